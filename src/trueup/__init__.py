@@ -1,0 +1,1 @@
+"""Trueup finds the first call whose inputs agree and whose outputs do not."""

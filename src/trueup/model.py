@@ -1,0 +1,225 @@
+"""The facts that move through Trueup: what a record holds, what a finding says, what a comparison returns.
+
+Everything here is frozen data. It knows no framework, no file and no terminal, so every other package may import it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal
+
+if TYPE_CHECKING:
+    import numpy as np
+    import pyarrow as pa
+
+Level = Literal["module", "api", "aten"]
+Phase = Literal["forward", "recompute", "backward", "optimizer", "collective", "data"]
+Detail = Literal["digest", "stats", "tensor"]
+VerdictWord = Literal["aligned", "deviates", "inconclusive"]
+
+LEVELS: tuple[Level, ...] = ("module", "api", "aten")  # coarse to fine
+PHASES: tuple[Phase, ...] = ("forward", "recompute", "backward", "optimizer", "collective", "data")
+DETAILS: tuple[Detail, ...] = ("digest", "stats", "tensor")
+
+LANES = 64
+"""Number of float64 sums in a sketch."""
+
+NUMBERS: tuple[str, ...] = (
+    "min", "max", "mean", "l2",
+    "n_nan", "n_posinf", "n_neginf", "n_zero", "n_subnormal", "n_saturated",
+)  # fmt: skip
+"""The statistics of a tensor, in the order in which kernels pack them; the sketch follows."""
+
+PACKED = len(NUMBERS) + LANES
+"""Length of the float64 vector that a statistics kernel fills for one tensor."""
+
+
+class TrueupError(Exception):
+    """A condition the user can act on: what happened, where, expected, got, what to do next.
+
+    The command line prints it as one message and exits with code 2; it never shows a traceback.
+    """
+
+
+@dataclass(frozen=True, slots=True)
+class TensorStats:
+    """One-pass numbers of a tensor; ``min``, ``max``, ``mean``, ``l2`` are over its finite elements (NaN if none)."""
+
+    numel: int
+    min: float
+    max: float
+    mean: float
+    l2: float
+    n_nan: int
+    n_posinf: int
+    n_neginf: int
+    n_zero: int
+    n_subnormal: int
+    n_saturated: int
+    digest: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class CallKey:
+    """What names a call within a capture, the same in two runs of the same program."""
+
+    rank: int
+    step: int
+    phase: str
+    level: str
+    scope: str
+    op: str
+    ordinal: int
+
+    def __str__(self) -> str:
+        place = f"{self.scope}/" if self.scope else ""
+        return f"rank {self.rank} step {self.step} {self.phase} {self.level} {place}{self.op}#{self.ordinal}"
+
+
+SlotState = Literal["equal", "agrees", "deviates", "incomparable"]
+
+
+@dataclass(frozen=True, slots=True)
+class SlotComparison:
+    """One slot of a matched call, on both sides.
+
+    ``relative_l2`` is ‖candidate − baseline‖ / ‖baseline‖ (NaN where it could not be measured) and ``method`` says how it
+    was measured: ``digest`` (bitwise equal), ``tensor`` (from the bytes), ``sketch`` (estimated, about ±18 %), ``value``
+    (a non-tensor argument) or ``none``.
+    """
+
+    slot: str
+    state: SlotState
+    relative_l2: float
+    method: Literal["digest", "tensor", "sketch", "value", "none"]
+    dtype: tuple[str, str]
+    shape: tuple[str, str]
+    baseline: TensorStats | str | None
+    candidate: TensorStats | str | None
+    reason: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """A call that stands out, with the numbers and the rule that say so.
+
+    ``kind`` is ``operator`` (inputs agree, outputs do not), ``argument`` (a non-tensor argument differs), ``random`` (the
+    random numbers differ), ``input`` (a tensor that no recorded call produced differs: data, weights), ``unmatched`` (the
+    call exists on one side only) or ``region`` (a run of calls with no counterpart, whose inputs agree and outputs do not).
+    """
+
+    kind: Literal["operator", "argument", "random", "input", "unmatched", "region"]
+    step: int
+    rank: int
+    phase: str
+    level: str
+    scope: str
+    op: str
+    ordinal: int
+    source: str | None
+    """``file:line in function`` of the user's code, or None when no stack was recorded."""
+    sentence: str
+    """What a tired engineer reads: one sentence, complete by itself."""
+    rule: str = ""
+    """Name of the criterion row that decided."""
+    error_in: float = 0.0
+    """Largest relative L2 error among the inputs."""
+    error_out: float = 0.0
+    """Largest relative L2 error among the outputs."""
+    expected: float = 0.0
+    """Relative L2 error that rounding and the inputs' errors explain."""
+    slots: tuple[SlotComparison, ...] = ()
+    api: str | None = None
+    """The user-facing function around an ``aten`` call."""
+    aten: tuple[str, ...] = ()
+    """Dispatcher operators that ran inside an ``api`` or ``module`` call on the candidate."""
+    side: Literal["both", "baseline", "candidate"] = "both"
+    seq: tuple[int, int] = (-1, -1)
+    """Execution numbers of the call in the baseline and in the candidate (-1: absent)."""
+    stack: tuple[str, ...] = ()
+    """Frames of the call, innermost first, each ``file:line in function``."""
+    source_line: str | None = None
+    """Text of the source line, when the recorded file still holds it."""
+    confidence: Literal["high", "could be rounding"] = "high"
+    victims: int = 0
+    """How many later calls deviate only because of this one."""
+
+    @property
+    def ratio(self) -> float:
+        """``error_out / expected``: how many times the explained error it is."""
+        return self.error_out / self.expected if self.expected > 0 else float("inf") if self.error_out > 0 else 0.0
+
+    @property
+    def name(self) -> str:
+        """``neck.lstm, backward, step 0, rank 0``; calls outside any module are named by their operator."""
+        return f"{self.scope or self.op}, {self.phase}, step {self.step}, rank {self.rank}"
+
+
+@dataclass(frozen=True, slots=True)
+class RunSummary:
+    """What a report says about one capture."""
+
+    path: str
+    framework: str
+    devices: tuple[str, ...]
+    ranks: int
+    steps: int
+    calls: int
+    losses: tuple[tuple[int, float], ...]
+    """``(step, loss)`` pairs: what ``backward()`` was called on."""
+    environment: dict[str, str]
+    notes: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class Result:
+    """What ``trueup.compare`` returns."""
+
+    verdict: VerdictWord
+    sentence: str
+    """The verdict in full, several lines of plain text."""
+    culprits: Sequence[Finding]
+    victims: Sequence[Finding]
+    unmatched: Sequence[Finding]
+    notes: Sequence[str]
+    criterion: str
+    baseline: RunSummary
+    candidate: RunSummary
+    counts: dict[str, int]
+    """Calls by state: ``compared``, ``equal``, ``agrees``, ``deviates``, ``incomparable``, ``unmatched``."""
+    calls: pa.Table = field(repr=False)
+    """One row per matched call: key columns, both seq, error_in, error_out, expected, ratio, state, role, rule, source."""
+
+    @property
+    def culprit(self) -> Finding | None:
+        """The first culprit, or None."""
+        return self.culprits[0] if self.culprits else None
+
+    @property
+    def exit_code(self) -> int:
+        """0 aligned, 1 deviates, 2 could not tell."""
+        return {"aligned": 0, "deviates": 1, "inconclusive": 2}[self.verdict]
+
+    def __str__(self) -> str:
+        return self.sentence
+
+    def save(self, directory: str | Path) -> Path:
+        """Write ``verdict.json``, ``calls.parquet`` and ``index.html`` into ``directory`` and return its path.
+
+        Raises:
+            TrueupError: the directory cannot be written.
+        """
+        from trueup.report import save
+
+        return save(self, Path(directory))
+
+
+def packed_columns(packed: np.ndarray[Any, Any]) -> dict[str, np.ndarray[Any, Any]]:
+    """Split ``(n, PACKED)`` float64 rows into named statistics columns (counts as int64) and ``sketch`` ``(n, LANES)``."""
+    columns = {name: packed[:, k] for k, name in enumerate(NUMBERS)}
+    for name in NUMBERS:
+        if name.startswith("n_"):
+            columns[name] = columns[name].astype("int64")
+    return columns | {"sketch": packed[:, len(NUMBERS) :]}
