@@ -6,7 +6,6 @@ a background thread every second or 64 MB, so a killed process loses no more tha
 
 from __future__ import annotations
 
-import os
 import sys
 import threading
 from collections import defaultdict
@@ -88,8 +87,8 @@ class Recorder:
         self._seq = 0
         self._rows: list[tuple[Any, ...]] = []
         self._bytes = 0
-        self._payloads: set[tuple[int, str, tuple[int, ...]]] = set()
-        self._places: dict[tuple[int, str, tuple[int, ...]], tuple[str, str]] = {}
+        self._payloads: set[tuple[int, str]] = set()
+        self._places: dict[tuple[int, str], tuple[str, str]] = {}
         self._lock = threading.RLock()
         self._wake = threading.Event()
         self._drained = threading.Event()
@@ -116,6 +115,8 @@ class Recorder:
         forward_seq: int | None = None, seq: int | None = None,
     ) -> Call:  # fmt: skip
         """Number a call. Its ordinal counts calls of this op in this scope, phase and step, kept or not."""
+        if self.failure is not None and self.options.on_error == "stop":
+            raise TrueupError(f"capture stopped, and the run with it, as asked: {self.failure}")
         key = (level, phase, scope, op)
         with self._lock:
             ordinal = self._ordinals[key]
@@ -153,9 +154,9 @@ class Recorder:
             0,
         )  # fmt: skip
 
-    def wants_payload(self, digest: int, dtype: str, shape: tuple[int, ...]) -> bool:
+    def wants_payload(self, digest: int, dtype: str) -> bool:
         """Tell, once, that these bytes are not in the capture yet."""
-        key = (digest, dtype, shape)
+        key = (digest, dtype)
         with self._lock:
             if key in self._payloads:
                 return False
@@ -250,9 +251,10 @@ class Recorder:
         stats = row[-1]
         if stats is None or self.options.detail != "tensor" or stats.digest is None:
             return None
-        key = (stats.digest, row[9], tuple(row[10]))
+        key = (stats.digest, row[9])
         if stats.data is not None:
-            self._places[key] = writer.add_payload(f"{stats.digest:016x}", row[9], tuple(row[10]), stats.data)
+            # Kept flat: a view of the same bytes in another shape is the same payload.
+            self._places[key] = writer.add_payload(f"{stats.digest:016x}", row[9], (stats.data.size,), stats.data)
             stats.data = None
         return self._places.get(key)
 
@@ -280,7 +282,5 @@ class Recorder:
                 f"{'The training goes on without it.' if self.options.on_error == 'continue' else 'Stopping, as asked.'}",
                 file=sys.stderr, flush=True,
             )  # fmt: skip
-            if self.options.on_error == "stop":
-                os._exit(2)
 
 
