@@ -24,7 +24,7 @@ class _Storage:
     def __init__(self, storage: torch.UntypedStorage) -> None:
         self.alive = StorageWeakRef(storage)
         self.writes = 0
-        self.producer: tuple[int, str] | None = None
+        self.producers: dict[str, tuple[int, str]] = {}
         self.known: dict[tuple[Any, ...], Statistics] = {}
 
 
@@ -58,25 +58,32 @@ class Buffers:
             storage.known[key] = stats
         return stats
 
-    def written(self, tensor: torch.Tensor, seq: int, slot: str, *, fresh: bool = False) -> None:
-        """Note that a call wrote this tensor's storage; ``fresh`` when the storage is new and nothing of it was read yet."""
+    def written(self, tensor: torch.Tensor) -> None:
+        """Note that a call wrote this tensor in place: what was measured of its storage holds no longer."""
         storage = self._storage(tensor)
         if storage is not None:
-            storage.producer = (seq, slot)
-            if not fresh:
-                storage.writes += 1
+            storage.writes += 1
 
-    def producer(self, tensor: torch.Tensor) -> tuple[int, str] | None:
-        """Return the call and slot that last wrote this tensor's storage, as far as calls were seen."""
+    def produced(self, tensor: torch.Tensor, level: str, seq: int, slot: str) -> None:
+        """Note which call, at which level, computed what this tensor's storage holds."""
         storage = self._storage(tensor)
-        return None if storage is None else storage.producer
+        if storage is not None:
+            storage.producers[level] = (seq, slot)
 
-    def is_known(self, tensor: torch.Tensor) -> bool:
-        """Tell whether the storage was seen before: an output with a known storage is a view or written in place."""
-        try:
-            return tensor.untyped_storage()._cdata in self._storages
-        except (NotImplementedError, RuntimeError):
-            return False
+    def producer(self, tensor: torch.Tensor, level: str) -> tuple[int, str] | None:
+        """Return the call and slot that last wrote this tensor's storage, as far as calls of that level were seen."""
+        storage = self._storage(tensor)
+        return None if storage is None else storage.producers.get(level)
+
+    def storages(self, tensors: list[tuple[str, torch.Tensor]]) -> set[int]:
+        """Return the identities of the tensors' storages, to tell a view from a new buffer."""
+        found = set()
+        for _, tensor in tensors:
+            try:
+                found.add(tensor.untyped_storage()._cdata)
+            except (NotImplementedError, RuntimeError):
+                continue
+        return found
 
     def _storage(self, tensor: torch.Tensor) -> _Storage | None:
         try:
