@@ -6,7 +6,8 @@ from typing import Any
 
 import numpy as np
 
-from trueup.model import PACKED, packed_columns
+from trueup.model import PACKED
+from trueup.store import statistics as spread
 
 FIELDS = (
     "step", "seq", "parent", "phase", "level", "scope", "op", "ordinal", "slot", "dtype", "shape", "strides", "device",
@@ -39,19 +40,10 @@ def columns(rows: list[tuple[Any, ...]], places: list[tuple[str, str] | None]) -
     """
     *fields, statistics = zip(*rows, strict=True)
     table: dict[str, Any] = dict(zip(FIELDS, fields, strict=True))
-    packed = np.full((len(rows), PACKED), np.nan)
-    known = np.zeros(len(rows), dtype=bool)
-    for k, stats in enumerate(statistics):
-        if stats is not None and stats.values is not None:
-            packed[k] = stats.values
-            known[k] = True
-    for name, column in packed_columns(np.where(known[:, None], packed, 0.0)).items():
-        table[name] = column if known.all() else _masked(column, known)
+    known = [k for k, s in enumerate(statistics) if s is not None and s.values is not None]
+    packed = np.stack([statistics[k].values for k in known]) if known else np.empty((0, PACKED))
+    table |= spread(packed, np.array(known, dtype=np.int64), len(rows))
     table["digest"] = [None if s is None or s.digest is None else f"{s.digest:016x}" for s in statistics]
     table["payload_segment"] = [None if p is None else p[0] for p in places]
     table["payload_key"] = [None if p is None else p[1] for p in places]
     return table
-
-
-def _masked(column: np.ndarray[Any, Any], known: np.ndarray[Any, Any]) -> list[Any]:
-    return [value if is_known else None for value, is_known in zip(column, known, strict=True)]

@@ -22,7 +22,7 @@ class Sites:
         self._internal = (OURS, *internal)
         self._kept: dict[CodeType, bool] = {}
         self._numbers: dict[tuple[Any, ...], int] = {}
-        self._new: list[dict[str, Any]] = []
+        self._new: list[tuple[int, list[str], str | None]] = []
 
     def here(self) -> int | None:
         """Return the number of the stack that leads to the caller, or None when only internal frames do."""
@@ -41,7 +41,7 @@ class Sites:
         known = self._numbers.get(found := tuple(key))
         return known if known is not None else self._add(found)
 
-    def take_new(self) -> list[dict[str, Any]]:
+    def take_new(self) -> list[tuple[int, list[str], str | None]]:
         """Return the sites added since the last call, as rows for the store."""
         new, self._new = self._new, []
         return new
@@ -56,11 +56,6 @@ class Sites:
         number = self._numbers[key] = len(self._numbers)
         places = list(zip(key[::2], key[1::2], strict=True))
         code, line = places[0]
-        self._new.append(
-            {
-                "site": number,
-                "frames": [f"{c.co_filename}:{n} in {c.co_name}" for c, n in places],
-                "line_text": linecache.getline(code.co_filename, line).strip() or None,
-            }
-        )
+        frames = [f"{c.co_filename}:{n} in {c.co_name}" for c, n in places]
+        self._new.append((number, frames, linecache.getline(code.co_filename, line).strip() or None))
         return number

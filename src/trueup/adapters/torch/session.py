@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import atexit
+import json
 import os
 import sys
 import threading
@@ -14,6 +14,7 @@ from typing import Any
 import torch
 from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 
+import trueup
 from trueup.adapters.torch.buffers import Buffers
 from trueup.adapters.torch.context import Context, Threads, ThreadState, tagged
 from trueup.adapters.torch.dispatch import DispatchMode
@@ -66,6 +67,8 @@ class Session:
         self._hooks: list[Any] = []
         self._manual_steps = False
         self._kinds = set(options.levels)
+        self.rank: int | None = None
+        """Number of this process's folder, once it is claimed."""
 
     # ---------------------------------------------------------------- life
     def start(self) -> None:
@@ -91,6 +94,11 @@ class Session:
         for hook in self._hooks:
             hook.remove()
         self.finish()
+
+    def abandon(self) -> None:
+        """Let go of the capture, in a forked child: the parent owns it."""
+        self.active = False
+        self.recorder.abandon()
 
     def finish(self) -> None:
         """Write what is left, without touching the modes (at the end of an armed process)."""
@@ -120,9 +128,24 @@ class Session:
         if not self._manual_steps:
             self._end_step()
 
+    def report(self) -> dict[str, Any]:
+        """Say what this process recorded, or why nothing."""
+        recorder = self.recorder
+        return {
+            "rank": self.rank, "calls": recorder.calls, "steps": recorder.step, "failure": recorder.failure,
+            "why": None if recorder.calls else why_nothing(self),
+        }  # fmt: skip
+
+    def claim(self) -> int:
+        """Take this process's rank folder, once."""
+        if self.rank is None:
+            rank, _ = rank_and_world()
+            self.rank = claim(self.recorder.directory, rank or 0, self._root.get("run"))
+        return self.rank
+
     def _identify(self) -> tuple[int, dict[str, Any], dict[str, Any]]:
         rank, _ = rank_and_world()
-        number = claim(self.recorder.directory, rank or 0)
+        number = self.claim()
         if rank is None and number:
             self.recorder.note(f"no rank was set; this process (pid {os.getpid()}) is rank {number} by order of arrival")
         return number, self._root, describe_run(list(self._devices)) | {"rank": number}
@@ -249,6 +272,11 @@ class Capture:
                 f"a capture into {_current.recorder.directory} is already running in this process; "
                 "end it first (or run the script without `trueup capture`)"
             )
+        if in_ranges(rank_and_world()[0] or 0, self._session.options.ranks):
+            try:
+                self._session.claim()
+            except OSError as error:
+                raise TrueupError(f"cannot write the capture {self.path}: {error.strerror or error}; choose another directory") from None
         _current = self._session
         self._session.start()
         return self
@@ -277,18 +305,20 @@ def capture(
     directory: str | Path, model: torch.nn.Module | Iterable[torch.nn.Module] | None, options: CaptureOptions
 ) -> Capture:
     """Make a capture of what runs inside its ``with`` block; see `trueup.capture`."""
-    path = Path(directory)
-    claim(path, None)
-    session = Session(path, options, {"command": sys.argv[:64], "levels": options.levels, "detail": options.detail})
+    root = {
+        "trueup_version": trueup.__version__, "command": sys.argv[:64], "levels": list(options.levels), "detail": options.detail,
+        "config": json.loads(options.to_json()),
+    }  # fmt: skip
+    session = Session(Path(directory), options, root)
     for root in [] if model is None else [model] if isinstance(model, torch.nn.Module) else model:
         session.scopes.register(root)
     return Capture(session)
 
 
-def arm(directory: Path, options: CaptureOptions, command: list[str]) -> Session:
+def arm(directory: Path, options: CaptureOptions, root: dict[str, Any]) -> Session:
     """Capture this process from now to its end; a forked child lets go of it."""
-    session = Session(directory, options, {"command": command, "levels": options.levels, "detail": options.detail})
-    Capture(session).__enter__()
-    atexit.register(session.finish)
-    os.register_at_fork(after_in_child=session.recorder.abandon)
+    global _current
+    session = _current = Session(directory, options, root)
+    session.start()
+    os.register_at_fork(after_in_child=session.abandon)
     return session

@@ -16,7 +16,7 @@ import numpy as np
 import torch
 
 from trueup import kernels
-from trueup.kernels.sketch import rotations, signs
+from trueup.kernels.sketch import GROUP, lanes, signs
 from trueup.model import LANES, NUMBERS, PACKED
 from trueup.recorder import Statistics
 
@@ -97,12 +97,10 @@ def _count_subnormal(x: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
 
 
 def _sketch(x: torch.Tensor) -> torch.Tensor:
-    rows = -(-x.numel() // LANES)
-    groups = -(-rows // 8)
-    padded = torch.nn.functional.pad(x, (0, groups * 8 * LANES - x.numel())).view(groups, 8, LANES)
-    sign, rotation = _constants(groups, x.device)
-    lanes = (padded * sign).sum(1)
-    return lanes.gather(1, rotation).sum(0)
+    groups = max(1, -(-x.numel() // GROUP))
+    padded = torch.nn.functional.pad(x, (0, groups * GROUP - x.numel())).view(groups, GROUP // LANES, LANES)
+    sign, source = _constants(groups, x.device)
+    return (padded * sign).sum(1).flatten()[source].view(groups, LANES).sum(0)
 
 
 _CONSTANTS: dict[tuple[int, torch.device], tuple[torch.Tensor, torch.Tensor]] = {}
@@ -111,10 +109,9 @@ _CONSTANTS: dict[tuple[int, torch.device], tuple[torch.Tensor, torch.Tensor]] = 
 def _constants(groups: int, device: torch.device) -> tuple[torch.Tensor, torch.Tensor]:
     found = _CONSTANTS.get((groups, device))
     if found is None:
-        sign = torch.from_numpy(signs(groups * 8)).view(groups, 8, LANES).to(torch.float64)
-        lane = torch.arange(LANES)
-        rotation = (lane[None, :] - torch.from_numpy(rotations(groups)).to(torch.int64)[:, None]) % LANES
-        found = sign.to(device), rotation.to(device)
+        rows = GROUP // LANES
+        sign = torch.from_numpy(signs(0, groups * rows)).view(groups, rows, LANES)
+        found = sign.to(device), torch.from_numpy(lanes(0, groups)).to(device)
         if len(_CONSTANTS) < 256:
             _CONSTANTS[(groups, device)] = found
     return found
