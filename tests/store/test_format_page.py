@@ -13,7 +13,7 @@ from trueup.kernels import sketch
 from trueup.store.layout import FORMAT_VERSION
 from trueup.store.schema import COLUMNS
 
-from .captures import small
+from .captures import columns, small, writer
 
 PAGE = (Path(__file__).parents[2] / "docs" / "format.md").read_text()
 
@@ -40,6 +40,10 @@ def test_version_and_constants() -> None:
 @pytest.mark.parametrize("query", re.findall(r"```sql\n(.*?)```", PAGE, re.DOTALL))
 def test_queries_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, query: str) -> None:
     small(tmp_path / "run")
-    small(tmp_path / "other")
+    out = writer(tmp_path / "other")
+    out.write_records(0, columns(seed=5))  # other numbers than in ``run``
+    out.close()
     monkeypatch.chdir(tmp_path)
-    assert duckdb.sql(query).fetchall() == []
+    rows = duckdb.sql(query).fetchall()
+    assert bool(rows) == ("moved" in query)
+    assert all(0.5 < row[3] < 3 for row in rows)
