@@ -1,1 +1,1 @@
-"""Placeholder docstring, replaced with the package."""
+"""x."""
