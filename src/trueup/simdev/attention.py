@@ -48,6 +48,20 @@ def scaled_dot_product_attention(
     enable_gqa: bool = False,
 ) -> Tensor:
     """Run the fused operator where it applies, the mathematical decomposition elsewhere."""
+    with torch._C.DisableTorchFunction():  # a TorchFunctionMode has seen the user's call; the rest is the device's
+        return _attend(query, key, value, attn_mask, dropout_p, is_causal, scale, enable_gqa)
+
+
+def _attend(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    attn_mask: Tensor | None,
+    dropout_p: float,
+    is_causal: bool,
+    scale: float | None,
+    enable_gqa: bool,
+) -> Tensor:
     npu = isinstance(query, NPUTensor)  # else: a functional or batched wrapper, which has to see the decomposition
     if not npu or _only_math_allowed() or enable_gqa or not _fusable(query, key, value, attn_mask, dropout_p):
         output: Tensor = aten._scaled_dot_product_attention_math(
@@ -55,7 +69,7 @@ def scaled_dot_product_attention(
         )[0]
         return output
     if attn_mask is not None and attn_mask.dtype == torch.bool:
-        attn_mask = torch.zeros_like(attn_mask, dtype=query.dtype).masked_fill_(attn_mask.logical_not(), float("-inf"))
+        attn_mask = torch.where(attn_mask, 0.0, float("-inf")).to(query.dtype)
     fused: Tensor = aten._scaled_dot_product_fused_attention_overrideable(
         query, key, value, attn_mask, dropout_p, is_causal, False, scale=scale
     )[0]

@@ -55,7 +55,7 @@ def _rule(operator: Any, choose: Callable[[Any], torch.dtype]) -> Callable[..., 
     keys = torch._C.DispatchKeySet(torch._C.DispatchKey.AutocastPrivateUse1)
 
     def cast_and_call(*args: Any, **kwargs: Any) -> Any:
-        with torch._C._ExcludeDispatchKeyGuard(keys):
+        with torch._C._ExcludeDispatchKeyGuard(keys), torch._C.DisableTorchFunction():
             dtype = choose(args)
             cast = {name: _cast(value, dtype) for name, value in kwargs.items()}
             return operator(*[_cast(value, dtype) for value in args], **cast)

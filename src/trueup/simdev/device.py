@@ -70,6 +70,12 @@ def _factories(aten_library: Any, any_library: Any) -> None:
         # Factories that have a kernel per backend (tril_indices ...) arrive here with no npu tensor among their arguments.
         return dispatch(operator, args, kwargs)
 
+    def to_copy(*args: Any, **kwargs: Any) -> Any:
+        return dispatch(torch.ops.aten._to_copy.default, args, kwargs)
+
+    # torch.tensor(..., device="npu") converts with the Python key switched off, and a boxed Python fallback fails there
+    # (func != nullptr, PyTorch 2.13); a kernel of its own does not.
+    aten_library.impl("_to_copy", to_copy, "PrivateUse1")
     aten_library.impl("empty.memory_format", empty, "PrivateUse1")
     aten_library.impl("empty_strided", empty_strided, "PrivateUse1")
     any_library.fallback(any_operator, "PrivateUse1")
