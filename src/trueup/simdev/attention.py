@@ -18,10 +18,14 @@ from trueup.simdev.tensor import KERNELS, NPUTensor
 aten: Any = torch.ops.aten
 
 
-def _fusable(query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, dropout_p: float) -> bool:
-    same_heads = query.dim() == key.dim() == value.dim() == 4 and query.shape[:2] == key.shape[:2] == value.shape[:2]
+def _fusable(query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, dropout_p: float, grouped: bool) -> bool:
+    if not query.dim() == key.dim() == value.dim() == 4:
+        return False
+    heads, key_heads = query.size(1), key.size(1)
     return (
-        same_heads
+        query.size(0) == key.size(0) == value.size(0)
+        and key_heads == value.size(1)
+        and (heads == key_heads or (grouped and heads % key_heads == 0))
         and query.size(-1) == key.size(-1) == value.size(-1)
         and key.size(2) == value.size(2)
         and min(query.size(2), key.size(2)) > 0
@@ -63,7 +67,7 @@ def _attend(
     enable_gqa: bool,
 ) -> Tensor:
     npu = isinstance(query, NPUTensor)  # else: a functional or batched wrapper, which has to see the decomposition
-    if not npu or _only_math_allowed() or enable_gqa or not _fusable(query, key, value, attn_mask, dropout_p):
+    if not npu or _only_math_allowed() or not _fusable(query, key, value, attn_mask, dropout_p, enable_gqa):
         output: Tensor = aten._scaled_dot_product_attention_math(
             query, key, value, attn_mask, dropout_p, is_causal, None, scale=scale, enable_gqa=enable_gqa
         )[0]

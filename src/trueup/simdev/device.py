@@ -59,6 +59,17 @@ def _claim() -> None:
         setup("npu", backend_module=npu)
 
 
+# The CPU has a kernel for these and other backends get a decomposition; a kernel on our key keeps them whole, as torch_npu does.
+_COMPOSITE_ELSEWHERE = ("silu_backward", "mish_backward", "native_channel_shuffle")
+
+
+def _direct(operator: Any) -> Any:
+    def kernel(*args: Any, **kwargs: Any) -> Any:
+        return dispatch(operator, args, kwargs)
+
+    return kernel
+
+
 def _factories(aten_library: Any, any_library: Any) -> None:
     def empty(size: Any, *, dtype: Any = None, memory_format: Any = None, **rest: Any) -> NPUTensor:
         return NPUTensor(torch.empty(size, dtype=dtype, memory_format=memory_format or torch.contiguous_format))
@@ -70,12 +81,11 @@ def _factories(aten_library: Any, any_library: Any) -> None:
         # Factories that have a kernel per backend (tril_indices ...) arrive here with no npu tensor among their arguments.
         return dispatch(operator, args, kwargs)
 
-    def to_copy(*args: Any, **kwargs: Any) -> Any:
-        return dispatch(torch.ops.aten._to_copy.default, args, kwargs)
-
     # torch.tensor(..., device="npu") converts with the Python key switched off, and a boxed Python fallback fails there
     # (func != nullptr, PyTorch 2.13); a kernel of its own does not.
-    aten_library.impl("_to_copy", to_copy, "PrivateUse1")
+    aten_library.impl("_to_copy", _direct(torch.ops.aten._to_copy.default), "PrivateUse1")
+    for name in _COMPOSITE_ELSEWHERE:
+        aten_library.impl(name, _direct(getattr(torch.ops.aten, name).default), "PrivateUse1")
     aten_library.impl("empty.memory_format", empty, "PrivateUse1")
     aten_library.impl("empty_strided", empty_strided, "PrivateUse1")
     any_library.fallback(any_operator, "PrivateUse1")
