@@ -69,14 +69,16 @@ def loss_chart(rows: Sequence[LossRow]) -> dict[str, Any]:
 def calls_table(ranks: bool) -> dict[str, Any]:
     """Lay out the table of calls, with a column for the rank if there are several; its rows come later, from the page."""
     from bokeh.embed import json_item
-    from bokeh.models import ColumnDataSource, DataTable, InlineStyleSheet, ScientificFormatter, TableColumn
+    from bokeh.models import ColumnDataSource, DataTable, InlineStyleSheet, ScientificFormatter, StringFormatter, TableColumn
 
     error = ScientificFormatter(precision=1, power_limit_high=0, power_limit_low=0, text_align="right", nan_format="–")
+    # The page sends the colour along with the row: a CSS variable, so that it follows the look.
+    tinted = StringFormatter(text_color={"field": "tint"})
     shown = [
         ("candidate_seq", "seq", 52, None), ("step", "step", 42, None), ("rank", "rank", 42, None),
         ("phase", "phase", 74, None), ("level", "level", 58, None), ("scope", "scope", 200, None),
-        ("call", "call", 250, None), ("error_in", "error in", 66, error), ("error_out", "error out", 66, error),
-        ("ratio", "× expected", 76, error), ("state", "state", 84, None), ("role", "role", 60, None),
+        ("call", "call", 250, None), ("error_in", "error in", 72, error), ("error_out", "error out", 76, error),
+        ("ratio", "× expected", 92, error), ("state", "state", 84, tinted), ("role", "role", 60, tinted),
     ]  # fmt: skip
     columns = [
         TableColumn(field=field, title=title, width=width, **({"formatter": formatter} if formatter else {}))
@@ -85,9 +87,9 @@ def calls_table(ranks: bool) -> dict[str, Any]:
     ]
     css = resources.files("trueup.report").joinpath("template/table.css").read_text(encoding="utf-8")
     table = DataTable(
-        name="calls", source=ColumnDataSource({field: [] for field, *_ in shown}), columns=columns,
+        name="calls", source=ColumnDataSource({field: [] for field in (*(name for name, *_ in shown), "tint")}), columns=columns,
         height=TABLE_HEIGHT, row_height=ROW_HEIGHT, sizing_mode="stretch_width", index_position=None,
-        reorderable=False, stylesheets=[InlineStyleSheet(css=css)],
+        reorderable=False, margin=0, autosize_mode="none", stylesheets=[InlineStyleSheet(css=css)],
     )  # fmt: skip
     return dict(json_item(table))
 
@@ -101,6 +103,7 @@ def _quieten(plot: Any) -> None:
     plot.xaxis.ticker.min_interval = 1
     plot.legend.background_fill_alpha = 0
     plot.legend.border_line_color = None
+    plot.legend.spacing = 28
     plot.legend.location = "bottom_left"
     plot.legend.orientation = "horizontal"
     plot.add_layout(plot.legend[0], "above")

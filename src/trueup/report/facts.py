@@ -76,7 +76,7 @@ def loss_rows(result: Result) -> list[LossRow]:
 def environment_rows(result: Result) -> list[tuple[str, str, str, bool]]:
     """Return ``(name, baseline, candidate, differs)``, differing rows first."""
     before, after = result.baseline.environment, result.candidate.environment
-    rows = [(name, before.get(name, ""), after.get(name, "")) for name in sorted(before.keys() | after.keys())]
+    rows = [(name, before.get(name, ""), after.get(name, "")) for name in sorted(before.keys() | after.keys(), key=str.lower)]
     return sorted(((*row, row[1] != row[2]) for row in rows), key=lambda row: not row[3])
 
 

@@ -80,11 +80,13 @@ def policy(scripts: Sequence[str]) -> str:
 def _facts(result: Result) -> dict[str, Any]:
     lines = [line.strip() for line in result.sentence.splitlines()] or [""]
     head = HEADS[result.verdict].strip()
+    first, _, named = lines[0].removeprefix(head).strip().partition("  (")
     deviating = important_first(result.calls).slice(0, STATIC_ROWS).to_pylist()
     return {
         "result": result,
         "head": head,
-        "first_line": lines[0].removeprefix(head).strip(),
+        "first_line": first,
+        "named": named.removesuffix(")"),
         "other_lines": lines[1:],
         "advice": next_command(result),
         "culprits": [_card(finding) for finding in result.culprits[:CULPRIT_CARDS]],

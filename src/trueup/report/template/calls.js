@@ -78,6 +78,8 @@
     const column = calls.column, data = { call: rows.map((row) => `${text(column.op, row)}#${column.ordinal.at[row]}`) };
     for (const name of ["phase", "level", "scope", "state", "role"]) data[name] = rows.map((row) => text(column[name], row));
     for (const name of ["step", "rank", "candidate_seq", "error_in", "error_out", "ratio"]) data[name] = rows.map((row) => column[name].at[row]);
+    const tints = { culprit: "var(--bad)", victim: "inherit", deviates: "var(--bad)", incomparable: "var(--unsure)" };
+    data.tint = rows.map((row, nth) => tints[data.role[nth]] ?? tints[data.state[nth]] ?? "inherit");
     return data;
   };
 
@@ -99,6 +101,17 @@
     return list;
   };
 
+  // Scope and call share what the other columns leave; SlickGrid's own ways to fit columns forget the proportions.
+  const FLEXIBLE = { scope: 0.42, call: 0.58 }, SCROLLBAR = 20, LEAST = 150;
+  const fit = (table) => {
+    const taken = table.columns.reduce((sum, { field, width }) => sum + (field in FLEXIBLE ? 0 : width), 0);
+    const free = document.getElementById("calls-table").clientWidth - taken - SCROLLBAR;
+    for (const column of table.columns) {
+      const share = FLEXIBLE[column.field];
+      if (share) column.width = Math.max(LEAST, Math.floor(free * share));
+    }
+  };
+
   const drawTable = async () => {
     const [doc, calls] = await Promise.all([embed("calls-model", "calls-table"), load()]);
     const table = doc.get_model_by_name("calls"), source = table.source;
@@ -116,7 +129,9 @@
       detail.replaceChildren(nth === undefined ? hint : describe(calls, rows[nth]));
     });
     fill(form, calls);
-    let waiting;
+    fit(table);
+    let narrowing, waiting;
+    window.addEventListener("resize", () => { clearTimeout(narrowing); narrowing = setTimeout(() => fit(table), 150); });
     form.addEventListener("input", () => { clearTimeout(waiting); waiting = setTimeout(apply, 60); });
     form.addEventListener("submit", (event) => event.preventDefault());
     form.addEventListener("reset", () => setTimeout(apply));
