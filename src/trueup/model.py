@@ -204,6 +204,12 @@ class Result:
     def __str__(self) -> str:
         return self.sentence
 
+    def _repr_html_(self) -> str:
+        """Show the verdict in a notebook."""
+        from trueup.report.html import render_fragment
+
+        return render_fragment(self)
+
     def save(self, directory: str | Path) -> Path:
         """Write ``verdict.json``, ``calls.parquet`` and ``index.html`` into ``directory`` and return its path.
 

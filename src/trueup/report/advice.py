@@ -1,0 +1,34 @@
+"""What to do next, as a command that can be pasted."""
+
+from __future__ import annotations
+
+import shlex
+
+from trueup.model import Finding, Result
+from trueup.report.wording import one_line
+
+
+def next_command(result: Result) -> tuple[str, str] | None:
+    """Return ``(what it is for, command)`` for the first culprit, else for the first unmatched call, else None."""
+    if result.culprit is not None:
+        side = "baseline" if result.culprit.side == "baseline" else "candidate"
+        return f"the call and its neighbours in the {side}", _show(result, result.culprit, side)
+    if result.unmatched:
+        side = "candidate" if result.unmatched[0].side == "candidate" else "baseline"
+        return f"where the {side} has a call of its own", _show(result, result.unmatched[0], side)
+    if result.verdict == "inconclusive":
+        return "what the candidate capture holds", f"trueup show {_quoted(result.candidate.path)}"
+    return None
+
+
+def _show(result: Result, finding: Finding, side: str) -> str:
+    path = result.baseline.path if side == "baseline" else result.candidate.path
+    where = ["--scope", finding.scope] if finding.scope else ["--op", finding.op]
+    rank = ["--rank", str(finding.rank)] if max(result.baseline.ranks, result.candidate.ranks) > 1 else []
+    selection = [*where, "--phase", finding.phase, "--step", str(finding.step), *rank]
+    return " ".join(["trueup show", _quoted(path), *map(_quoted, [*selection, "--level", finding.level])])
+
+
+def _quoted(word: str) -> str:
+    """Quote for a shell; text with control characters is spelled out first, so a paste cannot run a hidden line."""
+    return shlex.quote(one_line(word))

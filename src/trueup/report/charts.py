@@ -1,0 +1,109 @@
+"""The page's chart and virtual table, from Bokeh, which carries its own JavaScript.
+
+Bokeh is imported when a page is made. No captured text goes into these models: the chart holds numbers, the table gets
+its rows from the page's own data block.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from importlib import resources
+from typing import Any
+
+from trueup.report.facts import LossRow
+
+COMPONENTS = ("bokeh", "bokeh-widgets", "bokeh-tables")
+TABLE_HEIGHT, ROW_HEIGHT, CHART_HEIGHT = 460, 30, 260
+
+
+def available() -> bool:
+    """Say whether Bokeh can be imported; without it a page has plain tables only."""
+    try:
+        import bokeh  # noqa: F401
+    except ImportError:
+        return False
+    return True
+
+
+def library() -> list[str]:
+    """Return the library's scripts, safe to stand inside a script element."""
+    from bokeh.resources import Resources
+
+    scripts = Resources(mode="inline", components=list(COMPONENTS), log_level="error").js_raw
+    return [re.sub(r"</(?=script)", r"<\\/", script, flags=re.IGNORECASE) for script in scripts]
+
+
+def loss_chart(rows: Sequence[LossRow]) -> dict[str, Any]:
+    """Draw both losses over the steps; returns what ``Bokeh.embed.embed_item`` takes."""
+    from bokeh.embed import json_item
+    from bokeh.models import ColumnDataSource, HoverTool, Range1d
+    from bokeh.plotting import figure
+
+    nan = float("nan")
+    steps = [row.step for row in rows]
+    held = ColumnDataSource(
+        {
+            "step": steps,
+            "baseline": [nan if row.baseline is None else row.baseline for row in rows],
+            "candidate": [nan if row.candidate is None else row.candidate for row in rows],
+        }
+    )
+    margin = max(0.5, (steps[-1] - steps[0]) * 0.02)
+    plot = figure(
+        name="loss", height=CHART_HEIGHT, sizing_mode="stretch_width", toolbar_location=None, tools="",
+        x_range=Range1d(steps[0] - margin, steps[-1] + margin), x_axis_label="step", y_axis_label="loss",
+    )  # fmt: skip
+    marks = len(rows) <= 60
+    for side, dash, marker in (("baseline", "solid", "circle"), ("candidate", [6, 4], "square")):
+        line = plot.line("step", side, source=held, line_width=2, line_dash=dash, legend_label=side, name=side)
+        if marks:
+            plot.scatter("step", side, source=held, size=7, marker=marker, legend_label=side, name=side)
+        if side == "baseline":
+            told = [("step", "@step"), ("baseline", "@baseline{0.000000}"), ("candidate", "@candidate{0.000000}")]
+            plot.add_tools(HoverTool(renderers=[line], tooltips=told, mode="vline"))
+    _quieten(plot)
+    return dict(json_item(plot))
+
+
+def calls_table(ranks: bool) -> dict[str, Any]:
+    """Lay out the table of calls, with a column for the rank if there are several; its rows come later, from the page."""
+    from bokeh.embed import json_item
+    from bokeh.models import ColumnDataSource, DataTable, InlineStyleSheet, ScientificFormatter, StringFormatter, TableColumn
+
+    error = ScientificFormatter(precision=1, power_limit_high=0, power_limit_low=0, text_align="right", nan_format="–")
+    # The page sends the colour along with the row: a CSS variable, so that it follows the look.
+    tinted = StringFormatter(text_color={"field": "tint"})
+    shown = [
+        ("candidate_seq", "seq", 52, None), ("step", "step", 42, None), ("rank", "rank", 42, None),
+        ("phase", "phase", 74, None), ("level", "level", 58, None), ("scope", "scope", 200, None),
+        ("call", "call", 250, None), ("error_in", "error in", 72, error), ("error_out", "error out", 76, error),
+        ("ratio", "× expected", 92, error), ("state", "state", 84, tinted), ("role", "role", 60, tinted),
+    ]  # fmt: skip
+    columns = [
+        TableColumn(field=field, title=title, width=width, **({"formatter": formatter} if formatter else {}))
+        for field, title, width, formatter in shown
+        if ranks or field != "rank"
+    ]
+    css = resources.files("trueup.report").joinpath("template/table.css").read_text(encoding="utf-8")
+    table = DataTable(
+        name="calls", source=ColumnDataSource({field: [] for field in (*(name for name, *_ in shown), "tint")}), columns=columns,
+        height=TABLE_HEIGHT, row_height=ROW_HEIGHT, sizing_mode="stretch_width", index_position=None,
+        reorderable=False, margin=0, autosize_mode="none", stylesheets=[InlineStyleSheet(css=css)],
+    )  # fmt: skip
+    return dict(json_item(table))
+
+
+def _quieten(plot: Any) -> None:
+    """Leave colours to the page, which sets them for its light and its dark look."""
+    plot.background_fill_color = plot.border_fill_color = plot.outline_line_color = None
+    plot.xgrid.grid_line_color = None
+    plot.axis.minor_tick_line_color = None
+    plot.axis.axis_label_text_font_style = "normal"
+    plot.xaxis.ticker.min_interval = 1
+    plot.legend.background_fill_alpha = 0
+    plot.legend.border_line_color = None
+    plot.legend.spacing = 28
+    plot.legend.location = "bottom_left"
+    plot.legend.orientation = "horizontal"
+    plot.add_layout(plot.legend[0], "above")

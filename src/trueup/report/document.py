@@ -1,0 +1,120 @@
+"""``verdict.json``: a result as a document that a program can rely on. Schema and meaning: docs/verdict-json.md.
+
+Strict JSON: a number that JSON cannot hold is one of the strings ``"NaN"``, ``"Infinity"`` and ``"-Infinity"``.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import math
+from importlib import resources
+from typing import Any
+
+from trueup.model import Finding, Result, RunSummary, SlotComparison
+from trueup.report.advice import next_command
+
+SCHEMA_VERSION = 1
+"""Raised when a field changes its meaning or goes; new fields may come at any time."""
+
+
+def document(result: Result) -> dict[str, Any]:
+    """Return a result as JSON-ready data: everything but the rows of ``result.calls``, which are in calls.parquet."""
+    advice = next_command(result)
+    return {
+        "schema": "trueup-verdict",
+        "schema_version": SCHEMA_VERSION,
+        "verdict": result.verdict,
+        "exit_code": result.exit_code,
+        "sentence": result.sentence,
+        "next_command": advice[1] if advice else None,
+        "criterion": result.criterion,
+        "counts": dict(result.counts),
+        "culprits": [_finding(finding) for finding in result.culprits],
+        "victims": [_call(finding) for finding in result.victims],
+        "unmatched": [_call(finding) | {"side": finding.side} for finding in result.unmatched],
+        "notes": list(result.notes),
+        "baseline": _run(result.baseline),
+        "candidate": _run(result.candidate),
+    }
+
+
+def dumps(result: Result) -> str:
+    """Return the text of verdict.json."""
+    return json.dumps(document(result), indent=2, allow_nan=False) + "\n"
+
+
+def schema() -> dict[str, Any]:
+    """Return the JSON Schema (draft 2020-12) that every ``document`` fulfils."""
+    text = resources.files("trueup.report").joinpath("verdict.schema.json").read_text(encoding="utf-8")
+    loaded: dict[str, Any] = json.loads(text)
+    return loaded
+
+
+def json_number(value: float) -> float | str:
+    """Return a number, or its name if JSON has none for it."""
+    if math.isfinite(value):
+        return value
+    return "NaN" if math.isnan(value) else "Infinity" if value > 0 else "-Infinity"
+
+
+def _call(finding: Finding) -> dict[str, Any]:
+    names = ("kind", "rank", "step", "phase", "level", "scope", "op", "ordinal", "source")
+    return {name: getattr(finding, name) for name in names} | {
+        "baseline_seq": finding.seq[0],
+        "candidate_seq": finding.seq[1],
+        "error_in": json_number(finding.error_in),
+        "error_out": json_number(finding.error_out),
+        "expected": json_number(finding.expected),
+        "ratio": json_number(finding.ratio),
+    }
+
+
+def _finding(finding: Finding) -> dict[str, Any]:
+    return _call(finding) | {
+        "sentence": finding.sentence,
+        "confidence": finding.confidence,
+        "rule": finding.rule,
+        "side": finding.side,
+        "api": finding.api,
+        "aten": list(finding.aten),
+        "stack": list(finding.stack),
+        "source_line": finding.source_line,
+        "victims": finding.victims,
+        "slots": [_slot(slot) for slot in finding.slots],
+    }
+
+
+def _slot(slot: SlotComparison) -> dict[str, Any]:
+    return {
+        "slot": slot.slot,
+        "state": slot.state,
+        "relative_l2": json_number(slot.relative_l2),
+        "method": slot.method,
+        "dtype": list(slot.dtype),
+        "shape": list(slot.shape),
+        "baseline": _held(slot.baseline),
+        "candidate": _held(slot.candidate),
+        "reason": slot.reason,
+    }
+
+
+def _held(held: Any) -> Any:
+    if not dataclasses.is_dataclass(held) or isinstance(held, type):
+        return held
+    facts = dataclasses.asdict(held)
+    return {name: json_number(value) if isinstance(value, float) else value for name, value in facts.items()}
+
+
+def _run(run: RunSummary) -> dict[str, Any]:
+    return {
+        "path": run.path,
+        "framework": run.framework,
+        "devices": list(run.devices),
+        "ranks": run.ranks,
+        "steps": run.steps,
+        "calls": run.calls,
+        "losses": [{"step": step, "loss": json_number(loss)} for step, loss in run.losses],
+        "environment": dict(run.environment),
+        "notes": list(run.notes),
+    }

@@ -1,0 +1,140 @@
+"""``index.html``: one file that needs no network, for a browser.
+
+Everything captured is foreign: Jinja escapes it, data blocks escape ``<``, control characters are spelled out, and a
+content security policy allows exactly the scripts that were put in, by their hash, and no connection at all.
+"""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import json
+import math
+from collections.abc import Sequence
+from importlib import resources
+from typing import Any
+
+from jinja2 import Environment, PackageLoader, StrictUndefined
+from markupsafe import Markup
+
+from trueup.model import Finding, Result
+from trueup.report import charts
+from trueup.report.advice import next_command
+from trueup.report.facts import METHODS, environment_rows, loss_lines, loss_rows, slot_rows
+from trueup.report.packing import important_first, pack
+from trueup.report.sentence import HEADS, evidence, operators
+from trueup.report.wording import clean, counted, number, sci, times
+
+STATIC_ROWS = 200
+"""How many deviating calls the page also holds as plain rows, for print and for browsers without scripts."""
+UNMATCHED_ROWS = 500
+CULPRIT_CARDS = 20
+SCRIPTS = ("page.js", "calls.js")
+FLOOR, CEILING = -10.0, 1.0
+"""Ends of the error scale, as powers of ten."""
+
+
+def render_page(result: Result) -> str:
+    """Return the text of index.html."""
+    interactive = charts.available()
+    losses = loss_rows(result)
+    scripts = [*(charts.library() if interactive else []), *map(_ours, SCRIPTS)] if interactive else [_ours("page.js")]
+    blocks: dict[str, Any] = {}
+    if interactive:
+        blocks["calls-data"] = pack(result.calls)
+        blocks["calls-model"] = charts.calls_table(max(result.baseline.ranks, result.candidate.ranks) > 1)
+        if losses:
+            blocks["loss-model"] = charts.loss_chart(losses)
+    return _environment().get_template("page.html.j2").render(
+        _facts(result),
+        losses=loss_lines(losses),
+        interactive=interactive,
+        style=Markup(_ours("style.css")),  # noqa: S704 - our own file
+        scripts=[Markup(script) for script in scripts],  # noqa: S704 - the library's and our own files
+        blocks={name: embedded(data) for name, data in blocks.items()},
+        policy=policy(scripts),
+    )
+
+
+def render_fragment(result: Result) -> str:
+    """Return the verdict as a fragment of HTML for a notebook, without scripts."""
+    return _environment().get_template("fragment.html.j2").render(_facts(result))
+
+
+def embedded(data: Any) -> Markup:
+    """Write data as strict JSON that cannot end the script element around it, nor open a comment in it."""
+    text = json.dumps(data, allow_nan=False, separators=(",", ":"))
+    for character in "<>&":
+        text = text.replace(character, f"\\u{ord(character):04x}")
+    return Markup(text)  # noqa: S704 - no markup is left in it
+
+
+def policy(scripts: Sequence[str]) -> str:
+    """Return a content security policy that allows these scripts, inline styles and data images, and nothing else."""
+    digests = [base64.b64encode(hashlib.sha256(script.encode()).digest()).decode() for script in scripts]
+    allowed = " ".join(f"'sha256-{digest}'" for digest in digests)
+    images = "img-src data:; font-src data:; base-uri 'none'; form-action 'none'"
+    return f"default-src 'none'; script-src {allowed}; style-src 'unsafe-inline'; {images}"
+
+
+def _facts(result: Result) -> dict[str, Any]:
+    lines = [line.strip() for line in result.sentence.splitlines()] or [""]
+    head = HEADS[result.verdict].strip()
+    first, _, named = lines[0].removeprefix(head).strip().partition("  (")
+    deviating = important_first(result.calls).slice(0, STATIC_ROWS).to_pylist()
+    return {
+        "result": result,
+        "head": head,
+        "first_line": first,
+        "named": named.removesuffix(")"),
+        "other_lines": lines[1:],
+        "advice": next_command(result),
+        "culprits": [_card(finding) for finding in result.culprits[:CULPRIT_CARDS]],
+        "unmatched": result.unmatched[:UNMATCHED_ROWS],
+        "environment": environment_rows(result),
+        "static_calls": [row for row in deviating if row.get("state") not in ("equal", "agrees")],
+        "methods": METHODS,
+    }
+
+
+def _card(finding: Finding) -> dict[str, Any]:
+    scale = [("inputs", finding.error_in), ("expected", finding.expected), ("outputs", finding.error_out)]
+    return {
+        "finding": finding,
+        "operators": operators(finding),
+        "evidence": evidence(finding),
+        "slots": slot_rows(finding),
+        "scale": [(name, sci(error), _position(error)) for name, error in scale],
+        "ratio": times(finding.ratio),
+    }
+
+
+def _position(error: float) -> int:
+    """Place an error on the logarithmic scale, in percent."""
+    if not math.isfinite(error):
+        return 100
+    if error <= 0:
+        return 0
+    return round(100 * min(1.0, max(0.0, (math.log10(error) - FLOOR) / (CEILING - FLOOR))))
+
+
+def _ours(name: str) -> str:
+    return resources.files("trueup.report").joinpath("template", name).read_text(encoding="utf-8")
+
+
+def _environment() -> Environment:
+    made = Environment(
+        loader=PackageLoader("trueup.report", "template"),
+        autoescape=True,
+        undefined=StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+        finalize=_finalize,
+    )
+    made.filters.update(sci=sci, number=number, counted=counted)
+    return made
+
+
+def _finalize(value: Any) -> Any:
+    """Spell out control characters in whatever text a template shows."""
+    return clean(value) if isinstance(value, str) and not isinstance(value, Markup) else value

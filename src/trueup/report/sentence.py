@@ -1,0 +1,226 @@
+"""The verdict in words: a few lines of plain text, the first of which can stand alone.
+
+    DEVIATES  first culprit: neck.lstm, backward, step 0, rank 0  (torch.lstm / aten::_thnn_fused_lstm_cell_backward…)
+              inputs agree (rel. L2 3e-8), outputs do not (rel. L2 2.1e-1, 3.5e6 x the expected rounding error)
+              your code: centernet.py:57 in forward
+              37 later calls deviate only because of it
+
+Pure, and dependent on ``trueup.model`` alone: the verdict package fills ``Result.sentence`` with it.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+
+from trueup.model import Finding, SlotComparison, VerdictWord
+from trueup.report.wording import ELLIPSIS, counted, one_line, sci, times
+
+HEADS: dict[VerdictWord, str] = {
+    "deviates": "DEVIATES  ",
+    "aligned": "ALIGNED  ",
+    "inconclusive": "COULD NOT TELL  ",
+}
+OTHERS_NAMED = 3
+"""How many further culprits the sentence names before it counts them."""
+
+
+def verdict_lines(
+    verdict: VerdictWord,
+    culprits: Sequence[Finding],
+    victims: Sequence[Finding],
+    unmatched: Sequence[Finding],
+    notes: Sequence[str],
+    counts: Mapping[str, int],
+) -> list[str]:
+    """Say a verdict in lines of plain text.
+
+    Args:
+        verdict: the word.
+        culprits: ranked, the first is the one to look at.
+        victims: calls that only pass on what they got.
+        unmatched: calls that exist on one side only.
+        notes: what could not be seen or compared.
+        counts: calls by state, as in ``Result.counts``; ``steps``, where given, is said too.
+
+    Returns:
+        The head line, then lines that are indented by the width of the head's first word.
+    """
+    if verdict == "aligned":
+        said = _aligned(notes, counts)
+    elif verdict == "inconclusive":
+        said = _inconclusive(unmatched, notes, counts)
+    elif culprits:
+        said = _culprit(culprits, victims, unmatched)
+    else:
+        said = _no_culprit(victims, unmatched, counts)
+    head = HEADS[verdict]
+    return [head + said[0], *(" " * len(head) + line for line in said[1:])]
+
+
+def evidence(finding: Finding) -> str:
+    """Say what was measured at a call, in one line: ``inputs agree (rel. L2 3e-8), outputs do not (...)``."""
+    return _EVIDENCE[finding.kind](finding)
+
+
+def operators(finding: Finding) -> str:
+    """Name the operators of a call, user-facing first: ``torch.lstm / aten::_thnn_fused_lstm_cell_backward…``."""
+    if finding.level == "aten":
+        names = [finding.api, finding.op]
+    else:
+        more = ELLIPSIS if len(finding.aten) > 1 else ""
+        names = [finding.api or finding.op, finding.aten[0] + more if finding.aten else None]
+    return " / ".join(one_line(name) for name in dict.fromkeys(names) if name)
+
+
+def _culprit(culprits: Sequence[Finding], victims: Sequence[Finding], unmatched: Sequence[Finding]) -> list[str]:
+    first = culprits[0]
+    word = "first culprit" if first.confidence == "high" else "first suspect"
+    lines = [f"{word}: {one_line(first.name)}  ({operators(first)})", evidence(first)]
+    if first.confidence != "high":
+        lines.append("could be rounding: compare two runs of the baseline to see how far they differ by themselves")
+    if first.source:
+        lines.append(f"your code: {one_line(first.source)}")
+    passed_on = first.victims or (len(victims) if len(culprits) == 1 else 0)
+    if passed_on:
+        lines.append(f"{counted(passed_on, 'later call')} {_verb(passed_on, 'deviate')} only because of it")
+    if len(culprits) > 1:
+        lines.append(_others(culprits[1:]))
+    if unmatched:
+        lines.append(f"{counted(len(unmatched), 'call')} {_verb(len(unmatched), 'exist')} on one side only")
+    return lines
+
+
+def _others(others: Sequence[Finding]) -> str:
+    named = "; ".join(one_line(other.name) for other in others[:OTHERS_NAMED])
+    rest = f"; and {len(others) - OTHERS_NAMED:,} more" if len(others) > OTHERS_NAMED else ""
+    return f"{counted(len(others), 'further culprit')} {_verb(len(others), 'deviate')} independently: {named}{rest}"
+
+
+def _no_culprit(victims: Sequence[Finding], unmatched: Sequence[Finding], counts: Mapping[str, int]) -> list[str]:
+    deviating = counts.get("deviates", len(victims))
+    if not deviating and unmatched:
+        number = len(unmatched)
+        return [
+            f"the runs do not line up: {counted(number, 'call')} {_verb(number, 'exist')} on one side only",
+            f"the first: {one_line(unmatched[0].name)}  ({operators(unmatched[0])}), only in the {_side(unmatched[0])}",
+        ]
+    lines = [
+        f"{counted(deviating, 'call')} {_verb(deviating, 'deviate')}, and none of them had inputs that agree",
+        "the difference starts before the first captured call: capture from step 0, with the data and the weights",
+    ]
+    if unmatched:
+        lines.append(f"{counted(len(unmatched), 'call')} {_verb(len(unmatched), 'exist')} on one side only")
+    return lines
+
+
+def _aligned(notes: Sequence[str], counts: Mapping[str, int]) -> list[str]:
+    steps = f" over {counted(counts['steps'], 'step')}" if counts.get("steps") else ""
+    equal, agrees = counts.get("equal", 0), counts.get("agrees", 0)
+    line = f"{counted(counts.get('compared', 0), 'call')} compared{steps}: {equal:,} bitwise equal"
+    line += f", {agrees:,} within rounding; nothing unmatched"
+    return [line, *(f"note: {one_line(note)}" for note in notes[:2]), *_more_notes(notes[2:])]
+
+
+def _more_notes(notes: Sequence[str]) -> list[str]:
+    return [f"and {counted(len(notes), 'more note')} in the report"] if notes else []
+
+
+def _inconclusive(unmatched: Sequence[Finding], notes: Sequence[str], counts: Mapping[str, int]) -> list[str]:
+    compared, incomparable = counts.get("compared", 0), counts.get("incomparable", 0)
+    missing = max(len(unmatched), counts.get("unmatched", 0))
+    if not compared and not missing:
+        because = one_line(notes[0]) if notes else "nothing was captured"
+        step = "capture both runs again; `trueup show CAPTURE` lists what a capture holds"
+    elif not compared:
+        because = f"no call of one run was found in the other ({missing:,} unmatched)"
+        step = "capture the same model and steps on both sides, with the same --level, --steps and --include"
+    elif incomparable:
+        because = f"{incomparable:,} of {counted(compared, 'call')} could not be compared"
+        step = "capture both runs with --detail stats or tensor"
+    elif missing:
+        because = f"{counted(missing, 'call')} {_verb(missing, 'exist')} on one side only"
+        step = "compare at a coarser level, --level api or --level module, where the runs may line up"
+    else:
+        because = one_line(notes[0]) if notes else "the measured differences neither pass nor fail the criterion"
+        step = "capture both runs with --detail tensor, where every error is measured and not estimated"
+    rest = [f"note: {one_line(note)}" for note in notes[:2] if one_line(note) != because]
+    return [f"because {because}", *rest, *_more_notes(notes[2:]), f"next: {step}"]
+
+
+def _operator(finding: Finding) -> str:
+    return f"{_inputs(finding)}, outputs do not ({_error(finding)})"
+
+
+def _region(finding: Finding) -> str:
+    where = "a run of calls without counterpart on the other side"
+    return f"{where}: {_inputs(finding)}, outputs do not ({_error(finding)})"
+
+
+def _argument(finding: Finding) -> str:
+    slot = _worst(finding, "value")
+    if slot is None:
+        return "it was called with different arguments"
+    before, after = one_line(str(slot.baseline)), one_line(str(slot.candidate))
+    return f"argument {one_line(slot.slot)} differs: {before} in the baseline, {after} in the candidate"
+
+
+def _random(finding: Finding) -> str:
+    return f"it drew different random numbers ({_error(finding, expected=False)}): seed, generator or draws before it differ"
+
+
+def _input(finding: Finding) -> str:
+    slot = _worst(finding)
+    name = one_line(slot.slot) if slot else "an input"
+    what = f"{name} differs ({_error(finding, expected=False)}) and no captured call produced it"
+    return f"{what}: the data, the weights or the state differ from the start"
+
+
+def _unmatched(finding: Finding) -> str:
+    other = {"baseline": "candidate", "candidate": "baseline"}.get(finding.side, "other run")
+    return f"exists only in the {_side(finding)}; the {other} has no such call here"
+
+
+_EVIDENCE: dict[str, Callable[[Finding], str]] = {
+    "operator": _operator,
+    "argument": _argument,
+    "random": _random,
+    "input": _input,
+    "unmatched": _unmatched,
+    "region": _region,
+}
+
+
+def _inputs(finding: Finding) -> str:
+    measured = [slot for slot in finding.slots if slot.slot.startswith(("input", "grad_output"))]
+    if finding.slots and not measured:
+        return "it takes no tensors"
+    if finding.error_in == 0:
+        return "inputs are equal"
+    return f"inputs agree (rel. L2 {sci(finding.error_in)})"
+
+
+def _error(finding: Finding, *, expected: bool = True) -> str:
+    error = max(finding.error_in, finding.error_out) if finding.kind == "input" else finding.error_out
+    if not math.isfinite(error):
+        slot = _worst(finding)
+        return one_line(slot.reason) if slot and slot.reason else f"rel. L2 {sci(error)}"
+    if not expected:
+        return f"rel. L2 {sci(error)}"
+    if finding.expected <= 0:
+        return f"rel. L2 {sci(error)}, where none is expected"
+    return f"rel. L2 {sci(error)}, {times(finding.ratio)} the expected rounding error"
+
+
+def _worst(finding: Finding, method: str | None = None) -> SlotComparison | None:
+    """The deviating slot with the largest error (an unmeasurable one counts as the largest), of one method if named."""
+    slots = [s for s in finding.slots if s.state in ("deviates", "incomparable") and method in (None, s.method)]
+    return max(slots, key=lambda s: float("inf") if math.isnan(s.relative_l2) else s.relative_l2, default=None)
+
+
+def _side(finding: Finding) -> str:
+    return finding.side if finding.side != "both" else "one run"
+
+
+def _verb(count: int, verb: str) -> str:
+    return verb + "s" if count == 1 else verb

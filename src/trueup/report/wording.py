@@ -1,0 +1,77 @@
+"""How numbers and foreign text are written, the same in every format.
+
+    sci(2.1e-1)      2.1e-1        times(3.5e6)   3.5e6 x
+    sci(3e-8)        3e-8          times(41.2)    41 x
+    number(0.1234)   0.1234        number(1e-9)   1.00e-9
+    clean("a\\x1b[2J")  a\\x1b[2J     (the escape is spelled out, the terminal does not obey it)
+"""
+
+from __future__ import annotations
+
+import math
+import unicodedata
+
+ELLIPSIS = "…"
+
+
+def sci(value: float) -> str:
+    """Write an error with two significant digits, ``2.1e-1``; zero is ``0``."""
+    if not math.isfinite(value):
+        return _not_finite(value)
+    if value == 0:
+        return "0"
+    mantissa, exponent = f"{value:.1e}".split("e")
+    return f"{mantissa.removesuffix('.0')}e{int(exponent)}"
+
+
+def times(ratio: float) -> str:
+    """Write how many times one thing is another: ``1.8 x``, ``41 x``, ``1,234 x``, ``3.5e6 x``."""
+    if not math.isfinite(ratio) or ratio >= 1e4 or 0 < ratio < 0.1:
+        return f"{sci(ratio)} x"
+    return f"{ratio:.1f} x" if ratio < 10 else f"{ratio:,.0f} x"
+
+
+def number(value: float, digits: int = 4) -> str:
+    """Write a value of a tensor with ``digits`` significant digits, as short as it stays exact to them."""
+    if not math.isfinite(value):
+        return _not_finite(value)
+    if value == 0:
+        return "0"
+    if 1e-3 <= abs(value) < 10 ** (digits + 1):
+        decimals = max(0, digits - 1 - math.floor(math.log10(abs(value))))
+        return f"{value:.{decimals}f}"
+    mantissa, exponent = f"{value:.{digits - 2}e}".split("e")
+    return f"{mantissa}e{int(exponent)}"
+
+
+def counted(count: int, noun: str, plural: str | None = None) -> str:
+    """``1 call``, ``1,234 calls``."""
+    return f"{count:,} {noun if count == 1 else plural or noun + 's'}"
+
+
+def clean(text: str) -> str:
+    """Spell out control, bidirectional and unassigned characters, so that captured text cannot steer a terminal."""
+    if text.isprintable():
+        return text
+    return "".join(c if c == "\n" or c.isprintable() or unicodedata.category(c) == "Zs" else _spelled(c) for c in text)
+
+
+def one_line(text: str) -> str:
+    """``clean``, on one line."""
+    return clean(text).replace("\n", "\\n")
+
+
+def shorten(text: str, width: int) -> str:
+    """Cut the middle out of a text that is longer than ``width``: both ends of a scope or an operator matter."""
+    if len(text) <= width:
+        return text
+    head = (width - 1) // 2
+    return text[:head] + ELLIPSIS + text[len(text) - (width - 1 - head) :]
+
+
+def _spelled(character: str) -> str:
+    return character.encode("unicode_escape").decode("ascii")
+
+
+def _not_finite(value: float) -> str:
+    return "NaN" if math.isnan(value) else "inf" if value > 0 else "-inf"
