@@ -85,7 +85,7 @@ def area(box: np.ndarray) -> float:
 
 
 def gaussian_radius(height: float, width: float, overlap: float = 0.7) -> float:
-    """Return how far a box may shift and still overlap itself by `overlap` (IoU): CornerNet, section 3.2, as released."""
+    """Return how far a box may shift and still overlap itself by `overlap` (IoU); CornerNet, section 3.2."""
     total, product = height + width, height * width
     grow = total**2 - 4 * product * (1 - overlap) / (1 + overlap)
     shrink = (2 * total) ** 2 - 16 * (1 - overlap) * product

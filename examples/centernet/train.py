@@ -10,10 +10,10 @@ import argparse
 import itertools
 
 import torch
-from centernet import CenterNet, losses
 from data import CLASSES, batches
 
 import trueup
+from centernet import CenterNet, losses
 
 
 def arguments() -> argparse.Namespace:
