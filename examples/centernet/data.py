@@ -85,16 +85,16 @@ def area(box: np.ndarray) -> float:
 
 
 def gaussian_radius(height: float, width: float, overlap: float = 0.7) -> float:
-    """Return how far a box may shift and still overlap itself by `overlap` (IoU); CornerNet, section 3.2."""
-    total, product = height + width, height * width
-    grow = total**2 - 4 * product * (1 - overlap) / (1 + overlap)
-    shrink = (2 * total) ** 2 - 16 * (1 - overlap) * product
-    both = (2 * overlap * total) ** 2 + 16 * overlap * (1 - overlap) * product
-    return min(
-        (total + math.sqrt(grow)) / 2,
-        (2 * total + math.sqrt(shrink)) / 2,
-        (-2 * overlap * total + math.sqrt(both)) / 2,
-    )
+    """Return how far the corners of a box may move before its IoU with itself falls below `overlap`.
+
+    The smallest of three cases (CornerNet, Law and Deng 2018, section 3.2): shifted, shrunk and grown. Its released
+    code, which CenterNet took over, has the wrong roots for the last two; these are the right ones.
+    """
+    around, inside = height + width, height * width
+    shifted = (around - math.sqrt(around**2 - 4 * inside * (1 - overlap) / (1 + overlap))) / 2
+    shrunk = (around - math.sqrt(around**2 - 4 * inside * (1 - overlap))) / 4
+    grown = (-around + math.sqrt(around**2 + 4 * inside * (1 - overlap) / overlap)) / 4
+    return min(shifted, shrunk, grown)
 
 
 def draw_gaussian(heat: np.ndarray, x: int, y: int, radius: int) -> None:

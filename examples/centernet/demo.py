@@ -44,15 +44,14 @@ def trueup(*arguments: str) -> list[str]:
     return [sys.executable, "-m", "trueup", *arguments]
 
 
-def train(device: str, options: list[str], steps: int) -> list[float]:
+def train(device: str, fault: list[str], steps: int, into: Path) -> list[float]:
     """Train under capture into runs/<device>; return the losses of all steps."""
-    script = [TRAIN, "--device", device, "--steps", str(steps), *options]
     capture = ["capture", "-o", f"runs/{device}", "--steps", RECORDED, "--"]
-    show(["trueup", *capture, "python", *script])
+    options = ["--device", device, *fault, "--steps", str(steps)]
+    show(["trueup", *capture, "python", TRAIN, *options])
     started = time.perf_counter()
-    run = subprocess.run(
-        [*trueup(*capture), sys.executable, *script], cwd=ROOT, stdout=subprocess.PIPE, text=True, check=False
-    )
+    command = [*trueup(*capture), sys.executable, str(ROOT / TRAIN), *options]
+    run = subprocess.run(command, cwd=into, stdout=subprocess.PIPE, text=True, check=False)
     losses = [float(loss) for loss in re.findall(r"^step \d+ loss (\S+)", run.stdout, re.MULTILINE)]
     if run.returncode or len(losses) != steps:
         raise DemoError(
@@ -79,36 +78,36 @@ def curves(baseline: list[float], candidate: list[float], rows: int = PLOT_ROWS)
     return "\n".join([*lines, f"{'step':>9} | {axis}", "            o cpu   x npu   * both"])
 
 
-def compare() -> int:
+def compare(into: Path) -> int:
     """Compare the two captures into report/; return the exit code of `trueup compare`."""
     command = ["compare", "runs/cpu", "runs/npu", "-o", "report/"]
     show(["trueup", *command])
-    return subprocess.run(trueup(*command), cwd=ROOT, check=False).returncode
+    return subprocess.run(trueup(*command), cwd=into, check=False).returncode
 
 
 def main() -> int:
     parser = argparse.ArgumentParser(description="Find the broken operator behind a loss that converges worse.")
     parser.add_argument("--steps", type=int, default=30, help="training steps; the first three are recorded")
-    steps = parser.parse_args().steps
+    parser.add_argument("--into", type=Path, default=ROOT, help="where runs/ and report/ are put (the repository)")
+    args = parser.parse_args()
     started = time.perf_counter()
     try:
-        clear(ROOT / "runs/cpu", "manifest.json")
-        clear(ROOT / "runs/npu", "manifest.json")
-        clear(ROOT / "report", "verdict.json")
-        cpu = train("cpu", [], steps)
-        npu = train("npu", ["--fault", FAULT], steps)
+        for left, proof in (("runs/cpu", "manifest.json"), ("runs/npu", "manifest.json"), ("report", "verdict.json")):
+            clear(args.into / left, proof)
+        cpu = train("cpu", [], args.steps, args.into)
+        npu = train("npu", ["--fault", FAULT], args.steps, args.into)
     except DemoError as error:
         print(f"demo: {error}", file=sys.stderr)
         return 2
     print("\nThe same model, data and seed; on npu the loss converges worse. Nothing crashed, nothing is NaN.\n")
     print(curves(cpu, npu))
-    code = compare()
+    code = compare(args.into)
     print(f"\nDone in {time.perf_counter() - started:.0f} s.")
     if code != 1:
         print(f"demo: compare ended with exit code {code}; the planted fault {FAULT} should give 1", file=sys.stderr)
         return 2
     print("Exit code 1 of compare is the expected end: it means the runs deviate (0: aligned, 2: could not tell).")
-    print(f"The report is {ROOT / 'report' / 'index.html'}; open it in a browser, it needs no network.")
+    print(f"The report is {args.into / 'report' / 'index.html'}; open it in a browser, it needs no network.")
     return 0
 
 

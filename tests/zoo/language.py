@@ -88,6 +88,7 @@ def gpt2(device: str, attention: str = "sdpa") -> Training:
         bos_token_id=text.CLS,
         eos_token_id=text.CLS,
         use_cache=False,
+        loss_type="ForCausalLM",
         attn_implementation=attention,
     )
     model = GPT2LMHeadModel(config).to(device).train()
