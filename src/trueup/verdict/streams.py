@@ -72,6 +72,10 @@ class Stream:
     producer: list[int | None]
     payload: list[tuple[str, str] | None]
 
+    def is_measured(self, k: int) -> bool:
+        """Tell whether statistics of slot row ``k`` were recorded."""
+        return not bool(np.isnan(self.numbers[k, NUMBERS.index("n_nan")]))
+
     def stats(self, k: int) -> TensorStats | str | None:
         """Return what is known of slot row ``k``."""
         if self.value[k] is not None:
