@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from trueup.model import NUMBERS
-from trueup.verdict.criteria import TF32, UNIT_ROUNDOFF, Criterion, Row
+from trueup.verdict.criteria import TF32, UNIT_ROUNDOFF, Criterion, Row, normalised
 from trueup.verdict.measure import Measured, SlotError
 from trueup.verdict.streams import Stream, is_input, is_output
 
@@ -25,6 +25,12 @@ CONVOLUTION_BACKWARD: dict[str, tuple[str, str]] = {
     "output.0": ("input.0", "input.2"), "output.1": ("input.0", "input.1"),
 }  # fmt: skip
 """Factors per output of ``convolution_backward(grad_output, input, weight)``."""
+
+
+OVERWRITING = frozenset(
+    "copy fill zero normal uniform random bernoulli exponential log_normal cauchy geometric _foreach_copy _foreach_zero".split()
+)
+"""In-place operators whose result does not depend on what was there before."""
 
 
 @dataclass(slots=True)
@@ -59,15 +65,16 @@ class Judged:
     worst: str | None
     """The output with the largest excess."""
     incomparable: str = ""
+    """Why the outputs could not be compared, in full or in part."""
+    unsized: bool = False
+    """Whether an output is known to differ and not how much, so that it may be rounding."""
     role: str = "agrees"
     slot_expected: dict[str, float] = field(default_factory=dict)
 
     @property
     def ratio(self) -> float:
         """``error_out / expected``."""
-        if self.error_out == 0:
-            return 0.0
-        return self.error_out / self.expected if self.expected > 0 else math.inf
+        return _excess(self.error_out, self.expected)
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,18 +99,21 @@ def judge(
 
 
 def _judge_call(
-    call: Measured, forward: Measured | None, baseline: Stream, candidate: Stream, criterion: Criterion, precision: Precision
+    call: Measured,
+    forward: Measured | None,
+    baseline: Stream,
+    candidate: Stream,
+    criterion: Criterion,
+    precision: Precision,
 ) -> Judged:
     row = criterion.row(call.candidate.op, call.candidate.level, call.candidate.phase)
-    errors = [e for e in call.slots.values() if is_input(e.slot)]
+    errors = [e for e in call.slots.values() if is_input(e.slot) and not _overwritten(e, call)]
     if forward is not None and call.candidate.level != "aten":
         errors += forward.slots.values()
-    discrete = any(e.absolute != 0 and not _is_float(baseline.dtype[e.baseline]) for e in errors)
-    unmeasured = [e for e in errors if math.isnan(e.absolute)]
-    inputs = [_operand(e, baseline, candidate) for e in errors if _is_float(baseline.dtype[e.baseline])]
-    result = Judged(call, row, max((o.relative for o in inputs), default=0.0), 0.0, 0.0, 0.0, None)
-    if discrete:
-        result.error_in = max(result.error_in, *(e.relative for e in errors if e.absolute != 0))
+    measured = [e for e in errors if not math.isnan(e.absolute)]
+    inputs = [_operand(e, baseline, candidate) for e in measured if _is_float(baseline.dtype[e.baseline])]
+    result = Judged(call, row, max((e.relative for e in measured), default=0.0), 0.0, 0.0, 0.0, None)
+    discrete = any(e.absolute != 0 and not _is_float(baseline.dtype[e.baseline]) for e in measured)
     for error in call.slots.values():
         if not is_output(error.slot):
             continue
@@ -111,19 +121,30 @@ def _judge_call(
             result.incomparable = error.reason or "not measured"
             continue
         own, expected = _explain(row, error, inputs, call, baseline, candidate, precision)
-        if discrete or unmeasured or not math.isfinite(result.error_in):
-            expected = math.inf  # an index, a mask or something unknown differs: any output is explained
+        if discrete or not math.isfinite(result.error_in):
+            expected = math.inf  # an index, a mask or a NaN differs: any output is explained
+        elif len(measured) < len(errors) and _excess(error.relative, expected) > criterion.suspect:
+            expected, result.incomparable = math.inf, "its result differs, and not all of its inputs were measured"
+        if error.unsized and (row.own != "exact" or result.error_in > 0) and _is_float(baseline.dtype[error.baseline]):
+            result.unsized = True
         result.slot_expected[error.slot] = expected
-        relative = error.relative
-        if result.worst is None or _excess(relative, expected) > _excess(result.error_out, result.expected):
-            result.worst, result.error_out, result.own, result.expected = error.slot, relative, own, expected
-    if call.one_sided and result.error_out == 0 and any(is_output(s) for s in call.one_sided):
+        if result.worst is None or _excess(error.relative, expected) > _excess(result.error_out, result.expected):
+            result.worst, result.error_out, result.own, result.expected = error.slot, error.relative, own, expected
+    if any(is_output(s) for s in call.one_sided):
         result.incomparable = f"only one side has {', '.join(call.one_sided[:3])}"
     return result
 
 
+def _overwritten(error: SlotError, call: Measured) -> bool:
+    """Tell whether a slot is fresh memory that the call only writes to, so that not knowing its content does not matter."""
+    name = call.candidate.op
+    return error.slot == "input.0" and math.isnan(error.absolute) and name.endswith("_") and normalised(name) in OVERWRITING
+
+
 def _excess(error: float, expected: float) -> float:
-    return 0.0 if error == 0 else error / expected if expected > 0 else math.inf
+    if error == 0 or expected == math.inf:
+        return 0.0
+    return error / expected if expected > 0 else math.inf
 
 
 def _is_float(dtype: str | None) -> bool:
@@ -158,12 +179,21 @@ def _explain(
         unit = max(unit, rounded)
         rounded = 0.0
     if out.norm == 0 or not math.isfinite(out.norm):
-        # The baseline is exactly zero (or nothing finite): absolute errors of the inputs are all there is to go by.
-        carried = math.inf if any(o.absolute for o in inputs) else 0.0
-        return 0.0, carried
+        return 0.0, _of_nothing(row, unit, error, inputs)
     product = _product(op, out, inputs) if row.own == "bilinear" or row.carry == "bilinear" else None
     own = _own(row, unit, rounded, out, inputs, product)
     return own, own + _carried(row, out, inputs, product)
+
+
+def _of_nothing(row: Row, unit: float, error: SlotError, inputs: list[Operand]) -> float:
+    """Explain an output that is exactly zero on the baseline (or has nothing finite): all of it, or nothing.
+
+    Relative errors mean nothing there. What is left where terms cancel is a rounding of the terms, not of the result.
+    """
+    if any(o.absolute for o in inputs):
+        return math.inf
+    terms = max((o.norm for o in inputs), default=0.0)
+    return math.inf if row.own != "exact" and error.absolute <= row.ulps * unit * terms else 0.0
 
 
 @dataclass(slots=True)
@@ -232,6 +262,8 @@ def _carried(row: Row, out: Operand, inputs: list[Operand], product: _Product | 
     if not any(o.absolute for o in inputs):
         return 0.0
     worst = max(o.relative for o in inputs)
+    if out.roundoff == 0:  # an index or a mask: it flips where two numbers nearly tie
+        return row.factor * (worst + math.sqrt(worst))
     if row.carry == "linear":
         added = sum(o.absolute * math.sqrt(max(1.0, out.numel / max(o.numel, 1.0))) for o in inputs)
         return row.factor * max(worst, added / out.norm)
