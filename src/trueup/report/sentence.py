@@ -196,7 +196,7 @@ def _inputs(finding: Finding) -> str:
     if finding.slots and not measured:
         return "it takes no tensors"
     if finding.error_in == 0:
-        return "inputs are equal"
+        return "inputs are equal bit for bit"
     return f"inputs agree (rel. L2 {sci(finding.error_in)})"
 
 

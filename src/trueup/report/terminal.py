@@ -16,6 +16,7 @@ Reads without colour; every foreign string is a ``Text``, never console markup.
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from rich.padding import Padding
@@ -201,3 +202,9 @@ def _hanging(console: Console, head: Text, body: Text, *, first: bool = False) -
     grid.add_row(head, body)
     console.print(grid)
 
+
+
+def print_saved(directory: Path, console: Console) -> None:
+    """Say where the report is; the path stays on one line, so that a terminal makes it a link."""
+    console.print()
+    console.print(Text.assemble(("report  ", "bold"), clean(str(directory / "index.html"))), soft_wrap=True)

@@ -37,9 +37,10 @@ def number(value: float, digits: int = 4) -> str:
         return _not_finite(value)
     if value == 0:
         return "0"
-    if 1e-3 <= abs(value) < 10 ** (digits + 1):
-        decimals = max(0, digits - 1 - math.floor(math.log10(abs(value))))
-        return f"{value:.{decimals}f}"
+    rounded = f"{value:.{digits - 1}e}"
+    power = int(rounded.split("e")[1])
+    if -3 <= power <= digits:
+        return f"{value:.{max(0, digits - 1 - power)}f}"
     mantissa, exponent = f"{value:.{digits - 2}e}".split("e")
     return f"{mantissa}e{int(exponent)}"
 

@@ -1,0 +1,93 @@
+"""The commands, put together, and the one place where an exception becomes a message and an exit code."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Sequence
+from typing import Annotated
+
+import typer
+from typer.main import get_command
+
+from trueup.cli import capture, compare, show, simdev
+from trueup.model import TrueupError
+
+TRACEBACK = "TRUEUP_TRACEBACK"
+"""Environment variable that lets an unexpected exception through, for whoever debugs Trueup itself."""
+USAGE_ERRORS: tuple[type[Exception], ...] = tuple(
+    kind for kind in typer.BadParameter.__mro__ if kind.__name__ in ("ClickException", "UsageError")
+)
+"""Typer's own base classes; which module they live in depends on its version."""
+
+app = typer.Typer(
+    name="trueup",
+    help="Find the first operator that makes a migrated training run differ from its baseline.",
+    epilog="Exit codes: 0 aligned, 1 deviates, 2 could not tell or bad usage.",
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
+app.command("capture", context_settings={"allow_interspersed_args": False})(capture.capture)
+app.command("compare")(compare.compare)
+app.command("show")(show.show)
+app.add_typer(simdev.app, name="simdev")
+
+
+def _version(wanted: bool) -> None:
+    if wanted:
+        from importlib.metadata import PackageNotFoundError, version
+
+        try:
+            typer.echo(f"trueup {version('trueup')}")
+        except PackageNotFoundError:  # run from a source tree that was never installed
+            typer.echo("trueup (not installed)")
+        raise typer.Exit
+
+
+@app.callback()
+def trueup(
+    version: Annotated[
+        bool, typer.Option("--version", callback=_version, is_eager=True, help="Print the version.")
+    ] = False,
+) -> None:
+    """Find the first operator that makes a migrated training run differ from its baseline."""
+
+
+def run(arguments: Sequence[str] | None = None) -> int:
+    """Run a command line; every exception but a request for its traceback ends here."""
+    try:
+        code = get_command(app)(
+            args=None if arguments is None else list(arguments), prog_name="trueup", standalone_mode=False
+        )
+        sys.stdout.flush()
+    except TrueupError as error:
+        return _fail(str(error))
+    except USAGE_ERRORS as error:
+        return _fail(_usage(error)) if str(error) else 2  # without words: help was asked for and has been printed
+    except (KeyboardInterrupt, typer.Abort):
+        return 130
+    except BrokenPipeError:  # `trueup show ... | head`
+        sys.stdout = open(os.devnull, "w")  # noqa: SIM115, PTH123 - the interpreter flushes it at exit
+        return 0
+    except Exception as error:  # noqa: BLE001 - a crash must not exit with 1, which means "deviates"
+        if os.environ.get(TRACEBACK):
+            raise
+        what = f"{type(error).__name__}: {error}"
+        return _fail(f"Unexpected {what}\n  next:     set {TRACEBACK}=1 to see where, and report it: this is a bug")
+    return code if isinstance(code, int) else 0
+
+
+def _fail(message: str) -> int:
+    from trueup.report.wording import clean
+
+    typer.echo(f"trueup: {clean(message)}", err=True)
+    return 2
+
+
+def _usage(error: Exception) -> str:
+    message = error.format_message() if hasattr(error, "format_message") else str(error)
+    context = getattr(error, "ctx", None)
+    command = context.command_path if context is not None else "trueup"
+    return f"{message}\n  next:     {command} --help"

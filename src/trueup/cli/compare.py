@@ -1,0 +1,46 @@
+"""``trueup compare BASE CAND``: line two captures up, print the verdict, leave a report."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated, Optional
+
+import typer
+
+from trueup.cli import selection
+
+
+def compare(
+    baseline: Annotated[Path, typer.Argument(metavar="BASE", show_default=False, help="Capture of the trusted run.")],
+    candidate: Annotated[
+        Path, typer.Argument(metavar="CAND", show_default=False, help="Capture of the run under suspicion.")
+    ],
+    output: Annotated[
+        Optional[Path],  # noqa: UP045 - typer evaluates it on Python 3.10
+        typer.Option("--output", "-o", metavar="DIR", show_default=False, help="Save the report there."),
+    ] = None,
+    level: Annotated[
+        Optional[list[str]],  # noqa: UP045
+        typer.Option(metavar="LEVEL", help="module, api or aten, repeated; else whatever both captures hold."),
+    ] = None,
+    criterion: Annotated[
+        str, typer.Option(metavar="NAME|FILE", help="What is demanded of the candidate.")
+    ] = "default",
+) -> int:
+    """Compare two captures and name the first call that made them differ.
+
+    Exit code 0: aligned, 1: deviates, 2: could not tell.
+    """
+    chosen = selection.levels(level) or None
+
+    from rich.console import Console
+
+    from trueup.report.terminal import print_saved, render
+    from trueup.verdict import compare as compare_captures
+
+    result = compare_captures(baseline, candidate, level=chosen, criterion=criterion)
+    console = Console(highlight=False)
+    render(result, console)
+    if output is not None:
+        print_saved(result.save(output), console)
+    return result.exit_code

@@ -1,0 +1,57 @@
+"""``trueup show CAP``: look around in a capture: its calls, its module tree, one tensor."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated, Optional
+
+import typer
+
+from trueup.cli import selection
+from trueup.model import LEVELS, PHASES
+
+Word = Optional[str]  # noqa: UP045 - typer evaluates it on Python 3.10
+Number = Optional[int]  # noqa: UP045
+
+
+def show(
+    path: Annotated[Path, typer.Argument(metavar="CAP", show_default=False, help="The capture.")],
+    scope: Annotated[Word, typer.Option(metavar="GLOB", help="Scopes, with all that is inside them.")] = None,
+    op: Annotated[Word, typer.Option(metavar="GLOB", help="Operators; aten:: may be left out.")] = None,
+    phase: Annotated[Word, typer.Option(metavar="PHASE", help=f"{', '.join(PHASES)}.")] = None,
+    step: Annotated[Number, typer.Option(metavar="N", help="One step.")] = None,
+    rank: Annotated[Number, typer.Option(metavar="N", help="One rank.")] = None,
+    level: Annotated[Word, typer.Option(metavar="LEVEL", help="module, api or aten.")] = None,
+    limit: Annotated[int, typer.Option(metavar="N", min=1, help="How many calls to list.")] = 30,
+    tree: Annotated[bool, typer.Option("--tree", help="Show the modules instead, with their calls counted.")] = False,
+    tensor: Annotated[
+        Optional[tuple[str, str]],  # noqa: UP045
+        typer.Option(metavar="CALL SLOT", show_default=False, help="Show one tensor: CALL is a seq or scope/op#n."),
+    ] = None,
+) -> None:
+    """Show what a capture holds."""
+    wanted = {
+        "scope": scope,
+        "op": op,
+        "phase": None if phase is None else selection.one(phase, PHASES, "--phase"),
+        "step": step,
+        "rank": rank,
+        "level": None if level is None else selection.one(level, LEVELS, "--level"),
+    }
+
+    from rich.console import Console
+
+    from trueup.report.capture_view import Selection, render_calls, render_header, render_tree
+    from trueup.report.tensor_view import render_tensor
+    from trueup.store import open_capture
+
+    chosen = Selection(path, **wanted)
+    capture, console = open_capture(path), Console(highlight=False)
+    if tensor is not None:
+        render_tensor(capture, chosen, *tensor, console)
+        return
+    render_header(capture, chosen, console)
+    if tree:
+        render_tree(capture, chosen, console)
+    else:
+        render_calls(capture, chosen, limit, console)
