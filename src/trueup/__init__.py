@@ -1,1 +1,50 @@
-"""Trueup finds the first call whose inputs agree and whose outputs do not."""
+"""Trueup finds the first call of a training run whose inputs agree with a trusted run and whose outputs do not.
+
+    >>> import trueup
+    >>> with trueup.capture("runs/npu", model=model) as cap:      # doctest: +SKIP
+    ...     train(model)
+    >>> result = trueup.compare("runs/cpu", "runs/npu")           # doctest: +SKIP
+    >>> print(result)                                             # doctest: +SKIP
+    DEVIATES  first culprit: neck.lstm, backward, step 0, rank 0  (torch.lstm / aten::_thnn_fused_lstm_cell_backward_impl)
+              inputs agree (rel. L2 3e-8), outputs do not (rel. L2 2.1e-1, 3.5e6 x the expected rounding error)
+              your code: centernet.py:57 in forward
+              37 later calls deviate only because of it
+
+Importing it imports no framework, and costs little: each name below is loaded when it is first used.
+"""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from trueup.capturing import capture as capture
+    from trueup.model import Finding as Finding
+    from trueup.model import Result as Result
+    from trueup.model import TrueupError as TrueupError
+    from trueup.seeds import seed_all as seed_all
+    from trueup.store import Capture as Capture
+    from trueup.store import open_capture as open_capture
+    from trueup.verdict import compare as compare
+
+__version__ = "0.1.0"
+
+_HOMES = {
+    "Capture": "trueup.store",
+    "Finding": "trueup.model",
+    "Result": "trueup.model",
+    "TrueupError": "trueup.model",
+    "capture": "trueup.capturing",
+    "compare": "trueup.verdict",
+    "open_capture": "trueup.store",
+    "seed_all": "trueup.seeds",
+}
+
+__all__ = ["Capture", "Finding", "Result", "TrueupError", "__version__", "capture", "compare", "open_capture", "seed_all"]
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _HOMES:
+        raise AttributeError(f"module 'trueup' has no attribute {name!r}")
+    return getattr(import_module(_HOMES[name]), name)

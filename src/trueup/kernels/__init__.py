@@ -1,1 +1,11 @@
-"""Placeholder docstring, replaced with the package."""
+"""One-pass statistics, sketch and digest of a tensor, and the distance of two sketches.
+
+Plain NumPy arrays in, plain numbers out: no framework is imported here. Recorders call ``summarize`` and ``digest``;
+comparisons call ``distance``; a device kernel takes its constants from ``trueup.kernels.sketch``.
+"""
+
+from trueup.kernels._digest import digest, hexadecimal
+from trueup.kernels._summary import summarize
+from trueup.kernels.sketch import distance, relative_distance
+
+__all__ = ["digest", "distance", "hexadecimal", "relative_distance", "summarize"]

@@ -1,0 +1,53 @@
+# A fresh machine needs python3, pip and make; gcc is optional.
+# Everything goes into .venv. Stamps in it remember what is installed, so a second run starts at once.
+
+PYTHON ?= python3
+VENV   ?= .venv
+BIN    := $(VENV)/bin
+WORKERS ?= 2
+
+export OMP_NUM_THREADS := 1
+
+.DEFAULT_GOAL := help
+.PHONY: help demo test lint bench bench-locate docs clean
+
+help:  ## List the targets
+	@sed -n 's/^\([a-z-]*\):.*## /  make \1\t/p' $(MAKEFILE_LIST) | expand -t 22
+
+demo: $(VENV)/.runtime  ## Find the operator that makes a detector's loss converge worse (2 minutes)
+	$(BIN)/python examples/centernet/demo.py
+
+test: lint  ## Lint, type-check and run all tests
+	$(BIN)/python -m pytest -n $(WORKERS)
+
+lint: $(VENV)/.dev  ## ruff and mypy --strict
+	$(BIN)/ruff check .
+	$(BIN)/mypy
+
+bench: $(VENV)/.dev  ## Measure what capture and compare cost
+	$(BIN)/python benchmarks/cost.py
+
+bench-locate: $(VENV)/.dev  ## Plant every fault in every model and print who was blamed
+	$(BIN)/python benchmarks/locate.py
+
+docs: $(VENV)/.dev  ## Check the links and file references of every page
+	$(BIN)/python -m pytest tests/test_repository.py -k pages
+
+clean:  ## Delete the environment, caches and what the demo left
+	rm -rf $(VENV) build dist runs/cpu runs/npu report src/*.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis
+	find src tests examples benchmarks -name __pycache__ -type d -prune -exec rm -rf {} + 2>/dev/null || true
+
+# torch comes first and by its exact version. Asked for in any other way, pip takes the newest build, which on Linux
+# brings gigabytes of CUDA along.
+$(VENV)/.torch: constraints.txt
+	$(PYTHON) -m venv $(VENV)
+	$(BIN)/python -m pip install --quiet torch==2.13.0 -c constraints.txt
+	touch $@
+
+$(VENV)/.runtime: $(VENV)/.torch pyproject.toml
+	$(BIN)/python -m pip install --quiet -c constraints.txt -e '.[torch,report,examples]'
+	touch $@
+
+$(VENV)/.dev: $(VENV)/.runtime
+	$(BIN)/python -m pip install --quiet -c constraints.txt -e '.[dev]'
+	touch $@

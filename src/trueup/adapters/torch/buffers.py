@@ -1,0 +1,129 @@
+"""Each buffer is read once: statistics are kept by storage, version and view, and producers by storage.
+
+A storage is told from a later one at the same address by a weak reference, which keeps the address from being used again. Its
+version counter tells a write; writes through ``.data`` do not touch that counter, so writes that calls announce are counted too.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch.multiprocessing.reductions import StorageWeakRef
+
+from trueup.adapters.torch.statistics import measure
+from trueup.recorder import Statistics
+from trueup.recorder.recorder import Recorder
+
+PURGE_EVERY = 4096
+
+
+class _Storage:
+    __slots__ = ("alive", "known", "producer", "writes")
+
+    def __init__(self, storage: torch.UntypedStorage) -> None:
+        self.alive = StorageWeakRef(storage)
+        self.writes = 0
+        self.producers: dict[str, tuple[int, str]] = {}
+        self.known: dict[tuple[Any, ...], Statistics] = {}
+
+
+class Buffers:
+    """Remembers what was measured of live storages, and which call wrote them last."""
+
+    def __init__(self, recorder: Recorder) -> None:
+        self._recorder = recorder
+        self._detail = recorder.options.detail
+        self._storages: dict[int, _Storage] = {}
+        self._purge_at = PURGE_EVERY
+        self.reads = 0
+
+    def statistics(self, tensor: torch.Tensor) -> Statistics | None:
+        """Return the statistics of a tensor, measuring it only if its bytes were not measured since they were written.
+
+        None when it has no dense bytes to read (meta, fake, sparse, nested, inside ``torch.func`` transforms).
+        """
+        storage = self._storage(tensor)
+        key = _view_key(tensor) if storage is not None else None
+        if storage is None or key is None:
+            return self._measure(tensor)
+        key = (storage.writes, *key)
+        stats = storage.known.get(key)
+        if stats is None:
+            stats = self._measure(tensor)
+            if stats is None:
+                return None
+            if storage.known and next(iter(storage.known))[:2] != key[:2]:
+                storage.known.clear()  # what an older version of the buffer held is never asked for again
+            storage.known[key] = stats
+        return stats
+
+    def written(self, tensor: torch.Tensor) -> None:
+        """Note that a call wrote this tensor in place: what was measured of its storage holds no longer."""
+        storage = self._storage(tensor)
+        if storage is not None:
+            storage.writes += 1
+
+    def produced(self, tensor: torch.Tensor, level: str, seq: int, slot: str) -> None:
+        """Note which call, at which level, computed what this tensor's storage holds."""
+        storage = self._storage(tensor)
+        if storage is not None:
+            storage.producers[level] = (seq, slot)
+
+    def producer(self, tensor: torch.Tensor, level: str) -> tuple[int, str] | None:
+        """Return the call and slot that last wrote this tensor's storage, as far as calls of that level were seen."""
+        storage = self._storage(tensor)
+        return None if storage is None else storage.producers.get(level)
+
+    def storages(self, tensors: list[tuple[str, torch.Tensor]]) -> set[int]:
+        """Return the identities of the tensors' storages, to tell a view from a new buffer."""
+        found = set()
+        for _, tensor in tensors:
+            try:
+                found.add(tensor.untyped_storage()._cdata)
+            except (NotImplementedError, RuntimeError):
+                continue
+        return found
+
+    def _storage(self, tensor: torch.Tensor) -> _Storage | None:
+        try:
+            storage = tensor.untyped_storage()
+        except (NotImplementedError, RuntimeError):  # sparse, functorch wrappers: no storage of their own
+            return None
+        found = self._storages.get(storage._cdata)
+        if found is None:
+            if len(self._storages) >= self._purge_at:
+                self.purge()
+            found = self._storages[storage._cdata] = _Storage(storage)
+        return found
+
+    def purge(self) -> None:
+        """Forget storages that are gone."""
+        self._storages = {key: s for key, s in self._storages.items() if not s.alive.expired()}
+        self._purge_at = max(PURGE_EVERY, 2 * len(self._storages))
+
+    def _measure(self, tensor: torch.Tensor) -> Statistics | None:
+        if tensor.layout is not torch.strided or tensor.is_nested or tensor.is_quantized or tensor.device.type == "meta":
+            return None
+        self.reads += 1
+        try:
+            stats = measure(tensor, self._detail)
+        except (RuntimeError, TypeError, NotImplementedError) as error:  # fake, functional and batched tensors hold no bytes
+            self._recorder.note(f"no statistics for {type(tensor).__name__} on {tensor.device}: {str(error).splitlines()[0]}")
+            return None
+        if stats.data is not None:
+            wanted = stats.digest is not None and self._recorder.wants_payload(stats.digest, str(stats.data.dtype))
+            stats.data = stats.data.copy() if wanted else None
+        return stats
+
+
+def _view_key(tensor: torch.Tensor) -> tuple[Any, ...] | None:
+    try:
+        version = tensor._version
+    except RuntimeError:  # inference tensors do not track versions
+        return None
+    if tensor.is_conj() or tensor.is_neg():
+        return None
+    if tensor.is_contiguous():
+        return version, tensor.storage_offset(), tensor.numel(), tensor.dtype
+    return version, tensor.storage_offset(), tuple(tensor.shape), tensor.stride(), tensor.dtype

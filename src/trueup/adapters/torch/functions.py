@@ -1,0 +1,152 @@
+"""Level `api`: every user-facing function, seen by a TorchFunctionMode, with its backward.
+
+The mode is on whichever levels are recorded: it gives `aten` calls their api call, and marks autograd nodes so that backward
+operators find their scope.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch.overrides import TorchFunctionMode, resolve_name
+
+from trueup.adapters.torch.context import Context, phase_of
+from trueup.adapters.torch.gradients import input_edges, watch
+from trueup.adapters.torch.tensors import describe_values, named_tensors
+
+if TYPE_CHECKING:
+    from trueup.adapters.torch.session import Session
+
+QUERIES = frozenset(
+    """
+    size dim ndimension stride numel nelement storage_offset is_contiguous is_floating_point is_complex is_signed
+    is_same_size is_set_to is_inference is_nonzero element_size data_ptr get_device has_names tolist item numpy type
+    __len__ __bool__ __int__ __float__ __index__ __repr__ __str__ __format__ __hash__ __contains__ __iter__ __dir__
+    __reduce_ex__ __reduce__ __setstate__ __deepcopy__ __array__ __dlpack__ __dlpack_device__ storage untyped_storage
+    requires_grad_ retain_grad register_hook register_post_accumulate_grad_hook is_pinned is_shared result_type
+    can_cast promote_types get_default_dtype is_tensor is_storage set_default_device _is_view _version dim_order
+    has_torch_function _has_compatible_shallow_copy_type _profiler_enter _record_function_enter_new
+    _record_function_exit is_conj is_neg is_sparse __cuda_array_interface__
+    """.split()
+)
+"""Functions that compute no tensor; leaving them out of the walk is a matter of speed only (no tensor result, no record)."""
+
+PROPERTIES = frozenset({"T", "mT", "H", "mH", "real", "imag"})
+"""Attributes whose read is a computation."""
+
+BUFFERS_WRITTEN: dict[str, dict[str, tuple[int, str]]] = {
+    "torch.nn.functional.batch_norm": {"running_mean": (1, "running_mean"), "running_var": (2, "running_var")},
+    "torch.batch_norm": {"running_mean": (3, "running_mean"), "running_var": (4, "running_var")},
+    "torch.nn.functional.instance_norm": {"running_mean": (1, "running_mean"), "running_var": (2, "running_var")},
+}
+"""Functions that write arguments which their schema does not mark as written: output name -> (position, keyword)."""
+
+
+class FunctionMode(TorchFunctionMode):
+    """Makes each outermost call of an overridable function an `api` call."""
+
+    def __init__(self, session: Session) -> None:
+        super().__init__()
+        self._session = session
+        self._names: dict[Any, str | None] = {}
+
+    def __torch_function__(
+        self, func: Callable[..., Any], types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        """Execute a function and record it."""
+        kwargs = kwargs or {}
+        session = self._session
+        state = session.threads.state
+        if state.busy or not session.active:
+            return func(*args, **kwargs)
+        name = self._name(func)
+        if name is None:
+            return func(*args, **kwargs)
+        if name == "torch.Tensor.backward":
+            session.record_loss(args, kwargs)
+            return func(*args, **kwargs)
+        return _Execution(session, name, func, args, kwargs).run()
+
+    def _name(self, func: Callable[..., Any]) -> str | None:
+        try:
+            return self._names[func]
+        except KeyError:
+            pass
+        name = self._names[func] = _name_of(func)
+        return name
+
+
+def _name_of(func: Callable[..., Any]) -> str | None:
+    """Return the public name of a function, or None when it computes nothing."""
+    name = resolve_name(func) or f"{getattr(func, '__module__', '')}.{getattr(func, '__name__', type(func).__name__)}"
+    head, _, last = name.rpartition(".")
+    if last in ("__get__", "__set__", "__delete__"):
+        attribute = head.rpartition(".")[2]
+        return head if last == "__get__" and attribute in PROPERTIES else None
+    if last in QUERIES or name.startswith(("torch.autograd.", "profiler.", "torch.ops.profiler")):
+        return None
+    return name
+
+
+class _Execution:
+    """One api call from its inputs to its outputs."""
+
+    __slots__ = ("args", "context", "func", "inputs", "kwargs", "name", "session")
+
+    def __init__(
+        self, session: Session, name: str, func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> None:
+        self.session, self.name, self.func, self.args, self.kwargs = session, name, func, args, kwargs
+        state = session.threads.state
+        parent = state.modules[-1] if state.modules else None
+        scope = parent.scope if parent is not None else session.scope_of_backward(state)
+        site = session.recorder.sites.here()
+        above = None if parent is None else parent.call.seq
+        call = session.recorder.begin("api", phase_of(state), scope, name, parent=above, site=site)
+        self.context = Context(call, parent, scope, graph_task=torch._C._current_graph_task_id())
+        self.inputs = list(named_tensors("input", args, kwargs))
+
+    def run(self) -> Any:
+        """Execute the function between the record of its inputs and that of its outputs."""
+        session, call = self.session, self.context.call
+        state = session.threads.state
+        with session.quietly(state):
+            edges = input_edges(self.inputs)
+            if call.recorded:
+                session.record_tensors(call, self.inputs)
+                if (values := describe_values(self.args, self.kwargs)) is not None:
+                    session.recorder.value(call, values)
+        versions = [_version(t) for _, t in self.inputs]
+        state.contexts.append(self.context)
+        try:
+            result = self.func(*self.args, **self.kwargs)
+        finally:
+            state.contexts.pop()
+        with session.quietly(state):
+            outputs = list(named_tensors("output", result)) + self._written(result, versions)
+            session.mark_api_outputs(call, self.inputs, outputs)
+            if call.recorded:
+                session.record_outputs(call, outputs)
+            record = session.record_gradients if session.records("api") else None
+            watch(self.context, edges, outputs, record, own=True)
+        return result
+
+    def _written(self, result: Any, versions: list[int | None]) -> list[tuple[str, torch.Tensor]]:
+        """Find inputs the call wrote to that are not among its results."""
+        returned = {id(t) for _, t in named_tensors("output", result)}
+        written = [
+            (slot.replace("input", "output.written", 1), tensor)
+            for (slot, tensor), before in zip(self.inputs, versions, strict=True)
+            if before is not None and tensor._version != before and id(tensor) not in returned
+        ]
+        for name, (position, keyword) in BUFFERS_WRITTEN.get(self.name, {}).items():
+            tensor = self.kwargs.get(keyword, self.args[position] if len(self.args) > position else None)
+            if isinstance(tensor, torch.Tensor):
+                written.append((f"output.{name}", tensor))
+        return written
+
+
+def _version(tensor: torch.Tensor) -> int | None:
+    return None if tensor.is_inference() else tensor._version

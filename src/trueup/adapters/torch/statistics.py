@@ -1,0 +1,137 @@
+"""One pass over a tensor, on the device where it lives.
+
+Each kernel returns the packed float64 vector of `trueup.kernels` and, where the bytes are at hand, their digest. A device with a
+kernel of its own registers it here; any other gets `on_device`: torch operators whose result stays on the device until the next
+flush. Digests are of the bytes (xxh3), which only host memory offers cheaply: on other devices they are taken for the details
+``digest`` and ``tensor``, which bring the bytes over anyway.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import ml_dtypes
+import numpy as np
+import torch
+
+from trueup import kernels
+from trueup.kernels.sketch import GROUP, lanes, signs
+from trueup.model import LANES, NUMBERS, PACKED
+from trueup.recorder import Statistics
+
+Kernel = Callable[[torch.Tensor, str], Statistics]
+
+_VIEWS: dict[torch.dtype, tuple[torch.dtype, Any]] = {
+    torch.bfloat16: (torch.int16, ml_dtypes.bfloat16),
+    torch.float8_e4m3fn: (torch.uint8, ml_dtypes.float8_e4m3fn),
+    torch.float8_e5m2: (torch.uint8, ml_dtypes.float8_e5m2),
+    torch.float8_e4m3fnuz: (torch.uint8, ml_dtypes.float8_e4m3fnuz),
+    torch.float8_e5m2fnuz: (torch.uint8, ml_dtypes.float8_e5m2fnuz),
+}
+
+
+def to_numpy(tensor: torch.Tensor) -> np.ndarray[Any, Any]:
+    """View a CPU tensor as NumPy without copying; dtypes NumPy lacks come from ml_dtypes."""
+    tensor = tensor.detach().resolve_conj().resolve_neg()
+    if (view := _VIEWS.get(tensor.dtype)) is not None:
+        return tensor.view(view[0]).numpy().view(view[1])
+    return tensor.numpy()
+
+
+def on_host(tensor: torch.Tensor, detail: str) -> Statistics:
+    """Measure a CPU tensor; with detail ``tensor`` its bytes are copied too."""
+    array = to_numpy(tensor)
+    stats = Statistics(digest=kernels.digest(array))
+    if detail != "digest":
+        stats.values = np.empty(PACKED)
+        kernels.summarize(array, stats.values)
+    if detail == "tensor":
+        stats.data = array
+    return stats
+
+
+def on_device(tensor: torch.Tensor, detail: str) -> Statistics:
+    """Measure a tensor with torch operators on its own device; nothing is waited for unless the bytes are asked for."""
+    if detail != "stats":
+        return on_host(tensor.cpu(), detail)
+    return Statistics(values=packed_on_device(tensor.detach()))
+
+
+def packed_on_device(tensor: torch.Tensor) -> torch.Tensor:
+    """Fill the packed vector, shape ``(PACKED,)`` float64, with torch operators on the tensor's device.
+
+    The same definitions and sketch constants as `trueup.kernels.summarize`; sums run in the device's order.
+    """
+    if tensor.is_complex():
+        tensor = torch.view_as_real(tensor)
+    dtype = tensor.dtype
+    x = tensor.reshape(-1).to(torch.float64)
+    finite = torch.isfinite(x)
+    kept = torch.where(finite, x, 0.0)
+    count = finite.sum()
+    inf = torch.full((), torch.inf, dtype=torch.float64, device=x.device)
+    nan = torch.full_like(inf, torch.nan)
+    size = x.numel()
+    numbers = {
+        "min": torch.where(finite, x, torch.inf).min() if size else inf,
+        "max": torch.where(finite, x, -torch.inf).max() if size else -inf,
+        "mean": kept.sum() / count,
+        "l2": torch.linalg.vector_norm(kept),
+        "n_nan": torch.isnan(x).sum(),
+        "n_posinf": (x == torch.inf).sum(),
+        "n_neginf": (x == -torch.inf).sum(),
+        "n_zero": (x == 0).sum(),
+        "n_subnormal": _count_subnormal(x, dtype),
+        "n_saturated": (x.abs() == torch.finfo(dtype).max).sum() if dtype.is_floating_point else torch.zeros_like(count),
+    }
+    for name in ("min", "max", "mean", "l2"):
+        numbers[name] = torch.where(count > 0, numbers[name], nan)
+    return torch.cat([torch.stack([numbers[name].to(torch.float64) for name in NUMBERS]), _sketch(kept)])
+
+
+def _count_subnormal(x: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
+    if not dtype.is_floating_point:
+        return torch.zeros((), dtype=torch.int64, device=x.device)
+    return ((x != 0) & (x.abs() < torch.finfo(dtype).smallest_normal)).sum()
+
+
+def _sketch(x: torch.Tensor) -> torch.Tensor:
+    groups = max(1, -(-x.numel() // GROUP))
+    padded = torch.nn.functional.pad(x, (0, groups * GROUP - x.numel())).view(groups, GROUP // LANES, LANES)
+    sign, source = _constants(groups, x.device)
+    return (padded * sign).sum(1).flatten()[source].view(groups, LANES).sum(0)
+
+
+_CONSTANTS: dict[tuple[int, torch.device], tuple[torch.Tensor, torch.Tensor]] = {}
+
+
+def _constants(groups: int, device: torch.device) -> tuple[torch.Tensor, torch.Tensor]:
+    found = _CONSTANTS.get((groups, device))
+    if found is None:
+        rows = GROUP // LANES
+        sign = torch.from_numpy(signs(0, groups * rows)).view(groups, rows, LANES)
+        found = sign.to(device), torch.from_numpy(lanes(0, groups)).to(device)
+        if len(_CONSTANTS) < 256:
+            _CONSTANTS[(groups, device)] = found
+    return found
+
+
+KERNELS: dict[str, Kernel] = {"cpu": on_host}
+
+
+def measure(tensor: torch.Tensor, detail: str) -> Statistics:
+    """Measure a tensor with the kernel of its device."""
+    return KERNELS.get(tensor.device.type, on_device)(tensor, detail)
+
+
+def resolve(batch: list[Statistics]) -> None:
+    """Bring the vectors that are still on a device to the host: one transfer per device."""
+    waiting: dict[torch.device, dict[int, Statistics]] = {}
+    for stats in batch:
+        if isinstance(stats.values, torch.Tensor):
+            waiting.setdefault(stats.values.device, {})[id(stats)] = stats
+    for group in waiting.values():
+        host = torch.stack([stats.values for stats in group.values()]).cpu().numpy()
+        for stats, row in zip(group.values(), host, strict=True):
+            stats.values = row

@@ -1,0 +1,61 @@
+"""`trueup.capture`: the one entry to the adapters."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from trueup.model import LEVELS, TrueupError
+from trueup.recorder.options import CaptureOptions, NumberSet
+
+if TYPE_CHECKING:
+    from trueup.adapters.torch import Capture
+
+
+def capture(
+    directory: str | Path,
+    *,
+    model: Any = None,
+    level: str | Sequence[str] = LEVELS,
+    detail: str = "stats",
+    steps: NumberSet = None,
+    ranks: NumberSet = None,
+    include: str | Sequence[str] | None = None,
+    exclude: str | Sequence[str] | None = None,
+    phase: str | Sequence[str] | None = None,
+    on_error: str = "continue",
+) -> Capture:
+    """Record what a training run does, in a ``with`` block.
+
+        with trueup.capture("runs/cpu", model=model, steps=range(0, 3)) as cap:
+            for batch in loader:
+                ...; loss.backward(); optimizer.step(); optimizer.zero_grad()
+                cap.step()      # optional: without it a step ends with the optimizer's step
+
+    Args:
+        directory: where the capture goes; must not hold one yet.
+        model: the module, or modules, whose paths name the scopes; without it the first module with parameters that runs is
+            the root.
+        level: one or more of ``module``, ``api``, ``aten``, or ``all``.
+        detail: ``digest``, ``stats`` or ``tensor``.
+        steps: steps to record: ``range(0, 3)``, ``[0, 7]``, ``"0:3"``; None records all.
+        ranks: ranks to record, in the same forms.
+        include: globs (``neck.*``, ``*softmax*``) or ``/regular expressions/`` on scope, operator or ``scope/operator``.
+        exclude: the same; wins over ``include``.
+        phase: one or more of ``forward``, ``recompute``, ``backward``, ``optimizer``, ``collective``, ``data``.
+        on_error: ``continue`` goes on training, loudly, when the capture cannot be written; ``stop`` raises in the training.
+
+    Raises:
+        TrueupError: an option is unknown or selects nothing, the directory holds a capture or cannot be written, a capture
+            is already running, or PyTorch is not imported.
+    """
+    options = CaptureOptions.of(
+        level=level, detail=detail, steps=steps, ranks=ranks, include=include, exclude=exclude, phase=phase, on_error=on_error
+    )
+    if "torch" not in sys.modules:
+        raise TrueupError("capture found no framework: import torch before you call trueup.capture")
+    from trueup.adapters.torch import capture as capture_torch
+
+    return capture_torch(directory, model, options)

@@ -1,0 +1,38 @@
+"""The one entrance to the statistics kernels."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from trueup.kernels import _twin
+from trueup.model import PACKED
+
+
+def summarize(array: NDArray[Any], out: NDArray[np.float64]) -> None:
+    """Fill ``out`` with the statistics and the sketch of ``array``, reading its bytes once.
+
+    >>> out = np.empty(PACKED)
+    >>> summarize(np.array([3.0, -4.0], np.float32), out)
+    >>> [float(x) for x in out[:4]]  # min, max, mean, l2
+    [-4.0, 3.0, -0.5, 5.0]
+
+    Args:
+        array: any shape and strides; float16/32/64, bfloat16 and the narrow floats of ml_dtypes, integers, bool (by
+            value), complex64/128 (as two reals an element, interleaved: mean and counts are over the reals).
+        out: float64 ``(PACKED,)``, contiguous: ``model.NUMBERS`` in order, then the 64 lanes of the sketch.
+
+    ``min``, ``max``, ``mean``, ``l2`` are over the finite elements, NaN where there is none; NaN and Inf are counted
+    and left out of sums and sketch. ``n_zero`` counts both zeros; ``n_subnormal`` and ``n_saturated`` (|x| is the
+    dtype's largest finite number) are 0 for integers and bool. Sums are float64; ``mean`` and ``l2`` do not overflow;
+    a lane of the sketch may where elements near 1e308 add up. Integers beyond 2**53 are rounded to float64.
+
+    Raises:
+        TypeError: the dtype holds no numbers, or is wider than float64.
+        ValueError: ``out`` is not float64 ``(PACKED,)``.
+    """
+    if out.shape != (PACKED,) or out.dtype != np.float64:
+        raise ValueError(f"out: expected float64 ({PACKED},), got {out.dtype} {out.shape}")
+    _twin.summarize(array, out)

@@ -1,0 +1,125 @@
+"""The options of a capture, from Python, from the command line or from the environment of an armed process."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from trueup.model import DETAILS, LEVELS, PHASES, TrueupError
+from trueup.recorder.filters import Patterns
+
+Ranges = tuple[tuple[int, int | None], ...]
+"""Half-open ranges of integers; an end of None is open."""
+
+NumberSet = str | int | range | Iterable[int] | None
+
+
+def parse_numbers(value: NumberSet, what: str) -> Ranges | None:
+    """Read a set of step or rank numbers: ``range(0, 3)``, ``[0, 2]``, ``7``, ``"0:3"``, ``"0,2,5:"``; None means all.
+
+    Raises:
+        TrueupError: the value is none of these, or selects nothing.
+    """
+    if value is None:
+        return None
+    if isinstance(value, str):
+        ranges = tuple(_parse_range(part.strip(), value, what) for part in value.split(","))
+    elif isinstance(value, int):
+        ranges = ((value, value + 1),)
+    elif isinstance(value, range) and value.step == 1:
+        ranges = ((value.start, value.stop),)
+    else:
+        ranges = tuple((int(n), int(n) + 1) for n in value)
+    if not any(stop is None or stop > start for start, stop in ranges):
+        raise TrueupError(f"{what} {value!r} selects nothing: give e.g. 0:3 (0, 1 and 2), 0,2,5 or 10: (from 10 on)")
+    return ranges
+
+
+def _parse_range(part: str, whole: str, what: str) -> tuple[int, int | None]:
+    start, colon, stop = part.partition(":")
+    try:
+        first = int(start or 0)
+        return first, (int(stop) if stop else None) if colon else first + 1
+    except ValueError:
+        raise TrueupError(f"{what} {whole!r} is not a set of numbers: expected e.g. 0:3, 0,2,5 or 10:, got {part!r}") from None
+
+
+def in_ranges(number: int, ranges: Ranges | None) -> bool:
+    """Tell whether ``number`` is selected."""
+    return ranges is None or any(start <= number and (stop is None or number < stop) for start, stop in ranges)
+
+
+@dataclass(frozen=True, slots=True)
+class CaptureOptions:
+    """What to capture. Build it with `CaptureOptions.of`, which checks every value."""
+
+    levels: tuple[str, ...] = LEVELS
+    detail: str = "stats"
+    steps: Ranges | None = None
+    ranks: Ranges | None = None
+    include: tuple[str, ...] = ()
+    exclude: tuple[str, ...] = ()
+    phases: tuple[str, ...] = PHASES
+    on_error: Literal["continue", "stop"] = "continue"
+
+    @classmethod
+    def of(
+        cls,
+        *,
+        level: str | Sequence[str] = LEVELS,
+        detail: str = "stats",
+        steps: NumberSet = None,
+        ranks: NumberSet = None,
+        include: str | Sequence[str] | None = None,
+        exclude: str | Sequence[str] | None = None,
+        phase: str | Sequence[str] | None = None,
+        on_error: str = "continue",
+    ) -> CaptureOptions:
+        """Check the options of `trueup.capture`.
+
+        Raises:
+            TrueupError: a value is unknown, or a selection selects nothing.
+        """
+        levels = _words("level", LEVELS if level == "all" else level, LEVELS)
+        phases = _words("phase", PHASES if phase is None else phase, PHASES)
+        (detail,) = _words("detail", detail, DETAILS)
+        if on_error not in ("continue", "stop"):
+            raise TrueupError(f"on_error {on_error!r} is unknown: expected continue or stop")
+        includes, excludes = _patterns(include), _patterns(exclude)
+        Patterns(includes), Patterns(excludes)  # an unreadable pattern is reported now, not in the training run
+        return cls(
+            levels, detail, parse_numbers(steps, "steps"), parse_numbers(ranks, "ranks"), includes, excludes, phases,
+            "stop" if on_error == "stop" else "continue",
+        )  # fmt: skip
+
+    def to_json(self) -> str:
+        """Encode for the environment of a child process."""
+        return json.dumps(dataclasses.asdict(self))
+
+    @classmethod
+    def from_json(cls, text: str) -> CaptureOptions:
+        """Decode what `to_json` encoded."""
+        values: dict[str, Any] = json.loads(text)
+        for name in ("steps", "ranks"):
+            if values[name] is not None:
+                values[name] = tuple(tuple(r) for r in values[name])
+        for name in ("levels", "include", "exclude", "phases"):
+            values[name] = tuple(values[name])
+        return cls(**values)
+
+
+def _patterns(value: str | Sequence[str] | None) -> tuple[str, ...]:
+    return () if value is None else (value,) if isinstance(value, str) else tuple(value)
+
+
+def _words(what: str, value: str | Sequence[str], known: Sequence[str]) -> tuple[str, ...]:
+    words = (value,) if isinstance(value, str) else tuple(value)
+    for word in words:
+        if word not in known:
+            raise TrueupError(f"{what} {word!r} is unknown: expected {', '.join(known)}")
+    if not words:
+        raise TrueupError(f"no {what} selected: expected one or more of {', '.join(known)}")
+    return tuple(word for word in known if word in words)

@@ -1,0 +1,286 @@
+"""The life of a capture within one process: calls begin, slots are added, parts reach the disk, the capture ends.
+
+Rows are appended under a lock by whatever thread executes the call (backward runs on its own on an accelerator) and written by
+a background thread every second or 64 MB, so a killed process loses no more than that.
+"""
+
+from __future__ import annotations
+
+import sys
+import threading
+from collections import defaultdict
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from trueup.model import TrueupError
+from trueup.recorder.filters import Patterns
+from trueup.recorder.options import CaptureOptions, in_ranges
+from trueup.recorder.rows import Statistics, columns
+from trueup.recorder.sites import Sites
+from trueup.store import Writer
+
+FLUSH_SECONDS = 1.0
+FLUSH_BYTES = 64 << 20
+PENDING_BYTES = 4 * FLUSH_BYTES  # beyond this the training waits for the disk: data is never dropped
+ROW_BYTES = 1024  # a row with its sketch, roughly
+
+
+@dataclass(slots=True)
+class Call:
+    """One execution of one operator, function or module, as the recorder knows it."""
+
+    seq: int
+    parent: int | None
+    phase: str
+    level: str
+    scope: str
+    op: str
+    ordinal: int
+    site: int | None
+    forward_seq: int | None
+    recorded: bool
+    """False when the options leave this call out; it still has its number and ordinal."""
+
+
+@dataclass(frozen=True, slots=True)
+class Tensor:
+    """The description of a slot's tensor: dtype, shape and strides in elements, device."""
+
+    dtype: str
+    shape: list[int]
+    strides: list[int] | None
+    device: str
+    numel: int
+
+
+class Recorder:
+    """Collects the calls of this process and writes them to a capture directory.
+
+    Args:
+        directory: the capture directory; created when the first row is written.
+        options: what to keep.
+        identify: called once, when the first row is written: ``(rank, root manifest, rank manifest)``.
+        resolve: brings the statistics of many buffers from their device, in one transfer.
+        internal: directories whose stack frames are the framework's.
+    """
+
+    def __init__(
+        self,
+        directory: Path,
+        options: CaptureOptions,
+        identify: Callable[[], tuple[int, dict[str, Any], dict[str, Any]]],
+        resolve: Callable[[list[Statistics]], None],
+        internal: tuple[str, ...] = (),
+    ) -> None:
+        self.directory = directory
+        self.options = options
+        self.step = 0
+        self.calls = 0
+        self.notes: dict[str, None] = {}
+        self.sites = Sites(internal)
+        self._identify, self._resolve = identify, resolve
+        self._include, self._exclude = Patterns(options.include), Patterns(options.exclude)
+        self._selected: dict[tuple[str, str, str, str], bool] = {}
+        self._ordinals: defaultdict[tuple[str, str, str, str], int] = defaultdict(int)
+        self._seq = 0
+        self._rows: list[tuple[Any, ...]] = []
+        self._bytes = 0
+        self._payloads: set[tuple[int, str]] = set()
+        self._places: dict[tuple[int, str], tuple[str, str]] = {}
+        self._lock = threading.RLock()
+        self._wake = threading.Event()
+        self._drained = threading.Event()
+        self._write_lock = threading.Lock()
+        self._writer: Writer | None = None
+        self._thread: threading.Thread | None = None
+        self._closed = False
+        self.failure: str | None = None
+
+    # ---------------------------------------------------------------- what adapters call
+    @property
+    def active(self) -> bool:
+        """Whether the present step is one that the options select and recording still works."""
+        return not self._closed and self.failure is None and in_ranges(self.step, self.options.steps)
+
+    def number(self) -> int:
+        """Return the next execution number."""
+        with self._lock:
+            self._seq += 1
+            return self._seq - 1
+
+    def begin(
+        self, level: str, phase: str, scope: str, op: str, *, parent: int | None = None, site: int | None = None,
+        forward_seq: int | None = None, seq: int | None = None,
+    ) -> Call:  # fmt: skip
+        """Number a call. Its ordinal counts calls of this op in this scope, phase and step, kept or not."""
+        if self.failure is not None and self.options.on_error == "stop":
+            raise TrueupError(f"capture stopped, and the run with it, as asked: {self.failure}")
+        key = (level, phase, scope, op)
+        with self._lock:
+            ordinal = self._ordinals[key]
+            self._ordinals[key] = ordinal + 1
+            if seq is None:
+                seq = self._seq
+                self._seq += 1
+        recorded = self._selected.get(key)
+        if recorded is None:
+            recorded = self._selected[key] = self._selects(*key)
+        return Call(seq, parent, phase, level, scope, op, ordinal, site, forward_seq, recorded)
+
+    def slot(
+        self, call: Call, name: str, tensor: Tensor, stats: Statistics | None,
+        producer: tuple[int, str] | None = None,
+    ) -> None:  # fmt: skip
+        """Add a tensor of a call."""
+        producer_seq, producer_slot = producer or (None, None)
+        self._append(
+            (
+                self.step, call.seq, call.parent, call.phase, call.level, call.scope, call.op, call.ordinal, name,
+                tensor.dtype, tensor.shape, tensor.strides, tensor.device, tensor.numel, None, producer_seq,
+                producer_slot, call.forward_seq, call.site, stats,
+            ),
+            0 if stats is None or stats.data is None else stats.data.nbytes,
+        )  # fmt: skip
+
+    def value(self, call: Call, text: str) -> None:
+        """Add the non-tensor arguments of a call, as JSON."""
+        self._append(
+            (
+                self.step, call.seq, call.parent, call.phase, call.level, call.scope, call.op, call.ordinal, "arguments",
+                None, None, None, None, None, text, None, None, call.forward_seq, call.site, None,
+            ),
+            0,
+        )  # fmt: skip
+
+    def wants_payload(self, digest: int, dtype: str) -> bool:
+        """Tell, once, that these bytes are not in the capture yet."""
+        key = (digest, dtype)
+        with self._lock:
+            if key in self._payloads:
+                return False
+            self._payloads.add(key)
+            return True
+
+    def note(self, text: str) -> None:
+        """Say what could not be seen; kept once, written to the manifest, shown in every report."""
+        self.notes.setdefault(text)
+
+    def end_step(self) -> None:
+        """Finish the present step: ordinals start anew."""
+        with self._lock:
+            self.step += 1
+            self._ordinals.clear()
+
+    def close(self, status: str = "complete") -> None:
+        """Write what is left and end the capture. Calling it again does nothing."""
+        if self._closed:
+            return
+        self._closed = True
+        if self._thread is not None:
+            self._wake.set()
+            self._thread.join()
+        self._flush()
+        if self._writer is not None:
+            self._guard(self._finish, status)
+
+    def abandon(self) -> None:
+        """Forget everything without touching the disk: for a forked child, whose parent owns the capture."""
+        self._closed, self._rows, self._writer, self._thread = True, [], None, None
+
+    # ---------------------------------------------------------------- inside
+    def _selects(self, level: str, phase: str, scope: str, op: str) -> bool:
+        if level not in self.options.levels or phase not in self.options.phases:
+            return False
+        if self._exclude and self._exclude.match(scope, op):
+            return False
+        return not self._include or self._include.match(scope, op)
+
+    def _append(self, row: tuple[Any, ...], extra: int) -> None:
+        if self._closed or self.failure is not None:
+            return
+        with self._lock:
+            self._rows.append(row)
+            self._bytes += ROW_BYTES + extra
+            pending = self._bytes
+        if self._thread is None:
+            self._start()
+        if pending > FLUSH_BYTES:
+            self._wake.set()
+            if pending > PENDING_BYTES and threading.current_thread() is not self._thread:
+                self._drained.clear()
+                self._wake.set()
+                self._drained.wait(timeout=60)
+
+    def _start(self) -> None:
+        with self._lock:
+            if self._thread is None:
+                self._thread = threading.Thread(target=self._run, name="trueup-writer", daemon=True)
+                self._thread.start()
+
+    def _run(self) -> None:
+        while not self._closed:
+            self._wake.wait(FLUSH_SECONDS)
+            self._wake.clear()
+            self._flush()
+
+    def _flush(self) -> None:
+        with self._write_lock:
+            with self._lock:
+                rows, self._rows, self._bytes = self._rows, [], 0
+            if rows and self.failure is None:
+                self._guard(self._write, rows)
+            self._drained.set()
+
+    def _write(self, rows: list[tuple[Any, ...]]) -> None:
+        writer = self._open()
+        self._resolve([row[-1] for row in rows if row[-1] is not None])
+        places = [self._store_payload(writer, row) for row in rows]
+        if new_sites := self.sites.take_new():
+            writer.add_sites(new_sites)
+        by_step: defaultdict[int, list[int]] = defaultdict(list)
+        for k, row in enumerate(rows):
+            by_step[row[0]].append(k)
+        for step, picked in by_step.items():
+            table = columns([rows[k] for k in picked], [places[k] for k in picked])
+            writer.write_records(step, table)
+        self.calls = max(self.calls, rows[-1][1] + 1)
+
+    def _store_payload(self, writer: Writer, row: tuple[Any, ...]) -> tuple[str, str] | None:
+        stats = row[-1]
+        if stats is None or self.options.detail != "tensor" or stats.digest is None:
+            return None
+        key = (stats.digest, row[9])
+        if stats.data is not None:
+            # Kept flat: a view of the same bytes in another shape is the same payload.
+            self._places[key] = writer.add_payload(f"{stats.digest:016x}", row[9], (stats.data.size,), stats.data)
+            stats.data = None
+        return self._places.get(key)
+
+    def _open(self) -> Writer:
+        if self._writer is None:
+            rank, root, manifest = self._identify()
+            self._writer = Writer(self.directory, rank, root, manifest)
+        for note in list(self.notes):
+            self._writer.note(note)
+        return self._writer
+
+    def _finish(self, status: str) -> None:
+        writer = self._open()
+        writer.close(status)
+
+    def _guard(self, action: Callable[..., None], *args: Any) -> None:
+        """Run a step of writing; a failure ends the capture loudly and never the training, unless the user asked for that."""
+        try:
+            action(*args)
+        except (OSError, TrueupError) as error:
+            with self._lock:
+                self.failure, self._rows = str(error), []
+            print(
+                f"trueup: capture stopped at step {self.step}: cannot write {self.directory}: {error}. "
+                f"{'The training goes on without it.' if self.options.on_error == 'continue' else 'Stopping, as asked.'}",
+                file=sys.stderr, flush=True,
+            )  # fmt: skip
+
+

@@ -1,0 +1,303 @@
+"""The npu tensor: a wrapper subclass that owns a CPU tensor and runs every aten operator on it.
+
+An `NPUTensor` has the device, sizes, strides, storage identity and version counter of a device tensor, and no memory of its
+own; ``_raw`` is the CPU tensor that holds the numbers. Views of a wrapper wrap views of its raw tensor, so an in-place write
+through any of them is seen by all, as on a device.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+NPU = torch.device("privateuseone", 0)  # named npu once the device is installed
+CPU = torch.device("cpu")
+
+# Operators that take CPU tensors beside device tensors on real devices too (indices, lengths, copies between devices).
+_CROSS_DEVICE = frozenset(
+    "copy_ _copy_from index index_put index_put_ _index_put_impl_ _unsafe_index _unsafe_index_put set_ _pack_padded_sequence "
+    "_pack_padded_sequence_backward tensor_split "
+    # The step counters of optimizers stay on the CPU beside device parameters; the foreach kernels take both.
+    "_foreach_add_ _foreach_add _foreach_mul_ _foreach_div_ _foreach_addcdiv_ _foreach_addcmul_ _foreach_pow "
+    "_fused_adam_ _fused_adamw_ _fused_sgd_ _fused_adagrad_".split()
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """What the schema of an operator tells the dispatcher; worked out once per operator."""
+
+    name: str
+    """``aten::add.Tensor``, the spelling used by faults and by `Fired`."""
+    view_of: int | None
+    """Position of the argument whose storage the outputs share, or None."""
+    written: tuple[int | str, ...]
+    """Arguments written in place: positions, and names of keyword-only ones."""
+    reshapes: bool
+    """The operator may change size, strides or storage of a written argument (``resize_``, ``t_``, ``out=``)."""
+    cross_device: bool
+
+
+def _plan(func: Any) -> Plan:
+    schema = func._schema
+    written: list[int | str] = []
+    sources: dict[str, int] = {}
+    for position, argument in enumerate(schema.arguments):
+        alias = argument.alias_info
+        if alias is None:
+            continue
+        if alias.is_write:
+            written.append(argument.name if argument.kwarg_only else position)
+        for label in alias.before_set:
+            sources.setdefault(label, position)
+    shared = [
+        sources[label]
+        for returned in schema.returns
+        if returned.alias_info is not None and not returned.alias_info.is_write
+        for label in returned.alias_info.before_set
+        if label in sources
+    ]
+    overload = f".{schema.overload_name}" if schema.overload_name else ""
+    return Plan(
+        name=f"{schema.name}{overload}",
+        view_of=shared[0] if shared else None,
+        written=tuple(written),
+        reshapes=torch.Tag.inplace_view in func.tags or any(isinstance(place, str) for place in written),
+        cross_device=schema.name.removeprefix("aten::") in _CROSS_DEVICE,
+    )
+
+
+_plans: dict[Any, Plan] = {}
+
+
+def plan_of(func: Any) -> Plan:
+    """Return the dispatch plan of an ``OpOverload``."""
+    plan = _plans.get(func)
+    if plan is None:
+        plan = _plans[func] = _plan(func)
+    return plan
+
+
+KERNELS: dict[Any, Callable[..., Any]] = {}
+"""Operators that the CPU has no kernel for, or whose CPU kernel draws other random numbers; the rest run as they are."""
+
+Interceptor = Callable[[Plan, Callable[..., Any], tuple[Any, ...], dict[str, Any]], Any]
+interceptors: dict[Any, Interceptor] = {}
+"""Operators touched by the faults and noise that are on now. Empty on a healthy device: then nothing is paid."""
+
+
+class NPUTensor(torch.Tensor):
+    """A tensor on the simulated device; made by the device's kernels, never by hand."""
+
+    _raw: torch.Tensor
+
+    @staticmethod
+    def __new__(cls, raw: torch.Tensor) -> NPUTensor:
+        tensor: NPUTensor = torch.Tensor._make_wrapper_subclass(
+            cls,
+            raw.size(),
+            strides=raw.stride(),
+            storage_offset=raw.storage_offset(),
+            storage_size=raw.untyped_storage().nbytes(),
+            dtype=raw.dtype,
+            device=NPU,
+        )
+        tensor._raw = raw
+        return tensor
+
+    # Subclass dispatch of the *function* level is off: the device is a device, not a tensor-like type.
+    __torch_function__ = torch._C._disabled_torch_function_impl
+
+    @classmethod
+    def __torch_dispatch__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        return dispatch(func, args, kwargs or {})
+
+    def __repr__(self, *, tensor_contents: str | None = None) -> str:
+        with torch.no_grad():
+            text = repr(self._raw.detach())
+        parts = [text.removesuffix(")"), "device='npu:0'"]
+        if self.grad_fn is not None:
+            parts.append(f"grad_fn=<{self.grad_fn.name()}>")
+        elif self.requires_grad:
+            parts.append("requires_grad=True")
+        text = ", ".join(parts) + ")"
+        return "Parameter containing:\n" + text if getattr(self, "_is_param", False) else text
+
+    def data_ptr(self) -> int:
+        """Address of the first element in the memory behind the device."""
+        return self._raw.data_ptr()
+
+    def tolist(self) -> Any:
+        """Return the numbers as nested lists; PyTorch's own refuses subclasses."""
+        return self._raw.tolist()
+
+    def numpy(self, *, force: bool = False) -> Any:
+        """Refuse as every device does, unless ``force``."""
+        if force:
+            return self.detach().cpu().numpy()
+        raise TypeError(
+            "can't convert npu:0 device type tensor to numpy. Use Tensor.cpu() to copy the tensor to host memory first."
+        )
+
+    def __array__(self, dtype: Any = None) -> Any:
+        return self.numpy()
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> Any:
+        if id(self) in memo:
+            return memo[id(self)]
+        if not self.is_leaf:
+            raise RuntimeError(
+                "Only Tensors created explicitly by the user (graph leaves) support the deepcopy protocol at the moment."
+            )
+        with torch.no_grad():
+            copied: Any = NPUTensor(self._raw.clone())
+        if getattr(self, "_is_param", False):
+            copied = torch.nn.Parameter(copied, self.requires_grad)
+        copied.requires_grad_(self.requires_grad)
+        memo[id(self)] = copied
+        if self.grad is not None:
+            copied.grad = self.grad.__deepcopy__(memo)
+        return copied
+
+    def __reduce_ex__(self, protocol: Any) -> Any:
+        from trueup.simdev.serialization import reduce
+
+        return reduce(self)
+
+    # ``x.data = y`` swaps the C++ side only; the raw tensor has to follow.
+    def _get_data(self) -> torch.Tensor:
+        return torch.Tensor.data.__get__(self)  # type: ignore[attr-defined, no-any-return]
+
+    def _set_data(self, value: torch.Tensor) -> None:
+        torch.Tensor.data.__set__(self, value)  # type: ignore[attr-defined]
+        self._raw = raw(value)
+
+    data = property(_get_data, _set_data)  # type: ignore[assignment]
+
+    # With these two, nn.Module.to() swaps parameters in place instead of replacing them, so tied weights stay tied and an
+    # optimizer made before .to("npu") keeps its parameters (torch/nn/modules/module.py, _apply).
+    def __tensor_flatten__(self) -> tuple[list[str], None]:
+        return ["_raw"], None
+
+    @staticmethod
+    def __tensor_unflatten__(inner: dict[str, torch.Tensor], context: Any, size: Any, stride: Any) -> NPUTensor:
+        return NPUTensor(inner["_raw"])
+
+
+def raw(tensor: torch.Tensor) -> torch.Tensor:
+    """Return the CPU tensor behind an npu tensor; it shares the memory and nothing is dispatched.
+
+    A tensor of another device is returned as it is.
+    """
+    return tensor._raw if isinstance(tensor, NPUTensor) else tensor
+
+
+def _unwrap(value: Any, owners: dict[int, torch.Tensor], foreign: list[torch.Tensor]) -> Any:
+    kind = value.__class__
+    if kind is NPUTensor:
+        inner = value._raw
+        owners[id(inner)] = value
+        return inner
+    if kind is tuple or kind is list:
+        return kind([_unwrap(item, owners, foreign) for item in value])
+    if kind is torch.device:
+        return CPU if value.type == "npu" else value
+    if isinstance(value, torch.Tensor):
+        owners[id(value)] = value
+        if value.dim():  # device kernels take CPU scalars
+            foreign.append(value)
+    return value
+
+
+def _wrap(value: Any, owners: dict[int, torch.Tensor], source: torch.Tensor | None) -> Any:
+    if isinstance(value, torch.Tensor):
+        owner = owners.get(id(value))
+        if owner is not None:
+            return owner
+        if not value.is_cpu:
+            return value
+        wrapped = NPUTensor(value)
+        if source is not None:
+            torch._functionalize_unsafe_set(wrapped, source)
+        return wrapped
+    if isinstance(value, (tuple, list)):
+        return value.__class__([_wrap(item, owners, source) for item in value])
+    return value
+
+
+def _first_tensor(value: Any) -> torch.Tensor | None:
+    return value if isinstance(value, NPUTensor) else None
+
+
+def _sync(wrapper: torch.Tensor, source: torch.Tensor | None) -> None:
+    """Give a wrapper the sizes, strides and storage that its raw tensor got from ``resize_``, ``set_`` or ``out=``.
+
+    ``source`` is the tensor that owns the storage from now on (``x.set_(source)``), else None.
+    """
+    inner = raw(wrapper)
+    if inner is wrapper:
+        return
+    shape = (wrapper.shape, wrapper.stride(), wrapper.storage_offset(), wrapper.untyped_storage().nbytes())
+    if source is None and shape == (inner.shape, inner.stride(), inner.storage_offset(), inner.untyped_storage().nbytes()):
+        return
+    fresh = NPUTensor(inner)
+    if source is not None:
+        torch._functionalize_unsafe_set(fresh, source)
+    elif shape[3] == inner.untyped_storage().nbytes():
+        torch._functionalize_unsafe_set(fresh, wrapper)  # the same memory seen with other strides (t_, squeeze_ ...)
+    # The meta kernel of set_ changes the C++ side alone; as torch.utils._python_dispatch does for the same purpose.
+    before = torch._C._meta_in_tls_dispatch_include()
+    with torch.utils._mode_utils.no_dispatch():
+        torch._C._set_meta_in_tls_dispatch_include(True)
+        try:
+            torch.ops.aten.set_.source_Tensor(wrapper, fresh)
+        finally:
+            torch._C._set_meta_in_tls_dispatch_include(before)
+
+
+def _refuse_mixed(plan: Plan, foreign: list[torch.Tensor]) -> None:
+    raise RuntimeError(
+        f"Expected all tensors to be on the same device, but found at least two devices, npu:0 and {foreign[0].device}! "
+        f"(when running {plan.name})"
+    )
+
+
+def dispatch(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """Run one aten operator on the raw tensors of its arguments and wrap what it returns."""
+    plan = _plans.get(func) or plan_of(func)
+    owners: dict[int, torch.Tensor] = {}
+    foreign: list[torch.Tensor] = []
+    raw_args = tuple([_unwrap(value, owners, foreign) for value in args])
+    raw_kwargs = kwargs
+    to_host = False
+    if kwargs:
+        raw_kwargs = {name: _unwrap(value, owners, foreign) for name, value in kwargs.items()}
+        device = kwargs.get("device")
+        to_host = device is not None and torch.device(device).type == "cpu"
+        if raw_kwargs.get("pin_memory"):
+            raw_kwargs["pin_memory"] = False
+    if foreign and not plan.cross_device and len(foreign) < len(owners):
+        _refuse_mixed(plan, foreign)
+    result = _execute(func, plan, raw_args, raw_kwargs)
+    if plan.reshapes:
+        for place in plan.written:
+            target = kwargs.get(place) if isinstance(place, str) else args[place] if place < len(args) else None
+            if isinstance(target, torch.Tensor):
+                _sync(target, _first_tensor(args[1]) if plan.name == "aten::set_.source_Tensor" else None)
+    if to_host:
+        return result
+    source = None if plan.view_of is None else _first_tensor(args[plan.view_of])
+    return _wrap(result, owners, source)
+
+
+def _execute(func: Any, plan: Plan, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    kernel = KERNELS.get(func, func)
+    interceptor = interceptors.get(func)
+    if torch._C._len_torch_function_stack():
+        # A TorchFunctionMode of the user's must see his calls, not those that the device makes to do its work.
+        with torch._C.DisableTorchFunction():
+            return interceptor(plan, kernel, args, kwargs) if interceptor else kernel(*args, **kwargs)
+    return interceptor(plan, kernel, args, kwargs) if interceptor else kernel(*args, **kwargs)

@@ -1,0 +1,67 @@
+"""Files that are there whole or not at all: write to ``<name>.tmp``, fsync, rename, fsync the folder."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Iterable
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+from trueup.store.layout import TEMPORARY
+
+Bytes = bytes | bytearray | memoryview
+
+
+def write_file(path: Path, chunks: Iterable[Any], *, replace: bool = True) -> None:
+    """Write ``chunks`` (bytes-like) to ``path`` atomically; after a failure neither it nor its temporary file is left.
+
+    Args:
+        path: the folder must exist.
+        chunks: written one after the other, without a copy.
+        replace: False raises FileExistsError when ``path`` exists, whoever came first.
+
+    Raises:
+        OSError: disk full, no permission, folder gone.
+    """
+    temporary = path.with_name(path.name + TEMPORARY if replace else f"{path.name}.{os.getpid()}{TEMPORARY}")
+    try:
+        with temporary.open("wb") as file:
+            for chunk in chunks:
+                file.write(chunk)
+            file.flush()
+            os.fsync(file.fileno())
+        if replace:
+            temporary.replace(path)
+        else:
+            os.link(temporary, path)  # unlike rename, a link never replaces
+            temporary.unlink()
+    except BaseException:
+        with suppress(OSError):
+            temporary.unlink()
+        raise
+    sync_folder(path.parent)
+
+
+def write_json(path: Path, content: dict[str, Any], *, replace: bool = True) -> None:
+    """Write a JSON object atomically; what JSON cannot say (paths, dtypes) is written as its text."""
+    text = json.dumps(content, indent=1, default=str)
+    write_file(path, [text.encode("utf-8", "backslashreplace"), b"\n"], replace=replace)
+
+
+def make_folder(path: Path, *, parents: bool = False) -> None:
+    """Create ``path`` durably; without ``parents``, a capture that was removed meanwhile is not half resurrected."""
+    if not path.is_dir():
+        path.mkdir(parents=parents, exist_ok=True)
+        sync_folder(path.parent)
+
+
+def sync_folder(path: Path) -> None:
+    """Make the names in a folder survive a power cut, where the system can (Windows cannot open folders)."""
+    with suppress(OSError):
+        descriptor = os.open(path, os.O_RDONLY)
+        try:
+            os.fsync(descriptor)
+        finally:
+            os.close(descriptor)

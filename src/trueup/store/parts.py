@@ -1,0 +1,120 @@
+"""Reading parts of records, each by itself, so that a damaged one costs only its own rows."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.parquet as pq
+
+from trueup.store import schema
+
+BROKEN = (pa.ArrowException, OSError, ValueError, TypeError, LookupError, OverflowError, MemoryError)
+"""What reading a damaged Parquet file raises."""
+
+ROWS_PER_BYTE = 64
+EXPANSION = 1024
+"""Most rows and most bytes a part may claim for a byte of its file; ours stay 10 times below. More is a bomb."""
+
+
+@dataclass(frozen=True, slots=True)
+class Part:
+    """A readable part of records."""
+
+    path: Path
+    rank: int
+    step: int
+    rows: int
+    names: tuple[str, ...]
+    has_payload: bool
+    has_sites: bool
+
+
+def inspect(path: Path, rank: int, step: int) -> Part:
+    """Read a part's footer.
+
+    Raises:
+        one of ``BROKEN``: it is truncated, damaged, or claims more than its file can hold.
+    """
+    size = path.stat().st_size
+    with pq.ParquetFile(path) as file:
+        metadata, names = file.metadata, file.schema_arrow.names
+        leaves = metadata.schema.names
+        groups = [metadata.row_group(index) for index in range(metadata.num_row_groups)]
+        claimed = sum(group.total_byte_size for group in groups)
+        if metadata.num_rows > ROWS_PER_BYTE * size or not 0 <= claimed <= EXPANSION * size:
+            raise ValueError(f"claims {metadata.num_rows} rows and {claimed} bytes in a file of {size}")
+        has = {name: _any_value(groups, leaves, name) for name in ("payload_segment", "site")}
+    return Part(path, rank, step, metadata.num_rows, tuple(names), has["payload_segment"], has["site"])
+
+
+def _any_value(groups: Iterable[Any], leaves: list[str], name: str) -> bool:
+    """Say whether a column holds anything but nulls, from the footer's statistics."""
+    if name not in leaves:
+        return False
+    index = leaves.index(name)
+    for group in groups:
+        statistics = group.column(index).statistics
+        if statistics is None or not statistics.has_null_count or statistics.null_count < group.num_rows:
+            return True
+    return False
+
+
+def read(part: Part, columns: Collection[str] | None, where: Mapping[str, Collection[Any]]) -> pa.Table:
+    """Read rows of a part whose columns have one of the wanted values, in the schema's types.
+
+    Args:
+        part: from ``inspect``.
+        columns: names, None for all that the part has; a known column that it lacks is null.
+        where: column -> accepted values.
+
+    Raises:
+        one of ``BROKEN``.
+    """
+    needed = list(part.names) if columns is None else [name for name in part.names if name in {*columns, *where}]
+    with pq.ParquetFile(part.path, page_checksum_verification=True) as file:
+        raw = file.read(needed, use_threads=False)
+    if raw.num_rows != part.rows:
+        raise ValueError(f"holds {raw.num_rows} rows, expected {part.rows}")
+    raw.validate(full=True)
+    arrays = {name: _typed(raw[name], name) for name in needed}
+    lacking = schema.RECORDS.names if columns is None else [*columns, *where]
+    for name in lacking:
+        if name not in arrays and name in schema.NAMES:
+            arrays[name] = pa.chunked_array([pa.nulls(part.rows, schema.RECORDS.field(name).type)])
+    table = pa.table(arrays)
+    if not set(where) <= set(arrays):  # an unknown column that this part lacks has no accepted value here
+        return table.slice(0, 0)
+    return _filter(table, where) if where else table
+
+
+def _typed(column: pa.ChunkedArray, name: str) -> pa.ChunkedArray:
+    if name not in schema.NAMES:
+        return column
+    kind = schema.RECORDS.field(name).type
+    return column if column.type == kind else column.cast(kind)
+
+
+def _filter(table: pa.Table, where: Mapping[str, Collection[Any]]) -> pa.Table:
+    mask = None
+    for name, accepted in where.items():
+        column = table[name]
+        if pa.types.is_dictionary(column.type):
+            column = column.cast(column.type.value_type)
+        one = pc.is_in(column, value_set=pa.array(list(accepted), column.type))
+        mask = one if mask is None else pc.and_(mask, one)
+    return table.filter(mask)
+
+
+def in_order(table: pa.Table) -> pa.Table:
+    """Sort by rank, step and seq; rows of a call keep the order in which they were written."""
+    keys = [table[name].to_numpy() for name in ("seq", "step", "rank")]
+    order = np.lexsort(keys)  # stable
+    if bool(np.all(order[1:] > order[:-1])):
+        return table
+    return table.take(pa.array(order))

@@ -1,0 +1,213 @@
+"""Reading a capture: what it holds, its records, its tensors, its call stacks, and what is missing."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Collection, Iterable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+from numpy.typing import NDArray
+
+from trueup.model import TrueupError
+from trueup.store import layout, manifest, parts, salvage, schema
+from trueup.store.parts import BROKEN, Part
+from trueup.store.segment import Segment, open_segment
+
+OPEN_SEGMENTS = 64
+"""Segments that stay mapped."""
+
+_KEYS = ("rank", "step", "seq")
+
+
+def open_capture(path: str | Path) -> Capture:
+    """Open a capture for reading, salvaging what an interrupted run left.
+
+    Raises:
+        TrueupError: there is no such directory, it is not a capture, its format is newer, or its manifest is damaged.
+    """
+    root = Path(path)
+    content = manifest.read_root(root)
+    return Capture(root, content, salvage.scan(root))
+
+
+class Capture:
+    """A capture on disk. Cheap to hold: records are read when asked for, tensors are mapped.
+
+    >>> capture = open_capture("runs/cpu")
+    >>> table = capture.records(["step", "seq", "op", "slot", "l2"], level="aten", step=0)
+    """
+
+    path: Path
+    root: dict[str, Any]
+    """The capture's manifest."""
+    ranks: dict[int, dict[str, Any]]
+    """Each rank's manifest, empty where it was lost."""
+    problems: list[str]
+    """One sentence for each thing that is missing or damaged; grows when reading finds more."""
+
+    def __init__(self, root: Path, content: dict[str, Any], found: salvage.Found) -> None:
+        self.path, self.root, self.ranks, self.problems = root, content, found.ranks, found.problems
+        self._parts, self._site_files = found.parts, found.sites
+        self._sites: dict[int, dict[int, tuple[tuple[str, ...], str | None]]] = {}
+        self._segments: dict[tuple[int, str], Segment] = {}
+        self._lock = threading.Lock()
+
+    def __repr__(self) -> str:
+        return f"Capture({str(self.path)!r}, {len(self.ranks)} ranks, {len(self.steps)} steps, {self.rows} rows)"
+
+    @property
+    def steps(self) -> list[int]:
+        """Steps with records, in order."""
+        return sorted({part.step for part in self._parts})
+
+    @property
+    def rows(self) -> int:
+        """Rows of all readable parts."""
+        return sum(part.rows for part in self._parts)
+
+    def records(
+        self,
+        columns: Sequence[str] | None = None,
+        *,
+        rank: int | Collection[int] | None = None,
+        step: int | Collection[int] | None = None,
+        **where: Any,
+    ) -> pa.Table:
+        """Return records sorted by rank, step and seq, the slots of a call in the order in which they were written.
+
+        Args:
+            columns: names, in order; None for all, those that a newer writer added included.
+            rank: one or several, None for all.
+            step: likewise; parts of other steps and ranks are not opened.
+            where: any other column: the value, or the values, to keep (``level="aten"``, ``phase=("forward",)``).
+
+        Returns:
+            a table in the types of ``schema.RECORDS`` (names are Arrow dictionaries). A part that turns out to be
+            damaged is left out and named in ``problems``.
+
+        Raises:
+            ValueError: a column is unknown.
+        """
+        wanted = {name: _values(value) for name, value in {"rank": rank, "step": step, **where}.items()}
+        accepted = {name: values for name, values in wanted.items() if values is not None}
+        known = schema.NAMES.union(*(part.names for part in self._parts))
+        unknown = sorted({*(columns or ()), *accepted} - known)
+        if unknown:
+            raise ValueError(f"no columns {unknown} in {self.path}: there are {sorted(known)}")
+        chosen = [
+            part
+            for part in self._parts
+            if all(getattr(part, key) in accepted[key] for key in ("rank", "step") if key in accepted)
+        ]
+        names = None if columns is None else [*dict.fromkeys([*columns, *_KEYS])]
+        with ThreadPoolExecutor(salvage.WORKERS) as pool:
+            tables = [table for table in pool.map(lambda part: self._read(part, names, accepted), chosen) if table]
+        if not tables:
+            return schema.RECORDS.empty_table().select(
+                [c for c in columns or schema.RECORDS.names if c in schema.NAMES]
+            )
+        table = self._joined(tables).unify_dictionaries()
+        ordered = [name for name in schema.RECORDS.names if name in table.column_names]
+        extra = [name for name in table.column_names if name not in schema.NAMES]
+        return parts.in_order(table).select(columns if columns is not None else [*ordered, *extra])
+
+    def _joined(self, tables: list[pa.Table]) -> pa.Table:
+        try:
+            return pa.concat_tables(tables, promote_options="permissive")
+        except pa.ArrowException as error:  # only columns that are not ours can disagree
+            self._problem(f"unknown columns differ in type between parts and are left out: {error}")
+            ours = [table.select([name for name in table.column_names if name in schema.NAMES]) for table in tables]
+            return pa.concat_tables(ours)
+
+    def _read(self, part: Part, names: list[str] | None, where: dict[str, Collection[Any]]) -> pa.Table | None:
+        try:
+            return parts.read(part, names, where)
+        except BROKEN as error:
+            self._problem(salvage.damaged(part.path, part.rank, part.step, error))
+            return None
+
+    def _problem(self, text: str) -> None:
+        with self._lock:
+            if text not in self.problems:
+                self.problems.append(text)
+
+    def payload(self, rank: int, segment: str, key: str) -> NDArray[Any]:
+        """Return a recorded tensor as a read-only array over the mapped file; a record names ``segment`` and ``key``.
+
+        Raises:
+            TrueupError: the file is missing or damaged, or does not hold the tensor; the message says what can be done.
+        """
+        with self._lock:
+            opened = self._segments.get((rank, segment))
+            if opened is None:
+                path = salvage.segment_path(self.path, rank, segment)
+                try:
+                    opened = open_segment(path)
+                except OSError as error:
+                    raise TrueupError(f"{path} cannot be read: {error.strerror}; check its permissions") from None
+                if len(self._segments) >= OPEN_SEGMENTS:
+                    self._segments.pop(next(iter(self._segments)))
+                self._segments[rank, segment] = opened
+        return opened.tensor(key)
+
+    def sites(self, rank: int) -> dict[int, tuple[tuple[str, ...], str | None]]:
+        """Return the call stacks of a rank: site -> (frames, innermost first; text of the innermost line or None)."""
+        if rank not in self._sites:
+            stacks: dict[int, tuple[tuple[str, ...], str | None]] = {}
+            for path in self._site_files.get(rank, ()):
+                try:
+                    table = pq.read_table(path, schema=schema.SITES, page_checksum_verification=True, partitioning=None)
+                    table.validate(full=True)
+                    for row in table.to_pylist():
+                        stacks[row["site"]] = (tuple(row["frames"] or ()), row["line_text"])
+                except BROKEN as error:
+                    reason = str(error).splitlines()[0][:200]
+                    self._problem(f"rank {rank}: {path.name} is damaged ({reason}); its call stacks are missing")
+            self._sites[rank] = stacks
+        return self._sites[rank]
+
+    def processes(self) -> list[dict[str, Any]]:
+        """Return the reports of processes that were armed, those that recorded nothing included."""
+        reports = []
+        for path in sorted((self.path / layout.PROCESSES).glob("*.json")):
+            try:
+                reports.append(manifest.read_object(self.path, path))
+            except (OSError, TrueupError) as error:
+                self._problem(str(error))
+        return reports
+
+    def query(self, sql: str) -> pa.Table:
+        """Run SQL (DuckDB) over a view named ``records``; files and the network are out of its reach.
+
+        The view has all columns; ``sketch`` only if the query names it, for it is most of the bytes.
+
+        Raises:
+            TrueupError: DuckDB refuses the query.
+        """
+        import duckdb
+
+        connection = duckdb.connect(":memory:")
+        try:
+            connection.execute("SET python_enable_replacements = false")
+            known = {*schema.RECORDS.names}.union(*(part.names for part in self._parts))
+            connection.register("records", self.records(sorted(known - ({"sketch"} if "sketch" not in sql else set()))))
+            connection.execute("SET enable_external_access = false; SET lock_configuration = true")
+            relation = connection.sql(sql)
+            return pa.table({}) if relation is None else relation.to_arrow_table()
+        except duckdb.Error as error:
+            raise TrueupError(f"the query on {self.path} failed: {error}") from None
+        finally:
+            connection.close()
+
+
+def _values(value: Any) -> Collection[Any] | None:
+    if value is None:
+        return None
+    if isinstance(value, Iterable) and not isinstance(value, str):
+        return frozenset(np.asarray(list(value)).tolist())
+    return frozenset([value])

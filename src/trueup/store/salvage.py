@@ -1,0 +1,181 @@
+"""Finding out what a capture holds and what it has lost: a damaged file is named, nothing raises."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from trueup.model import TrueupError
+from trueup.store import layout, manifest, parts
+from trueup.store.parts import BROKEN, Part
+from trueup.store.segment import open_segment
+
+WORKERS = min(8, os.cpu_count() or 1)
+
+
+@dataclass(slots=True)
+class Found:
+    """What is there, and what is wrong with it."""
+
+    ranks: dict[int, dict[str, Any]] = field(default_factory=dict)
+    parts: list[Part] = field(default_factory=list)
+    sites: dict[int, list[Path]] = field(default_factory=dict)
+    problems: list[str] = field(default_factory=list)
+
+
+def scan(root: Path) -> Found:
+    """Look at every folder, manifest and footer of a capture."""
+    found = Found()
+    for name in _names(root, found):
+        rank = layout.number(layout.RANK, name)
+        if rank is not None and _is_folder(root / name, found):
+            _scan_rank(root, rank, found)
+    _check_references(root, found)
+    return found
+
+
+def _scan_rank(root: Path, rank: int, found: Found) -> None:
+    folder = root / layout.rank_name(rank)
+    found.ranks[rank] = _rank_manifest(root, folder, rank, found)
+    found.sites[rank] = []
+    candidates: list[tuple[int, Path]] = []
+    for name in _names(folder, found):
+        step = layout.number(layout.STEP, name)
+        if step is not None and _is_folder(folder / name, found):
+            candidates += _step_parts(folder / name, rank, step, found)
+        elif layout.number(layout.SITES, name) is not None and _is_file(folder / name, found):
+            found.sites[rank].append(folder / name)
+        elif name.endswith(layout.TEMPORARY):
+            found.problems.append(f"rank {rank}: {name} was never finished; what it would have held is missing")
+    with ThreadPoolExecutor(WORKERS) as pool:
+        for part in pool.map(lambda item: _inspect(item[1], rank, item[0]), candidates):
+            if isinstance(part, str):
+                found.problems.append(part)
+            else:
+                found.parts.append(part)
+    _check_count(rank, found)
+
+
+def _rank_manifest(root: Path, folder: Path, rank: int, found: Found) -> dict[str, Any]:
+    try:
+        content = manifest.read_object(root, folder / layout.MANIFEST)
+    except FileNotFoundError:
+        found.problems.append(f"rank {rank} has no {layout.MANIFEST}: the process ended as it began to record")
+        return {}
+    except (TrueupError, OSError) as error:
+        found.problems.append(f"rank {rank}: {error}")
+        return {}
+    if content.get("status") != "complete":
+        found.problems.append(
+            f"rank {rank} was interrupted or is still recording (status {str(content.get('status'))[:40]!r}): "
+            "readable up to the last flush"
+        )
+    return content
+
+
+def _step_parts(folder: Path, rank: int, step: int, found: Found) -> Iterator[tuple[int, Path]]:
+    numbers = []
+    for name in _names(folder, found):
+        index = layout.number(layout.RECORDS, name)
+        if index is not None and _is_file(folder / name, found):
+            numbers.append(index)
+            yield step, folder / name
+        elif name.endswith(layout.TEMPORARY):
+            found.problems.append(f"rank {rank} step {step}: {name} was never finished; its calls are missing")
+    expected = range(min(max(numbers, default=-1), 2 * len(numbers) + 8) + 1)  # a hostile number must not cost memory
+    absent = sorted(set(expected) - set(numbers))[:8]
+    found.problems.extend(
+        f"rank {rank} step {step}: records-{index:04d}.parquet is missing, and its calls" for index in absent
+    )
+
+
+def _inspect(path: Path, rank: int, step: int) -> Part | str:
+    try:
+        return parts.inspect(path, rank, step)
+    except BROKEN as error:
+        return damaged(path, rank, step, error)
+
+
+def damaged(path: Path, rank: int, step: int, error: BaseException) -> str:
+    """Return the note on a part that cannot be read."""
+    reason = (str(error).strip() or type(error).__name__).splitlines()[0][:200]
+    return f"rank {rank} step {step}: {path.name} is truncated or damaged ({reason}); skipped, its calls are missing"
+
+
+def _check_count(rank: int, found: Found) -> None:
+    """Compare with what the rank says that it wrote; a folder deleted afterwards leaves no other trace."""
+    written = found.ranks[rank].get("written")
+    if found.ranks[rank].get("status") != "complete" or not isinstance(written, dict):
+        return
+    here = sum(part.rank == rank for part in found.parts)
+    if written.get("parts") != here:
+        found.problems.append(
+            f"rank {rank} wrote {str(written.get('parts'))[:20]} parts of records, {here} can be read"
+        )
+
+
+def _check_references(root: Path, found: Found) -> None:
+    """Look for the payload segments and call stacks that records refer to."""
+    segments: dict[tuple[int, str], None] = {}
+    for part in found.parts:
+        if part.has_payload:
+            try:
+                column = parts.read(part, ["payload_segment"], {})["payload_segment"]
+                segments |= dict.fromkeys((part.rank, name) for name in column.unique().to_pylist() if name is not None)
+            except BROKEN:
+                pass  # named when its records are read
+    for rank, name in segments:
+        try:
+            open_segment(segment_path(root, rank, name)).check()
+        except (TrueupError, OSError) as error:
+            found.problems.append(f"rank {rank}: {error}")
+    for rank in sorted({part.rank for part in found.parts if part.has_sites}):
+        if not found.sites[rank]:
+            found.problems.append(
+                f"rank {rank}: the call stacks (sites-*.parquet) are missing; findings have no source"
+            )
+
+
+def segment_path(root: Path, rank: int, name: str) -> Path:
+    """Return the file of a payload segment.
+
+    Raises:
+        TrueupError: the name is none of a segment, the file is missing, or it lies outside the capture.
+    """
+    if layout.number(layout.SEGMENT, name) is None:
+        raise TrueupError(f"{name[:80]!r} is no payload segment: expected tensors-NNNN.safetensors; record again")
+    path = root / layout.rank_name(rank) / name
+    try:
+        return layout.real_file(root, path)
+    except FileNotFoundError:
+        raise TrueupError(
+            f"{path} is missing: its tensors cannot be read; copy it back from the machine that recorded the capture, "
+            "or record again"
+        ) from None
+
+
+def _names(folder: Path, found: Found) -> list[str]:
+    try:
+        return sorted(os.listdir(folder))  # noqa: PTH208  (10,000 names; Path objects would cost more than the listing)
+    except OSError as error:
+        found.problems.append(f"{folder} cannot be read: {error.strerror}")
+        return []
+
+
+def _is_folder(path: Path, found: Found) -> bool:
+    return _is(path, path.is_dir(), found)
+
+
+def _is_file(path: Path, found: Found) -> bool:
+    return _is(path, path.is_file(), found)
+
+
+def _is(path: Path, kind: bool, found: Found) -> bool:
+    if path.is_symlink() or not kind:
+        found.problems.append(f"{path} is a link or not what its name says; skipped")
+        return False
+    return True

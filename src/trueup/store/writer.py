@@ -1,0 +1,249 @@
+"""Writing one rank of a capture: parts of records, payload segments, call stacks, manifest.
+
+Every file appears whole or not at all, and nothing refers to a file that is not yet on disk, so a process killed at any
+point leaves a capture that is readable up to its last flush.
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+from collections.abc import Iterable, Mapping, Sequence
+from datetime import datetime, timezone
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from trueup.model import TrueupError
+from trueup.store import durable, layout, schema
+from trueup.store.ownership import check_run, take
+from trueup.store.segment import PendingSegment
+
+SEGMENT_BYTES = 64 * 2**20
+"""Payload that is gathered before a segment is written."""
+
+
+class Writer:
+    """One rank's side of a capture; the methods may be called from several threads.
+
+    >>> writer = Writer(Path("runs/cpu"), claim(Path("runs/cpu"), 0), root={...}, manifest={...})
+    >>> segment, key = writer.add_payload(digest, "float32", (2, 3), array.tobytes())
+    >>> writer.write_records(0, {"seq": [0], "op": ["aten::mm"], "payload_segment": [segment], "payload_key": [key]})
+    >>> writer.close("complete")
+    """
+
+    def __init__(self, directory: Path, rank: int, root: Mapping[str, Any], manifest: Mapping[str, Any]) -> None:
+        """Take the rank's folder and write both manifests.
+
+        Args:
+            directory: the capture; created if need be.
+            rank: as given by ``claim`` (or free).
+            root: what all ranks share (trueup_version, command, levels, detail, config, run ...), written by the first
+                rank; ``format_version`` and ``created`` are added.
+            manifest: what this rank says of itself (framework, devices, versions, seeds, world_size, environment ...);
+                ``rank``, ``pid``, ``status`` and ``notes`` are added.
+
+        Raises:
+            TrueupError: the folder already holds a capture, or the directory one of another format.
+            OSError: it cannot be written.
+        """
+        self.directory = Path(directory)
+        self.rank = rank
+        self.folder = self.directory / layout.rank_name(rank)
+        self._pid = os.getpid()
+        self._lock = threading.RLock()
+        lock = take(self.directory, rank, root.get("run"))
+        self._write_root(root)
+        notes = [str(note) for note in manifest.get("notes", ())]
+        if lock.get("preferred_rank") != rank:
+            notes.append(f"rank {lock.get('preferred_rank')} was taken by another process; this one is rank {rank}")
+        self._manifest = {**manifest, "rank": rank, "pid": self._pid, "status": "recording", "notes": notes}
+        self._counts = {"parts": 0, "rows": 0, "payload_bytes": 0}
+        self._parts: dict[int, int] = {}
+        self._keys: dict[str, str] = {}
+        self._segments = 0
+        self._pending = self._next_segment()
+        self._sites: list[tuple[int, list[str], str | None]] = []
+        self._site_parts = 0
+        self._noted = False
+        self._write_manifest()
+
+    def write_records(self, step: int, columns: Mapping[str, Any]) -> None:
+        """Write one part of records, after what it refers to; ``rank`` and ``step`` are filled in.
+
+        Args:
+            step: whose folder it goes to, from 0.
+            columns: see ``schema.table``.
+
+        Raises:
+            OSError: the part was not written, nothing of it is left.
+            ValueError: the columns do not make a table.
+        """
+        with self._lock:
+            self._flush()
+            rows = len(next(iter(columns.values()), ()))
+            if not rows:
+                return
+            table = schema.table({**columns, "step": [step] * rows, "rank": [self.rank] * rows})
+            folder = self.folder / layout.step_name(step)
+            durable.make_folder(folder)
+            part = self._parts.get(step, 0)
+            durable.write_file(folder / f"records-{part:04d}.parquet", [encode_records(table)])
+            self._parts[step] = part + 1
+            self._counts["parts"] += 1
+            self._counts["rows"] += rows
+
+    def add_payload(self, digest: str, dtype: str, shape: Sequence[int], raw: Any) -> tuple[str, str]:
+        """Keep a tensor's bytes, once; return ``(payload_segment, payload_key)`` for its record.
+
+        Equal digest, dtype and shape are taken for equal bytes (xxh3 has 64 bits: among a million tensors, one chance
+        in 40 million that two differ unseen).
+
+        Args:
+            digest: 16 hexadecimal digits.
+            dtype: as in the record.
+            shape: sizes.
+            raw: bytes-like in logical C order; kept until the segment is written, so it must not change.
+
+        Raises:
+            OSError: a full segment could not be written; its tensors are lost, and noted.
+        """
+        raw = memoryview(raw).cast("B")
+        key = f"{digest}-{dtype}-{'x'.join(map(str, shape))}"
+        with self._lock:
+            segment = self._keys.get(key)
+            if segment is None:
+                segment = self._keys[key] = self._pending.name
+                self._pending.add(key, dtype, tuple(int(size) for size in shape), raw)
+                if self._pending.size >= SEGMENT_BYTES:
+                    self._write_segment()
+            return segment, key
+
+    def add_sites(self, rows: Iterable[tuple[int, Sequence[str], str | None]]) -> None:
+        """Keep call stacks ``(site, frames, line_text)``: innermost frame first, site unique in the rank."""
+        with self._lock:
+            self._sites.extend((site, list(frames), text) for site, frames, text in rows)
+
+    def note(self, text: str) -> None:
+        """Add an observer note to the manifest (once per text); it is written with the next flush."""
+        with self._lock:
+            if text not in self._manifest["notes"]:
+                self._manifest["notes"].append(text)
+                self._noted = True
+
+    def update(self, **fields: Any) -> None:
+        """Set fields of the rank's manifest (seeds, devices that appeared later); written with the next flush."""
+        with self._lock:
+            self._manifest |= fields
+            self._noted = True
+
+    def flush(self) -> None:
+        """Bring payload, stacks and notes to disk.
+
+        Raises:
+            OSError: what could not be written is lost, except stacks and notes, which the next flush tries again.
+        """
+        with self._lock:
+            self._flush()
+
+    def close(self, status: str = "complete") -> None:
+        """Flush and write the final status into the manifest; a second call does nothing.
+
+        Raises:
+            OSError: the capture reads as interrupted.
+        """
+        with self._lock:
+            if self._manifest["status"] != "recording":
+                return
+            self._flush()
+            self._write_manifest(status)
+
+    def _flush(self) -> None:
+        if os.getpid() != self._pid:
+            raise TrueupError(
+                f"rank {self.rank} belongs to process {self._pid}: a forked child must claim its own rank"
+            )
+        if self._pending.tensors:
+            self._write_segment()
+        if self._sites:
+            self._write_sites()
+        if self._noted:
+            self._write_manifest()
+
+    def _next_segment(self) -> PendingSegment:
+        self._segments += 1
+        return PendingSegment(f"tensors-{self._segments - 1:04d}.safetensors")
+
+    def _write_segment(self) -> None:
+        full = self._pending
+        self._pending = self._next_segment()  # whatever happens: memory must not grow on a full disk
+        try:
+            durable.write_file(self.folder / full.name, full.chunks())
+            self._counts["payload_bytes"] += full.size
+        except OSError as error:
+            for key, *_ in full.tensors:
+                self._keys.pop(key, None)
+            self.note(f"{len(full.tensors)} tensors ({full.size} bytes) were lost: {error.strerror or error}")
+            raise
+
+    def _write_sites(self) -> None:
+        columns = [list(column) for column in zip(*self._sites, strict=True)]
+        table = pa.table(columns, schema=schema.SITES)
+        path = self.folder / f"sites-{self._site_parts:04d}.parquet"
+        durable.write_file(path, [_encode(table, compression="zstd", write_page_checksum=True)])
+        self._site_parts += 1
+        self._sites = []
+
+    def _write_manifest(self, status: str = "recording") -> None:
+        content = {**self._manifest, "status": status, "written": dict(self._counts)}
+        durable.write_json(self.folder / layout.MANIFEST, content)
+        self._manifest["status"] = status
+        self._noted = False
+
+    def _write_root(self, root: Mapping[str, Any]) -> None:
+        created = datetime.now(timezone.utc).isoformat(timespec="seconds")
+        content = {"created": created, **root, "format_version": layout.FORMAT_VERSION}
+        try:
+            durable.write_json(self.directory / layout.MANIFEST, content, replace=False)
+        except FileExistsError:
+            check_run(self.directory, root.get("run"))
+
+
+def encode_records(table: pa.Table) -> pa.Buffer:
+    """Return a records part as Parquet: dictionaries, zstd, page checksums; sketches plain, for they are noise."""
+    sketch = "sketch.list.element"
+    leaves = [_leaf(field) for field in table.schema]
+    return _encode(
+        table,
+        compression={leaf: "none" if leaf == sketch else "zstd" for leaf in leaves},
+        use_dictionary=[leaf for leaf in leaves if leaf in schema.DICTIONARIES],
+        write_page_checksum=True,
+    )
+
+
+def _leaf(field: pa.Field) -> str:
+    """Return the Parquet path of a column's values."""
+    return (
+        f"{field.name}.list.element"
+        if pa.types.is_list(field.type) or pa.types.is_fixed_size_list(field.type)
+        else field.name
+    )
+
+
+def _encode(table: pa.Table, **options: Any) -> pa.Buffer:
+    sink = pa.BufferOutputStream()
+    pq.write_table(table, sink, **options)
+    return sink.getvalue()
+
+
+def write_process(directory: Path, report: Mapping[str, Any], pid: int | None = None) -> None:
+    """Write ``processes/<pid>.json``, the report of a process that was armed, whether or not it recorded anything.
+
+    Raises:
+        OSError: it cannot be written.
+    """
+    folder = Path(directory) / layout.PROCESSES
+    durable.make_folder(folder, parents=True)
+    durable.write_json(folder / f"{pid or os.getpid()}.json", {"pid": pid or os.getpid(), **report})

@@ -1,0 +1,93 @@
+"""From a suspected call to a `Finding`: its numbers, its place in the user's code, its sentence."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from typing import Literal
+
+from trueup.model import Finding, SlotComparison, SlotState
+from trueup.report.sentence import evidence
+from trueup.verdict.judge import Judged
+from trueup.verdict.locate import Suspect
+from trueup.verdict.measure import SlotError
+from trueup.verdict.streams import Row, Stream, is_output
+
+Frames = dict[int, tuple[tuple[str, ...], str | None]]
+
+
+def suspect_finding(suspect: Suspect, baseline: Stream, candidate: Stream, sites: Frames) -> Finding:
+    """Describe a suspected call in full."""
+    judged = suspect.judged
+    slots = [_slot(e, judged, baseline, candidate) for e in judged.call.slots.values()]
+    if judged.call.arguments is not None:
+        first, second = judged.call.arguments
+        slots.append(SlotComparison("arguments", "deviates", math.nan, "value", ("", ""), ("", ""), first, second))
+    if suspect.kind == "input":
+        slots.sort(key=lambda s: s.slot != suspect.reason)
+    made = dataclasses.replace(
+        _bare(judged.call.candidate, sites),
+        kind=suspect.kind,
+        rule=judged.row.name,
+        error_in=judged.error_in,
+        error_out=judged.error_out,
+        expected=judged.expected,
+        slots=tuple(slots),
+        api=suspect.api,
+        aten=suspect.children,
+        seq=(judged.call.baseline.seq, judged.call.candidate.seq),
+        confidence="high" if suspect.certain else "could be rounding",
+    )
+    return dataclasses.replace(made, sentence=f"{made.name}: {evidence(made)}")
+
+
+def victim_finding(judged: Judged, sites: Frames) -> Finding:
+    """Describe a call that passes on what it got."""
+    made = dataclasses.replace(
+        _bare(judged.call.candidate, sites),
+        rule=judged.row.name,
+        error_in=judged.error_in,
+        error_out=judged.error_out,
+        expected=judged.expected,
+        seq=(judged.call.baseline.seq, judged.call.candidate.seq),
+    )
+    return dataclasses.replace(made, sentence=f"{made.name}: its outputs differ as far as its inputs explain")
+
+
+def unmatched_finding(call: Row, side: Literal["baseline", "candidate"], sites: Frames) -> Finding:
+    """Describe a call that one side lacks."""
+    seq = (call.seq, -1) if side == "baseline" else (-1, call.seq)
+    made = dataclasses.replace(_bare(call, sites), kind="unmatched", side=side, seq=seq)
+    return dataclasses.replace(made, sentence=f"{made.name}: {evidence(made)}")
+
+
+def _bare(call: Row, sites: Frames) -> Finding:
+    frames, text = sites.get(call.site, ((), None)) if call.site is not None else ((), None)
+    return Finding(
+        "operator", call.step, call.rank, call.phase, call.level, call.scope, call.op, call.ordinal,
+        frames[0] if frames else None, "", stack=tuple(frames), source_line=text,
+    )  # fmt: skip
+
+
+def _slot(error: SlotError, judged: Judged, baseline: Stream, candidate: Stream) -> SlotComparison:
+    b, c = error.baseline, error.candidate
+    return SlotComparison(
+        error.slot, _state(error, judged), error.relative, error.method,
+        (baseline.dtype[b] or "", candidate.dtype[c] or ""), (_shape(baseline, b), _shape(candidate, c)),
+        baseline.stats(b), candidate.stats(c), error.reason,
+    )  # fmt: skip
+
+
+def _state(error: SlotError, judged: Judged) -> SlotState:
+    if math.isnan(error.absolute):
+        return "incomparable"
+    if error.absolute == 0:
+        return "equal"
+    if is_output(error.slot):
+        return "agrees" if error.relative <= judged.slot_expected.get(error.slot, 0.0) else "deviates"
+    return "agrees" if error.relative <= max(0.1 * judged.error_out, 1e-5) else "deviates"
+
+
+def _shape(stream: Stream, k: int) -> str:
+    shape = stream.shape[k]
+    return "" if shape is None else f"({', '.join(map(str, shape))})"

@@ -1,0 +1,262 @@
+"""Is the error of a call explained by rounding and by the errors of its inputs? One rule of the criterion decides."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from trueup.model import NUMBERS
+from trueup.verdict.criteria import TF32, UNIT_ROUNDOFF, Criterion, Row
+from trueup.verdict.measure import Measured, SlotError
+from trueup.verdict.streams import Stream, is_input, is_output
+
+MIN, MAX = NUMBERS.index("min"), NUMBERS.index("max")
+
+OPERANDS: dict[str, tuple[str, str]] = {
+    "addmm": ("input.1", "input.2"), "baddbmm": ("input.1", "input.2"), "addbmm": ("input.1", "input.2"),
+    "addmv": ("input.1", "input.2"),
+}  # fmt: skip
+"""The factors of a bilinear operator, where they are not its first two tensors."""
+
+CONVOLUTION_BACKWARD: dict[str, tuple[str, str]] = {
+    "output.0": ("input.0", "input.2"), "output.1": ("input.0", "input.1"),
+}  # fmt: skip
+"""Factors per output of ``convolution_backward(grad_output, input, weight)``."""
+
+
+@dataclass(slots=True)
+class Operand:
+    """The numbers of a floating-point slot that explanations use, of the baseline."""
+
+    slot: str
+    relative: float
+    absolute: float
+    norm: float
+    peak: float
+    numel: float
+    roundoff: float
+    shape: tuple[int, ...]
+
+    @property
+    def rms(self) -> float:
+        """Root mean square."""
+        return self.norm / math.sqrt(self.numel) if self.numel else 0.0
+
+
+@dataclass(slots=True)
+class Judged:
+    """A measured call with its verdict: ``expected`` explains ``error_out``, ``own`` is the part that rounding explains."""
+
+    call: Measured
+    row: Row
+    error_in: float
+    error_out: float
+    own: float
+    expected: float
+    worst: str | None
+    """The output with the largest excess."""
+    incomparable: str = ""
+    role: str = "agrees"
+    slot_expected: dict[str, float] = field(default_factory=dict)
+
+    @property
+    def ratio(self) -> float:
+        """``error_out / expected``."""
+        if self.error_out == 0:
+            return 0.0
+        return self.error_out / self.expected if self.expected > 0 else math.inf
+
+
+@dataclass(frozen=True, slots=True)
+class Precision:
+    """How float32 matrix products are computed, as the two runs declare it."""
+
+    matmul: float = 0.0
+    convolution: float = 0.0
+
+
+def judge(
+    measured: Iterable[Measured], baseline: Stream, candidate: Stream, criterion: Criterion, precision: Precision
+) -> list[Judged]:
+    """Judge every measured call. A backward call also sees the errors of its forward call, whose tensors it saved."""
+    by_seq: dict[int, Measured] = {}
+    judged = []
+    for call in measured:
+        by_seq[call.candidate.seq] = call
+        forward = by_seq.get(call.candidate.forward_seq) if call.candidate.forward_seq is not None else None
+        judged.append(_judge_call(call, forward, baseline, candidate, criterion, precision))
+    return judged
+
+
+def _judge_call(
+    call: Measured, forward: Measured | None, baseline: Stream, candidate: Stream, criterion: Criterion, precision: Precision
+) -> Judged:
+    row = criterion.row(call.candidate.op, call.candidate.level, call.candidate.phase)
+    errors = [e for e in call.slots.values() if is_input(e.slot)]
+    if forward is not None and call.candidate.level != "aten":
+        errors += forward.slots.values()
+    discrete = any(e.absolute != 0 and not _is_float(baseline.dtype[e.baseline]) for e in errors)
+    unmeasured = [e for e in errors if math.isnan(e.absolute)]
+    inputs = [_operand(e, baseline, candidate) for e in errors if _is_float(baseline.dtype[e.baseline])]
+    result = Judged(call, row, max((o.relative for o in inputs), default=0.0), 0.0, 0.0, 0.0, None)
+    if discrete:
+        result.error_in = max(result.error_in, *(e.relative for e in errors if e.absolute != 0))
+    for error in call.slots.values():
+        if not is_output(error.slot):
+            continue
+        if math.isnan(error.absolute):
+            result.incomparable = error.reason or "not measured"
+            continue
+        own, expected = _explain(row, error, inputs, call, baseline, candidate, precision)
+        if discrete or unmeasured or not math.isfinite(result.error_in):
+            expected = math.inf  # an index, a mask or something unknown differs: any output is explained
+        result.slot_expected[error.slot] = expected
+        relative = error.relative
+        if result.worst is None or _excess(relative, expected) > _excess(result.error_out, result.expected):
+            result.worst, result.error_out, result.own, result.expected = error.slot, relative, own, expected
+    if call.one_sided and result.error_out == 0 and any(is_output(s) for s in call.one_sided):
+        result.incomparable = f"only one side has {', '.join(call.one_sided[:3])}"
+    return result
+
+
+def _excess(error: float, expected: float) -> float:
+    return 0.0 if error == 0 else error / expected if expected > 0 else math.inf
+
+
+def _is_float(dtype: str | None) -> bool:
+    return dtype in UNIT_ROUNDOFF
+
+
+def _operand(error: SlotError, baseline: Stream, candidate: Stream) -> Operand:
+    k = error.baseline
+    peak = float(np.nanmax(np.abs(baseline.numbers[k, [MIN, MAX]]), initial=0.0))
+    return Operand(
+        error.slot, error.relative, error.absolute, error.norm if not math.isnan(error.norm) else 0.0, peak,
+        float(baseline.numel[k]), _roundoff(error, baseline, candidate), baseline.shape[k] or (),
+    )  # fmt: skip
+
+
+def _roundoff(error: SlotError, baseline: Stream, candidate: Stream) -> float:
+    dtypes = baseline.dtype[error.baseline], candidate.dtype[error.candidate]
+    return max(UNIT_ROUNDOFF.get(d or "", 0.0) for d in dtypes)
+
+
+def _explain(
+    row: Row, error: SlotError, inputs: list[Operand], call: Measured, baseline: Stream, candidate: Stream, precision: Precision
+) -> tuple[float, float]:
+    """Return ``(own, own + carried)``, both relative to the norm of the output."""
+    out = _operand(error, baseline, candidate)
+    unit = out.roundoff
+    if row.random and any(o.roundoff for o in inputs):
+        unit = max(unit, max(o.roundoff for o in inputs))
+    op = call.candidate.op
+    rounded = (precision.convolution if "conv" in op.lower() else precision.matmul) if unit == UNIT_ROUNDOFF["float32"] else 0.0
+    if row.matmul and row.own == "composite":
+        unit = max(unit, rounded)
+        rounded = 0.0
+    if out.norm == 0 or not math.isfinite(out.norm):
+        # The baseline is exactly zero (or nothing finite): absolute errors of the inputs are all there is to go by.
+        carried = math.inf if any(o.absolute for o in inputs) else 0.0
+        return 0.0, carried
+    product = _product(op, out, inputs) if row.own == "bilinear" or row.carry == "bilinear" else None
+    own = _own(row, unit, rounded, out, inputs, product)
+    return own, own + _carried(row, out, inputs, product)
+
+
+@dataclass(slots=True)
+class _Product:
+    k: float
+    scale: float
+    """Norm of the result had nothing cancelled, by statistics, relative to the norm it has; at least 1."""
+    factors: list[Operand]
+
+
+def _product(op: str, out: Operand, inputs: list[Operand]) -> _Product:
+    by_slot = {o.slot: o for o in inputs}
+    name = op.rpartition("::")[2]
+    if name.startswith("convolution_backward"):
+        names = CONVOLUTION_BACKWARD.get(out.slot)
+        if names is None:  # the bias: a sum of the gradient
+            gradient = by_slot.get("input.0", out)
+            k = max(gradient.numel / max(out.numel, 1), 1.0)
+            return _Product(k, max(1.0, math.sqrt(k) * gradient.norm / out.norm), [gradient])
+    else:
+        names = OPERANDS.get(name)
+    factors = [by_slot[n] for n in names if n in by_slot] if names else [o for o in inputs if o.slot != "input.bias"][:2]
+    if len(factors) < 2:
+        return _Product(1.0, 1.0, factors or inputs)
+    a, b = factors
+    k = _inner_length(name, out, a, b)
+    return _Product(k, max(1.0, math.sqrt(out.numel * k) * a.rms * b.rms / out.norm), factors)
+
+
+def _inner_length(name: str, out: Operand, a: Operand, b: Operand) -> float:
+    """Return how many products are summed into one element."""
+    if name.startswith("convolution_backward"):
+        if out.slot == "output.1":  # the weight's gradient: over batch and positions
+            channels = a.shape[1] if len(a.shape) > 1 else 1
+            return max(a.numel / max(channels, 1), 1.0)
+        return max(b.numel / max(b.shape[1] if len(b.shape) > 1 else 1, 1), 1.0)
+    if "conv" in name:
+        return max(b.numel / max(b.shape[0] if b.shape else 1, 1), 1.0)
+    return float(a.shape[-1]) if a.shape else 1.0
+
+
+def _own(row: Row, unit: float, rounded: float, out: Operand, inputs: list[Operand], product: _Product | None) -> float:
+    units = row.ulps * unit
+    if row.own in ("exact", "elementwise"):
+        return units
+    if row.own == "additive":
+        return units * max(1.0, sum(o.norm for o in inputs if o.numel <= out.numel) / out.norm)
+    if row.own == "bilinear" and product is not None:
+        return (units * (1 + math.sqrt(product.k) / 16) + 2 * rounded) * product.scale
+    # reduction, average, and the reduced gradients of a composite: relative to what was summed, not to what was left of it
+    largest = max(inputs, key=lambda o: o.numel, default=None)
+    if largest is None or largest.numel <= out.numel:
+        return units
+    k = largest.numel / max(out.numel, 1.0)
+    blocked = 1 + math.sqrt(k) / 16
+    weight = 1.0
+    if row.own == "composite":
+        weight = max([1.0, *(o.rms for o in inputs if o is not largest)])
+        blocked = 1.0
+    elif row.own == "average":
+        weight = 1.0 / k
+    return units * blocked * max(1.0, weight * math.sqrt(k) * largest.norm / out.norm)
+
+
+def _carried(row: Row, out: Operand, inputs: list[Operand], product: _Product | None) -> float:
+    if not any(o.absolute for o in inputs):
+        return 0.0
+    worst = max(o.relative for o in inputs)
+    if row.carry == "linear":
+        added = sum(o.absolute * math.sqrt(max(1.0, out.numel / max(o.numel, 1.0))) for o in inputs)
+        return row.factor * max(worst, added / out.norm)
+    if row.carry == "sum":
+        added = sum(o.absolute * max(1.0, o.numel / max(out.numel, 1.0)) ** 0.25 for o in inputs)
+        return row.factor * max(worst, added / out.norm)
+    if row.carry == "bilinear" and product is not None:
+        others = sum(o.absolute for o in inputs if all(o is not f for f in product.factors)) / out.norm
+        return row.factor * (sum(o.relative for o in product.factors) * product.scale + others)
+    if row.carry == "smooth":
+        return row.factor * worst
+    return row.factor * (worst + math.sqrt(worst))
+
+
+def precision_of(environments: Iterable[dict[str, str]], devices: Iterable[Iterable[str]]) -> Precision:
+    """Read from two runs whether float32 products are rounded to TF32 or HF32 on their devices."""
+    matmul = convolution = 0.0
+    for environment, names in zip(environments, devices, strict=True):
+        kinds = {name.partition(":")[0] for name in names}
+        low = environment.get("float32_matmul_precision", "highest") != "highest"
+        if "cuda" in kinds and (low or environment.get("cuda.matmul.allow_tf32") == "True"):
+            matmul = TF32
+        if "cuda" in kinds and environment.get("cudnn.allow_tf32") == "True":
+            convolution = TF32
+        for kind in kinds - {"cuda", "cpu"}:
+            matmul = TF32 if environment.get(f"{kind}.matmul.allow_hf32") == "True" else matmul
+            convolution = TF32 if environment.get(f"{kind}.conv.allow_hf32") == "True" else convolution
+    return Precision(matmul, convolution)

@@ -1,0 +1,166 @@
+"""What holds for the repository as a whole: its pages, its pins, its size, the cost of importing it."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+if sys.version_info >= (3, 11):
+    import tomllib
+else:
+    import tomli as tomllib
+
+ROOT = Path(__file__).parents[1]
+PYTHONS = ("3.10", "3.11", "3.12", "3.13")
+FRAMEWORKS = ("torch", "tensorflow", "paddle", "jax", "transformers")
+
+# Written as patterns that do not match themselves, for this file is searched too.
+FORBIDDEN = {
+    "a registry's host": r"pypi[.]org|pythonhosted[.]org|download[.]pytorch[.]org|registry[.]npmjs|anaconda[.]org",
+    "a registry's option": r"--(?:extra-)?index[-]url\b|--find[-]links\b|--trusted[-]host\b",
+    "a folder outside the repository": r"[.][.]/shared\b|/work/(?:shared|main|venv|wt|[.]library)",
+}
+
+
+def listed(command: list[str]) -> list[str]:
+    return subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True).stdout.split("\0")
+
+
+def files() -> list[Path]:
+    """Return what git tracks or would; without git, everything outside hidden and generated folders."""
+    if (ROOT / ".git").exists():
+        names = listed(["git", "ls-files", "-z", "--cached", "--others", "--exclude-standard"])
+        found = [ROOT / name for name in names if name]
+    else:
+        generated = {"runs", "report", "build", "dist", "__pycache__"}
+        found = [
+            path
+            for path in ROOT.rglob("*")
+            if not any(part in generated or part.startswith(".") for part in path.relative_to(ROOT).parts)
+        ]
+    return sorted(path for path in found if path.is_file())
+
+
+def text(path: Path) -> str:
+    return path.read_text(encoding="utf-8", errors="replace")
+
+
+def name(path: Path) -> str:
+    return path.relative_to(ROOT).as_posix()
+
+
+PAGES = [path for path in files() if path.suffix == ".md"]
+
+
+@pytest.mark.parametrize("what", FORBIDDEN)
+def test_no_file_names(what: str) -> None:
+    found = [f"{name(path)}: {match[0]}" for path in files() if (match := re.search(FORBIDDEN[what], text(path)))]
+    assert found == []
+
+
+def without_code(page: str) -> str:
+    return re.sub(r"^```.*?^```", "", page, flags=re.MULTILINE | re.DOTALL)
+
+
+def anchors(page: str) -> set[str]:
+    """Return the anchors GitHub gives to the page's headings."""
+    headings = re.findall(r"^#+ (.*)$", without_code(page), flags=re.MULTILINE)
+    return {re.sub(r"[^\w\- ]", "", heading.lower()).strip().replace(" ", "-") for heading in headings}
+
+
+@pytest.mark.parametrize("page", PAGES, ids=name)
+def test_pages_link_to_what_exists(page: Path) -> None:
+    broken = []
+    for link in re.findall(r"\]\(([^)\s]+)\)", without_code(text(page))):
+        if re.match(r"[a-z]+:", link):
+            continue
+        target, _, anchor = link.partition("#")
+        path = (page.parent / target) if target else page
+        if not path.exists() or (anchor and path.suffix == ".md" and anchor not in anchors(text(path))):
+            broken.append(link)
+    assert broken == []
+
+
+@pytest.mark.parametrize("page", PAGES, ids=name)
+def test_pages_name_files_that_exist(page: Path) -> None:
+    references = re.findall(r"\b((?:src|tests|examples|docs|benchmarks)/[\w./-]*\w)", text(page))
+    assert [path for path in references if not (ROOT / path).exists()] == []
+
+
+@pytest.mark.parametrize("page", PAGES, ids=name)
+def test_pages_name_make_targets_that_exist(page: Path) -> None:
+    targets = set(re.findall(r"^([a-z-]+):", text(ROOT / "Makefile"), flags=re.MULTILINE))
+    named = re.findall(r"(?:`|\$ )make ([a-z-]+)", text(page))
+    assert [target for target in named if target not in targets] == []
+
+
+def test_ci_runs_the_test_command() -> None:
+    assert text(ROOT / ".ci/run").rstrip().endswith("exec make test")
+    assert (ROOT / ".ci/run").stat().st_mode & 0o111
+
+
+@pytest.mark.parametrize("target", ["demo", "test", "lint", "bench", "bench-locate", "docs", "clean", "help"])
+def test_make_target_can_be_planned_and_torch_comes_first(target: str, tmp_path: Path) -> None:
+    command = ["make", "--dry-run", f"VENV={tmp_path}/env", target]
+    run = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
+    assert (run.returncode, run.stderr) == (0, "")
+    installs = [line for line in run.stdout.splitlines() if "pip install" in line]
+    assert not installs or "torch==2.13.0 " in installs[0]
+
+
+@pytest.mark.parametrize("target", ["bench", "bench-locate"])
+def test_make_target_runs_a_script_that_exists(target: str) -> None:
+    plan = subprocess.run(["make", "-n", target], cwd=ROOT, capture_output=True, text=True, check=True).stdout
+    assert [path for path in re.findall(r"benchmarks/\w+\.py", plan) if not (ROOT / path).exists()] == []
+
+
+def constraints() -> dict[str, dict[str, str]]:
+    """Return package -> Python version -> pinned version; refuses any line that is more than a pin."""
+    pins: dict[str, dict[str, str]] = {}
+    for line in text(ROOT / "constraints.txt").splitlines():
+        if not line or line.startswith("#"):
+            continue
+        pin = re.fullmatch(r'([a-z0-9-]+)==([0-9a-z.]+)(?:; python_version (<|>=) "3\.11")?', line)
+        assert pin, f"constraints.txt: expected name==version, got {line!r}"
+        package, version, where = pin.groups()
+        for python in PYTHONS:
+            if where is None or (where == "<") == (python == "3.10"):
+                assert python not in pins.setdefault(package, {}), f"{package} is pinned twice for Python {python}"
+                pins[package][python] = version
+    return pins
+
+
+def test_every_dependency_is_pinned_for_every_python() -> None:
+    project = tomllib.loads(text(ROOT / "pyproject.toml"))["project"]
+    wanted = project["dependencies"] + [line for extra in project["optional-dependencies"].values() for line in extra]
+    missing = []
+    for line in wanted:
+        package = re.match(r"[A-Za-z0-9-]+", line)[0].lower()
+        pythons = {"3.10"} if "python_version < '3.11'" in line else set(PYTHONS)
+        if package != project["name"] and not pythons <= set(constraints().get(package, {})):
+            missing.append(line)
+    assert missing == []
+    assert set(constraints()["torch"].values()) == {"2.13.0"}
+
+
+def test_files_in_src_are_small() -> None:
+    source = [path for path in files() if path.is_relative_to(ROOT / "src")]
+    assert [f"{name(path)}: {n} lines" for path in source if (n := len(text(path).splitlines())) > 400] == []
+
+
+def test_import_is_cheap_and_brings_no_framework() -> None:
+    code = (
+        "import sys, time; start = time.perf_counter(); import trueup; cost = time.perf_counter() - start; "
+        f"print(cost, *(name for name in {FRAMEWORKS} if name in sys.modules))"
+    )
+    costs = []
+    for _ in range(3):  # the quickest of three: the first compiles, and the machine may be busy
+        run = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+        cost, *frameworks = run.stdout.split()
+        assert frameworks == []
+        costs.append(float(cost))
+    assert min(costs) < 0.1
