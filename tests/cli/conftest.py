@@ -12,7 +12,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pytest
 
-from trueup.cli import main
+from trueup.cli.app import run as run_command_line
 
 
 @dataclass
@@ -96,7 +96,7 @@ def trueup(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) 
     monkeypatch.setenv("COLUMNS", "100")
 
     def run(*arguments: str | Path) -> Ran:
-        code = main([str(argument) for argument in arguments])
+        code = run_command_line([str(argument) for argument in arguments])
         got = capsys.readouterr()
         return Ran(code, "\n".join(line.rstrip() for line in got.out.splitlines()), got.err)
 

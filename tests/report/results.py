@@ -94,8 +94,8 @@ def calls(count: int = 1240, deviating: int = 38, seed: int = 0) -> pa.Table:
             "scope": [OPS[k][0] for k in which],
             "op": [OPS[k][1] for k in which],
             "ordinal": rng.integers(0, 4, count).astype(np.int32),
-            "baseline_seq": np.arange(count),
-            "candidate_seq": np.arange(count) + 6,
+            "seq_baseline": np.arange(count),
+            "seq_candidate": np.arange(count) + 6,
             "error_in": np.where(role == "culprit", 3e-8, error),
             "error_out": error,
             "expected": expected,
@@ -152,8 +152,8 @@ def missing(side: Any = "candidate", k: int = 0, **changes: Any) -> Finding:
 
 def crowded() -> Result:
     """Everything at once: several culprits, unmatched calls, notes, many steps, other dtypes, an argument."""
-    epsilon = slot("eps", "deviates", float("nan"), "value", dtype=("", ""), shape=("", ""))
-    epsilon = dataclasses.replace(epsilon, baseline="1e-05", candidate="1e-06")
+    epsilon = slot("arguments", "deviates", float("nan"), "value", dtype=("", ""), shape=("", ""))
+    epsilon = dataclasses.replace(epsilon, baseline='{"eps": 1e-05, "shape": [64]}', candidate='{"eps": 1e-06, "shape": [64]}')
     cast = slot("output.0", "incomparable", float("nan"), "none", dtype=("float32", "bfloat16"), reason="dtypes differ")
     others = (
         culprit(kind="argument", scope="neck.norm", op="torch.nn.functional.layer_norm", slots=(epsilon, cast), phase="forward"),

@@ -90,6 +90,9 @@ EPSILON = dataclasses.replace(
     slot("eps", "deviates", float("nan"), "value"), baseline="1e-05", candidate="1e-06", reason="differs"
 )
 
+TWO = dataclasses.replace(EPSILON, slot="arguments", baseline='{"dim": 1}', candidate='{"dim": -1, "keepdim": true}')
+CUT = dataclasses.replace(EPSILON, slot="arguments", baseline='{"eps": 1', candidate='{"eps": 2')
+
 
 @pytest.mark.parametrize(
     ("finding", "said"),
@@ -101,6 +104,9 @@ EPSILON = dataclasses.replace(
             "inputs agree (rel. L2 3e-8), outputs do not (12 NaN on one side)",
         ),
         (culprit(slots=(slot("output.0", "deviates", 0.2),), error_in=0.0), "it takes no tensors, outputs do not"),
+        (culprit(kind="argument"), "it was called with different arguments"),
+        (culprit(kind="argument", slots=(TWO,)), "argument dim differs: 1 in the baseline, -1 in the candidate (and 1 more argument)"),
+        (culprit(kind="argument", slots=(CUT,)), 'argument arguments differs: {"eps": 1 in the baseline, {"eps": 2 in the candidate'),
         (culprit(kind="argument", slots=(EPSILON,)), "argument eps differs: 1e-05 in the baseline, 1e-06 in the candidate"),
         (culprit(kind="random"), "it drew different random numbers (rel. L2 2.1e-1)"),
         (culprit(kind="input", slots=(slot("input.0", "deviates", 0.4),)), "input.0 differs (rel. L2 2.1e-1) and no captured call"),

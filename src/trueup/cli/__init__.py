@@ -6,13 +6,14 @@ condition into one message on stderr and an exit code (0 aligned, 1 deviates, 2 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import sys
+from typing import NoReturn
 
 __all__ = ["main"]
 
 
-def main(arguments: Sequence[str] | None = None) -> int:
-    """Run ``trueup`` with the process' arguments (or the given ones) and return its exit code."""
+def main() -> NoReturn:
+    """Run ``trueup`` with the process' arguments and exit with its code."""
     from trueup.cli.app import run
 
-    return run(arguments)
+    sys.exit(run())

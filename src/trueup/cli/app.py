@@ -10,6 +10,7 @@ from typing import Annotated
 import typer
 from typer.main import get_command
 
+from trueup import __version__
 from trueup.cli import capture, compare, show, simdev
 from trueup.model import TrueupError
 
@@ -37,12 +38,7 @@ app.add_typer(simdev.app, name="simdev")
 
 def _version(wanted: bool) -> None:
     if wanted:
-        from importlib.metadata import PackageNotFoundError, version
-
-        try:
-            typer.echo(f"trueup {version('trueup')}")
-        except PackageNotFoundError:  # run from a source tree that was never installed
-            typer.echo("trueup (not installed)")
+        typer.echo(f"trueup {__version__}")
         raise typer.Exit
 
 

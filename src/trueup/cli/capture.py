@@ -8,7 +8,7 @@ from typing import Annotated, Optional
 import typer
 
 from trueup.cli import selection
-from trueup.model import DETAILS, LEVELS, PHASES, TrueupError
+from trueup.model import LEVELS, PHASES, TrueupError
 
 Several = Optional[list[str]]  # noqa: UP045 - typer evaluates it on Python 3.10
 
@@ -50,12 +50,12 @@ def capture(
     options = {
         "directory": str(output),
         "level": selection.levels(level) or LEVELS,
-        "detail": selection.one(detail, DETAILS, "--detail"),
-        "steps": selection.numbers(steps, "--steps"),
-        "ranks": selection.numbers(ranks, "--ranks"),
-        "include": selection.patterns(include, "--include"),
-        "exclude": selection.patterns(exclude, "--exclude"),
-        "phase": selection.names(phase, PHASES, "--phase") or None,
+        "detail": detail,
+        "steps": steps,
+        "ranks": ranks,
+        "include": tuple(include or ()) or None,
+        "exclude": tuple(exclude or ()) or None,
+        "phase": selection.words(phase) or None,
     }
 
     from trueup.recorder import launch

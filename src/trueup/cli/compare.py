@@ -31,7 +31,7 @@ def compare(
 
     Exit code 0: aligned, 1: deviates, 2: could not tell.
     """
-    chosen = selection.levels(level) or None
+    chosen = selection.levels(level)
 
     from rich.console import Console
 

@@ -75,7 +75,7 @@ def calls_table(ranks: bool) -> dict[str, Any]:
     # The page sends the colour along with the row: a CSS variable, so that it follows the look.
     tinted = StringFormatter(text_color={"field": "tint"})
     shown = [
-        ("candidate_seq", "seq", 52, None), ("step", "step", 42, None), ("rank", "rank", 42, None),
+        ("seq_candidate", "seq", 52, None), ("step", "step", 42, None), ("rank", "rank", 42, None),
         ("phase", "phase", 74, None), ("level", "level", 58, None), ("scope", "scope", 200, None),
         ("call", "call", 250, None), ("error_in", "error in", 72, error), ("error_out", "error out", 76, error),
         ("ratio", "× expected", 92, error), ("state", "state", 84, tinted), ("role", "role", 60, tinted),

@@ -7,7 +7,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from trueup.model import Finding, Result, SlotComparison, TensorStats
-from trueup.report.wording import number, one_line, sci
+from trueup.report.sentence import changed_arguments
+from trueup.report.wording import number, one_line, sci, shorten
 
 METHODS = {
     "digest": "bitwise equal",
@@ -128,9 +129,18 @@ def _slot_row(slot: SlotComparison) -> SlotRow:
     error = "" if slot.method in ("value", "none") else "0" if slot.method == "digest" else sci(slot.relative_l2)
     if slot.method not in ("value", "digest") and math.isnan(slot.relative_l2):
         error = "?"
+    if slot.method == "value" and slot.state != "equal":
+        return SlotRow(one_line(slot.slot), slot.state, tensor, "", slot.method, one_line(slot.reason), _changes(slot))
     return SlotRow(
         one_line(slot.slot), slot.state, tensor, error, slot.method, one_line(slot.reason), tuple(_sides(slot))
     )
+
+
+def _changes(slot: SlotComparison) -> tuple[SideRow, ...]:
+    """Show only the arguments that differ, each with its name."""
+    changes = changed_arguments(slot)
+    sides = (("baseline", 1), ("candidate", 2))
+    return tuple(SideRow(side, (), ", ".join(f"{change[0]} = {change[k]}" for change in changes)) for side, k in sides)
 
 
 def _sides(slot: SlotComparison) -> Sequence[SideRow]:
@@ -142,7 +152,7 @@ def _sides(slot: SlotComparison) -> Sequence[SideRow]:
 def _side(side: str, held: TensorStats | str | None) -> SideRow:
     if isinstance(held, TensorStats):
         return SideRow(side, numbers(held), remark(held))
-    return SideRow(side, (), one_line(held) if held is not None else "absent")
+    return SideRow(side, (), shorten(one_line(held), 200) if held is not None else "absent")
 
 
 def _pair(pair: tuple[str, str]) -> str:
