@@ -78,6 +78,15 @@ def curves(baseline: list[float], candidate: list[float], rows: int = PLOT_ROWS)
     return "\n".join([*lines, f"{'step':>9} | {axis}", "            o cpu   x npu   * both"])
 
 
+def outcome(baseline: list[float], candidate: list[float], last: int = 5) -> str:
+    """Say in a sentence how the second curve ended beside the first, as someone who has only the curves would."""
+    expected, got = (sum(losses[-last:]) / len(losses[-last:]) for losses in (baseline, candidate))
+    numbers = f"mean loss of the last steps: cpu {expected:.3f}, npu {got:.3f} ({got / expected - 1:+.0%})"
+    if got > 1.05 * expected:
+        return f"The same model, data and seed, no error, no NaN; but on npu the loss converges worse.\n{numbers}"
+    return f"The same model, data and seed, no error, no NaN; the curves alone do not give the fault away.\n{numbers}"
+
+
 def compare(into: Path) -> int:
     """Compare the two captures into report/; return the exit code of `trueup compare`."""
     command = ["compare", "runs/cpu", "runs/npu", "-o", "report/"]
@@ -99,8 +108,7 @@ def main() -> int:
     except DemoError as error:
         print(f"demo: {error}", file=sys.stderr)
         return 2
-    print("\nThe same model, data and seed; on npu the loss converges worse. Nothing crashed, nothing is NaN.\n")
-    print(curves(cpu, npu))
+    print(f"\n{outcome(cpu, npu)}\n\n{curves(cpu, npu)}")
     code = compare(args.into)
     print(f"\nDone in {time.perf_counter() - started:.0f} s.")
     if code != 1:

@@ -116,6 +116,17 @@ def test_curves_mark_both_runs_and_survive_nan() -> None:
     )
 
 
+def test_outcome_says_worse_only_when_it_is() -> None:
+    assert demo.outcome([2.0, 1.0], [2.0, 1.3]) == (
+        "The same model, data and seed, no error, no NaN; but on npu the loss converges worse.\n"
+        "mean loss of the last steps: cpu 1.500, npu 1.650 (+10%)"
+    )
+    assert demo.outcome([2.0, 1.0], [2.0, 1.0]) == (
+        "The same model, data and seed, no error, no NaN; the curves alone do not give the fault away.\n"
+        "mean loss of the last steps: cpu 1.500, npu 1.500 (+0%)"
+    )
+
+
 def test_clear_deletes_only_what_a_demo_left(tmp_path: Path) -> None:
     mine, other = tmp_path / "mine", tmp_path / "other"
     for directory, file in ((mine, "manifest.json"), (other, "thesis.tex")):

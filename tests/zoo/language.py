@@ -25,25 +25,25 @@ def tagging_loss(model: nn.Module, batch: Batch) -> Tensor:
     return F.cross_entropy(logits.flatten(0, 1), batch["labels"].flatten(), ignore_index=text.IGNORED)
 
 
+def padded(tokens: list[list[int]], labels: list[list[int]]) -> Batch:
+    """Return what models of `transformers` take: padding is masked in attention and ignored in the loss."""
+    input_ids = text.padded(tokens, text.PAD)
+    mask = (input_ids != text.PAD).long()
+    return {"input_ids": input_ids, "attention_mask": mask, "labels": text.padded(labels, text.IGNORED)}
+
+
 def punctuation() -> list[Batch]:
     """Return batches for BERT: [CLS] and the words; labels are the punctuation mark after each word."""
-    found = []
-    for sentences in text.batches(COUNT, SIZE):
-        tokens = text.padded([[text.CLS, *text.ids(sentence)] for sentence in sentences], text.PAD)
-        labels = text.padded([[text.IGNORED, *sentence.mark] for sentence in sentences], text.IGNORED)
-        found.append({"input_ids": tokens, "attention_mask": (tokens != text.PAD).long(), "labels": labels})
-    return found
+    return [
+        padded([[text.CLS, *text.ids(one)] for one in some], [[text.IGNORED, *one.mark] for one in some])
+        for some in text.batches(COUNT, SIZE)
+    ]
 
 
 def next_word() -> list[Batch]:
     """Return batches for a causal model; the model itself shifts the labels by one."""
-    found = []
-    for sentences in text.batches(COUNT, SIZE):
-        rows = [text.ids(sentence) for sentence in sentences]
-        tokens = text.padded(rows, text.PAD)
-        labels = text.padded(rows, text.IGNORED)
-        found.append({"input_ids": tokens, "attention_mask": (tokens != text.PAD).long(), "labels": labels})
-    return found
+    rows = [[text.ids(one) for one in some] for some in text.batches(COUNT, SIZE)]
+    return [padded(tokens, tokens) for tokens in rows]
 
 
 def capitals() -> list[Batch]:
@@ -88,10 +88,10 @@ def gpt2(device: str, attention: str = "sdpa") -> Training:
         bos_token_id=text.CLS,
         eos_token_id=text.CLS,
         use_cache=False,
-        loss_type="ForCausalLM",
         attn_implementation=attention,
     )
     model = GPT2LMHeadModel(config).to(device).train()
+    model.loss_type = "ForCausalLM"  # transformers 4.57 derives it from the class's name, fails at "LMHead" and warns
     optimizer = torch.optim.Adam(model.parameters(), lr=1e-3, foreach=False)
     return Training(model, optimizer, own_loss, on(device, next_word()))
 

@@ -10,7 +10,7 @@ import torch
 
 from trueup.model import TrueupError
 from trueup.simdev import attention, autocast, dropout, npu, rnn, serialization
-from trueup.simdev.tensor import NPUTensor, dispatch
+from trueup.simdev.tensor import COMPOSITE_ELSEWHERE, NPUTensor, dispatch
 
 FAULT_VARIABLE = "TRUEUP_SIMDEV_FAULT"
 NOISE_VARIABLE = "TRUEUP_SIMDEV_NOISE"
@@ -59,10 +59,6 @@ def _claim() -> None:
         setup("npu", backend_module=npu)
 
 
-# The CPU has a kernel for these and other backends get a decomposition; a kernel on our key keeps them whole, as torch_npu does.
-_COMPOSITE_ELSEWHERE = ("silu_backward", "mish_backward", "native_channel_shuffle")
-
-
 def _direct(operator: Any) -> Any:
     def kernel(*args: Any, **kwargs: Any) -> Any:
         return dispatch(operator, args, kwargs)
@@ -84,7 +80,7 @@ def _factories(aten_library: Any, any_library: Any) -> None:
     # torch.tensor(..., device="npu") converts with the Python key switched off, and a boxed Python fallback fails there
     # (func != nullptr, PyTorch 2.13); a kernel of its own does not.
     aten_library.impl("_to_copy", _direct(torch.ops.aten._to_copy.default), "PrivateUse1")
-    for name in _COMPOSITE_ELSEWHERE:
+    for name in COMPOSITE_ELSEWHERE:
         aten_library.impl(name, _direct(getattr(torch.ops.aten, name).default), "PrivateUse1")
     aten_library.impl("empty.memory_format", empty, "PrivateUse1")
     aten_library.impl("empty_strided", empty_strided, "PrivateUse1")

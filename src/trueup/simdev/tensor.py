@@ -26,6 +26,10 @@ _CROSS_DEVICE = frozenset(
 )
 
 
+COMPOSITE_ELSEWHERE = ("silu_backward", "mish_backward", "native_channel_shuffle")
+"""The CPU has a kernel for these and other backends a decomposition; a kernel on our key keeps them whole, as torch_npu does."""
+
+
 @dataclass(frozen=True, slots=True)
 class Plan:
     """What the schema of an operator tells the dispatcher; worked out once per operator."""
@@ -39,34 +43,29 @@ class Plan:
     reshapes: bool
     """The operator may change size, strides or storage of a written argument (``resize_``, ``t_``, ``out=``)."""
     cross_device: bool
+    composite: bool
+    """It is made of other operators; it gets here only for tensors made under ``inference_mode``."""
 
 
 def _plan(func: Any) -> Plan:
     schema = func._schema
     written: list[int | str] = []
-    sources: dict[str, int] = {}
+    view_of = None
     for position, argument in enumerate(schema.arguments):
-        alias = argument.alias_info
-        if alias is None:
+        if argument.alias_info is None:
             continue
-        if alias.is_write:
+        if argument.alias_info.is_write:
             written.append(argument.name if argument.kwarg_only else position)
-        for label in alias.before_set:
-            sources.setdefault(label, position)
-    shared = [
-        sources[label]
-        for returned in schema.returns
-        if returned.alias_info is not None and not returned.alias_info.is_write
-        for label in returned.alias_info.before_set
-        if label in sources
-    ]
+        elif view_of is None:
+            view_of = position
     overload = f".{schema.overload_name}" if schema.overload_name else ""
     return Plan(
         name=f"{schema.name}{overload}",
-        view_of=shared[0] if shared else None,
+        view_of=view_of,
         written=tuple(written),
         reshapes=torch.Tag.inplace_view in func.tags or any(isinstance(place, str) for place in written),
         cross_device=schema.name.removeprefix("aten::") in _CROSS_DEVICE,
+        composite=func._can_decompose() and func not in KERNELS and schema.name.removeprefix("aten::") not in COMPOSITE_ELSEWHERE,
     )
 
 
@@ -125,6 +124,9 @@ class NPUTensor(torch.Tensor):
             parts.append("requires_grad=True")
         text = ", ".join(parts) + ")"
         return "Parameter containing:\n" + text if getattr(self, "_is_param", False) else text
+
+    def __format__(self, spec: str) -> str:
+        return format(self._raw.item(), spec) if self.dim() == 0 else object.__format__(self, spec)
 
     def data_ptr(self) -> int:
         """Address of the first element in the memory behind the device."""
@@ -268,6 +270,8 @@ def _refuse_mixed(plan: Plan, foreign: list[torch.Tensor]) -> None:
 def dispatch(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """Run one aten operator on the raw tensors of its arguments and wrap what it returns."""
     plan = _plans.get(func) or plan_of(func)
+    if plan.composite:
+        return func.decompose(*args, **kwargs)
     owners: dict[int, torch.Tensor] = {}
     foreign: list[torch.Tensor] = []
     raw_args = tuple([_unwrap(value, owners, foreign) for value in args])

@@ -1,0 +1,21 @@
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+import torch
+
+from trueup import simdev
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _installed() -> None:
+    torch.set_num_threads(1)
+    simdev.install()
+
+
+@pytest.fixture(autouse=True)
+def _healthy() -> Iterator[None]:
+    simdev.heal()
+    yield
+    simdev.heal()
