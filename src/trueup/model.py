@@ -8,9 +8,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 if TYPE_CHECKING:
+    import numpy as np
     import pyarrow as pa
 
 Level = Literal["module", "api", "aten"]
@@ -219,3 +220,12 @@ class Result:
         from trueup.report import save
 
         return save(self, Path(directory))
+
+
+def packed_columns(packed: np.ndarray[Any, Any]) -> dict[str, np.ndarray[Any, Any]]:
+    """Split ``(n, PACKED)`` float64 rows into named statistics columns (counts as int64) and ``sketch`` ``(n, LANES)``."""
+    columns = {name: packed[:, k] for k, name in enumerate(NUMBERS)}
+    for name in NUMBERS:
+        if name.startswith("n_"):
+            columns[name] = columns[name].astype("int64")
+    return columns | {"sketch": packed[:, len(NUMBERS) :]}

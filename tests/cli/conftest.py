@@ -55,7 +55,7 @@ def row(seq: int, slot: str, **changes: Any) -> dict[str, Any]:
 
 def argument(seq: int, value: str, **changes: Any) -> dict[str, Any]:
     empty = ("dtype", "device", "numel", "min", "max", "mean", "l2", "n_nan", "n_posinf", "n_neginf", "n_zero")
-    nothing = {name: None for name in (*empty, "n_subnormal", "n_saturated", "digest", "shape")}
+    nothing = dict.fromkeys((*empty, "n_subnormal", "n_saturated", "digest", "shape"))
     return row(seq, "arguments", value=value, **nothing, **changes)
 
 

@@ -56,7 +56,10 @@ def blocks(page: str) -> dict[str, str]:
 
 
 def test_hostile_text_makes_no_element_and_no_script() -> None:
-    page, plain = render_page(hostile()), render_page(result(culprits=(culprit(), culprit()), unmatched=(missing(),), notes=("n",)))
+    page, plain = (
+        render_page(hostile()),
+        render_page(result(culprits=(culprit(), culprit()), unmatched=(missing(),), notes=("n",))),
+    )
     assert "\x1b" not in page
     assert "\u202e" not in page
     kinds = [sorted({tag for tag, _ in Elements(text).seen}) for text in (page, plain)]
@@ -135,7 +138,8 @@ def test_what_is_said() -> None:
     for text in (
         "first culprit: neck.lstm, backward, step 0, rank 0", "torch.lstm / aten::_thnn_fused_lstm_cell_backward…",
         "trueup show runs/npu --scope neck.lstm", "rounding.float32.matmul", "rows, _ = self.lstm(rows)", "12 NaN",
-        "float32 → bfloat16", "the candidate capture was interrupted", "2 calls inside autograd.Function", "could be rounding",
+        "float32 → bfloat16", "the candidate capture was interrupted", "2 calls inside autograd.Function",
+        "could be rounding",
         "default: error relative to the rounding noise", "eps = 1e-05",
     ):  # fmt: skip
         assert text in page, text

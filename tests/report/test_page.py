@@ -79,7 +79,10 @@ def test_it_opens_on_the_verdict_with_the_deviating_calls(window: Browser, tmp_p
 def test_filters(window: Browser, tmp_path: Path) -> None:
     show(window, result(), tmp_path)
     assert choose(window, state="all") == "1,240 of 1,240"
-    assert choose(window, text="NECK lstm") == f"{sum(s == 'neck.lstm' for s in result().calls['scope'].to_pylist())} of 1,240"
+    assert (
+        choose(window, text="NECK lstm")
+        == f"{sum(s == 'neck.lstm' for s in result().calls['scope'].to_pylist())} of 1,240"
+    )
     assert set(column(window, "scope")) == {"neck.lstm"}
     choose(window, phase="backward", step="1")
     assert set(column(window, "phase")) == {"backward"}
@@ -95,7 +98,9 @@ def test_filters(window: Browser, tmp_path: Path) -> None:
 def test_sorting_by_a_click_on_a_heading(window: Browser, tmp_path: Path) -> None:
     show(window, result(), tmp_path)
     click = DEEP + "all(document, '.slick-header-column').find((h) => h.textContent.includes('error out')).click()"
-    drawn = DEEP + "return all(document, '.slick-row').map((r) => Number(r.querySelectorAll('.slick-cell')[7].textContent))"
+    drawn = (
+        DEEP + "return all(document, '.slick-row').map((r) => Number(r.querySelectorAll('.slick-cell')[7].textContent))"
+    )
     window.run(click)
     rising = window.run(drawn)
     assert rising == sorted(rising)
@@ -108,8 +113,8 @@ def test_sorting_by_a_click_on_a_heading(window: Browser, tmp_path: Path) -> Non
 def test_a_row_chosen_by_mouse_or_key_is_shown_in_full(window: Browser, tmp_path: Path) -> None:
     show(window, result(), tmp_path)
     window.run("document.getElementById('calls').scrollIntoView()")
-    where = "const box = all(document, '.slick-cell')[0].getBoundingClientRect(); return [box.x + 5, box.y + 5].map(Math.round)"
-    window.click(*window.run(DEEP + where))
+    box = "const { x, y } = all(document, '.slick-cell')[0].getBoundingClientRect();"
+    window.click(*window.run(DEEP + box + "return [Math.round(x) + 5, Math.round(y) + 5]"))
     detail = "document.getElementById('detail').textContent"
     first = str(window.wait(f"{detail}.includes('in the baseline') && {detail}"))
     window.press(ARROW_DOWN)
@@ -139,13 +144,28 @@ def test_contrast(window: Browser, tmp_path: Path, look: str) -> None:
     window.look(look)
     show(window, result(), tmp_path)
     script = """
-        const style = getComputedStyle(document.documentElement), probe = document.body.appendChild(document.createElement('i'));
+        const probe = document.body.appendChild(document.createElement('i'));
         return Object.fromEntries(arguments[0].map((name) => {
             probe.style.color = `var(${name})`;
             return [name, getComputedStyle(probe).color.match(/[0-9]+/g).slice(0, 3).map(Number)];
         }));"""
-    names = ["page", "sheet", "ink", "quiet", "bad", "good", "unsure", "unsure-wash", "chosen", "baseline", "candidate", "focus"]
-    colours = {name.removeprefix("--"): rgb for name, rgb in window.run(script, [f"--{name}" for name in names]).items()}
+    names = [
+        "page",
+        "sheet",
+        "ink",
+        "quiet",
+        "bad",
+        "good",
+        "unsure",
+        "unsure-wash",
+        "chosen",
+        "baseline",
+        "candidate",
+        "focus",
+    ]
+    colours = {
+        name.removeprefix("--"): rgb for name, rgb in window.run(script, [f"--{name}" for name in names]).items()
+    }
     for text in ("ink", "quiet", "bad", "good", "unsure"):
         assert min(contrast(colours[text], colours[ground]) for ground in ("page", "sheet")) >= 4.5, text
     assert contrast(colours["unsure"], colours["unsure-wash"]) >= 4.5
@@ -191,7 +211,8 @@ def test_a_hundred_thousand_calls_open_and_filter_fast(window: Browser, tmp_path
         form.dispatchEvent(new Event('input', { bubbles: true }));
         return new Promise((done) => {
             const before = document.getElementById('shown').textContent;
-            const look = () => document.getElementById('shown').textContent !== before ? done(performance.now() - start) : setTimeout(look, 5);
+            const changed = () => document.getElementById('shown').textContent !== before;
+            const look = () => (changed() ? done(performance.now() - start) : setTimeout(look, 5));
             look();
         });"""
     assert window.run(timed) < 1000

@@ -4,8 +4,9 @@ import dataclasses
 
 import pytest
 
-from .results import HOSTILE, crowded, culprit, missing, result, slot
 from trueup.report.sentence import evidence, operators, verdict_lines
+
+from .results import HOSTILE, crowded, culprit, missing, result, slot
 
 
 def test_the_sentence_of_the_readme() -> None:
@@ -90,6 +91,8 @@ EPSILON = dataclasses.replace(
     slot("eps", "deviates", float("nan"), "value"), baseline="1e-05", candidate="1e-06", reason="differs"
 )
 
+NAN = float("nan")
+BROKEN = (slot("input.0", "agrees", 0), slot("output.0", "deviates", NAN, reason="12 NaN on one side"))
 TWO = dataclasses.replace(EPSILON, slot="arguments", baseline='{"dim": 1}', candidate='{"dim": -1, "keepdim": true}')
 CUT = dataclasses.replace(EPSILON, slot="arguments", baseline='{"eps": 1', candidate='{"eps": 2')
 
@@ -97,23 +100,35 @@ CUT = dataclasses.replace(EPSILON, slot="arguments", baseline='{"eps": 1', candi
 @pytest.mark.parametrize(
     ("finding", "said"),
     [
-        (culprit(error_in=0.0), "inputs are equal bit for bit, outputs do not (rel. L2 2.1e-1, 3.5e6 x the expected rounding error)"),
-        (culprit(expected=0.0), "inputs agree (rel. L2 3e-8), outputs do not (rel. L2 2.1e-1, where none is expected)"),
         (
-            culprit(error_out=float("nan"), slots=(slot("input.0", "agrees", 0), slot("output.0", "deviates", float("nan"), reason="12 NaN on one side"))),
-            "inputs agree (rel. L2 3e-8), outputs do not (12 NaN on one side)",
+            culprit(error_in=0.0),
+            "inputs are bitwise equal, outputs are not (rel. L2 2.1e-1, 3.5e6 x the expected rounding error)",
         ),
-        (culprit(slots=(slot("output.0", "deviates", 0.2),), error_in=0.0), "it takes no tensors, outputs do not"),
+        (culprit(expected=0.0), "inputs agree (rel. L2 3e-8), outputs do not (rel. L2 2.1e-1, where none is expected)"),
+        (culprit(error_out=NAN, slots=BROKEN), "inputs agree (rel. L2 3e-8), outputs do not (12 NaN on one side)"),
+        (culprit(slots=BROKEN[1:], error_in=0.0), "it takes no tensors, and its outputs differ (rel. L2 2.1e-1, "),
         (culprit(kind="argument"), "it was called with different arguments"),
-        (culprit(kind="argument", slots=(TWO,)), "argument dim differs: 1 in the baseline, -1 in the candidate (and 1 more argument)"),
-        (culprit(kind="argument", slots=(CUT,)), 'argument arguments differs: {"eps": 1 in the baseline, {"eps": 2 in the candidate'),
-        (culprit(kind="argument", slots=(EPSILON,)), "argument eps differs: 1e-05 in the baseline, 1e-06 in the candidate"),
+        (
+            culprit(kind="argument", slots=(TWO,)),
+            "argument dim differs: 1 in the baseline, -1 in the candidate (and 1 more argument)",
+        ),
+        (
+            culprit(kind="argument", slots=(CUT,)),
+            'argument arguments differs: {"eps": 1 in the baseline, {"eps": 2 in the candidate',
+        ),
+        (
+            culprit(kind="argument", slots=(EPSILON,)),
+            "argument eps differs: 1e-05 in the baseline, 1e-06 in the candidate",
+        ),
         (culprit(kind="random"), "it drew different random numbers (rel. L2 2.1e-1)"),
-        (culprit(kind="input", slots=(slot("input.0", "deviates", 0.4),)), "input.0 differs (rel. L2 2.1e-1) and no captured call"),
+        (
+            culprit(kind="input", slots=(slot("input.0", "deviates", 0.4),)),
+            "input.0 differs (rel. L2 2.1e-1) and no captured call",
+        ),
         (missing("candidate"), "exists only in the candidate; the baseline has no such call here"),
         (culprit(kind="region"), "a run of calls without counterpart on the other side: inputs agree"),
     ],
-)  # fmt: skip
+)
 def test_every_kind_has_words(finding: object, said: str) -> None:
     assert evidence(finding).startswith(said)  # type: ignore[arg-type]
 

@@ -21,7 +21,11 @@ RESULTS = {
 
 def rendered(shown: Result, width: int, *, colour: bool = False) -> str:
     console = Console(
-        file=io.StringIO(), width=width, force_terminal=colour, color_system="truecolor" if colour else None, highlight=False
+        file=io.StringIO(),
+        width=width,
+        force_terminal=colour,
+        color_system="truecolor" if colour else None,
+        highlight=False,
     )
     render(shown, console)
     assert isinstance(console.file, io.StringIO)

@@ -31,10 +31,18 @@ def test_a_ratio_is_as_long_as_it_needs(ratio: float, text: str) -> None:
 @pytest.mark.parametrize(
     ("value", "text"),
     [
-        (0.0, "0"), (-0.99999, "-1.000"), (1.3571, "1.357"), (45.2548, "45.25"), (12345.6, "12346"), (123456, "1.23e5"), (0.00102, "0.001020"),
-        (1.9e-4, "1.90e-4"), (1.5e5, "1.50e5"), (math.nan, "NaN"),
+        (0.0, "0"),
+        (-0.99999, "-1.000"),
+        (1.3571, "1.357"),
+        (45.2548, "45.25"),
+        (12345.6, "12346"),
+        (123456, "1.23e5"),
+        (0.00102, "0.001020"),
+        (1.9e-4, "1.90e-4"),
+        (1.5e5, "1.50e5"),
+        (math.nan, "NaN"),
     ],
-)  # fmt: skip
+)
 def test_a_value_has_four_digits(value: float, text: str) -> None:
     assert number(value) == text
 

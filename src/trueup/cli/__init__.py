@@ -6,14 +6,13 @@ condition into one message on stderr and an exit code (0 aligned, 1 deviates, 2 
 
 from __future__ import annotations
 
-import sys
-from typing import NoReturn
+from collections.abc import Sequence
 
 __all__ = ["main"]
 
 
-def main() -> NoReturn:
-    """Run ``trueup`` with the process' arguments and exit with its code."""
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run ``trueup`` with the process' arguments (or the given ones) and return its exit code."""
     from trueup.cli.app import run
 
-    sys.exit(run())
+    return run(arguments)

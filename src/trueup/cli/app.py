@@ -67,7 +67,7 @@ def run(arguments: Sequence[str] | None = None) -> int:
     except BrokenPipeError:  # `trueup show ... | head`
         sys.stdout = open(os.devnull, "w")  # noqa: SIM115, PTH123 - the interpreter flushes it at exit
         return 0
-    except Exception as error:  # noqa: BLE001 - a crash must not exit with 1, which means "deviates"
+    except Exception as error:
         if os.environ.get(TRACEBACK):
             raise
         what = f"{type(error).__name__}: {error}"

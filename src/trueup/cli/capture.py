@@ -14,7 +14,9 @@ Several = Optional[list[str]]  # noqa: UP045 - typer evaluates it on Python 3.10
 
 
 def capture(
-    command: Annotated[Several, typer.Argument(metavar="-- COMMAND...", show_default=False, help="What to run.")] = None,
+    command: Annotated[
+        Several, typer.Argument(metavar="-- COMMAND...", show_default=False, help="What to run.")
+    ] = None,
     output: Annotated[
         Optional[Path],  # noqa: UP045
         typer.Option("--output", "-o", metavar="DIR", show_default=False, help="Where the capture goes."),
@@ -46,7 +48,9 @@ def capture(
     if output is None or not command:
         missing = "-o DIR, where the capture goes" if output is None else "a command to run"
         example = "trueup capture -o runs/cpu -- python train.py"
-        raise TrueupError(f"There is nothing to capture.\n  expected: {missing}\n  got:      none\n  next:     {example}")
+        raise TrueupError(
+            f"There is nothing to capture.\n  expected: {missing}\n  got:      none\n  next:     {example}"
+        )
     options = {
         "directory": str(output),
         "level": selection.levels(level) or LEVELS,

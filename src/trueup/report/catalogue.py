@@ -26,7 +26,7 @@ class Row(Protocol):
 
 
 def render_catalogue(faults: Iterable[Row], noise: Iterable[Row], console: Console) -> None:
-    """Print both tables: name, what happens, operator and phase; for faults also the call to blame, where it is another."""
+    """Print both tables: name, what happens, operator and phase; for faults also whom to blame, if another call."""
     faults, noise = list(faults), list(noise)
     console.print(Text(f"{len(faults)} faults: the comparison must name them", "bold"))
     console.print(_table(faults))

@@ -67,9 +67,16 @@ def loss_chart(rows: Sequence[LossRow]) -> dict[str, Any]:
 
 
 def calls_table(ranks: bool) -> dict[str, Any]:
-    """Lay out the table of calls, with a column for the rank if there are several; its rows come later, from the page."""
+    """Lay out the table of calls, with a column for the rank if there are several; the page fills in its rows."""
     from bokeh.embed import json_item
-    from bokeh.models import ColumnDataSource, DataTable, InlineStyleSheet, ScientificFormatter, StringFormatter, TableColumn
+    from bokeh.models import (
+        ColumnDataSource,
+        DataTable,
+        InlineStyleSheet,
+        ScientificFormatter,
+        StringFormatter,
+        TableColumn,
+    )
 
     error = ScientificFormatter(precision=1, power_limit_high=0, power_limit_low=0, text_align="right", nan_format="–")
     # The page sends the colour along with the row: a CSS variable, so that it follows the look.
@@ -85,9 +92,10 @@ def calls_table(ranks: bool) -> dict[str, Any]:
         for field, title, width, formatter in shown
         if ranks or field != "rank"
     ]
+    source = ColumnDataSource({field: [] for field in (*(name for name, *_ in shown), "tint")})
     css = resources.files("trueup.report").joinpath("template/table.css").read_text(encoding="utf-8")
     table = DataTable(
-        name="calls", source=ColumnDataSource({field: [] for field in (*(name for name, *_ in shown), "tint")}), columns=columns,
+        name="calls", source=source, columns=columns,
         height=TABLE_HEIGHT, row_height=ROW_HEIGHT, sizing_mode="stretch_width", index_position=None,
         reorderable=False, margin=0, autosize_mode="none", stylesheets=[InlineStyleSheet(css=css)],
     )  # fmt: skip

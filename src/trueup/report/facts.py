@@ -1,4 +1,4 @@
-"""What several formats show of a result, prepared once: slots in rows, losses side by side, environments side by side."""
+"""What several formats show of a result, prepared once: slots in rows, losses and environments side by side."""
 
 from __future__ import annotations
 
@@ -77,7 +77,10 @@ def loss_rows(result: Result) -> list[LossRow]:
 def environment_rows(result: Result) -> list[tuple[str, str, str, bool]]:
     """Return ``(name, baseline, candidate, differs)``, differing rows first."""
     before, after = result.baseline.environment, result.candidate.environment
-    rows = [(name, before.get(name, ""), after.get(name, "")) for name in sorted(before.keys() | after.keys(), key=str.lower)]
+    rows = [
+        (name, before.get(name, ""), after.get(name, ""))
+        for name in sorted(before.keys() | after.keys(), key=str.lower)
+    ]
     return sorted(((*row, row[1] != row[2]) for row in rows), key=lambda row: not row[3])
 
 

@@ -76,10 +76,10 @@ def operators(finding: Finding) -> str:
 
 
 def changed_arguments(slot: SlotComparison) -> list[tuple[str, str, str]]:
-    """Return ``(name, baseline, candidate)`` of the non-tensor arguments that differ; the slot holds them as JSON objects."""
+    """Return ``(name, baseline, candidate)`` of the arguments that differ; the slot holds them as JSON objects."""
     sides = [_arguments(slot.slot, held) for held in (slot.baseline, slot.candidate)]
     names = dict.fromkeys([*sides[0], *sides[1]])
-    pairs = [(one_line(name), *(side.get(name, "absent") for side in sides)) for name in names]
+    pairs = [(one_line(name), sides[0].get(name, "absent"), sides[1].get(name, "absent")) for name in names]
     return [pair for pair in pairs if pair[1] != pair[2]]
 
 
@@ -170,12 +170,16 @@ def _inconclusive(unmatched: Sequence[Finding], notes: Sequence[str], counts: Ma
 
 
 def _operator(finding: Finding) -> str:
-    return f"{_inputs(finding)}, outputs do not ({_error(finding)})"
+    measured = [slot for slot in finding.slots if slot.slot.startswith(("input", "grad_output"))]
+    if finding.slots and not measured:
+        return f"it takes no tensors, and its outputs differ ({_error(finding)})"
+    if finding.error_in == 0:
+        return f"inputs are bitwise equal, outputs are not ({_error(finding)})"
+    return f"inputs agree (rel. L2 {sci(finding.error_in)}), outputs do not ({_error(finding)})"
 
 
 def _region(finding: Finding) -> str:
-    where = "a run of calls without counterpart on the other side"
-    return f"{where}: {_inputs(finding)}, outputs do not ({_error(finding)})"
+    return f"a run of calls without counterpart on the other side: {_operator(finding)}"
 
 
 def _argument(finding: Finding) -> str:
@@ -189,7 +193,8 @@ def _argument(finding: Finding) -> str:
 
 
 def _random(finding: Finding) -> str:
-    return f"it drew different random numbers ({_error(finding, expected=False)}): seed, generator or draws before it differ"
+    error = _error(finding, expected=False)
+    return f"it drew different random numbers ({error}): seed, generator or draws before it differ"
 
 
 def _input(finding: Finding) -> str:
@@ -212,15 +217,6 @@ _EVIDENCE: dict[str, Callable[[Finding], str]] = {
     "unmatched": _unmatched,
     "region": _region,
 }
-
-
-def _inputs(finding: Finding) -> str:
-    measured = [slot for slot in finding.slots if slot.slot.startswith(("input", "grad_output"))]
-    if finding.slots and not measured:
-        return "it takes no tensors"
-    if finding.error_in == 0:
-        return "inputs are equal bit for bit"
-    return f"inputs agree (rel. L2 {sci(finding.error_in)})"
 
 
 def _error(finding: Finding, *, expected: bool = True) -> str:

@@ -1,9 +1,9 @@
 """How numbers and foreign text are written, the same in every format.
 
-    sci(2.1e-1)      2.1e-1        times(3.5e6)   3.5e6 x
-    sci(3e-8)        3e-8          times(41.2)    41 x
-    number(0.1234)   0.1234        number(1e-9)   1.00e-9
-    clean("a\\x1b[2J")  a\\x1b[2J     (the escape is spelled out, the terminal does not obey it)
+sci(2.1e-1)      2.1e-1        times(3.5e6)   3.5e6 x
+sci(3e-8)        3e-8          times(41.2)    41 x
+number(0.1234)   0.1234        number(1e-9)   1.00e-9
+clean("a\\x1b[2J")  a\\x1b[2J     (the escape is spelled out, the terminal does not obey it)
 """
 
 from __future__ import annotations
