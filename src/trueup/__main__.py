@@ -1,5 +1,7 @@
 """`python -m trueup`."""
 
+import sys
+
 from trueup.cli import main
 
-main()
+sys.exit(main())

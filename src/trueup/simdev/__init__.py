@@ -33,9 +33,10 @@ def install() -> None:
     Raises:
         TrueupError: another backend has taken PyTorch's only private device type, or a name is unknown.
     """
-    from trueup.simdev import device
+    from trueup.simdev import device, measuring
 
     device.install()
+    measuring.register()
 
 
 def inject(name: str) -> Switch:

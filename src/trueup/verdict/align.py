@@ -2,7 +2,7 @@
 
 Two passes. Calls are put in buckets of the same phase, level and scope. Where both sides of a bucket execute the same operators
 in the same order, the n-th is the n-th (the exact key). Where they do not, the two sequences are aligned so that the sum of
-similarities is largest: same operator required, then same shapes, then how close the data are. What stays over is unmatched.
+similarities is largest: same operator and shapes required, then how close the data are. What stays over is unmatched.
 """
 
 from __future__ import annotations
@@ -80,7 +80,7 @@ def _align_by_order(first: list[Row], second: list[Row]) -> list[tuple[Row, Row]
 
 
 def _similarity(first: list[Row], second: list[Row], baseline: Stream, candidate: Stream) -> Array:
-    """Return float64 ``(len(first), len(second))``: 0 where the operators differ, else 1 to 5."""
+    """Return float64 ``(len(first), len(second))``: 0 where operators or shapes differ, else 1 to 3 by how close the data are."""
     score = np.zeros((len(first), len(second)))
     ops = defaultdict(list)
     for j, call in enumerate(second):
@@ -91,7 +91,7 @@ def _similarity(first: list[Row], second: list[Row], baseline: Stream, candidate
             continue
         shapes = _shapes(call, baseline)
         same = np.array([shapes == _shapes(second[j], candidate) for j in others])
-        score[i, others] = 1.0 + 2.0 * same + 2.0 * same * _closeness(call, [second[j] for j in others], baseline, candidate)
+        score[i, others] = same * (1.0 + 2.0 * _closeness(call, [second[j] for j in others], baseline, candidate))
     return score
 
 

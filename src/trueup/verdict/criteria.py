@@ -19,10 +19,10 @@ else:
     import tomli as tomllib
 
 Own = Literal["exact", "elementwise", "additive", "reduction", "average", "bilinear", "composite"]
-Carry = Literal["linear", "sum", "bilinear", "smooth", "branch"]
+Carry = Literal["linear", "sum", "bilinear", "exponential", "smooth", "branch"]
 
 OWN: tuple[str, ...] = ("exact", "elementwise", "additive", "reduction", "average", "bilinear", "composite")
-CARRY: tuple[str, ...] = ("linear", "sum", "bilinear", "smooth", "branch")
+CARRY: tuple[str, ...] = ("linear", "sum", "bilinear", "exponential", "smooth", "branch")
 
 UNIT_ROUNDOFF: dict[str, float] = {
     "float64": 2.0**-53, "complex128": 2.0**-53,

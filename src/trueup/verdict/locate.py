@@ -110,16 +110,16 @@ class _Tree:
         return all(c.seq not in self.unmatched for c in children)
 
     def operators(self, seq: int) -> tuple[str, ...]:
-        """Return the dispatcher operators inside a call, each once, in order."""
-        names: dict[str, None] = {}
+        """Return the dispatcher operators inside a call, each once: those that the baseline lacks first."""
+        names: dict[str, bool] = {}
         pending = [seq]
         while pending:
             for child in self.children.get(pending.pop(), []):
                 if child.level == "aten":
-                    names.setdefault(child.op)
+                    names[child.op] = names.get(child.op, False) or child.seq in self.unmatched
                 else:
                     pending.append(child.seq)
-        return tuple(names)
+        return tuple(sorted(names, key=lambda op: (not names[op], not op.rpartition("::")[2].startswith("_"))))
 
 
 def _finest(found: list[Judged], criterion: Criterion, tree: _Tree) -> list[Judged]:

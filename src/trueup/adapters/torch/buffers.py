@@ -19,11 +19,12 @@ PURGE_EVERY = 4096
 
 
 class _Storage:
-    __slots__ = ("alive", "known", "producer", "writes")
+    __slots__ = ("alive", "known", "producers", "uninitialised", "writes")
 
     def __init__(self, storage: torch.UntypedStorage) -> None:
         self.alive = StorageWeakRef(storage)
         self.writes = 0
+        self.uninitialised = False
         self.producers: dict[str, tuple[int, str]] = {}
         self.known: dict[tuple[Any, ...], Statistics] = {}
 
@@ -47,6 +48,8 @@ class Buffers:
         key = _view_key(tensor) if storage is not None else None
         if storage is None or key is None:
             return self._measure(tensor)
+        if storage.uninitialised:
+            return None  # whatever the allocator left there differs from run to run and means nothing
         key = (storage.writes, *key)
         stats = storage.known.get(key)
         if stats is None:
@@ -63,6 +66,13 @@ class Buffers:
         storage = self._storage(tensor)
         if storage is not None:
             storage.writes += 1
+            storage.uninitialised = False
+
+    def allocated(self, tensor: torch.Tensor) -> None:
+        """Note that a tensor was allocated and not written yet."""
+        storage = self._storage(tensor)
+        if storage is not None:
+            storage.uninitialised = True
 
     def produced(self, tensor: torch.Tensor, level: str, seq: int, slot: str) -> None:
         """Note which call, at which level, computed what this tensor's storage holds."""

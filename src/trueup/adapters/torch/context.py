@@ -24,6 +24,7 @@ class Context:
     call: Call
     parent: Context | None
     scope: str
+    threads: Threads
     task: int = -1
     """Autograd graph task in which `backward` was begun; a second pass through the graph is another call."""
     backward: Call | None = None

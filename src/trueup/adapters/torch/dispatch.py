@@ -28,6 +28,11 @@ UNMARKED_WRITES: dict[str, tuple[str, ...]] = {
 NOT_RECORDED = frozenset({"aten::detach", "aten::alias", "aten::is_same_size", "aten::_local_scalar_dense", "aten::equal"})
 """Operators that compute no tensor: an alias of the same bytes, or a Python scalar."""
 
+ALLOCATIONS = frozenset(
+    {"aten::empty", "aten::empty_like", "aten::empty_strided", "aten::new_empty", "aten::new_empty_strided", "aten::empty_permuted"}
+)
+"""Operators whose result has no content yet; it is measured once something was written to it."""
+
 COLLECTIVE = ("c10d::", "_c10d_functional::", "fsdp::")
 
 
@@ -54,7 +59,7 @@ class Operator:
             for k, a in enumerate(schema.arguments)
             if a.name in unmarked or (a.alias_info is not None and a.alias_info.is_write)
         )
-        recorded = name not in NOT_RECORDED and not name.startswith(("prim::", "profiler::"))
+        recorded = name not in NOT_RECORDED | ALLOCATIONS and not name.startswith(("prim::", "profiler::"))
         view = any(r.alias_info is not None and not r.alias_info.is_write for r in schema.returns)
         return cls(name, recorded, written, view, name.startswith(COLLECTIVE))
 
@@ -80,7 +85,10 @@ class DispatchMode(TorchDispatchMode):
         if operator is None:
             operator = self._operators[func] = Operator.of(func)
         if not operator.recorded:
-            return func(*args, **kwargs)
+            result = func(*args, **kwargs)
+            if operator.name in ALLOCATIONS:
+                session.buffers.allocated(result)
+            return result
         call = self._begin(operator)
         with session.quietly(state):
             inputs = list(named_tensors("input", args, kwargs))

@@ -33,6 +33,12 @@ QUERIES = frozenset(
 )
 """Functions that compute no tensor; leaving them out of the walk is a matter of speed only (no tensor result, no record)."""
 
+ALLOCATIONS = frozenset(
+    {"torch.empty", "torch.empty_like", "torch.empty_strided", "torch.empty_permuted", "torch.Tensor.new_empty",
+     "torch.Tensor.new_empty_strided", "torch.Tensor.new"}
+)  # fmt: skip
+"""Functions whose result has no content yet."""
+
 PROPERTIES = frozenset({"T", "mT", "H", "mH", "real", "imag"})
 """Attributes whose read is a computation."""
 
@@ -67,6 +73,10 @@ class FunctionMode(TorchFunctionMode):
         if name == "torch.Tensor.backward":
             session.record_loss(args, kwargs)
             return func(*args, **kwargs)
+        if name in ALLOCATIONS:
+            result = func(*args, **kwargs)
+            session.buffers.allocated(result)
+            return result
         return _Execution(session, name, func, args, kwargs).run()
 
     def _name(self, func: Callable[..., Any]) -> str | None:
@@ -105,7 +115,7 @@ class _Execution:
         site = session.recorder.sites.here()
         above = None if parent is None else parent.call.seq
         call = session.recorder.begin("api", phase_of(state), scope, name, parent=above, site=site)
-        self.context = Context(call, parent, scope, graph_task=torch._C._current_graph_task_id())
+        self.context = Context(call, parent, scope, session.threads, graph_task=torch._C._current_graph_task_id())
         self.inputs = list(named_tensors("input", args, kwargs))
 
     def run(self) -> Any:

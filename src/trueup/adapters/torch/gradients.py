@@ -2,12 +2,14 @@
 
 Before a call the gradient edges of its inputs are noted; after it, its nodes are walked from the outputs to those edges. A
 pre-hook on an output's node sees ``grad_output``; a hook on a node that holds an input's edge sees that call's *own*
-``grad_input``, not the sum over all users of the tensor. Full backward hooks would insert functions into the graph, break
+``grad_input``, not the sum over all users of the tensor. Where several nodes of a call hold the edge (a weight that an unfused
+LSTM uses at each time step), their gradients are added up, for the operators inside are the device's own business. Full backward hooks would insert functions into the graph, break
 in-place operators and miss keyword arguments.
 """
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Iterable
 from typing import Any
 
@@ -65,22 +67,67 @@ def watch(
 
 def _walk(context: Context, edges: Edges, pending: list[Any], record: Record | None, *, own: bool) -> None:
     seen: set[Any] = set(pending)
-    uses: dict[str, int] = {}
+    boundary: dict[Any, list[tuple[int, str]]] = {}
+    uses: Counter[str] = Counter()
     while pending and len(seen) < MAX_NODES:
         node = pending.pop()
-        boundary: list[tuple[int, str]] = []
         for k, edge in enumerate(node.next_functions):
             following = edge[0]
             if following is None:
                 continue
             slots = edges.get(edge)
             if slots is not None:
-                boundary.append((k, _gradient_slot(slots[0], uses)))
+                name = _gradient_slot(slots[0])
+                boundary.setdefault(node, []).append((k, name))
+                uses[name] += 1
             elif following not in seen and not _outside(following, context, own=own):
                 seen.add(following)
                 pending.append(following)
-        if boundary and record is not None:
-            node.register_hook(_input_hook(context, boundary, record))
+    if record is not None and boundary:
+        sums = _Sums(context, record, uses)
+        for node, slots_of in boundary.items():
+            node.register_hook(_input_hook(context, slots_of, sums))
+
+
+class _Sums:
+    """Adds up the gradients of an edge that several nodes of a call hold, and passes the sum on when the last is there."""
+
+    def __init__(self, context: Context, record: Record, uses: Counter[str]) -> None:
+        self._context, self._record, self._uses = context, record, uses
+        self._task = -1
+        self._partial: dict[str, tuple[int, torch.Tensor | None]] = {}
+
+    def add(self, slots: list[tuple[str, torch.Tensor | None]]) -> None:
+        """Take what one node delivers."""
+        task = torch._C._current_graph_task_id()
+        if task != self._task:
+            self._task, self._partial = task, {}
+        ready = []
+        for slot, gradient in slots:
+            if self._uses[slot] == 1:
+                ready.append((slot, gradient))
+            elif (total := self._accumulate(slot, gradient)) is not None:
+                ready.append((slot, total))
+        if ready:
+            self._record(self._context, ready)
+
+    def _accumulate(self, slot: str, gradient: torch.Tensor | None) -> torch.Tensor | None:
+        if not self._partial:  # some uses may never get a gradient: what there is by the end of the pass counts
+            torch.autograd.Variable._execution_engine.queue_callback(self._finish)
+        count, total = self._partial.get(slot, (0, None))
+        if gradient is not None:
+            total = gradient if total is None else total + gradient
+        self._partial[slot] = count + 1, total
+        if count + 1 < self._uses[slot]:
+            return None
+        self._partial[slot] = count + 1, None
+        return total
+
+    def _finish(self) -> None:
+        left = [(slot, total) for slot, (_, total) in self._partial.items() if total is not None]
+        self._partial = {}
+        if left:
+            self._record(self._context, left)
 
 
 def _outside(node: Any, context: Context, *, own: bool) -> bool:
@@ -93,11 +140,9 @@ def _outside(node: Any, context: Context, *, own: bool) -> bool:
     return owner is not None and owner.call.seq < context.call.seq
 
 
-def _gradient_slot(slot: str, uses: dict[str, int]) -> str:
-    """``input.0`` -> ``grad_input.0``; the gradient through a second use of the tensor is ``grad_input.0.use1``."""
-    name = slot.replace("input", "grad_input", 1) if slot.startswith("input") else f"grad_{slot}"
-    uses[name] = uses.get(name, -1) + 1
-    return name if uses[name] == 0 else f"{name}.use{uses[name]}"
+def _gradient_slot(slot: str) -> str:
+    """``input.0`` -> ``grad_input.0``."""
+    return slot.replace("input", "grad_input", 1)
 
 
 def _output_hook(context: Context, slots: list[tuple[int, str]], record: Record) -> Callable[[Any], None]:
@@ -107,8 +152,14 @@ def _output_hook(context: Context, slots: list[tuple[int, str]], record: Record)
     return hook
 
 
-def _input_hook(context: Context, slots: list[tuple[int, str]], record: Record) -> Callable[[Any, Any], None]:
+def _input_hook(context: Context, slots: list[tuple[int, str]], sums: _Sums) -> Callable[[Any, Any], None]:
     def hook(grad_inputs: tuple[torch.Tensor | None, ...], _: tuple[torch.Tensor | None, ...]) -> None:
-        record(context, [(slot, grad_inputs[k]) for k, slot in slots])
+        state = context.threads.state
+        before, state.busy = state.busy, True  # adding gradients up is not the user's computation
+        try:
+            with torch.no_grad():
+                sums.add([(slot, grad_inputs[k]) for k, slot in slots])
+        finally:
+            state.busy = before
 
     return hook

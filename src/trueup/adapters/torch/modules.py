@@ -93,4 +93,4 @@ class ModuleCalls:
             parent=None if parent is None else parent.call.seq,
             site=session.recorder.sites.here() if session.records("module") else None,
         )  # fmt: skip
-        return Context(call, parent, scope, graph_task=task)
+        return Context(call, parent, scope, session.threads, graph_task=task)

@@ -1,5 +1,6 @@
 """Found first on PYTHONPATH by every Python process of `trueup capture -- COMMAND`; runs the one it hides, then arms."""
 
+import importlib.machinery
 import importlib.util
 import os
 import sys

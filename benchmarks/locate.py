@@ -1,0 +1,180 @@
+"""The planted-fault table: every fault on every model in which its operator occurs, from statistics alone.
+
+Prints, per level, whether the first culprit is the call whose result the fault changed first, and whether the healthy device
+and every noise row come out aligned. `make bench-locate` runs it; tests/verdict/test_planted_faults.py asserts its rates.
+
+    fault                        centernet  bert  gpt2 ...
+    lstm-backward-cell-gate      ok / ok    -     -
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import shutil
+import sys
+import tempfile
+import time
+from collections.abc import Iterable, Iterator
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "tests"))
+
+import torch  # noqa: E402
+import zoo  # noqa: E402
+
+import trueup  # noqa: E402
+from trueup import simdev  # noqa: E402
+from trueup.adapters.torch import session as sessions  # noqa: E402
+from trueup.simdev import injection  # noqa: E402
+
+STEPS = 3
+LEVELS = {"aten": None, "api": ["module", "api"]}
+
+
+@dataclass
+class Outcome:
+    """One cell of the table: ``word`` is ok, wrong, missed, aligned, false or inconclusive."""
+
+    model: str
+    what: str
+    level: str
+    word: str
+    truth: str
+    said: str
+
+
+class _Noting(list[Any]):
+    """The simulator's list of fired faults, noting the execution number of the first: the true culprit."""
+
+    truth: tuple[int, int] | None = None
+
+    def append(self, fired: Any) -> None:
+        current = sessions._current
+        if self.truth is None and current is not None and not current.threads.state.busy:
+            self.truth = (current.recorder.step, current.recorder._seq - 1)
+        super().append(fired)
+
+
+def run(model: str, device: str, into: Path) -> None:
+    """Train a zoo model for `STEPS` steps under capture."""
+    shutil.rmtree(into, ignore_errors=True)
+    training = zoo.build(model, device)
+    with trueup.capture(into, model=training.model, detail="stats") as capture:
+        for _ in range(STEPS):
+            training.step()
+            capture.step()
+
+
+def run_broken(model: str, fault: str, into: Path) -> tuple[int, int] | None:
+    """Train on the broken device; return ``(step, seq)`` of the first call that the fault changed, None if none was."""
+    simdev.heal()
+    noting = injection._fired = _Noting()
+    try:
+        with simdev.inject(fault):
+            noting.truth = None
+            run(model, "npu", into)
+    finally:
+        truth = noting.truth
+        injection._fired = []
+    return truth
+
+
+def check(model: str, fault: str, baseline: Path, candidate: Path, truth: tuple[int, int]) -> Iterator[Outcome]:
+    """Compare at both levels and tell whether the first culprit is the true one, or the api call around it."""
+    capture = trueup.open_capture(candidate)
+    columns = ["seq", "parent", "op", "scope", "phase", "level", "forward_seq"]
+    rows = capture.records(columns=columns, step=truth[0]).to_pylist()
+    by_seq = {r["seq"]: r for r in rows}
+    true = by_seq[truth[1]]
+    around = {truth[1]}
+    row = true
+    while row is not None and row["parent"] is not None:
+        if row["level"] != "module":
+            around.add(row["parent"])
+        row = by_seq.get(row["parent"])
+        if row is not None and row["level"] == "module":
+            break
+    around -= {s for s in around if by_seq.get(s, {}).get("level") == "module"}
+    for level, compared in LEVELS.items():
+        result = trueup.compare(baseline, candidate, level=compared)
+        first = result.culprit
+        said = result.sentence.splitlines()[0] if first is None else f"{first.name} {first.level} {first.op} {first.kind}"
+        if first is None:
+            word = "missed"
+        else:
+            # A wrong result that the function does not return (the indices of a max-pool) shows in its backward only.
+            saved = by_seq.get(first.seq[1], {}).get("forward_seq") if first.level == "api" else None
+            word = "ok" if first.step == truth[0] and {first.seq[1], saved} & around else "wrong"
+        yield Outcome(model, fault, level, word, f"{true['scope']} {true['phase']} {true['op']} step {truth[0]}", said)
+
+
+def check_sound(model: str, what: str, baseline: Path, candidate: Path) -> Iterator[Outcome]:
+    """Compare a legitimate run: it must be aligned."""
+    for level, compared in LEVELS.items():
+        result = trueup.compare(baseline, candidate, level=compared)
+        word = {"aligned": "aligned", "deviates": "false", "inconclusive": "inconclusive"}[result.verdict]
+        yield Outcome(model, what, level, word, "nothing", " | ".join(result.sentence.splitlines()[:2]))
+
+
+def table(models: Iterable[str], faults: Iterable[str], noise: Iterable[str], work: Path) -> Iterator[Outcome]:
+    """Yield the cells of the table, model by model."""
+    for model in models:
+        baseline = work / f"{model}-cpu"
+        run(model, "cpu", baseline)
+        for what in ("healthy", *noise):
+            simdev.heal()
+            candidate = work / f"{model}-sound"
+            if what == "healthy":
+                run(model, "npu", candidate)
+            else:
+                with simdev.noise(what):
+                    run(model, "npu", candidate)
+            yield from check_sound(model, what, baseline, candidate)
+        for fault in faults:
+            candidate = work / f"{model}-broken"
+            truth = run_broken(model, fault, candidate)
+            if truth is not None:
+                yield from check(model, fault, baseline, candidate, truth)
+
+
+def rates(outcomes: Iterable[Outcome]) -> dict[str, tuple[int, int]]:
+    """Return (right, all) per level for faults, and for the sound rows."""
+    found: dict[str, list[int]] = {}
+    for o in outcomes:
+        sound = o.truth == "nothing"
+        cell = found.setdefault(f"{'sound' if sound else 'faults'} at {o.level}", [0, 0])
+        cell[0] += o.word == ("aligned" if sound else "ok")
+        cell[1] += 1
+    return {k: (v[0], v[1]) for k, v in found.items()}
+
+
+def main() -> None:
+    """Print the table."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--models", nargs="*", default=list(zoo.MODELS))
+    parser.add_argument("--faults", nargs="*", default=list(simdev.FAULTS))
+    parser.add_argument("--noise", nargs="*", default=list(simdev.NOISE))
+    parser.add_argument("--json", type=Path, help="write every cell there")
+    options = parser.parse_args()
+    torch.set_num_threads(1)
+    simdev.install()
+    started = time.perf_counter()
+    outcomes = []
+    with tempfile.TemporaryDirectory() as work:
+        for outcome in table(options.models, options.faults, options.noise, Path(work)):
+            outcomes.append(outcome)
+            line = f"{outcome.model:12} {outcome.what:36} {outcome.level:5} {outcome.word:12}"
+            detail = "" if outcome.word in ("ok", "aligned") else f" truth: {outcome.truth}; said: {outcome.said}"
+            print(line + detail, flush=True)
+    for name, (right, total) in rates(outcomes).items():
+        print(f"{name}: {right} of {total} ({right / max(total, 1):.1%})")
+    print(f"{time.perf_counter() - started:.0f} s")
+    if options.json:
+        options.json.write_text(json.dumps([asdict(o) for o in outcomes], indent=1))
+
+
+if __name__ == "__main__":
+    main()
