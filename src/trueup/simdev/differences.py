@@ -129,20 +129,33 @@ def _flipped_softmax(kernel: Kernel, x: Tensor, dim: int, half_to_float: bool) -
 
 
 @_of("reordered-reductions", "native_batch_norm")
-def _flipped_batch_norm(kernel: Kernel, x: Tensor, *settings: Any) -> Any:
+def _float_batch_norm(
+    kernel: Kernel,
+    x: Tensor,
+    weight: Tensor | None,
+    bias: Tensor | None,
+    running_mean: Tensor | None,
+    running_var: Tensor | None,
+    training: bool,
+    momentum: float,
+    eps: float,
+) -> Any:
+    if not training or x.dtype is not torch.float32:
+        return kernel(x, weight, bias, running_mean, running_var, training, momentum, eps)
+    # The CPU accumulates in float64, where no order shows; accelerators accumulate in float32.
     axes = [axis for axis in range(x.dim()) if axis != 1]
-    out, mean, rstd = kernel(x.flip(axes).contiguous(memory_format=_format(x)), *settings)
-    return out.flip(axes).contiguous(memory_format=_format(x)), mean, rstd
-
-
-def _format(x: Tensor) -> torch.memory_format:
-    if x.dim() == 4 and x.is_contiguous(memory_format=torch.channels_last) and not x.is_contiguous():
-        return torch.channels_last
-    return torch.contiguous_format
-
-
-def _wide(value: Any) -> Any:
-    return value.double() if isinstance(value, Tensor) and value.is_floating_point() else value
+    shape = [-1 if axis == 1 else 1 for axis in range(x.dim())]
+    mean = x.mean(axes)
+    centred = x - mean.view(shape)
+    variance = centred.square().mean(axes)
+    rstd = torch.rsqrt(variance + eps)
+    out = centred * (rstd if weight is None else rstd * weight).view(shape)
+    n = x.numel() // x.size(1)
+    if running_mean is not None:
+        running_mean.mul_(1 - momentum).add_(mean, alpha=momentum)
+    if running_var is not None:
+        running_var.mul_(1 - momentum).add_(variance, alpha=momentum * n / (n - 1))
+    return out if bias is None else out + bias.view(shape), mean, rstd
 
 
 def _single_precision(*values: Any) -> bool:

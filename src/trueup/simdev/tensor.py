@@ -43,8 +43,19 @@ class Plan:
     reshapes: bool
     """The operator may change size, strides or storage of a written argument (``resize_``, ``t_``, ``out=``)."""
     cross_device: bool
+    on_host: tuple[int, ...]
+    """Outputs that stay on the CPU."""
     composite: bool
     """It is made of other operators; it gets here only for tensors made under ``inference_mode``."""
+
+
+def _is_composite(func: Any) -> bool:
+    # Not func._can_decompose(): that also counts Python decompositions, present or not by what else was imported.
+    return (
+        torch._C._dispatch_has_kernel_for_dispatch_key(func.name(), "CompositeImplicitAutograd")
+        and func not in KERNELS
+        and func._opname not in COMPOSITE_ELSEWHERE
+    )
 
 
 def _plan(func: Any) -> Plan:
@@ -65,7 +76,8 @@ def _plan(func: Any) -> Plan:
         written=tuple(written),
         reshapes=torch.Tag.inplace_view in func.tags or any(isinstance(place, str) for place in written),
         cross_device=schema.name.removeprefix("aten::") in _CROSS_DEVICE,
-        composite=func._can_decompose() and func not in KERNELS and schema.name.removeprefix("aten::") not in COMPOSITE_ELSEWHERE,
+        on_host=(1,) if schema.name == "aten::_pack_padded_sequence" else (),  # the batch sizes steer the host's loop
+        composite=_is_composite(func),
     )
 
 
@@ -271,7 +283,7 @@ def dispatch(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """Run one aten operator on the raw tensors of its arguments and wrap what it returns."""
     plan = _plans.get(func) or plan_of(func)
     if plan.composite:
-        return func.decompose(*args, **kwargs)
+        return func._op_dk(torch._C.DispatchKey.CompositeImplicitAutograd, *args, **kwargs)
     owners: dict[int, torch.Tensor] = {}
     foreign: list[torch.Tensor] = []
     raw_args = tuple([_unwrap(value, owners, foreign) for value in args])
@@ -293,6 +305,8 @@ def dispatch(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
                 _sync(target, _first_tensor(args[1]) if plan.name == "aten::set_.source_Tensor" else None)
     if to_host:
         return result
+    for place in plan.on_host:
+        owners[id(result[place])] = result[place]
     source = None if plan.view_of is None else _first_tensor(args[plan.view_of])
     return _wrap(result, owners, source)
 
