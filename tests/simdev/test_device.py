@@ -420,7 +420,7 @@ def test_gradient_of_gradient():
 
 
 def test_unknown_names():
-    with pytest.raises(TrueupError, match="no fault 'softmax-bakward'. Did you mean softmax-backward"):
+    with pytest.raises(TrueupError, match=r"no fault 'softmax-bakward'\. Did you mean softmax-backward"):
         simdev.inject("softmax-bakward")
-    with pytest.raises(TrueupError, match="no noise 'zzzzzz'. `trueup simdev list` shows them all"):
+    with pytest.raises(TrueupError, match=r"no noise 'zzzzzz'\. `trueup simdev list` shows them all"):
         simdev.noise("zzzzzz")

@@ -258,7 +258,9 @@ def test_list_of_what_fired_is_limited():
     assert simdev.fired()[-1].ordinal == 999
 
 
-@pytest.mark.parametrize("name", ["lstm-backward-cell-gate", "softmax-backward", "batch-norm-backward", "silu-backward"])
+@pytest.mark.parametrize(
+    "name", ["lstm-backward-cell-gate", "softmax-backward", "batch-norm-backward", "silu-backward"]
+)
 def test_fault_shows_in_training(name):
     model = {"lstm": "lstm-tagger", "soft": "bert-dropout", "batc": "resnet", "silu": "llama"}[name[:4]]
     healthy = train(CASES[model], "npu", steps=2)
@@ -274,13 +276,21 @@ NOISY = {
     "aten::mm": lambda: [torch.randn(8, 40).npu() @ torch.randn(40, 8).npu()],
     "aten::bmm": lambda: [torch.randn(2, 8, 40).npu() @ torch.randn(2, 40, 8).npu()],
     "aten::addmm": lambda: [torch.addmm(torch.randn(8).npu(), torch.randn(8, 40).npu(), torch.randn(40, 8).npu())],
-    "aten::baddbmm": lambda: [torch.baddbmm(torch.randn(2, 8, 8).npu(), torch.randn(2, 8, 40).npu(), torch.randn(2, 40, 8).npu())],
+    "aten::baddbmm": lambda: [
+        torch.baddbmm(torch.randn(2, 8, 8).npu(), torch.randn(2, 8, 40).npu(), torch.randn(2, 40, 8).npu())
+    ],
     "aten::convolution": lambda: [F.conv2d(torch.randn(2, 3, 8, 8).npu(), torch.randn(4, 3, 3, 3).npu())],
     "aten::convolution_backward": lambda: _conv_gradients(),
     "aten::sum": lambda: [torch.rand(1000).npu().sum()],
-    "aten::sum.dim_IntList": lambda: [torch.rand(100, 30).npu().sum((0,)), torch.rand(100, 33).npu().sum(-1, keepdim=True)],
+    "aten::sum.dim_IntList": lambda: [
+        torch.rand(100, 30).npu().sum((0,)),
+        torch.rand(100, 33).npu().sum(-1, keepdim=True),
+    ],
     "aten::mean": lambda: [torch.rand(1000).npu().mean()],
-    "aten::mean.dim": lambda: [torch.rand(100, 30).npu().mean((0,)), torch.rand(10, 33).npu().mean((-1,), keepdim=True)],
+    "aten::mean.dim": lambda: [
+        torch.rand(100, 30).npu().mean((0,)),
+        torch.rand(10, 33).npu().mean((-1,), keepdim=True),
+    ],
     "aten::native_layer_norm": lambda: list(
         torch.native_layer_norm(torch.randn(9, 33).npu(), [33], torch.rand(33).npu(), torch.rand(33).npu(), 1e-5)
     ),
@@ -367,8 +377,8 @@ def _python(code: str, **environment: str) -> str:
 
 def test_environment_switches():
     code = (
-        "from trueup import simdev; simdev.install(); import torch; torch.full((3,), 0.3).npu().tanh(); print(simdev.fired()[0].fault, "
-        "torch.npu.conv.allow_hf32)"
+        "from trueup import simdev; simdev.install(); import torch; torch.full((3,), 0.3).npu().tanh(); "
+        "print(simdev.fired()[0].fault, torch.npu.conv.allow_hf32)"
     )
     output = _python(code, TRUEUP_SIMDEV_FAULT="tanh-table-lookup", TRUEUP_SIMDEV_NOISE="hf32-matmul")
     assert output == "tanh-table-lookup True\n"
@@ -376,5 +386,8 @@ def test_environment_switches():
 
 
 def test_catalogue_needs_no_torch():
-    code = "import sys; from trueup import simdev; f, n = simdev.catalogue(); print(len(f), len(n), 'torch' in sys.modules)"
+    code = (
+        "import sys; from trueup import simdev; faults, noise = simdev.catalogue(); "
+        "print(len(faults), len(noise), 'torch' in sys.modules)"
+    )
     assert _python(code) == f"{len(FAULTS)} {len(NOISE)} False\n"

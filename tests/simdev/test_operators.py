@@ -42,11 +42,12 @@ CALLS = {
     "pad": (lambda x: F.pad(x, (1, 2)) + F.pad(x, (1, 2), mode="reflect"), [(2, 3, 6)]),
     "softmax": (lambda x: x.softmax(-1) * x.log_softmax(0), [(4, 5)]),
     "losses": (
-        lambda x, y: F.mse_loss(x, y) + F.l1_loss(x, y) + F.smooth_l1_loss(x, y) + F.binary_cross_entropy_with_logits(x, y.sigmoid()),
+        lambda x, y: sum(loss(x, y) for loss in (F.mse_loss, F.l1_loss, F.smooth_l1_loss, F.huber_loss))
+        + F.binary_cross_entropy_with_logits(x, y.sigmoid()),
         [(4, 5), (4, 5)],
     ),
     "activations": (
-        lambda x: F.gelu(x) + F.gelu(x, approximate="tanh") + F.silu(x) + F.mish(x) + F.elu(x) + F.softplus(x) + F.hardswish(x),
+        lambda x: sum(f(x) for f in (F.gelu, F.silu, F.mish, F.elu, F.softplus, F.hardswish, F.tanh, F.selu)),
         [(4, 5)],
     ),
     "sort": (lambda x: x.sort(-1)[0] + x.sort(stable=True, dim=0)[0], [(4, 5)]),
@@ -72,8 +73,16 @@ INDEXED = {
     "scatter-add": (lambda x, i: torch.zeros(5, 4, device=x.device).scatter_add(1, i, x), (5, 6), (5, 6)),
     "scatter": (lambda x, i: x.scatter(1, i, 2.0), (5, 4), (5, 2)),
     "index": (lambda x, i: x[i] + x[:, i[0, 0]], (4, 4), (3, 4)),
-    "index-put": (lambda x, i: torch.zeros(4, 5, device=x.device).index_put((i[:, 0],), x, accumulate=True), (3, 5), (3, 1)),
-    "index-select-add": (lambda x, i: x.index_select(0, i[0]).index_add(0, i[0], x.index_select(0, i[0])), (4, 5), (1, 4)),
+    "index-put": (
+        lambda x, i: torch.zeros(4, 5, device=x.device).index_put((i[:, 0],), x, accumulate=True),
+        (3, 5),
+        (3, 1),
+    ),
+    "index-select-add": (
+        lambda x, i: x.index_select(0, i[0]).index_add(0, i[0], x.index_select(0, i[0])),
+        (4, 5),
+        (1, 4),
+    ),
     "one-hot": (lambda x, i: F.one_hot(i, 4) * x, (3, 5, 4), (3, 5)),
 }
 
@@ -116,7 +125,9 @@ def test_indexed_call(name):
     _same(function, [_input(*shape)], [_index(*index)])
 
 
-@pytest.mark.parametrize("settings", [{}, {"is_causal": True}, {"scale": 0.3}, {"attn_mask": "bool"}, {"attn_mask": "float"}])
+@pytest.mark.parametrize(
+    "settings", [{}, {"is_causal": True}, {"scale": 0.3}, {"attn_mask": "bool"}, {"attn_mask": "float"}]
+)
 def test_attention(settings):
     def attend(q, k, v):
         mask = settings.get("attn_mask")

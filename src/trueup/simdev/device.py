@@ -1,4 +1,4 @@
-"""Makes PrivateUse1 the device ``npu``: names it, registers its module, factories, autocast rules and file locations."""
+"""Makes PrivateUse1 the device ``npu``: its name, module, factories, autocast rules and file locations."""
 
 from __future__ import annotations
 
@@ -52,7 +52,8 @@ def _claim() -> None:
         )
     if setup is None:
         raise TrueupError(
-            f"The simulated device needs a PyTorch with Python backends; this is {torch.__version__}. Install torch 2.13 or newer."
+            f"The simulated device needs a PyTorch with Python backends; this is {torch.__version__}. "
+            "Install torch 2.13 or newer."
         )
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # torch warns that the API is experimental; the tests watch it for us
@@ -67,14 +68,14 @@ def _direct(operator: Any) -> Any:
 
 
 def _factories(aten_library: Any, any_library: Any) -> None:
-    def empty(size: Any, *, dtype: Any = None, memory_format: Any = None, **rest: Any) -> NPUTensor:
+    def empty(size: Any, *, dtype: Any = None, memory_format: Any = None, **_: Any) -> NPUTensor:
         return NPUTensor(torch.empty(size, dtype=dtype, memory_format=memory_format or torch.contiguous_format))
 
-    def empty_strided(size: Any, stride: Any, *, dtype: Any = None, **rest: Any) -> NPUTensor:
+    def empty_strided(size: Any, stride: Any, *, dtype: Any = None, **_: Any) -> NPUTensor:
         return NPUTensor(torch.empty_strided(size, stride, dtype=dtype))
 
     def any_operator(operator: Any, *args: Any, **kwargs: Any) -> Any:
-        # Factories that have a kernel per backend (tril_indices ...) arrive here with no npu tensor among their arguments.
+        # Factories that have a kernel per backend (tril_indices ...) arrive here, no npu tensor among their inputs.
         return dispatch(operator, args, kwargs)
 
     # torch.tensor(..., device="npu") converts with the Python key switched off, and a boxed Python fallback fails there

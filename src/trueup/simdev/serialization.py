@@ -1,7 +1,7 @@
 """`torch.save` and `torch.load` for the simulated device, in the file format that a real device writes.
 
-A storage is saved as bytes with the location tag ``npu:0``, so a file can be loaded with ``map_location="cpu"`` where no
-simulated device is installed, with ``weights_only=True``, and storages shared by views stay shared.
+A storage is saved as bytes with the location tag ``npu:0``, so a file can be loaded with ``map_location="cpu"`` where
+no simulated device is installed, with ``weights_only=True``, and storages shared by views stay shared.
 """
 
 from __future__ import annotations
@@ -14,14 +14,14 @@ import torch
 from trueup.simdev.tensor import NPU, NPUTensor
 
 
-class NPUStorage(torch.UntypedStorage):
+class NPUStorage(torch.UntypedStorage):  # type: ignore[misc]
     """Host memory that says it is on the device, for the moments in which pickle asks.
 
     PyTorch keeps one Python object per storage; it is re-labelled in place, because a second one cannot be made.
     """
 
     @property
-    def device(self) -> torch.device:  # type: ignore[override]
+    def device(self) -> torch.device:
         """Where the bytes are said to be."""
         return NPU
 

@@ -1,8 +1,8 @@
 """The npu tensor: a wrapper subclass that owns a CPU tensor and runs every aten operator on it.
 
-An `NPUTensor` has the device, sizes, strides, storage identity and version counter of a device tensor, and no memory of its
-own; ``_raw`` is the CPU tensor that holds the numbers. Views of a wrapper wrap views of its raw tensor, so an in-place write
-through any of them is seen by all, as on a device.
+An `NPUTensor` has the device, sizes, strides, storage identity and version counter of a device tensor, and no memory
+of its own; ``_raw`` is the CPU tensor that holds the numbers. Views of a wrapper wrap views of its raw tensor, so an
+in-place write through any of them is seen by all, as on a device.
 """
 
 from __future__ import annotations
@@ -17,17 +17,17 @@ NPU = torch.device("privateuseone", 0)  # named npu once the device is installed
 CPU = torch.device("cpu")
 
 # Operators that take CPU tensors beside device tensors on real devices too (indices, lengths, copies between devices).
-_CROSS_DEVICE = frozenset(
-    "copy_ _copy_from index index_put index_put_ _index_put_impl_ _unsafe_index _unsafe_index_put set_ _pack_padded_sequence "
-    "_pack_padded_sequence_backward tensor_split "
+_CROSS_DEVICE = frozenset((
+    "copy_", "_copy_from", "index", "index_put", "index_put_", "_index_put_impl_", "_unsafe_index", "_unsafe_index_put",
+    "set_", "_pack_padded_sequence", "_pack_padded_sequence_backward", "tensor_split",
     # The step counters of optimizers stay on the CPU beside device parameters; the foreach kernels take both.
-    "_foreach_add_ _foreach_add _foreach_mul_ _foreach_div_ _foreach_addcdiv_ _foreach_addcmul_ _foreach_pow "
-    "_fused_adam_ _fused_adamw_ _fused_sgd_ _fused_adagrad_".split()
-)
+    "_foreach_add_", "_foreach_add", "_foreach_mul_", "_foreach_div_", "_foreach_addcdiv_", "_foreach_addcmul_",
+    "_foreach_pow", "_fused_adam_", "_fused_adamw_", "_fused_sgd_", "_fused_adagrad_",
+))  # fmt: skip
 
 
 COMPOSITE_ELSEWHERE = ("silu_backward", "mish_backward", "native_channel_shuffle")
-"""The CPU has a kernel for these and other backends a decomposition; a kernel on our key keeps them whole, as torch_npu does."""
+"""Elsewhere than on the CPU these are decomposed; a kernel on our key keeps them whole, as torch_npu does."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,14 +93,14 @@ def plan_of(func: Any) -> Plan:
 
 
 KERNELS: dict[Any, Callable[..., Any]] = {}
-"""Operators that the CPU has no kernel for, or whose CPU kernel draws other random numbers; the rest run as they are."""
+"""Operators that the CPU has no kernel for, or draws other random numbers in; the rest run as they are."""
 
 Interceptor = Callable[[Plan, Callable[..., Any], tuple[Any, ...], dict[str, Any]], Any]
 interceptors: dict[Any, Interceptor] = {}
 """Operators touched by the faults and noise that are on now. Empty on a healthy device: then nothing is paid."""
 
 
-class NPUTensor(torch.Tensor):
+class NPUTensor(torch.Tensor):  # type: ignore[misc]
     """A tensor on the simulated device; made by the device's kernels, never by hand."""
 
     _raw: torch.Tensor
@@ -124,6 +124,7 @@ class NPUTensor(torch.Tensor):
 
     @classmethod
     def __torch_dispatch__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        """Run the operator on the raw tensors."""
         return dispatch(func, args, kwargs or {})
 
     def __repr__(self, *, tensor_contents: str | None = None) -> str:
@@ -142,7 +143,7 @@ class NPUTensor(torch.Tensor):
 
     def data_ptr(self) -> int:
         """Address of the first element in the memory behind the device."""
-        return self._raw.data_ptr()
+        return int(self._raw.data_ptr())
 
     def tolist(self) -> Any:
         """Return the numbers as nested lists; PyTorch's own refuses subclasses."""
@@ -164,7 +165,8 @@ class NPUTensor(torch.Tensor):
             return memo[id(self)]
         if not self.is_leaf:
             raise RuntimeError(
-                "Only Tensors created explicitly by the user (graph leaves) support the deepcopy protocol at the moment."
+                "Only Tensors created explicitly by the user (graph leaves) support the deepcopy protocol "
+                "at the moment."
             )
         with torch.no_grad():
             copied: Any = NPUTensor(self._raw.clone())
@@ -183,16 +185,16 @@ class NPUTensor(torch.Tensor):
 
     # ``x.data = y`` swaps the C++ side only; the raw tensor has to follow.
     def _get_data(self) -> torch.Tensor:
-        return torch.Tensor.data.__get__(self)  # type: ignore[attr-defined, no-any-return]
+        return torch.Tensor.data.__get__(self)
 
     def _set_data(self, value: torch.Tensor) -> None:
-        torch.Tensor.data.__set__(self, value)  # type: ignore[attr-defined]
+        torch.Tensor.data.__set__(self, value)
         self._raw = raw(value)
 
-    data = property(_get_data, _set_data)  # type: ignore[assignment]
+    data = property(_get_data, _set_data)
 
-    # With these two, nn.Module.to() swaps parameters in place instead of replacing them, so tied weights stay tied and an
-    # optimizer made before .to("npu") keeps its parameters (torch/nn/modules/module.py, _apply).
+    # With these two, nn.Module.to() swaps parameters in place instead of replacing them, so tied weights stay tied
+    # and an optimizer made before .to("npu") keeps its parameters (torch/nn/modules/module.py, _apply).
     def __tensor_flatten__(self) -> tuple[list[str], None]:
         return ["_raw"], None
 
@@ -255,7 +257,12 @@ def _sync(wrapper: torch.Tensor, source: torch.Tensor | None) -> None:
     if inner is wrapper:
         return
     shape = (wrapper.shape, wrapper.stride(), wrapper.storage_offset(), wrapper.untyped_storage().nbytes())
-    if source is None and shape == (inner.shape, inner.stride(), inner.storage_offset(), inner.untyped_storage().nbytes()):
+    if source is None and shape == (
+        inner.shape,
+        inner.stride(),
+        inner.storage_offset(),
+        inner.untyped_storage().nbytes(),
+    ):
         return
     fresh = NPUTensor(inner)
     if source is not None:
@@ -274,8 +281,8 @@ def _sync(wrapper: torch.Tensor, source: torch.Tensor | None) -> None:
 
 def _refuse_mixed(plan: Plan, foreign: list[torch.Tensor]) -> None:
     raise RuntimeError(
-        f"Expected all tensors to be on the same device, but found at least two devices, npu:0 and {foreign[0].device}! "
-        f"(when running {plan.name})"
+        "Expected all tensors to be on the same device, but found at least two devices, "
+        f"npu:0 and {foreign[0].device}! (when running {plan.name})"
     )
 
 
