@@ -15,7 +15,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from trueup.simdev.tensor import KERNELS, NPUTensor
+from trueup.simdev.plan import KERNELS
+from trueup.simdev.tensor import NPUTensor
 
 aten: Any = torch.ops.aten
 

@@ -10,7 +10,8 @@ import torch
 
 from trueup.model import TrueupError
 from trueup.simdev import attention, autocast, dropout, npu, rnn, serialization
-from trueup.simdev.tensor import COMPOSITE_ELSEWHERE, NPUTensor, dispatch
+from trueup.simdev.plan import COMPOSITE_ELSEWHERE
+from trueup.simdev.tensor import NPUTensor, dispatch
 
 FAULT_VARIABLE = "TRUEUP_SIMDEV_FAULT"
 NOISE_VARIABLE = "TRUEUP_SIMDEV_NOISE"
@@ -40,6 +41,10 @@ def install() -> None:
     _from_environment()
 
 
+def _unpinned(tensor: Any, device: Any = None) -> Any:  # noqa: ARG001 - the signature of Tensor.pin_memory
+    return tensor
+
+
 def _claim() -> None:
     from torch.utils import backend_registration
 
@@ -58,6 +63,8 @@ def _claim() -> None:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # torch warns that the API is experimental; the tests watch it for us
         setup("npu", backend_module=npu)
+    # Pinning asks a C++ hook that a Python backend cannot give; DataLoader(pin_memory=True) calls it for every batch.
+    torch.Tensor.pin_memory = _unpinned
 
 
 def _direct(operator: Any) -> Any:

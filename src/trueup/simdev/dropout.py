@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from trueup.simdev.tensor import KERNELS
+from trueup.simdev.plan import KERNELS
 
 
 def native_dropout(input: Tensor, p: float, train: bool | None = True) -> tuple[Tensor, Tensor]:

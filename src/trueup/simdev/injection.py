@@ -17,8 +17,9 @@ from torch import Tensor
 
 from trueup.model import TrueupError
 from trueup.simdev import differences, faults, npu
+from trueup.simdev.plan import Plan
 from trueup.simdev.tables import FAULTS, NOISE, Fault
-from trueup.simdev.tensor import Plan, interceptors
+from trueup.simdev.tensor import interceptors
 
 FIRED_LIMIT = 1000
 

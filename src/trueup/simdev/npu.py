@@ -133,7 +133,7 @@ def set_rng_state_all(states: list[torch.Tensor]) -> None:
 
 def initial_seed() -> int:
     """Return the seed that the generator was given last."""
-    return torch.default_generator.initial_seed()
+    return int(torch.default_generator.initial_seed())
 
 
 def get_amp_supported_dtype() -> list[torch.dtype]:

@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from trueup.simdev.tensor import KERNELS
+from trueup.simdev.plan import KERNELS
 
 aten: Any = torch.ops.aten
 

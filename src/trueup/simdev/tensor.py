@@ -7,93 +7,15 @@ in-place write through any of them is seen by all, as on a device.
 
 from __future__ import annotations
 
+import threading
+import traceback
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import Any
 
 import torch
 
-NPU = torch.device("privateuseone", 0)  # named npu once the device is installed
-CPU = torch.device("cpu")
-
-# Operators that take CPU tensors beside device tensors on real devices too (indices, lengths, copies between devices).
-_CROSS_DEVICE = frozenset((
-    "copy_", "_copy_from", "index", "index_put", "index_put_", "_index_put_impl_", "_unsafe_index", "_unsafe_index_put",
-    "set_", "_pack_padded_sequence", "_pack_padded_sequence_backward", "tensor_split",
-    # The step counters of optimizers stay on the CPU beside device parameters; the foreach kernels take both.
-    "_foreach_add_", "_foreach_add", "_foreach_mul_", "_foreach_div_", "_foreach_addcdiv_", "_foreach_addcmul_",
-    "_foreach_pow", "_fused_adam_", "_fused_adamw_", "_fused_sgd_", "_fused_adagrad_",
-))  # fmt: skip
-
-
-COMPOSITE_ELSEWHERE = ("silu_backward", "mish_backward", "native_channel_shuffle")
-"""Elsewhere than on the CPU these are decomposed; a kernel on our key keeps them whole, as torch_npu does."""
-
-
-@dataclass(frozen=True, slots=True)
-class Plan:
-    """What the schema of an operator tells the dispatcher; worked out once per operator."""
-
-    name: str
-    """``aten::add.Tensor``, the spelling used by faults and by `Fired`."""
-    view_of: int | None
-    """Position of the argument whose storage the outputs share, or None."""
-    written: tuple[int | str, ...]
-    """Arguments written in place: positions, and names of keyword-only ones."""
-    reshapes: bool
-    """The operator may change size, strides or storage of a written argument (``resize_``, ``t_``, ``out=``)."""
-    cross_device: bool
-    on_host: tuple[int, ...]
-    """Outputs that stay on the CPU."""
-    composite: bool
-    """It is made of other operators; it gets here only for tensors made under ``inference_mode``."""
-
-
-def _is_composite(func: Any) -> bool:
-    # Not func._can_decompose(): that also counts Python decompositions, present or not by what else was imported.
-    return (
-        torch._C._dispatch_has_kernel_for_dispatch_key(func.name(), "CompositeImplicitAutograd")
-        and func not in KERNELS
-        and func._opname not in COMPOSITE_ELSEWHERE
-    )
-
-
-def _plan(func: Any) -> Plan:
-    schema = func._schema
-    written: list[int | str] = []
-    view_of = None
-    for position, argument in enumerate(schema.arguments):
-        if argument.alias_info is None:
-            continue
-        if argument.alias_info.is_write:
-            written.append(argument.name if argument.kwarg_only else position)
-        elif view_of is None:
-            view_of = position
-    overload = f".{schema.overload_name}" if schema.overload_name else ""
-    return Plan(
-        name=f"{schema.name}{overload}",
-        view_of=view_of,
-        written=tuple(written),
-        reshapes=torch.Tag.inplace_view in func.tags or any(isinstance(place, str) for place in written),
-        cross_device=schema.name.removeprefix("aten::") in _CROSS_DEVICE,
-        on_host=(1,) if schema.name == "aten::_pack_padded_sequence" else (),  # the batch sizes steer the host's loop
-        composite=_is_composite(func),
-    )
-
-
-_plans: dict[Any, Plan] = {}
-
-
-def plan_of(func: Any) -> Plan:
-    """Return the dispatch plan of an ``OpOverload``."""
-    plan = _plans.get(func)
-    if plan is None:
-        plan = _plans[func] = _plan(func)
-    return plan
-
-
-KERNELS: dict[Any, Callable[..., Any]] = {}
-"""Operators that the CPU has no kernel for, or draws other random numbers in; the rest run as they are."""
+from trueup.simdev.plan import KERNELS, Plan, plan_of, plans
+from trueup.simdev.storage import CPU, NPU, NPUStorage
 
 Interceptor = Callable[[Plan, Callable[..., Any], tuple[Any, ...], dict[str, Any]], Any]
 interceptors: dict[Any, Interceptor] = {}
@@ -107,6 +29,9 @@ class NPUTensor(torch.Tensor):  # type: ignore[misc]
 
     @staticmethod
     def __new__(cls, raw: torch.Tensor) -> NPUTensor:
+        """Wrap a dense CPU tensor."""
+        if raw.layout is not torch.strided:
+            raise NotImplementedError(f"The simulated npu has dense tensors only; an operator made a {raw.layout} one.")
         tensor: NPUTensor = torch.Tensor._make_wrapper_subclass(
             cls,
             raw.size(),
@@ -125,7 +50,14 @@ class NPUTensor(torch.Tensor):  # type: ignore[misc]
     @classmethod
     def __torch_dispatch__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         """Run the operator on the raw tensors."""
-        return dispatch(func, args, kwargs or {})
+        try:
+            return dispatch(func, args, kwargs or {})
+        except Exception:
+            # PyTorch 2.13 aborts the process when an operator raises on a Python backend's backward thread (a noexcept
+            # stream guard, torch::acc::PythonDeviceGuard::exchangeStream): say why before it does.
+            if threading.current_thread() is not threading.main_thread() and torch._C._current_graph_task_id() != -1:
+                traceback.print_exc()
+            raise
 
     def __repr__(self, *, tensor_contents: str | None = None) -> str:
         with torch.no_grad():
@@ -140,6 +72,12 @@ class NPUTensor(torch.Tensor):  # type: ignore[misc]
 
     def __format__(self, spec: str) -> str:
         return format(self._raw.item(), spec) if self.dim() == 0 else object.__format__(self, spec)
+
+    def untyped_storage(self) -> torch.UntypedStorage:
+        """Return the memory behind the device: its identity is shared by all views, its address is real."""
+        storage = self._raw.untyped_storage()
+        storage.__class__ = NPUStorage
+        return storage
 
     def data_ptr(self) -> int:
         """Address of the first element in the memory behind the device."""
@@ -256,7 +194,7 @@ def _sync(wrapper: torch.Tensor, source: torch.Tensor | None) -> None:
     inner = raw(wrapper)
     if inner is wrapper:
         return
-    shape = (wrapper.shape, wrapper.stride(), wrapper.storage_offset(), wrapper.untyped_storage().nbytes())
+    shape = (wrapper.shape, wrapper.stride(), wrapper.storage_offset(), torch.Tensor.untyped_storage(wrapper).nbytes())
     if source is None and shape == (
         inner.shape,
         inner.stride(),
@@ -288,7 +226,7 @@ def _refuse_mixed(plan: Plan, foreign: list[torch.Tensor]) -> None:
 
 def dispatch(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """Run one aten operator on the raw tensors of its arguments and wrap what it returns."""
-    plan = _plans.get(func) or plan_of(func)
+    plan = plans.get(func) or plan_of(func)
     if plan.composite:
         return func._op_dk(torch._C.DispatchKey.CompositeImplicitAutograd, *args, **kwargs)
     owners: dict[int, torch.Tensor] = {}
