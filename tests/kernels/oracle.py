@@ -58,7 +58,7 @@ def reals(array: np.ndarray) -> tuple[list[float], float, float]:
 def summary(array: np.ndarray) -> np.ndarray:
     """Return what ``summarize`` must fill, with exactly rounded sums."""
     values, tiny, largest = reals(array)
-    masking = largest if 1e30 < largest < math.inf else math.nan
+    masking = largest if array.dtype.name in ("float32", "float64", "bfloat16", "complex64", "complex128") else math.nan
     kept = [math.isfinite(x) and abs(x) != masking for x in values]
     finite = [x for x, is_kept in zip(values, kept, strict=True) if is_kept]
     exact = [Fraction(x) for x in finite]

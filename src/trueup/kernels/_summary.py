@@ -11,8 +11,8 @@ from trueup.kernels import _twin
 from trueup.kernels._reals import Reals, reals_of
 from trueup.model import NUMBERS, PACKED
 
-WIDE = 1e30
-"""A dtype that reaches beyond this needs none of it: what sits at its end is a mask, not a measurement."""
+MASKING = frozenset({"float32", "float64", "bfloat16"})
+"""Dtypes that reach so far beyond any measurement that their largest finite number can only be a mask."""
 
 _POSINF, _NEGINF, _SATURATED = (NUMBERS.index(n) for n in ("n_posinf", "n_neginf", "n_saturated"))
 
@@ -30,8 +30,7 @@ def summarize(array: NDArray[Any], out: NDArray[np.float64]) -> None:
             value), complex64/128 (as two reals an element, interleaved: mean and counts are over the reals).
         out: float64 ``(PACKED,)``, contiguous: ``model.NUMBERS`` in order, then the 64 lanes of the sketch.
 
-    The largest finite number of a dtype that reaches beyond 1e30 (float32, bfloat16, float64) is what attention masks are made
-    of: it is counted in ``n_saturated`` and otherwise left out like Inf, for one of it would drown all else in the sums.
+    The largest finite number of float32, float64 and bfloat16 is what attention masks are made of: it is counted in ``n_saturated`` and otherwise left out like Inf, for one of it would drown all else in the sums.
 
     ``min``, ``max``, ``mean``, ``l2`` are over the finite elements, NaN where there is none; NaN and Inf are counted
     and left out of sums and sketch. ``n_zero`` counts both zeros; ``n_subnormal`` and ``n_saturated`` (|x| is the
@@ -46,7 +45,7 @@ def summarize(array: NDArray[Any], out: NDArray[np.float64]) -> None:
         raise ValueError(f"out: expected float64 ({PACKED},), got {out.dtype} {out.shape}")
     _kernel(array, out)
     reals = reals_of(array.dtype)
-    if out[_SATURATED] and WIDE < reals.largest < np.inf:
+    if out[_SATURATED] and reals.dtype.name in MASKING:
         _summarize_unmasked(array, reals, out)
 
 

@@ -16,7 +16,7 @@ import numpy as np
 import torch
 
 from trueup import kernels
-from trueup.kernels import WIDE
+from trueup.kernels import MASKING
 from trueup.kernels.sketch import GROUP, lanes, signs
 from trueup.model import LANES, NUMBERS, PACKED
 from trueup.recorder import Statistics
@@ -69,7 +69,7 @@ def packed_on_device(tensor: torch.Tensor) -> torch.Tensor:
     dtype = tensor.dtype
     x = tensor.reshape(-1).to(torch.float64)
     finite = torch.isfinite(x)
-    if dtype.is_floating_point and torch.finfo(dtype).max > WIDE:  # masks: see trueup.kernels.summarize
+    if str(dtype).removeprefix("torch.") in MASKING:  # masks: see trueup.kernels.summarize
         finite = finite & (x.abs() < torch.finfo(dtype).max)
     kept = torch.where(finite, x, 0.0)
     count = finite.sum()
