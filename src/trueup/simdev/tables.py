@@ -61,7 +61,7 @@ _INDEX_PUTS = ("aten::index_put", "aten::index_put_", "aten::_index_put_impl_", 
 _FAULTS = (
     # Recurrent cells
     Fault("lstm-backward-cell-gate", ("aten::_thnn_fused_lstm_cell_backward_impl",), "backward",
-          "The gradient of the cell gate is half of what it should be.",
+          "The cell gate's gradient is multiplied by the derivative of a sigmoid instead of that of a tanh.",
           "The LSTM's cell backward; its incoming gradients are right, the gate gradients it returns are not."),
     Fault("gru-backward-reset-gate", ("aten::_thnn_fused_gru_cell_backward",), "backward",
           "The gradient of the reset gate is zero.",
