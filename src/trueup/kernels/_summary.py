@@ -1,4 +1,4 @@
-"""The one entrance to the statistics kernels."""
+"""The one entrance to the statistics kernels: the compiled one where it can, else its NumPy twin."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from trueup.kernels import _twin
+from trueup.kernels import _compiled, _twin
 from trueup.model import PACKED
 
 
@@ -35,4 +35,5 @@ def summarize(array: NDArray[Any], out: NDArray[np.float64]) -> None:
     """
     if out.shape != (PACKED,) or out.dtype != np.float64:
         raise ValueError(f"out: expected float64 ({PACKED},), got {out.dtype} {out.shape}")
-    _twin.summarize(array, out)
+    if not _compiled.summarize(array, out):
+        _twin.summarize(array, out)
