@@ -18,6 +18,10 @@
 #define GROUP 512
 #define GOLDEN 0x9E3779B97F4A7C15u
 
+typedef float vf2 __attribute__((vector_size(8)));
+typedef float vf4 __attribute__((vector_size(16)));
+typedef int32_t vi4 __attribute__((vector_size(16)));
+typedef uint32_t vu4 __attribute__((vector_size(16)));
 typedef float vf8 __attribute__((vector_size(32)));
 typedef int32_t vi8 __attribute__((vector_size(32)));
 typedef uint32_t vu8 __attribute__((vector_size(32)));

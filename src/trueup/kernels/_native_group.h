@@ -1,7 +1,8 @@
 /* One group of the sketch, 512 elements, with GCC vector extensions: included once per instruction set.
  *
  * Before inclusion: NAME(f) gives a function its name in this instruction set, LEVEL is 0 (plain), 2 (AVX2), 512 (AVX-512).
- * Eight elements are a column; a VD holds as many of their doubles as a register does, PARTS of them the column. Within a
+ * Eight elements are a column; a VF holds as many of its floats as a register does, HALVES of them the column; a VD as many
+ * of its doubles, PARTS of them the column (GCC takes vectors wider than a register apart badly). Within a
  * group no rotation changes, so a column's lanes stay in registers over its 8 rows. Every sum has at least two accumulators,
  * because one would wait for itself at each addition. Bits are compared as integers: flush-to-zero modes change no count.
  */
@@ -31,12 +32,14 @@
 #define VL vl2
 #define PARTS 4
 #define TURNS 1
-#define WIDEN(v, p) ((vd2){(v)[2 * (p)], (v)[2 * (p) + 1]})
+#define WIDEN(v, p) __builtin_convertvector(((vf2){(v)[2 * (p)], (v)[2 * (p) + 1]}), vd2)
 #define PICKD(m, a, b) ((vd2)(((vl2)(a) & (m)) | ((vl2)(b) & ~(m))))
 #define MIND(a, b) PICKD((a) < (b), a, b)
 #define MAXD(a, b) PICKD((a) > (b), a, b)
 #endif
 #define SPAN (8 / PARTS)
+#define EACH_PART_OF_HALF _Pragma("GCC unroll 4") for (int p = 0; p < PARTS / HALVES; p++)
+#define EACH_HALF _Pragma("GCC unroll 2") for (int h = 0; h < HALVES; h++)
 #if LEVEL != 512
 #define FLIP(d, byte, p) ((VD)((VL)(d) ^ *(const VL *)(SIGNS[byte] + SPAN * (p))))
 #endif
@@ -48,45 +51,47 @@
 #define COUNT_BELOW(count, a, b) (count) -= ABOVE(b, a)
 #endif
 #if LEVEL >= 2
+#define VF vf8
+#define VI vi8
+#define VU vu8
+#define HALVES 1
 #define MAXU(a, b) ((vu8)_mm256_max_epu32((__m256i)(a), (__m256i)(b)))
 #define MINF(a, b) ((vf8)_mm256_min_ps((__m256)(a), (__m256)(b)))
 #define MAXF(a, b) ((vf8)_mm256_max_ps((__m256)(a), (__m256)(b)))
 #define EQUAL(a, b) ((vi8)_mm256_cmpeq_epi32((__m256i)(a), (__m256i)(b)))
 #define ABOVE(a, b) ((vi8)_mm256_cmpgt_epi32((__m256i)(a), (__m256i)(b)))
 #else
-#define PICK(t, m, a, b) ((t)(((vi8)(a) & (m)) | ((vi8)(b) & ~(m))))
-#define MAXU(a, b) PICK(vu8, (vi8)(a) > (vi8)(b), a, b) /* the sign bit is clear */
-#define MINF(a, b) PICK(vf8, (a) < (b), a, b)
-#define MAXF(a, b) PICK(vf8, (a) > (b), a, b)
-#define EQUAL(a, b) ((vi8)((vi8)(a) == (vi8)(b)))
-#define ABOVE(a, b) ((vi8)((vi8)(a) > (vi8)(b)))
+#define VF vf4
+#define VI vi4
+#define VU vu4
+#define HALVES 2
+#define PICK(t, m, a, b) ((t)(((vi4)(a) & (m)) | ((vi4)(b) & ~(m))))
+#define MAXU(a, b) PICK(vu4, (vi4)(a) > (vi4)(b), a, b) /* the sign bit is clear */
+#define MINF(a, b) PICK(vf4, (a) < (b), a, b)
+#define MAXF(a, b) PICK(vf4, (a) > (b), a, b)
+#define EQUAL(a, b) ((vi4)(a) == (vi4)(b))
+#define ABOVE(a, b) ((vi4)(a) > (vi4)(b))
 #endif
 
-/* Eight elements as float32: exact for the three kinds. */
-static ALWAYS_INLINE vf8 NAME(load)(const void *x, int at, int kind)
+/* As many elements as a VF holds, as float32: exact for the three kinds. */
+static ALWAYS_INLINE VF NAME(load)(const void *x, int at, int kind)
 {
-    vf8 v;
+    VF v = {0};
+    const uint16_t *half = (const uint16_t *)x + at;
     if (kind == FLOAT32) {
         memcpy(&v, (const float *)x + at, sizeof v);
-    } else {
-        uint16_t h[8];
-        memcpy(h, (const uint16_t *)x + at, sizeof h);
-        if (kind == BFLOAT16) {
-            vu8 wide = {h[0], h[1], h[2], h[3], h[4], h[5], h[6], h[7]};
-#if LEVEL >= 2
-            wide = (vu8)_mm256_cvtepu16_epi32(_mm_loadu_si128((const __m128i *)((const uint16_t *)x + at)));
-#endif
-            v = (vf8)(wide << 16);
-        } else {
-#if LEVEL >= 2
-            v = (vf8)_mm256_cvtph_ps(_mm_loadu_si128((const __m128i *)((const uint16_t *)x + at)));
-#else
-            for (int j = 0; j < 8; j++)
-                v[j] = half_to_float(h[j]);
-#endif
-        }
+        return v;
     }
+#if LEVEL >= 2
+    __m128i bits = _mm_loadu_si128((const __m128i *)half);
+    return kind == BFLOAT16 ? (VF)((VU)_mm256_cvtepu16_epi32(bits) << 16) : (VF)_mm256_cvtph_ps(bits);
+#else
+    if (kind == BFLOAT16)
+        return (VF)((VU){half[0], half[1], half[2], half[3]} << 16);
+    for (int j = 0; j < 4; j++)
+        v[j] = half_to_float(half[j]);
     return v;
+#endif
 }
 
 static ALWAYS_INLINE void NAME(store_sums)(VD sum[TURNS][PARTS], VD square[TURNS][PARTS], Group *g)
@@ -108,29 +113,37 @@ static ALWAYS_INLINE int NAME(group_float)(const void *x, int kind, const uint64
     VD sum[TURNS][PARTS], square[TURNS][PARTS];
     memset(sum, 0, sizeof sum);
     memset(square, 0, sizeof square);
-    vf8 low[2], high[2];
-    vu8 most = {0}, nothing = {0}, tiny = (vu8){0} + TINY_BITS[kind];
-    vi8 zeros = {0}, small = {0};
-    low[0] = low[1] = (vf8){0} + INFINITY;
-    high[0] = high[1] = (vf8){0} - INFINITY;
+    VF low[2][HALVES], high[2][HALVES];
+    const VU nothing = {0}, tiny = (VU){0} + TINY_BITS[kind];
+    VU most[HALVES];
+    VI zeros[HALVES], small[HALVES];
+    EACH_HALF {
+        low[0][h] = low[1][h] = (VF){0} + INFINITY;
+        high[0][h] = high[1][h] = (VF){0} - INFINITY;
+        most[h] = nothing;
+        zeros[h] = small[h] = (VI){0};
+    }
     for (int c = 0; c < 8; c++) {
         VD lane[TURNS][PARTS];
         memset(lane, 0, sizeof lane);
 #pragma GCC unroll 8
         for (int r = 0; r < 8; r++) {
             const int turn = r & (TURNS - 1);
-            vf8 v = NAME(load)(x, 64 * r + 8 * c, kind);
-            vu8 bits = (vu8)v & 0x7fffffffu;
-            most = MAXU(most, bits);
-            zeros -= EQUAL(bits, nothing);
-            COUNT_BELOW(small, bits, tiny);
-            low[r & 1] = MINF(v, low[r & 1]);
-            high[r & 1] = MAXF(v, high[r & 1]);
-            EACH_PART {
-                VD d = WIDEN(v, p);
-                sum[turn][p] += d;
-                square[turn][p] += d * d;
-                lane[turn][p] += FLIP(d, bytes[8 * r + c], p);
+            EACH_HALF {
+                VF v = NAME(load)(x, 64 * r + 8 * c + 8 / HALVES * h, kind);
+                VU bits = (VU)v & 0x7fffffffu;
+                most[h] = MAXU(most[h], bits);
+                zeros[h] -= EQUAL(bits, nothing);
+                COUNT_BELOW(small[h], bits, tiny);
+                low[r & 1][h] = MINF(v, low[r & 1][h]);
+                high[r & 1][h] = MAXF(v, high[r & 1][h]);
+                EACH_PART_OF_HALF {
+                    const int q = PARTS / HALVES * h + p;
+                    VD d = WIDEN(v, p);
+                    sum[turn][q] += d;
+                    square[turn][q] += d * d;
+                    lane[turn][q] += FLIP(d, bytes[8 * r + c], q);
+                }
             }
         }
         EACH_PART {
@@ -139,17 +152,18 @@ static ALWAYS_INLINE int NAME(group_float)(const void *x, int kind, const uint64
         }
     }
     NAME(store_sums)(sum, square, g);
-    low[0] = MINF(low[0], low[1]);
-    high[0] = MAXF(high[0], high[1]);
-    EACH_PART {
-        VD least = WIDEN(low[0], p), greatest = WIDEN(high[0], p);
-        memcpy(g->low + SPAN * p, &least, sizeof least);
-        memcpy(g->high + SPAN * p, &greatest, sizeof greatest);
+    EACH_HALF {
+        VF lowest = MINF(low[0][h], low[1][h]), highest = MAXF(high[0][h], high[1][h]);
+        EACH_PART_OF_HALF {
+            VD least = WIDEN(lowest, p), greatest = WIDEN(highest, p);
+            memcpy(g->low + SPAN * (PARTS / HALVES * h + p), &least, sizeof least);
+            memcpy(g->high + SPAN * (PARTS / HALVES * h + p), &greatest, sizeof greatest);
+        }
     }
     int32_t counts[3][8], over = 0;
-    memcpy(counts[0], &zeros, sizeof zeros);
-    memcpy(counts[1], &small, sizeof small);
-    memcpy(counts[2], &most, sizeof most);
+    memcpy(counts[0], zeros, sizeof zeros);
+    memcpy(counts[1], small, sizeof small);
+    memcpy(counts[2], most, sizeof most);
     for (int j = 0; j < 8; j++) {
         g->zeros[j] = counts[0][j];
         g->small[j] = counts[1][j];
@@ -329,3 +343,9 @@ static void NAME(run)(const char *x, int64_t n, int kind, Totals *t)
 #undef COUNT_BELOW
 #undef PICK
 #undef PICKD
+#undef VF
+#undef VI
+#undef VU
+#undef HALVES
+#undef EACH_HALF
+#undef EACH_PART_OF_HALF
