@@ -1,8 +1,8 @@
 """The seal of a Parquet file: a checksum of its footer, where no Parquet reader looks.
 
 Pages carry checksums of their own, the footer has none; a flipped bit there can move a column or, in pyarrow 26, abort
-the process. The 16 bytes ``TRUEUP01`` and xxh3_64 (little-endian) of everything after them stand between the last page and
-the footer. A file without them was written by somebody else, and is read unsealed.
+the process. The 16 bytes ``TRUEUP01`` and xxh3_64 (little-endian) of everything after them stand between the last page
+and the footer. A file without them was written by somebody else, and is read unsealed.
 """
 
 from __future__ import annotations
