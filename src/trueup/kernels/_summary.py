@@ -1,4 +1,4 @@
-"""The one entrance to the statistics kernels."""
+"""The one entrance to the statistics kernels: the compiled one where it can, else its NumPy twin."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from trueup.kernels import _twin
+from trueup.kernels import _compiled, _twin
 from trueup.kernels._reals import Reals, reals_of
 from trueup.model import NUMBERS, PACKED
 
@@ -60,4 +60,5 @@ def _summarize_unmasked(array: NDArray[Any], reals: Reals, out: NDArray[np.float
 
 
 def _kernel(array: NDArray[Any], out: NDArray[np.float64]) -> None:
-    _twin.summarize(array, out)
+    if not _compiled.summarize(array, out):
+        _twin.summarize(array, out)
