@@ -69,14 +69,14 @@ def _attend(
     scale: float | None,
     enable_gqa: bool,
 ) -> Tensor:
+    if attn_mask is not None and attn_mask.dtype == torch.bool:  # neither kernel converts it
+        attn_mask = torch.where(attn_mask, 0.0, float("-inf")).to(query.dtype)
     npu = isinstance(query, NPUTensor)  # else: a functional or batched wrapper, which has to see the decomposition
     if not npu or _only_math_allowed() or not _fusable(query, key, value, attn_mask, dropout_p, enable_gqa):
         output: Tensor = aten._scaled_dot_product_attention_math(
             query, key, value, attn_mask, dropout_p, is_causal, None, scale=scale, enable_gqa=enable_gqa
         )[0]
         return output
-    if attn_mask is not None and attn_mask.dtype == torch.bool:
-        attn_mask = torch.where(attn_mask, 0.0, float("-inf")).to(query.dtype)
     fused: Tensor = aten._scaled_dot_product_fused_attention_overrideable(
         query, key, value, attn_mask, dropout_p, is_causal, False, scale=scale
     )[0]

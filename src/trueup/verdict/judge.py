@@ -266,8 +266,9 @@ def _carried(row: Row, out: Operand, inputs: list[Operand], product: _Product | 
         added = sum(o.absolute * max(1.0, o.numel / max(out.numel, 1.0)) ** 0.25 for o in inputs)
         return row.factor * max(worst, added / out.norm)
     if row.carry == "bilinear" and product is not None:
-        others = sum(o.absolute for o in inputs if all(o is not f for f in product.factors)) / out.norm
-        return row.factor * (sum(o.relative for o in product.factors) * product.scale + others)
+        others = [o for o in inputs if all(o is not f for f in product.factors)]  # a bias, repeated for every row
+        added = sum(o.absolute * math.sqrt(max(1.0, out.numel / max(o.numel, 1.0))) for o in others) / out.norm
+        return row.factor * (sum(o.relative for o in product.factors) * product.scale + added)
     if row.carry == "exponential":
         # exp(x + e) = exp(x) (1 + e): what counts is the absolute error, however large a mask makes the norm.
         return row.factor * max(worst, *(o.absolute / math.sqrt(max(o.numel, 1.0)) for o in inputs))
