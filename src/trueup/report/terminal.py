@@ -203,7 +203,6 @@ def _hanging(console: Console, head: Text, body: Text, *, first: bool = False) -
     console.print(grid)
 
 
-
 def print_saved(directory: Path, console: Console) -> None:
     """Say where the report is; the path stays on one line, so that a terminal makes it a link."""
     console.print()

@@ -19,10 +19,10 @@ else:
     import tomli as tomllib
 
 Own = Literal["exact", "elementwise", "additive", "reduction", "average", "bilinear", "composite"]
-Carry = Literal["linear", "sum", "bilinear", "smooth", "branch"]
+Carry = Literal["linear", "sum", "bilinear", "exponential", "smooth", "branch"]
 
 OWN: tuple[str, ...] = ("exact", "elementwise", "additive", "reduction", "average", "bilinear", "composite")
-CARRY: tuple[str, ...] = ("linear", "sum", "bilinear", "smooth", "branch")
+CARRY: tuple[str, ...] = ("linear", "sum", "bilinear", "exponential", "smooth", "branch")
 
 KINDS: tuple[str, ...] = (*PHASES, "aten-backward")
 """What ``phases`` of a row may name."""

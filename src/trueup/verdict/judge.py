@@ -198,29 +198,47 @@ def _of_nothing(row: Row, unit: float, error: SlotError, inputs: list[Operand]) 
 
 @dataclass(slots=True)
 class _Product:
+    """A sum of ``k`` products of two factors; ``scale`` is its norm had nothing cancelled, relative to the norm it has."""
+
     k: float
     scale: float
-    """Norm of the result had nothing cancelled, by statistics, relative to the norm it has; at least 1."""
     factors: list[Operand]
 
 
 def _product(op: str, out: Operand, inputs: list[Operand]) -> _Product:
+    """Find the two factors of an output and how many of their products are summed into one element of it."""
     by_slot = {o.slot: o for o in inputs}
     name = op.rpartition("::")[2]
+    gradient = by_slot.get("grad_output.0")
+    if gradient is not None:  # the backward of an api call: the gradient times the other operand, or summed for a bias
+        others = [o for o in inputs if o.slot.startswith("input.") and not _same_slot(o.slot, out.slot)]
+        other = max(others, key=lambda o: o.numel, default=None)
+        if other is None or out.slot in ("grad_input.2", "grad_input.bias"):
+            return _summed(gradient, out)
+        return _times(gradient, other, math.sqrt(gradient.numel * other.numel / max(out.numel, 1.0)), out)
     if name.startswith("convolution_backward"):
         names = CONVOLUTION_BACKWARD.get(out.slot)
-        if names is None:  # the bias: a sum of the gradient
-            gradient = by_slot.get("input.0", out)
-            k = max(gradient.numel / max(out.numel, 1), 1.0)
-            return _Product(k, max(1.0, math.sqrt(k) * gradient.norm / out.norm), [gradient])
+        if names is None:
+            return _summed(by_slot.get("input.0", out), out)
     else:
         names = OPERANDS.get(name)
     factors = [by_slot[n] for n in names if n in by_slot] if names else [o for o in inputs if o.slot != "input.bias"][:2]
     if len(factors) < 2:
         return _Product(1.0, 1.0, factors or inputs)
-    a, b = factors
-    k = _inner_length(name, out, a, b)
-    return _Product(k, max(1.0, math.sqrt(out.numel * k) * a.rms * b.rms / out.norm), factors)
+    return _times(factors[0], factors[1], _inner_length(name, out, *factors), out)
+
+
+def _same_slot(forward: str, gradient: str) -> bool:
+    return gradient.removeprefix("grad_") == forward
+
+
+def _times(a: Operand, b: Operand, k: float, out: Operand) -> _Product:
+    # Products of independent elements: k of them add up to sqrt(k) times the product of the root mean squares.
+    return _Product(k, max(1.0, math.sqrt(out.numel * k) * a.rms * b.rms / out.norm), [a, b])
+
+
+def _summed(a: Operand, out: Operand) -> _Product:
+    return _Product(max(a.numel / max(out.numel, 1.0), 1.0), max(1.0, a.norm / out.norm), [a])
 
 
 def _inner_length(name: str, out: Operand, a: Operand, b: Operand) -> float:
@@ -237,25 +255,34 @@ def _inner_length(name: str, out: Operand, a: Operand, b: Operand) -> float:
 
 def _own(row: Row, unit: float, rounded: float, out: Operand, inputs: list[Operand], product: _Product | None) -> float:
     units = row.ulps * unit
-    if row.own in ("exact", "elementwise"):
-        return units
     if row.own == "additive":
         return units * max(1.0, sum(o.norm for o in inputs if o.numel <= out.numel) / out.norm)
     if row.own == "bilinear" and product is not None:
-        return (units * (1 + math.sqrt(product.k) / 16) + 2 * rounded) * product.scale
-    # reduction, average, and the reduced gradients of a composite: relative to what was summed, not to what was left of it
-    largest = max(inputs, key=lambda o: o.numel, default=None)
-    if largest is None or largest.numel <= out.numel:
-        return units
-    k = largest.numel / max(out.numel, 1.0)
-    blocked = 1 + math.sqrt(k) / 16
-    weight = 1.0
+        return (units * _blocked(product.k) + 2 * rounded) * product.scale
+    if row.own in ("reduction", "average"):
+        largest = max(inputs, key=lambda o: o.numel, default=None)
+        if largest is None or largest.numel <= out.numel:
+            return units
+        k = largest.numel / max(out.numel, 1.0)
+        return units * _blocked(k) * max(1.0, (1 / k if row.own == "average" else 1.0) * largest.norm / out.norm)
     if row.own == "composite":
-        weight = max([1.0, *(o.rms for o in inputs if o is not largest)])
-        blocked = 1.0
-    elif row.own == "average":
-        weight = 1.0 / k
-    return units * blocked * max(1.0, weight * math.sqrt(k) * largest.norm / out.norm)
+        return units * _cancelled(out, inputs)
+    return units
+
+
+def _blocked(k: float) -> float:
+    """Growth of the rounding error of a sum of ``k`` terms that is blocked by a device's width."""
+    return 1 + math.sqrt(k) / 16
+
+
+def _cancelled(out: Operand, inputs: list[Operand]) -> float:
+    """Return how much of a gradient that a composite sums over the batch has cancelled, at least 1."""
+    gradients = [o for o in inputs if o.slot.startswith("grad_output")] or [o for o in inputs[:1] if out.slot != "output.0"]
+    if not gradients or gradients[0].numel <= out.numel:
+        return 1.0
+    gradient = gradients[0]
+    weight = max([1.0, *(o.rms for o in inputs if o is not gradient and o.numel >= gradient.numel)])
+    return max(1.0, weight * gradient.norm / out.norm)
 
 
 def _carried(row: Row, out: Operand, inputs: list[Operand], product: _Product | None) -> float:
@@ -271,8 +298,12 @@ def _carried(row: Row, out: Operand, inputs: list[Operand], product: _Product | 
         added = sum(o.absolute * max(1.0, o.numel / max(out.numel, 1.0)) ** 0.25 for o in inputs)
         return row.factor * max(worst, added / out.norm)
     if row.carry == "bilinear" and product is not None:
-        others = sum(o.absolute for o in inputs if all(o is not f for f in product.factors)) / out.norm
-        return row.factor * (sum(o.relative for o in product.factors) * product.scale + others)
+        others = [o for o in inputs if all(o is not f for f in product.factors)]  # a bias, repeated for every row
+        added = sum(o.absolute * math.sqrt(max(1.0, out.numel / max(o.numel, 1.0))) for o in others) / out.norm
+        return row.factor * (sum(o.relative for o in product.factors) * product.scale + added)
+    if row.carry == "exponential":
+        # exp(x + e) = exp(x) (1 + e): what counts is the absolute error, however large a mask makes the norm.
+        return row.factor * max(worst, *(o.absolute / math.sqrt(max(o.numel, 1.0)) for o in inputs))
     if row.carry == "smooth":
         return row.factor * worst
     return row.factor * (worst + math.sqrt(worst))

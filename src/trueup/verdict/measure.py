@@ -16,6 +16,7 @@ Method = Literal["digest", "tensor", "sketch", "value", "none"]
 Payload = Callable[[str, str], Array]
 
 COUNTS = [NUMBERS.index(n) for n in ("n_nan", "n_posinf", "n_neginf")]
+SATURATED = NUMBERS.index("n_saturated")
 L2 = NUMBERS.index("l2")
 
 UNSIZED = "digests differ; how much is not recorded"
