@@ -140,7 +140,7 @@ class Session:
         """Take this process's rank folder, once."""
         if self.rank is None:
             rank, _ = rank_and_world()
-            self.rank = claim(self.recorder.directory, rank or 0, self._root.get("run"))
+            self.rank = claim(self.recorder.directory, rank, self._root.get("run"))
         return self.rank
 
     def _identify(self) -> tuple[int, dict[str, Any], dict[str, Any]]:

@@ -1,0 +1,141 @@
+"""An armed process: a session that begins with PyTorch, or with the process group, and survives a fork.
+
+A process that multiprocessing started has no rank that can be trusted before it joins a process group. Until then nothing is
+installed in it but a wrapper around the assignment of the default group, so it pays nothing per call.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.overrides
+import torch.utils._python_dispatch as dispatch
+
+from trueup.adapters.torch import session as running
+from trueup.adapters.torch.environment import rank_and_world
+from trueup.adapters.torch.session import Session
+from trueup.recorder.options import CaptureOptions, in_ranges
+from trueup.recorder.seen import unused
+
+
+class Armed:
+    """The capture of this process, present or future.
+
+    Args:
+        directory: the capture.
+        options: what to keep.
+        root: what all processes of the run say in the capture's manifest.
+    """
+
+    def __init__(self, directory: Path, options: CaptureOptions, root: dict[str, Any]) -> None:
+        self._directory, self._options, self._root = directory, options, root
+        self._session: Session | None = None
+
+    def begin(self, *, at_once: bool) -> None:
+        """Capture from now on, or from the moment this process joins a process group."""
+        _when_group_is_set(self._joined)
+        os.register_at_fork(after_in_child=self._forked)
+        if at_once:
+            self._start()
+
+    def finish(self, ending: str | None) -> None:
+        """Write what is left; ``ending`` is a note on how the process ended."""
+        if self._session is not None:
+            if ending is not None:
+                self._session.recorder.note(ending)
+            self._session.finish()
+
+    def report(self) -> dict[str, Any]:
+        """Say what was recorded, or why nothing."""
+        rank = rank_and_world()[0]
+        session = self._session
+        if session is None:
+            return {"process_rank": rank, "why": "it joined no process group, and a child of multiprocessing has no rank before it does"}
+        skipped = not in_ranges(rank or 0, self._options.ranks)
+        return session.report() | {
+            "process_rank": rank or 0,
+            "selected": session.recorder.selected,
+            "displaced": session.recorder.displaced,
+            "unused": {} if skipped else unused(self._options, session.recorder.seen()),
+        }
+
+    def _start(self) -> None:
+        session = self._session = running._current = Session(self._directory, self._options, self._root)
+        with _below_other_modes():
+            session.start()
+
+    def _joined(self) -> None:
+        """Take note of the rank while there is a group to ask: a short run ends before the first flush asks for it."""
+        rank, _ = rank_and_world()
+        session = self._session
+        if session is None:
+            if running._current is None:
+                self._start()
+            return
+        if session.rank not in (None, rank):
+            session.recorder.note(f"rank {rank} of its process group was recorded as rank {session.rank} before it joined")
+        session._update_active()
+
+    def _forked(self) -> None:
+        """Let go of the parent's capture; this process has none before it joins a process group of its own."""
+        session, self._session = self._session, None
+        running._current = None
+        if session is not None:
+            session.abandon()
+            session._module_calls.remove()
+            for hook in session._hooks:
+                hook.remove()
+            _take_off(session)
+
+
+def _when_group_is_set(callback: Callable[[], None]) -> None:
+    """Call ``callback`` whenever this process gets a default process group.
+
+    `_update_default_pg` is what every way of initialising goes through, and is looked up when called (PyTorch 2.1 to 2.13);
+    `init_process_group` itself may have been imported by name before.
+    """
+    if not torch.distributed.is_available():
+        return
+    c10d: Any = torch.distributed.distributed_c10d
+    name = "_update_default_pg" if hasattr(c10d, "_update_default_pg") else "init_process_group"
+    original = getattr(c10d, name)
+
+    def set_group(*args: Any, **kwargs: Any) -> Any:
+        result = original(*args, **kwargs)
+        if torch.distributed.is_initialized():
+            callback()
+        return result
+
+    setattr(c10d, name, set_group)
+
+
+@contextmanager
+def _below_other_modes() -> Iterator[None]:
+    """Let modes that are entered inside be the lowest: who entered one above takes the topmost off when it leaves."""
+    functions = [torch.overrides._pop_mode() for _ in range(torch._C._len_torch_function_stack())]
+    dispatches = [dispatch._pop_mode() for _ in range(torch._C._len_torch_dispatch_stack())]
+    try:
+        yield
+    finally:
+        for mode in reversed(functions):
+            torch.overrides._push_mode(mode)
+        for mode in reversed(dispatches):
+            dispatch._push_mode(mode)
+
+
+def _take_off(session: Session) -> None:
+    """Take the session's modes off this thread, so that they cost a forked child nothing.
+
+    A mode that is not the topmost stays, idle; one of another thread did not come along.
+    """
+    for mode, stack in (
+        (session._dispatch_mode, dispatch._get_current_dispatch_mode_stack()),
+        (session._function_mode, torch.overrides._get_current_function_mode_stack()),
+    ):
+        if mode is not None and stack and stack[-1] is mode:
+            mode.__exit__(None, None, None)
