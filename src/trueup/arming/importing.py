@@ -14,7 +14,7 @@ from typing import Any
 class WhenImported(importlib.abc.MetaPathFinder):
     """Arms the process right after a framework was imported.
 
-    It stays until then: a library that only asks whether there is a framework (`importlib.util.find_spec("torch")`), or an
+    It stays until then: a library that only asks whether there is one (`importlib.util.find_spec("torch")`), or an
     import that fails, does not use it up.
     """
 
@@ -23,7 +23,10 @@ class WhenImported(importlib.abc.MetaPathFinder):
         self._asking = False
 
     def find_spec(
-        self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None
+        self,
+        fullname: str,
+        path: Sequence[str] | None,  # noqa: ARG002
+        target: ModuleType | None = None,  # noqa: ARG002
     ) -> importlib.machinery.ModuleSpec | None:
         """Find the framework as usual, and follow its loader."""
         if fullname != self._name or self._asking:

@@ -1,8 +1,8 @@
 """What kind of process this is, from how Python was started.
 
-Only a process that trains is captured at once. A launcher computes nothing. A child of multiprocessing may be a data worker
-or a training worker, and its environment does not tell: it inherits RANK from its parent. It is captured when it joins a
-process group, which no data worker does.
+Only a process that trains is captured at once. A launcher computes nothing. A child of multiprocessing may be a data
+worker or a training worker, and its environment does not tell: it inherits RANK from its parent. It is captured when it
+joins a process group, which no data worker does.
 """
 
 from __future__ import annotations

@@ -33,7 +33,7 @@ def run(options: Mapping[str, Any], command: Sequence[str]) -> int:
         The command's own exit code if it failed (128 + n if signal n ended it), 2 if nothing was captured, else 0.
 
     Raises:
-        TrueupError: an option is wrong, the command cannot start, or the directory holds a capture or cannot be written.
+        TrueupError: an option is wrong, the command cannot start, or the directory is not empty or cannot be written.
     """
     chosen = dict(options)
     directory = Path(chosen.pop("directory")).absolute()
@@ -55,7 +55,7 @@ def _program(name: str) -> str:
         if path.is_dir():
             got = "a directory"
         elif path.is_file():
-            got = "a file that is not executable" if os.sep in name else f"a file in the working directory; write ./{name}"
+            got = "a file that is not executable" if os.sep in name else f"a file that is not on PATH; write ./{name}"
         else:
             got = "no such file" if os.sep in name else "no program of that name on PATH"
         raise TrueupError(_not_started(name, got))
@@ -97,8 +97,8 @@ def _undo(made: Sequence[Path]) -> None:
 
 
 def _obstacle(directory: Path, error: OSError) -> str:
-    file = next((place for place in (directory, *directory.parents) if place.is_file()), None)
-    return f"{file} is a file" if file is not None else f"{directory}: {error.strerror or error}"
+    place = next((place for place in (directory, *directory.parents) if place.exists()), directory)
+    return f"{place} is a directory: {error.strerror}" if place.is_dir() else f"{place} is not a directory"
 
 
 def _not_writable(directory: Path, got: str) -> str:
@@ -113,12 +113,16 @@ def _not_writable(directory: Path, got: str) -> str:
 
 def _environment(directory: Path, options: CaptureOptions, command: list[str]) -> dict[str, str]:
     root = {
-        "trueup_version": trueup.__version__, "command": command, "levels": list(options.levels), "detail": options.detail,
-        "config": json.loads(options.to_json()), "run": uuid.uuid4().hex,
-    }  # fmt: skip
+        "trueup_version": trueup.__version__,
+        "command": command,
+        "levels": list(options.levels),
+        "detail": options.detail,
+        "config": json.loads(options.to_json()),
+        "run": uuid.uuid4().hex,
+    }
     order = {"directory": str(directory), "options": options.to_json(), "root": root}
     package = str(Path(trueup.__file__).resolve().parents[1])
-    # An installed Trueup is found by the Pythons it is installed for; its neighbours must not be put before those of others.
+    # An installed Trueup is found by its own Python; its neighbours must not get before those of another one.
     installed = Path(package).name in ("site-packages", "dist-packages")
     path = [SITE, *([] if installed else [package]), *filter(None, [os.environ.get("PYTHONPATH")])]
     return {**os.environ, VARIABLE: json.dumps(order), "PYTHONPATH": os.pathsep.join(path)}
@@ -151,7 +155,7 @@ def _execute(command: list[str], environment: dict[str, str]) -> int:
 
 
 def _has_terminal() -> bool:
-    """Tell whether Ctrl-C in our terminal reaches the command by itself: a second interrupt would cut its clean-up short."""
+    """Tell whether Ctrl-C in our terminal reaches the command by itself: a second one would cut its clean-up short."""
     try:
         return os.tcgetpgrp(sys.stdin.fileno()) == os.getpgrp()
     except (OSError, ValueError, AttributeError):

@@ -1,4 +1,4 @@
-"""What a run executed beside what the options kept of it: which option selected nothing, and what it could have selected."""
+"""What a run executed beside what was kept of it: which option selected nothing, and what it could have selected."""
 
 from __future__ import annotations
 
@@ -34,13 +34,19 @@ def unused(options: CaptureOptions, seen: Seen) -> dict[str, str]:
         present = {key[column] for key in seen.keys}
         if len(chosen) < len(known):
             were = ", ".join(name for name in known if name in present)
-            said |= {f"{what} {n}": f"matched none of {seen.calls:,} calls; {what}s seen: {were}" for n in chosen if n not in present}
+            reason = f"matched none of {seen.calls:,} calls; {what}s seen: {were}"
+            said |= {f"{what} {name}": reason for name in chosen if name not in present}
     names = {(key[2], key[3]) for key in seen.keys}
     for what, patterns in (("include", options.include), ("exclude", options.exclude)):
         for pattern in patterns:
             if not any(Patterns([pattern]).match(scope, op) for scope, op in names):
                 said[f"{what} {pattern!r}"] = f"matched none of {seen.calls:,} calls; {_names(names)}"
     return said
+
+
+def sentence(option: str, reason: str) -> str:
+    """Say one item of `unused`."""
+    return f"{option} {reason}" if reason.startswith("matched") else f"{option} selected nothing: {reason}"
 
 
 def _steps_that_ran(steps: int) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 import sys
 from collections import Counter
 from collections.abc import Iterable, Sequence
@@ -12,7 +13,7 @@ from typing import Any
 
 from trueup.model import TrueupError
 from trueup.recorder.options import CaptureOptions, in_ranges
-from trueup.recorder.seen import ranges_text
+from trueup.recorder.seen import ranges_text, sentence
 from trueup.store import Capture, open_capture
 
 Report = dict[str, Any]
@@ -21,7 +22,7 @@ NO_FRAMEWORK = (
     "no process of the command imported PyTorch\n"
     "  expected: a Python process that imports torch, started with the environment of the command\n"
     "  got:      none\n"
-    "  next:     name the training command itself; python -I, -E and -S hide Trueup from a process, and so does a new PYTHONPATH"
+    "  next:     name the training command; python -I, -E or -S, or a PYTHONPATH set anew, hides a process from Trueup"
 )
 
 
@@ -35,9 +36,9 @@ def tell(directory: Path, options: CaptureOptions, code: int) -> int:
     capture = _capture(directory)
     ended = f"; the command ended with exit code {code}" if code else ""
     if capture is None or not capture.rows or _only_losses(capture, reports):
-        _say(f"nothing was captured into {directory}{ended}: {_why_nothing(options, reports)}")
-        if capture is None:
-            _remove_reports(directory)
+        why = _why_nothing(options, reports) or (NO_FRAMEWORK.splitlines()[0] if code else NO_FRAMEWORK)
+        _say(f"nothing was captured into {directory}{ended}: {why}")
+        _clear(directory)
         return code or 2
     ranks = f", {len(capture.ranks)} ranks" if len(capture.ranks) > 1 else ""
     steps = f"{len(capture.steps)} step{'s' if len(capture.steps) != 1 else ''}"
@@ -66,12 +67,13 @@ def _reports(directory: Path) -> list[Report]:
     return reports
 
 
-def _remove_reports(directory: Path) -> None:
-    """Leave nothing in the way of the next attempt; what the reports said was just said."""
-    for path in (directory / "processes").glob("*.json"):
-        path.unlink()
+def _clear(directory: Path) -> None:
+    """Leave nothing in the way of the next attempt: what was empty before, and holds nothing now, is removed."""
+    for name in ("processes", "rank-*", "unranked-*"):
+        for folder in directory.glob(name):
+            shutil.rmtree(folder, ignore_errors=True)
     with suppress(OSError):
-        (directory / "processes").rmdir()
+        (directory / "manifest.json").unlink(missing_ok=True)
         directory.rmdir()
 
 
@@ -83,11 +85,12 @@ def _only_losses(capture: Capture, reports: Sequence[Report]) -> bool:
 
 def _why_nothing(options: CaptureOptions, reports: Sequence[Report]) -> str:
     said = [*_unused(options, reports), *(f"{_name(r)} failed: {r['failure']}" for r in reports if r.get("failure"))]
+    said += [f"{_name(r)} was killed before its first flush" for r in reports if _killed(r)]
     if not said:
-        said = list(dict.fromkeys(f"{_name(r)}: {r['why']}" for r in reports if r.get("why") and r.get("role") != "launcher"))
+        said = [f"{_name(r)}: {r['why']}" for r in reports if r.get("why")][:8]
     if not said and reports:
         said = [f"{_name(r)} is a launcher, and nothing that it started imported PyTorch" for r in reports[:1]]
-    return "; ".join(said) or NO_FRAMEWORK
+    return "; ".join(said)
 
 
 def _unused(options: CaptureOptions, reports: Sequence[Report]) -> list[str]:
@@ -101,18 +104,16 @@ def _unused(options: CaptureOptions, reports: Sequence[Report]) -> list[str]:
             were = f"rank {ranks[0]}" if len(ranks) == 1 else f"ranks {', '.join(map(str, ranks))}"
             said.append(f"ranks {ranges_text(tuple(missing))} selected nothing: {were} ran")
         trained = [r for r in trained if in_ranges(r["process_rank"] or 0, options.ranks)]
-    common = [option for option in (trained[0]["unused"] if trained else ()) if all(option in r["unused"] for r in trained)]
-    return said + [_sentence(option, trained[0]["unused"][option]) for option in common]
-
-
-def _sentence(option: str, reason: str) -> str:
-    return f"{option} {reason}" if reason.startswith("matched") else f"{option} selected nothing: {reason}"
+    first = trained[0]["unused"] if trained else {}
+    return said + [sentence(option, first[option]) for option in first if all(option in r["unused"] for r in trained)]
 
 
 def _remarks(reports: Iterable[Report]) -> list[str]:
     """Return what is to be said of single processes; those that had nothing to record are counted."""
     said, quiet = [], Counter[str]()
     for report in reports:
+        if _killed(report):
+            continue  # its rank, if it has one, reads as interrupted
         if report.get("failure"):
             said.append(f"{_name(report)} failed to capture: {report['failure']}")
         elif report.get("displaced"):
@@ -125,8 +126,14 @@ def _remarks(reports: Iterable[Report]) -> list[str]:
     return said
 
 
+def _killed(report: Report) -> bool:
+    """Tell whether a process left no last report."""
+    return report.get("state") == "running" and report.get("role") == "run"
+
+
 def _kind(report: Report) -> str:
-    return {"run": "other process", "child": "worker without process group"}.get(report.get("role", "run"), str(report.get("role")))
+    kind = str(report.get("role", "run"))
+    return {"run": "other process", "child": "worker without process group"}.get(kind, kind)
 
 
 def _name(report: Report) -> str:

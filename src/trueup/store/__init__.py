@@ -11,6 +11,6 @@ from trueup.store.schema import RECORDS, sketch_matrix, statistics
 from trueup.store.writer import Writer, write_process
 
 __all__ = [
-    "FORMAT_VERSION", "RECORDS", "Capture", "Displaced", "Writer", "claim", "open_capture", "sketch_matrix", "statistics",
-    "write_process",
+    "FORMAT_VERSION", "RECORDS", "Capture", "Displaced", "Writer", "claim", "open_capture", "sketch_matrix",
+    "statistics", "write_process",
 ]  # fmt: skip

@@ -4,7 +4,7 @@
 
     run/manifest.json                                what was recorded, and how
         processes/<pid>.json                         a report of each process that was armed
-        unranked-<pid>/                              what a launcher's parent recorded before its ranks started; not read
+        unranked-<pid>/                              recorded before the ranks started; not read
         rank-00000/lock                              whose folder this is
                    manifest.json                     framework, devices, versions, seeds, status, notes
                    sites-0000.parquet                call stacks

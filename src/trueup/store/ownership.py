@@ -3,8 +3,8 @@
 A lock is never taken over. One from another run, or (where runs have no id) from a process that has ended, means that
 the directory holds an older capture, which is not overwritten.
 
-One process gives way: the parent that prepared a model before it started its workers has no rank, and once a worker has,
-rank 0 is not the parent's. Its folder is moved aside to ``unranked-<pid>`` and it stops recording.
+One process gives way: the parent that prepared a model before it started its workers has no rank, and once a worker
+has, rank 0 is not the parent's. Its folder is moved aside to ``unranked-<pid>`` and it stops recording.
 """
 
 from __future__ import annotations
@@ -31,8 +31,8 @@ def claim(directory: Path, preferred_rank: int | None, run: str | None = None) -
 
     Args:
         directory: the capture; created if need be.
-        preferred_rank: the distributed rank, None for a process that knows none: it takes the lowest free one, and gives way
-            to a sibling that knows.
+        preferred_rank: the distributed rank, None for a process that knows none: it takes the lowest free one, and
+            gives way to a sibling that knows.
         run: id that all processes of one run share and no two runs do (``trueup capture`` hands it down). Processes
             that end before their siblings start are told from an older capture by it alone.
 

@@ -1,26 +1,29 @@
 """An armed process: a session that begins with PyTorch, or with the process group, and survives a fork.
 
-A process that multiprocessing started has no rank that can be trusted before it joins a process group. Until then nothing is
-installed in it but a wrapper around the assignment of the default group, so it pays nothing per call.
+A process that multiprocessing started has no rank that can be trusted before it joins a process group. Until then
+nothing is installed in it but a wrapper around the assignment of the default group, so it pays nothing per call; nor are
+the parts of Trueup that record loaded.
 """
 
 from __future__ import annotations
 
 import os
+import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 import torch.overrides
 import torch.utils._python_dispatch as dispatch
 
-from trueup.adapters.torch import session as running
 from trueup.adapters.torch.environment import rank_and_world
-from trueup.adapters.torch.session import Session
-from trueup.recorder.options import CaptureOptions, in_ranges
-from trueup.recorder.seen import unused
+
+if TYPE_CHECKING:
+    from trueup.adapters.torch.session import Session
+
+NO_GROUP = "it joined no process group, and a child of multiprocessing is captured from the moment it does"
 
 
 class Armed:
@@ -28,11 +31,11 @@ class Armed:
 
     Args:
         directory: the capture.
-        options: what to keep.
+        options: what to keep, an encoded `CaptureOptions`.
         root: what all processes of the run say in the capture's manifest.
     """
 
-    def __init__(self, directory: Path, options: CaptureOptions, root: dict[str, Any]) -> None:
+    def __init__(self, directory: Path, options: str, root: dict[str, Any]) -> None:
         self._directory, self._options, self._root = directory, options, root
         self._session: Session | None = None
 
@@ -52,20 +55,28 @@ class Armed:
 
     def report(self) -> dict[str, Any]:
         """Say what was recorded, or why nothing."""
-        rank = rank_and_world()[0]
         session = self._session
         if session is None:
-            return {"process_rank": rank, "why": "it joined no process group, and a child of multiprocessing has no rank before it does"}
-        skipped = not in_ranges(rank or 0, self._options.ranks)
+            return {"process_rank": None, "why": NO_GROUP}
+        from trueup.recorder.options import in_ranges
+        from trueup.recorder.seen import unused
+
+        rank = rank_and_world()[0] or 0
+        recorder = session.recorder
+        chosen = in_ranges(rank, recorder.options.ranks)
         return session.report() | {
-            "process_rank": rank or 0,
-            "selected": session.recorder.selected,
-            "displaced": session.recorder.displaced,
-            "unused": {} if skipped else unused(self._options, session.recorder.seen()),
+            "process_rank": rank,
+            "selected": recorder.selected,
+            "displaced": recorder.displaced,
+            "unused": unused(recorder.options, recorder.seen()) if chosen else {},
         }
 
     def _start(self) -> None:
-        session = self._session = running._current = Session(self._directory, self._options, self._root)
+        from trueup.adapters.torch import session as running
+        from trueup.recorder.options import CaptureOptions
+
+        session = running.Session(self._directory, CaptureOptions.from_json(self._options), self._root)
+        self._session = running._current = session
         with _below_other_modes():
             session.start()
 
@@ -74,30 +85,41 @@ class Armed:
         rank, _ = rank_and_world()
         session = self._session
         if session is None:
-            if running._current is None:
-                self._start()
+            self._start_late()
             return
         if session.rank not in (None, rank):
-            session.recorder.note(f"rank {rank} of its process group was recorded as rank {session.rank} before it joined")
+            session.recorder.note(f"rank {session.rank} is rank {rank} of its process group, which it joined too late")
         session._update_active()
+
+    def _start_late(self) -> None:
+        running = sys.modules.get("trueup.adapters.torch.session")
+        if getattr(running, "_current", None) is not None:
+            return  # the worker's own code captures it
+        try:
+            self._start()
+        except Exception as error:  # noqa: BLE001 - the training goes on
+            print(f"trueup: process {os.getpid()} is not captured: {error}", file=sys.stderr, flush=True)
 
     def _forked(self) -> None:
         """Let go of the parent's capture; this process has none before it joins a process group of its own."""
         session, self._session = self._session, None
+        if session is None:
+            return
+        from trueup.adapters.torch import session as running
+
         running._current = None
-        if session is not None:
-            session.abandon()
-            session._module_calls.remove()
-            for hook in session._hooks:
-                hook.remove()
-            _take_off(session)
+        session.abandon()
+        session._module_calls.remove()
+        for hook in session._hooks:
+            hook.remove()
+        _take_off(session)
 
 
 def _when_group_is_set(callback: Callable[[], None]) -> None:
     """Call ``callback`` whenever this process gets a default process group.
 
-    `_update_default_pg` is what every way of initialising goes through, and is looked up when called (PyTorch 2.1 to 2.13);
-    `init_process_group` itself may have been imported by name before.
+    `_update_default_pg` is what every way of initialising goes through, and is looked up when called (PyTorch 2.1 to
+    2.13); `init_process_group` itself may have been imported by name before.
     """
     if not torch.distributed.is_available():
         return
