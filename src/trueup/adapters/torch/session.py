@@ -27,6 +27,7 @@ from trueup.adapters.torch.tensors import describe
 from trueup.model import TrueupError
 from trueup.recorder import Call, CaptureOptions, Recorder
 from trueup.recorder.options import in_ranges
+from trueup.recorder.seen import sentence, unused
 from trueup.store import claim
 
 NamedTensors = Iterable[tuple[str, torch.Tensor]]
@@ -140,7 +141,7 @@ class Session:
         """Take this process's rank folder, once."""
         if self.rank is None:
             rank, _ = rank_and_world()
-            self.rank = claim(self.recorder.directory, rank or 0, self._root.get("run"))
+            self.rank = claim(self.recorder.directory, rank, self._root.get("run"))
         return self.rank
 
     def _identify(self) -> tuple[int, dict[str, Any], dict[str, Any]]:
@@ -286,8 +287,12 @@ class Capture:
         _current = None
         self._session.stop()
         recorder = self._session.recorder
-        if error is None and recorder.failure is None and recorder.calls == 0:
-            print(f"trueup: nothing was captured into {self.path}: {why_nothing(self._session)}", file=sys.stderr)
+        if error is None and recorder.failure is None:
+            if recorder.calls == 0:
+                print(f"trueup: nothing was captured into {self.path}: {why_nothing(self._session)}", file=sys.stderr)
+            else:
+                for item in unused(recorder.options, recorder.seen()).items():
+                    print(f"trueup: note: {sentence(*item)}", file=sys.stderr)
 
 
 def why_nothing(session: Session) -> str:
@@ -295,10 +300,11 @@ def why_nothing(session: Session) -> str:
     recorder = session.recorder
     if not in_ranges(rank_and_world()[0] or 0, session.options.ranks):
         return "this rank is not among the ranks selected"
-    if recorder.number() == 0:
-        steps = f"{recorder.step} steps were seen, none of them selected" if recorder.step else "no PyTorch call was executed"
-        return f"{steps} while the capture was on"
-    return "no call matched the level, phase, include and exclude options"
+    if said := unused(recorder.options, recorder.seen()):
+        return "; ".join(sentence(*item) for item in said.items())
+    if not recorder.seen().calls:
+        return "no PyTorch call was executed while the capture was on"
+    return "no call matched the level, phase, include and exclude options together"
 
 
 def capture(
