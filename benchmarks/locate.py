@@ -27,7 +27,7 @@ import zoo  # noqa: E402
 
 import trueup  # noqa: E402
 from trueup import simdev  # noqa: E402
-from trueup.adapters.torch import session as sessions  # noqa: E402
+from trueup.adapters.torch import capturing  # noqa: E402
 from trueup.simdev import injection  # noqa: E402
 
 STEPS = 3
@@ -52,7 +52,7 @@ class _Noting(list[Any]):
     truth: tuple[int, int] | None = None
 
     def append(self, fired: Any) -> None:
-        current = sessions._current
+        current = capturing._current
         if self.truth is None and current is not None and not current.threads.state.busy:
             self.truth = (current.recorder.step, current.recorder._seq - 1)
         super().append(fired)
