@@ -27,7 +27,7 @@ import zoo  # noqa: E402
 
 import trueup  # noqa: E402
 from trueup import simdev  # noqa: E402
-from trueup.adapters.torch import session as sessions  # noqa: E402
+from trueup.adapters.torch import capturing  # noqa: E402
 from trueup.simdev import injection  # noqa: E402
 
 STEPS = 3
@@ -54,7 +54,7 @@ class _Noting(list[Any]):
         self.truth: list[tuple[int, int]] = []
 
     def append(self, fired: Any) -> None:
-        current = sessions._current
+        current = capturing._current
         if current is not None and not current.threads.state.busy and len(self.truth) < 500:
             self.truth.append((current.recorder.step, current.recorder._seq - 1))
         super().append(fired)
