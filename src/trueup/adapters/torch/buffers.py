@@ -124,6 +124,7 @@ class Buffers:
         self._purge_at = max(PURGE_EVERY, 2 * len(self._storages))
 
     def _measure(self, tensor: torch.Tensor) -> Statistics | None:
+        tensor = _below_transforms(tensor)
         if tensor.layout is not torch.strided or tensor.is_nested or tensor.is_quantized or tensor.device.type == "meta":
             return None
         self.reads += 1
@@ -136,6 +137,13 @@ class Buffers:
             wanted = stats.digest is not None and self._recorder.wants_payload(stats.digest, str(stats.data.dtype))
             stats.data = stats.data.copy() if wanted else None
         return stats
+
+
+def _below_transforms(tensor: torch.Tensor) -> torch.Tensor:
+    """Return the tensor that holds the bytes of one inside `torch.func` transforms: all samples of a vmap at once."""
+    while torch._C._functorch.is_functorch_wrapped_tensor(tensor):
+        tensor = torch._C._functorch.get_unwrapped(tensor)
+    return tensor
 
 
 def _view_key(tensor: torch.Tensor) -> tuple[Any, ...] | None:

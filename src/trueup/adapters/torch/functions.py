@@ -110,7 +110,7 @@ def _name_of(func: Callable[..., Any]) -> str | None:
     if last in ("__get__", "__set__", "__delete__"):
         attribute = head.rpartition(".")[2]
         return head if last == "__get__" and attribute in PROPERTIES else None
-    if last in QUERIES or name.startswith(("torch.autograd.", "profiler.", "torch.ops.profiler")):
+    if last in QUERIES or name.startswith(("torch.autograd.", "torch._C._set", "profiler.", "torch.ops.profiler")):
         return None
     return name
 
@@ -180,8 +180,8 @@ class Execution:
             self.edges = input_edges(self.inputs)
         if call.recorded:
             session.slots.inputs(call, self.inputs)
-            if (values := describe_values(self.args, self.kwargs)) is not None:
-                session.recorder.value(call, values)
+            if self.inputs:
+                self._record_values(call)
         self.versions = [_version(t) for _, t in self.inputs]
 
     def _after(self, context: Context, result: Any) -> None:
@@ -189,9 +189,15 @@ class Execution:
         outputs = list(named_tensors("output", result)) + self._written(result)
         session.slots.api_outputs(call, self.inputs, outputs)
         if call.recorded:
+            if outputs and not self.inputs:  # a factory; without any tensor it is no computation and leaves no row
+                self._record_values(call)
             session.slots.outputs(call, outputs)
         if self.edges is not None:
             watch(context, self.edges, outputs, session.slots if session.records("api") else None, own=True)
+
+    def _record_values(self, call: Call) -> None:
+        if (values := describe_values(self.args, self.kwargs)) is not None:
+            self.session.recorder.value(call, values)
 
     def _written(self, result: Any) -> list[tuple[str, torch.Tensor]]:
         """Find inputs the call wrote to that are not among its results."""
