@@ -22,13 +22,13 @@ from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "tests"))
 
-import torch  # noqa: E402
-import zoo  # noqa: E402
+import torch
 
-import trueup  # noqa: E402
-from trueup import simdev  # noqa: E402
-from trueup.adapters.torch import capturing  # noqa: E402
-from trueup.simdev import injection  # noqa: E402
+import trueup
+import zoo
+from trueup import simdev
+from trueup.adapters.torch import capturing
+from trueup.simdev import injection
 
 STEPS = 3
 LEVELS = {"aten": None, "api": ["module", "api"]}

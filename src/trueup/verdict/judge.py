@@ -28,7 +28,7 @@ CONVOLUTION_BACKWARD: dict[str, tuple[str, str]] = {
 
 
 OVERWRITING = frozenset(
-    "copy fill zero normal uniform random bernoulli exponential log_normal cauchy geometric _foreach_copy _foreach_zero".split()
+    ["copy", "fill", "zero", "normal", "uniform", "random", "bernoulli", "exponential", "log_normal", "cauchy", "geometric", "_foreach_copy", "_foreach_zero"]
 )
 """In-place operators whose result does not depend on what was there before."""
 
