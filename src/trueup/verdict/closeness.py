@@ -43,7 +43,7 @@ class Likeness:
         """Return float64 ``(rows, columns)``: 0 where operators, slots or shapes differ, else 1 to 3 by how close the data are."""
         kinds = [side.kind[part] for side, part in zip(self._sides, (rows, columns), strict=True)]
         score = np.zeros((len(kinds[0]), len(kinds[1])))
-        for kind in np.intersect1d(*kinds):
+        for kind in np.intersect1d(kinds[0], kinds[1]):
             i, j = (np.flatnonzero(k == kind) for k in kinds)
             score[np.ix_(i, j)] = 1.0 + 2.0 * self._close(i + rows.start, j + columns.start)
         return score
