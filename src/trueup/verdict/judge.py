@@ -295,7 +295,7 @@ def _carried(row: Row, out: Operand, inputs: list[Operand], product: _Product | 
         added = sum(o.absolute * math.sqrt(max(1.0, out.numel / max(o.numel, 1.0))) for o in inputs)
         return row.factor * max(worst, added / out.norm)
     if row.carry == "sum":
-        added = sum(o.absolute * max(1.0, o.numel / max(out.numel, 1.0)) ** 0.25 for o in inputs)
+        added = sum(o.absolute * math.sqrt(math.sqrt(max(1.0, o.numel / max(out.numel, 1.0)))) for o in inputs)
         return row.factor * max(worst, added / out.norm)
     if row.carry == "bilinear" and product is not None:
         others = [o for o in inputs if all(o is not f for f in product.factors)]  # a bias, repeated for every row

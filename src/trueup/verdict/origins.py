@@ -41,7 +41,9 @@ class Origins:
         found = []
         for call in sorted(judged, key=lambda j: j.call.candidate.seq):
             for error in call.call.slots.values():
-                if is_input(error.slot) and _plain(error) > max(LEAST, GROWTH * self.largest):
+                if not is_input(error.slot) or _plain(error) <= max(LEAST, GROWTH * self.largest):
+                    continue
+                if not _from_unmatched(error, tree):  # else it is accounted for with the call that made it
                     found.append((call, error.slot))
             worst = max((_plain(e) for s, e in call.call.slots.items() if is_output(s)), default=0.0)
             if tree.is_leaf(call):
@@ -62,6 +64,13 @@ class Origins:
             self.pending[side][row.seq] = row
         for known, rows in zip(self.loose, loose, strict=True):
             known.update(rows)
+
+
+def _from_unmatched(error: SlotError, tree: Tree) -> bool:
+    return any(
+        stream.producer[k] in unmatched
+        for stream, k, unmatched in zip(tree.streams, (error.baseline, error.candidate), tree.unmatched, strict=True)
+    )
 
 
 def _plain(error: SlotError) -> float:
