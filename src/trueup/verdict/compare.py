@@ -100,6 +100,7 @@ class _Comparison:
         culprits = [self.findings[id(s)] for s in (certain or ranked[:1])]
         if certain:
             passed_on = sum(role == "victim" for role in table.column("role").to_pylist())
+            culprits = [dataclasses.replace(c, confidence="high") for c in culprits]  # what ranking made certain too
             culprits[0] = dataclasses.replace(culprits[0], victims=passed_on)
         summaries = [
             summarise(c, o, self.ranks) for c, o in zip(self.captures, self.overviews, strict=True)
@@ -237,10 +238,10 @@ class _Comparison:
 
     def _victims(self, parts: Sequence[Part]) -> None:
         """Describe what only passes on what it got, once a culprit is known: all of its step is, by now."""
-        certain = [(s.step, s.place) for s in self.suspects if s.certain]
-        first = min(certain, default=None)
-        if first is None:
+        ranked = rank_culprits(self.suspects)
+        if not ranked or not ranked[0].certain:
             return
+        first = ranked[0].step, ranked[0].place
         for part in parts:
             room = MAX_FINDINGS - len(self.victims)
             after = (j for j in part.judged if j.role in ("carried", "unsized") and _at(j) > first)

@@ -28,7 +28,7 @@ CONVOLUTION_BACKWARD: dict[str, tuple[str, str]] = {
 
 
 OVERWRITING = frozenset(
-    "copy fill zero normal uniform random bernoulli exponential log_normal cauchy geometric _foreach_copy _foreach_zero".split()
+    ["copy", "fill", "zero", "normal", "uniform", "random", "bernoulli", "exponential", "log_normal", "cauchy", "geometric", "_foreach_copy", "_foreach_zero"]
 )
 """In-place operators whose result does not depend on what was there before."""
 
@@ -181,7 +181,7 @@ def _explain(
     if out.norm == 0 or not math.isfinite(out.norm):
         return 0.0, _of_nothing(row, unit, error, inputs)
     product = _product(op, out, inputs) if row.own == "bilinear" or row.carry == "bilinear" else None
-    own = _own(row, unit, rounded, out, inputs, product)
+    own = _own(op, row, unit, rounded, out, inputs, product)
     return own, own + _carried(row, out, inputs, product)
 
 
@@ -253,7 +253,7 @@ def _inner_length(name: str, out: Operand, a: Operand, b: Operand) -> float:
     return float(a.shape[-1]) if a.shape else 1.0
 
 
-def _own(row: Row, unit: float, rounded: float, out: Operand, inputs: list[Operand], product: _Product | None) -> float:
+def _own(op: str, row: Row, unit: float, rounded: float, out: Operand, inputs: list[Operand], product: _Product | None) -> float:
     units = row.ulps * unit
     if row.own == "additive":
         return units * max(1.0, sum(o.norm for o in inputs if o.numel <= out.numel) / out.norm)
@@ -266,7 +266,7 @@ def _own(row: Row, unit: float, rounded: float, out: Operand, inputs: list[Opera
         k = largest.numel / max(out.numel, 1.0)
         return units * _blocked(k) * max(1.0, (1 / k if row.own == "average" else 1.0) * largest.norm / out.norm)
     if row.own == "composite":
-        return units * _cancelled(out, inputs)
+        return units * (_cancelled(out, inputs) if "backward" in op or "grad" in out.slot else _centred(out, inputs))
     return units
 
 
@@ -277,12 +277,19 @@ def _blocked(k: float) -> float:
 
 def _cancelled(out: Operand, inputs: list[Operand]) -> float:
     """Return how much of a gradient that a composite sums over the batch has cancelled, at least 1."""
-    gradients = [o for o in inputs if o.slot.startswith("grad_output")] or [o for o in inputs[:1] if out.slot != "output.0"]
+    gradients = [o for o in inputs if o.slot.startswith("grad_output")] or inputs[:1]
     if not gradients or gradients[0].numel <= out.numel:
         return 1.0
     gradient = gradients[0]
     weight = max([1.0, *(o.rms for o in inputs if o is not gradient and o.numel >= gradient.numel)])
     return max(1.0, weight * gradient.norm / out.norm)
+
+
+def _centred(out: Operand, inputs: list[Operand]) -> float:
+    """Return how much larger than a mean the numbers are that it was taken of, at least 1; a variance does not cancel."""
+    if not inputs or out.slot.endswith("var") or inputs[0].numel <= out.numel:
+        return 1.0
+    return max(1.0, inputs[0].rms / out.rms) if out.rms else 1.0
 
 
 def _carried(row: Row, out: Operand, inputs: list[Operand], product: _Product | None) -> float:

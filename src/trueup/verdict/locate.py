@@ -239,7 +239,8 @@ def rank_culprits(suspects: Iterable[Suspect]) -> list[Suspect]:
     order; what a collective brings from a rank with an earlier culprit is explained by it.
     """
     culprits: list[Suspect] = []
-    for suspect in sorted(suspects, key=lambda s: (not s.certain, s.step, s.place, s.rank)):
+    ordered = _first_of_a_kind(sorted(suspects, key=lambda s: (s.step, s.place, s.rank)))
+    for suspect in sorted(ordered, key=lambda s: not s.certain):
         if not suspect.certain and culprits:
             continue
         received = suspect.phase == "collective" and any(c.rank != suspect.rank for c in culprits)
@@ -251,3 +252,22 @@ def rank_culprits(suspects: Iterable[Suspect]) -> list[Suspect]:
 def _is_clean(judged: Judged) -> bool:
     unit = judged.own / max(judged.row.ulps, 1.0)
     return judged.error_in <= CLEAN_UNITS * max(unit, 2.0**-24)
+
+
+def _first_of_a_kind(ordered: list[Suspect]) -> list[Suspect]:
+    """Make certain the earliest suspect of the operator that is the first certain one.
+
+    A broken operator shows wherever it runs; where its error is small it could be rounding, were it not for the others.
+    """
+    certain = next((s for s in ordered if s.certain), None)
+    if certain is None or certain.kind != "operator":
+        return ordered
+    wanted = _kind(certain)
+    first = next(s for s in ordered if s.kind == "operator" and _kind(s) == wanted)
+    first.certain = True
+    return ordered
+
+
+def _kind(suspect: Suspect) -> tuple[str, str, str]:
+    call = suspect.judged.call.candidate
+    return call.level, call.phase, call.op

@@ -1,10 +1,12 @@
 """The PyTorch adapter: what executes on any device becomes calls at the levels `module`, `api` and `aten`.
 
-`capture` is the context manager behind `trueup.capture`; `arm` is what an unedited script gets when PyTorch is imported under
-`trueup capture -- COMMAND`. The parts: `functions` (api calls), `dispatch` (aten calls), `modules`, `gradients` (the backward of
-api and module calls), `buffers` (each buffer is read once), `statistics` (the kernels per device), `scopes`, `environment`.
+`capture` is the context manager behind `trueup.capture`; `armed` is what an unedited script gets when PyTorch is imported under
+`trueup capture -- COMMAND`. The parts: `session` holds them together; `functions` (api calls), `dispatch` (aten calls), `modules`
+and `replacing` (entrances without hooks) see the calls; `context` knows where execution stands; `gradients` follows api and module
+calls into the backward; `slots`, `tensors` and `buffers` (each buffer is read once) turn tensors into rows, `statistics` measures
+them per device; `observing` keeps our exceptions out of the training; `scopes` and `environment` name modules and switches.
 """
 
-from trueup.adapters.torch.session import Capture, arm, capture
+from trueup.adapters.torch.capturing import Capture, capture
 
-__all__ = ["Capture", "arm", "capture"]
+__all__ = ["Capture", "capture"]
