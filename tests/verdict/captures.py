@@ -20,6 +20,7 @@ from trueup.store import Writer, claim, statistics
 from trueup.store.schema import table
 from trueup.verdict import align, compare, criteria, judge, locate, measure
 from trueup.verdict.origins import Origins
+from trueup.verdict.precision import Precision
 from trueup.verdict.streams import Stream, load
 
 Array = np.ndarray[Any, Any]
@@ -158,20 +159,20 @@ def no_payload(segment: str, key: str) -> Array:
 
 
 def judged(
-    baseline: Recording, candidate: Recording, precision: judge.Precision | None = None, step: int = 0
+    baseline: Recording, candidate: Recording, precision: Precision | None = None, step: int = 0
 ) -> list[judge.Judged]:
     """Align, measure and judge one step."""
     return part(baseline, candidate, precision, step=step)[0].judged
 
 
 def part(
-    baseline: Recording, candidate: Recording, precision: judge.Precision | None = None, *, step: int = 0
+    baseline: Recording, candidate: Recording, precision: Precision | None = None, *, step: int = 0
 ) -> tuple[locate.Part, tuple[Stream, Stream]]:
     """Align, measure and judge one step, ready for `locate`."""
     streams = baseline.stream(step), candidate.stream(step)
     alignment = align.align(*streams)
     measured = measure.measure(alignment.pairs, *streams, (no_payload, no_payload))
-    calls = judge.judge(measured, *streams, CRITERION, precision or judge.Precision())
+    calls = judge.judge(measured, *streams, CRITERION, precision or Precision())
     return locate.Part(0, step, calls, alignment.only_baseline, alignment.only_candidate), streams
 
 

@@ -17,10 +17,11 @@ from trueup.verdict.align import align
 from trueup.verdict.criteria import Criterion
 from trueup.verdict.criteria import load as load_criterion
 from trueup.verdict.findings import suspect_finding, unmatched_finding, victim_finding
-from trueup.verdict.judge import Judged, Precision, judge, precision_of
+from trueup.verdict.judge import Judged, judge
 from trueup.verdict.locate import SIDES, Part, Side, Suspect, locate, rank_culprits
 from trueup.verdict.measure import measure
 from trueup.verdict.origins import Origins
+from trueup.verdict.precision import Precision, precision_of
 from trueup.verdict.streams import COLUMNS, Row, Stream, load
 from trueup.verdict.summary import Overview, call_rows, count, finish_table, loss_note, summarise
 
@@ -154,7 +155,8 @@ class _Comparison:
         if not common:
             raise TrueupError(
                 f"the captures have no level in common among {', '.join(wanted)}: {self._name(0)} holds "
-                f"{', '.join(held[0]) or 'none'}, {self._name(1)} holds {', '.join(held[1]) or 'none'}; capture both with the same --level"
+                f"{', '.join(held[0]) or 'none'}, {self._name(1)} holds {', '.join(held[1]) or 'none'}; "
+                "capture both with the same --level"
             )
         missing = {n for n in wanted if n in held[0] or n in held[1]} - set(common)
         if missing:
