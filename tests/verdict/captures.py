@@ -19,6 +19,8 @@ from trueup.model import PACKED, Result
 from trueup.store import Writer, claim, statistics
 from trueup.store.schema import table
 from trueup.verdict import align, compare, criteria, judge, locate, measure
+from trueup.verdict.origins import Origins
+from trueup.verdict.precision import Precision
 from trueup.verdict.streams import Stream, load
 
 Array = np.ndarray[Any, Any]
@@ -117,10 +119,12 @@ class Recording:
 
     def write(self, directory: Path, status: str = "complete", **manifest: Any) -> Path:
         """Write the recording as a capture directory."""
-        root = {"trueup_version": "0.1.0", "levels": ["aten"], "detail": "stats", "config": {}}
+        root = {"run": "one", "trueup_version": "0.1.0", "levels": ["aten"], "detail": "stats", "config": {}}
         described = {"framework": self.framework, "devices": list(self.devices), "environment": dict(self.environment)}
-        for rank in sorted({row["rank"] for row in self.rows}):
-            writer = Writer(directory, claim(directory, rank), root, described | manifest)
+        ranks = sorted({row["rank"] for row in self.rows})
+        claimed = [claim(directory, rank, "one") for rank in ranks]
+        for rank in claimed:
+            writer = Writer(directory, rank, root, described | manifest)
             writer.add_sites(self.site)
             for step in sorted({row["step"] for row in self.rows if row["rank"] == rank}):
                 rows = [row for row in self.rows if (row["step"], row["rank"]) == (step, rank)]
@@ -147,7 +151,7 @@ def compared(tmp_path: Path, baseline: Recording, candidate: Recording, **option
     """Write both recordings and compare them."""
     number = len(list(tmp_path.iterdir()))
     sides = (baseline.write(tmp_path / f"{number}-baseline"), candidate.write(tmp_path / f"{number}-candidate"))
-    return compare.compare(*sides, **options)
+    return compare(*sides, **options)
 
 
 def no_payload(segment: str, key: str) -> Array:
@@ -155,27 +159,27 @@ def no_payload(segment: str, key: str) -> Array:
 
 
 def judged(
-    baseline: Recording, candidate: Recording, precision: judge.Precision | None = None, step: int = 0
+    baseline: Recording, candidate: Recording, precision: Precision | None = None, step: int = 0
 ) -> list[judge.Judged]:
     """Align, measure and judge one step."""
     return part(baseline, candidate, precision, step=step)[0].judged
 
 
 def part(
-    baseline: Recording, candidate: Recording, precision: judge.Precision | None = None, *, step: int = 0
+    baseline: Recording, candidate: Recording, precision: Precision | None = None, *, step: int = 0
 ) -> tuple[locate.Part, tuple[Stream, Stream]]:
     """Align, measure and judge one step, ready for `locate`."""
     streams = baseline.stream(step), candidate.stream(step)
     alignment = align.align(*streams)
     measured = measure.measure(alignment.pairs, *streams, (no_payload, no_payload))
-    calls = judge.judge(measured, *streams, CRITERION, precision or judge.Precision())
+    calls = judge.judge(measured, *streams, CRITERION, precision or Precision())
     return locate.Part(0, step, calls, alignment.only_baseline, alignment.only_candidate), streams
 
 
-def located(baseline: Recording, candidate: Recording) -> locate.Part:
+def located(baseline: Recording, candidate: Recording, origins: Origins | None = None) -> locate.Part:
     """Align, measure, judge and locate step 0."""
     found, streams = part(baseline, candidate)
-    locate.locate(found, *streams, CRITERION, first_step=True, from_start=True)
+    locate.locate(found, *streams, CRITERION, origins, first_step=True, from_start=True)
     return found
 
 

@@ -36,16 +36,20 @@ ROWS = {
     "matmul": "aten::mm aten::addmm aten::bmm torch.nn.functional.linear torch.Tensor.__matmul__ aten::convolution "
     "aten::convolution_backward torch.conv2d torch.einsum torch.nn.functional.conv_transpose2d",
     "mean": "aten::mean aten::avg_pool2d aten::_adaptive_avg_pool2d aten::nll_loss_forward aten::nll_loss_backward "
-    "torch.nn.functional.cross_entropy torch.nn.functional.l1_loss",
+    "torch.nn.functional.l1_loss",
+    "cross-entropy": "torch.nn.functional.cross_entropy",
     "reduction": "aten::sum aten::cumsum aten::upsample_nearest2d torch.nn.functional.interpolate aten::linalg_vector_norm",
     "add": "aten::add_ aten::sub torch.Tensor.__add__ torch.Tensor.__rsub__ aten::addcmul_ aten::lerp_ aten::_foreach_add_",
     "update": "aten::addcdiv_ aten::_foreach_addcdiv_",
     "scale": "aten::mul torch.Tensor.__rmul__ aten::_foreach_mul_",
-    "quotient": "aten::div aten::sqrt aten::rsqrt aten::pow torch.Tensor.__truediv__ aten::exp aten::log aten::_foreach_sqrt",
-    "activation": "aten::gelu torch.nn.functional.gelu aten::silu aten::_softmax aten::_log_softmax aten::sigmoid aten::tanh",
-    "activation-backward": "aten::gelu_backward aten::threshold_backward aten::native_dropout_backward aten::tanh_backward",
+    "quotient": "aten::div aten::sqrt aten::rsqrt aten::pow torch.Tensor.__truediv__ aten::log aten::_foreach_sqrt",
+    "activation": "aten::gelu torch.nn.functional.gelu aten::silu aten::sigmoid aten::tanh",
+    "softmax": "aten::_softmax aten::_log_softmax torch.nn.functional.softmax torch.Tensor.softmax aten::exp",
+    "activation-backward": "aten::gelu_backward aten::tanh_backward aten::sigmoid_backward",
+    "branch-backward": "aten::threshold_backward aten::native_dropout_backward",
     "softmax-backward": "aten::_softmax_backward_data aten::_log_softmax_backward_data",
-    "normalise": "aten::native_layer_norm torch.nn.functional.layer_norm aten::native_batch_norm torch.nn.functional.group_norm",
+    "normalise": "aten::native_layer_norm torch.nn.functional.layer_norm aten::native_batch_norm "
+    "torch.nn.functional.group_norm",
     "normalise-backward": "aten::native_layer_norm_backward aten::native_batch_norm_backward aten::native_group_norm_backward",
     "fused": "aten::_scaled_dot_product_flash_attention_for_cpu torch.nn.functional.scaled_dot_product_attention torch.lstm "
     "aten::_thnn_fused_lstm_cell aten::mkldnn_rnn_layer torch.gru aten::_scaled_dot_product_flash_attention_for_cpu_backward "
@@ -68,7 +72,8 @@ def test_operators_find_their_row(name: str, op: str) -> None:
 
 @pytest.mark.parametrize("op", [op for ops in ROWS.values() for op in ops.split() if not op.startswith("aten")])
 def test_the_backward_of_a_function_is_another_operator(op: str) -> None:
-    assert CRITERION.row(op, "api", "backward").name in ("anything", "random", "fused", "optimizer")
+    forward = CRITERION.row(op, "api", "forward")
+    assert CRITERION.row(op, "api", "backward") != forward or not forward.phases
 
 
 def test_aten_operators_are_the_same_in_each_phase() -> None:
@@ -91,8 +96,8 @@ def test_every_row_has_an_origin_and_finite_room() -> None:
     assert CRITERION.suspect < CRITERION.certain
 
 
-def test_every_row_but_the_last_is_reached() -> None:
-    assert {row.name for row in CRITERION.rows} == set(ROWS)
+def test_every_row_of_this_table_exists() -> None:
+    assert {row.name for row in CRITERION.rows} >= set(ROWS)
 
 
 def test_unit_roundoffs() -> None:
@@ -128,7 +133,7 @@ BAD = {
     "{path}: own.kind 'magic' is unknown: expected exact, elementwise, additive, reduction, average, bilinear, composite": (
         "composite", "magic",
     ),
-    "{path}: carry.kind 'magic' is unknown: expected linear, sum, bilinear, smooth, branch": ("branch", "magic"),
+    "{path}: carry.kind 'magic' is unknown: expected linear, sum, bilinear, exponential, smooth, branch": ("branch", "magic"),
     '{path}: the last row must match every call (ops = ["*"], no phases)': ('["*"]', '["mm"]'),
     "{path}: loss is missing; see docs/criteria.md": ("loss = 0.05", ""),
     "{path}: row 1 (all): origin is missing; see docs/criteria.md": ('origin = "measured"', ""),

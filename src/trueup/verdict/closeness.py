@@ -40,16 +40,16 @@ class Likeness:
         self._digests: dict[str | None, int] = {None: -1}
 
     def table(self, rows: slice, columns: slice) -> Array:
-        """Return float64 ``(rows, columns)``: 0 where operators, slots or shapes differ, else 1 to 3 by how close the data are."""
+        """Return float64 ``(rows, columns)``: 0 where operators, slots or shapes differ, else 1 to 3 by closeness of data."""
         kinds = [side.kind[part] for side, part in zip(self._sides, (rows, columns), strict=True)]
         score = np.zeros((len(kinds[0]), len(kinds[1])))
-        for kind in np.intersect1d(*kinds):
+        for kind in np.intersect1d(kinds[0], kinds[1]):
             i, j = (np.flatnonzero(k == kind) for k in kinds)
             score[np.ix_(i, j)] = 1.0 + 2.0 * self._close(i + rows.start, j + columns.start)
         return score
 
     def same(self, i: int, j: int, step: int, length: int, least: float) -> int:
-        """Count how many calls from ``i`` and ``j`` on, forwards or backwards, are alike pair by pair, of at most ``length``."""
+        """Count how many of ``length`` calls from ``i`` and ``j`` on, forwards or backwards, are alike pair by pair."""
         a, b = (side.kind[k::step][:length] for side, k in zip(self._sides, (i, j), strict=True))
         differ = np.flatnonzero(a != b)
         run = int(differ[0]) if len(differ) else length

@@ -127,7 +127,9 @@ def _parse(content: dict[str, Any], where: str) -> Criterion:
             raise ValueError('the last row must match every call (ops = ["*"], no phases)')
     except (TypeError, AttributeError, ValueError) as error:
         raise TrueupError(f"criterion file {where}: {error}") from None
-    return Criterion(name=name, rows=rows, **numbers)
+    return Criterion(
+        name, numbers["suspect"], numbers["certain"], numbers["input_units"], numbers["loss"], rows
+    )
 
 
 def _row(row: dict[str, Any], number: int) -> Row:

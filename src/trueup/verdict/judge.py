@@ -9,8 +9,9 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from trueup.model import NUMBERS
-from trueup.verdict.criteria import TF32, UNIT_ROUNDOFF, Criterion, Row, normalised
+from trueup.verdict.criteria import UNIT_ROUNDOFF, Criterion, Row, normalised
 from trueup.verdict.measure import Measured, SlotError
+from trueup.verdict.precision import Precision
 from trueup.verdict.streams import Stream, is_input, is_output
 
 MIN, MAX = NUMBERS.index("min"), NUMBERS.index("max")
@@ -27,9 +28,10 @@ CONVOLUTION_BACKWARD: dict[str, tuple[str, str]] = {
 """Factors per output of ``convolution_backward(grad_output, input, weight)``."""
 
 
-OVERWRITING = frozenset(
-    ["copy", "fill", "zero", "normal", "uniform", "random", "bernoulli", "exponential", "log_normal", "cauchy", "geometric", "_foreach_copy", "_foreach_zero"]
-)
+OVERWRITING = frozenset({
+    "copy", "fill", "zero", "normal", "uniform", "random", "bernoulli", "exponential", "log_normal", "cauchy", "geometric",
+    "_foreach_copy", "_foreach_zero",
+})  # fmt: skip
 """In-place operators whose result does not depend on what was there before."""
 
 
@@ -75,14 +77,6 @@ class Judged:
     def ratio(self) -> float:
         """``error_out / expected``."""
         return _excess(self.error_out, self.expected)
-
-
-@dataclass(frozen=True, slots=True)
-class Precision:
-    """How float32 matrix products are computed, as the two runs declare it."""
-
-    matmul: float = 0.0
-    convolution: float = 0.0
 
 
 def judge(
@@ -302,7 +296,7 @@ def _carried(row: Row, out: Operand, inputs: list[Operand], product: _Product | 
         added = sum(o.absolute * math.sqrt(max(1.0, out.numel / max(o.numel, 1.0))) for o in inputs)
         return row.factor * max(worst, added / out.norm)
     if row.carry == "sum":
-        added = sum(o.absolute * max(1.0, o.numel / max(out.numel, 1.0)) ** 0.25 for o in inputs)
+        added = sum(o.absolute * math.sqrt(math.sqrt(max(1.0, o.numel / max(out.numel, 1.0)))) for o in inputs)
         return row.factor * max(worst, added / out.norm)
     if row.carry == "bilinear" and product is not None:
         others = [o for o in inputs if all(o is not f for f in product.factors)]  # a bias, repeated for every row
@@ -314,19 +308,3 @@ def _carried(row: Row, out: Operand, inputs: list[Operand], product: _Product | 
     if row.carry == "smooth":
         return row.factor * worst
     return row.factor * (worst + math.sqrt(worst))
-
-
-def precision_of(environments: Iterable[dict[str, str]], devices: Iterable[Iterable[str]]) -> Precision:
-    """Read from two runs whether float32 products are rounded to TF32 or HF32 on their devices."""
-    matmul = convolution = 0.0
-    for environment, names in zip(environments, devices, strict=True):
-        kinds = {name.partition(":")[0] for name in names}
-        low = environment.get("float32_matmul_precision", "highest") != "highest"
-        if "cuda" in kinds and (low or environment.get("cuda.matmul.allow_tf32") == "True"):
-            matmul = TF32
-        if "cuda" in kinds and environment.get("cudnn.allow_tf32") == "True":
-            convolution = TF32
-        for kind in kinds - {"cuda", "cpu"}:
-            matmul = TF32 if environment.get(f"{kind}.matmul.allow_hf32") == "True" else matmul
-            convolution = TF32 if environment.get(f"{kind}.conv.allow_hf32") == "True" else convolution
-    return Precision(matmul, convolution)

@@ -102,9 +102,9 @@ def _errors(
 ) -> list[SlotError]:
     kb = np.array([k for _, _, k, _ in index], dtype=np.int64)
     kc = np.array([k for _, _, _, k in index], dtype=np.int64)
-    distances = distance(baseline.sketch[kb], candidate.sketch[kc]) if index else np.empty(0)
-    norms = baseline.numbers[kb, L2] if index else np.empty(0)
-    counts = np.asarray((baseline.numbers[kb][:, COUNTS] != candidate.numbers[kc][:, COUNTS]).any(axis=1)) if index else []
+    distances = distance(baseline.sketch[kb], candidate.sketch[kc])
+    norms = baseline.numbers[kb, L2]
+    counts = np.any(baseline.numbers[kb][:, COUNTS] != candidate.numbers[kc][:, COUNTS], axis=1)
     errors = []
     for n, (_, slot, b, c) in enumerate(index):
         error = SlotError(slot, b, c, float("nan"), float(norms[n]), "none")
