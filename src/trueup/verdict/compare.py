@@ -18,7 +18,7 @@ from trueup.verdict.findings import suspect_finding, unmatched_finding, victim_f
 from trueup.verdict.judge import Precision, judge, precision_of
 from trueup.verdict.locate import Part, Suspect, locate, rank_culprits
 from trueup.verdict.measure import measure
-from trueup.verdict.streams import COLUMNS, Stream, load
+from trueup.verdict.streams import COLUMNS, Array, Stream, load
 from trueup.verdict.summary import call_rows, count, finish_table, loss_note, summarise
 
 MAX_FINDINGS = 200
@@ -60,6 +60,7 @@ class _Comparison:
         self.criterion = criterion
         self.notes: list[str] = []
         self.unmatched: list[Finding] = []
+        self._comparable()
         self.levels = self._levels(level)
         self.ranks = self._common("ranks", [sorted(c.ranks) for c in self.captures])
         self.steps = self._common("steps", [c.steps for c in self.captures])
@@ -68,6 +69,8 @@ class _Comparison:
         self.suspects: list[Suspect] = []
         self.findings: dict[int, Finding] = {}
         self.victims: list[Finding] = []
+        self.skipped = 0
+        """Ranks and steps that hold nothing on one side."""
         self.uncovered = 0
         self.covered = 0
         self.rows: list[tuple[Any, ...]] = []
@@ -112,11 +115,27 @@ class _Comparison:
         apart = loss_note(summaries[0], summaries[1], self.criterion.loss)
         if apart is not None:
             self.notes.insert(0, apart)
-        if not counts["compared"] or counts["unmatched"] or counts["incomparable"] or apart is not None:
+        lost = [text for capture in self.captures for text in capture.lost]
+        if lost:
+            self.notes.insert(0, f"{len(lost)} part{'s' if len(lost) > 1 else ''} of the captures cannot be read: {lost[0]}")
+        unseen = counts["unmatched"] or counts["incomparable"] or self.skipped or lost
+        if not counts["compared"] or unseen or apart is not None:
             return "inconclusive"
         return "aligned"
 
     # ---------------------------------------------------------------- what can be compared
+    def _comparable(self) -> None:
+        for capture in self.captures:
+            if not capture.rows:
+                why = (capture.lost or capture.problems or ["nothing was captured"])[0]
+                raise TrueupError(f"{capture.path} holds no records: {why}; record again")
+        names = [next((str(m["framework"]) for m in c.ranks.values() if "framework" in m), None) for c in self.captures]
+        if None not in names and names[0] != names[1]:
+            raise TrueupError(
+                f"the captures are of different frameworks: {self._name(0)} of {names[0]}, {self._name(1)} of {names[1]}; "
+                "their operators have no common names yet"
+            )
+
     def _levels(self, level: str | Sequence[str] | None) -> list[str]:
         wanted = LEVELS if level is None else (level,) if isinstance(level, str) else tuple(level)
         for name in wanted:
@@ -148,12 +167,6 @@ class _Comparison:
 
     def _precision(self) -> Precision:
         manifests = [next(iter(c.ranks.values()), {}) for c in self.captures]
-        frameworks = {str(m.get("framework", "?")) for m in manifests}
-        if len(frameworks) > 1:
-            raise TrueupError(
-                f"the captures are of different frameworks: {self._name(0)} of {manifests[0].get('framework')}, "
-                f"{self._name(1)} of {manifests[1].get('framework')}; their operators have no common names yet"
-            )
         for capture in self.captures:
             self.notes += [f"{capture.path.name}: {problem}" for problem in capture.problems]
         found = precision_of([m.get("environment", {}) for m in manifests], [m.get("devices", []) for m in manifests])
@@ -169,11 +182,12 @@ class _Comparison:
     def _part(self, rank: int, step: int) -> None:
         tables = [c.records(columns=COLUMNS, level=self.levels, rank=rank, step=step) for c in self.captures]
         if not tables[0].num_rows or not tables[1].num_rows:
+            self.skipped += 1
             self.notes.append(f"rank {rank} step {step} holds nothing on one side and was not compared")
             return
         streams = load(tables[0]), load(tables[1])
         alignment = align(*streams)
-        payloads = tuple(partial(c.payload, rank) for c in self.captures)
+        payloads = tuple(partial(_payload, c, rank) for c in self.captures)
         measured = measure(alignment.pairs, *streams, payloads)  # type: ignore[arg-type]
         judged = judge(measured, *streams, self.criterion, self.precision)
         part = Part(rank, step, judged, alignment.only_baseline, alignment.only_candidate)
@@ -193,6 +207,17 @@ class _Comparison:
             self.unmatched.append(unmatched_finding(call, side, sites[0] if side == "baseline" else sites[1]))
         self.covered += len(part.only_baseline) + len(part.only_candidate) - len(part.uncovered)
         self.rows += call_rows(part.judged, sites[1])
+
+
+def _payload(capture: Capture, rank: int, segment: str, key: str) -> Array | None:
+    """Return a tensor, None where it is lost: the capture then says so, and its sketch is measured instead."""
+    try:
+        return capture.payload(rank, segment, key)
+    except TrueupError as error:
+        text = f"rank {rank}: {error}"
+        if text not in capture.lost:
+            capture.lost.append(text)
+        return None
 
 
 def _levels_of(capture: Capture) -> list[str]:

@@ -13,7 +13,8 @@ from trueup.model import NUMBERS
 from trueup.verdict.streams import Array, Row, Stream
 
 Method = Literal["digest", "tensor", "sketch", "value", "none"]
-Payload = Callable[[str, str], Array]
+Payload = Callable[[str, str], Array | None]
+"""Returns the tensor that a record names, None where it is lost."""
 
 COUNTS = [NUMBERS.index(n) for n in ("n_nan", "n_posinf", "n_neginf")]
 L2 = NUMBERS.index("l2")
@@ -110,8 +111,8 @@ def _judge_one(
         error.absolute, error.method = 0.0, "digest"
         if np.isnan(error.norm):
             error.norm = 0.0
-    elif baseline.payload[b] is not None and candidate.payload[c] is not None:
-        _from_tensors(error, payloads[0](*baseline.payload[b]), payloads[1](*candidate.payload[c]))
+    elif (tensors := _tensors(payloads, baseline.payload[b], candidate.payload[c])) is not None:
+        _from_tensors(error, *tensors)
     elif not np.isnan(sketched):
         error.absolute, error.method = sketched, "sketch"
         if counts:
@@ -122,6 +123,16 @@ def _judge_one(
         error.absolute, error.method, error.reason = float("inf"), "digest", "digests differ; how much is not recorded"
     else:
         error.reason = "no statistics on both sides"
+
+
+def _tensors(
+    payloads: tuple[Payload, Payload], b: tuple[str, str] | None, c: tuple[str, str] | None
+) -> tuple[Array, Array] | None:
+    """Return both sides' bytes, None unless both are there."""
+    if b is None or c is None:
+        return None
+    first, second = payloads[0](*b), payloads[1](*c)
+    return None if first is None or second is None else (first, second)
 
 
 def _from_tensors(error: SlotError, baseline: Array, candidate: Array) -> None:
