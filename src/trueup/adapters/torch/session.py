@@ -319,12 +319,3 @@ def capture(
     for root in [] if model is None else [model] if isinstance(model, torch.nn.Module) else model:
         session.scopes.register(root)
     return Capture(session)
-
-
-def arm(directory: Path, options: CaptureOptions, root: dict[str, Any]) -> Session:
-    """Capture this process from now to its end; a forked child lets go of it."""
-    global _current
-    session = _current = Session(directory, options, root)
-    session.start()
-    os.register_at_fork(after_in_child=session.abandon)
-    return session
