@@ -3,6 +3,7 @@
 import os
 import signal
 import sys
+import time
 
 import torch
 
@@ -21,6 +22,8 @@ for step in range(steps):
     loss.backward()
     optimizer.step()
     print("step", step, flush=True)
+    if steps > 3:
+        time.sleep(0.02)  # few steps, soon read
 if how == "raise":
     raise ValueError("the last batch is broken")
 if how == "exit":
