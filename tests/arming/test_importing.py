@@ -55,7 +55,8 @@ def test_a_python_without_trueup_says_so_and_runs_on(tmp_path: Path) -> None:
     (tmp_path / "trueup.py").write_text("raise ImportError('No module named trueup')\n")
     path = os.pathsep.join([SITE, str(tmp_path)])
     environment = {**os.environ, "PYTHONPATH": path, VARIABLE: "{}"}
-    run = subprocess.run([sys.executable, "-c", "print(1)"], env=environment, capture_output=True, text=True, check=True)
+    command = [sys.executable, "-c", "print(1)"]
+    run = subprocess.run(command, env=environment, capture_output=True, text=True, check=True)
     assert run.stdout == "1\n"
     assert run.stderr == (
         f"trueup: {sys.executable} cannot import trueup, so this process is not captured: No module named trueup\n"
