@@ -153,7 +153,8 @@ def test_an_unchanged_tensor_is_read_once(level: str, device: str, path: Path) -
         assert reads(lambda: torch.exp(x.view(10, 10))) == 1
         assert reads(lambda: x.add_(1)) == 1
         assert reads(lambda: torch.exp(x)) == 1
-        assert reads(lambda: x.data.mul_(3)) == 1
+        # Without the aten level a write to an alias cannot be told by version numbers, so the alias is read too.
+        assert reads(lambda: x.data.mul_(3)) == (2 if level == "api" else 1)
         assert reads(lambda: torch.exp(x)) == 1
 
 

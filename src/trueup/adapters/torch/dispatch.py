@@ -21,6 +21,9 @@ UNMARKED_WRITES: dict[str, tuple[str, ...]] = {
     "aten::cudnn_batch_norm": ("running_mean", "running_var"),
     "aten::miopen_batch_norm": ("running_mean", "running_var"),
     "aten::_batch_norm_impl_index": ("running_mean", "running_var"),
+    "aten::batch_norm_update_stats": ("running_mean", "running_var"),
+    "aten::batch_norm_gather_stats": ("running_mean", "running_var"),
+    "aten::batch_norm_gather_stats_with_counts": ("running_mean", "running_var"),
     "aten::_fused_moving_avg_obs_fq_helper": ("running_min", "running_max", "scale", "zero_point"),
 }
 """Operators that write arguments which their schema does not mark (PyTorch 2.13, native_functions)."""

@@ -68,7 +68,7 @@ def packed_on_device(tensor: torch.Tensor) -> torch.Tensor:
     The same definitions and sketch constants as `trueup.kernels.summarize`; sums run in the device's order.
     """
     if tensor.is_complex():
-        tensor = torch.view_as_real(tensor)
+        tensor = torch.view_as_real(tensor.resolve_conj())
     dtype = tensor.dtype
     x = tensor.reshape(-1).to(torch.float64)
     finite = torch.isfinite(x)
