@@ -59,7 +59,7 @@ def test_backward_happens_once(reentrant: bool, device: str, path: Path, calls) 
         training.step()
     linear = calls(phase="backward", level="api", op="torch.nn.functional.linear")
     assert Counter(row["scope"] for row in linear) == Counter(
-        {scope: MICRO for scope in ("inlet", "blocks.0.up", "blocks.0.down", "blocks.1.up", "blocks.1.down")}
+        dict.fromkeys(("inlet", "blocks.0.up", "blocks.0.down", "blocks.1.up", "blocks.1.down"), MICRO)
     )
     modules = calls(phase="backward", level="module", op="Linear")
     assert Counter(row["scope"] for row in modules) == Counter(row["scope"] for row in linear)

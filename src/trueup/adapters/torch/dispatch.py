@@ -70,7 +70,7 @@ class Operator:
         return cls(name, recorded, written, view, name.startswith(COLLECTIVE))
 
 
-class DispatchMode(TorchDispatchMode):
+class DispatchMode(TorchDispatchMode):  # type: ignore[misc]  # PyTorch's types are not followed
     """Makes each dispatcher operator an `aten` call."""
 
     def __init__(self, session: Session) -> None:
