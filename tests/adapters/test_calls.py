@@ -240,7 +240,10 @@ FILTERS: dict[str, tuple[dict[str, Any], Any]] = {
     "op regex": ({"include": r"/::add(mm)?$/"}, lambda row: row["op"] in ("aten::add", "aten::addmm")),
     "both": ({"include": "first/aten::*"}, lambda row: row["scope"] == "first" and row["level"] == "aten"),
     "exclude": ({"exclude": ["torch.*", "*::*"]}, lambda row: row["level"] == "module"),
-    "exclude wins": ({"include": "first", "exclude": "Linear"}, lambda row: row["scope"] == "first" and row["level"] != "module"),
+    "exclude wins": (
+        {"include": "first", "exclude": "Linear"},
+        lambda row: row["scope"] == "first" and row["level"] != "module",
+    ),
     "forward": ({"phase": "forward"}, lambda row: row["phase"] == "forward"),
     "backward": ({"phase": "backward"}, lambda row: row["phase"] == "backward"),
     "optimizer": ({"phase": ["optimizer"]}, lambda row: row["phase"] == "optimizer"),

@@ -32,7 +32,14 @@ NOT_RECORDED = frozenset({"aten::detach", "aten::alias", "aten::is_same_size", "
 """Operators that compute no tensor: an alias of the same bytes, or a Python scalar."""
 
 ALLOCATIONS = frozenset(
-    {"aten::empty", "aten::empty_like", "aten::empty_strided", "aten::new_empty", "aten::new_empty_strided", "aten::empty_permuted"}
+    {
+        "aten::empty",
+        "aten::empty_like",
+        "aten::empty_strided",
+        "aten::new_empty",
+        "aten::new_empty_strided",
+        "aten::empty_permuted",
+    }
 )
 """Operators whose result has no content yet; it is measured once something was written to it."""
 

@@ -113,10 +113,10 @@ class Session:
             self.buffers.forget()
         self.active = active
 
-    def _before_optimizer(self, optimizer: Any, args: Any, kwargs: Any) -> None:
+    def _before_optimizer(self, *_: Any) -> None:
         self.threads.state.stepping = sys._getframe(1).f_code
 
-    def _after_optimizer(self, optimizer: Any, args: Any, kwargs: Any) -> None:
+    def _after_optimizer(self, *_: Any) -> None:
         state = self.threads.state
         with self.observing(state, "the end of a step"):
             if state.stepping is not None and depth_of(state.stepping) > 1:  # one optimizer wrapped in another
