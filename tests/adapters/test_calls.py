@@ -287,8 +287,12 @@ def test_rank_filter(rank: str, kept: bool, path: Path, monkeypatch, capsys) -> 
 @pytest.mark.parametrize(
     ("options", "why"),
     [
-        ({"steps": [9]}, "4 steps were seen, none of them selected while the capture was on"),
-        ({"include": "nowhere"}, "no call matched the level, phase, include and exclude options"),
+        ({"steps": [9]}, "steps 9 selected nothing: the run had 4 steps, 0 to 3"),
+        (
+            {"include": "nowhere"},
+            "include 'nowhere' matched none of 16 calls; no scopes seen (no module ran); "
+            "operators seen: aten::add, aten::ones, torch.Tensor.add, torch.ones",
+        ),
     ],
 )
 def test_nothing_captured_is_said(options: dict[str, Any], why: str, path: Path, capsys) -> None:

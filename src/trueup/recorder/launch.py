@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import shutil
 import signal
@@ -15,8 +16,10 @@ from typing import Any
 import trueup
 from trueup.arming import SITE, VARIABLE
 from trueup.model import TrueupError
+from trueup.recorder import summary
 from trueup.recorder.options import CaptureOptions
-from trueup.store import open_capture
+
+PASSED_ON = (signal.SIGINT, signal.SIGTERM)
 
 
 def run(options: Mapping[str, Any], command: Sequence[str]) -> int:
@@ -27,95 +30,133 @@ def run(options: Mapping[str, Any], command: Sequence[str]) -> int:
         command: the program and its arguments.
 
     Returns:
-        The command's own exit code if it failed, 2 if nothing was captured, else 0.
+        The command's own exit code if it failed (128 + n if signal n ended it), 2 if nothing was captured, else 0.
 
     Raises:
-        TrueupError: an option is wrong, the command cannot start, or the directory holds a capture or cannot be written.
+        TrueupError: an option is wrong, the command cannot start, or the directory is not empty or cannot be written.
     """
     chosen = dict(options)
-    directory = Path(chosen.pop("directory")).resolve()
+    directory = Path(chosen.pop("directory")).absolute()
     parsed = CaptureOptions.of(**{k: v for k, v in chosen.items() if v is not None})
-    program = shutil.which(command[0])
-    if program is None:
-        raise TrueupError(f"cannot start {command[0]!r}: no such program on PATH; nothing was captured")
-    _prepare(directory)
-    code = _execute([program, *command[1:]], _environment(directory, parsed, list(command)))
-    captured = _summarise(directory, code)
-    return code if code else 0 if captured else 2
+    program = _program(command[0])
+    made = _prepare(directory)
+    try:
+        code = _execute([program, *command[1:]], _environment(directory, parsed, list(command)))
+    except OSError as error:
+        _undo(made)
+        raise TrueupError(_not_started(command[0], f"{program}: {error.strerror or error}")) from None
+    return summary.tell(directory, parsed, code)
 
 
-def _prepare(directory: Path) -> None:
-    if directory.is_dir() and any(directory.iterdir()):
-        raise TrueupError(f"{directory} is not empty: nothing was run; choose another -o or remove it")
+def _program(name: str) -> str:
+    found = shutil.which(name)
+    if found is None:
+        path = Path(name)
+        if path.is_dir():
+            got = "a directory"
+        elif path.is_file():
+            got = "a file that is not executable" if os.sep in name else f"a file that is not on PATH; write ./{name}"
+        else:
+            got = "no such file" if os.sep in name else "no program of that name on PATH"
+        raise TrueupError(_not_started(name, got))
+    return found
+
+
+def _not_started(name: str, got: str) -> str:
+    return (
+        f"The command cannot start; nothing was captured.\n"
+        f"  where:    {name}\n"
+        f"  expected: a program on PATH, or the path of an executable\n"
+        f"  got:      {got}\n"
+        f"  next:     correct what follows -- (for example: trueup capture -o runs/cpu -- python train.py)"
+    )
+
+
+def _prepare(directory: Path) -> list[Path]:
+    """Make the directory and prove that it can be written; return the folders that were made, innermost first."""
+    made = [folder for folder in (directory, *directory.parents) if not folder.exists()]
     try:
         directory.mkdir(parents=True, exist_ok=True)
+        if any(directory.iterdir()):
+            raise TrueupError(_not_writable(directory, f"{directory} is not empty"))
         probe = directory / ".writable"
         probe.touch()
         probe.unlink()
     except OSError as error:
-        raise TrueupError(f"cannot write {directory}: {error.strerror}; nothing was run; choose another -o") from None
+        _undo(made)
+        raise TrueupError(_not_writable(directory, _obstacle(directory, error))) from None
+    return made
+
+
+def _undo(made: Sequence[Path]) -> None:
+    for folder in made:
+        try:
+            folder.rmdir()
+        except OSError:  # it was never made
+            continue
+
+
+def _obstacle(directory: Path, error: OSError) -> str:
+    place = next((place for place in (directory, *directory.parents) if place.exists()), directory)
+    return f"{place} is a directory: {error.strerror}" if place.is_dir() else f"{place} is not a directory"
+
+
+def _not_writable(directory: Path, got: str) -> str:
+    return (
+        f"The capture cannot be written; nothing was run.\n"
+        f"  where:    {directory}\n"
+        f"  expected: a new or an empty directory that can be written\n"
+        f"  got:      {got}\n"
+        f"  next:     name another directory with -o, or remove this one"
+    )
 
 
 def _environment(directory: Path, options: CaptureOptions, command: list[str]) -> dict[str, str]:
-    import json
-
-    run_id = uuid.uuid4().hex
     root = {
-        "trueup_version": trueup.__version__, "command": command, "levels": list(options.levels), "detail": options.detail,
-        "config": json.loads(options.to_json()), "run": run_id,
-    }  # fmt: skip
+        "trueup_version": trueup.__version__,
+        "command": command,
+        "levels": list(options.levels),
+        "detail": options.detail,
+        "config": json.loads(options.to_json()),
+        "run": uuid.uuid4().hex,
+    }
     order = {"directory": str(directory), "options": options.to_json(), "root": root}
     package = str(Path(trueup.__file__).resolve().parents[1])
-    inherited = os.environ.get("PYTHONPATH", "")
-    path = [SITE, *([] if package in sys.path[1:] and "site-packages" in package else [package]), *filter(None, [inherited])]
+    # An installed Trueup is found by its own Python; its neighbours must not get before those of another one.
+    installed = Path(package).name in ("site-packages", "dist-packages")
+    path = [SITE, *([] if installed else [package]), *filter(None, [os.environ.get("PYTHONPATH")])]
     return {**os.environ, VARIABLE: json.dumps(order), "PYTHONPATH": os.pathsep.join(path)}
 
 
 def _execute(command: list[str], environment: dict[str, str]) -> int:
-    """Run to the end, passing on the signals that ask us to stop."""
+    """Run to the end, passing on the signals that ask us to stop; return the exit code as a shell would.
+
+    Raises:
+        OSError: the command did not start.
+    """
+    started: list[subprocess.Popen[bytes]] = []
+    asked: list[int] = []
+
+    def pass_on(number: int, _: Any) -> None:
+        asked.append(number)
+        if started and not (number == signal.SIGINT and asked.count(number) == 1 and _has_terminal()):
+            started[0].send_signal(number)
+
+    handlers = {number: signal.signal(number, pass_on) for number in PASSED_ON}
     try:
-        process = subprocess.Popen(command, env=environment)
-    except OSError as error:
-        raise TrueupError(f"cannot start {command[0]!r}: {error.strerror}; nothing was captured") from None
-    handlers = {s: signal.signal(s, lambda number, _: process.send_signal(number)) for s in (signal.SIGINT, signal.SIGTERM)}
-    try:
-        code = process.wait()
+        started.append(subprocess.Popen(command, env=environment))
+        for number in asked:  # before there was anything to pass it on to
+            started[0].send_signal(number)
+        code = started[0].wait()
     finally:
         for number, handler in handlers.items():
             signal.signal(number, handler)
     return code if code >= 0 else 128 - code
 
 
-def _summarise(directory: Path, code: int) -> bool:
-    """Say on stderr what was captured and by whom; return whether anything was."""
-    ended = f"; the command ended with exit code {code}" if code else ""
+def _has_terminal() -> bool:
+    """Tell whether Ctrl-C in our terminal reaches the command by itself: a second one would cut its clean-up short."""
     try:
-        capture = open_capture(directory)
-    except TrueupError:
-        capture = None
-    silent = _silent_processes(directory)
-    if capture is None or not capture.rows:
-        why = "; ".join(silent) if silent else "no process of the command imported PyTorch"
-        print(f"trueup: nothing was captured into {directory}: {why}{ended}", file=sys.stderr)
+        return os.tcgetpgrp(sys.stdin.fileno()) == os.getpgrp()
+    except (OSError, ValueError, AttributeError):
         return False
-    ranks = f", {len(capture.ranks)} ranks" if len(capture.ranks) > 1 else ""
-    print(
-        f"trueup: captured {capture.rows:,} slots over {len(capture.steps)} steps{ranks} into {directory}{ended}",
-        file=sys.stderr,
-    )
-    for text in [*silent, *capture.problems]:
-        print(f"trueup: note: {text}", file=sys.stderr)
-    return True
-
-
-def _silent_processes(directory: Path) -> list[str]:
-    """Describe the armed processes that recorded nothing, with their reasons."""
-    import json
-
-    said = []
-    for path in sorted((directory / "processes").glob("*.json")):
-        report = json.loads(path.read_text())
-        if not report.get("calls"):
-            argv = " ".join(map(str, report.get("argv", [])[:3]))
-            said.append(f"process {report.get('pid')} ({argv}) captured nothing: {report.get('failure') or report.get('why')}")
-    return said

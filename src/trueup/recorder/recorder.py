@@ -20,8 +20,9 @@ from trueup.model import TrueupError
 from trueup.recorder.filters import Patterns
 from trueup.recorder.options import CaptureOptions, in_ranges
 from trueup.recorder.rows import Statistics, columns
+from trueup.recorder.seen import Seen
 from trueup.recorder.sites import Sites
-from trueup.store import Writer
+from trueup.store import Displaced, Writer
 
 FLUSH_SECONDS = 1.0
 FLUSH_BYTES = 64 << 20
@@ -99,6 +100,8 @@ class Recorder:
         self._thread: threading.Thread | None = None
         self._closed = False
         self.failure: str | None = None
+        self.displaced: str | None = None
+        """Why this process gave way to those that have a rank."""
 
     # ---------------------------------------------------------------- what adapters call
     @property
@@ -164,6 +167,15 @@ class Recorder:
                 return False
             self._payloads.add(key)
             return True
+
+    @property
+    def selected(self) -> bool:
+        """Whether the options kept any call."""
+        return any(self._selected.values())
+
+    def seen(self) -> Seen:
+        """Return what was executed in the steps selected, kept or not."""
+        return Seen(self._seq, self.step, tuple(self._selected))
 
     def note(self, text: str) -> None:
         """Say what could not be seen; kept once, written to the manifest, shown in every report."""
@@ -279,6 +291,10 @@ class Recorder:
         try:
             action(*args)
         except Exception as error:  # noqa: BLE001 - whatever it is, the writer's thread must not die unheard
+            if isinstance(error, Displaced) or (self._writer is not None and self._writer.displaced()):
+                self.displaced = str(error)
+                self.abandon()
+                return
             with self._lock:
                 first, self._rows = self.failure is None, []
                 if self.failure is None:

@@ -4,6 +4,7 @@
 
     run/manifest.json                                what was recorded, and how
         processes/<pid>.json                         a report of each process that was armed
+        unranked-<pid>/                              recorded before the ranks started; not read
         rank-00000/lock                              whose folder this is
                    manifest.json                     framework, devices, versions, seeds, status, notes
                    sites-0000.parquet                call stacks
@@ -24,6 +25,7 @@ FORMAT_VERSION = 1
 MANIFEST = "manifest.json"
 LOCK = "lock"
 PROCESSES = "processes"
+UNRANKED = "unranked-"
 TEMPORARY = ".tmp"
 
 RANK = re.compile(r"rank-([0-9]{5,9})")

@@ -2,12 +2,16 @@
 
 A lock is never taken over. One from another run, or (where runs have no id) from a process that has ended, means that
 the directory holds an older capture, which is not overwritten.
+
+One process gives way: the parent that prepared a model before it started its workers has no rank, and once a worker
+has, rank 0 is not the parent's. Its folder is moved aside to ``unranked-<pid>`` and it stops recording.
 """
 
 from __future__ import annotations
 
 import os
 import socket
+from contextlib import suppress
 from datetime import datetime, timezone
 from pathlib import Path
 from typing import Any
@@ -18,16 +22,22 @@ from trueup.store import durable, layout, manifest
 RANK_LIMIT = 100_000
 
 
-def claim(directory: Path, preferred_rank: int, run: str | None = None) -> int:
+class Displaced(TrueupError):
+    """This process has no rank, and the capture is that of processes which have."""
+
+
+def claim(directory: Path, preferred_rank: int | None, run: str | None = None) -> int:
     """Take a rank's folder for this process: ``preferred_rank``, or the lowest free one if a sibling took that.
 
     Args:
         directory: the capture; created if need be.
-        preferred_rank: the distributed rank, 0 without one.
+        preferred_rank: the distributed rank, None for a process that knows none: it takes the lowest free one, and
+            gives way to a sibling that knows.
         run: id that all processes of one run share and no two runs do (``trueup capture`` hands it down). Processes
             that end before their siblings start are told from an older capture by it alone.
 
     Raises:
+        Displaced: this process has no rank and a sibling has.
         TrueupError: the directory holds an older capture.
         OSError: it cannot be written.
     """
@@ -37,16 +47,40 @@ def claim(directory: Path, preferred_rank: int, run: str | None = None) -> int:
         folders = [entry for entry in directory.iterdir() if layout.number(layout.RANK, entry.name) is not None]
         if folders and not any(_sibling(folder, run) for folder in folders):
             raise _holds_capture(directory)
-    for rank in [preferred_rank, *(rank for rank in range(RANK_LIMIT) if rank != preferred_rank)]:
+        if preferred_rank is None and any(_ranked(folder) for folder in folders):
+            raise Displaced("it has no rank, and the processes that have one are captured")
+    first = preferred_rank or 0
+    for rank in [first, *(rank for rank in range(RANK_LIMIT) if rank != first)]:
         folder = directory / layout.rank_name(rank)
-        durable.make_folder(folder)
-        try:
-            durable.write_json(folder / layout.LOCK, _lock(preferred_rank, run), replace=False)
+        if _lock_folder(folder, preferred_rank, run):
             return rank
-        except FileExistsError:
-            if not _sibling(folder, run):
-                raise _holds_capture(directory) from None
+        if not _sibling(folder, run):
+            raise _holds_capture(directory)
+        if rank == preferred_rank and not _ranked(folder):
+            _move_aside(folder)
+            if _lock_folder(folder, preferred_rank, run):
+                return rank
     raise TrueupError(f"{directory} has no free rank below {RANK_LIMIT}: choose another -o")
+
+
+def _lock_folder(folder: Path, preferred_rank: int | None, run: str | None) -> bool:
+    durable.make_folder(folder)
+    try:
+        durable.write_json(folder / layout.LOCK, _lock(preferred_rank, run), replace=False)
+    except FileExistsError:
+        return False
+    return True
+
+
+def _ranked(folder: Path) -> bool:
+    """Say whether the process that holds ``folder`` knew its rank."""
+    return type(holder(folder).get("preferred_rank")) is int
+
+
+def _move_aside(folder: Path) -> None:
+    """Keep what a process without a rank recorded, out of the way."""
+    with suppress(OSError):
+        folder.rename(folder.with_name(f"{layout.UNRANKED}{holder(folder).get('pid')}"))
 
 
 def holder(folder: Path) -> dict[str, Any]:
@@ -76,7 +110,7 @@ def take(directory: Path, rank: int, run: str | None) -> dict[str, Any]:
     return lock
 
 
-def _lock(preferred_rank: int, run: str | None) -> dict[str, Any]:
+def _lock(preferred_rank: int | None, run: str | None) -> dict[str, Any]:
     created = datetime.now(timezone.utc).isoformat(timespec="seconds")
     host = socket.gethostname()
     return {"pid": os.getpid(), "host": host, "run": run, "preferred_rank": preferred_rank, "created": created}

@@ -7,6 +7,7 @@ point leaves a capture that is readable up to its last flush.
 from __future__ import annotations
 
 import os
+import socket
 import threading
 from collections.abc import Iterable, Mapping, Sequence
 from datetime import datetime, timezone
@@ -18,7 +19,8 @@ import pyarrow.parquet as pq
 
 from trueup.model import TrueupError
 from trueup.store import durable, layout, schema
-from trueup.store.ownership import check_run, take
+from trueup.store.ownership import Displaced, check_run, holder, take
+from trueup.store.seal import sealed
 from trueup.store.segment import PendingSegment
 
 SEGMENT_BYTES = 64 * 2**20
@@ -57,7 +59,7 @@ class Writer:
         lock = take(self.directory, rank, root.get("run"))
         self._write_root(root)
         notes = [str(note) for note in manifest.get("notes", ())]
-        if lock.get("preferred_rank") != rank:
+        if lock.get("preferred_rank") not in (rank, None):
             notes.append(f"rank {lock.get('preferred_rank')} was taken by another process; this one is rank {rank}")
         self._manifest = {**manifest, "rank": rank, "pid": self._pid, "status": "recording", "notes": notes}
         self._counts = {"parts": 0, "rows": 0, "payload_bytes": 0}
@@ -90,7 +92,7 @@ class Writer:
             folder = self.folder / layout.step_name(step)
             durable.make_folder(folder)
             part = self._parts.get(step, 0)
-            durable.write_file(folder / f"records-{part:04d}.parquet", [encode_records(table)])
+            durable.write_file(folder / f"records-{part:04d}.parquet", sealed(encode_records(table)))
             self._parts[step] = part + 1
             self._counts["parts"] += 1
             self._counts["rows"] += rows
@@ -160,11 +162,18 @@ class Writer:
             self._flush()
             self._write_manifest(status)
 
+    def displaced(self) -> bool:
+        """Whether a process that knows its rank took this folder's place; see ``ownership``."""
+        lock = holder(self.folder)
+        return bool(lock) and (lock.get("pid"), lock.get("host")) != (self._pid, socket.gethostname())
+
     def _flush(self) -> None:
         if os.getpid() != self._pid:
             raise TrueupError(
                 f"rank {self.rank} belongs to process {self._pid}: a forked child must claim its own rank"
             )
+        if self.displaced():
+            raise Displaced(f"it has no rank, and rank {self.rank} is captured in another process")
         if self._pending.tensors:
             self._write_segment()
         if self._sites:
@@ -192,7 +201,7 @@ class Writer:
         columns = [list(column) for column in zip(*self._sites, strict=True)]
         table = pa.table(columns, schema=schema.SITES)
         path = self.folder / f"sites-{self._site_parts:04d}.parquet"
-        durable.write_file(path, [_encode(table, compression="zstd", write_page_checksum=True)])
+        durable.write_file(path, sealed(_encode(table, compression="zstd", write_page_checksum=True)))
         self._site_parts += 1
         self._sites = []
 

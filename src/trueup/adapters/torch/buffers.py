@@ -46,8 +46,9 @@ class Buffers:
     def statistics(self, tensor: torch.Tensor) -> Statistics | None:
         """Return the statistics of a tensor, measuring it only if its bytes were not measured since they were written.
 
-        None when it has no dense bytes to read (meta, fake, sparse, nested, inside ``torch.func`` transforms).
+        None when it has no dense bytes to read (meta, fake, sparse, nested, quantised).
         """
+        tensor = _below_transforms(tensor)
         if not _has_bytes(tensor):
             return None
         storage = self._storage(tensor)
@@ -166,5 +167,11 @@ def _has_bytes(tensor: torch.Tensor) -> bool:
         or tensor.is_quantized
         or tensor.device.type == "meta"
         or type(tensor).__name__ in STAND_INS
-        or torch._C._functorch.is_functorch_wrapped_tensor(tensor)
     )
+
+
+def _below_transforms(tensor: torch.Tensor) -> torch.Tensor:
+    """Return the tensor that holds the bytes of one inside `torch.func` transforms: all samples of a vmap at once."""
+    while torch._C._functorch.is_functorch_wrapped_tensor(tensor):
+        tensor = torch._C._functorch.get_unwrapped(tensor)
+    return tensor

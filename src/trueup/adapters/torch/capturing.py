@@ -8,7 +8,6 @@ import sys
 from collections.abc import Iterable
 from pathlib import Path
 from types import TracebackType
-from typing import Any
 
 import torch
 
@@ -75,8 +74,13 @@ class Capture:
         _current = None
         self._session.stop()
         report = self._session.report()
-        if error is None and report["failure"] is None and not report["calls"]:
+        if error is not None or report["failure"] is not None:
+            return
+        if not report["calls"]:
             print(f"trueup: nothing was captured into {self.path}: {report['why']}", file=sys.stderr)
+            return
+        for said in self._session.unused():
+            print(f"trueup: note: {said}", file=sys.stderr)
 
 
 def capture(
@@ -91,11 +95,3 @@ def capture(
     for root in [] if model is None else [model] if isinstance(model, torch.nn.Module) else model:
         session.scopes.register(root)
     return Capture(session)
-
-
-def arm(directory: Path, options: CaptureOptions, root: dict[str, Any]) -> Session:
-    """Capture this process from now to its end; a forked child lets go of it."""
-    global _current
-    session = _current = Session(directory, options, root)
-    session.start()
-    return session

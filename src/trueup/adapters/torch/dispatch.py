@@ -77,7 +77,7 @@ class Operator:
         return cls(name, recorded, written, view, name.startswith(COLLECTIVE))
 
 
-class DispatchMode(TorchDispatchMode):  # type: ignore[misc]  # PyTorch's types are not followed
+class DispatchMode(TorchDispatchMode):
     """Makes each dispatcher operator an `aten` call."""
 
     def __init__(self, session: Session) -> None:

@@ -20,13 +20,35 @@ PREFIXES = (
 SECRET = ("TOKEN", "SECRET", "PASSWORD", "KEY")
 
 
+RANKS = (
+    ("RANK", "WORLD_SIZE"),  # torchrun, accelerate, deepspeed
+    ("OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE"),  # Open MPI
+    ("MV2_COMM_WORLD_RANK", "MV2_COMM_WORLD_SIZE"),  # MVAPICH2
+    ("PMI_RANK", "PMI_SIZE"),  # MPICH, Intel MPI, Cray
+    ("SLURM_PROCID", "SLURM_NTASKS"),  # srun; a job of one task sets them too, and so does an interactive shell
+)
+"""Variables in which launchers tell a process its rank and the world size, the surest first."""
+
+_joined: tuple[int, int] | None = None
+
+
 def rank_and_world() -> tuple[int | None, int]:
-    """Return this process's rank (None when nothing says so) and the world size."""
+    """Return this process's rank (None when nothing says so) and the world size.
+
+    A process group says it best, and what it said holds after it was destroyed: scripts do that before they end.
+    """
+    global _joined
     if torch.distributed.is_available() and torch.distributed.is_initialized():
-        return torch.distributed.get_rank(), torch.distributed.get_world_size()
-    rank = os.environ.get("RANK", "")
-    world = os.environ.get("WORLD_SIZE", "")
-    return (int(rank) if rank.isdigit() else None), (int(world) if world.isdigit() else 1)
+        _joined = torch.distributed.get_rank(), torch.distributed.get_world_size()
+    return _joined or _from_variables()
+
+
+def _from_variables() -> tuple[int | None, int]:
+    for rank_name, world_name in RANKS:
+        rank, world = (os.environ.get(name, "") for name in (rank_name, world_name))
+        if rank.isdigit() and (rank_name != "SLURM_PROCID" or (world.isdigit() and int(world) > 1)):
+            return int(rank), int(world) if world.isdigit() else 1
+    return None, 1
 
 
 def describe_run(devices: list[str]) -> dict[str, Any]:

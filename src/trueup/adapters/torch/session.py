@@ -26,6 +26,7 @@ from trueup.adapters.torch.slots import Slots
 from trueup.adapters.torch.statistics import resolve
 from trueup.recorder import CaptureOptions, Recorder
 from trueup.recorder.options import in_ranges
+from trueup.recorder.seen import sentence, unused
 from trueup.store import claim
 
 TORCH = str(Path(torch.__file__).parent)
@@ -137,17 +138,21 @@ class Session:
         """Explain an empty capture."""
         if not in_ranges(rank_and_world()[0] or 0, self.options.ranks):
             return "this rank is not among the ranks selected"
-        steps = self.recorder.step
-        if self.recorder.number() == 0:
-            seen = f"{steps} steps were seen, none of them selected" if steps else "no PyTorch call was executed"
-            return f"{seen} while the capture was on"
-        return "no call matched the level, phase, include and exclude options"
+        if said := self.unused():
+            return "; ".join(said)
+        if not self.recorder.seen().calls:
+            return "no PyTorch call was executed while the capture was on"
+        return "no call matched the level, phase, include and exclude options together"
+
+    def unused(self) -> list[str]:
+        """Describe the options that selected nothing, each with what was there to select."""
+        return [sentence(*item) for item in unused(self.options, self.recorder.seen()).items()]
 
     def claim(self) -> int:
         """Take this process's rank folder, once."""
         if self.rank is None:
             rank, _ = rank_and_world()
-            self.rank = claim(self.recorder.directory, rank or 0, self._root.get("run"))
+            self.rank = claim(self.recorder.directory, rank, self._root.get("run"))
         return self.rank
 
     def _identify(self) -> tuple[int, dict[str, Any], dict[str, Any]]:

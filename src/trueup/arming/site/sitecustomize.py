@@ -1,4 +1,4 @@
-"""Found first on PYTHONPATH by every Python process of `trueup capture -- COMMAND`; runs the one it hides, then arms."""
+"""Found first on PYTHONPATH by every Python of `trueup capture -- COMMAND`; runs the one it hides, then arms."""
 
 import importlib.machinery
 import importlib.util
@@ -16,10 +16,17 @@ def _run_hidden() -> None:
         spec.loader.exec_module(importlib.util.module_from_spec(spec))
 
 
-_run_hidden()
+def _arm() -> None:
+    try:
+        from trueup.arming import install
+
+        install()
+    except Exception as error:  # noqa: BLE001 - a Python that is not Trueup's runs on
+        said = f"trueup: {sys.executable} cannot import trueup, so this process is not captured: {error}"
+        print(said, file=sys.stderr)
+
+
 try:
-    from trueup.arming import install
-except ImportError as error:
-    print(f"trueup: {sys.executable} cannot import trueup, so this process is not captured: {error}", file=sys.stderr)
-else:
-    install()
+    _run_hidden()
+finally:  # what goes wrong in it is reported by ``site``, as it would be without us
+    _arm()

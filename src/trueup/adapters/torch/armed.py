@@ -1,0 +1,165 @@
+"""An armed process: a session that begins with PyTorch, or with the process group, and survives a fork.
+
+A process that multiprocessing started has no rank that can be trusted before it joins a process group. Until then
+nothing is installed in it but a wrapper around the assignment of the default group, so it pays nothing per call; nor
+are the parts of Trueup loaded that record.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import torch
+import torch.overrides
+import torch.utils._python_dispatch as dispatch
+
+from trueup.adapters.torch.environment import rank_and_world
+
+if TYPE_CHECKING:
+    from trueup.adapters.torch.session import Session
+
+NO_GROUP = "it joined no process group, and a child of multiprocessing is captured from the moment it does"
+
+
+class Armed:
+    """The capture of this process, present or future.
+
+    Args:
+        directory: the capture.
+        options: what to keep, an encoded `CaptureOptions`.
+        root: what all processes of the run say in the capture's manifest.
+    """
+
+    def __init__(self, directory: Path, options: str, root: dict[str, Any]) -> None:
+        self._directory, self._options, self._root = directory, options, root
+        self._session: Session | None = None
+
+    def begin(self, *, at_once: bool) -> None:
+        """Capture from now on, or from the moment this process joins a process group."""
+        _when_group_is_set(self._joined)
+        os.register_at_fork(after_in_child=self._forked)
+        if at_once:
+            self._start()
+
+    def finish(self, ending: str | None) -> None:
+        """Write what is left; ``ending`` is a note on how the process ended."""
+        if self._session is not None:
+            if ending is not None:
+                self._session.recorder.note(ending)
+            self._session.finish()
+
+    def report(self) -> dict[str, Any]:
+        """Say what was recorded, or why nothing."""
+        session = self._session
+        if session is None:
+            return {"process_rank": None, "why": NO_GROUP}
+        from trueup.recorder.options import in_ranges
+        from trueup.recorder.seen import unused
+
+        rank = rank_and_world()[0] or 0
+        recorder = session.recorder
+        chosen = in_ranges(rank, recorder.options.ranks)
+        return session.report() | {
+            "process_rank": rank,
+            "selected": recorder.selected,
+            "displaced": recorder.displaced,
+            "unused": unused(recorder.options, recorder.seen()) if chosen else {},
+        }
+
+    def _start(self) -> None:
+        from trueup.adapters.torch import capturing as running
+        from trueup.adapters.torch.session import Session
+        from trueup.recorder.options import CaptureOptions
+
+        session = Session(self._directory, CaptureOptions.from_json(self._options), self._root)
+        self._session = running._current = session
+        with _below_other_modes():
+            session.start()
+
+    def _joined(self) -> None:
+        """Take note of the rank while there is a group to ask: a short run ends before the first flush asks for it."""
+        rank, _ = rank_and_world()
+        session = self._session
+        if session is None:
+            self._start_late()
+            return
+        if session.rank not in (None, rank):
+            session.recorder.note(f"rank {session.rank} is rank {rank} of its process group, which it joined too late")
+        session._update_active()
+
+    def _start_late(self) -> None:
+        running = sys.modules.get("trueup.adapters.torch.capturing")
+        if getattr(running, "_current", None) is not None:
+            return  # the worker's own code captures it
+        try:
+            self._start()
+        except Exception as error:  # noqa: BLE001 - the training goes on
+            print(f"trueup: process {os.getpid()} is not captured: {error}", file=sys.stderr, flush=True)
+
+    def _forked(self) -> None:
+        """Let go of the parent's capture; this process has none before it joins a process group of its own."""
+        session, self._session = self._session, None
+        if session is None:
+            return
+        from trueup.adapters.torch import capturing as running
+
+        running._current = None
+        session.abandon()
+        for replacement in session._replacements:
+            replacement.remove()
+        for hook in session._hooks:
+            hook.remove()
+        _take_off(session)
+
+
+def _when_group_is_set(callback: Callable[[], None]) -> None:
+    """Call ``callback`` whenever this process gets a default process group.
+
+    `_update_default_pg` is what every way of initialising goes through, and is looked up when called (PyTorch 2.1 to
+    2.13); `init_process_group` itself may have been imported by name before.
+    """
+    if not torch.distributed.is_available():
+        return
+    c10d: Any = torch.distributed.distributed_c10d
+    name = "_update_default_pg" if hasattr(c10d, "_update_default_pg") else "init_process_group"
+    original = getattr(c10d, name)
+
+    def set_group(*args: Any, **kwargs: Any) -> Any:
+        result = original(*args, **kwargs)
+        if torch.distributed.is_initialized():
+            callback()
+        return result
+
+    setattr(c10d, name, set_group)
+
+
+@contextmanager
+def _below_other_modes() -> Iterator[None]:
+    """Let modes that are entered inside be the lowest: who entered one above takes the topmost off when it leaves."""
+    functions = [torch.overrides._pop_mode() for _ in range(torch._C._len_torch_function_stack())]
+    dispatches = [dispatch._pop_mode() for _ in range(torch._C._len_torch_dispatch_stack())]
+    try:
+        yield
+    finally:
+        for mode in reversed(functions):
+            torch.overrides._push_mode(mode)
+        for mode in reversed(dispatches):
+            dispatch._push_mode(mode)
+
+
+def _take_off(session: Session) -> None:
+    """Take the session's modes off this thread, so that they cost a forked child nothing.
+
+    A mode that is not the topmost stays, idle; one of another thread did not come along.
+    """
+    for mode, stack in (
+        (session._dispatch_mode, dispatch._get_current_dispatch_mode_stack()),
+        (session._function_mode, torch.overrides._get_current_function_mode_stack()),
+    ):
+        if mode is not None and stack and stack[-1] is mode:
+            mode.__exit__(None, None, None)

@@ -1,0 +1,105 @@
+"""The life of an armed process: its capture begins with the framework and ends with the process, however that ends.
+
+Standard library only, so that a launcher or a data worker loads nothing more than it would without Trueup.
+"""
+
+from __future__ import annotations
+
+import atexit
+import json
+import os
+import sys
+import threading
+from pathlib import Path
+from typing import Any
+
+from trueup.arming.roles import data_worker, role
+
+EXIT_SECONDS = 10.0
+"""How long `os._exit` waits for the capture to reach the disk; it may be called where a lock is held."""
+
+Report = dict[str, Any]
+
+
+def begin(order: str) -> None:
+    """Arm this process: capture it from now on, or once it joins a process group, or not at all if it is a launcher."""
+    process = _Process(json.loads(order))
+    process.arm()
+    atexit.register(process.end)
+    if process.role != "launcher":
+        _before_hard_exit(process)
+
+
+class _Process:
+    def __init__(self, order: dict[str, Any]) -> None:
+        self.role = role()
+        self._order = order
+        self._armed: Any = None
+        self._failure: str | None = None
+        self._ended: int | None = None
+
+    def arm(self) -> None:
+        """Begin; whatever is wrong with the observer, the training goes on."""
+        if self.role == "launcher":
+            return
+        self._leave_report({"state": "running"})
+        try:
+            from trueup.adapters.torch.armed import Armed
+
+            self._armed = Armed(Path(self._order["directory"]), self._order["options"], self._order["root"])
+            self._armed.begin(at_once=self.role == "run")
+        except Exception as error:  # noqa: BLE001
+            self._failure = f"{type(error).__name__}: {error}"
+            print(f"trueup: process {os.getpid()} is not captured: {self._failure}", file=sys.stderr, flush=True)
+
+    def end(self, *, quietly: bool = False) -> None:
+        """Write what is left and leave a report: what this process recorded, or why nothing.
+
+        Args:
+            quietly: leave none if nothing was recorded (a child that multiprocessing forked may be any worker).
+        """
+        if self._ended == os.getpid():
+            return
+        self._ended = os.getpid()
+        report: Report = {"state": "ended", "calls": 0}
+        if self._armed is not None:
+            error = getattr(sys, "last_value", None)
+            self._armed.finish(None if error is None else _last_words(error))
+            report |= self._armed.report()
+        if report["calls"] or not quietly:
+            self._leave_report(report)
+
+    def _leave_report(self, report: Report) -> None:
+        """Write ``processes/<pid>.json``."""
+        role_now = "data worker" if self.role == "child" and data_worker() else self.role
+        said = {"pid": os.getpid(), "argv": sys.argv[:64], "role": role_now, "failure": self._failure, **report}
+        path = Path(self._order["directory"], "processes", f"{os.getpid()}.json")
+        temporary = path.with_name(f"{path.name}.tmp")
+        try:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            temporary.write_text(json.dumps(said, indent=1, default=str), errors="backslashreplace")
+            temporary.replace(path)
+        except OSError as error:
+            print(f"trueup: process {os.getpid()} cannot write {path}: {error.strerror}", file=sys.stderr)
+
+
+def _last_words(error: BaseException) -> str:
+    return f"the run ended with {type(error).__name__}: {str(error)[:200]}"
+
+
+def _before_hard_exit(process: _Process) -> None:
+    """Let `os._exit`, which runs no exit handlers, write what was recorded first.
+
+    Scripts call it to leave a hanging collective; multiprocessing ends every forked child with it.
+    """
+    leave = os._exit
+
+    def _exit(status: int) -> None:
+        writer = threading.Thread(target=process.end, kwargs={"quietly": True}, daemon=True)
+        try:
+            writer.start()
+            writer.join(EXIT_SECONDS)
+        finally:
+            leave(status)
+
+    os._exit = _exit  # type: ignore[assignment]
