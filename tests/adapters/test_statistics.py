@@ -188,3 +188,13 @@ def test_packed_on_device_needs_no_gradient(device: str) -> None:
     x = torch.ones(3, device=device, requires_grad=True)
     assert not statistics.on_device(x, "stats").values.requires_grad
     assert simdev.raw(packed_on_device(x.detach())).shape == (PACKED,)
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_a_write_inside_a_trace_is_seen(path: Path, rows) -> None:
+    x = torch.ones(4)
+    with trueup.capture(path, level="aten", on_error="stop"):
+        torch.exp(x)
+        torch.jit.trace(lambda y: x.fill_(0.0) + y, torch.ones(4), check_trace=False)
+        torch.exp(x)
+    assert [row["max"] for row in rows(op="aten::exp") if row["slot"] == "input.0"] == [1.0, 0.0]

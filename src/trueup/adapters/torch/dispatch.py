@@ -93,6 +93,8 @@ class DispatchMode(TorchDispatchMode):
         session = self._session
         state = session.threads.state
         if state.busy or not session.sees():
+            if session.active and not state.busy:  # a trace is under way: what it writes is announced by nobody
+                session.buffers.forget()
             return _execute(func, args, kwargs)
         operator, call = None, None
         with session.observing(state, str(func)):
