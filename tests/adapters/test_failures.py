@@ -72,7 +72,10 @@ def test_training_stops_when_asked(place: str, path: Path, monkeypatch) -> None:
     training = build("checkpoint", "cpu")
     with trueup.capture(path, model=training.model, on_error="stop"):
         training.step()
-        with monkeypatch.context() as broken, pytest.raises(TrueupError, match="capture stopped, and the run with it, as asked: "):
+        with (
+            monkeypatch.context() as broken,
+            pytest.raises(TrueupError, match="capture stopped, and the run with it, as asked: "),
+        ):
             broken.setattr(*PLACES[place], breaks)
             training.step()
 
