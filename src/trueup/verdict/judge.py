@@ -130,7 +130,7 @@ def _judge_call(
 
 
 def _overwritten(error: SlotError, call: Measured) -> bool:
-    """Tell whether a slot is fresh memory that the call only writes to, so that not knowing its content does not matter."""
+    """Tell whether a slot is fresh memory that the call only writes to: its content does not matter."""
     name = call.candidate.op
     return error.slot == "input.0" and math.isnan(error.absolute) and name.endswith("_") and normalised(name) in OVERWRITING
 
@@ -247,7 +247,9 @@ def _inner_length(name: str, out: Operand, a: Operand, b: Operand) -> float:
     return float(a.shape[-1]) if a.shape else 1.0
 
 
-def _own(op: str, row: Row, unit: float, rounded: float, out: Operand, inputs: list[Operand], product: _Product | None) -> float:
+def _own(
+    op: str, row: Row, unit: float, rounded: float, out: Operand, inputs: list[Operand], product: _Product | None
+) -> float:
     units = row.ulps * unit
     if row.own == "additive":
         return units * max(1.0, sum(o.norm for o in inputs if o.numel <= out.numel) / out.norm)
