@@ -15,7 +15,7 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 
 from trueup.model import Finding, SlotComparison, VerdictWord
-from trueup.report.wording import ELLIPSIS, counted, one_line, sci, shorten, times
+from trueup.report.wording import ELLIPSIS, counted, one_line, sci, short_source, shorten, times
 
 HEADS: dict[VerdictWord, str] = {
     "deviates": "DEVIATES  ",
@@ -101,7 +101,7 @@ def _culprit(culprits: Sequence[Finding], victims: Sequence[Finding], unmatched:
     if first.confidence != "high":
         lines.append("could be rounding: compare two runs of the baseline to see how far they differ by themselves")
     if first.source:
-        lines.append(f"your code: {one_line(first.source)}")
+        lines.append(f"your code: {short_source(first.source)}")
     passed_on = first.victims or (len(victims) if len(culprits) == 1 else 0)
     if passed_on:
         lines.append(f"{counted(passed_on, 'later call')} {_verb(passed_on, 'deviate')} only because of it")

@@ -9,6 +9,7 @@ clean("a\\x1b[2J")  a\\x1b[2J     (the escape is spelled out, the terminal does 
 from __future__ import annotations
 
 import math
+import re
 import unicodedata
 
 ELLIPSIS = "…"
@@ -76,3 +77,11 @@ def _spelled(character: str) -> str:
 
 def _not_finite(value: float) -> str:
     return "NaN" if math.isnan(value) else "inf" if value > 0 else "-inf"
+
+
+def short_source(source: str) -> str:
+    """Keep the file and its folder of ``/long/path/folder/file.py:12 in function``; reports show the whole path elsewhere."""
+    place, _, function = source.rpartition(" in ")
+    if not place:
+        return one_line(source)
+    return one_line("/".join(place.replace("\\", "/").split("/")[-2:]) + f" in {function}")
