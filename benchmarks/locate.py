@@ -86,8 +86,8 @@ def run_broken(model: str, fault: str, into: Path) -> list[tuple[int, int]]:
 def check(model: str, fault: str, baseline: Path, candidate: Path, fired: list[tuple[int, int]]) -> Iterator[Outcome]:
     """Compare at both levels and tell whether the first culprit is the true one, or the api call around it.
 
-    The true one is the first call that the fault changed by more than rounding (relative L2 2e-6, 32 units of float32): epsilon inside the root
-    changes the last bits of many calls before it changes one that anybody could tell from rounding.
+    The true one is the first call that the fault changed by more than rounding (relative L2 2e-6, 32 units of
+    float32): epsilon inside the root changes the last bits of many calls before one that anybody could tell from rounding.
     """
     whole = trueup.compare(baseline, candidate)
     calls = whole.calls.select(["step", "seq_candidate", "error_out"]).to_pylist()

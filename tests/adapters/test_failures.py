@@ -130,5 +130,5 @@ def test_one_capture_at_a_time(path: Path) -> None:
 
 def test_unwritable_directory(path: Path) -> None:
     path.write_text("a file")
-    with pytest.raises(TrueupError, match="cannot write the capture .*; choose another directory"), trueup.capture(path):
+    with pytest.raises(TrueupError, match=r"cannot write the capture .*; choose another directory"), trueup.capture(path):
         pass

@@ -1,11 +1,32 @@
-"""What every framework adapter shares: the options of a capture, its filters, ordinals, call sites, buffering and flushing.
+"""What every framework adapter shares: a capture's options, filters, ordinals, call sites, buffering and flushing.
 
-An adapter decides *what* a call is and calls `Recorder.begin` and `Recorder.slot`; this package decides whether it is kept, what
-it is named and when it reaches the disk. It knows no framework; adapters and the command line import it, `verdict` never does.
+An adapter decides *what* a call is and calls `Recorder.begin` and `Recorder.slot`; this package decides whether it is kept,
+what it is named and when it reaches the disk. It knows no framework; adapters and the command line import it, `verdict`
+never does. Its names are loaded when they are first used: a command that trains nothing waits for none of them.
 """
 
-from trueup.recorder.options import CaptureOptions
-from trueup.recorder.recorder import Call, Recorder
-from trueup.recorder.rows import Statistics
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from trueup.recorder.options import CaptureOptions as CaptureOptions
+    from trueup.recorder.recorder import Call as Call
+    from trueup.recorder.recorder import Recorder as Recorder
+    from trueup.recorder.rows import Statistics as Statistics
+
+_HOMES = {
+    "Call": "trueup.recorder.recorder",
+    "CaptureOptions": "trueup.recorder.options",
+    "Recorder": "trueup.recorder.recorder",
+    "Statistics": "trueup.recorder.rows",
+}
 
 __all__ = ["Call", "CaptureOptions", "Recorder", "Statistics"]
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _HOMES:
+        raise AttributeError(f"module 'trueup.recorder' has no attribute {name!r}")
+    return getattr(import_module(_HOMES[name]), name)

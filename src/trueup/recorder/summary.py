@@ -9,12 +9,14 @@ from collections import Counter
 from collections.abc import Iterable, Sequence
 from contextlib import suppress
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from trueup.model import TrueupError
 from trueup.recorder.options import CaptureOptions, in_ranges
 from trueup.recorder.seen import ranges_text, sentence
-from trueup.store import Capture, open_capture
+
+if TYPE_CHECKING:
+    from trueup.store import Capture
 
 Report = dict[str, Any]
 
@@ -53,6 +55,10 @@ def _say(text: str) -> None:
 
 
 def _capture(directory: Path) -> Capture | None:
+    if not any(directory.iterdir()):
+        return None
+    from trueup.store import open_capture
+
     try:
         return open_capture(directory)
     except TrueupError:

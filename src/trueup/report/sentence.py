@@ -150,7 +150,9 @@ def _more_notes(notes: Sequence[str]) -> list[str]:
 def _inconclusive(unmatched: Sequence[Finding], notes: Sequence[str], counts: Mapping[str, int]) -> list[str]:
     compared, incomparable = counts.get("compared", 0), counts.get("incomparable", 0)
     missing = max(len(unmatched), counts.get("unmatched", 0))
-    if not compared and not missing:
+    if notes and "cannot be read" in notes[0]:
+        because, step = one_line(notes[0]), "restore what is missing, or record that run again"
+    elif not compared and not missing:
         because = one_line(notes[0]) if notes else "nothing was captured"
         step = "capture both runs again; `trueup show CAPTURE` lists what a capture holds"
     elif not compared:

@@ -49,9 +49,12 @@ class Capture:
     """Each rank's manifest, empty where it was lost."""
     problems: list[str]
     """One sentence for each thing that is missing or damaged; grows when reading finds more."""
+    lost: list[str]
+    """The problems that mean records or tensors were there once and cannot be read; an interrupted run lost none."""
 
     def __init__(self, root: Path, content: dict[str, Any], found: salvage.Found) -> None:
         self.path, self.root, self.ranks, self.problems = root, content, found.ranks, found.problems
+        self.lost = found.lost
         self._parts, self._site_files = found.parts, found.sites
         self._sites: dict[int, dict[int, tuple[tuple[str, ...], str | None]]] = {}
         self._segments: dict[tuple[int, str], Segment] = {}
@@ -128,13 +131,14 @@ class Capture:
         try:
             return parts.read(part, names, where)
         except BROKEN as error:
-            self._problem(salvage.damaged(part.path, part.rank, part.step, error))
+            self._problem(salvage.damaged(part.path, part.rank, part.step, error), lost=True)
             return None
 
-    def _problem(self, text: str) -> None:
+    def _problem(self, text: str, *, lost: bool = False) -> None:
         with self._lock:
             if text not in self.problems:
                 self.problems.append(text)
+                self.lost += [text] if lost else []
 
     def payload(self, rank: int, segment: str, key: str) -> NDArray[Any]:
         """Return a recorded tensor as a read-only array over the mapped file; a record names ``segment`` and ``key``.

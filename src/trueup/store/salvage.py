@@ -25,6 +25,13 @@ class Found:
     parts: list[Part] = field(default_factory=list)
     sites: dict[int, list[Path]] = field(default_factory=dict)
     problems: list[str] = field(default_factory=list)
+    lost: list[str] = field(default_factory=list)
+    """The problems that mean records or tensors were there once and cannot be read."""
+
+    def lose(self, text: str) -> None:
+        """Add a problem of that kind."""
+        self.problems.append(text)
+        self.lost.append(text)
 
 
 def scan(root: Path) -> Found:
@@ -54,7 +61,7 @@ def _scan_rank(root: Path, rank: int, found: Found) -> None:
     with ThreadPoolExecutor(WORKERS) as pool:
         for part in pool.map(lambda item: _inspect(item[1], rank, item[0]), candidates):
             if isinstance(part, str):
-                found.problems.append(part)
+                found.lose(part)
             else:
                 found.parts.append(part)
     _check_count(rank, found)
@@ -87,10 +94,8 @@ def _step_parts(folder: Path, rank: int, step: int, found: Found) -> Iterator[tu
         elif name.endswith(layout.TEMPORARY):
             found.problems.append(f"rank {rank} step {step}: {name} was never finished; its calls are missing")
     expected = range(min(max(numbers, default=-1), 2 * len(numbers) + 8) + 1)  # a hostile number must not cost memory
-    absent = sorted(set(expected) - set(numbers))[:8]
-    found.problems.extend(
-        f"rank {rank} step {step}: records-{index:04d}.parquet is missing, and its calls" for index in absent
-    )
+    for index in sorted(set(expected) - set(numbers))[:8]:
+        found.lose(f"rank {rank} step {step}: records-{index:04d}.parquet is missing, and its calls")
 
 
 def _inspect(path: Path, rank: int, step: int) -> Part | str:
@@ -113,9 +118,7 @@ def _check_count(rank: int, found: Found) -> None:
         return
     here = sum(part.rank == rank for part in found.parts)
     if written.get("parts") != here:
-        found.problems.append(
-            f"rank {rank} wrote {str(written.get('parts'))[:20]} parts of records, {here} can be read"
-        )
+        found.lose(f"rank {rank} wrote {str(written.get('parts'))[:20]} parts of records, {here} can be read")
 
 
 def _check_references(root: Path, found: Found) -> None:
@@ -127,7 +130,7 @@ def _check_references(root: Path, found: Found) -> None:
         try:
             open_segment(segment_path(root, rank, name)).check()
         except (TrueupError, OSError) as error:
-            found.problems.append(f"rank {rank}: {error}")
+            found.lose(f"rank {rank}: {error}")
     for rank in sorted({part.rank for part in found.parts if part.has_sites}):
         if not found.sites[rank]:
             found.problems.append(
@@ -157,7 +160,7 @@ def _names(folder: Path, found: Found) -> list[str]:
     try:
         return sorted(os.listdir(folder))  # noqa: PTH208  (10,000 names; Path objects would cost more than the listing)
     except OSError as error:
-        found.problems.append(f"{folder} cannot be read: {error.strerror}")
+        found.lose(f"{folder} cannot be read: {error.strerror}")
         return []
 
 
@@ -171,6 +174,6 @@ def _is_file(path: Path, found: Found) -> bool:
 
 def _is(path: Path, kind: bool, found: Found) -> bool:
     if path.is_symlink() or not kind:
-        found.problems.append(f"{path} is a link or not what its name says; skipped")
+        found.lose(f"{path} is a link or not what its name says; skipped")
         return False
     return True

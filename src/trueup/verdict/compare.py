@@ -22,7 +22,7 @@ from trueup.verdict.locate import SIDES, Part, Side, Suspect, locate, rank_culpr
 from trueup.verdict.measure import measure
 from trueup.verdict.origins import Origins
 from trueup.verdict.precision import Precision, precision_of
-from trueup.verdict.streams import COLUMNS, Row, Stream, load
+from trueup.verdict.streams import COLUMNS, Array, Row, Stream, load
 from trueup.verdict.summary import Overview, call_rows, count, finish_table, loss_note, summarise
 
 MAX_FINDINGS = 200
@@ -65,6 +65,7 @@ class _Comparison:
         self.captures = baseline, candidate
         self.criterion = criterion
         self.notes: list[str] = []
+        self._comparable()
         self.uncompared = False
         """Whether something that one run holds was not compared, so that the runs cannot be called aligned."""
         self.overviews = tuple(map(Overview.of, self.captures))
@@ -123,6 +124,9 @@ class _Comparison:
             return "deviates"
         apart = loss_note(summaries[0], summaries[1], self.criterion.loss)
         reasons = [r for r in (apart, *self.unexplained[:1]) if r]
+        lost = [text for capture in self.captures for text in capture.lost]
+        if lost:
+            reasons.append(f"{len(lost)} part{'s' if len(lost) > 1 else ''} of the captures cannot be read: {lost[0]}")
         self.notes[:0] = reasons
         if counts["compared"] and not self.outputs:
             self.notes.insert(0, "no output of any call was compared")
@@ -145,6 +149,18 @@ class _Comparison:
             ]
 
     # ---------------------------------------------------------------- what can be compared
+    def _comparable(self) -> None:
+        for capture in self.captures:
+            if not capture.rows:
+                why = (capture.lost or capture.problems or ["nothing was captured"])[0]
+                raise TrueupError(f"{capture.path} holds no records: {why}; record again")
+        names = [next((str(m["framework"]) for m in c.ranks.values() if "framework" in m), None) for c in self.captures]
+        if None not in names and names[0] != names[1]:
+            raise TrueupError(
+                f"the captures are of different frameworks: {self._name(0)} of {names[0]}, {self._name(1)} of {names[1]}; "
+                "their operators have no common names yet"
+            )
+
     def _levels(self, level: str | Sequence[str] | None) -> list[str]:
         wanted = LEVELS if level is None else (level,) if isinstance(level, str) else tuple(level)
         for name in wanted:
@@ -178,12 +194,6 @@ class _Comparison:
 
     def _precision(self) -> Precision:
         manifests = [next(iter(c.ranks.values()), {}) for c in self.captures]
-        frameworks = {str(m["framework"]) for m in manifests if "framework" in m}  # a lost manifest has none
-        if len(frameworks) > 1:
-            raise TrueupError(
-                f"the captures are of different frameworks: {self._name(0)} of {manifests[0].get('framework')}, "
-                f"{self._name(1)} of {manifests[1].get('framework')}; their operators have no common names yet"
-            )
         for capture in self.captures:
             self.notes += [f"{capture.path.name}: {problem}" for problem in capture.problems]
         found = precision_of([m.get("environment", {}) for m in manifests], [m.get("devices", []) for m in manifests])
@@ -206,7 +216,7 @@ class _Comparison:
             return None
         streams = load(tables[0]), load(tables[1])
         alignment = align(*streams)
-        payloads = partial(self.captures[0].payload, rank), partial(self.captures[1].payload, rank)
+        payloads = partial(_payload, self.captures[0], rank), partial(_payload, self.captures[1], rank)
         measured = measure(alignment.pairs, *streams, payloads)
         judged = judge(measured, *streams, self.criterion, self.precision)
         part = Part(rank, step, judged, alignment.only_baseline, alignment.only_candidate)
@@ -254,6 +264,15 @@ class _Comparison:
 
 def _at(judged: Judged) -> tuple[int, int]:
     return judged.call.candidate.step, judged.call.candidate.seq
+def _payload(capture: Capture, rank: int, segment: str, key: str) -> Array | None:
+    """Return a tensor, None where it is lost: the capture then says so, and its sketch is measured instead."""
+    try:
+        return capture.payload(rank, segment, key)
+    except TrueupError as error:
+        text = f"rank {rank}: {error}"
+        if text not in capture.lost:
+            capture.lost.append(text)
+        return None
 
 
 def _numbers(values: list[int]) -> str:

@@ -15,7 +15,8 @@ from trueup.verdict.criteria import normalised
 from trueup.verdict.streams import Array, Row, Stream
 
 Method = Literal["digest", "tensor", "sketch", "value", "none"]
-Payload = Callable[[str, str], Array]
+Payload = Callable[[str, str], Array | None]
+"""Returns the tensor that a record names, None where it is lost."""
 
 COUNTS = [NUMBERS.index(n) for n in ("n_nan", "n_posinf", "n_neginf")]
 SATURATED = NUMBERS.index("n_saturated")
@@ -134,8 +135,8 @@ def _judge_one(
         error.absolute, error.method = 0.0, "digest"
         if np.isnan(error.norm):
             error.norm = 0.0
-    elif payload[0] is not None and payload[1] is not None:
-        _from_tensors(error, payloads[0](*payload[0]), payloads[1](*payload[1]))
+    elif (tensors := _tensors(payloads, payload[0], payload[1])) is not None:
+        _from_tensors(error, *tensors)
     elif not np.isnan(sketched):
         _from_sketches(error, sketched, counts, surely=both and same_dtype and _is_discrete(baseline.dtype[b]))
     elif both and not (baseline.is_measured(b) and candidate.is_measured(c)):
@@ -169,6 +170,16 @@ def _from_digests(error: SlotError, baseline: str | None, candidate: str | None)
         error.reason = f"dtypes differ ({baseline} and {candidate}) and only digests were recorded"
     else:
         error.absolute, error.method, error.reason = float("inf"), "digest", UNSIZED
+
+
+def _tensors(
+    payloads: tuple[Payload, Payload], b: tuple[str, str] | None, c: tuple[str, str] | None
+) -> tuple[Array, Array] | None:
+    """Return both sides' bytes, None unless both are there."""
+    if b is None or c is None:
+        return None
+    first, second = payloads[0](*b), payloads[1](*c)
+    return None if first is None or second is None else (first, second)
 
 
 def _from_tensors(error: SlotError, baseline: Array, candidate: Array) -> None:

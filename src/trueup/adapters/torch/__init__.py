@@ -7,6 +7,21 @@ calls into the backward; `slots`, `tensors` and `buffers` (each buffer is read o
 them per device; `observing` keeps our exceptions out of the training; `scopes` and `environment` name modules and switches.
 """
 
-from trueup.adapters.torch.capturing import Capture, capture
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from trueup.adapters.torch.capturing import Capture as Capture
+    from trueup.adapters.torch.capturing import capture as capture
 
 __all__ = ["Capture", "capture"]
+
+
+def __getattr__(name: str) -> Any:
+    """Load the session when it is asked for: an armed data worker never does."""
+    if name not in __all__:
+        raise AttributeError(f"module 'trueup.adapters.torch' has no attribute {name!r}")
+    from trueup.adapters.torch import capturing
+
+    return getattr(capturing, name)

@@ -1,8 +1,8 @@
 """An armed process: a session that begins with PyTorch, or with the process group, and survives a fork.
 
 A process that multiprocessing started has no rank that can be trusted before it joins a process group. Until then
-nothing is installed in it but a wrapper around the assignment of the default group, so it pays nothing per call; nor are
-the parts of Trueup that record loaded.
+nothing is installed in it but a wrapper around the assignment of the default group, so it pays nothing per call; nor
+are the parts of Trueup loaded that record.
 """
 
 from __future__ import annotations
@@ -73,9 +73,10 @@ class Armed:
 
     def _start(self) -> None:
         from trueup.adapters.torch import capturing as running
+        from trueup.adapters.torch.session import Session
         from trueup.recorder.options import CaptureOptions
 
-        session = running.Session(self._directory, CaptureOptions.from_json(self._options), self._root)
+        session = Session(self._directory, CaptureOptions.from_json(self._options), self._root)
         self._session = running._current = session
         with _below_other_modes():
             session.start()

@@ -114,10 +114,10 @@ class Session:
         rank, _ = rank_and_world()
         self.active = self.failure.text is None and self.recorder.active and in_ranges(rank or 0, self.options.ranks)
 
-    def _before_optimizer(self, optimizer: Any, args: Any, kwargs: Any) -> None:
+    def _before_optimizer(self, *_: Any) -> None:
         self.threads.state.stepping = sys._getframe(1).f_code
 
-    def _after_optimizer(self, optimizer: Any, args: Any, kwargs: Any) -> None:
+    def _after_optimizer(self, *_: Any) -> None:
         state = self.threads.state
         with self.observing(state, "the end of a step"):
             if state.stepping is not None and depth_of(state.stepping) > 1:  # one optimizer wrapped in another

@@ -35,9 +35,9 @@ _VIEWS: dict[torch.dtype, tuple[torch.dtype, Any]] = {
 def to_numpy(tensor: torch.Tensor) -> np.ndarray[Any, Any]:
     """View a CPU tensor as NumPy without copying; dtypes NumPy lacks come from ml_dtypes."""
     tensor = tensor.detach().resolve_conj().resolve_neg()
-    if (view := _VIEWS.get(tensor.dtype)) is not None:
-        return tensor.view(view[0]).numpy().view(view[1])
-    return tensor.numpy()
+    view = _VIEWS.get(tensor.dtype)
+    array: np.ndarray[Any, Any] = tensor.numpy() if view is None else tensor.view(view[0]).numpy().view(view[1])
+    return array
 
 
 def on_host(tensor: torch.Tensor, detail: str) -> Statistics:

@@ -1,0 +1,109 @@
+"""However a training ends, what was recorded until then can be read and compared, and says how it ended."""
+
+from __future__ import annotations
+
+import os
+import random
+import signal
+import subprocess
+import time
+from pathlib import Path
+
+import pytest
+
+from trueup.store import Capture, open_capture
+
+from .running import SCRIPTS, TRUEUP, cli, environment, said, script, trueup_run
+
+INTERRUPTED = "rank 0 was interrupted or is still recording (status 'recording'): readable up to the last flush"
+TRAIN = SCRIPTS / "train.py"
+
+
+def notes(capture: Capture) -> list[str]:
+    return list(capture.ranks[0]["notes"])
+
+
+@pytest.mark.parametrize(
+    ("how", "code", "note"),
+    [
+        ("raise", 1, ["the run ended with ValueError: the last batch is broken"]),
+        ("exit", 3, []),
+        ("_exit", 0, []),
+    ],
+)
+def test_an_end_of_its_own_loses_nothing(
+    tmp_path: Path, complete: Path, capsys: pytest.CaptureFixture[str], how: str, code: int, note: list[str]
+) -> None:
+    out = tmp_path / "capture"
+    run = trueup_run("capture", "-o", out, "--", *script("train.py", how))
+    assert run.returncode == code
+    capture = open_capture(out)
+    assert capture.rows == open_capture(complete).rows
+    assert (capture.problems, notes(capture)) == ([], note)
+    ended = f"; the command ended with exit code {code}" if code else ""
+    assert said(run)[-1] == f"trueup: captured {capture.rows:,} slots over 3 steps into {out}{ended}"
+    got, stdout, _ = cli(capsys, "compare", complete, out)
+    assert (got, stdout[:7]) == (0, "ALIGNED")
+
+
+def test_killed_before_the_first_flush(tmp_path: Path) -> None:
+    out = tmp_path / "capture"
+    run = trueup_run("capture", "-o", out, "--", *script("train.py", "kill"))
+    assert run.returncode == 137
+    (message,) = said(run)
+    assert message.startswith(f"trueup: nothing was captured into {out}; the command ended with exit code 137: process ")
+    assert message.endswith(f" ({TRAIN} kill) was killed before its first flush")
+
+
+def start(out: Path, how: str) -> tuple[subprocess.Popen[str], int]:
+    """Start an endless training under capture; return the process of `trueup` and the pid of the training."""
+    process = subprocess.Popen(
+        [*TRUEUP, "capture", "-o", str(out), "--", *script("train.py", how)],
+        env=environment(), stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+    )  # fmt: skip
+    assert process.stdout is not None
+    assert process.stdout.readline() == "step 0\n"
+    (report,) = (out / "processes").glob("*.json")
+    return process, int(report.stem)
+
+
+def test_killed_mid_step(tmp_path: Path, complete: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Two kills at random moments; at most the last second is lost."""
+    for attempt in range(2):
+        out = tmp_path / f"capture-{attempt}"
+        process, pid = start(out, "forever")
+        lines = iter(process.stdout.readline, "")  # type: ignore[union-attr]
+        deadline = time.monotonic() + 1.5 + random.random()
+        steps = [(time.monotonic(), int(line.split()[1])) for line in lines if time.monotonic() < deadline or kill(pid)]
+        _, err = process.communicate(timeout=60)
+        killed = time.monotonic()
+        assert process.returncode == 137, err
+        capture = open_capture(out)
+        assert INTERRUPTED in capture.problems
+        assert f"trueup: note: {INTERRUPTED}" in err
+        assert capture.lost == []
+        flushed_until = next((at for at, step in steps if step >= capture.steps[-1]), killed)
+        assert killed - flushed_until < 3.0, "one second, and what a loaded machine adds"
+        code, stdout, stderr = cli(capsys, "compare", complete, out)
+        assert stderr == ""
+        assert f"note: {out.name}: {INTERRUPTED}" in " ".join(stdout.split())
+        assert code == 0, stdout  # the steps that both have are whole
+
+
+def kill(pid: int) -> bool:
+    try:
+        os.kill(pid, signal.SIGKILL)
+    except ProcessLookupError:
+        pass
+    return False
+
+
+def test_terminated(tmp_path: Path) -> None:
+    """SIGTERM to `trueup capture` reaches the training, whose own handler ends it."""
+    out = tmp_path / "capture"
+    process, _ = start(out, "patiently")
+    process.send_signal(signal.SIGTERM)
+    _, err = process.communicate(timeout=60)
+    assert process.returncode == 5, err
+    assert open_capture(out).problems == []
+    assert err.splitlines()[-1].endswith(f"into {out}; the command ended with exit code 5")

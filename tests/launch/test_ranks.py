@@ -1,0 +1,121 @@
+"""Each rank records into its own folder, whoever started it; launchers and data workers are left alone."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from trueup.store import Capture, open_capture
+
+from .running import PYTHON, SCRIPTS, said, script, trueup_run
+
+TORCHRUN = Path(sys.executable).with_name("torchrun")
+RENDEZVOUS = ["--rdzv-backend", "c10d", "--rdzv-endpoint", "localhost:0"]
+
+
+def first_inputs(capture: Capture) -> dict[int, float]:
+    """Return what the layer got on each rank: the scripts feed rank r with 1 + r."""
+    table = capture.records(["rank", "mean"], step=0, level="module", op="Linear", phase="forward", slot="input.0")
+    return dict(zip(table.column("rank").to_pylist(), table.column("mean").to_pylist(), strict=True))
+
+
+def roles(directory: Path) -> list[str]:
+    return sorted(json.loads(path.read_text())["role"] for path in (directory / "processes").glob("*.json"))
+
+
+def launched(out: Path, *command: str | Path) -> Capture:
+    """Run a launcher, whose process says of itself that it is one, and return what its ranks recorded."""
+    run = trueup_run("capture", "-o", out, "--", *command, SCRIPTS / "ddp.py")
+    assert run.returncode == 0, run.stderr
+    capture = open_capture(out)
+    assert capture.problems == []
+    assert capture.steps == [0, 1]
+    assert capture.records(["op"], phase="collective").num_rows > 0
+    assert said(run)[1:] == ["trueup: note: nothing to record in 1 launcher"]
+    assert roles(out) == ["launcher", *["run"] * len(capture.ranks)]
+    return capture
+
+
+def test_torchrun(tmp_path: Path) -> None:
+    if not TORCHRUN.exists():
+        pytest.skip("torchrun is not installed beside this Python")
+    capture = launched(tmp_path / "capture", TORCHRUN, *RENDEZVOUS, "--nproc-per-node", "2")
+    assert first_inputs(capture) == {0: 1.0, 1: 2.0}
+    assert {rank: (m["rank"], m["world_size"]) for rank, m in capture.ranks.items()} == {0: (0, 2), 1: (1, 2)}
+
+
+def test_torch_distributed_run(tmp_path: Path) -> None:
+    module = (PYTHON, "-m", "torch.distributed.run")
+    assert list(launched(tmp_path / "capture", *module, *RENDEZVOUS, "--nproc-per-node", "1").ranks) == [0]
+
+
+def test_forked_workers(tmp_path: Path) -> None:
+    """What they inherit of their parent's capture is put down; the right one is taken up when they join a group."""
+    out = tmp_path / "capture"
+    run = trueup_run("capture", "-o", out, "--", *script("workers.py", "fork"))
+    assert run.returncode == 0, run.stderr
+    check_workers(open_capture(out))
+    assert said(run) == [
+        f"trueup: captured {open_capture(out).rows:,} slots over 1 step, 2 ranks into {out}",
+        "trueup: note: nothing to record in 1 other process",
+    ]
+
+
+def check_workers(capture: Capture) -> None:
+    assert first_inputs(capture) == {0: 1.0, 1: 2.0}
+    assert capture.problems == []
+    assert {rank: (m["rank"], m["world_size"]) for rank, m in capture.ranks.items()} == {0: (0, 2), 1: (1, 2)}
+    before = capture.records(["mean"], op="torch.ones", slot="output.0")
+    assert before.num_rows == 0, "what ran before the rank was known is no part of it"
+
+
+def test_a_parent_that_computed_gives_way_to_its_spawned_workers(tmp_path: Path) -> None:
+    out = tmp_path / "capture"
+    run = trueup_run("capture", "-o", out, "--", *script("workers.py", "spawn", "prepare"))
+    assert run.returncode == 0, run.stderr
+    check_workers(open_capture(out))
+    (aside,) = out.glob("unranked-*")
+    pid = aside.name.removeprefix("unranked-")
+    assert said(run)[1:] == [
+        f"trueup: note: what process {pid} ({SCRIPTS / 'workers.py'} spawn prepare) recorded before its ranks started "
+        "is not part of the capture"
+    ]
+
+
+def test_workers_that_join_no_group_are_not_captured(tmp_path: Path) -> None:
+    out = tmp_path / "capture"
+    run = trueup_run("capture", "-o", out, "--", *script("workers.py", "none"))
+    assert run.returncode == 2
+    (message,) = said(run)
+    assert message.startswith(f"trueup: nothing was captured into {out}: process ")
+    assert "it joined no process group, and a child of multiprocessing is captured from the moment it does" in message
+    assert not out.exists()
+
+
+def test_one_rank_of_several(tmp_path: Path) -> None:
+    out = tmp_path / "capture"
+    run = trueup_run("capture", "-o", out, "--ranks", "1,7", "--", *script("workers.py", "fork"))
+    assert run.returncode == 0, run.stderr
+    assert first_inputs(open_capture(out)) == {1: 2.0}
+    assert "trueup: note: ranks 7 selected nothing: ranks 0, 1 ran" in said(run)
+
+
+@pytest.mark.parametrize("method", ["spawn", "fork"])
+def test_data_workers_record_nothing_and_change_nothing(tmp_path: Path, method: str) -> None:
+    """RANK is set, as under torchrun: a worker inherits it and must not take its parent's folder."""
+    out = tmp_path / "capture"
+    run = trueup_run("capture", "-o", out, "--", *script("loader.py", method), RANK="0", WORLD_SIZE="1")
+    assert run.returncode == 0, run.stderr
+    capture = open_capture(out)
+    assert list(capture.ranks) == [0]
+    assert capture.problems == []
+    assert capture.records(["op"], op="torch.Tensor.sin").num_rows == 0
+    notes = ["trueup: note: nothing to record in 1 data worker"] if method == "spawn" else []
+    assert said(run) == [f"trueup: captured {capture.rows:,} slots over 2 steps into {out}", *notes]
+    if method == "fork":
+        alone = subprocess.run(script("loader.py", method), capture_output=True, text=True, check=True)
+        assert run.stdout == alone.stdout

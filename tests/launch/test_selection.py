@@ -1,0 +1,94 @@
+"""Options that select nothing are said, with what there was to select."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from trueup.recorder.options import CaptureOptions
+from trueup.recorder.seen import Seen, sentence, unused
+from trueup.store import open_capture
+
+from .running import said, script, trueup_run
+
+KEYS = (
+    ("module", "forward", "neck.lstm", "LSTM"),
+    ("api", "forward", "neck.lstm", "torch.lstm"),
+    ("api", "backward", "head", "torch.nn.functional.linear"),
+    ("aten", "backward", "head", "aten::mm"),
+)
+SEEN = Seen(calls=1204, steps=3, keys=KEYS)
+
+CASES = {
+    "include 'decoder.*' matched none of 1,204 calls; scopes seen: head, neck": {"include": ["decoder.*", "neck.*"]},
+    "exclude '/^dec/' matched none of 1,204 calls; scopes seen: head, neck": {"exclude": ["/^dec/"]},
+    "phase optimizer matched none of 1,204 calls; phases seen: forward, backward": {"phase": ["forward", "optimizer"]},
+    "steps 7 selected nothing: the run had 3 steps, 0 to 2": {"steps": [0, 7]},
+    "steps 3:9 selected nothing: the run had 3 steps, 0 to 2": {"steps": range(3, 9)},
+    "steps 10: selected nothing: the run had 3 steps, 0 to 2": {"steps": "10:"},
+}
+
+
+@pytest.mark.parametrize("message", CASES)
+def test_message(message: str) -> None:
+    said_ = [sentence(*item) for item in unused(CaptureOptions.of(**CASES[message]), SEEN).items()]
+    assert said_ == [message]
+
+
+@pytest.mark.parametrize("options", [{}, {"include": "neck.*"}, {"exclude": "*mm"}, {"steps": range(10)}, {"phase": "forward"}])
+def test_nothing_to_say(options: dict[str, object]) -> None:
+    assert unused(CaptureOptions.of(**options), SEEN) == {}
+
+
+def test_without_modules_operators_are_named() -> None:
+    keys = tuple(("aten", "forward", "", f"aten::op{n}") for n in range(10))
+    (reason,) = unused(CaptureOptions.of(include="neck"), Seen(10, 1, keys)).values()
+    assert reason == (
+        "matched none of 10 calls; no scopes seen (no module ran); operators seen: aten::op0, aten::op1, aten::op2, "
+        "aten::op3, aten::op4, aten::op5, aten::op6, aten::op7 and 2 more"
+    )
+
+
+def test_level_that_never_happened() -> None:
+    seen = Seen(2, 0, (("api", "forward", "", "torch.add"),))
+    assert unused(CaptureOptions.of(level="module"), seen) == {
+        "level module": "matched none of 2 calls; levels seen: api"
+    }
+    assert unused(CaptureOptions.of(steps=[1]), Seen(0, 0, ())) == {
+        "steps 1": "the run ended no step (no optimizer made one), so all it did was step 0"
+    }
+
+
+@pytest.mark.parametrize(
+    ("options", "reason"),
+    [
+        (["--include", "decoder.*", "--ranks", "0"], "include 'decoder.*' matched none of {} calls; scopes seen: head, neck"),
+        (["--ranks", "4"], "ranks 4 selected nothing: rank 0 ran"),
+    ],
+)
+def test_nothing_selected_is_nothing_captured(tmp_path: Path, options: list[str], reason: str) -> None:
+    out = tmp_path / "capture"
+    run = trueup_run("capture", "-o", out, *options, "--", *script("train.py"))
+    assert run.returncode == 2
+    (message,) = said(run)
+    calls = message.partition("none of ")[2].partition(" ")[0]
+    assert message == f"trueup: nothing was captured into {out}: {reason.format(calls)}"
+    assert not out.exists()
+
+
+def test_part_of_a_selection(tmp_path: Path) -> None:
+    out = tmp_path / "capture"
+    options = ["--steps", "1,8", "--phase", "forward", "--phase", "recompute", "--include", "neck", "--include", "tail"]
+    run = trueup_run("capture", "-o", out, *options, "--", *script("train.py"))
+    assert run.returncode == 0
+    capture = open_capture(out)
+    assert capture.steps == [1]
+    first, *notes = said(run)
+    assert first == f"trueup: captured {capture.rows:,} slots over 1 step into {out}"
+    calls = notes[1].partition("none of ")[2].partition(" ")[0]
+    assert notes == [
+        "trueup: note: steps 8 selected nothing: the run had 3 steps, 0 to 2",
+        f"trueup: note: phase recompute matched none of {calls} calls; phases seen: forward, backward, optimizer",
+        f"trueup: note: include 'tail' matched none of {calls} calls; scopes seen: head, neck",
+    ]
