@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from trueup.model import TrueupError
-from trueup.verdict.criteria import UNIT_ROUNDOFF, load, normalised
+from trueup.verdict.criteria import CARRY, OWN, UNIT_ROUNDOFF, load, normalised
 from verdict.captures import CRITERION
 
 NORMALISED = {
@@ -127,6 +127,16 @@ def test_a_file_of_ones_own(tmp_path: Path) -> None:
     path.write_text(GOOD)
     criterion = load(path)
     assert (criterion.name, criterion.row("aten::mm", "aten", "forward").name) == ("mine", "all")
+
+
+def test_the_file_in_the_documentation(tmp_path: Path) -> None:
+    page = (Path(__file__).parents[2] / "docs" / "criteria.md").read_text()
+    path = tmp_path / "strict.toml"
+    path.write_text(page.split("```toml\n")[1].split("```")[0])
+    criterion = load(path)
+    assert (criterion.name, criterion.row("aten::sum", "aten", "forward").name) == ("strict", "sums")
+    documented = {line.split("`")[1] for line in page.splitlines() if line.startswith("| `")}
+    assert {*OWN, *CARRY} <= documented
 
 
 BAD = {

@@ -6,15 +6,10 @@ import math
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 
-import numpy as np
-
-from trueup.model import NUMBERS
-from trueup.verdict.criteria import UNIT_ROUNDOFF, Criterion, Row, normalised
-from trueup.verdict.measure import Measured, SlotError
+from trueup.verdict.criteria import UNIT_ROUNDOFF, Criterion, Row
+from trueup.verdict.measure import Measured, SlotError, is_overwritten
 from trueup.verdict.precision import Precision
 from trueup.verdict.streams import Stream, is_input, is_output
-
-MIN, MAX = NUMBERS.index("min"), NUMBERS.index("max")
 
 OPERANDS: dict[str, tuple[str, str]] = {
     "addmm": ("input.1", "input.2"), "baddbmm": ("input.1", "input.2"), "addbmm": ("input.1", "input.2"),
@@ -28,13 +23,6 @@ CONVOLUTION_BACKWARD: dict[str, tuple[str, str]] = {
 """Factors per output of ``convolution_backward(grad_output, input, weight)``."""
 
 
-OVERWRITING = frozenset({
-    "copy", "fill", "zero", "normal", "uniform", "random", "bernoulli", "exponential", "log_normal", "cauchy", "geometric",
-    "_foreach_copy", "_foreach_zero",
-})  # fmt: skip
-"""In-place operators whose result does not depend on what was there before."""
-
-
 @dataclass(slots=True)
 class Operand:
     """The numbers of a floating-point slot that explanations use, of the baseline."""
@@ -43,7 +31,6 @@ class Operand:
     relative: float
     absolute: float
     norm: float
-    peak: float
     numel: float
     roundoff: float
     shape: tuple[int, ...]
@@ -101,7 +88,7 @@ def _judge_call(
     precision: Precision,
 ) -> Judged:
     row = criterion.row(call.candidate.op, call.candidate.level, call.candidate.phase)
-    errors = [e for e in call.slots.values() if is_input(e.slot) and not _overwritten(e, call)]
+    errors = [e for e in call.slots.values() if is_input(e.slot) and not is_overwritten(e, call)]
     if forward is not None and call.candidate.level != "aten":
         errors += forward.slots.values()
     measured = [e for e in errors if not math.isnan(e.absolute)]
@@ -129,12 +116,6 @@ def _judge_call(
     return result
 
 
-def _overwritten(error: SlotError, call: Measured) -> bool:
-    """Tell whether a slot is fresh memory that the call only writes to, so that not knowing its content does not matter."""
-    name = call.candidate.op
-    return error.slot == "input.0" and math.isnan(error.absolute) and name.endswith("_") and normalised(name) in OVERWRITING
-
-
 def _excess(error: float, expected: float) -> float:
     if error == 0 or expected == math.inf:
         return 0.0
@@ -147,9 +128,8 @@ def _is_float(dtype: str | None) -> bool:
 
 def _operand(error: SlotError, baseline: Stream, candidate: Stream) -> Operand:
     k = error.baseline
-    peak = float(np.nanmax(np.abs(baseline.numbers[k, [MIN, MAX]]), initial=0.0))
     return Operand(
-        error.slot, error.relative, error.absolute, error.norm if not math.isnan(error.norm) else 0.0, peak,
+        error.slot, error.relative, error.absolute, error.norm if not math.isnan(error.norm) else 0.0,
         float(baseline.numel[k]), _roundoff(error, baseline, candidate), baseline.shape[k] or (),
     )  # fmt: skip
 
@@ -247,7 +227,9 @@ def _inner_length(name: str, out: Operand, a: Operand, b: Operand) -> float:
     return float(a.shape[-1]) if a.shape else 1.0
 
 
-def _own(op: str, row: Row, unit: float, rounded: float, out: Operand, inputs: list[Operand], product: _Product | None) -> float:
+def _own(
+    op: str, row: Row, unit: float, rounded: float, out: Operand, inputs: list[Operand], product: _Product | None
+) -> float:
     units = row.ulps * unit
     if row.own == "additive":
         return units * max(1.0, sum(o.norm for o in inputs if o.numel <= out.numel) / out.norm)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Literal
@@ -10,6 +11,7 @@ import numpy as np
 
 from trueup.kernels import distance
 from trueup.model import NUMBERS
+from trueup.verdict.criteria import normalised
 from trueup.verdict.streams import Array, Row, Stream
 
 Method = Literal["digest", "tensor", "sketch", "value", "none"]
@@ -212,3 +214,16 @@ def equal_values(first: Any, second: Any) -> bool:
     if isinstance(first, list) and isinstance(second, list):
         return len(first) == len(second) and all(map(equal_values, first, second))
     return bool(first == second)
+
+
+OVERWRITING = frozenset({
+    "copy", "fill", "zero", "normal", "uniform", "random", "bernoulli", "exponential", "log_normal", "cauchy", "geometric",
+    "_foreach_copy", "_foreach_zero",
+})  # fmt: skip
+"""In-place operators whose result does not depend on what was there before."""
+
+
+def is_overwritten(error: SlotError, call: Measured) -> bool:
+    """Tell whether a slot is fresh memory that the call only writes to: its content does not matter."""
+    name = call.candidate.op
+    return error.slot == "input.0" and math.isnan(error.absolute) and name.endswith("_") and normalised(name) in OVERWRITING
