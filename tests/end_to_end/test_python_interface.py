@@ -22,7 +22,8 @@ def run(path, scale):
     with trueup.capture(path, model=model, level=("module", "api", "aten"), detail="stats",
                         steps=range(0, 3), ranks=None, include=None, exclude=None) as cap:
         for batch in loader:
-            loss = torch.mul(model(batch), scale).square().mean(); loss.backward(); optimizer.step(); optimizer.zero_grad()
+            loss = torch.mul(model(batch), scale).square().mean()
+            loss.backward(); optimizer.step(); optimizer.zero_grad()
             cap.step()
 
 run("runs/cpu", 1.0)

@@ -51,7 +51,9 @@ def test_killed_before_the_first_flush(tmp_path: Path) -> None:
     run = trueup_run("capture", "-o", out, "--", *script("train.py", "kill"))
     assert run.returncode == 137
     (message,) = said(run)
-    assert message.startswith(f"trueup: nothing was captured into {out}; the command ended with exit code 137: process ")
+    assert message.startswith(
+        f"trueup: nothing was captured into {out}; the command ended with exit code 137: process "
+    )
     assert message.endswith(f" ({TRAIN} kill) was killed before its first flush")
 
 
