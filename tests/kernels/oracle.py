@@ -58,7 +58,9 @@ def reals(array: np.ndarray) -> tuple[list[float], float, float]:
 def summary(array: np.ndarray) -> np.ndarray:
     """Return what ``summarize`` must fill, with exactly rounded sums."""
     values, tiny, largest = reals(array)
-    finite = [x for x in values if math.isfinite(x)]
+    masking = largest if array.dtype.name in ("float32", "float64", "bfloat16", "complex64", "complex128") else math.nan
+    kept = [math.isfinite(x) and abs(x) != masking for x in values]
+    finite = [x for x, is_kept in zip(values, kept, strict=True) if is_kept]
     exact = [Fraction(x) for x in finite]
     numbers = dict.fromkeys(NUMBERS, math.nan)
     if finite:
@@ -71,11 +73,11 @@ def summary(array: np.ndarray) -> np.ndarray:
         "n_neginf": values.count(-math.inf),
         "n_zero": finite.count(0.0),
         "n_subnormal": sum(0 < abs(x) < tiny for x in finite),
-        "n_saturated": sum(abs(x) == largest for x in finite),
+        "n_saturated": sum(abs(x) == largest for x in values if math.isfinite(x)),
     }
     lanes = [Fraction(0)] * (PACKED - len(NUMBERS))
     for i, x in enumerate(values):
-        if math.isfinite(x):
+        if kept[i]:
             lane, sign = place(i)
             lanes[lane] += Fraction(sign * x)
     return np.array([numbers[name] for name in NUMBERS] + [float(lane) for lane in lanes])

@@ -83,7 +83,8 @@ class Browser:
 @contextmanager
 def browser(width: int = 1280, height: int = 900) -> Iterator[Browser]:
     """Start a driver and a window with a fresh profile; both end with the block."""
-    assert CHROMIUM and DRIVER, ABSENT
+    assert CHROMIUM, ABSENT
+    assert DRIVER, ABSENT
     with tempfile.TemporaryDirectory(prefix="trueup-chromium-", ignore_cleanup_errors=True) as profile:
         driver = subprocess.Popen([DRIVER, "--port=0"], stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True)
         try:

@@ -94,8 +94,8 @@ def calls(count: int = 1240, deviating: int = 38, seed: int = 0) -> pa.Table:
             "scope": [OPS[k][0] for k in which],
             "op": [OPS[k][1] for k in which],
             "ordinal": rng.integers(0, 4, count).astype(np.int32),
-            "baseline_seq": np.arange(count),
-            "candidate_seq": np.arange(count) + 6,
+            "seq_baseline": np.arange(count),
+            "seq_candidate": np.arange(count) + 6,
             "error_in": np.where(role == "culprit", 3e-8, error),
             "error_out": error,
             "expected": expected,
@@ -128,9 +128,7 @@ def result(verdict: Any = "deviates", **changes: Any) -> Result:
         made["calls"] = changes.get("calls", calls(1234, 0))
     if not made["sentence"]:
         made["sentence"] = "\n".join(
-            verdict_lines(
-                verdict, made["culprits"], made["victims"], made["unmatched"], made["notes"], made["counts"]
-            )
+            verdict_lines(verdict, made["culprits"], made["victims"], made["unmatched"], made["notes"], made["counts"])
         )
     return Result(**made)
 
@@ -152,11 +150,19 @@ def missing(side: Any = "candidate", k: int = 0, **changes: Any) -> Finding:
 
 def crowded() -> Result:
     """Everything at once: several culprits, unmatched calls, notes, many steps, other dtypes, an argument."""
-    epsilon = slot("eps", "deviates", float("nan"), "value", dtype=("", ""), shape=("", ""))
-    epsilon = dataclasses.replace(epsilon, baseline="1e-05", candidate="1e-06")
+    epsilon = slot("arguments", "deviates", float("nan"), "value", dtype=("", ""), shape=("", ""))
+    epsilon = dataclasses.replace(
+        epsilon, baseline='{"eps": 1e-05, "shape": [64]}', candidate='{"eps": 1e-06, "shape": [64]}'
+    )
     cast = slot("output.0", "incomparable", float("nan"), "none", dtype=("float32", "bfloat16"), reason="dtypes differ")
     others = (
-        culprit(kind="argument", scope="neck.norm", op="torch.nn.functional.layer_norm", slots=(epsilon, cast), phase="forward"),
+        culprit(
+            kind="argument",
+            scope="neck.norm",
+            op="torch.nn.functional.layer_norm",
+            slots=(epsilon, cast),
+            phase="forward",
+        ),
         culprit(scope="head.size.0", error_out=4e-7, expected=6e-8, confidence="could be rounding", source=None),
         culprit(kind="input", scope="backbone.conv1", phase="forward", slots=(slot("input.0", "deviates", 0.4),)),
         culprit(kind="random", scope="neck.drop", op="torch.nn.functional.dropout", phase="forward"),
@@ -165,7 +171,10 @@ def crowded() -> Result:
     return result(
         culprits=(culprit(), *others),
         unmatched=tuple(missing("candidate" if k % 3 else "baseline", k) for k in range(23)),
-        notes=("the candidate capture was interrupted: step 2 is incomplete", "aten streams differ: judged at level api"),
+        notes=(
+            "the candidate capture was interrupted: step 2 is incomplete",
+            "aten streams differ: judged at level api",
+        ),
         baseline=run("cpu", "cpu", 0.0, 40),
         candidate=run("npu", "npu:0", 0.031, 40),
     )

@@ -5,6 +5,8 @@ from __future__ import annotations
 import copy
 import io
 import pickle
+import subprocess
+import sys
 import threading
 
 import numpy as np
@@ -240,6 +242,31 @@ def test_leaving_the_device():
     assert x.numpy(force=True).shape == (1, 2)
 
 
+def test_transformers_save_and_reload(tmp_path):
+    from .zoo import CASES
+
+    model = CASES["gpt2"].build().npu()
+    model.save_pretrained(tmp_path)
+    again = type(model).from_pretrained(tmp_path)
+    assert again.transformer.wte.weight.device.type == "cpu"
+    assert again.lm_head.weight is again.transformer.wte.weight
+    assert same(again.lm_head.weight, model.lm_head.weight)
+    out = model.generate(torch.ones(1, 3, dtype=torch.long).npu(), max_new_tokens=2, do_sample=False, pad_token_id=0)
+    assert out.shape == (1, 5)
+
+
+def test_storage_is_the_devices():
+    x = torch.arange(6.0).npu()
+    storage = x[2:].untyped_storage()
+    assert storage.device.type == "npu"
+    assert storage.nbytes() == 24
+    assert storage.data_ptr() == x.data_ptr()
+    other = torch.empty(0, device="npu").set_(storage, 1, (2,), (1,))
+    assert other.tolist() == [1, 2]
+    other.add_(5)
+    assert x.tolist()[:3] == [0, 6, 7]
+
+
 def test_raw_shares_memory_and_dispatches_nothing():
     x = torch.zeros(3, device="npu")
     with Seen() as seen:
@@ -412,6 +439,29 @@ def test_inference_mode():
         assert nn.Linear(4, 2).npu()(q).shape == (1, 2, 3, 2)
 
 
+def test_pinning_is_ignored():
+    data = torch.utils.data.TensorDataset(torch.ones(4, 2))
+    assert len(list(torch.utils.data.DataLoader(data, batch_size=2, pin_memory=True))) == 2
+    assert torch.ones(2).pin_memory().to("npu", non_blocking=True).tolist() == [1, 1]
+
+
+def test_sparse_is_refused():
+    with pytest.raises(NotImplementedError, match="dense tensors only"):
+        torch.eye(2, device="npu").to_sparse()
+
+
+def test_failing_backward_says_why_before_pytorch_aborts():
+    code = (
+        "import torch; from trueup import simdev; from trueup.simdev import faults; simdev.inject('softmax-backward')\n"
+        "def broken(call): raise ValueError('told you')\n"
+        "faults.EFFECTS['softmax-backward'] = broken\n"
+        "torch.randn(3, 4).npu().requires_grad_().softmax(-1).sum().backward()"
+    )
+    result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert result.returncode != 0
+    assert "ValueError: told you" in result.stderr
+
+
 def test_gradient_of_gradient():
     x = torch.randn(3, device="npu", requires_grad=True)
     (grad,) = torch.autograd.grad((x**3).sum(), x, create_graph=True)
@@ -420,7 +470,7 @@ def test_gradient_of_gradient():
 
 
 def test_unknown_names():
-    with pytest.raises(TrueupError, match="no fault 'softmax-bakward'. Did you mean softmax-backward"):
+    with pytest.raises(TrueupError, match=r"no fault 'softmax-bakward'\. Did you mean softmax-backward"):
         simdev.inject("softmax-bakward")
-    with pytest.raises(TrueupError, match="no noise 'zzzzzz'. `trueup simdev list` shows them all"):
+    with pytest.raises(TrueupError, match=r"no noise 'zzzzzz'\. `trueup simdev list` shows them all"):
         simdev.noise("zzzzzz")

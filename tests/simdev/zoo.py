@@ -37,7 +37,8 @@ def _bert(dropout: float = 0.0) -> nn.Module:
     return BertForMaskedLM(
         BertConfig(
             vocab_size=50, hidden_size=64, num_hidden_layers=2, num_attention_heads=2, intermediate_size=96,
-            max_position_embeddings=32, hidden_dropout_prob=dropout, attention_probs_dropout_prob=dropout, initializer_range=0.1,
+            max_position_embeddings=32, hidden_dropout_prob=dropout,
+            attention_probs_dropout_prob=dropout, initializer_range=0.1,
         )
     )  # fmt: skip
 
@@ -46,7 +47,16 @@ def _gpt2() -> nn.Module:
     from transformers import GPT2Config, GPT2LMHeadModel
 
     return GPT2LMHeadModel(
-        GPT2Config(vocab_size=50, n_embd=32, n_layer=2, n_head=2, n_positions=32, resid_pdrop=0.0, embd_pdrop=0.0, attn_pdrop=0.0)
+        GPT2Config(
+            vocab_size=50,
+            n_embd=32,
+            n_layer=2,
+            n_head=2,
+            n_positions=32,
+            resid_pdrop=0.0,
+            embd_pdrop=0.0,
+            attn_pdrop=0.0,
+        )
     )
 
 
@@ -66,8 +76,8 @@ def _vit() -> nn.Module:
 
     return ViTForImageClassification(
         ViTConfig(
-            hidden_size=32, num_hidden_layers=2, num_attention_heads=2, intermediate_size=64, image_size=16, patch_size=4,
-            num_labels=5, initializer_range=0.2,
+            hidden_size=32, num_hidden_layers=2, num_attention_heads=2, intermediate_size=64, image_size=16,
+            patch_size=4, num_labels=5, initializer_range=0.2,
         )
     )  # fmt: skip
 
@@ -107,7 +117,9 @@ class Block(nn.Module):
 class ResNet(nn.Module):
     def __init__(self) -> None:
         super().__init__()
-        self.stem = nn.Sequential(nn.Conv2d(3, 8, 3, padding=1), nn.BatchNorm2d(8), nn.ReLU(inplace=True), nn.MaxPool2d(3, 2, 1))
+        self.stem = nn.Sequential(
+            nn.Conv2d(3, 8, 3, padding=1), nn.BatchNorm2d(8), nn.ReLU(inplace=True), nn.MaxPool2d(3, 2, 1)
+        )
         self.blocks = nn.Sequential(Block(8), Block(8))
         self.pool, self.head = nn.AvgPool2d(3, 2, 1), nn.Linear(8, 5)
 
@@ -146,7 +158,9 @@ CASES: dict[str, Case] = {
     "vit": Case(_vit, _images, _hf_loss),
     "lstm-tagger": Case(lambda: Tagger(nn.LSTM), _tags, _tag_loss, bitwise=False),
     "gru-tagger": Case(lambda: Tagger(nn.GRU), _tags, _tag_loss, bitwise=False),
-    "resnet": Case(ResNet, _images, lambda model, batch: F.cross_entropy(model(batch["pixel_values"]), batch["labels"])),
+    "resnet": Case(
+        ResNet, _images, lambda model, batch: F.cross_entropy(model(batch["pixel_values"]), batch["labels"])
+    ),
     "unet": Case(UNet, _masks, lambda model, batch: F.cross_entropy(model(batch["image"]), batch["mask"])),
 }
 

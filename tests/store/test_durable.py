@@ -114,3 +114,10 @@ def test_first_comer_wins(tmp_path: Path) -> None:
 def test_what_json_cannot_say_is_text(tmp_path: Path) -> None:
     durable.write_json(tmp_path / "a", {"path": tmp_path, "lone": "\ud800", "nan": float("nan")})
     assert str(tmp_path) in (tmp_path / "a").read_text()
+
+
+def test_synced_before_it_gets_its_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    seen: list[list[str]] = []
+    monkeypatch.setattr(os, "fsync", lambda descriptor: seen.append(files(tmp_path)))
+    durable.write_file(tmp_path / "a", [b"1"])
+    assert seen == [["a.tmp"], ["a"]]  # the file, then the folder that now names it

@@ -10,6 +10,7 @@ from typing import Annotated
 import typer
 from typer.main import get_command
 
+from trueup import __version__
 from trueup.cli import capture, compare, show, simdev
 from trueup.model import TrueupError
 
@@ -37,12 +38,7 @@ app.add_typer(simdev.app, name="simdev")
 
 def _version(wanted: bool) -> None:
     if wanted:
-        from importlib.metadata import PackageNotFoundError, version
-
-        try:
-            typer.echo(f"trueup {version('trueup')}")
-        except PackageNotFoundError:  # run from a source tree that was never installed
-            typer.echo("trueup (not installed)")
+        typer.echo(f"trueup {__version__}")
         raise typer.Exit
 
 
@@ -71,7 +67,7 @@ def run(arguments: Sequence[str] | None = None) -> int:
     except BrokenPipeError:  # `trueup show ... | head`
         sys.stdout = open(os.devnull, "w")  # noqa: SIM115, PTH123 - the interpreter flushes it at exit
         return 0
-    except Exception as error:  # noqa: BLE001 - a crash must not exit with 1, which means "deviates"
+    except Exception as error:
         if os.environ.get(TRACEBACK):
             raise
         what = f"{type(error).__name__}: {error}"

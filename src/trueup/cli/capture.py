@@ -8,36 +8,39 @@ from typing import Annotated, Optional
 import typer
 
 from trueup.cli import selection
-from trueup.model import DETAILS, LEVELS, PHASES, TrueupError
+from trueup.model import LEVELS, PHASES, TrueupError
 
 Several = Optional[list[str]]  # noqa: UP045 - typer evaluates it on Python 3.10
+Word = Optional[str]  # noqa: UP045
+
+Command = Annotated[Several, typer.Argument(metavar="-- COMMAND...", show_default=False, help="What to run.")]
+Output = Annotated[
+    Optional[Path],  # noqa: UP045
+    typer.Option("--output", "-o", metavar="DIR", show_default=False, help="Where the capture goes."),
+]
+Level = Annotated[Several, typer.Option(metavar="LEVEL", help="module, api or aten, repeated; or all (the default).")]
+Detail = Annotated[
+    str, typer.Option(metavar="DETAIL", help="digest, stats or tensor: how much is kept of each tensor.")
+]
+Steps = Annotated[Word, typer.Option(metavar="STEPS", help="0:3 (steps 0, 1, 2), 5: or 0,2,5; else all.")]
+Ranks = Annotated[Word, typer.Option(metavar="RANKS", help="Likewise; else all.")]
+Include = Annotated[
+    Several, typer.Option(metavar="PATTERN", help="Scopes or operators to record: a glob or /expression/.")
+]
+Exclude = Annotated[Several, typer.Option(metavar="PATTERN", help="Scopes or operators to leave out.")]
+Phase = Annotated[Several, typer.Option(metavar="PHASE", help=f"{', '.join(PHASES)}; else all.")]
 
 
 def capture(
-    command: Annotated[Several, typer.Argument(metavar="-- COMMAND...", show_default=False, help="What to run.")] = None,
-    output: Annotated[
-        Optional[Path],  # noqa: UP045
-        typer.Option("--output", "-o", metavar="DIR", show_default=False, help="Where the capture goes."),
-    ] = None,
-    level: Annotated[
-        Several, typer.Option(metavar="LEVEL", help="module, api or aten, repeated; or all (the default).")
-    ] = None,
-    detail: Annotated[
-        str, typer.Option(metavar="DETAIL", help="digest, stats or tensor: how much is kept of each tensor.")
-    ] = "stats",
-    steps: Annotated[
-        Optional[str],  # noqa: UP045
-        typer.Option(metavar="STEPS", show_default=False, help="0:3 (steps 0, 1, 2), 5: or 0,2,5; else all."),
-    ] = None,
-    ranks: Annotated[
-        Optional[str],  # noqa: UP045
-        typer.Option(metavar="RANKS", show_default=False, help="Likewise; else all."),
-    ] = None,
-    include: Annotated[
-        Several, typer.Option(metavar="PATTERN", help="Scopes or operators to record: a glob or /expression/.")
-    ] = None,
-    exclude: Annotated[Several, typer.Option(metavar="PATTERN", help="Scopes or operators to leave out.")] = None,
-    phase: Annotated[Several, typer.Option(metavar="PHASE", help=f"{', '.join(PHASES)}; else all.")] = None,
+    command: Command = None,
+    output: Output = None,
+    level: Level = None,
+    detail: Detail = "stats",
+    steps: Steps = None,
+    ranks: Ranks = None,
+    include: Include = None,
+    exclude: Exclude = None,
+    phase: Phase = None,
 ) -> int:
     """Run a command and record what its training computes.
 
@@ -46,16 +49,18 @@ def capture(
     if output is None or not command:
         missing = "-o DIR, where the capture goes" if output is None else "a command to run"
         example = "trueup capture -o runs/cpu -- python train.py"
-        raise TrueupError(f"There is nothing to capture.\n  expected: {missing}\n  got:      none\n  next:     {example}")
+        raise TrueupError(
+            f"There is nothing to capture.\n  expected: {missing}\n  got:      none\n  next:     {example}"
+        )
     options = {
         "directory": str(output),
         "level": selection.levels(level) or LEVELS,
-        "detail": selection.one(detail, DETAILS, "--detail"),
-        "steps": selection.numbers(steps, "--steps"),
-        "ranks": selection.numbers(ranks, "--ranks"),
-        "include": selection.patterns(include, "--include"),
-        "exclude": selection.patterns(exclude, "--exclude"),
-        "phase": selection.names(phase, PHASES, "--phase") or None,
+        "detail": detail,
+        "steps": steps,
+        "ranks": ranks,
+        "include": tuple(include or ()) or None,
+        "exclude": tuple(exclude or ()) or None,
+        "phase": selection.words(phase) or None,
     }
 
     from trueup.recorder import launch

@@ -23,15 +23,13 @@ def compare(
         Optional[list[str]],  # noqa: UP045
         typer.Option(metavar="LEVEL", help="module, api or aten, repeated; else whatever both captures hold."),
     ] = None,
-    criterion: Annotated[
-        str, typer.Option(metavar="NAME|FILE", help="What is demanded of the candidate.")
-    ] = "default",
+    criterion: Annotated[str, typer.Option(metavar="NAME|FILE", help="What is demanded of the candidate.")] = "default",
 ) -> int:
     """Compare two captures and name the first call that made them differ.
 
     Exit code 0: aligned, 1: deviates, 2: could not tell.
     """
-    chosen = selection.levels(level) or None
+    chosen = selection.levels(level)
 
     from rich.console import Console
 

@@ -30,14 +30,7 @@ def show(
     ] = None,
 ) -> None:
     """Show what a capture holds."""
-    wanted = {
-        "scope": scope,
-        "op": op,
-        "phase": None if phase is None else selection.one(phase, PHASES, "--phase"),
-        "step": step,
-        "rank": rank,
-        "level": None if level is None else selection.one(level, LEVELS, "--level"),
-    }
+    phase, level = selection.one(phase, PHASES, "--phase"), selection.one(level, LEVELS, "--level")
 
     from rich.console import Console
 
@@ -45,7 +38,7 @@ def show(
     from trueup.report.tensor_view import render_tensor
     from trueup.store import open_capture
 
-    chosen = Selection(path, **wanted)
+    chosen = Selection(path, scope, op, phase, step, rank, level)
     capture, console = open_capture(path), Console(highlight=False)
     if tensor is not None:
         render_tensor(capture, chosen, *tensor, console)

@@ -5,7 +5,7 @@ comparisons call ``distance``; a device kernel takes its constants from ``trueup
 """
 
 from trueup.kernels._digest import digest, hexadecimal
-from trueup.kernels._summary import summarize
+from trueup.kernels._summary import MASKING, summarize
 from trueup.kernels.sketch import distance, relative_distance
 
-__all__ = ["digest", "distance", "hexadecimal", "relative_distance", "summarize"]
+__all__ = ["MASKING", "digest", "distance", "hexadecimal", "relative_distance", "summarize"]

@@ -1,4 +1,4 @@
-"""The one entrance to the statistics kernels."""
+"""The one entrance to the statistics kernels: the compiled one where it can, else its NumPy twin."""
 
 from __future__ import annotations
 
@@ -7,8 +7,14 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from trueup.kernels import _twin
-from trueup.model import PACKED
+from trueup.kernels import _compiled, _twin
+from trueup.kernels._reals import Reals, reals_of
+from trueup.model import NUMBERS, PACKED
+
+MASKING = frozenset({"float32", "float64", "bfloat16"})
+"""Dtypes that reach so far beyond any measurement that their largest finite number can only be a mask."""
+
+_POSINF, _NEGINF, _SATURATED = (NUMBERS.index(n) for n in ("n_posinf", "n_neginf", "n_saturated"))
 
 
 def summarize(array: NDArray[Any], out: NDArray[np.float64]) -> None:
@@ -24,6 +30,8 @@ def summarize(array: NDArray[Any], out: NDArray[np.float64]) -> None:
             value), complex64/128 (as two reals an element, interleaved: mean and counts are over the reals).
         out: float64 ``(PACKED,)``, contiguous: ``model.NUMBERS`` in order, then the 64 lanes of the sketch.
 
+    The largest finite number of float32, float64 and bfloat16 is what attention masks are made of: it is counted in ``n_saturated`` and otherwise left out like Inf, for one of it would drown all else in the sums.
+
     ``min``, ``max``, ``mean``, ``l2`` are over the finite elements, NaN where there is none; NaN and Inf are counted
     and left out of sums and sketch. ``n_zero`` counts both zeros; ``n_subnormal`` and ``n_saturated`` (|x| is the
     dtype's largest finite number) are 0 for integers and bool. Sums are float64; ``mean`` and ``l2`` do not overflow;
@@ -35,4 +43,22 @@ def summarize(array: NDArray[Any], out: NDArray[np.float64]) -> None:
     """
     if out.shape != (PACKED,) or out.dtype != np.float64:
         raise ValueError(f"out: expected float64 ({PACKED},), got {out.dtype} {out.shape}")
-    _twin.summarize(array, out)
+    _kernel(array, out)
+    reals = reals_of(array.dtype)
+    if out[_SATURATED] and reals.dtype.name in MASKING:
+        _summarize_unmasked(array, reals, out)
+
+
+def _summarize_unmasked(array: NDArray[Any], reals: Reals, out: NDArray[np.float64]) -> None:
+    """Take the statistics again with saturated numbers as Inf; the counts of Inf and of saturation stay what they were."""
+    counts = out[[_POSINF, _NEGINF, _SATURATED]]
+    values = np.array(array, order="C").reshape(-1).view(reals.dtype)
+    with np.errstate(all="ignore"):
+        values[np.abs(reals.widen(values)) == reals.largest] = np.inf
+    _kernel(values, out)
+    out[[_POSINF, _NEGINF, _SATURATED]] = counts
+
+
+def _kernel(array: NDArray[Any], out: NDArray[np.float64]) -> None:
+    if not _compiled.summarize(array, out):
+        _twin.summarize(array, out)

@@ -14,6 +14,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from trueup.model import TrueupError
 from trueup.recorder.filters import Patterns
 from trueup.recorder.options import CaptureOptions, in_ranges
@@ -266,7 +268,9 @@ class Recorder:
         key = (stats.digest, row[9])
         if stats.data is not None:
             # Kept flat: a view of the same bytes in another shape is the same payload.
-            self._places[key] = writer.add_payload(f"{stats.digest:016x}", row[9], (stats.data.size,), stats.data)
+            # As bytes: NumPy hands out no buffer of the dtypes of ml_dtypes.
+            raw = stats.data.reshape(-1).view(np.uint8)
+            self._places[key] = writer.add_payload(f"{stats.digest:016x}", row[9], (stats.data.size,), raw)
             stats.data = None
         return self._places.get(key)
 
@@ -280,23 +284,27 @@ class Recorder:
 
     def _finish(self, status: str) -> None:
         writer = self._open()
-        writer.close(status)
+        writer.close("stopped" if self.failure is not None else status)
 
     def _guard(self, action: Callable[..., None], *args: Any) -> None:
         """Run a step of writing; a failure ends the capture loudly and never the training, unless the user asked for that."""
         try:
             action(*args)
-        except (OSError, TrueupError) as error:
+        except Exception as error:  # noqa: BLE001 - whatever it is, the writer's thread must not die unheard
             if isinstance(error, Displaced) or (self._writer is not None and self._writer.displaced()):
                 self.displaced = str(error)
                 self.abandon()
                 return
             with self._lock:
-                self.failure, self._rows = str(error), []
-            print(
-                f"trueup: capture stopped at step {self.step}: cannot write {self.directory}: {error}. "
-                f"{'The training goes on without it.' if self.options.on_error == 'continue' else 'Stopping, as asked.'}",
-                file=sys.stderr, flush=True,
-            )  # fmt: skip
-
-
+                first, self._rows = self.failure is None, []
+                if self.failure is None:
+                    known = isinstance(error, (OSError, TrueupError))
+                    self.failure = str(error) if known else f"{type(error).__name__}: {error}"
+                    self.note(f"the capture stopped at step {self.step}: {self.failure}; what ran later is missing")
+            self._drained.set()
+            if first:
+                print(
+                    f"trueup: capture stopped at step {self.step}: cannot write {self.directory}: {self.failure}. "
+                    f"{'The training goes on without it.' if self.options.on_error == 'continue' else 'Stopping, as asked.'}",
+                    file=sys.stderr, flush=True,
+                )  # fmt: skip

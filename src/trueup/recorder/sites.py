@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import linecache
+import os
 import sys
+import threading
 from pathlib import Path
 from types import CodeType, FrameType
 from typing import Any
@@ -19,7 +21,8 @@ class Sites:
     """
 
     def __init__(self, internal: tuple[str, ...] = ()) -> None:
-        self._internal = (OURS, *internal)
+        self._internal = tuple(f"{folder.rstrip(os.sep)}{os.sep}" for folder in (OURS, *internal))
+        self._lock = threading.Lock()
         self._kept: dict[CodeType, bool] = {}
         self._numbers: dict[tuple[Any, ...], int] = {}
         self._new: list[tuple[int, list[str], str | None]] = []
@@ -43,7 +46,8 @@ class Sites:
 
     def take_new(self) -> list[tuple[int, list[str], str | None]]:
         """Return the sites added since the last call, as rows for the store."""
-        new, self._new = self._new, []
+        with self._lock:
+            new, self._new = self._new, []
         return new
 
     def _is_kept(self, code: CodeType) -> bool:
@@ -53,9 +57,14 @@ class Sites:
         return not name.startswith(self._internal)
 
     def _add(self, key: tuple[Any, ...]) -> int:
-        number = self._numbers[key] = len(self._numbers)
         places = list(zip(key[::2], key[1::2], strict=True))
         code, line = places[0]
         frames = [f"{c.co_filename}:{n} in {c.co_name}" for c, n in places]
-        self._new.append((number, frames, linecache.getline(code.co_filename, line).strip() or None))
+        text = linecache.getline(code.co_filename, line).strip() or None
+        with self._lock:  # forward and backward threads come here, and the writer takes the new ones away
+            known = self._numbers.get(key)
+            if known is not None:
+                return known
+            number = self._numbers[key] = len(self._numbers)
+            self._new.append((number, frames, text))
         return number

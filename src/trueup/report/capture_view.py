@@ -1,10 +1,10 @@
 """What a capture holds, on a terminal: a header, its calls with their tensors, or its modules.
 
-    runs/npu  torch on npu:0, 1 rank, 3 steps, 1,240 calls, complete
+runs/npu  torch on npu:0, 1 rank, 3 steps, 1,240 calls, complete
 
-       seq  call                                       min      max      mean       l2
-       418  neck.lstm  torch.lstm#0  backward, step 0, api
-              grad_output.0  float32 [8, 16, 64]    -1.234    1.357  0.001020    41.12
+   seq  call                                       min      max      mean       l2
+   418  neck.lstm  torch.lstm#0  backward, step 0, api
+          grad_output.0  float32 [8, 16, 64]    -1.234    1.357  0.001020    41.12
 """
 
 from __future__ import annotations
@@ -95,7 +95,8 @@ def render_calls(capture: CaptureLike, chosen: Selection, limit: int, console: C
         for cells in group:
             console.print(Text(_line("", "  ", cells, widths).rstrip()), soft_wrap=True)
     if total > len(calls):
-        rest = f"and {counted(total - len(calls), 'more call')}: raise --limit, or choose with --scope, --op, --phase, --step"
+        rest = f"and {counted(total - len(calls), 'more call')}: "
+        rest += "raise --limit, or choose with --scope, --op, --phase, --step"
         console.print(Text(rest, "dim"))
 
 

@@ -1,12 +1,14 @@
-"""The simulated accelerator's faults and noise as two tables."""
+"""The simulated accelerator's faults and noise, listed."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable
 from typing import TYPE_CHECKING, Protocol
 
-from rich.table import Table
+from rich.padding import Padding
 from rich.text import Text
+
+from trueup.report.wording import counted
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -26,24 +28,23 @@ class Row(Protocol):
 
 
 def render_catalogue(faults: Iterable[Row], noise: Iterable[Row], console: Console) -> None:
-    """Print both tables: name, what happens, operator and phase; for faults also the call to blame, where it is another."""
+    """Print all rows: name, operator and phase; what happens; for faults also what is to blame."""
     faults, noise = list(faults), list(noise)
-    console.print(Text(f"{len(faults)} faults: the comparison must name them", "bold"))
-    console.print(_table(faults))
+    console.print(Text(f"{counted(len(faults), 'fault')}: the comparison must name them", "bold"))
+    for row in faults:
+        _print(row, console)
     console.print()
-    console.print(Text(f"{len(noise)} kinds of noise: legitimate differences that it must not blame", "bold"))
-    console.print(_table(noise))
+    console.print(
+        Text(f"{counted(len(noise), 'kind')} of noise: legitimate differences that it must not blame", "bold")
+    )
+    for row in noise:
+        _print(row, console)
 
 
-def _table(rows: Iterable[Row]) -> Table:
-    table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="dim")
-    table.add_column("name", no_wrap=True)
-    table.add_column("what happens", ratio=1, overflow="fold")
-    table.add_column("where", overflow="fold", max_width=44)
-    for row in rows:
-        where = Text(f"{row.op}, {row.phase}")
-        blame = str(getattr(row, "blame", "") or "")
-        if blame and blame not in (row.op, row.name):
-            where.append(f"\nblame {blame}", "dim")
-        table.add_row(Text(row.name), Text(row.what), where)
-    return table
+def _print(row: Row, console: Console) -> None:
+    console.print()
+    console.print(Text.assemble((row.name, "bold"), "  ", (f"{row.op}, {row.phase}", "dim")))
+    console.print(Padding(Text(row.what), (0, 0, 0, 4)))
+    blame = str(getattr(row, "blame", "") or "")
+    if blame:
+        console.print(Padding(Text.assemble(("to blame: ", "dim"), blame), (0, 0, 0, 4)))

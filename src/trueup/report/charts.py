@@ -67,15 +67,22 @@ def loss_chart(rows: Sequence[LossRow]) -> dict[str, Any]:
 
 
 def calls_table(ranks: bool) -> dict[str, Any]:
-    """Lay out the table of calls, with a column for the rank if there are several; its rows come later, from the page."""
+    """Lay out the table of calls, with a column for the rank if there are several; the page fills in its rows."""
     from bokeh.embed import json_item
-    from bokeh.models import ColumnDataSource, DataTable, InlineStyleSheet, ScientificFormatter, StringFormatter, TableColumn
+    from bokeh.models import (
+        ColumnDataSource,
+        DataTable,
+        InlineStyleSheet,
+        ScientificFormatter,
+        StringFormatter,
+        TableColumn,
+    )
 
     error = ScientificFormatter(precision=1, power_limit_high=0, power_limit_low=0, text_align="right", nan_format="–")
     # The page sends the colour along with the row: a CSS variable, so that it follows the look.
     tinted = StringFormatter(text_color={"field": "tint"})
     shown = [
-        ("candidate_seq", "seq", 52, None), ("step", "step", 42, None), ("rank", "rank", 42, None),
+        ("seq_candidate", "seq", 52, None), ("step", "step", 42, None), ("rank", "rank", 42, None),
         ("phase", "phase", 74, None), ("level", "level", 58, None), ("scope", "scope", 200, None),
         ("call", "call", 250, None), ("error_in", "error in", 72, error), ("error_out", "error out", 76, error),
         ("ratio", "× expected", 92, error), ("state", "state", 84, tinted), ("role", "role", 60, tinted),
@@ -85,9 +92,10 @@ def calls_table(ranks: bool) -> dict[str, Any]:
         for field, title, width, formatter in shown
         if ranks or field != "rank"
     ]
+    source = ColumnDataSource({field: [] for field in (*(name for name, *_ in shown), "tint")})
     css = resources.files("trueup.report").joinpath("template/table.css").read_text(encoding="utf-8")
     table = DataTable(
-        name="calls", source=ColumnDataSource({field: [] for field in (*(name for name, *_ in shown), "tint")}), columns=columns,
+        name="calls", source=source, columns=columns,
         height=TABLE_HEIGHT, row_height=ROW_HEIGHT, sizing_mode="stretch_width", index_position=None,
         reorderable=False, margin=0, autosize_mode="none", stylesheets=[InlineStyleSheet(css=css)],
     )  # fmt: skip

@@ -61,8 +61,8 @@ def json_number(value: float) -> float | str:
 def _call(finding: Finding) -> dict[str, Any]:
     names = ("kind", "rank", "step", "phase", "level", "scope", "op", "ordinal", "source")
     return {name: getattr(finding, name) for name in names} | {
-        "baseline_seq": finding.seq[0],
-        "candidate_seq": finding.seq[1],
+        "seq_baseline": finding.seq[0],
+        "seq_candidate": finding.seq[1],
         "error_in": json_number(finding.error_in),
         "error_out": json_number(finding.error_out),
         "expected": json_number(finding.expected),

@@ -1,4 +1,4 @@
-"""What several formats show of a result, prepared once: slots in rows, losses side by side, environments side by side."""
+"""What several formats show of a result, prepared once: slots in rows, losses and environments side by side."""
 
 from __future__ import annotations
 
@@ -7,7 +7,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from trueup.model import Finding, Result, SlotComparison, TensorStats
-from trueup.report.wording import number, one_line, sci
+from trueup.report.sentence import changed_arguments
+from trueup.report.wording import number, one_line, sci, shorten
 
 METHODS = {
     "digest": "bitwise equal",
@@ -76,7 +77,10 @@ def loss_rows(result: Result) -> list[LossRow]:
 def environment_rows(result: Result) -> list[tuple[str, str, str, bool]]:
     """Return ``(name, baseline, candidate, differs)``, differing rows first."""
     before, after = result.baseline.environment, result.candidate.environment
-    rows = [(name, before.get(name, ""), after.get(name, "")) for name in sorted(before.keys() | after.keys(), key=str.lower)]
+    rows = [
+        (name, before.get(name, ""), after.get(name, ""))
+        for name in sorted(before.keys() | after.keys(), key=str.lower)
+    ]
     return sorted(((*row, row[1] != row[2]) for row in rows), key=lambda row: not row[3])
 
 
@@ -128,9 +132,18 @@ def _slot_row(slot: SlotComparison) -> SlotRow:
     error = "" if slot.method in ("value", "none") else "0" if slot.method == "digest" else sci(slot.relative_l2)
     if slot.method not in ("value", "digest") and math.isnan(slot.relative_l2):
         error = "?"
+    if slot.method == "value" and slot.state != "equal":
+        return SlotRow(one_line(slot.slot), slot.state, tensor, "", slot.method, one_line(slot.reason), _changes(slot))
     return SlotRow(
         one_line(slot.slot), slot.state, tensor, error, slot.method, one_line(slot.reason), tuple(_sides(slot))
     )
+
+
+def _changes(slot: SlotComparison) -> tuple[SideRow, ...]:
+    """Show only the arguments that differ, each with its name."""
+    changes = changed_arguments(slot)
+    sides = (("baseline", 1), ("candidate", 2))
+    return tuple(SideRow(side, (), ", ".join(f"{change[0]} = {change[k]}" for change in changes)) for side, k in sides)
 
 
 def _sides(slot: SlotComparison) -> Sequence[SideRow]:
@@ -142,7 +155,7 @@ def _sides(slot: SlotComparison) -> Sequence[SideRow]:
 def _side(side: str, held: TensorStats | str | None) -> SideRow:
     if isinstance(held, TensorStats):
         return SideRow(side, numbers(held), remark(held))
-    return SideRow(side, (), one_line(held) if held is not None else "absent")
+    return SideRow(side, (), shorten(one_line(held), 200) if held is not None else "absent")
 
 
 def _pair(pair: tuple[str, str]) -> str:

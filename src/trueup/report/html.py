@@ -45,14 +45,18 @@ def render_page(result: Result) -> str:
         blocks["calls-model"] = charts.calls_table(max(result.baseline.ranks, result.candidate.ranks) > 1)
         if losses:
             blocks["loss-model"] = charts.loss_chart(losses)
-    return _environment().get_template("page.html.j2").render(
-        _facts(result),
-        losses=loss_lines(losses),
-        interactive=interactive,
-        style=Markup(_ours("style.css")),  # noqa: S704 - our own file
-        scripts=[Markup(script) for script in scripts],  # noqa: S704 - the library's and our own files
-        blocks={name: embedded(data) for name, data in blocks.items()},
-        policy=policy(scripts),
+    return (
+        _environment()
+        .get_template("page.html.j2")
+        .render(
+            _facts(result),
+            losses=loss_lines(losses),
+            interactive=interactive,
+            style=Markup(_ours("style.css")),
+            scripts=[Markup(script) for script in scripts],
+            blocks={name: embedded(data) for name, data in blocks.items()},
+            policy=policy(scripts),
+        )
     )
 
 
@@ -66,7 +70,7 @@ def embedded(data: Any) -> Markup:
     text = json.dumps(data, allow_nan=False, separators=(",", ":"))
     for character in "<>&":
         text = text.replace(character, f"\\u{ord(character):04x}")
-    return Markup(text)  # noqa: S704 - no markup is left in it
+    return Markup(text)
 
 
 def policy(scripts: Sequence[str]) -> str:

@@ -20,7 +20,7 @@ ROWS = 250_000
 """How many calls a page holds; the rest stays in calls.parquet and the page says so."""
 
 TEXTS = ("phase", "level", "scope", "op", "state", "role", "rule", "source")
-WHOLE = ("rank", "step", "ordinal", "baseline_seq", "candidate_seq")
+WHOLE = ("rank", "step", "ordinal", "seq_baseline", "seq_candidate")
 ERRORS = ("error_in", "error_out", "expected", "ratio")
 ROLES, STATES = ("culprit", "victim"), ("deviates", "incomparable", "agrees", "equal")
 
@@ -50,7 +50,7 @@ def important_first(calls: pa.Table) -> pa.Table:
         "by_role": _rank(_column(calls, "role", pa.string()), ROLES),
         "by_state": _rank(_column(calls, "state", pa.string()), STATES),
         "by_step": _column(calls, "step", pa.int64()),
-        "by_seq": _column(calls, "candidate_seq", pa.int64()),
+        "by_seq": _column(calls, "seq_candidate", pa.int64()),
         "by_rank": _column(calls, "rank", pa.int64()),
     }
     return calls.take(pc.sort_indices(pa.table(keys), [(name, "ascending") for name in keys]))

@@ -84,7 +84,9 @@ def chosen_rows(capture: Records, chosen: Selection, columns: Sequence[str]) -> 
 def calls_of(rows: pa.Table, limit: int) -> tuple[list[Call], int]:
     """Group rows by call; returns the first ``limit`` calls and how many there are."""
     keys = np.stack([rows[name].to_numpy().astype(np.int64) for name in ("rank", "step", "seq")])
-    starts = np.flatnonzero(np.concatenate([[True], (np.diff(keys) != 0).any(axis=0)])) if rows.num_rows else []
+    starts: NDArray[np.int64] = np.zeros(0, np.int64)
+    if rows.num_rows:
+        starts = np.flatnonzero(np.concatenate([[True], (np.diff(keys) != 0).any(axis=0)]))
     end = int(starts[limit]) if len(starts) > limit else rows.num_rows
     grouped: dict[tuple[int, int, int], list[dict[str, Any]]] = {}
     for row in rows.slice(0, end).to_pylist():
@@ -180,13 +182,20 @@ def _close(everything: pa.Table, options: dict[str, str]) -> str:
     for option, value in options.items():
         name = option.removeprefix("--")
         there = [str(one) for one in pc.unique(everything[name]).to_pylist() if one not in (None, "")]
-        test = _tests(Selection(Path(), **{name: value})).get(name) or value.__eq__
+        test = _test(name, value)
         if not any(map(test, there)):
             return f"no {name} {value}; {_offer(value, there)}"
     return "calls for each option, but none for all of them together"
 
 
+def _test(name: str, value: str) -> Callable[[str], bool]:
+    alone = {"scope": Selection(Path(), scope=value), "op": Selection(Path(), op=value)}
+    return _tests(alone[name])[name] if name in alone else value.__eq__
+
+
 def _offer(value: str, there: Iterable[str]) -> str:
     names = sorted(there, key=lambda text: (len(text), text))
     near = difflib.get_close_matches(value, names, 3, 0.5)
-    return f"near are {', '.join(near)}" if near else f"there are {', '.join(names[:6])}{', …' if len(names) > 6 else ''}"
+    return (
+        f"near are {', '.join(near)}" if near else f"there are {', '.join(names[:6])}{', …' if len(names) > 6 else ''}"
+    )

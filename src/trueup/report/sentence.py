@@ -10,17 +10,19 @@ Pure, and dependent on ``trueup.model`` alone: the verdict package fills ``Resul
 
 from __future__ import annotations
 
+import json
 import math
 from collections.abc import Callable, Mapping, Sequence
 
 from trueup.model import Finding, SlotComparison, VerdictWord
-from trueup.report.wording import ELLIPSIS, counted, one_line, sci, times
+from trueup.report.wording import ELLIPSIS, counted, one_line, sci, short_source, shorten, times
 
 HEADS: dict[VerdictWord, str] = {
     "deviates": "DEVIATES  ",
     "aligned": "ALIGNED  ",
     "inconclusive": "COULD NOT TELL  ",
 }
+ARGUMENT_WIDTH = 60
 OTHERS_NAMED = 3
 """How many further culprits the sentence names before it counts them."""
 
@@ -73,6 +75,25 @@ def operators(finding: Finding) -> str:
     return " / ".join(one_line(name) for name in dict.fromkeys(names) if name)
 
 
+def changed_arguments(slot: SlotComparison) -> list[tuple[str, str, str]]:
+    """Return ``(name, baseline, candidate)`` of the arguments that differ; the slot holds them as JSON objects."""
+    sides = [_arguments(slot.slot, held) for held in (slot.baseline, slot.candidate)]
+    names = dict.fromkeys([*sides[0], *sides[1]])
+    pairs = [(one_line(name), sides[0].get(name, "absent"), sides[1].get(name, "absent")) for name in names]
+    return [pair for pair in pairs if pair[1] != pair[2]]
+
+
+def _arguments(name: str, held: object) -> dict[str, str]:
+    """Read a JSON object of arguments; anything else (it may have been cut) is one argument named like the slot."""
+    try:
+        read = json.loads(held) if isinstance(held, str) else None
+    except ValueError:
+        read = None
+    if isinstance(read, dict):
+        return {key: shorten(one_line(json.dumps(value)), ARGUMENT_WIDTH) for key, value in read.items()}
+    return {} if held is None else {name: shorten(one_line(str(held)), ARGUMENT_WIDTH)}
+
+
 def _culprit(culprits: Sequence[Finding], victims: Sequence[Finding], unmatched: Sequence[Finding]) -> list[str]:
     first = culprits[0]
     word = "first culprit" if first.confidence == "high" else "first suspect"
@@ -80,7 +101,7 @@ def _culprit(culprits: Sequence[Finding], victims: Sequence[Finding], unmatched:
     if first.confidence != "high":
         lines.append("could be rounding: compare two runs of the baseline to see how far they differ by themselves")
     if first.source:
-        lines.append(f"your code: {one_line(first.source)}")
+        lines.append(f"your code: {short_source(first.source)}")
     passed_on = first.victims or (len(victims) if len(culprits) == 1 else 0)
     if passed_on:
         lines.append(f"{counted(passed_on, 'later call')} {_verb(passed_on, 'deviate')} only because of it")
@@ -151,28 +172,35 @@ def _inconclusive(unmatched: Sequence[Finding], notes: Sequence[str], counts: Ma
 
 
 def _operator(finding: Finding) -> str:
-    return f"{_inputs(finding)}, outputs do not ({_error(finding)})"
+    measured = [slot for slot in finding.slots if slot.slot.startswith(("input", "grad_output"))]
+    if finding.slots and not measured:
+        return f"it takes no tensors, and its outputs differ ({_error(finding)})"
+    if finding.error_in == 0:
+        return f"inputs are bitwise equal, outputs are not ({_error(finding)})"
+    return f"inputs agree (rel. L2 {sci(finding.error_in)}), outputs do not ({_error(finding)})"
 
 
 def _region(finding: Finding) -> str:
-    where = "a run of calls without counterpart on the other side"
-    return f"{where}: {_inputs(finding)}, outputs do not ({_error(finding)})"
+    return f"a run of calls without counterpart on the other side: {_operator(finding)}"
 
 
 def _argument(finding: Finding) -> str:
     slot = _worst(finding, "value")
-    if slot is None:
+    changes = changed_arguments(slot) if slot is not None else []
+    if not changes:
         return "it was called with different arguments"
-    before, after = one_line(str(slot.baseline)), one_line(str(slot.candidate))
-    return f"argument {one_line(slot.slot)} differs: {before} in the baseline, {after} in the candidate"
+    name, before, after = changes[0]
+    more = f" (and {counted(len(changes) - 1, 'more argument')})" if len(changes) > 1 else ""
+    return f"argument {name} differs: {before} in the baseline, {after} in the candidate{more}"
 
 
 def _random(finding: Finding) -> str:
-    return f"it drew different random numbers ({_error(finding, expected=False)}): seed, generator or draws before it differ"
+    error = _error(finding, expected=False)
+    return f"it drew different random numbers ({error}): seed, generator or draws before it differ"
 
 
 def _input(finding: Finding) -> str:
-    slot = _worst(finding)
+    slot = finding.slots[0] if finding.slots else None  # the verdict puts the input it means first
     name = one_line(slot.slot) if slot else "an input"
     what = f"{name} differs ({_error(finding, expected=False)}) and no captured call produced it"
     return f"{what}: the data, the weights or the state differ from the start"
@@ -191,15 +219,6 @@ _EVIDENCE: dict[str, Callable[[Finding], str]] = {
     "unmatched": _unmatched,
     "region": _region,
 }
-
-
-def _inputs(finding: Finding) -> str:
-    measured = [slot for slot in finding.slots if slot.slot.startswith(("input", "grad_output"))]
-    if finding.slots and not measured:
-        return "it takes no tensors"
-    if finding.error_in == 0:
-        return "inputs are equal"
-    return f"inputs agree (rel. L2 {sci(finding.error_in)})"
 
 
 def _error(finding: Finding, *, expected: bool = True) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shlex
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -51,9 +52,9 @@ def render_tensor(capture: CaptureLike, chosen: Selection, call: str, slot: str,
 
 
 def histogram(values: NDArray[Any], bins: int = BINS) -> list[tuple[float, float, int]]:
-    """Count finite elements in equal bins between their extremes: ``(from, to, count)``; one bin if they are (nearly) all equal.
+    """Count finite elements in equal bins between their extremes, one bin if they are (nearly) all equal.
 
-    Of complex elements the magnitude is taken.
+    Returns ``(from, to, count)`` rows. Of complex elements the magnitude is taken.
     """
     held = np.abs(values) if np.iscomplexobj(values) else np.asarray(values)
     finite = held.astype(np.float64, copy=False).ravel()
@@ -62,7 +63,7 @@ def histogram(values: NDArray[Any], bins: int = BINS) -> list[tuple[float, float
         return []
     low, high = float(finite.min()), float(finite.max())
     scale = 1.0 if high / 4 - low / 4 < np.finfo(np.float64).max / 4 else 4.0  # the span must be a float64 itself
-    if (high / scale - low / scale) <= 2 * bins * np.spacing(max(abs(low), abs(high)) / scale):
+    if (high / scale - low / scale) <= 2 * bins * np.spacing(max(abs(low), abs(high)) / 4) * 4 / scale:
         return [(low, high, int(finite.size))]
     counts, edges = np.histogram(finite / scale, bins=bins)
     edges = edges * scale
@@ -120,16 +121,19 @@ def _numbers(record: dict[str, Any]) -> Table:
 def _elements(capture: CaptureLike, record: dict[str, Any], call: Call, console: Console) -> None:
     if record.get("payload_segment") is None or record.get("payload_key") is None:
         kept = "statistics" if record.get("l2") is not None else "a digest"
-        console.print(Text(f"Only {kept} of it {'were' if kept == 'statistics' else 'was'} kept. For its elements:", "dim"))
-        what = f"--include '{one_line(call.scope or call.op)}' --steps {call.step},"
-        command = f"trueup capture -o DIR --detail tensor {what.rstrip(',')} -- COMMAND"
+        console.print(
+            Text(f"Only {kept} of it {'were' if kept == 'statistics' else 'was'} kept. For its elements:", "dim")
+        )
+        what = f"--include {shlex.quote(one_line(call.scope or call.op))} --steps {call.step}"
+        command = f"trueup capture -o DIR --detail tensor {what} -- COMMAND"
         console.print(Text(f"  {command}"), soft_wrap=True)
         return
     values = np.asarray(capture.payload(record["rank"], record["payload_segment"], record["payload_key"]))
     rows = histogram(values)
     most = max((count for *_, count in rows), default=0)
     edges = [(number(low), number(high), count) for low, high, count in rows]
-    left, right = (max((len(row[k]) for row in edges), default=0) for k in (0, 1))
+    left = max((len(low) for low, _, _ in edges), default=0)
+    right = max((len(high) for _, high, _ in edges), default=0)
     for low, high, count in edges:
         console.print(Text(f"{low:>{left}} to {high:>{right}}  {bar(count / most):<{BAR}} {count:>9,}"), soft_wrap=True)
     if rows:

@@ -26,7 +26,7 @@ from rich.text import Text
 from trueup.report.advice import next_command
 from trueup.report.facts import LossRow, SlotRow, loss_lines, loss_rows, slot_rows
 from trueup.report.sentence import HEADS, evidence, operators
-from trueup.report.wording import clean, counted, one_line, sci
+from trueup.report.wording import clean, counted, one_line, sci, short_source
 
 if TYPE_CHECKING:
     from rich.console import Console, RenderableType
@@ -155,7 +155,7 @@ def _findings(findings: Sequence[Finding]) -> Table:
         mark = "" if finding.confidence == "high" else "could be rounding: "
         lines = [mark + evidence(finding)]
         if finding.source:
-            lines.append(f"your code: {one_line(finding.source)}")
+            lines.append(f"your code: {short_source(finding.source)}")
         for line in lines:
             table.add_row(Padding(Text(line, "dim", overflow="fold"), (0, 0, 0, 4)))
     return table
@@ -201,7 +201,6 @@ def _hanging(console: Console, head: Text, body: Text, *, first: bool = False) -
     grid.add_column(overflow="fold")
     grid.add_row(head, body)
     console.print(grid)
-
 
 
 def print_saved(directory: Path, console: Console) -> None:

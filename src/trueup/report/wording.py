@@ -1,14 +1,15 @@
 """How numbers and foreign text are written, the same in every format.
 
-    sci(2.1e-1)      2.1e-1        times(3.5e6)   3.5e6 x
-    sci(3e-8)        3e-8          times(41.2)    41 x
-    number(0.1234)   0.1234        number(1e-9)   1.00e-9
-    clean("a\\x1b[2J")  a\\x1b[2J     (the escape is spelled out, the terminal does not obey it)
+sci(2.1e-1)      2.1e-1        times(3.5e6)   3.5e6 x
+sci(3e-8)        3e-8          times(41.2)    41 x
+number(0.1234)   0.1234        number(1e-9)   1.00e-9
+clean("a\\x1b[2J")  a\\x1b[2J     (the escape is spelled out, the terminal does not obey it)
 """
 
 from __future__ import annotations
 
 import math
+import re
 import unicodedata
 
 ELLIPSIS = "…"
@@ -37,9 +38,10 @@ def number(value: float, digits: int = 4) -> str:
         return _not_finite(value)
     if value == 0:
         return "0"
-    if 1e-3 <= abs(value) < 10 ** (digits + 1):
-        decimals = max(0, digits - 1 - math.floor(math.log10(abs(value))))
-        return f"{value:.{decimals}f}"
+    rounded = f"{value:.{digits - 1}e}"
+    power = int(rounded.split("e")[1])
+    if -3 <= power <= digits:
+        return f"{value:.{max(0, digits - 1 - power)}f}"
     mantissa, exponent = f"{value:.{digits - 2}e}".split("e")
     return f"{mantissa}e{int(exponent)}"
 
@@ -75,3 +77,11 @@ def _spelled(character: str) -> str:
 
 def _not_finite(value: float) -> str:
     return "NaN" if math.isnan(value) else "inf" if value > 0 else "-inf"
+
+
+def short_source(source: str) -> str:
+    """Keep the file and its folder of ``/long/path/folder/file.py:12 in function``; reports show the whole path elsewhere."""
+    place, _, function = source.rpartition(" in ")
+    if not place:
+        return one_line(source)
+    return one_line("/".join(place.replace("\\", "/").split("/")[-2:]) + f" in {function}")

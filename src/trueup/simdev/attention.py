@@ -1,10 +1,12 @@
 """Scaled dot-product attention as one operator forward and one backward, as an accelerator runs it.
 
-PyTorch reserves ``_scaled_dot_product_fused_attention_overrideable`` for private devices, and torch_npu fills it; but the
-choice of it is a C++ stub that Python cannot register, and without it attention falls apart into some forty operators. So the
-composite is overridden on the autograd key. The kernel is the CPU's flash attention, taken where the CPU would take it
-(aten/src/ATen/native/transformers/sdp_utils_cpp.cpp), so a healthy device gives the CPU's bits.
+PyTorch reserves ``_scaled_dot_product_fused_attention_overrideable`` for private devices, and torch_npu fills it; but
+the choice of it is a C++ stub that Python cannot register, and without it attention falls apart into some forty
+operators. So the composite is overridden on the autograd key. The kernel is the CPU's flash attention, taken where the
+CPU would take it (aten/src/ATen/native/transformers/sdp_utils_cpp.cpp), so a healthy device gives the CPU's bits.
 """
+
+# ruff: noqa: ARG001 - the parameters are those of the operators
 
 from __future__ import annotations
 
@@ -13,7 +15,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from trueup.simdev.tensor import KERNELS, NPUTensor
+from trueup.simdev.plan import KERNELS
+from trueup.simdev.tensor import NPUTensor
 
 aten: Any = torch.ops.aten
 
@@ -66,14 +69,14 @@ def _attend(
     scale: float | None,
     enable_gqa: bool,
 ) -> Tensor:
+    if attn_mask is not None and attn_mask.dtype == torch.bool:  # neither kernel converts it
+        attn_mask = torch.where(attn_mask, 0.0, float("-inf")).to(query.dtype)
     npu = isinstance(query, NPUTensor)  # else: a functional or batched wrapper, which has to see the decomposition
     if not npu or _only_math_allowed() or not _fusable(query, key, value, attn_mask, dropout_p, enable_gqa):
         output: Tensor = aten._scaled_dot_product_attention_math(
             query, key, value, attn_mask, dropout_p, is_causal, None, scale=scale, enable_gqa=enable_gqa
         )[0]
         return output
-    if attn_mask is not None and attn_mask.dtype == torch.bool:
-        attn_mask = torch.where(attn_mask, 0.0, float("-inf")).to(query.dtype)
     fused: Tensor = aten._scaled_dot_product_fused_attention_overrideable(
         query, key, value, attn_mask, dropout_p, is_causal, False, scale=scale
     )[0]
@@ -95,10 +98,8 @@ def fused_attention(
     output, logsumexp = aten._scaled_dot_product_flash_attention_for_cpu(
         query, key, value, dropout_p, is_causal, attn_mask=attn_bias, scale=scale
     )
-    lengths = [torch.empty(0, dtype=torch.int64) for _ in range(4)]
-    return (
-        output, logsumexp, lengths[0], lengths[1], query.size(2), key.size(2), lengths[2], lengths[3], query.new_empty(0),
-    )  # fmt: skip
+    cum_seq_q, cum_seq_k, seed, offset = (torch.empty(0, dtype=torch.int64) for _ in range(4))
+    return output, logsumexp, cum_seq_q, cum_seq_k, query.size(2), key.size(2), seed, offset, query.new_empty(0)
 
 
 def fused_attention_backward(

@@ -1,7 +1,7 @@
-"""``torch.autocast("npu")``: which functions run in the low dtype, which in float32, which in the widest of their inputs.
+"""``torch.autocast("npu")``: which functions run in the low dtype, in float32, in the widest dtype of their inputs.
 
-The lists are those of the CUDA backend (aten/src/ATen/autocast_mode.h, PyTorch 2.13), which torch_npu follows. Unlike CUDA's,
-casts of weights are not cached between calls, so gradients of a weight used twice are summed in float32.
+The lists are those of the CUDA backend (aten/src/ATen/autocast_mode.h, PyTorch 2.13), which torch_npu follows. Unlike
+CUDA's, casts of weights are not cached between calls: gradients of a weight used twice are summed in float32.
 """
 
 from __future__ import annotations
@@ -12,21 +12,28 @@ from typing import Any
 import torch
 
 LOWER = (
-    "_convolution conv1d conv2d conv3d conv_tbc conv_transpose1d conv_transpose2d.input conv_transpose3d.input convolution prelu "
-    "addmm addmv addr matmul einsum mm mv linalg_vecdot linear addbmm baddbmm bmm chain_matmul linalg_multi_dot "
-    "_thnn_fused_lstm_cell _thnn_fused_gru_cell lstm_cell gru_cell rnn_tanh_cell rnn_relu_cell scaled_dot_product_attention"
-).split()
+    "_convolution", "conv1d", "conv2d", "conv3d", "conv_tbc", "conv_transpose1d", "conv_transpose2d.input",
+    "conv_transpose3d.input", "convolution", "prelu", "addmm", "addmv", "addr", "matmul", "einsum", "mm", "mv",
+    "linalg_vecdot", "linear", "addbmm", "baddbmm", "bmm", "chain_matmul", "linalg_multi_dot",
+    "_thnn_fused_lstm_cell", "_thnn_fused_gru_cell", "lstm_cell", "gru_cell", "rnn_tanh_cell", "rnn_relu_cell",
+    "scaled_dot_product_attention",
+)  # fmt: skip
 
 FLOAT32 = (
-    "acos asin cosh erfinv exp expm1 log log10 log2 log1p reciprocal rsqrt sinh tan pow.Tensor_Scalar pow.Tensor_Tensor "
-    "pow.Scalar softplus layer_norm native_layer_norm group_norm rms_norm norm.Scalar nuclear_norm cosine_similarity "
-    "poisson_nll_loss cosine_embedding_loss nll_loss nll_loss2d hinge_embedding_loss kl_div l1_loss smooth_l1_loss huber_loss "
-    "mse_loss margin_ranking_loss multilabel_margin_loss soft_margin_loss triplet_margin_loss multi_margin_loss "
-    "binary_cross_entropy_with_logits dist pdist cdist renorm logsumexp "
-    "prod prod.dim_int softmax.int log_softmax.int cumprod cumsum linalg_vector_norm sum sum.dim_IntList"
-).split()
+    "acos", "asin", "cosh", "erfinv", "exp", "expm1", "log", "log10", "log2", "log1p", "reciprocal", "rsqrt", "sinh",
+    "tan", "pow.Tensor_Scalar", "pow.Tensor_Tensor", "pow.Scalar", "softplus", "layer_norm", "native_layer_norm",
+    "group_norm", "rms_norm", "norm.Scalar", "nuclear_norm", "cosine_similarity", "poisson_nll_loss",
+    "cosine_embedding_loss", "nll_loss", "nll_loss2d", "hinge_embedding_loss", "kl_div", "l1_loss", "smooth_l1_loss",
+    "huber_loss", "mse_loss", "margin_ranking_loss", "multilabel_margin_loss", "soft_margin_loss",
+    "triplet_margin_loss", "multi_margin_loss", "binary_cross_entropy_with_logits", "dist", "pdist", "cdist",
+    "renorm", "logsumexp", "prod", "prod.dim_int", "softmax.int", "log_softmax.int", "cumprod", "cumsum",
+    "linalg_vector_norm", "sum", "sum.dim_IntList",
+)  # fmt: skip
 
-PROMOTE = "addcdiv addcmul atan2 bilinear cross dot grid_sampler index_put tensordot scatter_add vdot cat stack".split()
+PROMOTE = (
+    "addcdiv", "addcmul", "atan2", "bilinear", "cross", "dot", "grid_sampler", "index_put", "tensordot",
+    "scatter_add", "vdot", "cat", "stack",
+)  # fmt: skip
 
 
 def _floating(value: Any) -> bool:
@@ -66,9 +73,9 @@ def _rule(operator: Any, choose: Callable[[Any], torch.dtype]) -> Callable[..., 
 def register(aten_library: Any, any_library: Any) -> None:
     """Register the lists on the ``AutocastPrivateUse1`` key; every other operator falls through."""
     any_library.fallback(torch.library.fallthrough_kernel, "AutocastPrivateUse1")
-    rules: tuple[tuple[list[str], Callable[[Any], torch.dtype]], ...] = (
-        (LOWER, lambda args: torch.get_autocast_dtype("npu")),
-        (FLOAT32, lambda args: torch.float32),
+    rules: tuple[tuple[tuple[str, ...], Callable[[Any], torch.dtype]], ...] = (
+        (LOWER, lambda _: torch.get_autocast_dtype("npu")),
+        (FLOAT32, lambda _: torch.float32),
         (PROMOTE, _widest),
     )
     for names, choose in rules:

@@ -1,4 +1,4 @@
-"""Makes PrivateUse1 the device ``npu``: names it, registers its module, factories, autocast rules and file locations."""
+"""Makes PrivateUse1 the device ``npu``: its name, module, factories, autocast rules and file locations."""
 
 from __future__ import annotations
 
@@ -10,7 +10,8 @@ import torch
 
 from trueup.model import TrueupError
 from trueup.simdev import attention, autocast, dropout, npu, rnn, serialization
-from trueup.simdev.tensor import COMPOSITE_ELSEWHERE, NPUTensor, dispatch
+from trueup.simdev.plan import COMPOSITE_ELSEWHERE
+from trueup.simdev.tensor import NPUTensor, dispatch
 
 FAULT_VARIABLE = "TRUEUP_SIMDEV_FAULT"
 NOISE_VARIABLE = "TRUEUP_SIMDEV_NOISE"
@@ -40,6 +41,10 @@ def install() -> None:
     _from_environment()
 
 
+def _unpinned(tensor: Any, device: Any = None) -> Any:  # noqa: ARG001 - the signature of Tensor.pin_memory
+    return tensor
+
+
 def _claim() -> None:
     from torch.utils import backend_registration
 
@@ -52,11 +57,14 @@ def _claim() -> None:
         )
     if setup is None:
         raise TrueupError(
-            f"The simulated device needs a PyTorch with Python backends; this is {torch.__version__}. Install torch 2.13 or newer."
+            f"The simulated device needs a PyTorch with Python backends; this is {torch.__version__}. "
+            "Install torch 2.13 or newer."
         )
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # torch warns that the API is experimental; the tests watch it for us
         setup("npu", backend_module=npu)
+    # Pinning asks a C++ hook that a Python backend cannot give; DataLoader(pin_memory=True) calls it for every batch.
+    torch.Tensor.pin_memory = _unpinned
 
 
 def _direct(operator: Any) -> Any:
@@ -67,14 +75,14 @@ def _direct(operator: Any) -> Any:
 
 
 def _factories(aten_library: Any, any_library: Any) -> None:
-    def empty(size: Any, *, dtype: Any = None, memory_format: Any = None, **rest: Any) -> NPUTensor:
+    def empty(size: Any, *, dtype: Any = None, memory_format: Any = None, **_: Any) -> NPUTensor:
         return NPUTensor(torch.empty(size, dtype=dtype, memory_format=memory_format or torch.contiguous_format))
 
-    def empty_strided(size: Any, stride: Any, *, dtype: Any = None, **rest: Any) -> NPUTensor:
+    def empty_strided(size: Any, stride: Any, *, dtype: Any = None, **_: Any) -> NPUTensor:
         return NPUTensor(torch.empty_strided(size, stride, dtype=dtype))
 
     def any_operator(operator: Any, *args: Any, **kwargs: Any) -> Any:
-        # Factories that have a kernel per backend (tril_indices ...) arrive here with no npu tensor among their arguments.
+        # Factories that have a kernel per backend (tril_indices ...) arrive here, no npu tensor among their inputs.
         return dispatch(operator, args, kwargs)
 
     # torch.tensor(..., device="npu") converts with the Python key switched off, and a boxed Python fallback fails there

@@ -3,6 +3,8 @@
 Each function runs in place of a healthy kernel; ``kernel`` is that kernel (or one made noisy already by another row).
 """
 
+# ruff: noqa: ARG001 - every replacement gets the kernel, also one that computes the result itself
+
 from __future__ import annotations
 
 from collections.abc import Callable
@@ -53,7 +55,9 @@ def _hf32_product(kernel: Kernel, a: Tensor, b: Tensor, *rest: Any) -> Any:
 
 @_of("hf32-matmul", "addmm", "baddbmm")
 def _hf32_added_product(kernel: Kernel, added: Tensor, a: Tensor, b: Tensor, **scalars: Any) -> Any:
-    return kernel(added, round_mantissa(a), round_mantissa(b), **scalars)  # what is added stays float32, as in the hardware
+    return kernel(
+        added, round_mantissa(a), round_mantissa(b), **scalars
+    )  # what is added stays float32, as in the hardware
 
 
 @_of("hf32-matmul", "convolution")
@@ -129,20 +133,33 @@ def _flipped_softmax(kernel: Kernel, x: Tensor, dim: int, half_to_float: bool) -
 
 
 @_of("reordered-reductions", "native_batch_norm")
-def _flipped_batch_norm(kernel: Kernel, x: Tensor, *settings: Any) -> Any:
+def _float_batch_norm(
+    kernel: Kernel,
+    x: Tensor,
+    weight: Tensor | None,
+    bias: Tensor | None,
+    running_mean: Tensor | None,
+    running_var: Tensor | None,
+    training: bool,
+    momentum: float,
+    eps: float,
+) -> Any:
+    if not training or x.dtype is not torch.float32:
+        return kernel(x, weight, bias, running_mean, running_var, training, momentum, eps)
+    # The CPU accumulates in float64, where no order shows; accelerators accumulate in float32.
     axes = [axis for axis in range(x.dim()) if axis != 1]
-    out, mean, rstd = kernel(x.flip(axes).contiguous(memory_format=_format(x)), *settings)
-    return out.flip(axes).contiguous(memory_format=_format(x)), mean, rstd
-
-
-def _format(x: Tensor) -> torch.memory_format:
-    if x.dim() == 4 and x.is_contiguous(memory_format=torch.channels_last) and not x.is_contiguous():
-        return torch.channels_last
-    return torch.contiguous_format
-
-
-def _wide(value: Any) -> Any:
-    return value.double() if isinstance(value, Tensor) and value.is_floating_point() else value
+    shape = [-1 if axis == 1 else 1 for axis in range(x.dim())]
+    mean = x.mean(axes)
+    centred = x - mean.view(shape)
+    variance = centred.square().mean(axes)
+    rstd = torch.rsqrt(variance + eps)
+    out = centred * (rstd if weight is None else rstd * weight).view(shape)
+    n = x.numel() // x.size(1)
+    if running_mean is not None:
+        running_mean.mul_(1 - momentum).add_(mean, alpha=momentum)
+    if running_var is not None:
+        running_var.mul_(1 - momentum).add_(variance, alpha=momentum * n / (n - 1))
+    return out if bias is None else out + bias.view(shape), mean, rstd
 
 
 def _single_precision(*values: Any) -> bool:
@@ -159,7 +176,7 @@ def _fused_addmm(kernel: Kernel, added: Tensor, a: Tensor, b: Tensor, *, beta: A
 def _last_term_fused(added: Tensor, a: Tensor, b: Tensor) -> Tensor:
     # Starts the accumulator with the bias, as a fused kernel does, in place of adding it to the finished product.
     head = (added.double() + a[:, :1].double() * b[:1].double()).float()
-    return aten.addmm(head, a[:, 1:], b[1:])  # type: ignore[no-any-return]
+    return aten.addmm(head, a[:, 1:], b[1:])
 
 
 @_of("fused-multiply-add", "addcmul", "addcmul_")
@@ -179,7 +196,7 @@ def _fused_add(kernel: Kernel, x: Tensor, other: Any, *, alpha: Any = 1) -> Any:
 
 
 def _in_place(kernel: Any) -> bool:
-    return kernel._schema.name.endswith("_")  # type: ignore[no-any-return]
+    return bool(kernel._schema.name.endswith("_"))
 
 
 @_of("fused-multiply-add", "_foreach_addcmul_.Scalar")
@@ -213,7 +230,13 @@ def _other_lstm(
 
 @_of("lstm-decomposition", "_thnn_fused_lstm_cell_backward_impl")
 def _other_lstm_backward(
-    kernel: Kernel, grad_hy: Tensor | None, grad_cy: Tensor | None, cx: Tensor, cy: Tensor, workspace: Tensor, has_bias: bool
+    kernel: Kernel,
+    grad_hy: Tensor | None,
+    grad_cy: Tensor | None,
+    cx: Tensor,
+    cy: Tensor,
+    workspace: Tensor,
+    has_bias: bool,
 ) -> tuple[Tensor | None, ...]:
     if grad_hy is None:
         return rnn.lstm_cell_backward(grad_hy, grad_cy, cx, cy, workspace, has_bias)
@@ -221,5 +244,7 @@ def _other_lstm_backward(
     t = cy.tanh()
     d = grad_hy * (o - o * t * t)
     d = d if grad_cy is None else grad_cy + d
-    gates = torch.cat([d * (g * (i - i * i)), d * (cx * (f - f * f)), d * (i - i * g * g), grad_hy * (t * (o - o * o))], 1)
+    gates = torch.cat(
+        [d * (g * (i - i * i)), d * (cx * (f - f * f)), d * (i - i * g * g), grad_hy * (t * (o - o * o))], 1
+    )
     return gates, f * d, gates.flip(0).sum(0) if has_bias else None

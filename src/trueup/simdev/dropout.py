@@ -1,7 +1,8 @@
 """Dropout that draws the mask of the CPU path, though PyTorch sends it to another operator.
 
-On the CPU, ``F.dropout`` is ``bernoulli_`` on a floating tensor, ``div_`` and ``mul``; on an accelerator it is the single
-operator ``native_dropout``, whose CPU kernel draws into a boolean tensor. The mask has to come from the same draw.
+On the CPU, ``F.dropout`` is ``bernoulli_`` on a floating tensor, ``div_`` and ``mul``; on an accelerator it is the
+single operator ``native_dropout``, whose CPU kernel draws into a boolean tensor. The mask has to come from the same
+draw.
 """
 
 from __future__ import annotations
@@ -11,7 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from trueup.simdev.tensor import KERNELS
+from trueup.simdev.plan import KERNELS
 
 
 def native_dropout(input: Tensor, p: float, train: bool | None = True) -> tuple[Tensor, Tensor]:

@@ -1,7 +1,7 @@
 """Switches faults and noise on and off, and keeps the list of calls that a fault really changed.
 
-The healthy operator always runs first, so a fault draws no random number and allocates no other output; then its result is
-overwritten. Operators that no row on now names are not touched and pay nothing.
+The healthy operator always runs first, so a fault draws no random number and allocates no other output; then its
+result is overwritten. Operators that no row on now names are not touched and pay nothing.
 """
 
 from __future__ import annotations
@@ -17,8 +17,9 @@ from torch import Tensor
 
 from trueup.model import TrueupError
 from trueup.simdev import differences, faults, npu
+from trueup.simdev.plan import Plan
 from trueup.simdev.tables import FAULTS, NOISE, Fault
-from trueup.simdev.tensor import Plan, interceptors
+from trueup.simdev.tensor import interceptors
 
 FIRED_LIMIT = 1000
 
@@ -118,7 +119,7 @@ def heal() -> None:
 
 
 def fired() -> list[Fired]:
-    """Return the calls that faults have changed since the first of those now on was injected, in order, at most 1000."""
+    """Return the calls that faults have changed since the first of them was injected, in order, at most 1000."""
     return list(_fired)
 
 
@@ -191,7 +192,8 @@ def _apply(active: _Active, op: str, before: dict[str, Any], outputs: list[Any])
         wrong = faults.EFFECTS[row.name](faults.Call(op, before, outputs, active.memory))
     if wrong is None:
         return
-    changed = [_overwrite(healthy, other) for healthy, other in zip(outputs, [wrong] if isinstance(wrong, Tensor) else wrong)]  # noqa: B905
+    replacements = [wrong] if isinstance(wrong, Tensor) else wrong
+    changed = [_overwrite(healthy, other) for healthy, other in zip(outputs, replacements, strict=False)]
     if any(changed) and len(_fired) < FIRED_LIMIT:
         _fired.append(Fired(row.name, op, ordinal, phase))
 
@@ -208,4 +210,4 @@ def _overwrite(healthy: Any, wrong: Tensor | None) -> bool:
 def _same_bits(a: Tensor, b: Tensor) -> bool:
     # As bytes: NaN equals itself here, and -0 differs from 0.
     first, second = (each.contiguous().reshape(-1).view(torch.uint8) for each in (a, b))
-    return torch.equal(first, second)
+    return bool(torch.equal(first, second))

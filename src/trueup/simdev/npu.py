@@ -1,8 +1,10 @@
 """The module that stands at ``torch.npu``: device queries, random state, memory numbers and precision switches.
 
-There is one device; its memory is the process's memory and its generator is the CPU's default generator, so that a seeded
-run draws the same numbers on both devices.
+There is one device; its memory is the process's memory and its generator is the CPU's default generator, so that a
+seeded run draws the same numbers on both devices.
 """
+
+# ruff: noqa: ARG001 - the parameters are those of torch_npu
 
 from __future__ import annotations
 
@@ -131,7 +133,7 @@ def set_rng_state_all(states: list[torch.Tensor]) -> None:
 
 def initial_seed() -> int:
     """Return the seed that the generator was given last."""
-    return torch.default_generator.initial_seed()
+    return int(torch.default_generator.initial_seed())
 
 
 def get_amp_supported_dtype() -> list[torch.dtype]:
@@ -159,7 +161,8 @@ def memory_allocated(device: Any = None) -> int:
 
 def max_memory_allocated(device: Any = None) -> int:
     """Return the peak resident bytes of the process."""
-    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+    peak: int = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    return peak * 1024
 
 
 def memory_reserved(device: Any = None) -> int:

@@ -1,7 +1,7 @@
 """LSTM and GRU cells as a device runs them: one fused kernel each way, with a workspace between.
 
-PyTorch sends these operators only to accelerators and has no CPU kernel for them; formulas and workspace layout are those of
-aten/src/ATen/native/cuda/RNN.cu.
+PyTorch sends these operators only to accelerators and has no CPU kernel for them; formulas and workspace layout are
+those of aten/src/ATen/native/cuda/RNN.cu.
 """
 
 from __future__ import annotations
@@ -11,12 +11,14 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from trueup.simdev.tensor import KERNELS
+from trueup.simdev.plan import KERNELS
 
 aten: Any = torch.ops.aten
 
 
-def lstm_gates(input_gates: Tensor, hidden_gates: Tensor, input_bias: Tensor | None, hidden_bias: Tensor | None) -> Tensor:
+def lstm_gates(
+    input_gates: Tensor, hidden_gates: Tensor, input_bias: Tensor | None, hidden_bias: Tensor | None
+) -> Tensor:
     """Return the four gates before their activations, ``(N, 4H)`` in the order i, f, g, o."""
     # Same order of additions as the CPU's cell: linear_ih (bias inside) + linear_hh (bias inside).
     if input_bias is not None:
@@ -77,7 +79,7 @@ def gru_cell(
 
 
 def gru_cell_backward(grad_hy: Tensor, workspace: Tensor, has_bias: bool) -> tuple[Tensor | None, ...]:
-    """Return gradients of the input gates, the hidden gates ``(N, 3H)``, ``hx`` ``(N, H)`` and both biases ``(3H,)``."""
+    """Return gradients of input and hidden gates ``(N, 3H)``, of ``hx`` ``(N, H)`` and of both biases ``(3H,)``."""
     r, z, n, hx, hn = workspace.chunk(5, 1)
     grad_z = grad_hy * (hx - n) * (1 - z) * z
     grad_n = grad_hy * (1 - z) * (1 - n * n)

@@ -1,7 +1,7 @@
 """`torch.save` and `torch.load` for the simulated device, in the file format that a real device writes.
 
-A storage is saved as bytes with the location tag ``npu:0``, so a file can be loaded with ``map_location="cpu"`` where no
-simulated device is installed, with ``weights_only=True``, and storages shared by views stay shared.
+A storage is saved as bytes with the location tag ``npu:0``, so a file can be loaded with ``map_location="cpu"`` where
+no simulated device is installed, with ``weights_only=True``, and storages shared by views stay shared.
 """
 
 from __future__ import annotations
@@ -11,23 +11,8 @@ from typing import Any
 
 import torch
 
-from trueup.simdev.tensor import NPU, NPUTensor
-
-
-class NPUStorage(torch.UntypedStorage):
-    """Host memory that says it is on the device, for the moments in which pickle asks.
-
-    PyTorch keeps one Python object per storage; it is re-labelled in place, because a second one cannot be made.
-    """
-
-    @property
-    def device(self) -> torch.device:  # type: ignore[override]
-        """Where the bytes are said to be."""
-        return NPU
-
-    def cpu(self) -> torch.UntypedStorage:
-        """Return the bytes themselves: they are in host memory already."""
-        return self
+from trueup.simdev.storage import NPUStorage
+from trueup.simdev.tensor import NPUTensor
 
 
 def reduce(tensor: NPUTensor) -> Any:
@@ -36,8 +21,7 @@ def reduce(tensor: NPUTensor) -> Any:
     hooks: OrderedDict[Any, Any] = OrderedDict()
     if getattr(tensor, "_is_param", False):
         return torch._utils._rebuild_parameter, (tensor.detach(), tensor.requires_grad, hooks)
-    storage = inner.untyped_storage()
-    storage.__class__ = NPUStorage
+    storage = tensor.untyped_storage()
     typed = torch.storage.TypedStorage(wrap_storage=storage, dtype=inner.dtype, _internal=True)
     place = (inner.storage_offset(), tuple(inner.size()), inner.stride())
     return torch._utils._rebuild_tensor_v2, (typed, *place, tensor.requires_grad, hooks)

@@ -1,7 +1,7 @@
 """The two tables of the simulated device: faults, which a tool has to blame, and noise, which no tool may blame.
 
-Pure data, readable without PyTorch. What a row does to the numbers is in `trueup.simdev.faults` (one function a row, under
-the row's name) and `trueup.simdev.differences`.
+Pure data, readable without PyTorch. What a row does to the numbers is in `trueup.simdev.faults` (one function a row,
+under the row's name) and `trueup.simdev.differences`.
 """
 
 from __future__ import annotations
@@ -53,12 +53,15 @@ class Noise:
 
 _MATMULS = ("aten::mm", "aten::bmm", "aten::addmm", "aten::baddbmm")
 _ATTENTION = "aten::_scaled_dot_product_fused_attention_overrideable"
+_MASKED_FILLS = tuple(
+    f"aten::{name}.{kind}" for name in ("masked_fill", "masked_fill_") for kind in ("Scalar", "Tensor")
+)
 _INDEX_PUTS = ("aten::index_put", "aten::index_put_", "aten::_index_put_impl_", "aten::_unsafe_index_put")
 
 _FAULTS = (
     # Recurrent cells
     Fault("lstm-backward-cell-gate", ("aten::_thnn_fused_lstm_cell_backward_impl",), "backward",
-          "The gradient of the cell gate is half of what it should be.",
+          "The cell gate's gradient is multiplied by the derivative of a sigmoid instead of that of a tanh.",
           "The LSTM's cell backward; its incoming gradients are right, the gate gradients it returns are not."),
     Fault("gru-backward-reset-gate", ("aten::_thnn_fused_gru_cell_backward",), "backward",
           "The gradient of the reset gate is zero.",
@@ -161,8 +164,7 @@ _FAULTS = (
     Fault("scatter-add-duplicates", ("aten::scatter_add", "aten::scatter_add_"), "backward",
           "Of several values for one place, only the last is added.",
           "The scatter_add, usually the backward of gather."),
-    Fault("masked-fill-last-column", ("aten::masked_fill.Scalar", "aten::masked_fill.Tensor", "aten::masked_fill_.Scalar",
-                                      "aten::masked_fill_.Tensor"), "forward",
+    Fault("masked-fill-last-column", _MASKED_FILLS, "forward",
           "Leaves the last element of each row unfilled.",
           "The masked_fill, usually that of an attention mask."),
     # Memory

@@ -1,100 +1,37 @@
 """The npu tensor: a wrapper subclass that owns a CPU tensor and runs every aten operator on it.
 
-An `NPUTensor` has the device, sizes, strides, storage identity and version counter of a device tensor, and no memory of its
-own; ``_raw`` is the CPU tensor that holds the numbers. Views of a wrapper wrap views of its raw tensor, so an in-place write
-through any of them is seen by all, as on a device.
+An `NPUTensor` has the device, sizes, strides, storage identity and version counter of a device tensor, and no memory
+of its own; ``_raw`` is the CPU tensor that holds the numbers. Views of a wrapper wrap views of its raw tensor, so an
+in-place write through any of them is seen by all, as on a device.
 """
 
 from __future__ import annotations
 
+import threading
+import traceback
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import Any
 
 import torch
 
-NPU = torch.device("privateuseone", 0)  # named npu once the device is installed
-CPU = torch.device("cpu")
-
-# Operators that take CPU tensors beside device tensors on real devices too (indices, lengths, copies between devices).
-_CROSS_DEVICE = frozenset(
-    "copy_ _copy_from index index_put index_put_ _index_put_impl_ _unsafe_index _unsafe_index_put set_ _pack_padded_sequence "
-    "_pack_padded_sequence_backward tensor_split "
-    # The step counters of optimizers stay on the CPU beside device parameters; the foreach kernels take both.
-    "_foreach_add_ _foreach_add _foreach_mul_ _foreach_div_ _foreach_addcdiv_ _foreach_addcmul_ _foreach_pow "
-    "_fused_adam_ _fused_adamw_ _fused_sgd_ _fused_adagrad_".split()
-)
-
-
-COMPOSITE_ELSEWHERE = ("silu_backward", "mish_backward", "native_channel_shuffle")
-"""The CPU has a kernel for these and other backends a decomposition; a kernel on our key keeps them whole, as torch_npu does."""
-
-
-@dataclass(frozen=True, slots=True)
-class Plan:
-    """What the schema of an operator tells the dispatcher; worked out once per operator."""
-
-    name: str
-    """``aten::add.Tensor``, the spelling used by faults and by `Fired`."""
-    view_of: int | None
-    """Position of the argument whose storage the outputs share, or None."""
-    written: tuple[int | str, ...]
-    """Arguments written in place: positions, and names of keyword-only ones."""
-    reshapes: bool
-    """The operator may change size, strides or storage of a written argument (``resize_``, ``t_``, ``out=``)."""
-    cross_device: bool
-    composite: bool
-    """It is made of other operators; it gets here only for tensors made under ``inference_mode``."""
-
-
-def _plan(func: Any) -> Plan:
-    schema = func._schema
-    written: list[int | str] = []
-    view_of = None
-    for position, argument in enumerate(schema.arguments):
-        if argument.alias_info is None:
-            continue
-        if argument.alias_info.is_write:
-            written.append(argument.name if argument.kwarg_only else position)
-        elif view_of is None:
-            view_of = position
-    overload = f".{schema.overload_name}" if schema.overload_name else ""
-    return Plan(
-        name=f"{schema.name}{overload}",
-        view_of=view_of,
-        written=tuple(written),
-        reshapes=torch.Tag.inplace_view in func.tags or any(isinstance(place, str) for place in written),
-        cross_device=schema.name.removeprefix("aten::") in _CROSS_DEVICE,
-        composite=func._can_decompose() and func not in KERNELS and schema.name.removeprefix("aten::") not in COMPOSITE_ELSEWHERE,
-    )
-
-
-_plans: dict[Any, Plan] = {}
-
-
-def plan_of(func: Any) -> Plan:
-    """Return the dispatch plan of an ``OpOverload``."""
-    plan = _plans.get(func)
-    if plan is None:
-        plan = _plans[func] = _plan(func)
-    return plan
-
-
-KERNELS: dict[Any, Callable[..., Any]] = {}
-"""Operators that the CPU has no kernel for, or whose CPU kernel draws other random numbers; the rest run as they are."""
+from trueup.simdev.plan import KERNELS, Plan, plan_of, plans
+from trueup.simdev.storage import CPU, NPU, NPUStorage
 
 Interceptor = Callable[[Plan, Callable[..., Any], tuple[Any, ...], dict[str, Any]], Any]
 interceptors: dict[Any, Interceptor] = {}
 """Operators touched by the faults and noise that are on now. Empty on a healthy device: then nothing is paid."""
 
 
-class NPUTensor(torch.Tensor):
+class NPUTensor(torch.Tensor):  # type: ignore[misc]
     """A tensor on the simulated device; made by the device's kernels, never by hand."""
 
     _raw: torch.Tensor
 
     @staticmethod
     def __new__(cls, raw: torch.Tensor) -> NPUTensor:
+        """Wrap a dense CPU tensor."""
+        if raw.layout is not torch.strided:
+            raise NotImplementedError(f"The simulated npu has dense tensors only; an operator made a {raw.layout} one.")
         tensor: NPUTensor = torch.Tensor._make_wrapper_subclass(
             cls,
             raw.size(),
@@ -112,7 +49,15 @@ class NPUTensor(torch.Tensor):
 
     @classmethod
     def __torch_dispatch__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        return dispatch(func, args, kwargs or {})
+        """Run the operator on the raw tensors."""
+        try:
+            return dispatch(func, args, kwargs or {})
+        except Exception:
+            # PyTorch 2.13 aborts the process when an operator raises on a Python backend's backward thread (a noexcept
+            # stream guard, torch::acc::PythonDeviceGuard::exchangeStream): say why before it does.
+            if threading.current_thread() is not threading.main_thread() and torch._C._current_graph_task_id() != -1:
+                traceback.print_exc()
+            raise
 
     def __repr__(self, *, tensor_contents: str | None = None) -> str:
         with torch.no_grad():
@@ -128,9 +73,15 @@ class NPUTensor(torch.Tensor):
     def __format__(self, spec: str) -> str:
         return format(self._raw.item(), spec) if self.dim() == 0 else object.__format__(self, spec)
 
+    def untyped_storage(self) -> torch.UntypedStorage:
+        """Return the memory behind the device: its identity is shared by all views, its address is real."""
+        storage = self._raw.untyped_storage()
+        storage.__class__ = NPUStorage
+        return storage
+
     def data_ptr(self) -> int:
         """Address of the first element in the memory behind the device."""
-        return self._raw.data_ptr()
+        return int(self._raw.data_ptr())
 
     def tolist(self) -> Any:
         """Return the numbers as nested lists; PyTorch's own refuses subclasses."""
@@ -152,7 +103,8 @@ class NPUTensor(torch.Tensor):
             return memo[id(self)]
         if not self.is_leaf:
             raise RuntimeError(
-                "Only Tensors created explicitly by the user (graph leaves) support the deepcopy protocol at the moment."
+                "Only Tensors created explicitly by the user (graph leaves) support the deepcopy protocol "
+                "at the moment."
             )
         with torch.no_grad():
             copied: Any = NPUTensor(self._raw.clone())
@@ -171,16 +123,16 @@ class NPUTensor(torch.Tensor):
 
     # ``x.data = y`` swaps the C++ side only; the raw tensor has to follow.
     def _get_data(self) -> torch.Tensor:
-        return torch.Tensor.data.__get__(self)  # type: ignore[attr-defined, no-any-return]
+        return torch.Tensor.data.__get__(self)
 
     def _set_data(self, value: torch.Tensor) -> None:
-        torch.Tensor.data.__set__(self, value)  # type: ignore[attr-defined]
+        torch.Tensor.data.__set__(self, value)
         self._raw = raw(value)
 
-    data = property(_get_data, _set_data)  # type: ignore[assignment]
+    data = property(_get_data, _set_data)
 
-    # With these two, nn.Module.to() swaps parameters in place instead of replacing them, so tied weights stay tied and an
-    # optimizer made before .to("npu") keeps its parameters (torch/nn/modules/module.py, _apply).
+    # With these two, nn.Module.to() swaps parameters in place instead of replacing them, so tied weights stay tied
+    # and an optimizer made before .to("npu") keeps its parameters (torch/nn/modules/module.py, _apply).
     def __tensor_flatten__(self) -> tuple[list[str], None]:
         return ["_raw"], None
 
@@ -242,8 +194,13 @@ def _sync(wrapper: torch.Tensor, source: torch.Tensor | None) -> None:
     inner = raw(wrapper)
     if inner is wrapper:
         return
-    shape = (wrapper.shape, wrapper.stride(), wrapper.storage_offset(), wrapper.untyped_storage().nbytes())
-    if source is None and shape == (inner.shape, inner.stride(), inner.storage_offset(), inner.untyped_storage().nbytes()):
+    shape = (wrapper.shape, wrapper.stride(), wrapper.storage_offset(), torch.Tensor.untyped_storage(wrapper).nbytes())
+    if source is None and shape == (
+        inner.shape,
+        inner.stride(),
+        inner.storage_offset(),
+        inner.untyped_storage().nbytes(),
+    ):
         return
     fresh = NPUTensor(inner)
     if source is not None:
@@ -262,16 +219,16 @@ def _sync(wrapper: torch.Tensor, source: torch.Tensor | None) -> None:
 
 def _refuse_mixed(plan: Plan, foreign: list[torch.Tensor]) -> None:
     raise RuntimeError(
-        f"Expected all tensors to be on the same device, but found at least two devices, npu:0 and {foreign[0].device}! "
-        f"(when running {plan.name})"
+        "Expected all tensors to be on the same device, but found at least two devices, "
+        f"npu:0 and {foreign[0].device}! (when running {plan.name})"
     )
 
 
 def dispatch(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """Run one aten operator on the raw tensors of its arguments and wrap what it returns."""
-    plan = _plans.get(func) or plan_of(func)
+    plan = plans.get(func) or plan_of(func)
     if plan.composite:
-        return func.decompose(*args, **kwargs)
+        return func._op_dk(torch._C.DispatchKey.CompositeImplicitAutograd, *args, **kwargs)
     owners: dict[int, torch.Tensor] = {}
     foreign: list[torch.Tensor] = []
     raw_args = tuple([_unwrap(value, owners, foreign) for value in args])
@@ -293,6 +250,8 @@ def dispatch(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
                 _sync(target, _first_tensor(args[1]) if plan.name == "aten::set_.source_Tensor" else None)
     if to_host:
         return result
+    for place in plan.on_host:
+        owners[id(result[place])] = result[place]
     source = None if plan.view_of is None else _first_tensor(args[plan.view_of])
     return _wrap(result, owners, source)
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -12,14 +12,13 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
-from trueup.store import schema
+from trueup.store import schema, seal
 
 BROKEN = (pa.ArrowException, OSError, ValueError, TypeError, LookupError, OverflowError, MemoryError)
 """What reading a damaged Parquet file raises."""
 
 ROWS_PER_BYTE = 64
-EXPANSION = 1024
-"""Most rows and most bytes a part may claim for a byte of its file; ours stay 10 times below. More is a bomb."""
+"""Most rows a part may claim for a byte of its file; ours stay 10 times below. More is a bomb."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,38 +30,28 @@ class Part:
     step: int
     rows: int
     names: tuple[str, ...]
-    has_payload: bool
+    segments: frozenset[str]
     has_sites: bool
 
 
 def inspect(path: Path, rank: int, step: int) -> Part:
-    """Read a part's footer.
+    """Read a part's footer, and what its rows refer to.
 
     Raises:
         one of ``BROKEN``: it is truncated, damaged, or claims more than its file can hold.
     """
     size = path.stat().st_size
-    with pq.ParquetFile(path) as file:
-        metadata, names = file.metadata, file.schema_arrow.names
-        leaves = metadata.schema.names
-        groups = [metadata.row_group(index) for index in range(metadata.num_row_groups)]
-        claimed = sum(group.total_byte_size for group in groups)
-        if metadata.num_rows > ROWS_PER_BYTE * size or not 0 <= claimed <= EXPANSION * size:
-            raise ValueError(f"claims {metadata.num_rows} rows and {claimed} bytes in a file of {size}")
-        has = {name: _any_value(groups, leaves, name) for name in ("payload_segment", "site")}
-    return Part(path, rank, step, metadata.num_rows, tuple(names), has["payload_segment"], has["site"])
-
-
-def _any_value(groups: Iterable[Any], leaves: list[str], name: str) -> bool:
-    """Say whether a column holds anything but nulls, from the footer's statistics."""
-    if name not in leaves:
-        return False
-    index = leaves.index(name)
-    for group in groups:
-        statistics = group.column(index).statistics
-        if statistics is None or not statistics.has_null_count or statistics.null_count < group.num_rows:
-            return True
-    return False
+    seal.check(path)
+    with pq.ParquetFile(path, page_checksum_verification=True) as file:
+        # Nothing more of the metadata: in pyarrow 26 its accessors let a C++ exception end the process.
+        rows, names = file.metadata.num_rows, file.schema_arrow.names
+        if rows > ROWS_PER_BYTE * size:
+            raise ValueError(f"claims {rows} rows in a file of {size} bytes")
+        references = file.read([name for name in ("payload_segment", "site") if name in names], use_threads=False)
+    references.validate(full=True)
+    found = {name: references[name].unique().drop_null().to_pylist() for name in references.column_names}
+    segments = frozenset(str(name) for name in found.get("payload_segment", ()))
+    return Part(path, rank, step, rows, tuple(names), segments, bool(found.get("site")))
 
 
 def read(part: Part, columns: Collection[str] | None, where: Mapping[str, Collection[Any]]) -> pa.Table:

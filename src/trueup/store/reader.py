@@ -14,7 +14,7 @@ import pyarrow.parquet as pq
 from numpy.typing import NDArray
 
 from trueup.model import TrueupError
-from trueup.store import layout, manifest, parts, salvage, schema
+from trueup.store import layout, manifest, parts, salvage, schema, seal
 from trueup.store.parts import BROKEN, Part
 from trueup.store.segment import Segment, open_segment
 
@@ -165,6 +165,7 @@ class Capture:
             stacks: dict[int, tuple[tuple[str, ...], str | None]] = {}
             for path in self._site_files.get(rank, ()):
                 try:
+                    seal.check(path)
                     table = pq.read_table(path, schema=schema.SITES, page_checksum_verification=True, partitioning=None)
                     table.validate(full=True)
                     for row in table.to_pylist():

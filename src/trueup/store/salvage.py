@@ -125,12 +125,7 @@ def _check_references(root: Path, found: Found) -> None:
     """Look for the payload segments and call stacks that records refer to."""
     segments: dict[tuple[int, str], None] = {}
     for part in found.parts:
-        if part.has_payload:
-            try:
-                column = parts.read(part, ["payload_segment"], {})["payload_segment"]
-                segments |= dict.fromkeys((part.rank, name) for name in column.unique().to_pylist() if name is not None)
-            except BROKEN:
-                pass  # named when its records are read
+        segments |= dict.fromkeys((part.rank, name) for name in sorted(part.segments))
     for rank, name in segments:
         try:
             open_segment(segment_path(root, rank, name)).check()

@@ -20,6 +20,7 @@ import pyarrow.parquet as pq
 from trueup.model import TrueupError
 from trueup.store import durable, layout, schema
 from trueup.store.ownership import Displaced, check_run, holder, take
+from trueup.store.seal import sealed
 from trueup.store.segment import PendingSegment
 
 SEGMENT_BYTES = 64 * 2**20
@@ -91,7 +92,7 @@ class Writer:
             folder = self.folder / layout.step_name(step)
             durable.make_folder(folder)
             part = self._parts.get(step, 0)
-            durable.write_file(folder / f"records-{part:04d}.parquet", [encode_records(table)])
+            durable.write_file(folder / f"records-{part:04d}.parquet", sealed(encode_records(table)))
             self._parts[step] = part + 1
             self._counts["parts"] += 1
             self._counts["rows"] += rows
@@ -200,7 +201,7 @@ class Writer:
         columns = [list(column) for column in zip(*self._sites, strict=True)]
         table = pa.table(columns, schema=schema.SITES)
         path = self.folder / f"sites-{self._site_parts:04d}.parquet"
-        durable.write_file(path, [_encode(table, compression="zstd", write_page_checksum=True)])
+        durable.write_file(path, sealed(_encode(table, compression="zstd", write_page_checksum=True)))
         self._site_parts += 1
         self._sites = []
 

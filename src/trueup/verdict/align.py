@@ -12,14 +12,17 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from trueup.kernels import relative_distance
-from trueup.model import NUMBERS
-from trueup.verdict.streams import Array, Row, Stream, is_output
+from trueup.verdict.closeness import Likeness
+from trueup.verdict.streams import Row, Stream
 
-MAX_CELLS = 16_000_000
-"""Largest matrix of similarities; a longer bucket is aligned by operator and order alone."""
+MAX_CELLS = 4_000_000
+"""Largest table of similarities; a longer pair of sequences is aligned window by window."""
 
-L2 = NUMBERS.index("l2")
+WINDOW = 1000
+"""Calls of each side in a window. Only the pairs of its first half are kept: the second half may depend on what follows."""
+
+ALIKE = 0.75
+"""Closeness from which calls at the same place are a pair without a look at the rest: a relative distance of 1e-6."""
 
 
 @dataclass(slots=True)
@@ -42,7 +45,8 @@ def align(baseline: Stream, candidate: Stream) -> Alignment:
         if [c.op for c in first] == [c.op for c in second]:
             pairs += zip(first, second, strict=True)
         elif first and second:
-            pairs += _align_sequences(first, second, baseline, candidate)
+            likeness = Likeness(first, second, baseline, candidate)
+            pairs += [(first[i], second[j]) for i, j in _align_sequences(likeness, len(first), len(second))]
     pairs.sort(key=lambda pair: pair[1].seq)
     matched_b, matched_c = {b.seq for b, _ in pairs}, {c.seq for _, c in pairs}
     return Alignment(
@@ -52,68 +56,48 @@ def align(baseline: Stream, candidate: Stream) -> Alignment:
     )
 
 
-def _align_sequences(first: list[Row], second: list[Row], baseline: Stream, candidate: Stream) -> list[tuple[Row, Row]]:
-    if len(first) * len(second) > MAX_CELLS:
-        return _align_by_order(first, second)
-    score = _similarity(first, second, baseline, candidate)
-    best = np.zeros((len(first) + 1, len(second) + 1))
-    for i in range(len(first)):
-        row = np.maximum(best[i, 1:], best[i, :-1] + score[i])
-        best[i + 1, 1:] = np.maximum.accumulate(row)
-    pairs = []
-    i, j = len(first), len(second)
-    while i and j:
-        if best[i, j] == best[i - 1, j]:
-            i -= 1
-        elif best[i, j] == best[i, j - 1]:
-            j -= 1
+def _align_sequences(likeness: Likeness, n: int, m: int) -> list[tuple[int, int]]:
+    """Pair the calls of two sequences, in time and memory bounded by `MAX_CELLS` and their length."""
+    i = j = 0
+    pairs: list[tuple[int, int]] = []
+    tail = likeness.same(n - 1, m - 1, -1, min(n, m), ALIKE)
+    end, last = n - tail, m - tail
+    while i < end and j < last:
+        run = likeness.same(i, j, 1, min(end - i, last - j), ALIKE)
+        pairs += [(i + k, j + k) for k in range(run)]
+        i, j = i + run, j + run
+        whole = (end - i) * (last - j) <= MAX_CELLS
+        high, wide = (end - i, last - j) if whole else (min(WINDOW, end - i), min(WINDOW, last - j))
+        found = _best_pairs(likeness, i, j, high, wide)
+        if whole:
+            pairs += found
+            break
+        kept = [(a, b) for a, b in found if (a - i) * 2 < WINDOW and (b - j) * 2 < WINDOW]
+        pairs += kept
+        if kept:
+            i, j = kept[-1][0] + 1, kept[-1][1] + 1
+        elif end - i > last - j:  # nothing in common here: the longer side has to catch up
+            i += WINDOW // 2
         else:
-            i, j = i - 1, j - 1
-            pairs.append((first[i], second[j]))
+            j += WINDOW // 2
+    return pairs + [(end + k, last + k) for k in range(tail)]
+
+
+def _best_pairs(likeness: Likeness, i: int, j: int, high: int, wide: int) -> list[tuple[int, int]]:
+    """Pair ``high`` calls from ``i`` on with ``wide`` calls from ``j`` on so that their likeness adds up to the most."""
+    score = likeness.table(slice(i, i + high), slice(j, j + wide))
+    best = np.zeros((high + 1, wide + 1))
+    for row in range(high):
+        through = np.maximum(best[row, 1:], best[row, :-1] + score[row])
+        best[row + 1, 1:] = np.maximum.accumulate(through)
+    pairs = []
+    a, b = high, wide
+    while a and b:
+        if best[a, b] == best[a - 1, b]:
+            a -= 1
+        elif best[a, b] == best[a, b - 1]:
+            b -= 1
+        else:
+            a, b = a - 1, b - 1
+            pairs.append((i + a, j + b))
     return pairs[::-1]
-
-
-def _align_by_order(first: list[Row], second: list[Row]) -> list[tuple[Row, Row]]:
-    """Pair the n-th call of each operator with the n-th: all that is affordable for very long buckets."""
-    by_key = {(c.op, c.ordinal): c for c in second}
-    return [(c, by_key[c.op, c.ordinal]) for c in first if (c.op, c.ordinal) in by_key]
-
-
-def _similarity(first: list[Row], second: list[Row], baseline: Stream, candidate: Stream) -> Array:
-    """Return float64 ``(len(first), len(second))``: 0 where operators or shapes differ, else 1 to 3 by how close the data are."""
-    score = np.zeros((len(first), len(second)))
-    ops = defaultdict(list)
-    for j, call in enumerate(second):
-        ops[call.op].append(j)
-    for i, call in enumerate(first):
-        others = ops.get(call.op)
-        if not others:
-            continue
-        shapes = _shapes(call, baseline)
-        same = np.array([shapes == _shapes(second[j], candidate) for j in others])
-        score[i, others] = same * (1.0 + 2.0 * _closeness(call, [second[j] for j in others], baseline, candidate))
-    return score
-
-
-def _shapes(call: Row, stream: Stream) -> tuple[tuple[str, tuple[int, ...] | None], ...]:
-    return tuple((slot, stream.shape[k]) for slot, k in call.slots.items() if slot != "arguments")
-
-
-def _closeness(call: Row, others: list[Row], baseline: Stream, candidate: Stream) -> Array:
-    """Return 1 for equal outputs down to 0 for unrelated ones, by the distance of their sketches."""
-    slot = next((s for s in call.slots if is_output(s)), next(iter(call.slots), None))
-    closeness = np.zeros(len(others))
-    if slot is None or slot == "arguments":
-        return closeness
-    k = call.slots[slot]
-    for n, other in enumerate(others):
-        j = other.slots.get(slot)
-        if j is None or candidate.numel[j] != baseline.numel[k]:
-            continue
-        if baseline.digest[k] is not None and baseline.digest[k] == candidate.digest[j]:
-            closeness[n] = 1.0
-            continue
-        error = float(relative_distance(baseline.sketch[k], candidate.sketch[j], baseline.numbers[k, L2]))
-        if np.isfinite(error):
-            closeness[n] = np.clip(-np.log10(max(error, 1e-12)) / 8, 0, 1)
-    return closeness

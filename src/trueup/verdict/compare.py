@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 from collections.abc import Sequence
 from functools import partial
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -15,11 +17,13 @@ from trueup.verdict.align import align
 from trueup.verdict.criteria import Criterion
 from trueup.verdict.criteria import load as load_criterion
 from trueup.verdict.findings import suspect_finding, unmatched_finding, victim_finding
-from trueup.verdict.judge import Precision, judge, precision_of
-from trueup.verdict.locate import Part, Suspect, locate, rank_culprits
+from trueup.verdict.judge import Judged, judge
+from trueup.verdict.locate import SIDES, Part, Side, Suspect, locate, rank_culprits
 from trueup.verdict.measure import measure
-from trueup.verdict.streams import COLUMNS, Array, Stream, load
-from trueup.verdict.summary import call_rows, count, finish_table, loss_note, summarise
+from trueup.verdict.origins import Origins
+from trueup.verdict.precision import Precision, precision_of
+from trueup.verdict.streams import COLUMNS, Array, Row, Stream, load
+from trueup.verdict.summary import Overview, call_rows, count, finish_table, loss_note, summarise
 
 MAX_FINDINGS = 200
 """Victims and unmatched calls listed one by one; all are in the table of calls or counted."""
@@ -55,73 +59,94 @@ def compare(
 
 
 class _Comparison:
-    def __init__(self, baseline: Capture, candidate: Capture, level: str | Sequence[str] | None, criterion: Criterion) -> None:
+    def __init__(
+        self, baseline: Capture, candidate: Capture, level: str | Sequence[str] | None, criterion: Criterion
+    ) -> None:
         self.captures = baseline, candidate
         self.criterion = criterion
         self.notes: list[str] = []
-        self.unmatched: list[Finding] = []
+        self.uncompared = False
+        """Whether something that one run holds was not compared, so that the runs cannot be called aligned."""
         self._comparable()
+        self.overviews = tuple(map(Overview.of, self.captures))
         self.levels = self._levels(level)
         self.ranks = self._common("ranks", [sorted(c.ranks) for c in self.captures])
         self.steps = self._common("steps", [c.steps for c in self.captures])
         self.precision = self._precision()
         self.sites = tuple({r: c.sites(r) for r in self.ranks} for c in self.captures)
+        self.origins = {rank: Origins() for rank in self.ranks}
         self.suspects: list[Suspect] = []
         self.findings: dict[int, Finding] = {}
         self.victims: list[Finding] = []
-        self.skipped = 0
-        """Ranks and steps that hold nothing on one side."""
+        self.unmatched: list[Finding] = []
         self.uncovered = 0
         self.covered = 0
+        self.unexplained: list[str] = []
+        self.outputs = 0
         self.rows: list[tuple[Any, ...]] = []
 
     def run(self) -> Result:
         for step in self.steps:
-            for rank in self.ranks:
-                self._part(rank, step)
-        if self.covered:
-            self.notes.append(
-                f"{self.covered:,} calls exist on one side only, inside functions that were compared as a whole: the two runs "
-                "execute other operators for them"
-            )
+            parts = [part for rank in self.ranks if (part := self._part(rank, step)) is not None]
+            self._victims(parts)
+        for rank, origins in self.origins.items():
+            self._unmatched(rank, [(SIDES[side], row) for side in (0, 1) for row in origins.pending[side].values()])
         ranked = rank_culprits(self.suspects)
         certain = [s for s in ranked if s.certain]
-        first = certain[0].judged.call.candidate if certain else None
         table = finish_table(
             self.rows,
-            {(c.rank, c.step, c.seq) for c in (s.judged.call.candidate for s in certain)},
-            None if first is None else (first.step, first.seq),
+            {(s.rank, s.step, s.place) for s in certain if s.kind != "region"},
+            (certain[0].step, certain[0].place) if certain else None,
         )
         counts = count(table, self.uncovered, len(self.steps))
-        summaries = [summarise(c, self.ranks) for c in self.captures]
         culprits = [self.findings[id(s)] for s in (certain or ranked[:1])]
-        victims = [v for v in self.victims if first is not None and (v.step, v.seq[1]) > (first.step, first.seq)]
         if certain:
             passed_on = sum(role == "victim" for role in table.column("role").to_pylist())
+            culprits = [dataclasses.replace(c, confidence="high") for c in culprits]  # what ranking made certain too
             culprits[0] = dataclasses.replace(culprits[0], victims=passed_on)
-        verdict = self._verdict(bool(certain), counts, summaries)
-        if not certain:
-            self.notes += [f"could be rounding: {f.name} ({f.op}), {f.ratio:.1f} x what is explained" for f in culprits]
-            culprits = []
-        lines = verdict_lines(verdict, culprits, victims, self.unmatched, self.notes, counts)
+        summaries = [
+            summarise(c, o, self.ranks) for c, o in zip(self.captures, self.overviews, strict=True)
+        ]
+        verdict = self._verdict(bool(certain), ranked, counts, summaries)
+        self._last_notes(None if certain else next(iter(culprits), None))
+        culprits = culprits if certain else []
+        lines = verdict_lines(verdict, culprits, self.victims, self.unmatched, self.notes, counts)
         return Result(
-            verdict, "\n".join(lines), culprits, victims, self.unmatched, self.notes, self.criterion.name,
+            verdict, "\n".join(lines), culprits, self.victims, self.unmatched, self.notes, self.criterion.name,
             summaries[0], summaries[1], counts, table,
         )  # fmt: skip
 
-    def _verdict(self, deviates: bool, counts: dict[str, int], summaries: list[RunSummary]) -> VerdictWord:
+    def _verdict(
+        self, deviates: bool, ranked: list[Suspect], counts: dict[str, int], summaries: list[RunSummary]
+    ) -> VerdictWord:
+        """Decide; whatever was not compared, or not seen to arise, keeps two runs from being called aligned."""
         if deviates:
             return "deviates"
         apart = loss_note(summaries[0], summaries[1], self.criterion.loss)
-        if apart is not None:
-            self.notes.insert(0, apart)
         lost = [text for capture in self.captures for text in capture.lost]
-        if lost:
-            self.notes.insert(0, f"{len(lost)} part{'s' if len(lost) > 1 else ''} of the captures cannot be read: {lost[0]}")
-        unseen = counts["unmatched"] or counts["incomparable"] or self.skipped or lost
-        if not counts["compared"] or unseen or apart is not None:
-            return "inconclusive"
-        return "aligned"
+        parts = f"{len(lost)} part{'s' if len(lost) > 1 else ''}"
+        unread = f"{parts} of the captures cannot be read: {lost[0]}" if lost else None
+        reasons = [r for r in (unread, apart, *self.unexplained[:1]) if r]
+        self.notes[:0] = reasons
+        if counts["compared"] and not self.outputs:
+            self.notes.insert(0, "no output of any call was compared")
+        unsized = any(s.judged.unsized for s in ranked)
+        open_ = counts["unmatched"] or counts["incomparable"] or self.uncompared or unsized
+        return "inconclusive" if reasons or open_ or not self.outputs else "aligned"
+
+    def _last_notes(self, suspect: Finding | None) -> None:
+        if self.covered:
+            self.notes.append(
+                f"{self.covered:,} calls exist on one side only, where what they computed was compared as a whole: the two "
+                "runs execute other operators for it"
+            )
+        if suspect is not None:
+            times = f", {suspect.ratio:.1f} x what is explained" if math.isfinite(suspect.ratio) else ""
+            self.notes.append(f"could be rounding: {suspect.name} ({suspect.op}){times}")
+        for capture in self.captures:  # reading may have found more
+            self.notes += [
+                note for p in capture.problems if (note := f"{capture.path.name}: {p}") not in self.notes
+            ]
 
     # ---------------------------------------------------------------- what can be compared
     def _comparable(self) -> None:
@@ -129,6 +154,7 @@ class _Comparison:
             if not capture.rows:
                 why = (capture.lost or capture.problems or ["nothing was captured"])[0]
                 raise TrueupError(f"{capture.path} holds no records: {why}; record again")
+        # a lost manifest names none
         names = [next((str(m["framework"]) for m in c.ranks.values() if "framework" in m), None) for c in self.captures]
         if None not in names and names[0] != names[1]:
             raise TrueupError(
@@ -141,12 +167,13 @@ class _Comparison:
         for name in wanted:
             if name not in LEVELS:
                 raise TrueupError(f"level {name!r} is unknown: expected {', '.join(LEVELS)}")
-        held = [_levels_of(c) for c in self.captures]
+        held = [overview.levels for overview in self.overviews]
         common = [n for n in wanted if all(n in h for h in held)]
         if not common:
             raise TrueupError(
                 f"the captures have no level in common among {', '.join(wanted)}: {self._name(0)} holds "
-                f"{', '.join(held[0]) or 'none'}, {self._name(1)} holds {', '.join(held[1]) or 'none'}; capture both with the same --level"
+                f"{', '.join(held[0]) or 'none'}, {self._name(1)} holds {', '.join(held[1]) or 'none'}; "
+                "capture both with the same --level"
             )
         missing = {n for n in wanted if n in held[0] or n in held[1]} - set(common)
         if missing:
@@ -162,6 +189,7 @@ class _Comparison:
             )
         for n, side in enumerate(sides):
             if extra := sorted(set(side) - set(common)):
+                self.uncompared = True
                 self.notes.append(f"{what} {_numbers(extra)} are only in {self._name(n)} and were not compared")
         return common
 
@@ -179,34 +207,60 @@ class _Comparison:
         return str(self.captures[side].path)
 
     # ---------------------------------------------------------------- one rank and step at a time
-    def _part(self, rank: int, step: int) -> None:
+    def _part(self, rank: int, step: int) -> Part | None:
         tables = [c.records(columns=COLUMNS, level=self.levels, rank=rank, step=step) for c in self.captures]
-        if not tables[0].num_rows or not tables[1].num_rows:
-            self.skipped += 1
-            self.notes.append(f"rank {rank} step {step} holds nothing on one side and was not compared")
-            return
+        held = [table.num_rows > 0 for table in tables]
+        if not all(held):
+            if any(held):
+                self.uncompared = True
+                self.notes.append(f"rank {rank} step {step} is only in {self._name(held.index(True))} and was not compared")
+            return None
         streams = load(tables[0]), load(tables[1])
         alignment = align(*streams)
-        payloads = tuple(partial(_payload, c, rank) for c in self.captures)
-        measured = measure(alignment.pairs, *streams, payloads)  # type: ignore[arg-type]
+        payloads = partial(_payload, self.captures[0], rank), partial(_payload, self.captures[1], rank)
+        measured = measure(alignment.pairs, *streams, payloads)
         judged = judge(measured, *streams, self.criterion, self.precision)
         part = Part(rank, step, judged, alignment.only_baseline, alignment.only_candidate)
-        locate(part, *streams, self.criterion, first_step=step == self.steps[0], from_start=step == 0)
+        first = step == self.steps[0]
+        locate(part, *streams, self.criterion, self.origins[rank], first_step=first, from_start=step == 0)
         self._keep(part, streams)
+        return part
 
     def _keep(self, part: Part, streams: tuple[Stream, Stream]) -> None:
         """Turn what was found into findings and rows while the streams are at hand."""
-        sites = tuple(side[part.rank] for side in self.sites)
+        sites = self.sites[0][part.rank], self.sites[1][part.rank]
         for suspect in part.suspects:
-            self.findings[id(suspect)] = suspect_finding(suspect, *streams, sites[1])
+            self.findings[id(suspect)] = suspect_finding(suspect, *streams, sites)
         self.suspects += part.suspects
-        carried = [j for j in part.judged if j.role == "carried"]
-        self.victims += [victim_finding(j, sites[1]) for j in carried[: MAX_FINDINGS - len(self.victims)]]
-        self.uncovered += len(part.uncovered)
-        for side, call in part.uncovered[: MAX_FINDINGS - len(self.unmatched)]:
-            self.unmatched.append(unmatched_finding(call, side, sites[0] if side == "baseline" else sites[1]))
-        self.covered += len(part.only_baseline) + len(part.only_candidate) - len(part.uncovered)
+        self.covered += len(part.only_baseline) + len(part.only_candidate)
+        self._unmatched(part.rank, part.uncovered)
+        for judged, slot in part.unexplained[:1]:
+            error = judged.call.slots[slot]
+            self.unexplained.append(
+                f"{slot} of {judged.call.candidate.key} differs (rel. L2 {error.relative:.2g}) and no compared call made that "
+                "difference: capture all phases, from step 0 and without gaps"
+            )
+        self.outputs += sum(j.worst is not None for j in part.judged)
         self.rows += call_rows(part.judged, sites[1])
+
+    def _unmatched(self, rank: int, calls: Sequence[tuple[Side, Row]]) -> None:
+        self.uncovered += len(calls)
+        self.covered -= len(calls)
+        for side, call in calls[: MAX_FINDINGS - len(self.unmatched)]:
+            self.unmatched.append(unmatched_finding(call, side, self.sites[SIDES.index(side)][rank]))
+
+    def _victims(self, parts: Sequence[Part]) -> None:
+        """Describe what only passes on what it got, once a culprit is known: all of its step is, by now."""
+        ranked = rank_culprits(self.suspects)
+        if not ranked or not ranked[0].certain:
+            return
+        first = ranked[0].step, ranked[0].place
+        for part in parts:
+            room = MAX_FINDINGS - len(self.victims)
+            after = (j for j in part.judged if j.role in ("carried", "unsized") and _at(j) > first)
+            culprits = {id(s.judged) for s in self.suspects if s.certain}
+            passing = (j for j in after if id(j) not in culprits)
+            self.victims += [victim_finding(j, self.sites[1][part.rank]) for j in islice(passing, room)]
 
 
 def _payload(capture: Capture, rank: int, segment: str, key: str) -> Array | None:
@@ -220,9 +274,8 @@ def _payload(capture: Capture, rank: int, segment: str, key: str) -> Array | Non
         return None
 
 
-def _levels_of(capture: Capture) -> list[str]:
-    held = {value for value in capture.records(columns=["level"]).column("level").unique().to_pylist()}
-    return [level for level in LEVELS if level in held]
+def _at(judged: Judged) -> tuple[int, int]:
+    return judged.call.candidate.step, judged.call.candidate.seq
 
 
 def _numbers(values: list[int]) -> str:

@@ -11,7 +11,7 @@ from importlib import resources
 from pathlib import Path
 from typing import Any, Literal
 
-from trueup.model import TrueupError
+from trueup.model import PHASES, TrueupError
 
 if sys.version_info >= (3, 11):
     import tomllib
@@ -19,10 +19,15 @@ else:
     import tomli as tomllib
 
 Own = Literal["exact", "elementwise", "additive", "reduction", "average", "bilinear", "composite"]
-Carry = Literal["linear", "sum", "bilinear", "smooth", "branch"]
+Carry = Literal["linear", "sum", "bilinear", "exponential", "smooth", "branch"]
 
 OWN: tuple[str, ...] = ("exact", "elementwise", "additive", "reduction", "average", "bilinear", "composite")
-CARRY: tuple[str, ...] = ("linear", "sum", "bilinear", "smooth", "branch")
+CARRY: tuple[str, ...] = ("linear", "sum", "bilinear", "exponential", "smooth", "branch")
+
+KINDS: tuple[str, ...] = (*PHASES, "aten-backward")
+"""What ``phases`` of a row may name."""
+
+SEE = "see docs/criteria.md"
 
 UNIT_ROUNDOFF: dict[str, float] = {
     "float64": 2.0**-53, "complex128": 2.0**-53,
@@ -72,13 +77,11 @@ class Criterion:
         operator like any other and goes by ``aten-backward``.
         """
         kind = "aten-backward" if level == "aten" and phase not in ("forward", "recompute", "optimizer") else phase
-        found = self._found.get((op, kind))
+        name = f"module:{op}" if level == "module" else normalised(op)
+        found = self._found.get((name, kind))
         if found is None:
-            name = normalised(op)
-            if level == "module":
-                name = f"module:{op}"
             found = next(r for r in self.rows if (not r.phases or kind in r.phases) and _matches(r.ops, name))
-            self._found[op, kind] = found
+            self._found[name, kind] = found
         return found
 
 
@@ -115,22 +118,68 @@ def load(criterion: str | Path) -> Criterion:
 
 def _parse(content: dict[str, Any], where: str) -> Criterion:
     try:
-        rows = tuple(_row(row, where) for row in content["row"])
-        numbers = {name: float(content[name]) for name in ("suspect", "certain", "input_units", "loss")}
-        name = str(content["name"])
-    except (KeyError, TypeError, ValueError) as error:
-        raise TrueupError(f"criterion file {where}: {error!r} is missing or of the wrong kind; see docs/criteria.md") from None
-    if not rows or "*" not in rows[-1].ops or rows[-1].phases:
-        raise TrueupError(f'criterion file {where}: the last row must match every call (ops = ["*"], no phases)')
-    return Criterion(name=name, rows=rows, **numbers)
+        numbers = {name: _number(content, name, name) for name in ("suspect", "certain", "input_units", "loss")}
+        name = str(_get(content, "name", "name"))
+        if not content.get("row"):
+            raise ValueError(f"it holds no rows; {SEE}")
+        rows = tuple(_row(row, n) for n, row in enumerate(content["row"], 1))
+        if "*" not in rows[-1].ops or rows[-1].phases:
+            raise ValueError('the last row must match every call (ops = ["*"], no phases)')
+    except (TypeError, AttributeError, ValueError) as error:
+        raise TrueupError(f"criterion file {where}: {error}") from None
+    return Criterion(
+        name, numbers["suspect"], numbers["certain"], numbers["input_units"], numbers["loss"], rows
+    )
 
 
-def _row(row: dict[str, Any], where: str) -> Row:
-    own, carry = row["own"], row["carry"]
-    for word, known, what in ((own["kind"], OWN, "own.kind"), (carry["kind"], CARRY, "carry.kind")):
-        if word not in known:
-            raise TrueupError(f"criterion file {where}: {what} {word!r} is unknown: expected {', '.join(known)}")
+def _row(row: dict[str, Any], number: int) -> Row:
+    at = f"row {number} ({row.get('name', '?')}): "
+    own, carry = _get(row, "own", f"{at}own"), _get(row, "carry", f"{at}carry")
+    for table, known, what in ((own, OWN, "own"), (carry, CARRY, "carry")):
+        kind = _get(table, "kind", f"{at}{what}.kind")
+        if kind not in known:
+            raise ValueError(f"{what}.kind {kind!r} is unknown: expected {', '.join(known)}")
+    _known(own, ("kind", "ulps"), at)
+    _known(carry, ("kind", "factor"), at)
+    _known(row, ("name", "ops", "phases", "own", "carry", "random", "matmul", "origin"), at)
+    phases = _words(row.get("phases", []), f"{at}phases")
+    for phase in phases:
+        if phase not in KINDS:
+            raise ValueError(f"{at}phase {phase!r} is unknown: expected {', '.join(KINDS)}")
     return Row(
-        str(row["name"]), tuple(row["ops"]), tuple(row.get("phases", ())), own["kind"], float(own["ulps"]), carry["kind"],
-        float(carry["factor"]), bool(row.get("random", False)), bool(row.get("matmul", False)), str(row["origin"]),
-    )  # fmt: skip
+        str(_get(row, "name", f"{at}name")),
+        _words(_get(row, "ops", f"{at}ops"), f"{at}ops"),
+        phases,
+        own["kind"],
+        _number(own, "ulps", f"{at}own.ulps"),
+        carry["kind"],
+        _number(carry, "factor", f"{at}carry.factor"),
+        bool(row.get("random", False)),
+        bool(row.get("matmul", False)),
+        str(_get(row, "origin", f"{at}origin")),
+    )
+
+
+def _get(table: dict[str, Any], key: str, what: str) -> Any:
+    if key not in table:
+        raise ValueError(f"{what} is missing; {SEE}")
+    return table[key]
+
+
+def _number(table: dict[str, Any], key: str, what: str) -> float:
+    value = _get(table, key, what)
+    if isinstance(value, bool) or not isinstance(value, (int, float)) or not 0 < value < float("inf"):
+        raise ValueError(f"{what} must be a number above 0, not {value!r}; {SEE}")
+    return float(value)
+
+
+def _words(value: Any, what: str) -> tuple[str, ...]:
+    if not isinstance(value, list):
+        raise ValueError(f"{what} must be a list of patterns, not {value!r}; {SEE}")
+    return tuple(map(str, value))
+
+
+def _known(table: dict[str, Any], names: tuple[str, ...], at: str) -> None:
+    for name in table:
+        if name not in names:
+            raise ValueError(f"{at}{name!r} is unknown: expected {', '.join(names)}")

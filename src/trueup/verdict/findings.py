@@ -11,22 +11,25 @@ from trueup.report.sentence import evidence
 from trueup.verdict.judge import Judged
 from trueup.verdict.locate import Suspect
 from trueup.verdict.measure import SlotError
-from trueup.verdict.streams import Row, Stream, is_output
+from trueup.verdict.streams import Row, Stream, is_input, is_output
 
 Frames = dict[int, tuple[tuple[str, ...], str | None]]
 
 
-def suspect_finding(suspect: Suspect, baseline: Stream, candidate: Stream, sites: Frames) -> Finding:
-    """Describe a suspected call in full."""
+def suspect_finding(
+    suspect: Suspect, baseline: Stream, candidate: Stream, sites: tuple[Frames, Frames]
+) -> Finding:
+    """Describe a suspected call in full; ``sites`` are the call stacks of both sides."""
     judged = suspect.judged
     slots = [_slot(e, judged, baseline, candidate) for e in judged.call.slots.values()]
     if judged.call.arguments is not None:
         first, second = judged.call.arguments
         slots.append(SlotComparison("arguments", "deviates", math.nan, "value", ("", ""), ("", ""), first, second))
+    slots += [_lacking(slot, judged, baseline, candidate) for slot in judged.call.one_sided]
     if suspect.kind == "input":
         slots.sort(key=lambda s: s.slot != suspect.reason)
     made = dataclasses.replace(
-        _bare(judged.call.candidate, sites),
+        _bare(judged.call.candidate, sites[1 if suspect.sides[1] else 0]),
         kind=suspect.kind,
         rule=judged.row.name,
         error_in=judged.error_in,
@@ -35,7 +38,10 @@ def suspect_finding(suspect: Suspect, baseline: Stream, candidate: Stream, sites
         slots=tuple(slots),
         api=suspect.api,
         aten=suspect.children,
-        seq=(judged.call.baseline.seq, judged.call.candidate.seq),
+        seq=(
+            judged.call.baseline.seq if suspect.sides[0] else -1,
+            judged.call.candidate.seq if suspect.sides[1] else -1,
+        ),
         confidence="high" if suspect.certain else "could be rounding",
     )
     return dataclasses.replace(made, sentence=f"{made.name}: {evidence(made)}")
@@ -76,6 +82,21 @@ def _slot(error: SlotError, judged: Judged, baseline: Stream, candidate: Stream)
         (baseline.dtype[b] or "", candidate.dtype[c] or ""), (_shape(baseline, b), _shape(candidate, c)),
         baseline.stats(b), candidate.stats(c), error.reason,
     )  # fmt: skip
+
+
+def _lacking(slot: str, judged: Judged, baseline: Stream, candidate: Stream) -> SlotComparison:
+    """Describe a slot that only one side has: a tensor given, or returned, on one side only."""
+    found = []
+    for row, stream in ((judged.call.baseline, baseline), (judged.call.candidate, candidate)):
+        k = row.slots.get(slot)
+        found.append(("", "") if k is None else (stream.dtype[k] or "", _shape(stream, k)))
+    (dtype_b, shape_b), (dtype_c, shape_c) = found
+    sides = [f"{dtype} {shape}".strip() or None for dtype, shape in found]
+    method: Literal["value", "none"] = "value" if is_input(slot) else "none"
+    state: SlotState = "deviates" if is_input(slot) else "incomparable"
+    return SlotComparison(
+        slot, state, math.nan, method, (dtype_b, dtype_c), (shape_b, shape_c), sides[0], sides[1], "only one side has it"
+    )
 
 
 def _state(error: SlotError, judged: Judged) -> SlotState:

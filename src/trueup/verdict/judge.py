@@ -9,8 +9,9 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from trueup.model import NUMBERS
-from trueup.verdict.criteria import TF32, UNIT_ROUNDOFF, Criterion, Row
+from trueup.verdict.criteria import UNIT_ROUNDOFF, Criterion, Row, normalised
 from trueup.verdict.measure import Measured, SlotError
+from trueup.verdict.precision import Precision
 from trueup.verdict.streams import Stream, is_input, is_output
 
 MIN, MAX = NUMBERS.index("min"), NUMBERS.index("max")
@@ -25,6 +26,13 @@ CONVOLUTION_BACKWARD: dict[str, tuple[str, str]] = {
     "output.0": ("input.0", "input.2"), "output.1": ("input.0", "input.1"),
 }  # fmt: skip
 """Factors per output of ``convolution_backward(grad_output, input, weight)``."""
+
+
+OVERWRITING = frozenset({
+    "copy", "fill", "zero", "normal", "uniform", "random", "bernoulli", "exponential", "log_normal", "cauchy", "geometric",
+    "_foreach_copy", "_foreach_zero",
+})  # fmt: skip
+"""In-place operators whose result does not depend on what was there before."""
 
 
 @dataclass(slots=True)
@@ -59,23 +67,16 @@ class Judged:
     worst: str | None
     """The output with the largest excess."""
     incomparable: str = ""
+    """Why the outputs could not be compared, in full or in part."""
+    unsized: bool = False
+    """Whether an output is known to differ and not how much, so that it may be rounding."""
     role: str = "agrees"
     slot_expected: dict[str, float] = field(default_factory=dict)
 
     @property
     def ratio(self) -> float:
         """``error_out / expected``."""
-        if self.error_out == 0:
-            return 0.0
-        return self.error_out / self.expected if self.expected > 0 else math.inf
-
-
-@dataclass(frozen=True, slots=True)
-class Precision:
-    """How float32 matrix products are computed, as the two runs declare it."""
-
-    matmul: float = 0.0
-    convolution: float = 0.0
+        return _excess(self.error_out, self.expected)
 
 
 def judge(
@@ -92,18 +93,21 @@ def judge(
 
 
 def _judge_call(
-    call: Measured, forward: Measured | None, baseline: Stream, candidate: Stream, criterion: Criterion, precision: Precision
+    call: Measured,
+    forward: Measured | None,
+    baseline: Stream,
+    candidate: Stream,
+    criterion: Criterion,
+    precision: Precision,
 ) -> Judged:
     row = criterion.row(call.candidate.op, call.candidate.level, call.candidate.phase)
-    errors = [e for e in call.slots.values() if is_input(e.slot)]
+    errors = [e for e in call.slots.values() if is_input(e.slot) and not _overwritten(e, call)]
     if forward is not None and call.candidate.level != "aten":
         errors += forward.slots.values()
-    discrete = any(e.absolute != 0 and not _is_float(baseline.dtype[e.baseline]) for e in errors)
-    unmeasured = [e for e in errors if math.isnan(e.absolute)]
-    inputs = [_operand(e, baseline, candidate) for e in errors if _is_float(baseline.dtype[e.baseline])]
-    result = Judged(call, row, max((o.relative for o in inputs), default=0.0), 0.0, 0.0, 0.0, None)
-    if discrete:
-        result.error_in = max(result.error_in, *(e.relative for e in errors if e.absolute != 0))
+    measured = [e for e in errors if not math.isnan(e.absolute)]
+    inputs = [_operand(e, baseline, candidate) for e in measured if _is_float(baseline.dtype[e.baseline])]
+    result = Judged(call, row, max((e.relative for e in measured), default=0.0), 0.0, 0.0, 0.0, None)
+    discrete = any(e.absolute != 0 and not _is_float(baseline.dtype[e.baseline]) for e in measured)
     for error in call.slots.values():
         if not is_output(error.slot):
             continue
@@ -111,19 +115,30 @@ def _judge_call(
             result.incomparable = error.reason or "not measured"
             continue
         own, expected = _explain(row, error, inputs, call, baseline, candidate, precision)
-        if discrete or unmeasured or not math.isfinite(result.error_in):
-            expected = math.inf  # an index, a mask or something unknown differs: any output is explained
+        if discrete or not math.isfinite(result.error_in):
+            expected = math.inf  # an index, a mask or a NaN differs: any output is explained
+        elif len(measured) < len(errors) and _excess(error.relative, expected) > criterion.suspect:
+            expected, result.incomparable = math.inf, "its result differs, and not all of its inputs were measured"
+        if error.unsized and (row.own != "exact" or result.error_in > 0) and _is_float(baseline.dtype[error.baseline]):
+            result.unsized = True
         result.slot_expected[error.slot] = expected
-        relative = error.relative
-        if result.worst is None or _excess(relative, expected) > _excess(result.error_out, result.expected):
-            result.worst, result.error_out, result.own, result.expected = error.slot, relative, own, expected
-    if call.one_sided and result.error_out == 0 and any(is_output(s) for s in call.one_sided):
+        if result.worst is None or _excess(error.relative, expected) > _excess(result.error_out, result.expected):
+            result.worst, result.error_out, result.own, result.expected = error.slot, error.relative, own, expected
+    if any(is_output(s) for s in call.one_sided):
         result.incomparable = f"only one side has {', '.join(call.one_sided[:3])}"
     return result
 
 
+def _overwritten(error: SlotError, call: Measured) -> bool:
+    """Tell whether a slot is fresh memory that the call only writes to, so that not knowing its content does not matter."""
+    name = call.candidate.op
+    return error.slot == "input.0" and math.isnan(error.absolute) and name.endswith("_") and normalised(name) in OVERWRITING
+
+
 def _excess(error: float, expected: float) -> float:
-    return 0.0 if error == 0 else error / expected if expected > 0 else math.inf
+    if error == 0 or expected == math.inf:
+        return 0.0
+    return error / expected if expected > 0 else math.inf
 
 
 def _is_float(dtype: str | None) -> bool:
@@ -158,39 +173,66 @@ def _explain(
         unit = max(unit, rounded)
         rounded = 0.0
     if out.norm == 0 or not math.isfinite(out.norm):
-        # The baseline is exactly zero (or nothing finite): absolute errors of the inputs are all there is to go by.
-        carried = math.inf if any(o.absolute for o in inputs) else 0.0
-        return 0.0, carried
+        return 0.0, _of_nothing(row, unit, error, inputs)
     product = _product(op, out, inputs) if row.own == "bilinear" or row.carry == "bilinear" else None
-    own = _own(row, unit, rounded, out, inputs, product)
+    own = _own(op, row, unit, rounded, out, inputs, product)
     return own, own + _carried(row, out, inputs, product)
+
+
+def _of_nothing(row: Row, unit: float, error: SlotError, inputs: list[Operand]) -> float:
+    """Explain an output that is exactly zero on the baseline (or has nothing finite): all of it, or nothing.
+
+    Relative errors mean nothing there. What is left where terms cancel is a rounding of the terms, not of the result.
+    """
+    if any(o.absolute for o in inputs):
+        return math.inf
+    terms = max((o.norm for o in inputs), default=0.0)
+    return math.inf if row.own != "exact" and error.absolute <= row.ulps * unit * terms else 0.0
 
 
 @dataclass(slots=True)
 class _Product:
+    """A sum of ``k`` products of two factors; ``scale`` is its norm had nothing cancelled, relative to the norm it has."""
+
     k: float
     scale: float
-    """Norm of the result had nothing cancelled, by statistics, relative to the norm it has; at least 1."""
     factors: list[Operand]
 
 
 def _product(op: str, out: Operand, inputs: list[Operand]) -> _Product:
+    """Find the two factors of an output and how many of their products are summed into one element of it."""
     by_slot = {o.slot: o for o in inputs}
     name = op.rpartition("::")[2]
+    gradient = by_slot.get("grad_output.0")
+    if gradient is not None:  # the backward of an api call: the gradient times the other operand, or summed for a bias
+        others = [o for o in inputs if o.slot.startswith("input.") and not _same_slot(o.slot, out.slot)]
+        other = max(others, key=lambda o: o.numel, default=None)
+        if other is None or out.slot in ("grad_input.2", "grad_input.bias"):
+            return _summed(gradient, out)
+        return _times(gradient, other, math.sqrt(gradient.numel * other.numel / max(out.numel, 1.0)), out)
     if name.startswith("convolution_backward"):
         names = CONVOLUTION_BACKWARD.get(out.slot)
-        if names is None:  # the bias: a sum of the gradient
-            gradient = by_slot.get("input.0", out)
-            k = max(gradient.numel / max(out.numel, 1), 1.0)
-            return _Product(k, max(1.0, math.sqrt(k) * gradient.norm / out.norm), [gradient])
+        if names is None:
+            return _summed(by_slot.get("input.0", out), out)
     else:
         names = OPERANDS.get(name)
     factors = [by_slot[n] for n in names if n in by_slot] if names else [o for o in inputs if o.slot != "input.bias"][:2]
     if len(factors) < 2:
         return _Product(1.0, 1.0, factors or inputs)
-    a, b = factors
-    k = _inner_length(name, out, a, b)
-    return _Product(k, max(1.0, math.sqrt(out.numel * k) * a.rms * b.rms / out.norm), factors)
+    return _times(factors[0], factors[1], _inner_length(name, out, *factors), out)
+
+
+def _same_slot(forward: str, gradient: str) -> bool:
+    return gradient.removeprefix("grad_") == forward
+
+
+def _times(a: Operand, b: Operand, k: float, out: Operand) -> _Product:
+    # Products of independent elements: k of them add up to sqrt(k) times the product of the root mean squares.
+    return _Product(k, max(1.0, math.sqrt(out.numel * k) * a.rms * b.rms / out.norm), [a, b])
+
+
+def _summed(a: Operand, out: Operand) -> _Product:
+    return _Product(max(a.numel / max(out.numel, 1.0), 1.0), max(1.0, a.norm / out.norm), [a])
 
 
 def _inner_length(name: str, out: Operand, a: Operand, b: Operand) -> float:
@@ -205,58 +247,64 @@ def _inner_length(name: str, out: Operand, a: Operand, b: Operand) -> float:
     return float(a.shape[-1]) if a.shape else 1.0
 
 
-def _own(row: Row, unit: float, rounded: float, out: Operand, inputs: list[Operand], product: _Product | None) -> float:
+def _own(op: str, row: Row, unit: float, rounded: float, out: Operand, inputs: list[Operand], product: _Product | None) -> float:
     units = row.ulps * unit
-    if row.own in ("exact", "elementwise"):
-        return units
     if row.own == "additive":
         return units * max(1.0, sum(o.norm for o in inputs if o.numel <= out.numel) / out.norm)
     if row.own == "bilinear" and product is not None:
-        return (units * (1 + math.sqrt(product.k) / 16) + 2 * rounded) * product.scale
-    # reduction, average, and the reduced gradients of a composite: relative to what was summed, not to what was left of it
-    largest = max(inputs, key=lambda o: o.numel, default=None)
-    if largest is None or largest.numel <= out.numel:
-        return units
-    k = largest.numel / max(out.numel, 1.0)
-    blocked = 1 + math.sqrt(k) / 16
-    weight = 1.0
+        return (units * _blocked(product.k) + 2 * rounded) * product.scale
+    if row.own in ("reduction", "average"):
+        largest = max(inputs, key=lambda o: o.numel, default=None)
+        if largest is None or largest.numel <= out.numel:
+            return units
+        k = largest.numel / max(out.numel, 1.0)
+        return units * _blocked(k) * max(1.0, (1 / k if row.own == "average" else 1.0) * largest.norm / out.norm)
     if row.own == "composite":
-        weight = max([1.0, *(o.rms for o in inputs if o is not largest)])
-        blocked = 1.0
-    elif row.own == "average":
-        weight = 1.0 / k
-    return units * blocked * max(1.0, weight * math.sqrt(k) * largest.norm / out.norm)
+        return units * (_cancelled(out, inputs) if "backward" in op or "grad" in out.slot else _centred(out, inputs))
+    return units
+
+
+def _blocked(k: float) -> float:
+    """Growth of the rounding error of a sum of ``k`` terms that is blocked by a device's width."""
+    return 1 + math.sqrt(k) / 16
+
+
+def _cancelled(out: Operand, inputs: list[Operand]) -> float:
+    """Return how much of a gradient that a composite sums over the batch has cancelled, at least 1."""
+    gradients = [o for o in inputs if o.slot.startswith("grad_output")] or inputs[:1]
+    if not gradients or gradients[0].numel <= out.numel:
+        return 1.0
+    gradient = gradients[0]
+    weight = max([1.0, *(o.rms for o in inputs if o is not gradient and o.numel >= gradient.numel)])
+    return max(1.0, weight * gradient.norm / out.norm)
+
+
+def _centred(out: Operand, inputs: list[Operand]) -> float:
+    """Return how much larger than a mean the numbers are that it was taken of, at least 1; a variance does not cancel."""
+    if not inputs or out.slot.endswith("var") or inputs[0].numel <= out.numel:
+        return 1.0
+    return max(1.0, inputs[0].rms / out.rms) if out.rms else 1.0
 
 
 def _carried(row: Row, out: Operand, inputs: list[Operand], product: _Product | None) -> float:
     if not any(o.absolute for o in inputs):
         return 0.0
     worst = max(o.relative for o in inputs)
+    if out.roundoff == 0:  # an index or a mask: it flips where two numbers nearly tie
+        return row.factor * (worst + math.sqrt(worst))
     if row.carry == "linear":
         added = sum(o.absolute * math.sqrt(max(1.0, out.numel / max(o.numel, 1.0))) for o in inputs)
         return row.factor * max(worst, added / out.norm)
     if row.carry == "sum":
-        added = sum(o.absolute * max(1.0, o.numel / max(out.numel, 1.0)) ** 0.25 for o in inputs)
+        added = sum(o.absolute * math.sqrt(math.sqrt(max(1.0, o.numel / max(out.numel, 1.0)))) for o in inputs)
         return row.factor * max(worst, added / out.norm)
     if row.carry == "bilinear" and product is not None:
-        others = sum(o.absolute for o in inputs if all(o is not f for f in product.factors)) / out.norm
-        return row.factor * (sum(o.relative for o in product.factors) * product.scale + others)
+        others = [o for o in inputs if all(o is not f for f in product.factors)]  # a bias, repeated for every row
+        added = sum(o.absolute * math.sqrt(max(1.0, out.numel / max(o.numel, 1.0))) for o in others) / out.norm
+        return row.factor * (sum(o.relative for o in product.factors) * product.scale + added)
+    if row.carry == "exponential":
+        # exp(x + e) = exp(x) (1 + e): what counts is the absolute error, however large a mask makes the norm.
+        return row.factor * max(worst, *(o.absolute / math.sqrt(max(o.numel, 1.0)) for o in inputs))
     if row.carry == "smooth":
         return row.factor * worst
     return row.factor * (worst + math.sqrt(worst))
-
-
-def precision_of(environments: Iterable[dict[str, str]], devices: Iterable[Iterable[str]]) -> Precision:
-    """Read from two runs whether float32 products are rounded to TF32 or HF32 on their devices."""
-    matmul = convolution = 0.0
-    for environment, names in zip(environments, devices, strict=True):
-        kinds = {name.partition(":")[0] for name in names}
-        low = environment.get("float32_matmul_precision", "highest") != "highest"
-        if "cuda" in kinds and (low or environment.get("cuda.matmul.allow_tf32") == "True"):
-            matmul = TF32
-        if "cuda" in kinds and environment.get("cudnn.allow_tf32") == "True":
-            convolution = TF32
-        for kind in kinds - {"cuda", "cpu"}:
-            matmul = TF32 if environment.get(f"{kind}.matmul.allow_hf32") == "True" else matmul
-            convolution = TF32 if environment.get(f"{kind}.conv.allow_hf32") == "True" else convolution
-    return Precision(matmul, convolution)

@@ -8,22 +8,27 @@ inputs are clean.
 from __future__ import annotations
 
 import json
-from collections import defaultdict
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
+from typing import Literal
 
 import numpy as np
 
-from trueup.model import LEVELS, NUMBERS
 from trueup.verdict.criteria import Criterion
 from trueup.verdict.judge import Judged
 from trueup.verdict.measure import equal_values
+from trueup.verdict.origins import Origins
+from trueup.verdict.regions import Regions, judge_region, loose_calls
+from trueup.verdict.regions import operators as region_operators
 from trueup.verdict.streams import Row, Stream, is_input
+from trueup.verdict.tree import Tree
 
-N_ZERO = NUMBERS.index("n_zero")
-L2 = NUMBERS.index("l2")
+Kind = Literal["operator", "argument", "random", "input", "region"]
+Side = Literal["baseline", "candidate"]
+SIDES: tuple[Side, Side] = ("baseline", "candidate")
 
-FINEST = {level: n for n, level in enumerate(LEVELS)}
+CARRIED = 1e-5
+"""Relative error from which a call that its inputs explain is shown as a victim; below, it agrees."""
 
 CLEAN_UNITS = 512
 """Inputs within this many units of roundoff are clean: what a few rounded operators leave behind."""
@@ -34,11 +39,33 @@ class Suspect:
     """A call where a difference may start; ``kind`` as in `trueup.model.Finding`."""
 
     judged: Judged
-    kind: str
+    kind: Kind
     certain: bool
     children: tuple[str, ...] = ()
     api: str | None = None
     reason: str = ""
+    sides: tuple[bool, bool] = (True, True)
+    """Whether the baseline and the candidate have the call (only a region may lack one)."""
+
+    @property
+    def step(self) -> int:
+        """Training step."""
+        return self.judged.call.candidate.step
+
+    @property
+    def rank(self) -> int:
+        """Process."""
+        return self.judged.call.candidate.rank
+
+    @property
+    def phase(self) -> str:
+        """Phase of the call."""
+        return self.judged.call.candidate.phase
+
+    @property
+    def place(self) -> int:
+        """Execution number on the candidate; of a region that it lacks, that of the call that reads the result."""
+        return self.judged.call.candidate.seq
 
 
 @dataclass(slots=True)
@@ -51,95 +78,87 @@ class Part:
     only_baseline: list[Row]
     only_candidate: list[Row]
     suspects: list[Suspect] = field(default_factory=list)
-    uncovered: list[tuple[str, Row]] = field(default_factory=list)
-    """Unmatched calls that no coarser level and no consumer accounts for: (side, call)."""
+    uncovered: list[tuple[Side, Row]] = field(default_factory=list)
+    """Unmatched calls that no coarser level and no consumer accounts for."""
+    unexplained: list[tuple[Judged, str]] = field(default_factory=list)
+    """``(call, input slot)`` where a difference comes in that no compared call made."""
 
 
 def locate(
-    part: Part, baseline: Stream, candidate: Stream, criterion: Criterion, *, first_step: bool, from_start: bool
+    part: Part,
+    baseline: Stream,
+    candidate: Stream,
+    criterion: Criterion,
+    origins: Origins | None = None,
+    *,
+    first_step: bool,
+    from_start: bool,
 ) -> None:
-    """Fill ``part.suspects`` and ``part.uncovered``, and set the role of every judged call.
+    """Fill in what a part leaves open, and set the role of every judged call.
 
     Args:
         part: one rank and step.
         baseline: its stream.
         candidate: its stream.
         criterion: what is suspicious.
+        origins: what is known of the earlier steps of the rank; brought up to date.
         first_step: whether this is the first captured step of the rank.
         from_start: whether that step is the first of the training.
     """
-    tree = _Tree(part, candidate)
+    origins = origins or Origins()
+    tree = Tree(part.judged, part.only_baseline, part.only_candidate, baseline, candidate)
     found = [j for j in part.judged if j.ratio > criterion.suspect]
-    part.suspects = [_suspect(j, baseline, candidate, criterion, tree) for j in _finest(found, criterion, tree)]
+    suspects = [_suspect(j, baseline, candidate, criterion, tree) for j in _finest(found, criterion, tree)]
+    suspects += _unmatched(part, tree, criterion, origins)
+    part.unexplained = origins.follow(part.judged, tree)
     if first_step:
-        part.suspects += _inputs(part, baseline, criterion, from_start=from_start)
-    part.suspects += _arguments(part, part.suspects)
-    part.suspects.sort(key=lambda s: s.judged.call.candidate.seq)
+        suspects += _inputs(part, baseline, criterion, from_start=from_start)
+    else:
+        suspects += _later_inputs(part.unexplained, baseline)
+    suspects += _arguments(part, suspects)
+    part.suspects = sorted(suspects, key=lambda s: s.place)
     for judged in part.judged:
         judged.role = _role(judged)
-    part.uncovered = _uncovered(part, tree)
 
 
-class _Tree:
-    """Which calls ran inside which, on the candidate."""
-
-    def __init__(self, part: Part, candidate: Stream) -> None:
-        self.by_seq = {j.call.candidate.seq: j for j in part.judged}
-        self.stream = candidate
-        self.unmatched = {c.seq for c in part.only_candidate}
-        self.children: defaultdict[int, list[Row]] = defaultdict(list)
-        for call in candidate.calls:
-            if call.parent is not None:
-                self.children[call.parent].append(call)
-        self.unmatched_baseline = {c.parent for c in part.only_baseline if c.parent is not None}
-
-    def ancestors(self, seq: int) -> list[int]:
-        """Return the calls around a call, innermost first."""
-        found: list[int] = []
-        row = self.stream.by_seq.get(seq)
-        while row is not None and row.parent is not None and row.parent not in found:
-            found.append(row.parent)
-            row = self.stream.by_seq.get(row.parent)
-        return found
-
-    def resolved(self, judged: Judged) -> bool:
-        """Tell whether everything that ran inside a call was matched, so that the finer level speaks for it."""
-        children = self.children.get(judged.call.candidate.seq, [])
-        if not children or judged.call.baseline.seq in self.unmatched_baseline:
-            return False
-        return all(c.seq not in self.unmatched for c in children)
-
-    def operators(self, seq: int) -> tuple[str, ...]:
-        """Return the dispatcher operators inside a call, each once: those that the baseline lacks first."""
-        names: dict[str, bool] = {}
-        pending = [seq]
-        while pending:
-            for child in self.children.get(pending.pop(), []):
-                if child.level == "aten":
-                    names[child.op] = names.get(child.op, False) or child.seq in self.unmatched
-                else:
-                    pending.append(child.seq)
-        return tuple(sorted(names, key=lambda op: (not names[op], not op.rpartition("::")[2].startswith("_"))))
+def _unmatched(part: Part, tree: Tree, criterion: Criterion, origins: Origins) -> list[Suspect]:
+    """Account for the calls without counterpart: return regions where a difference starts, keep what nothing shows."""
+    loose = loose_calls(tree, (part.only_baseline, part.only_candidate))
+    regions = Regions(tree, loose, origins)
+    uncovered = set(regions.uncompared)
+    suspects = []
+    for region in regions.found:
+        judged = judge_region(region, tree, criterion)
+        if judged.ratio <= criterion.suspect:
+            continue
+        if judged.incomparable:
+            uncovered |= {(side, seq) for side in (0, 1) for seq in region.calls[side]}
+            continue
+        certain = judged.ratio > criterion.certain and not judged.unsized
+        suspects.append(Suspect(judged, "region", certain, region_operators(region, tree), sides=region.sides))
+    part.uncovered = [(SIDES[side], row) for side in (0, 1) for seq, row in loose[side].items() if (side, seq) in uncovered]
+    origins.leave(regions.lasting(), loose)
+    return suspects
 
 
-def _finest(found: list[Judged], criterion: Criterion, tree: _Tree) -> list[Judged]:
+def _finest(found: list[Judged], criterion: Criterion, tree: Tree) -> list[Judged]:
     """Drop a suspected call when a finer level accounts for it."""
     speaking = {a for j in found if j.ratio > criterion.certain for a in tree.ancestors(j.call.candidate.seq)}
     return [j for j in found if j.call.candidate.seq not in speaking and not tree.resolved(j)]
 
 
-def _suspect(judged: Judged, baseline: Stream, candidate: Stream, criterion: Criterion, tree: _Tree) -> Suspect:
+def _suspect(judged: Judged, baseline: Stream, candidate: Stream, criterion: Criterion, tree: Tree) -> Suspect:
     call = judged.call
-    kind = "operator"
-    if call.arguments is not None and not _equal_arguments(*call.arguments):
+    kind: Kind = "operator"
+    if (call.arguments is not None and not _equal_arguments(*call.arguments)) or any(map(is_input, call.one_sided)):
         kind = "argument"
     elif judged.row.random and not _same_draw(judged, baseline, candidate):
         kind = "random"
-    parent = next(
-        (tree.stream.by_seq[a] for a in tree.ancestors(call.candidate.seq) if tree.stream.by_seq.get(a) is not None), None
-    )
+    around = (candidate.by_seq.get(a) for a in tree.ancestors(call.candidate.seq))
+    parent = next((row for row in around if row is not None), None)
     api = parent.op if parent is not None and parent.level == "api" else None
-    return Suspect(judged, kind, judged.ratio > criterion.certain, tree.operators(call.candidate.seq), api)
+    certain = judged.ratio > criterion.certain and not judged.unsized
+    return Suspect(judged, kind, certain, tree.operators(call.candidate.seq), api)
 
 
 def _equal_arguments(first: str | None, second: str | None) -> bool:
@@ -164,18 +183,26 @@ def _same_draw(judged: Judged, baseline: Stream, candidate: Stream) -> bool:
 
 
 def _inputs(part: Part, baseline: Stream, criterion: Criterion, *, from_start: bool) -> list[Suspect]:
-    """Find tensors that no recorded call produced and that differ: the data, the weights, a state."""
+    """Find the first tensor that no recorded call produced and that differs: the data, the weights, a state."""
+    tolerance = criterion.input_units * 2.0**-24 if from_start else 1e-3
     for judged in sorted(part.judged, key=lambda j: j.call.candidate.seq):
-        call = judged.call
-        if call.candidate.phase not in ("forward", "data"):
-            continue
-        for slot, error in call.slots.items():
-            if not is_input(slot) or baseline.producer[error.baseline] is not None or error.absolute == 0:
-                continue
-            tolerance = criterion.input_units * 2.0**-24 if from_start else 1e-3
-            if error.relative > tolerance:
-                return [Suspect(judged, "input", True, reason=slot)]
+        for slot, error in judged.call.slots.items():
+            if _enters(judged, slot, baseline) and error.relative > tolerance:
+                return [Suspect(judged, "input", not error.unsized, reason=slot)]
     return []
+
+
+def _later_inputs(unexplained: Iterable[tuple[Judged, str]], baseline: Stream) -> list[Suspect]:
+    """Find the first tensor of a later step that no recorded call produced and that differs: the batch."""
+    found = [Suspect(judged, "input", True, reason=slot) for judged, slot in unexplained if _enters(judged, slot, baseline)]
+    return found[:1]
+
+
+def _enters(judged: Judged, slot: str, baseline: Stream) -> bool:
+    """Tell whether a slot reads, in the forward, a tensor that no recorded call produced."""
+    if not is_input(slot) or judged.call.candidate.phase not in ("forward", "data"):
+        return False
+    return baseline.producer[judged.call.slots[slot].baseline] is None
 
 
 def _arguments(part: Part, known: Sequence[Suspect]) -> list[Suspect]:
@@ -192,51 +219,32 @@ def _arguments(part: Part, known: Sequence[Suspect]) -> list[Suspect]:
 
 
 def _role(judged: Judged) -> str:
+    """Return incomparable, unsized, equal (bitwise), carried (more than rounding, and explained) or agrees."""
     slots = judged.call.slots.values()
     if judged.incomparable:
         return "incomparable"
-    if all(e.absolute == 0 for e in slots):
+    if judged.unsized:
+        return "unsized"
+    if all(e.absolute == 0 and e.method in ("digest", "tensor") for e in slots):
         return "equal"
-    return "carried" if judged.error_out > max(8 * judged.own, 1e-5) else "agrees"
-
-
-def _uncovered(part: Part, tree: _Tree) -> list[tuple[str, Row]]:
-    """Keep the unmatched calls that nothing accounts for.
-
-    An unmatched call is accounted for when a matched call around it was compared, or when a coarser level of the same phase
-    lines up completely: a device may well run other operators for the same function.
-    """
-    coarser: dict[tuple[str, str], bool] = {}
-    unmatched = [("baseline", c) for c in part.only_baseline] + [("candidate", c) for c in part.only_candidate]
-    matched_levels = defaultdict(int)
-    for j in part.judged:
-        matched_levels[j.call.candidate.level] += 1
-    broken = {(c.level, c.phase) for _, c in unmatched}
-    for level in LEVELS:
-        for phase in {c.phase for _, c in unmatched}:
-            above = [l for l in LEVELS if FINEST[l] < FINEST[level] and matched_levels[l]]
-            coarser[level, phase] = bool(above) and (above[-1], phase) not in broken
-    matched_baseline = {j.call.baseline.seq for j in part.judged}
-    return [
-        (side, call)
-        for side, call in unmatched
-        if not coarser[call.level, call.phase]
-        and not (side == "candidate" and any(a in tree.by_seq for a in tree.ancestors(call.seq)))
-        and not (side == "baseline" and call.parent in matched_baseline)
-    ]
+    if judged.worst is None:  # it has no outputs: what it reads is all there is
+        return "carried" if judged.error_in > CARRIED else "agrees"
+    return "carried" if judged.error_out > max(8 * judged.own, CARRIED) else "agrees"
 
 
 def rank_culprits(suspects: Iterable[Suspect]) -> list[Suspect]:
-    """Put the culprits first and leave out what an earlier one explains.
+    """Put the culprits first, in order of execution, and leave out what an earlier one explains.
 
-    ``suspects`` are in order of execution, over all steps. Certain ones go before those that could be rounding.
+    Certain ones go before those that could be rounding. Ranks run the same program, so their execution numbers are of one
+    order; what a collective brings from a rank with an earlier culprit is explained by it.
     """
     culprits: list[Suspect] = []
-    ordered = list(suspects)
+    ordered = _first_of_a_kind(sorted(suspects, key=lambda s: (s.step, s.place, s.rank)))
     for suspect in sorted(ordered, key=lambda s: not s.certain):
         if not suspect.certain and culprits:
             continue
-        if not culprits or _is_clean(suspect.judged):
+        received = suspect.phase == "collective" and any(c.rank != suspect.rank for c in culprits)
+        if not culprits or (_is_clean(suspect.judged) and not received):
             culprits.append(suspect)
     return culprits
 
@@ -244,3 +252,22 @@ def rank_culprits(suspects: Iterable[Suspect]) -> list[Suspect]:
 def _is_clean(judged: Judged) -> bool:
     unit = judged.own / max(judged.row.ulps, 1.0)
     return judged.error_in <= CLEAN_UNITS * max(unit, 2.0**-24)
+
+
+def _first_of_a_kind(ordered: list[Suspect]) -> list[Suspect]:
+    """Make certain the earliest suspect of the operator that is the first certain one.
+
+    A broken operator shows wherever it runs; where its error is small it could be rounding, were it not for the others.
+    """
+    certain = next((s for s in ordered if s.certain), None)
+    if certain is None or certain.kind != "operator":
+        return ordered
+    wanted = _kind(certain)
+    first = next(s for s in ordered if s.kind == "operator" and _kind(s) == wanted)
+    first.certain = True
+    return ordered
+
+
+def _kind(suspect: Suspect) -> tuple[str, str, str]:
+    call = suspect.judged.call.candidate
+    return call.level, call.phase, call.op

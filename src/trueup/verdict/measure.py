@@ -17,7 +17,11 @@ Payload = Callable[[str, str], Array | None]
 """Returns the tensor that a record names, None where it is lost."""
 
 COUNTS = [NUMBERS.index(n) for n in ("n_nan", "n_posinf", "n_neginf")]
+SATURATED = NUMBERS.index("n_saturated")
 L2 = NUMBERS.index("l2")
+
+UNSIZED = "digests differ; how much is not recorded"
+"""Reason of an infinite error that may be a single rounding."""
 
 
 @dataclass(slots=True)
@@ -40,6 +44,11 @@ class SlotError:
         if np.isnan(self.absolute):
             return float("nan")
         return self.absolute / self.norm if self.norm > 0 else float("inf")
+
+    @property
+    def unsized(self) -> bool:
+        """Whether all that is known is that the bytes differ."""
+        return self.reason == UNSIZED
 
 
 @dataclass(slots=True)
@@ -70,9 +79,15 @@ def measure(
     for (n, slot, _, _), error in zip(index, errors, strict=True):
         slots[n][slot] = error
     return [
-        Measured(b, c, slots[n], _arguments(b, c, baseline, candidate), tuple(sorted(set(b.slots) ^ set(c.slots) - {"arguments"})))
+        Measured(b, c, slots[n], _arguments(b, c, baseline, candidate), _one_sided(b, c))
         for n, (b, c) in enumerate(pairs)
-    ]  # fmt: skip
+    ]
+
+
+def _one_sided(b: Row, c: Row) -> tuple[str, ...]:
+    if b.slots.keys() == c.slots.keys():
+        return ()
+    return tuple(sorted((b.slots.keys() ^ c.slots.keys()) - {"arguments"}))
 
 
 def _arguments(b: Row, c: Row, baseline: Stream, candidate: Stream) -> tuple[str | None, str | None] | None:
@@ -88,9 +103,9 @@ def _errors(
 ) -> list[SlotError]:
     kb = np.array([k for _, _, k, _ in index], dtype=np.int64)
     kc = np.array([k for _, _, _, k in index], dtype=np.int64)
-    distances = distance(baseline.sketch[kb], candidate.sketch[kc]) if index else np.empty(0)
-    norms = baseline.numbers[kb, L2] if index else np.empty(0)
-    counts = np.asarray((baseline.numbers[kb][:, COUNTS] != candidate.numbers[kc][:, COUNTS]).any(axis=1)) if index else []
+    distances = distance(baseline.sketch[kb], candidate.sketch[kc])
+    norms = baseline.numbers[kb, L2]
+    counts = np.any(baseline.numbers[kb][:, COUNTS] != candidate.numbers[kc][:, COUNTS], axis=1)
     errors = []
     for n, (_, slot, b, c) in enumerate(index):
         error = SlotError(slot, b, c, float("nan"), float(norms[n]), "none")
@@ -100,29 +115,58 @@ def _errors(
 
 
 def _judge_one(
-    error: SlotError, baseline: Stream, candidate: Stream, payloads: tuple[Payload, Payload], sketched: float, counts: bool
+    error: SlotError,
+    baseline: Stream,
+    candidate: Stream,
+    payloads: tuple[Payload, Payload],
+    sketched: float,
+    counts: bool,
 ) -> None:
     b, c = error.baseline, error.candidate
     digests = baseline.digest[b], candidate.digest[c]
-    same_shape = baseline.shape[b] == candidate.shape[c]
-    if not same_shape and baseline.numel[b] != candidate.numel[c]:
+    both = digests[0] is not None and digests[1] is not None
+    same_dtype = baseline.dtype[b] == candidate.dtype[c]
+    if baseline.shape[b] != candidate.shape[c] and _sizes(baseline.shape[b]) != _sizes(candidate.shape[c]):
         error.reason = f"shapes differ: {baseline.shape[b]} and {candidate.shape[c]}"
-    elif digests[0] is not None and digests[0] == digests[1] and baseline.dtype[b] == candidate.dtype[c]:
+    elif both and digests[0] == digests[1] and same_dtype:
         error.absolute, error.method = 0.0, "digest"
         if np.isnan(error.norm):
             error.norm = 0.0
     elif (tensors := _tensors(payloads, baseline.payload[b], candidate.payload[c])) is not None:
         _from_tensors(error, *tensors)
     elif not np.isnan(sketched):
-        error.absolute, error.method = sketched, "sketch"
-        if counts:
-            error.absolute, error.reason = float("inf"), "NaN or Inf counts differ"
-        elif np.isnan(error.norm):  # no finite element on the baseline
-            error.norm = 0.0
-    elif digests[0] is not None and digests[1] is not None:
-        error.absolute, error.method, error.reason = float("inf"), "digest", "digests differ; how much is not recorded"
+        _from_sketches(error, sketched, counts, surely=both and same_dtype and _is_discrete(baseline.dtype[b]))
+    elif both and not (baseline.is_measured(b) and candidate.is_measured(c)):
+        _from_digests(error, baseline.dtype[b], candidate.dtype[c])
+    elif baseline.is_measured(b) and candidate.is_measured(c):
+        error.reason = "a sum of the sketch left the range of float64; capture with detail tensor"
     else:
         error.reason = "no statistics on both sides"
+
+
+def _sizes(shape: tuple[int, ...] | None) -> tuple[int, ...] | None:
+    """Return a shape without its sizes of one, which devices add and drop at will."""
+    return None if shape is None else tuple(size for size in shape if size != 1)
+
+
+def _is_discrete(dtype: str | None) -> bool:
+    return dtype is not None and dtype.startswith(("int", "uint", "bool"))
+
+
+def _from_sketches(error: SlotError, sketched: float, counts: bool, *, surely: bool) -> None:
+    """Take the estimate; ``surely``: the digests of two integer tensors differ, so that the distance is at least 1."""
+    error.absolute, error.method = max(sketched, 1.0) if surely else sketched, "sketch"
+    if counts:
+        error.absolute, error.reason = float("inf"), "NaN or Inf counts differ"
+    elif np.isnan(error.norm):  # no finite element on the baseline
+        error.norm = 0.0
+
+
+def _from_digests(error: SlotError, baseline: str | None, candidate: str | None) -> None:
+    if baseline != candidate:
+        error.reason = f"dtypes differ ({baseline} and {candidate}) and only digests were recorded"
+    else:
+        error.absolute, error.method, error.reason = float("inf"), "digest", UNSIZED
 
 
 def _tensors(
@@ -137,22 +181,22 @@ def _tensors(
 
 def _from_tensors(error: SlotError, baseline: Array, candidate: Array) -> None:
     error.method = "tensor"
-    b, c = (_float(a) for a in (baseline, candidate))
+    b, c = (_reals(a) for a in (baseline, candidate))
     with np.errstate(all="ignore"):
-        finite_b, finite_c = np.isfinite(b), np.isfinite(c)
-        nonfinite_equal = np.array_equal(finite_b, finite_c) and np.array_equal(
-            b[~finite_b], c[~finite_c], equal_nan=b.dtype.kind != "c"
-        )
-        error.norm = float(np.linalg.norm(b[finite_b]))
-        if nonfinite_equal:
-            error.absolute = float(np.linalg.norm(c[finite_b] - b[finite_b]))
+        finite = np.isfinite(b)
+        error.norm = float(np.linalg.norm(b[finite]))
+        if np.array_equal(finite, np.isfinite(c)) and np.array_equal(b[~finite], c[~finite], equal_nan=True):
+            error.absolute = float(np.linalg.norm(c[finite] - b[finite]))
         else:
             error.absolute, error.reason = float("inf"), "NaN or Inf in different places"
+        if error.absolute == 0 and _is_discrete(baseline.dtype.name) and baseline.dtype == candidate.dtype:
+            error.absolute = float(np.sqrt(np.count_nonzero(baseline != candidate)))  # beyond 2**53
 
 
-def _float(array: Array) -> Array:
-    flat: Array = np.asarray(array).reshape(-1)
-    return flat if flat.dtype.kind == "c" else flat.astype(np.float64)
+def _reals(array: Array) -> Array:
+    """Return the elements as float64, a complex one as two."""
+    flat: Array = np.ascontiguousarray(array).reshape(-1)
+    return (flat.view(flat.real.dtype) if flat.dtype.kind == "c" else flat).astype(np.float64)
 
 
 def equal_values(first: Any, second: Any) -> bool:

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
 import pyarrow as pa
 
-from trueup.model import LANES, NUMBERS, CallKey, TensorStats
+from trueup.model import NUMBERS, CallKey, TensorStats
+from trueup.store import sketch_matrix
 
 Array = np.ndarray[Any, Any]
 
@@ -64,13 +66,18 @@ class Stream:
     """float64 ``(n, len(NUMBERS))``, NaN where unknown."""
     numel: Array
     sketch: Array
-    """float64 ``(n, LANES)``; rows of NaN where there is none."""
+    """float64 ``(n, 64)``; rows of NaN where there is none."""
     digest: list[str | None]
     dtype: list[str | None]
     shape: list[tuple[int, ...] | None]
     value: list[str | None]
     producer: list[int | None]
+    producer_slot: list[str | None]
     payload: list[tuple[str, str] | None]
+
+    def is_measured(self, k: int) -> bool:
+        """Tell whether statistics of slot row ``k`` were recorded."""
+        return not bool(np.isnan(self.numbers[k, NUMBERS.index("n_nan")]))
 
     def stats(self, k: int) -> TensorStats | str | None:
         """Return what is known of slot row ``k``."""
@@ -78,54 +85,64 @@ class Stream:
             return self.value[k]
         if np.isnan(self.numbers[k, NUMBERS.index("n_nan")]):
             return None
-        values = {n: float(v) if not n.startswith("n_") else int(v) for n, v in zip(NUMBERS, self.numbers[k], strict=True)}
+        pairs = zip(NUMBERS, self.numbers[k], strict=True)
+        values = {name: int(v) if name.startswith("n_") else float(v) for name, v in pairs}
         return TensorStats(numel=int(self.numel[k]), digest=self.digest[k], **values)  # type: ignore[arg-type]
 
 
-COLUMNS = (
-    "rank", "step", "seq", "parent", "phase", "level", "scope", "op", "ordinal", "slot", "dtype", "shape", "numel", *NUMBERS,
-    "digest", "sketch", "payload_segment", "payload_key", "value", "producer_seq", "forward_seq", "site",
-)  # fmt: skip
+_CALL = ("rank", "step", "seq", "parent", "phase", "level", "scope", "op", "ordinal", "forward_seq", "site")
+_SLOT = ("slot", "dtype", "shape", "digest", "payload_segment", "payload_key", "value", "producer_seq", "producer_slot")
+
+COLUMNS = (*_CALL, *_SLOT, "numel", *NUMBERS, "sketch")
 
 
 def load(table: pa.Table) -> Stream:
     """Build a stream from the records of one rank and step, sorted by ``seq``."""
-    column = {name: table.column(name).to_pylist() for name in COLUMNS if name not in (*NUMBERS, "sketch", "numel")}
+    seq = table.column("seq").to_numpy()
+    starts = np.flatnonzero(np.r_[True, seq[1:] != seq[:-1]]) if len(seq) else np.empty(0, dtype=np.int64)
+    firsts = table.select(_CALL).take(pa.array(starts))  # what a call has once is read once
+    calls = [Row(*values) for values in zip(*(_values(firsts.column(name)) for name in _CALL), strict=True)]
+    slots = {name: _values(table.column(name)) for name in _SLOT}
+    ends = [*starts[1:].tolist(), len(seq)]
+    for row, start, end in zip(calls, starts.tolist(), ends, strict=True):
+        row.slots = {slots["slot"][k]: k for k in range(start, end)}
     numbers = np.empty((table.num_rows, len(NUMBERS)))
     for k, name in enumerate(NUMBERS):
         numbers[:, k] = table.column(name).cast(pa.float64()).to_numpy(zero_copy_only=False)
-    calls: list[Row] = []
-    by_seq: dict[int, Row] = {}
-    for k, seq in enumerate(column["seq"]):
-        row = by_seq.get(seq)
-        if row is None:
-            row = by_seq[seq] = Row(
-                column["rank"][k], column["step"][k], seq, column["parent"][k], column["phase"][k], column["level"][k],
-                column["scope"][k], column["op"][k], column["ordinal"][k], column["forward_seq"][k], column["site"][k],
-            )  # fmt: skip
-            calls.append(row)
-        row.slots[column["slot"][k]] = k
-    segments, keys = column["payload_segment"], column["payload_key"]
+    places = zip(slots["payload_segment"], slots["payload_key"], strict=True)
     return Stream(
         calls=calls,
-        by_seq=by_seq,
+        by_seq={row.seq: row for row in calls},
         numbers=numbers,
         numel=table.column("numel").cast(pa.float64()).to_numpy(zero_copy_only=False),
-        sketch=_sketches(table),
-        digest=column["digest"],
-        dtype=column["dtype"],
-        shape=[None if s is None else tuple(s) for s in column["shape"]],
-        value=column["value"],
-        producer=column["producer_seq"],
-        payload=[None if s is None else (s, k) for s, k in zip(segments, keys, strict=True)],
+        sketch=sketch_matrix(table.column("sketch")),
+        digest=slots["digest"],
+        dtype=slots["dtype"],
+        shape=slots["shape"],
+        value=slots["value"],
+        producer=slots["producer_seq"],
+        producer_slot=slots["producer_slot"],
+        payload=[None if segment is None else (segment, key) for segment, key in places],
     )
 
 
-def _sketches(table: pa.Table) -> Array:
-    sketch = np.full((table.num_rows, LANES), np.nan)
-    chunked = table.column("sketch").combine_chunks()
-    chunk = chunked.chunk(0) if isinstance(chunked, pa.ChunkedArray) else chunked
-    known = ~np.asarray(chunk.is_null())
-    if known.any():
-        sketch[known] = np.asarray(chunk.drop_null().flatten()).reshape(-1, LANES)
-    return sketch
+def _values(column: pa.ChunkedArray) -> list[Any]:
+    """Return a column as a list, lists in it as tuples: several times faster than ``to_pylist`` for what repeats itself."""
+    if column.null_count == len(column):
+        return [None] * len(column)
+    if pa.types.is_dictionary(column.type):
+        words = column.unify_dictionaries().combine_chunks()
+        chunk = words.chunk(0) if isinstance(words, pa.ChunkedArray) else words
+        known = chunk.dictionary.to_pylist()
+        return [None if k is None else known[k] for k in chunk.indices.to_pylist()]
+    if pa.types.is_list(column.type):
+        return [None if shape is None else tuple(shape) for shape in _lists(column)]
+    return list(column.to_pylist())
+
+
+def _lists(column: pa.ChunkedArray) -> Iterator[list[int] | None]:
+    for chunk in column.chunks:
+        ends = chunk.offsets.to_numpy().tolist()
+        sizes = chunk.values.to_numpy(zero_copy_only=False).tolist()
+        valid = chunk.is_valid().to_numpy(zero_copy_only=False).tolist()
+        yield from (sizes[a:b] if there else None for a, b, there in zip(ends, ends[1:], valid, strict=False))

@@ -5,12 +5,14 @@ from __future__ import annotations
 import math
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 
-from trueup.model import RunSummary
+from trueup.model import LEVELS, RunSummary
 from trueup.store import Capture
 from trueup.verdict.findings import Frames
 from trueup.verdict.judge import Judged
@@ -36,12 +38,9 @@ def call_rows(judged: Iterable[Judged], sites: Frames) -> list[tuple[Any, ...]]:
     for j in judged:
         b, c = j.call.baseline, j.call.candidate
         frames = sites.get(c.site, ((), None))[0] if c.site is not None else ()
-        rows.append(
-            (
-                c.step, c.rank, c.phase, c.level, c.scope, c.op, c.ordinal, b.seq, c.seq,
-                j.error_in, j.error_out, j.expected, j.ratio, j.role, "", j.row.name, frames[0] if frames else None,
-            )  # fmt: skip
-        )
+        errors = j.error_in, j.error_out, j.expected, j.ratio
+        key = c.step, c.rank, c.phase, c.level, c.scope, c.op, c.ordinal, b.seq, c.seq
+        rows.append((*key, *errors, j.role, "", j.row.name, frames[0] if frames else None))
     return rows
 
 
@@ -60,11 +59,12 @@ def finish_table(rows: list[tuple[Any, ...]], culprits: set[tuple[int, int, int]
         step, rank, seq, told = cells[0], cells[1], cells[8], cells[state]
         if (rank, step, seq) in culprits:
             cells[state], cells[role] = "deviates", "culprit"
-        elif told == "carried":
+        elif told in ("carried", "unsized"):
             after = first is not None and (step, seq) > first
-            cells[state], cells[role] = ("deviates", "victim") if after else ("agrees", "")
+            before = "agrees" if told == "carried" else "incomparable"
+            cells[state], cells[role] = ("deviates", "victim") if after else (before, "")
         finished.append(cells)
-    columns = list(zip(*finished, strict=True)) if finished else [[] for _ in SCHEMA]
+    columns: list[Any] = list(zip(*finished, strict=True)) if finished else [[] for _ in SCHEMA]
     return pa.table([pa.array(c, f.type) for c, f in zip(columns, SCHEMA, strict=True)], schema=SCHEMA)
 
 
@@ -75,7 +75,38 @@ def count(table: pa.Table, unmatched: int, steps: int) -> dict[str, int]:
     return {"compared": len(states), **{n: states.count(n) for n in names}, "unmatched": unmatched, "steps": steps}
 
 
-def summarise(capture: Capture, ranks: Sequence[int]) -> RunSummary:
+@dataclass(frozen=True)
+class Overview:
+    """What is told from a capture's records at a glance, read once."""
+
+    levels: tuple[str, ...]
+    calls: int
+    losses: dict[int, float]
+    """Loss per step: the mean over ranks and micro-batches of what ``backward()`` was called on."""
+
+    @classmethod
+    def of(cls, capture: Capture) -> Overview:
+        """Read the narrow columns of a capture."""
+        table = capture.records(columns=["rank", "step", "seq", "level", "op", "mean"])
+        numbers = [table.column(n).to_numpy().astype(np.int64) for n in ("rank", "step", "seq")]  # sorted by these
+        changes = np.zeros(max(table.num_rows - 1, 0), dtype=bool)
+        for column in numbers:
+            changes |= column[1:] != column[:-1]
+        held = set(table.column("level").unique().to_pylist())
+        calls = int(np.count_nonzero(changes)) + bool(table.num_rows)
+        return cls(tuple(level for level in LEVELS if level in held), calls, _losses(table))
+
+
+def _losses(table: pa.Table) -> dict[int, float]:
+    table = table.filter(pc.equal(table.column("op"), LOSS_OP))
+    values: defaultdict[int, list[float]] = defaultdict(list)
+    for step, mean in zip(table.column("step").to_pylist(), table.column("mean").to_pylist(), strict=True):
+        if mean is not None:  # else no statistics were kept
+            values[step].append(float(mean))
+    return {step: sum(v) / len(v) for step, v in sorted(values.items())}
+
+
+def summarise(capture: Capture, overview: Overview, ranks: Sequence[int]) -> RunSummary:
     """Say in short what a capture is."""
     manifests = [capture.ranks[r] for r in ranks if r in capture.ranks]
     first = manifests[0] if manifests else {}
@@ -84,33 +115,31 @@ def summarise(capture: Capture, ranks: Sequence[int]) -> RunSummary:
     environment |= {str(k): str(v) for k, v in first.get("environment", {}).items()}
     environment |= {f"seed of {k}": str(v) for k, v in first.get("seeds", {}).items()}
     notes = dict.fromkeys([str(n) for m in manifests for n in m.get("notes", [])] + list(capture.problems))
-    calls = capture.records(columns=["rank", "step", "seq"])
-    number = len(np.unique(np.stack([np.asarray(calls.column(n), dtype=np.int64) for n in ("rank", "step", "seq")]), axis=1).T)
     return RunSummary(
-        str(capture.path), str(first.get("framework", "?")), tuple(devices), len(capture.ranks), len(capture.steps), number,
-        tuple(_losses(capture).items()), environment, tuple(notes),
-    )  # fmt: skip
-
-
-def _losses(capture: Capture) -> dict[int, float]:
-    """Return the loss per step: the mean over ranks and micro-batches of what `backward()` was called on."""
-    table = capture.records(columns=["step", "op", "mean"], level=["api"])
-    table = table.filter(pa.compute.equal(table.column("op"), LOSS_OP)) if table.num_rows else table
-    values: defaultdict[int, list[float]] = defaultdict(list)
-    for step, mean in zip(table.column("step").to_pylist(), table.column("mean").to_pylist(), strict=True):
-        values[step].append(math.nan if mean is None else float(mean))
-    return {step: sum(v) / len(v) for step, v in sorted(values.items())}
+        path=str(capture.path),
+        framework=str(first.get("framework", "?")),
+        devices=tuple(devices),
+        ranks=len(capture.ranks),
+        steps=len(capture.steps),
+        calls=overview.calls,
+        losses=tuple(overview.losses.items()),
+        environment=environment,
+        notes=tuple(notes),
+    )
 
 
 def loss_note(baseline: RunSummary, candidate: RunSummary, limit: float) -> str | None:
     """Say that the losses are too far apart to call two runs aligned, or return None."""
     other = dict(candidate.losses)
     for step, loss in baseline.losses:
-        value = other.get(step, loss)
+        value = other.get(step, loss)  # a step that one side lacks is said elsewhere
+        if loss == value or (math.isnan(loss) and math.isnan(value)):
+            continue
         apart = abs(value - loss) / max(abs(loss), 1e-12)
-        if apart > limit or math.isnan(value) != math.isnan(loss):
+        if not apart <= limit:  # NaN against a number too
             return (
-                f"the losses are {apart:.1%} apart at step {step} ({loss:.6g} and {value:.6g}), more than {limit:.0%}, "
-                "and no single call explains it: the difference may be the growth of rounding errors, or lie in calls not captured"
+                f"the losses are {'' if math.isnan(apart) else f'{apart:.1%} '}apart at step {step} ({loss:.6g} and "
+                f"{value:.6g}), more than {limit:.0%}, and no single call explains it: the difference may be the growth of "
+                "rounding errors, or lie in calls not captured"
             )
     return None

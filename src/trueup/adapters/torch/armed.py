@@ -72,10 +72,11 @@ class Armed:
         }
 
     def _start(self) -> None:
-        from trueup.adapters.torch import session as running
+        from trueup.adapters.torch import capturing as running
+        from trueup.adapters.torch.session import Session
         from trueup.recorder.options import CaptureOptions
 
-        session = running.Session(self._directory, CaptureOptions.from_json(self._options), self._root)
+        session = Session(self._directory, CaptureOptions.from_json(self._options), self._root)
         self._session = running._current = session
         with _below_other_modes():
             session.start()
@@ -92,7 +93,7 @@ class Armed:
         session._update_active()
 
     def _start_late(self) -> None:
-        running = sys.modules.get("trueup.adapters.torch.session")
+        running = sys.modules.get("trueup.adapters.torch.capturing")
         if getattr(running, "_current", None) is not None:
             return  # the worker's own code captures it
         try:
@@ -105,11 +106,12 @@ class Armed:
         session, self._session = self._session, None
         if session is None:
             return
-        from trueup.adapters.torch import session as running
+        from trueup.adapters.torch import capturing as running
 
         running._current = None
         session.abandon()
-        session._module_calls.remove()
+        for replacement in session._replacements:
+            replacement.remove()
         for hook in session._hooks:
             hook.remove()
         _take_off(session)

@@ -6,6 +6,7 @@ version counter tells a write; writes through ``.data`` do not touch that counte
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Any
 
 import torch
@@ -13,7 +14,7 @@ from torch.multiprocessing.reductions import StorageWeakRef
 
 from trueup.adapters.torch.statistics import measure
 from trueup.recorder import Statistics
-from trueup.recorder.recorder import Recorder
+from trueup.recorder.recorder import Call, Recorder
 
 PURGE_EVERY = 4096
 
@@ -74,18 +75,28 @@ class Buffers:
         if storage is not None:
             storage.uninitialised = True
 
-    def produced(self, tensor: torch.Tensor, level: str, seq: int, slot: str) -> None:
-        """Note which call, at which level, computed what this tensor's storage holds."""
+    def initialised(self, tensor: torch.Tensor) -> None:
+        """Note that a tensor is a result: kernels past the dispatcher fill what was allocated without a trace."""
         storage = self._storage(tensor)
         if storage is not None:
-            storage.producers[level] = (seq, slot)
+            storage.uninitialised = False
+
+    def produced(self, tensor: torch.Tensor, level: str, call: Call, slot: str) -> None:
+        """Note which call, at which level, computed what this tensor's storage holds; only a recorded one can be named."""
+        storage = self._storage(tensor)
+        if storage is None:
+            return
+        if call.recorded:
+            storage.producers[level] = (call.seq, slot)
+        else:
+            storage.producers.pop(level, None)
 
     def producer(self, tensor: torch.Tensor, level: str) -> tuple[int, str] | None:
         """Return the call and slot that last wrote this tensor's storage, as far as calls of that level were seen."""
         storage = self._storage(tensor)
         return None if storage is None else storage.producers.get(level)
 
-    def storages(self, tensors: list[tuple[str, torch.Tensor]]) -> set[int]:
+    def storages(self, tensors: Iterable[tuple[str, torch.Tensor]]) -> set[int]:
         """Return the identities of the tensors' storages, to tell a view from a new buffer."""
         found = set()
         for _, tensor in tensors:
@@ -113,6 +124,7 @@ class Buffers:
         self._purge_at = max(PURGE_EVERY, 2 * len(self._storages))
 
     def _measure(self, tensor: torch.Tensor) -> Statistics | None:
+        tensor = _below_transforms(tensor)
         if tensor.layout is not torch.strided or tensor.is_nested or tensor.is_quantized or tensor.device.type == "meta":
             return None
         self.reads += 1
@@ -125,6 +137,13 @@ class Buffers:
             wanted = stats.digest is not None and self._recorder.wants_payload(stats.digest, str(stats.data.dtype))
             stats.data = stats.data.copy() if wanted else None
         return stats
+
+
+def _below_transforms(tensor: torch.Tensor) -> torch.Tensor:
+    """Return the tensor that holds the bytes of one inside `torch.func` transforms: all samples of a vmap at once."""
+    while torch._C._functorch.is_functorch_wrapped_tensor(tensor):
+        tensor = torch._C._functorch.get_unwrapped(tensor)
+    return tensor
 
 
 def _view_key(tensor: torch.Tensor) -> tuple[Any, ...] | None:

@@ -6,8 +6,10 @@ carries the `Context` of the call that made it, in the node's own metadata.
 
 from __future__ import annotations
 
+import sys
 import threading
 from dataclasses import dataclass, field
+from types import CodeType, FrameType
 from typing import Any
 
 import torch
@@ -31,11 +33,12 @@ class Context:
     graph_task: int = -1
     """Graph task during which the forward call itself ran: not -1 for recomputation."""
 
-    def backward_call(self, recorder: Recorder) -> Call:
-        """Begin the backward of this call in the running graph task, once."""
-        task = torch._C._current_graph_task_id()
+    def backward_call(self, recorder: Recorder, task: int | None = None) -> Call:
+        """Begin the backward of this call in a graph task (None: the running one), once."""
+        if task is None:
+            task = torch._C._current_graph_task_id()
         if self.backward is None or task != self.task:
-            above = None if self.parent is None else self.parent.backward_call(recorder).seq
+            above = None if self.parent is None else self.parent.backward_call(recorder, task).seq
             call = self.call
             self.task = task
             self.backward = recorder.begin(
@@ -45,16 +48,28 @@ class Context:
 
 
 @dataclass(slots=True)
+class Shared:
+    """What all threads have to know."""
+
+    second_order: int = 0
+    """Backward passes under way that build a graph themselves (``create_graph=True``)."""
+
+
+@dataclass(slots=True)
 class ThreadState:
     """What nests on one thread."""
 
+    shared: Shared
     contexts: list[Context] = field(default_factory=list)
     modules: list[Context] = field(default_factory=list)
     running: list[torch.nn.Module] = field(default_factory=list)
     """The modules of `modules`."""
-    optimizer: bool = False
+    stepping: CodeType | None = None
+    """Code of the function around an optimizer's step, while one is under way."""
     observed: bool = False
     """Whether the modes are on in this thread."""
+    replayed: list[str] = field(default_factory=list)
+    """Scopes in which the functions that checkpointing runs again stood in forward."""
     busy: bool = False
     """True while Trueup itself works: nothing it executes is a call."""
 
@@ -62,22 +77,47 @@ class ThreadState:
 class Threads(threading.local):
     """The `ThreadState` of the current thread."""
 
-    def __init__(self) -> None:
-        self.state = ThreadState()
+    def __init__(self, shared: Shared) -> None:
+        self.state = ThreadState(shared)
+
+
+def enclosing(state: ThreadState) -> Context | None:
+    """Return the api call that is executing; one from before the running backward pass began does not enclose it."""
+    if not state.contexts:
+        return None
+    context = state.contexts[-1]
+    return context if context.graph_task == torch._C._current_graph_task_id() else None
 
 
 def phase_of(state: ThreadState) -> str:
     """Name the phase of a call that starts now, outside any other api call."""
     task = torch._C._current_graph_task_id()
     if task != -1:
-        # A module entered during this graph task is re-run by activation checkpointing; so is a bare function,
-        # which runs with gradients enabled where an ordinary backward does not.
-        if (state.modules and state.modules[-1].graph_task == task) or torch.is_grad_enabled():
-            return "recompute"
-        return "backward"
-    if state.modules:
-        return "forward"
-    return "optimizer" if state.optimizer else "forward"
+        # A module entered during this graph task is re-run by activation checkpointing; so is a bare function, which runs
+        # with gradients enabled where a backward does not, unless it builds a graph.
+        entered = bool(state.modules) and state.modules[-1].graph_task == task
+        return "recompute" if entered or (torch.is_grad_enabled() and not state.shared.second_order) else "backward"
+    return "optimizer" if not state.modules and in_optimizer(state) else "forward"
+
+
+def in_optimizer(state: ThreadState) -> bool:
+    """Tell whether an optimizer's step is under way; a step that raised left no trace but its absence from the stack."""
+    if state.stepping is None:
+        return False
+    if not depth_of(state.stepping):
+        state.stepping = None
+        return False
+    return True
+
+
+def depth_of(code: CodeType) -> int:
+    """Count the frames on this thread's stack that execute ``code``."""
+    frame: FrameType | None = sys._getframe(1)
+    depth = 0
+    while frame is not None:
+        depth += frame.f_code is code
+        frame = frame.f_back
+    return depth
 
 
 def tag(node: Any, context: Context) -> bool:
@@ -93,3 +133,8 @@ def tagged(node: Any) -> Context | None:
     """Return the context a node was marked with."""
     found = None if node is None else node.metadata.get(TAG)
     return found if isinstance(found, Context) else None
+
+
+def running_owner() -> Context | None:
+    """Return the context of the autograd node that is executing, if one is."""
+    return tagged(torch._C._current_autograd_node())

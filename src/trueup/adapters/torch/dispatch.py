@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from trueup.adapters.torch.context import phase_of, tagged
+from trueup.adapters.torch.context import ThreadState, enclosing, phase_of, running_owner
 from trueup.adapters.torch.tensors import describe_values, named_tensors
 from trueup.recorder.recorder import Call
 
@@ -32,6 +32,9 @@ ALLOCATIONS = frozenset(
     {"aten::empty", "aten::empty_like", "aten::empty_strided", "aten::new_empty", "aten::new_empty_strided", "aten::empty_permuted"}
 )
 """Operators whose result has no content yet; it is measured once something was written to it."""
+
+UNMARKED_VIEWS = frozenset({"aten::_unsafe_view"})
+"""Operators whose result shares the input's storage although their schema does not say so."""
 
 COLLECTIVE = ("c10d::", "_c10d_functional::", "fsdp::")
 
@@ -60,7 +63,7 @@ class Operator:
             if a.name in unmarked or (a.alias_info is not None and a.alias_info.is_write)
         )
         recorded = name not in NOT_RECORDED | ALLOCATIONS and not name.startswith(("prim::", "profiler::"))
-        view = any(r.alias_info is not None and not r.alias_info.is_write for r in schema.returns)
+        view = name in UNMARKED_VIEWS or any(r.alias_info is not None and not r.alias_info.is_write for r in schema.returns)
         return cls(name, recorded, written, view, name.startswith(COLLECTIVE))
 
 
@@ -79,47 +82,59 @@ class DispatchMode(TorchDispatchMode):
         kwargs = kwargs or {}
         session = self._session
         state = session.threads.state
-        if state.busy or not session.active:
-            return func(*args, **kwargs)
+        if state.busy or not session.sees():
+            return _execute(func, args, kwargs)
+        operator, call = None, None
+        with session.observing(state, str(func)):
+            operator = self._operator(func)
+            if operator.recorded:
+                call = self._begin(operator, state)
+                self._before(call, args, kwargs)
+        result = _execute(func, args, kwargs)
+        if operator is not None and session.active:
+            with session.observing(state, operator.name):
+                if call is not None:
+                    self._after(operator, call, args, kwargs, result)
+                elif operator.name in ALLOCATIONS:
+                    session.buffers.allocated(result)
+        return result
+
+    def _operator(self, func: Any) -> Operator:
         operator = self._operators.get(func)
         if operator is None:
             operator = self._operators[func] = Operator.of(func)
-        if not operator.recorded:
-            result = func(*args, **kwargs)
-            if operator.name in ALLOCATIONS:
-                session.buffers.allocated(result)
-            return result
-        call = self._begin(operator)
-        with session.quietly(state):
-            inputs = list(named_tensors("input", args, kwargs))
-            if call.recorded:
-                session.record_tensors(call, inputs)
-                if (values := describe_values(args, kwargs)) is not None:
-                    session.recorder.value(call, values)
-        result = func(*args, **kwargs)
-        with session.quietly(state):
-            outputs, written = _outputs(operator, args, kwargs, result)
-            for tensor in written:
-                session.buffers.written(tensor)
-            if not operator.view:
-                session.mark_produced(call, outputs)
-            if call.recorded:
-                session.record_outputs(call, outputs)
-        return result
+        return operator
 
-    def _begin(self, operator: Operator) -> Call:
+    def _before(self, call: Call, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        if call.recorded:
+            self._session.slots.inputs(call, named_tensors("input", args, kwargs))
+            if (values := describe_values(args, kwargs)) is not None:
+                self._session.recorder.value(call, values)
+
+    def _after(self, operator: Operator, call: Call, args: tuple[Any, ...], kwargs: dict[str, Any], result: Any) -> None:
         session = self._session
-        state = session.threads.state
-        recorder = session.recorder
-        above = state.contexts[-1] if state.contexts else None
+        outputs, written = _outputs(operator, args, kwargs, result)
+        for tensor in written:
+            session.buffers.written(tensor)
+        if not operator.view:
+            session.slots.produced(call, outputs)
+        if call.recorded:
+            session.slots.outputs(call, outputs)
+
+    def _begin(self, operator: Operator, state: ThreadState) -> Call:
+        recorder = self._session.recorder
+        task = torch._C._current_graph_task_id()
+        above = enclosing(state)
+        module = state.modules[-1] if state.modules else None
+        call: Call | None
         if above is not None:
             phase, scope, call = above.call.phase, above.scope, above.call
-        elif (owner := tagged(_running_node())) is not None and phase_of(state) == "backward":
+        elif module is not None and module.graph_task == task:
+            phase, scope, call = phase_of(state), module.scope, module.call
+        elif (owner := running_owner()) is not None:  # no function of Python's is executing: it is autograd's own
             phase, scope, call = "backward", owner.scope, owner.backward_call(recorder)
         else:
-            module = state.modules[-1] if state.modules else None
-            phase, scope = phase_of(state), "" if module is None else module.scope
-            call = None if module is None else module.call
+            phase, scope, call = phase_of(state) if task == -1 else "backward", "", None
         return recorder.begin(
             "aten",
             "collective" if operator.collective else phase,
@@ -131,8 +146,12 @@ class DispatchMode(TorchDispatchMode):
         )
 
 
-def _running_node() -> Any:
-    return torch._C._current_autograd_node()
+def _execute(func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """Execute an operator past the function modes: they saw the function of the user's that it is part of, if there was one."""
+    if torch._C._len_torch_function_stack():
+        with torch._C.DisableTorchFunction():
+            return func(*args, **kwargs)
+    return func(*args, **kwargs)
 
 
 def _outputs(

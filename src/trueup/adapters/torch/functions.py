@@ -12,26 +12,23 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch.overrides import TorchFunctionMode, resolve_name
 
-from trueup.adapters.torch.context import Context, phase_of
-from trueup.adapters.torch.gradients import input_edges, watch
+from trueup.adapters.torch.context import Context, enclosing, phase_of, running_owner
+from trueup.adapters.torch.gradients import Edges, input_edges, watch
 from trueup.adapters.torch.tensors import describe_values, named_tensors
+from trueup.recorder import Call
 
 if TYPE_CHECKING:
     from trueup.adapters.torch.session import Session
 
 QUERIES = frozenset(
-    """
-    size dim ndimension stride numel nelement storage_offset is_contiguous is_floating_point is_complex is_signed
-    is_same_size is_set_to is_inference is_nonzero element_size data_ptr get_device has_names tolist item numpy type
-    __len__ __bool__ __int__ __float__ __index__ __repr__ __str__ __format__ __hash__ __contains__ __iter__ __dir__
-    __reduce_ex__ __reduce__ __setstate__ __deepcopy__ __array__ __dlpack__ __dlpack_device__ storage untyped_storage
-    requires_grad_ retain_grad register_hook register_post_accumulate_grad_hook is_pinned is_shared result_type
-    can_cast promote_types get_default_dtype is_tensor is_storage set_default_device _is_view _version dim_order
-    has_torch_function _has_compatible_shallow_copy_type _profiler_enter _record_function_enter_new
-    _record_function_exit is_conj is_neg is_sparse __cuda_array_interface__
-    """.split()
+    ["size", "dim", "ndimension", "stride", "numel", "nelement", "storage_offset", "is_contiguous", "is_floating_point", "is_complex", "is_signed", "is_same_size", "is_set_to", "is_inference", "is_nonzero", "element_size", "data_ptr", "get_device", "has_names", "tolist", "item", "numpy", "type", "__len__", "__bool__", "__int__", "__float__", "__index__", "__repr__", "__str__", "__format__", "__hash__", "__contains__", "__iter__", "__dir__", "__reduce_ex__", "__reduce__", "__setstate__", "__deepcopy__", "__array__", "__dlpack__", "__dlpack_device__", "storage", "untyped_storage", "requires_grad_", "retain_grad", "register_hook", "register_post_accumulate_grad_hook", "is_pinned", "is_shared", "result_type", "share_memory_", "can_cast", "promote_types", "get_default_dtype", "is_tensor", "is_storage", "set_default_device", "_is_view", "_version", "dim_order", "has_torch_function", "_has_compatible_shallow_copy_type", "_profiler_enter", "_record_function_enter_new", "_record_function_exit", "is_conj", "is_neg", "is_sparse", "__cuda_array_interface__"]
 )
 """Functions that compute no tensor; leaving them out of the walk is a matter of speed only (no tensor result, no record)."""
+
+EXPOSES = frozenset(
+    ["data_ptr", "numpy", "storage", "untyped_storage", "__array__", "__dlpack__", "__cuda_array_interface__", "share_memory_"]
+)
+"""Functions that hand out the memory itself, to kernels that no dispatcher sees: what was known of it holds no longer."""
 
 ALLOCATIONS = frozenset(
     {"torch.empty", "torch.empty_like", "torch.empty_strided", "torch.empty_permuted", "torch.Tensor.new_empty",
@@ -65,26 +62,35 @@ class FunctionMode(TorchFunctionMode):
         kwargs = kwargs or {}
         session = self._session
         state = session.threads.state
-        if state.busy or not session.active:
+        if state.busy or not session.sees():
             return func(*args, **kwargs)
         name = self._name(func)
         if name is None:
+            if getattr(func, "__name__", "") in EXPOSES:
+                with session.observing(state, "memory handed out"):
+                    session.buffers.written(args[0])
             return func(*args, **kwargs)
         if name == "torch.Tensor.backward":
-            session.record_loss(args, kwargs)
+            with session.observing(state, "the loss"):
+                session.slots.loss(args, kwargs)
             return func(*args, **kwargs)
         if name in ALLOCATIONS:
             result = func(*args, **kwargs)
-            session.buffers.allocated(result)
+            with session.observing(state, name):
+                session.buffers.allocated(result)
             return result
-        return _Execution(session, name, func, args, kwargs).run()
+        return Execution(session, name, func, args, kwargs).run()
 
     def _name(self, func: Callable[..., Any]) -> str | None:
         try:
             return self._names[func]
-        except KeyError:
+        except (KeyError, TypeError):  # TypeError: a callable that has no hash
             pass
-        name = self._names[func] = _name_of(func)
+        name = _name_of(func)
+        try:
+            self._names[func] = name
+        except TypeError:
+            pass
         return name
 
 
@@ -95,60 +101,101 @@ def _name_of(func: Callable[..., Any]) -> str | None:
     if last in ("__get__", "__set__", "__delete__"):
         attribute = head.rpartition(".")[2]
         return head if last == "__get__" and attribute in PROPERTIES else None
-    if last in QUERIES or name.startswith(("torch.autograd.", "profiler.", "torch.ops.profiler")):
+    if last in QUERIES or name.startswith(("torch.autograd.", "torch._C._set", "profiler.", "torch.ops.profiler")):
         return None
     return name
 
 
-class _Execution:
+class Execution:
     """One api call from its inputs to its outputs."""
 
-    __slots__ = ("args", "context", "func", "inputs", "kwargs", "name", "session")
+    __slots__ = ("args", "context", "edges", "func", "inputs", "kwargs", "name", "session", "state", "versions")
 
     def __init__(
         self, session: Session, name: str, func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> None:
         self.session, self.name, self.func, self.args, self.kwargs = session, name, func, args, kwargs
-        state = session.threads.state
-        parent = state.modules[-1] if state.modules else None
-        scope = parent.scope if parent is not None else session.scope_of_backward(state)
-        site = session.recorder.sites.here()
-        above = None if parent is None else parent.call.seq
-        call = session.recorder.begin("api", phase_of(state), scope, name, parent=above, site=site)
-        self.context = Context(call, parent, scope, session.threads, graph_task=torch._C._current_graph_task_id())
-        self.inputs = list(named_tensors("input", args, kwargs))
+        self.state = session.threads.state
+        self.context: Context | None = None
+        self.edges: Edges | None = None
+        self.inputs: list[tuple[str, torch.Tensor]] = []
+        self.versions: list[int | None] = []
 
     def run(self) -> Any:
         """Execute the function between the record of its inputs and that of its outputs."""
-        session, call = self.session, self.context.call
-        state = session.threads.state
-        with session.quietly(state):
-            edges = input_edges(self.inputs)
-            if call.recorded:
-                session.record_tensors(call, self.inputs)
-                if (values := describe_values(self.args, self.kwargs)) is not None:
-                    session.recorder.value(call, values)
-        versions = [_version(t) for _, t in self.inputs]
-        state.contexts.append(self.context)
+        state = self.state
+        context = None
+        with self.session.observing(state, self.name):
+            context = self._begin()
+            self._before(context)
+        if context is None:  # the capture has just failed
+            return self.func(*self.args, **self.kwargs)
+        state.contexts.append(context)
         try:
             result = self.func(*self.args, **self.kwargs)
         finally:
             state.contexts.pop()
-        with session.quietly(state):
-            outputs = list(named_tensors("output", result)) + self._written(result, versions)
-            session.mark_api_outputs(call, self.inputs, outputs)
-            if call.recorded:
-                session.record_outputs(call, outputs)
-            record = session.record_gradients if session.records("api") else None
-            watch(self.context, edges, outputs, record, own=True)
+        if self.session.active:
+            with self.session.observing(state, self.name):
+                self._after(context, result)
         return result
 
-    def _written(self, result: Any, versions: list[int | None]) -> list[tuple[str, torch.Tensor]]:
+    def _begin(self) -> Context:
+        session, state = self.session, self.state
+        recorder = session.recorder
+        task = torch._C._current_graph_task_id()
+        outer, module = enclosing(state), state.modules[-1] if state.modules else None
+        above: Call | None = None
+        forward_seq = None
+        if outer is not None:
+            phase, scope, above = outer.call.phase, outer.scope, outer.call
+        elif module is not None and module.graph_task == task:
+            phase, scope, above = phase_of(state), module.scope, module.call
+        elif task == -1:
+            phase, scope = phase_of(state), ""
+        else:
+            phase, owner = phase_of(state), running_owner()
+            scope = state.replayed[-1] if state.replayed else "" if owner is None else owner.scope
+            if owner is not None and phase == "backward":
+                above, forward_seq = owner.backward_call(recorder), owner.call.seq
+        call = recorder.begin(
+            "api", phase, scope, self.name, parent=None if above is None else above.seq, site=recorder.sites.here(),
+            forward_seq=forward_seq,
+        )  # fmt: skip
+        return Context(call, outer or module, scope, session.threads, graph_task=task)
+
+    def _before(self, context: Context) -> None:
+        session, call = self.session, context.call
+        self.inputs = list(named_tensors("input", self.args, self.kwargs))
+        if torch.is_grad_enabled():
+            self.edges = input_edges(self.inputs)
+        if call.recorded:
+            session.slots.inputs(call, self.inputs)
+            if self.inputs:
+                self._record_values(call)
+        self.versions = [_version(t) for _, t in self.inputs]
+
+    def _after(self, context: Context, result: Any) -> None:
+        session, call = self.session, context.call
+        outputs = list(named_tensors("output", result)) + self._written(result)
+        session.slots.api_outputs(call, self.inputs, outputs)
+        if call.recorded:
+            if outputs and not self.inputs:  # a factory; without any tensor it is no computation and leaves no row
+                self._record_values(call)
+            session.slots.outputs(call, outputs)
+        if self.edges is not None:
+            watch(context, self.edges, outputs, session.slots if session.records("api") else None, own=True)
+
+    def _record_values(self, call: Call) -> None:
+        if (values := describe_values(self.args, self.kwargs)) is not None:
+            self.session.recorder.value(call, values)
+
+    def _written(self, result: Any) -> list[tuple[str, torch.Tensor]]:
         """Find inputs the call wrote to that are not among its results."""
         returned = {id(t) for _, t in named_tensors("output", result)}
         written = [
             (slot.replace("input", "output.written", 1), tensor)
-            for (slot, tensor), before in zip(self.inputs, versions, strict=True)
+            for (slot, tensor), before in zip(self.inputs, self.versions, strict=True)
             if before is not None and tensor._version != before and id(tensor) not in returned
         ]
         for name, (position, keyword) in BUFFERS_WRITTEN.get(self.name, {}).items():

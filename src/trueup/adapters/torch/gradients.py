@@ -3,26 +3,28 @@
 Before a call the gradient edges of its inputs are noted; after it, its nodes are walked from the outputs to those edges. A
 pre-hook on an output's node sees ``grad_output``; a hook on a node that holds an input's edge sees that call's *own*
 ``grad_input``, not the sum over all users of the tensor. Where several nodes of a call hold the edge (a weight that an unfused
-LSTM uses at each time step), their gradients are added up, for the operators inside are the device's own business. Full backward hooks would insert functions into the graph, break
-in-place operators and miss keyword arguments.
+LSTM uses at each time step), their gradients are added up, for the operators inside are the device's own business. Full
+backward hooks would insert functions into the graph, break in-place operators and miss keyword arguments.
 """
 
 from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Iterable
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch.autograd.graph import get_gradient_edge
 
 from trueup.adapters.torch.context import Context, tag, tagged
 
+if TYPE_CHECKING:
+    from trueup.adapters.torch.slots import Slots
+
 Edges = dict[tuple[Any, int], list[str]]
 """Gradient edge (node, output number) -> the slots it enters by; one tensor passed twice shares its edge."""
 
-Record = Callable[[Context, list[tuple[str, torch.Tensor | None]]], None]
-"""Receives gradients as ``(slot, tensor)`` when autograd delivers them."""
+Gradients = list[tuple[str, torch.Tensor | None]]
 
 MAX_NODES = 20_000
 
@@ -32,14 +34,17 @@ def input_edges(inputs: Iterable[tuple[str, torch.Tensor]]) -> Edges:
     edges: Edges = {}
     for slot, tensor in inputs:
         if tensor.requires_grad:
-            # A Python-implemented node is its own owner while the tensor lives, so no ownership token is needed.
-            node = tensor.grad_fn if tensor.grad_fn is not None else get_gradient_edge(tensor).node
+            try:
+                # A Python-implemented node is its own owner while the tensor lives, so no ownership token is needed.
+                node = tensor.grad_fn if tensor.grad_fn is not None else get_gradient_edge(tensor).node
+            except RuntimeError:  # a view made without gradients whose base was written since: using it is an error too
+                continue
             edges.setdefault((node, tensor.output_nr), []).append(slot)
     return edges
 
 
 def watch(
-    context: Context, edges: Edges, outputs: Iterable[tuple[str, torch.Tensor]], record: Record | None, *, own: bool
+    context: Context, edges: Edges, outputs: Iterable[tuple[str, torch.Tensor]], into: Slots | None, *, own: bool
 ) -> None:
     """Hook the nodes of a call, from its outputs to its input edges.
 
@@ -47,7 +52,7 @@ def watch(
         context: the call; with ``own`` its nodes are marked with it, so that what they execute in backward is attributed.
         edges: what `input_edges` returned before the call.
         outputs: ``(slot, tensor)`` of the call's results.
-        record: receives the gradients; None marks nodes only.
+        into: receives the gradients; None marks nodes only.
         own: nodes already marked by an earlier call end the walk (api level); otherwise calls inside are walked through.
     """
     pending: list[Any] = []
@@ -60,12 +65,12 @@ def watch(
     for node, slots in by_node.items():
         if not own or tag(node, context):
             pending.append(node)
-        if record is not None:
-            node.register_prehook(_output_hook(context, slots, record))
-    _walk(context, edges, pending, record, own=own)
+        if into is not None:
+            node.register_prehook(_output_hook(context, slots, into))
+    _walk(context, edges, pending, into, own=own)
 
 
-def _walk(context: Context, edges: Edges, pending: list[Any], record: Record | None, *, own: bool) -> None:
+def _walk(context: Context, edges: Edges, pending: list[Any], into: Slots | None, *, own: bool) -> None:
     seen: set[Any] = set(pending)
     boundary: dict[Any, list[tuple[int, str]]] = {}
     uses: Counter[str] = Counter()
@@ -83,8 +88,8 @@ def _walk(context: Context, edges: Edges, pending: list[Any], record: Record | N
             elif following not in seen and not _outside(following, context, own=own):
                 seen.add(following)
                 pending.append(following)
-    if record is not None and boundary:
-        sums = _Sums(context, record, uses)
+    if into is not None and boundary:
+        sums = _Sums(context, into, uses)
         for node, slots_of in boundary.items():
             node.register_hook(_input_hook(context, slots_of, sums))
 
@@ -92,42 +97,42 @@ def _walk(context: Context, edges: Edges, pending: list[Any], record: Record | N
 class _Sums:
     """Adds up the gradients of an edge that several nodes of a call hold, and passes the sum on when the last is there."""
 
-    def __init__(self, context: Context, record: Record, uses: Counter[str]) -> None:
-        self._context, self._record, self._uses = context, record, uses
+    def __init__(self, context: Context, into: Slots, uses: Counter[str]) -> None:
+        self._context, self.into, self._uses = context, into, uses
         self._task = -1
-        self._partial: dict[str, tuple[int, torch.Tensor | None]] = {}
+        self._counts: Counter[str] = Counter()
+        self._totals: dict[str, torch.Tensor] = {}
 
-    def add(self, slots: list[tuple[str, torch.Tensor | None]]) -> None:
+    def add(self, slots: Gradients) -> None:
         """Take what one node delivers."""
         task = torch._C._current_graph_task_id()
         if task != self._task:
-            self._task, self._partial = task, {}
-        ready = []
+            self._task = task
+            self._counts.clear()
+            self._totals.clear()
         for slot, gradient in slots:
-            if self._uses[slot] == 1:
-                ready.append((slot, gradient))
-            elif (total := self._accumulate(slot, gradient)) is not None:
-                ready.append((slot, total))
-        if ready:
-            self._record(self._context, ready)
+            self._accumulate(slot, gradient)
+        ready = dict.fromkeys(slot for slot, _ in slots if self._counts[slot] == self._uses[slot])
+        self._pass_on([slot for slot in ready if slot in self._totals])
 
-    def _accumulate(self, slot: str, gradient: torch.Tensor | None) -> torch.Tensor | None:
-        if not self._partial:  # some uses may never get a gradient: what there is by the end of the pass counts
+    def _accumulate(self, slot: str, gradient: torch.Tensor | None) -> None:
+        if not self._counts and self._uses.total() > len(self._uses):
+            # Some uses may never get a gradient: what there is by the end of the pass counts.
             torch.autograd.Variable._execution_engine.queue_callback(self._finish)
-        count, total = self._partial.get(slot, (0, None))
+        self._counts[slot] += 1
         if gradient is not None:
-            total = gradient if total is None else total + gradient
-        self._partial[slot] = count + 1, total
-        if count + 1 < self._uses[slot]:
-            return None
-        self._partial[slot] = count + 1, None
-        return total
+            total = self._totals.get(slot)
+            self._totals[slot] = gradient if total is None else total + gradient
 
     def _finish(self) -> None:
-        left = [(slot, total) for slot, (_, total) in self._partial.items() if total is not None]
-        self._partial = {}
-        if left:
-            self._record(self._context, left)
+        if self.into.active:
+            with self.into.observing(self._context):
+                self._pass_on(list(self._totals))
+        self._totals.clear()
+
+    def _pass_on(self, slots: list[str]) -> None:
+        if slots:
+            self.into.gradients(self._context, [(slot, self._totals.pop(slot)) for slot in slots], self._task)
 
 
 def _outside(node: Any, context: Context, *, own: bool) -> bool:
@@ -145,21 +150,19 @@ def _gradient_slot(slot: str) -> str:
     return slot.replace("input", "grad_input", 1)
 
 
-def _output_hook(context: Context, slots: list[tuple[int, str]], record: Record) -> Callable[[Any], None]:
+def _output_hook(context: Context, slots: list[tuple[int, str]], into: Slots) -> Callable[[Any], None]:
     def hook(grads: tuple[torch.Tensor | None, ...]) -> None:
-        record(context, [(slot, grads[k]) for k, slot in slots])
+        if into.active:
+            with into.observing(context):
+                into.gradients(context, [(slot, grads[k]) for k, slot in slots], torch._C._current_graph_task_id())
 
     return hook
 
 
 def _input_hook(context: Context, slots: list[tuple[int, str]], sums: _Sums) -> Callable[[Any, Any], None]:
     def hook(grad_inputs: tuple[torch.Tensor | None, ...], _: tuple[torch.Tensor | None, ...]) -> None:
-        state = context.threads.state
-        before, state.busy = state.busy, True  # adding gradients up is not the user's computation
-        try:
-            with torch.no_grad():
+        if sums.into.active:
+            with sums.into.observing(context), torch.no_grad():
                 sums.add([(slot, grad_inputs[k]) for k, slot in slots])
-        finally:
-            state.busy = before
 
     return hook

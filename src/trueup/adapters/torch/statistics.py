@@ -16,6 +16,7 @@ import numpy as np
 import torch
 
 from trueup import kernels
+from trueup.kernels import MASKING
 from trueup.kernels.sketch import GROUP, lanes, signs
 from trueup.model import LANES, NUMBERS, PACKED
 from trueup.recorder import Statistics
@@ -68,6 +69,8 @@ def packed_on_device(tensor: torch.Tensor) -> torch.Tensor:
     dtype = tensor.dtype
     x = tensor.reshape(-1).to(torch.float64)
     finite = torch.isfinite(x)
+    if str(dtype).removeprefix("torch.") in MASKING:  # masks: see trueup.kernels.summarize
+        finite = finite & (x.abs() < torch.finfo(dtype).max)
     kept = torch.where(finite, x, 0.0)
     count = finite.sum()
     inf = torch.full((), torch.inf, dtype=torch.float64, device=x.device)

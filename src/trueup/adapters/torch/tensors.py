@@ -7,11 +7,19 @@ import math
 from collections.abc import Iterator
 from typing import Any
 
+import numpy as np
 import torch
+import xxhash
 
 from trueup.recorder.recorder import Tensor
 
 MAX_VALUE_LENGTH = 4000
+MAX_DEPTH = 8
+"""Nesting that is followed; a structure may contain itself."""
+
+UNKNOWN = -1
+"""A size or stride that cannot be told without changing the computation."""
+
 _DTYPES: dict[torch.dtype, str] = {}
 _DEVICES: dict[torch.device, str] = {}
 
@@ -29,21 +37,31 @@ def named_tensors(prefix: str, args: Any, kwargs: dict[str, Any] | None = None) 
         yield from _walk(prefix, kwargs)
 
 
-def _walk(prefix: str, value: Any) -> Iterator[tuple[str, torch.Tensor]]:
+def _walk(prefix: str, value: Any, depth: int = 0) -> Iterator[tuple[str, torch.Tensor]]:
     items: Any
     if isinstance(value, (tuple, list)):
         items = enumerate(value)
     elif isinstance(value, dict):
         items = value.items()
-    elif hasattr(value, "__dataclass_fields__") and not isinstance(value, type):
+    elif _is_dataclass(value):
         items = ((name, getattr(value, name, None)) for name in value.__dataclass_fields__)
     else:
         return
     for key, item in items:
         if isinstance(item, torch.Tensor):
-            yield f"{prefix}.{key}", item
-        elif isinstance(item, (tuple, list, dict)) or hasattr(item, "__dataclass_fields__"):
-            yield from _walk(f"{prefix}.{key}", item)
+            yield f"{prefix}.{_key(key)}", item
+        elif depth < MAX_DEPTH and (isinstance(item, (tuple, list, dict)) or _is_dataclass(item)):
+            yield from _walk(f"{prefix}.{_key(key)}", item, depth + 1)
+
+
+def _is_dataclass(value: Any) -> bool:
+    """Ask the class, not the object: an attribute look-up on it could run the user's code."""
+    return hasattr(type(value), "__dataclass_fields__")
+
+
+def _key(key: Any) -> str:
+    """Name a key of a dict; the text of any other object may hold an address."""
+    return str(key) if isinstance(key, (str, int, float)) else type(key).__name__
 
 
 def describe(tensor: torch.Tensor) -> Tensor:
@@ -54,21 +72,33 @@ def describe(tensor: torch.Tensor) -> Tensor:
     device = _DEVICES.get(tensor.device)
     if device is None:
         device = _DEVICES[tensor.device] = str(tensor.device)
-    shape = list(tensor.shape)
-    strides = list(tensor.stride()) if tensor.layout is torch.strided and not tensor.is_nested else None
-    return Tensor(dtype, shape, strides, device, math.prod(shape))
+    if tensor.is_nested:  # the sizes differ from row to row
+        shape = [tensor.size(0), *[UNKNOWN] * (tensor.dim() - 1)]
+        return Tensor(dtype, shape, None, device, _known(tensor.numel()))
+    shape = [_known(size) for size in tensor.shape]
+    strides = [_known(stride) for stride in tensor.stride()] if tensor.layout is torch.strided else None
+    return Tensor(dtype, shape, strides, device, UNKNOWN if UNKNOWN in shape else math.prod(shape))
+
+
+def _known(size: Any) -> int:
+    """Leave symbolic sizes (torch.export, nested tensors) alone: asking for their value would fix it."""
+    return size if type(size) is int else UNKNOWN
 
 
 def describe_values(args: tuple[Any, ...], kwargs: dict[str, Any]) -> str | None:
     """Encode the non-tensor arguments of a call as JSON, or None if there is none.
 
-    Devices and generators are left out: they are expected to differ between two runs.
+    Devices and generators are left out: they are expected to differ between two runs. What would be too long is told by its
+    length and digest, which two runs can still compare.
     """
     values = {str(k): v for k, v in enumerate(args) if _is_value(v)}
     values |= {k: v for k, v in kwargs.items() if _is_value(v)}
     if not values:
         return None
-    return json.dumps({k: _encode(v) for k, v in values.items()}, sort_keys=True)[:MAX_VALUE_LENGTH]
+    text = json.dumps({k: _encode(v) for k, v in values.items()}, sort_keys=True)
+    if len(text) <= MAX_VALUE_LENGTH:
+        return text
+    return json.dumps({"length": len(text), "xxh3": xxhash.xxh3_64_hexdigest(text)})
 
 
 def _is_value(value: Any) -> bool:
@@ -78,24 +108,28 @@ def _is_value(value: Any) -> bool:
 
 
 def _encode(value: Any, depth: int = 0) -> Any:
-    if isinstance(value, float):
-        return value if math.isfinite(value) else str(value)
-    if isinstance(value, (bool, int, str)) or value is None:
-        return value
     if isinstance(value, torch.Tensor):
         return "tensor"
+    if isinstance(value, np.generic):
+        value = value.item()
+    if isinstance(value, float):
+        return float(value) if math.isfinite(value) else str(float(value))
+    if isinstance(value, bool) or value is None:
+        return value
+    if isinstance(value, (int, str)):
+        return int(value) if isinstance(value, int) else str.__str__(value)
     if isinstance(value, (torch.device, torch.Generator)):
         return None
-    if isinstance(value, (tuple, list)) and depth < 4:
+    if isinstance(value, (tuple, list)) and depth < MAX_DEPTH:
         return [_encode(v, depth + 1) for v in value[:64]]
-    if isinstance(value, dict) and depth < 4:
-        return {str(k): _encode(v, depth + 1) for k, v in list(value.items())[:64]}
-    if isinstance(value, (torch.dtype, torch.layout, torch.memory_format)):
+    if isinstance(value, dict) and depth < MAX_DEPTH:
+        return {_key(k): _encode(v, depth + 1) for k, v in list(value.items())[:64]}
+    if isinstance(value, (torch.dtype, torch.layout, torch.memory_format, complex)):
         return str(value)
     if isinstance(value, slice):
-        return f"{value.start}:{value.stop}:{value.step}" if not _has_tensor(value) else "slice of tensors"
+        return f"{value.start}:{value.stop}:{value.step}" if _is_plain(value) else "slice of tensors"
     return type(value).__name__  # never repr(): it may be long, hold addresses, or run the user's code
 
 
-def _has_tensor(value: slice) -> bool:
-    return any(isinstance(v, torch.Tensor) for v in (value.start, value.stop, value.step))
+def _is_plain(value: slice) -> bool:
+    return all(v is None or isinstance(v, int) for v in (value.start, value.stop, value.step))

@@ -77,7 +77,7 @@
   const filled = (calls, rows) => {
     const column = calls.column, data = { call: rows.map((row) => `${text(column.op, row)}#${column.ordinal.at[row]}`) };
     for (const name of ["phase", "level", "scope", "state", "role"]) data[name] = rows.map((row) => text(column[name], row));
-    for (const name of ["step", "rank", "candidate_seq", "error_in", "error_out", "ratio"]) data[name] = rows.map((row) => column[name].at[row]);
+    for (const name of ["step", "rank", "seq_candidate", "error_in", "error_out", "ratio"]) data[name] = rows.map((row) => column[name].at[row]);
     const tints = { culprit: "var(--bad)", victim: "inherit", deviates: "var(--bad)", incomparable: "var(--unsure)" };
     data.tint = rows.map((row, nth) => tints[data.role[nth]] ?? tints[data.state[nth]] ?? "inherit");
     return data;
@@ -90,7 +90,7 @@
       ["scope", text(column.scope, row) || "outside any module"], ["error in", short(column.error_in.at[row])],
       ["call", `${text(column.op, row)}#${column.ordinal.at[row]}`], ["error out", short(column.error_out.at[row])],
       ["source", text(column.source, row) || "–"], ["expected", short(column.expected.at[row])],
-      ["order", `${seq("baseline_seq")} in the baseline, ${seq("candidate_seq")} in the candidate`], ["rule", text(column.rule, row) || "–"],
+      ["order", `${seq("seq_baseline")} in the baseline, ${seq("seq_candidate")} in the candidate`], ["rule", text(column.rule, row) || "–"],
     ];
     const list = document.createElement("dl");
     for (const [name, value] of facts) {

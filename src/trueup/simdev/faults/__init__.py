@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeAlias
 
 from torch import Tensor
 
@@ -29,7 +29,7 @@ class Call:
         return self.arguments[name]
 
 
-Wrong = Sequence[Tensor | None] | Tensor | None
+Wrong: TypeAlias = Sequence[Tensor | None] | Tensor | None
 """Replacements for the outputs, in order; None leaves an output (or, alone, the whole call) healthy."""
 
 EFFECTS: dict[str, Callable[[Call], Wrong]] = {}

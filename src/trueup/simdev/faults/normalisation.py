@@ -74,6 +74,6 @@ def _rsqrt(call: Call) -> Wrong:
     x = call["self"]
     if not x.is_floating_point():
         return None
-    # The start of a hardware rsqrt is good to about 3 %; a Newton step squares that, and a second one is needed for float32.
+    # The start of a hardware rsqrt is good to about 3 %; a Newton step squares that, and float32 needs a second one.
     start = call.outputs[0].float() * 1.03
     return start * (1.5 - 0.5 * x.float() * start * start)

@@ -1,0 +1,114 @@
+"""Entrances of PyTorch that no hook reaches, replaced for the time of a capture.
+
+Each replacement passes through when the capture is over, for others may have kept a reference to it, and each is taken back
+only where it still stands, for others may have replaced it since.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from trueup.adapters.torch.functions import Execution
+
+if TYPE_CHECKING:
+    from trueup.adapters.torch.session import Session
+
+
+class Replacement:
+    """An attribute of a class or module that another value stands in for between `install` and `remove`."""
+
+    def __init__(self, owner: Any, name: str, make: Callable[[Any], Any]) -> None:
+        self._owner, self._name, self._make = owner, name, make
+        self._original: Any = None
+        self._ours: Any = None
+
+    def install(self) -> None:
+        """Replace the attribute; where this version of PyTorch has none of that name, do nothing."""
+        self._original = vars(self._owner).get(self._name)
+        if self._original is not None:
+            self._ours = self._make(self._original)
+            setattr(self._owner, self._name, self._ours)
+
+    def remove(self) -> None:
+        """Put the original back."""
+        if self._ours is not None and vars(self._owner).get(self._name) is self._ours:
+            setattr(self._owner, self._name, self._original)
+
+
+def entrances(session: Session) -> list[Replacement]:
+    """Return the replacements that a capture needs besides `nn.Module.__call__`."""
+    from torch.utils import checkpoint
+
+    return [
+        Replacement(torch.autograd.Function, "apply", functools.partial(_apply, session)),
+        Replacement(torch.autograd, "_engine_run_backward", functools.partial(_run_backward, session)),
+        Replacement(checkpoint, "_checkpoint_without_reentrant_generator", functools.partial(_checkpoint, session)),
+    ]
+
+
+def _apply(session: Session, original: Any) -> Any:
+    """Make each ``Function.apply`` an api call: user-defined functions are no overridable functions of PyTorch."""
+    plain = original.__func__
+
+    def apply(cls: type, /, *args: Any, **kwargs: Any) -> Any:
+        state = session.threads.state
+        seen = state.observed or torch._C._current_graph_task_id() != -1
+        if state.busy or not seen or not session.sees():
+            return plain(cls, *args, **kwargs)
+        name = f"{cls.__module__}.{cls.__qualname__}.apply"
+        return Execution(session, name, functools.partial(plain, cls), args, kwargs).run()
+
+    return classmethod(apply)
+
+
+def _run_backward(session: Session, original: Any) -> Any:
+    """Keep the function mode on in a backward pass.
+
+    PyTorch switches a mode off while it handles ``Tensor.backward``, and with it for all that the pass executes: the
+    functions that activation checkpointing runs again, and those in the backward of user-defined functions.
+    """
+
+    def run_backward(t_outputs: Any, *args: Any, **kwargs: Any) -> Any:
+        if not session.active:
+            return original(t_outputs, *args, **kwargs)
+        shared = session.threads.state.shared
+        builds_graph = bool(args[2]) if len(args) > 2 else False  # grad_tensors, retain_graph, create_graph, inputs
+        shared.second_order += builds_graph
+        try:
+            with session.function_mode_on():
+                return original(t_outputs, *args, **kwargs)
+        finally:
+            shared.second_order -= builds_graph
+
+    return run_backward
+
+
+def _checkpoint(session: Session, original: Any) -> Any:
+    """Remember in which scope a function was checkpointed: its second run starts in the middle of the backward."""
+
+    def generator(fn: Any, *rest: Any, **kwargs: Any) -> Any:
+        return original(_replayed(session, fn) if session.active else fn, *rest, **kwargs)
+
+    return generator
+
+
+def _replayed(session: Session, fn: Any) -> Any:
+    modules = session.threads.state.modules
+    scope = modules[-1].scope if modules else ""
+
+    @functools.wraps(fn, updated=())
+    def run(*args: Any, **kwargs: Any) -> Any:
+        if torch._C._current_graph_task_id() == -1:
+            return fn(*args, **kwargs)
+        replayed = session.threads.state.replayed
+        replayed.append(scope)
+        try:
+            return fn(*args, **kwargs)
+        finally:
+            replayed.pop()
+
+    return run

@@ -1,0 +1,211 @@
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import pytest
+
+import trueup as package
+from report.results import culprit, result
+from trueup.model import LEVELS, Result, TrueupError
+
+Trueup = Callable[..., Any]
+
+
+@pytest.fixture
+def launched(monkeypatch: pytest.MonkeyPatch) -> list[tuple[dict[str, Any], list[str]]]:
+    """What ``trueup capture`` would have run; the command "ends" with 7."""
+    calls: list[tuple[dict[str, Any], list[str]]] = []
+
+    def run(options: dict[str, Any], command: list[str]) -> int:
+        calls.append((options, command))
+        return 7
+
+    made = ModuleType("trueup.recorder.launch")
+    made.run = run  # type: ignore[attr-defined]
+    import trueup.recorder
+
+    monkeypatch.setattr(trueup.recorder, "launch", made, raising=False)
+    return calls
+
+
+def compared(monkeypatch: pytest.MonkeyPatch, answer: Result | Exception) -> list[tuple[Any, ...]]:
+    asked: list[tuple[Any, ...]] = []
+
+    def compare(baseline: Path, candidate: Path, *, level: Any, criterion: str) -> Result:
+        asked.append((str(baseline), str(candidate), level, criterion))
+        if isinstance(answer, Exception):
+            raise answer
+        return answer
+
+    monkeypatch.setattr("trueup.verdict.compare", compare, raising=False)
+    return asked
+
+
+def test_capture_passes_everything_on(trueup: Trueup, launched: list[Any]) -> None:
+    ran = trueup(
+        "capture", "-o", "runs/a", "--level", "aten", "--level", "api", "--detail", "tensor",
+        "--steps", "0:3", "--ranks", "0,2",
+        "--include", "neck.*", "--include", "/layers\\.[0-3]/", "--exclude", "*dropout*", "--phase", "backward",
+        "--", "python", "train.py", "--steps", "9",
+    )  # fmt: skip
+    assert (ran.code, ran.err) == (7, "")
+    options, command = launched[0]
+    assert command == ["python", "train.py", "--steps", "9"]
+    assert options == {
+        "directory": "runs/a", "level": ("aten", "api"), "detail": "tensor", "steps": "0:3", "ranks": "0,2",
+        "include": ("neck.*", "/layers\\.[0-3]/"), "exclude": ("*dropout*",), "phase": ("backward",),
+    }  # fmt: skip
+
+
+def test_capture_of_everything(trueup: Trueup, launched: list[Any]) -> None:
+    assert trueup("capture", "-o", "runs/a", "python", "train.py", "-o", "theirs").code == 7
+    options, command = launched[0]
+    assert command == ["python", "train.py", "-o", "theirs"]
+    assert (options["level"], options["detail"], options["steps"], options["include"]) == (LEVELS, "stats", None, None)
+    trueup("capture", "-o", "runs/a", "--level", "all", "python")
+    assert launched[1][0]["level"] == LEVELS
+
+
+@pytest.mark.parametrize(
+    ("arguments", "expected"),
+    [(["--", "python"], "-o DIR, where the capture goes"), (["-o", "runs/a"], "a command to run")],
+)
+def test_capture_of_nothing(trueup: Trueup, launched: list[Any], arguments: list[str], expected: str) -> None:
+    ran = trueup("capture", *arguments)
+    assert ran.code == 2
+    assert ran.err.splitlines() == [
+        "trueup: There is nothing to capture.",
+        f"  expected: {expected}",
+        "  got:      none",
+        "  next:     trueup capture -o runs/cpu -- python train.py",
+    ]
+    assert not launched
+
+
+@pytest.mark.parametrize(("verdict", "code"), [("aligned", 0), ("deviates", 1), ("inconclusive", 2)])
+def test_compare(trueup: Trueup, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, verdict: str, code: int) -> None:
+    asked = compared(monkeypatch, result(verdict))
+    ran = trueup("compare", "runs/cpu", "runs/npu", "-o", tmp_path / "report")
+    assert (ran.code, ran.err) == (code, "")
+    assert asked == [("runs/cpu", "runs/npu", None, "default")]
+    assert ran.out.splitlines()[0].startswith({0: "ALIGNED  ", 1: "DEVIATES  ", 2: "COULD NOT TELL  "}[code])
+    assert ran.out.splitlines()[-1] == f"report  {tmp_path / 'report' / 'index.html'}"
+    assert json.loads((tmp_path / "report" / "verdict.json").read_text())["exit_code"] == code
+
+
+def test_compare_with_choices(trueup: Trueup, monkeypatch: pytest.MonkeyPatch) -> None:
+    asked = compared(monkeypatch, result())
+    trueup("compare", "a", "b", "--level", "api,aten", "--criterion", "mine.toml")
+    assert asked == [("a", "b", ("api", "aten"), "mine.toml")]
+
+
+def test_a_report_that_cannot_be_written(trueup: Trueup, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    compared(monkeypatch, result("aligned"))
+    ran = trueup("compare", "a", "b", "-o", tmp_path / "file")
+    assert ran.code == 2
+    assert ran.out.startswith("ALIGNED")  # the verdict is not lost
+    assert ran.err.startswith("trueup: The report could not be written: File exists.")
+
+
+def test_what_the_library_refuses_is_one_message(trueup: Trueup, monkeypatch: pytest.MonkeyPatch) -> None:
+    compared(monkeypatch, TrueupError("runs/a is not a capture: expected manifest.json\x1b[2J"))
+    ran = trueup("compare", "a", "b")
+    assert (ran.code, ran.out) == (2, "")
+    assert ran.err == "trueup: runs/a is not a capture: expected manifest.json\\x1b[2J\n"
+
+
+def test_a_crash_is_no_verdict(trueup: Trueup, monkeypatch: pytest.MonkeyPatch) -> None:
+    compared(monkeypatch, ZeroDivisionError("division by zero"))
+    ran = trueup("compare", "a", "b")
+    assert ran.code == 2
+    assert ran.err.splitlines() == [
+        "trueup: Unexpected ZeroDivisionError: division by zero",
+        "  next:     set TRUEUP_TRACEBACK=1 to see where, and report it: this is a bug",
+    ]
+    monkeypatch.setenv("TRUEUP_TRACEBACK", "1")
+    with pytest.raises(ZeroDivisionError):
+        trueup("compare", "a", "b")
+
+
+def test_an_interrupt_ends_with_130(trueup: Trueup, monkeypatch: pytest.MonkeyPatch) -> None:
+    def interrupt(*_: object, **__: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("trueup.verdict.compare", interrupt, raising=False)
+    assert trueup("compare", "a", "b").code == 130
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (["compare", "a"], ["trueup: Missing argument 'CAND'.", "  next:     trueup compare --help"]),
+        (["compare", "a", "b", "--bar"], ["trueup: No such option: --bar", "  next:     trueup compare --help"]),
+        (["comapre", "a", "b"], ["trueup: No such command 'comapre'", "  next:     trueup --help"]),
+        (["show", "a", "--step", "x"], ["trueup: Invalid value for '--step'", "  next:     trueup show --help"]),
+        (["show", "a", "--limit", "0"], ["trueup: Invalid value for '--limit'", "  next:     trueup show --help"]),
+        (["show", "a", "--level", "x"], ["trueup: --level cannot be read.", "  expected: one of module, api, aten"]),
+        (["show", "a", "--tensor", "1"], ["trueup: Option '--tensor' requires", "  next:     trueup --help"]),
+    ],
+)  # fmt: skip
+def test_bad_usage_is_one_message(trueup: Trueup, arguments: list[str], said: list[str]) -> None:
+    ran = trueup(*arguments)
+    assert (ran.code, ran.out) == (2, "")
+    lines = ran.err.splitlines()
+    assert lines[0].startswith(said[0])
+    assert lines[1] == said[1]
+
+
+def test_version_and_help(trueup: Trueup) -> None:
+    ran = trueup("--version")
+    assert (ran.code, ran.out) == (0, f"trueup {package.__version__}")
+    assert trueup("--help").code == 0
+    bare = trueup()
+    assert (bare.code, bare.err) == (2, "")
+    assert all(command in bare.out for command in ("capture", "compare", "show", "simdev"))
+
+
+@dataclass
+class Row:
+    name: str
+    op: str
+    phase: str
+    what: str
+    blame: str
+
+
+def test_simdev_list(trueup: Trueup, monkeypatch: pytest.MonkeyPatch) -> None:
+    backward = Row(
+        "lstm-backward-cell-gate",
+        "aten::_thnn_fused_lstm_cell_backward",
+        "backward",
+        "the cell gate's gradient is halved",
+        "torch.lstm",
+    )
+    noise = Row("hf32", "aten::mm", "any", "products keep 11 bits", "")
+    monkeypatch.setattr("trueup.simdev.FAULTS", {backward.name: backward}, raising=False)
+    monkeypatch.setattr("trueup.simdev.NOISE", {noise.name: noise}, raising=False)
+    ran = trueup("simdev", "list")
+    assert ran.code == 0
+    assert [line.rstrip() for line in ran.out.splitlines()] == [
+        "1 fault: the comparison must name them",
+        "",
+        "lstm-backward-cell-gate  aten::_thnn_fused_lstm_cell_backward, backward",
+        "    the cell gate's gradient is halved",
+        "    to blame: torch.lstm",
+        "",
+        "1 kind of noise: legitimate differences that it must not blame",
+        "",
+        "hf32  aten::mm, any",
+        "    products keep 11 bits",
+    ]
+
+
+def test_foreign_names_reach_the_terminal_spelled_out(trueup: Trueup, monkeypatch: pytest.MonkeyPatch) -> None:
+    compared(monkeypatch, result(culprits=(culprit(scope="a\x1b[2J"),)))
+    assert "\x1b" not in trueup("compare", "a", "b").out

@@ -1,0 +1,164 @@
+"""The page as text; tests/report/test_page.py looks at it in a browser."""
+
+from __future__ import annotations
+
+import base64
+import dataclasses
+import hashlib
+import json
+import re
+import subprocess
+import sys
+import zlib
+from html.parser import HTMLParser
+
+import numpy as np
+import pyarrow as pa
+import pytest
+
+from trueup.model import Result
+from trueup.report import charts
+from trueup.report.html import embedded, render_fragment, render_page
+from trueup.report.packing import pack
+
+from .results import HOSTILE, calls, crowded, culprit, missing, result, run
+
+
+def hostile() -> Result:
+    """Everything foreign is hostile."""
+    h = HOSTILE
+    bad = dataclasses.replace(run(h, h, 0.1), framework=h, devices=(h,), environment={h: h}, notes=(h,))
+    rows = calls(40, 20)
+    for name in ("scope", "op", "rule", "source", "phase", "level"):
+        rows = rows.set_column(rows.column_names.index(name), name, pa.array([h] * rows.num_rows))
+    found = culprit(scope=h, op=h, source=h, source_line=h, stack=(h, h), rule=h, api=h, aten=(h,), level=h, phase=h)
+    found = dataclasses.replace(
+        found, slots=tuple(dataclasses.replace(s, slot=h, dtype=(h, ""), shape=(h, h), reason=h) for s in found.slots)
+    )
+    return result(
+        culprits=(found, found), unmatched=(dataclasses.replace(missing(), scope=h, op=h, source=h),), notes=(h,),
+        criterion=h, baseline=bad, candidate=bad, calls=rows,
+    )  # fmt: skip
+
+
+class Elements(HTMLParser):
+    def __init__(self, text: str) -> None:
+        super().__init__()
+        self.seen: list[tuple[str, dict[str, str | None]]] = []
+        self.feed(text)
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.seen.append((tag, dict(attrs)))
+
+
+def blocks(page: str) -> dict[str, str]:
+    return dict(re.findall(r'<script type="application/json" id="([\w-]+)">(.*?)</script>', page, re.DOTALL))
+
+
+def test_hostile_text_makes_no_element_and_no_script() -> None:
+    page, plain = (
+        render_page(hostile()),
+        render_page(result(culprits=(culprit(), culprit()), unmatched=(missing(),), notes=("n",))),
+    )
+    assert "\x1b" not in page
+    assert "\u202e" not in page
+    kinds = [sorted({tag for tag, _ in Elements(text).seen}) for text in (page, plain)]
+    assert set(kinds[0]) <= set(kinds[1])
+    assert "img" not in kinds[0]
+    assert not [attrs for _, attrs in Elements(page).seen if any(name.startswith("on") for name in attrs)]
+    assert "{{7*7}}" in page  # shown, not evaluated
+    assert "hacked" in json.dumps(json.loads(blocks(page)["calls-data"]))
+
+
+def test_data_blocks_are_strict_json_without_markup() -> None:
+    assert str(embedded({"a": "</script><!--&"})) == '{"a":"\\u003c/script\\u003e\\u003c!--\\u0026"}'
+    with pytest.raises(ValueError, match="Out of range"):
+        embedded(float("nan"))
+
+
+def test_the_policy_allows_the_scripts_inside_and_nothing_from_elsewhere() -> None:
+    page = render_page(result())
+    policy = next(a["content"] for t, a in Elements(page).seen if t == "meta" and a.get("http-equiv"))
+    assert policy is not None
+    assert policy.startswith("default-src 'none'; script-src 'sha256-")
+    for script in re.findall(r"<script>(.*?)</script>", page, re.DOTALL):
+        assert base64.b64encode(hashlib.sha256(script.encode()).digest()).decode() in policy
+    elements = Elements(page).seen
+    assert not [a for t, a in elements if "src" in a or t in ("link", "iframe", "object", "embed", "base")]
+    assert all((a.get("href") or "#").startswith("#") for _, a in elements)
+
+
+def test_packed_calls_are_the_calls() -> None:
+    rows = calls(500, 20)
+    packed = pack(rows)
+    columns = packed["columns"]
+
+    def numbers(name: str, kind: str) -> np.ndarray:  # type: ignore[type-arg]
+        return np.frombuffer(zlib.decompress(base64.b64decode(columns[name]["data"])), kind)
+
+    assert (packed["rows"], packed["total"]) == (500, 500)
+    role = [columns["role"]["values"][code] for code in numbers("role", "<i4")]
+    assert role == ["culprit"] + ["victim"] * 19 + [""] * 480
+    victims = numbers("seq_candidate", "<i4")[1:20]
+    assert (np.diff(victims) > 0).all()
+    back = dict(zip(numbers("seq_candidate", "<i4"), numbers("error_out", "<f4"), strict=True))
+    kept = dict(zip(rows["seq_candidate"].to_pylist(), rows["error_out"].to_pylist(), strict=True))
+    assert all(back[seq] == pytest.approx(error, rel=1e-6) for seq, error in kept.items())
+
+
+def test_a_page_holds_the_most_important_calls_only() -> None:
+    packed = pack(calls(500, 20), limit=30)
+    assert (packed["rows"], packed["total"]) == (30, 500)
+    assert set(packed["columns"]["state"]["values"]) == {"deviates", "agrees"}
+
+
+def test_missing_and_empty_columns_are_packed() -> None:
+    packed = pack(pa.table({"step": pa.array([], pa.int32())}))
+    assert packed["rows"] == 0
+    assert packed["columns"]["scope"]["values"] == []
+    assert pack(pa.table({"step": [1], "error_out": [None]}))["rows"] == 1
+
+
+def test_a_page_is_small() -> None:
+    assert len(render_page(crowded())) < 2.6e6
+    assert len(render_page(result(calls=calls(100_000, 4000)))) < 5e6
+
+
+def test_without_bokeh_the_page_has_plain_tables(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(charts, "available", lambda: False)
+    page = render_page(result())
+    assert len(page) < 60_000
+    assert "trueup[report]" in page
+    assert not blocks(page)
+    assert page.count("deviates") > 38
+
+
+def test_what_is_said() -> None:
+    page = re.sub(r"<script>.*?</script>", "", render_page(crowded()), flags=re.DOTALL)
+    for text in (
+        "first culprit: neck.lstm, backward, step 0, rank 0", "torch.lstm / aten::_thnn_fused_lstm_cell_backward…",
+        "trueup show runs/npu --scope neck.lstm", "rounding.float32.matmul", "rows, _ = self.lstm(rows)", "12 NaN",
+        "float32 → bfloat16", "the candidate capture was interrupted", "2 calls inside autograd.Function",
+        "could be rounding",
+        "default: error relative to the rounding noise", "eps = 1e-05",
+    ):  # fmt: skip
+        assert text in page, text
+
+
+def test_an_aligned_page_has_no_culprit() -> None:
+    page = render_page(result("aligned"))
+    assert 'data-verdict="aligned"' in page
+    assert 'id="culprit"' not in page
+
+
+def test_the_notebook_fragment() -> None:
+    fragment = result()._repr_html_()
+    assert fragment == render_fragment(result())
+    assert "<script" not in fragment
+    assert "<b>DEVIATES</b>" in fragment
+    assert {tag for tag, _ in Elements(render_fragment(hostile())).seen} == {"div", "p", "b", "code"}
+
+
+def test_bokeh_is_imported_only_for_a_page() -> None:
+    code = "import sys, trueup.report, trueup.report.sentence, trueup.report.terminal; print('bokeh' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout == "False\n"

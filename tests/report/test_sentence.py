@@ -1,0 +1,146 @@
+from __future__ import annotations
+
+import dataclasses
+
+import pytest
+
+from trueup.report.sentence import evidence, operators, verdict_lines
+
+from .results import HOSTILE, crowded, culprit, missing, result, slot
+
+
+def test_the_sentence_of_the_readme() -> None:
+    assert result().sentence.splitlines() == [
+        "DEVIATES  first culprit: neck.lstm, backward, step 0, rank 0  "
+        "(torch.lstm / aten::_thnn_fused_lstm_cell_backward…)",
+        "          inputs agree (rel. L2 3e-8), outputs do not (rel. L2 2.1e-1, 3.5e6 x the expected rounding error)",
+        "          your code: centernet.py:57 in forward",
+        "          37 later calls deviate only because of it",
+    ]
+
+
+def test_aligned() -> None:
+    assert result("aligned").sentence == (
+        "ALIGNED  1,234 calls compared over 3 steps: 1,200 bitwise equal, 34 within rounding; nothing unmatched"
+    )
+
+
+def test_aligned_says_its_notes() -> None:
+    lines = verdict_lines("aligned", (), (), (), ["step 3 is missing", "b", "c"], {"compared": 1, "equal": 1})
+    assert lines == [
+        "ALIGNED  1 call compared: 1 bitwise equal, 0 within rounding; nothing unmatched",
+        "         note: step 3 is missing",
+        "         note: b",
+        "         and 1 more note in the report",
+    ]
+
+
+@pytest.mark.parametrize(
+    ("unmatched", "notes", "counts", "because", "next_step"),
+    [
+        (0, [], {}, "nothing was captured", "capture both runs again"),
+        (0, ["the candidate is empty"], {}, "the candidate is empty", "capture both runs again"),
+        (3, [], {}, "no call of one run was found in the other (3 unmatched)", "the same --level, --steps"),
+        (0, [], {"compared": 9, "incomparable": 2}, "2 of 9 calls could not be compared", "--detail stats or tensor"),
+        (1, [], {"compared": 9}, "1 call exists on one side only", "--level api"),
+        (0, ["why"], {"compared": 9}, "why", "--detail tensor"),
+    ],
+)  # fmt: skip
+def test_could_not_tell(unmatched: int, notes: list[str], counts: dict[str, int], because: str, next_step: str) -> None:
+    lines = verdict_lines("inconclusive", (), (), [missing(k=k) for k in range(unmatched)], notes, counts)
+    assert lines[0] == f"COULD NOT TELL  because {because}"
+    assert lines[-1].startswith("                next: ")
+    assert next_step in lines[-1]
+    assert sum(because in line for line in lines) == 1
+
+
+def test_one_victim_is_one() -> None:
+    assert verdict_lines("deviates", [culprit(victims=1)], (), (), (), {})[-1].strip() == (
+        "1 later call deviates only because of it"
+    )
+
+
+def test_several_culprits_are_named_and_counted() -> None:
+    lines = crowded().sentence.splitlines()
+    assert lines[4].strip() == (
+        "5 further culprits deviate independently: neck.norm, forward, step 0, rank 0; "
+        "head.size.0, backward, step 0, rank 0; backbone.conv1, forward, step 0, rank 0; and 2 more"
+    )
+    assert lines[5].strip() == "23 calls exist on one side only"
+
+
+def test_what_could_be_rounding_is_a_suspect() -> None:
+    lines = verdict_lines("deviates", [culprit(confidence="could be rounding", victims=0)], (), (), (), {})
+    assert lines[0].startswith("DEVIATES  first suspect: neck.lstm")
+    assert lines[2].strip().startswith("could be rounding: compare two runs of the baseline")
+
+
+def test_deviation_without_a_culprit() -> None:
+    lines = verdict_lines("deviates", (), (), (), (), {"deviates": 4})
+    assert lines[0] == "DEVIATES  4 calls deviate, and none of them had inputs that agree"
+    assert "capture from step 0" in lines[1]
+
+
+def test_runs_that_do_not_line_up() -> None:
+    lines = verdict_lines("deviates", (), (), [missing("baseline")], (), {})
+    assert lines[0] == "DEVIATES  the runs do not line up: 1 call exists on one side only"
+    assert lines[1].strip() == "the first: decoder.0.proj, forward, step 0, rank 0  (aten::copy_), only in the baseline"
+
+
+EPSILON = dataclasses.replace(
+    slot("eps", "deviates", float("nan"), "value"), baseline="1e-05", candidate="1e-06", reason="differs"
+)
+
+NAN = float("nan")
+BROKEN = (slot("input.0", "agrees", 0), slot("output.0", "deviates", NAN, reason="12 NaN on one side"))
+TWO = dataclasses.replace(EPSILON, slot="arguments", baseline='{"dim": 1}', candidate='{"dim": -1, "keepdim": true}')
+CUT = dataclasses.replace(EPSILON, slot="arguments", baseline='{"eps": 1', candidate='{"eps": 2')
+
+
+@pytest.mark.parametrize(
+    ("finding", "said"),
+    [
+        (
+            culprit(error_in=0.0),
+            "inputs are bitwise equal, outputs are not (rel. L2 2.1e-1, 3.5e6 x the expected rounding error)",
+        ),
+        (culprit(expected=0.0), "inputs agree (rel. L2 3e-8), outputs do not (rel. L2 2.1e-1, where none is expected)"),
+        (culprit(error_out=NAN, slots=BROKEN), "inputs agree (rel. L2 3e-8), outputs do not (12 NaN on one side)"),
+        (culprit(slots=BROKEN[1:], error_in=0.0), "it takes no tensors, and its outputs differ (rel. L2 2.1e-1, "),
+        (culprit(kind="argument"), "it was called with different arguments"),
+        (
+            culprit(kind="argument", slots=(TWO,)),
+            "argument dim differs: 1 in the baseline, -1 in the candidate (and 1 more argument)",
+        ),
+        (
+            culprit(kind="argument", slots=(CUT,)),
+            'argument arguments differs: {"eps": 1 in the baseline, {"eps": 2 in the candidate',
+        ),
+        (
+            culprit(kind="argument", slots=(EPSILON,)),
+            "argument eps differs: 1e-05 in the baseline, 1e-06 in the candidate",
+        ),
+        (culprit(kind="random"), "it drew different random numbers (rel. L2 2.1e-1)"),
+        (
+            culprit(kind="input", slots=(slot("input.0", "deviates", 0.4),)),
+            "input.0 differs (rel. L2 2.1e-1) and no captured call",
+        ),
+        (missing("candidate"), "exists only in the candidate; the baseline has no such call here"),
+        (culprit(kind="region"), "a run of calls without counterpart on the other side: inputs agree"),
+    ],
+)
+def test_every_kind_has_words(finding: object, said: str) -> None:
+    assert evidence(finding).startswith(said)  # type: ignore[arg-type]
+
+
+def test_operators_of_each_level() -> None:
+    assert operators(culprit()) == "torch.lstm / aten::_thnn_fused_lstm_cell_backward…"
+    assert operators(culprit(level="aten", op="aten::mm", aten=(), api="torch.matmul")) == "torch.matmul / aten::mm"
+    assert operators(culprit(level="module", op="LSTM", api=None, aten=("aten::mm",))) == "LSTM / aten::mm"
+    assert operators(culprit(level="aten", op="aten::mm", aten=(), api=None)) == "aten::mm"
+
+
+def test_foreign_text_stays_on_its_line_and_steers_nothing() -> None:
+    lines = verdict_lines("deviates", [culprit(scope=HOSTILE, source=HOSTILE + "\nx")], (), (), (), {})
+    assert len(lines) == 4
+    assert all(line.isprintable() for line in lines)

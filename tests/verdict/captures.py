@@ -1,0 +1,195 @@
+"""Captures made by hand: `Recording.call` adds a call, `stream` and `write` turn the recording into what is compared.
+
+Dataflow is kept by identity: an array that one call returned and another reads is produced by the first.
+"""
+
+from __future__ import annotations
+
+import json
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from trueup.kernels import digest, hexadecimal, summarize
+from trueup.model import PACKED, Result
+from trueup.store import Writer, claim, statistics
+from trueup.store.schema import table
+from trueup.verdict import align, compare, criteria, judge, locate, measure
+from trueup.verdict.origins import Origins
+from trueup.verdict.precision import Precision
+from trueup.verdict.streams import Stream, load
+
+Array = np.ndarray[Any, Any]
+
+CRITERION = criteria.load("default")
+
+
+@dataclass
+class Slot:
+    """A tensor as it is recorded, where a plain array will not do; ``parts`` names what is kept of it."""
+
+    array: Array
+    parts: str = "stats digest"
+    """Any of ``stats``, ``digest``, ``tensor``; nothing for a tensor that could not be measured."""
+
+
+@dataclass
+class Recording:
+    """One run. ``parts`` is what is kept of each tensor, as in `Slot`."""
+
+    devices: Sequence[str] = ("cpu",)
+    environment: Mapping[str, str] = field(default_factory=dict)
+    parts: str = "stats digest"
+    framework: str = "torch"
+    rows: list[dict[str, Any]] = field(default_factory=list)
+    made: dict[int, tuple[int, str]] = field(default_factory=dict)
+    kept: list[Any] = field(default_factory=list)
+    ordinals: defaultdict[tuple[Any, ...], int] = field(default_factory=lambda: defaultdict(int))
+    seq: int = 0
+    site: list[tuple[int, list[str], str | None]] = field(default_factory=list)
+
+    def call(
+        self, op: str, inputs: Any = (), outputs: Any = (), *, level: str = "aten", phase: str = "forward", scope: str = "",
+        step: int = 0, rank: int = 0, arguments: Any = None, parent: int | None = None, forward: int | None = None,
+        source: str | None = None,
+    ) -> int:  # fmt: skip
+        """Record a call and return its seq. Tensors are sequences (``input.0``, ...) or mappings of slot names."""
+        key = (rank, step, phase, level, scope, op)
+        common = {
+            "step": step, "rank": rank, "seq": self.seq, "parent": parent, "phase": phase, "level": level, "scope": scope,
+            "op": op, "ordinal": self.ordinals[key], "forward_seq": forward, "site": self._site(source),
+        }  # fmt: skip
+        self.ordinals[key] += 1
+        for slot, tensor in _named("input", inputs).items():
+            producer = self.made.get(id(_array(tensor)), (None, None))
+            self.rows.append(common | {"slot": slot, "tensor": tensor, "producer": producer})
+        if arguments is not None:
+            self.rows.append(common | {"slot": "arguments", "value": json.dumps(arguments)})
+        for slot, tensor in _named("output", outputs).items():
+            self.rows.append(common | {"slot": slot, "tensor": tensor})
+            self.made[id(_array(tensor))] = self.seq, slot
+            self.kept.append(tensor)
+        self.seq += 1
+        return self.seq - 1
+
+    def _site(self, source: str | None) -> int | None:
+        if source is not None:
+            self.site.append((len(self.site), [source], None))
+        return None if source is None else len(self.site) - 1
+
+    def columns(self, rows: list[dict[str, Any]], writer: Writer | None = None) -> dict[str, Any]:
+        """Return rows as the columns of a part; payload needs a writer."""
+        copied = ("seq", "parent", "phase", "level", "scope", "op", "ordinal", "slot", "forward_seq", "site")
+        found: dict[str, Any] = {name: [row[name] for row in rows] for name in copied}
+        found["value"] = [row.get("value") for row in rows]
+        for k, name in enumerate(("producer_seq", "producer_slot")):
+            found[name] = [row.get("producer", (None, None))[k] for row in rows]
+        described = [self._describe(row.get("tensor"), writer) for row in rows]
+        for name in ("dtype", "shape", "numel", "digest", "payload_segment", "payload_key"):
+            found[name] = [d.get(name) for d in described]
+        measured = np.array([k for k, d in enumerate(described) if "packed" in d], dtype=np.int64)
+        packed = np.array([described[k]["packed"] for k in measured]).reshape(-1, PACKED)
+        return found | statistics(packed, measured, len(rows))
+
+    def _describe(self, tensor: Any, writer: Writer | None) -> dict[str, Any]:
+        if tensor is None:
+            return {}
+        array, parts = (tensor.array, tensor.parts) if isinstance(tensor, Slot) else (tensor, self.parts)
+        found: dict[str, Any] = {"dtype": array.dtype.name, "shape": list(array.shape), "numel": array.size}
+        key = hexadecimal(digest(array))
+        if "stats" in parts:
+            found["packed"] = np.empty(PACKED)
+            summarize(array, found["packed"])
+        if "digest" in parts:
+            found["digest"] = key
+        if "tensor" in parts and writer is not None:
+            place = writer.add_payload(key, array.dtype.name, array.shape, np.ascontiguousarray(array).tobytes())
+            found["payload_segment"], found["payload_key"] = place
+        return found
+
+    def stream(self, step: int = 0, rank: int = 0) -> Stream:
+        """Return one step as the verdict reads it, without a disk between."""
+        rows = [row for row in self.rows if (row["step"], row["rank"]) == (step, rank)]
+        extra = {"step": [step] * len(rows), "rank": [rank] * len(rows)}
+        return load(table(self.columns(rows) | extra))
+
+    def write(self, directory: Path, status: str = "complete", **manifest: Any) -> Path:
+        """Write the recording as a capture directory."""
+        root = {"run": "one", "trueup_version": "0.1.0", "levels": ["aten"], "detail": "stats", "config": {}}
+        described = {"framework": self.framework, "devices": list(self.devices), "environment": dict(self.environment)}
+        ranks = sorted({row["rank"] for row in self.rows})
+        claimed = [claim(directory, rank, "one") for rank in ranks]
+        for rank in claimed:
+            writer = Writer(directory, rank, root, described | manifest)
+            writer.add_sites(self.site)
+            for step in sorted({row["step"] for row in self.rows if row["rank"] == rank}):
+                rows = [row for row in self.rows if (row["step"], row["rank"]) == (step, rank)]
+                writer.write_records(step, self.columns(rows, writer))
+            if status == "complete":
+                writer.close()
+            else:
+                writer.flush()
+        return directory
+
+
+def _array(tensor: Any) -> Array:
+    array: Array = tensor.array if isinstance(tensor, Slot) else tensor
+    return array
+
+
+def _named(kind: str, tensors: Any) -> dict[str, Any]:
+    if isinstance(tensors, Mapping):
+        return dict(tensors)
+    return {f"{kind}.{k}": tensor for k, tensor in enumerate(tensors)}
+
+
+def compared(tmp_path: Path, baseline: Recording, candidate: Recording, **options: Any) -> Result:
+    """Write both recordings and compare them."""
+    number = len(list(tmp_path.iterdir()))
+    sides = (baseline.write(tmp_path / f"{number}-baseline"), candidate.write(tmp_path / f"{number}-candidate"))
+    return compare(*sides, **options)
+
+
+def no_payload(segment: str, key: str) -> Array:
+    raise AssertionError("no payload was recorded")
+
+
+def judged(
+    baseline: Recording, candidate: Recording, precision: Precision | None = None, step: int = 0
+) -> list[judge.Judged]:
+    """Align, measure and judge one step."""
+    return part(baseline, candidate, precision, step=step)[0].judged
+
+
+def part(
+    baseline: Recording, candidate: Recording, precision: Precision | None = None, *, step: int = 0
+) -> tuple[locate.Part, tuple[Stream, Stream]]:
+    """Align, measure and judge one step, ready for `locate`."""
+    streams = baseline.stream(step), candidate.stream(step)
+    alignment = align.align(*streams)
+    measured = measure.measure(alignment.pairs, *streams, (no_payload, no_payload))
+    calls = judge.judge(measured, *streams, CRITERION, precision or Precision())
+    return locate.Part(0, step, calls, alignment.only_baseline, alignment.only_candidate), streams
+
+
+def located(baseline: Recording, candidate: Recording, origins: Origins | None = None) -> locate.Part:
+    """Align, measure, judge and locate step 0."""
+    found, streams = part(baseline, candidate)
+    locate.locate(found, *streams, CRITERION, origins, first_step=True, from_start=True)
+    return found
+
+
+def changed(array: Array, relative: float, seed: int = 1) -> Array:
+    """Return an array at the given relative L2 distance."""
+    noise = np.random.default_rng(seed).standard_normal(array.shape)
+    noise *= relative * np.linalg.norm(array.astype(np.float64)) / max(float(np.linalg.norm(noise)), 1e-300)
+    return (array + noise).astype(array.dtype)
+
+
+def normal(*shape: int, seed: int = 0, dtype: Any = np.float32) -> Array:
+    return np.asarray(np.random.default_rng(seed).standard_normal(shape)).astype(dtype)
+

@@ -1,0 +1,148 @@
+"""Which call is which: by order where the two sides execute the same, by data where they do not."""
+
+from __future__ import annotations
+
+import dataclasses
+import time
+from collections.abc import Iterable
+
+import numpy as np
+import pytest
+
+from trueup.verdict.align import Alignment, align
+from verdict.captures import Array, Recording, changed, normal
+
+
+def chain(outputs: Iterable[Array], op: str = "aten::add", scope: str = "") -> Recording:
+    run = Recording()
+    for output in outputs:
+        run.call(op, [], [output], scope=scope)
+    return run
+
+
+def aligned(baseline: Recording, candidate: Recording) -> Alignment:
+    return align(baseline.stream(), candidate.stream())
+
+
+def numbers(found: Alignment) -> list[tuple[int, int]]:
+    return [(b.seq, c.seq) for b, c in found.pairs]
+
+
+def different(count: int, start: int = 0, shape: tuple[int, ...] = (8,)) -> list[Array]:
+    return [normal(*shape, seed=start + k) for k in range(count)]
+
+
+def test_equal_streams_pair_one_to_one() -> None:
+    found = aligned(chain(different(20)), chain(different(20)))
+    assert numbers(found) == [(k, k) for k in range(20)]
+    assert not found.only_baseline
+    assert not found.only_candidate
+
+
+@pytest.mark.parametrize("position", [0, 3, 9, 10])
+def test_only_the_inserted_call_is_unmatched(position: int) -> None:
+    tensors = different(10)
+    longer = [changed(t, 1e-6, seed=k) for k, t in enumerate(tensors)]
+    longer.insert(position, normal(8, seed=99))
+    found = aligned(chain(tensors), chain(longer))
+    assert [c.seq for c in found.only_candidate] == [position]
+    assert not found.only_baseline
+    assert numbers(found) == [(k, k + (k >= position)) for k in range(10)]
+
+
+def test_only_the_deleted_call_is_unmatched() -> None:
+    tensors = different(10)
+    found = aligned(chain(tensors), chain(tensors[:4] + tensors[5:]))
+    assert [c.seq for c in found.only_baseline] == [4]
+    assert not found.only_candidate
+
+
+def test_inputs_find_the_partner_of_a_call_whose_result_is_wrong() -> None:
+    inputs, outputs = different(6), different(6, 50)
+    runs = Recording(), Recording()
+    for k in range(6):
+        runs[0].call("aten::relu", [inputs[k]], [outputs[k]])
+    runs[1].call("aten::relu", [normal(8, seed=90)], [normal(8, seed=91)])
+    for k in range(6):
+        runs[1].call("aten::relu", [inputs[k]], [normal(8, seed=77) if k == 3 else outputs[k]])
+    found = aligned(*runs)
+    assert numbers(found) == [(k, k + 1) for k in range(6)]
+
+
+def test_fused_against_unfused_leaves_what_has_no_counterpart() -> None:
+    before, after = normal(4, 8), normal(4, 8, seed=5)
+    baseline, candidate = Recording(), Recording()
+    for run in (baseline, candidate):
+        run.call("aten::mm", [], [before])
+    baseline.call("aten::_fused_gelu", [before], [after])
+    half, error = before / 2, normal(4, 8, seed=6)
+    candidate.call("aten::mul", [before], [half])
+    candidate.call("aten::erf", [before], [error])
+    candidate.call("aten::mul", [half, error], [after])
+    for run in (baseline, candidate):
+        run.call("aten::sum", [after], [np.float32([after.sum()])])
+    found = aligned(baseline, candidate)
+    assert [(b.op, c.op) for b, c in found.pairs] == [("aten::mm", "aten::mm"), ("aten::sum", "aten::sum")]
+    assert [c.op for c in found.only_baseline] == ["aten::_fused_gelu"]
+    assert [c.op for c in found.only_candidate] == ["aten::mul", "aten::erf", "aten::mul"]
+
+
+def test_a_renamed_scope_leaves_both_sides_unmatched() -> None:
+    found = aligned(chain(different(3), scope="encoder"), chain(different(3), scope="decoder"))
+    assert not found.pairs
+    assert (len(found.only_baseline), len(found.only_candidate)) == (3, 3)
+
+
+def test_phases_and_levels_do_not_mix() -> None:
+    baseline, candidate = Recording(), Recording()
+    for run, level, phase in ((baseline, "aten", "forward"), (candidate, "api", "forward"), (candidate, "aten", "backward")):
+        run.call("mm", [], [normal(3)], level=level, phase=phase)
+    assert not aligned(baseline, candidate).pairs
+
+
+def test_other_shapes_are_never_paired_when_sequences_differ() -> None:
+    small, large = different(4), different(4, 20, (9,))
+    found = aligned(chain([*small[:2], *large]), chain([*small, *large[:1]]))
+    shapes = [(len(b.slots), b.seq, c.seq) for b, c in found.pairs]
+    assert [(b, c) for _, b, c in shapes] == [(0, 0), (1, 1), (2, 4)]
+
+
+def test_no_other_shape_in_a_bucket_too_long_for_the_table() -> None:
+    count = 6000
+    shapes = [(2,), (3,)]
+    tensors = [np.full(shapes[k % 2], k, np.float32) for k in range(count)]
+    rotated = [np.full(shapes[(k + 1) % 2], -k, np.float32) for k in range(count + 1)]
+    found = aligned(chain(tensors), chain(rotated))
+    assert found.pairs
+    assert all(tensors[b].shape == rotated[c].shape for b, c in numbers(found))
+    assert len({c for _, c in numbers(found)}) == len(found.pairs)
+
+
+def test_a_hundred_thousand_calls_in_one_bucket_stay_fast() -> None:
+    count = 100_000
+    tensors = [np.float32([k, -k]) for k in range(97)]  # of which the bucket holds many copies: they are made quickly
+    place = 70_000
+    streams = [chain(tensors).stream() for _ in range(2)]
+    for side, stream in enumerate(streams):
+        calls = [dataclasses.replace(stream.calls[k * k % 97], seq=k) for k in range(count)]
+        if side:
+            calls.insert(place, dataclasses.replace(calls[0], op="aten::mul"))
+            calls = [dataclasses.replace(call, seq=k) for k, call in enumerate(calls)]
+        stream.calls[:] = calls
+    started = time.process_time()
+    found = align(*streams)
+    assert time.process_time() - started < 5
+    assert [c.seq for c in found.only_candidate] == [place]
+    assert not found.only_baseline
+
+
+def test_many_calls_of_one_operator_stay_fast() -> None:
+    count = 1500
+    tensors = [np.float32([k, -k]) for k in range(1, count)]
+    other = [t + np.float32(1e-3) for t in tensors[1:]]
+    streams = chain(tensors).stream(), chain(other).stream()
+    started = time.process_time()
+    found = align(*streams)
+    assert time.process_time() - started < 10
+    assert len(found.pairs) == count - 2
+    assert [b.seq for b in found.only_baseline] == [0]

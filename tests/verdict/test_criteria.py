@@ -1,0 +1,170 @@
+"""The table of criteria: which row an operator finds, and what a bad file is told."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from trueup.model import TrueupError
+from trueup.verdict.criteria import UNIT_ROUNDOFF, load, normalised
+from verdict.captures import CRITERION
+
+NORMALISED = {
+    "aten::add": "add",
+    "aten::add_": "add",
+    "torch.Tensor.__iadd__": "add",
+    "torch.Tensor.__isub__": "sub",
+    "torch.Tensor.__imul__": "mul",
+    "torch.Tensor.__radd__": "radd",
+    "torch.Tensor.__getitem__": "getitem",
+    "torch.nn.functional.layer_norm": "layer_norm",
+    "aten::_softmax": "_softmax",
+    "torch._foreach_add_": "_foreach_add",
+    "aten::native_layer_norm_backward": "native_layer_norm_backward",
+    "_": "_",
+}
+
+ROWS = {
+    "move": "aten::view aten::t aten::transpose aten::cat aten::copy_ aten::relu aten::relu_ aten::slice torch.Tensor.T "
+    "torch.Tensor.__getitem__ torch.nn.functional.pad aten::max_pool2d_with_indices torch.Tensor.masked_fill",
+    "cast": "aten::_to_copy torch.Tensor.to torch.Tensor.float torch.Tensor.npu",
+    "gather": "aten::embedding torch.nn.functional.embedding aten::index aten::index_put_ aten::scatter_add_ "
+    "aten::embedding_dense_backward",
+    "compare": "aten::eq aten::argmax torch.topk aten::isnan aten::logical_and torch.Tensor.max aten::floor_divide",
+    "random": "aten::native_dropout torch.nn.functional.dropout aten::bernoulli_ aten::normal_ aten::uniform_ torch.rand",
+    "matmul": "aten::mm aten::addmm aten::bmm torch.nn.functional.linear torch.Tensor.__matmul__ aten::convolution "
+    "aten::convolution_backward torch.conv2d torch.einsum torch.nn.functional.conv_transpose2d",
+    "mean": "aten::mean aten::avg_pool2d aten::_adaptive_avg_pool2d aten::nll_loss_forward aten::nll_loss_backward "
+    "torch.nn.functional.l1_loss",
+    "cross-entropy": "torch.nn.functional.cross_entropy",
+    "reduction": "aten::sum aten::cumsum aten::upsample_nearest2d torch.nn.functional.interpolate aten::linalg_vector_norm",
+    "add": "aten::add_ aten::sub torch.Tensor.__add__ torch.Tensor.__rsub__ aten::addcmul_ aten::lerp_ aten::_foreach_add_",
+    "update": "aten::addcdiv_ aten::_foreach_addcdiv_",
+    "scale": "aten::mul torch.Tensor.__rmul__ aten::_foreach_mul_",
+    "quotient": "aten::div aten::sqrt aten::rsqrt aten::pow torch.Tensor.__truediv__ aten::log aten::_foreach_sqrt",
+    "activation": "aten::gelu torch.nn.functional.gelu aten::silu aten::sigmoid aten::tanh",
+    "softmax": "aten::_softmax aten::_log_softmax torch.nn.functional.softmax torch.Tensor.softmax aten::exp",
+    "activation-backward": "aten::gelu_backward aten::tanh_backward aten::sigmoid_backward",
+    "branch-backward": "aten::threshold_backward aten::native_dropout_backward",
+    "softmax-backward": "aten::_softmax_backward_data aten::_log_softmax_backward_data",
+    "normalise": "aten::native_layer_norm torch.nn.functional.layer_norm aten::native_batch_norm "
+    "torch.nn.functional.group_norm",
+    "normalise-backward": "aten::native_layer_norm_backward aten::native_batch_norm_backward aten::native_group_norm_backward",
+    "fused": "aten::_scaled_dot_product_flash_attention_for_cpu torch.nn.functional.scaled_dot_product_attention torch.lstm "
+    "aten::_thnn_fused_lstm_cell aten::mkldnn_rnn_layer torch.gru aten::_scaled_dot_product_flash_attention_for_cpu_backward "
+    "aten::_thnn_fused_lstm_cell_backward_impl",
+    "optimizer": "aten::_fused_adamw_ torch._fused_sgd_",
+    "anything": "aten::never_heard_of torch.special.entr",
+}
+
+
+@pytest.mark.parametrize(("op", "name"), NORMALISED.items())
+def test_normalised(op: str, name: str) -> None:
+    assert normalised(op) == name
+
+
+@pytest.mark.parametrize(("name", "op"), [(name, op) for name, ops in ROWS.items() for op in ops.split()])
+def test_operators_find_their_row(name: str, op: str) -> None:
+    phase = "backward" if "backward" in op else "forward"
+    assert CRITERION.row(op, "aten" if op.startswith("aten") else "api", phase).name == name
+
+
+@pytest.mark.parametrize("op", [op for ops in ROWS.values() for op in ops.split() if not op.startswith("aten")])
+def test_the_backward_of_a_function_is_another_operator(op: str) -> None:
+    forward = CRITERION.row(op, "api", "forward")
+    assert CRITERION.row(op, "api", "backward") != forward or not forward.phases
+
+
+def test_aten_operators_are_the_same_in_each_phase() -> None:
+    for phase in ("forward", "recompute", "backward", "optimizer", "collective", "data"):
+        assert CRITERION.row("aten::mm", "aten", phase).name == "matmul"
+        assert CRITERION.row("aten::add", "aten", phase).name == "add"
+
+
+def test_modules_are_not_their_namesakes() -> None:
+    assert CRITERION.row("Linear", "module", "forward").name == "anything"
+    assert CRITERION.row("relu", "module", "forward").name == "anything"
+    assert CRITERION.row("relu", "api", "forward").name == "move"
+
+
+def test_every_row_has_an_origin_and_finite_room() -> None:
+    for row in CRITERION.rows:
+        assert row.origin
+        assert row.ulps > 0
+        assert row.factor > 0
+    assert CRITERION.suspect < CRITERION.certain
+
+
+def test_every_row_of_this_table_exists() -> None:
+    assert {row.name for row in CRITERION.rows} >= set(ROWS)
+
+
+def test_unit_roundoffs() -> None:
+    assert UNIT_ROUNDOFF["float32"] == 2.0**-24
+    assert UNIT_ROUNDOFF["bfloat16"] == 2.0**-9
+    assert UNIT_ROUNDOFF["float16"] == 2.0**-11
+    assert "int64" not in UNIT_ROUNDOFF
+
+
+GOOD = """
+name = "mine"
+suspect = 1
+certain = 10
+input_units = 16
+loss = 0.05
+[[row]]
+name = "all"
+ops = ["*"]
+own = { kind = "composite", ulps = 512 }
+carry = { kind = "branch", factor = 32 }
+origin = "measured"
+"""
+
+
+def test_a_file_of_ones_own(tmp_path: Path) -> None:
+    path = tmp_path / "mine.toml"
+    path.write_text(GOOD)
+    criterion = load(path)
+    assert (criterion.name, criterion.row("aten::mm", "aten", "forward").name) == ("mine", "all")
+
+
+BAD = {
+    "{path}: own.kind 'magic' is unknown: expected exact, elementwise, additive, reduction, average, bilinear, composite": (
+        "composite", "magic",
+    ),
+    "{path}: carry.kind 'magic' is unknown: expected linear, sum, bilinear, exponential, smooth, branch": ("branch", "magic"),
+    '{path}: the last row must match every call (ops = ["*"], no phases)': ('["*"]', '["mm"]'),
+    "{path}: loss is missing; see docs/criteria.md": ("loss = 0.05", ""),
+    "{path}: row 1 (all): origin is missing; see docs/criteria.md": ('origin = "measured"', ""),
+    "{path}: row 1 (all): own.ulps must be a number above 0, not 'many'; see docs/criteria.md": ("ulps = 512", "ulps = 'many'"),
+    "{path}: row 1 (all): carry.factor must be a number above 0, not -1; see docs/criteria.md": ("factor = 32", "factor = -1"),
+    "{path}: certain must be a number above 0, not nan; see docs/criteria.md": ("certain = 10", "certain = nan"),
+    "{path}: row 1 (all): ops must be a list of patterns, not '*'; see docs/criteria.md": ('["*"]', '"*"'),
+    "{path}: row 1 (all): phase 'sideways' is unknown: expected forward, recompute, backward, optimizer, collective, data, "
+    "aten-backward": ('ops = ["*"]', 'ops = ["*"]\nphases = ["sideways"]'),
+    "{path}: row 1 (all): 'ulp' is unknown: expected kind, ulps": ("ulps = 512", "ulps = 512, ulp = 1"),
+    "{path}: it holds no rows; see docs/criteria.md": (GOOD[GOOD.index("[[row]]") :], ""),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("message", BAD)
+def test_a_bad_file_is_told_what_is_wrong(tmp_path: Path, message: str) -> None:
+    path = tmp_path / "mine.toml"
+    path.write_text(GOOD.replace(*BAD[message]))
+    with pytest.raises(TrueupError) as raised:
+        load(path)
+    assert str(raised.value) == "criterion file " + message.format(path=path)
+
+
+def test_no_such_criterion(tmp_path: Path) -> None:
+    with pytest.raises(TrueupError) as raised:
+        load("strict")
+    assert str(raised.value) == "criterion 'strict' is unknown: expected default, or the path of a criterion file"
+    path = tmp_path / "mine.toml"
+    path.write_bytes(b"name = \xff")
+    with pytest.raises(TrueupError, match=r"^criterion file .*mine.toml cannot be read: 'utf-8' codec"):
+        load(path)
+    path.write_text("name = ")
+    with pytest.raises(TrueupError, match=r"^criterion file .*mine.toml cannot be read: Invalid value"):
+        load(path)

@@ -1,0 +1,215 @@
+"""How far apart two slots are, against a float64 oracle; what cannot be measured is never equal."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import ml_dtypes
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from hypothesis.extra import numpy as arrays
+
+from trueup.verdict.measure import Measured, SlotError, equal_values, measure
+from verdict.captures import Array, Recording, Slot, normal
+
+FLOATS = st.sampled_from([np.float16, np.float32, np.float64, ml_dtypes.bfloat16])
+
+
+def measured(baseline: Any, candidate: Any, parts: str = "stats digest", **call: Any) -> Measured:
+    """Measure one call with ``output.0`` given, from the parts kept of it."""
+    runs = Recording(parts=parts), Recording(parts=parts)
+    for run, tensor in zip(runs, (baseline, candidate), strict=True):
+        run.call("aten::mm", [], [tensor], **call)
+    streams = [run.stream() for run in runs]
+    if "tensor" in parts:
+        for stream in streams:
+            stream.payload[:] = [("segment", "key")] * len(stream.payload)
+    payloads = (lambda *_: np.asarray(baseline).reshape(-1)), (lambda *_: np.asarray(candidate).reshape(-1))
+    pairs = list(zip(streams[0].calls, streams[1].calls, strict=True))
+    return measure(pairs, streams[0], streams[1], payloads)[0]
+
+
+def error(baseline: Any, candidate: Any, parts: str = "stats digest") -> SlotError:
+    return measured(baseline, candidate, parts).slots["output.0"]
+
+
+def reals(array: Array) -> Array:
+    return array.view(array.real.dtype).astype(np.float64) if array.dtype.kind == "c" else array.astype(np.float64)
+
+
+def test_equal_digests_are_bitwise_equal() -> None:
+    found = error(normal(7), normal(7))
+    assert (found.absolute, found.method, found.relative) == (0.0, "digest", 0.0)
+
+
+@settings(max_examples=60, deadline=None)
+@given(FLOATS, st.integers(1, 2000), st.floats(1e-6, 2.0), st.integers(0, 5), st.sampled_from(["stats digest", "tensor"]))
+def test_distance_is_that_of_the_oracle(dtype: Any, size: int, relative: float, seed: int, parts: str) -> None:
+    baseline = normal(size, seed=seed, dtype=dtype)
+    candidate = (reals(baseline) + relative * normal(size, seed=seed + 9, dtype=np.float64)).astype(dtype)
+    true = float(np.linalg.norm(reals(candidate) - reals(baseline)))
+    norm = float(np.linalg.norm(reals(baseline)))
+    found = error(baseline, candidate, parts)
+    assert found.norm == pytest.approx(norm, rel=1e-12)
+    exact = parts == "tensor" or size <= 64
+    assert found.absolute == pytest.approx(true, rel=1e-9 if exact else 0.6, abs=1e-12)
+
+
+@settings(max_examples=40, deadline=None)
+@given(arrays.arrays(np.float32, st.integers(1, 40), elements=st.floats(width=32)), st.integers(0, 39))
+def test_non_finite_values_elsewhere_are_infinitely_far(values: Array, position: int) -> None:
+    other = values.copy()
+    k = position % len(values)
+    other[k] = np.float32(0) if not math.isfinite(values[k]) else np.float32(np.nan)
+    for parts in ("stats digest", "stats", "tensor"):
+        found = error(values, other, parts)
+        assert found.absolute == math.inf
+        assert "NaN or Inf" in found.reason
+
+
+def test_nan_in_different_places_is_found_in_tensors_and_sketches() -> None:
+    first, second = normal(50), normal(50)
+    first[3] = second[4] = np.nan
+    assert error(first, second, "tensor").reason == "NaN or Inf in different places"
+    assert error(first, second).absolute > 0
+
+
+@pytest.mark.parametrize("parts", ["stats", "stats digest", "tensor"])
+@pytest.mark.parametrize("dtype", [np.float32, np.complex64])
+def test_non_finite_values_in_the_same_places_are_no_difference(dtype: Any, parts: str) -> None:
+    first = normal(50, dtype=dtype)
+    first[[3, 7]] = np.nan, np.inf
+    second = first.copy()
+    assert error(first, second, parts).absolute == 0
+    second[5] += np.float32(0.5)
+    assert error(first, second, parts).absolute == pytest.approx(0.5, rel=1e-5)
+
+
+@pytest.mark.parametrize("parts", ["stats", "tensor"])
+def test_nothing_finite(parts: str) -> None:
+    nothing = np.full(5, np.nan, np.float32)
+    assert error(nothing, nothing.copy(), parts).relative == 0
+    assert error(nothing, normal(5), parts).relative == math.inf
+
+
+@pytest.mark.parametrize("parts", ["stats", "tensor"])
+def test_zero_norm(parts: str) -> None:
+    zero = np.zeros(5, np.float32)
+    assert error(zero, -zero, parts).relative == 0
+    assert error(zero, normal(5), parts).relative == math.inf
+    assert error(normal(5), zero, parts).relative == pytest.approx(1.0)
+
+
+@pytest.mark.parametrize("parts", ["stats", "tensor"])
+def test_scalars_and_empty_tensors(parts: str) -> None:
+    assert error(np.float32(2.0).reshape(()), np.float32(1.0).reshape(()), parts).relative == 0.5
+    assert error(np.zeros((0, 3), np.float32), np.zeros((0, 3), np.float32), parts).relative == 0
+
+
+@pytest.mark.parametrize("parts", ["stats digest", "tensor"])
+def test_integers_and_bools_by_value(parts: str) -> None:
+    assert error(np.array([3, 4]), np.array([3, 5]), parts).relative == pytest.approx(0.2)
+    assert error(np.array([True, False, True]), np.array([True, True, True]), parts).absolute == 1.0
+
+
+@pytest.mark.parametrize("parts", ["stats digest", "tensor"])
+def test_integers_beyond_the_digits_of_a_double_are_not_equal(parts: str) -> None:
+    assert error(np.array([2**53]), np.array([2**53 + 1]), parts).absolute >= 1
+
+
+def test_a_swap_that_the_sketch_cannot_see_is_not_equal() -> None:
+    mask = np.zeros(4096, np.int64)
+    mask[:64] = 1
+    swapped = next(
+        other
+        for row in range(1, 64)
+        if error(mask, other := np.roll(mask, 64 * row), "stats").absolute == 0
+        or row == 63
+    )
+    assert error(mask, swapped).absolute > 0
+
+
+def test_complex_values_are_two_reals() -> None:
+    first = normal(20, dtype=np.complex64)
+    second = first + np.complex64(0.25j)
+    for parts in ("stats", "tensor"):
+        assert error(first, second, parts).absolute == pytest.approx(0.25 * math.sqrt(20), rel=1e-5)
+
+
+def test_complex_norms_do_not_overflow_their_dtype() -> None:
+    large = np.full(4, 1e30 + 1e30j, np.complex64)
+    assert error(large, large * np.complex64(2), "tensor").relative == pytest.approx(1.0, rel=1e-6)
+
+
+@pytest.mark.parametrize("parts", ["stats digest", "tensor"])
+def test_other_dtypes_are_measured_by_value(parts: str) -> None:
+    exact = np.arange(8).astype(np.float32)
+    assert error(exact, exact.astype(ml_dtypes.bfloat16), parts).absolute == 0
+    rounded = normal(500)
+    assert 1e-4 < error(rounded, rounded.astype(ml_dtypes.bfloat16), parts).relative < 2**-8
+
+
+def test_digests_of_other_dtypes_say_nothing() -> None:
+    found = error(normal(5), normal(5).astype(np.float64), "digest")
+    assert math.isnan(found.absolute)
+    assert found.reason == "dtypes differ (float32 and float64) and only digests were recorded"
+
+
+def test_digests_alone_tell_that_and_not_how_much() -> None:
+    found = error(normal(5), normal(5, seed=1), "digest")
+    assert (found.absolute, found.method) == (math.inf, "digest")
+    assert found.reason == "digests differ; how much is not recorded"
+
+
+@pytest.mark.parametrize("parts", ["stats digest", "tensor", "digest"])
+def test_other_shapes_are_not_measured(parts: str) -> None:
+    for other in (normal(5, 2), normal(3, 2)):
+        found = error(normal(2, 5), other, parts)
+        assert math.isnan(found.relative)
+        assert found.reason == f"shapes differ: (2, 5) and {other.shape}"
+
+
+def test_sizes_of_one_do_not_matter() -> None:
+    assert error(normal(1, 5), normal(5)).absolute == 0
+    assert error(normal(1).reshape(()), normal(1)).absolute == 0
+
+
+@pytest.mark.parametrize(("first", "second"), [("stats", "digest"), ("", "stats digest"), ("digest", "stats"), ("", "")])
+def test_nothing_in_common_is_not_measured(first: str, second: str) -> None:
+    found = error(Slot(normal(5), first), Slot(normal(5), second))
+    assert math.isnan(found.absolute)
+    assert (found.method, found.reason) == ("none", "no statistics on both sides")
+
+
+def test_a_sum_beyond_float64_is_not_measured() -> None:
+    huge = np.full(4096, 1.5e308)
+    found = error(huge, huge / 2, "stats")
+    assert math.isnan(found.absolute)
+    assert found.reason == "a sum of the sketch left the range of float64; capture with detail tensor"
+
+
+def test_one_sided_slots_and_arguments() -> None:
+    runs = Recording(), Recording()
+    runs[0].call("aten::addmm", {"input.0": normal(2), "input.bias": normal(2)}, [normal(2)], arguments={"alpha": 1})
+    runs[1].call("aten::addmm", {"input.0": normal(2)}, [normal(2)], arguments={"alpha": 2})
+    streams = [run.stream() for run in runs]
+    found = measure([(streams[0].calls[0], streams[1].calls[0])], streams[0], streams[1], (None, None))[0]  # type: ignore[arg-type]
+    assert found.one_sided == ("input.bias",)
+    assert found.arguments == ('{"alpha": 1}', '{"alpha": 2}')
+
+
+def test_equal_arguments_leave_nothing() -> None:
+    found = measured(normal(2), normal(2), arguments={"dim": 1})
+    assert (found.arguments, found.one_sided) == (None, ())
+
+
+def test_arguments_are_equal_by_value() -> None:
+    assert equal_values({"a": [1, 2.0, "x"]}, {"a": [1, 2.0000000000000001, "x"]})
+    assert equal_values(float("nan"), float("nan"))
+    assert not equal_values({"eps": 1e-5}, {"eps": 1e-6})
+    assert not equal_values({"a": 1}, {"b": 1})
+    assert not equal_values([1], [1, 2])
+    assert not equal_values(1.0, "one")
