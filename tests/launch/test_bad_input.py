@@ -212,7 +212,7 @@ NUMBERS = "name = 'mine'\nsuspect = 1\ncertain = 1\ninput_units = 1\nloss = 1\n"
 CRITERIA = {
     "suspect = ": "cannot be read: Invalid value (at end of document)",
     "name = 'mine'": "suspect is missing; see docs/criteria.md",
-    NUMBERS: "row is missing; see docs/criteria.md",
+    NUMBERS: "it holds no rows; see docs/criteria.md",
     f"{NUMBERS}row = [{{name = 'x', ops = ['*'], own = {{kind = 'magic'}}, carry = {{kind = 'sum'}}}}]": (
         "own.kind 'magic' is unknown: expected exact, elementwise, additive, reduction, average, bilinear, composite"
     ),
