@@ -86,8 +86,8 @@ def run_broken(model: str, fault: str, into: Path) -> list[tuple[int, int]]:
 def check(model: str, fault: str, baseline: Path, candidate: Path, fired: list[tuple[int, int]]) -> Iterator[Outcome]:
     """Compare at both levels and tell whether the first culprit is the true one, or the api call around it.
 
-    The true one is the first call that the fault changed by more than rounding (relative L2 2e-6, 32 units of float32): epsilon inside the root
-    changes the last bits of many calls before it changes one that anybody could tell from rounding.
+    The true one is the first call that the fault changed by more than rounding (relative L2 2e-6, 32 units of
+    float32): epsilon inside the root changes the last bits of many calls before one that anybody could tell from rounding.
     """
     whole = trueup.compare(baseline, candidate)
     calls = whole.calls.select(["step", "seq_candidate", "error_out"]).to_pylist()
@@ -155,6 +155,28 @@ def rates(outcomes: Iterable[Outcome]) -> dict[str, tuple[int, int]]:
     return {k: (v[0], v[1]) for k, v in found.items()}
 
 
+MARKS = {"ok": "ok", "aligned": "aligned", "wrong": "**wrong**", "missed": "**missed**", "false": "**false**"}
+
+
+def markdown(outcomes: list[Outcome]) -> str:
+    """Lay the cells out as a page: a row per fault or noise, a column per model, ``aten / api`` in each cell."""
+    models = list(dict.fromkeys(o.model for o in outcomes))
+    cells = {(o.what, o.model, o.level): MARKS.get(o.word, o.word) for o in outcomes}
+
+    def line(what: str) -> str:
+        row = []
+        for model in models:
+            both = [cells.get((what, model, level)) for level in LEVELS]
+            row.append("" if both[0] is None else str(both[0]) if both[0] == both[1] else " / ".join(map(str, both)))
+        return f"| {what} | {' | '.join(row)} |"
+
+    sound = list(dict.fromkeys(o.what for o in outcomes if o.truth == "nothing"))
+    broken = [f for f in simdev.FAULTS if any(o.what == f for o in outcomes)]
+    head = [f"| | {' | '.join(models)} |", "| --- |" + " --- |" * len(models)]
+    counted = [f"- {name}: {right} of {total} ({right / total:.1%})" for name, (right, total) in rates(outcomes).items()]
+    return "\n".join([*counted, "", "Faults:", "", *head, *map(line, broken), "", "Sound runs:", "", *head, *map(line, sound), ""])
+
+
 def main() -> None:
     """Print the table."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
@@ -162,6 +184,7 @@ def main() -> None:
     parser.add_argument("--faults", nargs="*", default=list(simdev.FAULTS))
     parser.add_argument("--noise", nargs="*", default=list(simdev.NOISE))
     parser.add_argument("--json", type=Path, help="write every cell there")
+    parser.add_argument("--markdown", type=Path, help="write the table there")
     options = parser.parse_args()
     torch.set_num_threads(1)
     simdev.install()
@@ -176,6 +199,8 @@ def main() -> None:
     for name, (right, total) in rates(outcomes).items():
         print(f"{name}: {right} of {total} ({right / max(total, 1):.1%})")
     print(f"{time.perf_counter() - started:.0f} s")
+    if options.markdown:
+        options.markdown.write_text(markdown(outcomes))
     if options.json:
         options.json.write_text(json.dumps([asdict(o) for o in outcomes], indent=1))
 

@@ -72,7 +72,10 @@ def test_training_stops_when_asked(place: str, path: Path, monkeypatch) -> None:
     training = build("checkpoint", "cpu")
     with trueup.capture(path, model=training.model, on_error="stop"):
         training.step()
-        with monkeypatch.context() as broken, pytest.raises(TrueupError, match="capture stopped, and the run with it, as asked: "):
+        with (
+            monkeypatch.context() as broken,
+            pytest.raises(TrueupError, match="capture stopped, and the run with it, as asked: "),
+        ):
             broken.setattr(*PLACES[place], breaks)
             training.step()
 
@@ -130,5 +133,5 @@ def test_one_capture_at_a_time(path: Path) -> None:
 
 def test_unwritable_directory(path: Path) -> None:
     path.write_text("a file")
-    with pytest.raises(TrueupError, match="cannot write the capture .*; choose another directory"), trueup.capture(path):
+    with pytest.raises(TrueupError, match=r"cannot write the capture .*; choose another directory"), trueup.capture(path):
         pass

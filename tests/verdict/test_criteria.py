@@ -46,7 +46,7 @@ ROWS = {
     "activation": "aten::gelu torch.nn.functional.gelu aten::silu aten::sigmoid aten::tanh",
     "softmax": "aten::_softmax aten::_log_softmax torch.nn.functional.softmax torch.Tensor.softmax aten::exp",
     "activation-backward": "aten::gelu_backward aten::tanh_backward aten::sigmoid_backward",
-    "branch-backward": "aten::threshold_backward aten::native_dropout_backward",
+    "branch-backward": "aten::threshold_backward",
     "softmax-backward": "aten::_softmax_backward_data aten::_log_softmax_backward_data",
     "normalise": "aten::native_layer_norm torch.nn.functional.layer_norm aten::native_batch_norm "
     "torch.nn.functional.group_norm",

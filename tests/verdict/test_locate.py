@@ -74,13 +74,23 @@ def test_a_second_error_downstream_of_the_first_is_not_independent() -> None:
     assert [place for *_, place, _ in suspects(part)] == [1]
 
 
-def test_what_could_be_rounding_never_goes_before_a_certain_one() -> None:
+def test_the_earliest_suspect_of_a_broken_operator_is_its_first_culprit() -> None:
     runs = both()
     products(runs[0], normal(16, 16), 6)
     products(runs[1], normal(16, 16), 6, wrong={1: 3e-6, 4: 0.5})
     part = located(*runs)
     assert [(s.place, s.certain) for s in part.suspects] == [(1, False), (4, True)]
-    assert suspects(part) == [("operator", "aten::mm", 4, True)]
+    assert suspects(part) == [("operator", "aten::mm", 1, True), ("operator", "aten::mm", 4, True)]
+
+
+def test_what_could_be_rounding_never_goes_before_a_certain_one_of_another_operator() -> None:
+    runs = both()
+    products(runs[0], normal(16, 16), 6)
+    products(runs[1], normal(16, 16), 6, wrong={1: 3e-6, 4: 0.5})
+    part = located(*runs)
+    other = next(s for s in part.suspects if s.place == 1)
+    other.judged.call.candidate.op = "aten::bmm"
+    assert [s.place for s in rank_culprits(part.suspects)] == [4]
     products_only = [s for s in part.suspects if not s.certain]
     assert [s.place for s in rank_culprits(products_only)] == [1]
 

@@ -30,7 +30,8 @@ def summarize(array: NDArray[Any], out: NDArray[np.float64]) -> None:
             value), complex64/128 (as two reals an element, interleaved: mean and counts are over the reals).
         out: float64 ``(PACKED,)``, contiguous: ``model.NUMBERS`` in order, then the 64 lanes of the sketch.
 
-    The largest finite number of float32, float64 and bfloat16 is what attention masks are made of: it is counted in ``n_saturated`` and otherwise left out like Inf, for one of it would drown all else in the sums.
+    The largest finite number of float32, float64 and bfloat16 is what attention masks are made of: it is counted in
+    ``n_saturated`` and otherwise left out like Inf, for one of it would drown all else in the sums.
 
     ``min``, ``max``, ``mean``, ``l2`` are over the finite elements, NaN where there is none; NaN and Inf are counted
     and left out of sums and sketch. ``n_zero`` counts both zeros; ``n_subnormal`` and ``n_saturated`` (|x| is the

@@ -9,7 +9,6 @@ clean("a\\x1b[2J")  a\\x1b[2J     (the escape is spelled out, the terminal does 
 from __future__ import annotations
 
 import math
-import re
 import unicodedata
 
 ELLIPSIS = "…"

@@ -8,7 +8,7 @@ NPU = torch.device("privateuseone", 0)  # named npu once the device is installed
 CPU = torch.device("cpu")
 
 
-class NPUStorage(torch.UntypedStorage):  # type: ignore[misc]
+class NPUStorage(torch.UntypedStorage):
     """Host memory that says it is on the device.
 
     PyTorch keeps one Python object per storage; it is re-labelled in place, because a second one cannot be made.

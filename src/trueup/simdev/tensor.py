@@ -22,7 +22,7 @@ interceptors: dict[Any, Interceptor] = {}
 """Operators touched by the faults and noise that are on now. Empty on a healthy device: then nothing is paid."""
 
 
-class NPUTensor(torch.Tensor):  # type: ignore[misc]
+class NPUTensor(torch.Tensor):
     """A tensor on the simulated device; made by the device's kernels, never by hand."""
 
     _raw: torch.Tensor

@@ -65,9 +65,9 @@ class _Comparison:
         self.captures = baseline, candidate
         self.criterion = criterion
         self.notes: list[str] = []
+        self._comparable()
         self.uncompared = False
         """Whether something that one run holds was not compared, so that the runs cannot be called aligned."""
-        self._comparable()
         self.overviews = tuple(map(Overview.of, self.captures))
         self.levels = self._levels(level)
         self.ranks = self._common("ranks", [sorted(c.ranks) for c in self.captures])
@@ -123,10 +123,10 @@ class _Comparison:
         if deviates:
             return "deviates"
         apart = loss_note(summaries[0], summaries[1], self.criterion.loss)
+        reasons = [r for r in (apart, *self.unexplained[:1]) if r]
         lost = [text for capture in self.captures for text in capture.lost]
-        parts = f"{len(lost)} part{'s' if len(lost) > 1 else ''}"
-        unread = f"{parts} of the captures cannot be read: {lost[0]}" if lost else None
-        reasons = [r for r in (unread, apart, *self.unexplained[:1]) if r]
+        if lost:
+            reasons.insert(0, f"{len(lost)} part{'s' if len(lost) > 1 else ''} of the captures cannot be read: {lost[0]}")
         self.notes[:0] = reasons
         if counts["compared"] and not self.outputs:
             self.notes.insert(0, "no output of any call was compared")
@@ -154,7 +154,6 @@ class _Comparison:
             if not capture.rows:
                 why = (capture.lost or capture.problems or ["nothing was captured"])[0]
                 raise TrueupError(f"{capture.path} holds no records: {why}; record again")
-        # a lost manifest names none
         names = [next((str(m["framework"]) for m in c.ranks.values() if "framework" in m), None) for c in self.captures]
         if None not in names and names[0] != names[1]:
             raise TrueupError(
@@ -263,6 +262,8 @@ class _Comparison:
             self.victims += [victim_finding(j, self.sites[1][part.rank]) for j in islice(passing, room)]
 
 
+def _at(judged: Judged) -> tuple[int, int]:
+    return judged.call.candidate.step, judged.call.candidate.seq
 def _payload(capture: Capture, rank: int, segment: str, key: str) -> Array | None:
     """Return a tensor, None where it is lost: the capture then says so, and its sketch is measured instead."""
     try:
@@ -272,10 +273,6 @@ def _payload(capture: Capture, rank: int, segment: str, key: str) -> Array | Non
         if text not in capture.lost:
             capture.lost.append(text)
         return None
-
-
-def _at(judged: Judged) -> tuple[int, int]:
-    return judged.call.candidate.step, judged.call.candidate.seq
 
 
 def _numbers(values: list[int]) -> str:

@@ -126,13 +126,14 @@ def _judge_one(
     digests = baseline.digest[b], candidate.digest[c]
     both = digests[0] is not None and digests[1] is not None
     same_dtype = baseline.dtype[b] == candidate.dtype[c]
+    payload = baseline.payload[b], candidate.payload[c]
     if baseline.shape[b] != candidate.shape[c] and _sizes(baseline.shape[b]) != _sizes(candidate.shape[c]):
         error.reason = f"shapes differ: {baseline.shape[b]} and {candidate.shape[c]}"
     elif both and digests[0] == digests[1] and same_dtype:
         error.absolute, error.method = 0.0, "digest"
         if np.isnan(error.norm):
             error.norm = 0.0
-    elif (tensors := _tensors(payloads, baseline.payload[b], candidate.payload[c])) is not None:
+    elif (tensors := _tensors(payloads, payload[0], payload[1])) is not None:
         _from_tensors(error, *tensors)
     elif not np.isnan(sketched):
         _from_sketches(error, sketched, counts, surely=both and same_dtype and _is_discrete(baseline.dtype[b]))

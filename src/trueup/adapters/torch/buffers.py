@@ -17,6 +17,8 @@ from trueup.recorder import Statistics
 from trueup.recorder.recorder import Call, Recorder
 
 PURGE_EVERY = 4096
+STAND_INS = frozenset({"FakeTensor", "FunctionalTensor", "AsyncCollectiveTensor"})
+"""Classes of tensors that hold no numbers of their own, by name: importing them costs more than it is worth."""
 
 
 class _Storage:
@@ -38,15 +40,19 @@ class Buffers:
         self._detail = recorder.options.detail
         self._storages: dict[int, _Storage] = {}
         self._purge_at = PURGE_EVERY
+        self._sees_writes = "aten" in recorder.options.levels
         self.reads = 0
 
     def statistics(self, tensor: torch.Tensor) -> Statistics | None:
         """Return the statistics of a tensor, measuring it only if its bytes were not measured since they were written.
 
-        None when it has no dense bytes to read (meta, fake, sparse, nested, inside ``torch.func`` transforms).
+        None when it has no dense bytes to read (meta, fake, sparse, nested, quantised).
         """
+        tensor = _below_transforms(tensor)
+        if not _has_bytes(tensor):
+            return None
         storage = self._storage(tensor)
-        key = _view_key(tensor) if storage is not None else None
+        key = self._view_key(tensor) if storage is not None else None
         if storage is None or key is None:
             return self._measure(tensor)
         if storage.uninitialised:
@@ -118,15 +124,29 @@ class Buffers:
             found = self._storages[storage._cdata] = _Storage(storage)
         return found
 
+    def forget(self) -> None:
+        """Forget what was measured and who wrote it: what ran meanwhile was not seen."""
+        self._storages.clear()
+
     def purge(self) -> None:
         """Forget storages that are gone."""
         self._storages = {key: s for key, s in self._storages.items() if not s.alive.expired()}
         self._purge_at = max(PURGE_EVERY, 2 * len(self._storages))
 
-    def _measure(self, tensor: torch.Tensor) -> Statistics | None:
-        tensor = _below_transforms(tensor)
-        if tensor.layout is not torch.strided or tensor.is_nested or tensor.is_quantized or tensor.device.type == "meta":
+    def _view_key(self, tensor: torch.Tensor) -> tuple[Any, ...] | None:
+        """Name the bytes of a tensor within its storage; None where a later write could not be told."""
+        version = 0  # the aten level announces every write; what counts versions lies above it, and differs between aliases
+        if not self._sees_writes:
+            if tensor.is_inference():  # no versions are tracked
+                return None
+            version = tensor._version
+        if tensor.is_conj() or tensor.is_neg():
             return None
+        if tensor.is_contiguous():
+            return version, tensor.storage_offset(), tensor.numel(), tensor.dtype
+        return version, tensor.storage_offset(), tuple(tensor.shape), tensor.stride(), tensor.dtype
+
+    def _measure(self, tensor: torch.Tensor) -> Statistics | None:
         self.reads += 1
         try:
             stats = measure(tensor, self._detail)
@@ -139,20 +159,19 @@ class Buffers:
         return stats
 
 
+def _has_bytes(tensor: torch.Tensor) -> bool:
+    """Tell whether there are numbers to read; a tensor that only stands for another has none."""
+    return not (
+        tensor.layout is not torch.strided
+        or tensor.is_nested
+        or tensor.is_quantized
+        or tensor.device.type == "meta"
+        or type(tensor).__name__ in STAND_INS
+    )
+
+
 def _below_transforms(tensor: torch.Tensor) -> torch.Tensor:
     """Return the tensor that holds the bytes of one inside `torch.func` transforms: all samples of a vmap at once."""
     while torch._C._functorch.is_functorch_wrapped_tensor(tensor):
         tensor = torch._C._functorch.get_unwrapped(tensor)
     return tensor
-
-
-def _view_key(tensor: torch.Tensor) -> tuple[Any, ...] | None:
-    try:
-        version = tensor._version
-    except RuntimeError:  # inference tensors do not track versions
-        return None
-    if tensor.is_conj() or tensor.is_neg():
-        return None
-    if tensor.is_contiguous():
-        return version, tensor.storage_offset(), tensor.numel(), tensor.dtype
-    return version, tensor.storage_offset(), tuple(tensor.shape), tensor.stride(), tensor.dtype

@@ -21,6 +21,9 @@ UNMARKED_WRITES: dict[str, tuple[str, ...]] = {
     "aten::cudnn_batch_norm": ("running_mean", "running_var"),
     "aten::miopen_batch_norm": ("running_mean", "running_var"),
     "aten::_batch_norm_impl_index": ("running_mean", "running_var"),
+    "aten::batch_norm_update_stats": ("running_mean", "running_var"),
+    "aten::batch_norm_gather_stats": ("running_mean", "running_var"),
+    "aten::batch_norm_gather_stats_with_counts": ("running_mean", "running_var"),
     "aten::_fused_moving_avg_obs_fq_helper": ("running_min", "running_max", "scale", "zero_point"),
 }
 """Operators that write arguments which their schema does not mark (PyTorch 2.13, native_functions)."""
@@ -29,7 +32,14 @@ NOT_RECORDED = frozenset({"aten::detach", "aten::alias", "aten::is_same_size", "
 """Operators that compute no tensor: an alias of the same bytes, or a Python scalar."""
 
 ALLOCATIONS = frozenset(
-    {"aten::empty", "aten::empty_like", "aten::empty_strided", "aten::new_empty", "aten::new_empty_strided", "aten::empty_permuted"}
+    {
+        "aten::empty",
+        "aten::empty_like",
+        "aten::empty_strided",
+        "aten::new_empty",
+        "aten::new_empty_strided",
+        "aten::empty_permuted",
+    }
 )
 """Operators whose result has no content yet; it is measured once something was written to it."""
 
@@ -83,6 +93,8 @@ class DispatchMode(TorchDispatchMode):
         session = self._session
         state = session.threads.state
         if state.busy or not session.sees():
+            if session.active and not state.busy:  # a trace is under way: what it writes is announced by nobody
+                session.buffers.forget()
             return _execute(func, args, kwargs)
         operator, call = None, None
         with session.observing(state, str(func)):

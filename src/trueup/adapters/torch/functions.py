@@ -21,12 +21,21 @@ if TYPE_CHECKING:
     from trueup.adapters.torch.session import Session
 
 QUERIES = frozenset(
-    ["size", "dim", "ndimension", "stride", "numel", "nelement", "storage_offset", "is_contiguous", "is_floating_point", "is_complex", "is_signed", "is_same_size", "is_set_to", "is_inference", "is_nonzero", "element_size", "data_ptr", "get_device", "has_names", "tolist", "item", "numpy", "type", "__len__", "__bool__", "__int__", "__float__", "__index__", "__repr__", "__str__", "__format__", "__hash__", "__contains__", "__iter__", "__dir__", "__reduce_ex__", "__reduce__", "__setstate__", "__deepcopy__", "__array__", "__dlpack__", "__dlpack_device__", "storage", "untyped_storage", "requires_grad_", "retain_grad", "register_hook", "register_post_accumulate_grad_hook", "is_pinned", "is_shared", "result_type", "share_memory_", "can_cast", "promote_types", "get_default_dtype", "is_tensor", "is_storage", "set_default_device", "_is_view", "_version", "dim_order", "has_torch_function", "_has_compatible_shallow_copy_type", "_profiler_enter", "_record_function_enter_new", "_record_function_exit", "is_conj", "is_neg", "is_sparse", "__cuda_array_interface__"]
+    """
+    size dim ndimension stride numel nelement storage_offset is_contiguous is_floating_point is_complex is_signed
+    is_same_size is_set_to is_inference is_nonzero element_size data_ptr get_device has_names tolist item numpy type
+    __len__ __bool__ __int__ __float__ __index__ __repr__ __str__ __format__ __hash__ __contains__ __iter__ __dir__
+    __reduce_ex__ __reduce__ __setstate__ __deepcopy__ __array__ __dlpack__ __dlpack_device__ storage untyped_storage
+    requires_grad_ retain_grad register_hook register_post_accumulate_grad_hook is_pinned is_shared result_type share_memory_
+    can_cast promote_types get_default_dtype is_tensor is_storage set_default_device _is_view _version dim_order
+    has_torch_function _has_compatible_shallow_copy_type _profiler_enter _record_function_enter_new
+    _record_function_exit is_conj is_neg is_sparse __cuda_array_interface__
+    """.split()
 )
 """Functions that compute no tensor; leaving them out of the walk is a matter of speed only (no tensor result, no record)."""
 
 EXPOSES = frozenset(
-    ["data_ptr", "numpy", "storage", "untyped_storage", "__array__", "__dlpack__", "__cuda_array_interface__", "share_memory_"]
+    ("data_ptr", "numpy", "storage", "untyped_storage", "__array__", "__dlpack__", "__cuda_array_interface__", "share_memory_")
 )
 """Functions that hand out the memory itself, to kernels that no dispatcher sees: what was known of it holds no longer."""
 

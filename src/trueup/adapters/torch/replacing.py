@@ -14,6 +14,11 @@ import torch
 
 from trueup.adapters.torch.functions import Execution
 
+COMPILED = (
+    "torch.compile was used: under a capture compiled code runs eagerly, operator by operator, so the numerics of the compiled "
+    "kernels were not observed"
+)
+
 if TYPE_CHECKING:
     from trueup.adapters.torch.session import Session
 
@@ -46,6 +51,7 @@ def entrances(session: Session) -> list[Replacement]:
     return [
         Replacement(torch.autograd.Function, "apply", functools.partial(_apply, session)),
         Replacement(torch.autograd, "_engine_run_backward", functools.partial(_run_backward, session)),
+        Replacement(torch, "compile", functools.partial(_compile, session)),
         Replacement(checkpoint, "_checkpoint_without_reentrant_generator", functools.partial(_checkpoint, session)),
     ]
 
@@ -85,6 +91,20 @@ def _run_backward(session: Session, original: Any) -> Any:
             shared.second_order -= builds_graph
 
     return run_backward
+
+
+def _compile(session: Session, original: Any) -> Any:
+    """Note that something is compiled, and let it run eagerly."""
+
+    @functools.wraps(original)
+    def compile_eagerly(*args: Any, **kwargs: Any) -> Any:
+        if session.active:
+            with session.observing(session.threads.state, "torch.compile"):
+                session.recorder.note(COMPILED)
+                session.compile_off()
+        return original(*args, **kwargs)
+
+    return compile_eagerly
 
 
 def _checkpoint(session: Session, original: Any) -> Any:

@@ -61,5 +61,5 @@ def _without_wrappers(root: torch.nn.Module, path: str) -> str:
     for part in path.split(".") if path else ():
         if not (part in WRAPPERS and type(module).__name__ in _WRAPPER_CLASSES):
             parts.append(part)
-        module = module._modules[part]  # type: ignore[assignment]  # named_modules only walks modules that are there
+        module = module._modules[part]
     return ".".join(parts)

@@ -20,7 +20,7 @@ from trueup.adapters.torch.environment import describe_run, rank_and_world
 from trueup.adapters.torch.functions import FunctionMode
 from trueup.adapters.torch.modules import module_calls
 from trueup.adapters.torch.observing import Failure, Observing
-from trueup.adapters.torch.replacing import entrances
+from trueup.adapters.torch.replacing import COMPILED, entrances
 from trueup.adapters.torch.scopes import Scopes
 from trueup.adapters.torch.slots import Slots
 from trueup.adapters.torch.statistics import resolve
@@ -30,11 +30,6 @@ from trueup.recorder.seen import sentence, unused
 from trueup.store import claim
 
 TORCH = str(Path(torch.__file__).parent)
-
-COMPILED = (
-    "torch.compile was used: under a capture PyTorch runs compiled code eagerly, operator by operator, so the numerics of the "
-    "compiled kernels were not observed"
-)
 
 
 class Session:
@@ -58,11 +53,13 @@ class Session:
         self._hooks: list[Any] = []
         self._manual_steps = False
         self._kinds = set(options.levels)
-        self._compiled_before = _compiled_frames()
+        self._eager: Any = None
 
     # ---------------------------------------------------------------- life
     def start(self) -> None:
         """Begin to see calls on this thread (and on the backward threads that autograd starts from it)."""
+        if "torch._dynamo" in sys.modules:  # what was compiled before may run now
+            self.compile_off()
         for replacement in self._replacements:
             replacement.install()
         self._hooks = [
@@ -85,6 +82,8 @@ class Session:
             replacement.remove()
         for hook in self._hooks:
             hook.remove()
+        if self._eager is not None:
+            self._eager.__exit__(None, None, None)
         self.finish()
 
     def abandon(self) -> None:
@@ -95,8 +94,6 @@ class Session:
     def finish(self) -> None:
         """Write what is left, without touching the modes (at the end of an armed process)."""
         self.active = False
-        if _compiled_frames() > self._compiled_before:
-            self.recorder.note(COMPILED)
         self.recorder.close("complete" if self.failure.text is None else "stopped")
 
     def step(self) -> None:
@@ -112,12 +109,15 @@ class Session:
 
     def _update_active(self) -> None:
         rank, _ = rank_and_world()
-        self.active = self.failure.text is None and self.recorder.active and in_ranges(rank or 0, self.options.ranks)
+        active = self.failure.text is None and self.recorder.active and in_ranges(rank or 0, self.options.ranks)
+        if active and not self.active:
+            self.buffers.forget()
+        self.active = active
 
-    def _before_optimizer(self, optimizer: Any, args: Any, kwargs: Any) -> None:
+    def _before_optimizer(self, *_: Any) -> None:
         self.threads.state.stepping = sys._getframe(1).f_code
 
-    def _after_optimizer(self, optimizer: Any, args: Any, kwargs: Any) -> None:
+    def _after_optimizer(self, *_: Any) -> None:
         state = self.threads.state
         with self.observing(state, "the end of a step"):
             if state.stepping is not None and depth_of(state.stepping) > 1:  # one optimizer wrapped in another
@@ -164,8 +164,8 @@ class Session:
 
     # ---------------------------------------------------------------- what the modes call
     def sees(self) -> bool:
-        """Tell whether what executes now is to be recorded; a graph that is being traced is no computation."""
-        return self.active and torch._C._get_tracing_state() is None
+        """Tell whether what executes now is to be recorded; a graph that is being traced or exported is no computation."""
+        return self.active and torch._C._get_tracing_state() is None and not torch.compiler._is_compiling_flag
 
     def observing(self, state: ThreadState, what: str) -> Observing:
         """Return a block for our own work: nothing in it is a call, and its exceptions end the capture, not the training."""
@@ -194,9 +194,7 @@ class Session:
         if type(module).__name__ == "OptimizedModule" or module._compiled_call_impl is not None:
             self.recorder.note(COMPILED)
 
-
-def _compiled_frames() -> int:
-    """Count the functions that torch.compile was given so far."""
-    dynamo = sys.modules.get("torch._dynamo.utils")
-    frames: int = getattr(dynamo, "counters", {}).get("frames", {}).get("total", 0)
-    return frames
+    def compile_off(self) -> None:
+        """Run compiled code eagerly, as PyTorch does under a dispatch mode anyway, so that all levels see the same run."""
+        if self._eager is None:
+            self._eager = torch.compiler.set_stance("force_eager")

@@ -35,9 +35,9 @@ _VIEWS: dict[torch.dtype, tuple[torch.dtype, Any]] = {
 def to_numpy(tensor: torch.Tensor) -> np.ndarray[Any, Any]:
     """View a CPU tensor as NumPy without copying; dtypes NumPy lacks come from ml_dtypes."""
     tensor = tensor.detach().resolve_conj().resolve_neg()
-    if (view := _VIEWS.get(tensor.dtype)) is not None:
-        return tensor.view(view[0]).numpy().view(view[1])
-    return tensor.numpy()
+    view = _VIEWS.get(tensor.dtype)
+    array: np.ndarray[Any, Any] = tensor.numpy() if view is None else tensor.view(view[0]).numpy().view(view[1])
+    return array
 
 
 def on_host(tensor: torch.Tensor, detail: str) -> Statistics:
@@ -54,9 +54,13 @@ def on_host(tensor: torch.Tensor, detail: str) -> Statistics:
 
 def on_device(tensor: torch.Tensor, detail: str) -> Statistics:
     """Measure a tensor with torch operators on its own device; nothing is waited for unless the bytes are asked for."""
+    tensor = tensor.detach()
     if detail != "stats":
         return on_host(tensor.cpu(), detail)
-    return Statistics(values=packed_on_device(tensor.detach()))
+    if torch.is_autocast_enabled(tensor.device.type):
+        with torch.autocast(tensor.device.type, enabled=False):
+            return Statistics(values=packed_on_device(tensor))
+    return Statistics(values=packed_on_device(tensor))
 
 
 def packed_on_device(tensor: torch.Tensor) -> torch.Tensor:
@@ -65,7 +69,7 @@ def packed_on_device(tensor: torch.Tensor) -> torch.Tensor:
     The same definitions and sketch constants as `trueup.kernels.summarize`; sums run in the device's order.
     """
     if tensor.is_complex():
-        tensor = torch.view_as_real(tensor)
+        tensor = torch.view_as_real(tensor.resolve_conj())
     dtype = tensor.dtype
     x = tensor.reshape(-1).to(torch.float64)
     finite = torch.isfinite(x)
@@ -134,7 +138,10 @@ def resolve(batch: list[Statistics]) -> None:
     for stats in batch:
         if isinstance(stats.values, torch.Tensor):
             waiting.setdefault(stats.values.device, {})[id(stats)] = stats
-    for group in waiting.values():
+    for device, group in waiting.items():
+        synchronize = getattr(getattr(torch, device.type, None), "synchronize", None)
+        if synchronize is not None:  # the numbers may come from a stream that this thread knows nothing of
+            synchronize(device)
         host = torch.stack([stats.values for stats in group.values()]).cpu().numpy()
         for stats, row in zip(group.values(), host, strict=True):
             stats.values = row

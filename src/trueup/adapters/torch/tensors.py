@@ -98,7 +98,7 @@ def describe_values(args: tuple[Any, ...], kwargs: dict[str, Any]) -> str | None
     text = json.dumps({k: _encode(v) for k, v in values.items()}, sort_keys=True)
     if len(text) <= MAX_VALUE_LENGTH:
         return text
-    return json.dumps({"length": len(text), "xxh3": xxhash.xxh3_64_hexdigest(text)})
+    return json.dumps({"length": len(text), "xxh3": xxhash.xxh3_64_hexdigest(text.encode())})
 
 
 def _is_value(value: Any) -> bool:
