@@ -17,6 +17,7 @@ from trueup.report.document import schema
 
 ROOT = Path(__file__).parents[2]
 TRAIN = "examples/centernet/train.py"
+NO_COMPILER = "ignore:trueup's compiled statistics kernel is missing:RuntimeWarning"
 
 Run = subprocess.CompletedProcess[str]
 
@@ -24,7 +25,13 @@ Run = subprocess.CompletedProcess[str]
 def trueup_(*arguments: str | Path) -> Run:
     source = str(Path(trueup.__file__).parents[1])
     path = os.pathsep.join(filter(None, [source, os.environ.get("PYTHONPATH")]))
-    environment = {**os.environ, "PYTHONPATH": path, "OMP_NUM_THREADS": "1", "COLUMNS": "200"}
+    environment = {
+        **os.environ,
+        "PYTHONPATH": path,
+        "OMP_NUM_THREADS": "1",
+        "PYTHONWARNINGS": NO_COMPILER,
+        "COLUMNS": "200",
+    }
     command = [sys.executable, "-m", "trueup", *map(str, arguments)]
     return subprocess.run(command, capture_output=True, text=True, check=False, cwd=ROOT, env=environment)
 

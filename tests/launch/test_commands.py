@@ -28,7 +28,9 @@ def test_exit_code_is_that_of_the_command(
     got, _, err = cli(capsys, "capture", "-o", out, "--", "sh", "-c", command)
     assert got == code
     ended = f"; the command ended with exit code {code}" if code != 2 else ""
-    assert err.startswith(f"trueup: nothing was captured into {out}{ended}: no process of the command imported PyTorch\n")
+    assert err.startswith(
+        f"trueup: nothing was captured into {out}{ended}: no process of the command imported PyTorch\n"
+    )
     assert not out.exists(), "the next attempt finds nothing in its way"
 
 
@@ -40,7 +42,8 @@ def test_a_command_without_training_is_told_so(tmp_path: Path) -> None:
         f"trueup: nothing was captured into {out}: no process of the command imported PyTorch",
         "  expected: a Python process that imports torch, started with the environment of the command",
         "  got:      none",
-        "  next:     name the training command; python -I, -E or -S, or a PYTHONPATH set anew, hides a process from Trueup",
+        "  next:     name the training command; python -I, -E or -S, or a PYTHONPATH set anew, hides a process from "
+        "Trueup",
     ]
 
 
@@ -65,8 +68,12 @@ def test_a_command_that_cannot_start(
     code, stdout, err = cli(capsys, "capture", "-o", "deep/capture", "--", name)
     assert (code, stdout) == (2, "")
     assert err.splitlines() == [
-        "trueup: The command cannot start; nothing was captured.", f"  where:    {name}", EXPECTED, f"  got:      {got}", NEXT,
-    ]  # fmt: skip
+        "trueup: The command cannot start; nothing was captured.",
+        f"  where:    {name}",
+        EXPECTED,
+        f"  got:      {got}",
+        NEXT,
+    ]
     assert not Path("deep").exists()
 
 

@@ -1,8 +1,7 @@
-"""What Trueup costs before it does anything: medians of several starts."""
+"""What Trueup costs before it does anything: the least of several starts, for more is what neighbours cost."""
 
 from __future__ import annotations
 
-import statistics
 import subprocess
 import sys
 from pathlib import Path
@@ -13,8 +12,8 @@ FRAMEWORKS = ("torch", "tensorflow", "paddle", "jax")
 
 
 def seconds(*command: str, count: int = 5) -> float:
-    """Return the median of the processor time of a command, in seconds: wall time would measure our neighbours."""
-    return statistics.median(_once(command) for _ in range(count))
+    """Return the least processor time of a command, in seconds."""
+    return min(_once(command) for _ in range(count))
 
 
 def _once(command: tuple[str, ...]) -> float:

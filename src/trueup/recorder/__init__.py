@@ -1,8 +1,8 @@
 """What every framework adapter shares: a capture's options, filters, ordinals, call sites, buffering and flushing.
 
-An adapter decides *what* a call is and calls `Recorder.begin` and `Recorder.slot`; this package decides whether it is kept,
-what it is named and when it reaches the disk. It knows no framework; adapters and the command line import it, `verdict`
-never does. Its names are loaded when they are first used: a command that trains nothing waits for none of them.
+An adapter decides *what* a call is and calls `Recorder.begin` and `Recorder.slot`; this package decides whether it is
+kept, what it is named and when it reaches the disk. It knows no framework; adapters and the command line import it,
+`verdict` never does. Its names are loaded when they are first used: a command that trains nothing waits for none of them.
 """
 
 from __future__ import annotations

@@ -126,7 +126,7 @@ class _Comparison:
         reasons = [r for r in (apart, *self.unexplained[:1]) if r]
         lost = [text for capture in self.captures for text in capture.lost]
         if lost:
-            reasons.append(f"{len(lost)} part{'s' if len(lost) > 1 else ''} of the captures cannot be read: {lost[0]}")
+            reasons.insert(0, f"{len(lost)} part{'s' if len(lost) > 1 else ''} of the captures cannot be read: {lost[0]}")
         self.notes[:0] = reasons
         if counts["compared"] and not self.outputs:
             self.notes.insert(0, "no output of any call was compared")

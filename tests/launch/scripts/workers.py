@@ -30,4 +30,6 @@ if __name__ == "__main__":
         time.sleep(1.3)
     with tempfile.TemporaryDirectory() as folder:
         start = "spawn" if method == "none" else method
-        mp.start_processes(work, (method, str(Path(folder) / "store")), nprocs=1 if method == "none" else 2, start_method=start)
+        mp.start_processes(
+            work, (method, str(Path(folder) / "store")), nprocs=1 if method == "none" else 2, start_method=start
+        )
