@@ -27,8 +27,8 @@ def module_calls(session: Session) -> Replacement:
     def make(original: Callable[..., Any]) -> Callable[..., Any]:
         def call(module: torch.nn.Module, /, *args: Any, **kwargs: Any) -> Any:
             state = session.threads.state
-            if session.ending and not state.modules and not state.busy and torch._C._current_graph_task_id() == -1:
-                session.begin_step()
+            if not state.modules and not state.busy:
+                session.enter_model()
             if state.busy or not session.sees():
                 return original(module, *args, **kwargs)
             return _run(session, state, original, module, args, kwargs)

@@ -52,7 +52,7 @@ class Session:
         self._replacements = [module_calls(self), *entrances(self)]
         self._hooks: list[Any] = []
         self._manual_steps = False
-        self.ending = False
+        self._ending = False
         """Whether the optimizer has stepped and nothing of the next step was seen: what follows still belongs to this one."""
         self._modules_seen = False
         self._kinds = set(options.levels)
@@ -105,13 +105,17 @@ class Session:
         with self.observing(self.threads.state, "the end of a step"):
             self._end_step()
 
-    def begin_step(self) -> None:
-        """Begin a step, where one is due: the optimizer has stepped, and a forward starts."""
+    def enter_model(self) -> None:
+        """Begin a step, where one is due: the optimizer has stepped, and a forward starts. Steps are counted idle or not."""
+        self._modules_seen = True
+        if not self._ending or torch._C._current_graph_task_id() != -1:
+            return
         with self.observing(self.threads.state, "the end of a step"):
             self._end_step()
+            self._modules_seen = True
 
     def _end_step(self) -> None:
-        self.ending = self._modules_seen = False
+        self._ending = self._modules_seen = False
         self.recorder.end_step()
         self.buffers.purge()
         self._update_active()
@@ -134,15 +138,15 @@ class Session:
             state.stepping = None
             if self._manual_steps:
                 return
-            if self.ending or not self._modules_seen:  # without modules nothing tells where a forward begins
+            if self._ending or not self._modules_seen:  # without modules nothing tells where a forward begins
                 self._end_step()
-            self.ending = self._modules_seen
+            self._ending = self._modules_seen
 
     def report(self) -> dict[str, Any]:
         """Say what this process recorded, or why nothing."""
         recorder = self.recorder
         return {
-            "rank": self.rank, "calls": recorder.calls, "steps": recorder.step + self.ending,
+            "rank": self.rank, "calls": recorder.calls, "steps": recorder.step + self._ending,
             "failure": recorder.failure or self.failure.text, "why": None if recorder.calls else self.why_nothing(),
         }  # fmt: skip
 
@@ -198,8 +202,7 @@ class Session:
         return level in self._kinds
 
     def notice_module(self, module: torch.nn.Module, state: ThreadState) -> None:
-        """Note that a module runs, and what that tells about what cannot be seen."""
-        self._modules_seen = True
+        """Note what a module call tells about what cannot be seen."""
         if not state.observed and torch._C._current_graph_task_id() == -1:
             state.observed = True
             name = threading.current_thread().name
