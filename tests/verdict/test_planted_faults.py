@@ -7,11 +7,11 @@ from __future__ import annotations
 
 from pathlib import Path
 
-import locate
 import pytest
 import torch
-import zoo
 
+import locate
+import zoo
 from trueup import simdev
 
 NOT_FOUND_AT_API = {("log-softmax-half-sum", model) for model in ("gpt2", "lstm_tagger", "resnet", "unet", "gpt2-eager", "llama")}
