@@ -89,11 +89,11 @@ def render_calls(capture: CaptureLike, chosen: Selection, limit: int, console: C
     several = len(capture.ranks) > 1
     slots = [[_slot(slot) for slot in call.slots] for call in calls]
     widths = _widths([row for group in slots for row in group], console.width)
-    console.print(Text(_line("seq", "", _TITLES, widths), "dim"), soft_wrap=True)
+    console.print(Text(_line("   seq ", _TITLES, widths), "dim"), soft_wrap=True)
     for call, group in zip(calls, slots, strict=True):
         console.print(_heading(call, several), soft_wrap=True)
         for cells in group:
-            console.print(Text(_line("", "  ", cells, widths).rstrip()), soft_wrap=True)
+            console.print(Text(_line(" " * 7, cells, widths).rstrip()), soft_wrap=True)
     if total > len(calls):
         rest = f"and {counted(total - len(calls), 'more call')}: "
         rest += "raise --limit, or choose with --scope, --op, --phase, --step"
@@ -127,7 +127,7 @@ def _slot(row: dict[str, Any]) -> tuple[str, ...]:
     if row.get("value") is not None and row.get("l2") is None:
         return (name, shorten(one_line(row["value"]), VALUE_WIDTH), "", "", "", "", "")
     shape = row.get("shape")
-    sizes = f"[{', '.join(map(str, shape))}]" if isinstance(shape, list) else str(shape or "")
+    sizes = f"[{','.join(map(str, shape))}]" if isinstance(shape, list) else str(shape or "")
     tensor = one_line(f"{row.get('dtype') or ''} {sizes}".strip())
     values = tuple("" if row.get(key) is None else number(row[key]) for key in ("min", "max", "mean", "l2"))
     special = ", ".join(f"{row[key]:,} {word}" for key, word in SPECIAL.items() if row.get(key))
@@ -141,17 +141,17 @@ def _widths(rows: Sequence[tuple[str, ...]], console_width: int) -> list[int]:
     tensors = [row for row in rows if any(row[2:])] or [("",) * 7]
     widths = [max(len(title), *(len(row[k]) for row in tensors)) for k, title in enumerate(_TITLES)]
     widths[0] = max(4, *(len(row[0]) for row in rows)) if rows else 4
-    spare = console_width - 10 - sum(widths[1:6]) - 12
-    widths[0] = max(10, min(widths[0], spare))
+    spare = console_width - 7 - sum(widths[1:6]) - 12
+    widths[0] = max(len("grad_output.0"), min(widths[0], spare))  # shorter, an output and an input look alike
     return widths
 
 
-def _line(seq: str, indent: str, cells: Sequence[str], widths: Sequence[int]) -> str:
+def _line(lead: str, cells: Sequence[str], widths: Sequence[int]) -> str:
     first = shorten(cells[0], widths[0])
     if not any(cells[2:]):
-        return f"{seq:>6}  {indent}{first:<{widths[0]}}  {cells[1]}"
+        return f"{lead}{first:<{widths[0]}}  {cells[1]}"
     values = "  ".join(f"{cell:>{width}}" for cell, width in zip(cells[2:6], widths[2:6], strict=True))
-    return f"{seq:>6}  {indent or '  '}{first:<{widths[0]}}  {cells[1]:<{widths[1]}}  {values}  {cells[6]}"
+    return f"{lead}{first:<{widths[0]}}  {cells[1]:<{widths[1]}}  {values}  {cells[6]}"
 
 
 def _heading(call: Call, several: bool) -> Text:

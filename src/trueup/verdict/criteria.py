@@ -122,6 +122,8 @@ def _parse(content: dict[str, Any], where: str) -> Criterion:
         name = str(_get(content, "name", "name"))
         if not content.get("row"):
             raise ValueError(f"it holds no rows; {SEE}")
+        if not isinstance(content["row"], list) or not all(isinstance(row, dict) for row in content["row"]):
+            raise ValueError(f"row must be tables, each headed [[row]], not {content['row']!r:.60}; {SEE}")
         rows = tuple(_row(row, n) for n, row in enumerate(content["row"], 1))
         if "*" not in rows[-1].ops or rows[-1].phases:
             raise ValueError('the last row must match every call (ops = ["*"], no phases)')
