@@ -86,7 +86,7 @@ def test_part_of_a_selection(tmp_path: Path) -> None:
     assert first == f"trueup: captured {capture.rows:,} slots over 1 step into {out}"
     calls = notes[1].partition("none of ")[2].partition(" ")[0]
     assert notes == [
-        "trueup: note: steps 8 selected nothing: the run had 3 steps, 0 to 2",
+        "trueup: note: steps 8 selected nothing: the run had 2 steps, 0 to 1",
         f"trueup: note: phase recompute matched none of {calls} calls; phases seen: forward, backward, optimizer",
         f"trueup: note: include 'tail' matched none of {calls} calls; scopes seen: head, neck",
     ]
