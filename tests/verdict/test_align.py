@@ -146,3 +146,16 @@ def test_many_calls_of_one_operator_stay_fast() -> None:
     assert time.process_time() - started < 10
     assert len(found.pairs) == count - 2
     assert [b.seq for b in found.only_baseline] == [0]
+
+
+def test_casts_in_another_order_are_paired_by_what_they_cast() -> None:
+    weight, x, rest = normal(4, 8), normal(16, 4, seed=1), different(3, start=2)
+    found = aligned(chain([weight, x, *rest], op="aten::_to_copy"), chain([x, changed(weight, 1e-3), *rest], op="aten::_to_copy"))
+    assert sorted(numbers(found)) == [(0, 1), (1, 0), (2, 2), (3, 3), (4, 4)]
+
+
+def test_another_shape_is_another_operator_but_the_same_function() -> None:
+    tensors = different(3)
+    other = [*tensors[:2], normal(9, seed=7)]
+    found = aligned(chain(tensors), chain(other))
+    assert (numbers(found), [c.seq for c in found.only_candidate]) == ([(0, 0), (1, 1)], [2])

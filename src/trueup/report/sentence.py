@@ -203,7 +203,7 @@ def _input(finding: Finding) -> str:
     slot = finding.slots[0] if finding.slots else None  # the verdict puts the input it means first
     name = one_line(slot.slot) if slot else "an input"
     what = f"{name} differs ({_error(finding, expected=False)}) and no captured call produced it"
-    return f"{what}: the data, the weights or the state differ from the start"
+    return f"{what}: the data, the weights or what was not captured before it differ"
 
 
 def _unmatched(finding: Finding) -> str:

@@ -1,8 +1,9 @@
 """Which baseline call is which candidate call, within one rank and step.
 
-Two passes. Calls are put in buckets of the same phase, level and scope. Where both sides of a bucket execute the same operators
-in the same order, the n-th is the n-th (the exact key). Where they do not, the two sequences are aligned so that the sum of
-similarities is largest: same operator and shapes required, then how close the data are. What stays over is unmatched.
+Calls are put in buckets of the same phase, level and scope. Where both sides of a bucket execute the same operators in the same
+order, the n-th is the n-th (the exact key). Where they do not, the two sequences are aligned so that the sum of similarities is
+largest: same operator and shapes required, then how close the data are. What is left over, on both sides, is paired whatever its
+order if operator, shapes and data are alike: autocast casts a weight before or after an input. The rest is unmatched.
 """
 
 from __future__ import annotations
@@ -25,6 +26,10 @@ ALIKE = 0.75
 """Closeness from which calls at the same place are a pair without a look at the rest: a relative distance of 1e-6."""
 
 
+AKIN = 0.25
+"""Closeness from which left-over calls are a pair whatever their order: a relative distance of 1e-2."""
+
+
 @dataclass(slots=True)
 class Alignment:
     """Matched pairs in the candidate's execution order, and what has no partner."""
@@ -43,10 +48,11 @@ def align(baseline: Stream, candidate: Stream) -> Alignment:
     pairs: list[tuple[Row, Row]] = []
     for first, second in buckets.values():
         if [c.op for c in first] == [c.op for c in second]:
-            pairs += zip(first, second, strict=True)
+            pairs += _reordered(first, second, baseline, candidate)
         elif first and second:
             likeness = Likeness(first, second, baseline, candidate)
-            pairs += [(first[i], second[j]) for i, j in _align_sequences(likeness, len(first), len(second))]
+            found = [(first[i], second[j]) for i, j in _align_sequences(likeness, len(first), len(second))]
+            pairs += found + _left_over(found, first, second, baseline, candidate)
     pairs.sort(key=lambda pair: pair[1].seq)
     matched_b, matched_c = {b.seq for b, _ in pairs}, {c.seq for _, c in pairs}
     return Alignment(
@@ -54,6 +60,45 @@ def align(baseline: Stream, candidate: Stream) -> Alignment:
         [c for c in baseline.calls if c.seq not in matched_b],
         [c for c in candidate.calls if c.seq not in matched_c],
     )
+
+
+def _reordered(first: list[Row], second: list[Row], baseline: Stream, candidate: Stream) -> list[tuple[Row, Row]]:
+    """Pair the n-th with the n-th, but calls whose shapes differ with such as are alike, where there are any.
+
+    What is left of the dispatcher's operators stays without counterpart: the function around them speaks for them.
+    """
+    exact = list(zip(first, second, strict=True))
+    same = [(b, c) for b, c in exact if _shapes(b, baseline) == _shapes(c, candidate)]
+    if len(same) == len(exact):
+        return exact
+    moved = _left_over(same, first, second, baseline, candidate)
+    if first[0].level == "aten" and same:
+        return same + moved
+    taken = {b.seq for b, _ in same + moved}, {c.seq for _, c in same + moved}
+    rest = [[c for c in side if c.seq not in seen] for side, seen in zip((first, second), taken, strict=True)]
+    return same + moved + list(zip(*rest, strict=True))
+
+
+def _shapes(call: Row, stream: Stream) -> list[tuple[str, tuple[int, ...] | None]]:
+    return [(slot, stream.shape[k]) for slot, k in call.slots.items()]
+
+
+def _left_over(
+    pairs: list[tuple[Row, Row]], first: list[Row], second: list[Row], baseline: Stream, candidate: Stream
+) -> list[tuple[Row, Row]]:
+    """Pair what no sequence holds: each call with the most alike one left, if they are alike at all."""
+    taken = {b.seq for b, _ in pairs}, {c.seq for _, c in pairs}
+    rest = [[c for c in side if c.seq not in seen] for side, seen in zip((first, second), taken, strict=True)]
+    if not rest[0] or not rest[1] or len(rest[0]) * len(rest[1]) > MAX_CELLS:
+        return []
+    score = Likeness(rest[0], rest[1], baseline, candidate).table(slice(0, len(rest[0])), slice(0, len(rest[1])))
+    found = []
+    for i, call in enumerate(rest[0]):
+        j = int(np.argmax(score[i]))
+        if score[i, j] >= 1 + 2 * AKIN:
+            found.append((call, rest[1][j]))
+            score[:, j] = 0
+    return found
 
 
 def _align_sequences(likeness: Likeness, n: int, m: int) -> list[tuple[int, int]]:

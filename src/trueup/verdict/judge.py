@@ -71,12 +71,24 @@ def judge(
 ) -> list[Judged]:
     """Judge every measured call. A backward call also sees the errors of its forward call, whose tensors it saved."""
     by_seq: dict[int, Measured] = {}
+    inside = _roundoffs_inside(baseline), _roundoffs_inside(candidate)
     judged = []
     for call in measured:
         by_seq[call.candidate.seq] = call
         forward = by_seq.get(call.candidate.forward_seq) if call.candidate.forward_seq is not None else None
-        judged.append(_judge_call(call, forward, baseline, candidate, criterion, precision))
+        lowest = max(inside[0].get(call.baseline.seq, 0.0), inside[1].get(call.candidate.seq, 0.0))
+        judged.append(_judge_call(call, forward, baseline, candidate, criterion, precision, lowest))
     return judged
+
+
+def _roundoffs_inside(stream: Stream) -> dict[int, float]:
+    """Return, per call, the unit roundoff of the lowest precision that the calls inside it compute in (autocast)."""
+    lowest: dict[int, float] = {}
+    for call in sorted(stream.calls, key=lambda c: -c.seq):  # a call is numbered before what runs inside it
+        if call.parent is not None:
+            own = max((UNIT_ROUNDOFF.get(stream.dtype[k] or "", 0.0) for k in call.slots.values()), default=0.0)
+            lowest[call.parent] = max(lowest.get(call.parent, 0.0), lowest.get(call.seq, 0.0), own)
+    return lowest
 
 
 def _judge_call(
@@ -86,6 +98,7 @@ def _judge_call(
     candidate: Stream,
     criterion: Criterion,
     precision: Precision,
+    lowest: float,
 ) -> Judged:
     row = criterion.row(call.candidate.op, call.candidate.level, call.candidate.phase)
     errors = [e for e in call.slots.values() if is_input(e.slot) and not is_overwritten(e, call)]
@@ -101,7 +114,7 @@ def _judge_call(
         if math.isnan(error.absolute):
             result.incomparable = error.reason or "not measured"
             continue
-        own, expected = _explain(row, error, inputs, call, baseline, candidate, precision)
+        own, expected = _explain(row, error, inputs, call, baseline, candidate, precision, lowest)
         if discrete or not math.isfinite(result.error_in):
             expected = math.inf  # an index, a mask or a NaN differs: any output is explained
         elif len(measured) < len(errors) and _excess(error.relative, expected) > criterion.suspect:
@@ -140,7 +153,14 @@ def _roundoff(error: SlotError, baseline: Stream, candidate: Stream) -> float:
 
 
 def _explain(
-    row: Row, error: SlotError, inputs: list[Operand], call: Measured, baseline: Stream, candidate: Stream, precision: Precision
+    row: Row,
+    error: SlotError,
+    inputs: list[Operand],
+    call: Measured,
+    baseline: Stream,
+    candidate: Stream,
+    precision: Precision,
+    lowest: float,
 ) -> tuple[float, float]:
     """Return ``(own, own + carried)``, both relative to the norm of the output."""
     out = _operand(error, baseline, candidate)
@@ -149,6 +169,8 @@ def _explain(
         unit = max(unit, max(o.roundoff for o in inputs))
     op = call.candidate.op
     rounded = (precision.convolution if "conv" in op.lower() else precision.matmul) if unit == UNIT_ROUNDOFF["float32"] else 0.0
+    if row.own == "composite" and unit and call.candidate.level != "aten" and call.candidate.phase != "optimizer":
+        unit = max(unit, lowest, *(o.roundoff for o in inputs))  # what a function computes in shows in what it holds
     if row.matmul and row.own == "composite":
         unit = max(unit, rounded)
         rounded = 0.0

@@ -98,9 +98,11 @@ class Buffers:
             storage.producers.pop(level, None)
 
     def producer(self, tensor: torch.Tensor, level: str) -> tuple[int, str] | None:
-        """Return the call and slot that last wrote this tensor's storage, as far as calls of that level were seen."""
+        """Return the call and slot that last wrote this tensor's storage: of that level if one was seen, else of any."""
         storage = self._storage(tensor)
-        return None if storage is None else storage.producers.get(level)
+        if storage is None or not storage.producers:
+            return None
+        return storage.producers.get(level) or max(storage.producers.values())
 
     def storages(self, tensors: Iterable[tuple[str, torch.Tensor]]) -> set[int]:
         """Return the identities of the tensors' storages, to tell a view from a new buffer."""

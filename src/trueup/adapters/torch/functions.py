@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 QUERIES = frozenset(
     """
     size dim ndimension stride numel nelement storage_offset is_contiguous is_floating_point is_complex is_signed
-    is_same_size is_set_to is_inference is_nonzero element_size data_ptr get_device has_names tolist item numpy type
+    is_same_size is_set_to is_inference is_nonzero element_size data_ptr get_device has_names tolist item numpy
     __len__ __bool__ __int__ __float__ __index__ __repr__ __str__ __format__ __hash__ __contains__ __iter__ __dir__
     __reduce_ex__ __reduce__ __setstate__ __deepcopy__ __array__ __dlpack__ __dlpack_device__ storage untyped_storage
     requires_grad_ retain_grad register_hook register_post_accumulate_grad_hook is_pinned is_shared result_type share_memory_
