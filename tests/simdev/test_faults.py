@@ -89,7 +89,7 @@ PROVOKE = {
     "cumsum-block-restart": lambda: torch.ones(2, 20).npu().cumsum(1),
     "argmax-ties": lambda: torch.ones(2, 20).npu().argmax(1),
     "max-pool-ties": lambda: F.max_pool2d(torch.zeros(2, 3, 6, 6).npu(), 3, 2, 1),
-    "avg-pool-count-include-pad": lambda: F.avg_pool2d(_npu(1, 1, 4, 4), 3, 1, 1),
+    "avg-pool-count-include-pad": lambda: F.avg_pool2d(_npu(1, 1, 4, 4), 3, 1, 1, count_include_pad=False),
     "upsample-align-corners": lambda: F.interpolate(_npu(1, 1, 4, 4), scale_factor=2, mode="bilinear"),
     "cross-entropy-ignore-index": lambda: _loss(4, 3),
     "embedding-backward-duplicates": lambda: F.embedding(_indices(1, 1, 2), _npu(4, 3)).sum().backward(),

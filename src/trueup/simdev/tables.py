@@ -146,7 +146,7 @@ _FAULTS = (
           "Remembers the last of equal maxima, so the gradient goes elsewhere.",
           "The max pool's forward, by its indices; its values are right."),
     Fault("avg-pool-count-include-pad", ("aten::avg_pool2d",), "forward",
-          "Never counts the padding, as if count_include_pad were False.",
+          "Always counts the padding, as if count_include_pad were True.",
           "The average pool's forward, along the border."),
     Fault("upsample-align-corners", ("aten::upsample_bilinear2d", "aten::upsample_bilinear2d.vec"), "forward",
           "Aligns corners though asked not to.",

@@ -62,10 +62,10 @@ def _max_pool(call: Call) -> Wrong:
 
 @effect("avg-pool-count-include-pad")
 def _avg_pool(call: Call) -> Wrong:
-    if not call["count_include_pad"] or call["divisor_override"] is not None:
+    if call["count_include_pad"] or call["divisor_override"] is not None:
         return None
     names = ("self", "kernel_size", "stride", "padding", "ceil_mode")
-    wrong: Tensor = aten.avg_pool2d(*[call[name] for name in names], False)
+    wrong: Tensor = aten.avg_pool2d(*[call[name] for name in names], True)
     return wrong
 
 
