@@ -110,6 +110,6 @@ def build(name: str) -> Callable[[], float]:
         loss = model(*batch())
         loss.backward()
         optimizer.step()
-        return float(loss)
+        return float(loss.detach())
 
     return step
