@@ -14,6 +14,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from trueup.verdict.closeness import Likeness
+from trueup.verdict.measure import sizes
 from trueup.verdict.streams import Row, Stream
 
 MAX_CELLS = 4_000_000
@@ -68,7 +69,7 @@ def _reordered(first: list[Row], second: list[Row], baseline: Stream, candidate:
     What is left of the dispatcher's operators stays without counterpart: the function around them speaks for them.
     """
     exact = list(zip(first, second, strict=True))
-    same = [(b, c) for b, c in exact if _shapes(b, baseline) == _shapes(c, candidate)]
+    same = [(b, c) for b, c in exact if _fit(b, c, baseline, candidate)]
     if len(same) == len(exact):
         return exact
     moved = _left_over(same, first, second, baseline, candidate)
@@ -79,8 +80,10 @@ def _reordered(first: list[Row], second: list[Row], baseline: Stream, candidate:
     return same + moved + list(zip(*rest, strict=True))
 
 
-def _shapes(call: Row, stream: Stream) -> list[tuple[str, tuple[int, ...] | None]]:
-    return [(slot, stream.shape[k]) for slot, k in call.slots.items()]
+def _fit(b: Row, c: Row, baseline: Stream, candidate: Stream) -> bool:
+    """Tell whether the slots that both calls have are of the same shapes."""
+    shared = ((k, c.slots[slot]) for slot, k in b.slots.items() if slot in c.slots)
+    return all(sizes(baseline.shape[k]) == sizes(candidate.shape[j]) for k, j in shared)
 
 
 def _left_over(

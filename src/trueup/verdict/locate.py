@@ -14,7 +14,7 @@ from typing import Literal
 
 import numpy as np
 
-from trueup.verdict.criteria import Criterion
+from trueup.verdict.criteria import Criterion, normalised
 from trueup.verdict.judge import Judged
 from trueup.verdict.measure import equal_values
 from trueup.verdict.origins import Origins
@@ -244,9 +244,19 @@ def rank_culprits(suspects: Iterable[Suspect]) -> list[Suspect]:
         if not suspect.certain and culprits:
             continue
         received = suspect.phase == "collective" and any(c.rank != suspect.rank for c in culprits)
-        if not culprits or (_is_clean(suspect.judged) and not received):
+        if not culprits or (_is_clean(suspect.judged) and not received and not _is_told(suspect, culprits)):
             culprits.append(suspect)
     return culprits
+
+
+def _is_told(suspect: Suspect, culprits: list[Suspect]) -> bool:
+    """Tell whether a culprit says it already: one other learning rate is passed to the update of every parameter."""
+    if suspect.kind not in ("argument", "random"):
+        return False
+    op = normalised(suspect.judged.call.candidate.op)
+    return any(
+        (c.kind, c.phase, normalised(c.judged.call.candidate.op)) == (suspect.kind, suspect.phase, op) for c in culprits
+    )
 
 
 def _is_clean(judged: Judged) -> bool:

@@ -129,7 +129,7 @@ def _judge_one(
     both = digests[0] is not None and digests[1] is not None
     same_dtype = baseline.dtype[b] == candidate.dtype[c]
     payload = baseline.payload[b], candidate.payload[c]
-    if baseline.shape[b] != candidate.shape[c] and _sizes(baseline.shape[b]) != _sizes(candidate.shape[c]):
+    if baseline.shape[b] != candidate.shape[c] and sizes(baseline.shape[b]) != sizes(candidate.shape[c]):
         error.reason = f"shapes differ: {baseline.shape[b]} and {candidate.shape[c]}"
     elif both and digests[0] == digests[1] and same_dtype:
         error.absolute, error.method = 0.0, "digest"
@@ -147,7 +147,7 @@ def _judge_one(
         error.reason = "no statistics on both sides"
 
 
-def _sizes(shape: tuple[int, ...] | None) -> tuple[int, ...] | None:
+def sizes(shape: tuple[int, ...] | None) -> tuple[int, ...] | None:
     """Return a shape without its sizes of one, which devices add and drop at will."""
     return None if shape is None else tuple(size for size in shape if size != 1)
 
