@@ -116,6 +116,8 @@ def locate(
     else:
         suspects += _later_inputs(part.unexplained, baseline)
     suspects += _arguments(part, suspects)
+    told = {s.place for s in suspects if s.kind == "argument"}  # what a function was given, it hands on to its operators
+    suspects = [s for s in suspects if s.kind != "argument" or told.isdisjoint(tree.ancestors(s.place))]
     part.suspects = sorted(suspects, key=lambda s: s.place)
     for judged in part.judged:
         judged.role = _role(judged)
