@@ -109,15 +109,9 @@ class Recorder:
         """Whether the present step is one that the options select and recording still works."""
         return not self._closed and self.failure is None and in_ranges(self.step, self.options.steps)
 
-    def number(self) -> int:
-        """Return the next execution number."""
-        with self._lock:
-            self._seq += 1
-            return self._seq - 1
-
     def begin(
         self, level: str, phase: str, scope: str, op: str, *, parent: int | None = None, site: int | None = None,
-        forward_seq: int | None = None, seq: int | None = None,
+        forward_seq: int | None = None,
     ) -> Call:  # fmt: skip
         """Number a call. Its ordinal counts calls of this op in this scope, phase and step, kept or not."""
         if self.failure is not None and self.options.on_error == "stop":
@@ -126,9 +120,8 @@ class Recorder:
         with self._lock:
             ordinal = self._ordinals[key]
             self._ordinals[key] = ordinal + 1
-            if seq is None:
-                seq = self._seq
-                self._seq += 1
+            seq = self._seq
+            self._seq += 1
         recorded = self._selected.get(key)
         if recorded is None:
             recorded = self._selected[key] = self._selects(*key)
@@ -139,25 +132,13 @@ class Recorder:
         producer: tuple[int, str] | None = None,
     ) -> None:  # fmt: skip
         """Add a tensor of a call."""
-        producer_seq, producer_slot = producer or (None, None)
-        self._append(
-            (
-                self.step, call.seq, call.parent, call.phase, call.level, call.scope, call.op, call.ordinal, name,
-                tensor.dtype, tensor.shape, tensor.strides, tensor.device, tensor.numel, None, producer_seq,
-                producer_slot, call.forward_seq, call.site, stats,
-            ),
-            0 if stats is None or stats.data is None else stats.data.nbytes,
-        )  # fmt: skip
+        described = (tensor.dtype, tensor.shape, tensor.strides, tensor.device, tensor.numel, None)
+        extra = 0 if stats is None or stats.data is None else stats.data.nbytes
+        self._append(call, name, (*described, *(producer or (None, None))), stats, extra)
 
     def value(self, call: Call, text: str) -> None:
         """Add the non-tensor arguments of a call, as JSON."""
-        self._append(
-            (
-                self.step, call.seq, call.parent, call.phase, call.level, call.scope, call.op, call.ordinal, "arguments",
-                None, None, None, None, None, text, None, None, call.forward_seq, call.site, None,
-            ),
-            0,
-        )  # fmt: skip
+        self._append(call, "arguments", (None, None, None, None, None, text, None, None), None, 0)
 
     def wants_payload(self, digest: int, dtype: str) -> bool:
         """Tell, once, that these bytes are not in the capture yet."""
@@ -211,9 +192,14 @@ class Recorder:
             return False
         return not self._include or self._include.match(scope, op)
 
-    def _append(self, row: tuple[Any, ...], extra: int) -> None:
+    def _append(self, call: Call, slot: str, what: tuple[Any, ...], stats: Statistics | None, extra: int) -> None:
+        """Add a row of `FIELDS`; ``what`` is dtype to producer_slot, ``extra`` the bytes that the row holds beside itself."""
         if self._closed or self.failure is not None:
             return
+        row = (
+            self.step, call.seq, call.parent, call.phase, call.level, call.scope, call.op, call.ordinal, slot, *what,
+            call.forward_seq, call.site, stats,
+        )  # fmt: skip
         with self._lock:
             self._rows.append(row)
             self._bytes += ROW_BYTES + extra

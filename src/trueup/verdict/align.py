@@ -55,12 +55,7 @@ def align(baseline: Stream, candidate: Stream) -> Alignment:
             found = [(first[i], second[j]) for i, j in _align_sequences(likeness, len(first), len(second))]
             pairs += found + _left_over(found, first, second, baseline, candidate)
     pairs.sort(key=lambda pair: pair[1].seq)
-    matched_b, matched_c = {b.seq for b, _ in pairs}, {c.seq for _, c in pairs}
-    return Alignment(
-        pairs,
-        [c for c in baseline.calls if c.seq not in matched_b],
-        [c for c in candidate.calls if c.seq not in matched_c],
-    )
+    return Alignment(pairs, *_unpaired(pairs, baseline.calls, candidate.calls))
 
 
 def _reordered(first: list[Row], second: list[Row], baseline: Stream, candidate: Stream) -> list[tuple[Row, Row]]:
@@ -75,9 +70,13 @@ def _reordered(first: list[Row], second: list[Row], baseline: Stream, candidate:
     moved = _left_over(same, first, second, baseline, candidate)
     if first[0].level == "aten" and same:
         return same + moved
-    taken = {b.seq for b, _ in same + moved}, {c.seq for _, c in same + moved}
-    rest = [[c for c in side if c.seq not in seen] for side, seen in zip((first, second), taken, strict=True)]
-    return same + moved + list(zip(*rest, strict=True))
+    return same + moved + list(zip(*_unpaired(same + moved, first, second), strict=True))
+
+
+def _unpaired(pairs: list[tuple[Row, Row]], first: list[Row], second: list[Row]) -> tuple[list[Row], list[Row]]:
+    """Return the calls of both sides that are in none of the pairs."""
+    taken = {b.seq for b, _ in pairs}, {c.seq for _, c in pairs}
+    return [c for c in first if c.seq not in taken[0]], [c for c in second if c.seq not in taken[1]]
 
 
 def _fit(b: Row, c: Row, baseline: Stream, candidate: Stream) -> bool:
@@ -90,8 +89,7 @@ def _left_over(
     pairs: list[tuple[Row, Row]], first: list[Row], second: list[Row], baseline: Stream, candidate: Stream
 ) -> list[tuple[Row, Row]]:
     """Pair what no sequence holds: each call with the most alike one left, if they are alike at all."""
-    taken = {b.seq for b, _ in pairs}, {c.seq for _, c in pairs}
-    rest = [[c for c in side if c.seq not in seen] for side, seen in zip((first, second), taken, strict=True)]
+    rest = _unpaired(pairs, first, second)
     if not rest[0] or not rest[1] or len(rest[0]) * len(rest[1]) > MAX_CELLS:
         return []
     score = Likeness(rest[0], rest[1], baseline, candidate).table(slice(0, len(rest[0])), slice(0, len(rest[1])))

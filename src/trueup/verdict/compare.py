@@ -78,6 +78,8 @@ class _Comparison:
         self.suspects: list[Suspect] = []
         self.findings: dict[int, Finding] = {}
         self.victims: list[Finding] = []
+        self.first: tuple[int, int] | None = None
+        """Step and execution number of the first certain culprit, once there is one."""
         self.unmatched: list[Finding] = []
         self.uncovered = 0
         self.covered = 0
@@ -250,20 +252,26 @@ class _Comparison:
 
     def _victims(self, parts: Sequence[Part]) -> None:
         """Describe what only passes on what it got, once a culprit is known: all of its step is, by now."""
-        ranked = rank_culprits(self.suspects)
-        if not ranked or not ranked[0].certain:
-            return
-        first = ranked[0].step, ranked[0].place
+        if self.first is None:  # steps come in order, so what a later one holds cannot go before it
+            ranked = rank_culprits(self.suspects)
+            if not ranked or not ranked[0].certain:
+                return
+            self.first = ranked[0].step, ranked[0].place
+        first = self.first
         for part in parts:
             room = MAX_FINDINGS - len(self.victims)
+            if not room:
+                return
             after = (j for j in part.judged if j.role in ("carried", "unsized") and _at(j) > first)
-            culprits = {id(s.judged) for s in self.suspects if s.certain}
+            culprits = {id(s.judged) for s in part.suspects if s.certain}
             passing = (j for j in after if id(j) not in culprits)
             self.victims += [victim_finding(j, self.sites[1][part.rank]) for j in islice(passing, room)]
 
 
 def _at(judged: Judged) -> tuple[int, int]:
     return judged.call.candidate.step, judged.call.candidate.seq
+
+
 def _payload(capture: Capture, rank: int, segment: str, key: str) -> Array | None:
     """Return a tensor, None where it is lost: the capture then says so, and its sketch is measured instead."""
     try:
