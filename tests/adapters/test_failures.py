@@ -15,12 +15,12 @@ from trueup.model import TrueupError
 from trueup.store import open_capture
 
 PLACES = {
-    "describing a tensor": (slots, "describe"),
+    "describing a tensor": (slots, "layout_of"),
     "measuring a tensor": (buffers.Buffers, "statistics"),
     "walking arguments of functions": (functions, "named_tensors"),
     "walking arguments of operators": (dispatch, "named_tensors"),
     "walking arguments of modules": (modules, "named_tensors"),
-    "noting edges": (functions, "input_edges"),
+    "noting edges": (functions, "Edges"),
     "watching functions": (functions, "watch"),
     "watching modules": (modules, "watch"),
     "adding gradients": (gradients._Sums, "add"),
@@ -29,7 +29,6 @@ PLACES = {
     "ending a call": (slots.Slots, "api_outputs"),
     "the loss": (slots.Slots, "loss"),
     "a backward call": (slots.Slots, "gradients"),
-    "purging": (buffers.Buffers, "purge"),
 }
 
 

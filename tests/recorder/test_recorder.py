@@ -13,9 +13,8 @@ import numpy as np
 import pytest
 
 from trueup.model import PACKED, TrueupError
-from trueup.recorder import CaptureOptions, Recorder, Statistics
+from trueup.recorder import CaptureOptions, Recorder, Statistics, Tensor
 from trueup.recorder import recorder as module
-from trueup.recorder.recorder import Tensor
 from trueup.recorder.sites import Sites
 from trueup.store import Writer, open_capture
 

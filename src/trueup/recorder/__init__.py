@@ -12,18 +12,22 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from trueup.recorder.options import CaptureOptions as CaptureOptions
-    from trueup.recorder.recorder import Call as Call
     from trueup.recorder.recorder import Recorder as Recorder
+    from trueup.recorder.rows import Call as Call
+    from trueup.recorder.rows import Slot as Slot
     from trueup.recorder.rows import Statistics as Statistics
+    from trueup.recorder.rows import Tensor as Tensor
 
 _HOMES = {
-    "Call": "trueup.recorder.recorder",
+    "Call": "trueup.recorder.rows",
     "CaptureOptions": "trueup.recorder.options",
     "Recorder": "trueup.recorder.recorder",
+    "Slot": "trueup.recorder.rows",
     "Statistics": "trueup.recorder.rows",
+    "Tensor": "trueup.recorder.rows",
 }
 
-__all__ = ["Call", "CaptureOptions", "Recorder", "Statistics"]
+__all__ = ["Call", "CaptureOptions", "Recorder", "Slot", "Statistics", "Tensor"]
 
 
 def __getattr__(name: str) -> Any:

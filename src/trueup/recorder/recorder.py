@@ -6,11 +6,11 @@ a background thread every second or 64 MB, so a killed process loses no more tha
 
 from __future__ import annotations
 
+import itertools
 import sys
 import threading
-from collections import defaultdict
+from collections import defaultdict, deque
 from collections.abc import Callable
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +19,7 @@ import numpy as np
 from trueup.model import TrueupError
 from trueup.recorder.filters import Patterns
 from trueup.recorder.options import CaptureOptions, in_ranges
-from trueup.recorder.rows import Statistics, columns
+from trueup.recorder.rows import Call, Kind, Row, Slot, Statistics, Tensor, columns
 from trueup.recorder.seen import Seen
 from trueup.recorder.sites import Sites
 from trueup.store import Displaced, Writer
@@ -29,33 +29,7 @@ FLUSH_BYTES = 64 << 20
 PENDING_BYTES = 4 * FLUSH_BYTES  # beyond this the training waits for the disk: data is never dropped
 ROW_BYTES = 1024  # a row with its sketch, roughly
 
-
-@dataclass(slots=True)
-class Call:
-    """One execution of one operator, function or module, as the recorder knows it."""
-
-    seq: int
-    parent: int | None
-    phase: str
-    level: str
-    scope: str
-    op: str
-    ordinal: int
-    site: int | None
-    forward_seq: int | None
-    recorded: bool
-    """False when the options leave this call out; it still has its number and ordinal."""
-
-
-@dataclass(frozen=True, slots=True)
-class Tensor:
-    """The description of a slot's tensor: dtype, shape and strides in elements, device."""
-
-    dtype: str
-    shape: list[int]
-    strides: list[int] | None
-    device: str
-    numel: int
+ARGUMENTS = Slot("arguments", None)
 
 
 class Recorder:
@@ -85,11 +59,11 @@ class Recorder:
         self.sites = Sites(internal)
         self._identify, self._resolve = identify, resolve
         self._include, self._exclude = Patterns(options.include), Patterns(options.exclude)
-        self._selected: dict[tuple[str, str, str, str], bool] = {}
-        self._ordinals: defaultdict[tuple[str, str, str, str], int] = defaultdict(int)
-        self._seq = 0
-        self._rows: list[tuple[Any, ...]] = []
-        self._bytes = 0
+        self._kinds: dict[tuple[str, str, str, str], Kind] = {}
+        self._seqs = itertools.count()
+        self._last = -1
+        self._rows: deque[Row] = deque()
+        self._payload_bytes = 0
         self._payloads: set[tuple[int, str]] = set()
         self._places: dict[tuple[int, str], tuple[str, str]] = {}
         self._lock = threading.RLock()
@@ -116,29 +90,35 @@ class Recorder:
         """Number a call. Its ordinal counts calls of this op in this scope, phase and step, kept or not."""
         if self.failure is not None and self.options.on_error == "stop":
             raise TrueupError(f"capture stopped, and the run with it, as asked: {self.failure}")
-        key = (level, phase, scope, op)
-        with self._lock:
-            ordinal = self._ordinals[key]
-            self._ordinals[key] = ordinal + 1
-            seq = self._seq
-            self._seq += 1
-        recorded = self._selected.get(key)
-        if recorded is None:
-            recorded = self._selected[key] = self._selects(*key)
-        return Call(seq, parent, phase, level, scope, op, ordinal, site, forward_seq, recorded)
+        kind = self._kinds.get((level, phase, scope, op)) or self._new_kind(level, phase, scope, op)
+        self._last = seq = next(self._seqs)
+        return Call(seq, kind, next(kind.ordinals), parent, site, forward_seq)
 
     def slot(
-        self, call: Call, name: str, tensor: Tensor, stats: Statistics | None,
-        producer: tuple[int, str] | None = None,
-    ) -> None:  # fmt: skip
+        self, call: Call, name: str, tensor: Tensor, stats: Statistics | None, producer: tuple[int, str] | None = None
+    ) -> None:
         """Add a tensor of a call."""
-        described = (tensor.dtype, tensor.shape, tensor.strides, tensor.device, tensor.numel, None)
-        extra = 0 if stats is None or stats.data is None else stats.data.nbytes
-        self._append(call, name, (*described, *(producer or (None, None))), stats, extra)
+        self.add(call, Slot(name, tensor), None, producer, stats)
 
     def value(self, call: Call, text: str) -> None:
         """Add the non-tensor arguments of a call, as JSON."""
-        self._append(call, "arguments", (None, None, None, None, None, text, None, None), None, 0)
+        self.add(call, ARGUMENTS, text, None, None)
+
+    def add(
+        self, call: Call, slot: Slot, value: str | None, producer: tuple[int, str] | None, stats: Statistics | None
+    ) -> None:
+        """Add a row. No lock is taken: one call of a deque's method is atomic."""
+        if self._closed or self.failure is not None:
+            return
+        self._rows.append((self.step, call, slot, value, producer, stats))
+        if stats is not None and stats.data is not None:
+            with self._lock:
+                self._payload_bytes += stats.data.nbytes
+        if self._thread is None:
+            self._start()
+        pending = len(self._rows) * ROW_BYTES + self._payload_bytes
+        if pending > FLUSH_BYTES:
+            self._wait(pending)
 
     def wants_payload(self, digest: int, dtype: str) -> bool:
         """Tell, once, that these bytes are not in the capture yet."""
@@ -152,11 +132,11 @@ class Recorder:
     @property
     def selected(self) -> bool:
         """Whether the options kept any call."""
-        return any(self._selected.values())
+        return any(kind.recorded for kind in self._kinds.values())
 
     def seen(self) -> Seen:
         """Return what was executed in the steps selected, kept or not."""
-        return Seen(self._seq, self.step, tuple(self._selected))
+        return Seen(self._last + 1, self.step, tuple(self._kinds))
 
     def note(self, text: str) -> None:
         """Say what could not be seen; kept once, written to the manifest, shown in every report."""
@@ -166,7 +146,8 @@ class Recorder:
         """Finish the present step: ordinals start anew."""
         with self._lock:
             self.step += 1
-            self._ordinals.clear()
+            for kind in self._kinds.values():
+                kind.ordinals = itertools.count()
 
     def close(self, status: str = "complete") -> None:
         """Write what is left and end the capture. Calling it again does nothing."""
@@ -182,9 +163,15 @@ class Recorder:
 
     def abandon(self) -> None:
         """Forget everything without touching the disk: for a forked child, whose parent owns the capture."""
-        self._closed, self._rows, self._writer, self._thread = True, [], None, None
+        self._closed, self._rows, self._writer, self._thread = True, deque(), None, None
 
     # ---------------------------------------------------------------- inside
+    def _new_kind(self, level: str, phase: str, scope: str, op: str) -> Kind:
+        with self._lock:  # two threads must not count the same calls twice
+            return self._kinds.setdefault(
+                (level, phase, scope, op), Kind(level, phase, scope, op, self._selects(level, phase, scope, op))
+            )
+
     def _selects(self, level: str, phase: str, scope: str, op: str) -> bool:
         if level not in self.options.levels or phase not in self.options.phases:
             return False
@@ -192,26 +179,13 @@ class Recorder:
             return False
         return not self._include or self._include.match(scope, op)
 
-    def _append(self, call: Call, slot: str, what: tuple[Any, ...], stats: Statistics | None, extra: int) -> None:
-        """Add a row of `FIELDS`; ``what`` is dtype to producer_slot, ``extra`` the bytes that the row holds beside itself."""
-        if self._closed or self.failure is not None:
-            return
-        row = (
-            self.step, call.seq, call.parent, call.phase, call.level, call.scope, call.op, call.ordinal, slot, *what,
-            call.forward_seq, call.site, stats,
-        )  # fmt: skip
-        with self._lock:
-            self._rows.append(row)
-            self._bytes += ROW_BYTES + extra
-            pending = self._bytes
-        if self._thread is None:
-            self._start()
-        if pending > FLUSH_BYTES:
+    def _wait(self, pending: int) -> None:
+        """Wake the writer, and hold the training up where the disk does not keep pace with it."""
+        self._wake.set()
+        if pending > PENDING_BYTES and threading.current_thread() is not self._thread:
+            self._drained.clear()
             self._wake.set()
-            if pending > PENDING_BYTES and threading.current_thread() is not self._thread:
-                self._drained.clear()
-                self._wake.set()
-                self._drained.wait(timeout=60)
+            self._drained.wait(timeout=60)
 
     def _start(self) -> None:
         with self._lock:
@@ -227,36 +201,36 @@ class Recorder:
 
     def _flush(self) -> None:
         with self._write_lock:
+            rows = [self._rows.popleft() for _ in range(len(self._rows))]
             with self._lock:
-                rows, self._rows, self._bytes = self._rows, [], 0
+                self._payload_bytes = 0
             if rows and self.failure is None:
                 self._guard(self._write, rows)
             self._drained.set()
 
-    def _write(self, rows: list[tuple[Any, ...]]) -> None:
+    def _write(self, rows: list[Row]) -> None:
         writer = self._open()
         self._resolve([row[-1] for row in rows if row[-1] is not None])
-        places = [self._store_payload(writer, row) for row in rows]
+        places = [self._store_payload(writer, slot, stats) for _, _, slot, _, _, stats in rows]
         if new_sites := self.sites.take_new():
             writer.add_sites(new_sites)
         by_step: defaultdict[int, list[int]] = defaultdict(list)
         for k, row in enumerate(rows):
             by_step[row[0]].append(k)
         for step, picked in by_step.items():
-            table = columns([rows[k] for k in picked], [places[k] for k in picked])
-            writer.write_records(step, table)
-        self.calls = max(self.calls, rows[-1][1] + 1)
+            writer.write_records(step, columns([rows[k] for k in picked], [places[k] for k in picked]))
+        self.calls = max(self.calls, rows[-1][1].seq + 1)
 
-    def _store_payload(self, writer: Writer, row: tuple[Any, ...]) -> tuple[str, str] | None:
-        stats = row[-1]
-        if stats is None or self.options.detail != "tensor" or stats.digest is None:
+    def _store_payload(self, writer: Writer, slot: Slot, stats: Statistics | None) -> tuple[str, str] | None:
+        if stats is None or slot.tensor is None or self.options.detail != "tensor" or stats.digest is None:
             return None
-        key = (stats.digest, row[9])
+        dtype = slot.tensor.dtype
+        key = (stats.digest, dtype)
         if stats.data is not None:
             # Kept flat: a view of the same bytes in another shape is the same payload.
             # As bytes: NumPy hands out no buffer of the dtypes of ml_dtypes.
             raw = stats.data.reshape(-1).view(np.uint8)
-            self._places[key] = writer.add_payload(f"{stats.digest:016x}", row[9], (stats.data.size,), raw)
+            self._places[key] = writer.add_payload(f"{stats.digest:016x}", dtype, (stats.data.size,), raw)
             stats.data = None
         return self._places.get(key)
 
@@ -282,7 +256,8 @@ class Recorder:
                 self.abandon()
                 return
             with self._lock:
-                first, self._rows = self.failure is None, []
+                first = self.failure is None
+                self._rows.clear()
                 if self.failure is None:
                     known = isinstance(error, (OSError, TrueupError))
                     self.failure = str(error) if known else f"{type(error).__name__}: {error}"

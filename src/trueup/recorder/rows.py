@@ -1,19 +1,88 @@
-"""The rows of a capture between the call that made them and the part that holds them."""
+"""What a recorder holds between a call and the disk, and the columns that the store takes.
+
+A row is a tuple of references: everything that repeats from step to step (where a call stands, what a slot looks like) is an
+object made once, and becomes columns by its number. So a row costs the training a tuple, and the writer's thread a few
+look-ups.
+"""
 
 from __future__ import annotations
 
+import itertools
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
+import pyarrow as pa
 
 from trueup.model import PACKED
 from trueup.store import statistics as spread
 
-FIELDS = (
-    "step", "seq", "parent", "phase", "level", "scope", "op", "ordinal", "slot", "dtype", "shape", "strides", "device",
-    "numel", "value", "producer_seq", "producer_slot", "forward_seq", "site",
-)  # fmt: skip
-"""Fields of a row as the recorder makes it; the last element of the tuple is its `Statistics` or None."""
+
+class Kind:
+    """Where calls stand and what they are: level, phase, scope and op. The n-th of a step has the ordinal n."""
+
+    __slots__ = ("level", "op", "ordinals", "phase", "recorded", "scope")
+
+    def __init__(self, level: str, phase: str, scope: str, op: str, recorded: bool) -> None:
+        self.level, self.phase, self.scope, self.op = level, phase, scope, op
+        self.recorded = recorded
+        """False when the options leave such calls out; they still have their numbers."""
+        self.ordinals: Iterator[int] = itertools.count()
+
+
+class Call:
+    """One execution of one operator, function or module, as the recorder knows it."""
+
+    __slots__ = ("forward_seq", "kind", "ordinal", "parent", "seq", "site")
+
+    def __init__(self, seq: int, kind: Kind, ordinal: int, parent: int | None, site: int | None, forward_seq: int | None) -> None:
+        self.seq, self.kind, self.ordinal, self.parent, self.site, self.forward_seq = seq, kind, ordinal, parent, site, forward_seq
+
+    @property
+    def level(self) -> str:
+        """Level of the call."""
+        return self.kind.level
+
+    @property
+    def phase(self) -> str:
+        """Phase of the call."""
+        return self.kind.phase
+
+    @property
+    def scope(self) -> str:
+        """Module path of the call."""
+        return self.kind.scope
+
+    @property
+    def op(self) -> str:
+        """Operator, function or module class."""
+        return self.kind.op
+
+    @property
+    def recorded(self) -> bool:
+        """Whether the options keep it."""
+        return self.kind.recorded
+
+
+@dataclass(frozen=True, slots=True)
+class Tensor:
+    """The description of a slot's tensor: dtype, shape and strides in elements, device."""
+
+    dtype: str
+    shape: Sequence[int]
+    strides: Sequence[int] | None
+    device: str
+    numel: int
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Slot:
+    """A named slot and what its tensor looks like; compared by identity, so that adapters keep one of each."""
+
+    name: str
+    tensor: Tensor | None
+    """None for arguments that are no tensors."""
 
 
 class Statistics:
@@ -31,19 +100,64 @@ class Statistics:
         self.data = data
 
 
-def columns(rows: list[tuple[Any, ...]], places: list[tuple[str, str] | None]) -> dict[str, Any]:
+Row = tuple[int, Call, Slot, "str | None", "tuple[int, str] | None", "Statistics | None"]
+"""One slot of one call: step, call, slot, non-tensor arguments, (seq, slot) of the call that last wrote the storage, statistics."""
+
+
+def columns(rows: Sequence[Row], places: Sequence[tuple[str, str] | None]) -> dict[str, Any]:
     """Turn rows into the columns of a part.
 
     Args:
-        rows: tuples of `FIELDS` and a `Statistics`, whose values are NumPy arrays by now.
+        rows: whose statistics are on the host by now.
         places: segment and key of each row's payload.
     """
-    *fields, statistics = zip(*rows, strict=True)
-    table: dict[str, Any] = dict(zip(FIELDS, fields, strict=True))
-    known = [k for k, s in enumerate(statistics) if s is not None and s.values is not None]
-    packed = np.stack([statistics[k].values for k in known]) if known else np.empty((0, PACKED))
-    table |= spread(packed, np.array(known, dtype=np.int64), len(rows))
-    table["digest"] = [None if s is None or s.digest is None else f"{s.digest:016x}" for s in statistics]
+    _, calls, slots, values, producers, statistics = zip(*rows, strict=True)
+    table = _of_calls(calls) | _of_slots(slots) | _of_producers(producers) | _of_statistics(statistics)
+    table["value"] = values
     table["payload_segment"] = [None if p is None else p[0] for p in places]
     table["payload_key"] = [None if p is None else p[1] for p in places]
     return table
+
+
+def _of_calls(calls: Sequence[Call]) -> dict[str, Any]:
+    kinds, numbers = _distinct([call.kind for call in calls])
+    names = ("level", "phase", "scope", "op")
+    return {name: _taken([getattr(kind, name) for kind in kinds], numbers) for name in names} | {
+        name: [getattr(call, name) for call in calls] for name in ("seq", "parent", "ordinal", "forward_seq", "site")
+    }
+
+
+def _of_slots(slots: Sequence[Slot]) -> dict[str, Any]:
+    distinct, numbers = _distinct(slots)
+    table = {"slot": _taken([slot.name for slot in distinct], numbers)}
+    for name, kind in (
+        ("dtype", pa.string()), ("shape", pa.list_(pa.int64())), ("strides", pa.list_(pa.int64())), ("device", pa.string()),
+        ("numel", pa.int64()),
+    ):  # fmt: skip
+        table[name] = _taken([None if s.tensor is None else getattr(s.tensor, name) for s in distinct], numbers, kind)
+    return table
+
+
+def _of_producers(producers: Sequence[tuple[int, str] | None]) -> dict[str, Any]:
+    return {
+        "producer_seq": [None if p is None else p[0] for p in producers],
+        "producer_slot": [None if p is None else p[1] for p in producers],
+    }
+
+
+def _of_statistics(statistics: Sequence[Statistics | None]) -> dict[str, Any]:
+    known = [k for k, s in enumerate(statistics) if s is not None and s.values is not None]
+    packed = np.concatenate([statistics[k].values for k in known]) if known else np.empty(0)  # type: ignore[union-attr]
+    table = spread(packed.reshape(-1, PACKED), np.array(known, dtype=np.int64), len(statistics))
+    table["digest"] = [None if s is None or s.digest is None else f"{s.digest:016x}" for s in statistics]
+    return table
+
+
+def _distinct(objects: Sequence[Any]) -> tuple[list[Any], pa.Array]:
+    """Return the distinct objects, and for each object its number among them."""
+    number = {found: k for k, found in enumerate(dict.fromkeys(objects))}
+    return list(number), pa.array([number[one] for one in objects], pa.int32())
+
+
+def _taken(values: Iterable[Any], numbers: pa.Array, kind: pa.DataType | None = None) -> pa.Array:
+    return pa.array(values, kind or pa.string()).take(numbers)

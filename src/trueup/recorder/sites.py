@@ -1,4 +1,8 @@
-"""Call sites: the stack of a call, walked cheaply, kept once, without the framework's and our own frames."""
+"""Call sites: the stack of a call, walked cheaply, kept once, without the framework's and our own frames.
+
+A stack is walked up to the frame that runs the enclosing module, whose own stack is known already, so what a call pays does not
+grow with the depth of the model.
+"""
 
 from __future__ import annotations
 
@@ -24,25 +28,38 @@ class Sites:
         self._internal = tuple(f"{folder.rstrip(os.sep)}{os.sep}" for folder in (OURS, *internal))
         self._lock = threading.Lock()
         self._kept: dict[CodeType, bool] = {}
-        self._numbers: dict[tuple[Any, ...], int] = {}
+        self._known: dict[tuple[Any, ...], int | None] = {}
+        self._numbers: dict[tuple[str, ...], int] = {}
+        self._frames: list[tuple[str, ...]] = []
         self._new: list[tuple[int, list[str], str | None]] = []
 
-    def here(self) -> int | None:
-        """Return the number of the stack that leads to the caller, or None when only internal frames do."""
+    def here(self, above: int | None = None, until: CodeType | None = None) -> int | None:
+        """Return the number of the stack that leads to the caller, or None when only internal frames do.
+
+        Args:
+            above: number of the stack up to the innermost frame that runs ``until``; None walks to the end.
+            until: code of that frame.
+        """
         frame: FrameType | None = sys._getframe(1)
-        key: list[Any] = []
+        kept, end = self._kept, until if above is not None else None
+        key: list[Any] = [above]
         while frame is not None and len(key) < 2 * MAX_FRAMES:
             code = frame.f_code
-            kept = self._kept.get(code)
-            if kept is None:
-                kept = self._kept[code] = self._is_kept(code)
-            if kept:
-                key += (code, frame.f_lineno)
+            if code is end:
+                break
+            keep = kept.get(code)
+            if keep is None:
+                keep = kept[code] = self._is_kept(code)
+            if keep:
+                key += (code, frame.f_lasti)
             frame = frame.f_back
-        if not key:
-            return None
-        known = self._numbers.get(found := tuple(key))
-        return known if known is not None else self._add(found)
+        if len(key) == 1:
+            return above
+        found = tuple(key)
+        try:
+            return self._known[found]
+        except KeyError:
+            return self._add(found)
 
     def take_new(self) -> list[tuple[int, list[str], str | None]]:
         """Return the sites added since the last call, as rows for the store."""
@@ -57,14 +74,21 @@ class Sites:
         return not name.startswith(self._internal)
 
     def _add(self, key: tuple[Any, ...]) -> int:
-        places = list(zip(key[::2], key[1::2], strict=True))
+        places = [(code, _line(code, offset)) for code, offset in zip(key[1::2], key[2::2], strict=True)]
         code, line = places[0]
-        frames = [f"{c.co_filename}:{n} in {c.co_name}" for c, n in places]
         text = linecache.getline(code.co_filename, line).strip() or None
         with self._lock:  # forward and backward threads come here, and the writer takes the new ones away
-            known = self._numbers.get(key)
-            if known is not None:
-                return known
-            number = self._numbers[key] = len(self._numbers)
-            self._new.append((number, frames, text))
+            above = () if key[0] is None else self._frames[key[0]]
+            frames = (*(f"{c.co_filename}:{n} in {c.co_name}" for c, n in places), *above)[:MAX_FRAMES]
+            number = self._numbers.setdefault(frames, len(self._frames))
+            if number == len(self._frames):
+                self._frames.append(frames)
+                self._new.append((number, list(frames), text))
+            self._known[key] = number
         return number
+
+
+def _line(code: CodeType, offset: int) -> int:
+    """Return the source line of an instruction; comprehensions and decorators may have none."""
+    found = next((line for start, end, line in code.co_lines() if start <= offset < end), None)
+    return found or code.co_firstlineno

@@ -9,14 +9,11 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
-import torch.overrides
-import torch.utils._python_dispatch as dispatch
 
 from trueup.adapters.torch.environment import rank_and_world
 
@@ -78,8 +75,7 @@ class Armed:
 
         session = Session(self._directory, CaptureOptions.from_json(self._options), self._root)
         self._session = running._current = session
-        with _below_other_modes():
-            session.start()
+        session.start()
 
     def _joined(self) -> None:
         """Take note of the rank while there is a group to ask: a short run ends before the first flush asks for it."""
@@ -110,11 +106,7 @@ class Armed:
 
         running._current = None
         session.abandon()
-        for replacement in session._replacements:
-            replacement.remove()
-        for hook in session._hooks:
-            hook.remove()
-        _take_off(session)
+        session.take_off()
 
 
 def _when_group_is_set(callback: Callable[[], None]) -> None:
@@ -136,30 +128,3 @@ def _when_group_is_set(callback: Callable[[], None]) -> None:
         return result
 
     setattr(c10d, name, set_group)
-
-
-@contextmanager
-def _below_other_modes() -> Iterator[None]:
-    """Let modes that are entered inside be the lowest: who entered one above takes the topmost off when it leaves."""
-    functions = [torch.overrides._pop_mode() for _ in range(torch._C._len_torch_function_stack())]
-    dispatches = [dispatch._pop_mode() for _ in range(torch._C._len_torch_dispatch_stack())]
-    try:
-        yield
-    finally:
-        for mode in reversed(functions):
-            torch.overrides._push_mode(mode)
-        for mode in reversed(dispatches):
-            dispatch._push_mode(mode)
-
-
-def _take_off(session: Session) -> None:
-    """Take the session's modes off this thread, so that they cost a forked child nothing.
-
-    A mode that is not the topmost stays, idle; one of another thread did not come along.
-    """
-    for mode, stack in (
-        (session._dispatch_mode, dispatch._get_current_dispatch_mode_stack()),
-        (session._function_mode, torch.overrides._get_current_function_mode_stack()),
-    ):
-        if mode is not None and stack and stack[-1] is mode:
-            mode.__exit__(None, None, None)

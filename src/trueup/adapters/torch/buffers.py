@@ -1,35 +1,42 @@
 """Each buffer is read once: statistics are kept by storage, version and view, and producers by storage.
 
-A storage is told from a later one at the same address by a weak reference, which keeps the address from being used again. Its
-version counter tells a write; writes through ``.data`` do not touch that counter, so writes that calls announce are counted too.
+A storage is known by the address of its Python object, which lives as long as the storage does; a weak reference forgets it when
+it goes. Its version counter tells a write; writes through ``.data`` do not touch that counter, so writes that calls announce are
+counted too.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+import weakref
 from typing import Any
 
 import torch
-from torch.multiprocessing.reductions import StorageWeakRef
 
 from trueup.adapters.torch.statistics import measure
-from trueup.recorder import Statistics
-from trueup.recorder.recorder import Call, Recorder
+from trueup.adapters.torch.tensors import Layout, dense_layout
+from trueup.recorder import Call, Recorder, Statistics
 
-PURGE_EVERY = 4096
 STAND_INS = frozenset({"FakeTensor", "FunctionalTensor", "AsyncCollectiveTensor"})
 """Classes of tensors that hold no numbers of their own, by name: importing them costs more than it is worth."""
 
 
-class _Storage:
-    __slots__ = ("alive", "known", "producers", "uninitialised", "writes")
+class Storage:
+    """What is known of a live storage."""
 
-    def __init__(self, storage: torch.UntypedStorage) -> None:
-        self.alive = StorageWeakRef(storage)
-        self.writes = 0
+    __slots__ = ("alive", "known", "producers", "uninitialised", "version")
+
+    def __init__(self, alive: weakref.ref[torch.UntypedStorage]) -> None:
+        self.alive = alive
+        self.version = 0
         self.uninitialised = False
         self.producers: dict[str, tuple[int, str]] = {}
         self.known: dict[tuple[Any, ...], Statistics] = {}
+        """Statistics by view, of the present version only: what an older one held is never asked for again."""
+
+    def producer(self, level: str) -> tuple[int, str] | None:
+        """Return the call and slot that last wrote the storage: of that level if one was seen, else of any."""
+        producers = self.producers
+        return producers.get(level) or (max(producers.values()) if producers else None)
 
 
 class Buffers:
@@ -38,115 +45,92 @@ class Buffers:
     def __init__(self, recorder: Recorder) -> None:
         self._recorder = recorder
         self._detail = recorder.options.detail
-        self._storages: dict[int, _Storage] = {}
-        self._purge_at = PURGE_EVERY
+        self._storages: dict[int, Storage] = {}
         self._sees_writes = "aten" in recorder.options.levels
         self.reads = 0
 
-    def statistics(self, tensor: torch.Tensor) -> Statistics | None:
+    def statistics(self, tensor: torch.Tensor, layout: Layout | None, storage: Storage | None) -> Statistics | None:
         """Return the statistics of a tensor, measuring it only if its bytes were not measured since they were written.
 
         None when it has no dense bytes to read (meta, fake, sparse, nested, quantised).
         """
-        tensor = _below_transforms(tensor)
-        if not _has_bytes(tensor):
+        if layout is None:
+            tensor = _below_transforms(tensor)
+            if not _has_bytes(tensor):
+                return None
+            layout, storage = dense_layout(tensor), self.storage(tensor)
+        elif not layout.readable:
             return None
-        storage = self._storage(tensor)
-        key = self._view_key(tensor) if storage is not None else None
-        if storage is None or key is None:
+        if layout is None or storage is None or tensor.is_neg() or tensor.is_conj():
             return self._measure(tensor)
         if storage.uninitialised:
             return None  # whatever the allocator left there differs from run to run and means nothing
-        key = (storage.writes, *key)
+        if not self._sees_writes:  # the aten level announces every write; what counts versions lies above it
+            if tensor.is_inference():  # no versions are tracked
+                return self._measure(tensor)
+            version = tensor._version
+            if version != storage.version:
+                storage.known.clear()
+                storage.version = version
+        key = (tensor.storage_offset(), layout.view)
         stats = storage.known.get(key)
         if stats is None:
             stats = self._measure(tensor)
-            if stats is None:
-                return None
-            if storage.known and next(iter(storage.known))[:2] != key[:2]:
-                storage.known.clear()  # what an older version of the buffer held is never asked for again
-            storage.known[key] = stats
+            if stats is not None:
+                storage.known[key] = stats
         return stats
 
     def written(self, tensor: torch.Tensor) -> None:
         """Note that a call wrote this tensor in place: what was measured of its storage holds no longer."""
-        storage = self._storage(tensor)
+        storage = self.storage(tensor)
         if storage is not None:
-            storage.writes += 1
+            storage.known.clear()
             storage.uninitialised = False
 
     def allocated(self, tensor: torch.Tensor) -> None:
         """Note that a tensor was allocated and not written yet."""
-        storage = self._storage(tensor)
+        storage = self.storage(tensor)
         if storage is not None:
             storage.uninitialised = True
 
     def initialised(self, tensor: torch.Tensor) -> None:
         """Note that a tensor is a result: kernels past the dispatcher fill what was allocated without a trace."""
-        storage = self._storage(tensor)
+        storage = self.storage(tensor)
         if storage is not None:
             storage.uninitialised = False
 
     def produced(self, tensor: torch.Tensor, level: str, call: Call, slot: str) -> None:
         """Note which call, at which level, computed what this tensor's storage holds; only a recorded one can be named."""
-        storage = self._storage(tensor)
+        storage = self.storage(tensor)
         if storage is None:
             return
-        if call.recorded:
+        if call.kind.recorded:
             storage.producers[level] = (call.seq, slot)
         else:
             storage.producers.pop(level, None)
 
-    def producer(self, tensor: torch.Tensor, level: str) -> tuple[int, str] | None:
-        """Return the call and slot that last wrote this tensor's storage: of that level if one was seen, else of any."""
-        storage = self._storage(tensor)
-        if storage is None or not storage.producers:
-            return None
-        return storage.producers.get(level) or max(storage.producers.values())
-
-    def storages(self, tensors: Iterable[tuple[str, torch.Tensor]]) -> set[int]:
-        """Return the identities of the tensors' storages, to tell a view from a new buffer."""
-        found = set()
-        for _, tensor in tensors:
-            try:
-                found.add(tensor.untyped_storage()._cdata)
-            except (NotImplementedError, RuntimeError):
-                continue
-        return found
-
-    def _storage(self, tensor: torch.Tensor) -> _Storage | None:
+    def storage(self, tensor: torch.Tensor) -> Storage | None:
+        """Return what is known of the tensor's storage; None where it has none of its own (sparse, functorch wrappers)."""
         try:
             storage = tensor.untyped_storage()
-        except (NotImplementedError, RuntimeError):  # sparse, functorch wrappers: no storage of their own
+        except (NotImplementedError, RuntimeError):
             return None
-        found = self._storages.get(storage._cdata)
-        if found is None:
-            if len(self._storages) >= self._purge_at:
-                self.purge()
-            found = self._storages[storage._cdata] = _Storage(storage)
+        return self._storages.get(id(storage)) or self._new(storage)
+
+    def _new(self, storage: torch.UntypedStorage) -> Storage:
+        number, storages = id(storage), self._storages
+
+        def forget(gone: weakref.ref[torch.UntypedStorage]) -> None:
+            known = storages.get(number)
+            if known is not None and known.alive is gone:
+                del storages[number]
+
+        found = storages[number] = Storage(weakref.ref(storage, forget))
         return found
 
     def forget(self) -> None:
         """Forget what was measured and who wrote it: what ran meanwhile was not seen."""
         self._storages.clear()
-
-    def purge(self) -> None:
-        """Forget storages that are gone."""
-        self._storages = {key: s for key, s in self._storages.items() if not s.alive.expired()}
-        self._purge_at = max(PURGE_EVERY, 2 * len(self._storages))
-
-    def _view_key(self, tensor: torch.Tensor) -> tuple[Any, ...] | None:
-        """Name the bytes of a tensor within its storage; None where a later write could not be told."""
-        version = 0  # the aten level announces every write; what counts versions lies above it, and differs between aliases
-        if not self._sees_writes:
-            if tensor.is_inference():  # no versions are tracked
-                return None
-            version = tensor._version
-        if tensor.is_conj() or tensor.is_neg():
-            return None
-        if tensor.is_contiguous():
-            return version, tensor.storage_offset(), tensor.numel(), tensor.dtype
-        return version, tensor.storage_offset(), tuple(tensor.shape), tensor.stride(), tensor.dtype
 
     def _measure(self, tensor: torch.Tensor) -> Statistics | None:
         self.reads += 1

@@ -14,7 +14,7 @@ from typing import Any
 
 import torch
 
-from trueup.recorder.recorder import Call, Recorder
+from trueup.recorder import Call, Recorder
 
 TAG = "trueup"
 
@@ -104,10 +104,13 @@ def in_optimizer(state: ThreadState) -> bool:
     """Tell whether an optimizer's step is under way; a step that raised left no trace but its absence from the stack."""
     if state.stepping is None:
         return False
-    if not depth_of(state.stepping):
-        state.stepping = None
-        return False
-    return True
+    frame: FrameType | None = sys._getframe(1)
+    while frame is not None:
+        if frame.f_code is state.stepping:
+            return True
+        frame = frame.f_back
+    state.stepping = None
+    return False
 
 
 def depth_of(code: CodeType) -> int:
@@ -122,11 +125,7 @@ def depth_of(code: CodeType) -> int:
 
 def tag(node: Any, context: Context) -> bool:
     """Mark an autograd node as made by a call; False if it already belongs to one."""
-    metadata = node.metadata
-    if TAG in metadata:
-        return False
-    metadata[TAG] = context
-    return True
+    return node.metadata.setdefault(TAG, context) is context
 
 
 def tagged(node: Any) -> Context | None:

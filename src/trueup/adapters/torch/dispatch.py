@@ -10,8 +10,8 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from trueup.adapters.torch.context import ThreadState, enclosing, phase_of, running_owner
-from trueup.adapters.torch.tensors import describe_values, named_tensors
-from trueup.recorder.recorder import Call
+from trueup.adapters.torch.tensors import NamedTensors, describe_values, named_tensors
+from trueup.recorder import Call
 
 if TYPE_CHECKING:
     from trueup.adapters.torch.session import Session
@@ -140,7 +140,7 @@ class DispatchMode(TorchDispatchMode):
         module = state.modules[-1] if state.modules else None
         call: Call | None
         if above is not None:
-            phase, scope, call = above.call.phase, above.scope, above.call
+            phase, scope, call = above.call.kind.phase, above.scope, above.call
         elif module is not None and module.graph_task == task:
             phase, scope, call = phase_of(state), module.scope, module.call
         elif (owner := running_owner()) is not None:  # no function of Python's is executing: it is autograd's own
@@ -153,7 +153,7 @@ class DispatchMode(TorchDispatchMode):
             scope,
             operator.name,
             parent=None if call is None else call.seq,
-            site=recorder.sites.here() if call is None else call.site,
+            site=self._session.site(state) if call is None else call.site,
             forward_seq=None if call is None else call.forward_seq,
         )
 
@@ -168,9 +168,9 @@ def _execute(func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, 
 
 def _outputs(
     operator: Operator, args: tuple[Any, ...], kwargs: dict[str, Any], result: Any
-) -> tuple[list[tuple[str, torch.Tensor]], list[torch.Tensor]]:
+) -> tuple[NamedTensors, list[torch.Tensor]]:
     """Return the outputs (results, then written arguments that are no results) and the tensors that were written."""
-    outputs = list(named_tensors("output", result))
+    outputs = named_tensors("output", result)
     written: list[torch.Tensor] = []
     if operator.written:
         returned = {id(t) for _, t in outputs}

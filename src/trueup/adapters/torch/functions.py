@@ -12,9 +12,9 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch.overrides import TorchFunctionMode, resolve_name
 
-from trueup.adapters.torch.context import Context, enclosing, phase_of, running_owner
-from trueup.adapters.torch.gradients import Edges, input_edges, watch
-from trueup.adapters.torch.tensors import describe_values, named_tensors
+from trueup.adapters.torch.context import Context, ThreadState, in_optimizer, phase_of, running_owner
+from trueup.adapters.torch.gradients import Edges, watch
+from trueup.adapters.torch.tensors import NamedTensors, describe_values, named_tensors
 from trueup.recorder import Call
 
 if TYPE_CHECKING:
@@ -73,11 +73,16 @@ class FunctionMode(TorchFunctionMode):
         state = session.threads.state
         if state.busy or not session.sees():
             return func(*args, **kwargs)
-        name = self._name(func)
+        try:
+            name = self._names[func]
+        except (KeyError, TypeError):  # TypeError: a callable that has no hash
+            name = self._name(func)
         if name is None:
             if getattr(func, "__name__", "") in EXPOSES:
                 with session.observing(state, "memory handed out"):
                     session.buffers.written(args[0])
+            return func(*args, **kwargs)
+        if state.stepping is not None and session.skips_optimizer and not state.modules and in_optimizer(state):
             return func(*args, **kwargs)
         if name == "torch.Tensor.backward":
             with session.observing(state, "the loss"):
@@ -88,13 +93,9 @@ class FunctionMode(TorchFunctionMode):
             with session.observing(state, name):
                 session.buffers.allocated(result)
             return result
-        return Execution(session, name, func, args, kwargs).run()
+        return execute(session, state, name, func, args, kwargs)
 
     def _name(self, func: Callable[..., Any]) -> str | None:
-        try:
-            return self._names[func]
-        except (KeyError, TypeError):  # TypeError: a callable that has no hash
-            pass
         name = _name_of(func)
         try:
             self._names[func] = name
@@ -115,104 +116,94 @@ def _name_of(func: Callable[..., Any]) -> str | None:
     return name
 
 
-class Execution:
-    """One api call from its inputs to its outputs."""
-
-    __slots__ = ("args", "context", "edges", "func", "inputs", "kwargs", "name", "session", "state", "versions")
-
-    def __init__(
-        self, session: Session, name: str, func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
-    ) -> None:
-        self.session, self.name, self.func, self.args, self.kwargs = session, name, func, args, kwargs
-        self.state = session.threads.state
-        self.context: Context | None = None
-        self.edges: Edges | None = None
-        self.inputs: list[tuple[str, torch.Tensor]] = []
-        self.versions: list[int | None] = []
-
-    def run(self) -> Any:
-        """Execute the function between the record of its inputs and that of its outputs."""
-        state = self.state
-        context = None
-        with self.session.observing(state, self.name):
-            context = self._begin()
-            self._before(context)
-        if context is None:  # the capture has just failed
-            return self.func(*self.args, **self.kwargs)
-        state.contexts.append(context)
-        try:
-            result = self.func(*self.args, **self.kwargs)
-        finally:
-            state.contexts.pop()
-        if self.session.active:
-            with self.session.observing(state, self.name):
-                self._after(context, result)
-        return result
-
-    def _begin(self) -> Context:
-        session, state = self.session, self.state
-        recorder = session.recorder
-        task = torch._C._current_graph_task_id()
-        outer, module = enclosing(state), state.modules[-1] if state.modules else None
-        above: Call | None = None
-        forward_seq = None
-        if outer is not None:
-            phase, scope, above = outer.call.phase, outer.scope, outer.call
-        elif module is not None and module.graph_task == task:
-            phase, scope, above = phase_of(state), module.scope, module.call
-        elif task == -1:
-            phase, scope = phase_of(state), ""
-        else:
-            phase, owner = phase_of(state), running_owner()
-            scope = state.replayed[-1] if state.replayed else "" if owner is None else owner.scope
-            if owner is not None and phase == "backward":
-                above, forward_seq = owner.backward_call(recorder), owner.call.seq
-        call = recorder.begin(
-            "api", phase, scope, self.name, parent=None if above is None else above.seq, site=recorder.sites.here(),
-            forward_seq=forward_seq,
-        )  # fmt: skip
-        return Context(call, outer or module, scope, session.threads, graph_task=task)
-
-    def _before(self, context: Context) -> None:
-        session, call = self.session, context.call
-        self.inputs = list(named_tensors("input", self.args, self.kwargs))
+def execute(
+    session: Session, state: ThreadState, name: str, func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
+) -> Any:
+    """Execute a function between the record of its inputs and that of its outputs."""
+    context: Context | None = None
+    inputs: NamedTensors = []
+    edges: Edges | None = None
+    with session.observing(state, name):
+        inputs = named_tensors("input", args, kwargs)
+        context = _begin(session, state, name)
         if torch.is_grad_enabled():
-            self.edges = input_edges(self.inputs)
-        if call.recorded:
-            session.slots.inputs(call, self.inputs)
-            if self.inputs:
-                self._record_values(call)
-        self.versions = [_version(t) for _, t in self.inputs]
-
-    def _after(self, context: Context, result: Any) -> None:
-        session, call = self.session, context.call
-        outputs = list(named_tensors("output", result)) + self._written(result)
-        session.slots.api_outputs(call, self.inputs, outputs)
-        if call.recorded:
-            if outputs and not self.inputs:  # a factory; without any tensor it is no computation and leaves no row
-                self._record_values(call)
-            session.slots.outputs(call, outputs)
-        if self.edges is not None:
-            watch(context, self.edges, outputs, session.slots if session.records("api") else None, own=True)
-
-    def _record_values(self, call: Call) -> None:
-        if (values := describe_values(self.args, self.kwargs)) is not None:
-            self.session.recorder.value(call, values)
-
-    def _written(self, result: Any) -> list[tuple[str, torch.Tensor]]:
-        """Find inputs the call wrote to that are not among its results."""
-        returned = {id(t) for _, t in named_tensors("output", result)}
-        written = [
-            (slot.replace("input", "output.written", 1), tensor)
-            for (slot, tensor), before in zip(self.inputs, self.versions, strict=True)
-            if before is not None and tensor._version != before and id(tensor) not in returned
-        ]
-        for name, (position, keyword) in BUFFERS_WRITTEN.get(self.name, {}).items():
-            tensor = self.kwargs.get(keyword, self.args[position] if len(self.args) > position else None)
-            if isinstance(tensor, torch.Tensor):
-                written.append((f"output.{name}", tensor))
-        return written
+            edges = Edges(inputs)
+        if context.call.kind.recorded:
+            session.slots.inputs(context.call, inputs)
+            if inputs:
+                _record_values(session, context.call, args, kwargs)
+        versions = [None if t.is_inference() else t._version for _, t in inputs]
+    if context is None:  # the capture has just failed
+        return func(*args, **kwargs)
+    state.contexts.append(context)
+    try:
+        result = func(*args, **kwargs)
+    finally:
+        state.contexts.pop()
+    if session.active:
+        with session.observing(state, name):
+            outputs = named_tensors("output", result)
+            _add_written(outputs, inputs, versions)
+            if name in BUFFERS_WRITTEN:
+                _add_buffers(outputs, name, args, kwargs)
+            _after(session, context, edges, inputs, outputs, args, kwargs)
+    return result
 
 
-def _version(tensor: torch.Tensor) -> int | None:
-    return None if tensor.is_inference() else tensor._version
+def _after(
+    session: Session, context: Context, edges: Edges | None, inputs: NamedTensors, outputs: NamedTensors,
+    args: tuple[Any, ...], kwargs: dict[str, Any],
+) -> None:  # fmt: skip
+    call, slots = context.call, session.slots
+    slots.api_outputs(call, inputs, outputs)
+    if call.kind.recorded:
+        if outputs and not inputs:  # a factory; without any tensor it is no computation and leaves no row
+            _record_values(session, call, args, kwargs)
+        slots.outputs(call, outputs)
+    if edges is not None:
+        watch(context, edges, outputs, slots if call.kind.recorded or session.records("api") else None, own=True)
+
+
+def _begin(session: Session, state: ThreadState, name: str) -> Context:
+    recorder = session.recorder
+    task = torch._C._current_graph_task_id()
+    outer, module = state.contexts[-1] if state.contexts else None, state.modules[-1] if state.modules else None
+    if outer is not None and outer.graph_task != task:  # from before the running backward pass began
+        outer = None
+    above: Call | None = None
+    forward_seq = None
+    if outer is not None:
+        phase, scope, above = outer.call.kind.phase, outer.scope, outer.call
+    elif module is not None and module.graph_task == task:
+        phase, scope, above = phase_of(state), module.scope, module.call
+    elif task == -1:
+        phase, scope = phase_of(state), ""
+    else:
+        phase, owner = phase_of(state), running_owner()
+        scope = state.replayed[-1] if state.replayed else "" if owner is None else owner.scope
+        if owner is not None and phase == "backward":
+            above, forward_seq = owner.backward_call(recorder), owner.call.seq
+    call = recorder.begin(
+        "api", phase, scope, name, parent=None if above is None else above.seq, site=session.site(state), forward_seq=forward_seq
+    )
+    return Context(call, outer or module, scope, session.threads, graph_task=task)
+
+
+def _record_values(session: Session, call: Call, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+    if (values := describe_values(args, kwargs)) is not None:
+        session.recorder.value(call, values)
+
+
+def _add_written(outputs: NamedTensors, inputs: NamedTensors, versions: list[int | None]) -> None:
+    """Add the inputs that the call wrote to and that are not among its results."""
+    results = len(outputs)
+    for (slot, tensor), before in zip(inputs, versions, strict=True):
+        if before is not None and tensor._version != before and not any(tensor is t for _, t in outputs[:results]):
+            outputs.append((slot.replace("input", "output.written", 1), tensor))
+
+
+def _add_buffers(outputs: NamedTensors, name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+    for slot, (position, keyword) in BUFFERS_WRITTEN[name].items():
+        tensor = kwargs.get(keyword, args[position] if len(args) > position else None)
+        if isinstance(tensor, torch.Tensor):
+            outputs.append((f"output.{slot}", tensor))

@@ -10,95 +10,117 @@ backward hooks would insert functions into the graph, break in-place operators a
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch.autograd.graph import get_gradient_edge
 
-from trueup.adapters.torch.context import Context, tag, tagged
+from trueup.adapters.torch.context import Context, tag
+from trueup.adapters.torch.tensors import NamedTensors
 
 if TYPE_CHECKING:
     from trueup.adapters.torch.slots import Slots
-
-Edges = dict[tuple[Any, int], list[str]]
-"""Gradient edge (node, output number) -> the slots it enters by; one tensor passed twice shares its edge."""
 
 Gradients = list[tuple[str, torch.Tensor | None]]
 
 MAX_NODES = 20_000
 
-
-def input_edges(inputs: Iterable[tuple[str, torch.Tensor]]) -> Edges:
-    """Note the gradient edges of a call's inputs before it runs (an in-place call rebases them)."""
-    edges: Edges = {}
-    for slot, tensor in inputs:
-        if tensor.requires_grad:
-            try:
-                # A Python-implemented node is its own owner while the tensor lives, so no ownership token is needed.
-                node = tensor.grad_fn if tensor.grad_fn is not None else get_gradient_edge(tensor).node
-            except RuntimeError:  # a view made without gradients whose base was written since: using it is an error too
-                continue
-            edges.setdefault((node, tensor.output_nr), []).append(slot)
-    return edges
+next_node: Callable[[], int] = torch.autograd._get_sequence_nr
+"""Sequence number that the next autograd node of this thread gets: what a call makes is at or above it."""
 
 
-def watch(
-    context: Context, edges: Edges, outputs: Iterable[tuple[str, torch.Tensor]], into: Slots | None, *, own: bool
-) -> None:
+class Edges:
+    """The gradient edges of a call's inputs, before it ran (an in-place call rebases them)."""
+
+    __slots__ = ("first", "slots")
+
+    def __init__(self, inputs: NamedTensors) -> None:
+        self.first = next_node()
+        """Sequence number of the first node that the call can make."""
+        self.slots: dict[tuple[Any, int], str] = {}
+        """Edge (node, output number) -> the slot it enters by; one tensor passed twice shares its edge, under the first."""
+        for slot, tensor in inputs:
+            if tensor.requires_grad:
+                try:
+                    # A Python-implemented node is its own owner while the tensor lives, so no ownership token is needed.
+                    node = tensor.grad_fn
+                    edge = (get_gradient_edge(tensor).node if node is None else node, tensor.output_nr)
+                except RuntimeError:  # a view made without gradients whose base was written since: using it is an error too
+                    continue
+                if edge not in self.slots:
+                    self.slots[edge] = slot
+
+
+def watch(context: Context, edges: Edges, outputs: NamedTensors, into: Slots | None, *, own: bool) -> None:
     """Hook the nodes of a call, from its outputs to its input edges.
 
     Args:
         context: the call; with ``own`` its nodes are marked with it, so that what they execute in backward is attributed.
-        edges: what `input_edges` returned before the call.
+        edges: of its inputs, from before the call.
         outputs: ``(slot, tensor)`` of the call's results.
         into: receives the gradients; None marks nodes only.
         own: nodes already marked by an earlier call end the walk (api level); otherwise calls inside are walked through.
     """
-    pending: list[Any] = []
     by_node: dict[Any, list[tuple[int, str]]] = {}
     for slot, tensor in outputs:
         node = tensor.grad_fn
-        if node is None or (node, tensor.output_nr) in edges:
-            continue
-        by_node.setdefault(node, []).append((tensor.output_nr, slot.replace("output", "grad_output", 1)))
+        if node is not None and (node, tensor.output_nr) not in edges.slots:
+            by_node.setdefault(node, []).append((tensor.output_nr, "grad_" + slot))
+    pending = []
     for node, slots in by_node.items():
         if not own or tag(node, context):
             pending.append(node)
         if into is not None:
             node.register_prehook(_output_hook(context, slots, into))
-    _walk(context, edges, pending, into, own=own)
+    if pending:
+        _walk(context, edges, pending, into, own=own)
 
 
 def _walk(context: Context, edges: Edges, pending: list[Any], into: Slots | None, *, own: bool) -> None:
+    first, known = edges.first, edges.slots
     seen: set[Any] = set(pending)
     boundary: dict[Any, list[tuple[int, str]]] = {}
-    uses: Counter[str] = Counter()
+    uses: Counter[str] | None = None
     while pending and len(seen) < MAX_NODES:
         node = pending.pop()
         for k, edge in enumerate(node.next_functions):
             following = edge[0]
             if following is None:
                 continue
-            slots = edges.get(edge)
-            if slots is not None:
-                name = _gradient_slot(slots[0])
+            slot = known.get(edge)
+            if slot is not None:
+                if uses is None:
+                    uses = Counter()
+                name = "grad_" + slot
                 boundary.setdefault(node, []).append((k, name))
                 uses[name] += 1
-            elif following not in seen and not _outside(following, context, own=own):
+            elif following not in seen and not _outside(following, first, context, own=own):
                 seen.add(following)
                 pending.append(following)
-    if into is not None and boundary:
-        sums = _Sums(context, into, uses)
+    if into is not None and uses is not None:
+        sums = _Sums(context, into, uses) if uses.total() > len(uses) else None
         for node, slots_of in boundary.items():
-            node.register_hook(_input_hook(context, slots_of, sums))
+            node.register_hook(_input_hook(context, slots_of, into) if sums is None else _summing_hook(slots_of, sums))
+
+
+ACCUMULATE = 2**64 - 1
+"""Sequence number of the nodes that add to a leaf's ``.grad``: they run as soon as they can."""
+
+
+def _outside(node: Any, first: int, context: Context, *, own: bool) -> bool:
+    """Tell whether a node was made before the call or by another; marks it as the call's own otherwise, with ``own``."""
+    number = node._sequence_nr()
+    if number == ACCUMULATE or number < first:
+        return True
+    return own and not tag(node, context)
 
 
 class _Sums:
     """Adds up the gradients of an edge that several nodes of a call hold, and passes the sum on when the last is there."""
 
     def __init__(self, context: Context, into: Slots, uses: Counter[str]) -> None:
-        self._context, self.into, self._uses = context, into, uses
+        self.context, self.into, self._uses = context, into, uses
         self._task = -1
         self._counts: Counter[str] = Counter()
         self._totals: dict[str, torch.Tensor] = {}
@@ -116,7 +138,7 @@ class _Sums:
         self._pass_on([slot for slot in ready if slot in self._totals])
 
     def _accumulate(self, slot: str, gradient: torch.Tensor | None) -> None:
-        if not self._counts and self._uses.total() > len(self._uses):
+        if not self._counts:
             # Some uses may never get a gradient: what there is by the end of the pass counts.
             torch.autograd.Variable._execution_engine.queue_callback(self._finish)
         self._counts[slot] += 1
@@ -126,28 +148,13 @@ class _Sums:
 
     def _finish(self) -> None:
         if self.into.active:
-            with self.into.observing(self._context):
+            with self.into.observing(self.context):
                 self._pass_on(list(self._totals))
         self._totals.clear()
 
     def _pass_on(self, slots: list[str]) -> None:
         if slots:
-            self.into.gradients(self._context, [(slot, self._totals.pop(slot)) for slot in slots], self._task)
-
-
-def _outside(node: Any, context: Context, *, own: bool) -> bool:
-    """Tell whether a node was made before the call; marks it as the call's own otherwise."""
-    if node.name() == "torch::autograd::AccumulateGrad":
-        return True
-    if own:
-        return not tag(node, context)
-    owner = tagged(node)
-    return owner is not None and owner.call.seq < context.call.seq
-
-
-def _gradient_slot(slot: str) -> str:
-    """``input.0`` -> ``grad_input.0``."""
-    return slot.replace("input", "grad_input", 1)
+            self.into.gradients(self.context, [(slot, self._totals.pop(slot)) for slot in slots], self._task)
 
 
 def _output_hook(context: Context, slots: list[tuple[int, str]], into: Slots) -> Callable[[Any], None]:
@@ -159,10 +166,19 @@ def _output_hook(context: Context, slots: list[tuple[int, str]], into: Slots) ->
     return hook
 
 
-def _input_hook(context: Context, slots: list[tuple[int, str]], sums: _Sums) -> Callable[[Any, Any], None]:
+def _input_hook(context: Context, slots: list[tuple[int, str]], into: Slots) -> Callable[[Any, Any], None]:
+    def hook(grad_inputs: tuple[torch.Tensor | None, ...], _: tuple[torch.Tensor | None, ...]) -> None:
+        if into.active:
+            with into.observing(context):
+                into.gradients(context, [(slot, grad_inputs[k]) for k, slot in slots], torch._C._current_graph_task_id())
+
+    return hook
+
+
+def _summing_hook(slots: list[tuple[int, str]], sums: _Sums) -> Callable[[Any, Any], None]:
     def hook(grad_inputs: tuple[torch.Tensor | None, ...], _: tuple[torch.Tensor | None, ...]) -> None:
         if sums.into.active:
-            with sums.into.observing(context), torch.no_grad():
+            with sums.into.observing(sums.context), torch.no_grad():
                 sums.add([(slot, grad_inputs[k]) for k, slot in slots])
 
     return hook

@@ -13,9 +13,9 @@ import torch
 from torch.nn.parameter import is_lazy
 
 from trueup.adapters.torch.context import Context, ThreadState, phase_of
-from trueup.adapters.torch.gradients import Edges, input_edges, watch
+from trueup.adapters.torch.gradients import Edges, watch
 from trueup.adapters.torch.replacing import Replacement
-from trueup.adapters.torch.tensors import describe_values, named_tensors
+from trueup.adapters.torch.tensors import NamedTensors, describe_values, named_tensors
 
 if TYPE_CHECKING:
     from trueup.adapters.torch.session import Session
@@ -29,7 +29,7 @@ def module_calls(session: Session) -> Replacement:
             state = session.threads.state
             if not state.modules and not state.busy:
                 session.enter_model()
-            if state.busy or not session.sees():
+            if not session.active or state.busy or not session.sees():
                 return original(module, *args, **kwargs)
             return _run(session, state, original, module, args, kwargs)
 
@@ -43,7 +43,7 @@ def _run(
     args: tuple[Any, ...], kwargs: dict[str, Any],
 ) -> Any:  # fmt: skip
     context: Context | None = None
-    edges: Edges = {}
+    edges: Edges | None = None
     with session.observing(state, type(module).__name__):
         context, edges = _before(session, state, module, args, kwargs)
     if context is None:  # the capture has just failed
@@ -52,7 +52,7 @@ def _run(
     state.running.append(module)
     contexts, state.contexts = state.contexts, []  # what runs inside belongs to the module, not to an outer function
     try:
-        result = original(module, *args, **kwargs)
+        result = _execute(original, module, args, kwargs)
     finally:
         state.modules.pop()
         state.running.pop()
@@ -63,35 +63,43 @@ def _run(
     return result
 
 
+def _execute(original: Callable[..., Any], module: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    return original(module, *args, **kwargs)
+
+
+RUN_MODULE = _execute.__code__
+"""Code of the frame around the body of each module that runs: the call stack up to it is known."""
+
+
 def _before(
     session: Session, state: ThreadState, module: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]
-) -> tuple[Context, Edges]:
+) -> tuple[Context, Edges | None]:
     context = _begin(session, state, module)
     call = context.call
     if not session.records("module"):
-        return context, {}
-    inputs = list(named_tensors("input", args, kwargs))
+        return context, None
+    inputs = named_tensors("input", args, kwargs)
     if call.recorded:
         session.slots.inputs(call, inputs)
         session.slots.inputs(call, _own("param", module.named_parameters(recurse=False)))
         if (values := describe_values(args, kwargs)) is not None:
             session.recorder.value(call, values)
-    return context, input_edges(inputs)
+    return context, Edges(inputs) if torch.is_grad_enabled() else None
 
 
-def _after(session: Session, module: torch.nn.Module, context: Context, edges: Edges, result: Any) -> None:
-    outputs = list(named_tensors("output", result))
+def _after(session: Session, module: torch.nn.Module, context: Context, edges: Edges | None, result: Any) -> None:
+    outputs = named_tensors("output", result)
     session.slots.module_outputs(context.call, outputs)
     if context.call.recorded:
         session.slots.outputs(context.call, outputs)
         session.slots.outputs(context.call, _own("output.buffer", module.named_buffers(recurse=False)))
-    if session.records("module"):
+    if edges is not None:
         watch(context, edges, outputs, session.slots, own=False)
 
 
-def _own(prefix: str, tensors: Iterator[tuple[str, torch.Tensor]]) -> Iterator[tuple[str, torch.Tensor]]:
+def _own(prefix: str, tensors: Iterator[tuple[str, torch.Tensor]]) -> NamedTensors:
     """Name the parameters or buffers of a module, those left out that have no shape before its first call (lazy modules)."""
-    return ((f"{prefix}.{name}", tensor) for name, tensor in tensors if not is_lazy(tensor))
+    return [(f"{prefix}.{name}", tensor) for name, tensor in tensors if not is_lazy(tensor)]
 
 
 def _begin(session: Session, state: ThreadState, module: torch.nn.Module) -> Context:
@@ -108,6 +116,6 @@ def _begin(session: Session, state: ThreadState, module: torch.nn.Module) -> Con
     call = session.recorder.begin(
         "module", phase, scope, type(module).__name__,
         parent=None if parent is None else parent.call.seq,
-        site=session.recorder.sites.here() if session.records("module") else None,
+        site=session.site(state),
     )  # fmt: skip
     return Context(call, parent, scope, session.threads, graph_task=task)

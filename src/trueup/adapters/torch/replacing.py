@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from trueup.adapters.torch.functions import Execution
+from trueup.adapters.torch.functions import execute
 
 COMPILED = (
     "torch.compile was used: under a capture compiled code runs eagerly, operator by operator, so the numerics of the compiled "
@@ -44,16 +44,40 @@ class Replacement:
             setattr(self._owner, self._name, self._original)
 
 
-def entrances(session: Session) -> list[Replacement]:
-    """Return the replacements that a capture needs besides `nn.Module.__call__`."""
+def entrances(session: Session, *, functions: bool) -> list[Replacement]:
+    """Return the replacements that a capture needs besides `nn.Module.__call__`.
+
+    Args:
+        session: the capture.
+        functions: whether the function mode is on; without it only the loss and the backward passes are of interest.
+    """
     from torch.utils import checkpoint
 
-    return [
-        Replacement(torch.autograd.Function, "apply", functools.partial(_apply, session)),
+    always = [
         Replacement(torch.autograd, "_engine_run_backward", functools.partial(_run_backward, session)),
         Replacement(torch, "compile", functools.partial(_compile, session)),
+    ]
+    if not functions:
+        return [*always, Replacement(torch.Tensor, "backward", functools.partial(_backward, session))]
+    return [
+        *always,
+        Replacement(torch.autograd.Function, "apply", functools.partial(_apply, session)),
         Replacement(checkpoint, "_checkpoint_without_reentrant_generator", functools.partial(_checkpoint, session)),
     ]
+
+
+def _backward(session: Session, original: Any) -> Any:
+    """Record the loss, which the function mode does where it is on."""
+
+    @functools.wraps(original)
+    def backward(*args: Any, **kwargs: Any) -> Any:
+        state = session.threads.state
+        if session.active and not state.busy:
+            with session.observing(state, "the loss"):
+                session.slots.loss(args, kwargs)
+        return original(*args, **kwargs)
+
+    return backward
 
 
 def _apply(session: Session, original: Any) -> Any:
@@ -66,7 +90,7 @@ def _apply(session: Session, original: Any) -> Any:
         if state.busy or not seen or not session.sees():
             return plain(cls, *args, **kwargs)
         name = f"{cls.__module__}.{cls.__qualname__}.apply"
-        return Execution(session, name, functools.partial(plain, cls), args, kwargs).run()
+        return execute(session, state, name, functools.partial(plain, cls), args, kwargs)
 
     return classmethod(apply)
 

@@ -18,7 +18,8 @@ from trueup.adapters.torch.context import Shared, Threads, ThreadState, depth_of
 from trueup.adapters.torch.dispatch import DispatchMode
 from trueup.adapters.torch.environment import describe_run, rank_and_world
 from trueup.adapters.torch.functions import FunctionMode
-from trueup.adapters.torch.modules import module_calls
+from trueup.adapters.torch.modes import put_on, take_off
+from trueup.adapters.torch.modules import RUN_MODULE, module_calls
 from trueup.adapters.torch.observing import Failure, Observing
 from trueup.adapters.torch.replacing import COMPILED, entrances
 from trueup.adapters.torch.scopes import Scopes
@@ -48,46 +49,52 @@ class Session:
         """Number of this process's folder, once it is claimed."""
         self._root = root
         self._function_mode = FunctionMode(self)
-        self._dispatch_mode = DispatchMode(self) if "aten" in options.levels else None
-        self._replacements = [module_calls(self), *entrances(self)]
+        self._modes = self._modes_for(options.levels)
+        self._module_calls, self._entrances = module_calls(self), entrances(self, functions=bool(self._modes))
+        self._thread, self._on = 0, False
         self._hooks: list[Any] = []
         self._manual_steps = False
         self._ending = False
         """Whether the optimizer has stepped and nothing of the next step was seen: what follows still belongs to this one."""
         self._modules_seen = False
         self._kinds = set(options.levels)
+        self.skips_optimizer = "optimizer" not in options.phases
         self._eager: Any = None
+
+    def _modes_for(self, levels: tuple[str, ...]) -> list[FunctionMode | DispatchMode]:
+        """Return the modes that levels need: modules alone are seen by replacing their call."""
+        if tuple(levels) == ("module",):
+            return []
+        return [self._function_mode, DispatchMode(self)] if "aten" in levels else [self._function_mode]
 
     # ---------------------------------------------------------------- life
     def start(self) -> None:
         """Begin to see calls on this thread (and on the backward threads that autograd starts from it)."""
         if "torch._dynamo" in sys.modules:  # what was compiled before may run now
             self.compile_off()
-        for replacement in self._replacements:
-            replacement.install()
+        self._thread = threading.get_ident()
+        self._module_calls.install()
         self._hooks = [
             register_optimizer_step_pre_hook(self._before_optimizer),
             register_optimizer_step_post_hook(self._after_optimizer),
         ]
         self.threads.state.observed = True
-        self._function_mode.__enter__()
-        if self._dispatch_mode is not None:
-            self._dispatch_mode.__enter__()
         self._update_active()
 
     def stop(self) -> None:
         """Stop to see calls and finish the capture."""
         self.active = False
-        if self._dispatch_mode is not None:
-            self._dispatch_mode.__exit__(None, None, None)
-        self._function_mode.__exit__(None, None, None)
-        for replacement in self._replacements:
-            replacement.remove()
-        for hook in self._hooks:
-            hook.remove()
+        self.take_off()
         if self._eager is not None:
             self._eager.__exit__(None, None, None)
         self.finish()
+
+    def take_off(self) -> None:
+        """Leave nothing of ours in PyTorch; modes of another thread than this stay, idle."""
+        self._switch(on=False)
+        self._module_calls.remove()
+        for hook in self._hooks:
+            hook.remove()
 
     def abandon(self) -> None:
         """Let go of the capture, in a forked child: the parent owns it."""
@@ -108,6 +115,8 @@ class Session:
     def enter_model(self) -> None:
         """Begin a step, where one is due: the optimizer has stepped, and a forward starts. Steps are counted idle or not."""
         self._modules_seen = True
+        if self.active != self._on:  # another thread ended the step
+            self._switch(on=self.active)
         if not self._ending or torch._C._current_graph_task_id() != -1:
             return
         with self.observing(self.threads.state, "the end of a step"):
@@ -117,7 +126,8 @@ class Session:
     def _end_step(self) -> None:
         self._ending = self._modules_seen = False
         self.recorder.end_step()
-        self.buffers.purge()
+        if not self._modes:  # writes through `.data` were seen by nobody
+            self.buffers.forget()
         self._update_active()
 
     def _update_active(self) -> None:
@@ -126,13 +136,28 @@ class Session:
         if active and not self.active:
             self.buffers.forget()
         self.active = active
+        self._switch(on=active)
+
+    def _switch(self, *, on: bool) -> None:
+        """Let PyTorch call us in the steps that are recorded, and in no other: what is not on costs nothing."""
+        if threading.get_ident() != self._thread or on == self._on:
+            return
+        self._on = on
+        for replacement in self._entrances:
+            replacement.install() if on else replacement.remove()
+        for mode in self._modes:
+            put_on(mode) if on else take_off(mode)
 
     def _before_optimizer(self, *_: Any) -> None:
         self.threads.state.stepping = sys._getframe(1).f_code
 
-    def _after_optimizer(self, *_: Any) -> None:
+    def _after_optimizer(self, optimizer: torch.optim.Optimizer, *_: Any) -> None:
         state = self.threads.state
         with self.observing(state, "the end of a step"):
+            if self.active and self.skips_optimizer:  # what it wrote through `.data` was seen by nobody
+                for group in optimizer.param_groups:
+                    for parameter in group["params"]:
+                        self.buffers.written(parameter)
             if state.stepping is not None and depth_of(state.stepping) > 1:  # one optimizer wrapped in another
                 return
             state.stepping = None
@@ -183,6 +208,11 @@ class Session:
         """Tell whether what executes now is to be recorded; a graph that is being traced or exported is no computation."""
         return self.active and torch._C._get_tracing_state() is None and not torch.compiler._is_compiling_flag
 
+    def site(self, state: ThreadState) -> int | None:
+        """Return the number of the present call stack, walked up to the module that is running on this thread."""
+        above = state.modules[-1].call.site if state.modules else None
+        return self.recorder.sites.here(above, RUN_MODULE)
+
     def observing(self, state: ThreadState, what: str) -> Observing:
         """Return a block for our own work: nothing in it is a call, and its exceptions end the capture, not the training."""
         return Observing(state, self.failed, what)
@@ -194,8 +224,8 @@ class Session:
 
     def function_mode_on(self) -> AbstractContextManager[Any]:
         """Return a context in which the function mode is on, if it belongs to this thread and was switched off."""
-        on = not self.threads.state.observed or self._function_mode in _get_current_function_mode_stack()
-        return nullcontext() if on else self._function_mode
+        belongs = self._modes and self.threads.state.observed
+        return self._function_mode if belongs and self._function_mode not in _get_current_function_mode_stack() else nullcontext()
 
     def records(self, level: str) -> bool:
         """Tell whether calls of a level are recorded."""
@@ -203,7 +233,7 @@ class Session:
 
     def notice_module(self, module: torch.nn.Module, state: ThreadState) -> None:
         """Note what a module call tells about what cannot be seen."""
-        if not state.observed and torch._C._current_graph_task_id() == -1:
+        if self._modes and not state.observed and torch._C._current_graph_task_id() == -1:
             state.observed = True
             name = threading.current_thread().name
             self.recorder.note(f"thread {name} runs modules; only its module calls are seen, not its api and aten calls")

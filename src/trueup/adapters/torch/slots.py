@@ -2,21 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any
 
 import torch
 
+from trueup.adapters.torch.buffers import Storage
 from trueup.adapters.torch.context import Context
 from trueup.adapters.torch.gradients import Gradients
 from trueup.adapters.torch.observing import Observing
-from trueup.adapters.torch.tensors import describe
-from trueup.recorder import Call
+from trueup.adapters.torch.tensors import NamedTensors, describe, layout_of
+from trueup.recorder import Call, Slot
 
 if TYPE_CHECKING:
     from trueup.adapters.torch.session import Session
-
-NamedTensors = Iterable[tuple[str, torch.Tensor]]
 
 
 class Slots:
@@ -26,21 +24,10 @@ class Slots:
         self._session = session
         self._recorder, self._buffers = session.recorder, session.buffers
         levels = session.options.levels
-        self._has_aten = "aten" in levels
-        self._producing = "api" if "api" in levels else "aten" if self._has_aten else "module"
+        self._has_aten, self._has_api = "aten" in levels, "api" in levels
+        self._producing = "api" if self._has_api else "aten" if self._has_aten else "module"
         """Level whose calls are the producers of api and module inputs: the finest there is, short of aten beside api."""
         self.devices: dict[str, None] = {}
-
-    def inputs(self, call: Call, tensors: NamedTensors) -> None:
-        """Record inputs, with the call that produced each."""
-        level = "aten" if call.level == "aten" else self._producing
-        for slot, tensor in tensors:
-            self._slot(call, slot, tensor, self._buffers.producer(tensor, level))
-
-    def outputs(self, call: Call, tensors: NamedTensors) -> None:
-        """Record outputs."""
-        for slot, tensor in tensors:
-            self._slot(call, slot, tensor, None)
 
     @property
     def active(self) -> bool:
@@ -50,20 +37,35 @@ class Slots:
     def observing(self, context: Context) -> Observing:
         """Return a block of bookkeeping for the backward of a call, on whichever thread autograd executes it."""
         session = self._session
-        return session.observing(session.threads.state, f"the backward of {context.call.op}")
+        return session.observing(session.threads.state, context.call.kind.op)
+
+    def inputs(self, call: Call, tensors: NamedTensors) -> None:
+        """Record inputs, with the call that produced each."""
+        level = "aten" if call.kind.level == "aten" else self._producing
+        for slot, tensor in tensors:
+            storage = self._buffers.storage(tensor)
+            self._slot(call, slot, tensor, storage, None if storage is None else storage.producer(level))
+
+    def outputs(self, call: Call, tensors: NamedTensors) -> None:
+        """Record outputs."""
+        for slot, tensor in tensors:
+            self._slot(call, slot, tensor, self._buffers.storage(tensor), None)
 
     def gradients(self, context: Context, gradients: Gradients, task: int) -> None:
         """Record gradients that autograd delivers to or from a call."""
         call = context.backward_call(self._recorder, task)
-        for slot, tensor in gradients if call.recorded else ():
+        for slot, tensor in gradients if call.kind.recorded else ():
             if tensor is None:
                 continue
-            self._buffers.initialised(tensor)
+            storage = self._buffers.storage(tensor)
+            if storage is not None:
+                storage.uninitialised = False
             if slot.startswith("grad_output"):
-                self._slot(call, slot, tensor, self._buffers.producer(tensor, call.level))
+                self._slot(call, slot, tensor, storage, None if storage is None else storage.producer(call.kind.level))
             else:
-                self._slot(call, slot, tensor, None)
-                self._buffers.produced(tensor, call.level, call, slot)
+                self._slot(call, slot, tensor, storage, None)
+                if storage is not None:
+                    storage.producers[call.kind.level] = (call.seq, slot)
 
     def loss(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         """Record the tensor on which `backward()` is called: the loss curve, kept whatever the filters say."""
@@ -74,34 +76,47 @@ class Slots:
         parent = state.modules[-1] if state.modules else None
         call = self._recorder.begin(
             "api", "forward", "" if parent is None else parent.scope, "torch.Tensor.backward",
-            parent=None if parent is None else parent.call.seq, site=self._recorder.sites.here(),
+            parent=None if parent is None else parent.call.seq, site=self._session.site(state),
         )  # fmt: skip
         self.inputs(call, [("input.0", loss)])
 
     def produced(self, call: Call, tensors: NamedTensors) -> None:
         """Note that a call computed these tensors."""
         for slot, tensor in tensors:
-            self._buffers.produced(tensor, call.level, call, slot)
+            self._buffers.produced(tensor, call.kind.level, call, slot)
 
-    def api_outputs(self, call: Call, inputs: NamedTensors, outputs: list[tuple[str, torch.Tensor]]) -> None:
+    def api_outputs(self, call: Call, inputs: NamedTensors, outputs: NamedTensors) -> None:
         """Tell views from results of an api call; without the aten level, also what it wrote in place."""
-        before = self._buffers.storages(inputs)
-        given = {id(t) for _, t in inputs}
+        if self._has_aten and not self._has_api:
+            return
+        storage_of = self._buffers.storage
+        given = [t for _, t in inputs]
+        before: list[Storage | None] | None = None
         for slot, tensor in outputs:
-            in_place = id(tensor) in given
+            in_place = any(tensor is t for t in given)
             if in_place and not self._has_aten:
                 self._buffers.written(tensor)
-            if in_place or not (self._buffers.storages([(slot, tensor)]) & before):
-                self._buffers.produced(tensor, "api", call, slot)
+            if not in_place:
+                if before is None:
+                    before = [storage_of(t) for t in given]
+                storage = storage_of(tensor)
+                if storage is not None and any(storage is s for s in before):
+                    continue
+            self._buffers.produced(tensor, "api", call, slot)
 
-    def module_outputs(self, call: Call, outputs: list[tuple[str, torch.Tensor]]) -> None:
+    def module_outputs(self, call: Call, outputs: NamedTensors) -> None:
         """Note what a module returned; where modules are all that is recorded, they are the producers."""
         for slot, tensor in outputs:
             self._buffers.initialised(tensor)
             if self._producing == "module":
                 self._buffers.produced(tensor, "module", call, slot)
 
-    def _slot(self, call: Call, slot: str, tensor: torch.Tensor, producer: tuple[int, str] | None) -> None:
-        described = describe(tensor)
-        self.devices.setdefault(described.device)
-        self._recorder.slot(call, slot, described, self._buffers.statistics(tensor), producer)
+    def _slot(
+        self, call: Call, name: str, tensor: torch.Tensor, storage: Storage | None, producer: tuple[int, str] | None
+    ) -> None:
+        layout = layout_of(tensor)
+        slot = Slot(name, describe(tensor)) if layout is None else layout.slot(name)
+        described = slot.tensor
+        if described is not None and described.device not in self.devices:
+            self.devices[described.device] = None
+        self._recorder.add(call, slot, None, producer, self._buffers.statistics(tensor, layout, storage))

@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
 import torch
 import xxhash
 
-from trueup.recorder.recorder import Tensor
+from trueup.recorder import Slot, Tensor
 
 MAX_VALUE_LENGTH = 4000
 MAX_DEPTH = 8
@@ -20,24 +19,25 @@ MAX_DEPTH = 8
 UNKNOWN = -1
 """A size or stride that cannot be told without changing the computation."""
 
-_DTYPES: dict[torch.dtype, str] = {}
-_DEVICES: dict[torch.device, str] = {}
+NamedTensors = list[tuple[str, torch.Tensor]]
 
 
-def named_tensors(prefix: str, args: Any, kwargs: dict[str, Any] | None = None) -> Iterator[tuple[str, torch.Tensor]]:
-    """Yield ``(slot, tensor)`` for every tensor in nested lists, tuples and dicts: ``input.0``, ``input.2.1``, ``input.weight``.
+def named_tensors(prefix: str, args: Any, kwargs: dict[str, Any] | None = None) -> NamedTensors:
+    """Return ``(slot, tensor)`` for every tensor in nested lists, tuples and dicts: ``input.0``, ``input.2.1``, ``input.weight``.
 
     A result that is one tensor is ``output.0``. Written as plain loops: pytree costs 30 times as much per call.
     """
+    found: NamedTensors = []
     if isinstance(args, torch.Tensor):
-        yield f"{prefix}.0", args
+        found.append((f"{prefix}.0", args))
     else:
-        yield from _walk(prefix, args)
+        _walk(prefix, args, found, 0)
     if kwargs:
-        yield from _walk(prefix, kwargs)
+        _walk(prefix, kwargs, found, 0)
+    return found
 
 
-def _walk(prefix: str, value: Any, depth: int = 0) -> Iterator[tuple[str, torch.Tensor]]:
+def _walk(prefix: str, value: Any, found: NamedTensors, depth: int) -> None:
     items: Any
     if isinstance(value, (tuple, list)):
         items = enumerate(value)
@@ -49,9 +49,15 @@ def _walk(prefix: str, value: Any, depth: int = 0) -> Iterator[tuple[str, torch.
         return
     for key, item in items:
         if isinstance(item, torch.Tensor):
-            yield f"{prefix}.{_key(key)}", item
+            found.append((f"{prefix}.{_key(key)}", item))
+        elif type(item) in _LEAVES or item is None:
+            continue
         elif depth < MAX_DEPTH and (isinstance(item, (tuple, list, dict)) or _is_dataclass(item)):
-            yield from _walk(f"{prefix}.{_key(key)}", item, depth + 1)
+            _walk(f"{prefix}.{_key(key)}", item, found, depth + 1)
+
+
+_LEAVES = frozenset({int, float, bool, str, slice, type(Ellipsis), torch.dtype, torch.device})
+"""Types of arguments that hold no tensor (or, a slice, none that is more than a number)."""
 
 
 def _is_dataclass(value: Any) -> bool:
@@ -64,14 +70,72 @@ def _key(key: Any) -> str:
     return str(key) if isinstance(key, (str, int, float)) else type(key).__name__
 
 
+class Layout:
+    """How a dense tensor lies in memory and what its rows say of it: one object for all tensors that look alike."""
+
+    __slots__ = ("described", "readable", "slots", "view")
+
+    def __init__(self, dtype: torch.dtype, shape: torch.Size, strides: tuple[int, ...], device: torch.device) -> None:
+        names = str(dtype).removeprefix("torch."), str(device)
+        numel = math.prod(shape)
+        self.described = Tensor(names[0], tuple(shape), strides, names[1], numel)
+        contiguous = _is_contiguous(shape, strides)
+        self.view = (dtype, numel) if contiguous else (dtype, tuple(shape), strides)
+        """Equal for layouts that show the same elements in the same order."""
+        self.readable = device.type != "meta" and dtype not in QUANTISED
+        self.slots: dict[str, Slot] = {}
+
+    def slot(self, name: str) -> Slot:
+        """Return the one `Slot` of this name and layout."""
+        found = self.slots.get(name)
+        if found is None:
+            found = self.slots[name] = Slot(name, self.described)
+        return found
+
+
+PLAIN = frozenset({torch.Tensor, torch.nn.Parameter})
+"""Classes that add nothing to a tensor."""
+
+QUANTISED = frozenset({torch.qint8, torch.quint8, torch.qint32, torch.quint4x2, torch.quint2x4})
+MAX_LAYOUTS = 1 << 16
+_LAYOUTS: dict[tuple[Any, ...], Layout] = {}
+
+
+def layout_of(tensor: torch.Tensor) -> Layout | None:
+    """Return the layout of a plain dense tensor, else None: sparse, nested, subclass, inside a `torch.func` transform."""
+    if type(tensor) not in PLAIN or torch._C._functorch.maybe_current_level() is not None:
+        return None
+    return dense_layout(tensor)
+
+
+def dense_layout(tensor: torch.Tensor) -> Layout | None:
+    """Return the layout of a tensor of any class that has sizes, strides and bytes of its own; None where it has not."""
+    try:
+        key = (tensor.dtype, tensor.shape, tensor.stride(), tensor.device)
+        found = _LAYOUTS.get(key)
+    except (RuntimeError, TypeError):  # sparse and nested tensors have no strides or no shape, symbols no hash
+        return None
+    if found is None:
+        if tensor.layout is not torch.strided or not all(type(size) is int for size in (*key[1], *key[2])):
+            return None
+        if len(_LAYOUTS) >= MAX_LAYOUTS:  # sizes that change from step to step
+            _LAYOUTS.clear()
+        found = _LAYOUTS[key] = Layout(*key)
+    return found
+
+
+def _is_contiguous(shape: torch.Size, strides: tuple[int, ...]) -> bool:
+    expected = 1
+    for size, stride in zip(reversed(shape), reversed(strides), strict=True):
+        if size != 1 and stride != expected:
+            return 0 in shape
+        expected *= size
+    return True
+
+
 def describe(tensor: torch.Tensor) -> Tensor:
-    """Describe a tensor without reading it."""
-    dtype = _DTYPES.get(tensor.dtype)
-    if dtype is None:
-        dtype = _DTYPES[tensor.dtype] = str(tensor.dtype).removeprefix("torch.")
-    device = _DEVICES.get(tensor.device)
-    if device is None:
-        device = _DEVICES[tensor.device] = str(tensor.device)
+    """Describe any tensor without reading it."""
+    dtype, device = str(tensor.dtype).removeprefix("torch."), str(tensor.device)
     if tensor.is_nested:  # the sizes differ from row to row
         shape = [tensor.size(0), *[UNKNOWN] * (tensor.dim() - 1)]
         return Tensor(dtype, shape, None, device, _known(tensor.numel()))
@@ -91,6 +155,52 @@ def describe_values(args: tuple[Any, ...], kwargs: dict[str, Any]) -> str | None
     Devices and generators are left out: they are expected to differ between two runs. What would be too long is told by its
     length and digest, which two runs can still compare.
     """
+    key: list[Any] = []
+    try:
+        for k, value in enumerate(args):
+            if not isinstance(value, torch.Tensor):
+                key += (k, _frozen(value))
+        for name, value in kwargs.items():
+            key += (name, None if isinstance(value, torch.Tensor) else _frozen(value))
+    except TypeError:
+        return _describe_values(args, kwargs)
+    if not key:
+        return None
+    known = tuple(key)
+    try:
+        return _VALUES[known]
+    except KeyError:
+        if len(_VALUES) >= MAX_VALUES:
+            _VALUES.clear()
+        text = _VALUES[known] = _describe_values(args, kwargs)
+        return text
+
+
+MAX_VALUES = 1 << 14
+_VALUES: dict[tuple[Any, ...], str | None] = {}
+_EXACT = frozenset({int, bool, str, type(None), torch.dtype, torch.device})
+"""Types whose equal values are encoded alike, given the type."""
+
+
+def _frozen(value: Any) -> Any:
+    """Return something hashable that is equal for values that are encoded alike.
+
+    Raises:
+        TypeError: there is nothing so simple.
+    """
+    kind = type(value)
+    if kind in _EXACT:
+        return kind, value
+    if kind is float:
+        return value.hex()  # tells -0.0 from 0.0, and NaN equals itself
+    if kind in (tuple, list, torch.Size):
+        return tuple([_frozen(v) for v in value])
+    if kind is slice:
+        return slice, _frozen(value.start), _frozen(value.stop), _frozen(value.step)
+    raise TypeError(kind)
+
+
+def _describe_values(args: tuple[Any, ...], kwargs: dict[str, Any]) -> str | None:
     values = {str(k): v for k, v in enumerate(args) if _is_value(v)}
     values |= {k: v for k, v in kwargs.items() if _is_value(v)}
     if not values:
