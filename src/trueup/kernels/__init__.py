@@ -1,11 +1,13 @@
 """One-pass statistics, sketch and digest of a tensor, and the distance of two sketches.
 
-Plain NumPy arrays in, plain numbers out: no framework is imported here. Recorders call ``summarize`` and ``digest``;
+Plain NumPy arrays in, plain numbers out: no framework is imported here. Recorders call ``summarize`` and ``digest``, or
+both at once by address (``native().measure``);
 comparisons call ``distance``; a device kernel takes its constants from ``trueup.kernels.sketch``.
 """
 
+from trueup.kernels._compiled import KINDS, native
 from trueup.kernels._digest import digest, hexadecimal
 from trueup.kernels._summary import MASKING, summarize
 from trueup.kernels.sketch import distance, relative_distance
 
-__all__ = ["MASKING", "digest", "distance", "hexadecimal", "relative_distance", "summarize"]
+__all__ = ["KINDS", "MASKING", "digest", "distance", "hexadecimal", "native", "relative_distance", "summarize"]

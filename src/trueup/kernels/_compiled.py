@@ -8,13 +8,16 @@ import warnings
 from functools import lru_cache
 from typing import Any
 
-import ml_dtypes
 import numpy as np
 from numpy.typing import NDArray
 
-KINDS = {np.dtype("<f4"): 0, np.dtype("<f8"): 1, np.dtype("<f2"): 2, np.dtype(ml_dtypes.bfloat16): 3}
-"""Dtypes that the kernel reads, by the numbers it knows them by; the others go through the NumPy twin."""
-KINDS |= {np.dtype("<c8"): KINDS[np.dtype("<f4")], np.dtype("<c16"): KINDS[np.dtype("<f8")]}
+_NAMES = (
+    "float32", "float64", "float16", "bfloat16", "float8_e4m3fn", "float8_e5m2", "float8_e4m3fnuz", "float8_e5m2fnuz",
+    "int8", "int16", "int32", "int64", "uint8", "uint16", "uint32", "uint64", "bool", "complex64", "complex128", "complex32",
+)  # fmt: skip
+
+KINDS = {name: number for number, name in enumerate(_NAMES)}
+"""Dtypes that the compiled kernel reads, by the names of PyTorch and NumPy: the numbers it knows them by (native/base.h)."""
 
 SWITCH = "TRUEUP_NATIVE"
 """Environment variable: ``0`` keeps to the NumPy twin."""
@@ -22,7 +25,18 @@ SWITCH = "TRUEUP_NATIVE"
 
 @lru_cache(maxsize=1)
 def native() -> Any:
-    """Return the extension module, or None (said once) where it was not built or is switched off."""
+    """Return the extension module, or None (said once) where it was not built or is switched off.
+
+    Its one entrance, for whoever has an address instead of an array::
+
+        digest = native().measure(pointer, KINDS["float32"], shape, strides, out_pointer, threads)
+
+    ``shape`` and ``strides`` are tuples (``torch.Size`` is one), strides count elements, of which ``pointer`` is the first in
+    logical C order; any stride will do, 0 and negative ones too. A complex element is one element. The 74 float64 of
+    ``model.PACKED`` are written to ``out_pointer``, unless it is 0; returned is the digest (a seventh argument, False,
+    leaves it out: None). From 1 MB on the interpreter's lock is released and up to ``threads`` threads of the process's
+    OpenMP team work; what comes out does not depend on their number.
+    """
     if os.environ.get(SWITCH) == "0":
         return None
     try:
@@ -38,13 +52,17 @@ def native() -> Any:
         return None
 
 
-def summarize(array: NDArray[Any], out: NDArray[np.float64]) -> bool:
-    """Fill ``out`` from a contiguous or strided ``array``; False where the twin must: other dtypes, huge magnitudes."""
+def measure(array: NDArray[Any], out: NDArray[np.float64] | None, digest: bool, threads: int = 1) -> int | None:
+    """Fill ``out``; return the digest if it is wanted, else 0, or None where the twin has to do it all: other dtypes."""
     kernel = native()
-    kind = KINDS.get(array.dtype)
-    if kernel is None or kind is None or not out.flags.c_contiguous:
-        return False
-    whole = array if array.flags.c_contiguous else np.ascontiguousarray(array)
-    reals = 2 * whole.size if whole.dtype.kind == "c" else whole.size
-    pointers = whole.__array_interface__["data"][0], out.__array_interface__["data"][0]
-    return bool(kernel.summarize(pointers[0], reals, kind, pointers[1]))
+    dtype = array.dtype
+    kind = KINDS.get(dtype.name)
+    if kernel is None or kind is None or not dtype.isnative or not (out is None or out.flags.c_contiguous):
+        return None
+    if not array.flags.aligned or any(step % dtype.itemsize for step in array.strides):
+        array = np.ascontiguousarray(array)  # fields of records
+    strides = tuple(step // dtype.itemsize for step in array.strides)
+    pointer = array.__array_interface__["data"][0]
+    to = 0 if out is None else out.__array_interface__["data"][0]
+    result = kernel.measure(pointer, kind, array.shape, strides, to, threads, digest)
+    return int(result) if digest else 0

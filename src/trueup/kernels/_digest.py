@@ -8,13 +8,20 @@ import numpy as np
 import xxhash
 from numpy.typing import NDArray
 
+from trueup.kernels import _compiled
+
 
 def digest(array: NDArray[Any]) -> int:
     """Return xxh3_64 (seed 0) of the bytes of ``array`` in logical C order and little-endian: an unsigned integer.
 
-    A non-contiguous array is copied first. Shape and dtype do not enter: equal bytes have equal digests. Records hold
-    the 16 hex digits of ``hexadecimal``.
+    Shape and dtype do not enter: equal bytes have equal digests. Records hold the 16 hex digits of ``hexadecimal``.
     """
+    value = _compiled.measure(array, None, digest=True)
+    return _by_copy(array) if value is None else value
+
+
+def _by_copy(array: NDArray[Any]) -> int:
+    """Do without the compiled kernel: a non-contiguous array is copied first."""
     if array.dtype.byteorder == ">":
         array = array.astype(array.dtype.newbyteorder("<"))
     flat = np.ascontiguousarray(array).reshape(-1)

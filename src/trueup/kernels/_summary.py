@@ -17,7 +17,7 @@ MASKING = frozenset({"float32", "float64", "bfloat16"})
 _POSINF, _NEGINF, _SATURATED = (NUMBERS.index(n) for n in ("n_posinf", "n_neginf", "n_saturated"))
 
 
-def summarize(array: NDArray[Any], out: NDArray[np.float64]) -> None:
+def summarize(array: NDArray[Any], out: NDArray[np.float64], threads: int = 1) -> None:
     """Fill ``out`` with the statistics and the sketch of ``array``, reading its bytes once.
 
     >>> out = np.empty(PACKED)
@@ -29,6 +29,7 @@ def summarize(array: NDArray[Any], out: NDArray[np.float64]) -> None:
         array: any shape and strides; float16/32/64, bfloat16 and the narrow floats of ml_dtypes, integers, bool (by
             value), complex64/128 (as two reals an element, interleaved: mean and counts are over the reals).
         out: float64 ``(PACKED,)``, contiguous: ``model.NUMBERS`` in order, then the 64 lanes of the sketch.
+        threads: most threads for arrays of 1 MB and more; what comes out does not depend on it.
 
     The largest finite number of float32, float64 and bfloat16 is what attention masks are made of: it is counted in
     ``n_saturated`` and otherwise left out like Inf, for one of it would drown all else in the sums.
@@ -44,22 +45,23 @@ def summarize(array: NDArray[Any], out: NDArray[np.float64]) -> None:
     """
     if out.shape != (PACKED,) or out.dtype != np.float64:
         raise ValueError(f"out: expected float64 ({PACKED},), got {out.dtype} {out.shape}")
-    _kernel(array, out)
+    if _compiled.measure(array, out, digest=False, threads=threads) is None:
+        by_twin(array, out)
+
+
+def by_twin(array: NDArray[Any], out: NDArray[np.float64]) -> None:
+    """Do without the compiled kernel."""
+    _twin.summarize(array, out)
     reals = reals_of(array.dtype)
     if out[_SATURATED] and reals.dtype.name in MASKING:
         _summarize_unmasked(array, reals, out)
 
 
 def _summarize_unmasked(array: NDArray[Any], reals: Reals, out: NDArray[np.float64]) -> None:
-    """Take the statistics again with saturated numbers as Inf; the counts of Inf and of saturation stay what they were."""
+    """Take the twin's statistics again with saturated numbers as Inf; the counts of Inf and of saturation stay what they were."""
     counts = out[[_POSINF, _NEGINF, _SATURATED]]
     values = np.array(array, order="C").reshape(-1).view(reals.dtype)
     with np.errstate(all="ignore"):
         values[np.abs(reals.widen(values)) == reals.largest] = np.inf
-    _kernel(values, out)
+    _twin.summarize(values, out)
     out[[_POSINF, _NEGINF, _SATURATED]] = counts
-
-
-def _kernel(array: NDArray[Any], out: NDArray[np.float64]) -> None:
-    if not _compiled.summarize(array, out):
-        _twin.summarize(array, out)

@@ -1,0 +1,137 @@
+/* The whole kernel for one instruction set: included by level_*.c, which sets LEVEL and the compiler's target. */
+#include "vectors.h"
+
+typedef uint32_t Word_float;
+typedef uint64_t Word_double;
+#define REAL float
+#include "group.h"
+#define REAL double
+#include "group.h"
+
+static ALWAYS_INLINE float half_value(uint16_t h)
+{
+    uint32_t exponent = (h >> 10) & 31, fraction = h & 1023, bits;
+    float value;
+    if (exponent == 0) {
+        value = (float)fraction * 0x1p-24f;
+        return h & 0x8000 ? -value : value;
+    }
+    bits = (uint32_t)(h & 0x8000) << 16 | (exponent == 31 ? 255 : exponent + 112) << 23 | fraction << 13;
+    memcpy(&value, &bits, sizeof value);
+    return value;
+}
+
+static void widen_half(const uint16_t *x, int n, float *to)
+{
+    int i = 0;
+#if LEVEL == 512
+    for (; i + 16 <= n; i += 16)
+        _mm512_store_ps(to + i, _mm512_cvtph_ps(_mm256_loadu_si256((const __m256i *)(x + i))));
+#elif LEVEL == 256
+    for (; i + 8 <= n; i += 8)
+        _mm256_store_ps(to + i, _mm256_cvtph_ps(_mm_loadu_si128((const __m128i *)(x + i))));
+#elif defined(__aarch64__)
+    for (; i + 4 <= n; i += 4)
+        vst1q_f32(to + i, vcvt_f32_f16(vreinterpret_f16_u16(vld1_u16(x + i))));
+#endif
+    for (; i < n; i++)
+        to[i] = half_value(x[i]);
+}
+
+static void widen_brain(const uint16_t *x, int n, float *to)
+{
+    for (int i = 0; i < n; i++) {
+        uint32_t bits = (uint32_t)x[i] << 16;
+        memcpy(to + i, &bits, sizeof bits);
+    }
+}
+
+#define WIDEN(type, value)                 \
+    do {                                   \
+        const type *from = (const void *)x; \
+        for (int i = 0; i < n; i++)        \
+            to[i] = value;                 \
+    } while (0)
+
+static void widen_float(const char *x, int n, int real, float *to)
+{
+    const float *values = EIGHT_VALUES[(real - E4M3FN) & 3];
+    switch (real) {
+    case FLOAT16: widen_half((const void *)x, n, to); break;
+    case BFLOAT16: widen_brain((const void *)x, n, to); break;
+    case INT8: WIDEN(int8_t, from[i]); break;
+    case INT16: WIDEN(int16_t, from[i]); break;
+    case UINT8: WIDEN(uint8_t, from[i]); break;
+    case UINT16: WIDEN(uint16_t, from[i]); break;
+    case BOOL: WIDEN(uint8_t, from[i] != 0); break;
+    default: WIDEN(uint8_t, values[from[i]]); break;
+    }
+}
+
+static void widen_double(const char *x, int n, int real, double *to)
+{
+    switch (real) {
+    case INT32: WIDEN(int32_t, from[i]); break;
+    case UINT32: WIDEN(uint32_t, from[i]); break;
+    case INT64: WIDEN(int64_t, (double)from[i]); break;
+    default: WIDEN(uint64_t, (double)from[i]); break;
+    }
+}
+
+static void piece(const char *x, int64_t first, int n, const Kind *kind, double scale, Totals *t)
+{
+    const int64_t group = first / GROUP;
+    if (kind->real == FLOAT32) {
+        run_float((const void *)x, group, n, kind, scale, t);
+    } else if (kind->real == FLOAT64) {
+        run_double((const void *)x, group, n, kind, scale, t);
+    } else if (kind->wide) {
+        double block[PIECE] ALIGNED;
+        widen_double(x, n, kind->real, block);
+        run_double(block, group, n, kind, scale, t);
+    } else {
+        float block[PIECE] ALIGNED;
+        widen_float(x, n, kind->real, block);
+        run_float(block, group, n, kind, scale, t);
+    }
+}
+
+enum { REGISTERS = 8 / DOUBLES }; /* that hold the accumulators of XXH3 */
+
+static void blocks(const uint8_t *p, int64_t count, uint64_t *acc, uint64_t *added)
+{
+    Bits_double sum[REGISTERS], stir[REGISTERS];
+    memcpy(sum, acc, sizeof sum);
+    memcpy(stir, SECRET + 128, sizeof stir);
+    for (; count > 0; count--, p += XXH_BLOCK) {
+        Bits_double straight[REGISTERS], crossed[REGISTERS];
+        memset(straight, 0, sizeof straight);
+        memset(crossed, 0, sizeof crossed);
+#pragma GCC unroll 16
+        for (int s = 0; s < XXH_STRIPES; s++)
+#pragma GCC unroll 4
+            for (int j = 0; j < REGISTERS; j++) {
+                Bits_double value, key;
+                memcpy(&value, p + XXH_STRIPE * s + sizeof value * j, sizeof value);
+                memcpy(&key, SECRET + 8 * s + sizeof key * j, sizeof key);
+                key ^= value;
+                straight[j] += product32(key, key >> 32);
+                crossed[j] += swap_pairs(value);
+            }
+        for (int j = 0; j < REGISTERS; j++) {
+            Bits_double a = straight[j] + crossed[j];
+            if (added) {
+                memcpy(added + DOUBLES * j, &a, sizeof a);
+                continue;
+            }
+            a += sum[j];
+            a ^= (a >> 47) ^ stir[j];
+            const Bits_double prime = (Bits_double){0} + P32_1;
+            sum[j] = product32(a, prime) + (product32(a >> 32, prime) << 32);
+        }
+        if (added)
+            added += 8;
+    }
+    if (!added)
+        memcpy(acc, sum, sizeof sum);
+}

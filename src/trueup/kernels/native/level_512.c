@@ -1,0 +1,18 @@
+/* AVX-512 (F, BW, DQ, VL). */
+#if defined(__x86_64__)
+#include "kernel.h"
+#if defined(__clang__)
+#pragma clang attribute push( \
+    __attribute__((target("avx2,fma,f16c,avx512f,avx512dq,avx512vl,avx512bw,prefer-vector-width=512"))), apply_to = function)
+#else
+#pragma GCC target("avx2,fma,f16c,avx512f,avx512dq,avx512vl,avx512bw,prefer-vector-width=512")
+#endif
+#define LEVEL 512
+#include "level.h"
+const Kernel kernel_512 = {"avx512", piece, blocks};
+#if defined(__clang__)
+#pragma clang attribute pop
+#endif
+#else
+typedef int nothing_here; /* a translation unit must not be empty */
+#endif

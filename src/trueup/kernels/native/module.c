@@ -1,0 +1,148 @@
+/* The extension module: statistics, sketch and digest of a tensor anywhere in memory.
+ *
+ * Built with the CPython stable ABI (3.10 on) and optional: without it the NumPy twin runs. Pointers come in as integers,
+ * because bfloat16 has no buffer interface. Needs GCC or Clang (vector extensions); the instruction set is chosen at run time.
+ */
+#define PY_SSIZE_T_CLEAN
+#include <Python.h>
+#include <stdlib.h>
+
+#include "measure.h"
+
+/* Bytes from which on the interpreter's lock is given up and several threads work: below, measuring takes under 0.1 ms,
+ * but a busy Python thread would not give the lock back for 5 ms (sys.getswitchinterval). */
+enum { LARGE = 1 << 20 };
+
+static const Kernel *available[3];
+static int count_available;
+static const Kernel *chosen;
+
+static void find_kernels(void)
+{
+    available[count_available++] = &kernel_128;
+#if defined(__x86_64__)
+    __builtin_cpu_init();
+    if (__builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") && __builtin_cpu_supports("f16c")) {
+        available[count_available++] = &kernel_256;
+        if (__builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512dq") && __builtin_cpu_supports("avx512vl") &&
+            __builtin_cpu_supports("avx512bw"))
+            available[count_available++] = &kernel_512;
+    }
+#endif
+    chosen = available[count_available - 1];
+}
+
+/* Read shape and strides; -1 with an exception set where they are none. */
+static int read_source(Source *s, PyObject *shape, PyObject *strides, const Kind *kind)
+{
+    if (!PyTuple_Check(shape) || !PyTuple_Check(strides)) {
+        PyErr_SetString(PyExc_TypeError, "measure: expected shape and strides as tuples of int");
+        return -1;
+    }
+    Py_ssize_t ndim = PyTuple_Size(shape);
+    if (ndim != PyTuple_Size(strides) || ndim > DIMENSIONS) {
+        PyErr_Format(PyExc_ValueError, "measure: expected a stride for each of at most %d dimensions, got %zd and %zd",
+                     (int)DIMENSIONS, ndim, PyTuple_Size(strides));
+        return -1;
+    }
+    s->unit = kind->width * kind->parts;
+    s->elements = 1;
+    s->ndim = 0;
+    int64_t bytes = s->unit;
+    int empty = 0, overflow = 0, negative = 0;
+    for (Py_ssize_t k = 0; k < ndim; k++) {
+        int64_t size = PyLong_AsLongLong(PyTuple_GetItem(shape, k)), step = PyLong_AsLongLong(PyTuple_GetItem(strides, k));
+        if ((size == -1 || step == -1) && PyErr_Occurred())
+            return -1;
+        empty |= size == 0;
+        negative |= size < 0;
+        overflow |= __builtin_mul_overflow(step, (int64_t)s->unit, &step);
+        overflow |= size > 0 && __builtin_mul_overflow(bytes, size, &bytes);
+        source_dimension(s, size, step);
+    }
+    if (negative || (overflow && !empty)) {
+        PyErr_SetString(PyExc_ValueError, "measure: expected sizes of at least 0 and of less than 2**63 bytes");
+        return -1;
+    }
+    s->elements = empty ? 0 : bytes / s->unit;
+    source_settle(s);
+    return 0;
+}
+
+static PyObject *py_measure(PyObject *self, PyObject *const *args, Py_ssize_t nargs)
+{
+    (void)self;
+    if (nargs != 6 && nargs != 7) {
+        PyErr_SetString(PyExc_TypeError, "measure(pointer, kind, shape, strides, out_pointer, threads, digest=True)");
+        return NULL;
+    }
+    Source source;
+    source.base = PyLong_AsVoidPtr(args[0]);
+    long kind = PyLong_AsLong(args[1]);
+    double *out = PyLong_AsVoidPtr(args[4]);
+    long threads = PyLong_AsLong(args[5]);
+    int digest = nargs == 7 ? PyObject_IsTrue(args[6]) : 1;
+    if (PyErr_Occurred())
+        return NULL;
+    if (kind < 0 || kind >= KINDS) {
+        PyErr_Format(PyExc_ValueError, "measure: no such kind: %ld; see trueup.kernels.KINDS", kind);
+        return NULL;
+    }
+    if (read_source(&source, args[2], args[3], &KIND[kind]))
+        return NULL;
+    uint64_t result;
+    if (source.elements >= LARGE / source.unit) {
+        int most = threads > 1 ? threads < 1024 ? (int)threads : 1024 : 1;
+        Py_BEGIN_ALLOW_THREADS
+        result = measure(chosen, &KIND[kind], &source, out, digest, most);
+        Py_END_ALLOW_THREADS
+    } else {
+        result = measure(chosen, &KIND[kind], &source, out, digest, 1);
+    }
+    if (!digest)
+        Py_RETURN_NONE;
+    return PyLong_FromUnsignedLongLong(result);
+}
+
+static PyObject *py_target(PyObject *self, PyObject *name)
+{
+    (void)self;
+    if (name != Py_None) {
+        PyObject *bytes = PyUnicode_AsUTF8String(name);
+        if (bytes == NULL)
+            return NULL;
+        const Kernel *wanted = NULL;
+        for (int k = 0; k < count_available; k++)
+            if (strcmp(PyBytes_AsString(bytes), available[k]->name) == 0)
+                wanted = available[k];
+        Py_DECREF(bytes);
+        if (wanted == NULL) {
+            PyErr_SetString(PyExc_ValueError, "this processor has no such instruction set");
+            return NULL;
+        }
+        chosen = wanted;
+    }
+    return PyUnicode_FromString(chosen->name);
+}
+
+static PyMethodDef METHODS[] = {
+    {"measure", (PyCFunction)(void (*)(void))py_measure, METH_FASTCALL,
+     "measure(pointer, kind, shape, strides, out_pointer, threads, digest=True) -> int | None\n\n"
+     "Fill the 74 float64 at out_pointer (0: none) and return the digest; see trueup.kernels.measure."},
+    {"target", py_target, METH_O, "target(None) -> name of the instruction set in use; target(name) sets it, for tests."},
+    {NULL, NULL, 0, NULL},
+};
+
+static struct PyModuleDef MODULE = {PyModuleDef_HEAD_INIT, "_native", "Compiled statistics kernel.", -1, METHODS, NULL, NULL, NULL, NULL};
+
+PyMODINIT_FUNC PyInit__native(void)
+{
+    static int ready; /* the tables are the process's, not an interpreter's */
+    if (!ready) {
+        make_tables();
+        find_kernels();
+        team_init();
+        ready = 1;
+    }
+    return PyModule_Create(&MODULE);
+}

@@ -1,0 +1,25 @@
+"""Every instruction set that this processor has, one after the other."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+
+from trueup.kernels import native
+
+SETS = ["plain", "neon", "avx2", "avx512"]
+
+
+@pytest.fixture(params=SETS)
+def instructions(request: pytest.FixtureRequest) -> Iterator[str]:
+    kernel = native()
+    if kernel is None:
+        pytest.skip("the compiled kernel was not built")
+    before = kernel.target(None)
+    try:
+        kernel.target(request.param)
+    except ValueError:
+        pytest.skip("not on this processor")
+    yield request.param
+    kernel.target(before)
