@@ -14,7 +14,8 @@ import trueup
 from adapters.subjects import build
 from trueup import kernels, simdev
 from trueup.adapters.torch import statistics
-from trueup.adapters.torch.statistics import packed_on_device, to_numpy
+from trueup.adapters.torch.host import to_numpy
+from trueup.adapters.torch.statistics import packed_on_device
 from trueup.model import NUMBERS, PACKED
 from trueup.recorder.recorder import Recorder
 from trueup.store import open_capture

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import torch
 
-from trueup.adapters.torch.statistics import KERNELS, on_host
+from trueup.adapters.torch.host import on_host
+from trueup.adapters.torch.statistics import KERNELS
 from trueup.recorder import Statistics
 from trueup.simdev.tensor import raw
 

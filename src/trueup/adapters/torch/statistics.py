@@ -9,48 +9,16 @@ flush. Digests are of the bytes (xxh3), which only host memory offers cheaply: o
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
 
-import ml_dtypes
-import numpy as np
 import torch
 
-from trueup import kernels
+from trueup.adapters.torch.host import on_host
 from trueup.kernels import MASKING
 from trueup.kernels.sketch import GROUP, lanes, signs
-from trueup.model import LANES, NUMBERS, PACKED
+from trueup.model import LANES, NUMBERS
 from trueup.recorder import Statistics
 
 Kernel = Callable[[torch.Tensor, str], Statistics]
-
-_VIEWS: dict[torch.dtype, tuple[torch.dtype, Any]] = {
-    torch.bfloat16: (torch.int16, ml_dtypes.bfloat16),
-    torch.float8_e4m3fn: (torch.uint8, ml_dtypes.float8_e4m3fn),
-    torch.float8_e5m2: (torch.uint8, ml_dtypes.float8_e5m2),
-    torch.float8_e4m3fnuz: (torch.uint8, ml_dtypes.float8_e4m3fnuz),
-    torch.float8_e5m2fnuz: (torch.uint8, ml_dtypes.float8_e5m2fnuz),
-}
-
-
-def to_numpy(tensor: torch.Tensor) -> np.ndarray[Any, Any]:
-    """View a CPU tensor as NumPy without copying; dtypes NumPy lacks come from ml_dtypes."""
-    tensor = tensor.detach().resolve_conj().resolve_neg()
-    view = _VIEWS.get(tensor.dtype)
-    array: np.ndarray[Any, Any] = tensor.numpy() if view is None else tensor.view(view[0]).numpy().view(view[1])
-    return array
-
-
-def on_host(tensor: torch.Tensor, detail: str) -> Statistics:
-    """Measure a CPU tensor; with detail ``tensor`` its bytes are copied too."""
-    array = to_numpy(tensor)
-    stats = Statistics(digest=kernels.digest(array))
-    if detail != "digest":
-        stats.values = np.empty(PACKED)
-        kernels.summarize(array, stats.values)
-    if detail == "tensor":
-        stats.data = array
-    return stats
-
 
 def on_device(tensor: torch.Tensor, detail: str) -> Statistics:
     """Measure a tensor with torch operators on its own device; nothing is waited for unless the bytes are asked for."""

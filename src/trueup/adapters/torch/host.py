@@ -1,0 +1,90 @@
+"""Tensors in host memory, measured by the compiled kernel straight from their address."""
+
+from __future__ import annotations
+
+import threading
+from typing import Any
+
+import ml_dtypes
+import numpy as np
+import torch
+
+from trueup import kernels
+from trueup.model import PACKED
+from trueup.recorder import Statistics
+
+ROWS = 256
+"""Results that are allocated at once: 148 KB, kept while one of them is referred to."""
+
+_KINDS: dict[torch.dtype, int] = {
+    getattr(torch, name): number for name, number in kernels.KINDS.items() if hasattr(torch, name)
+}  # fmt: skip
+
+_VIEWS: dict[torch.dtype, tuple[torch.dtype, Any]] = {
+    torch.bfloat16: (torch.int16, ml_dtypes.bfloat16),
+    torch.float8_e4m3fn: (torch.uint8, ml_dtypes.float8_e4m3fn),
+    torch.float8_e5m2: (torch.uint8, ml_dtypes.float8_e5m2),
+    torch.float8_e4m3fnuz: (torch.uint8, ml_dtypes.float8_e4m3fnuz),
+    torch.float8_e5m2fnuz: (torch.uint8, ml_dtypes.float8_e5m2fnuz),
+}
+
+
+def to_numpy(tensor: torch.Tensor) -> np.ndarray[Any, Any]:
+    """View a CPU tensor as NumPy without copying; dtypes NumPy lacks come from ml_dtypes."""
+    tensor = tensor.detach().resolve_conj().resolve_neg()
+    view = _VIEWS.get(tensor.dtype)
+    array: np.ndarray[Any, Any] = tensor.numpy() if view is None else tensor.view(view[0]).numpy().view(view[1])
+    return array
+
+
+def on_host(tensor: torch.Tensor, detail: str) -> Statistics:
+    """Measure a CPU tensor: its digest, unless the detail is ``digest`` its statistics, and for ``tensor`` its bytes.
+
+    The bytes (``data``) are a view: whoever keeps them copies them.
+    """
+    stats = _by_address(tensor, detail) or _by_array(tensor, detail)
+    if detail == "tensor":
+        stats.data = to_numpy(tensor)
+    return stats
+
+
+def _by_address(tensor: torch.Tensor, detail: str) -> Statistics | None:
+    """Measure with the compiled kernel; None where it is missing or knows the dtype not."""
+    kernel, kind = kernels.native(), _KINDS.get(tensor.dtype)
+    if kernel is None or kind is None:
+        return None
+    if tensor.is_neg() or tensor.is_conj():
+        tensor = tensor.resolve_conj().resolve_neg()
+    values, pointer = (None, 0) if detail == "digest" else _rows.take()
+    digest = kernel.measure(tensor.data_ptr(), kind, tensor.shape, tensor.stride(), pointer, torch.get_num_threads())
+    return Statistics(values, digest)
+
+
+def _by_array(tensor: torch.Tensor, detail: str) -> Statistics:
+    array = to_numpy(tensor)
+    stats = Statistics(digest=kernels.digest(array))
+    if detail != "digest":
+        stats.values = np.empty(PACKED)
+        kernels.summarize(array, stats.values)
+    return stats
+
+
+class _Rows(threading.local):
+    """Vectors for results, many allocated at once."""
+
+    def __init__(self) -> None:
+        self._left: list[int] = []
+        self._block = np.empty((0, PACKED))
+        self._pointer = 0
+
+    def take(self) -> tuple[np.ndarray[Any, Any], int]:
+        """Return a float64 vector ``(PACKED,)`` and its address."""
+        if not self._left:
+            self._left = list(range(ROWS))
+            self._block = np.empty((ROWS, PACKED))
+            self._pointer = self._block.__array_interface__["data"][0]
+        k = self._left.pop()
+        return self._block[k], self._pointer + k * 8 * PACKED
+
+
+_rows = _Rows()
