@@ -13,8 +13,9 @@ import numpy as np
 import pytest
 
 from trueup.model import PACKED, TrueupError
-from trueup.recorder import CaptureOptions, Recorder, Statistics, Tensor
+from trueup.recorder import CaptureOptions, Recorder, Statistics, Tensor, backlog
 from trueup.recorder import recorder as module
+
 from trueup.recorder.sites import Sites
 from trueup.store import Writer, open_capture
 
@@ -93,8 +94,8 @@ def test_close_is_final(tmp_path: Path) -> None:
 
 
 def test_training_waits_for_a_slow_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(module, "FLUSH_BYTES", 8 * module.ROW_BYTES)
-    monkeypatch.setattr(module, "PENDING_BYTES", 32 * module.ROW_BYTES)
+    monkeypatch.setattr(backlog, "PORTION_BYTES", 8 * module.ROW_BYTES)
+    monkeypatch.setattr(backlog, "HELD_BYTES", 32 * module.ROW_BYTES)
     original, most = Writer.write_records, 0
 
     def slow(self: Writer, step: int, table: Any) -> None:
@@ -105,9 +106,9 @@ def test_training_waits_for_a_slow_disk(tmp_path: Path, monkeypatch: pytest.Monk
     recorder = make(tmp_path / "c")
     for _ in range(300):
         add(recorder)
-        most = max(most, len(recorder._rows))
+        most = max(most, recorder._flusher.backlog.held + recorder._bytes)
     recorder.close()
-    assert most <= 33
+    assert 32 * module.ROW_BYTES < most <= (32 + 2 * 9) * module.ROW_BYTES
     assert len(stored(tmp_path / "c")) == 300  # nothing is dropped
 
 
