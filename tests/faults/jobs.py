@@ -47,10 +47,17 @@ def train_until(out: str, end: str, after: int, **options: Any) -> None:
     print("trained", flush=True)
 
 
-def limited(out: str, size: int, **options: Any) -> None:
-    """Train where no file may grow beyond ``size`` bytes: the write fails in its middle."""
-    resource.setrlimit(resource.RLIMIT_FSIZE, (size, size))
-    train(out, **options)
+def limited(out: str, steps: int, size: int, **options: Any) -> None:
+    """Train where from some step on no file may grow beyond ``size`` bytes: the write fails in its middle."""
+    flusher.FLUSH_SECONDS = 0.1
+    training = Training()
+    with trueup.capture(out, model=training.model, **options):
+        for step in range(steps):
+            print("step", step, training.step().hex(), flush=True)
+            if os.path.exists(f"{out}/rank-00000/step-000002"):
+                resource.setrlimit(resource.RLIMIT_FSIZE, (size, size))
+            time.sleep(0.02)
+    print("trained", flush=True)
 
 
 def slow_disk(out: str, steps: int, megabytes_per_second: float, wide: int, **options: Any) -> None:

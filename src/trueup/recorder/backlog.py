@@ -44,6 +44,7 @@ class Backlog(Generic[T]):
         self._moved = time.monotonic()
         self.waited = 0.0
         """Seconds for which the training was held back."""
+        self._told = False
 
     @property
     def full(self) -> bool:
@@ -87,13 +88,12 @@ class Backlog(Generic[T]):
             self._changed.notify_all()
 
     def wait(self, needed: Callable[[], bool], tell: Callable[[], None]) -> None:
-        """Hold this thread back while ``needed()``; call ``tell`` once if that takes long.
+        """Hold this thread back while ``needed()``; ``tell`` is called the first time that this takes long.
 
         Raises:
             Stalled: nothing was written for `PATIENCE` seconds.
         """
         started = time.monotonic()
-        told = False
         try:
             with self._changed:
                 while needed():
@@ -101,8 +101,8 @@ class Backlog(Generic[T]):
                     now = time.monotonic()
                     if now - max(started, self._moved) > PATIENCE:
                         raise Stalled(f"the disk took nothing for {PATIENCE:.0f} seconds")
-                    if now - started > LOUD_AFTER and not told:
-                        told = True
+                    if now - started > LOUD_AFTER and not self._told:
+                        self._told = True
                         tell()
         finally:
             self.waited += time.monotonic() - started
