@@ -42,7 +42,7 @@ def train_until(out: str, end: str, after: int, **options: Any) -> None:
         step = left = 0
         while left < after:
             print("step", step, training.step().hex(), flush=True)
-            step, left = step + 1, left + os.path.exists(end)
+            step, left = step + 1, left + Path(end).exists()
             time.sleep(0.02)
     print("trained", flush=True)
 
@@ -54,7 +54,7 @@ def limited(out: str, steps: int, size: int, **options: Any) -> None:
     with trueup.capture(out, model=training.model, **options):
         for step in range(steps):
             print("step", step, training.step().hex(), flush=True)
-            if os.path.exists(f"{out}/rank-00000/step-000002"):
+            if Path(out, "rank-00000", "step-000002").exists():
                 resource.setrlimit(resource.RLIMIT_FSIZE, (size, size))
             time.sleep(0.02)
     print("trained", flush=True)
@@ -122,7 +122,7 @@ def dying_writer(out: str, steps: int, **options: Any) -> None:
         raise SystemExit(7)
 
     backlog.PORTION_BYTES, backlog.HELD_BYTES = MB // 4, MB
-    Writer.write_records = dies  # type: ignore[method-assign]
+    Writer.write_parts = dies  # type: ignore[method-assign]
     train(out, steps, 0.05, **options)
 
 

@@ -134,7 +134,7 @@ def _work(job: Any, log: str, arguments: dict[str, Any]) -> None:
         code = 0
     except SystemExit as error:
         code = int(error.code or 0)
-    except BaseException:
+    except BaseException:  # noqa: BLE001 - the child must not go on as the nursery
         traceback.print_exc()
         code = 1
     sys.stdout.flush()
