@@ -43,6 +43,10 @@ class TrueupError(Exception):
     """
 
 
+class RunStopped(TrueupError):
+    """The capture failed and the user asked that the run stops then (``on_error="stop"``); raised inside the training."""
+
+
 @dataclass(frozen=True, slots=True)
 class TensorStats:
     """One-pass numbers of a tensor; ``min``, ``max``, ``mean``, ``l2`` are over its finite elements (NaN if none)."""

@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
 from trueup.kernels import summarize
+from trueup.kernels._summary import by_twin
 from trueup.kernels.sketch import BLOCK
 from trueup.model import NUMBERS, PACKED
 
@@ -38,6 +39,20 @@ def close(got: np.ndarray, want: np.ndarray, array: np.ndarray) -> None:
     np.testing.assert_allclose(got[mean], want[mean], rtol=1e-15, atol=bound / max(1, len(finite)))
     lanes = np.isfinite(got[len(NUMBERS) :]) | (max(finite, default=0.0) < 1e300)
     np.testing.assert_allclose(got[len(NUMBERS) :][lanes], want[len(NUMBERS) :][lanes], rtol=1e-15, atol=bound)
+
+
+def as_the_twin(out: np.ndarray, array: np.ndarray) -> None:
+    """Counts and extremes equal; sums within the bound of docs/format.md, 1e-13 of the magnitudes that entered."""
+    twin = np.full(PACKED, 8.0)
+    by_twin(array, twin)
+    with np.errstate(all="ignore"):
+        values = np.abs(array).astype(np.float64)
+        values[~np.isfinite(values) | (values == np.finfo(np.float64).max)] = 0.0
+        magnitude = 1.5 * values.sum()  # |z| is at least two thirds of |real| + |imaginary|
+    exact = [k for k, name in enumerate(NUMBERS) if name not in ("mean", "l2")]
+    np.testing.assert_array_equal(out[exact], twin[exact])
+    np.testing.assert_allclose(out[2:4], twin[2:4], rtol=1e-13, atol=1e-15 * magnitude)
+    np.testing.assert_allclose(out[len(NUMBERS) :], twin[len(NUMBERS) :], rtol=0, atol=1e-13 * magnitude)
 
 
 def values_of(dtype: np.dtype) -> st.SearchStrategy:

@@ -13,8 +13,9 @@ import numpy as np
 import pytest
 
 from trueup.model import PACKED, TrueupError
-from trueup.recorder import CaptureOptions, Recorder, Statistics, Tensor
+from trueup.recorder import CaptureOptions, Recorder, Statistics, Tensor, backlog
 from trueup.recorder import recorder as module
+
 from trueup.recorder.sites import Sites
 from trueup.store import Writer, open_capture
 
@@ -93,21 +94,21 @@ def test_close_is_final(tmp_path: Path) -> None:
 
 
 def test_training_waits_for_a_slow_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(module, "FLUSH_BYTES", 8 * module.ROW_BYTES)
-    monkeypatch.setattr(module, "PENDING_BYTES", 32 * module.ROW_BYTES)
-    original, most = Writer.write_records, 0
+    monkeypatch.setattr(backlog, "PORTION_BYTES", 8 * module.ROW_BYTES)
+    monkeypatch.setattr(backlog, "HELD_BYTES", 32 * module.ROW_BYTES)
+    original, most = Writer.write_parts, 0
 
-    def slow(self: Writer, step: int, table: Any) -> None:
+    def slow(self: Writer, parts: Any) -> None:
         time.sleep(0.02)
-        original(self, step, table)
+        original(self, parts)
 
-    monkeypatch.setattr(Writer, "write_records", slow)
+    monkeypatch.setattr(Writer, "write_parts", slow)
     recorder = make(tmp_path / "c")
     for _ in range(300):
         add(recorder)
-        most = max(most, len(recorder._rows))
+        most = max(most, recorder._flusher.backlog.held + recorder._bytes)
     recorder.close()
-    assert most <= 33
+    assert 32 * module.ROW_BYTES < most <= (32 + 2 * 9) * module.ROW_BYTES
     assert len(stored(tmp_path / "c")) == 300  # nothing is dropped
 
 
@@ -140,7 +141,7 @@ def test_a_failing_disk_does_not_stop_the_run(fault: Any, said: str, tmp_path: P
     add(recorder)
     assert within(3, lambda: count(tmp_path / "c") == 1)
     with monkeypatch.context() as broken:
-        broken.setattr(Writer, "write_records", fault)
+        broken.setattr(Writer, "write_parts", fault)
         add(recorder)
         assert within(3, lambda: recorder.failure is not None)
     assert not recorder.active
@@ -156,7 +157,7 @@ def test_a_failing_disk_does_not_stop_the_run(fault: Any, said: str, tmp_path: P
 
 
 def test_a_failing_disk_stops_the_run_when_asked(tmp_path: Path, monkeypatch, capsys) -> None:
-    monkeypatch.setattr(Writer, "write_records", full)
+    monkeypatch.setattr(Writer, "write_parts", full)
     recorder = make(tmp_path / "c", on_error="stop")
     add(recorder)
     assert within(3, lambda: recorder.failure is not None)

@@ -6,11 +6,14 @@ Standard library only, so that a launcher or a data worker loads nothing more th
 from __future__ import annotations
 
 import atexit
+import errno
 import json
 import os
 import sys
 import threading
+from contextlib import suppress
 from pathlib import Path
+from types import TracebackType
 from typing import Any
 
 from trueup.arming.roles import data_worker, role
@@ -24,6 +27,8 @@ Report = dict[str, Any]
 def begin(order: str) -> None:
     """Arm this process: capture it from now on, or once it joins a process group, or not at all if it is a launcher."""
     process = _Process(json.loads(order))
+    if process.stops:
+        _stop_in_words()
     process.arm()
     atexit.register(process.end)
     if process.role != "launcher":
@@ -34,12 +39,13 @@ class _Process:
     def __init__(self, order: dict[str, Any]) -> None:
         self.role = role()
         self._order = order
+        self.stops = json.loads(order["options"]).get("on_error") == "stop"
         self._armed: Any = None
         self._failure: str | None = None
         self._ended: int | None = None
 
     def arm(self) -> None:
-        """Begin; whatever is wrong with the observer, the training goes on."""
+        """Begin; whatever is wrong with the observer, the training goes on, unless it is to stop then."""
         if self.role == "launcher":
             return
         self._leave_report({"state": "running"})
@@ -51,6 +57,9 @@ class _Process:
         except Exception as error:  # noqa: BLE001
             self._failure = f"{type(error).__name__}: {error}"
             print(f"trueup: process {os.getpid()} is not captured: {self._failure}", file=sys.stderr, flush=True)
+            if self.stops:
+                self.end()
+                raise SystemExit(2) from None
 
     def end(self, *, quietly: bool = False) -> None:
         """Write what is left and leave a report: what this process recorded, or why nothing.
@@ -73,18 +82,38 @@ class _Process:
         """Write ``processes/<pid>.json``."""
         role_now = "data worker" if self.role == "child" and data_worker() else self.role
         said = {"pid": os.getpid(), "argv": sys.argv[:64], "role": role_now, "failure": self._failure, **report}
+        text = json.dumps(said, indent=1, default=str)
         path = Path(self._order["directory"], "processes", f"{os.getpid()}.json")
         temporary = path.with_name(f"{path.name}.tmp")
         try:
-            path.parent.mkdir(parents=True, exist_ok=True)
-            temporary.write_text(json.dumps(said, indent=1, default=str), errors="backslashreplace")
+            path.parent.mkdir(exist_ok=True)  # without parents: a capture that was removed stays removed
+            temporary.write_text(text, errors="backslashreplace")
             temporary.replace(path)
         except OSError as error:
+            with suppress(OSError):
+                temporary.unlink(missing_ok=True)
+                if error.errno == errno.ENOSPC:  # over the first report, whose block is ours: better at risk than missing
+                    path.write_text(text, errors="backslashreplace")
+                    return
             print(f"trueup: process {os.getpid()} cannot write {path}: {error.strerror}", file=sys.stderr)
 
 
 def _last_words(error: BaseException) -> str:
     return f"the run ended with {type(error).__name__}: {str(error)[:200]}"
+
+
+def _stop_in_words() -> None:
+    """Let a run that ends because its capture failed say why in one message, with exit code 2 and without a traceback."""
+    before = sys.excepthook
+
+    def hook(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
+        if kind.__name__ != "RunStopped":
+            before(kind, error, trace)
+            return
+        print(f"trueup: {error}", file=sys.stderr, flush=True)
+        raise SystemExit(2)  # CPython takes it from a hook too
+
+    sys.excepthook = hook
 
 
 def _before_hard_exit(process: _Process) -> None:
@@ -99,6 +128,9 @@ def _before_hard_exit(process: _Process) -> None:
         try:
             writer.start()
             writer.join(EXIT_SECONDS)
+            if writer.is_alive():
+                print(f"trueup: os._exit waits no longer than {EXIT_SECONDS:.0f} s for the disk: the capture of process "
+                      f"{os.getpid()} lacks what was recorded last", file=sys.stderr, flush=True)  # fmt: skip
         finally:
             leave(status)
 

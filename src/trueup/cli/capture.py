@@ -29,6 +29,10 @@ Include = Annotated[
 ]
 Exclude = Annotated[Several, typer.Option(metavar="PATTERN", help="Scopes or operators to leave out.")]
 Phase = Annotated[Several, typer.Option(metavar="PHASE", help=f"{', '.join(PHASES)}; else all.")]
+OnError = Annotated[
+    str,
+    typer.Option("--on-error", metavar="WHAT", help="continue or stop: the run, where the capture cannot be written."),
+]
 
 
 def capture(
@@ -41,6 +45,7 @@ def capture(
     include: Include = None,
     exclude: Exclude = None,
     phase: Phase = None,
+    on_error: OnError = "continue",
 ) -> int:
     """Run a command and record what its training computes.
 
@@ -61,6 +66,7 @@ def capture(
         "include": tuple(include or ()) or None,
         "exclude": tuple(exclude or ()) or None,
         "phase": selection.words(phase) or None,
+        "on_error": on_error,
     }
 
     from trueup.recorder import launch

@@ -30,7 +30,8 @@ def run(options: Mapping[str, Any], command: Sequence[str]) -> int:
         command: the program and its arguments.
 
     Returns:
-        The command's own exit code if it failed (128 + n if signal n ended it), 2 if nothing was captured, else 0.
+        The command's own exit code if it failed (128 + n if signal n ended it), 2 if nothing was captured or the capture
+        failed and the run was to stop then (``on_error``), else 0.
 
     Raises:
         TrueupError: an option is wrong, the command cannot start, or the directory is not empty or cannot be written.

@@ -1,7 +1,8 @@
 """The life of a capture within one process: calls begin, slots are added, parts reach the disk, the capture ends.
 
 Rows are appended under a lock by whatever thread executes the call (backward runs on its own on an accelerator) and written by
-a background thread every second or 64 MB, so a killed process loses no more than that.
+a background thread every second or 32 MB, so a killed process loses no more than that. Where the disk is slower than the training,
+up to 160 MB wait for it before the training does.
 """
 
 from __future__ import annotations
@@ -16,17 +17,17 @@ from typing import Any
 
 import numpy as np
 
-from trueup.model import TrueupError
+from trueup.model import RunStopped, TrueupError
+from trueup.recorder import backlog
+from trueup.recorder.backlog import Stalled
 from trueup.recorder.filters import Patterns
+from trueup.recorder.flusher import Flusher
 from trueup.recorder.options import CaptureOptions, in_ranges
 from trueup.recorder.rows import Call, Kind, Row, Slot, Statistics, Tensor, columns
 from trueup.recorder.seen import Seen
 from trueup.recorder.sites import Sites
 from trueup.store import Displaced, Writer
 
-FLUSH_SECONDS = 1.0
-FLUSH_BYTES = 64 << 20
-PENDING_BYTES = 4 * FLUSH_BYTES  # beyond this the training waits for the disk: data is never dropped
 ROW_BYTES = 1024  # a row with its sketch, roughly
 
 ARGUMENTS = Slot("arguments", None)
@@ -67,11 +68,8 @@ class Recorder:
         self._payloads: set[tuple[int, str]] = set()
         self._places: dict[tuple[int, str], tuple[str, str]] = {}
         self._lock = threading.RLock()
-        self._wake = threading.Event()
-        self._drained = threading.Event()
-        self._write_lock = threading.Lock()
+        self._flusher: Flusher[list[Row]] = Flusher(self._hand_over, self._write, self._fail, self._tell_waiting)
         self._writer: Writer | None = None
-        self._thread: threading.Thread | None = None
         self._closed = False
         self.failure: str | None = None
         self.displaced: str | None = None
@@ -88,8 +86,8 @@ class Recorder:
         forward_seq: int | None = None,
     ) -> Call:  # fmt: skip
         """Number a call. Its ordinal counts calls of this op in this scope, phase and step, kept or not."""
-        if self.failure is not None and self.options.on_error == "stop":
-            raise TrueupError(f"capture stopped, and the run with it, as asked: {self.failure}")
+        if self.failure is not None:
+            self.stop_if_asked()
         kind = self._kinds.get((level, phase, scope, op)) or self._new_kind(level, phase, scope, op)
         self._last = seq = next(self._seqs)
         return Call(seq, kind, next(kind.ordinals), parent, site, forward_seq)
@@ -114,11 +112,10 @@ class Recorder:
         if stats is not None and stats.data is not None:
             with self._lock:
                 self._payload_bytes += stats.data.nbytes
-        if self._thread is None:
-            self._start()
-        pending = len(self._rows) * ROW_BYTES + self._payload_bytes
-        if pending > FLUSH_BYTES:
-            self._wait(pending)
+        self._flusher.start()
+        if len(self._rows) * ROW_BYTES + self._payload_bytes > backlog.PORTION_BYTES:
+            self._hand_over()
+            self._flusher.hold()
 
     def wants_payload(self, digest: int, dtype: str) -> bool:
         """Tell, once, that these bytes are not in the capture yet."""
@@ -148,22 +145,39 @@ class Recorder:
             self.step += 1
             for kind in self._kinds.values():
                 kind.ordinals = itertools.count()
+        self.stop_if_asked()  # here too: it may be that no later call is recorded
+
+    def stop_if_asked(self) -> None:
+        """Raise in the training once the capture has failed, where the user asked for it.
+
+        Raises:
+            RunStopped: ``on_error="stop"``, and it has.
+        """
+        if self.failure is not None and self.options.on_error == "stop":
+            raise RunStopped(f"capture stopped, and the run with it, as asked: {self.failure}")
 
     def close(self, status: str = "complete") -> None:
-        """Write what is left and end the capture. Calling it again does nothing."""
+        """Write what is left and end the capture, however slow the disk. Calling it again does nothing."""
         if self._closed:
             return
         self._closed = True
-        if self._thread is not None:
-            self._wake.set()
-            self._thread.join()
-        self._flush()
-        if self._writer is not None:
-            self._guard(self._finish, status)
+        if not self._flusher.close() or self._writer is None:  # the disk hangs, or there was nothing to write
+            return
+        try:
+            self._finish(status)
+        except Exception as error:  # noqa: BLE001 - what goes wrong in the observer stays there
+            self._flusher.ended(error)
 
     def abandon(self) -> None:
-        """Forget everything without touching the disk: for a forked child, whose parent owns the capture."""
-        self._closed, self._rows, self._writer, self._thread = True, deque(), None, None
+        """Forget everything without touching the disk: this process gives way to one that has a rank."""
+        self._closed, self._rows, self._writer = True, deque(), None
+        self._flusher.forget()
+
+    def forked(self) -> None:
+        """Forget everything in a forked child: its parent owns the capture. The fork may have come at any moment."""
+        self._lock = threading.RLock()  # another thread may have held it, and is not here to release it
+        self._flusher.forked()
+        self.abandon()
 
     # ---------------------------------------------------------------- inside
     def _new_kind(self, level: str, phase: str, scope: str, op: str) -> Kind:
@@ -179,34 +193,13 @@ class Recorder:
             return False
         return not self._include or self._include.match(scope, op)
 
-    def _wait(self, pending: int) -> None:
-        """Wake the writer, and hold the training up where the disk does not keep pace with it."""
-        self._wake.set()
-        if pending > PENDING_BYTES and threading.current_thread() is not self._thread:
-            self._drained.clear()
-            self._wake.set()
-            self._drained.wait(timeout=60)
-
-    def _start(self) -> None:
-        with self._lock:
-            if self._thread is None:
-                self._thread = threading.Thread(target=self._run, name="trueup-writer", daemon=True)
-                self._thread.start()
-
-    def _run(self) -> None:
-        while not self._closed:
-            self._wake.wait(FLUSH_SECONDS)
-            self._wake.clear()
-            self._flush()
-
-    def _flush(self) -> None:
-        with self._write_lock:
+    def _hand_over(self) -> None:
+        """Put the rows gathered so far into the backlog."""
+        with self._lock:  # nobody else takes from the deque
             rows = [self._rows.popleft() for _ in range(len(self._rows))]
-            with self._lock:
-                self._payload_bytes = 0
-            if rows and self.failure is None:
-                self._guard(self._write, rows)
-            self._drained.set()
+            payload, self._payload_bytes = self._payload_bytes, 0
+            if rows:
+                self._flusher.backlog.put(rows, len(rows) * ROW_BYTES + payload)
 
     def _write(self, rows: list[Row]) -> None:
         writer = self._open()
@@ -217,8 +210,9 @@ class Recorder:
         by_step: defaultdict[int, list[int]] = defaultdict(list)
         for k, row in enumerate(rows):
             by_step[row[0]].append(k)
-        for step, picked in by_step.items():
-            writer.write_records(step, columns([rows[k] for k in picked], [places[k] for k in picked]))
+        writer.write_parts(
+            {step: columns([rows[k] for k in picked], [places[k] for k in picked]) for step, picked in by_step.items()}
+        )
         self.calls = max(self.calls, rows[-1][1].seq + 1)
 
     def _store_payload(self, writer: Writer, slot: Slot, stats: Statistics | None) -> tuple[str, str] | None:
@@ -243,29 +237,34 @@ class Recorder:
         return self._writer
 
     def _finish(self, status: str) -> None:
+        waited = self._flusher.backlog.waited
+        if waited > backlog.LOUD_AFTER:
+            self.note(f"the training waited {waited:.0f} s for the disk, which was slower than the capture")
         writer = self._open()
         writer.close("stopped" if self.failure is not None else status)
 
-    def _guard(self, action: Callable[..., None], *args: Any) -> None:
-        """Run a step of writing; a failure ends the capture loudly and never the training, unless the user asked for that."""
-        try:
-            action(*args)
-        except Exception as error:  # noqa: BLE001 - whatever it is, the writer's thread must not die unheard
-            if isinstance(error, Displaced) or (self._writer is not None and self._writer.displaced()):
-                self.displaced = str(error)
-                self.abandon()
-                return
-            with self._lock:
-                first = self.failure is None
-                self._rows.clear()
-                if self.failure is None:
-                    known = isinstance(error, (OSError, TrueupError))
-                    self.failure = str(error) if known else f"{type(error).__name__}: {error}"
-                    self.note(f"the capture stopped at step {self.step}: {self.failure}; what ran later is missing")
-            self._drained.set()
+    def _fail(self, error: BaseException) -> None:
+        """End the capture because of ``error``, loudly, and never the training, unless the user asked for that."""
+        writer = None if isinstance(error, Stalled) else self._writer  # a disk that hangs is not asked
+        if isinstance(error, Displaced) or (writer is not None and writer.displaced()):
+            self.displaced = str(error)
+            self.abandon()
+            return
+        with self._lock:
+            first = self.failure is None
+            self._rows.clear()
             if first:
-                print(
-                    f"trueup: capture stopped at step {self.step}: cannot write {self.directory}: {self.failure}. "
-                    f"{'The training goes on without it.' if self.options.on_error == 'continue' else 'Stopping, as asked.'}",
-                    file=sys.stderr, flush=True,
-                )  # fmt: skip
+                known = isinstance(error, (OSError, TrueupError))
+                self.failure = str(error) if known else f"{type(error).__name__}: {error}"
+                self.note(f"the capture stopped at step {self.step}: {self.failure}; what ran later is missing")
+        if first:
+            going_on = "The training goes on without it." if self.options.on_error == "continue" else "Stopping, as asked."
+            _say(f"capture stopped at step {self.step}: cannot write {self.directory}: {self.failure}. {going_on}")
+
+    def _tell_waiting(self) -> None:
+        megabytes = self._flusher.backlog.held / 2**20
+        _say(f"the run waits for the disk of {self.directory}: {megabytes:,.0f} MB are recorded and not written yet")
+
+
+def _say(text: str) -> None:
+    print(f"trueup: {text}", file=sys.stderr, flush=True)

@@ -32,22 +32,33 @@ def tell(directory: Path, options: CaptureOptions, code: int) -> int:
     """Say on stderr what was captured.
 
     Returns:
-        ``code`` if the command failed, else 2 if nothing was captured, else 0.
+        ``code`` if the command failed, else 2 if nothing was captured, else 0; 2 also if the capture failed and the run was to
+        stop then.
     """
     reports = _reports(directory)
     capture = _capture(directory)
     ended = f"; the command ended with exit code {code}" if code else ""
     if capture is None or not capture.rows or _only_losses(capture, reports):
-        why = _why_nothing(options, reports) or (NO_FRAMEWORK.splitlines()[0] if code else NO_FRAMEWORK)
+        why = _why_nothing(directory, options, reports) or (NO_FRAMEWORK.splitlines()[0] if code else NO_FRAMEWORK)
         _say(f"nothing was captured into {directory}{ended}: {why}")
         _clear(directory)
-        return code or 2
+        return _exit_code(options, reports, capture, code) or 2
     ranks = f", {len(capture.ranks)} ranks" if len(capture.ranks) > 1 else ""
     steps = f"{len(capture.steps)} step{'s' if len(capture.steps) != 1 else ''}"
     _say(f"captured {capture.rows:,} slots over {steps}{ranks} into {directory}{ended}")
     for text in [*_unused(options, reports), *_remarks(reports), *capture.problems]:
         _say(f"note: {text}")
-    return code
+    return _exit_code(options, reports, capture, code)
+
+
+def _exit_code(options: CaptureOptions, reports: Sequence[Report], capture: Capture | None, code: int) -> int:
+    """Return the command's own exit code, or 2 where it was to stop with its capture and that failed."""
+    if options.on_error == "continue":
+        return code
+    told = any(report.get("failure") for report in reports)
+    # A process that could not leave its last report (the disk is full) has left a manifest that was never finished.
+    untold = not code and capture is not None and any(m.get("status") != "complete" for m in capture.ranks.values())
+    return 2 if told or untold else code
 
 
 def _say(text: str) -> None:
@@ -55,7 +66,7 @@ def _say(text: str) -> None:
 
 
 def _capture(directory: Path) -> Capture | None:
-    if not any(directory.iterdir()):
+    if not directory.is_dir() or not any(directory.iterdir()):
         return None
     from trueup.store import open_capture
 
@@ -89,9 +100,11 @@ def _only_losses(capture: Capture, reports: Sequence[Report]) -> bool:
     return len(told) == len(capture.ranks) and not any(r.get("selected", True) for r in told)
 
 
-def _why_nothing(options: CaptureOptions, reports: Sequence[Report]) -> str:
+def _why_nothing(directory: Path, options: CaptureOptions, reports: Sequence[Report]) -> str:
+    if not directory.is_dir():
+        return "the directory was removed, or replaced, while the command ran"
     said = [*_unused(options, reports), *(f"{_name(r)} failed: {r['failure']}" for r in reports if r.get("failure"))]
-    said += [f"{_name(r)} was killed before its first flush" for r in reports if _killed(r)]
+    said += [f"{_name(r)} was killed before its first flush, or could not write its report" for r in reports if _killed(r)]
     if not said:
         said = [f"{_name(r)}: {r['why']}" for r in reports if r.get("why")][:8]
     if not said and reports:

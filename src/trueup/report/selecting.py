@@ -30,6 +30,8 @@ COLUMNS = (
 class Records(Protocol):
     """What can be asked for records."""
 
+    problems: list[str]
+
     def records(self, columns: Any = None, **where: Any) -> pa.Table:
         """Return rows, one per slot, in order of execution."""
 
@@ -164,8 +166,10 @@ def _matches(column: pa.ChunkedArray, matches: Callable[[str], bool]) -> pa.Arra
 def _nothing(capture: Records, chosen: Selection) -> TrueupError:
     everything = capture.records(["step", "rank", "level", "phase", "scope", "op"])
     options = chosen.options()
+    following = "drop or widen an option; `trueup show CAP --tree` lists the modules"
     if everything.num_rows == 0:
         expected, got = "at least one recorded call", "an empty capture"
+        following = f"record again ({capture.problems[0]})" if capture.problems else "record again"
     else:
         expected = f"calls that match {' '.join(f'{name} {value}' for name, value in options.items())}"
         got = _close(everything, options)
@@ -173,7 +177,7 @@ def _nothing(capture: Records, chosen: Selection) -> TrueupError:
         f"Nothing in {chosen.path} was chosen.\n"
         f"  expected: {one_line(expected)}\n"
         f"  got:      {one_line(got)}\n"
-        "  next:     drop or widen an option; `trueup show CAP --tree` lists the modules"
+        f"  next:     {one_line(following)}"
     )
 
 

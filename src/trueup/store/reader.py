@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Collection, Iterable, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +14,7 @@ from numpy.typing import NDArray
 
 from trueup.model import TrueupError
 from trueup.store import layout, manifest, parts, salvage, schema, seal
+from trueup.store.parallel import side_by_side
 from trueup.store.parts import BROKEN, Part
 from trueup.store.segment import Segment, open_segment
 
@@ -56,6 +56,10 @@ class Capture:
         self.path, self.root, self.ranks, self.problems = root, content, found.ranks, found.problems
         self.lost = found.lost
         self._parts, self._site_files = found.parts, found.sites
+        self._names = schema.NAMES.union(*{part.names for part in found.parts})
+        self._by_step: dict[int, list[Part]] = {}
+        for part in sorted(found.parts, key=lambda part: part.step):
+            self._by_step.setdefault(part.step, []).append(part)
         self._sites: dict[int, dict[int, tuple[tuple[str, ...], str | None]]] = {}
         self._segments: dict[tuple[int, str], Segment] = {}
         self._lock = threading.Lock()
@@ -66,7 +70,7 @@ class Capture:
     @property
     def steps(self) -> list[int]:
         """Steps with records, in order."""
-        return sorted({part.step for part in self._parts})
+        return list(self._by_step)
 
     @property
     def rows(self) -> int:
@@ -98,25 +102,22 @@ class Capture:
         """
         wanted = {name: _values(value) for name, value in {"rank": rank, "step": step, **where}.items()}
         accepted = {name: values for name, values in wanted.items() if values is not None}
-        known = schema.NAMES.union(*(part.names for part in self._parts))
-        unknown = sorted({*(columns or ()), *accepted} - known)
+        unknown = sorted({*(columns or ()), *accepted} - self._names)
         if unknown:
-            raise ValueError(f"no columns {unknown} in {self.path}: there are {sorted(known)}")
-        chosen = [
-            part
-            for part in self._parts
-            if all(getattr(part, key) in accepted[key] for key in ("rank", "step") if key in accepted)
-        ]
+            raise ValueError(f"no columns {unknown} in {self.path}: there are {sorted(self._names)}")
+        steps = sorted(accepted["step"]) if "step" in accepted else self._by_step
+        chosen = [part for step in steps for part in self._by_step.get(step, ()) if part.rank in accepted.get("rank", (part.rank,))]
         names = None if columns is None else [*dict.fromkeys([*columns, *_KEYS])]
-        with ThreadPoolExecutor(salvage.WORKERS) as pool:
-            tables = [table for table in pool.map(lambda part: self._read(part, names, accepted), chosen) if table]
+        read = side_by_side(lambda part: self._read(part, names, accepted), chosen)
+        tables = [table for table in read if table]
         if not tables:
             return schema.RECORDS.empty_table().select(
                 [c for c in columns or schema.RECORDS.names if c in schema.NAMES]
             )
         table = self._joined(tables).unify_dictionaries()
-        ordered = [name for name in schema.RECORDS.names if name in table.column_names]
-        extra = [name for name in table.column_names if name not in schema.NAMES]
+        there = table.column_names
+        ordered = [name for name in schema.RECORDS.names if name in there]
+        extra = [name for name in there if name not in schema.NAMES]
         return parts.in_order(table).select(columns if columns is not None else [*ordered, *extra])
 
     def _joined(self, tables: list[pa.Table]) -> pa.Table:
@@ -199,8 +200,7 @@ class Capture:
         connection = duckdb.connect(":memory:")
         try:
             connection.execute("SET python_enable_replacements = false")
-            known = {*schema.RECORDS.names}.union(*(part.names for part in self._parts))
-            connection.register("records", self.records(sorted(known - ({"sketch"} if "sketch" not in sql else set()))))
+            connection.register("records", self.records(sorted(self._names - ({"sketch"} if "sketch" not in sql else set()))))
             connection.execute("SET enable_external_access = false; SET lock_configuration = true")
             relation = connection.sql(sql)
             return pa.table({}) if relation is None else relation.to_arrow_table()

@@ -20,6 +20,7 @@ import pyarrow.parquet as pq
 from trueup.model import TrueupError
 from trueup.store import durable, layout, schema
 from trueup.store.ownership import Displaced, check_run, holder, take
+from trueup.store.parallel import side_by_side
 from trueup.store.seal import sealed
 from trueup.store.segment import PendingSegment
 
@@ -73,29 +74,40 @@ class Writer:
         self._write_manifest()
 
     def write_records(self, step: int, columns: Mapping[str, Any]) -> None:
-        """Write one part of records, after what it refers to; ``rank`` and ``step`` are filled in.
+        """Write one part of records, after what it refers to; see `write_parts`."""
+        self.write_parts({step: columns})
+
+    def write_parts(self, parts: Mapping[int, Mapping[str, Any]]) -> None:
+        """Write a part of records for each of several steps, after what they refer to; ``rank`` and ``step`` are filled in.
+
+        Short steps are many, and a disk is waited for twice for each: they are written side by side.
 
         Args:
-            step: whose folder it goes to, from 0.
-            columns: see ``schema.table``.
+            parts: step, from 0, whose folder the part goes to -> columns, see ``schema.table``.
 
         Raises:
-            OSError: the part was not written, nothing of it is left.
+            OSError: a part was not written, nothing of it is left.
             ValueError: the columns do not make a table.
         """
         with self._lock:
             self._flush()
-            rows = len(next(iter(columns.values()), ()))
-            if not rows:
-                return
+            written = side_by_side(self._write_part, list(parts.items()))
+            durable.sync_folder(self.folder)
+            self._counts["parts"] += sum(rows > 0 for rows in written)
+            self._counts["rows"] += sum(written)
+
+    def _write_part(self, item: tuple[int, Mapping[str, Any]]) -> int:
+        """Write a part, in whichever thread, and return its rows."""
+        step, columns = item
+        rows = len(next(iter(columns.values()), ()))
+        if rows:
             table = schema.table({**columns, "step": [step] * rows, "rank": [self.rank] * rows})
             folder = self.folder / layout.step_name(step)
-            durable.make_folder(folder)
+            folder.mkdir(exist_ok=True)  # without parents: a capture that was removed is not half resurrected
             part = self._parts.get(step, 0)
             durable.write_file(folder / f"records-{part:04d}.parquet", sealed(encode_records(table)))
             self._parts[step] = part + 1
-            self._counts["parts"] += 1
-            self._counts["rows"] += rows
+        return rows
 
     def add_payload(self, digest: str, dtype: str, shape: Sequence[int], raw: Any) -> tuple[str, str]:
         """Keep a tensor's bytes, once; return ``(payload_segment, payload_key)`` for its record.

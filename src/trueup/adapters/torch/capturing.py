@@ -73,6 +73,8 @@ class Capture:
             return
         _current = None
         self._session.stop()
+        if error is None:
+            self._session.recorder.stop_if_asked()
         report = self._session.report()
         if error is not None or report["failure"] is not None:
             return

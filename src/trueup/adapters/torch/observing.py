@@ -15,7 +15,7 @@ from typing import Literal
 import torch
 
 from trueup.adapters.torch.context import ThreadState
-from trueup.model import TrueupError
+from trueup.model import RunStopped
 from trueup.recorder import Recorder
 
 
@@ -31,12 +31,12 @@ class Failure:
         """Report an exception; return whether the training goes on as if it had not been raised.
 
         Raises:
-            TrueupError: the user asked to stop in this case.
+            RunStopped: the user asked to stop in this case.
         """
         if self._on_error == "stop":
-            if isinstance(error, TrueupError):
+            if isinstance(error, RunStopped):
                 return False
-            raise TrueupError(f"capture stopped, and the run with it, as asked: {_sentence(error, what)}") from error
+            raise RunStopped(f"capture stopped, and the run with it, as asked: {_sentence(error, what)}") from error
         if self.text is None:
             self.text = f"capture stopped at step {self._recorder.step}: {_sentence(error, what)}"
             self._recorder.note(f"{self.text}; what ran later is missing")

@@ -99,7 +99,7 @@ class Session:
     def abandon(self) -> None:
         """Let go of the capture, in a forked child: the parent owns it."""
         self.active = False
-        self.recorder.abandon()
+        self.recorder.forked()
 
     def finish(self) -> None:
         """Write what is left, without touching the modes (at the end of an armed process)."""

@@ -2,8 +2,7 @@
 #if defined(__x86_64__)
 #include "kernel.h"
 #if defined(__clang__)
-#pragma clang attribute push( \
-    __attribute__((target("avx2,fma,f16c,avx512f,avx512dq,avx512vl,avx512bw,prefer-vector-width=512"))), apply_to = function)
+#pragma clang attribute push(__attribute__((target("avx2,fma,f16c,avx512f,avx512dq,avx512vl,avx512bw"))), apply_to = function)
 #else
 #pragma GCC target("avx2,fma,f16c,avx512f,avx512dq,avx512vl,avx512bw,prefer-vector-width=512")
 #endif

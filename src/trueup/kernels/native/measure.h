@@ -6,6 +6,8 @@
 #ifndef TRUEUP_MEASURE_H
 #define TRUEUP_MEASURE_H
 
+#include <stdlib.h>
+
 #include "strides.h"
 #include "team.h"
 #include "totals.h"

@@ -1,0 +1,75 @@
+"""The NEON kernel, cross-compiled and run under qemu where both are installed (gcc-aarch64-linux-gnu, qemu-user)."""
+
+from __future__ import annotations
+
+import shutil
+import subprocess
+from pathlib import Path
+
+import ml_dtypes
+import numpy as np
+import pytest
+import xxhash
+
+from trueup.kernels import KINDS, _compiled
+from trueup.model import PACKED
+
+from . import oracle
+from .test_summarize import as_the_twin, close
+
+COMPILER, EMULATOR = "aarch64-linux-gnu-gcc", "qemu-aarch64"
+NATIVE = Path(_compiled.__file__).parent / "native"
+
+pytestmark = pytest.mark.skipif(
+    shutil.which(COMPILER) is None or shutil.which(EMULATOR) is None, reason=f"needs {COMPILER} and {EMULATOR}"
+)
+
+
+@pytest.fixture(scope="module")
+def driver(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    program = tmp_path_factory.mktemp("aarch64") / "driver"
+    sources = [Path(__file__).parent / "driver.c", NATIVE / "level_128.c", NATIVE / "tables.c"]
+    flags = ["-O3", "-static", "-Wall", "-Wextra", "-Werror", f"-I{NATIVE}"]
+    subprocess.run([COMPILER, *flags, *map(str, sources), "-o", str(program), "-lm"], check=True)
+    return program
+
+
+def emulated(driver: Path, arrays: list[np.ndarray], step: int = 1) -> list[tuple[np.ndarray, int]]:
+    """Measure every ``step``-th element of 1-d arrays."""
+    cases = []
+    for array in arrays:
+        head = np.array([KINDS[array.dtype.name], array[::step].size, step, array.nbytes])
+        cases.append(head.tobytes() + array.tobytes())
+    result = subprocess.run([EMULATOR, str(driver)], input=b"".join(cases), stdout=subprocess.PIPE, check=True).stdout
+    rows = np.frombuffer(result).reshape(len(arrays), 1 + PACKED)
+    return [(row[1:], int(row[:1].view(np.uint64)[0])) for row in rows]
+
+
+def test_every_dtype_and_length(driver: Path) -> None:
+    generator = np.random.default_rng(0)
+    arrays = []
+    for dtype in (d for d in oracle.DTYPES if d.name in KINDS):
+        for size in (0, 1, 3, 63, 64, 65, 257, 512, 513, 1100):
+            raw = generator.integers(0, 2 if dtype.kind == "b" else 256, size * dtype.itemsize, np.uint8)
+            arrays.append(raw.view(dtype))  # every bit pattern: NaN, Inf, subnormals
+            with np.errstate(all="ignore"):
+                arrays.append((generator.standard_normal(size) * 5).astype(dtype))
+    for (out, digest), array in zip(emulated(driver, arrays), arrays, strict=True):
+        close(out, oracle.summary(array), array)
+        assert digest == xxhash.xxh3_64_intdigest(array.tobytes())
+
+
+def test_digest_of_every_length(driver: Path) -> None:
+    raw = np.random.default_rng(1).integers(0, 256, 1400, np.uint8)
+    arrays = [raw[:size] for size in range(1400)]
+    for (_, digest), array in zip(emulated(driver, arrays), arrays, strict=True):
+        assert digest == xxhash.xxh3_64_intdigest(array.tobytes())
+
+
+@pytest.mark.parametrize("step", [1, 3])
+def test_large_and_strided(driver: Path, step: int) -> None:
+    array = np.random.default_rng(2).standard_normal(100_000)
+    arrays = [array.astype(dtype) for dtype in ("float32", "float16", ml_dtypes.bfloat16, "complex64")] + [array, array * 1e300]
+    for (out, digest), case in zip(emulated(driver, arrays, step), arrays, strict=True):
+        as_the_twin(out, case[::step])
+        assert digest == xxhash.xxh3_64_intdigest(case[::step].tobytes())
