@@ -13,6 +13,7 @@ import argparse
 import json
 import os
 import platform
+import signal
 import statistics
 import subprocess
 import sys
@@ -30,27 +31,43 @@ from modes import MODES
 HERE = Path(__file__).parent
 RIVAL = HERE.parent / ".venv-msprobe" / "bin" / "python"
 
+BELIEVED = 0.5
+"""Share of disturbed chunks up to which a round counts."""
+
 Figures = dict[tuple[str, str], list[dict[str, float]]]
 """By model and mode, an entry a round."""
 
 
-def child(python: str | Path, script: str, **asked: Any) -> list[Any]:
-    """Run a script of this folder in a process of its own; return the JSON it printed, a value a line."""
-    with tempfile.TemporaryDirectory() as folder:
+def child(python: str | Path, script: str, limit: float = 120.0, **asked: Any) -> list[Any]:
+    """Run a script of this folder in a process of its own; return the JSON it printed, a value a line.
+
+    What it printed before it failed, or before ``limit`` seconds were over, counts.
+    """
+    # Each environment finds its own packages; the benchmarks' are beside the script.
+    environment = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"} | {"OMP_NUM_THREADS": "2"}
+    if python == sys.executable:
+        environment["PYTHONPATH"] = str(HERE.parent / "src")
+    with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as folder, tempfile.TemporaryFile("w+") as said:
         command = [str(python), str(HERE / script), json.dumps({**asked, "folder": folder})]
-        # Each environment finds its own packages; the benchmarks' are beside the script.
-        paths = {"PYTHONPATH": str(HERE.parent / "src")} if python == sys.executable else {}
-        clean = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
-        done = subprocess.run(command, capture_output=True, text=True, env={**clean, **paths, "OMP_NUM_THREADS": "2"})
-    if done.returncode:
-        print(f"{script} {asked['model']} failed:\n{done.stderr[-2000:]}", flush=True)
-    return [json.loads(line) for line in done.stdout.splitlines() if line.startswith("{")]
+        process = subprocess.Popen(
+            command, stdout=subprocess.PIPE, stderr=said, text=True, env=environment, start_new_session=True
+        )  # fmt: skip
+        try:
+            printed, _ = process.communicate(timeout=limit)
+        except subprocess.TimeoutExpired:
+            os.killpg(process.pid, signal.SIGKILL)  # the modes it forked too
+            printed, _ = process.communicate()
+            print(f"{script} {asked['model']} was stopped after {limit:.0f} s: the machine is too busy", flush=True)
+        else:
+            if process.returncode:
+                said.seek(0)
+                print(f"{script} {asked['model']} failed:\n{said.read()[-2000:]}", flush=True)
+    return [json.loads(line) for line in printed.splitlines() if line.startswith("{")]
 
 
 def trueup_round(found: Figures, model: str, modes: list[str], seconds: float, patience: float) -> None:
-    for figures in child(sys.executable, "time_trueup.py", model=model, modes=modes, seconds=seconds, patience=patience):
-        for mode, one in figures.items():
-            found[model, mode].append(one)
+    for one in child(sys.executable, "time_trueup.py", model=model, modes=modes, seconds=seconds, patience=patience):
+        found[model, one["mode"]].append(one)
 
 
 def msprobe_round(found: Figures, model: str, modes: list[str], seconds: float, patience: float) -> None:
@@ -60,9 +77,15 @@ def msprobe_round(found: Figures, model: str, modes: list[str], seconds: float, 
 
 
 def ratio(rounds: Iterable[dict[str, float]]) -> str:
-    """Return the median over rounds and the range, ``1.24 [1.22-1.27]``; ``-`` where nothing was measured."""
-    ratios = sorted(one["ms"] / one["plain"] for one in rounds)
-    return f"{statistics.median(ratios):.2f} [{ratios[0]:.2f}-{ratios[-1]:.2f}]" if ratios else "-"
+    """Return the median over rounds and the range, ``1.24 [1.22-1.27]``; ``-`` where nothing was measured.
+
+    Rounds that were mostly disturbed do not count; ``?`` says that all were.
+    """
+    every = list(rounds)
+    quiet = [one for one in every if one["disturbed"] <= BELIEVED]
+    ratios = sorted(one["ms"] / one["plain"] for one in quiet or every)
+    mark = "" if quiet else "?"
+    return f"{statistics.median(ratios):.2f}{mark} [{ratios[0]:.2f}-{ratios[-1]:.2f}]" if ratios else "-"
 
 
 def pair(ours: float | None, theirs: float | None, form: str) -> str:

@@ -1,4 +1,4 @@
-"""Times a model's step with and without a capture, every mode in turn, in this process; prints JSON.
+"""Times a model's step with and without a capture, every mode in turn, in this process; prints a line of JSON each.
 
 Plain steps run before and after each capture and share its ratio: the clock of a shared machine drifts over seconds by more
 than a capture costs, and two neighbouring blocks of steps see the same drift.
@@ -11,7 +11,6 @@ import shutil
 import sys
 import time
 from pathlib import Path
-from typing import Any
 
 import torch
 
@@ -61,7 +60,6 @@ def main() -> None:
     into = Path(asked["folder"]) / "capture"
     # The first capture loads and compiles what all need; it is not part of the figures.
     captured(step, MODES["idle"], into, 0.0, guess)
-    found: dict[str, Any] = {}
     before = run(step, seconds / 2, guess)
     patience = asked["patience"]
     for name in asked["modes"]:
@@ -76,12 +74,12 @@ def main() -> None:
             patience -= time.perf_counter() - spent + RETRY
         plain = (mean(before) + mean(after)) / 2
         drain = 0.0 if MODES[name].idle else ended / count(chunks)
-        found[name] = {
-            "plain": plain, "ms": mean(chunks) + drain, "end": ended, "mb": megabytes,
+        found = {
+            "mode": name, "plain": plain, "ms": mean(chunks) + drain, "end": ended, "mb": megabytes,
             "steps": count(chunks), "disturbed": disturbed_share(before + chunks + after),
         }  # fmt: skip
+        print(json.dumps(found), flush=True)
         before = after
-    print(json.dumps(found))
 
 
 if __name__ == "__main__":
