@@ -1,10 +1,10 @@
-"""What a capture costs: step time with it over step time without, and how fast two captures are compared.
+"""What a capture costs: Trueup and msprobe beside the plain step, where Trueup's share goes, how fast captures are compared.
 
-Each mode runs in a process of its own, rounds interleaved over the modes; a figure is the median over steps of all rounds, the
-range is that of the rounds' medians. `make bench` runs it. Set the machine aside: neighbours make these numbers meaningless.
+    gpt: plain step 145.3 ms [144.1-147.0]
+    mode          Trueup           target  msprobe          MB a step           memory over 478 MB
+    api stats     1.24 [1.22-1.27]   1.25  1.81 [1.79-1.83]   0.5 / 0.2           +122 / +149 MB
 
-    gpt      plain                          154.2 ms
-    gpt      module stats                   1.10 x [1.08-1.13]
+`make bench` runs it. README.md says how it measures. Set the machine aside: neighbours make such numbers worse than they are.
 """
 
 from __future__ import annotations
@@ -13,119 +13,184 @@ import argparse
 import json
 import os
 import platform
-import resource
-import shutil
+import signal
 import statistics
 import subprocess
 import sys
 import tempfile
 import time
+from collections import defaultdict
+from collections.abc import Iterable
 from pathlib import Path
+from typing import Any
+
+from comparing import compare
+from machine import read_bandwidth, wait_until_quiet, write_bandwidth
+from modes import MODES
 
 HERE = Path(__file__).parent
+RIVAL = HERE.parent / ".venv-msprobe" / "bin" / "python"
 
-MODES: dict[str, dict[str, object] | None] = {
-    "plain": None,
-    "idle": {"steps": "1000000:"},
-    "module stats": {"level": "module"},
-    "api digest": {"level": "api", "detail": "digest", "exclude_optimizer": True},
-    "api stats": {"level": "api", "exclude_optimizer": True},
-    "api tensor": {"level": "api", "detail": "tensor", "exclude_optimizer": True},
-    "aten stats": {"level": "aten"},
-    "all levels stats": {},
-}
-"""Optimizer outside for the api level, as in the figures other tools publish; inside for aten and all levels."""
+BELIEVED = 0.5
+"""Share of disturbed chunks up to which a round counts."""
+
+Figures = dict[tuple[str, str], list[dict[str, float]]]
+"""By model and mode, an entry a round."""
 
 
-def measure(model: str, mode: str, steps: int, into: Path) -> dict[str, float]:
-    """Run one mode in this process: milliseconds of each measured step, bytes a step, peak memory in MB."""
-    import torch
+def child(python: str | Path, script: str, limit: float = 120.0, **asked: Any) -> list[Any]:
+    """Run a script of this folder in a process of its own; return the JSON it printed, a value a line.
 
-    sys.path.insert(0, str(HERE))
-    import models
-
-    torch.set_num_threads(2)
-    step = models.build(model)
-    for _ in range(3):
-        step()
-    options = MODES[mode]
-    times = []
-    if options is None:
-        for _ in range(steps):
-            times.append(_timed(step))
-    else:
-        import trueup
-
-        options = dict(options)
-        if options.pop("exclude_optimizer", False):
-            options["phase"] = ["forward", "backward"]
-        with trueup.capture(into, on_error="stop", **options):  # type: ignore[arg-type]
-            step()
-            for _ in range(steps):
-                times.append(_timed(step))
-    written = sum(f.stat().st_size for f in into.rglob("*") if f.is_file()) / (steps + 1)
-    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
-    return {"ms": statistics.median(times), "mb": written / 2**20, "peak": peak}
+    What it printed before it failed, or before ``limit`` seconds were over, counts.
+    """
+    # Each environment finds its own packages; the benchmarks' are beside the script.
+    environment = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"} | {"OMP_NUM_THREADS": "2"}
+    if python == sys.executable:
+        environment["PYTHONPATH"] = str(HERE.parent / "src")
+    with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as folder, tempfile.TemporaryFile("w+") as said:
+        command = [str(python), str(HERE / script), json.dumps({**asked, "folder": folder})]
+        process = subprocess.Popen(
+            command, stdout=subprocess.PIPE, stderr=said, text=True, env=environment, start_new_session=True
+        )  # fmt: skip
+        try:
+            printed, _ = process.communicate(timeout=limit)
+        except subprocess.TimeoutExpired:
+            os.killpg(process.pid, signal.SIGKILL)  # the modes it forked too
+            printed, _ = process.communicate()
+            print(f"{script} {asked['model']} was stopped after {limit:.0f} s: the machine is too busy", flush=True)
+        else:
+            if process.returncode:
+                said.seek(0)
+                print(f"{script} {asked['model']} failed:\n{said.read()[-2000:]}", flush=True)
+    return [json.loads(line) for line in printed.splitlines() if line.startswith("{")]
 
 
-def _timed(step) -> float:  # type: ignore[no-untyped-def]
-    started = time.perf_counter()
-    step()
-    return 1000 * (time.perf_counter() - started)
+def trueup_round(found: Figures, model: str, modes: list[str], seconds: float, patience: float) -> None:
+    for one in child(sys.executable, "time_trueup.py", model=model, modes=modes, seconds=seconds, patience=patience):
+        found[model, one["mode"]].append(one)
 
 
-def in_process(model: str, mode: str, steps: int) -> dict[str, float]:
-    """Measure a mode in a fresh process."""
-    with tempfile.TemporaryDirectory() as work:
-        command = [sys.executable, __file__, "--one", model, mode, str(steps), str(Path(work) / "capture")]
-        done = subprocess.run(command, stdout=subprocess.PIPE, check=True, text=True, env={**os.environ, "OMP_NUM_THREADS": "2"})
-    found: dict[str, float] = json.loads(done.stdout.splitlines()[-1])
-    return found
+def msprobe_round(found: Figures, model: str, modes: list[str], seconds: float, patience: float) -> None:
+    modes = [mode for mode in modes if MODES[mode].rival]
+    for one in child(RIVAL, "time_msprobe.py", model=model, modes=modes, seconds=seconds, patience=patience):
+        found[model, one["mode"]].append(one)
 
 
-def compare(model: str, steps: int) -> None:
-    """Capture a model twice and time the comparison."""
-    with tempfile.TemporaryDirectory() as work:
-        for side in ("a", "b"):
-            command = [sys.executable, __file__, "--one", model, "all levels stats", str(steps), str(Path(work) / side)]
-            subprocess.run(command, stdout=subprocess.DEVNULL, check=True)
-        import trueup
+def ratio(rounds: Iterable[dict[str, float]]) -> str:
+    """Return the median over rounds and the range, ``1.24 [1.22-1.27]``; ``-`` where nothing was measured.
 
-        rows = trueup.open_capture(Path(work) / "a").rows
-        times = []
-        for _ in range(3):
-            started = time.perf_counter()
-            result = trueup.compare(Path(work) / "a", Path(work) / "b")
-            times.append(time.perf_counter() - started)
-        shutil.rmtree(Path(work) / "a")
-    best, worst = min(times), max(times)
-    print(f"{model:8} compare {rows:,} slots a side: {best:.2f}-{worst:.2f} s, {rows / best:,.0f} slots/s, {result.verdict}")
+    Rounds that were mostly disturbed do not count; ``?`` says that all were.
+    """
+    every = list(rounds)
+    quiet = [one for one in every if one["disturbed"] <= BELIEVED]
+    ratios = sorted(one["ms"] / one["plain"] for one in quiet or every)
+    mark = "" if quiet else "?"
+    return f"{statistics.median(ratios):.2f}{mark} [{ratios[0]:.2f}-{ratios[-1]:.2f}]" if ratios else "-"
+
+
+def pair(ours: float | None, theirs: float | None, form: str) -> str:
+    """Return ``0.5 / 0.2``: Trueup's figure and msprobe's."""
+    return " / ".join("-" if x is None else format(x, form) for x in (ours, theirs))
+
+
+def print_ratios(model: str, modes: list[str], ours: Figures, theirs: Figures, inside: dict[tuple[str, str], Any]) -> None:
+    """Print the table of a model."""
+    plain = [1000 * one["plain"] for mode in modes for one in ours[model, mode]]
+    if not plain:
+        return
+    peaks = [inside[model, mode]["plain_peak"] for mode in modes if (model, mode) in inside]
+    print(f"\n{model}: plain step {statistics.median(plain):.1f} ms [{min(plain):.1f}-{max(plain):.1f}]")
+    over = f"memory over {peaks[0]:.0f} MB" if peaks else "memory"
+    print(f"{'mode':14}{'Trueup':20}{'target':8}{'msprobe':20}{'MB a step':18}{over:24}disturbed")
+    for mode in modes:
+        one, other = ours[model, mode], theirs[model, mode]
+        target = MODES[mode].targets.get(model)
+        bytes_ = pair(one[0]["mb"] if one else None, other[0]["mb"] if other else None, ".1f")
+        ours_more = inside.get((model, mode), {}).get("memory")
+        memory = pair(ours_more, max(o["memory"] for o in other) if other else None, "+.0f")
+        disturbed = pair(_mean(one, "disturbed"), _mean(other, "disturbed"), ".0%")
+        said = "-" if target is None else f"{target:.2f}"
+        print(f"{mode:14}{ratio(one):20}{said:8}{ratio(other):20}{bytes_:18}{memory:24}{disturbed}", flush=True)
+
+
+def _mean(rounds: list[dict[str, float]], what: str) -> float | None:
+    return statistics.mean(one[what] for one in rounds) if rounds else None
+
+
+def print_breakdown(model: str, inside: dict[tuple[str, str], Any], read: float, write: float) -> None:
+    """Print where the time goes, in ms a step, and the two limits of physics."""
+    rows = {mode: one for (of, mode), one in inside.items() if of == model}
+    if not rows:
+        return
+    print(f"\n{model}, ms a step: what a capture adds to the training thread, and the writer's thread beside it")
+    print(
+        f"{'mode':14}{'read':>7}{'Python':>8}{'wait':>7} |{'writer':>7}{'files':>7} |{'rows':>6}{'calls':>6}"
+        f"{'us a call':>10}{'reads':>6} |{'unique MB':>10}{'GB/s':>6}{'one read':>9}{'one write':>10}  disturbed"
+    )
+    for mode, o in rows.items():
+        print(
+            f"{mode:14}{1e3 * o['reading']:7.1f}{1e3 * o['python']:8.1f}{1e3 * o['waiting']:7.1f} |"
+            f"{1e3 * o['writer']:7.1f}{1e3 * o['files']:7.1f} |{o['rows']:6.0f}{o['calls']:6.0f}"
+            f"{1e6 * o['python'] / max(1, o['calls']):10.1f}{o['reads']:6.0f} |{o['unique'] / 2**20:10.1f}"
+            f"{o['unique'] / 1e9 / max(o['reading'], 1e-9):6.1f}{1e3 * o['unique'] / read:9.1f}"
+            f"{1e3 * o['written'] / write:10.1f}  {o['disturbed']:.0%}",
+            flush=True,
+        )
 
 
 def main() -> None:
-    """Print the table."""
+    """Measure and print."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--one", nargs=4, metavar=("MODEL", "MODE", "STEPS", "DIRECTORY"), help=argparse.SUPPRESS)
-    parser.add_argument("--models", nargs="*", default=["gpt", "resnet"])
-    parser.add_argument("--modes", nargs="*", default=list(MODES))
+    parser.add_argument("--models", nargs="*", default=["gpt", "resnet", "llama"])
+    parser.add_argument("--modes", nargs="*", default=list(MODES), choices=list(MODES))
     parser.add_argument("--rounds", type=int, default=3)
-    parser.add_argument("--steps", type=int, default=8)
+    parser.add_argument("--rival-rounds", type=int, default=2, help="rounds of msprobe among them; 0 leaves it out")
+    parser.add_argument("--seconds", type=float, default=1.0, help="time under capture for each figure")
+    parser.add_argument("--patience", type=float, default=10.0, help="seconds to wait for a quiet machine, each time")
+    parser.add_argument("--limit", type=float, default=8.0, help="minutes after which no further round begins")
+    parser.add_argument("--no-compare", action="store_true")
+    parser.add_argument("--json", type=Path, help="write every figure there")
     options = parser.parse_args()
-    if options.one:
-        model, mode, steps, into = options.one
-        print(json.dumps(measure(model, mode, int(steps), Path(into))))
-        return
-    print(f"{platform.machine()}, {os.cpu_count()} cores, Python {platform.python_version()}, {time.strftime('%Y-%m-%d')}")
+    began = time.perf_counter()
+    print(f"{platform.machine()}, {os.cpu_count()} cores, Python {platform.python_version()}, {time.strftime('%Y-%m-%d %H:%M')}")
+    waited = wait_until_quiet(options.patience)
+    if waited >= options.patience:
+        print(f"the machine did not get quiet in {waited:.0f} s: disturbed steps are left out, but expect more spread")
+    read, (write, synced) = read_bandwidth(), write_bandwidth()
+    print(
+        f"one thread reads {read / 1e9:.1f} GB/s from memory, writes {write / 1e9:.1f} GB/s into the page cache "
+        f"and {synced / 1e9:.1f} GB/s to the disk"
+    )
+    rivals = options.rival_rounds
+    if rivals and not RIVAL.exists():
+        print(f"msprobe is not installed in {RIVAL.parents[1]}: its columns stay empty (make bench installs it where it can)")
+        rivals = 0
+    ours: Figures = defaultdict(list)
+    theirs: Figures = defaultdict(list)
+    inside: dict[tuple[str, str], Any] = {}
+    for k in range(options.rounds):
+        for model in options.models:
+            if time.perf_counter() - began > 60 * options.limit:
+                print(f"round {k + 1} of {options.rounds} is left out for {model}: {options.limit:.0f} minutes have passed")
+                continue
+            modes = options.modes[k % len(options.modes) :] + options.modes[: k % len(options.modes)]
+            trueup_round(ours, model, modes, options.seconds, options.patience)
+            if k < rivals:
+                msprobe_round(theirs, model, modes, options.seconds, options.patience)
     for model in options.models:
-        rounds = [{mode: in_process(model, mode, options.steps) for mode in options.modes} for _ in range(options.rounds)]
-        plain = statistics.median(r["plain"]["ms"] for r in rounds)
-        for mode in options.modes:
-            ratios = sorted(r[mode]["ms"] / r["plain"]["ms"] for r in rounds)
-            figures = f"{statistics.median(ratios):.2f} x [{ratios[0]:.2f}-{ratios[-1]:.2f}]"
-            figures = f"{plain:.1f} ms" if mode == "plain" else figures
-            one = rounds[0][mode]
-            print(f"{model:8} {mode:18} {figures:22} {one['mb']:8.1f} MB/step  peak {one['peak']:.0f} MB", flush=True)
-        compare(model, 3)
+        asked = {"model": model, "modes": options.modes, "seconds": options.seconds, "patience": options.patience}
+        for one in child(sys.executable, "breakdown.py", **asked):
+            inside[model, one["mode"]] = one
+        print_ratios(model, options.modes, ours, theirs, inside)
+        print_breakdown(model, inside, read, write)
+        if not options.no_compare:
+            print(f"\n{compare(model)}", flush=True)
+    if options.json:
+        parts = {"trueup": ours, "msprobe": theirs, "inside": inside}
+        options.json.write_text(
+            json.dumps({part: {" ".join(key): value for key, value in found.items()} for part, found in parts.items()}, indent=1)
+        )
+    print(f"\n{time.perf_counter() - began:.0f} s")
 
 
 if __name__ == "__main__":

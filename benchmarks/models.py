@@ -1,12 +1,17 @@
-"""Two training steps of a size that people know from their own first runs: a small GPT and ResNet-18, in plain PyTorch.
+"""Three training steps of a size that people know from their own first runs: a small GPT and ResNet-18 in plain PyTorch,
+and a small Llama of `transformers`.
 
 GPT: 6 layers, width 256, 8 heads, 4 x 128 tokens of a vocabulary of 4096 (6.9 M parameters), explicit softmax attention, AdamW.
-ResNet-18: 4 x 3 x 64 x 64 images, 100 classes (11.2 M parameters), in-place ReLU, SGD with momentum. Both float32.
+ResNet-18: 4 x 3 x 64 x 64 images, 100 classes (11.2 M parameters), in-place ReLU, SGD with momentum.
+Llama: 4 layers, width 384, 6 heads on 2 of keys and values, 4 x 128 words of Python's help texts (9.4 M parameters), AdamW.
+All float32.
 """
 
 from __future__ import annotations
 
 import math
+import re
+from collections import Counter
 from collections.abc import Callable
 
 import torch
@@ -87,29 +92,69 @@ class ResNet18(nn.Module):
         return F.cross_entropy(self.fc(pooled), labels)
 
 
-def build(name: str) -> Callable[[], float]:
-    """Return a function that runs one training step on the next batch and returns its loss."""
-    torch.manual_seed(1234)
-    source = torch.Generator().manual_seed(7)
-    model: nn.Module
-    if name == "gpt":
-        model = GPT()
-        optimizer: torch.optim.Optimizer = torch.optim.AdamW(model.parameters(), lr=3e-4)
-    else:
-        model = ResNet18()
-        optimizer = torch.optim.SGD(model.parameters(), lr=0.01, momentum=0.9)
+class Llama(nn.Module):
+    """`transformers`' Llama from a configuration: nothing is downloaded."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        import transformers  # takes seconds, and only this model needs it
+
+        config = transformers.LlamaConfig(
+            vocab_size=VOCABULARY, hidden_size=384, intermediate_size=1024, num_hidden_layers=4, num_attention_heads=6,
+            num_key_value_heads=2, max_position_embeddings=TOKENS, use_cache=False,
+        )  # fmt: skip
+        self.llama = transformers.LlamaForCausalLM(config)
+
+    def forward(self, tokens: Tensor, targets: Tensor) -> Tensor:
+        loss: Tensor = self.llama(input_ids=tokens, labels=targets).loss
+        return loss
+
+
+def text_batches(source: torch.Generator) -> Callable[[], tuple[Tensor, Tensor]]:
+    """Return a function that gives windows of Python's own help texts, a token a word, rarer words as one unknown."""
+    from pydoc_data.topics import topics
+
+    words = re.findall(r"\w+|[^\w\s]", "\n".join(topics.values()))
+    known = {word: k for k, (word, _) in enumerate(Counter(words).most_common(VOCABULARY - 1))}
+    text = torch.tensor([known.get(word, VOCABULARY - 1) for word in words])
 
     def batch() -> tuple[Tensor, Tensor]:
-        if name == "gpt":
-            tokens = torch.randint(0, VOCABULARY, (4, TOKENS + 1), generator=source)
-            return tokens[:, :-1].contiguous(), tokens[:, 1:].contiguous()
-        return torch.randn(4, 3, 64, 64, generator=source), torch.randint(0, 100, (4,), generator=source)
+        starts = torch.randint(0, len(text) - TOKENS, (4,), generator=source)
+        tokens = torch.stack([text[k : k + TOKENS] for k in starts.tolist()])
+        return tokens, tokens  # the model shifts the targets itself
 
-    def step() -> float:
-        optimizer.zero_grad()
-        loss = model(*batch())
+    return batch
+
+
+class Training:
+    """One training step after the other on fresh batches: calling it runs a step and returns its loss."""
+
+    def __init__(self, model: nn.Module, optimizer: torch.optim.Optimizer, batch: Callable[[], tuple[Tensor, Tensor]]) -> None:
+        self.model, self.optimizer, self._batch = model, optimizer, batch
+
+    def __call__(self) -> float:
+        self.optimizer.zero_grad()
+        loss = self.model(*self._batch())
         loss.backward()
-        optimizer.step()
+        self.optimizer.step()
         return float(loss.detach())
 
-    return step
+
+def build(name: str) -> Training:
+    """Return the training of ``gpt``, ``resnet`` or ``llama``, seeded: every process runs the same steps."""
+    torch.manual_seed(1234)
+    source = torch.Generator().manual_seed(7)
+
+    def random_tokens() -> tuple[Tensor, Tensor]:
+        tokens = torch.randint(0, VOCABULARY, (4, TOKENS + 1), generator=source)
+        return tokens[:, :-1].contiguous(), tokens[:, 1:].contiguous()
+
+    def random_images() -> tuple[Tensor, Tensor]:
+        return torch.randn(4, 3, 64, 64, generator=source), torch.randint(0, 100, (4,), generator=source)
+
+    if name == "resnet":
+        resnet = ResNet18()
+        return Training(resnet, torch.optim.SGD(resnet.parameters(), lr=0.01, momentum=0.9), random_images)
+    model = Llama() if name == "llama" else GPT()
+    optimizer = torch.optim.AdamW(model.parameters(), lr=3e-4)
+    return Training(model, optimizer, text_batches(source) if name == "llama" else random_tokens)

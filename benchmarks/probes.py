@@ -1,0 +1,99 @@
+"""Clocks around the inside of a capture: the kernel that reads the data, the file that is written, the writer's thread.
+
+The only place of the benchmarks that knows names of Trueup's inside. When one of them moves, change it here.
+"""
+
+from __future__ import annotations
+
+import importlib
+import threading
+import time
+from collections.abc import Callable
+from types import ModuleType
+from typing import Any
+
+NATIVE = "trueup.kernels._native"
+SWITCHES = frozenset({"target"})
+"""Functions of the native module that read no data."""
+
+TWINS = (("trueup.kernels._twin", "summarize"), ("trueup.kernels", "digest"))
+"""What else reads data, where it is Python: (module, function)."""
+
+FILES = ("trueup.store.durable", "write_file")
+WRITER = "trueup-writer"
+"""Name of the thread that writes."""
+
+
+class Clock:
+    """Adds up the seconds and calls of a function on the thread that made the clock, and on others."""
+
+    def __init__(self) -> None:
+        self._home = threading.get_ident()
+        self._inside = threading.local()
+        self.clear()
+
+    def clear(self) -> None:
+        self.nanoseconds = self.calls = self.elsewhere = 0
+
+    def around(self, function: Callable[..., Any]) -> Callable[..., Any]:
+        """Return ``function`` under this clock; what it calls of the same clock is not counted again."""
+        now, home, inside = time.perf_counter_ns, self._home, self._inside
+
+        def timed(*args: Any, **kwargs: Any) -> Any:
+            if getattr(inside, "on", False):
+                return function(*args, **kwargs)
+            inside.on = True
+            started = now()
+            try:
+                return function(*args, **kwargs)
+            finally:
+                spent = now() - started
+                inside.on = False
+                if threading.get_ident() == home:
+                    self.nanoseconds += spent
+                    self.calls += 1
+                else:
+                    self.elsewhere += spent
+
+        return timed
+
+    def cost(self) -> float:
+        """Seconds that the clock itself adds to a call, most of which it does not see."""
+        timed = self.around(int)
+        started = time.perf_counter()
+        for _ in range(20_000):
+            timed()
+        spent = (time.perf_counter() - started) / 20_000
+        self.clear()
+        return spent
+
+
+def install() -> tuple[Clock, Clock]:
+    """Put clocks around kernel and files; call it before an adapter binds the functions it imports."""
+    kernel, files = Clock(), Clock()
+    try:
+        native = importlib.import_module(NATIVE)
+    except ImportError:
+        print("no compiled kernel: the figures are those of the NumPy twin")
+    else:
+        for name in dir(native):
+            if not name.startswith("_") and name not in SWITCHES and callable(getattr(native, name)):
+                _replace(native, name, kernel)
+    for module, name in TWINS:
+        _replace(importlib.import_module(module), name, kernel)
+    _replace(importlib.import_module(FILES[0]), FILES[1], files)
+    return kernel, files
+
+
+def _replace(module: ModuleType, name: str, clock: Clock) -> None:
+    if not hasattr(module, name):
+        raise AttributeError(f"{module.__name__} has no {name} any more: say in {__file__} what took its place")
+    setattr(module, name, clock.around(getattr(module, name)))
+
+
+def writer_seconds() -> float:
+    """CPU seconds that the writer's thread has used; 0 before it started."""
+    for thread in threading.enumerate():
+        if thread.name == WRITER and thread.ident is not None:
+            return time.clock_gettime(time.pthread_getcpuclockid(thread.ident))
+    return 0.0

@@ -1,0 +1,86 @@
+"""Times a model's step with and without a capture, every mode in turn, in this process; prints a line of JSON each.
+
+Plain steps run before and after each capture and share its ratio: the clock of a shared machine drifts over seconds by more
+than a capture costs, and two neighbouring blocks of steps see the same drift.
+"""
+
+from __future__ import annotations
+
+import json
+import shutil
+import sys
+import time
+from pathlib import Path
+
+import torch
+
+import models
+from machine import wait_until_quiet
+from modes import MODES, Mode
+from stepping import DISTURBED, Chunk, count, disturbed_share, mean, run
+
+SETTLE = 1.2
+"""Seconds after which the writer, which wakes every second, has written the rows of the first step."""
+
+RETRY = 4.0
+"""Seconds of patience that measuring again takes, about."""
+
+
+def captured(step: models.Training, mode: Mode, into: Path, seconds: float, guess: float) -> tuple[list[Chunk], float, float]:
+    """Run steps under capture; return them, the seconds that ending took, and the megabytes a step."""
+    import trueup
+
+    with trueup.capture(into, on_error="stop", **mode.options):
+        step()
+        if not mode.idle:
+            time.sleep(SETTLE)
+        started = time.perf_counter()
+        step()
+        guess = time.perf_counter() - started
+        chunks = run(step, seconds, guess)
+        started = time.perf_counter()
+    ended = time.perf_counter() - started
+    megabytes = sum(f.stat().st_size for f in into.rglob("*") if f.is_file()) / 2**20 / (2 + count(chunks))
+    shutil.rmtree(into)
+    return chunks, ended, megabytes
+
+
+def main() -> None:
+    """Take ``{model, modes, seconds, patience, folder}`` from the command line."""
+    asked = json.loads(sys.argv[1])
+    torch.set_num_threads(2)
+    step = models.build(asked["model"])
+    for _ in range(3):
+        step()
+    wait_until_quiet(asked["patience"])
+    started = time.perf_counter()
+    step()
+    guess = time.perf_counter() - started
+    seconds = asked["seconds"]
+    into = Path(asked["folder"]) / "capture"
+    # The first capture loads and compiles what all need; it is not part of the figures.
+    captured(step, MODES["idle"], into, 0.0, guess)
+    before = run(step, seconds / 2, guess)
+    patience = asked["patience"]
+    for name in asked["modes"]:
+        while True:
+            chunks, ended, megabytes = captured(step, MODES[name], into, seconds, guess)
+            after = run(step, seconds / 2, guess)
+            if disturbed_share(before + chunks + after) < DISTURBED or patience <= 0:
+                break
+            spent = time.perf_counter()
+            wait_until_quiet(patience)
+            before = run(step, seconds / 2, guess)
+            patience -= time.perf_counter() - spent + RETRY
+        plain = (mean(before) + mean(after)) / 2
+        drain = 0.0 if MODES[name].idle else ended / count(chunks)
+        found = {
+            "mode": name, "plain": plain, "ms": mean(chunks) + drain, "end": ended, "mb": megabytes,
+            "steps": count(chunks), "disturbed": disturbed_share(before + chunks + after),
+        }  # fmt: skip
+        print(json.dumps(found), flush=True)
+        before = after
+
+
+if __name__ == "__main__":
+    main()
