@@ -8,12 +8,15 @@ import threading
 import warnings
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 from torch import nn
 from torch.utils.data import DataLoader
 
 import trueup
+from trueup import kernels
+from trueup.store import open_capture
 
 pytestmark = pytest.mark.filterwarnings("ignore")
 
@@ -214,3 +217,25 @@ def test_workers_of_a_loader_let_go(path: Path, calls) -> None:
         torch.stack(batches).log()
     assert calls(op="torch.Tensor.log")
     assert not calls(op="torch.Tensor.exp")
+
+
+def test_views_of_a_kept_buffer_are_not_kept_again(path: Path) -> None:
+    layer = torch.nn.Linear(64, 192)
+    x = torch.randn(8, 64)
+    with trueup.capture(path, level="api", detail="tensor", on_error="stop"):
+        q, k, v = layer(x).split(64, dim=1)
+        scores = q @ k.transpose(0, 1)
+        v.add_(1.0)  # another version of the buffer
+        scores @ v
+    capture = open_capture(path)
+    rows = [row for row in capture.records().to_pylist() if row["digest"] is not None]
+    for row in rows:
+        place = (row["payload_segment"], row["payload_key"], row["payload_view"])
+        payload = np.ascontiguousarray(capture.payload(0, *place))
+        assert kernels.hexadecimal(kernels.digest(payload)) == row["digest"], row["op"]
+    whole = next(row for row in rows if (row["op"], row["slot"]) == ("torch.nn.functional.linear", "output.0"))
+    views = [row for row in rows if row["payload_view"] is not None]
+    assert {row["payload_key"] for row in views} == {whole["payload_key"]}
+    assert {row["op"].rpartition(".")[2] for row in views} >= {"split", "transpose"}
+    written = sum(row["numel"] for row in {(r["payload_key"]): r for r in rows if r["payload_view"] is None}.values())
+    assert written < sum(row["numel"] for row in {r["digest"]: r for r in rows}.values())

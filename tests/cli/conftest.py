@@ -34,7 +34,7 @@ class FakeCapture:
             table = table.filter(pc.equal(table[name], value))
         return table.select(columns) if columns is not None else table
 
-    def payload(self, rank: int, segment: str, key: str) -> np.ndarray[Any, Any]:
+    def payload(self, rank: int, segment: str, key: str, view: Any = None) -> np.ndarray[Any, Any]:
         assert (rank, segment, key) == (0, "tensors-0000.safetensors", "k0")
         return np.sin(np.arange(4096, dtype=np.float32)).reshape(64, 64)
 
@@ -48,7 +48,7 @@ def row(seq: int, slot: str, **changes: Any) -> dict[str, Any]:
         "ordinal": 0, "slot": slot, "dtype": "float32", "shape": [64, 64], "device": "npu:0", "numel": 4096,
         "min": -0.99999, "max": 1.0, "mean": 1.9e-4, "l2": 45.2548, "n_nan": 0, "n_posinf": 0, "n_neginf": 0,
         "n_zero": 1, "n_subnormal": 0, "n_saturated": 0, "digest": "00aa11bb22cc33dd", "payload_segment": None,
-        "payload_key": None, "value": None, "producer_seq": None, "site": 7,
+        "payload_key": None, "payload_view": None, "value": None, "producer_seq": None, "site": 7,
     }  # fmt: skip
     return made | changes
 

@@ -66,10 +66,10 @@ def slow_disk(out: str, steps: int, megabytes_per_second: float, wide: int, **op
 
     write = durable.write_file
 
-    def throttled(path: Path, chunks: Any, *, replace: bool = True) -> None:
+    def throttled(path: Path, chunks: Any, *, replace: bool = True, sync: bool = True) -> None:
         chunks = [bytes(chunk) for chunk in chunks] if path.suffix == ".json" else list(chunks)
         time.sleep(sum(memoryview(chunk).nbytes for chunk in chunks) / megabytes_per_second / MB)
-        write(path, chunks, replace=replace)
+        write(path, chunks, replace=replace, sync=sync)
 
     durable.write_file = throttled
     layers = torch.nn.Sequential(*(torch.nn.Linear(wide, wide) for _ in range(4)))
@@ -103,12 +103,12 @@ def hanging_disk(out: str, steps: int, patience: float, **options: Any) -> None:
     write = durable.write_file
     written: list[Path] = []
 
-    def hangs(path: Path, chunks: Any, *, replace: bool = True) -> None:
+    def hangs(path: Path, chunks: Any, *, replace: bool = True, sync: bool = True) -> None:
         if len(written) > 8:
             print("hanging", flush=True)
             time.sleep(10**6)
         written.append(path)
-        write(path, chunks, replace=replace)
+        write(path, chunks, replace=replace, sync=sync)
 
     durable.write_file = hangs
     train(out, steps, 0.05, **options)
@@ -141,7 +141,7 @@ def forks_while_writing(out: str, steps: int, how: str) -> None:
     middle: list[str] = []
     write = durable.write_file
 
-    def in_two_halves(path: Path, chunks: Any, *, replace: bool = True) -> None:
+    def in_two_halves(path: Path, chunks: Any, *, replace: bool = True, sync: bool = True) -> None:
         def halves() -> Any:
             for chunk in chunks:
                 view = memoryview(chunk).cast("B")
@@ -151,7 +151,7 @@ def forks_while_writing(out: str, steps: int, how: str) -> None:
                 middle.clear()
                 yield view[len(view) // 2 :]
 
-        write(path, halves(), replace=replace)
+        write(path, halves(), replace=replace, sync=sync)
 
     durable.write_file = in_two_halves
     flusher.FLUSH_SECONDS = 0.02

@@ -15,7 +15,6 @@ import pytest
 from trueup.model import PACKED, TrueupError
 from trueup.recorder import CaptureOptions, Recorder, Statistics, Tensor, backlog
 from trueup.recorder import recorder as module
-
 from trueup.recorder.sites import Sites
 from trueup.store import Writer, open_capture
 
@@ -106,7 +105,7 @@ def test_training_waits_for_a_slow_disk(tmp_path: Path, monkeypatch: pytest.Monk
     recorder = make(tmp_path / "c")
     for _ in range(300):
         add(recorder)
-        most = max(most, recorder._flusher.backlog.held + recorder._bytes)
+        most = max(most, recorder._flusher.backlog.held + len(recorder._rows) * module.ROW_BYTES)
     recorder.close()
     assert 32 * module.ROW_BYTES < most <= (32 + 2 * 9) * module.ROW_BYTES
     assert len(stored(tmp_path / "c")) == 300  # nothing is dropped
@@ -211,16 +210,21 @@ def test_payload_of_every_dtype(dtype: str, tmp_path: Path) -> None:
 
     array = np.ones((2, 3), getattr(ml_dtypes, dtype, dtype))
     recorder = make(tmp_path / "c", detail="tensor")
-    assert (recorder.wants_payload(5, dtype), recorder.wants_payload(5, dtype)) == (True, False)
+    first, second = (Statistics(np.zeros(PACKED), 5, array) for _ in range(2))
+    recorder.keep(first)
+    recorder.keep(second)
+    assert first.data is not None
+    assert second.data is None  # equal bytes are kept once
     call = recorder.begin("aten", "forward", "", "op")
     described = Tensor(dtype, [2, 3], [3, 1], "cpu", 6)
-    recorder.slot(call, "output.0", described, Statistics(np.zeros(PACKED), 5, array))
-    recorder.slot(call, "output.1", described, Statistics(np.zeros(PACKED), 5))
+    recorder.slot(call, "output.0", described, first)
+    recorder.slot(call, "output.1", described, second)
+    array[:] = 0  # what was kept is a copy
     recorder.close()
     rows = stored(tmp_path / "c")
     assert rows[0]["payload_key"] == rows[1]["payload_key"] is not None
     capture = open_capture(tmp_path / "c")
-    assert capture.payload(0, rows[0]["payload_segment"], rows[0]["payload_key"]).tobytes() == array.tobytes()
+    assert capture.payload(0, rows[0]["payload_segment"], rows[0]["payload_key"]).tobytes() == np.ones_like(array).tobytes()
 
 
 def here(sites: Sites) -> int | None:

@@ -206,3 +206,26 @@ def test_files_are_those_of_the_design(tmp_path: Path) -> None:
         "rank-00000/tensors-0000.safetensors",
     ]
     assert json.loads((tmp_path / "run" / "manifest.json").read_text())["format_version"] == 1
+
+
+def test_a_view_of_a_payload(tmp_path: Path) -> None:
+    array = np.arange(24, dtype=np.float32).reshape(4, 6)
+    out = writer(tmp_path / "run")
+    segment, key = out.add_payload(hexadecimal(digest(array)), "float32", (24,), array.tobytes())
+    out.close()
+    capture = open_capture(tmp_path / "run")
+    np.testing.assert_array_equal(capture.payload(0, segment, key, [1, 5, 4, 1, 6]), array.T[1:])
+    np.testing.assert_array_equal(capture.payload(0, segment, key, (2, 4, 2, 6, 1)), array[:, 2:4])
+    assert capture.payload(0, segment, key, [23]).tolist() == 23.0
+    assert capture.payload(0, segment, key, [24, 0, 1]).shape == (0,)
+
+
+@pytest.mark.parametrize(
+    "view", [[], [0, 25, 1], [1, 24, 1], [0, 2, 24], [-1, 2, 1], [0, -2, 1], [0, 2, -1], [0, 5, 5, 0, 0], [0, 2], ["x"], [0] * 131]
+)
+def test_a_view_beyond_its_payload_is_refused(view: list[int], tmp_path: Path) -> None:
+    out = writer(tmp_path / "run")
+    segment, key = out.add_payload("0" * 16, "float32", (24,), bytes(96))
+    out.close()
+    with pytest.raises(TrueupError, match="the view of tensor .* is damaged"):
+        open_capture(tmp_path / "run").payload(0, segment, key, view)

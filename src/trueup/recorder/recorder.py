@@ -23,9 +23,10 @@ from trueup.recorder.backlog import Stalled
 from trueup.recorder.filters import Patterns
 from trueup.recorder.flusher import Flusher
 from trueup.recorder.options import CaptureOptions, in_ranges
-from trueup.recorder.rows import Call, Kind, Row, Slot, Statistics, Tensor, columns
+from trueup.recorder.rows import Call, Kind, Place, Row, Slot, Statistics, Tensor, columns
 from trueup.recorder.seen import Seen
 from trueup.recorder.sites import Sites
+from trueup.recorder.slabs import Payload, Slabs
 from trueup.store import Displaced, Writer
 
 ROW_BYTES = 1024  # a row with its sketch, roughly
@@ -66,7 +67,9 @@ class Recorder:
         self._rows: deque[Row] = deque()
         self._payload_bytes = 0
         self._payloads: set[tuple[int, str]] = set()
-        self._places: dict[tuple[int, str], tuple[str, str]] = {}
+        self._slabs = Slabs()
+        self._copies: list[Payload] = []
+        self._places: dict[tuple[int, str], Place] = {}
         self._lock = threading.RLock()
         self._flusher: Flusher[list[Row]] = Flusher(self._hand_over, self._write, self._fail, self._tell_waiting)
         self._writer: Writer | None = None
@@ -109,22 +112,30 @@ class Recorder:
         if self._closed or self.failure is not None:
             return
         self._rows.append((self.step, call, slot, value, producer, stats))
-        if stats is not None and stats.data is not None:
-            with self._lock:
-                self._payload_bytes += stats.data.nbytes
         self._flusher.start()
         if len(self._rows) * ROW_BYTES + self._payload_bytes > backlog.PORTION_BYTES:
             self._hand_over()
             self._flusher.hold()
 
-    def wants_payload(self, digest: int, dtype: str) -> bool:
-        """Tell, once, that these bytes are not in the capture yet."""
-        key = (digest, dtype)
+    def keep(self, stats: Statistics, within: tuple[Statistics, tuple[int, ...]] | None = None) -> None:
+        """Copy the bytes that ``stats.data`` shows, unless the capture has them; the rows that show them come after.
+
+        Args:
+            stats: of a buffer.
+            within: a buffer of the same dtype that was copied before and holds them, and which part of it they are.
+        """
+        array = stats.data
+        if not isinstance(array, np.ndarray) or stats.digest is None:
+            return
+        key = (stats.digest, array.dtype.name)
         with self._lock:
-            if key in self._payloads:
-                return False
+            known = key in self._payloads
             self._payloads.add(key)
-            return True
+            if known or within is not None:
+                stats.data, stats.within = None, None if known else within
+                return
+            self._payload_bytes += array.nbytes
+        stats.data = self._slabs.copy(array)
 
     @property
     def selected(self) -> bool:
@@ -213,19 +224,28 @@ class Recorder:
         writer.write_parts(
             {step: columns([rows[k] for k in picked], [places[k] for k in picked]) for step, picked in by_step.items()}
         )
+        for payload in self._copies:  # their segments are written by now
+            payload.release()
+        self._copies.clear()
         self.calls = max(self.calls, rows[-1][1].seq + 1)
 
-    def _store_payload(self, writer: Writer, slot: Slot, stats: Statistics | None) -> tuple[str, str] | None:
+    def _store_payload(self, writer: Writer, slot: Slot, stats: Statistics | None) -> Place | None:
         if stats is None or slot.tensor is None or self.options.detail != "tensor" or stats.digest is None:
             return None
         dtype = slot.tensor.dtype
         key = (stats.digest, dtype)
-        if stats.data is not None:
+        if isinstance(payload := stats.data, Payload):
             # Kept flat: a view of the same bytes in another shape is the same payload.
             # As bytes: NumPy hands out no buffer of the dtypes of ml_dtypes.
-            raw = stats.data.reshape(-1).view(np.uint8)
-            self._places[key] = writer.add_payload(f"{stats.digest:016x}", dtype, (stats.data.size,), raw)
+            raw = payload.array.view(np.uint8)
+            segment = writer.add_payload(f"{stats.digest:016x}", dtype, (payload.array.size,), raw)
+            self._places[key] = (*segment, None)
+            self._copies.append(payload)
             stats.data = None
+        elif stats.within is not None:
+            (whole, view), stats.within = stats.within, None
+            if (place := self._places.get((whole.digest or 0, dtype))) is not None:
+                self._places[key] = (*place[:2], view)
         return self._places.get(key)
 
     def _open(self) -> Writer:

@@ -14,8 +14,10 @@ from typing import Any
 
 import numpy as np
 import pyarrow as pa
+from numpy.typing import NDArray
 
 from trueup.model import PACKED
+from trueup.recorder.slabs import Payload
 from trueup.store import statistics as spread
 
 
@@ -89,33 +91,40 @@ class Statistics:
     """What was measured of one buffer, shared by every slot that shows the same bytes.
 
     ``values`` is the packed float64 vector of `trueup.kernels`, as a NumPy array or still on its device; ``data`` holds the
-    bytes (a copy) until the writer has taken them.
+    bytes until the writer has taken them: the kernel's view of them at first, then a copy.
     """
 
-    __slots__ = ("data", "digest", "values")
+    __slots__ = ("data", "digest", "values", "within")
 
-    def __init__(self, values: Any = None, digest: int | None = None, data: np.ndarray[Any, Any] | None = None) -> None:
+    def __init__(self, values: Any = None, digest: int | None = None, data: NDArray[Any] | Payload | None = None) -> None:
         self.values = values
         self.digest = digest
         self.data = data
+        self.within: tuple[Statistics, tuple[int, ...]] | None = None
+        """A buffer whose bytes are kept and that these are part of: offset, sizes and strides there, in elements."""
 
 
 Row = tuple[int, Call, Slot, "str | None", "tuple[int, str] | None", "Statistics | None"]
 """One slot of one call: step, call, slot, non-tensor arguments, (seq, slot) of the call that last wrote the storage, statistics."""
 
 
-def columns(rows: Sequence[Row], places: Sequence[tuple[str, str] | None]) -> dict[str, Any]:
+Place = tuple[str, str, "tuple[int, ...] | None"]
+"""Where a slot's bytes lie: segment, key, and which part of that tensor they are (None: all of it)."""
+
+
+def columns(rows: Sequence[Row], places: Sequence[Place | None]) -> dict[str, Any]:
     """Turn rows into the columns of a part.
 
     Args:
         rows: whose statistics are on the host by now.
-        places: segment and key of each row's payload.
+        places: of each row's payload.
     """
     _, calls, slots, values, producers, statistics = zip(*rows, strict=True)
     table = _of_calls(calls) | _of_slots(slots) | _of_producers(producers) | _of_statistics(statistics)
     table["value"] = values
     table["payload_segment"] = [None if p is None else p[0] for p in places]
     table["payload_key"] = [None if p is None else p[1] for p in places]
+    table["payload_view"] = [None if p is None else p[2] for p in places]
     return table
 
 

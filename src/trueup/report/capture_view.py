@@ -41,7 +41,7 @@ class CaptureLike(Protocol):
     def records(self, columns: Any = None, **where: Any) -> pa.Table:
         """Return rows, one per slot."""
 
-    def payload(self, rank: int, segment: str, key: str) -> np.ndarray[Any, Any]:
+    def payload(self, rank: int, segment: str, key: str, view: Any = None) -> np.ndarray[Any, Any]:
         """Return a tensor."""
 
     def sites(self, rank: int) -> Any:

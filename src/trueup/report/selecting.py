@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 COLUMNS = (
     "step", "rank", "seq", "phase", "level", "scope", "op", "ordinal", "slot", "dtype", "shape", "device", "numel",
     "min", "max", "mean", "l2", "n_nan", "n_posinf", "n_neginf", "n_zero", "n_subnormal", "n_saturated", "digest",
-    "payload_segment", "payload_key", "value", "producer_seq", "site",
+    "payload_segment", "payload_key", "payload_view", "value", "producer_seq", "site",
 )  # fmt: skip
 """All that is shown of a record; the sketch, its widest column, is not."""
 

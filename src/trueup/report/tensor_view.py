@@ -128,7 +128,8 @@ def _elements(capture: CaptureLike, record: dict[str, Any], call: Call, console:
         command = f"trueup capture -o DIR --detail tensor {what} -- COMMAND"
         console.print(Text(f"  {command}"), soft_wrap=True)
         return
-    values = np.asarray(capture.payload(record["rank"], record["payload_segment"], record["payload_key"]))
+    place = [record["rank"], *(record.get(f"payload_{part}") for part in ("segment", "key", "view"))]
+    values = np.asarray(capture.payload(*place))
     rows = histogram(values)
     most = max((count for *_, count in rows), default=0)
     edges = [(number(low), number(high), count) for low, high, count in rows]

@@ -14,13 +14,14 @@ from trueup.store.layout import TEMPORARY
 Bytes = bytes | bytearray | memoryview
 
 
-def write_file(path: Path, chunks: Iterable[Any], *, replace: bool = True) -> None:
+def write_file(path: Path, chunks: Iterable[Any], *, replace: bool = True, sync: bool = True) -> None:
     """Write ``chunks`` (bytes-like) to ``path`` atomically; after a failure neither it nor its temporary file is left.
 
     Args:
         path: the folder must exist.
         chunks: written one after the other, without a copy.
         replace: False raises FileExistsError when ``path`` exists, whoever came first.
+        sync: False leaves it to the caller to make the file survive a power cut.
 
     Raises:
         OSError: disk full, no permission, folder gone.
@@ -31,7 +32,8 @@ def write_file(path: Path, chunks: Iterable[Any], *, replace: bool = True) -> No
             for chunk in chunks:
                 file.write(chunk)
             file.flush()
-            os.fsync(file.fileno())
+            if sync:
+                os.fsync(file.fileno())
         if replace:
             temporary.replace(path)
         else:
@@ -41,7 +43,8 @@ def write_file(path: Path, chunks: Iterable[Any], *, replace: bool = True) -> No
         with suppress(OSError):
             temporary.unlink()
         raise
-    sync_folder(path.parent)
+    if sync:
+        sync_folder(path.parent)
 
 
 def write_json(path: Path, content: dict[str, Any], *, replace: bool = True) -> None:

@@ -141,8 +141,11 @@ class Capture:
                 self.problems.append(text)
                 self.lost += [text] if lost else []
 
-    def payload(self, rank: int, segment: str, key: str) -> NDArray[Any]:
-        """Return a recorded tensor as a read-only array over the mapped file; a record names ``segment`` and ``key``.
+    def payload(self, rank: int, segment: str, key: str, view: Sequence[int] | None = None) -> NDArray[Any]:
+        """Return a recorded tensor as a read-only array over the mapped file.
+
+        A record names ``segment``, ``key`` and ``view`` (columns ``payload_...``); what has no view is flat or has the shape in
+        which it was written.
 
         Raises:
             TrueupError: the file is missing or damaged, or does not hold the tensor; the message says what can be done.
@@ -158,7 +161,7 @@ class Capture:
                 if len(self._segments) >= OPEN_SEGMENTS:
                     self._segments.pop(next(iter(self._segments)))
                 self._segments[rank, segment] = opened
-        return opened.tensor(key)
+        return opened.tensor(key, view)
 
     def sites(self, rank: int) -> dict[int, tuple[tuple[str, ...], str | None]]:
         """Return the call stacks of a rank: site -> (frames, innermost first; text of the innermost line or None)."""

@@ -48,6 +48,7 @@ COLUMNS: tuple[tuple[str, pa.DataType, str], ...] = (
     ("sketch", pa.list_(_FLOAT, LANES), "64 signed sums, from which the distance of two tensors is estimated"),
     ("payload_segment", _NAME, "file in the rank's folder that holds the bytes; null: not kept"),
     ("payload_key", pa.string(), "name of the tensor in that file"),
+    ("payload_view", pa.list_(_INT), "which of its elements: offset, sizes, strides, in elements; null: all, in order"),
     ("value", pa.string(), "non-tensor arguments as JSON, in slot 'arguments'"),
     ("producer_seq", _INT, "call that last wrote this storage; null: none that was recorded"),
     ("producer_slot", _NAME, "slot of that call"),
@@ -59,7 +60,9 @@ RECORDS = pa.schema([(name, kind) for name, kind, _ in COLUMNS])
 NAMES = frozenset(RECORDS.names)
 ENCODED = [name for name, kind, _ in COLUMNS if kind == _NAME]
 """Columns of few distinct strings, held as Arrow dictionaries."""
-DICTIONARIES = frozenset(ENCODED) | {"step", "rank", "shape.list.element", "strides.list.element", "producer_seq"}
+DICTIONARIES = frozenset(ENCODED) | {
+    "step", "rank", "shape.list.element", "strides.list.element", "payload_view.list.element", "producer_seq",
+}  # fmt: skip
 """Parquet columns that repeat themselves enough for a dictionary."""
 
 SITES = pa.schema([

@@ -10,7 +10,7 @@ from __future__ import annotations
 import json
 import math
 import mmap
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -104,12 +104,25 @@ class Segment:
                 f"{self.path} is truncated: expected {max(ends)} bytes of data, got {len(self.data)}; record it again"
             )
 
-    def tensor(self, key: str) -> NDArray[Any]:
+    def tensor(self, key: str, view: Sequence[int] | None = None) -> NDArray[Any]:
         """Return a tensor as a read-only array over the file.
 
+        Args:
+            key: its name.
+            view: offset, sizes and strides in elements of the part of it that is wanted; None for all.
+
         Raises:
-            TrueupError: the segment does not hold it, or its entry is damaged.
+            TrueupError: the segment does not hold it, or its entry or the view is damaged.
         """
+        whole = self._whole(key)
+        if view is None:
+            return whole
+        try:
+            return _part(whole, [int(number) for number in view])
+        except (TypeError, ValueError) as error:
+            raise TrueupError(f"{self.path}: the view of tensor {key!r} is damaged ({error}); record it again") from None
+
+    def _whole(self, key: str) -> NDArray[Any]:
         entry = self.header.get(key)
         if entry is None or key == "__metadata__":
             raise TrueupError(f"{self.path} holds no tensor {key!r}: the capture is damaged; record it again")
@@ -122,6 +135,19 @@ class Segment:
             raise TrueupError(
                 f"{self.path}: the entry of tensor {key!r} is damaged ({error}); record it again"
             ) from None
+
+
+def _part(whole: NDArray[Any], view: list[int]) -> NDArray[Any]:
+    offset, count = view[0] if view else -1, len(view) // 2
+    sizes, strides = view[1 : 1 + count], view[1 + count :]
+    if len(sizes) != len(strides) or count > 64 or min(view) < 0:
+        raise ValueError(f"expected an offset, and as many strides as sizes, got {view[:129]}")
+    last = offset + sum((size - 1) * stride for size, stride in zip(sizes, strides, strict=True))
+    if math.prod(sizes) > whole.size or (0 not in sizes and last >= whole.size):
+        raise ValueError(f"{view} reaches beyond its {whole.size} elements")
+    start = whole.reshape(-1)[offset:] if 0 not in sizes else whole.reshape(-1)[:0]
+    bytes_of = [stride * whole.itemsize for stride in strides]
+    return np.lib.stride_tricks.as_strided(start, sizes, bytes_of, writeable=False)
 
 
 def _has_offsets(entry: Any) -> bool:

@@ -1,7 +1,8 @@
 """Writing one rank of a capture: parts of records, payload segments, call stacks, manifest.
 
-Every file appears whole or not at all, and nothing refers to a file that is not yet on disk, so a process killed at any
-point leaves a capture that is readable up to its last flush.
+Every file appears whole or not at all, and nothing refers to a file that is not yet written, so a process killed at any
+point leaves a capture that is readable up to its last flush. Parts and payload are synced behind, the manifest that calls a
+capture complete after all of them.
 """
 
 from __future__ import annotations
@@ -23,6 +24,7 @@ from trueup.store.ownership import Displaced, check_run, holder, take
 from trueup.store.parallel import side_by_side
 from trueup.store.seal import sealed
 from trueup.store.segment import PendingSegment
+from trueup.store.syncing import Syncer
 
 SEGMENT_BYTES = 64 * 2**20
 """Payload that is gathered before a segment is written."""
@@ -71,6 +73,7 @@ class Writer:
         self._sites: list[tuple[int, list[str], str | None]] = []
         self._site_parts = 0
         self._noted = False
+        self._syncer = Syncer()
         self._write_manifest()
 
     def write_records(self, step: int, columns: Mapping[str, Any]) -> None:
@@ -92,7 +95,6 @@ class Writer:
         with self._lock:
             self._flush()
             written = side_by_side(self._write_part, list(parts.items()))
-            durable.sync_folder(self.folder)
             self._counts["parts"] += sum(rows > 0 for rows in written)
             self._counts["rows"] += sum(written)
 
@@ -105,7 +107,7 @@ class Writer:
             folder = self.folder / layout.step_name(step)
             folder.mkdir(exist_ok=True)  # without parents: a capture that was removed is not half resurrected
             part = self._parts.get(step, 0)
-            durable.write_file(folder / f"records-{part:04d}.parquet", sealed(encode_records(table)))
+            self._write(folder / f"records-{part:04d}.parquet", sealed(encode_records(table)))
             self._parts[step] = part + 1
         return rows
 
@@ -172,6 +174,7 @@ class Writer:
             if self._manifest["status"] != "recording":
                 return
             self._flush()
+            self._syncer.wait()
             self._write_manifest(status)
 
     def displaced(self) -> bool:
@@ -201,7 +204,7 @@ class Writer:
         full = self._pending
         self._pending = self._next_segment()  # whatever happens: memory must not grow on a full disk
         try:
-            durable.write_file(self.folder / full.name, full.chunks())
+            self._write(self.folder / full.name, full.chunks())
             self._counts["payload_bytes"] += full.size
         except OSError as error:
             for key, *_ in full.tensors:
@@ -213,9 +216,13 @@ class Writer:
         columns = [list(column) for column in zip(*self._sites, strict=True)]
         table = pa.table(columns, schema=schema.SITES)
         path = self.folder / f"sites-{self._site_parts:04d}.parquet"
-        durable.write_file(path, sealed(_encode(table, compression="zstd", write_page_checksum=True)))
+        self._write(path, sealed(_encode(table, compression="zstd", write_page_checksum=True)))
         self._site_parts += 1
         self._sites = []
+
+    def _write(self, path: Path, chunks: Iterable[Any]) -> None:
+        durable.write_file(path, chunks, sync=False)
+        self._syncer.add(path)
 
     def _write_manifest(self, status: str = "recording") -> None:
         content = {**self._manifest, "status": status, "written": dict(self._counts)}

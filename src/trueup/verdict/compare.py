@@ -272,10 +272,10 @@ def _at(judged: Judged) -> tuple[int, int]:
     return judged.call.candidate.step, judged.call.candidate.seq
 
 
-def _payload(capture: Capture, rank: int, segment: str, key: str) -> Array | None:
+def _payload(capture: Capture, rank: int, segment: str, key: str, view: tuple[int, ...] | None) -> Array | None:
     """Return a tensor, None where it is lost: the capture then says so, and its sketch is measured instead."""
     try:
-        return capture.payload(rank, segment, key)
+        return capture.payload(rank, segment, key, view)
     except TrueupError as error:
         text = f"rank {rank}: {error}"
         if text not in capture.lost:

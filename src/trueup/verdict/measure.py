@@ -12,10 +12,10 @@ import numpy as np
 from trueup.kernels import distance
 from trueup.model import NUMBERS
 from trueup.verdict.criteria import normalised
-from trueup.verdict.streams import Array, Row, Stream
+from trueup.verdict.streams import Array, Place, Row, Stream
 
 Method = Literal["digest", "tensor", "sketch", "value", "none"]
-Payload = Callable[[str, str], Array | None]
+Payload = Callable[[str, str, "tuple[int, ...] | None"], Array | None]
 """Returns the tensor that a record names, None where it is lost."""
 
 COUNTS = [NUMBERS.index(n) for n in ("n_nan", "n_posinf", "n_neginf")]
@@ -173,7 +173,7 @@ def _from_digests(error: SlotError, baseline: str | None, candidate: str | None)
 
 
 def _tensors(
-    payloads: tuple[Payload, Payload], b: tuple[str, str] | None, c: tuple[str, str] | None
+    payloads: tuple[Payload, Payload], b: Place | None, c: Place | None
 ) -> tuple[Array, Array] | None:
     """Return both sides' bytes, None unless both are there."""
     if b is None or c is None:

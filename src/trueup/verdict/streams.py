@@ -13,6 +13,8 @@ from trueup.model import NUMBERS, CallKey, TensorStats
 from trueup.store import sketch_matrix
 
 Array = np.ndarray[Any, Any]
+Place = tuple[str, str, "tuple[int, ...] | None"]
+"""Where a slot's payload lies: segment, key, and which part of that tensor it is."""
 
 
 @dataclass(slots=True)
@@ -73,7 +75,7 @@ class Stream:
     value: list[str | None]
     producer: list[int | None]
     producer_slot: list[str | None]
-    payload: list[tuple[str, str] | None]
+    payload: list[Place | None]
 
     def is_measured(self, k: int) -> bool:
         """Tell whether statistics of slot row ``k`` were recorded."""
@@ -91,7 +93,8 @@ class Stream:
 
 
 _CALL = ("rank", "step", "seq", "parent", "phase", "level", "scope", "op", "ordinal", "forward_seq", "site")
-_SLOT = ("slot", "dtype", "shape", "digest", "payload_segment", "payload_key", "value", "producer_seq", "producer_slot")
+_SLOT = ("slot", "dtype", "shape", "digest", "payload_segment", "payload_key", "payload_view", "value",
+         "producer_seq", "producer_slot")
 
 COLUMNS = (*_CALL, *_SLOT, "numel", *NUMBERS, "sketch")
 
@@ -109,7 +112,7 @@ def load(table: pa.Table) -> Stream:
     numbers = np.empty((table.num_rows, len(NUMBERS)))
     for k, name in enumerate(NUMBERS):
         numbers[:, k] = table.column(name).cast(pa.float64()).to_numpy(zero_copy_only=False)
-    places = zip(slots["payload_segment"], slots["payload_key"], strict=True)
+    places = zip(slots["payload_segment"], slots["payload_key"], slots["payload_view"], strict=True)
     return Stream(
         calls=calls,
         by_seq={row.seq: row for row in calls},
@@ -122,7 +125,7 @@ def load(table: pa.Table) -> Stream:
         value=slots["value"],
         producer=slots["producer_seq"],
         producer_slot=slots["producer_slot"],
-        payload=[None if segment is None else (segment, key) for segment, key in places],
+        payload=[None if segment is None else (segment, key, view) for segment, key, view in places],
     )
 
 

@@ -23,7 +23,7 @@ STAND_INS = frozenset({"FakeTensor", "FunctionalTensor", "AsyncCollectiveTensor"
 class Storage:
     """What is known of a live storage."""
 
-    __slots__ = ("alive", "known", "producers", "uninitialised", "version")
+    __slots__ = ("alive", "known", "producers", "uninitialised", "version", "whole")
 
     def __init__(self, alive: weakref.ref[torch.UntypedStorage]) -> None:
         self.alive = alive
@@ -32,6 +32,25 @@ class Storage:
         self.producers: dict[str, tuple[int, str]] = {}
         self.known: dict[tuple[Any, ...], Statistics] = {}
         """Statistics by view, of the present version only: what an older one held is never asked for again."""
+        self.whole: tuple[torch.dtype, Statistics] | None = None
+        """What of `known` shows all the bytes, which were kept for it: other views of them need not be kept again."""
+
+    def forget(self) -> None:
+        """Note that what the storage holds is about to differ, or does."""
+        self.known.clear()
+        self.whole = None
+
+    def covered_by(self, tensor: torch.Tensor) -> bool:
+        """Tell whether a contiguous tensor shows all of the storage."""
+        return bool(tensor.storage_offset() == 0 and tensor.nbytes == tensor.untyped_storage().nbytes())
+
+    def place_of(self, tensor: torch.Tensor) -> tuple[Statistics, tuple[int, ...]] | None:
+        """Return what was measured of all the bytes, and where in them this tensor lies; None where nothing was."""
+        if self.whole is None or self.whole[0] is not tensor.dtype or tensor.is_neg() or tensor.is_conj():
+            return None
+        if tensor.nbytes > tensor.untyped_storage().nbytes():  # expanded
+            return None
+        return self.whole[1], (tensor.storage_offset(), *tensor.shape, *tensor.stride())
 
     def producer(self, level: str) -> tuple[int, str] | None:
         """Return the call and slot that last wrote the storage: of that level if one was seen, else of any."""
@@ -70,21 +89,23 @@ class Buffers:
                 return self._measure(tensor)
             version = tensor._version
             if version != storage.version:
-                storage.known.clear()
+                storage.forget()
                 storage.version = version
         key = (tensor.storage_offset(), layout.view)
         stats = storage.known.get(key)
         if stats is None:
-            stats = self._measure(tensor)
+            stats = self._measure(tensor, storage)
             if stats is not None:
                 storage.known[key] = stats
+                if stats.data is not None and len(layout.view) == 2 and storage.covered_by(tensor):
+                    storage.whole = tensor.dtype, stats
         return stats
 
     def written(self, tensor: torch.Tensor) -> None:
         """Note that a call wrote this tensor in place: what was measured of its storage holds no longer."""
         storage = self.storage(tensor)
         if storage is not None:
-            storage.known.clear()
+            storage.forget()
             storage.uninitialised = False
 
     def allocated(self, tensor: torch.Tensor) -> None:
@@ -132,7 +153,7 @@ class Buffers:
         """Forget what was measured and who wrote it: what ran meanwhile was not seen."""
         self._storages.clear()
 
-    def _measure(self, tensor: torch.Tensor) -> Statistics | None:
+    def _measure(self, tensor: torch.Tensor, storage: Storage | None = None) -> Statistics | None:
         self.reads += 1
         try:
             stats = measure(tensor, self._detail)
@@ -140,8 +161,7 @@ class Buffers:
             self._recorder.note(f"no statistics for {type(tensor).__name__} on {tensor.device}: {str(error).splitlines()[0]}")
             return None
         if stats.data is not None:
-            wanted = stats.digest is not None and self._recorder.wants_payload(stats.digest, str(stats.data.dtype))
-            stats.data = stats.data.copy() if wanted else None
+            self._recorder.keep(stats, None if storage is None else storage.place_of(tensor))
         return stats
 
 

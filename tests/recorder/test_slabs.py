@@ -1,0 +1,65 @@
+"""Copies of payload: right whatever the strides, in memory that is used again once it is released."""
+
+from __future__ import annotations
+
+import threading
+
+import numpy as np
+import pytest
+
+from trueup.recorder import slabs as module
+from trueup.recorder.slabs import Slabs
+
+
+@pytest.fixture(autouse=True)
+def _small(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "SLAB_BYTES", 4096)
+
+
+def test_a_copy_is_flat_and_in_logical_order() -> None:
+    array = np.arange(24, dtype=np.float32).reshape(2, 3, 4).transpose(2, 0, 1)
+    payload = Slabs().copy(array)
+    expected = array.reshape(-1).copy()
+    array[:] = 0
+    np.testing.assert_array_equal(payload.array, expected)
+
+
+@pytest.mark.parametrize("shape", [(), (0,), (1,), (5000,)])
+def test_every_size(shape: tuple[int, ...]) -> None:
+    array = np.full(shape, 7.0)
+    assert Slabs().copy(array).array.tolist() == array.reshape(-1).tolist()
+
+
+def test_memory_is_used_again_only_when_all_in_it_is_released() -> None:
+    slabs = Slabs()
+    copies = [slabs.copy(np.full(100, k, np.float64)) for k in range(12)]  # 5 to a slab
+    memories = {payload._slab.memory.ctypes.data for payload in copies}
+    assert len(memories) == 3
+    for payload in copies[:4]:
+        payload.release()
+    later = [slabs.copy(np.full(100, 50.0)) for _ in range(5)]
+    assert copies[4].array.tolist() == [4.0] * 100
+    for payload in (*copies[4:10], *later[:3]):
+        payload.release()
+    again = [slabs.copy(np.full(100, 60.0)) for _ in range(10)]
+    assert {payload._slab.memory.ctypes.data for payload in again} & memories
+    assert copies[10].array.tolist() == [10.0] * 100
+    assert copies[11].array.tolist() == [11.0] * 100
+
+
+def test_threads_share_slabs() -> None:
+    slabs, wrong = Slabs(), []
+
+    def work(number: int) -> None:
+        for k in range(300):
+            payload = slabs.copy(np.full(60, 1000 * number + k, np.int64))
+            if set(payload.array.tolist()) != {1000 * number + k}:
+                wrong.append((number, k))
+            payload.release()
+
+    threads = [threading.Thread(target=work, args=(number,)) for number in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert not wrong
