@@ -227,5 +227,5 @@ def test_a_view_beyond_its_payload_is_refused(view: list[int], tmp_path: Path) -
     out = writer(tmp_path / "run")
     segment, key = out.add_payload("0" * 16, "float32", (24,), bytes(96))
     out.close()
-    with pytest.raises(TrueupError, match="the view of tensor .* is damaged"):
+    with pytest.raises(TrueupError, match=r"the view of tensor .* is damaged"):
         open_capture(tmp_path / "run").payload(0, segment, key, view)

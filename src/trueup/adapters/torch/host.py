@@ -49,15 +49,21 @@ def on_host(tensor: torch.Tensor, detail: str) -> Statistics:
 
 
 def _by_address(tensor: torch.Tensor, detail: str) -> Statistics | None:
-    """Measure with the compiled kernel; None where it is missing or knows the dtype not."""
+    """Measure with the compiled kernel; None where it is missing or knows the dtype not.
+
+    Raises:
+        RuntimeError: the tensor has sizes and no memory.
+    """
     kernel, kind = kernels.native(), _KINDS.get(tensor.dtype)
     if kernel is None or kind is None:
         return None
     if tensor.is_neg() or tensor.is_conj():
         tensor = tensor.resolve_conj().resolve_neg()
+    start = tensor.data_ptr()
+    if not start and tensor.numel():  # the efficient zeros of forward-mode differentiation
+        raise RuntimeError("it has no memory of its own")
     values, pointer = (None, 0) if detail == "digest" else _rows.take()
-    digest = kernel.measure(tensor.data_ptr(), kind, tensor.shape, tensor.stride(), pointer, torch.get_num_threads())
-    return Statistics(values, digest)
+    return Statistics(values, kernel.measure(start, kind, tensor.shape, tensor.stride(), pointer, torch.get_num_threads()))
 
 
 def _by_array(tensor: torch.Tensor, detail: str) -> Statistics:
