@@ -33,7 +33,7 @@ static ALWAYS_INLINE void FN(rows)(const REAL *x, int rows, FN(Word) tiny, const
     VECTOR_OF low = g->low, high = g->high;
     BITS_OF small = {0};
     for (int c = 0; c < LANES; c += FN(COUNT)) {
-        Vector_double all[FN(PARTS)], lane[FN(PARTS)];
+        Vector_double all[FN(PARTS)], lane[FN(PARTS)]; /* all: longer chains of additions would lose more */
         memset(all, 0, sizeof all);
         memset(lane, 0, sizeof lane);
 #pragma GCC unroll 8
@@ -44,15 +44,14 @@ static ALWAYS_INLINE void FN(rows)(const REAL *x, int rows, FN(Word) tiny, const
             high = FN(max)(v, high);
             small = FN(count_below)(small, FN(magnitude)(v), limit);
             EACH_PART {
-                Vector_double d = FN(part)(v, p);
+                Vector_double d = FN(part)(x + LANES * r + c, v, p);
                 all[p] += d;
                 square[p] += d * d;
-                lane[p] = FN(lane_add)(lane[p], d, signs + 8 * r, c + DOUBLES * p);
+                lane[p] = lane_add(lane[p], d, signs + 8 * r, c + DOUBLES * p);
             }
         }
         EACH_PART {
-            Vector_double share = FN(lane_share)(lane[p], all[p]);
-            memcpy(g->lanes + c + DOUBLES * p, &share, sizeof share);
+            memcpy(g->lanes + c + DOUBLES * p, &lane[p], sizeof lane[p]);
             sum[p] += all[p];
         }
     }

@@ -71,16 +71,13 @@ static ALWAYS_INLINE Modes exact_modes(void) { return 0; }
 static ALWAYS_INLINE void restore_modes(Modes before) { (void)before; }
 #endif
 
-/* Measure a chunk. The digest goes on from `acc`, or, where `added` is not NULL, what each block adds is left there. */
-static void measure_chunk(const Job *job, int64_t chunk, Totals *t, uint64_t *acc, uint64_t *added)
+/* Measure the reals from `at` up to `end`, which lie in a row at `x`. The digest goes on from `acc`, or, where `added` is not
+ * NULL, what each block adds is left there. Returns where the next block's share goes. */
+static uint64_t *measure_row(const Job *job, int64_t at, int64_t end, const char *x, Totals *t, uint64_t *acc, uint64_t *added)
 {
-    char buffer[PIECE * 8] ALIGNED;
-    const int width = job->kind->width, parts = job->kind->parts;
-    const int64_t end = (chunk + 1) * CHUNK < job->reals ? (chunk + 1) * CHUNK : job->reals;
+    const int width = job->kind->width;
     const int64_t whole = job->digest ? xxh3_blocks(job->bytes) : 0;
-    for (int64_t at = chunk * CHUNK; at < end; at += PIECE) {
-        int n = end - at < PIECE ? (int)(end - at) : PIECE;
-        const char *x = source_read(job->source, at / parts, n / parts, buffer);
+    for (; at < end; at += PIECE, x += PIECE * width) {
         int64_t first = at * width / XXH_BLOCK, blocks = PIECE * width / XXH_BLOCK;
         blocks = first + blocks < whole ? blocks : whole - first;
         if (blocks > 0) {
@@ -88,8 +85,31 @@ static void measure_chunk(const Job *job, int64_t chunk, Totals *t, uint64_t *ac
             added += added ? 8 * blocks : 0;
         }
         if (job->statistics)
-            job->kernel->piece(x, at, n, job->kind, job->scale, t);
+            job->kernel->piece(x, at, end - at < PIECE ? (int)(end - at) : PIECE, job->kind, job->scale, t);
     }
+    return added;
+}
+
+/* Strided elements are copied first: by pieces to the first-level cache, or, where that transposes, by the chunk to the
+ * second-level cache, so that the columns use up the lines they lie in. */
+static NOINLINE void measure_gathered(const Job *job, int64_t at, int64_t end, Totals *t, uint64_t *acc, uint64_t *added)
+{
+    char buffer[CHUNK * 8] ALIGNED;
+    const int parts = job->kind->parts, grain = source_transposed(job->source) ? CHUNK : PIECE;
+    for (; at < end; at += grain) {
+        int64_t n = end - at < grain ? end - at : grain;
+        source_gather(job->source, at / parts, n / parts, buffer);
+        added = measure_row(job, at, at + n, buffer, t, acc, added);
+    }
+}
+
+static void measure_chunk(const Job *job, int64_t chunk, Totals *t, uint64_t *acc, uint64_t *added)
+{
+    const int64_t at = chunk * CHUNK, end = at + CHUNK < job->reals ? at + CHUNK : job->reals;
+    if (job->source->ndim)
+        measure_gathered(job, at, end, t, acc, added);
+    else
+        measure_row(job, at, end, job->source->base + at * job->kind->width, t, acc, added);
 }
 
 static void fold(Job *job, int64_t chunk, const Slot *slot)
@@ -181,7 +201,11 @@ static uint64_t digest_end(const Job *job)
     int64_t folded = XXH_BLOCK * xxh3_blocks(job->bytes), before = folded ? XXH_STRIPE : 0;
     const int unit = job->source->unit;
     int64_t first = (folded - before) / unit;
-    const char *x = source_read(job->source, first, job->source->elements - first, buffer);
+    const char *x = buffer;
+    if (job->source->ndim)
+        source_gather(job->source, first, job->source->elements - first, buffer);
+    else
+        x = job->source->base + first * unit;
     return xxh3_finish(job->acc, (const uint8_t *)x + before, job->bytes);
 }
 

@@ -2,6 +2,8 @@
 #ifndef TRUEUP_STRIDES_H
 #define TRUEUP_STRIDES_H
 
+#include <stdlib.h>
+
 #include "base.h"
 
 enum { DIMENSIONS = 64 }; /* as many as PyTorch and NumPy have */
@@ -35,13 +37,14 @@ static void source_settle(Source *s)
         s->ndim = 0;
 }
 
+typedef struct { uint64_t parts[2]; } Sixteen;
+
 #define COPY_STRIDED(type)                            \
     for (int64_t i = 0; i < count; i++, from += step) \
         memcpy(to + i * (int64_t)sizeof(type), from, sizeof(type))
 
 static void copy_run(char *to, const char *from, int64_t count, int64_t step, int unit)
 {
-    typedef struct { uint64_t parts[2]; } Sixteen;
     if (step == unit) {
         memcpy(to, from, (size_t)(count * unit));
         return;
@@ -55,44 +58,68 @@ static void copy_run(char *to, const char *from, int64_t count, int64_t step, in
     }
 }
 
+enum { TILE = 8 }; /* cache lines at a time: rows a power of two apart share the eight places of one cache set */
+
+#define COPY_TILES(type)                                                                                          \
+    for (int64_t i = 0; i < inner; i += TILE)                                                                     \
+        for (int64_t j = 0; j < outer; j += TILE)                                                                 \
+            for (int64_t q = j; q < outer && q < j + TILE; q++)                                                   \
+                for (int64_t r = i; r < inner && r < i + TILE; r++)                                               \
+                    memcpy(to + (q * inner + r) * (int64_t)sizeof(type), from + q * outer_step + r * inner_step, sizeof(type))
+
+/* Transpose: `outer` runs of `inner` elements each, of which memory holds the outer ones closer together. */
+static void copy_tiles(char *to, const char *from, int64_t outer, int64_t outer_step, int64_t inner, int64_t inner_step, int unit)
+{
+    switch (unit) {
+    case 1: COPY_TILES(uint8_t); break;
+    case 2: COPY_TILES(uint16_t); break;
+    case 4: COPY_TILES(uint32_t); break;
+    case 8: COPY_TILES(uint64_t); break;
+    default: COPY_TILES(Sixteen); break;
+    }
+}
+
+static ALWAYS_INLINE int source_transposed(const Source *s)
+{
+    return s->ndim > 1 && llabs(s->step[s->ndim - 2]) < llabs(s->step[s->ndim - 1]);
+}
+
 /* Write `count` elements from the `first` on to `to`. */
 static void source_gather(const Source *s, int64_t first, int64_t count, char *to)
 {
     int64_t index[DIMENSIONS];
-    int inner = s->ndim - 1;
+    const int inner = s->ndim - 1;
+    const int64_t width = s->size[inner], step = s->step[inner];
+    const int transposed = source_transposed(s);
     const char *from = s->base;
     for (int k = inner; k >= 0; k--) {
         index[k] = first % s->size[k];
         first /= s->size[k];
         from += index[k] * s->step[k];
     }
-    while (1) {
-        int64_t run = s->size[inner] - index[inner];
-        run = run < count ? run : count;
-        copy_run(to, from, run, s->step[inner], s->unit);
+    while (count > 0) {
+        int64_t run = width - index[inner], runs = 1;
+        if (transposed && index[inner] == 0 && count >= 2 * width) {
+            int64_t left = s->size[inner - 1] - index[inner - 1];
+            runs = count / width < left ? count / width : left;
+            copy_tiles(to, from, runs, s->step[inner - 1], width, step, s->unit);
+            run = runs * width;
+        } else {
+            run = run < count ? run : count;
+            copy_run(to, from, run, step, s->unit);
+        }
         count -= run;
-        if (count == 0)
-            return;
         to += run * s->unit;
-        from -= index[inner] * s->step[inner];
+        from -= index[inner] * step;
         index[inner] = 0;
-        for (int k = inner - 1; k >= 0; k--) {
-            from += s->step[k];
-            if (++index[k] < s->size[k])
+        for (int k = inner - 1; k >= 0; k--, runs = 1) {
+            from += runs * s->step[k];
+            if ((index[k] += runs) < s->size[k])
                 break;
-            from -= s->size[k] * s->step[k];
+            from -= index[k] * s->step[k];
             index[k] = 0;
         }
     }
-}
-
-/* Where `count` elements from the `first` on lie in a row: in the tensor itself, or copied to `buffer`. */
-static ALWAYS_INLINE const char *source_read(const Source *s, int64_t first, int64_t count, char *buffer)
-{
-    if (s->ndim == 0)
-        return s->base + first * s->unit;
-    source_gather(s, first, count, buffer);
-    return buffer;
 }
 
 #endif
