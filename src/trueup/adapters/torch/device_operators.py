@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import torch
 
-from trueup.adapters.torch.device_row import COLUMNS, EXTRAS, RANGES, WIDTH, Limits, limits_of, reals
+from trueup.adapters.torch.device_row import COLUMNS, RANGES, WIDTH, Limits, limits_of, reals
 from trueup.kernels.sketch import GOLDEN, GROUP, MIX, ROWS_PER_GROUP
 from trueup.model import LANES
 
@@ -44,47 +44,50 @@ def _join(parts: torch.Tensor) -> torch.Tensor:
 def _block(part: torch.Tensor, limits: Limits, block: int) -> torch.Tensor:
     """Return the row of one block, float64 ``(WIDTH,)``."""
     x = part.to(torch.float64)
+    extras: list[torch.Tensor] = []
     if part.dtype.is_floating_point:
         magnitude = x.abs()
-        counts, below = _counts(x, magnitude, limits)
-        keep = below[1]
-        low, high = torch.where(keep, x, INF).amin(), torch.where(keep, x, -INF).amax()
-        kept = torch.where(keep, x, 0.0)
+        equal, below = _bounds(limits, x.device)
+        is_below = magnitude < below
+        keep = is_below[1]
+        low, high, kept = torch.where(keep, x, INF).amin(), torch.where(keep, x, -INF).amax(), torch.where(keep, x, 0.0)
+        counts = [(x == equal).sum(1), is_below.sum(1)]
     else:
-        counts = torch.stack([x.new_zeros(()), x.new_zeros(()), (x == 0).sum(), *x.new_zeros(2), x.new_full((), x.numel())])
         low, high, kept = x.amin(), x.amax(), x
+        none = x.new_zeros(3)
+        counts = [none[:2], (x == 0).sum().view(1), none, x.new_full((1,), x.numel())]
     if part.dtype is torch.float64:
-        sums, extras = _scaled_sums(kept, magnitude)
+        total, squares, extras = _scaled_sums(kept, magnitude)
     else:
-        sums, extras = [kept.sum(), torch.linalg.vector_norm(kept).square()], []
+        total, squares = kept.sum(), torch.linalg.vector_norm(kept).square()
     padding = x.new_zeros(WIDTH - len(COLUMNS) - LANES - len(extras))
-    return torch.cat([torch.stack([low, high, *sums]), counts, _sketch(kept, block), *_as_vector(extras), padding])
+    lanes = _sketch(kept, block)
+    return torch.cat([torch.stack([low, high, total, squares]), *counts, lanes, *[e.view(1) for e in extras], padding])
 
 
-def _as_vector(numbers: list[torch.Tensor]) -> list[torch.Tensor]:
-    return [torch.stack(numbers)] if numbers else []
+_BOUNDS: dict[tuple[Limits, torch.device], tuple[torch.Tensor, torch.Tensor]] = {}
 
 
-def _counts(x: torch.Tensor, magnitude: torch.Tensor, limits: Limits) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return posinf, neginf, zero, small, saturated and kept, and which |x| are below the smallest normal and below the limit."""
-    equal = torch.stack([x == INF, x == -INF, x == 0, magnitude == limits.largest])
-    below = torch.stack([magnitude < limits.tiny, magnitude < limits.keep_below])
-    posinf, neginf, zero, saturated = equal.sum(1).unbind()
-    small, kept = below.sum(1).unbind()
-    return torch.stack([posinf, neginf, zero, small, saturated, kept]).to(torch.float64), below
+def _bounds(limits: Limits, device: torch.device) -> tuple[torch.Tensor, torch.Tensor]:
+    """Return the numbers that are counted, ``(5, 1)``, and those that |x| is held against, ``(2, 1)``; filled on the device."""
+    found = _BOUNDS.get((limits, device))
+    if found is None:
+        values = (INF, -INF, 0.0, limits.largest, -limits.largest, limits.tiny, limits.keep_below)
+        column = torch.cat([torch.full((1, 1), value, dtype=torch.float64, device=device) for value in values])
+        found = _BOUNDS[(limits, device)] = column[:5], column[5:]
+    return found
 
 
-def _scaled_sums(kept: torch.Tensor, magnitude: torch.Tensor) -> tuple[list[torch.Tensor], list[torch.Tensor]]:
-    """Return sum and squares of the middle of float64's range, then what `EXTRAS` names."""
+def _scaled_sums(kept: torch.Tensor, magnitude: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, list[torch.Tensor]]:
+    """Return sum and squares of the middle of float64's range, then `EXTRAS`."""
     bounds = RANGES[torch.float64]
     is_big, is_little = magnitude > bounds.big, magnitude < bounds.little
     big = torch.where(is_big, kept / bounds.scale, 0.0)
     rest = torch.where(is_big, 0.0, kept)
     middle = torch.where(is_little, 0.0, rest)
     little = torch.where(is_little, kept * bounds.scale, 0.0)
-    squares = [torch.linalg.vector_norm(v).square() for v in (middle, big, little)]
-    extras = dict(zip(EXTRAS, [big.sum(), *squares[1:]], strict=True))
-    return [rest.sum(), squares[0]], list(extras.values())
+    squares, big_squares, little_squares = (torch.linalg.vector_norm(v).square() for v in (middle, big, little))
+    return rest.sum(), squares, [big.sum(), big_squares, little_squares]
 
 
 def _sketch(kept: torch.Tensor, block: int) -> torch.Tensor:

@@ -172,12 +172,17 @@ class Ring:
             self._side.wait_event(written)
         with module.stream(self._side):
             source = _joined(spans)
-            host = torch.empty(source.shape, dtype=source.dtype, pin_memory=True)
+            host = _pinned(source)
             host.copy_(source, non_blocking=True)
             copied = module.Event()
             copied.record(self._side)
         copied.synchronize()
         return np.array(host.numpy())
+
+
+def _pinned(like: torch.Tensor) -> torch.Tensor:
+    """Return host memory that a device copies to without waiting; PyTorch keeps it for the next time."""
+    return torch.empty(like.shape, dtype=like.dtype, pin_memory=True)
 
 
 def _joined(spans: list[torch.Tensor]) -> torch.Tensor:

@@ -208,9 +208,10 @@ def measure(
     _put_count(out, 4, posinf, ACCUMULATOR, PAIR)
     _put_count(out, 5, neginf, ACCUMULATOR, PAIR)
     _put_count(out, 6, zero, ACCUMULATOR, PAIR)
-    _put_count(out, 7, small, ACCUMULATOR, PAIR)
-    _put_count(out, 8, saturated, ACCUMULATOR, PAIR)
-    _put_count(out, 9, kept, ACCUMULATOR, PAIR)
+    _put_count(out, 7, saturated, ACCUMULATOR, PAIR)
+    _put_count(out, 8, none, ACCUMULATOR, PAIR)
+    _put_count(out, 9, small, ACCUMULATOR, PAIR)
+    _put_count(out, 10, kept, ACCUMULATOR, PAIR)
     lanes = out + _FIRST_LANE + tl.arange(0, _LANES)
     if PAIR:
         sketch_sum, sketch_rest = tl.reduce((sketch, sketch_low), 0, _join)
