@@ -1,4 +1,4 @@
-"""Compile the Triton kernel for a device that need not be here: ``compiled.py cuda:90``."""
+"""Compile the Triton kernel for a device that need not be here: ``compiled.py cuda:90 [few]``."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import re
 import subprocess
 import sys
 import tempfile
+from collections.abc import Iterable
 from pathlib import Path
 
 import torch
@@ -19,6 +20,7 @@ POINTERS = {
     torch.float8_e5m2: "u8", torch.bool: "u8", torch.int8: "i8", torch.uint8: "u8", torch.int16: "i16", torch.uint16: "u16",
     torch.int32: "i32", torch.uint32: "u32", torch.int64: "i64", torch.uint64: "u64",
 }  # fmt: skip
+FEW = (torch.float64, torch.float32, torch.bfloat16, torch.float8_e4m3fn, torch.int64)
 SUMS = {torch.float64: "fp64", torch.float32: "fp32"}
 OPTIONS = {"enable_fp_fusion": False}
 ALIGNED = {(k,): [["tt.divisibility", 16]] for k in (0, 1)}
@@ -48,14 +50,14 @@ def _bytes(load: str) -> int:
     return (int(vector[1]) if vector else 1) * (int(width[1]) // 8 if width else 0)
 
 
-def main(name: str) -> None:
+def main(name: str, dtypes: Iterable[torch.dtype]) -> None:
     backend, architecture = name.split(":")
     target = GPUTarget(backend, int(architecture) if backend == "cuda" else architecture, 64 if backend == "hip" else 32)
     for accumulator, sums in SUMS.items():
-        for dtype, pointer in POINTERS.items():
+        for dtype in dtypes:
             if triton_statistics.takes(dtype, accumulator):
                 constants = triton_statistics._constants(dtype, accumulator) | {"HINTS": True}
-                types = {"x": f"*{pointer}", "out": f"*{sums}", "size": "i64", "programs": "i32", "turns": "i32"}
+                types = {"x": f"*{POINTERS[dtype]}", "out": f"*{sums}", "size": "i64", "programs": "i32", "turns": "i32"}
                 assembly = compiled(triton_kernel.measure, types, constants, target)
                 if backend == "cuda":
                     check_cuda(f"{dtype} in {sums}", assembly, 4 * dtype.itemsize)
@@ -65,4 +67,4 @@ def main(name: str) -> None:
 
 
 if __name__ == "__main__":
-    main(sys.argv[1])
+    main(sys.argv[1], FEW if "few" in sys.argv else POINTERS)

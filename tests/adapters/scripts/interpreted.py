@@ -14,14 +14,16 @@ import trueup
 from adapters.tensors import TENSORS
 from trueup import kernels
 from trueup.adapters.torch import device_statistics, statistics, triton_statistics
-from trueup.adapters.torch.device_row import is_masking, reals
 from trueup.model import NUMBERS, PACKED
 from trueup.store import open_capture
 
 CPU = torch.device("cpu")
 COUNTS = [k for k, number in enumerate(NUMBERS) if number.startswith("n_")]
-LARGE = {"float64", "every float16", "every bfloat16", "huge float32", "huge float64", "tiny float64"}
-"""Tensors cut for the pairs: the interpreter adds those in a Python loop."""
+PAIRED = (
+    "float32", "float16", "bfloat16", "int64", "int32", "uint8", "bool", "complex64", "every float8_e4m3fn", "every float8_e5m2",
+    "every bfloat16", "empty", "nan and inf", "only masks", "saturated half", "huge float32", "not contiguous",
+)  # fmt: skip
+"""Tensors for the pairs, cut short: the interpreter adds those in a Python loop."""
 
 
 def expected(tensor: torch.Tensor) -> np.ndarray[Any, Any]:
@@ -47,24 +49,24 @@ def values() -> None:
     for name, make in TENSORS.items():
         torch.manual_seed(3)
         tensor = make()
+        tensor = tensor[:5000] if name == "float64" else tensor
         check(name, tensor, torch.float64, 1e-14)
-        assert np.array_equal(measured(tensor, torch.float64), measured(tensor, torch.float64), equal_nan=True), name
+        if tensor.numel() < 10000:
+            assert np.array_equal(measured(tensor, torch.float64), measured(tensor, torch.float64), equal_nan=True), name
 
 
 def pairs() -> None:
-    """Every tensor, sums in pairs of float32; integers beyond 2**24 have rounded bounds and squares there."""
-    for name, make in TENSORS.items():
+    """Sums in pairs of float32; integers beyond 2**24 have rounded bounds and squares there."""
+    for name in PAIRED:
         torch.manual_seed(3)
-        tensor = make()
-        tensor = tensor[20000:20500] if name.startswith("every ") and tensor.numel() > 256 else tensor
-        tensor = tensor[:600] if name in LARGE else tensor
-        if triton_statistics.takes(reals(tensor).dtype, torch.float32):
-            check(name, tensor, torch.float32, 1e-7 if name in ("int32", "uint32") else 1e-13)
+        tensor = TENSORS[name]()
+        tensor = tensor[20000:] if tensor.numel() > 60000 else tensor
+        check(name, tensor.flatten()[:520] if tensor.dim() == 1 else tensor, torch.float32, 1e-7 if name == "int32" else 1e-13)
 
 
 def programs() -> None:
     """Sizes around the seams of groups and programs, and a pair of programs whose rows are merged."""
-    for size in (1, 63, 65, 511, 512, 513, 4096, 4097, 8193, 40000):
+    for size in (1, 63, 65, 511, 512, 513, 4096, 4097, 8193):
         x = torch.randn(size, generator=torch.Generator().manual_seed(size)) + 0.25
         x[size // 2] = float("-inf")
         check(f"size {size}", x, torch.float64, 1e-14)
@@ -73,8 +75,6 @@ def programs() -> None:
     triton_statistics.MAX_PROGRAMS = 3  # several turns, and a last one without work for some
     x = torch.randn(9000, generator=torch.Generator().manual_seed(2), dtype=torch.float64)
     check("turns", x, torch.float64, 1e-14)
-    assert is_masking(torch.bfloat16)
-    assert not is_masking(torch.float16)
 
 
 def captures() -> None:

@@ -107,8 +107,8 @@ def _put_count(out, place, count, ACCUMULATOR: tl.constexpr, PAIR: tl.constexpr)
 
 
 @triton.jit
-def _put_bound(out, place, bound, PAIR: tl.constexpr):
-    tl.store(out + place, bound)
+def _put_one(out, place, number, PAIR: tl.constexpr):
+    tl.store(out + place, number)
     if PAIR:
         tl.store(out + _WIDTH + place, 0.0)
 
@@ -201,8 +201,8 @@ def measure(
         out += program.to(tl.int64) * (2 * _WIDTH)
     else:
         out += program.to(tl.int64) * _WIDTH
-    _put_bound(out, 0, tl.min(tl.min(least, 0), 0).to(ACCUMULATOR), PAIR)
-    _put_bound(out, 1, tl.max(tl.max(most, 0), 0).to(ACCUMULATOR), PAIR)
+    _put_one(out, 0, tl.min(tl.min(least, 0), 0).to(ACCUMULATOR), PAIR)
+    _put_one(out, 1, tl.max(tl.max(most, 0), 0).to(ACCUMULATOR), PAIR)
     _put(out, 2, total, total_low, PAIR)
     _put(out, 3, squares, squares_low, PAIR)
     _put_count(out, 4, posinf, ACCUMULATOR, PAIR)
@@ -219,9 +219,14 @@ def measure(
         tl.store(lanes + _WIDTH, sketch_rest)
     else:
         tl.store(lanes, tl.sum(sketch, 0))
-    _put(out, _EXTRAS, big, big_low, PAIR)
-    _put(out, _EXTRAS + 1, big_squares, big_squares_low, PAIR)
-    _put(out, _EXTRAS + 2, little, little_low, PAIR)
+    if SCALED:
+        _put(out, _EXTRAS, big, big_low, PAIR)
+        _put(out, _EXTRAS + 1, big_squares, big_squares_low, PAIR)
+        _put(out, _EXTRAS + 2, little, little_low, PAIR)
+    else:
+        _put_one(out, _EXTRAS, 0.0, PAIR)
+        _put_one(out, _EXTRAS + 1, 0.0, PAIR)
+        _put_one(out, _EXTRAS + 2, 0.0, PAIR)
 
 
 @triton.jit(do_not_specialize=["rows"])
