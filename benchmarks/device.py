@@ -1,7 +1,7 @@
 """How fast a device measures its own tensors: GB/s of the Triton kernel and of PyTorch operators, and what a call costs the host.
 
-Each way, dtype and size is timed with the device's own events over calls enqueued together, beside a plain copy of the tensor on the
-device. Without a GPU there is nothing to measure, and it says so.
+Each way, dtype and size is timed with the device's own events over calls enqueued together, beside a plain copy of the tensor on
+the device. Without a GPU there is nothing to measure, and it says so.
 
     float32      16.777 MB  PyTorch operators, sums in float64       .. GB/s       .. us of the host   copy       .. GB/s
 """

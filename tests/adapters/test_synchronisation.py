@@ -55,7 +55,7 @@ def waits(monkeypatch: pytest.MonkeyPatch) -> Waits:
 def flushes(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     """Statistics per flush; flushes happen when a test asks for them and at the end."""
     monkeypatch.delitem(statistics.KERNELS, "npu")
-    monkeypatch.setattr("trueup.recorder.recorder.FLUSH_SECONDS", 3600.0)
+    monkeypatch.setattr("trueup.recorder.flusher.FLUSH_SECONDS", 3600.0)
     statistics.on_device(torch.ones(3, device="npu"), "stats")  # the device's way is tried once
     sizes: list[int] = []
     original = Recorder._write
@@ -90,7 +90,7 @@ def test_transfers_are_flushes_times_devices(path: Path, waits: Waits, flushes: 
         for _ in range(4):
             for _ in range(10):
                 torch.exp(x + 1)
-            capture._session.recorder._flush()
+            capture._session.recorder._flusher._flush()
         torch.exp(x)
     assert (len(flushes), waits.total(), ring.fetches - before) == (5, 5, 5)
 
@@ -102,7 +102,7 @@ def test_a_flush_with_nothing_on_a_device_transfers_nothing(path: Path, waits: W
 
 
 def test_only_the_writer_waits(path: Path, waits: Waits, flushes: list[int], monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("trueup.recorder.recorder.FLUSH_SECONDS", 0.01)
+    monkeypatch.setattr("trueup.recorder.flusher.FLUSH_SECONDS", 0.01)
     x = torch.randn(50, device="npu")
     with trueup.capture(path, level="api", on_error="stop"):
         waits.clear()

@@ -14,21 +14,19 @@ import trueup
 from adapters.tensors import TENSORS
 from trueup import kernels
 from trueup.adapters.torch import device_statistics, statistics, triton_statistics
+from trueup.adapters.torch.host import to_numpy
 from trueup.model import NUMBERS, PACKED
 from trueup.store import open_capture
 
 CPU = torch.device("cpu")
 COUNTS = [k for k, number in enumerate(NUMBERS) if number.startswith("n_")]
-PAIRED = (
-    "float32", "float16", "bfloat16", "int64", "int32", "uint8", "bool", "complex64", "every float8_e4m3fn", "every float8_e5m2",
-    "every bfloat16", "empty", "nan and inf", "only masks", "saturated half", "huge float32", "not contiguous",
-)  # fmt: skip
+PAIRED = ("float32", "int32", "complex64", "every float8_e4m3fn", "every bfloat16", "empty", "nan and inf", "huge float32")
 """Tensors for the pairs, cut short: the interpreter adds those in a Python loop."""
 
 
 def expected(tensor: torch.Tensor) -> np.ndarray[Any, Any]:
     out = np.empty(PACKED)
-    kernels.summarize(statistics.to_numpy(tensor), out)
+    kernels.summarize(to_numpy(tensor), out)
     return out
 
 
@@ -60,7 +58,6 @@ def pairs() -> None:
     for name in PAIRED:
         torch.manual_seed(3)
         tensor = TENSORS[name]()
-        tensor = tensor[20000:] if tensor.numel() > 60000 else tensor
         check(name, tensor.flatten()[:520] if tensor.dim() == 1 else tensor, torch.float32, 1e-7 if name == "int32" else 1e-13)
 
 
