@@ -12,6 +12,7 @@ import torch
 from adapters.tensors import TENSORS
 from trueup import kernels, simdev
 from trueup.adapters.torch import device_operators, device_statistics, statistics
+from trueup.adapters.torch.buffers import _below_transforms
 from trueup.adapters.torch.device_row import WIDTH, reals
 from trueup.adapters.torch.host import to_numpy
 from trueup.kernels import sketch
@@ -118,6 +119,23 @@ def test_inference_mode_first_and_training_after(device: str, undecided: None, m
     outside = statistics.on_device(torch.ones(100, device=device), "stats")
     statistics.resolve([inside, outside])
     assert np.array_equal(inside.values, outside.values)
+
+
+def test_inside_torch_func(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delitem(statistics.KERNELS, "cpu")
+    x = torch.arange(6.0).view(2, 3)
+    found: list[Statistics] = []
+
+    def measured_inside(v: torch.Tensor) -> torch.Tensor:
+        found.append(statistics.measure(x, "stats"))
+        found.append(statistics.measure(_below_transforms(v), "stats"))
+        return v.exp().sum()
+
+    for transform in (torch.func.grad, torch.func.vmap, lambda f: torch.func.vmap(torch.func.grad(f))):
+        transform(measured_inside)(x)
+    statistics.resolve([stats for stats in found if stats.values is not None])
+    assert [stats.values[1] for stats in found[::2]] == [5.0] * 3
+    assert all(isinstance(stats.values, np.ndarray) for stats in found)
 
 
 def test_one_transfer_for_many_and_each_gets_its_own(device: str) -> None:

@@ -17,6 +17,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from torch._functorch.pyfunctorch import temporarily_clear_interpreter_stack
 
 from trueup import kernels
 from trueup.adapters.torch import device_operators
@@ -83,6 +84,8 @@ def begin(tensor: torch.Tensor) -> Pending | None:
     with ExitStack() as plainly:
         if torch.is_inference_mode_enabled():  # memory that is made for inference only could not be written outside
             plainly.enter_context(torch.inference_mode(False))
+        if torch._C._functorch.peek_interpreter_stack() is not None:  # inside `torch.func` nothing captured may be written
+            plainly.enter_context(temporarily_clear_interpreter_stack())
         if torch.is_autocast_enabled(device.type):
             plainly.enter_context(torch.autocast(device.type, enabled=False))
         way = _WAYS.get(device) or _choose(device)
