@@ -204,6 +204,28 @@ def test_a_device_that_adds_wrongly_does_not_measure_itself(undecided: None, mon
     assert device_statistics.descriptions()["cpu"].endswith("PyTorch operators, sums in float64 gave wrong numbers")
 
 
+def test_a_kernel_that_does_not_compile_is_a_note(
+    undecided: None, path: Any, notes: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    import trueup
+
+    monkeypatch.delitem(statistics.KERNELS, "npu")
+    measured(torch.ones(3, device="npu"))
+
+    class CompilationError(Exception):
+        pass
+
+    def broken(tensor: torch.Tensor, row: torch.Tensor) -> None:
+        raise CompilationError("at 12:8: no such operation\n^")
+
+    way = device_statistics._WAYS[torch.device("npu", 0)]
+    device_statistics._WAYS[torch.device("npu", 0)] = device_statistics.Way(way.description, broken, way.ring)
+    x = torch.ones(3, device="npu")
+    with trueup.capture(path, level="api", on_error="stop"):
+        torch.exp(x)
+    assert notes() == ["no statistics for NPUTensor on npu:0: the kernel for torch.float32 failed: at 12:8: no such operation"]
+
+
 def test_the_way_is_in_the_manifest(undecided: None, path: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     import trueup
     from trueup.store import open_capture

@@ -76,7 +76,8 @@ def begin(tensor: torch.Tensor) -> Pending | None:
     """Enqueue the measurement of a tensor on the current stream of its device; None if it must be measured on the host.
 
     Raises:
-        RuntimeError: a CUDA graph is being captured; what is enqueued now would run at every replay.
+        RuntimeError: a CUDA graph is being captured, and what is enqueued now would run at every replay; or the kernel failed.
+        TypeError, NotImplementedError: the tensor holds no numbers that the device can add.
     """
     device = tensor.device
     if device.type == "cuda" and torch.cuda.is_current_stream_capturing():
@@ -95,7 +96,12 @@ def begin(tensor: torch.Tensor) -> Pending | None:
 def _enqueue(tensor: torch.Tensor, fill: Fill, ring: Ring) -> Pending:
     row = ring.take()
     with _selected(tensor.device):
-        fill(tensor, row.values)
+        try:
+            fill(tensor, row.values)
+        except (RuntimeError, TypeError, NotImplementedError):
+            raise
+        except Exception as error:  # Triton's compiler has classes of its own; for the capture they are all one
+            raise RuntimeError(f"the kernel for {tensor.dtype} failed: {_first_line(error)}") from error
     parts, dtype = (2, tensor.dtype.to_real()) if tensor.is_complex() else (1, tensor.dtype)
     return Pending(ring, row, parts * tensor.numel(), is_masking(dtype))
 
@@ -122,6 +128,11 @@ def _selected(device: torch.device) -> AbstractContextManager[Any]:
     return chosen
 
 
+def _first_line(error: Exception) -> str:
+    text = str(error).strip()
+    return text.splitlines()[0] if text else type(error).__name__
+
+
 # ---------------------------------------------------------------- which way
 def _choose(device: torch.device) -> Way:
     with _CHOOSING:
@@ -137,7 +148,7 @@ def _first_that_works(device: torch.device) -> Way:
             way = attempt(device)
             _try(way, device)
         except Exception as error:  # noqa: BLE001 - a compiler, a driver or a device may fail in any way
-            reasons.append(str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__)
+            reasons.append(_first_line(error))
         else:
             return Way("; ".join([way.description, *reasons]), way.fill, way.ring)
     return Way("; ".join(["copied to the host, waiting for the device at each tensor", *reasons]), None, None)
