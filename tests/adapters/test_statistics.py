@@ -1,8 +1,7 @@
-"""Each buffer is read once; without a kernel of its own a device computes the same numbers and sends them once per flush."""
+"""Each buffer is read once; every detail of every tensor is that of its bytes; a device without a kernel gives the same numbers."""
 
 from __future__ import annotations
 
-from collections import Counter
 from pathlib import Path
 from typing import Any
 
@@ -12,57 +11,11 @@ import torch
 
 import trueup
 from adapters.subjects import build
-from trueup import kernels, simdev
+from adapters.tensors import TENSORS
+from trueup import kernels
 from trueup.adapters.torch import statistics
 from trueup.adapters.torch.host import to_numpy
-from trueup.adapters.torch.statistics import packed_on_device
-from trueup.model import NUMBERS, PACKED
-from trueup.recorder.recorder import Recorder
 from trueup.store import open_capture
-
-NAN, INF = float("nan"), float("inf")
-
-TENSORS = {
-    "float32": lambda: torch.randn(37, 53),
-    "float16": lambda: torch.randn(600).half() * 1e-4,
-    "bfloat16": lambda: torch.randn(3, 700).bfloat16(),
-    "float64": lambda: torch.randn(70000, dtype=torch.float64),
-    "int64": lambda: torch.randint(-9, 9, (11, 13)),
-    "uint8": lambda: torch.arange(200, dtype=torch.uint8),
-    "bool": lambda: torch.rand(100) > 0.5,
-    "complex64": lambda: torch.randn(9, 9, dtype=torch.complex64),
-    "float8": lambda: torch.randn(100).to(torch.float8_e4m3fn),
-    "empty": lambda: torch.empty(0, 3),
-    "0-d": lambda: torch.tensor(-2.5),
-    "nan and inf": lambda: torch.tensor([NAN, INF, -INF, 0.0, -0.0, 1e-42, 3.4028235e38, 7.0]),
-    "only nan": lambda: torch.full((5,), NAN),
-    "saturated half": lambda: torch.tensor([65504.0, -65504.0, 6e-8]).half(),
-    "not contiguous": lambda: torch.randn(20, 30).t()[3:, ::2],
-    "channels last": lambda: torch.randn(2, 3, 4, 5).to(memory_format=torch.channels_last),
-    "conjugate": lambda: torch.randn(8, dtype=torch.complex64).conj(),
-    "negative view": lambda: torch.randn(8, dtype=torch.complex64).conj().imag,
-}
-
-
-def expected(tensor: torch.Tensor) -> np.ndarray[Any, Any]:
-    out = np.empty(PACKED)
-    kernels.summarize(to_numpy(tensor), out)
-    return out
-
-
-@pytest.mark.parametrize("autocast", [False, True])
-@pytest.mark.parametrize("name", TENSORS)
-def test_device_operators_agree_with_the_kernel(name: str, autocast: bool, device: str) -> None:
-    torch.manual_seed(3)
-    tensor = TENSORS[name]()
-    there = tensor.to(device)
-    with torch.autocast(device, torch.bfloat16, enabled=autocast), torch.no_grad():
-        values = statistics.on_device(there, "stats").values
-    assert (values.shape, values.dtype, values.device.type) == ((PACKED,), torch.float64, device)
-    got, want = values.cpu().numpy(), expected(there.cpu())
-    counts = [k for k, number in enumerate(NUMBERS) if number.startswith("n_")]
-    assert got[counts].tolist() == want[counts].tolist()
-    np.testing.assert_allclose(got, want, rtol=1e-12, atol=1e-9 * max(1.0, np.nan_to_num(np.abs(want)).max() * 1e-3))
 
 
 @pytest.mark.parametrize("name", TENSORS)
@@ -79,43 +32,6 @@ def test_every_detail_of_every_tensor(name: str, device: str, path: Path, rows) 
     assert row["digest"] == kernels.hexadecimal(kernels.digest(host))
     kept = open_capture(path).payload(0, row["payload_segment"], row["payload_key"])
     assert kept.tobytes() == np.ascontiguousarray(host).tobytes()
-
-
-def transfers(monkeypatch: pytest.MonkeyPatch) -> Counter[str]:
-    """Count what leaves the simulated device, on every thread."""
-    from trueup.simdev import tensor as tensors
-
-    seen: Counter[str] = Counter()
-    original = tensors.dispatch
-
-    def dispatch(func: Any, args: Any, kwargs: Any) -> Any:
-        to_host = torch.device(kwargs.get("device") or "npu").type == "cpu"
-        if to_host or "_local_scalar_dense" in str(func):
-            seen[str(func)] += 1
-        return original(func, args, kwargs)
-
-    monkeypatch.setattr(tensors, "dispatch", dispatch)
-    return seen
-
-
-def test_statistics_travel_once_per_flush(path: Path, monkeypatch) -> None:
-    training = build("in-place", "npu")
-    training.step()
-    monkeypatch.delitem(statistics.KERNELS, "npu")
-    monkeypatch.setattr("trueup.recorder.recorder.FLUSH_SECONDS", 3600.0)
-    writes: list[int] = []
-    original = Recorder._write
-    monkeypatch.setattr(Recorder, "_write", lambda self, batch: (writes.append(len(batch)), original(self, batch))[1])
-    unobserved = transfers(monkeypatch)
-    training.step()
-    before = unobserved.total()
-    with trueup.capture(path, model=training.model, on_error="stop"):
-        training.step()
-    assert len(writes) == 1
-    assert unobserved.total() - before == before + 1  # what the training itself fetches, and one batch of statistics
-    capture = open_capture(path)
-    measured = [row for row in capture.records().to_pylist() if row["device"] == "npu:0"]
-    assert all(row["l2"] is not None and row["sketch"] is not None for row in measured if row["slot"].startswith("output"))
 
 
 def test_device_statistics_equal_those_of_the_kernel(path: Path, monkeypatch) -> None:
@@ -183,12 +99,6 @@ def test_a_new_buffer_at_an_old_address_is_read(path: Path, rows) -> None:
             torch.full((1000,), float(k)).exp_()
     maxima = [row["max"] for row in rows(op="torch.Tensor.exp_") if row["slot"] == "input.0"]
     assert maxima == [float(k) for k in range(50)]
-
-
-def test_packed_on_device_needs_no_gradient(device: str) -> None:
-    x = torch.ones(3, device=device, requires_grad=True)
-    assert not statistics.on_device(x, "stats").values.requires_grad
-    assert simdev.raw(packed_on_device(x.detach())).shape == (PACKED,)
 
 
 @pytest.mark.filterwarnings("ignore")

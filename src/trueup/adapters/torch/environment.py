@@ -10,6 +10,7 @@ from typing import Any
 import torch
 
 import trueup
+from trueup.adapters.torch.device_statistics import descriptions
 
 PREFIXES = (
     "CUDA_", "CUBLAS_", "CUDNN_", "NCCL_", "HCCL_", "ASCEND_", "ACL_", "NPU_", "TORCH_", "PYTORCH_", "OMP_", "MKL_", "NVIDIA_TF32",
@@ -63,7 +64,7 @@ def describe_run(devices: list[str]) -> dict[str, Any]:
         "rank": rank or 0,
         "pid": os.getpid(),
         "argv": sys.argv[:64],
-        "environment": switches() | variables(),
+        "environment": switches() | variables() | {f"statistics.{device}": how for device, how in descriptions().items()},
     }
 
 
