@@ -18,6 +18,8 @@ import subprocess
 import sys
 import tempfile
 import threading
+import tracemalloc
+from collections.abc import Callable
 from pathlib import Path
 
 HERE = Path(__file__).parent
@@ -57,12 +59,23 @@ def training():  # type: ignore[no-untyped-def]
 
 
 def resident() -> float:
-    """Return the memory that this process holds, in MB."""
+    """Return the memory that this process holds, in MB; what the allocators keep comes and goes by tens of MB."""
     gc.collect()
     return int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE") / 2**20
 
 
-def soak(name: str, steps: int, options: dict[str, object], into: Path) -> list[tuple[int, float]]:
+def traced() -> float:
+    """Return what Python and NumPy hold, in MB, and the live tensors, each counted as a MB: exact, and slow."""
+    import torch
+
+    gc.collect()
+    tensors = sum(issubclass(type(found), torch.Tensor) for found in gc.get_objects())
+    return tracemalloc.get_traced_memory()[0] / 2**20 + tensors
+
+
+def soak(
+    name: str, steps: int, options: dict[str, object], into: Path, measured: Callable[[], float] = resident
+) -> list[tuple[int, float]]:
     """Train ``steps`` steps under a capture; return (step, MB) at `POINTS` moments, once the writer has caught up."""
     import trueup
 
@@ -76,7 +89,7 @@ def soak(name: str, steps: int, options: dict[str, object], into: Path) -> list[
             if k % (steps // POINTS) == 0:
                 while recorder._rows or recorder._flusher.backlog.held:  # what waits for the disk is no leak
                     threading.Event().wait(0.05)
-                points.append((k, resident()))
+                points.append((k, measured()))
                 print(f"{name:12} step {k:6} {points[-1][1]:8.1f} MB", file=sys.stderr, flush=True)
     return points
 
@@ -98,10 +111,10 @@ def verdict(name: str, points: list[tuple[int, float]], allowed: float) -> tuple
     return flat, f"{name:12} {'FLAT' if flat else 'GROWS'} {said}"
 
 
-def in_process(name: str, steps: int) -> list[tuple[int, float]]:
-    """Soak in a fresh process."""
+def in_process(name: str, steps: int, measured: str = "resident") -> list[tuple[int, float]]:
+    """Soak in a fresh process; ``measured`` is resident or traced."""
     with tempfile.TemporaryDirectory() as work:
-        command = [sys.executable, __file__, "--one", name, str(steps), str(Path(work) / "capture")]
+        command = [sys.executable, __file__, "--one", name, str(steps), str(Path(work) / "capture"), measured]
         done = subprocess.run(command, stdout=subprocess.PIPE, check=True, text=True)
     return [(int(k), float(mb)) for k, mb in json.loads(done.stdout.splitlines()[-1])]
 
@@ -109,13 +122,15 @@ def in_process(name: str, steps: int) -> list[tuple[int, float]]:
 def main() -> int:
     """Print a verdict on each run; 1 if one grows."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--one", nargs=3, metavar=("RUN", "STEPS", "DIRECTORY"), help=argparse.SUPPRESS)
+    parser.add_argument("--one", nargs=4, metavar=("RUN", "STEPS", "DIRECTORY", "MEASURED"), help=argparse.SUPPRESS)
     parser.add_argument("--runs", nargs="*", default=list(RUNS), choices=list(RUNS))
     parser.add_argument("--short", action="store_true", help="a tenth of the steps")
     options = parser.parse_args()
     if options.one:
-        name, steps, into = options.one
-        print(json.dumps(soak(name, int(steps), RUNS[name][1], Path(into))))
+        name, steps, into, measured = options.one
+        if measured == "traced":
+            tracemalloc.start()
+        print(json.dumps(soak(name, int(steps), RUNS[name][1], Path(into), traced if measured == "traced" else resident)))
         return 0
     results = [verdict(n, in_process(n, RUNS[n][0] // (10 if options.short else 1)), ALLOWED_KB[n]) for n in options.runs]
     print("\n".join(said for _, said in results))
