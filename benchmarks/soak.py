@@ -82,6 +82,8 @@ def soak(
 
     step = training()
     step()
+    if measured is traced:
+        tracemalloc.start()
     points = []
     with trueup.capture(into, on_error="stop", **options) as capture:  # type: ignore[arg-type]
         recorder = capture._session.recorder
@@ -129,8 +131,6 @@ def main() -> int:
     options = parser.parse_args()
     if options.one:
         name, steps, into, measured = options.one
-        if measured == "traced":
-            tracemalloc.start()
         print(json.dumps(soak(name, int(steps), RUNS[name][1], Path(into), traced if measured == "traced" else resident)))
         return 0
     results = [verdict(n, in_process(n, RUNS[n][0] // (10 if options.short else 1)), ALLOWED_KB[n]) for n in options.runs]
