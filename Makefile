@@ -10,7 +10,7 @@ WORKERS ?= 2
 export OMP_NUM_THREADS := 1
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test lint bench bench-quick bench-locate docs clean
+.PHONY: help demo test lint bench bench-quick bench-locate bench-startup soak docs clean
 
 help:  ## List the targets
 	@sed -n 's/^\([a-z-]*\):.*## /  make \1\t/p' $(MAKEFILE_LIST) | expand -t 22
@@ -34,6 +34,12 @@ bench-quick: $(VENV)/.dev $(MSPROBE)/.tried  ## The same for three modes, one ro
 
 bench-locate: $(VENV)/.dev  ## Plant every fault in every model and print who was blamed
 	$(BIN)/python benchmarks/locate.py
+
+soak: $(VENV)/.dev  ## Train for long under capture and tell whether memory stays flat
+	$(BIN)/python benchmarks/soak.py
+
+bench-startup: $(VENV)/.dev  ## Measure what it costs to begin a capture
+	$(BIN)/python benchmarks/startup.py
 
 docs: $(VENV)/.dev  ## Check the links and file references of every page
 	$(BIN)/python -m pytest tests/test_repository.py -k pages

@@ -16,9 +16,11 @@ Importing it imports no framework, and costs little: each name below is loaded w
 from __future__ import annotations
 
 from importlib import import_module
-from typing import TYPE_CHECKING, Any
 
+TYPE_CHECKING = False  # as typing has it, which every armed process would load for this alone
 if TYPE_CHECKING:
+    from typing import Any
+
     from trueup.capturing import capture as capture
     from trueup.model import Finding as Finding
     from trueup.model import Result as Result

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 import time
+from importlib.metadata import version
+from pathlib import Path
 
 import pytest
 
@@ -50,3 +53,36 @@ def test_help_is_quick() -> None:
 )
 def test_text_needs_no_numbers(module: str) -> None:
     assert not imported(f"import {module}") & set(HEAVY)
+
+
+ARMED = {"sitecustomize", "trueup", "trueup.arming", "trueup.arming.importing"}
+
+
+def loaded(**more: str) -> set[str]:
+    """Modules of an interpreter that does nothing."""
+    ran = subprocess.run(
+        [sys.executable, "-c", "import sys; print('\\n'.join(sys.modules))"], check=True, capture_output=True, text=True,
+        env={**os.environ, **more},
+    )  # fmt: skip
+    return set(ran.stdout.split())
+
+
+def test_an_armed_process_loads_next_to_nothing() -> None:
+    """Every Python of the command pays for it, launchers and data workers too."""
+    import trueup
+    from trueup.arming import SITE, VARIABLE
+
+    order = '{"directory": "", "options": "{}", "root": {}}'
+    path = os.pathsep.join([SITE, str(Path(trueup.__file__).parents[1])])
+    more = loaded(**{VARIABLE: order, "PYTHONPATH": path}) - loaded()
+    assert more >= ARMED
+    assert not more & {"typing", "pathlib", "importlib.abc", "json", "tempfile", "subprocess", "dataclasses"}
+
+
+def test_capture_loads_nothing_heavy_before_the_command_runs() -> None:
+    run = "sys.argv[1:] = ['capture', '-o', '/nowhere/c', '--', 'no-such-program']; from trueup.cli import main; main()"
+    found = imported(run)
+    assert "trueup" in found
+    assert not found & set(HEAVY)
+    if tuple(map(int, version("typer").split(".")[:2])) < (0, 29):  # from then on typer reads values with pydantic: 80 ms
+        assert "pydantic" not in found

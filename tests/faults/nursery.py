@@ -21,7 +21,7 @@ from typing import Any
 from launch.running import environment
 
 TESTS = Path(__file__).parents[1]
-LIMIT = 60.0
+LIMIT = 180.0
 """Seconds after which a job is killed and the test fails: no fault may hang the training."""
 
 

@@ -10,12 +10,11 @@ from __future__ import annotations
 
 import os
 import sys
-from pathlib import Path
 
 VARIABLE = "TRUEUP_CAPTURE"
 """Environment variable that holds, as JSON: directory, run, options (encoded `CaptureOptions`), command, root."""
 
-SITE = str(Path(__file__).parent / "site")
+SITE = os.path.join(os.path.dirname(__file__), "site")  # noqa: PTH118, PTH120 - loaded at every start-up: no pathlib
 
 FRAMEWORKS = ("torch",)
 

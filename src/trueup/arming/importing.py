@@ -2,16 +2,21 @@
 
 from __future__ import annotations
 
-import importlib.abc
 import importlib.machinery
 import importlib.util
 import sys
-from collections.abc import Sequence
-from types import ModuleType
-from typing import Any
+
+TYPE_CHECKING = False  # as typing has it: typing and importlib.abc take longer to load than all else here
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+    from importlib.abc import Loader, MetaPathFinder
+    from types import ModuleType
+    from typing import Any
+else:
+    Loader = MetaPathFinder = object
 
 
-class WhenImported(importlib.abc.MetaPathFinder):
+class WhenImported(MetaPathFinder):
     """Arms the process right after a framework was imported.
 
     It stays until then: a library that only asks whether there is one (`importlib.util.find_spec("torch")`), or an
@@ -50,7 +55,7 @@ class WhenImported(importlib.abc.MetaPathFinder):
         begin(self._order)
 
 
-class _Following(importlib.abc.Loader):
+class _Following(Loader):
     """A loader that says when its module is loaded."""
 
     def __init__(self, loader: Any, finder: WhenImported) -> None:
