@@ -23,7 +23,9 @@ static ALWAYS_INLINE BITS_OF FN(magnitude)(VECTOR_OF v)
     return (BITS_OF)v & ((BITS_OF){0} + (((FN(Word))1 << (8 * sizeof(REAL) - 1)) - 1));
 }
 
-static ALWAYS_INLINE void FN(rows)(const REAL *x, int rows, FN(Word) tiny, const uint64_t *words, FN(Group) *g)
+/* Lanes, sums and extremes of `rows` rows. Memory at `ahead`, what comes one piece later, is fetched meanwhile: going down the
+ * columns, no processor would guess it, and it would halve the speed on what no cache holds. */
+static ALWAYS_INLINE void FN(rows)(const REAL *x, const char *ahead, int rows, FN(Word) tiny, const uint64_t *words, FN(Group) *g)
 {
     const uint8_t *signs = (const uint8_t *)words;
     const BITS_OF limit = (BITS_OF){0} + tiny;
@@ -40,6 +42,8 @@ static ALWAYS_INLINE void FN(rows)(const REAL *x, int rows, FN(Word) tiny, const
         for (int r = 0; r < rows; r++) {
             VECTOR_OF v;
             memcpy(&v, x + LANES * r + c, sizeof v);
+            if (r % (sizeof(v) < 64 ? 64 / sizeof v : 1) == 0)
+                __builtin_prefetch(ahead + 64 * r + 8 * sizeof(REAL) * c, 0, 2); /* to the second level */
             low = FN(min)(v, low);
             high = FN(max)(v, high);
             small = FN(count_below)(small, FN(magnitude)(v), limit);
@@ -130,7 +134,7 @@ static NOINLINE void FN(careful)(const REAL *x, int size, const Kind *kind, REAL
     }
     int64_t left_out = FN(cleaned)(x, rows, kind, scale, clean, g, t);
     VECTOR_OF low = g->low, high = g->high;
-    FN(rows)(clean, rows, tiny, words, g);
+    FN(rows)(clean, (const char *)clean, rows, tiny, words, g);
     g->low = low;
     g->high = high;
     t->nan -= padding;
@@ -162,12 +166,12 @@ static ALWAYS_INLINE void FN(enter)(const FN(Group) *g, int64_t group, Totals *t
     t->small += g->small;
 }
 
-static NOINLINE void FN(run)(const REAL *x, int64_t group, int n, const Kind *kind, double scale, Totals *t)
+static NOINLINE void FN(run)(const REAL *x, const char *ahead, int64_t group, int n, const Kind *kind, double scale, Totals *t)
 {
     const FN(Word) tiny = kind->tiny == 0.0 ? 1 : FN(bits_of)((REAL)kind->tiny), largest = FN(bits_of)((REAL)kind->largest);
     FN(Group) g;
     VECTOR_OF low = (VECTOR_OF){0} + (REAL)INFINITY, high = (VECTOR_OF){0} - (REAL)INFINITY;
-    for (; n > 0; n -= GROUP, x += GROUP, group++) {
+    for (; n > 0; n -= GROUP, x += GROUP, ahead += GROUP * kind->width, group++) {
         uint64_t words[ROWS] ALIGNED;
         int size = n < GROUP ? n : GROUP, rows = size / LANES, careful = size % LANES != 0 || scale != 1.0;
         for (int r = 0; r < ROWS; r++)
@@ -176,9 +180,9 @@ static NOINLINE void FN(run)(const REAL *x, int64_t group, int n, const Kind *ki
         g.high = high;
         if (!careful) {
             if (size == GROUP)
-                FN(rows)(x, ROWS, tiny, words, &g);
+                FN(rows)(x, ahead, ROWS, tiny, words, &g);
             else
-                FN(rows)(x, rows, tiny, words, &g);
+                FN(rows)(x, ahead, rows, tiny, words, &g);
             double squares = 0.0;
             for (int j = 0; j < DOUBLES; j++)
                 squares += g.square[j];

@@ -81,18 +81,19 @@ static void widen_double(const char *x, int n, int real, double *to)
 static void piece(const char *x, int64_t first, int n, const Kind *kind, double scale, Totals *t)
 {
     const int64_t group = first / GROUP;
+    const char *ahead = x + PIECE * kind->width;
     if (kind->real == FLOAT32) {
-        run_float((const void *)x, group, n, kind, scale, t);
+        run_float((const void *)x, ahead, group, n, kind, scale, t);
     } else if (kind->real == FLOAT64) {
-        run_double((const void *)x, group, n, kind, scale, t);
+        run_double((const void *)x, ahead, group, n, kind, scale, t);
     } else if (kind->wide) {
         double block[PIECE] ALIGNED;
         widen_double(x, n, kind->real, block);
-        run_double(block, group, n, kind, scale, t);
+        run_double(block, ahead, group, n, kind, scale, t);
     } else {
         float block[PIECE] ALIGNED;
         widen_float(x, n, kind->real, block);
-        run_float(block, group, n, kind, scale, t);
+        run_float(block, ahead, group, n, kind, scale, t);
     }
 }
 
