@@ -10,7 +10,7 @@ WORKERS ?= 2
 export OMP_NUM_THREADS := 1
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test lint bench bench-quick bench-locate bench-startup soak docs clean
+.PHONY: help demo test lint bench bench-quick bench-kernel bench-locate bench-startup soak docs clean
 
 help:  ## List the targets
 	@sed -n 's/^\([a-z-]*\):.*## /  make \1\t/p' $(MAKEFILE_LIST) | expand -t 22
@@ -31,6 +31,9 @@ bench: $(VENV)/.dev $(MSPROBE)/.tried  ## Measure what capture and compare cost,
 bench-quick: $(VENV)/.dev $(MSPROBE)/.tried  ## The same for three modes, one round (2 minutes)
 	$(BIN)/python benchmarks/cost.py --models gpt resnet --modes idle 'api stats' 'api tensor' \
 		--rounds 1 --rival-rounds 1 --patience 3 --no-compare
+
+bench-kernel: $(VENV)/.dev  ## GB/s of the statistics kernel on the CPU (3 minutes)
+	$(BIN)/python benchmarks/kernel.py
 
 bench-locate: $(VENV)/.dev  ## Plant every fault in every model and print who was blamed
 	$(BIN)/python benchmarks/locate.py
