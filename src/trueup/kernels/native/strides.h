@@ -49,6 +49,10 @@ static void copy_run(char *to, const char *from, int64_t count, int64_t step, in
         memcpy(to, from, (size_t)(count * unit));
         return;
     }
+    if (step == 0 && unit == 1) {
+        memset(to, *from, (size_t)count);
+        return;
+    }
     switch (unit) {
     case 1: COPY_STRIDED(uint8_t); break;
     case 2: COPY_STRIDED(uint16_t); break;
