@@ -13,8 +13,8 @@ from trueup import kernels
 from trueup.model import PACKED
 from trueup.recorder import Statistics
 
-ROWS = 256
-"""Results that are allocated at once: 148 KB, kept while one of them is referred to."""
+ROWS = 16
+"""Results that are allocated at once: 9.5 KB, kept while one of them is referred to."""
 
 _KINDS: dict[torch.dtype, int] = {
     getattr(torch, name): number for name, number in kernels.KINDS.items() if hasattr(torch, name)
