@@ -51,7 +51,7 @@ def test_training_goes_on(place: str, device: str, path: Path, monkeypatch, caps
         monkeypatch.setattr(*PLACES[place], breaks)
         observed += [training.step(), training.step()]
         state = capture._session.threads.state
-        assert (state.contexts, state.modules, state.running, state.replayed, state.busy) == ([], [], [], [], False)
+        assert (state.contexts, state.modules, state.running, state.runs, state.busy) == ([], [], [], [], False)
     assert [loss.tolist() for loss in observed] == [loss.tolist() for loss in losses]
     said = capsys.readouterr().err.splitlines()
     assert len(said) == 1

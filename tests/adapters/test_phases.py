@@ -76,7 +76,7 @@ def test_stacks_are_clean_after_early_stop(reentrant: bool, device: str, path: P
     with capture:
         model(torch.randn(2, WIDTH).to(device)).sum().backward()
         state = capture._session.threads.state
-        assert (state.contexts, state.modules, state.running, state.replayed, state.busy) == ([], [], [], [], False)
+        assert (state.contexts, state.modules, state.running, state.runs, state.busy) == ([], [], [], [], False)
         capture.step()
         model(torch.randn(2, WIDTH).to(device))
     assert {row["phase"] for row in calls(step=1)} == {"forward"}

@@ -75,7 +75,8 @@ def judge(
     judged = []
     for call in measured:
         by_seq[call.candidate.seq] = call
-        forward = by_seq.get(call.candidate.forward_seq) if call.candidate.forward_seq is not None else None
+        origin = call.candidate.forward_seq if call.candidate.phase == "backward" else None
+        forward = by_seq.get(origin) if origin is not None else None
         lowest = max(inside[0].get(call.baseline.seq, 0.0), inside[1].get(call.candidate.seq, 0.0))
         judged.append(_judge_call(call, forward, baseline, candidate, criterion, precision, lowest))
     return judged

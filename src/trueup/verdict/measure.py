@@ -74,7 +74,7 @@ def measure(
         (n, slot, k, c.slots[slot])
         for n, (b, c) in enumerate(pairs)
         for slot, k in b.slots.items()
-        if slot != "arguments" and slot in c.slots
+        if slot != "arguments" and slot in c.slots and not _is_compound(slot, b, c, baseline, candidate)
     ]
     errors = _errors(index, baseline, candidate, payloads)
     slots: list[dict[str, SlotError]] = [{} for _ in pairs]
@@ -84,6 +84,15 @@ def measure(
         Measured(b, c, slots[n], _arguments(b, c, baseline, candidate), _one_sided(b, c))
         for n, (b, c) in enumerate(pairs)
     ]
+
+
+def _is_compound(slot: str, b: Row, c: Row, baseline: Stream, candidate: Stream) -> bool:
+    """Tell whether both sides recorded a slot by its parts only (a sparse tensor by values and indices): those are measured."""
+    sides = ((baseline, b), (candidate, c))
+    if any(stream.digest[row.slots[slot]] is not None or stream.is_measured(row.slots[slot]) for stream, row in sides):
+        return False
+    known = [(stream.shape[row.slots[slot]], stream.dtype[row.slots[slot]]) for stream, row in sides]
+    return known[0] == known[1] and all(any(s.startswith(f"{slot}.") for s in row.slots) for _, row in sides)
 
 
 def _one_sided(b: Row, c: Row) -> tuple[str, ...]:

@@ -12,12 +12,10 @@ from typing import Any
 
 import torch
 
+from trueup.adapters.torch.layouts import STAND_INS, is_plain, parts
 from trueup.adapters.torch.statistics import measure
 from trueup.adapters.torch.tensors import Layout, dense_layout
 from trueup.recorder import Call, Recorder, Statistics
-
-STAND_INS = frozenset({"FakeTensor", "FunctionalTensor", "AsyncCollectiveTensor"})
-"""Classes of tensors that hold no numbers of their own, by name: importing them costs more than it is worth."""
 
 
 class Storage:
@@ -103,6 +101,9 @@ class Buffers:
 
     def written(self, tensor: torch.Tensor) -> None:
         """Note that a call wrote this tensor in place: what was measured of its storage holds no longer."""
+        if not is_plain(tensor):
+            for _, part in parts("", tensor):
+                self.written(part)
         storage = self.storage(tensor)
         if storage is not None:
             storage.forget()
@@ -122,6 +123,9 @@ class Buffers:
 
     def produced(self, tensor: torch.Tensor, level: str, call: Call, slot: str) -> None:
         """Note which call, at which level, computed what this tensor's storage holds; only a recorded one can be named."""
+        if not is_plain(tensor):
+            for name, part in parts(slot, tensor):
+                self.produced(part, level, call, name)
         storage = self.storage(tensor)
         if storage is None:
             return
@@ -167,13 +171,7 @@ class Buffers:
 
 def _has_bytes(tensor: torch.Tensor) -> bool:
     """Tell whether there are numbers to read; a tensor that only stands for another has none."""
-    return not (
-        tensor.layout is not torch.strided
-        or tensor.is_nested
-        or tensor.is_quantized
-        or tensor.device.type == "meta"
-        or type(tensor).__name__ in STAND_INS
-    )
+    return is_plain(tensor) and tensor.device.type != "meta" and type(tensor).__name__ not in STAND_INS
 
 
 def _below_transforms(tensor: torch.Tensor) -> torch.Tensor:

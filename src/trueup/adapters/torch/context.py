@@ -14,6 +14,7 @@ from typing import Any
 
 import torch
 
+from trueup.adapters.torch.replays import Run
 from trueup.recorder import Call, Recorder
 
 TAG = "trueup"
@@ -53,6 +54,8 @@ class Shared:
 
     second_order: int = 0
     """Backward passes under way that build a graph themselves (``create_graph=True``)."""
+    updating: bool = False
+    """Whether a backward pass has ended and no module ran since: what computes without gradients there is for the optimizer."""
 
 
 @dataclass(slots=True)
@@ -66,10 +69,12 @@ class ThreadState:
     """The modules of `modules`."""
     stepping: CodeType | None = None
     """Code of the function around an optimizer's step, while one is under way."""
+    stepping_task: int = -1
+    """Graph task during which it began: not -1 for an optimizer that steps in a backward pass."""
     observed: bool = False
     """Whether the modes are on in this thread."""
-    replayed: list[str] = field(default_factory=list)
-    """Scopes in which the functions that checkpointing runs again stood in forward."""
+    runs: list[Run] = field(default_factory=list)
+    """Runs of checkpointed functions under way, first ones and repetitions."""
     busy: bool = False
     """True while Trueup itself works: nothing it executes is a call."""
 
@@ -93,11 +98,16 @@ def phase_of(state: ThreadState) -> str:
     """Name the phase of a call that starts now, outside any other api call."""
     task = torch._C._current_graph_task_id()
     if task != -1:
+        if state.stepping is not None and state.stepping_task == task and in_optimizer(state):
+            return "optimizer"
         # A module entered during this graph task is re-run by activation checkpointing; so is a bare function, which runs
         # with gradients enabled where a backward does not, unless it builds a graph.
         entered = bool(state.modules) and state.modules[-1].graph_task == task
         return "recompute" if entered or (torch.is_grad_enabled() and not state.shared.second_order) else "backward"
-    return "optimizer" if not state.modules and in_optimizer(state) else "forward"
+    if state.modules:
+        return "forward"
+    updates = in_optimizer(state) or (state.shared.updating and not torch.is_grad_enabled())
+    return "optimizer" if updates else "forward"
 
 
 def in_optimizer(state: ThreadState) -> bool:

@@ -10,6 +10,7 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from trueup.adapters.torch.context import ThreadState, enclosing, phase_of, running_owner
+from trueup.adapters.torch.replays import link
 from trueup.adapters.torch.tensors import NamedTensors, describe_values, named_tensors
 from trueup.recorder import Call
 
@@ -147,7 +148,7 @@ class DispatchMode(TorchDispatchMode):
             phase, scope, call = "backward", owner.scope, owner.backward_call(recorder)
         else:
             phase, scope, call = phase_of(state) if task == -1 else "backward", "", None
-        return recorder.begin(
+        begun = recorder.begin(
             "aten",
             "collective" if operator.collective else phase,
             scope,
@@ -156,6 +157,9 @@ class DispatchMode(TorchDispatchMode):
             site=self._session.site(state) if call is None else call.site,
             forward_seq=None if call is None else call.forward_seq,
         )
+        if state.runs:
+            link(state.runs, begun)
+        return begun
 
 
 def _execute(func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:

@@ -14,6 +14,7 @@ from torch.overrides import TorchFunctionMode, resolve_name
 
 from trueup.adapters.torch.context import Context, ThreadState, in_optimizer, phase_of, running_owner
 from trueup.adapters.torch.gradients import Edges, watch
+from trueup.adapters.torch.replays import link, scope_of_replay
 from trueup.adapters.torch.tensors import NamedTensors, describe_values, named_tensors
 from trueup.recorder import Call
 
@@ -54,6 +55,9 @@ BUFFERS_WRITTEN: dict[str, dict[str, tuple[int, str]]] = {
     "torch.nn.functional.instance_norm": {"running_mean": (1, "running_mean"), "running_var": (2, "running_var")},
 }
 """Functions that write arguments which their schema does not mark as written: output name -> (position, keyword)."""
+
+UNVERSIONED = "torch._fused_"
+"""Start of the names of functions that write their arguments without counting it in the version (PyTorch 2.13)."""
 
 
 class FunctionMode(TorchFunctionMode):
@@ -143,7 +147,7 @@ def execute(
     if session.active:
         with session.observing(state, name):
             outputs = named_tensors("output", result)
-            _add_written(outputs, inputs, versions)
+            _add_written(outputs, inputs, versions, silently=name.startswith(UNVERSIONED))
             if name in BUFFERS_WRITTEN:
                 _add_buffers(outputs, name, args, kwargs)
             _after(session, context, edges, inputs, outputs, args, kwargs)
@@ -180,12 +184,15 @@ def _begin(session: Session, state: ThreadState, name: str) -> Context:
         phase, scope = phase_of(state), ""
     else:
         phase, owner = phase_of(state), running_owner()
-        scope = state.replayed[-1] if state.replayed else "" if owner is None else owner.scope
+        replay = scope_of_replay(state.runs, task)
+        scope = replay if replay is not None else "" if owner is None or phase == "optimizer" else owner.scope
         if owner is not None and phase == "backward":
             above, forward_seq = owner.backward_call(recorder), owner.call.seq
     call = recorder.begin(
         "api", phase, scope, name, parent=None if above is None else above.seq, site=session.site(state), forward_seq=forward_seq
     )
+    if state.runs:
+        link(state.runs, call)
     return Context(call, outer or module, scope, session.threads, graph_task=task)
 
 
@@ -194,11 +201,12 @@ def _record_values(session: Session, call: Call, args: tuple[Any, ...], kwargs: 
         session.recorder.value(call, values)
 
 
-def _add_written(outputs: NamedTensors, inputs: NamedTensors, versions: list[int | None]) -> None:
+def _add_written(outputs: NamedTensors, inputs: NamedTensors, versions: list[int | None], *, silently: bool) -> None:
     """Add the inputs that the call wrote to and that are not among its results."""
     results = len(outputs)
     for (slot, tensor), before in zip(inputs, versions, strict=True):
-        if before is not None and tensor._version != before and not any(tensor is t for _, t in outputs[:results]):
+        written = before is not None and (silently or tensor._version != before)
+        if written and not any(tensor is t for _, t in outputs[:results]):
             outputs.append((slot.replace("input", "output.written", 1), tensor))
 
 

@@ -15,6 +15,7 @@ from torch.nn.parameter import is_lazy
 from trueup.adapters.torch.context import Context, ThreadState, phase_of
 from trueup.adapters.torch.gradients import Edges, watch
 from trueup.adapters.torch.replacing import Replacement
+from trueup.adapters.torch.replays import link
 from trueup.adapters.torch.tensors import NamedTensors, describe_values, named_tensors
 
 if TYPE_CHECKING:
@@ -28,7 +29,7 @@ def module_calls(session: Session) -> Replacement:
         def call(module: torch.nn.Module, /, *args: Any, **kwargs: Any) -> Any:
             state = session.threads.state
             if not state.modules and not state.busy:
-                session.enter_model()
+                session.enter_model(module)
             if not session.active or state.busy or not session.sees():
                 return original(module, *args, **kwargs)
             return _run(session, state, original, module, args, kwargs)
@@ -118,4 +119,6 @@ def _begin(session: Session, state: ThreadState, module: torch.nn.Module) -> Con
         parent=None if parent is None else parent.call.seq,
         site=session.site(state),
     )  # fmt: skip
+    if state.runs:
+        link(state.runs, call)
     return Context(call, parent, scope, session.threads, graph_task=task)

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from trueup.adapters.torch.functions import execute
+from trueup.adapters.torch.replays import follow, follow_reentrant
 
 COMPILED = (
     "torch.compile was used: under a capture compiled code runs eagerly, operator by operator, so the numerics of the compiled "
@@ -56,13 +57,14 @@ def entrances(session: Session, *, functions: bool) -> list[Replacement]:
     always = [
         Replacement(torch.autograd, "_engine_run_backward", functools.partial(_run_backward, session)),
         Replacement(torch, "compile", functools.partial(_compile, session)),
+        Replacement(checkpoint, "_checkpoint_without_reentrant_generator", functools.partial(_checkpoint, session)),
+        Replacement(checkpoint.CheckpointFunction, "forward", functools.partial(_checkpoint_reentrant, session)),
     ]
     if not functions:
         return [*always, Replacement(torch.Tensor, "backward", functools.partial(_backward, session))]
     return [
         *always,
         Replacement(torch.autograd.Function, "apply", functools.partial(_apply, session)),
-        Replacement(checkpoint, "_checkpoint_without_reentrant_generator", functools.partial(_checkpoint, session)),
     ]
 
 
@@ -113,6 +115,7 @@ def _run_backward(session: Session, original: Any) -> Any:
                 return original(t_outputs, *args, **kwargs)
         finally:
             shared.second_order -= builds_graph
+            session.optimizers.backward(session.threads.state)
 
     return run_backward
 
@@ -132,27 +135,19 @@ def _compile(session: Session, original: Any) -> Any:
 
 
 def _checkpoint(session: Session, original: Any) -> Any:
-    """Remember in which scope a function was checkpointed: its second run starts in the middle of the backward."""
+    """Follow a function that is checkpointed: a later run of it starts in the middle of the backward."""
 
     def generator(fn: Any, *rest: Any, **kwargs: Any) -> Any:
-        return original(_replayed(session, fn) if session.active else fn, *rest, **kwargs)
+        return follow(session, original, fn, *rest, **kwargs) if session.active else original(fn, *rest, **kwargs)
 
     return generator
 
 
-def _replayed(session: Session, fn: Any) -> Any:
-    modules = session.threads.state.modules
-    scope = modules[-1].scope if modules else ""
+def _checkpoint_reentrant(session: Session, original: Any) -> Any:
+    """Follow a function that is checkpointed by the reentrant autograd function."""
+    plain = original.__func__
 
-    @functools.wraps(fn, updated=())
-    def run(*args: Any, **kwargs: Any) -> Any:
-        if torch._C._current_graph_task_id() == -1:
-            return fn(*args, **kwargs)
-        replayed = session.threads.state.replayed
-        replayed.append(scope)
-        try:
-            return fn(*args, **kwargs)
-        finally:
-            replayed.pop()
+    def forward(ctx: Any, run_function: Any, *rest: Any) -> Any:
+        return plain(ctx, follow_reentrant(session, run_function) if session.active else run_function, *rest)
 
-    return run
+    return staticmethod(forward)

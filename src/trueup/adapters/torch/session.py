@@ -10,17 +10,17 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 from torch.overrides import _get_current_function_mode_stack
 
 from trueup.adapters.torch.buffers import Buffers
-from trueup.adapters.torch.context import Shared, Threads, ThreadState, depth_of
+from trueup.adapters.torch.context import Shared, Threads, ThreadState
 from trueup.adapters.torch.dispatch import DispatchMode
 from trueup.adapters.torch.environment import describe_run, rank_and_world
 from trueup.adapters.torch.functions import FunctionMode
 from trueup.adapters.torch.modes import put_on, take_off
 from trueup.adapters.torch.modules import RUN_MODULE, module_calls
 from trueup.adapters.torch.observing import Failure, Observing
+from trueup.adapters.torch.optimizers import Optimizers
 from trueup.adapters.torch.replacing import COMPILED, entrances
 from trueup.adapters.torch.scopes import Scopes
 from trueup.adapters.torch.slots import Slots
@@ -50,13 +50,12 @@ class Session:
         self._root = root
         self._function_mode = FunctionMode(self)
         self._modes = self._modes_for(options.levels)
-        self._module_calls, self._entrances = module_calls(self), entrances(self, functions=bool(self._modes))
+        self.optimizers = Optimizers(self)
+        self._always = [module_calls(self), *self.optimizers.replacements()]
+        self._entrances = entrances(self, functions=bool(self._modes))
         self._thread, self._on = 0, False
-        self._hooks: list[Any] = []
-        self._manual_steps = False
-        self._ending = False
-        """Whether the optimizer has stepped and nothing of the next step was seen: what follows still belongs to this one."""
-        self._modules_seen = False
+        self.over = False
+        """Whether the capture has ended."""
         self._kinds = set(options.levels)
         self.skips_optimizer = "optimizer" not in options.phases
         self._eager: Any = None
@@ -73,11 +72,9 @@ class Session:
         if "torch._dynamo" in sys.modules:  # what was compiled before may run now
             self.compile_off()
         self._thread = threading.get_ident()
-        self._module_calls.install()
-        self._hooks = [
-            register_optimizer_step_pre_hook(self._before_optimizer),
-            register_optimizer_step_post_hook(self._after_optimizer),
-        ]
+        for replacement in self._always:
+            replacement.install()
+        self.optimizers.watch()
         self.threads.state.observed = True
         self._update_active()
 
@@ -92,39 +89,38 @@ class Session:
     def take_off(self) -> None:
         """Leave nothing of ours in PyTorch; modes of another thread than this stay, idle."""
         self._switch(on=False)
-        self._module_calls.remove()
-        for hook in self._hooks:
-            hook.remove()
+        for replacement in self._always:
+            replacement.remove()
+        self.optimizers.leave()
 
     def abandon(self) -> None:
         """Let go of the capture, in a forked child: the parent owns it."""
-        self.active = False
+        self.active, self.over = False, True
         self.recorder.forked()
 
     def finish(self) -> None:
         """Write what is left, without touching the modes (at the end of an armed process)."""
-        self.active = False
+        self.active, self.over = False, True
+        self.optimizers.close()
         self.recorder.close("complete" if self.failure.text is None else "stopped")
 
     def step(self) -> None:
-        """End the present step."""
-        self._manual_steps = True
+        """End the present step; from now on only this ends steps."""
+        self.optimizers.steps.manual = True
         with self.observing(self.threads.state, "the end of a step"):
-            self._end_step()
+            self.end_step()
 
-    def enter_model(self) -> None:
-        """Begin a step, where one is due: the optimizer has stepped, and a forward starts. Steps are counted idle or not."""
-        self._modules_seen = True
+    def enter_model(self, module: torch.nn.Module) -> None:
+        """Hear that a module begins to run outside any other: a step may be due."""
         if self.active != self._on:  # another thread ended the step
             self._switch(on=self.active)
-        if not self._ending or torch._C._current_graph_task_id() != -1:
-            return
-        with self.observing(self.threads.state, "the end of a step"):
-            self._end_step()
-            self._modules_seen = True
+        state = self.threads.state
+        with self.observing(state, "the end of a step"):
+            self.optimizers.entered(module, state)
 
-    def _end_step(self) -> None:
-        self._ending = self._modules_seen = False
+    def end_step(self) -> None:
+        """Finish the present step."""
+        self.optimizers.ended()
         self.recorder.end_step()
         if not self._modes:  # writes through `.data` were seen by nobody
             self.buffers.forget()
@@ -148,30 +144,11 @@ class Session:
         for mode in self._modes:
             put_on(mode) if on else take_off(mode)
 
-    def _before_optimizer(self, *_: Any) -> None:
-        self.threads.state.stepping = sys._getframe(1).f_code
-
-    def _after_optimizer(self, optimizer: torch.optim.Optimizer, *_: Any) -> None:
-        state = self.threads.state
-        with self.observing(state, "the end of a step"):
-            if self.active and self.skips_optimizer:  # what it wrote through `.data` was seen by nobody
-                for group in optimizer.param_groups:
-                    for parameter in group["params"]:
-                        self.buffers.written(parameter)
-            if state.stepping is not None and depth_of(state.stepping) > 1:  # one optimizer wrapped in another
-                return
-            state.stepping = None
-            if self._manual_steps:
-                return
-            if self._ending or not self._modules_seen:  # without modules nothing tells where a forward begins
-                self._end_step()
-            self._ending = self._modules_seen
-
     def report(self) -> dict[str, Any]:
         """Say what this process recorded, or why nothing."""
         recorder = self.recorder
         return {
-            "rank": self.rank, "calls": recorder.calls, "steps": recorder.step + self._ending,
+            "rank": self.rank, "calls": recorder.calls, "steps": recorder.step + self.optimizers.pending,
             "failure": recorder.failure or self.failure.text, "why": None if recorder.calls else self.why_nothing(),
         }  # fmt: skip
 
@@ -223,8 +200,12 @@ class Session:
         return self.failure.take(error, what)
 
     def function_mode_on(self) -> AbstractContextManager[Any]:
-        """Return a context in which the function mode is on, if it belongs to this thread and was switched off."""
-        belongs = self._modes and self.threads.state.observed
+        """Return a context in which the function mode is on, if it belongs to this thread and was switched off.
+
+        It belongs to the thread that began the capture and to those of autograd's own, which Python did not start.
+        """
+        ours = self.threads.state.observed or isinstance(threading.current_thread(), threading._DummyThread)
+        belongs = self._modes and ours
         return self._function_mode if belongs and self._function_mode not in _get_current_function_mode_stack() else nullcontext()
 
     def records(self, level: str) -> bool:

@@ -9,6 +9,7 @@ import torch
 from trueup.adapters.torch.buffers import Storage
 from trueup.adapters.torch.context import Context
 from trueup.adapters.torch.gradients import Gradients
+from trueup.adapters.torch.layouts import is_plain, parts
 from trueup.adapters.torch.observing import Observing
 from trueup.adapters.torch.tensors import NamedTensors, describe, layout_of
 from trueup.recorder import Call, Slot
@@ -66,6 +67,8 @@ class Slots:
                 self._slot(call, slot, tensor, storage, None)
                 if storage is not None:
                     storage.producers[call.kind.level] = (call.seq, slot)
+                elif not is_plain(tensor):
+                    self._buffers.produced(tensor, call.kind.level, call, slot)
 
     def loss(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         """Record the tensor on which `backward()` is called: the loss curve, kept whatever the filters say."""
@@ -119,4 +122,15 @@ class Slots:
         described = slot.tensor
         if described is not None and described.device not in self.devices:
             self.devices[described.device] = None
-        self._recorder.add(call, slot, None, producer, self._buffers.statistics(tensor, layout, storage))
+        stats = self._buffers.statistics(tensor, layout, storage)
+        self._recorder.add(call, slot, None, producer, stats)
+        if stats is None and not is_plain(tensor):
+            self._parts(call, name, tensor)
+
+    def _parts(self, call: Call, name: str, tensor: torch.Tensor) -> None:
+        """Record the arrays of a tensor that is no plain one, each as a slot below the tensor's own."""
+        level = "aten" if call.kind.level == "aten" else self._producing
+        received = name.startswith(("input", "grad_output", "param"))
+        for below, part in parts(name, tensor):
+            storage = self._buffers.storage(part)
+            self._slot(call, below, part, storage, storage.producer(level) if received and storage is not None else None)
