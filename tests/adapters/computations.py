@@ -42,8 +42,8 @@ class Views(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         y = self.up(x)
-        y[:, :4].relu_()
-        y[:, 4:8] *= 2
+        y[:, :4].mul_(2)
+        y[:, 4:8] *= 0.5
         y.view(-1, 2, 8)[:, 0].add_(1)
         left, right = y.narrow(1, 0, 8), y.narrow(1, 8, 8)
         y = torch.cat((left.sigmoid_().clone(), right), 1)
@@ -181,7 +181,8 @@ def spectral(device: str) -> Loop:
 
 def images(device: str) -> Loop:
     """Channels last, a frozen stem, an evaluation between two steps."""
-    model = nn.Sequential(nn.Conv2d(3, 4, 3, padding=1), nn.BatchNorm2d(4), nn.ReLU(inplace=True), nn.Conv2d(4, 4, 3), nn.Dropout(0.3))
+    stem = nn.Sequential(nn.Conv2d(3, 4, 3, padding=1), nn.BatchNorm2d(4), nn.ReLU(inplace=True))
+    model = nn.Sequential(*stem, nn.Conv2d(4, 4, 3), nn.Dropout(0.3))
     model[0].requires_grad_(False)
     model = model.to(memory_format=torch.channels_last)
 

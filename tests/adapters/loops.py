@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-
 import random
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
@@ -42,10 +41,13 @@ MADE_OF: dict[str, tuple[Callable[[], Tensor], dict[str, float]]] = {
     "nested": (lambda: ragged(torch.strided), NUMBER | {"sizes": 2}),
     "jagged": (lambda: ragged(torch.jagged), NUMBER | {"offsets": 3}),
     "quantised": (
-        lambda: torch.quantize_per_tensor(torch.tensor(VALUES), 0.5, 3, torch.qint8), {"int_repr": 11, "scale": 0.5, "zero_point": 3},
+        lambda: torch.quantize_per_tensor(torch.tensor(VALUES), 0.5, 3, torch.qint8),
+        {"int_repr": 11, "scale": 0.5, "zero_point": 3},
     ),
     "quantised by channel": (
-        lambda: torch.quantize_per_channel(torch.tensor([VALUES, VALUES]), torch.tensor([0.5, 1.0]), torch.tensor([0, 1]), 0, torch.qint8),
+        lambda: torch.quantize_per_channel(
+            torch.tensor([VALUES, VALUES]), torch.tensor([0.5, 1.0]), torch.tensor([0, 1]), 0, torch.qint8
+        ),
         {"int_repr": 8, "scale": 1, "zero_point": 1},
     ),
     "wrapper": (lambda: TwoTensor(torch.tensor(VALUES), torch.full((3,), 7.0)), {"a": max(VALUES), "b": 7}),
@@ -173,13 +175,15 @@ def test_dtypes_are_measured(dtype: torch.dtype, detail: str, path: Path, rows) 
 
 
 SHAPES: dict[str, tuple[Callable[[], Tensor], list[int], list[int]]] = {
-    "channels last": (lambda: torch.arange(24.0).view(1, 2, 3, 4).to(memory_format=torch.channels_last), [1, 2, 3, 4], [24, 1, 8, 2]),
+    "channels last": (
+        lambda: torch.arange(24.0).view(1, 2, 3, 4).to(memory_format=torch.channels_last), [1, 2, 3, 4], [24, 1, 8, 2],
+    ),
     "transposed": (lambda: torch.arange(6.0).view(2, 3).t(), [3, 2], [1, 3]),
     "strided": (lambda: torch.arange(10.0)[::3], [4], [3]),
     "expanded": (lambda: torch.arange(3.0).view(3, 1).expand(3, 4), [3, 4], [1, 0]),
     "scalar": (lambda: torch.tensor(9.0), [], []),
     "empty": (lambda: torch.empty(0, 3), [0, 3], [3, 1]),
-}
+}  # fmt: skip
 
 
 @pytest.mark.parametrize("kind", SHAPES)

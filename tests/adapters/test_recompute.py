@@ -44,8 +44,8 @@ def test_recomputed_calls_name_their_forward_calls(subject: str, device: str, pa
     repeated = [(row, outputs[row["forward_seq"], row["slot"]]) for row in outputs.values() if row["phase"] == "recompute"]
     assert len(repeated) > 20
     drawn = [pair for pair in repeated if pair[0]["op"] in ("aten::bernoulli_", "aten::native_dropout")]
-    assert len({row["seq"] for row, _ in drawn}) == 4 * training.micro  # two blocks, two steps: the random numbers are those of the forward
-    for row, origin in repeated:
+    assert len({row["seq"] for row, _ in drawn}) == 4 * training.micro  # two blocks, two steps
+    for row, origin in repeated:  # the random numbers among them
         assert (row["digest"], row["l2"]) == (origin["digest"], origin["l2"]), row
 
 

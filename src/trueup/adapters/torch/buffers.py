@@ -8,6 +8,7 @@ counted too.
 from __future__ import annotations
 
 import weakref
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 import torch
@@ -72,13 +73,15 @@ class Buffers:
         None when it has no dense bytes to read (meta, fake, sparse, nested, quantised).
         """
         if layout is None:
-            tensor = _below_transforms(tensor)
-            if not _has_bytes(tensor):
-                return None
-            layout, storage = dense_layout(tensor), self.storage(tensor)
-        elif not layout.readable:
+            with _outside_transforms():
+                tensor = _below_transforms(tensor)
+                if not _has_bytes(tensor):
+                    return None
+                layout = dense_layout(tensor)
+                return self._measure(tensor) if layout is None else self.statistics(tensor, layout, self.storage(tensor))
+        if not layout.readable:
             return None
-        if layout is None or storage is None or tensor.is_neg() or tensor.is_conj():
+        if storage is None or tensor.is_neg() or tensor.is_conj():
             return self._measure(tensor)
         if storage.uninitialised:
             return None  # whatever the allocator left there differs from run to run and means nothing
@@ -159,6 +162,8 @@ class Buffers:
 
     def _measure(self, tensor: torch.Tensor, storage: Storage | None = None) -> Statistics | None:
         self.reads += 1
+        if tensor._is_zerotensor():  # zeros that autograd never allocated
+            tensor = torch.zeros(tensor.shape, dtype=tensor.dtype, device=tensor.device)
         try:
             stats = measure(tensor, self._detail)
         except (RuntimeError, TypeError, NotImplementedError) as error:  # fake, functional and batched tensors hold no bytes
@@ -172,6 +177,15 @@ class Buffers:
 def _has_bytes(tensor: torch.Tensor) -> bool:
     """Tell whether there are numbers to read; a tensor that only stands for another has none."""
     return is_plain(tensor) and tensor.device.type != "meta" and type(tensor).__name__ not in STAND_INS
+
+
+def _outside_transforms() -> AbstractContextManager[Any]:
+    """Leave the transforms of `torch.func` that are running: inside them whatever we compute would be transformed too."""
+    if torch._C._functorch.maybe_current_level() is None:
+        return nullcontext()
+    from torch._functorch.pyfunctorch import temporarily_clear_interpreter_stack
+
+    return temporarily_clear_interpreter_stack()  # type: ignore[no-any-return]
 
 
 def _below_transforms(tensor: torch.Tensor) -> torch.Tensor:
