@@ -16,6 +16,9 @@ from rich.text import Text
 from rich.tree import Tree
 
 from trueup.model import LEVELS
+from trueup.report.scaling import COLUMNS as SCALE_COLUMNS
+from trueup.report.scaling import OP as SCALER
+from trueup.report.scaling import loss_scale
 from trueup.report.selecting import COLUMNS, Call, Selection, calls_of, chosen_rows
 from trueup.report.wording import clean, counted, number, one_line, shorten
 
@@ -71,6 +74,8 @@ def render_header(capture: CaptureLike, chosen: Selection, console: Console) -> 
         *([", ".join(sorted(states))] if states else []),
     ]
     console.print(Text.assemble((clean(str(chosen.path)), "bold"), "  ", one_line(", ".join(facts))))
+    if scale := loss_scale(capture.records(list(SCALE_COLUMNS), op=SCALER)):
+        console.print(Text(f"loss scale  {scale}"))
     for problem in list(capture.problems)[:PROBLEMS_SHOWN]:
         console.print(Text(f"problem  {one_line(str(problem))}", "yellow"))
     if len(capture.problems) > PROBLEMS_SHOWN:

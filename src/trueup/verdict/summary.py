@@ -13,6 +13,9 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from trueup.model import LEVELS, RunSummary
+from trueup.report.scaling import COLUMNS as SCALE_COLUMNS
+from trueup.report.scaling import OP as SCALER
+from trueup.report.scaling import loss_scale
 from trueup.store import Capture
 from trueup.verdict.findings import Frames
 from trueup.verdict.judge import Judged
@@ -83,6 +86,8 @@ class Overview:
     calls: int
     losses: dict[int, float]
     """Loss per step: the mean over ranks and micro-batches of what ``backward()`` was called on."""
+    scale: str | None
+    """How the scale of a GradScaler went, in words; None where there was none."""
 
     @classmethod
     def of(cls, capture: Capture) -> Overview:
@@ -94,7 +99,9 @@ class Overview:
             changes |= column[1:] != column[:-1]
         held = set(table.column("level").unique().to_pylist())
         calls = int(np.count_nonzero(changes)) + bool(table.num_rows)
-        return cls(tuple(level for level in LEVELS if level in held), calls, _losses(table))
+        scaled = pc.any(pc.equal(table.column("op"), SCALER)).as_py()
+        scale = loss_scale(capture.records(columns=list(SCALE_COLUMNS), op=SCALER)) if scaled else None
+        return cls(tuple(level for level in LEVELS if level in held), calls, _losses(table), scale)
 
 
 def _losses(table: pa.Table) -> dict[int, float]:
@@ -114,6 +121,7 @@ def summarise(capture: Capture, overview: Overview, ranks: Sequence[int]) -> Run
     environment = {f"version of {k}": str(v) for k, v in first.get("versions", {}).items()}
     environment |= {str(k): str(v) for k, v in first.get("environment", {}).items()}
     environment |= {f"seed of {k}": str(v) for k, v in first.get("seeds", {}).items()}
+    environment |= {} if overview.scale is None else {"loss scale": overview.scale}
     notes = dict.fromkeys([str(n) for m in manifests for n in m.get("notes", [])] + list(capture.problems))
     return RunSummary(
         path=str(capture.path),
