@@ -32,7 +32,7 @@ def capture(
         with trueup.capture("runs/cpu", model=model, steps=range(0, 3)) as cap:
             for batch in loader:
                 ...; loss.backward(); optimizer.step(); optimizer.zero_grad()
-                cap.step()      # optional: without it a step ends with the optimizer's step
+                cap.step()      # optional: without it optimizers tell where a step ends
 
     Args:
         directory: where the capture goes; must not hold one yet.

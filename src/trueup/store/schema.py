@@ -52,7 +52,7 @@ COLUMNS: tuple[tuple[str, pa.DataType, str], ...] = (
     ("value", pa.string(), "non-tensor arguments as JSON, in slot 'arguments'"),
     ("producer_seq", _INT, "call that last wrote this storage; null: none that was recorded"),
     ("producer_slot", _NAME, "slot of that call"),
-    ("forward_seq", _INT, "for a backward or recompute call: its forward call"),
+    ("forward_seq", _INT, "for a backward call its forward call, for a recompute call the one it repeats"),
     ("site", _INT, "id of the call stack, in the rank's sites files"),
 )
 

@@ -35,7 +35,7 @@ os.register_at_fork(after_in_child=_in_child)
 class Capture:
     """A running capture: `step()` ends a step, leaving the ``with`` block ends the capture.
 
-    Without `step()` a step ends with each optimizer's step; once it was called, only it ends steps.
+    Without `step()` a step ends with the first forward after its optimizers have stepped; once it was called, only it ends steps.
     """
 
     def __init__(self, session: Session) -> None:
@@ -47,7 +47,7 @@ class Capture:
         return self._session.recorder.directory
 
     def step(self) -> None:
-        """End the present step."""
+        """End the present step; from now on nothing else does."""
         self._session.step()
 
     def __enter__(self) -> Capture:
