@@ -81,6 +81,8 @@ class Optimizers:
     # ---------------------------------------------------------------- what happens
     def entered(self, module: torch.nn.Module, state: ThreadState) -> None:
         """A module begins to run outside any other. Steps are counted idle or not."""
+        if self._session.over:
+            return
         state.shared.updating = False
         if state.runs:
             drop_stale(state.runs)
