@@ -124,7 +124,7 @@ _TITLES = ("call", "", "min", "max", "mean", "l2", "")
 
 def _slot(row: dict[str, Any]) -> tuple[str, ...]:
     name = one_line(row["slot"] or "")
-    if row.get("value") is not None and row.get("l2") is None:
+    if row.get("value") is not None and row.get("numel") is None:
         return (name, shorten(one_line(row["value"]), VALUE_WIDTH), "", "", "", "", "")
     shape = row.get("shape")
     sizes = f"[{','.join(map(str, shape))}]" if isinstance(shape, list) else str(shape or "")

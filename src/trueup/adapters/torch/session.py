@@ -14,6 +14,7 @@ from torch.optim.optimizer import register_optimizer_step_post_hook, register_op
 from torch.overrides import _get_current_function_mode_stack
 
 from trueup.adapters.torch.buffers import Buffers
+from trueup.adapters.torch.collectives import Collectives
 from trueup.adapters.torch.context import Shared, Threads, ThreadState, depth_of
 from trueup.adapters.torch.dispatch import DispatchMode
 from trueup.adapters.torch.environment import describe_run, rank_and_world
@@ -25,6 +26,7 @@ from trueup.adapters.torch.replacing import COMPILED, entrances
 from trueup.adapters.torch.scopes import Scopes
 from trueup.adapters.torch.slots import Slots
 from trueup.adapters.torch.statistics import resolve
+from trueup.adapters.torch.updates import Updates
 from trueup.recorder import CaptureOptions, Recorder
 from trueup.recorder.options import in_ranges
 from trueup.recorder.seen import sentence, unused
@@ -43,6 +45,7 @@ class Session:
         self.recorder = Recorder(directory, options, self._identify, resolve, internal=(TORCH,))
         self.buffers = Buffers(self.recorder)
         self.slots = Slots(self)
+        self.collectives, self.updates = Collectives(self), Updates(self)
         self.failure = Failure(self.recorder, options.on_error)
         self.active = False
         self.rank: int | None = None
@@ -74,6 +77,7 @@ class Session:
             self.compile_off()
         self._thread = threading.get_ident()
         self._module_calls.install()
+        self.collectives.install()
         self._hooks = [
             register_optimizer_step_pre_hook(self._before_optimizer),
             register_optimizer_step_post_hook(self._after_optimizer),
@@ -93,6 +97,7 @@ class Session:
         """Leave nothing of ours in PyTorch; modes of another thread than this stay, idle."""
         self._switch(on=False)
         self._module_calls.remove()
+        self.collectives.remove()
         for hook in self._hooks:
             hook.remove()
 
@@ -104,6 +109,8 @@ class Session:
     def finish(self) -> None:
         """Write what is left, without touching the modes (at the end of an armed process)."""
         self.active = False
+        with self.observing(self.threads.state, "collectives under way"):
+            self.collectives.end()
         self.recorder.close("complete" if self.failure.text is None else "stopped")
 
     def step(self) -> None:
@@ -125,6 +132,7 @@ class Session:
 
     def _end_step(self) -> None:
         self._ending = self._modules_seen = False
+        self.collectives.settle()
         self.recorder.end_step()
         if not self._modes:  # writes through `.data` were seen by nobody
             self.buffers.forget()
@@ -148,8 +156,12 @@ class Session:
         for mode in self._modes:
             put_on(mode) if on else take_off(mode)
 
-    def _before_optimizer(self, *_: Any) -> None:
-        self.threads.state.stepping = sys._getframe(1).f_code
+    def _before_optimizer(self, optimizer: torch.optim.Optimizer, *_: Any) -> None:
+        state = self.threads.state
+        state.stepping = sys._getframe(1).f_code
+        if self.sees() and not state.busy and not self.skips_optimizer:
+            with self.observing(state, "the gradients"):
+                self.updates.gradients(optimizer)
 
     def _after_optimizer(self, optimizer: torch.optim.Optimizer, *_: Any) -> None:
         state = self.threads.state
