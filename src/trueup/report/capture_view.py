@@ -75,6 +75,11 @@ def render_header(capture: CaptureLike, chosen: Selection, console: Console) -> 
         console.print(Text(f"problem  {one_line(str(problem))}", "yellow"))
     if len(capture.problems) > PROBLEMS_SHOWN:
         console.print(Text(f"and {counted(len(capture.problems) - PROBLEMS_SHOWN, 'more problem')}", "yellow"))
+    notes = list(dict.fromkeys(str(note) for one in manifests for note in _listed(one.get("notes"))))
+    for note in notes[:PROBLEMS_SHOWN]:
+        console.print(Text(f"note  {one_line(note)}", "dim"))
+    if len(notes) > PROBLEMS_SHOWN:
+        console.print(Text(f"and {counted(len(notes) - PROBLEMS_SHOWN, 'more note')}", "dim"))
     console.print()
 
 

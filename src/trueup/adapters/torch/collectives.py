@@ -152,6 +152,8 @@ class Collectives:
         calls = self._calls(op._schema.name, said.function or op._schema.name, state)
         session = self._session
         text = communication.encode(found.arguments)
+        for _, tensor in found.inputs:
+            session.buffers.initialised(tensor)  # DDP fills its buckets from C++, where level api sees nothing
         for call in calls:
             if call.recorded:
                 session.slots.inputs(call, found.inputs)
