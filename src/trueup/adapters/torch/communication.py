@@ -168,7 +168,7 @@ def _ranks(group: Any) -> list[int] | None:
 
 
 def numbers(ranks: list[int]) -> str:
-    """Write ranks as ``--ranks`` takes them: ``0-3,7``; in the group's order."""
+    """Write ranks in the group's order, runs as first and last: ``0-3,7``. A group of 512 stays readable."""
     runs: list[list[int]] = []
     for rank in ranks:
         if runs and rank == runs[-1][1] + 1:
