@@ -77,9 +77,17 @@ def test_the_backward_of_a_function_is_another_operator(op: str) -> None:
 
 
 def test_aten_operators_are_the_same_in_each_phase() -> None:
-    for phase in ("forward", "recompute", "backward", "optimizer", "collective", "data"):
+    for phase in ("forward", "recompute", "backward", "optimizer", "data"):
         assert CRITERION.row("aten::mm", "aten", phase).name == "matmul"
         assert CRITERION.row("aten::add", "aten", phase).name == "add"
+
+
+@pytest.mark.parametrize(("level", "op"), [
+    ("aten", "c10d::broadcast_"), ("aten", "c10d::gather_"), ("api", "torch.distributed.reduce"),
+    ("module", "torch.distributed.scatter"),
+])  # fmt: skip
+def test_collectives_are_not_the_operators_of_their_name(level: str, op: str) -> None:
+    assert CRITERION.row(op, level, "collective").name == "collective"
 
 
 def test_modules_are_not_their_namesakes() -> None:

@@ -106,12 +106,13 @@ class Recorder:
         self.add(call, ARGUMENTS, text, None, None)
 
     def add(
-        self, call: Call, slot: Slot, value: str | None, producer: tuple[int, str] | None, stats: Statistics | None
-    ) -> None:
-        """Add a row. No lock is taken: one call of a deque's method is atomic."""
+        self, call: Call, slot: Slot, value: str | None, producer: tuple[int, str] | None, stats: Statistics | None,
+        step: int | None = None,
+    ) -> None:  # fmt: skip
+        """Add a row, of another step where it is known late only. No lock is taken: one call of a deque's method is atomic."""
         if self._closed or self.failure is not None:
             return
-        self._rows.append((self.step, call, slot, value, producer, stats))
+        self._rows.append((self.step if step is None else step, call, slot, value, producer, stats))
         self._flusher.start()
         if len(self._rows) * ROW_BYTES + self._payload_bytes > backlog.PORTION_BYTES:
             self._hand_over()

@@ -80,6 +80,11 @@ def render_header(capture: CaptureLike, chosen: Selection, console: Console) -> 
         console.print(Text(f"problem  {one_line(str(problem))}", "yellow"))
     if len(capture.problems) > PROBLEMS_SHOWN:
         console.print(Text(f"and {counted(len(capture.problems) - PROBLEMS_SHOWN, 'more problem')}", "yellow"))
+    notes = list(dict.fromkeys(str(note) for one in manifests for note in _listed(one.get("notes"))))
+    for note in notes[:PROBLEMS_SHOWN]:
+        console.print(Text(f"note  {one_line(note)}", "dim"))
+    if len(notes) > PROBLEMS_SHOWN:
+        console.print(Text(f"and {counted(len(notes) - PROBLEMS_SHOWN, 'more note')}", "dim"))
     console.print()
 
 
@@ -129,7 +134,7 @@ _TITLES = ("call", "", "min", "max", "mean", "l2", "")
 
 def _slot(row: dict[str, Any]) -> tuple[str, ...]:
     name = one_line(row["slot"] or "")
-    if row.get("value") is not None and row.get("l2") is None:
+    if row.get("value") is not None and row.get("numel") is None:
         return (name, shorten(one_line(row["value"]), VALUE_WIDTH), "", "", "", "", "")
     shape = row.get("shape")
     sizes = f"[{','.join(map(str, shape))}]" if isinstance(shape, list) else str(shape or "")

@@ -49,7 +49,7 @@ COLUMNS: tuple[tuple[str, pa.DataType, str], ...] = (
     ("payload_segment", _NAME, "file in the rank's folder that holds the bytes; null: not kept"),
     ("payload_key", pa.string(), "name of the tensor in that file"),
     ("payload_view", pa.list_(_INT), "which of its elements: offset, sizes, strides, in elements; null: all, in order"),
-    ("value", pa.string(), "non-tensor arguments as JSON, in slot 'arguments'"),
+    ("value", pa.string(), "JSON: non-tensor arguments in slot 'arguments'; of a local shard, its part in the whole"),
     ("producer_seq", _INT, "call that last wrote this storage; null: none that was recorded"),
     ("producer_slot", _NAME, "slot of that call"),
     ("forward_seq", _INT, "for a backward call its forward call, for a recompute call the one it repeats"),

@@ -76,7 +76,7 @@ class Criterion:
         The backward of an api or module call goes by the phase ``backward``; an aten operator that runs in backward is an
         operator like any other and goes by ``aten-backward``.
         """
-        kind = "aten-backward" if level == "aten" and phase not in ("forward", "recompute", "optimizer") else phase
+        kind = "aten-backward" if level == "aten" and phase not in ("forward", "recompute", "optimizer", "collective") else phase
         name = f"module:{op}" if level == "module" else normalised(op)
         found = self._found.get((name, kind))
         if found is None:

@@ -118,6 +118,8 @@ def _judge_call(
         own, expected = _explain(row, error, inputs, call, baseline, candidate, precision, lowest)
         if discrete or not math.isfinite(result.error_in):
             expected = math.inf  # an index, a mask or a NaN differs: any output is explained
+        elif not errors and call.candidate.phase == "collective" and _excess(error.relative, expected) > criterion.suspect:
+            expected, result.incomparable = math.inf, "its result differs, and what the other ranks sent is not followed"
         elif len(measured) < len(errors) and _excess(error.relative, expected) > criterion.suspect:
             expected, result.incomparable = math.inf, "its result differs, and not all of its inputs were measured"
         if error.unsized and (row.own != "exact" or result.error_in > 0) and _is_float(baseline.dtype[error.baseline]):

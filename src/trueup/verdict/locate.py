@@ -16,7 +16,7 @@ import numpy as np
 
 from trueup.verdict.criteria import Criterion, normalised
 from trueup.verdict.judge import Judged
-from trueup.verdict.measure import equal_values
+from trueup.verdict.measure import equal_values, is_overwritten
 from trueup.verdict.origins import Origins
 from trueup.verdict.regions import Regions, judge_region, loose_calls
 from trueup.verdict.regions import operators as region_operators
@@ -203,6 +203,8 @@ def _later_inputs(unexplained: Iterable[tuple[Judged, str]], baseline: Stream) -
 def _enters(judged: Judged, slot: str, baseline: Stream) -> bool:
     """Tell whether a slot reads, in the forward, a tensor that no recorded call produced."""
     if not is_input(slot) or judged.call.candidate.phase not in ("forward", "data"):
+        return False
+    if is_overwritten(judged.call.slots[slot], judged.call):
         return False
     return baseline.producer[judged.call.slots[slot].baseline] is None
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import math
+import json
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Literal
@@ -21,6 +21,9 @@ Payload = Callable[[str, str, "tuple[int, ...] | None"], Array | None]
 COUNTS = [NUMBERS.index(n) for n in ("n_nan", "n_posinf", "n_neginf")]
 SATURATED = NUMBERS.index("n_saturated")
 L2 = NUMBERS.index("l2")
+
+INCIDENTAL = frozenset({"group", "group_desc", "async_op", "tag"})
+"""What a collective is told beside its ranks: names that a run gives its groups, and when to wait."""
 
 UNSIZED = "digests differ; how much is not recorded"
 """Reason of an infinite error that may be a single rounding."""
@@ -106,7 +109,18 @@ def _arguments(b: Row, c: Row, baseline: Stream, candidate: Stream) -> tuple[str
         None if (k := row.slots.get("arguments")) is None else stream.value[k]
         for row, stream in ((b, baseline), (c, candidate))
     )
-    return None if sides[0] == sides[1] else (sides[0], sides[1])
+    if sides[0] == sides[1] or (c.phase == "collective" and _told(sides[0]) == _told(sides[1])):
+        return None
+    return sides[0], sides[1]
+
+
+def _told(arguments: str | None) -> dict[str, Any] | str | None:
+    """Return the arguments of a collective without those that do not matter to its result."""
+    try:
+        told = json.loads(arguments or "{}")
+    except ValueError:
+        return arguments
+    return {name: value for name, value in told.items() if name not in INCIDENTAL} if isinstance(told, dict) else arguments
 
 
 def _errors(
@@ -233,6 +247,6 @@ OVERWRITING = frozenset({
 
 
 def is_overwritten(error: SlotError, call: Measured) -> bool:
-    """Tell whether a slot is fresh memory that the call only writes to: its content does not matter."""
+    """Tell whether a slot is memory that the call only writes to: what was there before does not matter."""
     name = call.candidate.op
-    return error.slot == "input.0" and math.isnan(error.absolute) and name.endswith("_") and normalised(name) in OVERWRITING
+    return error.slot == "input.0" and name.endswith("_") and normalised(name) in OVERWRITING

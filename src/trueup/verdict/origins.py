@@ -11,7 +11,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 
 from trueup.verdict.judge import Judged
-from trueup.verdict.measure import SlotError
+from trueup.verdict.measure import SlotError, is_overwritten
 from trueup.verdict.streams import Row, is_input, is_output
 from trueup.verdict.tree import Tree
 
@@ -41,7 +41,9 @@ class Origins:
         found = []
         for call in sorted(judged, key=lambda j: j.call.candidate.seq):
             for error in call.call.slots.values():
-                if not is_input(error.slot) or _plain(error) <= max(LEAST, GROWTH * self.largest):
+                if not is_input(error.slot) or is_overwritten(error, call.call):
+                    continue
+                if _plain(error) <= max(LEAST, GROWTH * self.largest):
                     continue
                 if not _from_unmatched(error, tree):  # else it is accounted for with the call that made it
                     found.append((call, error.slot))

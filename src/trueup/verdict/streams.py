@@ -122,7 +122,7 @@ def load(table: pa.Table) -> Stream:
         digest=slots["digest"],
         dtype=slots["dtype"],
         shape=slots["shape"],
-        value=slots["value"],
+        value=[v if slot == "arguments" else None for v, slot in zip(slots["value"], slots["slot"], strict=True)],
         producer=slots["producer_seq"],
         producer_slot=slots["producer_slot"],
         payload=[None if segment is None else (segment, key, view) for segment, key, view in places],

@@ -13,9 +13,11 @@ from typing import Any
 
 import torch
 
+from trueup.adapters.torch.in_flight import InFlight
 from trueup.adapters.torch.layouts import STAND_INS, is_plain, parts
+from trueup.adapters.torch.shards import local
 from trueup.adapters.torch.statistics import measure
-from trueup.adapters.torch.tensors import Layout, dense_layout
+from trueup.adapters.torch.tensors import PLAIN, Layout, dense_layout
 from trueup.recorder import Call, Recorder, Statistics
 
 
@@ -66,6 +68,8 @@ class Buffers:
         self._storages: dict[int, Storage] = {}
         self._sees_writes = "aten" in recorder.options.levels
         self.reads = 0
+        self.in_flight = InFlight()
+        """What collectives are writing at present."""
 
     def statistics(self, tensor: torch.Tensor, layout: Layout | None, storage: Storage | None) -> Statistics | None:
         """Return the statistics of a tensor, measuring it only if its bytes were not measured since they were written.
@@ -80,6 +84,8 @@ class Buffers:
                 layout = dense_layout(tensor)
                 return self._measure(tensor) if layout is None else self.statistics(tensor, layout, self.storage(tensor))
         if not layout.readable:
+            return None
+        if self.in_flight and self.in_flight.covering(tensor):
             return None
         if storage is None or tensor.is_neg() or tensor.is_conj():
             return self._measure(tensor)
@@ -108,6 +114,8 @@ class Buffers:
             for _, part in parts("", tensor):
                 self.written(part)
         storage = self.storage(tensor)
+        if self.in_flight:
+            self.in_flight.spoil(local(tensor))
         if storage is not None:
             storage.forget()
             storage.uninitialised = False
@@ -117,6 +125,25 @@ class Buffers:
         storage = self.storage(tensor)
         if storage is not None:
             storage.uninitialised = True
+
+    def exposed(self, tensor: torch.Tensor, *, filled: bool) -> None:
+        """Note that the memory of a tensor was handed out, and may be written unseen; ``filled``: to be written, as a rule."""
+        storage = self.storage(tensor)
+        if storage is not None:
+            storage.forget()
+            storage.uninitialised = storage.uninitialised and not filled
+
+    def resized(self, storage: torch.UntypedStorage, *, grown: bool) -> None:
+        """Note that a storage was resized; nothing in one that was empty before is written yet."""
+        found = self._storages.get(id(storage))
+        if found is not None:
+            found.forget()
+            found.uninitialised = grown
+
+    def fresh(self, tensor: torch.Tensor) -> bool:
+        """Tell whether nobody has written to the memory of a tensor since it was allocated."""
+        storage = self.storage(tensor)
+        return storage is not None and storage.uninitialised
 
     def initialised(self, tensor: torch.Tensor) -> None:
         """Note that a tensor is a result: kernels past the dispatcher fill what was allocated without a trace."""
@@ -140,7 +167,7 @@ class Buffers:
     def storage(self, tensor: torch.Tensor) -> Storage | None:
         """Return what is known of the tensor's storage; None where it has none of its own (sparse, functorch wrappers)."""
         try:
-            storage = tensor.untyped_storage()
+            storage = (tensor if type(tensor) in PLAIN else local(tensor)).untyped_storage()
         except (NotImplementedError, RuntimeError):
             return None
         return self._storages.get(id(storage)) or self._new(storage)
@@ -165,6 +192,8 @@ class Buffers:
         if tensor._is_zerotensor():  # zeros that autograd never allocated
             tensor = torch.zeros(tensor.shape, dtype=tensor.dtype, device=tensor.device)
         try:
+            if tensor.numel() and not tensor.untyped_storage().nbytes():
+                return None  # its memory was freed (FSDP)
             stats = measure(tensor, self._detail)
         except (RuntimeError, TypeError, NotImplementedError) as error:  # fake, functional and batched tensors hold no bytes
             self._recorder.note(f"no statistics for {type(tensor).__name__} on {tensor.device}: {str(error).splitlines()[0]}")

@@ -72,6 +72,10 @@ class Capture:
         if _current is not self._session:  # a forked child leaves the block too
             return
         _current = None
+        if error is not None:
+            rank, world = rank_and_world()
+            who = f"rank {rank}: " if world > 1 else ""
+            self._session.recorder.note(f"{who}the capture ended with {type(error).__name__}: {str(error)[:200]}")
         self._session.stop()
         if error is None:
             self._session.recorder.stop_if_asked()

@@ -10,6 +10,7 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from trueup.adapters.torch.context import ThreadState, enclosing, phase_of, running_owner
+from trueup.adapters.torch.functions import inputs_of
 from trueup.adapters.torch.replays import link
 from trueup.adapters.torch.tensors import NamedTensors, describe_values, named_tensors
 from trueup.recorder import Call
@@ -26,6 +27,7 @@ UNMARKED_WRITES: dict[str, tuple[str, ...]] = {
     "aten::batch_norm_gather_stats": ("running_mean", "running_var"),
     "aten::batch_norm_gather_stats_with_counts": ("running_mean", "running_var"),
     "aten::_fused_moving_avg_obs_fq_helper": ("running_min", "running_max", "scale", "zero_point"),
+    "fsdp::all_gather_copy_in": ("all_gather_output",),
 }
 """Operators that write arguments which their schema does not mark (PyTorch 2.13, native_functions)."""
 
@@ -47,7 +49,11 @@ ALLOCATIONS = frozenset(
 UNMARKED_VIEWS = frozenset({"aten::_unsafe_view"})
 """Operators whose result shares the input's storage although their schema does not say so."""
 
-COLLECTIVE = ("c10d::", "_c10d_functional::", "fsdp::")
+COMMUNICATION = ("c10d::", "_c10d_functional::", "_c10d_functional_autograd::")
+"""Operators that are recorded by `trueup.adapters.torch.collectives`, whichever levels are."""
+
+UNWRITTEN: dict[str, tuple[str, ...]] = {"fsdp::all_gather_copy_in": ("output.1", "output.all_gather_output")}
+"""Outputs that hold, in part, what the allocator left there: the operator fills this rank's share, an all-gather the rest."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,7 +66,6 @@ class Operator:
     """Arguments it writes: (position, name)."""
     view: bool
     """Whether its result is an alias of an input that it does not write."""
-    collective: bool
 
     @classmethod
     def of(cls, func: Any) -> Operator:
@@ -73,9 +78,9 @@ class Operator:
             for k, a in enumerate(schema.arguments)
             if a.name in unmarked or (a.alias_info is not None and a.alias_info.is_write)
         )
-        recorded = name not in NOT_RECORDED | ALLOCATIONS and not name.startswith(("prim::", "profiler::"))
+        recorded = name not in NOT_RECORDED | ALLOCATIONS and not name.startswith(("prim::", "profiler::", *COMMUNICATION))
         view = name in UNMARKED_VIEWS or any(r.alias_info is not None and not r.alias_info.is_write for r in schema.returns)
-        return cls(name, recorded, written, view, name.startswith(COLLECTIVE))
+        return cls(name, recorded, written, view)
 
 
 class DispatchMode(TorchDispatchMode):
@@ -120,19 +125,23 @@ class DispatchMode(TorchDispatchMode):
 
     def _before(self, call: Call, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         if call.recorded:
-            self._session.slots.inputs(call, named_tensors("input", args, kwargs))
+            self._session.slots.inputs(call, named_tensors("input", args, inputs_of(kwargs)))
             if (values := describe_values(args, kwargs)) is not None:
                 self._session.recorder.value(call, values)
+        elif self._session.buffers.in_flight:  # it may write what a collective has just computed
+            self._session.collectives.settle()
 
     def _after(self, operator: Operator, call: Call, args: tuple[Any, ...], kwargs: dict[str, Any], result: Any) -> None:
         session = self._session
         outputs, written = _outputs(operator, args, kwargs, result)
+        if (unwritten := UNWRITTEN.get(operator.name)) is not None:
+            outputs = [(slot, tensor) for slot, tensor in outputs if slot not in unwritten]
         for tensor in written:
             session.buffers.written(tensor)
         if not operator.view:
             session.slots.produced(call, outputs)
         if call.recorded:
-            session.slots.outputs(call, outputs)
+            session.slots.outputs(call, outputs, named_tensors("input", args) if operator.view else ())
 
     def _begin(self, operator: Operator, state: ThreadState) -> Call:
         recorder = self._session.recorder
@@ -150,7 +159,7 @@ class DispatchMode(TorchDispatchMode):
             phase, scope, call = phase_of(state) if task == -1 else "backward", "", None
         begun = recorder.begin(
             "aten",
-            "collective" if operator.collective else phase,
+            phase,
             scope,
             operator.name,
             parent=None if call is None else call.seq,

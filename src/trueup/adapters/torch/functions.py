@@ -46,8 +46,17 @@ ALLOCATIONS = frozenset(
 )  # fmt: skip
 """Functions whose result has no content yet."""
 
+NOT_COMPUTING = (
+    "torch.autograd.", "torch._C._set", "profiler.", "torch.ops.profiler", "torch.distributed.distributed_c10d.",
+    "torch.distributed._functional_collectives.", "torch.ops.c10d", "torch.ops._c10d", "c10d.", "_c10d_functional",
+)  # fmt: skip
+"""Names of functions that are no api call; collectives are seen by their operators (`trueup.adapters.torch.collectives`)."""
+
 PROPERTIES = frozenset({"T", "mT", "H", "mH", "real", "imag"})
 """Attributes whose read is a computation."""
+
+UNWRITTEN: dict[str, tuple[str, ...]] = {"fsdp.all_gather_copy_in": ("output.1", "output.written.1")}
+"""Outputs that hold, in part, what the allocator left there: this rank's share was filled, an all-gather fills the rest."""
 
 BUFFERS_WRITTEN: dict[str, dict[str, tuple[int, str]]] = {
     "torch.nn.functional.batch_norm": {"running_mean": (1, "running_mean"), "running_var": (2, "running_var")},
@@ -58,6 +67,11 @@ BUFFERS_WRITTEN: dict[str, dict[str, tuple[int, str]]] = {
 
 UNVERSIONED = "torch._fused_"
 """Start of the names of functions that write their arguments without counting it in the version (PyTorch 2.13)."""
+
+
+def inputs_of(kwargs: dict[str, Any]) -> dict[str, Any]:
+    """Return keyword arguments without ``out``: what a function only writes to is no input, and may hold anything."""
+    return {name: value for name, value in kwargs.items() if name != "out"} if "out" in kwargs else kwargs
 
 
 class FunctionMode(TorchFunctionMode):
@@ -84,7 +98,7 @@ class FunctionMode(TorchFunctionMode):
         if name is None:
             if getattr(func, "__name__", "") in EXPOSES:
                 with session.observing(state, "memory handed out"):
-                    session.buffers.written(args[0])
+                    session.buffers.exposed(args[0], filled="storage" not in func.__name__)
             return func(*args, **kwargs)
         if state.stepping is not None and session.skips_optimizer and not state.modules and in_optimizer(state):
             return func(*args, **kwargs)
@@ -115,7 +129,7 @@ def _name_of(func: Callable[..., Any]) -> str | None:
     if last in ("__get__", "__set__", "__delete__"):
         attribute = head.rpartition(".")[2]
         return head if last == "__get__" and attribute in PROPERTIES else None
-    if last in QUERIES or name.startswith(("torch.autograd.", "torch._C._set", "profiler.", "torch.ops.profiler")):
+    if last in QUERIES or name.startswith(NOT_COMPUTING):
         return None
     return name
 
@@ -128,7 +142,7 @@ def execute(
     inputs: NamedTensors = []
     edges: Edges | None = None
     with session.observing(state, name):
-        inputs = named_tensors("input", args, kwargs)
+        inputs = named_tensors("input", args, inputs_of(kwargs))
         context = _begin(session, state, name)
         if torch.is_grad_enabled():
             edges = Edges(inputs)
@@ -136,6 +150,8 @@ def execute(
             session.slots.inputs(context.call, inputs)
             if inputs:
                 _record_values(session, context.call, args, kwargs)
+        elif session.buffers.in_flight:  # it may write what a collective has just computed
+            session.collectives.settle()
         versions = [None if t.is_inference() else t._version for _, t in inputs]
     if context is None:  # the capture has just failed
         return func(*args, **kwargs)
@@ -148,6 +164,10 @@ def execute(
         with session.observing(state, name):
             outputs = named_tensors("output", result)
             _add_written(outputs, inputs, versions, silently=name.startswith(UNVERSIONED))
+            if "out" in kwargs:
+                _add_out(session, outputs, kwargs["out"])
+            if name in UNWRITTEN:
+                outputs = [(slot, tensor) for slot, tensor in outputs if slot not in UNWRITTEN[name]]
             if name in BUFFERS_WRITTEN:
                 _add_buffers(outputs, name, args, kwargs)
             _after(session, context, edges, inputs, outputs, args, kwargs)
@@ -163,7 +183,7 @@ def _after(
     if call.kind.recorded:
         if outputs and not inputs:  # a factory; without any tensor it is no computation and leaves no row
             _record_values(session, call, args, kwargs)
-        slots.outputs(call, outputs)
+        slots.outputs(call, outputs, inputs)
     if edges is not None:
         watch(context, edges, outputs, slots if call.kind.recorded or session.records("api") else None, own=True)
 
@@ -208,6 +228,15 @@ def _add_written(outputs: NamedTensors, inputs: NamedTensors, versions: list[int
         written = before is not None and (silently or tensor._version != before)
         if written and not any(tensor is t for _, t in outputs[:results]):
             outputs.append((slot.replace("input", "output.written", 1), tensor))
+
+
+def _add_out(session: Session, outputs: NamedTensors, out: Any) -> None:
+    """Add what the call was given to write to, where it is not among the results."""
+    results = len(outputs)
+    for slot, tensor in named_tensors("output", (), {"out": out}):
+        session.buffers.written(tensor)
+        if not any(tensor is t for _, t in outputs[:results]):
+            outputs.append((slot, tensor))
 
 
 def _add_buffers(outputs: NamedTensors, name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+from functools import lru_cache
 from typing import Any
 
 import ml_dtypes
@@ -29,12 +30,50 @@ _VIEWS: dict[torch.dtype, tuple[torch.dtype, Any]] = {
 }
 
 
+class _Memory:
+    """The memory of a CPU tensor, which it keeps alive, for NumPy to look at."""
+
+    __slots__ = ("__array_interface__", "_tensor")
+
+    def __init__(self, tensor: torch.Tensor, dtype: np.dtype[Any]) -> None:
+        self._tensor = tensor
+        size = dtype.itemsize
+        self.__array_interface__ = {
+            "version": 3, "typestr": dtype.str, "shape": tuple(tensor.shape), "data": (tensor.data_ptr(), True),
+            "strides": tuple([stride * size for stride in tensor.stride()]),
+        }  # fmt: skip
+
+
 def to_numpy(tensor: torch.Tensor) -> np.ndarray[Any, Any]:
-    """View a CPU tensor as NumPy without copying; dtypes NumPy lacks come from ml_dtypes."""
-    tensor = tensor.detach().resolve_conj().resolve_neg()
+    """View a CPU tensor as NumPy without copying, read only; dtypes NumPy lacks come from ml_dtypes.
+
+    Not by `Tensor.numpy`: that forbids the storage to be resized ever after, and FSDP frees parameters by resizing.
+
+    Raises:
+        RuntimeError: it has no memory.
+        TypeError: NumPy has no such dtype.
+    """
+    if tensor.is_conj() or tensor.is_neg():
+        tensor = tensor.detach().resolve_conj().resolve_neg()
     view = _VIEWS.get(tensor.dtype)
-    array: np.ndarray[Any, Any] = tensor.numpy() if view is None else tensor.view(view[0]).numpy().view(view[1])
-    return array
+    dtype = _numpy_dtype(tensor.dtype if view is None else view[0])
+    if not tensor.numel():
+        empty: np.ndarray[Any, Any] = np.empty(tuple(tensor.shape), dtype)
+        return empty if view is None else empty.view(view[1])
+    if tensor._is_zerotensor():
+        raise RuntimeError("zeros that take no memory (an efficient zero tensor)")
+    array: np.ndarray[Any, Any] = np.asarray(_Memory(tensor, dtype))
+    return array if view is None else array.view(view[1])
+
+
+@lru_cache(maxsize=64)
+def _numpy_dtype(dtype: torch.dtype) -> np.dtype[Any]:
+    """Return NumPy's dtype of the same name.
+
+    Raises:
+        TypeError: it has none.
+    """
+    return np.dtype(str(dtype).removeprefix("torch."))
 
 
 def on_host(tensor: torch.Tensor, detail: str) -> Statistics:

@@ -119,6 +119,9 @@ class Optimizers:
                 self._versions += [(tensor, tensor._version) for tensor in _owned(optimizer)]
         if self._scaled is None and outermost:
             self._begin(optimizer, state)
+        if session.sees() and not state.busy and not session.skips_optimizer:
+            with session.observing(state, "the gradients"):
+                session.updates.gradients(optimizer)
 
     def _after(self, optimizer: Optimizer, *_: Any) -> None:
         state = self._session.threads.state

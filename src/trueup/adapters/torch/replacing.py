@@ -30,11 +30,13 @@ class Replacement:
     def __init__(self, owner: Any, name: str, make: Callable[[Any], Any]) -> None:
         self._owner, self._name, self._make = owner, name, make
         self._original: Any = None
+        self._inherited = False
         self._ours: Any = None
 
     def install(self) -> None:
         """Replace the attribute; where this version of PyTorch has none of that name, do nothing."""
-        self._original = vars(self._owner).get(self._name)
+        self._inherited = self._name not in vars(self._owner)
+        self._original = getattr(self._owner, self._name, None) if self._inherited else vars(self._owner)[self._name]
         if self._original is not None:
             self._ours = self._make(self._original)
             setattr(self._owner, self._name, self._ours)
@@ -42,7 +44,10 @@ class Replacement:
     def remove(self) -> None:
         """Put the original back."""
         if self._ours is not None and vars(self._owner).get(self._name) is self._ours:
-            setattr(self._owner, self._name, self._original)
+            if self._inherited:
+                delattr(self._owner, self._name)
+            else:
+                setattr(self._owner, self._name, self._original)
 
 
 def entrances(session: Session, *, functions: bool) -> list[Replacement]:
@@ -65,6 +70,7 @@ def entrances(session: Session, *, functions: bool) -> list[Replacement]:
     return [
         *always,
         Replacement(torch.autograd.Function, "apply", functools.partial(_apply, session)),
+        Replacement(torch.UntypedStorage, "resize_", functools.partial(_resize, session)),
     ]
 
 
@@ -116,6 +122,9 @@ def _run_backward(session: Session, original: Any) -> Any:
         finally:
             shared.second_order -= builds_graph
             session.optimizers.backward(session.threads.state)
+            if session.buffers.in_flight and torch._C._current_graph_task_id() == -1:
+                with session.observing(session.threads.state, "collectives of the backward"):
+                    session.collectives.settle()
 
     return run_backward
 
@@ -132,6 +141,19 @@ def _compile(session: Session, original: Any) -> Any:
         return original(*args, **kwargs)
 
     return compile_eagerly
+
+
+def _resize(session: Session, original: Any) -> Any:
+    """Note that a storage was given other memory, which holds nothing yet: FSDP frees and allocates its parameters so."""
+
+    def resize_(storage: torch.UntypedStorage, size: Any) -> Any:
+        grown = storage.nbytes() < size
+        result = original(storage, size)
+        if session.active:
+            session.buffers.resized(storage, grown=grown)
+        return result
+
+    return resize_
 
 
 def _checkpoint(session: Session, original: Any) -> Any:

@@ -43,6 +43,15 @@ class Scopes:
             found = self._paths[module]
         return found
 
+    def parameters(self) -> dict[int, str]:
+        """Return the paths of all parameters that the known modules hold at present, by the parameter's id."""
+        found: dict[int, str] = {}
+        for module, path in list(self._paths.items()):
+            for name, parameter in module._parameters.items():
+                if parameter is not None:  # a tied one goes by its first name
+                    found.setdefault(id(parameter), f"{path}.{name}" if path else name)
+        return found
+
     def _root_name(self, root: torch.nn.Module) -> str:
         if not self._has_main and next(root.parameters(), None) is not None:
             self._has_main = True

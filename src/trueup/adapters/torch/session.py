@@ -13,6 +13,7 @@ import torch
 from torch.overrides import _get_current_function_mode_stack
 
 from trueup.adapters.torch.buffers import Buffers
+from trueup.adapters.torch.collectives import Collectives
 from trueup.adapters.torch.context import Shared, Threads, ThreadState
 from trueup.adapters.torch.dispatch import DispatchMode
 from trueup.adapters.torch.environment import describe_run, rank_and_world
@@ -25,6 +26,7 @@ from trueup.adapters.torch.replacing import COMPILED, entrances
 from trueup.adapters.torch.scopes import Scopes
 from trueup.adapters.torch.slots import Slots
 from trueup.adapters.torch.statistics import resolve
+from trueup.adapters.torch.updates import Updates
 from trueup.recorder import CaptureOptions, Recorder
 from trueup.recorder.options import in_ranges
 from trueup.recorder.seen import sentence, unused
@@ -43,6 +45,7 @@ class Session:
         self.recorder = Recorder(directory, options, self._identify, resolve, internal=(TORCH,))
         self.buffers = Buffers(self.recorder)
         self.slots = Slots(self)
+        self.collectives, self.updates = Collectives(self), Updates(self)
         self.failure = Failure(self.recorder, options.on_error)
         self.active = False
         self.rank: int | None = None
@@ -74,6 +77,7 @@ class Session:
         self._thread = threading.get_ident()
         for replacement in self._always:
             replacement.install()
+        self.collectives.install()
         self.optimizers.watch()
         self.threads.state.observed = True
         self._update_active()
@@ -91,6 +95,7 @@ class Session:
         self._switch(on=False)
         for replacement in self._always:
             replacement.remove()
+        self.collectives.remove()
         self.optimizers.leave()
 
     def abandon(self) -> None:
@@ -102,6 +107,8 @@ class Session:
         """Write what is left, without touching the modes (at the end of an armed process)."""
         self.active, self.over = False, True
         self.optimizers.close()
+        with self.observing(self.threads.state, "collectives under way"):
+            self.collectives.end()
         self.recorder.close("complete" if self.failure.text is None else "stopped")
 
     def step(self) -> None:
@@ -121,6 +128,7 @@ class Session:
     def end_step(self) -> None:
         """Finish the present step."""
         self.optimizers.ended()
+        self.collectives.settle()
         self.recorder.end_step()
         if not self._modes:  # writes through `.data` were seen by nobody
             self.buffers.forget()

@@ -11,6 +11,7 @@ from trueup.adapters.torch.context import Context
 from trueup.adapters.torch.gradients import Gradients
 from trueup.adapters.torch.layouts import is_plain, parts
 from trueup.adapters.torch.observing import Observing
+from trueup.adapters.torch.shards import local, part_of
 from trueup.adapters.torch.tensors import NamedTensors, describe, layout_of
 from trueup.recorder import Call, Slot
 
@@ -47,10 +48,16 @@ class Slots:
             storage = self._buffers.storage(tensor)
             self._slot(call, slot, tensor, storage, None if storage is None else storage.producer(level))
 
-    def outputs(self, call: Call, tensors: NamedTensors) -> None:
-        """Record outputs."""
+    def outputs(
+        self, call: Call, tensors: NamedTensors, inputs: NamedTensors | tuple[()] = (), step: int | None = None
+    ) -> None:
+        """Record outputs, but for views of ``inputs`` whose memory nobody has written yet; ``step``: if not the present one."""
+        storage_of = self._buffers.storage
         for slot, tensor in tensors:
-            self._slot(call, slot, tensor, self._buffers.storage(tensor), None)
+            storage = storage_of(tensor)
+            if storage is not None and storage.uninitialised and any(storage is storage_of(t) for _, t in inputs):
+                continue
+            self._slot(call, slot, tensor, storage, None, step)
 
     def gradients(self, context: Context, gradients: Gradients, task: int) -> None:
         """Record gradients that autograd delivers to or from a call."""
@@ -115,16 +122,26 @@ class Slots:
                 self._buffers.produced(tensor, "module", call, slot)
 
     def _slot(
-        self, call: Call, name: str, tensor: torch.Tensor, storage: Storage | None, producer: tuple[int, str] | None
-    ) -> None:
+        self, call: Call, name: str, tensor: torch.Tensor, storage: Storage | None, producer: tuple[int, str] | None,
+        step: int | None = None, *, late: bool = False, readable: bool = True,
+    ) -> None:  # fmt: skip
+        if self._buffers.in_flight and not late:  # of a collective under way: once it is complete
+            now = self._recorder.step if step is None else step
+            if self._session.collectives.defer(
+                local(tensor), lambda can: self._slot(call, name, tensor, storage, producer, now, late=True, readable=can)
+            ):
+                return
         layout = layout_of(tensor)
+        part = None
+        if layout is None and (inner := local(tensor)) is not tensor:
+            part, tensor, layout = part_of(tensor), inner, layout_of(inner)
         slot = Slot(name, describe(tensor)) if layout is None else layout.slot(name)
         described = slot.tensor
         if described is not None and described.device not in self.devices:
             self.devices[described.device] = None
-        stats = self._buffers.statistics(tensor, layout, storage)
-        self._recorder.add(call, slot, None, producer, stats)
-        if stats is None and not is_plain(tensor):
+        stats = self._buffers.statistics(tensor, layout, storage) if readable else None
+        self._recorder.add(call, slot, part, producer, stats, step)
+        if stats is None and readable and not is_plain(tensor):
             self._parts(call, name, tensor)
 
     def _parts(self, call: Call, name: str, tensor: torch.Tensor) -> None:

@@ -1,0 +1,69 @@
+"""What a comparison of distributed runs says: of a broken collective, of a rank that failed."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+import trueup
+from trueup.cli import main
+
+from .running import run, start
+
+
+def test_a_healthy_run_is_aligned_with_itself(operators: Path) -> None:
+    result = trueup.compare(operators / "faults" / "healthy", operators / "faults" / "again")
+    assert result.verdict == "aligned", result.sentence
+
+
+def test_a_broken_all_reduce_is_named(operators: Path) -> None:
+    result = trueup.compare(operators / "faults" / "healthy", operators / "faults" / "broken")
+    culprit = result.culprit
+    assert culprit is not None, result.sentence
+    assert (culprit.op, culprit.phase, culprit.level, culprit.rank) == ("c10d::allreduce_", "collective", "aten", 0)
+    assert culprit.api == "torch.distributed.all_reduce"
+    assert culprit.error_in == 0
+    assert "in _mean" in str(culprit.source)
+
+
+def test_a_rank_that_contributes_too_much_is_named_by_the_call_before(operators: Path) -> None:
+    result = trueup.compare(operators / "faults" / "healthy", operators / "faults" / "scaled")
+    culprit = result.culprit
+    assert culprit is not None, result.sentence
+    assert (culprit.op, culprit.kind, culprit.rank) == ("torch.Tensor.div_", "argument", 1)
+    assert all(c.phase != "collective" for c in result.culprits), "what rank 0 receives is explained by rank 1"
+
+
+@pytest.mark.parametrize("how", ["kill", "raise"])
+def test_the_other_ranks_stay_readable(tmp_path: Path, capsys: pytest.CaptureFixture[str], how: str) -> None:
+    ends = start(tmp_path, "dies", HOW=how)
+    assert [code for code, _ in ends] == [1, -9 if how == "kill" else 1]
+    path = tmp_path / "dies" / "capture"
+    capsys.readouterr()
+    assert main(["show", str(path), "--rank", "0", "--phase", "optimizer"]) == 0
+    shown = " ".join(capsys.readouterr().out.split())
+    result = trueup.compare(path, path)
+    assert result.counts["compared"] > 100
+    told = " ".join([*result.notes, *result.candidate.notes])
+    assert "rank 0: the capture ended with RuntimeError" in told
+    if how == "kill":
+        assert "rank 1 was interrupted or is still recording" in shown
+        assert "rank 1 was interrupted or is still recording" in told
+    else:
+        assert "rank 1: the capture ended with ValueError: the last batch is broken" in shown
+        assert "rank 1: the capture ended with ValueError: the last batch is broken" in told
+
+
+def test_two_simulated_devices(tmp_path: Path) -> None:
+    from .running import said
+
+    run(tmp_path, "npu")
+    for rank in (0, 1):
+        told = said(tmp_path, "npu", rank)
+        assert told["api"] == told["aten"] == told["off"]
+    for level in ("api", "aten"):
+        capture = trueup.store.open_capture(tmp_path / "npu" / level)
+        reduced = capture.records(["device", "l2"], phase="collective", op="c10d::allreduce_", slot=("input.0", "output.0"))
+        assert set(reduced.column("device").to_pylist()) == {"npu:0"}
+        assert reduced.column("l2").null_count == 0
