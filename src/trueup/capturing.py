@@ -26,6 +26,7 @@ def capture(
     exclude: str | Sequence[str] | None = None,
     phase: str | Sequence[str] | None = None,
     on_error: str = "continue",
+    compile: str = "off",
 ) -> Capture:
     """Record what a training run does, in a ``with`` block.
 
@@ -45,6 +46,9 @@ def capture(
         include: globs (``neck.*``, ``*softmax*``) or ``/regular expressions/`` on scope, operator or ``scope/operator``.
         exclude: the same; wins over ``include``.
         phase: one or more of ``forward``, ``recompute``, ``backward``, ``optimizer``, ``collective``, ``data``.
+        compile: ``off`` runs the Python code of what torch.compile compiled, so that every level sees the whole run;
+            ``through`` runs the compiled code and sees its modules from outside, library calls and fused kernels. A note in the
+            capture tells which.
         on_error: ``continue`` goes on training, loudly, when the capture cannot be written; ``stop`` raises in the training.
 
     Raises:
@@ -52,8 +56,9 @@ def capture(
             is already running, or PyTorch is not imported.
     """
     options = CaptureOptions.of(
-        level=level, detail=detail, steps=steps, ranks=ranks, include=include, exclude=exclude, phase=phase, on_error=on_error
-    )
+        level=level, detail=detail, steps=steps, ranks=ranks, include=include, exclude=exclude, phase=phase, on_error=on_error,
+        compile=compile,
+    )  # fmt: skip
     if "torch" not in sys.modules:
         raise TrueupError("capture found no framework: import torch before you call trueup.capture")
     from trueup.adapters.torch import capture as capture_torch

@@ -44,12 +44,13 @@ def _run(
 ) -> Any:  # fmt: skip
     context: Context | None = None
     edges: Edges | None = None
-    with session.observing(state, type(module).__name__):
-        context, edges = _before(session, state, module, args, kwargs)
+    called = module._orig_mod if type(module).__name__ == "OptimizedModule" else module  # torch.compile's wrapper is no module
+    with session.observing(state, type(called).__name__):
+        context, edges = _before(session, state, called, args, kwargs)
     if context is None:  # the capture has just failed
         return original(module, *args, **kwargs)
     state.modules.append(context)
-    state.running.append(module)
+    state.running.append(called)
     contexts, state.contexts = state.contexts, []  # what runs inside belongs to the module, not to an outer function
     try:
         result = _execute(original, module, args, kwargs)
@@ -58,8 +59,8 @@ def _run(
         state.running.pop()
         state.contexts = contexts
     if session.active:
-        with session.observing(state, type(module).__name__):
-            _after(session, module, context, edges, result)
+        with session.observing(state, type(called).__name__):
+            _after(session, called, context, edges, result)
     return result
 
 

@@ -14,11 +14,6 @@ import torch
 
 from trueup.adapters.torch.functions import execute
 
-COMPILED = (
-    "torch.compile was used: under a capture compiled code runs eagerly, operator by operator, so the numerics of the compiled "
-    "kernels were not observed"
-)
-
 if TYPE_CHECKING:
     from trueup.adapters.torch.session import Session
 
@@ -28,20 +23,23 @@ class Replacement:
 
     def __init__(self, owner: Any, name: str, make: Callable[[Any], Any]) -> None:
         self._owner, self._name, self._make = owner, name, make
-        self._original: Any = None
-        self._ours: Any = None
+        self.original: Any = None
+        self.ours: Any = None
 
     def install(self) -> None:
         """Replace the attribute; where this version of PyTorch has none of that name, do nothing."""
-        self._original = vars(self._owner).get(self._name)
-        if self._original is not None:
-            self._ours = self._make(self._original)
-            setattr(self._owner, self._name, self._ours)
+        original = vars(self._owner).get(self._name)
+        if original is not None:
+            if self.ours is None or original is not self.original:
+                self.original, self.ours = original, self._make(original)
+            setattr(self._owner, self._name, self.ours)
 
-    def remove(self) -> None:
-        """Put the original back."""
-        if self._ours is not None and vars(self._owner).get(self._name) is self._ours:
-            setattr(self._owner, self._name, self._original)
+    def remove(self) -> bool:
+        """Put the original back; return whether ours stood there."""
+        stands = self.ours is not None and vars(self._owner).get(self._name) is self.ours
+        if stands:
+            setattr(self._owner, self._name, self.original)
+        return stands
 
 
 def entrances(session: Session, *, functions: bool) -> list[Replacement]:
@@ -55,7 +53,6 @@ def entrances(session: Session, *, functions: bool) -> list[Replacement]:
 
     always = [
         Replacement(torch.autograd, "_engine_run_backward", functools.partial(_run_backward, session)),
-        Replacement(torch, "compile", functools.partial(_compile, session)),
     ]
     if not functions:
         return [*always, Replacement(torch.Tensor, "backward", functools.partial(_backward, session))]
@@ -115,20 +112,6 @@ def _run_backward(session: Session, original: Any) -> Any:
             shared.second_order -= builds_graph
 
     return run_backward
-
-
-def _compile(session: Session, original: Any) -> Any:
-    """Note that something is compiled, and let it run eagerly."""
-
-    @functools.wraps(original)
-    def compile_eagerly(*args: Any, **kwargs: Any) -> Any:
-        if session.active:
-            with session.observing(session.threads.state, "torch.compile"):
-                session.recorder.note(COMPILED)
-                session.compile_off()
-        return original(*args, **kwargs)
-
-    return compile_eagerly
 
 
 def _checkpoint(session: Session, original: Any) -> Any:

@@ -14,6 +14,7 @@ from torch.optim.optimizer import register_optimizer_step_post_hook, register_op
 from torch.overrides import _get_current_function_mode_stack
 
 from trueup.adapters.torch.buffers import Buffers
+from trueup.adapters.torch.compiling import Compiling, FollowingMode
 from trueup.adapters.torch.context import Shared, Threads, ThreadState, depth_of
 from trueup.adapters.torch.dispatch import DispatchMode
 from trueup.adapters.torch.environment import describe_run, rank_and_world
@@ -21,7 +22,7 @@ from trueup.adapters.torch.functions import FunctionMode
 from trueup.adapters.torch.modes import put_on, take_off
 from trueup.adapters.torch.modules import RUN_MODULE, module_calls
 from trueup.adapters.torch.observing import Failure, Observing
-from trueup.adapters.torch.replacing import COMPILED, entrances
+from trueup.adapters.torch.replacing import Replacement, entrances
 from trueup.adapters.torch.scopes import Scopes
 from trueup.adapters.torch.slots import Slots
 from trueup.adapters.torch.statistics import resolve
@@ -49,8 +50,10 @@ class Session:
         """Number of this process's folder, once it is claimed."""
         self._root = root
         self._function_mode = FunctionMode(self)
+        self.dispatch_mode = (DispatchMode if options.compile == "off" else FollowingMode)(self)
         self._modes = self._modes_for(options.levels)
         self._module_calls, self._entrances = module_calls(self), entrances(self, functions=bool(self._modes))
+        self.compiling = Compiling(self)
         self._thread, self._on = 0, False
         self._hooks: list[Any] = []
         self._manual_steps = False
@@ -59,21 +62,19 @@ class Session:
         self._modules_seen = False
         self._kinds = set(options.levels)
         self.skips_optimizer = "optimizer" not in options.phases
-        self._eager: Any = None
 
     def _modes_for(self, levels: tuple[str, ...]) -> list[FunctionMode | DispatchMode]:
         """Return the modes that levels need: modules alone are seen by replacing their call."""
         if tuple(levels) == ("module",):
             return []
-        return [self._function_mode, DispatchMode(self)] if "aten" in levels else [self._function_mode]
+        return [self._function_mode, self.dispatch_mode] if "aten" in levels else [self._function_mode]
 
     # ---------------------------------------------------------------- life
     def start(self) -> None:
         """Begin to see calls on this thread (and on the backward threads that autograd starts from it)."""
-        if "torch._dynamo" in sys.modules:  # what was compiled before may run now
-            self.compile_off()
         self._thread = threading.get_ident()
         self._module_calls.install()
+        self.compiling.start()
         self._hooks = [
             register_optimizer_step_pre_hook(self._before_optimizer),
             register_optimizer_step_post_hook(self._after_optimizer),
@@ -85,13 +86,12 @@ class Session:
         """Stop to see calls and finish the capture."""
         self.active = False
         self.take_off()
-        if self._eager is not None:
-            self._eager.__exit__(None, None, None)
         self.finish()
 
     def take_off(self) -> None:
         """Leave nothing of ours in PyTorch; modes of another thread than this stay, idle."""
         self._switch(on=False)
+        self.compiling.stop()
         self._module_calls.remove()
         for hook in self._hooks:
             hook.remove()
@@ -115,6 +115,7 @@ class Session:
     def enter_model(self) -> None:
         """Begin a step, where one is due: the optimizer has stepped, and a forward starts. Steps are counted idle or not."""
         self._modules_seen = True
+        self.compiling.look()
         if self.active != self._on:  # another thread ended the step
             self._switch(on=self.active)
         if not self._ending or torch._C._current_graph_task_id() != -1:
@@ -147,6 +148,16 @@ class Session:
             replacement.install() if on else replacement.remove()
         for mode in self._modes:
             put_on(mode) if on else take_off(mode)
+
+    @property
+    def replacements(self) -> list[Replacement]:
+        """What stands, or may stand, in place of functions of PyTorch that Dynamo traces into."""
+        return [self._module_calls, *self._entrances]
+
+    @property
+    def hooks(self) -> list[Any]:
+        """Handles of the optimizer hooks."""
+        return self._hooks
 
     def _before_optimizer(self, *_: Any) -> None:
         self.threads.state.stepping = sys._getframe(1).f_code
@@ -237,10 +248,3 @@ class Session:
             state.observed = True
             name = threading.current_thread().name
             self.recorder.note(f"thread {name} runs modules; only its module calls are seen, not its api and aten calls")
-        if type(module).__name__ == "OptimizedModule" or module._compiled_call_impl is not None:
-            self.recorder.note(COMPILED)
-
-    def compile_off(self) -> None:
-        """Run compiled code eagerly, as PyTorch does under a dispatch mode anyway, so that all levels see the same run."""
-        if self._eager is None:
-            self._eager = torch.compiler.set_stance("force_eager")

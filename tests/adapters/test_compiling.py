@@ -1,0 +1,146 @@
+"""torch.compile under a capture: off is the run without it, through is the compiled run, and neither is a surprise."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from transformers import GPT2Config, GPT2LMHeadModel
+
+import trueup
+from adapters.conftest import Rows
+from trueup.adapters.torch import compiling
+
+WIDTH, WORDS = 8, 11
+Losses = list[Tensor]
+
+
+class Net(nn.Module):
+    """Enough for a library call, two fused kernels and a submodule, and little to compile."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.inlet, self.norm, self.head = nn.Linear(WIDTH, 16), nn.LayerNorm(16), nn.Linear(16, WIDTH)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.head(self.norm(F.gelu(self.inlet(x))))
+
+
+class Broken(Net):
+    """Dynamo gives up in the middle and resumes."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = F.gelu(self.inlet(x))
+        torch._dynamo.graph_break()
+        return self.head(self.norm(x))
+
+
+def gpt2() -> nn.Module:
+    config = GPT2Config(vocab_size=WORDS, n_positions=8, n_embd=WIDTH, n_layer=2, n_head=2, attn_pdrop=0.1)
+    return GPT2LMHeadModel(config)
+
+
+@pytest.fixture(autouse=True)
+def _fresh() -> Iterator[None]:
+    torch._dynamo.reset()
+    torch._dynamo.utils.counters.clear()
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # Dynamo's own
+        yield
+    torch._dynamo.reset()
+
+
+class Run:
+    """A seeded training of a model that is compiled before it starts."""
+
+    def __init__(self, make: Callable[[], nn.Module], *, compile_step: bool = False, **options: Any) -> None:
+        torch.manual_seed(0)
+        self.model = make()
+        self.compiled = torch.compile(self.model, **options)
+        self.optimizer = torch.optim.AdamW(self.model.parameters(), lr=1e-2)
+        self.update = torch.compile(self.optimizer.step, **options) if compile_step else self.optimizer.step
+        generator = torch.Generator().manual_seed(1)
+        self.words = torch.randint(0, WORDS, (8, 3, 6), generator=generator)
+        self.numbers = torch.randn(8, 3, WIDTH, generator=generator)
+        torch.manual_seed(2)
+
+    def step(self, k: int) -> Tensor:
+        if isinstance(self.model, GPT2LMHeadModel):
+            loss = self.compiled(input_ids=self.words[k], labels=self.words[k]).loss
+        else:
+            loss = self.compiled(self.numbers[k]).square().mean()
+        loss.backward()
+        self.update()
+        self.optimizer.zero_grad()
+        return loss.detach()
+
+    def steps(self, *which: int) -> Losses:
+        return [self.step(k) for k in which]
+
+    def state(self) -> Losses:
+        return [*self.model.state_dict().values(), torch.get_rng_state()]
+
+
+def same(left: Losses, right: Losses) -> bool:
+    return len(left) == len(right) and all(torch.equal(a, b) for a, b in zip(left, right, strict=True))
+
+
+def graphs() -> int:
+    return int(torch._dynamo.utils.counters["stats"]["unique_graphs"])
+
+
+def operators(rows: Rows, **where: Any) -> set[str]:
+    return {row["op"] for row in rows if all(row[key] == value for key, value in where.items())}
+
+
+CASES: dict[str, tuple[Callable[[], nn.Module], dict[str, Any]]] = {
+    "eager": (gpt2, {"backend": "eager"}),
+    "aot_eager": (gpt2, {"backend": "aot_eager"}),
+    "whole-graph": (Net, {"backend": "aot_eager", "fullgraph": True}),
+    "graph-break": (Broken, {"backend": "aot_eager"}),
+    "optimizer": (Net, {"backend": "aot_eager", "compile_step": True}),
+    "inductor": (Net, {"backend": "inductor"}),
+}
+
+
+@pytest.mark.parametrize("warm", [False, True], ids=["cold", "warm"])
+@pytest.mark.parametrize("case", CASES)
+def test_through_changes_nothing(case: str, warm: bool, path: Path, rows: Callable[..., Rows]) -> None:
+    make, options = CASES[case]
+    plain = Run(make, **options)
+    expected = plain.steps(0, 1, 2, 3), plain.state()
+    compiled = graphs()
+    torch._dynamo.reset()
+    torch._dynamo.utils.counters.clear()
+
+    run = Run(make, **options)
+    losses = run.steps(0) if warm else []
+    with trueup.capture(path, compile="through", on_error="stop"):
+        losses += run.steps(1, 2) if warm else run.steps(0, 1, 2)
+    losses += run.steps(3)
+    assert same(losses, expected[0])
+    assert same(run.state(), expected[1])
+    assert (graphs(), compiled > 0) == (compiled, True)
+    found = rows(step=1)
+    assert not operators(found, level="module") - {type(run.model).__name__}
+    assert {row["phase"] for row in found} == {"forward", "backward", "optimizer"}
+    assert trueup.open_capture(path).steps == ([0, 1] if warm else [0, 1, 2])
+
+
+@pytest.mark.parametrize("level", ["module", "api", "aten"])
+def test_through_changes_nothing_at_a_level(level: str, path: Path) -> None:
+    plain = Run(Net, backend="aot_eager")
+    expected = plain.steps(0, 1, 2), plain.state()
+    torch._dynamo.reset()
+    run = Run(Net, backend="aot_eager")
+    with trueup.capture(path, compile="through", level=level, steps=[1], on_error="stop"):
+        losses = run.steps(0, 1, 2)  # compiled in an idle step
+    assert same(losses, expected[0])
+    assert same(run.state(), expected[1])
+    assert trueup.open_capture(path).rows > 0
