@@ -72,24 +72,22 @@ class Compiling:
         self._inductor = Inductor(session) if self._through else None
         self._eager: Any = None
         self._ended = False
-        self._hidden: Any = None
-        """State of the thread that compiles at present, and whether it was busy before."""
 
     def begin(self) -> None:
         """Meet every compiled function from now on, if Dynamo was imported: nothing is compiled without it."""
         if self._replacements or not hasattr(sys.modules.get("torch._dynamo"), "eval_frame"):
             return
-        from torch._dynamo import callback, eval_frame
+        from torch._dynamo import callback, convert_frame, eval_frame
 
         self._replacements = [
             Replacement(eval_frame, "_callback_from_stance", self._meeting),
-            Replacement(eval_frame.OptimizedModule, "_initialize", self._initializing),
+            Replacement(eval_frame.OptimizedModule, "_initialize", self._unseen),
+            Replacement(convert_frame, "_fullgraph_capture_frame", self._unseen),  # a strict torch.export
+            Replacement(callback.CompilationCallbackHandler, "install_callbacks", self._hiding),
         ]
         for replacement in self._replacements:
             replacement.install()
         self._correct_dynamo()
-        callback.callback_handler.register_start_callback(self._hide)
-        callback.callback_handler.register_end_callback(self._show)
         if not self._through:
             self._eager = torch.compiler.set_stance("force_eager")
 
@@ -98,13 +96,9 @@ class Compiling:
         self._ended = True
         if not self._replacements:
             return
-        from torch._dynamo import callback
-
         for replacement in self._replacements:
             replacement.remove()
         self._replacements = []
-        callback.callback_handler.remove_start_callback(self._hide)
-        callback.callback_handler.remove_end_callback(self._show)
         if self._inductor is not None:
             self._inductor.end()
         if self._eager is not None:
@@ -166,25 +160,30 @@ class Compiling:
 
         return leave
 
-    def _initializing(self, original: Any) -> Any:
-        """Keep a module that is being compiled from binding our replacement of its ``__call__``."""
+    def _unseen(self, original: Any) -> Any:
+        """Make a function of Dynamo's neither bind nor trace what is ours."""
 
-        def _initialize(module: Any) -> Any:
-            with self.out_of_sight():
-                return original(module)
+        @functools.wraps(original)
+        def work(*args: Any, **kwargs: Any) -> Any:
+            with self.out_of_sight(), without(self._session._function_mode):
+                return original(*args, **kwargs)
 
-        return _initialize
+        return work
 
-    def _hide(self, *_: Any) -> None:
-        """A compilation begins on this thread: what it tries and measures is no computation of the training."""
-        state = self._session.threads.state
-        self._hidden = (state, state.busy)
-        state.busy = True
+    def _hiding(self, original: Any) -> Any:
+        """Keep what a compilation tries and measures apart from the training; Dynamo begins and ends each with this block."""
 
-    def _show(self, *_: Any) -> None:
-        if self._hidden is not None:
-            state, state.busy = self._hidden
-            self._hidden = None
+        @contextlib.contextmanager
+        def install_callbacks(*args: Any, **kwargs: Any) -> Iterator[None]:
+            state = self._session.threads.state
+            before, state.busy = state.busy, True
+            try:
+                with original(*args, **kwargs):
+                    yield
+            finally:
+                state.busy = before
+
+        return install_callbacks
 
     # ---------------------------------------------------------------- out of sight
     @contextlib.contextmanager
