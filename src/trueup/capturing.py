@@ -64,3 +64,18 @@ def capture(
     from trueup.adapters.torch import capture as capture_torch
 
     return capture_torch(directory, model, options)
+
+
+def step() -> None:
+    """End the present step of the capture that runs in this process; where none runs, do nothing, at next to no cost.
+
+        for batch in loader:
+            ...
+            trueup.step()       # may stay in the script
+
+    For loops in which no optimizer of PyTorch steps, or not once per step. Once it was called, only it ends the steps of that
+    capture. It works under ``trueup capture -- COMMAND`` and inside ``with trueup.capture(...)`` alike.
+    """
+    running = sys.modules.get("trueup.adapters.torch.capturing")
+    if running is not None:
+        running.step()
