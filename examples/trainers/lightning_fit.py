@@ -27,13 +27,13 @@ class Digits(pl.LightningModule):
         super().__init__()
         self.net = classifier()
 
-    def training_step(self, batch: Batch, index: int) -> Tensor:
+    def training_step(self, batch: Batch) -> Tensor:
         images, labels = batch
         loss = cross_entropy(self.net(images), labels)
         print(f"loss {loss.item()!r}", flush=True)
         return loss
 
-    def validation_step(self, batch: Batch, index: int) -> None:
+    def validation_step(self, batch: Batch) -> None:
         images, labels = batch
         self.log("accuracy", (self.net(images).argmax(1) == labels).float().mean())
 

@@ -16,6 +16,7 @@ import functools
 import sys
 import threading
 from collections.abc import Callable, Iterator
+from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -70,13 +71,32 @@ class Compiling:
         self._away: list[Callable[[], None]] = []
         """What puts back what was taken out of Dynamo's sight."""
         self._inductor = Inductor(session) if self._through else None
+        self._compile = Replacement(torch, "compile", self._compiles)
         self._eager: Any = None
-        self._ended = False
 
-    def begin(self) -> None:
-        """Meet every compiled function from now on, if Dynamo was imported: nothing is compiled without it."""
-        if self._replacements or not hasattr(sys.modules.get("torch._dynamo"), "eval_frame"):
-            return
+    def start(self) -> None:
+        """Meet every compiled function from now on, whether its step is recorded or not."""
+        self._compile.install()
+        self.look()
+
+    def look(self) -> None:
+        """See whether Dynamo was imported, without which nothing is compiled."""
+        if not self._replacements and hasattr(sys.modules.get("torch._dynamo"), "eval_frame"):
+            self._begin()
+
+    def stop(self) -> None:
+        """Leave nothing behind."""
+        self._compile.remove()
+        for replacement in self._replacements:
+            replacement.remove()
+        self._replacements = []
+        if self._inductor is not None:
+            self._inductor.stop()
+        if self._eager is not None:
+            self._eager.__exit__(None, None, None)
+            self._eager = None
+
+    def _begin(self) -> None:
         from torch._dynamo import callback, convert_frame, eval_frame
 
         self._replacements = [
@@ -91,30 +111,15 @@ class Compiling:
         if not self._through:
             self._eager = torch.compiler.set_stance("force_eager")
 
-    def end(self) -> None:
-        """Leave nothing behind."""
-        self._ended = True
-        if not self._replacements:
-            return
-        for replacement in self._replacements:
-            replacement.remove()
-        self._replacements = []
-        if self._inductor is not None:
-            self._inductor.end()
-        if self._eager is not None:
-            self._eager.__exit__(None, None, None)
-
-    def replaced_compile(self, original: Any) -> Any:
-        """Return the `torch.compile` of a capture: Dynamo is imported, and what is ours hidden from it, before it compiles."""
+    def _compiles(self, original: Any) -> Any:
+        """Have Dynamo imported, and what is ours hidden from it, before anything is compiled."""
 
         @functools.wraps(original)
         def compile(*args: Any, **kwargs: Any) -> Any:
-            session = self._session
-            if not self._ended:
-                with session.observing(session.threads.state, "torch.compile"):
-                    import torch._dynamo.eval_frame  # noqa: F401
-
-                    self.begin()
+            if vars(torch).get("compile") is self._compile.ours:  # else the capture is over
+                with self._session.observing(self._session.threads.state, "torch.compile"):
+                    import_module("torch._dynamo.eval_frame")
+                    self.look()
             return original(*args, **kwargs)
 
         return compile
@@ -145,7 +150,7 @@ class Compiling:
     def _enter(self, region: Region | None) -> Callable[[], None]:
         gone = contextlib.ExitStack()
         gone.enter_context(self.out_of_sight())
-        gone.enter_context(without(self._session._function_mode))
+        gone.enter_context(without(self._session.function_mode))
         self._here.inside = True
         if self._inductor is not None:
             self._inductor.look()
@@ -165,7 +170,7 @@ class Compiling:
 
         @functools.wraps(original)
         def work(*args: Any, **kwargs: Any) -> Any:
-            with self.out_of_sight(), without(self._session._function_mode):
+            with self.out_of_sight(), without(self._session.function_mode):
                 return original(*args, **kwargs)
 
         return work
@@ -192,7 +197,8 @@ class Compiling:
         with self._lock:
             self._running += 1
             if self._running == 1:
-                self._away = [r.install for r in self._session._replacements if r.remove()] + _hooks_removed(self._session._hooks)
+                ours = [self._compile, *self._session.replacements]
+                self._away = [r.install for r in ours if r.remove()] + _hooks_removed(self._session.hooks)
         try:
             yield
         finally:
@@ -209,14 +215,14 @@ class Compiling:
         from torch._dynamo.variables import nn_module
 
         for module in (utils, nn_module):
-            for replacement in self._session._replacements:
+            for replacement in self._session.replacements:
                 if vars(module).get("unpatched_nn_module_call") is replacement.ours:
                     module.unpatched_nn_module_call = replacement.original
 
 
 def _hooks_removed(handles: list[Any]) -> list[Callable[[], None]]:
     """Take hooks out of the dictionaries that hold them; return what puts them back."""
-    found = []
+    found: list[Callable[[], None]] = []
     for hooks in (optimizer._global_optimizer_pre_hooks, optimizer._global_optimizer_post_hooks):
         for handle in handles:
             if handle.hooks_dict_ref() is hooks and handle.id in hooks:

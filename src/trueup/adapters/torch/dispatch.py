@@ -100,7 +100,7 @@ class DispatchMode(TorchDispatchMode):
         with session.observing(state, str(func)):
             operator = self._operator(func)
             if operator.recorded:
-                call = self._begin(operator, state)
+                call = self.begin(operator, state)
                 self._before(call, args, kwargs)
         result = _execute(func, args, kwargs)
         if operator is not None and session.active:
@@ -133,7 +133,8 @@ class DispatchMode(TorchDispatchMode):
         if call.recorded:
             session.slots.outputs(call, outputs)
 
-    def _begin(self, operator: Operator, state: ThreadState) -> Call:
+    def begin(self, operator: Operator, state: ThreadState) -> Call:
+        """Begin the call of an operator that executes now on this thread."""
         recorder = self._session.recorder
         task = torch._C._current_graph_task_id()
         above = enclosing(state)

@@ -29,14 +29,14 @@ class TrainerCallback(transformers.TrainerCallback):
     def __init__(self, directory: str | Path, **options: Any) -> None:
         self._capture = TrainingCapture(directory, options)
 
-    def on_train_begin(self, args: Any, state: Any, control: Any, model: Any = None, **_: Any) -> None:
+    def on_train_begin(self, *_: Any, model: Any = None, **__: Any) -> None:
         """Begin the capture."""
         self._capture.begin(model)
 
-    def on_step_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
+    def on_step_end(self, *_: Any, **__: Any) -> None:
         """End a step."""
         self._capture.step()
 
-    def on_train_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
+    def on_train_end(self, *_: Any, **__: Any) -> None:
         """End the capture."""
         self._capture.end()

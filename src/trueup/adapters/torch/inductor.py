@@ -20,7 +20,7 @@ import torch
 from trueup.adapters.torch.dispatch import Operator
 from trueup.adapters.torch.modes import without
 from trueup.adapters.torch.replacing import Replacement
-from trueup.adapters.torch.tensors import named_tensors
+from trueup.adapters.torch.tensors import NamedTensors, named_tensors
 from trueup.recorder import Call
 
 if TYPE_CHECKING:
@@ -59,7 +59,7 @@ class Inductor:
             self._wrap(module)
         self._seen = len(codecache.PyCodeCache.modules)
 
-    def end(self) -> None:
+    def stop(self) -> None:
         """Put everything back."""
         for replacement in self._replacements:
             replacement.remove()
@@ -98,9 +98,9 @@ class Inductor:
             run = _Run(self._session, GRAPH)
             run.begin(given)
             del given
-            with without(self._session._function_mode):
+            with without(self._session.function_mode):
                 result = original(graph, inputs)
-            run.end(list(named_tensors("output", result)), written=())
+            run.end(named_tensors("output", result), written=())
             return result
 
         return call
@@ -115,15 +115,15 @@ class _Run:
         self._call: Call | None = None
 
     def begin(self, inputs: Iterable[tuple[str, Any]]) -> None:
-        session, mode = self._session, self._session._dispatch_mode
-        if mode is None or self._state.busy or not session.sees():
+        session = self._session
+        if self._state.busy or not session.sees():
             return
         with session.observing(self._state, self._operator.name):
-            call = self._call = mode._begin(self._operator, self._state)
+            call = self._call = session.dispatch_mode.begin(self._operator, self._state)
             if call.recorded:
-                session.slots.inputs(call, ((slot, t) for slot, t in inputs if isinstance(t, torch.Tensor)))
+                session.slots.inputs(call, [(slot, t) for slot, t in inputs if isinstance(t, torch.Tensor)])
 
-    def end(self, outputs: Sequence[tuple[str, torch.Tensor]], *, written: Iterable[torch.Tensor]) -> None:
+    def end(self, outputs: NamedTensors, *, written: Iterable[torch.Tensor]) -> None:
         session, call = self._session, self._call
         if call is None or not session.active:
             return

@@ -53,10 +53,10 @@ class LightningCallback(_callback()):  # type: ignore[misc]
             self._steps = trainer.global_step
             self._capture.step()
 
-    def on_train_end(self, trainer: Any, pl_module: Any) -> None:
+    def on_train_end(self, *_: Any) -> None:
         """End the capture."""
         self._capture.end()
 
-    def on_exception(self, trainer: Any, pl_module: Any, exception: BaseException) -> None:
+    def on_exception(self, *_: Any) -> None:
         """End the capture: what was recorded so far is kept."""
         self._capture.end()

@@ -106,7 +106,7 @@ def _own(prefix: str, tensors: Iterator[tuple[str, torch.Tensor]]) -> NamedTenso
 def _begin(session: Session, state: ThreadState, module: torch.nn.Module) -> Context:
     parent = state.modules[-1] if state.modules else None
     scope = session.scopes.path(module, state.running[-1] if state.running else None)
-    session.notice_module(module, state)
+    session.notice_thread(state)
     task = torch._C._current_graph_task_id()
     if state.contexts:
         phase = state.contexts[-1].call.phase

@@ -7,9 +7,9 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from trueup.adapters.torch import functions
 from trueup.adapters.torch.context import Context
-from trueup.adapters.torch.functions import Execution
-from trueup.adapters.torch.gradients import Edges, input_edges, watch
+from trueup.adapters.torch.gradients import Edges, watch
 from trueup.adapters.torch.tensors import named_tensors
 
 if TYPE_CHECKING:
@@ -30,53 +30,55 @@ class Region:
     def __init__(self, session: Session, frame: FrameType) -> None:
         self._session, self._state = session, session.threads.state
         self._context: Context | None = None
-        self._execution: Execution | None = None
-        self._edges: Edges = {}
-        function = frame.f_locals["fn"]
-        self._steps = isinstance(getattr(function, "__self__", None), torch.optim.Optimizer)
-        if self._steps:  # the hooks that would tell are out of Dynamo's sight
+        self._edges: Edges | None = None
+        self._is_module = False
+        function, args, kwargs = (frame.f_locals[name] for name in ("fn", "args", "kwargs"))
+        owner = getattr(function, "__self__", None)
+        self._optimizer = owner if isinstance(owner, torch.optim.Optimizer) else None
+        if self._optimizer is not None:  # the hooks that would tell are out of Dynamo's sight
             self._state.stepping = frame.f_code
         elif not self._state.modules:
             session.enter_model()
         if session.sees() and not self._state.busy:
             with session.observing(self._state, "a compiled function"):
-                self._begin(function, frame.f_locals["args"], frame.f_locals["kwargs"])
+                self._begin(function, args, kwargs)
 
     def leave(self, frame: FrameType) -> None:
         """End the call; without a result in ``frame`` it raised."""
-        session, values = self._session, frame.f_locals
-        if self._execution is not None and self._context is not None:
+        session, values, context = self._session, frame.f_locals, self._context
+        if context is not None and not self._is_module:
             self._state.contexts.pop()
         if "result" not in values:
             return
-        if self._context is not None and session.active:
+        if context is not None and session.active:
             with session.observing(self._state, "a compiled function"):
-                self._end(self._context, values["result"])
-        if self._steps:
-            session._after_optimizer()
+                self._end(context, values["args"], values["kwargs"], values["result"])
+        if self._optimizer is not None:
+            session.after_optimizer(self._optimizer)
 
     def _begin(self, function: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         session, state = self._session, self._state
+        inputs = named_tensors("input", args, kwargs)
         module = _module(function)
-        if module is not None and state.running and state.running[-1] is module:
+        self._is_module = module is not None and bool(state.running) and state.running[-1] is module
+        if module is not None and self._is_module:
             self._context = state.modules[-1]
-            self._edges = input_edges(named_tensors("input", args, kwargs))
             if self._context.call.recorded:
-                inside = ((f"param.{name}", p) for name, p in module.named_parameters() if "." in name)
+                inside = [(f"param.{name}", p) for name, p in module.named_parameters() if "." in name]
                 session.slots.inputs(self._context.call, inside)
-            return
-        name = getattr(function, "__qualname__", type(function).__name__)
-        execution = Execution(session, f"torch.compile:{name}", function, args, kwargs)
-        context = execution._begin()
-        execution._before(context)
-        self._execution, self._context = execution, context
-        state.contexts.append(context)
+        else:
+            name = getattr(function, "__qualname__", type(function).__name__)
+            self._context = functions.begin(session, state, f"torch.compile:{name}", inputs, args, kwargs)
+            state.contexts.append(self._context)
+        self._edges = Edges(inputs) if torch.is_grad_enabled() else None
 
-    def _end(self, context: Context, result: Any) -> None:
-        if self._execution is not None:
-            self._execution._after(context, result)
-        else:  # so that what the compiled backward executes finds its module
-            watch(context, self._edges, list(named_tensors("output", result)), None, own=True)
+    def _end(self, context: Context, args: tuple[Any, ...], kwargs: dict[str, Any], result: Any) -> None:
+        outputs = named_tensors("output", result)
+        if not self._is_module:
+            inputs = named_tensors("input", args, kwargs)
+            functions.end(self._session, context, self._edges, inputs, outputs, args, kwargs)
+        elif self._edges is not None:  # so that what the compiled backward executes finds its module
+            watch(context, self._edges, outputs, None, own=True)
 
 
 def _module(function: Any) -> torch.nn.Module | None:

@@ -49,7 +49,7 @@ class Session:
         self.rank: int | None = None
         """Number of this process's folder, once it is claimed."""
         self._root = root
-        self._function_mode = FunctionMode(self)
+        self.function_mode = FunctionMode(self)
         self.dispatch_mode = (DispatchMode if options.compile == "off" else FollowingMode)(self)
         self._modes = self._modes_for(options.levels)
         self._module_calls, self._entrances = module_calls(self), entrances(self, functions=bool(self._modes))
@@ -67,7 +67,7 @@ class Session:
         """Return the modes that levels need: modules alone are seen by replacing their call."""
         if tuple(levels) == ("module",):
             return []
-        return [self._function_mode, self.dispatch_mode] if "aten" in levels else [self._function_mode]
+        return [self.function_mode, self.dispatch_mode] if "aten" in levels else [self.function_mode]
 
     # ---------------------------------------------------------------- life
     def start(self) -> None:
@@ -77,7 +77,7 @@ class Session:
         self.compiling.start()
         self._hooks = [
             register_optimizer_step_pre_hook(self._before_optimizer),
-            register_optimizer_step_post_hook(self._after_optimizer),
+            register_optimizer_step_post_hook(self.after_optimizer),
         ]
         self.threads.state.observed = True
         self._update_active()
@@ -162,7 +162,8 @@ class Session:
     def _before_optimizer(self, *_: Any) -> None:
         self.threads.state.stepping = sys._getframe(1).f_code
 
-    def _after_optimizer(self, optimizer: torch.optim.Optimizer, *_: Any) -> None:
+    def after_optimizer(self, optimizer: torch.optim.Optimizer, *_: Any) -> None:
+        """End the step, or note that the next forward does."""
         state = self.threads.state
         with self.observing(state, "the end of a step"):
             if self.active and self.skips_optimizer:  # what it wrote through `.data` was seen by nobody
@@ -236,14 +237,14 @@ class Session:
     def function_mode_on(self) -> AbstractContextManager[Any]:
         """Return a context in which the function mode is on, if it belongs to this thread and was switched off."""
         belongs = self._modes and self.threads.state.observed
-        return self._function_mode if belongs and self._function_mode not in _get_current_function_mode_stack() else nullcontext()
+        return self.function_mode if belongs and self.function_mode not in _get_current_function_mode_stack() else nullcontext()
 
     def records(self, level: str) -> bool:
         """Tell whether calls of a level are recorded."""
         return level in self._kinds
 
-    def notice_module(self, module: torch.nn.Module, state: ThreadState) -> None:
-        """Note what a module call tells about what cannot be seen."""
+    def notice_thread(self, state: ThreadState) -> None:
+        """Note that modules run on a thread that is not observed otherwise."""
         if self._modes and not state.observed and torch._C._current_graph_task_id() == -1:
             state.observed = True
             name = threading.current_thread().name
