@@ -106,9 +106,13 @@ class Session:
         self.active = False
         self.recorder.close("complete" if self.failure.text is None else "stopped")
 
+    def steps_by_hand(self) -> None:
+        """Let nothing but `step` end steps from now on."""
+        self._manual_steps = True
+
     def step(self) -> None:
         """End the present step."""
-        self._manual_steps = True
+        self.steps_by_hand()
         with self.observing(self.threads.state, "the end of a step"):
             self._end_step()
 

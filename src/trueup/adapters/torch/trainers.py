@@ -33,6 +33,8 @@ class TrainingCapture:
             self._capture = capturing.capture(self._directory, model, self._options)
             self._capture.__enter__()
             atexit.register(self.end)  # a training that raises tells no callback
+        if (session := capturing.current()) is not None:
+            session.steps_by_hand()
 
     def step(self) -> None:
         """End a step: the optimizer has stepped."""
