@@ -11,6 +11,8 @@ import pytest
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.nn.attention.flex_attention import flex_attention
+from torch.utils.checkpoint import checkpoint
 from transformers import GPT2Config, GPT2LMHeadModel
 
 import trueup
@@ -39,6 +41,16 @@ class Broken(Net):
         x = F.gelu(self.inlet(x))
         torch._dynamo.graph_break()
         return self.head(self.norm(x))
+
+
+class Checkpointed(Net):
+    """With dropout inside: the graph has a higher-order operator that keeps the random state."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.head(checkpoint(self.part, x, use_reentrant=False))
+
+    def part(self, x: Tensor) -> Tensor:
+        return self.norm(F.dropout(F.gelu(self.inlet(x)), 0.3))
 
 
 def gpt2() -> nn.Module:
@@ -107,12 +119,16 @@ CASES: dict[str, tuple[Callable[[], nn.Module], dict[str, Any]]] = {
     "whole-graph": (Net, {"backend": "aot_eager", "fullgraph": True}),
     "graph-break": (Broken, {"backend": "aot_eager"}),
     "optimizer": (Net, {"backend": "aot_eager", "compile_step": True}),
+    "checkpoint": (Checkpointed, {"backend": "aot_eager"}),
     "inductor": (Net, {"backend": "inductor"}),
 }
 
 
-@pytest.mark.parametrize("warm", [False, True], ids=["cold", "warm"])
-@pytest.mark.parametrize("case", CASES)
+WARM = ["eager", "aot_eager", "whole-graph", "optimizer"]
+COLD = ["aot_eager", "graph-break", "checkpoint", "inductor"]
+
+
+@pytest.mark.parametrize(("case", "warm"), [*((name, True) for name in WARM), *((name, False) for name in COLD)])
 def test_through_changes_nothing(case: str, warm: bool, path: Path, rows: Callable[..., Rows]) -> None:
     make, options = CASES[case]
     plain = Run(make, **options)
@@ -218,6 +234,16 @@ def test_eager_and_compiled_modules_are_compared(path: Path) -> None:
         Run(Net, backend="aot_eager").steps(0)
     pair = trueup.compare(path.with_name("eager"), path)
     assert not pair.culprits
+
+
+def test_higher_order_operator_outside_compiled_code_is_a_call(path: Path, rows: Callable[..., Rows]) -> None:
+    query = torch.randn(1, 2, 16, 16)
+    expected = flex_attention(query, query, query)
+    with trueup.capture(path, on_error="stop"):
+        found = flex_attention(query, query, query)
+    assert torch.equal(found, expected)
+    slots = {row["slot"] for row in rows(level="aten") if row["op"] == "higher_order::flex_attention"}
+    assert {"input.0", "input.1", "input.2", "output.0"} <= slots
 
 
 def test_the_choice_is_checked() -> None:

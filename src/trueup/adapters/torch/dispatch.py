@@ -60,11 +60,15 @@ class Operator:
     view: bool
     """Whether its result is an alias of an input that it does not write."""
     collective: bool
+    opaque: bool = False
+    """Whether it executes what this mode does not see, and may write any argument."""
 
     @classmethod
     def of(cls, func: Any) -> Operator:
-        """Read a schema."""
-        schema = func._schema
+        """Read a schema; a higher-order operator (``flex_attention``, ``cond``) has none."""
+        schema = getattr(func, "_schema", None)
+        if schema is None:
+            return cls(f"higher_order::{func.name()}", recorded=True, written=(), view=False, collective=False, opaque=True)
         name = schema.name
         unmarked = UNMARKED_WRITES.get(name, ())
         written = tuple(
@@ -79,6 +83,8 @@ class Operator:
 
 class DispatchMode(TorchDispatchMode):
     """Makes each dispatcher operator an `aten` call."""
+
+    supports_higher_order_operators = True  # else they raise under this mode
 
     def __init__(self, session: Session) -> None:
         super().__init__()
@@ -126,6 +132,8 @@ class DispatchMode(TorchDispatchMode):
     def _after(self, operator: Operator, call: Call, args: tuple[Any, ...], kwargs: dict[str, Any], result: Any) -> None:
         session = self._session
         outputs, written = _outputs(operator, args, kwargs, result)
+        if operator.opaque:
+            written = [tensor for _, tensor in named_tensors("input", args, kwargs)]
         for tensor in written:
             session.buffers.written(tensor)
         if not operator.view:
