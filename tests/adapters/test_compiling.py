@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 import warnings
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -113,6 +114,8 @@ def operators(rows: Rows, **where: Any) -> set[str]:
     return {row["op"] for row in rows if all(row[key] == value for key, value in where.items())}
 
 
+NEEDS_COMPILER = pytest.mark.skipif(not (shutil.which("g++") or shutil.which("clang++")), reason="Inductor needs a C++ compiler")
+
 CASES: dict[str, tuple[Callable[[], nn.Module], dict[str, Any]]] = {
     "eager": (gpt2, {"backend": "eager"}),
     "aot_eager": (gpt2, {"backend": "aot_eager"}),
@@ -125,10 +128,13 @@ CASES: dict[str, tuple[Callable[[], nn.Module], dict[str, Any]]] = {
 
 
 WARM = ["eager", "aot_eager", "whole-graph", "optimizer"]
-COLD = ["aot_eager", "graph-break", "checkpoint", "inductor"]
+COLD = ["aot_eager", "graph-break", "checkpoint"]
 
 
-@pytest.mark.parametrize(("case", "warm"), [*((name, True) for name in WARM), *((name, False) for name in COLD)])
+@pytest.mark.parametrize(
+    ("case", "warm"),
+    [*((name, True) for name in WARM), *((name, False) for name in COLD), pytest.param("inductor", False, marks=NEEDS_COMPILER)],
+)
 def test_through_changes_nothing(case: str, warm: bool, path: Path, rows: Callable[..., Rows]) -> None:
     make, options = CASES[case]
     plain = Run(make, **options)
@@ -164,6 +170,7 @@ def test_through_changes_nothing_at_a_level(level: str, path: Path) -> None:
     assert trueup.open_capture(path).rows > 0
 
 
+@NEEDS_COMPILER
 def test_inside_of_what_inductor_made_is_seen(path: Path, rows: Callable[..., Rows]) -> None:
     run = Run(Net, backend="inductor")
     with trueup.capture(path, compile="through", on_error="stop"):
