@@ -21,7 +21,10 @@ TYPE_CHECKING = False  # as typing has it, which every armed process would load 
 if TYPE_CHECKING:
     from typing import Any
 
+    from trueup.adapters.torch.huggingface import TrainerCallback as TrainerCallback
+    from trueup.adapters.torch.lightning import LightningCallback as LightningCallback
     from trueup.capturing import capture as capture
+    from trueup.capturing import step as step
     from trueup.model import Finding as Finding
     from trueup.model import Result as Result
     from trueup.model import TrueupError as TrueupError
@@ -35,15 +38,21 @@ __version__ = "0.1.0"
 _HOMES = {
     "Capture": "trueup.store",
     "Finding": "trueup.model",
+    "LightningCallback": "trueup.adapters.torch.lightning",
     "Result": "trueup.model",
+    "TrainerCallback": "trueup.adapters.torch.huggingface",
     "TrueupError": "trueup.model",
     "capture": "trueup.capturing",
     "compare": "trueup.verdict",
     "open_capture": "trueup.store",
     "seed_all": "trueup.seeds",
+    "step": "trueup.capturing",
 }
 
-__all__ = ["Capture", "Finding", "Result", "TrueupError", "__version__", "capture", "compare", "open_capture", "seed_all"]
+__all__ = [
+    "Capture", "Finding", "LightningCallback", "Result", "TrainerCallback", "TrueupError", "__version__", "capture", "compare",
+    "open_capture", "seed_all", "step",
+]  # fmt: skip
 
 
 def __getattr__(name: str) -> Any:

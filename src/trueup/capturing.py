@@ -26,6 +26,7 @@ def capture(
     exclude: str | Sequence[str] | None = None,
     phase: str | Sequence[str] | None = None,
     on_error: str = "continue",
+    compile: str = "off",
 ) -> Capture:
     """Record what a training run does, in a ``with`` block.
 
@@ -45,6 +46,9 @@ def capture(
         include: globs (``neck.*``, ``*softmax*``) or ``/regular expressions/`` on scope, operator or ``scope/operator``.
         exclude: the same; wins over ``include``.
         phase: one or more of ``forward``, ``recompute``, ``backward``, ``optimizer``, ``collective``, ``data``.
+        compile: ``off`` runs the Python code of what torch.compile compiled, so that every level sees the whole run;
+            ``through`` runs the compiled code and sees its modules from outside, library calls and fused kernels. A note in the
+            capture tells which.
         on_error: ``continue`` goes on training, loudly, when the capture cannot be written; ``stop`` raises in the training.
 
     Raises:
@@ -52,10 +56,26 @@ def capture(
             is already running, or PyTorch is not imported.
     """
     options = CaptureOptions.of(
-        level=level, detail=detail, steps=steps, ranks=ranks, include=include, exclude=exclude, phase=phase, on_error=on_error
-    )
+        level=level, detail=detail, steps=steps, ranks=ranks, include=include, exclude=exclude, phase=phase, on_error=on_error,
+        compile=compile,
+    )  # fmt: skip
     if "torch" not in sys.modules:
         raise TrueupError("capture found no framework: import torch before you call trueup.capture")
     from trueup.adapters.torch import capture as capture_torch
 
     return capture_torch(directory, model, options)
+
+
+def step() -> None:
+    """End the present step of the capture that runs in this process; where none runs, do nothing, at next to no cost.
+
+        for batch in loader:
+            ...
+            trueup.step()       # may stay in the script
+
+    For loops in which no optimizer of PyTorch steps, or not once per step. Once it was called, only it ends the steps of that
+    capture. It works under ``trueup capture -- COMMAND`` and inside ``with trueup.capture(...)`` alike.
+    """
+    running = sys.modules.get("trueup.adapters.torch.capturing")
+    if running is not None:
+        running.step()

@@ -33,6 +33,13 @@ OnError = Annotated[
     str,
     typer.Option("--on-error", metavar="WHAT", help="continue or stop: the run, where the capture cannot be written."),
 ]
+Compile = Annotated[
+    str,
+    typer.Option(
+        metavar="COMPILE",
+        help="off runs the Python code of what torch.compile compiled and sees all of it; through follows the compiled run.",
+    ),
+]
 
 
 def capture(
@@ -46,6 +53,7 @@ def capture(
     exclude: Exclude = None,
     phase: Phase = None,
     on_error: OnError = "continue",
+    compile: Compile = "off",
 ) -> int:
     """Run a command and record what its training computes.
 
@@ -67,6 +75,7 @@ def capture(
         "exclude": tuple(exclude or ()) or None,
         "phase": selection.words(phase) or None,
         "on_error": on_error,
+        "compile": compile,
     }
 
     from trueup.recorder import launch

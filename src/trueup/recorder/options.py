@@ -64,6 +64,7 @@ class CaptureOptions:
     exclude: tuple[str, ...] = ()
     phases: tuple[str, ...] = PHASES
     on_error: Literal["continue", "stop"] = "continue"
+    compile: Literal["off", "through"] = "off"
 
     @classmethod
     def of(
@@ -77,6 +78,7 @@ class CaptureOptions:
         exclude: str | Sequence[str] | None = None,
         phase: str | Sequence[str] | None = None,
         on_error: str = "continue",
+        compile: str = "off",
     ) -> CaptureOptions:
         """Check the options of `trueup.capture`.
 
@@ -88,11 +90,13 @@ class CaptureOptions:
         (detail,) = _words("detail", detail, DETAILS)
         if on_error not in ("continue", "stop"):
             raise TrueupError(f"on_error {on_error!r} is unknown: expected continue or stop")
+        if compile not in ("off", "through"):
+            raise TrueupError(f"compile {compile!r} is unknown: expected off or through")
         includes, excludes = _patterns(include), _patterns(exclude)
         Patterns(includes), Patterns(excludes)  # an unreadable pattern is reported now, not in the training run
         return cls(
             levels, detail, parse_numbers(steps, "steps"), parse_numbers(ranks, "ranks"), includes, excludes, phases,
-            "stop" if on_error == "stop" else "continue",
+            "stop" if on_error == "stop" else "continue", "off" if compile == "off" else "through",
         )  # fmt: skip
 
     def to_json(self) -> str:

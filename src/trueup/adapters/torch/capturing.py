@@ -21,6 +21,17 @@ from trueup.recorder.options import in_ranges
 _current: Session | None = None
 
 
+def current() -> Session | None:
+    """Return the capture that runs in this process, in a ``with`` block or because the process is armed."""
+    return _current
+
+
+def step() -> None:
+    """End the present step of the capture that runs in this process, if there is one."""
+    if _current is not None:
+        _current.step()
+
+
 def _in_child() -> None:
     """Let go of the capture in a forked child: the parent owns it, and its writer thread did not come along."""
     global _current

@@ -66,11 +66,15 @@ class Operator:
     """Arguments it writes: (position, name)."""
     view: bool
     """Whether its result is an alias of an input that it does not write."""
+    opaque: bool = False
+    """Whether it executes what this mode does not see, and may write any argument."""
 
     @classmethod
     def of(cls, func: Any) -> Operator:
-        """Read a schema."""
-        schema = func._schema
+        """Read a schema; a higher-order operator (``flex_attention``, ``cond``) has none."""
+        schema = getattr(func, "_schema", None)
+        if schema is None:
+            return cls(f"higher_order::{func.name()}", recorded=True, written=(), view=False, opaque=True)
         name = schema.name
         unmarked = UNMARKED_WRITES.get(name, ())
         written = tuple(
@@ -85,6 +89,8 @@ class Operator:
 
 class DispatchMode(TorchDispatchMode):
     """Makes each dispatcher operator an `aten` call."""
+
+    supports_higher_order_operators = True  # else they raise under this mode
 
     def __init__(self, session: Session) -> None:
         super().__init__()
@@ -106,7 +112,7 @@ class DispatchMode(TorchDispatchMode):
         with session.observing(state, str(func)):
             operator = self._operator(func)
             if operator.recorded:
-                call = self._begin(operator, state)
+                call = self.begin(operator, state)
                 self._before(call, args, kwargs)
         result = _execute(func, args, kwargs)
         if operator is not None and session.active:
@@ -136,6 +142,8 @@ class DispatchMode(TorchDispatchMode):
         outputs, written = _outputs(operator, args, kwargs, result)
         if (unwritten := UNWRITTEN.get(operator.name)) is not None:
             outputs = [(slot, tensor) for slot, tensor in outputs if slot not in unwritten]
+        if operator.opaque:
+            written = [tensor for _, tensor in named_tensors("input", args, kwargs)]
         for tensor in written:
             session.buffers.written(tensor)
         if not operator.view:
@@ -143,7 +151,8 @@ class DispatchMode(TorchDispatchMode):
         if call.recorded:
             session.slots.outputs(call, outputs, named_tensors("input", args) if operator.view else ())
 
-    def _begin(self, operator: Operator, state: ThreadState) -> Call:
+    def begin(self, operator: Operator, state: ThreadState) -> Call:
+        """Begin the call of an operator that executes now on this thread."""
         recorder = self._session.recorder
         task = torch._C._current_graph_task_id()
         above = enclosing(state)

@@ -143,14 +143,10 @@ def execute(
     edges: Edges | None = None
     with session.observing(state, name):
         inputs = named_tensors("input", args, inputs_of(kwargs))
-        context = _begin(session, state, name)
+        context = begin(session, state, name, inputs, args, kwargs)
         if torch.is_grad_enabled():
             edges = Edges(inputs)
-        if context.call.kind.recorded:
-            session.slots.inputs(context.call, inputs)
-            if inputs:
-                _record_values(session, context.call, args, kwargs)
-        elif session.buffers.in_flight:  # it may write what a collective has just computed
+        if session.buffers.in_flight and not context.call.kind.recorded:  # it may write what a collective has just computed
             session.collectives.settle()
         versions = [None if t.is_inference() else t._version for _, t in inputs]
     if context is None:  # the capture has just failed
@@ -170,14 +166,27 @@ def execute(
                 outputs = [(slot, tensor) for slot, tensor in outputs if slot not in UNWRITTEN[name]]
             if name in BUFFERS_WRITTEN:
                 _add_buffers(outputs, name, args, kwargs)
-            _after(session, context, edges, inputs, outputs, args, kwargs)
+            end(session, context, edges, inputs, outputs, args, kwargs)
     return result
 
 
-def _after(
+def begin(
+    session: Session, state: ThreadState, name: str, inputs: NamedTensors, args: tuple[Any, ...], kwargs: dict[str, Any]
+) -> Context:
+    """Begin an api call and record its inputs."""
+    context = _begin(session, state, name)
+    if context.call.kind.recorded:
+        session.slots.inputs(context.call, inputs)
+        if inputs:
+            _record_values(session, context.call, args, kwargs)
+    return context
+
+
+def end(
     session: Session, context: Context, edges: Edges | None, inputs: NamedTensors, outputs: NamedTensors,
     args: tuple[Any, ...], kwargs: dict[str, Any],
 ) -> None:  # fmt: skip
+    """Record the outputs of an api call, and watch for its gradients."""
     call, slots = context.call, session.slots
     slots.api_outputs(call, inputs, outputs)
     if call.kind.recorded:

@@ -6,7 +6,8 @@ Who leaves a ``with`` block of a mode takes the topmost one off, so ours goes be
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any, TypeAlias
 
 import torch
@@ -44,6 +45,28 @@ def take_off(mode: Mode) -> None:
     mode.__exit__(None, None, None)
     for one in reversed(above):
         push(one)
+
+
+@contextmanager
+def without(mode: Mode) -> Iterator[None]:
+    """Take a mode off this thread's stack for the time of a block, and put it back in its place."""
+    stack = _stack(mode)
+    if mode not in stack:
+        yield
+        return
+    place = stack.index(mode)
+    length, pop, push = _operations(mode)
+
+    def above() -> list[Any]:
+        return [pop() for _ in range(length() - place)][::-1]
+
+    for other in above()[1:]:
+        push(other)
+    try:
+        yield
+    finally:
+        for other in (mode, *above()):
+            push(other)
 
 
 def _stack(mode: Mode) -> list[Any]:

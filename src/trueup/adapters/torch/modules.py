@@ -45,12 +45,13 @@ def _run(
 ) -> Any:  # fmt: skip
     context: Context | None = None
     edges: Edges | None = None
-    with session.observing(state, type(module).__name__):
-        context, edges = _before(session, state, module, args, kwargs)
+    called = module._orig_mod if type(module).__name__ == "OptimizedModule" else module  # torch.compile's wrapper is no module
+    with session.observing(state, type(called).__name__):
+        context, edges = _before(session, state, called, args, kwargs)
     if context is None:  # the capture has just failed
         return original(module, *args, **kwargs)
     state.modules.append(context)
-    state.running.append(module)
+    state.running.append(called)
     contexts, state.contexts = state.contexts, []  # what runs inside belongs to the module, not to an outer function
     try:
         result = _execute(original, module, args, kwargs)
@@ -59,8 +60,8 @@ def _run(
         state.running.pop()
         state.contexts = contexts
     if session.active:
-        with session.observing(state, type(module).__name__):
-            _after(session, module, context, edges, result)
+        with session.observing(state, type(called).__name__):
+            _after(session, called, context, edges, result)
     return result
 
 
@@ -106,7 +107,7 @@ def _own(prefix: str, tensors: Iterator[tuple[str, torch.Tensor]]) -> NamedTenso
 def _begin(session: Session, state: ThreadState, module: torch.nn.Module) -> Context:
     parent = state.modules[-1] if state.modules else None
     scope = session.scopes.path(module, state.running[-1] if state.running else None)
-    session.notice_module(module, state)
+    session.notice_thread(state)
     task = torch._C._current_graph_task_id()
     if state.contexts:
         phase = state.contexts[-1].call.phase

@@ -8,6 +8,7 @@ import threading
 import weakref
 from collections.abc import Callable, Iterator
 from functools import wraps
+from types import CodeType
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -50,7 +51,8 @@ class Optimizers:
         self._versions: list[tuple[torch.Tensor, int]] = []
         """What an optimizer that writes silently holds, with the versions before its step."""
         self._backwards = 0
-        self._hooks: list[Any] = []
+        self.hooks: list[Any] = []
+        """Handles of the hooks on all optimizers."""
 
     @property
     def pending(self) -> bool:
@@ -66,11 +68,11 @@ class Optimizers:
     def watch(self) -> None:
         """Begin to hear of optimizer steps; this thread's end the training steps."""
         self._thread = threading.get_ident()
-        self._hooks = [register_optimizer_step_pre_hook(self._before), register_optimizer_step_post_hook(self._after)]
+        self.hooks = [register_optimizer_step_pre_hook(self._before), register_optimizer_step_post_hook(self._after)]
 
     def leave(self) -> None:
         """Hear no more."""
-        for hook in self._hooks:
+        for hook in self.hooks:
             hook.remove()
 
     def close(self) -> None:
@@ -109,8 +111,12 @@ class Optimizers:
             self._backwards += 1
 
     def _before(self, optimizer: Optimizer, *_: Any) -> None:
+        self.begin(optimizer, sys._getframe(1).f_code)
+
+    def begin(self, optimizer: Optimizer, code: CodeType) -> None:
+        """An optimizer begins to step, in a frame that executes ``code``."""
         state = self._session.threads.state
-        state.stepping, state.stepping_task = sys._getframe(1).f_code, torch._C._current_graph_task_id()
+        state.stepping, state.stepping_task = code, torch._C._current_graph_task_id()
         session, outermost = self._session, depth_of(state.stepping) == 1
         if outermost:
             self._versions = []
@@ -124,6 +130,10 @@ class Optimizers:
                 session.updates.gradients(optimizer)
 
     def _after(self, optimizer: Optimizer, *_: Any) -> None:
+        self.end(optimizer)
+
+    def end(self, optimizer: Optimizer) -> None:
+        """An optimizer has stepped."""
         state = self._session.threads.state
         if state.stepping is not None and depth_of(state.stepping) > 1:  # one optimizer wrapped in another
             return

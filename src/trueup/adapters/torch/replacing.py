@@ -15,11 +15,6 @@ import torch
 from trueup.adapters.torch.functions import execute
 from trueup.adapters.torch.replays import follow, follow_reentrant
 
-COMPILED = (
-    "torch.compile was used: under a capture compiled code runs eagerly, operator by operator, so the numerics of the compiled "
-    "kernels were not observed"
-)
-
 if TYPE_CHECKING:
     from trueup.adapters.torch.session import Session
 
@@ -29,25 +24,27 @@ class Replacement:
 
     def __init__(self, owner: Any, name: str, make: Callable[[Any], Any]) -> None:
         self._owner, self._name, self._make = owner, name, make
-        self._original: Any = None
+        self.original: Any = None
+        self.ours: Any = None
         self._inherited = False
-        self._ours: Any = None
 
     def install(self) -> None:
         """Replace the attribute; where this version of PyTorch has none of that name, do nothing."""
         self._inherited = self._name not in vars(self._owner)
-        self._original = getattr(self._owner, self._name, None) if self._inherited else vars(self._owner)[self._name]
-        if self._original is not None:
-            self._ours = self._make(self._original)
-            setattr(self._owner, self._name, self._ours)
+        original = getattr(self._owner, self._name, None) if self._inherited else vars(self._owner)[self._name]
+        if original is not None:
+            if self.ours is None or original is not self.original:
+                self.original, self.ours = original, self._make(original)
+            setattr(self._owner, self._name, self.ours)
 
-    def remove(self) -> None:
-        """Put the original back."""
-        if self._ours is not None and vars(self._owner).get(self._name) is self._ours:
-            if self._inherited:
-                delattr(self._owner, self._name)
-            else:
-                setattr(self._owner, self._name, self._original)
+    def remove(self) -> bool:
+        """Put the original back; return whether ours stood there."""
+        stands = self.ours is not None and vars(self._owner).get(self._name) is self.ours
+        if stands and self._inherited:
+            delattr(self._owner, self._name)
+        elif stands:
+            setattr(self._owner, self._name, self.original)
+        return stands
 
 
 def entrances(session: Session, *, functions: bool) -> list[Replacement]:
@@ -61,7 +58,6 @@ def entrances(session: Session, *, functions: bool) -> list[Replacement]:
 
     always = [
         Replacement(torch.autograd, "_engine_run_backward", functools.partial(_run_backward, session)),
-        Replacement(torch, "compile", functools.partial(_compile, session)),
         Replacement(checkpoint, "_checkpoint_without_reentrant_generator", functools.partial(_checkpoint, session)),
         Replacement(checkpoint.CheckpointFunction, "forward", functools.partial(_checkpoint_reentrant, session)),
     ]
@@ -127,20 +123,6 @@ def _run_backward(session: Session, original: Any) -> Any:
                     session.collectives.settle()
 
     return run_backward
-
-
-def _compile(session: Session, original: Any) -> Any:
-    """Note that something is compiled, and let it run eagerly."""
-
-    @functools.wraps(original)
-    def compile_eagerly(*args: Any, **kwargs: Any) -> Any:
-        if session.active:
-            with session.observing(session.threads.state, "torch.compile"):
-                session.recorder.note(COMPILED)
-                session.compile_off()
-        return original(*args, **kwargs)
-
-    return compile_eagerly
 
 
 def _resize(session: Session, original: Any) -> Any:

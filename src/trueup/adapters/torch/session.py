@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import sys
 import threading
 from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
@@ -14,6 +13,7 @@ from torch.overrides import _get_current_function_mode_stack
 
 from trueup.adapters.torch.buffers import Buffers
 from trueup.adapters.torch.collectives import Collectives
+from trueup.adapters.torch.compiling import Compiling, FollowingMode
 from trueup.adapters.torch.context import Shared, Threads, ThreadState
 from trueup.adapters.torch.dispatch import DispatchMode
 from trueup.adapters.torch.environment import describe_run, rank_and_world
@@ -22,7 +22,7 @@ from trueup.adapters.torch.modes import put_on, take_off
 from trueup.adapters.torch.modules import RUN_MODULE, module_calls
 from trueup.adapters.torch.observing import Failure, Observing
 from trueup.adapters.torch.optimizers import Optimizers
-from trueup.adapters.torch.replacing import COMPILED, entrances
+from trueup.adapters.torch.replacing import Replacement, entrances
 from trueup.adapters.torch.scopes import Scopes
 from trueup.adapters.torch.slots import Slots
 from trueup.adapters.torch.statistics import resolve
@@ -51,33 +51,33 @@ class Session:
         self.rank: int | None = None
         """Number of this process's folder, once it is claimed."""
         self._root = root
-        self._function_mode = FunctionMode(self)
+        self.function_mode = FunctionMode(self)
+        self.dispatch_mode = (DispatchMode if options.compile == "off" else FollowingMode)(self)
         self._modes = self._modes_for(options.levels)
         self.optimizers = Optimizers(self)
         self._always = [module_calls(self), *self.optimizers.replacements()]
         self._entrances = entrances(self, functions=bool(self._modes))
+        self.compiling = Compiling(self)
         self._thread, self._on = 0, False
         self.over = False
         """Whether the capture has ended."""
         self._kinds = set(options.levels)
         self.skips_optimizer = "optimizer" not in options.phases
-        self._eager: Any = None
 
     def _modes_for(self, levels: tuple[str, ...]) -> list[FunctionMode | DispatchMode]:
         """Return the modes that levels need: modules alone are seen by replacing their call."""
         if tuple(levels) == ("module",):
             return []
-        return [self._function_mode, DispatchMode(self)] if "aten" in levels else [self._function_mode]
+        return [self.function_mode, self.dispatch_mode] if "aten" in levels else [self.function_mode]
 
     # ---------------------------------------------------------------- life
     def start(self) -> None:
         """Begin to see calls on this thread (and on the backward threads that autograd starts from it)."""
-        if "torch._dynamo" in sys.modules:  # what was compiled before may run now
-            self.compile_off()
         self._thread = threading.get_ident()
         for replacement in self._always:
             replacement.install()
         self.collectives.install()
+        self.compiling.start()
         self.optimizers.watch()
         self.threads.state.observed = True
         self._update_active()
@@ -86,13 +86,12 @@ class Session:
         """Stop to see calls and finish the capture."""
         self.active = False
         self.take_off()
-        if self._eager is not None:
-            self._eager.__exit__(None, None, None)
         self.finish()
 
     def take_off(self) -> None:
         """Leave nothing of ours in PyTorch; modes of another thread than this stay, idle."""
         self._switch(on=False)
+        self.compiling.stop()
         for replacement in self._always:
             replacement.remove()
         self.collectives.remove()
@@ -111,14 +110,19 @@ class Session:
             self.collectives.end()
         self.recorder.close("complete" if self.failure.text is None else "stopped")
 
+    def steps_by_hand(self) -> None:
+        """Let nothing but `step` end steps from now on."""
+        self.optimizers.steps.manual = True
+
     def step(self) -> None:
         """End the present step; from now on only this ends steps."""
-        self.optimizers.steps.manual = True
+        self.steps_by_hand()
         with self.observing(self.threads.state, "the end of a step"):
             self.end_step()
 
     def enter_model(self, module: torch.nn.Module) -> None:
         """Hear that a module begins to run outside any other: a step may be due."""
+        self.compiling.look()
         if self.active != self._on:  # another thread ended the step
             self._switch(on=self.active)
         state = self.threads.state
@@ -151,6 +155,11 @@ class Session:
             replacement.install() if on else replacement.remove()
         for mode in self._modes:
             put_on(mode) if on else take_off(mode)
+
+    @property
+    def replacements(self) -> list[Replacement]:
+        """What stands, or may stand, in place of functions of PyTorch that Dynamo traces into."""
+        return [*self._always, *self._entrances]
 
     def report(self) -> dict[str, Any]:
         """Say what this process recorded, or why nothing."""
@@ -214,22 +223,15 @@ class Session:
         """
         ours = self.threads.state.observed or isinstance(threading.current_thread(), threading._DummyThread)
         belongs = self._modes and ours
-        return self._function_mode if belongs and self._function_mode not in _get_current_function_mode_stack() else nullcontext()
+        return self.function_mode if belongs and self.function_mode not in _get_current_function_mode_stack() else nullcontext()
 
     def records(self, level: str) -> bool:
         """Tell whether calls of a level are recorded."""
         return level in self._kinds
 
-    def notice_module(self, module: torch.nn.Module, state: ThreadState) -> None:
-        """Note what a module call tells about what cannot be seen."""
+    def notice_thread(self, state: ThreadState) -> None:
+        """Note that modules run on a thread that is not observed otherwise."""
         if self._modes and not state.observed and torch._C._current_graph_task_id() == -1:
             state.observed = True
             name = threading.current_thread().name
             self.recorder.note(f"thread {name} runs modules; only its module calls are seen, not its api and aten calls")
-        if type(module).__name__ == "OptimizedModule" or module._compiled_call_impl is not None:
-            self.recorder.note(COMPILED)
-
-    def compile_off(self) -> None:
-        """Run compiled code eagerly, as PyTorch does under a dispatch mode anyway, so that all levels see the same run."""
-        if self._eager is None:
-            self._eager = torch.compiler.set_stance("force_eager")
