@@ -19,7 +19,7 @@ demo: $(VENV)/.runtime  ## Find the operator that makes a detector's loss conver
 	$(BIN)/python examples/centernet/demo.py
 
 test: lint  ## Lint, type-check and run all tests
-	$(BIN)/python -m pytest -n $(WORKERS)
+	$(BIN)/python -m pytest -n $(WORKERS) --dist worksteal
 
 lint: $(VENV)/.dev  ## ruff and mypy --strict
 	$(BIN)/ruff check .

@@ -26,7 +26,7 @@ PLACES = {
     "adding gradients": (gradients._Sums, "add"),
     "beginning a call": (slots.Slots, "inputs"),
     "naming a module": (scopes.Scopes, "path"),
-    "ending a call": (slots.Slots, "api_outputs"),
+    "ending a call": (slots.Slots, "results"),
     "the loss": (slots.Slots, "loss"),
     "a backward call": (slots.Slots, "gradients"),
 }

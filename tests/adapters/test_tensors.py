@@ -87,6 +87,27 @@ def test_functional_transforms(path: Path, rows) -> None:
     assert rows(op="aten::tanh")
 
 
+@pytest.mark.parametrize("level", [("module",), ("api",), ("aten",), ("module", "api", "aten")])
+def test_transforms_of_a_module(level: tuple[str, ...], path: Path, rows) -> None:
+    model = nn.Sequential(nn.Linear(3, 4), nn.Tanh(), nn.Linear(4, 1))
+    parameters = {name: p.detach().clone().requires_grad_() for name, p in model.named_parameters()}
+    x = torch.randn(5, 3)
+
+    def loss(parameters: dict[str, torch.Tensor], x: torch.Tensor) -> torch.Tensor:
+        return torch.func.functional_call(model, parameters, (x,)).sum()
+
+    def computed() -> list[torch.Tensor]:
+        samples = torch.func.vmap(torch.func.grad(loss), (None, 0))(parameters, x)
+        return [*samples.values(), torch.func.hessian(loss, argnums=1)(parameters, x[0]), torch.func.jacrev(model)(x[0])]
+
+    expected = computed()
+    with trueup.capture(path, on_error="stop", level=level):
+        observed = computed()
+        model(x).sum().backward()
+    assert all(torch.equal(a, b) for a, b in zip(observed, expected, strict=True))
+    assert rows(phase="backward")
+
+
 def test_inference_mode_and_subclasses(path: Path, rows) -> None:
     x = torch.ones(3).as_subclass(Plain)
     with torch.inference_mode():

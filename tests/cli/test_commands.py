@@ -49,7 +49,7 @@ def compared(monkeypatch: pytest.MonkeyPatch, answer: Result | Exception) -> lis
 def test_capture_passes_everything_on(trueup: Trueup, launched: list[Any]) -> None:
     ran = trueup(
         "capture", "-o", "runs/a", "--level", "aten", "--level", "api", "--detail", "tensor",
-        "--steps", "0:3", "--ranks", "0,2", "--on-error", "stop",
+        "--steps", "0:3", "--ranks", "0,2", "--on-error", "stop", "--compile", "through",
         "--include", "neck.*", "--include", "/layers\\.[0-3]/", "--exclude", "*dropout*", "--phase", "backward",
         "--", "python", "train.py", "--steps", "9",
     )  # fmt: skip
@@ -59,7 +59,7 @@ def test_capture_passes_everything_on(trueup: Trueup, launched: list[Any]) -> No
     assert options == {
         "directory": "runs/a", "level": ("aten", "api"), "detail": "tensor", "steps": "0:3", "ranks": "0,2",
         "include": ("neck.*", "/layers\\.[0-3]/"), "exclude": ("*dropout*",), "phase": ("backward",),
-        "on_error": "stop",
+        "on_error": "stop", "compile": "through",
     }  # fmt: skip
 
 

@@ -27,7 +27,8 @@ class Sites:
     def __init__(self, internal: tuple[str, ...] = ()) -> None:
         self._internal = tuple(f"{folder.rstrip(os.sep)}{os.sep}" for folder in (OURS, *internal))
         self._lock = threading.Lock()
-        self._kept: dict[CodeType, bool] = {}
+        self._codes: dict[int, tuple[bool, CodeType]] = {}
+        """Whether frames of a code are kept, by its address, for hashing a code object is slow; held, it keeps its address."""
         self._known: dict[tuple[Any, ...], int | None] = {}
         self._numbers: dict[tuple[str, ...], int] = {}
         self._frames: list[tuple[str, ...]] = []
@@ -41,17 +42,15 @@ class Sites:
             until: code of that frame.
         """
         frame: FrameType | None = sys._getframe(1)
-        kept, end = self._kept, until if above is not None else None
+        codes, end = self._codes, until if above is not None else None
         key: list[Any] = [above]
         while frame is not None and len(key) < 2 * MAX_FRAMES:
             code = frame.f_code
             if code is end:
                 break
-            keep = kept.get(code)
-            if keep is None:
-                keep = kept[code] = self._is_kept(code)
-            if keep:
-                key += (code, frame.f_lasti)
+            number = id(code)
+            if (codes.get(number) or self._judge(code))[0]:
+                key += (number, frame.f_lasti)
             frame = frame.f_back
         if len(key) == 1:
             return above
@@ -67,14 +66,15 @@ class Sites:
             new, self._new = self._new, []
         return new
 
-    def _is_kept(self, code: CodeType) -> bool:
+    def _judge(self, code: CodeType) -> tuple[bool, CodeType]:
         name = code.co_filename
-        if name.startswith("<"):
-            return name in ("<stdin>", "<string>")
-        return not name.startswith(self._internal)
+        kept = name in ("<stdin>", "<string>") if name.startswith("<") else not name.startswith(self._internal)
+        found = self._codes[id(code)] = kept, code
+        return found
 
     def _add(self, key: tuple[Any, ...]) -> int:
-        places = [(code, _line(code, offset)) for code, offset in zip(key[1::2], key[2::2], strict=True)]
+        codes = [self._codes[number][1] for number in key[1::2]]
+        places = [(code, _line(code, offset)) for code, offset in zip(codes, key[2::2], strict=True)]
         code, line = places[0]
         text = linecache.getline(code.co_filename, line).strip() or None
         with self._lock:  # forward and backward threads come here, and the writer takes the new ones away

@@ -13,6 +13,7 @@ from typing import Any
 
 import torch
 
+from trueup.adapters.torch.host import by_address
 from trueup.adapters.torch.in_flight import InFlight
 from trueup.adapters.torch.layouts import STAND_INS, is_plain, parts
 from trueup.adapters.torch.shards import local
@@ -81,27 +82,28 @@ class Buffers:
                 tensor = _below_transforms(tensor)
                 if not _has_bytes(tensor):
                     return None
-                layout = dense_layout(tensor)
+                layout = None if tensor.is_neg() or tensor.is_conj() else dense_layout(tensor)
                 return self._measure(tensor) if layout is None else self.statistics(tensor, layout, self.storage(tensor))
         if not layout.readable:
             return None
         if self.in_flight and self.in_flight.covering(tensor):
             return None
-        if storage is None or tensor.is_neg() or tensor.is_conj():
+        if storage is None:
             return self._measure(tensor)
         if storage.uninitialised:
             return None  # whatever the allocator left there differs from run to run and means nothing
         if not self._sees_writes:  # the aten level announces every write; what counts versions lies above it
-            if tensor.is_inference():  # no versions are tracked
+            try:
+                version = tensor._version
+            except RuntimeError:  # an inference tensor tracks none
                 return self._measure(tensor)
-            version = tensor._version
             if version != storage.version:
                 storage.forget()
                 storage.version = version
         key = (tensor.storage_offset(), layout.view)
         stats = storage.known.get(key)
         if stats is None:
-            stats = self._measure(tensor, storage)
+            stats = self._on_host(tensor, layout) or self._measure(tensor, storage)
             if stats is not None:
                 storage.known[key] = stats
                 if stats.data is not None and len(layout.view) == 2 and storage.covered_by(tensor):
@@ -186,6 +188,14 @@ class Buffers:
     def forget(self) -> None:
         """Forget what was measured and who wrote it: what ran meanwhile was not seen."""
         self._storages.clear()
+
+    def _on_host(self, tensor: torch.Tensor, layout: Layout) -> Statistics | None:
+        """Measure a plain tensor in host memory of which no bytes are kept, the short way; None for any other."""
+        kind = layout.host_kind
+        if kind is None or self._detail == "tensor" or type(tensor) not in PLAIN:
+            return None
+        self.reads += 1
+        return by_address(tensor, kind, self._detail)
 
     def _measure(self, tensor: torch.Tensor, storage: Storage | None = None) -> Statistics | None:
         self.reads += 1

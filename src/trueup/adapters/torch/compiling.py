@@ -47,6 +47,16 @@ class FollowingMode(DispatchMode):
     """The dispatch mode of ``through``: Dynamo and its compiled code work under it as if it was not there."""
 
     @classmethod
+    def _should_skip_dynamo(cls) -> bool:
+        return True
+
+    def __torch_dispatch__(
+        self, func: Callable[..., Any], types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        """Execute an operator and record it; PyTorch keeps Dynamo off a method that stands in the class itself."""
+        return super().__torch_dispatch__(func, types, args, kwargs)
+
+    @classmethod
     def ignore_compile_internals(cls) -> bool:
         """Let Dynamo compile under this mode (PyTorch 2.10 on)."""
         return True

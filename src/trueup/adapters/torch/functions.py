@@ -100,7 +100,7 @@ class FunctionMode(TorchFunctionMode):
                 with session.observing(state, "memory handed out"):
                     session.buffers.exposed(args[0], filled="storage" not in func.__name__)
             return func(*args, **kwargs)
-        if state.stepping is not None and session.skips_optimizer and not state.modules and in_optimizer(state):
+        if state.stepping is not None and session.passes_optimizer and not state.modules and in_optimizer(state):
             return func(*args, **kwargs)
         if name == "torch.Tensor.backward":
             with session.observing(state, "the loss"):
@@ -148,7 +148,7 @@ def execute(
             edges = Edges(inputs)
         if session.buffers.in_flight and not context.call.kind.recorded:  # it may write what a collective has just computed
             session.collectives.settle()
-        versions = [None if t.is_inference() else t._version for _, t in inputs]
+        versions = _versions(inputs)
     if context is None:  # the capture has just failed
         return func(*args, **kwargs)
     state.contexts.append(context)
@@ -170,6 +170,13 @@ def execute(
     return result
 
 
+def _versions(inputs: NamedTensors) -> list[int | None]:
+    try:
+        return [t._version for _, t in inputs]
+    except RuntimeError:  # an inference tensor tracks none
+        return [None if t.is_inference() else t._version for _, t in inputs]
+
+
 def begin(
     session: Session, state: ThreadState, name: str, inputs: NamedTensors, args: tuple[Any, ...], kwargs: dict[str, Any]
 ) -> Context:
@@ -188,11 +195,9 @@ def end(
 ) -> None:  # fmt: skip
     """Record the outputs of an api call, and watch for its gradients."""
     call, slots = context.call, session.slots
-    slots.api_outputs(call, inputs, outputs)
-    if call.kind.recorded:
-        if outputs and not inputs:  # a factory; without any tensor it is no computation and leaves no row
-            _record_values(session, call, args, kwargs)
-        slots.outputs(call, outputs, inputs)
+    if call.kind.recorded and outputs and not inputs:  # a factory; without any tensor it is no computation and leaves no row
+        _record_values(session, call, args, kwargs)
+    slots.results(call, inputs, outputs)
     if edges is not None:
         watch(context, edges, outputs, slots if call.kind.recorded or session.records("api") else None, own=True)
 

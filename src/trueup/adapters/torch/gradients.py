@@ -14,7 +14,6 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 import torch
-from torch.autograd.graph import get_gradient_edge
 
 from trueup.adapters.torch.context import Context, tag
 from trueup.adapters.torch.tensors import NamedTensors
@@ -30,26 +29,33 @@ next_node: Callable[[], int] = torch.autograd._get_sequence_nr
 """Sequence number that the next autograd node of this thread gets: what a call makes is at or above it."""
 
 
+ACCUMULATE = 2**64 - 1
+"""Sequence number of the nodes that add to a leaf's ``.grad``: they run as soon as they can."""
+
+
 class Edges:
     """The gradient edges of a call's inputs, before it ran (an in-place call rebases them)."""
 
-    __slots__ = ("first", "slots")
+    __slots__ = ("first", "leaves", "slots")
 
     def __init__(self, inputs: NamedTensors) -> None:
         self.first = next_node()
         """Sequence number of the first node that the call can make."""
         self.slots: dict[tuple[Any, int], str] = {}
         """Edge (node, output number) -> the slot it enters by; one tensor passed twice shares its edge, under the first."""
+        self.leaves: dict[int, str] = {}
+        """Address of a leaf -> its slot: asking for the node that adds to its ``.grad`` would cost an operator."""
         for slot, tensor in inputs:
             if tensor.requires_grad:
                 try:
                     # A Python-implemented node is its own owner while the tensor lives, so no ownership token is needed.
                     node = tensor.grad_fn
-                    edge = (get_gradient_edge(tensor).node if node is None else node, tensor.output_nr)
                 except RuntimeError:  # a view made without gradients whose base was written since: using it is an error too
                     continue
-                if edge not in self.slots:
-                    self.slots[edge] = slot
+                if node is None:
+                    self.leaves.setdefault(id(tensor), slot)
+                else:
+                    self.slots.setdefault((node, tensor.output_nr), slot)
 
 
 def watch(context: Context, edges: Edges, outputs: NamedTensors, into: Slots | None, *, own: bool) -> None:
@@ -78,42 +84,34 @@ def watch(context: Context, edges: Edges, outputs: NamedTensors, into: Slots | N
 
 
 def _walk(context: Context, edges: Edges, pending: list[Any], into: Slots | None, *, own: bool) -> None:
-    first, known = edges.first, edges.slots
+    first, known, leaves = edges.first, edges.slots, edges.leaves
     seen: set[Any] = set(pending)
     boundary: dict[Any, list[tuple[int, str]]] = {}
     uses: Counter[str] | None = None
     while pending and len(seen) < MAX_NODES:
         node = pending.pop()
         for k, edge in enumerate(node.next_functions):
-            following = edge[0]
-            if following is None:
-                continue
             slot = known.get(edge)
+            if slot is None:
+                following = edge[0]
+                if following is None or following in seen:
+                    continue
+                number = following._sequence_nr()
+                if number == ACCUMULATE:
+                    slot = leaves.get(id(following.variable)) if leaves else None
+                elif number >= first and (not own or tag(following, context)):  # else it was made before, or by another call
+                    seen.add(following)
+                    pending.append(following)
             if slot is not None:
                 if uses is None:
                     uses = Counter()
                 name = "grad_" + slot
                 boundary.setdefault(node, []).append((k, name))
                 uses[name] += 1
-            elif following not in seen and not _outside(following, first, context, own=own):
-                seen.add(following)
-                pending.append(following)
     if into is not None and uses is not None:
         sums = _Sums(context, into, uses) if uses.total() > len(uses) else None
         for node, slots_of in boundary.items():
             node.register_hook(_input_hook(context, slots_of, into) if sums is None else _summing_hook(slots_of, sums))
-
-
-ACCUMULATE = 2**64 - 1
-"""Sequence number of the nodes that add to a leaf's ``.grad``: they run as soon as they can."""
-
-
-def _outside(node: Any, first: int, context: Context, *, own: bool) -> bool:
-    """Tell whether a node was made before the call or by another; marks it as the call's own otherwise, with ``own``."""
-    number = node._sequence_nr()
-    if number == ACCUMULATE or number < first:
-        return True
-    return own and not tag(node, context)
 
 
 class _Sums:

@@ -81,26 +81,22 @@ def on_host(tensor: torch.Tensor, detail: str) -> Statistics:
 
     The bytes (``data``) are a view: whoever keeps them copies them.
     """
-    stats = _by_address(tensor, detail) or _by_array(tensor, detail)
+    kind = _KINDS.get(tensor.dtype)
+    stats = None if kind is None or tensor.is_neg() or tensor.is_conj() else by_address(tensor, kind, detail)
+    stats = stats or _by_array(tensor, detail)
     if detail == "tensor":
         stats.data = to_numpy(tensor)
     return stats
 
 
-def _by_address(tensor: torch.Tensor, detail: str) -> Statistics | None:
-    """Measure with the compiled kernel; None where it is missing or knows the dtype not.
+def by_address(tensor: torch.Tensor, kind: int, detail: str) -> Statistics | None:
+    """Measure with the compiled kernel, which knows the dtype by the number ``kind``.
 
-    Raises:
-        RuntimeError: the tensor has sizes and no memory.
+    None where it is missing, or the tensor has sizes and no memory.
     """
-    kernel, kind = kernels.native(), _KINDS.get(tensor.dtype)
-    if kernel is None or kind is None:
+    kernel, start = kernels.native(), tensor.data_ptr()
+    if kernel is None or (not start and tensor.numel()):
         return None
-    if tensor.is_neg() or tensor.is_conj():
-        tensor = tensor.resolve_conj().resolve_neg()
-    start = tensor.data_ptr()
-    if not start and tensor.numel():  # the efficient zeros of forward-mode differentiation
-        raise RuntimeError("it has no memory of its own")
     values, pointer = (None, 0) if detail == "digest" else _rows.take()
     return Statistics(values, kernel.measure(start, kind, tensor.shape, tensor.stride(), pointer, torch.get_num_threads()))
 

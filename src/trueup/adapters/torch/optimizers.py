@@ -120,11 +120,11 @@ class Optimizers:
         session, outermost = self._session, depth_of(state.stepping) == 1
         if outermost:
             self._versions = []
-        if session.active and (session.skips_optimizer or _writes_silently(optimizer)):
+        if session.active and session.follows_functions and (session.skips_optimizer or _writes_silently(optimizer)):
             with session.observing(state, "what an optimizer holds"):
                 self._versions += [(tensor, tensor._version) for tensor in _owned(optimizer)]
         if self._scaled is None and outermost:
-            self._begin(optimizer, state)
+            self._begun(optimizer, state)
         if session.sees() and not state.busy and not session.skips_optimizer:
             with session.observing(state, "the gradients"):
                 session.updates.gradients(optimizer)
@@ -139,11 +139,13 @@ class Optimizers:
             return
         state.stepping = None
         self._stepped = True
+        if not self._session.follows_functions:
+            self._session.buffers.forget()
         if self._versions:
             with self._session.observing(state, "what an optimizer wrote"):
                 self._announce()
         if self._scaled is None:
-            self._end(optimizer, state)
+            self._ended(optimizer, state)
 
     def _announce(self) -> None:
         """Announce writes that nothing else tells: of extensions' kernels, and of all kernels where the phase is left out."""
@@ -152,7 +154,7 @@ class Optimizers:
             if self._session.skips_optimizer or tensor._version == version:
                 self._session.buffers.written(tensor)
 
-    def _begin(self, optimizer: Optimizer, state: ThreadState) -> None:
+    def _begun(self, optimizer: Optimizer, state: ThreadState) -> None:
         with self._session.observing(state, "the begin of an optimizer's step"):
             if not self._counts():
                 self._session.recorder.note(ELSEWHERE.format(thread=threading.current_thread().name))
@@ -163,7 +165,7 @@ class Optimizers:
             if self.steps.irregular and not was and not self.steps.manual:
                 self._session.recorder.note(IRREGULAR.format(step=self._session.recorder.step + 1))
 
-    def _end(self, optimizer: Optimizer, state: ThreadState) -> None:
+    def _ended(self, optimizer: Optimizer, state: ThreadState) -> None:
         with self._session.observing(state, "the end of an optimizer's step"):
             if self._counts() and self.steps.end(self._number(optimizer)):
                 self._session.end_step()
@@ -197,7 +199,7 @@ class Optimizers:
             session, state = self._session, self._session.threads.state
             if self._session.over or not scaler.is_enabled() or not isinstance(optimizer, Optimizer) or self._scaled is not None:
                 return original(scaler, optimizer, *args, **kwargs)
-            self._begin(optimizer, state)
+            self._begun(optimizer, state)
             self._scaled, self._stepped = optimizer, False
             state.stepping, state.stepping_task = sys._getframe().f_code, -1
             try:
@@ -207,7 +209,7 @@ class Optimizers:
             if session.sees():
                 with session.observing(state, scaling.STEP):
                     scaling.record_step(session, scaler, optimizer, called=self._stepped)
-            self._end(optimizer, state)
+            self._ended(optimizer, state)
             return result
 
         return step

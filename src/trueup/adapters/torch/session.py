@@ -63,12 +63,19 @@ class Session:
         """Whether the capture has ended."""
         self._kinds = set(options.levels)
         self.skips_optimizer = "optimizer" not in options.phases
+        self.passes_optimizer = self.skips_optimizer or "api" not in options.levels
+        """Whether an optimizer's functions pass by: no gradient flows through them, so operators need no mark of theirs."""
 
     def _modes_for(self, levels: tuple[str, ...]) -> list[FunctionMode | DispatchMode]:
         """Return the modes that levels need: modules alone are seen by replacing their call."""
         if tuple(levels) == ("module",):
             return []
         return [self.function_mode, self.dispatch_mode] if "aten" in levels else [self.function_mode]
+
+    @property
+    def follows_functions(self) -> bool:
+        """Whether functions are seen; where modules are all that is, writes past the version counter go unseen."""
+        return bool(self._modes)
 
     # ---------------------------------------------------------------- life
     def start(self) -> None:

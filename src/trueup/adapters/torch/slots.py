@@ -95,24 +95,23 @@ class Slots:
         for slot, tensor in tensors:
             self._buffers.produced(tensor, call.kind.level, call, slot)
 
-    def api_outputs(self, call: Call, inputs: NamedTensors, outputs: NamedTensors) -> None:
-        """Tell views from results of an api call; without the aten level, also what it wrote in place."""
-        if self._has_aten and not self._has_api:
+    def results(self, call: Call, inputs: NamedTensors, outputs: NamedTensors) -> None:
+        """Record what an api call computed: tell views from new buffers and, without the aten level, what it wrote in place."""
+        if not outputs:
             return
-        storage_of = self._buffers.storage
-        given = [t for _, t in inputs]
-        before: list[Storage | None] | None = None
+        follows, recorded, storage_of = self._has_api or not self._has_aten, call.kind.recorded, self._buffers.storage
+        before = [storage_of(t) for _, t in inputs]
         for slot, tensor in outputs:
-            in_place = any(tensor is t for t in given)
-            if in_place and not self._has_aten:
-                self._buffers.written(tensor)
-            if not in_place:
-                if before is None:
-                    before = [storage_of(t) for t in given]
-                storage = storage_of(tensor)
-                if storage is not None and any(storage is s for s in before):
-                    continue
-            self._buffers.produced(tensor, "api", call, slot)
+            storage = storage_of(tensor)
+            known = storage is not None and storage in before
+            if follows:
+                in_place = any(tensor is t for _, t in inputs)
+                if in_place and not self._has_aten:
+                    self._buffers.written(tensor)
+                if in_place or not known:
+                    self._buffers.produced(tensor, "api", call, slot)
+            if recorded and not (known and storage is not None and storage.uninitialised):  # a view of what nobody has written
+                self._slot(call, slot, tensor, storage, None)
 
     def module_outputs(self, call: Call, outputs: NamedTensors) -> None:
         """Note what a module returned; where modules are all that is recorded, they are the producers."""

@@ -10,6 +10,7 @@ import numpy as np
 import torch
 import xxhash
 
+from trueup import kernels
 from trueup.recorder import Slot, Tensor
 
 MAX_VALUE_LENGTH = 4000
@@ -48,10 +49,10 @@ def _walk(prefix: str, value: Any, found: NamedTensors, depth: int) -> None:
     else:
         return
     for key, item in items:
+        if item is None or type(item) in _LEAVES:
+            continue
         if isinstance(item, torch.Tensor):
             found.append((f"{prefix}.{_key(key)}", item))
-        elif type(item) in _LEAVES or item is None:
-            continue
         elif depth < MAX_DEPTH and (isinstance(item, (tuple, list, dict)) or _is_dataclass(item)):
             _walk(f"{prefix}.{_key(key)}", item, found, depth + 1)
 
@@ -73,16 +74,19 @@ def _key(key: Any) -> str:
 class Layout:
     """How a dense tensor lies in memory and what its rows say of it: one object for all tensors that look alike."""
 
-    __slots__ = ("described", "readable", "slots", "view")
+    __slots__ = ("complex", "described", "host_kind", "readable", "slots", "view")
 
     def __init__(self, dtype: torch.dtype, shape: torch.Size, strides: tuple[int, ...], device: torch.device) -> None:
         names = str(dtype).removeprefix("torch."), str(device)
         numel = math.prod(shape)
+        self.complex = dtype.is_complex
         self.described = Tensor(names[0], tuple(shape), strides, names[1], numel)
         contiguous = _is_contiguous(shape, strides)
         self.view = (dtype, numel) if contiguous else (dtype, tuple(shape), strides)
         """Equal for layouts that show the same elements in the same order."""
         self.readable = device.type != "meta" and dtype not in QUANTISED
+        self.host_kind = kernels.KINDS.get(names[0]) if device.type == "cpu" and self.readable else None
+        """Number by which the compiled kernel knows the dtype; None where that kernel cannot read the tensor."""
         self.slots: dict[str, Slot] = {}
 
     def slot(self, name: str) -> Slot:
@@ -102,10 +106,15 @@ _LAYOUTS: dict[tuple[Any, ...], Layout] = {}
 
 
 def layout_of(tensor: torch.Tensor) -> Layout | None:
-    """Return the layout of a plain dense tensor, else None: sparse, nested, subclass, inside a `torch.func` transform."""
-    if type(tensor) not in PLAIN or torch._C._functorch.maybe_current_level() is not None:
+    """Return the layout of a plain dense tensor whose memory holds its elements as they are.
+
+    None for any other: sparse, nested, of a subclass, inside a `torch.func` transform, to be negated or conjugated when read.
+    """
+    if type(tensor) not in PLAIN or torch._C._functorch.maybe_current_level() is not None or tensor.is_neg():
         return None
-    return dense_layout(tensor)
+    if (layout := dense_layout(tensor)) is None or (layout.complex and tensor.is_conj()):
+        return None
+    return layout
 
 
 def dense_layout(tensor: torch.Tensor) -> Layout | None:
