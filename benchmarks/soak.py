@@ -4,8 +4,8 @@ A GPT-2 of `transformers` (2 layers, width 64) learns the next byte of this repo
 memory is what the process holds (RSS) after a garbage collection. The slope is fitted over the second half, so that what fills
 once (caches of layouts, call sites, the allocator's arenas) does not count. `make soak` runs it; a short form is a test.
 
-    idle          step  5000   412.3 MB
-    idle          FLAT    0.02 KB a step over steps 5000 to 10000 (412.3 to 412.4 MB)
+    idle          step  5000   463.3 MB
+    idle          FLAT    0.00 KB a step over steps 5000 to 10000 (463.3 to 463.3 MB)
 """
 
 from __future__ import annotations

@@ -271,3 +271,24 @@ def test_sites_are_numbered_alike_by_all_threads() -> None:
     numbers = [number for number, _, _ in sites.take_new()]
     assert sorted(numbers) == list(range(len(numbers)))
     assert {next(iter(one)) for one in found} <= set(numbers)
+
+
+def test_memory_of_payloads_is_bounded_and_nothing_is_lost(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "KNOWN_PAYLOADS", 4)
+    monkeypatch.setattr("trueup.store.writer.KNOWN_KEYS", 4)
+    recorder = make(tmp_path / "c", detail="tensor")
+    constant = Statistics(np.zeros(PACKED), 7, np.full(3, 7.0))
+    recorder.keep(constant)
+    call = recorder.begin("aten", "forward", "", "op")
+    described = Tensor("float64", [3], [1], "cpu", 3)
+    for k in range(100, 160):
+        stats = Statistics(np.zeros(PACKED), k, np.full(3, float(k)))
+        recorder.keep(stats)
+        recorder.slot(call, f"output.{k}", described, stats)
+        recorder.slot(call, f"constant.{k}", described, constant)
+    recorder.close()
+    assert (len(recorder._payloads), len(recorder._places)) == (4, 32)
+    capture = open_capture(tmp_path / "c")
+    for row in stored(tmp_path / "c"):
+        expected = 7.0 if row["slot"].startswith("constant") else float(row["slot"].rpartition(".")[2])
+        assert capture.payload(0, row["payload_segment"], row["payload_key"], row["payload_view"]).tolist() == [expected] * 3

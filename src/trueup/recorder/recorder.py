@@ -23,6 +23,7 @@ from trueup.recorder.backlog import Stalled
 from trueup.recorder.filters import Patterns
 from trueup.recorder.flusher import Flusher
 from trueup.recorder.options import CaptureOptions, in_ranges
+from trueup.recorder.recent import Recent
 from trueup.recorder.rows import Call, Kind, Place, Row, Slot, Statistics, Tensor, columns
 from trueup.recorder.seen import Seen
 from trueup.recorder.sites import Sites
@@ -30,6 +31,10 @@ from trueup.recorder.slabs import Payload, Slabs
 from trueup.store import Displaced, Writer
 
 ROW_BYTES = 1024  # a row with its sketch, roughly
+
+KNOWN_PAYLOADS = 1 << 15
+"""Payloads that are known by their digest, so as not to be kept again; some 100 bytes each. Where they lie is known of 8 times as
+many, for what is known is yet to be written while it waits for the disk (at most 160,000 rows)."""
 
 ARGUMENTS = Slot("arguments", None)
 
@@ -66,10 +71,10 @@ class Recorder:
         self._last = -1
         self._rows: deque[Row] = deque()
         self._payload_bytes = 0
-        self._payloads: set[tuple[int, str]] = set()
+        self._payloads: Recent[tuple[int, str], bool] = Recent(KNOWN_PAYLOADS)
         self._slabs = Slabs()
         self._copies: list[Payload] = []
-        self._places: dict[tuple[int, str], Place] = {}
+        self._places: Recent[tuple[int, str], Place] = Recent(8 * KNOWN_PAYLOADS)
         self._lock = threading.RLock()
         self._flusher: Flusher[list[Row]] = Flusher(self._hand_over, self._write, self._fail, self._tell_waiting)
         self._writer: Writer | None = None
@@ -130,8 +135,8 @@ class Recorder:
             return
         key = (stats.digest, array.dtype.name)
         with self._lock:
-            known = key in self._payloads
-            self._payloads.add(key)
+            known = self._payloads.get(key) is not None
+            self._payloads.put(key, True)
             if known or within is not None:
                 stats.data, stats.within = None, None if known else within
                 return
@@ -233,6 +238,8 @@ class Recorder:
     def _store_payload(self, writer: Writer, slot: Slot, stats: Statistics | None) -> Place | None:
         if stats is None or slot.tensor is None or self.options.detail != "tensor" or stats.digest is None:
             return None
+        if stats.place is not None:
+            return stats.place
         dtype = slot.tensor.dtype
         key = (stats.digest, dtype)
         if isinstance(payload := stats.data, Payload):
@@ -240,14 +247,15 @@ class Recorder:
             # As bytes: NumPy hands out no buffer of the dtypes of ml_dtypes.
             raw = payload.array.view(np.uint8)
             segment = writer.add_payload(f"{stats.digest:016x}", dtype, (payload.array.size,), raw)
-            self._places[key] = (*segment, None)
+            self._places.put(key, (*segment, None))
             self._copies.append(payload)
             stats.data = None
         elif stats.within is not None:
             (whole, view), stats.within = stats.within, None
-            if (place := self._places.get((whole.digest or 0, dtype))) is not None:
-                self._places[key] = (*place[:2], view)
-        return self._places.get(key)
+            if whole.place is not None:
+                self._places.put(key, (*whole.place[:2], view))
+        stats.place = self._places.get(key)
+        return stats.place
 
     def _open(self) -> Writer:
         if self._writer is None:

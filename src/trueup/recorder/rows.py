@@ -87,6 +87,10 @@ class Slot:
     """None for arguments that are no tensors."""
 
 
+Place = tuple[str, str, "tuple[int, ...] | None"]
+"""Where a slot's bytes lie: segment, key, and which part of that tensor they are (None: all of it)."""
+
+
 class Statistics:
     """What was measured of one buffer, shared by every slot that shows the same bytes.
 
@@ -94,22 +98,20 @@ class Statistics:
     bytes until the writer has taken them: the kernel's view of them at first, then a copy.
     """
 
-    __slots__ = ("data", "digest", "values", "within")
+    __slots__ = ("data", "digest", "place", "values", "within")
 
     def __init__(self, values: Any = None, digest: int | None = None, data: NDArray[Any] | Payload | None = None) -> None:
         self.values = values
         self.digest = digest
         self.data = data
+        self.place: Place | None = None
+        """Where the bytes lie, once they are written."""
         self.within: tuple[Statistics, tuple[int, ...]] | None = None
         """A buffer whose bytes are kept and that these are part of: offset, sizes and strides there, in elements."""
 
 
 Row = tuple[int, Call, Slot, "str | None", "tuple[int, str] | None", "Statistics | None"]
 """One slot of one call: step, call, slot, non-tensor arguments, (seq, slot) of the call that last wrote the storage, statistics."""
-
-
-Place = tuple[str, str, "tuple[int, ...] | None"]
-"""Where a slot's bytes lie: segment, key, and which part of that tensor they are (None: all of it)."""
 
 
 def columns(rows: Sequence[Row], places: Sequence[Place | None]) -> dict[str, Any]:

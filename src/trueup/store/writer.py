@@ -26,6 +26,8 @@ from trueup.store.seal import sealed
 from trueup.store.segment import PendingSegment
 from trueup.store.syncing import Syncer
 
+KNOWN_KEYS = 1 << 18
+"""Payloads whose segment is remembered, some 250 bytes each."""
 SEGMENT_BYTES = 64 * 2**20
 """Payload that is gathered before a segment is written."""
 
@@ -131,6 +133,8 @@ class Writer:
         with self._lock:
             segment = self._keys.get(key)
             if segment is None:
+                if len(self._keys) >= KNOWN_KEYS:  # what comes again is stored again
+                    self._keys = dict.fromkeys((name for name, *_ in self._pending.tensors), self._pending.name)
                 segment = self._keys[key] = self._pending.name
                 self._pending.add(key, dtype, tuple(int(size) for size in shape), raw)
                 if self._pending.size >= SEGMENT_BYTES:
