@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import shutil
 from collections.abc import Callable
 from pathlib import Path
@@ -124,8 +125,8 @@ def test_nothing_recorded(broken: Path, complete: Path, capsys: Capsys) -> None:
 @pytest.mark.parametrize("step", [0, 2])
 def test_truncated_part(broken: Path, complete: Path, capsys: Capsys, step: int) -> None:
     """A step that is lost on one side is not aligned, even where all other steps are."""
-    (path,) = (broken / f"rank-00000/step-00000{step}").glob("*.parquet")
-    path.write_bytes(path.read_bytes()[:-100])
+    for path in (broken / f"rank-00000/step-00000{step}").glob("*.parquet"):  # one, or more on a slow machine
+        path.write_bytes(path.read_bytes()[:-100])
     code, out, err = cli(capsys, "compare", complete, broken)
     said = " ".join(out.split())
     assert (code, err) == (2, "")
@@ -135,7 +136,7 @@ def test_truncated_part(broken: Path, complete: Path, capsys: Capsys, step: int)
 
 
 def test_bytes_changed_inside_a_part(broken: Path, complete: Path, capsys: Capsys) -> None:
-    (path,) = (broken / "rank-00000/step-000001").glob("*.parquet")
+    path = min((broken / "rank-00000/step-000001").glob("*.parquet"))
     content = bytearray(path.read_bytes())
     content[2000:2040] = bytes(40)
     path.write_bytes(content)
@@ -159,7 +160,7 @@ def test_missing_payload(broken: Path, complete: Path, capsys: Capsys) -> None:
     code, out, err = cli(capsys, "compare", complete, broken)
     assert (code, err) == (2, "")
     said = " ".join(out.split())
-    assert said.startswith("COULD NOT TELL because 1 part of the captures cannot be read: rank 0: ")
+    assert re.match(r"COULD NOT TELL because \d parts? of the captures cannot be read: rank 0: ", said)
     assert "tensors-0000.safetensors is missing: its tensors cannot be read" in said
 
 

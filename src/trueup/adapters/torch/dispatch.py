@@ -167,6 +167,8 @@ class DispatchMode(TorchDispatchMode):
             phase, scope, call = above.call.kind.phase, above.scope, above.call
         elif module is not None and module.graph_task == task:
             phase, scope, call = phase_of(state), module.scope, module.call
+        elif state.stepping is not None and phase_of(state) == "optimizer":  # whose functions may have passed by unmarked
+            phase, scope, call = "optimizer", "", None
         elif (owner := running_owner()) is not None:  # no function of Python's is executing: it is autograd's own
             phase, scope, call = "backward", owner.scope, owner.backward_call(recorder)
         else:
