@@ -17,7 +17,7 @@ from torch.utils.data import DataLoader, Dataset
 import trueup
 from adapters.computations import COMPUTATIONS, ON_THE_CPU_ONLY, Views, build
 from adapters.loops import WIDTH, Mlp
-from adapters.test_observer import content, random_states
+from adapters.running import outcome
 
 pytestmark = pytest.mark.filterwarnings("ignore")
 
@@ -25,14 +25,7 @@ ITERATIONS = 3
 
 
 def run(name: str, device: str, directory: Path | None, **options: Any) -> dict[str, Any]:
-    loop = build(name, device)
-    trueup.seed_all(1)
-    if directory is None:
-        losses = [loop.iterate() for _ in range(ITERATIONS)]
-    else:
-        with trueup.capture(directory, model=loop.models, on_error="stop", **options):
-            losses = [loop.iterate() for _ in range(ITERATIONS)]
-    return random_states() | {"losses": [content(t) for t in losses], "state": [content(as_real(t)) for t in loop.state()]}
+    return outcome(build(name, device), ITERATIONS, directory, as_real, **options)
 
 
 def as_real(tensor: torch.Tensor) -> torch.Tensor:

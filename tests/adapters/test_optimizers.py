@@ -13,21 +13,17 @@ import torch
 
 import trueup
 from adapters.loops import LOOPS, ON_THE_CPU_ONLY, build
-from adapters.test_observer import content, random_states
+from adapters.running import outcome
 
 ITERATIONS = 5
 
 
 def run(name: str, device: str, directory: Path | None, **options: Any) -> dict[str, Any]:
-    loop = build(name, device)
-    trueup.seed_all(1)
-    if directory is None:
-        losses = [loop.iterate() for _ in range(ITERATIONS)]
-    else:
-        with trueup.capture(directory, model=loop.models, on_error="stop", **options):
-            losses = [loop.iterate() for _ in range(ITERATIONS)]
-    state = [t.coalesce().values() if t.is_sparse else t for t in loop.state()]
-    return random_states() | {"losses": [content(t) for t in losses], "state": [content(t) for t in state]}
+    return outcome(build(name, device), ITERATIONS, directory, without_zeros, **options)
+
+
+def without_zeros(tensor: torch.Tensor) -> torch.Tensor:
+    return tensor.coalesce().values() if tensor.is_sparse else tensor
 
 
 @functools.cache

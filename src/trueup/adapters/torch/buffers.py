@@ -48,7 +48,7 @@ class Storage:
 
     def place_of(self, tensor: torch.Tensor) -> tuple[Statistics, tuple[int, ...]] | None:
         """Return what was measured of all the bytes, and where in them this tensor lies; None where nothing was."""
-        if self.whole is None or self.whole[0] is not tensor.dtype or tensor.is_neg() or tensor.is_conj():
+        if self.whole is None or self.whole[0] is not tensor.dtype:
             return None
         if tensor.nbytes > tensor.untyped_storage().nbytes():  # expanded
             return None
@@ -194,8 +194,9 @@ class Buffers:
         kind = layout.host_kind
         if kind is None or self._detail == "tensor" or type(tensor) not in PLAIN:
             return None
-        self.reads += 1
-        return by_address(tensor, kind, self._detail)
+        stats = by_address(tensor, kind, self._detail)
+        self.reads += stats is not None
+        return stats
 
     def _measure(self, tensor: torch.Tensor, storage: Storage | None = None) -> Statistics | None:
         self.reads += 1

@@ -11,6 +11,8 @@ from typing import Any
 
 import torch
 
+from trueup.adapters.torch.tensors import PLAIN
+
 Inner = Callable[[Any], torch.Tensor]
 
 WRAPPERS: dict[str, str] = {
@@ -19,13 +21,12 @@ WRAPPERS: dict[str, str] = {
 }
 """Classes of tensors without numbers of their own, and where each holds the tensor that has them."""
 
-_PLAIN = frozenset({torch.Tensor, torch.nn.Parameter})
 _ATTRIBUTES: dict[type, str | None] = {}
 
 
 def local(tensor: torch.Tensor) -> torch.Tensor:
     """Return the tensor of this process that holds the numbers of one; itself, unless it is a wrapper."""
-    while tensor.__class__ not in _PLAIN and (attribute := _attribute(tensor.__class__)) is not None:
+    while tensor.__class__ not in PLAIN and (attribute := _attribute(tensor.__class__)) is not None:
         tensor = getattr(tensor, attribute)
     return tensor
 
@@ -41,7 +42,7 @@ def _attribute(kind: type) -> str | None:
 
 def part_of(tensor: torch.Tensor) -> str | None:
     """Describe how a DTensor's local shard is part of the whole, as JSON; None for any other tensor."""
-    if tensor.__class__ in _PLAIN or _attribute(tensor.__class__) != "_local_tensor":
+    if tensor.__class__ in PLAIN or _attribute(tensor.__class__) != "_local_tensor":
         return None
     spec: Any = tensor._spec
     mesh = spec.mesh
