@@ -1,4 +1,4 @@
-"""The compiled kernel: optional, so that a machine without a C compiler still gets a working wheel."""
+"""The compiled parts: optional, so that a machine without a C compiler still gets a working wheel."""
 
 import sys
 import sysconfig
@@ -9,17 +9,29 @@ from setuptools import Extension, setup
 # The stable ABI makes one wheel serve Python 3.10 and later; free-threaded builds do not have it yet (3.14).
 STABLE = not sysconfig.get_config_var("Py_GIL_DISABLED")
 
-SOURCES = Path("src/trueup/kernels/native")
+HEADERS = sorted(str(path) for path in Path("src/trueup").rglob("native/*.h"))
 
-NATIVE = Extension(
-    "trueup.kernels._native",
-    sources=sorted(str(path) for path in SOURCES.glob("*.c")),
-    depends=sorted(str(path) for path in SOURCES.glob("*.h")),
-    libraries=["dl"] if sys.platform == "linux" else [],
-    define_macros=[("Py_LIMITED_API", "0x030A0000")] if STABLE else [],
-    extra_compile_args=[] if sys.platform == "win32" else ["-O3", "-g0", "-fno-math-errno", "-Wno-psabi"],
-    py_limited_api=STABLE,
-    optional=True,
-)
 
-setup(ext_modules=[NATIVE], options={"bdist_wheel": {"py_limited_api": "cp310"}} if STABLE else {})
+def extension(name: str, folder: str, *, libraries: list[str], flags: list[str]) -> Extension:
+    """Describe the extension module made of all C files of a folder."""
+    return Extension(
+        name,
+        sources=sorted(str(path) for path in Path("src/trueup", folder).glob("*.c")),
+        depends=HEADERS,
+        libraries=libraries,
+        define_macros=[("Py_LIMITED_API", "0x030A0000")] if STABLE else [],
+        extra_compile_args=[] if sys.platform == "win32" else ["-O3", "-g0", *flags],
+        py_limited_api=STABLE,
+        optional=True,
+    )
+
+
+EXTENSIONS = [
+    extension(
+        "trueup.kernels._native", "kernels/native",
+        libraries=["dl"] if sys.platform == "linux" else [], flags=["-fno-math-errno", "-Wno-psabi"],
+    ),
+    extension("trueup.adapters.torch._quick", "adapters/torch/native", libraries=[], flags=[]),
+]  # fmt: skip
+
+setup(ext_modules=EXTENSIONS, options={"bdist_wheel": {"py_limited_api": "cp310"}} if STABLE else {})

@@ -15,6 +15,7 @@ import pytest
 from trueup.model import PACKED, TrueupError
 from trueup.recorder import CaptureOptions, Recorder, Statistics, Tensor, backlog
 from trueup.recorder import recorder as module
+from trueup.recorder.rows import FIELDS
 from trueup.recorder.sites import Sites
 from trueup.store import Writer, open_capture
 
@@ -105,7 +106,7 @@ def test_training_waits_for_a_slow_disk(tmp_path: Path, monkeypatch: pytest.Monk
     recorder = make(tmp_path / "c")
     for _ in range(300):
         add(recorder)
-        most = max(most, recorder._flusher.backlog.held + len(recorder._rows) * module.ROW_BYTES)
+        most = max(most, recorder._flusher.backlog.held + len(recorder._rows) // FIELDS * module.ROW_BYTES)
     recorder.close()
     assert 32 * module.ROW_BYTES < most <= (32 + 2 * 9) * module.ROW_BYTES
     assert len(stored(tmp_path / "c")) == 300  # nothing is dropped

@@ -10,7 +10,6 @@ from __future__ import annotations
 import itertools
 import sys
 import threading
-from collections import defaultdict, deque
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -24,7 +23,7 @@ from trueup.recorder.filters import Patterns
 from trueup.recorder.flusher import Flusher
 from trueup.recorder.options import CaptureOptions, in_ranges
 from trueup.recorder.recent import Recent
-from trueup.recorder.rows import Call, Kind, Place, Row, Slot, Statistics, Tensor, columns
+from trueup.recorder.rows import FIELDS, Call, Kind, Place, Rows, Slot, Statistics, Tensor, columns, fields, of_step
 from trueup.recorder.seen import Seen
 from trueup.recorder.sites import Sites
 from trueup.recorder.slabs import Payload, Slabs
@@ -69,14 +68,14 @@ class Recorder:
         self._kinds: dict[tuple[str, str, str, str], Kind] = {}
         self._seqs = itertools.count()
         self._last = -1
-        self._rows: deque[Row] = deque()
+        self._rows: Rows = []
         self._payload_bytes = 0
         self._payloads: Recent[tuple[int, str], bool] = Recent(KNOWN_PAYLOADS)
         self._slabs = Slabs()
         self._copies: list[Payload] = []
         self._places: Recent[tuple[int, str], Place] = Recent(8 * KNOWN_PAYLOADS)
         self._lock = threading.RLock()
-        self._flusher: Flusher[list[Row]] = Flusher(self._hand_over, self._write, self._fail, self._tell_waiting)
+        self._flusher: Flusher[Rows] = Flusher(self._hand_over, self._write, self._fail, self._tell_waiting)
         self._writer: Writer | None = None
         self._closed = False
         self.failure: str | None = None
@@ -114,12 +113,16 @@ class Recorder:
         self, call: Call, slot: Slot, value: str | None, producer: tuple[int, str] | None, stats: Statistics | None,
         step: int | None = None,
     ) -> None:  # fmt: skip
-        """Add a row, of another step where it is known late only. No lock is taken: one call of a deque's method is atomic."""
+        """Add a row, of another step where it is known late only. No lock is taken: one call of a list's method is atomic."""
         if self._closed or self.failure is not None:
             return
-        self._rows.append((self.step if step is None else step, call, slot, value, producer, stats))
+        self._rows.extend((self.step if step is None else step, call, slot, value, producer, stats))
+        self.added()
+
+    def added(self) -> None:
+        """Start to write, or hold the training back, where the rows added so far ask for it."""
         self._flusher.start()
-        if len(self._rows) * ROW_BYTES + self._payload_bytes > backlog.PORTION_BYTES:
+        if len(self._rows) // FIELDS * ROW_BYTES + self._payload_bytes > backlog.PORTION_BYTES:
             self._hand_over()
             self._flusher.hold()
 
@@ -187,7 +190,7 @@ class Recorder:
 
     def abandon(self) -> None:
         """Forget everything without touching the disk: this process gives way to one that has a rank."""
-        self._closed, self._rows, self._writer = True, deque(), None
+        self._closed, self._rows, self._writer = True, [], None
         self._flusher.forget()
 
     def forked(self) -> None:
@@ -212,28 +215,25 @@ class Recorder:
 
     def _hand_over(self) -> None:
         """Put the rows gathered so far into the backlog."""
-        with self._lock:  # nobody else takes from the deque
-            rows = [self._rows.popleft() for _ in range(len(self._rows))]
+        with self._lock:  # nobody else takes from the list
+            rows = self._rows[: len(self._rows)]
+            del self._rows[: len(rows)]
             payload, self._payload_bytes = self._payload_bytes, 0
             if rows:
-                self._flusher.backlog.put(rows, len(rows) * ROW_BYTES + payload)
+                self._flusher.backlog.put(rows, len(rows) // FIELDS * ROW_BYTES + payload)
 
-    def _write(self, rows: list[Row]) -> None:
+    def _write(self, rows: Rows) -> None:
         writer = self._open()
-        self._resolve([row[-1] for row in rows if row[-1] is not None])
-        places = [self._store_payload(writer, slot, stats) for _, _, slot, _, _, stats in rows]
+        steps, calls, slots, _, _, statistics = fields(rows)
+        self._resolve([stats for stats in statistics if stats is not None])
+        places = [self._store_payload(writer, slot, stats) for slot, stats in zip(slots, statistics, strict=True)]
         if new_sites := self.sites.take_new():
             writer.add_sites(new_sites)
-        by_step: defaultdict[int, list[int]] = defaultdict(list)
-        for k, row in enumerate(rows):
-            by_step[row[0]].append(k)
-        writer.write_parts(
-            {step: columns([rows[k] for k in picked], [places[k] for k in picked]) for step, picked in by_step.items()}
-        )
+        writer.write_parts({step: columns(*of_step(rows, places, step)) for step in dict.fromkeys(steps)})
         for payload in self._copies:  # their segments are written by now
             payload.release()
         self._copies.clear()
-        self.calls = max(self.calls, rows[-1][1].seq + 1)
+        self.calls = max(self.calls, calls[-1].seq + 1)
 
     def _store_payload(self, writer: Writer, slot: Slot, stats: Statistics | None) -> Place | None:
         if stats is None or slot.tensor is None or self.options.detail != "tensor" or stats.digest is None:

@@ -1,8 +1,8 @@
 """What a recorder holds between a call and the disk, and the columns that the store takes.
 
-A row is a tuple of references: everything that repeats from step to step (where a call stands, what a slot looks like) is an
-object made once, and becomes columns by its number. So a row costs the training a tuple, and the writer's thread a few
-look-ups.
+A row is six references in a list of all rows: everything that repeats from step to step (where a call stands, what a slot looks
+like) is an object made once, and becomes columns by its number. So a row costs the training no object, which Python's garbage
+collector would look at again and again until the row is written, and it costs the writer's thread a few look-ups.
 """
 
 from __future__ import annotations
@@ -94,8 +94,8 @@ Place = tuple[str, str, "tuple[int, ...] | None"]
 class Statistics:
     """What was measured of one buffer, shared by every slot that shows the same bytes.
 
-    ``values`` is the packed float64 vector of `trueup.kernels`, as a NumPy array or still on its device; ``data`` holds the
-    bytes until the writer has taken them: the kernel's view of them at first, then a copy.
+    ``values`` is the packed float64 vector of `trueup.kernels`, in a NumPy array or in bytes, or still on its device; ``data``
+    holds the bytes of the tensor until the writer has taken them: the kernel's view of them at first, then a copy.
     """
 
     __slots__ = ("data", "digest", "place", "values", "within")
@@ -110,18 +110,33 @@ class Statistics:
         """A buffer whose bytes are kept and that these are part of: offset, sizes and strides there, in elements."""
 
 
-Row = tuple[int, Call, Slot, "str | None", "tuple[int, str] | None", "Statistics | None"]
-"""One slot of one call: step, call, slot, non-tensor arguments, (seq, slot) of the call that last wrote the storage, statistics."""
+FIELDS = 6
+Rows = list[Any]
+"""Slots of calls, one after the other, `FIELDS` entries each: step (int), `Call`, `Slot`, non-tensor arguments (str or None), the
+call and slot that last wrote the storage (``(seq, name)`` or None), `Statistics` or None."""
 
 
-def columns(rows: Sequence[Row], places: Sequence[Place | None]) -> dict[str, Any]:
+def fields(rows: Rows) -> list[list[Any]]:
+    """Return steps, calls, slots, values, producers and statistics."""
+    return [rows[k::FIELDS] for k in range(FIELDS)]
+
+
+def of_step(rows: Rows, places: Sequence[Place | None], step: int) -> tuple[Rows, list[Place | None]]:
+    """Return the rows of one step, and their places."""
+    picked = [k for k, at in enumerate(rows[::FIELDS]) if at == step]
+    if FIELDS * len(picked) == len(rows):
+        return rows, list(places)
+    return [one for k in picked for one in rows[FIELDS * k : FIELDS * (k + 1)]], [places[k] for k in picked]
+
+
+def columns(rows: Rows, places: Sequence[Place | None]) -> dict[str, Any]:
     """Turn rows into the columns of a part.
 
     Args:
         rows: whose statistics are on the host by now.
         places: of each row's payload.
     """
-    _, calls, slots, values, producers, statistics = zip(*rows, strict=True)
+    _, calls, slots, values, producers, statistics = fields(rows)
     table = _of_calls(calls) | _of_slots(slots) | _of_producers(producers) | _of_statistics(statistics)
     table["value"] = values
     table["payload_segment"] = [None if p is None else p[0] for p in places]
@@ -158,7 +173,7 @@ def _of_producers(producers: Sequence[tuple[int, str] | None]) -> dict[str, Any]
 
 def _of_statistics(statistics: Sequence[Statistics | None]) -> dict[str, Any]:
     known = [k for k, s in enumerate(statistics) if s is not None and s.values is not None]
-    packed = np.concatenate([statistics[k].values for k in known]) if known else np.empty(0)  # type: ignore[union-attr]
+    packed = np.frombuffer(b"".join([statistics[k].values for k in known]))  # type: ignore[union-attr]
     table = spread(packed.reshape(-1, PACKED), np.array(known, dtype=np.int64), len(statistics))
     table["digest"] = [None if s is None or s.digest is None else f"{s.digest:016x}" for s in statistics]
     return table

@@ -8,6 +8,7 @@ counted too.
 from __future__ import annotations
 
 import weakref
+from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
@@ -22,13 +23,16 @@ from trueup.adapters.torch.tensors import PLAIN, Layout, dense_layout
 from trueup.recorder import Call, Recorder, Statistics
 
 
-class Storage:
-    """What is known of a live storage."""
+class Storage(weakref.ref[torch.UntypedStorage]):
+    """What is known of a live storage: the weak reference that says when it goes, which spares an object of its own."""
 
-    __slots__ = ("alive", "known", "producers", "uninitialised", "version", "whole")
+    __slots__ = ("known", "number", "producers", "uninitialised", "version", "whole")
 
-    def __init__(self, alive: weakref.ref[torch.UntypedStorage]) -> None:
-        self.alive = alive
+    __eq__, __hash__ = object.__eq__, object.__hash__  # a weak reference would compare what it refers to
+
+    def __init__(self, storage: torch.UntypedStorage, forget: Callable[[Any], None]) -> None:
+        super().__init__(storage, forget)  # type: ignore[call-arg]
+        self.number = id(storage)
         self.version = 0
         self.uninitialised = False
         self.producers: dict[str, tuple[int, str]] = {}
@@ -66,8 +70,11 @@ class Buffers:
     def __init__(self, recorder: Recorder) -> None:
         self._recorder = recorder
         self._detail = recorder.options.detail
-        self._storages: dict[int, Storage] = {}
-        self._sees_writes = "aten" in recorder.options.levels
+        self.storages: dict[int, Storage] = {}
+        """By the address of the storage's Python object."""
+        self._gone = _forgetting(self.storages)
+        self.sees_writes = "aten" in recorder.options.levels
+        """Whether every write is announced; else version counters tell."""
         self.reads = 0
         self.in_flight = InFlight()
         """What collectives are writing at present."""
@@ -92,7 +99,7 @@ class Buffers:
             return self._measure(tensor)
         if storage.uninitialised:
             return None  # whatever the allocator left there differs from run to run and means nothing
-        if not self._sees_writes:  # the aten level announces every write; what counts versions lies above it
+        if not self.sees_writes:  # the aten level announces every write; what counts versions lies above it
             try:
                 version = tensor._version
             except RuntimeError:  # an inference tensor tracks none
@@ -137,7 +144,7 @@ class Buffers:
 
     def resized(self, storage: torch.UntypedStorage, *, grown: bool) -> None:
         """Note that a storage was resized; nothing in one that was empty before is written yet."""
-        found = self._storages.get(id(storage))
+        found = self.storages.get(id(storage))
         if found is not None:
             found.forget()
             found.uninitialised = grown
@@ -172,22 +179,15 @@ class Buffers:
             storage = (tensor if type(tensor) in PLAIN else local(tensor)).untyped_storage()
         except (NotImplementedError, RuntimeError):
             return None
-        return self._storages.get(id(storage)) or self._new(storage)
+        return self.storages.get(id(storage)) or self._new(storage)
 
     def _new(self, storage: torch.UntypedStorage) -> Storage:
-        number, storages = id(storage), self._storages
-
-        def forget(gone: weakref.ref[torch.UntypedStorage]) -> None:
-            known = storages.get(number)
-            if known is not None and known.alive is gone:
-                del storages[number]
-
-        found = storages[number] = Storage(weakref.ref(storage, forget))
+        found = self.storages[id(storage)] = Storage(storage, self._gone)
         return found
 
     def forget(self) -> None:
         """Forget what was measured and who wrote it: what ran meanwhile was not seen."""
-        self._storages.clear()
+        self.storages.clear()
 
     def _on_host(self, tensor: torch.Tensor, layout: Layout) -> Statistics | None:
         """Measure a plain tensor in host memory of which no bytes are kept, the short way; None for any other."""
@@ -212,6 +212,16 @@ class Buffers:
         if stats.data is not None:
             self._recorder.keep(stats, None if storage is None else storage.place_of(tensor))
         return stats
+
+
+def _forgetting(storages: dict[int, Storage]) -> Callable[[Any], None]:
+    """Return the callback of storages that go; it does not hold the capture."""
+
+    def forget(gone: Any) -> None:
+        if storages.get(gone.number) is gone:  # not so any more: its address may be another's by now
+            del storages[gone.number]
+
+    return forget
 
 
 def _has_bytes(tensor: torch.Tensor) -> bool:

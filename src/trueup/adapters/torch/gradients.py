@@ -78,7 +78,7 @@ def watch(context: Context, edges: Edges, outputs: NamedTensors, into: Slots | N
         if not own or tag(node, context):
             pending.append(node)
         if into is not None:
-            node.register_prehook(_output_hook(context, slots, into))
+            node.register_prehook(_Hook(context, slots, into))
     if pending:
         _walk(context, edges, pending, into, own=own)
 
@@ -111,7 +111,7 @@ def _walk(context: Context, edges: Edges, pending: list[Any], into: Slots | None
     if into is not None and uses is not None:
         sums = _Sums(context, into, uses) if uses.total() > len(uses) else None
         for node, slots_of in boundary.items():
-            node.register_hook(_input_hook(context, slots_of, into) if sums is None else _summing_hook(slots_of, sums))
+            node.register_hook(_Hook(context, slots_of, into) if sums is None else _summing_hook(slots_of, sums))
 
 
 class _Sums:
@@ -155,22 +155,20 @@ class _Sums:
             self.into.gradients(self.context, [(slot, self._totals.pop(slot)) for slot in slots], self._task)
 
 
-def _output_hook(context: Context, slots: list[tuple[int, str]], into: Slots) -> Callable[[Any], None]:
-    def hook(grads: tuple[torch.Tensor | None, ...]) -> None:
+class _Hook:
+    """What autograd calls at a node with the gradients that go in or out: an object is lighter than a closure."""
+
+    __slots__ = ("_context", "_into", "_slots")
+
+    def __init__(self, context: Context, slots: list[tuple[int, str]], into: Slots) -> None:
+        self._context, self._slots, self._into = context, slots, into
+
+    def __call__(self, gradients: tuple[torch.Tensor | None, ...], _: Any = None) -> None:
+        into = self._into
         if into.active:
-            with into.observing(context):
-                into.gradients(context, [(slot, grads[k]) for k, slot in slots], torch._C._current_graph_task_id())
-
-    return hook
-
-
-def _input_hook(context: Context, slots: list[tuple[int, str]], into: Slots) -> Callable[[Any, Any], None]:
-    def hook(grad_inputs: tuple[torch.Tensor | None, ...], _: tuple[torch.Tensor | None, ...]) -> None:
-        if into.active:
-            with into.observing(context):
-                into.gradients(context, [(slot, grad_inputs[k]) for k, slot in slots], torch._C._current_graph_task_id())
-
-    return hook
+            with into.observing(self._context):
+                picked = [(slot, gradients[k]) for k, slot in self._slots]
+                into.gradients(self._context, picked, torch._C._current_graph_task_id())
 
 
 def _summing_hook(slots: list[tuple[int, str]], sums: _Sums) -> Callable[[Any, Any], None]:

@@ -128,6 +128,7 @@ class Optimizers:
         if session.sees() and not state.busy and not session.skips_optimizer:
             with session.observing(state, "the gradients"):
                 session.updates.gradients(optimizer)
+        session.pause_functions()
 
     def _after(self, optimizer: Optimizer, *_: Any) -> None:
         self.end(optimizer)
@@ -137,6 +138,7 @@ class Optimizers:
         state = self._session.threads.state
         if state.stepping is not None and depth_of(state.stepping) > 1:  # one optimizer wrapped in another
             return
+        self._session.resume_functions()
         state.stepping = None
         self._stepped = True
         if not self._session.follows_functions:

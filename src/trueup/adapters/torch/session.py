@@ -58,7 +58,7 @@ class Session:
         self._always = [module_calls(self), *self.optimizers.replacements()]
         self._entrances = entrances(self, functions=bool(self._modes))
         self.compiling = Compiling(self)
-        self._thread, self._on = 0, False
+        self._thread, self._on, self._paused = 0, False, False
         self.over = False
         """Whether the capture has ended."""
         self._kinds = set(options.levels)
@@ -130,6 +130,7 @@ class Session:
     def enter_model(self, module: torch.nn.Module) -> None:
         """Hear that a module begins to run outside any other: a step may be due."""
         self.compiling.look()
+        self.resume_functions()  # in a closure that an optimizer evaluates, or after a step of it that raised
         if self.active != self._on:  # another thread ended the step
             self._switch(on=self.active)
         state = self.threads.state
@@ -157,11 +158,26 @@ class Session:
         """Let PyTorch call us in the steps that are recorded, and in no other: what is not on costs nothing."""
         if threading.get_ident() != self._thread or on == self._on:
             return
-        self._on = on
+        self._on, self._paused = on, False
         for replacement in self._entrances:
             replacement.install() if on else replacement.remove()
         for mode in self._modes:
             put_on(mode) if on else take_off(mode)
+
+    def pause_functions(self) -> None:
+        """Let an optimizer's functions pass by unseen, where they would be let through one by one."""
+        if (
+            self._on and self._modes and self.passes_optimizer and not self.threads.state.modules
+            and threading.get_ident() == self._thread and torch._C._current_graph_task_id() == -1
+        ):  # fmt: skip
+            take_off(self.function_mode)
+            self._paused = True
+
+    def resume_functions(self) -> None:
+        """See functions again."""
+        if self._paused and threading.get_ident() == self._thread:
+            put_on(self.function_mode)
+            self._paused = False
 
     @property
     def replacements(self) -> list[Replacement]:

@@ -11,6 +11,7 @@ from trueup.adapters.torch.context import Context
 from trueup.adapters.torch.gradients import Gradients
 from trueup.adapters.torch.layouts import is_plain, parts
 from trueup.adapters.torch.observing import Observing
+from trueup.adapters.torch.quick import quick
 from trueup.adapters.torch.shards import local, part_of
 from trueup.adapters.torch.tensors import NamedTensors, describe, layout_of
 from trueup.recorder import Call, Slot
@@ -30,6 +31,8 @@ class Slots:
         self._producing = "api" if self._has_api else "aten" if self._has_aten else "module"
         """Level whose calls are the producers of api and module inputs: the finest there is, short of aten beside api."""
         self.devices: dict[str, None] = {}
+        self._quick = quick(self._recorder, self._buffers, self.devices, self._at_length)
+        self._slot = self._at_length if self._quick is None else self._quick.slot
 
     @property
     def active(self) -> bool:
@@ -44,6 +47,9 @@ class Slots:
     def inputs(self, call: Call, tensors: NamedTensors) -> None:
         """Record inputs, with the call that produced each."""
         level = "aten" if call.kind.level == "aten" else self._producing
+        if self._quick is not None:
+            self._quick.inputs(call, tensors, level)
+            return
         for slot, tensor in tensors:
             storage = self._buffers.storage(tensor)
             self._slot(call, slot, tensor, storage, None if storage is None else storage.producer(level))
@@ -120,14 +126,14 @@ class Slots:
             if self._producing == "module":
                 self._buffers.produced(tensor, "module", call, slot)
 
-    def _slot(
+    def _at_length(
         self, call: Call, name: str, tensor: torch.Tensor, storage: Storage | None, producer: tuple[int, str] | None,
         step: int | None = None, *, late: bool = False, readable: bool = True,
     ) -> None:  # fmt: skip
         if self._buffers.in_flight and not late:  # of a collective under way: once it is complete
             now = self._recorder.step if step is None else step
             if self._session.collectives.defer(
-                local(tensor), lambda can: self._slot(call, name, tensor, storage, producer, now, late=True, readable=can)
+                local(tensor), lambda can: self._at_length(call, name, tensor, storage, producer, now, late=True, readable=can)
             ):
                 return
         layout = layout_of(tensor)

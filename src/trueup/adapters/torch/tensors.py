@@ -74,10 +74,11 @@ def _key(key: Any) -> str:
 class Layout:
     """How a dense tensor lies in memory and what its rows say of it: one object for all tensors that look alike."""
 
-    __slots__ = ("complex", "described", "host_kind", "readable", "slots", "view")
+    __slots__ = ("complex", "described", "device_name", "host_kind", "readable", "slots", "view")
 
     def __init__(self, dtype: torch.dtype, shape: torch.Size, strides: tuple[int, ...], device: torch.device) -> None:
         names = str(dtype).removeprefix("torch."), str(device)
+        self.device_name = names[1]
         numel = math.prod(shape)
         self.complex = dtype.is_complex
         self.described = Tensor(names[0], tuple(shape), strides, names[1], numel)
@@ -102,7 +103,8 @@ PLAIN = frozenset({torch.Tensor, torch.nn.Parameter})
 
 QUANTISED = frozenset({torch.qint8, torch.quint8, torch.qint32, torch.quint4x2, torch.quint2x4})
 MAX_LAYOUTS = 1 << 16
-_LAYOUTS: dict[tuple[Any, ...], Layout] = {}
+LAYOUTS: dict[tuple[Any, ...], Layout] = {}
+"""By dtype, shape, strides and device."""
 
 
 def layout_of(tensor: torch.Tensor) -> Layout | None:
@@ -121,15 +123,15 @@ def dense_layout(tensor: torch.Tensor) -> Layout | None:
     """Return the layout of a tensor of any class that has sizes, strides and bytes of its own; None where it has not."""
     try:
         key = (tensor.dtype, tensor.shape, tensor.stride(), tensor.device)
-        found = _LAYOUTS.get(key)
+        found = LAYOUTS.get(key)
     except (RuntimeError, TypeError):  # sparse and nested tensors have no strides or no shape, symbols no hash
         return None
     if found is None:
         if tensor.layout is not torch.strided or not all(type(size) is int for size in (*key[1], *key[2])):
             return None
-        if len(_LAYOUTS) >= MAX_LAYOUTS:  # sizes that change from step to step
-            _LAYOUTS.clear()
-        found = _LAYOUTS[key] = Layout(*key)
+        if len(LAYOUTS) >= MAX_LAYOUTS:  # sizes that change from step to step
+            LAYOUTS.clear()
+        found = LAYOUTS[key] = Layout(*key)
     return found
 
 

@@ -191,7 +191,7 @@ static void measure_once(Job *job, int threads)
     memcpy(job->acc, XXH_START, sizeof job->acc);
     job->next = job->folded = 0;
     job->folding = 0;
-    if (threads < 2 || job->chunks < 4 || !measure_together(job, threads))
+    if (threads < 2 || job->chunks < 2 || !measure_together(job, threads))
         measure_alone(job);
 }
 

@@ -6,11 +6,12 @@
 #define PY_SSIZE_T_CLEAN
 #include <Python.h>
 
+#include "entrance.h"
 #include "measure.h"
 
-/* Bytes from which on the interpreter's lock is given up and several threads work: below, measuring takes under 0.1 ms,
- * but a busy Python thread would not give the lock back for 5 ms (sys.getswitchinterval). */
-enum { LARGE = 1 << 20 };
+/* Bytes from which on several threads work, and from which on the interpreter's lock is given up meanwhile: below, measuring
+ * takes under 0.1 ms, but a busy Python thread would not give the lock back for 5 ms (sys.getswitchinterval). */
+enum { SHARED = 1 << 18, LARGE = 1 << 20 };
 
 static const Kernel *available[3];
 static int count_available;
@@ -68,6 +69,30 @@ static int read_source(Source *s, PyObject *shape, PyObject *strides, const Kind
     return 0;
 }
 
+static int measure_at(const void *base, long kind, PyObject *shape, PyObject *strides, double *out, long threads, uint64_t *digest)
+{
+    Source source;
+    source.base = base;
+    if (kind < 0 || kind >= KINDS) {
+        PyErr_Format(PyExc_ValueError, "measure: no such kind: %ld; see trueup.kernels.KINDS", kind);
+        return -1;
+    }
+    if (read_source(&source, shape, strides, &KIND[kind]))
+        return -1;
+    int most = source.elements < SHARED / source.unit || threads < 1 ? 1 : threads < 1024 ? (int)threads : 1024;
+    uint64_t result;
+    if (source.elements < LARGE / source.unit) {
+        result = measure(chosen, &KIND[kind], &source, out, digest != NULL, most);
+    } else {
+        Py_BEGIN_ALLOW_THREADS
+        result = measure(chosen, &KIND[kind], &source, out, digest != NULL, most);
+        Py_END_ALLOW_THREADS
+    }
+    if (digest)
+        *digest = result;
+    return 0;
+}
+
 static PyObject *py_measure(PyObject *self, PyObject *const *args, Py_ssize_t nargs)
 {
     (void)self;
@@ -75,29 +100,14 @@ static PyObject *py_measure(PyObject *self, PyObject *const *args, Py_ssize_t na
         PyErr_SetString(PyExc_TypeError, "measure(pointer, kind, shape, strides, out_pointer, threads, digest=True)");
         return NULL;
     }
-    Source source;
-    source.base = PyLong_AsVoidPtr(args[0]);
+    const void *base = PyLong_AsVoidPtr(args[0]);
     long kind = PyLong_AsLong(args[1]);
     double *out = PyLong_AsVoidPtr(args[4]);
     long threads = PyLong_AsLong(args[5]);
     int digest = nargs == 7 ? PyObject_IsTrue(args[6]) : 1;
-    if (PyErr_Occurred())
-        return NULL;
-    if (kind < 0 || kind >= KINDS) {
-        PyErr_Format(PyExc_ValueError, "measure: no such kind: %ld; see trueup.kernels.KINDS", kind);
-        return NULL;
-    }
-    if (read_source(&source, args[2], args[3], &KIND[kind]))
-        return NULL;
     uint64_t result;
-    if (source.elements >= LARGE / source.unit) {
-        int most = threads > 1 ? threads < 1024 ? (int)threads : 1024 : 1;
-        Py_BEGIN_ALLOW_THREADS
-        result = measure(chosen, &KIND[kind], &source, out, digest, most);
-        Py_END_ALLOW_THREADS
-    } else {
-        result = measure(chosen, &KIND[kind], &source, out, digest, 1);
-    }
+    if (PyErr_Occurred() || measure_at(base, kind, args[2], args[3], out, threads, digest ? &result : NULL))
+        return NULL;
     if (!digest)
         Py_RETURN_NONE;
     return PyLong_FromUnsignedLongLong(result);
@@ -143,5 +153,12 @@ PyMODINIT_FUNC PyInit__native(void)
         team_init();
         ready = 1;
     }
-    return PyModule_Create(&MODULE);
+    static const TrueupMeasure entrance = measure_at;
+    PyObject *module = PyModule_Create(&MODULE), *capsule = PyCapsule_New((void *)&entrance, TRUEUP_ENTRANCE, NULL);
+    if (module == NULL || capsule == NULL || PyModule_AddObject(module, "entrance", capsule)) {
+        Py_XDECREF(module);
+        Py_XDECREF(capsule);
+        return NULL;
+    }
+    return module;
 }
