@@ -78,7 +78,7 @@ def watch(context: Context, edges: Edges, outputs: NamedTensors, into: Slots | N
         if not own or tag(node, context):
             pending.append(node)
         if into is not None:
-            node.register_prehook(_Hook(context, slots, into))
+            node.register_prehook(into.hook(context, slots, received=True))
     if pending:
         _walk(context, edges, pending, into, own=own)
 
@@ -111,7 +111,7 @@ def _walk(context: Context, edges: Edges, pending: list[Any], into: Slots | None
     if into is not None and uses is not None:
         sums = _Sums(context, into, uses) if uses.total() > len(uses) else None
         for node, slots_of in boundary.items():
-            node.register_hook(_Hook(context, slots_of, into) if sums is None else _summing_hook(slots_of, sums))
+            node.register_hook(into.hook(context, slots_of, received=False) if sums is None else _summing_hook(slots_of, sums))
 
 
 class _Sums:
@@ -155,7 +155,7 @@ class _Sums:
             self.into.gradients(self.context, [(slot, self._totals.pop(slot)) for slot in slots], self._task)
 
 
-class _Hook:
+class GradientHook:
     """What autograd calls at a node with the gradients that go in or out: an object is lighter than a closure."""
 
     __slots__ = ("_context", "_into", "_slots")

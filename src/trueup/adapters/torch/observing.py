@@ -45,9 +45,9 @@ class Failure:
 
 
 def _sentence(error: Exception, what: str) -> str:
-    frame = traceback.extract_tb(error.__traceback__)[-1]
     said = (str(error).splitlines() or [""])[0]
-    return f"{type(error).__name__}: {said} (in {frame.name}, {frame.filename}:{frame.lineno}, while recording {what})"
+    place = "".join(f"in {f.name}, {f.filename}:{f.lineno}, " for f in traceback.extract_tb(error.__traceback__)[-1:])
+    return f"{type(error).__name__}: {said} ({place}while recording {what})"
 
 
 class Observing:

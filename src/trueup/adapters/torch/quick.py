@@ -8,26 +8,27 @@ from __future__ import annotations
 
 import importlib
 from collections.abc import Callable
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 
 from trueup import kernels
-from trueup.adapters.torch.buffers import Buffers
 from trueup.adapters.torch.tensors import LAYOUTS
-from trueup.recorder import Recorder, Statistics
+from trueup.recorder import Statistics
+
+if TYPE_CHECKING:
+    from trueup.adapters.torch.session import Session
 
 
-def quick(recorder: Recorder, buffers: Buffers, devices: dict[str, None], slot: Callable[..., None]) -> Any | None:
-    """Return the short way into a recorder, or None where the compiled parts are missing.
+def quick(session: Session, devices: dict[str, None], slot: Callable[..., None]) -> Any | None:
+    """Return the short way into a session's recorder, or None where the compiled parts are missing.
 
     Args:
-        recorder: gets the rows.
-        buffers: what is known of storages; its `Buffers.storage` becomes the short one.
+        session: `Buffers.storage` of its buffers becomes the short one.
         devices: names of devices that tensors were seen on.
         slot: the long way of a row: ``(call, name, tensor, storage, producer, step)``.
     """
-    kernel = kernels.native()
+    kernel, buffers = kernels.native(), session.buffers
     if kernel is None:
         return None
     try:
@@ -35,10 +36,12 @@ def quick(recorder: Recorder, buffers: Buffers, devices: dict[str, None], slot: 
     except ImportError:
         return None
     short = compiled.Quick(
-        recorder=recorder, buffers=buffers, slot_at_length=slot, storage_at_length=buffers.storage,
-        in_flight=buffers.in_flight.pending, storages=buffers.storages, devices=devices, layouts=LAYOUTS, tensor=torch.Tensor,
-        parameter=torch.nn.Parameter, statistics=Statistics, transforms=torch._C._functorch.maybe_current_level,
-        threads=torch.get_num_threads, entrance=kernel.entrance, detail=recorder.options.detail, sees_writes=buffers.sees_writes,
+        session=session, threads=session.threads, recorder=session.recorder, buffers=buffers, slot_at_length=slot,
+        storage_at_length=buffers.storage, in_flight=buffers.in_flight.pending, storages=buffers.storages, devices=devices,
+        layouts=LAYOUTS, tensor=torch.Tensor, parameter=torch.nn.Parameter, statistics=Statistics,
+        transforms=torch._C._functorch.maybe_current_level, count_threads=torch.get_num_threads,
+        graph_task=torch._C._current_graph_task_id, no_overrides=torch._C.DisableTorchFunction, entrance=kernel.entrance,
+        detail=session.options.detail, sees_writes=buffers.sees_writes,
     )  # fmt: skip
     buffers.storage = short.storage  # type: ignore[method-assign]
     return short

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 import torch
 
 from trueup.adapters.torch.buffers import Storage
 from trueup.adapters.torch.context import Context
-from trueup.adapters.torch.gradients import Gradients
+from trueup.adapters.torch.gradients import GradientHook, Gradients
 from trueup.adapters.torch.layouts import is_plain, parts
 from trueup.adapters.torch.observing import Observing
 from trueup.adapters.torch.quick import quick
@@ -31,7 +32,7 @@ class Slots:
         self._producing = "api" if self._has_api else "aten" if self._has_aten else "module"
         """Level whose calls are the producers of api and module inputs: the finest there is, short of aten beside api."""
         self.devices: dict[str, None] = {}
-        self._quick = quick(self._recorder, self._buffers, self.devices, self._at_length)
+        self._quick = quick(session, self.devices, self._at_length)
         self._slot = self._at_length if self._quick is None else self._quick.slot
 
     @property
@@ -82,6 +83,13 @@ class Slots:
                     storage.producers[call.kind.level] = (call.seq, slot)
                 elif not is_plain(tensor):
                     self._buffers.produced(tensor, call.kind.level, call, slot)
+
+    def hook(self, context: Context, slots: list[tuple[int, str]], *, received: bool) -> Callable[..., None]:
+        """Return what autograd is to call at a node: it records gradients, by position, under the names of their slots.
+
+        ``received``: they come to the call; else they are its results.
+        """
+        return GradientHook(context, slots, self) if self._quick is None else self._quick.hook(context, slots, received)  # type: ignore[no-any-return]
 
     def loss(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         """Record the tensor on which `backward()` is called: the loss curve, kept whatever the filters say."""
