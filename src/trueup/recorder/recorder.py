@@ -23,7 +23,7 @@ from trueup.recorder.filters import Patterns
 from trueup.recorder.flusher import Flusher
 from trueup.recorder.options import CaptureOptions, in_ranges
 from trueup.recorder.recent import Recent
-from trueup.recorder.rows import FIELDS, Call, Kind, Place, Rows, Slot, Statistics, Tensor, columns, fields, of_step
+from trueup.recorder.rows import FIELDS, Call, Kind, Place, Rows, Slot, Statistics, Tensor, by_step, columns, fields
 from trueup.recorder.seen import Seen
 from trueup.recorder.sites import Sites
 from trueup.recorder.slabs import Payload, Slabs
@@ -224,19 +224,21 @@ class Recorder:
 
     def _write(self, rows: Rows) -> None:
         writer = self._open()
-        steps, calls, slots, _, _, statistics = fields(rows)
+        _, calls, slots, _, _, statistics = fields(rows)
         self._resolve([stats for stats in statistics if stats is not None])
-        places = [self._store_payload(writer, slot, stats) for slot, stats in zip(slots, statistics, strict=True)]
+        places: list[Place | None] = [None] * len(slots)
+        if self.options.detail == "tensor":
+            places = [self._store_payload(writer, slot, stats) for slot, stats in zip(slots, statistics, strict=True)]
         if new_sites := self.sites.take_new():
             writer.add_sites(new_sites)
-        writer.write_parts({step: columns(*of_step(rows, places, step)) for step in dict.fromkeys(steps)})
+        writer.write_parts({step: columns(*part) for step, part in by_step(rows, places).items()})
         for payload in self._copies:  # their segments are written by now
             payload.release()
         self._copies.clear()
         self.calls = max(self.calls, calls[-1].seq + 1)
 
     def _store_payload(self, writer: Writer, slot: Slot, stats: Statistics | None) -> Place | None:
-        if stats is None or slot.tensor is None or self.options.detail != "tensor" or stats.digest is None:
+        if stats is None or slot.tensor is None or stats.digest is None:
             return None
         if stats.place is not None:
             return stats.place

@@ -8,12 +8,16 @@ collector would look at again and again until the row is written, and it costs t
 from __future__ import annotations
 
 import itertools
+from collections import defaultdict
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from itertools import chain, pairwise
+from operator import attrgetter
 from typing import Any
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 from numpy.typing import NDArray
 
 from trueup.model import PACKED
@@ -121,12 +125,20 @@ def fields(rows: Rows) -> list[list[Any]]:
     return [rows[k::FIELDS] for k in range(FIELDS)]
 
 
-def of_step(rows: Rows, places: Sequence[Place | None], step: int) -> tuple[Rows, list[Place | None]]:
-    """Return the rows of one step, and their places."""
-    picked = [k for k, at in enumerate(rows[::FIELDS]) if at == step]
-    if FIELDS * len(picked) == len(rows):
-        return rows, list(places)
-    return [one for k in picked for one in rows[FIELDS * k : FIELDS * (k + 1)]], [places[k] for k in picked]
+def by_step(rows: Rows, places: Sequence[Place | None]) -> dict[int, tuple[Rows, Sequence[Place | None]]]:
+    """Return the rows of each step, with their places; as a rule the rows of a step lie together."""
+    steps = np.array(rows[::FIELDS], np.int64)
+    edges = [0, *(np.flatnonzero(np.diff(steps)) + 1).tolist(), len(steps)]
+    spans: defaultdict[int, list[tuple[int, int]]] = defaultdict(list)
+    for start, stop in pairwise(edges):
+        spans[int(steps[start])].append((start, stop))
+    return {
+        step: (
+            list(chain.from_iterable(rows[FIELDS * start : FIELDS * stop] for start, stop in of)),
+            list(chain.from_iterable(places[start:stop] for start, stop in of)),
+        )
+        for step, of in spans.items()
+    }
 
 
 def columns(rows: Rows, places: Sequence[Place | None]) -> dict[str, Any]:
@@ -139,17 +151,19 @@ def columns(rows: Rows, places: Sequence[Place | None]) -> dict[str, Any]:
     _, calls, slots, values, producers, statistics = fields(rows)
     table = _of_calls(calls) | _of_slots(slots) | _of_producers(producers) | _of_statistics(statistics)
     table["value"] = values
-    table["payload_segment"] = [None if p is None else p[0] for p in places]
-    table["payload_key"] = [None if p is None else p[1] for p in places]
-    table["payload_view"] = [None if p is None else p[2] for p in places]
+    if any(places):
+        for k, name in enumerate(("payload_segment", "payload_key", "payload_view")):
+            table[name] = [None if place is None else place[k] for place in places]
     return table
 
 
 def _of_calls(calls: Sequence[Call]) -> dict[str, Any]:
-    kinds, numbers = _distinct([call.kind for call in calls])
-    names = ("level", "phase", "scope", "op")
-    return {name: _taken([getattr(kind, name) for kind in kinds], numbers) for name in names} | {
-        name: [getattr(call, name) for call in calls] for name in ("seq", "parent", "ordinal", "forward_seq", "site")
+    distinct, number = _distinct(calls)
+    kinds, kind = _distinct([call.kind for call in distinct])
+    kind = kind.take(number)
+    return {name: _taken([getattr(one, name) for one in kinds], kind) for name in ("level", "phase", "scope", "op")} | {
+        name: _taken(map(attrgetter(name), distinct), number, pa.int64())
+        for name in ("seq", "parent", "ordinal", "forward_seq", "site")
     }
 
 
@@ -175,8 +189,17 @@ def _of_statistics(statistics: Sequence[Statistics | None]) -> dict[str, Any]:
     known = [k for k, s in enumerate(statistics) if s is not None and s.values is not None]
     packed = np.frombuffer(b"".join([statistics[k].values for k in known]))  # type: ignore[union-attr]
     table = spread(packed.reshape(-1, PACKED), np.array(known, dtype=np.int64), len(statistics))
-    table["digest"] = [None if s is None or s.digest is None else f"{s.digest:016x}" for s in statistics]
+    table["digest"] = _hexadecimal([None if s is None else s.digest for s in statistics])
     return table
+
+
+def _hexadecimal(digests: Sequence[int | None]) -> pa.Array:
+    """Write each number with 16 digits."""
+    text = np.array([0 if number is None else number for number in digests], ">u8").tobytes().hex().encode()
+    ends = np.arange(0, len(text) + 1, 16, dtype=np.int64)
+    array = pa.LargeStringArray.from_buffers(len(digests), pa.py_buffer(ends), pa.py_buffer(text)).cast(pa.string())
+    known = pa.array([number is not None for number in digests])
+    return pc.if_else(known, array, pa.scalar(None, pa.string()))
 
 
 def _distinct(objects: Sequence[Any]) -> tuple[list[Any], pa.Array]:

@@ -164,6 +164,7 @@ class GradientHook:
         self._context, self._slots, self._into = context, slots, into
 
     def __call__(self, gradients: tuple[torch.Tensor | None, ...], _: Any = None) -> None:
+        """Record what is delivered."""
         into = self._into
         if into.active:
             with into.observing(self._context):

@@ -6,13 +6,13 @@ everything. It was measured to save two thirds of what a row costs the training.
 
 from __future__ import annotations
 
-import importlib
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 import torch
 
 from trueup import kernels
+from trueup.adapters.torch.compiled import quick_module
 from trueup.adapters.torch.tensors import LAYOUTS
 from trueup.recorder import Statistics
 
@@ -24,24 +24,21 @@ def quick(session: Session, devices: dict[str, None], slot: Callable[..., None])
     """Return the short way into a session's recorder, or None where the compiled parts are missing.
 
     Args:
-        session: `Buffers.storage` of its buffers becomes the short one.
+        session: `Session.observing` and `Buffers.storage` of its buffers become the short ones.
         devices: names of devices that tensors were seen on.
         slot: the long way of a row: ``(call, name, tensor, storage, producer, step)``.
     """
-    kernel, buffers = kernels.native(), session.buffers
-    if kernel is None:
-        return None
-    try:
-        compiled = importlib.import_module("trueup.adapters.torch._quick")
-    except ImportError:
+    compiled, buffers = quick_module(), session.buffers
+    if compiled is None:
         return None
     short = compiled.Quick(
         session=session, threads=session.threads, recorder=session.recorder, buffers=buffers, slot_at_length=slot,
         storage_at_length=buffers.storage, in_flight=buffers.in_flight.pending, storages=buffers.storages, devices=devices,
         layouts=LAYOUTS, tensor=torch.Tensor, parameter=torch.nn.Parameter, statistics=Statistics,
         transforms=torch._C._functorch.maybe_current_level, count_threads=torch.get_num_threads,
-        graph_task=torch._C._current_graph_task_id, no_overrides=torch._C.DisableTorchFunction, entrance=kernel.entrance,
+        graph_task=torch._C._current_graph_task_id, no_overrides=torch._C.DisableTorchFunction, entrance=kernels.native().entrance,
         detail=session.options.detail, sees_writes=buffers.sees_writes,
     )  # fmt: skip
     buffers.storage = short.storage  # type: ignore[method-assign]
+    session.observing = short.observing  # type: ignore[method-assign]
     return short
