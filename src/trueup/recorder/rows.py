@@ -98,8 +98,9 @@ Place = tuple[str, str, "tuple[int, ...] | None"]
 class Statistics:
     """What was measured of one buffer, shared by every slot that shows the same bytes.
 
-    ``values`` is the packed float64 vector of `trueup.kernels`, in a NumPy array or in bytes, or still on its device; ``data``
-    holds the bytes of the tensor until the writer has taken them: the kernel's view of them at first, then a copy.
+    ``values`` is the packed float64 vector of `trueup.kernels`: an object whose ``bytes()`` it is (a NumPy array is one), or what is
+    still on its device; ``data`` holds the bytes of the tensor until the writer has taken them: the kernel's view of them at
+    first, then a copy.
     """
 
     __slots__ = ("data", "digest", "place", "values", "within")
@@ -187,7 +188,7 @@ def _of_producers(producers: Sequence[tuple[int, str] | None]) -> dict[str, Any]
 
 def _of_statistics(statistics: Sequence[Statistics | None]) -> dict[str, Any]:
     known = [k for k, s in enumerate(statistics) if s is not None and s.values is not None]
-    packed = np.frombuffer(b"".join([statistics[k].values for k in known]))  # type: ignore[union-attr]
+    packed = np.frombuffer(b"".join([bytes(statistics[k].values) for k in known]))  # type: ignore[union-attr]
     table = spread(packed.reshape(-1, PACKED), np.array(known, dtype=np.int64), len(statistics))
     table["digest"] = _hexadecimal([None if s is None else s.digest for s in statistics])
     return table

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import threading
 from functools import lru_cache
 from typing import Any
 
@@ -13,9 +12,6 @@ import torch
 from trueup import kernels
 from trueup.model import PACKED
 from trueup.recorder import Statistics
-
-ROWS = 16
-"""Results that are allocated at once: 9.5 KB, kept while one of them is referred to."""
 
 _KINDS: dict[torch.dtype, int] = {
     getattr(torch, name): number for name, number in kernels.KINDS.items() if hasattr(torch, name)
@@ -97,8 +93,10 @@ def by_address(tensor: torch.Tensor, kind: int, detail: str) -> Statistics | Non
     kernel, start = kernels.native(), tensor.data_ptr()
     if kernel is None or (not start and tensor.numel()):
         return None
-    values, pointer = (None, 0) if detail == "digest" else _rows.take()
-    return Statistics(values, kernel.measure(start, kind, tensor.shape, tensor.stride(), pointer, torch.get_num_threads()))
+    layout = tensor.shape, tensor.stride()
+    if detail == "digest":
+        return Statistics(None, kernel.measure(start, kind, *layout, 0, torch.get_num_threads()))
+    return Statistics(*kernel.measured(start, kind, *layout, torch.get_num_threads()))
 
 
 def _by_array(tensor: torch.Tensor, detail: str) -> Statistics:
@@ -108,24 +106,3 @@ def _by_array(tensor: torch.Tensor, detail: str) -> Statistics:
         stats.values = np.empty(PACKED)
         kernels.summarize(array, stats.values)
     return stats
-
-
-class _Rows(threading.local):
-    """Vectors for results, many allocated at once."""
-
-    def __init__(self) -> None:
-        self._left: list[int] = []
-        self._block = np.empty((0, PACKED))
-        self._pointer = 0
-
-    def take(self) -> tuple[np.ndarray[Any, Any], int]:
-        """Return a float64 vector ``(PACKED,)`` and its address."""
-        if not self._left:
-            self._left = list(range(ROWS))
-            self._block = np.empty((ROWS, PACKED))
-            self._pointer = self._block.__array_interface__["data"][0]
-        k = self._left.pop()
-        return self._block[k], self._pointer + k * 8 * PACKED
-
-
-_rows = _Rows()

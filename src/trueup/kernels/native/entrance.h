@@ -9,9 +9,11 @@
 #define TRUEUP_ENTRANCE "trueup.kernels._native.entrance"
 enum { TRUEUP_PACKED = 74 }; /* float64 of a row of statistics */
 
-/* Measure as `_native.measure` does: `shape` and `strides` are tuples of int, `out` may be NULL, and so may `digest`.
- * Returns -1 with an exception set. The caller holds the interpreter's lock. */
-typedef int (*TrueupMeasure)(const void *base, long kind, PyObject *shape, PyObject *strides, double *out, long threads,
-                             uint64_t *digest);
+/* `measure` does what `_native.measure` does: `shape` and `strides` are tuples of int, `out` may be NULL, and so may `digest`; it
+ * returns -1 with an exception set. The caller holds the interpreter's lock. */
+typedef struct {
+    int (*measure)(const void *base, long kind, PyObject *shape, PyObject *strides, double *out, long threads, uint64_t *digest);
+    PyObject *(*result)(double **row); /* a new object that keeps a row of statistics, and where to put them */
+} TrueupEntrance;
 
 #endif

@@ -8,6 +8,7 @@
 
 #include "entrance.h"
 #include "measure.h"
+#include "results.h"
 
 /* Bytes from which on several threads work, and from which on the interpreter's lock is given up meanwhile: below, measuring
  * takes under 0.1 ms, but a busy Python thread would not give the lock back for 5 ms (sys.getswitchinterval). */
@@ -113,6 +114,25 @@ static PyObject *py_measure(PyObject *self, PyObject *const *args, Py_ssize_t na
     return PyLong_FromUnsignedLongLong(result);
 }
 
+static PyObject *py_measured(PyObject *self, PyObject *const *args, Py_ssize_t nargs)
+{
+    (void)self;
+    if (nargs != 5) {
+        PyErr_SetString(PyExc_TypeError, "measured(pointer, kind, shape, strides, threads)");
+        return NULL;
+    }
+    const void *base = PyLong_AsVoidPtr(args[0]);
+    long kind = PyLong_AsLong(args[1]), threads = PyLong_AsLong(args[4]);
+    uint64_t digest;
+    double *row;
+    PyObject *result = PyErr_Occurred() ? NULL : result_new(&row);
+    if (result == NULL || measure_at(base, kind, args[2], args[3], row, threads, &digest)) {
+        Py_XDECREF(result);
+        return NULL;
+    }
+    return Py_BuildValue("NK", result, (unsigned long long)digest);
+}
+
 static PyObject *py_target(PyObject *self, PyObject *name)
 {
     (void)self;
@@ -138,6 +158,8 @@ static PyMethodDef METHODS[] = {
     {"measure", (PyCFunction)(void (*)(void))py_measure, METH_FASTCALL,
      "measure(pointer, kind, shape, strides, out_pointer, threads, digest=True) -> int | None\n\n"
      "Fill the 74 float64 at out_pointer (0: none) and return the digest; see trueup.kernels.measure."},
+    {"measured", (PyCFunction)(void (*)(void))py_measured, METH_FASTCALL,
+     "measured(pointer, kind, shape, strides, threads) -> (Result, digest): measure, into memory of the kernel's own."},
     {"target", py_target, METH_O, "target(None) -> name of the instruction set in use; target(name) sets it, for tests."},
     {NULL, NULL, 0, NULL},
 };
@@ -153,7 +175,9 @@ PyMODINIT_FUNC PyInit__native(void)
         team_init();
         ready = 1;
     }
-    static const TrueupMeasure entrance = measure_at;
+    static const TrueupEntrance entrance = {measure_at, result_new};
+    if (result_type == NULL && (result_type = PyType_FromSpec(&RESULT_SPEC)) == NULL)
+        return NULL;
     PyObject *module = PyModule_Create(&MODULE), *capsule = PyCapsule_New((void *)&entrance, TRUEUP_ENTRANCE, NULL);
     if (module == NULL || capsule == NULL || PyModule_AddObject(module, "entrance", capsule)) {
         Py_XDECREF(module);

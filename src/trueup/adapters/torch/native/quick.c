@@ -27,7 +27,7 @@ NAMES(DECLARE)
 typedef struct {
     PyObject_HEAD
     HELD(MEMBER)
-    TrueupMeasure measure;
+    TrueupEntrance kernel;
     int digest_only, keeps_bytes, sees_writes;
 } Quick;
 
@@ -135,11 +135,11 @@ static PyObject *measured(const Quick *q, PyObject *tensor, long kind)
     if (base == NULL)
         return NULL; /* no memory (or no elements, which the long way measures) */
     PyObject *shape = PyObject_GetAttr(tensor, s_shape), *strides = NULL, *threads = NULL, *values = NULL, *result = NULL;
+    double *out = NULL;
     if (shape != NULL && (strides = call(tensor, s_stride)) != NULL && (threads = PyObject_CallObject(q->count_threads, NULL)) != NULL &&
-        (values = q->digest_only ? Py_NewRef(Py_None) : PyBytes_FromStringAndSize(NULL, TRUEUP_PACKED * sizeof(double))) != NULL) {
-        double *out = q->digest_only ? NULL : (double *)PyBytes_AsString(values);
+        (values = q->digest_only ? Py_NewRef(Py_None) : q->kernel.result(&out)) != NULL) {
         uint64_t digest;
-        if (q->measure(base, kind, shape, strides, out, PyLong_AsLong(threads), &digest) == 0) {
+        if (q->kernel.measure(base, kind, shape, strides, out, PyLong_AsLong(threads), &digest) == 0) {
             PyObject *number = PyLong_FromUnsignedLongLong(digest);
             if (number != NULL)
                 result = PyObject_CallFunctionObjArgs(q->statistics, values, number, NULL);
@@ -649,10 +649,10 @@ static int quick_init(PyObject *self, PyObject *args, PyObject *kwargs)
     q->digest_only = PyUnicode_CompareWithASCIIString(detail, "digest") == 0;
     q->keeps_bytes = PyUnicode_CompareWithASCIIString(detail, "tensor") == 0;
     q->sees_writes = PyObject_IsTrue(sees);
-    const TrueupMeasure *entrance = PyCapsule_GetPointer(PyDict_GetItemString(kwargs, "entrance"), TRUEUP_ENTRANCE);
+    const TrueupEntrance *entrance = PyCapsule_GetPointer(PyDict_GetItemString(kwargs, "entrance"), TRUEUP_ENTRANCE);
     if (entrance == NULL)
         return -1;
-    q->measure = *entrance;
+    q->kernel = *entrance;
     return 0;
 }
 
