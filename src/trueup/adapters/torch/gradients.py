@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from trueup.adapters.torch.compiled import quick_module
 from trueup.adapters.torch.context import Context, tag
 from trueup.adapters.torch.tensors import NamedTensors
 
@@ -45,17 +46,21 @@ class Edges:
         """Edge (node, output number) -> the slot it enters by; one tensor passed twice shares its edge, under the first."""
         self.leaves: dict[int, str] = {}
         """Address of a leaf -> its slot: asking for the node that adds to its ``.grad`` would cost an operator."""
-        for slot, tensor in inputs:
-            if tensor.requires_grad:
-                try:
-                    # A Python-implemented node is its own owner while the tensor lives, so no ownership token is needed.
-                    node = tensor.grad_fn
-                except RuntimeError:  # a view made without gradients whose base was written since: using it is an error too
-                    continue
-                if node is None:
-                    self.leaves.setdefault(id(tensor), slot)
-                else:
-                    self.slots.setdefault((node, tensor.output_nr), slot)
+        _note_edges(inputs, self.slots, self.leaves)
+
+
+def _note_edges_plainly(inputs: NamedTensors, slots: dict[tuple[Any, int], str], leaves: dict[int, str]) -> None:
+    for slot, tensor in inputs:
+        if tensor.requires_grad:
+            try:
+                # A Python-implemented node is its own owner while the tensor lives, so no ownership token is needed.
+                node = tensor.grad_fn
+            except RuntimeError:  # a view made without gradients whose base was written since: using it is an error too
+                continue
+            if node is None:
+                leaves.setdefault(id(tensor), slot)
+            else:
+                slots.setdefault((node, tensor.output_nr), slot)
 
 
 def watch(context: Context, edges: Edges, outputs: NamedTensors, into: Slots | None, *, own: bool) -> None:
@@ -84,11 +89,32 @@ def watch(context: Context, edges: Edges, outputs: NamedTensors, into: Slots | N
 
 
 def _walk(context: Context, edges: Edges, pending: list[Any], into: Slots | None, *, own: bool) -> None:
-    first, known, leaves = edges.first, edges.slots, edges.leaves
+    boundary = _boundary(context, edges.first, edges.slots, edges.leaves, pending, own, MAX_NODES)
+    if into is None or not boundary:
+        return
+    uses = Counter(name for slots in boundary.values() for _, name in slots)
+    sums = _Sums(context, into, uses) if uses.total() > len(uses) else None
+    for node, slots in boundary.items():
+        node.register_hook(into.hook(context, slots, received=False) if sums is None else _summing_hook(slots, sums))
+
+
+def _boundary_plainly(
+    context: Context, first: int, known: dict[tuple[Any, int], str], leaves: dict[int, str], pending: list[Any], own: bool, most: int
+) -> dict[Any, list[tuple[int, str]]]:
+    """Return the nodes of a call that hold an edge of its inputs, each with (position, name of the gradient).
+
+    Args:
+        context: the call.
+        first: sequence number of the first node that it can have made.
+        known: its edges, with their slots.
+        leaves: addresses of its inputs that are leaves.
+        pending: nodes to begin with; emptied.
+        own: end at nodes that belong to another call, and mark the others as this call's.
+        most: number of nodes to look at.
+    """
     seen: set[Any] = set(pending)
     boundary: dict[Any, list[tuple[int, str]]] = {}
-    uses: Counter[str] | None = None
-    while pending and len(seen) < MAX_NODES:
+    while pending and len(seen) < most:
         node = pending.pop()
         for k, edge in enumerate(node.next_functions):
             slot = known.get(edge)
@@ -103,15 +129,13 @@ def _walk(context: Context, edges: Edges, pending: list[Any], into: Slots | None
                     seen.add(following)
                     pending.append(following)
             if slot is not None:
-                if uses is None:
-                    uses = Counter()
-                name = "grad_" + slot
-                boundary.setdefault(node, []).append((k, name))
-                uses[name] += 1
-    if into is not None and uses is not None:
-        sums = _Sums(context, into, uses) if uses.total() > len(uses) else None
-        for node, slots_of in boundary.items():
-            node.register_hook(into.hook(context, slots_of, received=False) if sums is None else _summing_hook(slots_of, sums))
+                boundary.setdefault(node, []).append((k, "grad_" + slot))
+    return boundary
+
+
+_compiled = quick_module()
+_note_edges = _note_edges_plainly if _compiled is None else _compiled.note_edges
+_boundary = _boundary_plainly if _compiled is None else _compiled.boundary
 
 
 class _Sums:

@@ -8,7 +8,7 @@
 #include <Python.h>
 
 #include "../../../kernels/native/entrance.h"
-#include "walk.h"
+#include "functions.h"
 
 #define NAMES(X) \
     X(__enter__) X(__exit__) X(_closed) X(_new) X(_rows) X(_version) X(active) X(added) X(backward) X(backward_call) X(busy) X(call) \
@@ -671,6 +671,9 @@ static PyType_Spec SPEC = {"trueup.adapters.torch._quick.Quick", sizeof(Quick), 
 static PyMethodDef FUNCTIONS[] = {
     {"named_tensors", (PyCFunction)(void (*)(void))named_tensors, METH_FASTCALL,
      "named_tensors(prefix, args, kwargs=None) -> list of (slot, tensor); see trueup.adapters.torch.tensors."},
+    {"note_edges", (PyCFunction)(void (*)(void))note_edges, METH_FASTCALL,
+     "note_edges(inputs, slots, leaves): the gradient edges of a call's inputs; see gradients.Edges."},
+    {"boundary", boundary, METH_VARARGS, "boundary(context, first, slots, leaves, pending, own, most); see gradients._boundary."},
     {"set_types", set_types, METH_VARARGS, "set_types(tensor, leaves, walk): what named_tensors has to know."},
     {NULL, NULL, 0, NULL},
 };
@@ -683,6 +686,8 @@ PyMODINIT_FUNC PyInit__quick(void)
     if (s_##name == NULL && (s_##name = PyUnicode_InternFromString(#name)) == NULL) \
         return NULL;
     NAMES(INTERN)
+    if (graph_init())
+        return NULL;
     PyObject *module = PyModule_Create(&MODULE), *type = PyType_FromSpec(&SPEC);
     if (hook_type == NULL)
         hook_type = PyType_FromSpec(&HOOK_SPEC);

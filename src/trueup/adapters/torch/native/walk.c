@@ -2,7 +2,7 @@
 #define PY_SSIZE_T_CLEAN
 #include <Python.h>
 
-#include "walk.h"
+#include "functions.h"
 
 enum { POSITIONS = 32, DEEPEST = 8 }; /* as tensors.MAX_DEPTH */
 
