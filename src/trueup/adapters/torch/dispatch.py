@@ -55,6 +55,13 @@ COMMUNICATION = ("c10d::", "_c10d_functional::", "_c10d_functional_autograd::")
 UNWRITTEN: dict[str, tuple[str, ...]] = {"fsdp::all_gather_copy_in": ("output.1", "output.all_gather_output")}
 """Outputs that hold, in part, what the allocator left there: the operator fills this rank's share, an all-gather the rest."""
 
+WORKSPACES: dict[str, tuple[str, ...]] = {
+    "aten::mkldnn_rnn_layer": ("output.3",), "aten::_cudnn_rnn": ("output.3",), "aten::miopen_rnn": ("output.3",),
+}  # fmt: skip
+"""Outputs that only the operator's own backward understands: bytes, not all of them written, that differ from run to run."""
+
+LEFT_OUT = UNWRITTEN | WORKSPACES
+
 
 @dataclass(frozen=True, slots=True)
 class Operator:
@@ -145,8 +152,11 @@ class DispatchMode(TorchDispatchMode):
     def _after(self, operator: Operator, call: Call, args: tuple[Any, ...], kwargs: dict[str, Any], result: Any) -> None:
         session = self._session
         outputs, written = _outputs(operator, args, kwargs, result)
-        if (unwritten := UNWRITTEN.get(operator.name)) is not None:
-            outputs = [(slot, tensor) for slot, tensor in outputs if slot not in unwritten]
+        if operator.name in LEFT_OUT:
+            for slot, tensor in outputs:
+                if slot in WORKSPACES.get(operator.name, ()):
+                    session.buffers.allocated(tensor)
+            outputs = [(slot, tensor) for slot, tensor in outputs if slot not in LEFT_OUT[operator.name]]
         if operator.opaque:
             written = [tensor for _, tensor in named_tensors("input", args, kwargs)]
         for tensor in written:

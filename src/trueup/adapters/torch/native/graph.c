@@ -57,8 +57,12 @@ PyObject *note_edges(PyObject *self, PyObject *const *args, Py_ssize_t count)
         return NULL;
     }
     for (Py_ssize_t k = 0; k < PyList_Size(args[0]); k++) {
-        PyObject *slot, *tensor;
-        if (!PyArg_ParseTuple(PyList_GetItem(args[0], k), "OO", &slot, &tensor) || note_edge(slot, tensor, args[1], args[2]))
+        PyObject *pair = PyList_GetItem(args[0], k);
+        if (!PyTuple_Check(pair) || PyTuple_Size(pair) != 2) {
+            PyErr_SetString(PyExc_TypeError, "note_edges: expected pairs of a slot and a tensor");
+            return NULL;
+        }
+        if (note_edge(PyTuple_GetItem(pair, 0), PyTuple_GetItem(pair, 1), args[1], args[2]))
             return NULL;
     }
     Py_RETURN_NONE;

@@ -1,0 +1,139 @@
+"""The compiled short ways give what the Python code that they stand in for gives."""
+
+from __future__ import annotations
+
+import dataclasses
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+import trueup
+from adapters.computations import COMPUTATIONS, ON_THE_CPU_ONLY
+from adapters.computations import build as computation
+from adapters.subjects import SUBJECTS, build
+from trueup.adapters.torch import functions, gradients, slots, tensors
+from trueup.adapters.torch.compiled import quick_module
+from trueup.store import open_capture
+
+pytestmark = [
+    pytest.mark.filterwarnings("ignore"),
+    pytest.mark.skipif(quick_module() is None, reason="the compiled parts were not built"),
+]
+
+LEVELS = [("api", "stats"), ("aten", "stats"), ("module", "digest"), ("module,api,aten", "tensor")]
+
+
+def record(step: Any, path: Path, level: str, detail: str) -> pa.Table:
+    step()  # the first step of a process executes a call more
+    trueup.seed_all(1)
+    with trueup.capture(path, level=level.split(","), detail=detail, on_error="stop"):
+        for _ in range(2):
+            step()
+    return open_capture(path).records()
+
+
+def in_python(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(slots, "quick", lambda *_: None)
+    monkeypatch.setattr(functions, "named_tensors", tensors._named_tensors)
+    monkeypatch.setattr(gradients, "_note_edges", gradients._note_edges_plainly)
+    monkeypatch.setattr(gradients, "_boundary", gradients._boundary_plainly)
+
+
+def same(short: pa.Table, long: pa.Table) -> None:
+    left_out = ["site"]  # numbers of call stacks, in the order in which they were met
+    assert short.num_rows > 0
+    for name in short.drop_columns(left_out).column_names:
+        assert repr(short[name].to_pylist()) == repr(long[name].to_pylist()), name  # NaN is like NaN
+
+
+@pytest.mark.parametrize(("level", "detail"), LEVELS)
+@pytest.mark.parametrize("name", SUBJECTS)
+def test_the_rows_of_a_training(name: str, level: str, detail: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    short = record(build(name, "cpu").step, tmp_path / "short", level, detail)
+    in_python(monkeypatch)
+    same(short, record(build(name, "cpu").step, tmp_path / "long", level, detail))
+
+
+@pytest.mark.parametrize("name", [name for name in COMPUTATIONS if name not in ON_THE_CPU_ONLY])
+def test_the_rows_of_a_computation(name: str, device: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    short = record(computation(name, device).iterate, tmp_path / "short", "api", "stats")
+    in_python(monkeypatch)
+    same(short, record(computation(name, device).iterate, tmp_path / "long", "api", "stats"))
+
+
+@dataclasses.dataclass
+class Output:
+    last: Any
+    rest: Any = None
+
+
+X = torch.ones(2)
+LEAVES = st.sampled_from([None, 1, 2.5, True, "text", slice(1), X, torch.nn.Parameter(X), torch.float32, object()])
+KEYS = st.one_of(st.text(max_size=3), st.integers(), st.floats(), st.booleans(), st.just((1, 2)))
+NESTED = st.recursive(
+    LEAVES,
+    lambda inner: st.one_of(
+        st.lists(inner, max_size=4), st.lists(inner, max_size=4).map(tuple), st.dictionaries(KEYS, inner, max_size=3),
+        st.builds(Output, inner, inner),
+    ),
+    max_leaves=12,
+)  # fmt: skip
+
+
+@given(NESTED, st.one_of(st.none(), st.dictionaries(st.text(max_size=3), NESTED, max_size=3)))
+def test_names_of_tensors(args: Any, kwargs: dict[str, Any] | None) -> None:
+    short, long = (walk("input", args, kwargs) for walk in (tensors.named_tensors, tensors._named_tensors))
+    assert [name for name, _ in short] == [name for name, _ in long]
+    assert all(a is b for (_, a), (_, b) in zip(short, long, strict=True))
+
+
+def test_names_where_a_structure_contains_itself_or_is_long() -> None:
+    inside: list[Any] = [X]
+    inside.append(inside)
+    many = [X] * 100
+    for value in (inside, many, {"a": inside}, (many, many)):
+        assert [n for n, _ in tensors.named_tensors("output", value)] == [n for n, _ in tensors._named_tensors("output", value)]
+
+
+@pytest.mark.parametrize(
+    ("function", "args"),
+    [
+        ("named_tensors", ()), ("named_tensors", (1, X)), ("note_edges", ((), {}, {})), ("note_edges", ([1], {}, {})),
+        ("boundary", (None, 0, [], {}, [], True, 5)), ("boundary", (None, 0, {}, {}, [1], True, 5)), ("set_types", (1, 2, 3)),
+    ],
+)  # fmt: skip
+def test_bad_arguments_are_errors(function: str, args: Any) -> None:
+    with pytest.raises((TypeError, AttributeError)):
+        getattr(quick_module(), function)(*args)
+
+
+def test_bad_arguments_of_a_short_way(path: Path) -> None:
+    compiled = quick_module()
+    assert compiled is not None
+    with pytest.raises(TypeError, match="keyword"):
+        compiled.Quick(1)
+    with pytest.raises(TypeError, match="session"):
+        compiled.Quick(recorder=1)
+    with trueup.capture(path, level="api") as capture:
+        short = capture._session.slots._quick
+        for method, args in (
+            ("slot", (1, 2)), ("inputs", (None, (), "api")), ("inputs", (None, [1], "api")), ("hook", (None, [1], True)),
+            ("observing", (1,)),
+        ):  # fmt: skip
+            with pytest.raises(TypeError):
+                getattr(short, method)(*args)
+        with pytest.raises((TypeError, AttributeError)):
+            short.hook(None, [(0, "grad_output.0")], True)((X,))
+
+
+def test_a_result_that_was_never_filled() -> None:
+    from trueup import kernels
+
+    result, _ = kernels.native().measured(X.data_ptr(), kernels.KINDS["float32"], (2,), (1,), 1)
+    assert len(bytes(result)) == 74 * 8
+    assert bytes(type(result)()) == b""
