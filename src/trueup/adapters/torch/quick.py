@@ -1,4 +1,4 @@
-"""The compiled short way from a tensor to a row (native/quick.c), for plain tensors in host memory.
+"""The compiled short way from a tensor to a row (native/), for plain tensors in host memory.
 
 It does what `Slots` and `Buffers` do, on the same objects, and hands to them whatever is not plain; where it was not built they do
 everything. It was measured to save two thirds of what a row costs the training.
