@@ -15,7 +15,7 @@ _SMALL = 1 << 16
 """Bytes below which NumPy is done before the kernel is called."""
 
 
-def copy(array: NDArray[Any], out: NDArray[Any], threads: int = 1) -> None:
+def copy(array: NDArray[Any], out: NDArray[Any]) -> None:
     """Write the elements of ``array`` in logical C order to ``out``.
 
     >>> out = np.empty(6, np.int64)
@@ -23,10 +23,11 @@ def copy(array: NDArray[Any], out: NDArray[Any], threads: int = 1) -> None:
     >>> out.tolist()
     [0, 3, 1, 4, 2, 5]
 
+    From 64 KB on past the caches, from 1 MB on without the interpreter's lock.
+
     Args:
         array: any shape, strides and dtype without Python objects.
         out: flat, contiguous, of the same dtype and number of elements; no memory of ``array``.
-        threads: most threads for arrays of 1 MB and more, which are copied without the interpreter's lock and past the caches.
 
     Raises:
         ValueError: ``out`` is of another dtype or size, or not contiguous.
@@ -38,4 +39,4 @@ def copy(array: NDArray[Any], out: NDArray[Any], threads: int = 1) -> None:
         np.copyto(out.reshape(array.shape), array)
         return
     start, to = (each.__array_interface__["data"][0] for each in (array, out))
-    kernel.copy(start, array.itemsize, array.shape, array.strides, to, threads)
+    kernel.copy(start, array.itemsize, array.shape, array.strides, to)

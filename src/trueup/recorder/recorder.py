@@ -133,13 +133,12 @@ class Recorder:
             self._hand_over()
             self._flusher.hold()
 
-    def keep(self, stats: Statistics, within: tuple[Statistics, tuple[int, ...]] | None = None, threads: int = 1) -> None:
+    def keep(self, stats: Statistics, within: tuple[Statistics, tuple[int, ...]] | None = None) -> None:
         """Copy the bytes that ``stats.data`` shows, unless the capture has them; the rows that show them come after.
 
         Args:
             stats: of a buffer.
             within: a buffer of the same dtype that was copied before and holds them, and which part of it they are.
-            threads: most threads for a large copy.
         """
         array = stats.data
         if not isinstance(array, np.ndarray) or stats.digest is None:
@@ -152,7 +151,7 @@ class Recorder:
                 stats.data, stats.within = None, None if known else within
                 return
             self._payload_bytes += array.nbytes
-        stats.data = self._slabs.copy(array, threads)
+        stats.data = self._slabs.copy(array)
 
     @property
     def selected(self) -> bool:

@@ -59,8 +59,8 @@ class Slabs:
         self._current = Slab(0)
         self._lock = threading.Lock()
 
-    def copy(self, array: NDArray[Any], threads: int = 1) -> Payload:
-        """Copy an array of any strides, a large one by up to ``threads`` threads."""
+    def copy(self, array: NDArray[Any]) -> Payload:
+        """Copy an array of any strides."""
         size = array.nbytes
         with self._lock:
             slab = self._current
@@ -70,7 +70,7 @@ class Slabs:
             slab.filled += size + -size % APART
             slab.users += 1
         flat = slab.memory[start : start + size].view(array.dtype)
-        kernels.copy(array, flat, threads)
+        kernels.copy(array, flat)
         return Payload(flat, slab, self)
 
     def cut(self) -> None:

@@ -210,7 +210,7 @@ class Buffers:
             self._recorder.note(f"no statistics for {type(tensor).__name__} on {tensor.device}: {str(error).splitlines()[0]}")
             return None
         if stats.data is not None:
-            self._recorder.keep(stats, None if storage is None else storage.place_of(tensor), torch.get_num_threads())
+            self._recorder.keep(stats, None if storage is None else storage.place_of(tensor))
         return stats
 
 

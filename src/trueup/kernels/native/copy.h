@@ -1,15 +1,15 @@
-/* Copying a tensor of any strides to a row of memory: by several threads, past the caches.
+/* Copying a tensor of any strides to a row of memory, past the caches.
  *
  * What is copied here is read again by a disk, long after the caches have forgotten it. Stores that do not go through them leave the
- * training's data where it is, and need not read the lines that they fill.
+ * training's data where it is, and need not read the lines that they fill. One thread fills the memory bus well enough: to wait
+ * for a team, one of which the writer of the capture keeps from its core, takes longer than the team saves.
  */
 #ifndef TRUEUP_COPY_H
 #define TRUEUP_COPY_H
 
 #include "strides.h"
-#include "team.h"
 
-enum { GRAIN = 1 << 18 };    /* bytes that a thread takes at a time */
+enum { GRAIN = 1 << 18 };    /* bytes that are transposed at a time, in the second-level cache */
 enum { GATHERED = 1 << 14 }; /* bytes that are gathered in the first-level cache before they are stored */
 
 #if defined(__x86_64__)
@@ -37,49 +37,26 @@ static ALWAYS_INLINE void copy_streamed(char *to, const char *from, int64_t byte
 static ALWAYS_INLINE void copy_settle(void) {}
 #endif
 
-typedef struct {
-    const Source *source;
-    char *to;
-    int64_t next; /* the first element that no thread has taken */
-} Copy;
-
-/* Copy elements `at` to `end`. Strided ones are gathered first, where it transposes so many that the columns use up the lines they
- * lie in. */
-static NOINLINE void copy_gathered(const Copy *copy, int64_t at, int64_t end)
+/* Strided elements are gathered first, where that transposes so many that the columns use up the lines they lie in. */
+static NOINLINE void copy_gathered(const Source *s, char *to)
 {
     char buffer[GRAIN] ALIGNED;
-    const Source *s = copy->source;
     const int64_t grain = (source_transposed(s) ? GRAIN : GATHERED) / s->unit;
-    for (; at < end; at += grain) {
-        int64_t n = end - at < grain ? end - at : grain;
-        source_gather(s, at, n, buffer);
-        copy_streamed(copy->to + at * s->unit, buffer, n * s->unit);
-    }
-}
-
-static void copy_work(void *data)
-{
-    Copy *copy = data;
-    const Source *s = copy->source;
-    const int64_t grain = GRAIN / s->unit;
-    int64_t at;
-    while ((at = __atomic_fetch_add(&copy->next, grain, __ATOMIC_SEQ_CST)) < s->elements) {
+    for (int64_t at = 0; at < s->elements; at += grain) {
         int64_t n = s->elements - at < grain ? s->elements - at : grain;
-        if (s->ndim)
-            copy_gathered(copy, at, at + n);
-        else
-            copy_streamed(copy->to + at * s->unit, s->base + at * s->unit, n * s->unit);
+        source_gather(s, at, n, buffer);
+        copy_streamed(to + at * s->unit, buffer, n * s->unit);
     }
-    copy_settle();
 }
 
-/* Write all elements of `source` to `to`, in logical C order. */
-static void copy_all(const Source *source, char *to, int threads)
+/* Write all elements of `s` to `to`, in logical C order. */
+static void copy_all(const Source *s, char *to)
 {
-    const int64_t bytes = source->elements * source->unit;
-    Copy copy = {.source = source, .to = to};
-    if (threads < 2 || bytes < 4 * GRAIN || !team_run(copy_work, &copy, threads))
-        copy_work(&copy);
+    if (s->ndim)
+        copy_gathered(s, to);
+    else
+        copy_streamed(to, s->base, s->elements * s->unit);
+    copy_settle();
 }
 
 #endif

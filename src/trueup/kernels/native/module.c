@@ -138,15 +138,14 @@ static PyObject *py_measured(PyObject *self, PyObject *const *args, Py_ssize_t n
 static PyObject *py_copy(PyObject *self, PyObject *const *args, Py_ssize_t nargs)
 {
     (void)self;
-    if (nargs != 6) {
-        PyErr_SetString(PyExc_TypeError, "copy(pointer, itemsize, shape, strides, out_pointer, threads)");
+    if (nargs != 5) {
+        PyErr_SetString(PyExc_TypeError, "copy(pointer, itemsize, shape, strides, out_pointer)");
         return NULL;
     }
     Source source;
     source.base = PyLong_AsVoidPtr(args[0]);
     long unit = PyLong_AsLong(args[1]);
     char *to = PyLong_AsVoidPtr(args[4]);
-    long threads = PyLong_AsLong(args[5]);
     if (PyErr_Occurred())
         return NULL;
     if (unit != 1 && unit != 2 && unit != 4 && unit != 8 && unit != 16) {
@@ -155,13 +154,12 @@ static PyObject *py_copy(PyObject *self, PyObject *const *args, Py_ssize_t nargs
     }
     if (read_source(&source, args[2], args[3], (int)unit, 1))
         return NULL;
-    int most = threads > 1 ? threads < 1024 ? (int)threads : 1024 : 1;
     if (source.elements >= LARGE / unit) {
         Py_BEGIN_ALLOW_THREADS
-        copy_all(&source, to, most);
+        copy_all(&source, to);
         Py_END_ALLOW_THREADS
     } else {
-        copy_all(&source, to, most);
+        copy_all(&source, to);
     }
     Py_RETURN_NONE;
 }
@@ -196,7 +194,7 @@ static PyMethodDef METHODS[] = {
 }
 
     {"copy", (PyCFunction)(void (*)(void))py_copy, METH_FASTCALL,
-     "copy(pointer, itemsize, shape, strides, out_pointer, threads)\n\n"
+     "copy(pointer, itemsize, shape, strides, out_pointer)\n\n"
      "Write a tensor in logical C order to out_pointer; strides in bytes; see trueup.kernels.copy."},
     {"target", py_target, METH_O, "target(None) -> name of the instruction set in use; target(name) sets it, for tests."},
     {NULL, NULL, 0, NULL},
