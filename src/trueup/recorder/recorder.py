@@ -275,7 +275,6 @@ class Recorder:
         writer.write_parts({step: columns(*part) for step, part in by_step(rows, places).items()})
         self.calls = max(self.calls, fields(rows)[1][-1].seq + 1)
 
-
     def _store_payload(self, writer: Writer, slot: Slot, stats: Statistics | None) -> Place | None:
         if stats is None or slot.tensor is None or stats.digest is None:
             return None

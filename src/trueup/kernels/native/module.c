@@ -191,8 +191,6 @@ static PyMethodDef METHODS[] = {
      "Fill the 74 float64 at out_pointer (0: none) and return the digest; see trueup.kernels.measure."},
     {"measured", (PyCFunction)(void (*)(void))py_measured, METH_FASTCALL,
      "measured(pointer, kind, shape, strides, threads) -> (Result, digest): measure, into memory of the kernel's own."},
-}
-
     {"copy", (PyCFunction)(void (*)(void))py_copy, METH_FASTCALL,
      "copy(pointer, itemsize, shape, strides, out_pointer)\n\n"
      "Write a tensor in logical C order to out_pointer; strides in bytes; see trueup.kernels.copy."},
