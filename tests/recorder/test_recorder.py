@@ -112,6 +112,47 @@ def test_training_waits_for_a_slow_disk(tmp_path: Path, monkeypatch: pytest.Monk
     assert len(stored(tmp_path / "c")) == 300  # nothing is dropped
 
 
+def payloads(recorder: Recorder, numbers: range) -> None:
+    for k in numbers:
+        stats = Statistics(np.zeros(PACKED), k, np.full(1000, float(k)))
+        recorder.keep(stats)
+        recorder.slot(recorder.begin("aten", "forward", "", "op"), "output.0", Tensor("float64", [1000], [1], "cpu", 1000), stats)
+
+
+def test_payload_is_written_at_once_and_rows_together(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(backlog, "PORTION_BYTES", 64_000)
+    monkeypatch.setattr("trueup.recorder.flusher.FLUSH_SECONDS", 3600.0)
+    recorder = make(tmp_path / "c", detail="tensor")
+    rank = tmp_path / "c/rank-00000"
+    payloads(recorder, range(1, 31))
+    assert within(5, lambda: len(list(rank.glob("tensors-*.safetensors"))) == 4 and not recorder._copies)
+    assert list(rank.glob("step-*")) == []
+    monkeypatch.setattr("trueup.recorder.flusher.FLUSH_SECONDS", 0.1)
+    payloads(recorder, range(31, 39))
+    assert within(5, lambda: count(tmp_path / "c") >= 30)
+    recorder.close()
+    assert len(list(rank.glob("step-*/records-*.parquet"))) <= 3
+    rows, capture = stored(tmp_path / "c"), open_capture(tmp_path / "c")
+    assert [row["seq"] for row in rows] == list(range(38))
+    for k, row in enumerate(rows, 1):
+        assert capture.payload(0, row["payload_segment"], row["payload_key"]).tolist() == [float(k)] * 1000
+
+
+def test_rows_whose_payload_is_written_outlive_a_full_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(backlog, "PORTION_BYTES", 64_000)
+    monkeypatch.setattr("trueup.recorder.flusher.FLUSH_SECONDS", 3600.0)
+    recorder = make(tmp_path / "c", detail="tensor")
+    payloads(recorder, range(1, 9))
+    assert within(5, lambda: recorder._unwritten[0])
+    monkeypatch.setattr(Writer, "flush", full)
+    payloads(recorder, range(9, 17))
+    assert within(5, lambda: recorder.failure is not None)
+    recorder.close()
+    rows, capture = stored(tmp_path / "c"), open_capture(tmp_path / "c")
+    assert [row["seq"] for row in rows] == list(range(8))
+    assert all(capture.payload(0, row["payload_segment"], row["payload_key"]).size == 1000 for row in rows)
+
+
 def test_threads_share_one_numbering(tmp_path: Path) -> None:
     recorder = make(tmp_path / "c")
     threads = [threading.Thread(target=lambda: [add(recorder) for _ in range(200)]) for _ in range(4)]

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from trueup.recorder import slabs as module
-from trueup.recorder.slabs import Slabs
+from trueup.recorder.slabs import Payload, Slabs
 
 
 @pytest.fixture(autouse=True)
@@ -45,6 +45,37 @@ def test_memory_is_used_again_only_when_all_in_it_is_released() -> None:
     assert {payload._slab.memory.ctypes.data for payload in again} & memories
     assert copies[10].array.tolist() == [10.0] * 100
     assert copies[11].array.tolist() == [11.0] * 100
+
+
+def address(payload: Payload) -> int:
+    return int(payload.array.__array_interface__["data"][0])
+
+
+def test_payloads_are_neighbours_and_aligned() -> None:
+    slabs = Slabs()
+    first, second, odd, last = (slabs.copy(np.zeros(size, np.uint8)) for size in (16, 40, 3, 8))
+    assert (address(second), address(odd), address(last)) == (address(first) + 16, address(first) + 56, address(first) + 64)
+
+
+@pytest.mark.parametrize(("size", "turns"), [(2000, False), (2100, True)])
+def test_a_cut_begins_a_slab_unless_there_is_much_room(size: int, turns: bool) -> None:
+    slabs = Slabs()
+    first = slabs.copy(np.ones(size, np.uint8))
+    slabs.cut()
+    second = slabs.copy(np.zeros(8, np.uint8))
+    assert (second._slab is not first._slab) == turns
+    first.release()
+    slabs.cut()
+    third = slabs.copy(np.zeros(4090, np.uint8))
+    assert (third._slab is first._slab) == turns  # used again
+    assert not second.array.any()
+
+
+@pytest.mark.parametrize("size", [module.HUGE_PAGE - 8, module.HUGE_PAGE, 3 * module.HUGE_PAGE + 8])
+def test_large_memory_begins_with_a_huge_page(size: int) -> None:
+    payload = Slabs().copy(np.ones(size, np.uint8))
+    assert payload.array.all()
+    assert size < module.HUGE_PAGE or address(payload) % module.HUGE_PAGE == 0
 
 
 def test_threads_share_slabs() -> None:

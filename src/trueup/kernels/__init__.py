@@ -6,8 +6,9 @@ comparisons call ``distance``; a device kernel takes its constants from ``trueup
 """
 
 from trueup.kernels._compiled import KINDS, native
+from trueup.kernels._copy import copy
 from trueup.kernels._digest import digest, hexadecimal
 from trueup.kernels._summary import MASKING, summarize
 from trueup.kernels.sketch import distance, relative_distance
 
-__all__ = ["KINDS", "MASKING", "digest", "distance", "hexadecimal", "native", "relative_distance", "summarize"]
+__all__ = ["KINDS", "MASKING", "copy", "digest", "distance", "hexadecimal", "native", "relative_distance", "summarize"]

@@ -14,10 +14,11 @@ from typing import Generic, TypeVar
 
 from trueup.model import TrueupError
 
-PORTION_BYTES = 32 << 20
-"""What makes a portion: one part of records and at most one segment of payload."""
+PORTION_BYTES = 24 << 20
+"""What makes a portion: as much payload as a disk likes to take in one write, or rows for a part."""
 HELD_BYTES = 4 * PORTION_BYTES
-"""Beyond this the training waits. With the portion that is being gathered and the one that is being encoded, 256 MB."""
+"""Beyond this the training waits. With the portion that is being gathered, the one that is being written and the libraries of a
+capture, 256 MB."""
 PATIENCE = 300.0
 """Seconds without a single portion written after which the disk is given up."""
 LOUD_AFTER = 10.0

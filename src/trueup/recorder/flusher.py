@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable
+from functools import partial
 from typing import Generic, TypeVar
 
 from trueup.recorder.backlog import Backlog, Stalled
@@ -19,16 +20,18 @@ class Flusher(Generic[T]):
     Args:
         gather: puts what was recorded since the last portion into the backlog.
         write: brings a portion to the disk; what it raises ends the capture.
+        settle: called when all portions were written, and at the end: brings to the disk what `write` left for later, if it is
+            time.
         fail: called with what ended it. After that portions are forgotten, and nobody waits.
         tell: called when the training has waited for long.
     """
 
     def __init__(
-        self, gather: Callable[[], None], write: Callable[[T], None], fail: Callable[[BaseException], None],
-        tell: Callable[[], None],
+        self, gather: Callable[[], None], write: Callable[[T], None], settle: Callable[[], None],
+        fail: Callable[[BaseException], None], tell: Callable[[], None],
     ) -> None:  # fmt: skip
         self.backlog: Backlog[T] = Backlog()
-        self._gather, self._write, self._fail, self._tell = gather, write, fail, tell
+        self._gather, self._write, self._settle, self._fail, self._tell = gather, write, settle, fail, tell
         self._failed = self._closed = False
         self._wake = threading.Event()
         self._starting, self._writing = threading.Lock(), threading.Lock()
@@ -105,9 +108,14 @@ class Flusher(Generic[T]):
             self._gather()
             while (portion := self.backlog.take()) is not None:
                 try:
-                    if not self._failed:
-                        self._write(portion)
-                except Exception as error:  # noqa: BLE001 - whatever it is, the training goes on
-                    self.ended(error)
+                    self._attempt(partial(self._write, portion))
                 finally:
                     self.backlog.done()
+            self._attempt(self._settle)
+
+    def _attempt(self, action: Callable[[], None]) -> None:
+        try:
+            if not self._failed:
+                action()
+        except Exception as error:  # noqa: BLE001 - whatever it is, the training goes on
+            self.ended(error)

@@ -1,8 +1,8 @@
 """The life of a capture within one process: calls begin, slots are added, parts reach the disk, the capture ends.
 
 Rows are appended under a lock by whatever thread executes the call (backward runs on its own on an accelerator) and written by
-a background thread every second or 32 MB, so a killed process loses no more than that. Where the disk is slower than the training,
-up to 160 MB wait for it before the training does.
+a background thread every second or 24 MB, so a killed process loses no more than that. Where the disk is slower than the training,
+up to 120 MB wait for it before the training does.
 """
 
 from __future__ import annotations
@@ -10,14 +10,16 @@ from __future__ import annotations
 import itertools
 import sys
 import threading
+import time
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from trueup.model import RunStopped, TrueupError
-from trueup.recorder import backlog
+from trueup.recorder import backlog, flusher
 from trueup.recorder.backlog import Stalled
 from trueup.recorder.filters import Patterns
 from trueup.recorder.flusher import Flusher
@@ -30,6 +32,8 @@ from trueup.recorder.slabs import Payload, Slabs
 from trueup.store import Displaced, Writer
 
 ROW_BYTES = 1024  # a row with its sketch, roughly
+ROWS_TOGETHER = 4096
+"""Most rows that wait for a part when their payload is written."""
 
 KNOWN_PAYLOADS = 1 << 15
 """Payloads that are known by their digest, so as not to be kept again; some 100 bytes each. Where they lie is known of 8 times as
@@ -73,9 +77,12 @@ class Recorder:
         self._payloads: Recent[tuple[int, str], bool] = Recent(KNOWN_PAYLOADS)
         self._slabs = Slabs()
         self._copies: list[Payload] = []
+        self._unwritten: tuple[Rows, list[Place | None]] = [], []
+        """Rows whose payload is on the disk, and where it lies."""
+        self._settled = time.monotonic()
         self._places: Recent[tuple[int, str], Place] = Recent(8 * KNOWN_PAYLOADS)
         self._lock = threading.RLock()
-        self._flusher: Flusher[Rows] = Flusher(self._hand_over, self._write, self._fail, self._tell_waiting)
+        self._flusher: Flusher[Rows] = Flusher(self._hand_over, self._write, self._settle, self._fail, self._tell_waiting)
         self._writer: Writer | None = None
         self._closed = False
         self.failure: str | None = None
@@ -190,7 +197,7 @@ class Recorder:
 
     def abandon(self) -> None:
         """Forget everything without touching the disk: this process gives way to one that has a rank."""
-        self._closed, self._rows, self._writer = True, [], None
+        self._closed, self._rows, self._unwritten, self._writer = True, [], ([], []), None
         self._flusher.forget()
 
     def forked(self) -> None:
@@ -219,23 +226,54 @@ class Recorder:
             rows = self._rows[: len(self._rows)]
             del self._rows[: len(rows)]
             payload, self._payload_bytes = self._payload_bytes, 0
+            self._slabs.cut()
             if rows:
                 self._flusher.backlog.put(rows, len(rows) // FIELDS * ROW_BYTES + payload)
 
     def _write(self, rows: Rows) -> None:
+        """Bring a portion to the disk: payload now; rows then wait for others, as a part has its price however few they are."""
         writer = self._open()
-        _, calls, slots, _, _, statistics = fields(rows)
+        try:
+            places = self._bring_payload(writer, rows)
+        except BaseException:
+            with suppress(Exception):
+                self._write_rows()  # what they show is on the disk
+            raise
+        early = bool(self._copies)  # it is payload that made it a portion
+        for payload in self._copies:
+            payload.release()
+        self._copies.clear()
+        self._unwritten[0].extend(rows)
+        self._unwritten[1].extend(places)
+        if not early or len(self._unwritten[1]) > ROWS_TOGETHER:
+            self._write_rows()
+
+    def _bring_payload(self, writer: Writer, rows: Rows) -> list[Place | None]:
+        """Write what the rows show, as far as it is kept; return where it lies."""
+        _, _, slots, _, _, statistics = fields(rows)
         self._resolve([stats for stats in statistics if stats is not None])
-        places: list[Place | None] = [None] * len(slots)
-        if self.options.detail == "tensor":
-            places = [self._store_payload(writer, slot, stats) for slot, stats in zip(slots, statistics, strict=True)]
+        if self.options.detail != "tensor":
+            return [None] * len(slots)
+        places = [self._store_payload(writer, slot, stats) for slot, stats in zip(slots, statistics, strict=True)]
+        if self._copies:
+            writer.flush()
+        return places
+
+    def _settle(self) -> None:
+        """Write the rows that wait, every second and at the end."""
+        if self._closed or time.monotonic() - self._settled >= flusher.FLUSH_SECONDS:
+            self._write_rows()
+
+    def _write_rows(self) -> None:
+        (rows, places), self._unwritten = self._unwritten, ([], [])  # whatever happens: memory must not grow on a full disk
+        self._settled = time.monotonic()
+        if not rows:
+            return
+        writer = self._open()
         if new_sites := self.sites.take_new():
             writer.add_sites(new_sites)
         writer.write_parts({step: columns(*part) for step, part in by_step(rows, places).items()})
-        for payload in self._copies:  # their segments are written by now
-            payload.release()
-        self._copies.clear()
-        self.calls = max(self.calls, calls[-1].seq + 1)
+        self.calls = max(self.calls, fields(rows)[1][-1].seq + 1)
 
     def _store_payload(self, writer: Writer, slot: Slot, stats: Statistics | None) -> Place | None:
         if stats is None or slot.tensor is None or stats.digest is None:

@@ -9,6 +9,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
+from trueup.store import direct
 from trueup.store.layout import TEMPORARY
 
 Bytes = bytes | bytearray | memoryview
@@ -30,7 +31,7 @@ def write_file(path: Path, chunks: Iterable[Any], *, replace: bool = True, sync:
     try:
         with temporary.open("wb") as file:
             for chunk in chunks:
-                file.write(chunk)
+                direct.write(file, chunk)
             file.flush()
             if sync:
                 os.fsync(file.fileno())

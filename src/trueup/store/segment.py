@@ -1,6 +1,6 @@
-"""Payload segments: tensors in safetensors files, written in one go and read in place.
+"""Payload segments: tensors in safetensors files, read in place. `pending` writes them.
 
-The layout is that of safetensors (8 bytes of header length, a JSON header, the data), written and checked here because
+The layout is that of safetensors (8 bytes of header length, a JSON header, the data), written and checked by Trueup because
 a capture must be durable on the way out and is not trusted on the way in. A dtype that safetensors does not know is
 stored as bytes (U8), its true dtype and shape in the file's metadata under the tensor's key.
 """
@@ -10,8 +10,8 @@ from __future__ import annotations
 import json
 import math
 import mmap
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -46,46 +46,6 @@ def numpy_dtype(name: str) -> np.dtype[Any]:
         if isinstance(kind, type):
             return np.dtype(kind)
     raise TypeError(f"dtype {name!r} is unknown to NumPy and ml_dtypes")
-
-
-@dataclass(slots=True)
-class PendingSegment:
-    """A segment that is being filled, in memory."""
-
-    name: str
-    tensors: list[tuple[str, str, tuple[int, ...], Any]] = field(default_factory=list)
-    size: int = 0
-
-    def add(self, key: str, dtype: str, shape: tuple[int, ...], raw: Any) -> None:
-        """Take a tensor's bytes; they must not change until the segment is written."""
-        self.tensors.append((key, dtype, shape, raw))
-        self.size += len(raw)
-
-    def chunks(self) -> Iterator[Any]:
-        """Yield the file's bytes: length, header, then each tensor, widest elements first so that all stay aligned."""
-        ordered = sorted(self.tensors, key=lambda tensor: -_width(tensor[1]))
-        header: dict[str, Any] = {"__metadata__": {"format": "trueup"}}
-        begin = 0
-        for key, dtype, shape, raw in ordered:
-            end = begin + len(raw)
-            stored = SAFETENSORS.get(dtype)
-            if stored is None:
-                header["__metadata__"][key] = json.dumps({"dtype": dtype, "shape": shape})
-                shape = (len(raw),)
-            header[key] = {"dtype": stored or "U8", "shape": list(shape), "data_offsets": [begin, end]}
-            begin = end
-        text = json.dumps(header, separators=(",", ":")).encode()
-        text += b" " * (-len(text) % 8)
-        yield len(text).to_bytes(8, "little") + text
-        for tensor in ordered:
-            yield tensor[3]
-
-
-def _width(dtype: str) -> int:
-    try:
-        return int(numpy_dtype(dtype).itemsize)
-    except TypeError:
-        return 1
 
 
 @dataclass(frozen=True, slots=True)

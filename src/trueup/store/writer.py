@@ -19,11 +19,11 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from trueup.model import TrueupError
-from trueup.store import durable, layout, schema
+from trueup.store import direct, durable, layout, schema
 from trueup.store.ownership import Displaced, check_run, holder, take
 from trueup.store.parallel import side_by_side
+from trueup.store.pending import PendingSegment
 from trueup.store.seal import sealed
-from trueup.store.segment import PendingSegment
 from trueup.store.syncing import Syncer
 
 KNOWN_KEYS = 1 << 18
@@ -133,10 +133,13 @@ class Writer:
         with self._lock:
             segment = self._keys.get(key)
             if segment is None:
+                start = direct.address(raw)
+                if self._pending.full(start, raw.nbytes):
+                    self._write_segment()
                 if len(self._keys) >= KNOWN_KEYS:  # what comes again is stored again
                     self._keys = dict.fromkeys((name for name, *_ in self._pending.tensors), self._pending.name)
                 segment = self._keys[key] = self._pending.name
-                self._pending.add(key, dtype, tuple(int(size) for size in shape), raw)
+                self._pending.add(key, dtype, tuple(int(size) for size in shape), raw, start)
                 if self._pending.size >= SEGMENT_BYTES:
                     self._write_segment()
             return segment, key

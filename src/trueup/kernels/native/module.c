@@ -6,6 +6,7 @@
 #define PY_SSIZE_T_CLEAN
 #include <Python.h>
 
+#include "copy.h"
 #include "entrance.h"
 #include "measure.h"
 #include "results.h"
@@ -33,20 +34,20 @@ static void find_kernels(void)
     chosen = available[count_available - 1];
 }
 
-/* Read shape and strides; -1 with an exception set where they are none. */
-static int read_source(Source *s, PyObject *shape, PyObject *strides, const Kind *kind)
+/* Read shape and strides, which count `step_bytes` each; -1 with an exception set where they are none. */
+static int read_source(Source *s, PyObject *shape, PyObject *strides, int unit, int64_t step_bytes)
 {
     if (!PyTuple_Check(shape) || !PyTuple_Check(strides)) {
-        PyErr_SetString(PyExc_TypeError, "measure: expected shape and strides as tuples of int");
+        PyErr_SetString(PyExc_TypeError, "expected shape and strides as tuples of int");
         return -1;
     }
     Py_ssize_t ndim = PyTuple_Size(shape);
     if (ndim != PyTuple_Size(strides) || ndim > DIMENSIONS) {
-        PyErr_Format(PyExc_ValueError, "measure: expected a stride for each of at most %d dimensions, got %zd and %zd",
+        PyErr_Format(PyExc_ValueError, "expected a stride for each of at most %d dimensions, got %zd and %zd",
                      (int)DIMENSIONS, ndim, PyTuple_Size(strides));
         return -1;
     }
-    s->unit = kind->width * kind->parts;
+    s->unit = unit;
     s->elements = 1;
     s->ndim = 0;
     int64_t bytes = s->unit;
@@ -57,12 +58,12 @@ static int read_source(Source *s, PyObject *shape, PyObject *strides, const Kind
             return -1;
         empty |= size == 0;
         negative |= size < 0;
-        overflow |= __builtin_mul_overflow(step, (int64_t)s->unit, &step);
+        overflow |= __builtin_mul_overflow(step, step_bytes, &step);
         overflow |= size > 0 && __builtin_mul_overflow(bytes, size, &bytes);
         source_dimension(s, size, step);
     }
     if (negative || (overflow && !empty)) {
-        PyErr_SetString(PyExc_ValueError, "measure: expected sizes of at least 0 and of less than 2**63 bytes");
+        PyErr_SetString(PyExc_ValueError, "expected sizes of at least 0 and of less than 2**63 bytes");
         return -1;
     }
     s->elements = empty ? 0 : bytes / s->unit;
@@ -78,7 +79,8 @@ static int measure_at(const void *base, long kind, PyObject *shape, PyObject *st
         PyErr_Format(PyExc_ValueError, "measure: no such kind: %ld; see trueup.kernels.KINDS", kind);
         return -1;
     }
-    if (read_source(&source, shape, strides, &KIND[kind]))
+    const int unit = KIND[kind].width * KIND[kind].parts;
+    if (read_source(&source, shape, strides, unit, unit))
         return -1;
     int most = source.elements < SHARED / source.unit || threads < 1 ? 1 : threads < 1024 ? (int)threads : 1024;
     uint64_t result;
@@ -133,6 +135,35 @@ static PyObject *py_measured(PyObject *self, PyObject *const *args, Py_ssize_t n
     return Py_BuildValue("NK", result, (unsigned long long)digest);
 }
 
+static PyObject *py_copy(PyObject *self, PyObject *const *args, Py_ssize_t nargs)
+{
+    (void)self;
+    if (nargs != 5) {
+        PyErr_SetString(PyExc_TypeError, "copy(pointer, itemsize, shape, strides, out_pointer)");
+        return NULL;
+    }
+    Source source;
+    source.base = PyLong_AsVoidPtr(args[0]);
+    long unit = PyLong_AsLong(args[1]);
+    char *to = PyLong_AsVoidPtr(args[4]);
+    if (PyErr_Occurred())
+        return NULL;
+    if (unit != 1 && unit != 2 && unit != 4 && unit != 8 && unit != 16) {
+        PyErr_Format(PyExc_ValueError, "copy: expected elements of 1, 2, 4, 8 or 16 bytes, got %ld", unit);
+        return NULL;
+    }
+    if (read_source(&source, args[2], args[3], (int)unit, 1))
+        return NULL;
+    if (source.elements >= LARGE / unit) {
+        Py_BEGIN_ALLOW_THREADS
+        copy_all(&source, to);
+        Py_END_ALLOW_THREADS
+    } else {
+        copy_all(&source, to);
+    }
+    Py_RETURN_NONE;
+}
+
 static PyObject *py_target(PyObject *self, PyObject *name)
 {
     (void)self;
@@ -160,6 +191,9 @@ static PyMethodDef METHODS[] = {
      "Fill the 74 float64 at out_pointer (0: none) and return the digest; see trueup.kernels.measure."},
     {"measured", (PyCFunction)(void (*)(void))py_measured, METH_FASTCALL,
      "measured(pointer, kind, shape, strides, threads) -> (Result, digest): measure, into memory of the kernel's own."},
+    {"copy", (PyCFunction)(void (*)(void))py_copy, METH_FASTCALL,
+     "copy(pointer, itemsize, shape, strides, out_pointer)\n\n"
+     "Write a tensor in logical C order to out_pointer; strides in bytes; see trueup.kernels.copy."},
     {"target", py_target, METH_O, "target(None) -> name of the instruction set in use; target(name) sets it, for tests."},
     {NULL, NULL, 0, NULL},
 };
