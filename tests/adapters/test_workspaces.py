@@ -11,15 +11,20 @@ import trueup
 from trueup.store import open_capture
 
 
+def litter() -> None:
+    """Leave numbers in what the allocator hands out next."""
+    for tensor in [torch.empty(9_999) for _ in range(20)]:
+        tensor.normal_()
+
+
 def run(path: Path) -> list[tuple[str, str, str | None]]:
     trueup.seed_all(3)
     model, x = nn.LSTM(6, 5, num_layers=2, batch_first=True), torch.randn(4, 7, 6)
-    garbage = [torch.rand(9_999) for _ in range(20)]  # what the allocator hands out next
-    del garbage
+    litter()
     with trueup.capture(path, model=model, level="aten", on_error="stop"):
         for _ in range(3):
             model(x)[0].square().sum().backward()
-            garbage = [torch.randn(9_999) for _ in range(20)]
+            litter()
     table = open_capture(path).records()
     return list(zip(*[table[name].to_pylist() for name in ("op", "slot", "digest")], strict=True))
 

@@ -98,9 +98,9 @@ Place = tuple[str, str, "tuple[int, ...] | None"]
 class Statistics:
     """What was measured of one buffer, shared by every slot that shows the same bytes.
 
-    ``values`` is the packed float64 vector of `trueup.kernels`: an object whose ``bytes()`` it is (a NumPy array is one), or what is
-    still on its device; ``data`` holds the bytes of the tensor until the writer has taken them: the kernel's view of them at
-    first, then a copy.
+    ``values`` is the packed float64 vector of `trueup.kernels`: an object whose ``bytes()`` it is (a NumPy array is one), or
+    what is still on its device; ``data`` holds the bytes of the tensor until the writer has taken them: the kernel's view of
+    them at first, then a copy.
     """
 
     __slots__ = ("data", "digest", "place", "values", "within")

@@ -218,8 +218,9 @@ def _forgetting(storages: dict[int, Storage]) -> Callable[[Any], None]:
     """Return the callback of storages that go; it does not hold the capture."""
 
     def forget(gone: Any) -> None:
-        if storages.get(gone.number) is gone:  # not so any more: its address may be another's by now
-            del storages[gone.number]
+        number: int = gone.number
+        if storages.get(number) is gone:  # else its address is another's by now
+            del storages[number]
 
     return forget
 

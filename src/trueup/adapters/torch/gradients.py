@@ -99,8 +99,9 @@ def _walk(context: Context, edges: Edges, pending: list[Any], into: Slots | None
 
 
 def _boundary_plainly(
-    context: Context, first: int, known: dict[tuple[Any, int], str], leaves: dict[int, str], pending: list[Any], own: bool, most: int
-) -> dict[Any, list[tuple[int, str]]]:
+    context: Context, first: int, known: dict[tuple[Any, int], str], leaves: dict[int, str], pending: list[Any], own: bool,
+    most: int,
+) -> dict[Any, list[tuple[int, str]]]:  # fmt: skip
     """Return the nodes of a call that hold an edge of its inputs, each with (position, name of the gradient).
 
     Args:

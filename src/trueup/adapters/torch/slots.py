@@ -89,7 +89,7 @@ class Slots:
 
         ``received``: they come to the call; else they are its results.
         """
-        return GradientHook(context, slots, self) if self._quick is None else self._quick.hook(context, slots, received)  # type: ignore[no-any-return]
+        return GradientHook(context, slots, self) if self._quick is None else self._quick.hook(context, slots, received)
 
     def loss(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         """Record the tensor on which `backward()` is called: the loss curve, kept whatever the filters say."""
