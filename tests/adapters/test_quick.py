@@ -122,8 +122,8 @@ def test_bad_arguments_of_a_short_way(path: Path) -> None:
     with trueup.capture(path, level="api") as capture:
         short = capture._session.slots._quick
         for method, args in (
-            ("slot", (1, 2)), ("inputs", (None, (), "api")), ("inputs", (None, [1], "api")), ("hook", (None, [1], True)),
-            ("observing", (1,)),
+            ("slot", (1, 2)), ("inputs", (None, (), "api")), ("inputs", (None, [1], "api")), ("outputs", (None, [1], (), None)),
+            ("produced", (None, [X], "api")), ("hook", (None, [1], True)), ("observing", (1,)),
         ):  # fmt: skip
             with pytest.raises(TypeError):
                 getattr(short, method)(*args)

@@ -92,8 +92,8 @@ def _walk(context: Context, edges: Edges, pending: list[Any], into: Slots | None
     boundary = _boundary(context, edges.first, edges.slots, edges.leaves, pending, own, MAX_NODES)
     if into is None or not boundary:
         return
-    uses = Counter(name for slots in boundary.values() for _, name in slots)
-    sums = _Sums(context, into, uses) if uses.total() > len(uses) else None
+    names = [name for slots in boundary.values() for _, name in slots]
+    sums = _Sums(context, into, Counter(names)) if len(set(names)) < len(names) else None
     for node, slots in boundary.items():
         node.register_hook(into.hook(context, slots, received=False) if sums is None else _summing_hook(slots, sums))
 

@@ -59,6 +59,9 @@ class Slots:
         self, call: Call, tensors: NamedTensors, inputs: NamedTensors | tuple[()] = (), step: int | None = None
     ) -> None:
         """Record outputs, but for views of ``inputs`` whose memory nobody has written yet; ``step``: if not the present one."""
+        if self._quick is not None:
+            self._quick.outputs(call, tensors, inputs, step)
+            return
         storage_of = self._buffers.storage
         for slot, tensor in tensors:
             storage = storage_of(tensor)
@@ -106,6 +109,9 @@ class Slots:
 
     def produced(self, call: Call, tensors: NamedTensors) -> None:
         """Note that a call computed these tensors."""
+        if self._quick is not None and call.kind.recorded:
+            self._quick.produced(call, tensors, call.kind.level)
+            return
         for slot, tensor in tensors:
             self._buffers.produced(tensor, call.kind.level, call, slot)
 

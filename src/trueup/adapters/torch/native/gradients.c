@@ -22,25 +22,6 @@ static PyObject *backward_of(const Quick *q, PyObject *context)
     return begun;
 }
 
-/* Note that a call computed what a storage holds: 0, or -1 with an exception set. */
-static int set_producer(const Quick *q, PyObject *tensor, PyObject *storage, PyObject *level, PyObject *of, PyObject *name)
-{
-    PyObject *done = NULL;
-    if (storage == Py_None) {
-        done = PyObject_CallMethodObjArgs(q->buffers, s_produced, tensor, level, of, name, NULL);
-    } else {
-        PyObject *producers = PyObject_GetAttr(storage, s_producers), *seq = producers == NULL ? NULL : PyObject_GetAttr(of, s_seq);
-        PyObject *producer = seq == NULL ? NULL : PyTuple_Pack(2, seq, name);
-        if (producer != NULL && PyDict_SetItem(producers, level, producer) == 0)
-            done = Py_NewRef(Py_None);
-        Py_XDECREF(producers);
-        Py_XDECREF(seq);
-        Py_XDECREF(producer);
-    }
-    Py_XDECREF(done);
-    return done == NULL ? -1 : 0;
-}
-
 static int record_gradient(const Quick *q, const Hook *hook, PyObject *of, PyObject *level, PyObject *name, PyObject *tensor)
 {
     PyObject *storage = storage_of(q, tensor), *producer = NULL;

@@ -35,6 +35,7 @@ static inline PyObject *call(PyObject *object, PyObject *name) { return PyObject
 int is_true(PyObject *object, PyObject *name);                  /* of an attribute: 1, 0, or -1 with an exception set */
 PyObject *storage_of(const Quick *q, PyObject *tensor);         /* what is known of a tensor's storage, or None */
 PyObject *producer_of(PyObject *storage, PyObject *level);      /* the call and slot that last wrote it, or None */
+int set_producer(const Quick *q, PyObject *tensor, PyObject *storage, PyObject *level, PyObject *of, PyObject *name);
 int record_at_length(const Quick *q, PyObject *of, PyObject *name, PyObject *tensor, PyObject *storage, PyObject *producer,
                      PyObject *step);                           /* add a row, whichever way: 0, or -1 with an exception set */
 
@@ -42,6 +43,8 @@ int record_at_length(const Quick *q, PyObject *of, PyObject *name, PyObject *ten
 PyObject *quick_storage(PyObject *self, PyObject *tensor);
 PyObject *quick_slot(PyObject *self, PyObject *const *args, Py_ssize_t count);
 PyObject *quick_inputs(PyObject *self, PyObject *const *args, Py_ssize_t count);
+PyObject *quick_outputs(PyObject *self, PyObject *const *args, Py_ssize_t count);
+PyObject *quick_produced(PyObject *self, PyObject *const *args, Py_ssize_t count);
 PyObject *quick_hook(PyObject *self, PyObject *const *args, Py_ssize_t count); /* gradients.c */
 int gradients_init(void);
 PyObject *quick_observing(PyObject *self, PyObject *const *args, Py_ssize_t count); /* observing.c */

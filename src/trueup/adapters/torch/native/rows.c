@@ -248,6 +248,24 @@ PyObject *producer_of(PyObject *storage, PyObject *level)
     Py_DECREF(producers);
     return found;
 }
+int set_producer(const Quick *q, PyObject *tensor, PyObject *storage, PyObject *level, PyObject *of, PyObject *name)
+{
+    PyObject *done = NULL;
+    if (storage == Py_None) {
+        done = PyObject_CallMethodObjArgs(q->buffers, s_produced, tensor, level, of, name, NULL);
+    } else {
+        PyObject *producers = PyObject_GetAttr(storage, s_producers), *seq = producers == NULL ? NULL : PyObject_GetAttr(of, s_seq);
+        PyObject *producer = seq == NULL ? NULL : PyTuple_Pack(2, seq, name);
+        if (producer != NULL && PyDict_SetItem(producers, level, producer) == 0)
+            done = Py_NewRef(Py_None);
+        Py_XDECREF(producers);
+        Py_XDECREF(seq);
+        Py_XDECREF(producer);
+    }
+    Py_XDECREF(done);
+    return done == NULL ? -1 : 0;
+}
+
 PyObject *quick_storage(PyObject *self, PyObject *tensor) { return storage_of((Quick *)self, tensor); }
 
 PyObject *quick_slot(PyObject *self, PyObject *const *args, Py_ssize_t count)
@@ -281,6 +299,67 @@ PyObject *quick_inputs(PyObject *self, PyObject *const *args, Py_ssize_t count)
         Py_DECREF(item);
         Py_XDECREF(storage);
         Py_XDECREF(producer);
+        if (bad)
+            return NULL;
+    }
+    Py_RETURN_NONE;
+}
+
+/* Take the pair of a slot and a tensor out of a list: 0, or -1 with an exception set. What is taken is borrowed from the list. */
+static int pair_at(PyObject *list, Py_ssize_t k, PyObject **name, PyObject **tensor)
+{
+    PyObject *item = PyList_GetItem(list, k);
+    if (item == NULL || !PyTuple_Check(item) || PyTuple_Size(item) != 2) {
+        PyErr_SetString(PyExc_TypeError, "expected a list of pairs of a slot and a tensor");
+        return -1;
+    }
+    *name = PyTuple_GetItem(item, 0);
+    *tensor = PyTuple_GetItem(item, 1);
+    return 0;
+}
+
+/* Tell whether a storage is that of one of these tensors: 1, 0, or -1 with an exception set. */
+static int is_shared(const Quick *q, PyObject *storage, PyObject *tensors)
+{
+    for (Py_ssize_t k = 0; PyList_Check(tensors) && k < PyList_Size(tensors); k++) {
+        PyObject *name, *tensor, *other = pair_at(tensors, k, &name, &tensor) ? NULL : storage_of(q, tensor);
+        Py_XDECREF(other); /* its dict holds it */
+        if (other == NULL || other == storage)
+            return other == NULL ? -1 : 1;
+    }
+    return 0;
+}
+
+PyObject *quick_outputs(PyObject *self, PyObject *const *args, Py_ssize_t count)
+{
+    const Quick *q = (Quick *)self;
+    if (count != 4 || !PyList_Check(args[1])) {
+        PyErr_SetString(PyExc_TypeError, "outputs(call, list of (slot, tensor), inputs, step)");
+        return NULL;
+    }
+    for (Py_ssize_t k = 0; k < PyList_Size(args[1]); k++) {
+        PyObject *name, *tensor, *storage = pair_at(args[1], k, &name, &tensor) ? NULL : storage_of(q, tensor);
+        int fresh = storage == NULL ? -1 : storage == Py_None ? 0 : is_true(storage, s_uninitialised);
+        int left_out = fresh > 0 ? is_shared(q, storage, args[2]) : fresh;
+        int bad = left_out < 0 || (!left_out && record_at_length(q, args[0], name, tensor, storage, Py_None, args[3]));
+        Py_XDECREF(storage);
+        if (bad)
+            return NULL;
+    }
+    Py_RETURN_NONE;
+}
+
+PyObject *quick_produced(PyObject *self, PyObject *const *args, Py_ssize_t count)
+{
+    const Quick *q = (Quick *)self;
+    if (count != 3 || !PyList_Check(args[1])) {
+        PyErr_SetString(PyExc_TypeError, "produced(call, list of (slot, tensor), level)");
+        return NULL;
+    }
+    for (Py_ssize_t k = 0; k < PyList_Size(args[1]); k++) {
+        PyObject *name, *tensor, *storage = pair_at(args[1], k, &name, &tensor) ? NULL : storage_of(q, tensor);
+        int bad = storage == NULL || set_producer(q, tensor, is_plain(q, tensor) ? storage : Py_None, args[2], args[0], name);
+        Py_XDECREF(storage);
         if (bad)
             return NULL;
     }
