@@ -34,6 +34,10 @@ RIVAL = HERE.parent / ".venv-msprobe" / "bin" / "python"
 BELIEVED = 0.5
 """Share of disturbed chunks up to which a round counts."""
 
+HEAP = {"MALLOC_TRIM_THRESHOLD_": str(1 << 30), "MALLOC_MMAP_THRESHOLD_": str(32 << 20)}
+"""For every process, whichever tool it runs: glibc keeps what the training frees. Else it is chance, for plain steps as for others,
+whether each step gets tens of megabytes from the system page by page (README.md)."""
+
 Figures = dict[tuple[str, str], list[dict[str, float]]]
 """By model and mode, an entry a round."""
 
@@ -44,7 +48,7 @@ def child(python: str | Path, script: str, limit: float = 120.0, **asked: Any) -
     What it printed before it failed, or before ``limit`` seconds were over, counts.
     """
     # Each environment finds its own packages; the benchmarks' are beside the script.
-    environment = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"} | {"OMP_NUM_THREADS": "2"}
+    environment = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"} | HEAP | {"OMP_NUM_THREADS": "2"}
     if python == sys.executable:
         environment["PYTHONPATH"] = str(HERE.parent / "src")
     with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as folder, tempfile.TemporaryFile("w+") as said:
