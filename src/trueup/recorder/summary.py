@@ -38,6 +38,10 @@ def tell(directory: Path, options: CaptureOptions, code: int) -> int:
     reports = _reports(directory)
     capture = _capture(directory)
     ended = f"; the command ended with exit code {code}" if code else ""
+    if capture is None and any(directory.glob("rank-*/step-*/records-*")):
+        _say(f"what was captured into {directory} cannot be opened{ended}; nothing of it was removed\n"
+             f"  next:     trueup show {directory} says why")  # fmt: skip
+        return code or 2
     if capture is None or not capture.rows or _only_losses(capture, reports):
         why = _why_nothing(directory, options, reports) or (NO_FRAMEWORK.splitlines()[0] if code else NO_FRAMEWORK)
         _say(f"nothing was captured into {directory}{ended}: {why}")
