@@ -38,7 +38,7 @@ def measure(model: str, name: str, into: Path, seconds: float) -> dict[str, Any]
     plain_peak = peak_megabytes()
 
     kernel, files = probes.install()
-    clock = kernel.cost()
+    clock = kernel.cost
     import trueup
 
     gc.collect()
@@ -49,7 +49,7 @@ def measure(model: str, name: str, into: Path, seconds: float) -> dict[str, Any]
         kernel.clear()
         files.clear()
         writer = probes.writer_seconds()
-        under = run(step, seconds, meter=lambda: kernel.nanoseconds / 1e9)
+        under = run(step, seconds, meter=lambda: kernel.seconds)
         steps = count(under)
         reading, reads = mean(under, "metered"), kernel.calls / steps
         time.sleep(settle)  # so that what these steps made is written by the thread, and counted

@@ -13,8 +13,7 @@ from types import ModuleType
 from typing import Any
 
 NATIVE = "trueup.kernels._native"
-SWITCHES = frozenset({"target"})
-"""Functions of the native module that read no data."""
+"""The compiled kernel, which has a clock of its own: C code calls it."""
 
 TWINS = (("trueup.kernels._twin", "summarize"), ("trueup.kernels", "digest"))
 """What else reads data, where it is Python: (module, function)."""
@@ -68,21 +67,44 @@ class Clock:
         return spent
 
 
-def install() -> tuple[Clock, Clock]:
+class Reading:
+    """Seconds and calls of what reads the data: the compiled kernel, or its twin where that was not built."""
+
+    def __init__(self) -> None:
+        self._twin = Clock()
+        try:
+            self._native = importlib.import_module(NATIVE)
+        except ImportError:
+            print("no compiled kernel: the figures are those of the NumPy twin")
+            self._native = None
+        for module, name in TWINS:
+            _replace(importlib.import_module(module), name, self._twin)
+        self.cost = self._twin.cost()
+        """Seconds that clocks add to a call."""
+        if self._native is not None:
+            self.cost = 0.0
+        self.clear()
+
+    def clear(self) -> None:
+        self._twin.clear()
+        self._from = self._native.spent() if self._native else (0, 0)
+
+    @property
+    def seconds(self) -> float:
+        native = self._native.spent()[0] - self._from[0] if self._native else 0
+        return (self._twin.nanoseconds + native) / 1e9
+
+    @property
+    def calls(self) -> int:
+        native = self._native.spent()[1] - self._from[1] if self._native else 0
+        return self._twin.calls + int(native)
+
+
+def install() -> tuple[Reading, Clock]:
     """Put clocks around kernel and files; call it before an adapter binds the functions it imports."""
-    kernel, files = Clock(), Clock()
-    try:
-        native = importlib.import_module(NATIVE)
-    except ImportError:
-        print("no compiled kernel: the figures are those of the NumPy twin")
-    else:
-        for name in dir(native):
-            if not name.startswith("_") and name not in SWITCHES and callable(getattr(native, name)):
-                _replace(native, name, kernel)
-    for module, name in TWINS:
-        _replace(importlib.import_module(module), name, kernel)
+    files = Clock()
     _replace(importlib.import_module(FILES[0]), FILES[1], files)
-    return kernel, files
+    return Reading(), files
 
 
 def _replace(module: ModuleType, name: str, clock: Clock) -> None:
