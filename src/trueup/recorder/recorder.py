@@ -25,7 +25,7 @@ from trueup.recorder.filters import Patterns
 from trueup.recorder.flusher import Flusher
 from trueup.recorder.options import CaptureOptions, in_ranges
 from trueup.recorder.recent import Recent
-from trueup.recorder.rows import FIELDS, Call, Kind, Place, Rows, Slot, Statistics, Tensor, by_step, columns, fields
+from trueup.recorder.rows import FIELDS, Call, Kind, Place, Rows, Slot, Statistics, Tensor, fields, parts
 from trueup.recorder.seen import Seen
 from trueup.recorder.sites import Sites
 from trueup.recorder.slabs import Payload, Slabs
@@ -272,7 +272,7 @@ class Recorder:
         writer = self._open()
         if new_sites := self.sites.take_new():
             writer.add_sites(new_sites)
-        writer.write_parts({step: columns(*part) for step, part in by_step(rows, places).items()})
+        writer.write_parts(parts(rows, places))
         self.calls = max(self.calls, fields(rows)[1][-1].seq + 1)
 
     def _store_payload(self, writer: Writer, slot: Slot, stats: Statistics | None) -> Place | None:

@@ -11,7 +11,7 @@ import itertools
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from itertools import chain, pairwise
+from itertools import pairwise
 from operator import attrgetter
 from typing import Any
 
@@ -23,6 +23,7 @@ from numpy.typing import NDArray
 from trueup.model import PACKED
 from trueup.recorder.slabs import Payload
 from trueup.store import statistics as spread
+from trueup.store import table
 
 
 class Kind:
@@ -126,36 +127,31 @@ def fields(rows: Rows) -> list[list[Any]]:
     return [rows[k::FIELDS] for k in range(FIELDS)]
 
 
-def by_step(rows: Rows, places: Sequence[Place | None]) -> dict[int, tuple[Rows, Sequence[Place | None]]]:
-    """Return the rows of each step, with their places; as a rule the rows of a step lie together."""
-    steps = np.array(rows[::FIELDS], np.int64)
-    edges = [0, *(np.flatnonzero(np.diff(steps)) + 1).tolist(), len(steps)]
-    spans: defaultdict[int, list[tuple[int, int]]] = defaultdict(list)
-    for start, stop in pairwise(edges):
-        spans[int(steps[start])].append((start, stop))
-    return {
-        step: (
-            list(chain.from_iterable(rows[FIELDS * start : FIELDS * stop] for start, stop in of)),
-            list(chain.from_iterable(places[start:stop] for start, stop in of)),
-        )
-        for step, of in spans.items()
-    }
-
-
-def columns(rows: Rows, places: Sequence[Place | None]) -> dict[str, Any]:
-    """Turn rows into the columns of a part.
+def parts(rows: Rows, places: Sequence[Place | None]) -> dict[int, pa.Table]:
+    """Return the rows of each step as a table; made as one and taken apart, for a table of few rows costs as much as one of many.
 
     Args:
         rows: whose statistics are on the host by now.
         places: of each row's payload.
     """
+    steps = np.array(rows[::FIELDS], np.int64)
+    whole = table(columns(rows, places))
+    edges = [0, *(np.flatnonzero(np.diff(steps)) + 1).tolist(), len(steps)]
+    spans: defaultdict[int, list[pa.Table]] = defaultdict(list)
+    for start, stop in pairwise(edges):  # as a rule the rows of a step lie together
+        spans[int(steps[start])].append(whole.slice(start, stop - start))
+    return {step: pa.concat_tables(tables) for step, tables in spans.items()}
+
+
+def columns(rows: Rows, places: Sequence[Place | None]) -> dict[str, Any]:
+    """Turn rows into the columns of a part."""
     _, calls, slots, values, producers, statistics = fields(rows)
-    table = _of_calls(calls) | _of_slots(slots) | _of_producers(producers) | _of_statistics(statistics)
-    table["value"] = values
+    found = _of_calls(calls) | _of_slots(slots) | _of_producers(producers) | _of_statistics(statistics)
+    found["value"] = values
     if any(places):
         for k, name in enumerate(("payload_segment", "payload_key", "payload_view")):
-            table[name] = [None if place is None else place[k] for place in places]
-    return table
+            found[name] = [None if place is None else place[k] for place in places]
+    return found
 
 
 def _of_calls(calls: Sequence[Call]) -> dict[str, Any]:
@@ -170,13 +166,13 @@ def _of_calls(calls: Sequence[Call]) -> dict[str, Any]:
 
 def _of_slots(slots: Sequence[Slot]) -> dict[str, Any]:
     distinct, numbers = _distinct(slots)
-    table = {"slot": _taken([slot.name for slot in distinct], numbers)}
+    found = {"slot": _taken([slot.name for slot in distinct], numbers)}
     for name, kind in (
         ("dtype", pa.string()), ("shape", pa.list_(pa.int64())), ("strides", pa.list_(pa.int64())), ("device", pa.string()),
         ("numel", pa.int64()),
     ):  # fmt: skip
-        table[name] = _taken([None if s.tensor is None else getattr(s.tensor, name) for s in distinct], numbers, kind)
-    return table
+        found[name] = _taken([None if s.tensor is None else getattr(s.tensor, name) for s in distinct], numbers, kind)
+    return found
 
 
 def _of_producers(producers: Sequence[tuple[int, str] | None]) -> dict[str, Any]:
@@ -189,9 +185,9 @@ def _of_producers(producers: Sequence[tuple[int, str] | None]) -> dict[str, Any]
 def _of_statistics(statistics: Sequence[Statistics | None]) -> dict[str, Any]:
     known = [k for k, s in enumerate(statistics) if s is not None and s.values is not None]
     packed = np.frombuffer(b"".join([bytes(statistics[k].values) for k in known]))  # type: ignore[union-attr]
-    table = spread(packed.reshape(-1, PACKED), np.array(known, dtype=np.int64), len(statistics))
-    table["digest"] = _hexadecimal([None if s is None else s.digest for s in statistics])
-    return table
+    found = spread(packed.reshape(-1, PACKED), np.array(known, dtype=np.int64), len(statistics))
+    found["digest"] = _hexadecimal([None if s is None else s.digest for s in statistics])
+    return found
 
 
 def _hexadecimal(digests: Sequence[int | None]) -> pa.Array:

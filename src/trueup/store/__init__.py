@@ -7,10 +7,10 @@ is imported here, and nothing that is read is trusted. docs/format.md says the s
 from trueup.store.layout import FORMAT_VERSION
 from trueup.store.ownership import Displaced, claim
 from trueup.store.reader import Capture, open_capture
-from trueup.store.schema import RECORDS, sketch_matrix, statistics
+from trueup.store.schema import RECORDS, sketch_matrix, statistics, table
 from trueup.store.writer import Writer, write_process
 
 __all__ = [
     "FORMAT_VERSION", "RECORDS", "Capture", "Displaced", "Writer", "claim", "open_capture", "sketch_matrix",
-    "statistics", "write_process",
+    "statistics", "table", "write_process",
 ]  # fmt: skip

@@ -96,6 +96,15 @@ def table(columns: Mapping[str, Any]) -> pa.Table:
     return pa.table(arrays)
 
 
+def filled(records: pa.Table, **constants: int) -> pa.Table:
+    """Return a records table with the same integer in all rows of a column, for each of some columns."""
+    for name, value in constants.items():
+        place = records.schema.get_field_index(name)
+        field = records.schema.field(place)
+        records = records.set_column(place, field, pa.repeat(pa.scalar(value, field.type), records.num_rows))
+    return records
+
+
 def _array(values: Any, kind: pa.DataType | None) -> pa.Array:
     if isinstance(values, (pa.Array, pa.ChunkedArray)):
         return values if kind is None else values.cast(kind)

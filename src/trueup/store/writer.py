@@ -28,6 +28,8 @@ from trueup.store.syncing import Syncer
 
 KNOWN_KEYS = 1 << 18
 """Payloads whose segment is remembered, some 250 bytes each."""
+MANY = 32
+"""Parts from which on they are written side by side: steps of 30 ms, as portions come each second."""
 SEGMENT_BYTES = 64 * 2**20
 """Payload that is gathered before a segment is written."""
 
@@ -82,13 +84,14 @@ class Writer:
         """Write one part of records, after what it refers to; see `write_parts`."""
         self.write_parts({step: columns})
 
-    def write_parts(self, parts: Mapping[int, Mapping[str, Any]]) -> None:
+    def write_parts(self, parts: Mapping[int, Mapping[str, Any] | pa.Table]) -> None:
         """Write a part of records for each of several steps, after what they refer to; ``rank`` and ``step`` are filled in.
 
-        Short steps are many, and a disk is waited for twice for each: they are written side by side.
+        Where short steps are many, a disk is waited for twice for each: they are written side by side. A few are not, for
+        threads that write take the processor, and the interpreter's lock, from the training.
 
         Args:
-            parts: step, from 0, whose folder the part goes to -> columns, see ``schema.table``.
+            parts: step, from 0, whose folder the part goes to -> columns, see ``schema.table``, or the table made of them.
 
         Raises:
             OSError: a part was not written, nothing of it is left.
@@ -96,16 +99,18 @@ class Writer:
         """
         with self._lock:
             self._flush()
-            written = side_by_side(self._write_part, list(parts.items()))
+            work = list(parts.items())
+            written = side_by_side(self._write_part, work) if len(work) > MANY else [self._write_part(item) for item in work]
             self._counts["parts"] += sum(rows > 0 for rows in written)
             self._counts["rows"] += sum(written)
 
-    def _write_part(self, item: tuple[int, Mapping[str, Any]]) -> int:
+    def _write_part(self, item: tuple[int, Mapping[str, Any] | pa.Table]) -> int:
         """Write a part, in whichever thread, and return its rows."""
-        step, columns = item
-        rows = len(next(iter(columns.values()), ()))
+        step, content = item
+        table = content if isinstance(content, pa.Table) else schema.table(content)
+        rows: int = table.num_rows
         if rows:
-            table = schema.table({**columns, "step": [step] * rows, "rank": [self.rank] * rows})
+            table = schema.filled(table, step=step, rank=self.rank)
             folder = self.folder / layout.step_name(step)
             folder.mkdir(exist_ok=True)  # without parents: a capture that was removed is not half resurrected
             part = self._parts.get(step, 0)

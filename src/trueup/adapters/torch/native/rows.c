@@ -127,10 +127,8 @@ static PyObject *measured(const Quick *q, PyObject *tensor, long kind)
 /* The statistics of a tensor, or None for memory that nobody has written; NULL without an exception: the long way. */
 static PyObject *statistics_of(const Quick *q, PyObject *tensor, PyObject *layout, PyObject *storage)
 {
-    int truth = is_true(layout, s_complex); /* what is conjugated when it is read */
-    if (truth == 0)
-        truth = !is_true(layout, s_readable);
-    if (truth || storage == Py_None)
+    int truth = is_true(layout, s_complex); /* may be conjugated when it is read */
+    if (truth || is_true(layout, s_readable) != 1 || storage == Py_None)
         return NULL;
     truth = is_true(storage, s_uninitialised);
     if (truth)
@@ -192,7 +190,7 @@ static int add_row(const Quick *q, PyObject *of, PyObject *slot, PyObject *produ
     if (!bad) { /* nothing between two of these gives the interpreter's lock away */
         bad = PyList_Append(rows, now) || PyList_Append(rows, of) || PyList_Append(rows, slot) || PyList_Append(rows, Py_None) ||
               PyList_Append(rows, producer) || PyList_Append(rows, stats);
-        if (!bad && (PyList_Size(rows) & 255) < 6) { /* the first one, and now and then */
+        if (!bad && (PyList_Size(rows) == 6 || (PyList_Size(rows) & 255) < 6)) { /* the first one, and now and then */
             PyObject *done = call(q->recorder, s_added);
             bad = done == NULL;
             Py_XDECREF(done);
