@@ -34,8 +34,9 @@ def native() -> Any:
     ``shape`` and ``strides`` are tuples (``torch.Size`` is one), strides count elements, of which ``pointer`` is the first in
     logical C order; any stride will do, 0 and negative ones too. A complex element is one element. The 74 float64 of
     ``model.PACKED`` are written to ``out_pointer``, unless it is 0; returned is the digest (a seventh argument, False,
-    leaves it out: None). From 1 MB on the interpreter's lock is released and up to ``threads`` threads of the process's
-    OpenMP team work; what comes out does not depend on their number.
+    leaves it out: None). From 256 KB on up to ``threads`` threads of the process's OpenMP team work, from 1 MB on the
+    interpreter's lock is released; what comes out does not depend on the number of threads. ``measured`` does the same into
+    memory of the kernel's own (native/results.h), ``spent`` tells what all calls took.
     """
     if os.environ.get(SWITCH) == "0":
         return None

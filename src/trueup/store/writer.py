@@ -252,17 +252,17 @@ class Writer:
 
 
 def encode_records(table: pa.Table) -> pa.Buffer:
-    """Return a records part as Parquet: dictionaries, LZ4, page checksums; sketches plain and without extremes, for they are noise.
+    """Return a records part as Parquet: dictionaries, LZ4, page checksums; sketches plain, for they are noise.
 
-    LZ4 takes two thirds of the time of zstd for 2 % more bytes: a part has many columns and few rows.
+    LZ4 takes two thirds of the time of zstd for 2 % more bytes: a part has many columns and few rows. Nobody looks for a part by
+    its extremes; leaving them out saves a third.
     """
     leaves = [_leaf(field) for field in table.schema]
-    others = [leaf for leaf in leaves if leaf != "sketch.list.element"]
     return _encode(
         table,
-        compression={leaf: "lz4" if leaf in others else "none" for leaf in leaves},
+        compression={leaf: "none" if leaf == "sketch.list.element" else "lz4" for leaf in leaves},
         use_dictionary=[leaf for leaf in leaves if leaf in schema.DICTIONARIES],
-        write_statistics=others,
+        write_statistics=False,
         write_page_checksum=True,
     )
 

@@ -6,7 +6,7 @@ call, hooks on each module would stay in the user's model when it is pickled, an
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -83,7 +83,7 @@ def _before(
     inputs = named_tensors("input", args, kwargs)
     if call.recorded:
         session.slots.inputs(call, inputs)
-        session.slots.inputs(call, _own("param", module.named_parameters(recurse=False)))
+        session.slots.inputs(call, _own("param", _parameters(module)))
         if (values := describe_values(args, kwargs)) is not None:
             session.recorder.value(call, values)
     return context, Edges(inputs) if torch.is_grad_enabled() else None
@@ -94,14 +94,29 @@ def _after(session: Session, module: torch.nn.Module, context: Context, edges: E
     session.slots.module_outputs(context.call, outputs)
     if context.call.recorded:
         session.slots.outputs(context.call, outputs)
-        session.slots.outputs(context.call, _own("output.buffer", module.named_buffers(recurse=False)))
+        session.slots.outputs(context.call, _own("output.buffer", _buffers(module)))
     if edges is not None:
         watch(context, edges, outputs, session.slots, own=False)
 
 
-def _own(prefix: str, tensors: Iterator[tuple[str, torch.Tensor]]) -> NamedTensors:
+def _own(prefix: str, tensors: Iterable[tuple[str, torch.Tensor]]) -> NamedTensors:
     """Name the parameters or buffers of a module, those left out that have no shape before its first call (lazy modules)."""
     return [(f"{prefix}.{name}", tensor) for name, tensor in tensors if not is_lazy(tensor)]
+
+
+def _parameters(module: torch.nn.Module) -> Iterable[tuple[str, torch.Tensor]]:
+    """Return what ``named_parameters(recurse=False)`` gives, which looks for submodules and duplicates first."""
+    held = module._parameters
+    if type(module).named_parameters is not torch.nn.Module.named_parameters or len(held) > len({*map(id, held.values())}):
+        return module.named_parameters(recurse=False)  # type: ignore[no-any-return]
+    return [(name, tensor) for name, tensor in held.items() if tensor is not None]
+
+
+def _buffers(module: torch.nn.Module) -> Iterable[tuple[str, torch.Tensor]]:
+    """Return what ``named_buffers(recurse=False)`` gives; most modules have none."""
+    if type(module).named_buffers is torch.nn.Module.named_buffers and not module._buffers:
+        return ()
+    return module.named_buffers(recurse=False)  # type: ignore[no-any-return]
 
 
 def _begin(session: Session, state: ThreadState, module: torch.nn.Module) -> Context:
