@@ -12,9 +12,17 @@ from pathlib import Path
 import pytest
 
 from trueup.model import TrueupError
-from trueup.store import Writer, claim, open_capture
+from trueup.store import Writer, claim, open_capture, ownership
 
 from .captures import columns, files, small, writer
+
+PARENT = """
+import sys
+from pathlib import Path
+from trueup.store import Writer, claim
+out = Path(sys.argv[1])
+Writer(out, claim(out, None, "one"), {"run": "one"}, {}).write_records(0, {"seq": [0, 1]})
+"""
 
 CHILD = """
 import sys
@@ -110,3 +118,25 @@ def test_a_forked_child_cannot_write_as_its_parent(tmp_path: Path, monkeypatch: 
     monkeypatch.setattr(os, "getpid", lambda: -1)
     with pytest.raises(TrueupError, match="a forked child must claim its own rank"):
         out.write_records(0, columns())
+
+
+
+@pytest.mark.parametrize("rank", [0, 1])
+@pytest.mark.parametrize("look", range(6))
+def test_a_worker_looks_while_another_moves_their_parent_aside(
+    rank: int, look: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    out, looks = tmp_path / "run", 0
+    subprocess.run([sys.executable, "-c", PARENT, str(out)], check=True)
+    read = ownership.holder
+
+    def holder(folder: Path) -> dict[str, object]:
+        nonlocal looks
+        looks += 1
+        if looks == look + 1 and (out / "rank-00000").exists():
+            (out / "rank-00000").rename(out / "unranked-1")
+        return read(folder)
+
+    monkeypatch.setattr(ownership, "holder", holder)
+    assert claim(out, rank, "one") == rank
+    assert (out / f"rank-0000{rank}" / "lock").exists()

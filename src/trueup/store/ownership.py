@@ -20,6 +20,8 @@ from trueup.model import TrueupError
 from trueup.store import durable, layout, manifest
 
 RANK_LIMIT = 100_000
+ATTEMPTS = 100
+"""At a folder that siblings move aside and make anew meanwhile."""
 
 
 class Displaced(TrueupError):
@@ -45,21 +47,22 @@ def claim(directory: Path, preferred_rank: int | None, run: str | None = None) -
     check_run(directory, run)
     if (directory / layout.MANIFEST).exists():
         folders = [entry for entry in directory.iterdir() if layout.number(layout.RANK, entry.name) is not None]
-        if folders and not any(_sibling(folder, run) for folder in folders):
+        if folders and all(_foreign(folder, run) for folder in folders):
             raise _holds_capture(directory)
         if preferred_rank is None and any(_ranked(folder) for folder in folders):
             raise Displaced("it has no rank, and the processes that have one are captured")
     first = preferred_rank or 0
     for rank in [first, *(rank for rank in range(RANK_LIMIT) if rank != first)]:
         folder = directory / layout.rank_name(rank)
-        if _lock_folder(folder, preferred_rank, run):
-            return rank
-        if not _sibling(folder, run):
-            raise _holds_capture(directory)
-        if rank == preferred_rank and not _ranked(folder):
-            _move_aside(folder)
+        for _ in range(ATTEMPTS):
             if _lock_folder(folder, preferred_rank, run):
                 return rank
+            if _foreign(folder, run):
+                raise _holds_capture(directory)
+            if rank == preferred_rank and not _ranked(folder) and holder(folder):
+                _move_aside(folder)
+            elif holder(folder):
+                break  # else a sibling has just moved it aside
     raise TrueupError(f"{directory} has no free rank below {RANK_LIMIT}: choose another -o")
 
 
@@ -69,6 +72,10 @@ def _lock_folder(folder: Path, preferred_rank: int | None, run: str | None) -> b
         durable.write_json(folder / layout.LOCK, _lock(preferred_rank, run), replace=False)
     except FileExistsError:
         return False
+    except FileNotFoundError:  # a sibling has moved the folder aside
+        if folder.parent.exists():
+            return False
+        raise
     return True
 
 
@@ -129,6 +136,14 @@ def check_run(directory: Path, run: str | None) -> None:
     theirs = content.get("run")
     if run is not None and theirs is not None and theirs != run:
         raise _holds_capture(directory)
+
+
+def _foreign(folder: Path, run: str | None) -> bool:
+    """Say whether ``folder`` belongs to another run; not one that a sibling is making, or has just moved aside."""
+    for _ in range(3):  # it may be made, or moved aside, between two looks
+        if _sibling(folder, run) or not ((folder / layout.LOCK).exists() or (folder / layout.MANIFEST).exists()):
+            return False
+    return True
 
 
 def _sibling(folder: Path, run: str | None) -> bool:

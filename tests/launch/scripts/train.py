@@ -7,16 +7,16 @@ import time
 
 import torch
 
-torch.manual_seed(0)
-model = torch.nn.Sequential()
-model.add_module("neck", torch.nn.Linear(4, 8))
-model.add_module("head", torch.nn.Linear(8, 1))
-optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
 how = sys.argv[1] if len(sys.argv) > 1 else ""
 if how == "kill":  # before the first flush, however slow the machine
     from trueup.recorder import flusher
 
     flusher.FLUSH_SECONDS = 3600.0
+torch.manual_seed(0)
+model = torch.nn.Sequential()
+model.add_module("neck", torch.nn.Linear(4, 8))
+model.add_module("head", torch.nn.Linear(8, 1))
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
 steps = 10**9 if how in ("forever", "patiently") else 3
 if how == "patiently":
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(5))
