@@ -80,4 +80,12 @@ def summary(array: np.ndarray) -> np.ndarray:
         if kept[i]:
             lane, sign = place(i)
             lanes[lane] += Fraction(sign * x)
-    return np.array([numbers[name] for name in NUMBERS] + [float(lane) for lane in lanes])
+    return np.array([numbers[name] for name in NUMBERS] + [rounded(lane) for lane in lanes])
+
+
+def rounded(number: Fraction) -> float:
+    """Round to float64, to infinity where it is too large."""
+    try:
+        return float(number)
+    except OverflowError:
+        return math.inf if number > 0 else -math.inf

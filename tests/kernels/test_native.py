@@ -82,6 +82,14 @@ def test_huge_and_tiny_numbers_stay_inside_float64(instructions: str, value: flo
     close(measured(array)[0], oracle.summary(array), array)
 
 
+@pytest.mark.parametrize("dtype", [np.dtype(np.float64), np.dtype(np.complex128)], ids=str)
+def test_a_lane_that_leaves_float64_is_infinite(instructions: str, dtype: np.dtype) -> None:
+    array = np.full(97 * dtype.itemsize // 8, 8.98e307).view(dtype)
+    out, expected = measured(array)[0], oracle.summary(array)
+    assert np.isinf(expected).any()
+    np.testing.assert_allclose(out, expected, rtol=1e-14)
+
+
 def test_wrong_arguments_raise() -> None:
     with pytest.raises(TypeError, match=r"measure\(pointer, kind, shape"):
         _native.measure(0, 0)
