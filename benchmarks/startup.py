@@ -2,8 +2,8 @@
 
 Wall time, and processor time in brackets, which says more on a machine that others use. `make bench-startup` runs it.
 
-    import trueup.adapters.torch.session   61 ms (60)
-    trueup capture -- python -c pass      158 ms (150) more than python -c pass
+    import trueup.adapters.torch.session  200 ms (200), 80 of them one full garbage collection of PyTorch's objects
+    trueup capture -- python -c pass      106 ms (105) more than python -c pass
 """
 
 from __future__ import annotations

@@ -17,7 +17,6 @@ from typing import Any
 
 import numpy as np
 import pyarrow as pa
-import pyarrow.compute as pc
 from numpy.typing import NDArray
 
 from trueup.model import PACKED
@@ -194,9 +193,9 @@ def _hexadecimal(digests: Sequence[int | None]) -> pa.Array:
     """Write each number with 16 digits."""
     text = np.array([0 if number is None else number for number in digests], ">u8").tobytes().hex().encode()
     ends = np.arange(0, len(text) + 1, 16, dtype=np.int64)
-    array = pa.LargeStringArray.from_buffers(len(digests), pa.py_buffer(ends), pa.py_buffer(text)).cast(pa.string())
-    known = pa.array([number is not None for number in digests])
-    return pc.if_else(known, array, pa.scalar(None, pa.string()))
+    known = np.packbits([number is not None for number in digests], bitorder="little")
+    buffers = (pa.py_buffer(ends), pa.py_buffer(text), pa.py_buffer(known))
+    return pa.LargeStringArray.from_buffers(len(digests), *buffers).cast(pa.string())
 
 
 def _distinct(objects: Sequence[Any]) -> tuple[list[Any], pa.Array]:
