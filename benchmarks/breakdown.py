@@ -38,7 +38,6 @@ def measure(model: str, name: str, into: Path, seconds: float) -> dict[str, Any]
     plain_peak = peak_megabytes()
 
     kernel, files = probes.install()
-    clock = kernel.cost
     import trueup
 
     gc.collect()
@@ -58,7 +57,7 @@ def measure(model: str, name: str, into: Path, seconds: float) -> dict[str, Any]
     peak = peak_megabytes()
     wall, cpu = (mean(under, what) - mean(plain, what) for what in ("wall", "cpu"))
     return {
-        "mode": name, "plain": mean(plain), "reading": reading, "reads": reads, "python": cpu - reading - clock * reads,
+        "mode": name, "plain": mean(plain), "reading": reading, "reads": reads, "python": cpu - reading - kernel.cost * reads,
         "waiting": wall - cpu, "writer": writer, "files": filing, "disturbed": disturbed_share(plain + under),
         "plain_peak": plain_peak, "memory": peak - plain_peak, **content(into),
     }  # fmt: skip

@@ -79,10 +79,8 @@ class Reading:
             self._native = None
         for module, name in TWINS:
             _replace(importlib.import_module(module), name, self._twin)
-        self.cost = self._twin.cost()
+        self.cost = self._twin.cost() if self._native is None else 0.0
         """Seconds that clocks add to a call."""
-        if self._native is not None:
-            self.cost = 0.0
         self.clear()
 
     def clear(self) -> None:

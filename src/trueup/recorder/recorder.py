@@ -273,7 +273,7 @@ class Recorder:
         if new_sites := self.sites.take_new():
             writer.add_sites(new_sites)
         writer.write_parts(parts(rows, places))
-        self.calls = max(self.calls, fields(rows)[1][-1].seq + 1)
+        self.calls = max(self.calls, rows[1 - FIELDS].seq + 1)
 
     def _store_payload(self, writer: Writer, slot: Slot, stats: Statistics | None) -> Place | None:
         if stats is None or slot.tensor is None or stats.digest is None:

@@ -16,14 +16,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from trueup import kernels
+from trueup.store.pending import ALIGNMENT
 
 SLAB_BYTES = 28 << 20
 """A portion of the backlog (24 MB), and room for the tensor that made it one: so most portions are one write."""
 KEPT = 4
 """Empty slabs that wait for use; what a burst needed beyond them goes back to the system."""
 HUGE_PAGE = 2 << 20
-APART = 8
-"""Payloads begin at multiples of as many bytes: the widest element of a segment."""
 
 
 class Slab:
@@ -67,7 +66,7 @@ class Slabs:
             if slab.filled + size > slab.memory.size:
                 slab = self._next(size)
             start = slab.filled
-            slab.filled += size + -size % APART
+            slab.filled += size + -size % ALIGNMENT
             slab.users += 1
         flat = slab.memory[start : start + size].view(array.dtype)
         kernels.copy(array, flat)

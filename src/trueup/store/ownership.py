@@ -49,7 +49,7 @@ def claim(directory: Path, preferred_rank: int | None, run: str | None = None) -
         folders = [entry for entry in directory.iterdir() if layout.number(layout.RANK, entry.name) is not None]
         if folders and all(_foreign(folder, run) for folder in folders):
             raise _holds_capture(directory)
-        if preferred_rank is None and any(_ranked(folder) for folder in folders):
+        if preferred_rank is None and any(_ranked(holder(folder)) for folder in folders):
             raise Displaced("it has no rank, and the processes that have one are captured")
     first = preferred_rank or 0
     for rank in [first, *(rank for rank in range(RANK_LIMIT) if rank != first)]:
@@ -59,10 +59,11 @@ def claim(directory: Path, preferred_rank: int | None, run: str | None = None) -
                 return rank
             if _foreign(folder, run):
                 raise _holds_capture(directory)
-            if rank == preferred_rank and not _ranked(folder) and holder(folder):
+            lock = holder(folder)
+            if lock and (rank != preferred_rank or _ranked(lock)):
+                break
+            if lock:  # else a sibling has just moved it aside
                 _move_aside(folder)
-            elif holder(folder):
-                break  # else a sibling has just moved it aside
     raise TrueupError(f"{directory} has no free rank below {RANK_LIMIT}: choose another -o")
 
 
@@ -79,9 +80,9 @@ def _lock_folder(folder: Path, preferred_rank: int | None, run: str | None) -> b
     return True
 
 
-def _ranked(folder: Path) -> bool:
-    """Say whether the process that holds ``folder`` knew its rank."""
-    return type(holder(folder).get("preferred_rank")) is int
+def _ranked(lock: dict[str, Any]) -> bool:
+    """Say whether the process that wrote a lock knew its rank."""
+    return type(lock.get("preferred_rank")) is int
 
 
 def _move_aside(folder: Path) -> None:

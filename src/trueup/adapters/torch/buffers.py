@@ -14,7 +14,6 @@ from typing import Any
 
 import torch
 
-from trueup.adapters.torch.host import by_address
 from trueup.adapters.torch.in_flight import InFlight
 from trueup.adapters.torch.layouts import STAND_INS, is_plain, parts
 from trueup.adapters.torch.shards import local
@@ -110,7 +109,7 @@ class Buffers:
         key = (tensor.storage_offset(), layout.view)
         stats = storage.known.get(key)
         if stats is None:
-            stats = self._on_host(tensor, layout) or self._measure(tensor, storage)
+            stats = self._measure(tensor, storage)
             if stats is not None:
                 storage.known[key] = stats
                 if stats.data is not None and len(layout.view) == 2 and storage.covered_by(tensor):
@@ -188,15 +187,6 @@ class Buffers:
     def forget(self) -> None:
         """Forget what was measured and who wrote it: what ran meanwhile was not seen."""
         self.storages.clear()
-
-    def _on_host(self, tensor: torch.Tensor, layout: Layout) -> Statistics | None:
-        """Measure a plain tensor in host memory of which no bytes are kept, the short way; None for any other."""
-        kind = layout.host_kind
-        if kind is None or self._detail == "tensor" or type(tensor) not in PLAIN:
-            return None
-        stats = by_address(tensor, kind, self._detail)
-        self.reads += stats is not None
-        return stats
 
     def _measure(self, tensor: torch.Tensor, storage: Storage | None = None) -> Statistics | None:
         self.reads += 1

@@ -78,14 +78,14 @@ def on_host(tensor: torch.Tensor, detail: str) -> Statistics:
     The bytes (``data``) are a view: whoever keeps them copies them.
     """
     kind = _KINDS.get(tensor.dtype)
-    stats = None if kind is None or tensor.is_neg() or tensor.is_conj() else by_address(tensor, kind, detail)
+    stats = None if kind is None or tensor.is_neg() or tensor.is_conj() else _by_address(tensor, kind, detail)
     stats = stats or _by_array(tensor, detail)
     if detail == "tensor":
         stats.data = to_numpy(tensor)
     return stats
 
 
-def by_address(tensor: torch.Tensor, kind: int, detail: str) -> Statistics | None:
+def _by_address(tensor: torch.Tensor, kind: int, detail: str) -> Statistics | None:
     """Measure with the compiled kernel, which knows the dtype by the number ``kind``.
 
     None where it is missing, or the tensor has sizes and no memory.

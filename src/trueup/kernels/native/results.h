@@ -88,8 +88,7 @@ static PyObject *result_new(double **row)
         if (full != NULL && full->users == 0)
             block_free(full);
     }
-    allocfunc allocate = (allocfunc)PyType_GetSlot((PyTypeObject *)result_type, Py_tp_alloc);
-    Result *result = (Result *)allocate((PyTypeObject *)result_type, 0);
+    Result *result = (Result *)PyType_GenericAlloc((PyTypeObject *)result_type, 0);
     if (result == NULL)
         return NULL;
     result->block = filling;
@@ -103,7 +102,7 @@ static void result_dealloc(PyObject *self)
     PyTypeObject *type = Py_TYPE(self);
     if (((Result *)self)->block != NULL)
         block_leave(((Result *)self)->block);
-    ((freefunc)PyType_GetSlot(type, Py_tp_free))(self);
+    PyObject_Free(self);
     Py_DECREF(type);
 }
 

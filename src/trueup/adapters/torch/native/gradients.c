@@ -84,26 +84,19 @@ static int survive(const Quick *q, const Hook *hook)
     return lives < 0 ? -1 : 0;
 }
 
-/* As `Observing` does it: nothing that executes in here is a call, and no override of functions applies. */
 static int observed(const Quick *q, const Hook *hook, PyObject *gradients)
 {
-    PyObject *state = PyObject_GetAttr(q->threads, s_state), *before = state == NULL ? NULL : PyObject_GetAttr(state, s_busy);
-    PyObject *plain = before == NULL ? NULL : PyObject_CallObject(q->no_overrides, NULL), *done = plain == NULL ? NULL : call(plain, s___enter__);
-    int bad = done == NULL || PyObject_SetAttr(state, s_busy, Py_True);
-    Py_XDECREF(done);
+    Wall wall = {.state = PyObject_GetAttr(q->threads, s_state)};
+    int bad = wall.state == NULL || wall_raise(q, &wall);
     if (!bad) {
         bad = record_gradients(q, hook, gradients);
         PyObject *type, *value, *trace;
         PyErr_Fetch(&type, &value, &trace);
-        done = PyObject_CallMethodObjArgs(plain, s___exit__, Py_None, Py_None, Py_None, NULL);
-        if (done == NULL || PyObject_SetAttr(state, s_busy, before))
+        if (wall_lower(&wall))
             PyErr_Clear();
-        Py_XDECREF(done);
         PyErr_Restore(type, value, trace);
     }
-    Py_XDECREF(state);
-    Py_XDECREF(before);
-    Py_XDECREF(plain);
+    wall_clear(&wall);
     return bad && survive(q, hook) ? -1 : 0;
 }
 
@@ -128,7 +121,7 @@ static void hook_dealloc(PyObject *self)
     Py_XDECREF(hook->quick);
     Py_XDECREF(hook->context);
     Py_XDECREF(hook->slots);
-    ((freefunc)PyType_GetSlot(type, Py_tp_free))(self);
+    PyObject_Free(self);
     Py_DECREF(type);
 }
 
@@ -150,14 +143,15 @@ PyObject *quick_hook(PyObject *self, PyObject *const *args, Py_ssize_t count)
         return NULL;
     }
     for (Py_ssize_t k = 0; k < PyList_Size(args[1]); k++) {
-        PyObject *item = PyList_GetItem(args[1], k);
-        if (!PyTuple_Check(item) || PyTuple_Size(item) != 2 || !PyLong_Check(PyTuple_GetItem(item, 0))) {
+        PyObject *position, *slot;
+        if (pair_at(args[1], k, &position, &slot))
+            return NULL;
+        if (!PyLong_Check(position)) {
             PyErr_SetString(PyExc_TypeError, "hook: expected pairs of a position and a slot");
             return NULL;
         }
     }
-    allocfunc allocate = (allocfunc)PyType_GetSlot((PyTypeObject *)hook_type, Py_tp_alloc);
-    Hook *hook = (Hook *)allocate((PyTypeObject *)hook_type, 0);
+    Hook *hook = (Hook *)PyType_GenericAlloc((PyTypeObject *)hook_type, 0);
     if (hook == NULL)
         return NULL;
     hook->quick = Py_NewRef(self);

@@ -3,6 +3,7 @@
 #include <Python.h>
 
 #include "functions.h"
+#include "quick.h"
 
 static PyObject *s_requires_grad, *s_grad_fn, *s_output_nr, *s_next_functions, *s__sequence_nr, *s_variable, *s_metadata, *s_tag;
 static const unsigned long long ACCUMULATE = ~0ULL; /* sequence number of nodes that add to a leaf's .grad */
@@ -57,12 +58,8 @@ PyObject *note_edges(PyObject *self, PyObject *const *args, Py_ssize_t count)
         return NULL;
     }
     for (Py_ssize_t k = 0; k < PyList_Size(args[0]); k++) {
-        PyObject *pair = PyList_GetItem(args[0], k);
-        if (!PyTuple_Check(pair) || PyTuple_Size(pair) != 2) {
-            PyErr_SetString(PyExc_TypeError, "note_edges: expected pairs of a slot and a tensor");
-            return NULL;
-        }
-        if (note_edge(PyTuple_GetItem(pair, 0), PyTuple_GetItem(pair, 1), args[1], args[2]))
+        PyObject *slot, *tensor;
+        if (pair_at(args[0], k, &slot, &tensor) || note_edge(slot, tensor, args[1], args[2]))
             return NULL;
     }
     Py_RETURN_NONE;

@@ -45,7 +45,7 @@ static void quick_dealloc(PyObject *self)
     PyTypeObject *type = Py_TYPE(self);
     PyObject_GC_UnTrack(self);
     quick_clear(self);
-    ((freefunc)PyType_GetSlot(type, Py_tp_free))(self);
+    PyObject_GC_Del(self);
     Py_DECREF(type);
 }
 

@@ -1,34 +1,55 @@
 /* The wall around our own work, in place of `Observing` in observing.py. */
 #include "quick.h"
 
+int wall_raise(const Quick *q, Wall *wall)
+{
+    PyObject *done = NULL;
+    Py_CLEAR(wall->before);
+    Py_CLEAR(wall->plain);
+    if ((wall->before = PyObject_GetAttr(wall->state, s_busy)) != NULL &&
+        (wall->plain = PyObject_CallObject(q->no_overrides, NULL)) != NULL)
+        done = call(wall->plain, s___enter__);
+    Py_XDECREF(done);
+    return done == NULL ? -1 : PyObject_SetAttr(wall->state, s_busy, Py_True);
+}
+
+int wall_lower(const Wall *wall)
+{
+    PyObject *done = PyObject_CallMethodObjArgs(wall->plain, s___exit__, Py_None, Py_None, Py_None, NULL);
+    Py_XDECREF(done);
+    return done == NULL ? -1 : PyObject_SetAttr(wall->state, s_busy, wall->before);
+}
+
+void wall_clear(Wall *wall)
+{
+    Py_CLEAR(wall->state);
+    Py_CLEAR(wall->before);
+    Py_CLEAR(wall->plain);
+}
+
 typedef struct {
     PyObject_HEAD
-    PyObject *quick, *state, *what, *before, *plain;
+    PyObject *quick, *what;
+    Wall wall;
 } Observing;
 
 static PyObject *observing_enter(PyObject *self, PyObject *none)
 {
     Observing *o = (Observing *)self;
     (void)none;
-    Py_XDECREF(o->before);
-    Py_XDECREF(o->plain);
-    o->plain = NULL;
-    if ((o->before = PyObject_GetAttr(o->state, s_busy)) == NULL || PyObject_SetAttr(o->state, s_busy, Py_True) ||
-        (o->plain = PyObject_CallObject(((Quick *)o->quick)->no_overrides, NULL)) == NULL)
+    if (wall_raise((Quick *)o->quick, &o->wall))
         return NULL;
-    return call(o->plain, s___enter__);
+    Py_RETURN_NONE;
 }
 
 static PyObject *observing_exit(PyObject *self, PyObject *const *args, Py_ssize_t count)
 {
     Observing *o = (Observing *)self;
-    if (count != 3 || o->plain == NULL) {
+    if (count != 3 || o->wall.plain == NULL) {
         PyErr_SetString(PyExc_TypeError, "__exit__(type, error, traceback), after __enter__");
         return NULL;
     }
-    PyObject *done = PyObject_CallMethodObjArgs(o->plain, s___exit__, args[0], args[1], args[2], NULL);
-    Py_XDECREF(done);
-    if (done == NULL || PyObject_SetAttr(o->state, s_busy, o->before))
+    if (wall_lower(&o->wall))
         return NULL;
     if (args[1] == Py_None || !PyErr_GivenExceptionMatches(args[1], PyExc_Exception))
         Py_RETURN_FALSE;
@@ -40,11 +61,9 @@ static void observing_dealloc(PyObject *self)
     PyTypeObject *type = Py_TYPE(self);
     Observing *o = (Observing *)self;
     Py_XDECREF(o->quick);
-    Py_XDECREF(o->state);
     Py_XDECREF(o->what);
-    Py_XDECREF(o->before);
-    Py_XDECREF(o->plain);
-    ((freefunc)PyType_GetSlot(type, Py_tp_free))(self);
+    wall_clear(&o->wall);
+    PyObject_Free(self);
     Py_DECREF(type);
 }
 
@@ -70,12 +89,11 @@ PyObject *quick_observing(PyObject *self, PyObject *const *args, Py_ssize_t coun
         PyErr_SetString(PyExc_TypeError, "observing(state, what)");
         return NULL;
     }
-    allocfunc allocate = (allocfunc)PyType_GetSlot((PyTypeObject *)observing_type, Py_tp_alloc);
-    Observing *o = (Observing *)allocate((PyTypeObject *)observing_type, 0);
+    Observing *o = (Observing *)PyType_GenericAlloc((PyTypeObject *)observing_type, 0);
     if (o == NULL)
         return NULL;
     o->quick = Py_NewRef(self);
-    o->state = Py_NewRef(args[0]);
+    o->wall.state = Py_NewRef(args[0]);
     o->what = Py_NewRef(args[1]);
     return (PyObject *)o;
 }

@@ -31,6 +31,27 @@ typedef struct {
 
 static inline PyObject *call(PyObject *object, PyObject *name) { return PyObject_CallMethodObjArgs(object, name, NULL); }
 
+/* Take a pair out of a list: 0, or -1 with an exception set. What is taken is borrowed from the list. */
+static inline int pair_at(PyObject *list, Py_ssize_t k, PyObject **first, PyObject **second)
+{
+    PyObject *pair = PyList_GetItem(list, k);
+    if (pair == NULL || !PyTuple_Check(pair) || PyTuple_Size(pair) != 2) {
+        PyErr_SetString(PyExc_TypeError, "expected a list of pairs");
+        return -1;
+    }
+    *first = PyTuple_GetItem(pair, 0);
+    *second = PyTuple_GetItem(pair, 1);
+    return 0;
+}
+
+/* observing.c: nothing that executes behind the wall is a call, and no override of functions applies. Of a thread's `state`. */
+typedef struct {
+    PyObject *state, *before, *plain;
+} Wall;
+int wall_raise(const Quick *q, Wall *wall); /* 0, or -1 with an exception set */
+int wall_lower(const Wall *wall);
+void wall_clear(Wall *wall);
+
 /* rows.c */
 int is_true(PyObject *object, PyObject *name);                  /* of an attribute: 1, 0, or -1 with an exception set */
 PyObject *storage_of(const Quick *q, PyObject *tensor);         /* what is known of a tensor's storage, or None */

@@ -246,6 +246,7 @@ PyObject *producer_of(PyObject *storage, PyObject *level)
     Py_DECREF(producers);
     return found;
 }
+
 int set_producer(const Quick *q, PyObject *tensor, PyObject *storage, PyObject *level, PyObject *of, PyObject *name)
 {
     PyObject *done = NULL;
@@ -285,35 +286,15 @@ PyObject *quick_inputs(PyObject *self, PyObject *const *args, Py_ssize_t count)
         return NULL;
     }
     for (Py_ssize_t k = 0; k < PyList_Size(args[1]); k++) {
-        PyObject *item = PyList_GetItem(args[1], k);
-        if (!PyTuple_Check(item) || PyTuple_Size(item) != 2) {
-            PyErr_SetString(PyExc_TypeError, "inputs: expected pairs of a slot and a tensor");
-            return NULL;
-        }
-        Py_INCREF(item);
-        PyObject *name = PyTuple_GetItem(item, 0), *tensor = PyTuple_GetItem(item, 1), *storage = storage_of(q, tensor);
+        PyObject *name, *tensor, *storage = pair_at(args[1], k, &name, &tensor) ? NULL : storage_of(q, tensor);
         PyObject *producer = storage == NULL ? NULL : producer_of(storage, args[2]);
         int bad = producer == NULL || record_at_length(q, args[0], name, tensor, storage, producer, Py_None);
-        Py_DECREF(item);
         Py_XDECREF(storage);
         Py_XDECREF(producer);
         if (bad)
             return NULL;
     }
     Py_RETURN_NONE;
-}
-
-/* Take the pair of a slot and a tensor out of a list: 0, or -1 with an exception set. What is taken is borrowed from the list. */
-static int pair_at(PyObject *list, Py_ssize_t k, PyObject **name, PyObject **tensor)
-{
-    PyObject *item = PyList_GetItem(list, k);
-    if (item == NULL || !PyTuple_Check(item) || PyTuple_Size(item) != 2) {
-        PyErr_SetString(PyExc_TypeError, "expected a list of pairs of a slot and a tensor");
-        return -1;
-    }
-    *name = PyTuple_GetItem(item, 0);
-    *tensor = PyTuple_GetItem(item, 1);
-    return 0;
 }
 
 /* Tell whether a storage is that of one of these tensors: 1, 0, or -1 with an exception set. */
