@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import statistics
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 
 from machine import Foreign
 
@@ -23,22 +25,24 @@ ENOUGH = 10.0
 
 @dataclass
 class Chunk:
-    """Some steps in a row: seconds of the wall clock, of CPU on this thread, of CPU that others took; and a meter's reading."""
+    """Some steps in a row: seconds of the wall clock, all and each; CPU of this thread, of others; a meter's reading."""
 
-    steps: int
+    each: list[float]
     wall: float
     cpu: float
     foreign: float
     metered: float
 
     @property
+    def steps(self) -> int:
+        return len(self.each)
+
+    @property
     def disturbed(self) -> bool:
         return self.foreign > 0.02 + 0.05 * self.wall
 
 
-def run(
-    step: Callable[[], object], seconds: float, guess: float = 0.0, meter: Callable[[], float] = lambda: 0.0
-) -> list[Chunk]:
+def run(step: Callable[[], object], seconds: float, guess: float = 0.0, meter: Callable[[], float] = lambda: 0.0) -> list[Chunk]:
     """Run steps until undisturbed ones of ``seconds`` together are there, at least three chunks, within limits.
 
     Args:
@@ -50,11 +54,12 @@ def run(
     spent = kept = 0.0
     while (len(chunks) < 3 and spent < ENOUGH) or (kept < seconds and spent < LONGEST * seconds):
         foreign = Foreign()
-        metered, cpu, started = meter(), time.thread_time(), time.perf_counter()
+        metered, cpu, clock = meter(), time.thread_time(), [time.perf_counter()]
         for _ in range(per_chunk):
             step()
-        wall = time.perf_counter() - started
-        chunk = Chunk(per_chunk, wall, time.thread_time() - cpu, foreign.seconds(), meter() - metered)
+            clock.append(time.perf_counter())
+        each = [after - before for before, after in pairwise(clock)]
+        chunk = Chunk(each, clock[-1] - clock[0], time.thread_time() - cpu, foreign.seconds(), meter() - metered)
         chunks.append(chunk)
         spent += chunk.wall
         kept += 0.0 if chunk.disturbed else chunk.wall
@@ -64,10 +69,15 @@ def run(
 def mean(chunks: Sequence[Chunk], what: str = "wall") -> float:
     """Seconds a step, or what the meter counts. Disturbed chunks are left out; where most are, the least disturbed half counts.
 
-    A mean and not a median: a writer in the background makes a few steps slow, and they are part of the cost.
+    What was paid: a writer in the background makes a few steps slow, and they are part of the cost.
     """
     kept = undisturbed(chunks)
     return sum(getattr(c, what) for c in kept) / sum(c.steps for c in kept)
+
+
+def median(chunks: Sequence[Chunk]) -> float:
+    """Seconds of the step in the middle, of the steps that `mean` counts."""
+    return statistics.median(seconds for c in undisturbed(chunks) for seconds in c.each)
 
 
 def undisturbed(chunks: Sequence[Chunk]) -> list[Chunk]:

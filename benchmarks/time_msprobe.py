@@ -20,7 +20,7 @@ import torch
 import models
 from machine import peak_megabytes, wait_until_quiet
 from modes import MODES, Mode
-from stepping import DISTURBED, count, disturbed_share, mean, run
+from stepping import DISTURBED, count, disturbed_share, mean, median, run
 
 
 def debugged(step: models.Training, config: dict[str, Any], optimizer: bool, folder: Path) -> Callable[[], None]:
@@ -64,7 +64,8 @@ def measure(model: str, mode: Mode, folder: Path, seconds: float, patience: floa
         steps += count(chunks)
     written = sum(f.stat().st_size for f in (folder / "dump").rglob("*") if f.is_file())
     return {
-        "plain": mean(before), "ms": mean(chunks), "mb": written / 2**20 / steps, "memory": peak_megabytes() - peak,
+        "plain_mean": mean(before), "plain_median": median(before), "mean": mean(chunks), "median": median(chunks),
+        "mb": written / 2**20 / steps, "memory": peak_megabytes() - peak,
         "plain_peak": peak, "steps": count(chunks), "disturbed": disturbed_share(before + chunks),
     }  # fmt: skip
 

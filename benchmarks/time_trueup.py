@@ -17,7 +17,7 @@ import torch
 import models
 from machine import wait_until_quiet
 from modes import MODES, Mode
-from stepping import DISTURBED, Chunk, count, disturbed_share, mean, run
+from stepping import DISTURBED, Chunk, count, disturbed_share, mean, median, run
 
 SETTLE = 1.2
 """Seconds after which the writer, which wakes every second, has written the rows of the first step."""
@@ -75,7 +75,8 @@ def main() -> None:
         plain = (mean(before) + mean(after)) / 2
         drain = 0.0 if MODES[name].idle else ended / count(chunks)
         found = {
-            "mode": name, "plain": plain, "ms": mean(chunks) + drain, "end": ended, "mb": megabytes,
+            "mode": name, "plain_mean": plain, "mean": mean(chunks) + drain, "end": ended, "mb": megabytes,
+            "median": median(chunks), "plain_median": median(before + after),
             "steps": count(chunks), "disturbed": disturbed_share(before + chunks + after),
         }  # fmt: skip
         print(json.dumps(found), flush=True)
