@@ -21,11 +21,14 @@ from trueup.store.schema import table
 from trueup.verdict import align, compare, criteria, judge, locate, measure
 from trueup.verdict.origins import Origins
 from trueup.verdict.precision import Precision
-from trueup.verdict.streams import Stream, load
+from trueup.verdict.streams import Stream, Vocabulary, load
 
 Array = np.ndarray[Any, Any]
 
 CRITERION = criteria.load("default")
+
+NAMES, VALUES = Vocabulary(), Vocabulary()
+"""Of all streams here: the two sides of a comparison number names alike."""
 
 
 @dataclass
@@ -115,7 +118,7 @@ class Recording:
         """Return one step as the verdict reads it, without a disk between."""
         rows = [row for row in self.rows if (row["step"], row["rank"]) == (step, rank)]
         extra = {"step": [step] * len(rows), "rank": [rank] * len(rows)}
-        return load(table(self.columns(rows) | extra))
+        return load(table(self.columns(rows) | extra), NAMES, VALUES)
 
     def write(self, directory: Path, status: str = "complete", **manifest: Any) -> Path:
         """Write the recording as a capture directory."""
@@ -162,24 +165,26 @@ def judged(
     baseline: Recording, candidate: Recording, precision: Precision | None = None, step: int = 0
 ) -> list[judge.Judged]:
     """Align, measure and judge one step."""
-    return part(baseline, candidate, precision, step=step)[0].judged
+    return calls_of(part(baseline, candidate, precision, step=step))
 
 
-def part(
-    baseline: Recording, candidate: Recording, precision: Precision | None = None, *, step: int = 0
-) -> tuple[locate.Part, tuple[Stream, Stream]]:
+def calls_of(found: locate.Part) -> list[judge.Judged]:
+    """Return the judged calls of a part, in order."""
+    return [found.verdicts.at(pair) for pair in range(len(found.verdicts))]
+
+
+def part(baseline: Recording, candidate: Recording, precision: Precision | None = None, *, step: int = 0) -> locate.Part:
     """Align, measure and judge one step, ready for `locate`."""
     streams = baseline.stream(step), candidate.stream(step)
     alignment = align.align(*streams)
-    measured = measure.measure(alignment.pairs, *streams, (no_payload, no_payload))
-    calls = judge.judge(measured, *streams, CRITERION, precision or Precision())
-    return locate.Part(0, step, calls, alignment.only_baseline, alignment.only_candidate), streams
+    errors = measure.measure(alignment, *streams, (no_payload, no_payload))
+    return locate.Part(0, step, judge.judge(errors, CRITERION, precision or Precision()), alignment)
 
 
 def located(baseline: Recording, candidate: Recording, origins: Origins | None = None) -> locate.Part:
     """Align, measure, judge and locate step 0."""
-    found, streams = part(baseline, candidate)
-    locate.locate(found, *streams, CRITERION, origins, first_step=True, from_start=True)
+    found = part(baseline, candidate)
+    locate.locate(found, CRITERION, origins, first_step=True, from_start=True)
     return found
 
 

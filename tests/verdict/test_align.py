@@ -7,10 +7,13 @@ import time
 from collections.abc import Iterable
 
 import numpy as np
+import pyarrow as pa
 import pytest
 
-from trueup.verdict.align import Alignment, align
-from verdict.captures import Array, Recording, changed, normal
+from trueup.store import table
+from trueup.verdict.align import align
+from trueup.verdict.streams import Row, Stream, load
+from verdict.captures import NAMES, VALUES, Array, Recording, changed, normal
 
 
 def chain(outputs: Iterable[Array], op: str = "aten::add", scope: str = "") -> Recording:
@@ -20,11 +23,27 @@ def chain(outputs: Iterable[Array], op: str = "aten::add", scope: str = "") -> R
     return run
 
 
-def aligned(baseline: Recording, candidate: Recording) -> Alignment:
-    return align(baseline.stream(), candidate.stream())
+@dataclasses.dataclass
+class Found:
+    """An alignment as calls."""
+
+    pairs: list[tuple[Row, Row]]
+    only_baseline: list[Row]
+    only_candidate: list[Row]
 
 
-def numbers(found: Alignment) -> list[tuple[int, int]]:
+def rows(baseline: Stream, candidate: Stream) -> Found:
+    found = align(baseline, candidate)
+    first, second = ([s.row(k) for k in side] for s, side in ((baseline, found.baseline), (candidate, found.candidate)))
+    rest = ((baseline, found.only_baseline), (candidate, found.only_candidate))
+    return Found(list(zip(first, second, strict=True)), *([s.row(k) for k in side] for s, side in rest))
+
+
+def aligned(baseline: Recording, candidate: Recording) -> Found:
+    return rows(baseline.stream(), candidate.stream())
+
+
+def numbers(found: Found) -> list[tuple[int, int]]:
     return [(b.seq, c.seq) for b, c in found.pairs]
 
 
@@ -122,15 +141,20 @@ def test_a_hundred_thousand_calls_in_one_bucket_stay_fast() -> None:
     count = 100_000
     tensors = [np.float32([k, -k]) for k in range(97)]  # of which the bucket holds many copies: they are made quickly
     place = 70_000
-    streams = [chain(tensors).stream() for _ in range(2)]
-    for side, stream in enumerate(streams):
-        calls = [dataclasses.replace(stream.calls[k * k % 97], seq=k) for k in range(count)]
+    few = chain(tensors)
+    whole = table(few.columns(few.rows) | {"step": [0] * 97, "rank": [0] * 97})
+    streams = []
+    for side in (0, 1):
+        which, names = [k * k % 97 for k in range(count)], ["aten::add"] * count
         if side:
-            calls.insert(place, dataclasses.replace(calls[0], op="aten::mul"))
-            calls = [dataclasses.replace(call, seq=k) for k, call in enumerate(calls)]
-        stream.calls[:] = calls
+            which.insert(place, 0)
+            names.insert(place, "aten::mul")
+        many = whole.take(which)
+        for name, values in (("op", pa.array(names).dictionary_encode()), ("seq", pa.array(range(len(which))))):
+            many = many.set_column(many.schema.get_field_index(name), name, values)
+        streams.append(load(many, NAMES, VALUES))
     started = time.process_time()
-    found = align(*streams)
+    found = rows(*streams)
     assert time.process_time() - started < 5
     assert [c.seq for c in found.only_candidate] == [place]
     assert not found.only_baseline
@@ -142,7 +166,7 @@ def test_many_calls_of_one_operator_stay_fast() -> None:
     other = [t + np.float32(1e-3) for t in tensors[1:]]
     streams = chain(tensors).stream(), chain(other).stream()
     started = time.process_time()
-    found = align(*streams)
+    found = rows(*streams)
     assert time.process_time() - started < 10
     assert len(found.pairs) == count - 2
     assert [b.seq for b in found.only_baseline] == [0]

@@ -9,7 +9,7 @@ import pytest
 
 from trueup.verdict.locate import Part, Suspect, rank_culprits
 from trueup.verdict.origins import Origins
-from verdict.captures import Array, Recording, Slot, changed, located, normal
+from verdict.captures import Array, Recording, Slot, calls_of, changed, located, normal
 
 W = normal(16, 16, seed=50)
 
@@ -34,7 +34,7 @@ def suspects(part: Part) -> list[tuple[str, str, int, bool]]:
 
 
 def roles(part: Part) -> list[str]:
-    return [j.role for j in sorted(part.judged, key=lambda j: j.call.candidate.seq)]
+    return [j.role for j in calls_of(part)]
 
 
 def test_equal_runs_have_no_suspects() -> None:
@@ -130,7 +130,7 @@ def test_the_coarser_level_speaks_where_the_finer_does_not_line_up() -> None:
 
 def test_unmatched_calls_inside_a_call_that_agrees_are_covered() -> None:
     part = located(*nested([True, None], outer_wrong=False))
-    assert (len(part.only_baseline), len(part.only_candidate)) == (1, 1)
+    assert (len(part.alignment.only_baseline), len(part.alignment.only_candidate)) == (1, 1)
     assert not part.suspects
     assert not part.uncovered
 
@@ -237,7 +237,7 @@ def test_a_region_that_agrees_is_covered() -> None:
     lstm(runs[0], normal(16, 16), fused=True)
     lstm(runs[1], normal(16, 16), fused=False, wrong=1e-6)
     part = located(*runs)
-    assert (len(part.only_baseline), len(part.only_candidate)) == (1, 4)
+    assert (len(part.alignment.only_baseline), len(part.alignment.only_candidate)) == (1, 4)
     assert not part.suspects
     assert not part.uncovered
 
@@ -289,7 +289,7 @@ def test_a_call_only_one_side_has_that_changes_nothing_is_covered() -> None:
             x = copy
         products(run, x, 1)
     part = located(*runs)
-    assert len(part.only_candidate) == 1
+    assert len(part.alignment.only_candidate) == 1
     assert not part.suspects
     assert not part.uncovered
 

@@ -12,8 +12,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as arrays
 
+from trueup.verdict.align import align
 from trueup.verdict.measure import Measured, SlotError, equal_values, measure
-from verdict.captures import Array, Recording, Slot, normal
+from verdict.captures import Array, Recording, Slot, no_payload, normal
 
 FLOATS = st.sampled_from([np.float16, np.float32, np.float64, ml_dtypes.bfloat16])
 
@@ -23,13 +24,12 @@ def measured(baseline: Any, candidate: Any, parts: str = "stats digest", **call:
     runs = Recording(parts=parts), Recording(parts=parts)
     for run, tensor in zip(runs, (baseline, candidate), strict=True):
         run.call("aten::mm", [], [tensor], **call)
-    streams = [run.stream() for run in runs]
-    if "tensor" in parts:
-        for stream in streams:
-            stream.payload[:] = [("segment", "key")] * len(stream.payload)
+    first, second = (run.stream() for run in runs)
+    for stream in (first, second):
+        stream.has_payload[:] = "tensor" in parts
+        stream.place = lambda _: ("segment", "key", None)  # type: ignore[method-assign]
     payloads = (lambda *_: np.asarray(baseline).reshape(-1)), (lambda *_: np.asarray(candidate).reshape(-1))
-    pairs = list(zip(streams[0].calls, streams[1].calls, strict=True))
-    return measure(pairs, streams[0], streams[1], payloads)[0]
+    return measure(align(first, second), first, second, payloads).measured(0)
 
 
 def error(baseline: Any, candidate: Any, parts: str = "stats digest") -> SlotError:
@@ -195,8 +195,8 @@ def test_one_sided_slots_and_arguments() -> None:
     runs = Recording(), Recording()
     runs[0].call("aten::addmm", {"input.0": normal(2), "input.bias": normal(2)}, [normal(2)], arguments={"alpha": 1})
     runs[1].call("aten::addmm", {"input.0": normal(2)}, [normal(2)], arguments={"alpha": 2})
-    streams = [run.stream() for run in runs]
-    found = measure([(streams[0].calls[0], streams[1].calls[0])], streams[0], streams[1], (None, None))[0]  # type: ignore[arg-type]
+    streams = runs[0].stream(), runs[1].stream()
+    found = measure(align(*streams), *streams, (no_payload, no_payload)).measured(0)
     assert found.one_sided == ("input.bias",)
     assert found.arguments == ('{"alpha": 1}', '{"alpha": 2}')
 

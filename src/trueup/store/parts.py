@@ -98,7 +98,8 @@ def _filter(table: pa.Table, where: Mapping[str, Collection[Any]]) -> pa.Table:
             column = column.cast(column.type.value_type)
         one = pc.is_in(column, value_set=pa.array(list(accepted), column.type))
         mask = one if mask is None else pc.and_(mask, one)
-    return table.filter(mask)
+    # As a rule all rows of a part are wanted, and a copy of them costs as much as reading them.
+    return table if mask is None or pc.all(mask, skip_nulls=False).as_py() else table.filter(mask)
 
 
 def in_order(table: pa.Table) -> pa.Table:

@@ -8,14 +8,12 @@ order if operator, shapes and data are alike: autocast casts a weight before or 
 
 from __future__ import annotations
 
-from collections import defaultdict
 from dataclasses import dataclass
 
 import numpy as np
 
 from trueup.verdict.closeness import Likeness
-from trueup.verdict.measure import sizes
-from trueup.verdict.streams import Row, Stream
+from trueup.verdict.streams import Array, Numbers, Stream, spans
 
 MAX_CELLS = 4_000_000
 """Largest table of similarities; a longer pair of sequences is aligned window by window."""
@@ -26,68 +24,126 @@ WINDOW = 1000
 ALIKE = 0.75
 """Closeness from which calls at the same place are a pair without a look at the rest: a relative distance of 1e-6."""
 
-
 AKIN = 0.25
 """Closeness from which left-over calls are a pair whatever their order: a relative distance of 1e-2."""
 
+Couples = list[tuple[int, int]]
 
-@dataclass(slots=True)
+
+@dataclass(frozen=True, slots=True)
 class Alignment:
-    """Matched pairs in the candidate's execution order, and what has no partner."""
+    """Matched calls, in the candidate's execution order, and what has no partner: indices into the streams."""
 
-    pairs: list[tuple[Row, Row]]
-    only_baseline: list[Row]
-    only_candidate: list[Row]
+    baseline: Numbers
+    candidate: Numbers
+    only_baseline: Numbers
+    only_candidate: Numbers
 
 
 def align(baseline: Stream, candidate: Stream) -> Alignment:
     """Match the calls of two streams."""
-    buckets: defaultdict[tuple[str, str, str], tuple[list[Row], list[Row]]] = defaultdict(lambda: ([], []))
-    for side, stream in enumerate((baseline, candidate)):
-        for call in stream.calls:
-            buckets[call.phase, call.level, call.scope][side].append(call)
-    pairs: list[tuple[Row, Row]] = []
-    for first, second in buckets.values():
-        if [c.op for c in first] == [c.op for c in second]:
-            pairs += _reordered(first, second, baseline, candidate)
-        elif first and second:
-            likeness = Likeness(first, second, baseline, candidate)
-            found = [(first[i], second[j]) for i, j in _align_sequences(likeness, len(first), len(second))]
-            pairs += found + _left_over(found, first, second, baseline, candidate)
-    pairs.sort(key=lambda pair: pair[1].seq)
-    return Alignment(pairs, *_unpaired(pairs, baseline.calls, candidate.calls))
+    streams = baseline, candidate
+    matched = np.zeros((2, 0), np.int64)
+    pairs: Couples = []
+    buckets = [_Buckets(stream) for stream in streams]
+    shared = np.intersect1d(buckets[0].keys, buckets[1].keys, assume_unique=True)
+    if len(shared):
+        at = [np.searchsorted(b.keys, shared) for b in buckets]
+        counts = [b.counts[k] for b, k in zip(buckets, at, strict=True)]
+        even = counts[0] == counts[1]
+        calls = [b.order[spans(b.starts[k[even]], b.counts[k[even]])] for b, k in zip(buckets, at, strict=True)]
+        bucket = np.repeat(np.flatnonzero(even), counts[0][even])
+        same = _of_all(baseline.op[calls[0]] == candidate.op[calls[1]], bucket, len(shared)) & even
+        fit = _of_all(_fit(calls[0], calls[1], *streams), bucket, len(shared)) & same
+        matched = np.stack([c[fit[bucket]] for c in calls])
+        for k in np.flatnonzero(~fit):
+            first, second = (b.members(int(n[k])) for b, n in zip(buckets, at, strict=True))
+            if same[k]:
+                pairs += _reordered(first, second, *streams)
+            else:
+                pairs += _sequences(first, second, *streams)
+    found = np.concatenate([matched, np.array(pairs, np.int64).reshape(-1, 2).T], axis=1)
+    found = found[:, np.argsort(found[1], kind="stable")]
+    alone = [np.delete(np.arange(len(stream)), side) for stream, side in zip(streams, found, strict=True)]
+    return Alignment(found[0], found[1], *alone)
 
 
-def _reordered(first: list[Row], second: list[Row], baseline: Stream, candidate: Stream) -> list[tuple[Row, Row]]:
+class _Buckets:
+    """The calls of a stream by phase, level and scope: those of ``keys[k]`` are ``order[starts[k]:][:counts[k]]``."""
+
+    def __init__(self, stream: Stream) -> None:
+        key = (stream.phase * len(stream.names.names) + stream.level) * len(stream.names.names) + stream.scope
+        self.order = np.argsort(key, kind="stable")
+        self.keys, self.starts, self.counts = np.unique(key[self.order], return_index=True, return_counts=True)
+
+    def members(self, k: int) -> list[int]:
+        start = int(self.starts[k])
+        return list(self.order[start : start + int(self.counts[k])].tolist())
+
+
+def _of_all(true: Array, bucket: Numbers, buckets: int) -> Array:
+    """Return, by bucket, whether all of its calls are true."""
+    return np.asarray(np.bincount(bucket[~true], minlength=buckets) == 0)
+
+
+def _fit(b: Numbers, c: Numbers, baseline: Stream, candidate: Stream) -> Array:
+    """Tell which pairs of calls have the same shapes in the slots that both have; sizes of one do not count."""
+    k, j, owner, rest = same_slots(b, c, baseline, candidate)
+    fits = np.ones(len(b), bool)
+    fits[owner[baseline.shapes.squeezed[k] != candidate.shapes.squeezed[j]]] = False
+    for n in rest:
+        first, second = baseline.slots(int(b[n])), candidate.slots(int(c[n]))
+        shared = ((i, second[slot]) for slot, i in first.items() if slot in second)
+        fits[n] = all(baseline.shapes.squeezed[i] == candidate.shapes.squeezed[m] for i, m in shared)
+    return fits
+
+
+def same_slots(b: Numbers, c: Numbers, baseline: Stream, candidate: Stream) -> tuple[Numbers, Numbers, Numbers, list[int]]:
+    """Pair the slots of pairs of calls whose slots have the same names in the same order.
+
+    Returns:
+        baseline's and candidate's slots, the number of the pair that each belongs to, and the pairs of other names or order.
+    """
+    counts = baseline.starts[b + 1] - baseline.starts[b]
+    even = counts == candidate.starts[c + 1] - candidate.starts[c]
+    k, j = spans(baseline.starts[b[even]], counts[even]), spans(candidate.starts[c[even]], counts[even])
+    owner = np.repeat(np.flatnonzero(even), counts[even])
+    differ = np.unique(owner[baseline.slot[k] != candidate.slot[j]])
+    odd = ~even
+    odd[differ] = True
+    kept = ~odd[owner]
+    return k[kept], j[kept], owner[kept], np.flatnonzero(odd).tolist()
+
+
+def _sequences(first: list[int], second: list[int], baseline: Stream, candidate: Stream) -> Couples:
+    likeness = Likeness(first, second, baseline, candidate)
+    found = [(first[i], second[j]) for i, j in _align_sequences(likeness, len(first), len(second))]
+    return found + _left_over(found, first, second, baseline, candidate)
+
+
+def _reordered(first: list[int], second: list[int], baseline: Stream, candidate: Stream) -> Couples:
     """Pair the n-th with the n-th, but calls whose shapes differ with such as are alike, where there are any.
 
     What is left of the dispatcher's operators stays without counterpart: the function around them speaks for them.
     """
     exact = list(zip(first, second, strict=True))
-    same = [(b, c) for b, c in exact if _fit(b, c, baseline, candidate)]
-    if len(same) == len(exact):
-        return exact
+    fits = _fit(np.array(first), np.array(second), baseline, candidate).tolist()
+    same = [pair for pair, fit in zip(exact, fits, strict=True) if fit]
     moved = _left_over(same, first, second, baseline, candidate)
-    if first[0].level == "aten" and same:
+    if baseline.names.name(int(baseline.level[first[0]])) == "aten" and same:
         return same + moved
     return same + moved + list(zip(*_unpaired(same + moved, first, second), strict=True))
 
 
-def _unpaired(pairs: list[tuple[Row, Row]], first: list[Row], second: list[Row]) -> tuple[list[Row], list[Row]]:
+def _unpaired(pairs: Couples, first: list[int], second: list[int]) -> tuple[list[int], list[int]]:
     """Return the calls of both sides that are in none of the pairs."""
-    taken = {b.seq for b, _ in pairs}, {c.seq for _, c in pairs}
-    return [c for c in first if c.seq not in taken[0]], [c for c in second if c.seq not in taken[1]]
-
-
-def _fit(b: Row, c: Row, baseline: Stream, candidate: Stream) -> bool:
-    """Tell whether the slots that both calls have are of the same shapes."""
-    shared = ((k, c.slots[slot]) for slot, k in b.slots.items() if slot in c.slots)
-    return all(sizes(baseline.shape[k]) == sizes(candidate.shape[j]) for k, j in shared)
+    taken = {b for b, _ in pairs}, {c for _, c in pairs}
+    return [c for c in first if c not in taken[0]], [c for c in second if c not in taken[1]]
 
 
 def _left_over(
-    pairs: list[tuple[Row, Row]], first: list[Row], second: list[Row], baseline: Stream, candidate: Stream
-) -> list[tuple[Row, Row]]:
+    pairs: Couples, first: list[int], second: list[int], baseline: Stream, candidate: Stream
+) -> Couples:
     """Pair what no sequence holds: each call with the most alike one left, if they are alike at all."""
     rest = _unpaired(pairs, first, second)
     if not rest[0] or not rest[1] or len(rest[0]) * len(rest[1]) > MAX_CELLS:

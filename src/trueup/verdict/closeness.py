@@ -6,38 +6,39 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from trueup.verdict.streams import Array, Row, Stream
+from trueup.verdict.streams import Array, Stream
 
 DIGITS = 8
 """Relative distances below 10**-DIGITS are as good as equal."""
+
+RUN = 4096
+"""Pairs of calls whose data are compared at a time."""
 
 
 @dataclass(slots=True)
 class _Side:
     """A sequence of calls and, call by call, the number of its kind; calls of one kind have the same slots."""
 
-    calls: list[Row]
+    calls: list[int]
     stream: Stream
     kind: Array
+    slots: list[list[int]]
+    """Of each call, its slots but for the non-tensor arguments."""
 
 
 class Likeness:
     """Likeness of the calls of two sequences.
 
     Args:
-        first: calls of the baseline.
+        first: calls of the baseline, indices into its stream.
         second: calls of the candidate.
         baseline: the stream of the former.
         candidate: the stream of the latter.
     """
 
-    def __init__(self, first: list[Row], second: list[Row], baseline: Stream, candidate: Stream) -> None:
+    def __init__(self, first: list[int], second: list[int], baseline: Stream, candidate: Stream) -> None:
         kinds: dict[object, int] = {}
-        self._sides = tuple(
-            _Side(calls, stream, np.array([kinds.setdefault(_kind(c, stream), len(kinds)) for c in calls], dtype=np.int64))
-            for calls, stream in ((first, baseline), (second, candidate))
-        )
-        self._digests: dict[str | None, int] = {None: -1}
+        self._sides = tuple(_side(calls, stream, kinds) for calls, stream in ((first, baseline), (second, candidate)))
 
     def table(self, rows: slice, columns: slice) -> Array:
         """Return float64 ``(rows, columns)``: 0 where operators, slots or shapes differ, else 1 to 3 by closeness of data."""
@@ -53,51 +54,67 @@ class Likeness:
         a, b = (side.kind[k::step][:length] for side, k in zip(self._sides, (i, j), strict=True))
         differ = np.flatnonzero(a != b)
         run = int(differ[0]) if len(differ) else length
-        for n in range(run):
-            if not self._equal(i + n * step, j + n * step) and self._pair(i + n * step, j + n * step) < least:
-                return n
+        for start in range(0, run, RUN):
+            n = np.arange(start, min(start + RUN, run)) * step
+            unlike = np.flatnonzero(self._pairwise(i + n, j + n) < least)
+            if len(unlike):
+                return start + int(unlike[0])
         return run
 
-    def _equal(self, i: int, j: int) -> bool:
-        first, second = (side.calls[k] for side, k in zip(self._sides, (i, j), strict=True))
-        baseline, candidate = (side.stream.digest for side in self._sides)
-        return all(
-            baseline[k] is not None and baseline[k] == candidate[second.slots[slot]]
-            for slot, k in first.slots.items()
-            if slot != "arguments"
-        )
-
-    def _pair(self, i: int, j: int) -> float:
-        return float(self._close(np.array([i]), np.array([j]))[0, 0])
+    def _pairwise(self, i: Array, j: Array) -> Array:
+        """Return how close the data of pairs of calls are, each pair of one kind: 1 for equal to 0 for unrelated."""
+        (first, second), count = self._sides, len(i)
+        b = [k for call in i.tolist() for k in first.slots[call]]
+        c = [k for call in j.tolist() for k in second.slots[call]]
+        slots = np.array([len(first.slots[call]) for call in i.tolist()])
+        equal = _has_equal(first.stream, b, second.stream, c)
+        close = equal.astype(np.float64)
+        rest = np.flatnonzero(~equal)
+        x, y = first.stream.sketch[np.array(b, np.int64)[rest]], second.stream.sketch[np.array(c, np.int64)[rest]]
+        close[rest] = _closeness(np.sum(np.square(y - x), axis=1), np.sum(np.square(x), axis=1))
+        total = np.bincount(np.repeat(np.arange(count), slots), close, count)
+        return np.where(slots > 0, total / np.maximum(slots, 1), 0.0)
 
     def _close(self, i: Array, j: Array) -> Array:
         """Return 1 for equal data down to 0 for unrelated ones, ``(len(i), len(j))``, for calls of one kind."""
-        first, second = (side.calls for side in self._sides)
-        slots = [s for s in first[i[0]].slots if s != "arguments"]
+        first, second = self._sides
+        count = len(first.slots[i[0]])  # a kind's calls have the same slots in the same order
         total = np.zeros((len(i), len(j)))
-        for slot in slots:
-            b = [first[k].slots[slot] for k in i]
-            c = [second[k].slots[slot] for k in j]
-            total += self._slot(b, c)
-        return total / max(len(slots), 1)
+        for n in range(count):
+            total += self._slot([first.slots[k][n] for k in i], [second.slots[k][n] for k in j])
+        return total / max(count, 1)
 
     def _slot(self, b: list[int], c: list[int]) -> Array:
         baseline, candidate = (side.stream for side in self._sides)
         x, y = baseline.sketch[b], candidate.sketch[c]
-        with np.errstate(all="ignore"):
-            squares = np.einsum("ik,ik->i", x, x)
-            # |x|² + |y|² − 2xy loses the digits beyond the eighth, which do not matter here
-            apart = np.maximum(squares[:, None] + np.einsum("jk,jk->j", y, y) - 2 * (x @ y.T), 0.0)
-            relative = np.sqrt(apart / squares[:, None])
-            close = np.clip(-np.log10(np.maximum(relative, 10.0**-DIGITS)) / DIGITS, 0, 0.99)
-        close = np.where(np.isfinite(relative), close, 0.0)
-        ids = [
-            np.array([self._digests.setdefault(stream.digest[k], len(self._digests)) for k in ks])
-            for stream, ks in ((baseline, b), (candidate, c))
-        ]
-        close[(ids[0][:, None] == ids[1]) & (ids[0][:, None] >= 0)] = 1.0
-        return np.asarray(close)
+        squares = np.einsum("ik,ik->i", x, x)
+        # |x|² + |y|² − 2xy loses the digits beyond the eighth, which do not matter here
+        apart = np.maximum(squares[:, None] + np.einsum("jk,jk->j", y, y) - 2 * (x @ y.T), 0.0)
+        close = _closeness(apart, squares[:, None])
+        known = baseline.has_digest[b][:, None] & candidate.has_digest[c]
+        close[known & (baseline.digest[b][:, None] == candidate.digest[c])] = 1.0
+        return close
 
 
-def _kind(call: Row, stream: Stream) -> tuple[object, ...]:
-    return call.op, *((slot, stream.shape[k]) for slot, k in call.slots.items() if slot != "arguments")
+def _closeness(apart: Array, squares: Array) -> Array:
+    """Return 0.99 for a distance of next to nothing down to 0 for one as large as the tensor; both are squared."""
+    with np.errstate(all="ignore"):
+        relative = np.sqrt(apart / squares)
+        close = np.clip(-np.log10(np.maximum(relative, 10.0**-DIGITS)) / DIGITS, 0, 0.99)
+    return np.where(np.isfinite(relative), close, 0.0)
+
+
+def _has_equal(baseline: Stream, b: list[int], candidate: Stream, c: list[int]) -> Array:
+    """Tell which pairs of slots have the same digest."""
+    both = baseline.has_digest[b] & candidate.has_digest[c]
+    return np.asarray(both & (baseline.digest[b] == candidate.digest[c]), bool)
+
+
+def _side(calls: list[int], stream: Stream, kinds: dict[object, int]) -> _Side:
+    arguments = stream.names.number("arguments")
+    slots = [[k for name, k in sorted(stream.slots(call).items()) if name != arguments] for call in calls]
+    found = [
+        (int(stream.op[call]), *((int(stream.slot[k]), int(stream.shapes.exact[k])) for k in its))
+        for call, its in zip(calls, slots, strict=True)
+    ]
+    return _Side(calls, stream, np.array([kinds.setdefault(kind, len(kinds)) for kind in found], dtype=np.int64), slots)

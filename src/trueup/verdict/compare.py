@@ -8,22 +8,25 @@ from collections.abc import Sequence
 from functools import partial
 from itertools import islice
 from pathlib import Path
-from typing import Any
+
+import numpy as np
+import pyarrow as pa
 
 from trueup.model import LEVELS, Finding, Result, RunSummary, TrueupError, VerdictWord
 from trueup.report.sentence import verdict_lines
 from trueup.store import Capture, open_capture
+from trueup.verdict.ahead import Ahead
 from trueup.verdict.align import align
 from trueup.verdict.criteria import Criterion
 from trueup.verdict.criteria import load as load_criterion
 from trueup.verdict.findings import suspect_finding, unmatched_finding, victim_finding
-from trueup.verdict.judge import Judged, judge
+from trueup.verdict.judge import CARRIED_ON, UNSIZED, judge
 from trueup.verdict.locate import SIDES, Part, Side, Suspect, locate, rank_culprits
 from trueup.verdict.measure import measure
 from trueup.verdict.origins import Origins
 from trueup.verdict.precision import Precision, precision_of
-from trueup.verdict.streams import COLUMNS, Array, Row, Stream, load
-from trueup.verdict.summary import Overview, call_rows, count, finish_table, loss_note, summarise
+from trueup.verdict.streams import Array, Row, Stream, Vocabulary
+from trueup.verdict.summary import Overview, call_table, count, finish_table, loss_note, summarise, victims
 
 MAX_FINDINGS = 200
 """Victims and unmatched calls listed one by one; all are in the table of calls or counted."""
@@ -70,6 +73,8 @@ class _Comparison:
         """Whether something that one run holds was not compared, so that the runs cannot be called aligned."""
         self.overviews = tuple(map(Overview.of, self.captures))
         self.levels = self._levels(level)
+        held = {name for overview in self.overviews for name in overview.levels}
+        self.chosen = None if held == set(self.levels) else self.levels
         self.ranks = self._common("ranks", [sorted(c.ranks) for c in self.captures])
         self.steps = self._common("steps", [c.steps for c in self.captures])
         self.precision = self._precision()
@@ -85,25 +90,28 @@ class _Comparison:
         self.covered = 0
         self.unexplained: list[str] = []
         self.outputs = 0
-        self.rows: list[tuple[Any, ...]] = []
+        self.tables: list[pa.Table] = []
+        self.names = Vocabulary()
 
     def run(self) -> Result:
-        for step in self.steps:
-            parts = [part for rank in self.ranks if (part := self._part(rank, step)) is not None]
-            self._victims(parts)
+        places = [(rank, step) for step in self.steps for rank in self.ranks]
+        with Ahead(self.captures, self.chosen, places) as ahead:
+            for start in range(0, len(places), len(self.ranks)):
+                parts = [self._part(ahead, at) for at in range(start, start + len(self.ranks))]
+                self._victims([part for part in parts if part is not None])
         for rank, origins in self.origins.items():
             self._unmatched(rank, [(SIDES[side], row) for side in (0, 1) for row in origins.pending[side].values()])
         ranked = rank_culprits(self.suspects)
         certain = [s for s in ranked if s.certain]
         table = finish_table(
-            self.rows,
+            self.tables,
             {(s.rank, s.step, s.place) for s in certain if s.kind != "region"},
             (certain[0].step, certain[0].place) if certain else None,
         )
         counts = count(table, self.uncovered, len(self.steps))
         culprits = [self.findings[id(s)] for s in (certain or ranked[:1])]
         if certain:
-            passed_on = sum(role == "victim" for role in table.column("role").to_pylist())
+            passed_on = victims(table)
             culprits = [dataclasses.replace(c, confidence="high") for c in culprits]  # what ranking made certain too
             culprits[0] = dataclasses.replace(culprits[0], victims=passed_on)
         summaries = [
@@ -208,32 +216,33 @@ class _Comparison:
         return str(self.captures[side].path)
 
     # ---------------------------------------------------------------- one rank and step at a time
-    def _part(self, rank: int, step: int) -> Part | None:
-        tables = [c.records(columns=COLUMNS, level=self.levels, rank=rank, step=step) for c in self.captures]
-        held = [table.num_rows > 0 for table in tables]
+    def _part(self, ahead: Ahead, at: int) -> Part | None:
+        rank, step = ahead.places[at]
+        values = Vocabulary()
+        streams = [Stream(read, self.names, values) for read in ahead.reads(at)]
+        held = [len(stream) > 0 for stream in streams]
         if not all(held):
             if any(held):
                 self.uncompared = True
                 self.notes.append(f"rank {rank} step {step} is only in {self._name(held.index(True))} and was not compared")
             return None
-        streams = load(tables[0]), load(tables[1])
-        alignment = align(*streams)
+        baseline, candidate = streams
+        alignment = align(baseline, candidate)
         payloads = partial(_payload, self.captures[0], rank), partial(_payload, self.captures[1], rank)
-        measured = measure(alignment.pairs, *streams, payloads)
-        judged = judge(measured, *streams, self.criterion, self.precision)
-        part = Part(rank, step, judged, alignment.only_baseline, alignment.only_candidate)
-        first = step == self.steps[0]
-        locate(part, *streams, self.criterion, self.origins[rank], first_step=first, from_start=step == 0)
-        self._keep(part, streams)
+        verdicts = judge(measure(alignment, baseline, candidate, payloads), self.criterion, self.precision)
+        part = Part(rank, step, verdicts, alignment)
+        locate(part, self.criterion, self.origins[rank], first_step=step == self.steps[0], from_start=step == 0)
+        self._keep(part)
+        ahead.done(at)
         return part
 
-    def _keep(self, part: Part, streams: tuple[Stream, Stream]) -> None:
+    def _keep(self, part: Part) -> None:
         """Turn what was found into findings and rows while the streams are at hand."""
         sites = self.sites[0][part.rank], self.sites[1][part.rank]
         for suspect in part.suspects:
-            self.findings[id(suspect)] = suspect_finding(suspect, *streams, sites)
+            self.findings[id(suspect)] = suspect_finding(suspect, *part.streams, sites)
         self.suspects += part.suspects
-        self.covered += len(part.only_baseline) + len(part.only_candidate)
+        self.covered += len(part.alignment.only_baseline) + len(part.alignment.only_candidate)
         self._unmatched(part.rank, part.uncovered)
         for judged, slot in part.unexplained[:1]:
             error = judged.call.slots[slot]
@@ -241,8 +250,8 @@ class _Comparison:
                 f"{slot} of {judged.call.candidate.key} differs (rel. L2 {error.relative:.2g}) and no compared call made that "
                 "difference: capture all phases, from step 0 and without gaps"
             )
-        self.outputs += sum(j.worst is not None for j in part.judged)
-        self.rows += call_rows(part.judged, sites[1])
+        self.outputs += int(np.count_nonzero(part.verdicts.worst >= 0))
+        self.tables.append(call_table(part.verdicts, sites[1]))
 
     def _unmatched(self, rank: int, calls: Sequence[tuple[Side, Row]]) -> None:
         self.uncovered += len(calls)
@@ -257,19 +266,18 @@ class _Comparison:
             if not ranked or not ranked[0].certain:
                 return
             self.first = ranked[0].step, ranked[0].place
-        first = self.first
         for part in parts:
             room = MAX_FINDINGS - len(self.victims)
             if not room:
                 return
-            after = (j for j in part.judged if j.role in ("carried", "unsized") and _at(j) > first)
+            verdicts = part.verdicts
+            step, seq = part.step, part.streams[1].seq[verdicts.errors.calls[1]]
+            after = (seq > self.first[1]) if step == self.first[0] else np.full(len(seq), step > self.first[0])
+            passing = after & np.isin(verdicts.role, (CARRIED_ON, UNSIZED))
             culprits = {id(s.judged) for s in part.suspects if s.certain}
-            passing = (j for j in after if id(j) not in culprits)
-            self.victims += [victim_finding(j, self.sites[1][part.rank]) for j in islice(passing, room)]
-
-
-def _at(judged: Judged) -> tuple[int, int]:
-    return judged.call.candidate.step, judged.call.candidate.seq
+            found = (verdicts.at(pair) for pair in np.flatnonzero(passing).tolist())
+            victims = islice((j for j in found if id(j) not in culprits), room)
+            self.victims += [victim_finding(j, self.sites[1][part.rank]) for j in victims]
 
 
 def _payload(capture: Capture, rank: int, segment: str, key: str, view: tuple[int, ...] | None) -> Array | None:

@@ -79,7 +79,7 @@ def _slot(error: SlotError, judged: Judged, baseline: Stream, candidate: Stream)
     b, c = error.baseline, error.candidate
     return SlotComparison(
         error.slot, _state(error, judged), error.relative, error.method,
-        (baseline.dtype[b] or "", candidate.dtype[c] or ""), (_shape(baseline, b), _shape(candidate, c)),
+        (baseline.dtype_of(b) or "", candidate.dtype_of(c) or ""), (_shape(baseline, b), _shape(candidate, c)),
         baseline.stats(b), candidate.stats(c), error.reason,
     )  # fmt: skip
 
@@ -89,7 +89,7 @@ def _lacking(slot: str, judged: Judged, baseline: Stream, candidate: Stream) -> 
     found = []
     for row, stream in ((judged.call.baseline, baseline), (judged.call.candidate, candidate)):
         k = row.slots.get(slot)
-        found.append(("", "") if k is None else (stream.dtype[k] or "", _shape(stream, k)))
+        found.append(("", "") if k is None else (stream.dtype_of(k) or "", _shape(stream, k)))
     (dtype_b, shape_b), (dtype_c, shape_c) = found
     sides = [f"{dtype} {shape}".strip() or None for dtype, shape in found]
     method: Literal["value", "none"] = "value" if is_input(slot) else "none"
@@ -110,5 +110,5 @@ def _state(error: SlotError, judged: Judged) -> SlotState:
 
 
 def _shape(stream: Stream, k: int) -> str:
-    shape = stream.shape[k]
+    shape = stream.shapes[k]
     return "" if shape is None else f"({', '.join(map(str, shape))})"

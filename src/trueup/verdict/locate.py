@@ -14,24 +14,26 @@ from typing import Literal
 
 import numpy as np
 
+from trueup.verdict.align import Alignment
 from trueup.verdict.criteria import Criterion, normalised
-from trueup.verdict.judge import Judged
+from trueup.verdict.judge import Judged, Verdicts
 from trueup.verdict.measure import equal_values, is_overwritten
 from trueup.verdict.origins import Origins
 from trueup.verdict.regions import Regions, judge_region, loose_calls
 from trueup.verdict.regions import operators as region_operators
-from trueup.verdict.streams import Row, Stream, is_input
+from trueup.verdict.streams import NONE, Row, Stream, is_input
 from trueup.verdict.tree import Tree
 
 Kind = Literal["operator", "argument", "random", "input", "region"]
 Side = Literal["baseline", "candidate"]
 SIDES: tuple[Side, Side] = ("baseline", "candidate")
 
-CARRIED = 1e-5
-"""Relative error from which a call that its inputs explain is shown as a victim; below, it agrees."""
-
 CLEAN_UNITS = 512
 """Inputs within this many units of roundoff are clean: what a few rounded operators leave behind."""
+
+
+ENTERING = ("forward", "data")
+"""Phases in which data and weights enter a step."""
 
 
 @dataclass(slots=True)
@@ -74,58 +76,58 @@ class Part:
 
     rank: int
     step: int
-    judged: list[Judged]
-    only_baseline: list[Row]
-    only_candidate: list[Row]
+    verdicts: Verdicts
+    alignment: Alignment
     suspects: list[Suspect] = field(default_factory=list)
     uncovered: list[tuple[Side, Row]] = field(default_factory=list)
     """Unmatched calls that no coarser level and no consumer accounts for."""
     unexplained: list[tuple[Judged, str]] = field(default_factory=list)
     """``(call, input slot)`` where a difference comes in that no compared call made."""
 
+    @property
+    def streams(self) -> tuple[Stream, Stream]:
+        """Both sides' calls."""
+        return self.verdicts.errors.streams
+
 
 def locate(
-    part: Part,
-    baseline: Stream,
-    candidate: Stream,
-    criterion: Criterion,
-    origins: Origins | None = None,
-    *,
-    first_step: bool,
-    from_start: bool,
+    part: Part, criterion: Criterion, origins: Origins | None = None, *, first_step: bool, from_start: bool
 ) -> None:
-    """Fill in what a part leaves open, and set the role of every judged call.
+    """Fill in what a part leaves open.
 
     Args:
         part: one rank and step.
-        baseline: its stream.
-        candidate: its stream.
         criterion: what is suspicious.
         origins: what is known of the earlier steps of the rank; brought up to date.
         first_step: whether this is the first captured step of the rank.
         from_start: whether that step is the first of the training.
     """
     origins = origins or Origins()
-    tree = Tree(part.judged, part.only_baseline, part.only_candidate, baseline, candidate)
-    found = [j for j in part.judged if j.ratio > criterion.suspect]
-    suspects = [_suspect(j, baseline, candidate, criterion, tree) for j in _finest(found, criterion, tree)]
+    verdicts = part.verdicts
+    tree = Tree(verdicts, part.alignment)
+    found = np.flatnonzero(verdicts.ratio > criterion.suspect).tolist()
+    suspects = [_suspect(pair, criterion, tree) for pair in _finest(found, criterion, tree)]
     suspects += _unmatched(part, tree, criterion, origins)
-    part.unexplained = origins.follow(part.judged, tree)
+    part.unexplained = origins.follow(tree)
     if first_step:
-        suspects += _inputs(part, baseline, criterion, from_start=from_start)
+        suspects += _inputs(verdicts, criterion, from_start=from_start)
     else:
-        suspects += _later_inputs(part.unexplained, baseline)
-    suspects += _arguments(part, suspects)
+        suspects += _later_inputs(part.unexplained, part.streams[0])
+    suspects += _arguments(verdicts, suspects)
+    stream = part.streams[1]
     told = {s.place for s in suspects if s.kind == "argument"}  # what a function was given, it hands on to its operators
-    suspects = [s for s in suspects if s.kind != "argument" or told.isdisjoint(tree.ancestors(s.place))]
+    if told:
+        suspects = [s for s in suspects if s.kind != "argument" or told.isdisjoint(_seqs_around(tree, stream.find(s.place)))]
     part.suspects = sorted(suspects, key=lambda s: s.place)
-    for judged in part.judged:
-        judged.role = _role(judged)
+
+
+def _seqs_around(tree: Tree, call: int) -> list[int]:
+    return list(tree.streams[1].seq[tree.around(call)].tolist()) if call != NONE else []
 
 
 def _unmatched(part: Part, tree: Tree, criterion: Criterion, origins: Origins) -> list[Suspect]:
     """Account for the calls without counterpart: return regions where a difference starts, keep what nothing shows."""
-    loose = loose_calls(tree, (part.only_baseline, part.only_candidate))
+    loose = loose_calls(tree)
     regions = Regions(tree, loose, origins)
     uncovered = set(regions.uncompared)
     suspects = []
@@ -134,33 +136,38 @@ def _unmatched(part: Part, tree: Tree, criterion: Criterion, origins: Origins) -
         if judged.ratio <= criterion.suspect:
             continue
         if judged.incomparable:
-            uncovered |= {(side, seq) for side in (0, 1) for seq in region.calls[side]}
+            uncovered |= {(side, call) for side in (0, 1) for call in region.calls[side]}
             continue
         certain = judged.ratio > criterion.certain and not judged.unsized
         suspects.append(Suspect(judged, "region", certain, region_operators(region, tree), sides=region.sides))
-    part.uncovered = [(SIDES[side], row) for side in (0, 1) for seq, row in loose[side].items() if (side, seq) in uncovered]
-    origins.leave(regions.lasting(), loose)
+    part.uncovered = [
+        (SIDES[side], tree.streams[side].row(call)) for side in (0, 1) for call in loose[side] if (side, call) in uncovered
+    ]
+    origins.leave(regions.lasting(), *(stream.seq[calls].tolist() for stream, calls in zip(tree.streams, loose, strict=True)))
     return suspects
 
 
-def _finest(found: list[Judged], criterion: Criterion, tree: Tree) -> list[Judged]:
+def _finest(found: list[int], criterion: Criterion, tree: Tree) -> list[int]:
     """Drop a suspected call when a finer level accounts for it."""
-    speaking = {a for j in found if j.ratio > criterion.certain for a in tree.ancestors(j.call.candidate.seq)}
-    return [j for j in found if j.call.candidate.seq not in speaking and not tree.resolved(j)]
+    calls, ratio = tree.verdicts.errors.calls[1], tree.verdicts.ratio
+    speaking = {around for pair in found if ratio[pair] > criterion.certain for around in tree.around(int(calls[pair]))}
+    return [pair for pair in found if calls[pair] not in speaking and not tree.resolved(pair)]
 
 
-def _suspect(judged: Judged, baseline: Stream, candidate: Stream, criterion: Criterion, tree: Tree) -> Suspect:
-    call = judged.call
+def _suspect(pair: int, criterion: Criterion, tree: Tree) -> Suspect:
+    judged = tree.verdicts.at(pair)
+    call, (baseline, candidate) = judged.call, tree.streams
     kind: Kind = "operator"
     if (call.arguments is not None and not _equal_arguments(*call.arguments)) or any(map(is_input, call.one_sided)):
         kind = "argument"
     elif judged.row.random and not _same_draw(judged, baseline, candidate):
         kind = "random"
-    around = (candidate.by_seq.get(a) for a in tree.ancestors(call.candidate.seq))
-    parent = next((row for row in around if row is not None), None)
+    index = int(tree.verdicts.errors.calls[1][pair])
+    around = tree.around(index)
+    parent = candidate.row(around[0]) if around else None
     api = parent.op if parent is not None and parent.level == "api" else None
     certain = judged.ratio > criterion.certain and not judged.unsized
-    return Suspect(judged, kind, certain, tree.operators(call.candidate.seq), api)
+    return Suspect(judged, kind, certain, tree.operators(index), api)
 
 
 def _equal_arguments(first: str | None, second: str | None) -> bool:
@@ -184,14 +191,18 @@ def _same_draw(judged: Judged, baseline: Stream, candidate: Stream) -> bool:
     return norms > 0 and float(np.dot(b, c)) / norms > 0.999
 
 
-def _inputs(part: Part, baseline: Stream, criterion: Criterion, *, from_start: bool) -> list[Suspect]:
+def _inputs(verdicts: Verdicts, criterion: Criterion, *, from_start: bool) -> list[Suspect]:
     """Find the first tensor that no recorded call produced and that differs: the data, the weights, a state."""
     tolerance = criterion.input_units * 2.0**-24 if from_start else 1e-3
-    for judged in sorted(part.judged, key=lambda j: j.call.candidate.seq):
-        for slot, error in judged.call.slots.items():
-            if _enters(judged, slot, baseline) and error.relative > tolerance:
-                return [Suspect(judged, "input", not error.unsized, reason=slot)]
-    return []
+    errors = verdicts.errors
+    baseline, candidate = errors.streams
+    phases = np.isin(candidate.phase, [candidate.names.number(phase) for phase in ENTERING])
+    enters = errors.inputs & phases[errors.calls[1][errors.pair]] & (baseline.producer[errors.slots[0]] == NONE)
+    found = np.flatnonzero(enters & (errors.relative > tolerance))
+    if not len(found):
+        return []
+    error = errors.error(int(found[0]))
+    return [Suspect(verdicts.at(int(errors.pair[found[0]])), "input", not error.unsized, reason=error.slot)]
 
 
 def _later_inputs(unexplained: Iterable[tuple[Judged, str]], baseline: Stream) -> list[Suspect]:
@@ -202,38 +213,23 @@ def _later_inputs(unexplained: Iterable[tuple[Judged, str]], baseline: Stream) -
 
 def _enters(judged: Judged, slot: str, baseline: Stream) -> bool:
     """Tell whether a slot reads, in the forward, a tensor that no recorded call produced."""
-    if not is_input(slot) or judged.call.candidate.phase not in ("forward", "data"):
+    if not is_input(slot) or judged.call.candidate.phase not in ENTERING:
         return False
     if is_overwritten(judged.call.slots[slot], judged.call):
         return False
-    return baseline.producer[judged.call.slots[slot].baseline] is None
+    return baseline.producer_of(judged.call.slots[slot].baseline) is None
 
 
-def _arguments(part: Part, known: Sequence[Suspect]) -> list[Suspect]:
+def _arguments(verdicts: Verdicts, known: Sequence[Suspect]) -> list[Suspect]:
     """Find calls given other scalars on the two sides, whose results differ for it, and which are not suspects yet."""
     suspected = {id(s.judged) for s in known}
     found = []
-    for judged in part.judged:
-        arguments = judged.call.arguments
-        if arguments is None or id(judged) in suspected or judged.error_out == 0 or judged.error_in > 0:
+    for pair, arguments in verdicts.errors.arguments.items():
+        if verdicts.error_out[pair] == 0 or verdicts.error_in[pair] > 0 or id(verdicts.at(pair)) in suspected:
             continue
         if not _equal_arguments(*arguments):
-            found.append(Suspect(judged, "argument", True))
+            found.append(Suspect(verdicts.at(pair), "argument", True))
     return found
-
-
-def _role(judged: Judged) -> str:
-    """Return incomparable, unsized, equal (bitwise), carried (more than rounding, and explained) or agrees."""
-    slots = judged.call.slots.values()
-    if judged.incomparable:
-        return "incomparable"
-    if judged.unsized:
-        return "unsized"
-    if all(e.absolute == 0 and e.method in ("digest", "tensor") for e in slots):
-        return "equal"
-    if judged.worst is None:  # it has no outputs: what it reads is all there is
-        return "carried" if judged.error_in > CARRIED else "agrees"
-    return "carried" if judged.error_out > max(8 * judged.own, CARRIED) else "agrees"
 
 
 def rank_culprits(suspects: Iterable[Suspect]) -> list[Suspect]:

@@ -1,32 +1,35 @@
-"""How far apart the two sides of each matched slot are."""
+"""How far apart the two sides of each matched slot are: digests first, then payload where both sides have it, else sketches."""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from functools import cached_property, lru_cache
 from typing import Any, Literal
 
 import numpy as np
 
 from trueup.kernels import distance
-from trueup.model import NUMBERS
+from trueup.verdict.align import Alignment, same_slots
 from trueup.verdict.criteria import normalised
-from trueup.verdict.streams import Array, Place, Row, Stream
+from trueup.verdict.streams import Array, Numbers, Place, Row, Stream, is_input, is_output
 
-Method = Literal["digest", "tensor", "sketch", "value", "none"]
+Method = Literal["none", "digest", "tensor", "sketch", "value"]
+METHODS: tuple[Method, ...] = ("none", "digest", "tensor", "sketch", "value")
+DIGEST, TENSOR, SKETCH = 1, 2, 3
+
 Payload = Callable[[str, str, "tuple[int, ...] | None"], Array | None]
 """Returns the tensor that a record names, None where it is lost."""
-
-COUNTS = [NUMBERS.index(n) for n in ("n_nan", "n_posinf", "n_neginf")]
-SATURATED = NUMBERS.index("n_saturated")
-L2 = NUMBERS.index("l2")
 
 INCIDENTAL = frozenset({"group", "group_desc", "async_op", "tag"})
 """What a collective is told beside its ranks: names that a run gives its groups, and when to wait."""
 
 UNSIZED = "digests differ; how much is not recorded"
 """Reason of an infinite error that may be a single rounding."""
+
+SKETCHES = 1 << 14
+"""Sketches whose distance is taken at a time: 8 MB a side, which stay in the cache."""
 
 
 @dataclass(slots=True)
@@ -69,49 +72,217 @@ class Measured:
     """Slots that only one side has."""
 
 
-def measure(
-    pairs: list[tuple[Row, Row]], baseline: Stream, candidate: Stream, payloads: tuple[Payload, Payload]
-) -> list[Measured]:
-    """Measure all slots of all pairs: digests first, then payloads where both sides have them, else sketches."""
-    index = [
-        (n, slot, k, c.slots[slot])
-        for n, (b, c) in enumerate(pairs)
-        for slot, k in b.slots.items()
-        if slot != "arguments" and slot in c.slots and not _is_compound(slot, b, c, baseline, candidate)
-    ]
-    errors = _errors(index, baseline, candidate, payloads)
-    slots: list[dict[str, SlotError]] = [{} for _ in pairs]
-    for (n, slot, _, _), error in zip(index, errors, strict=True):
-        slots[n][slot] = error
-    return [
-        Measured(b, c, slots[n], _arguments(b, c, baseline, candidate), _one_sided(b, c))
-        for n, (b, c) in enumerate(pairs)
-    ]
+@dataclass
+class Errors:
+    """The matched calls of one rank and step (`calls`), and an entry for each slot that both sides of one have, call by call."""
+
+    streams: tuple[Stream, Stream]
+    calls: tuple[Numbers, Numbers]
+    """Indices of the calls of each side, in the candidate's order."""
+    pair: Numbers
+    """Which of the matched calls an entry belongs to."""
+    slots: tuple[Numbers, Numbers]
+    """Indices of the slot in the streams."""
+    absolute: Array
+    norm: Array
+    method: Array
+    reasons: dict[int, str] = field(default_factory=dict)
+    """Why an entry was not measured, or is infinite."""
+    one_sided: dict[int, tuple[str, ...]] = field(default_factory=dict)
+    """Of matched calls: slots that only one side has."""
+    arguments: dict[int, tuple[str | None, str | None]] = field(default_factory=dict)
+    """Of matched calls: both sides' non-tensor arguments, where they differ."""
+
+    @cached_property
+    def relative(self) -> Array:
+        """``absolute / norm`` of each entry, as `SlotError.relative`."""
+        with np.errstate(all="ignore"):
+            found = np.where(self.norm > 0, self.absolute / self.norm, np.inf)
+        return np.where(self.absolute == 0, 0.0, np.where(np.isnan(self.absolute), np.nan, found))
+
+    @cached_property
+    def names(self) -> Numbers:
+        """Number of each entry's slot name."""
+        return self.streams[0].slot[self.slots[0]]
+
+    @cached_property
+    def inputs(self) -> Array:
+        """Whether an entry is read by its call; memory that the call only writes to is not."""
+        names = self.streams[0].names
+        read = names.table(is_input)[self.names]
+        fresh = names.table(_overwrites)[self.streams[1].op[self.calls[1][self.pair]]]
+        return np.asarray(read & ~(fresh & (self.names == names.number("input.0"))))
+
+    @cached_property
+    def outputs(self) -> Array:
+        """Whether an entry is computed by its call."""
+        return self.streams[0].names.table(is_output)[self.names]
+
+    @cached_property
+    def unsized(self) -> Array:
+        """Whether all that is known of an entry is that the bytes differ."""
+        found = np.zeros(len(self.pair), bool)
+        found[[n for n, reason in self.reasons.items() if reason == UNSIZED]] = True
+        return found
+
+    def entries(self, pair: int) -> range:
+        """Return the entries of a matched call."""
+        return range(*np.searchsorted(self.pair, [pair, pair + 1]).tolist())
+
+    def error(self, n: int) -> SlotError:
+        """Return an entry as an object."""
+        b, c = self.slots
+        name, method = self.streams[0].names.names[int(self.names[n])], METHODS[self.method[n]]
+        absolute, norm = float(self.absolute[n]), float(self.norm[n])
+        return SlotError(name, int(b[n]), int(c[n]), absolute, norm, method, self.reasons.get(n, ""))
+
+    def measured(self, pair: int) -> Measured:
+        """Return a matched call as an object."""
+        rows = [stream.row(int(calls[pair])) for stream, calls in zip(self.streams, self.calls, strict=True)]
+        errors = [self.error(n) for n in self.entries(pair)]
+        slots = {error.slot: error for error in errors}
+        return Measured(rows[0], rows[1], slots, self.arguments.get(pair), self.one_sided.get(pair, ()))
 
 
-def _is_compound(slot: str, b: Row, c: Row, baseline: Stream, candidate: Stream) -> bool:
-    """Tell whether both sides recorded a slot by its parts only (a sparse tensor by values and indices): those are measured."""
-    sides = ((baseline, b), (candidate, c))
-    if any(stream.digest[row.slots[slot]] is not None or stream.is_measured(row.slots[slot]) for stream, row in sides):
-        return False
-    known = [(stream.shape[row.slots[slot]], stream.dtype[row.slots[slot]]) for stream, row in sides]
-    return known[0] == known[1] and all(any(s.startswith(f"{slot}.") for s in row.slots) for _, row in sides)
+def measure(alignment: Alignment, baseline: Stream, candidate: Stream, payloads: tuple[Payload, Payload]) -> Errors:
+    """Measure all slots of all matched calls."""
+    streams, calls = (baseline, candidate), (alignment.baseline, alignment.candidate)
+    k, j, pair, odd = same_slots(*calls, *streams)
+    arguments = baseline.names.number("arguments")
+    more, one_sided = [], {}
+    for n in odd:
+        first, second = baseline.slots(int(calls[0][n])), candidate.slots(int(calls[1][n]))
+        more += [(n, at, second[name]) for name, at in first.items() if name in second]
+        if lacking := (first.keys() ^ second.keys()) - {arguments}:
+            one_sided[n] = tuple(sorted(baseline.names.names[name] for name in lacking))
+    if more:
+        pair, k, j = (np.r_[a, b] for a, b in zip((pair, k, j), np.array(more, np.int64).T, strict=True))
+        order = np.argsort(pair, kind="stable")
+        pair, k, j = pair[order], k[order], j[order]
+    kept = baseline.slot[k] != arguments
+    kept[kept] &= ~_compound(k[kept], j[kept], baseline, candidate)
+    pair, k, j = pair[kept], k[kept], j[kept]
+    nothing = np.full(len(pair), np.nan)
+    errors = Errors(streams, calls, pair, (k, j), nothing, baseline.l2[k], np.zeros(len(pair), np.int8), one_sided=one_sided)
+    _distances(errors, payloads)
+    errors.arguments = dict(_arguments(errors))
+    return errors
 
 
-def _one_sided(b: Row, c: Row) -> tuple[str, ...]:
-    if b.slots.keys() == c.slots.keys():
-        return ()
-    return tuple(sorted((b.slots.keys() ^ c.slots.keys()) - {"arguments"}))
+def _compound(k: Numbers, j: Numbers, baseline: Stream, candidate: Stream) -> Array:
+    """Tell which slots both sides recorded by their parts only (a sparse tensor by values and indices): those are measured."""
+    sides = ((baseline, k), (candidate, j))
+    found: Array = (baseline.dtype[k] == candidate.dtype[j]) & (baseline.shapes.exact[k] == candidate.shapes.exact[j])
+    for stream, at in sides:
+        found &= ~(stream.has_digest | stream.measured)[at]
+    for n in np.flatnonzero(found):
+        found[n] = all(_has_parts(stream, int(at[n])) for stream, at in sides)
+    return found
 
 
-def _arguments(b: Row, c: Row, baseline: Stream, candidate: Stream) -> tuple[str | None, str | None] | None:
-    sides = tuple(
-        None if (k := row.slots.get("arguments")) is None else stream.value[k]
-        for row, stream in ((b, baseline), (c, candidate))
-    )
-    if sides[0] == sides[1] or (c.phase == "collective" and _told(sides[0]) == _told(sides[1])):
-        return None
-    return sides[0], sides[1]
+def _has_parts(stream: Stream, k: int) -> bool:
+    name = stream.names.names[int(stream.slot[k])]
+    return any(stream.names.names[slot].startswith(f"{name}.") for slot in stream.slots(int(stream.call[k])))
+
+
+def _distances(errors: Errors, payloads: tuple[Payload, Payload]) -> None:
+    """Fill in ``absolute``, ``norm``, ``method`` and ``reasons``; the first rule that applies to a slot measures it."""
+    (baseline, candidate), (k, j) = errors.streams, errors.slots
+    fit = baseline.shapes.squeezed[k] == candidate.shapes.squeezed[j]
+    digests = baseline.has_digest[k] & candidate.has_digest[j]
+    typed = baseline.dtype[k] == candidate.dtype[j]
+    equal = fit & digests & typed & (baseline.digest[k] == candidate.digest[j])
+    errors.absolute[equal], errors.method[equal] = 0.0, DIGEST
+    errors.norm[equal & np.isnan(errors.norm)] = 0.0
+    for n in np.flatnonzero(~fit):
+        errors.reasons[int(n)] = f"shapes differ: {baseline.shapes[int(k[n])]} and {candidate.shapes[int(j[n])]}"
+    left = fit & ~equal
+    for n in np.flatnonzero(left & baseline.has_payload[k] & candidate.has_payload[j]):
+        left[n] = not _from_payload(errors, int(n), payloads)
+    both = baseline.measured[k] & candidate.measured[j]
+    _from_sketches(errors, np.flatnonzero(left & both), digests & typed)
+    for n in np.flatnonzero(left & ~both):
+        if digests[n]:
+            _from_digests(errors, int(n), *(s.dtype_of(int(at[n])) for s, at in ((baseline, k), (candidate, j))))
+        else:
+            errors.reasons[int(n)] = "no statistics on both sides"
+
+
+def sizes(shape: tuple[int, ...] | None) -> tuple[int, ...] | None:
+    """Return a shape without its sizes of one, which devices add and drop at will."""
+    return None if shape is None else tuple(size for size in shape if size != 1)
+
+
+def _is_discrete(dtype: str) -> bool:
+    return dtype.startswith(("int", "uint", "bool"))
+
+
+def _from_sketches(errors: Errors, at: Numbers, differ: Array) -> None:
+    """Take the estimates; where the digests of two integer tensors differ (``differ``), the distance is at least 1."""
+    if not len(at):
+        return
+    (baseline, candidate), (k, j) = errors.streams, (side[at] for side in errors.slots)
+    parts = (slice(n, n + SKETCHES) for n in range(0, len(at), SKETCHES))
+    sketched = np.concatenate([distance(baseline.sketch[k[part]], candidate.sketch[j[part]]) for part in parts])
+    discrete = baseline.names.table(_is_discrete)[baseline.dtype[k]] & differ[at]
+    counted = np.any(baseline.counts[k] != candidate.counts[j], axis=1)
+    known = ~np.isnan(sketched)
+    found = np.where(discrete, np.maximum(sketched, 1.0), sketched)
+    errors.absolute[at] = np.where(known & counted, np.inf, found)
+    errors.method[at] = np.where(known, SKETCH, 0)
+    empty = at[known & ~counted & np.isnan(errors.norm[at])]  # no finite element on the baseline
+    errors.norm[empty] = 0.0
+    for n in at[known & counted]:
+        errors.reasons[int(n)] = "NaN or Inf counts differ"
+    for n in at[~known]:
+        errors.reasons[int(n)] = "a sum of the sketch left the range of float64; capture with detail tensor"
+
+
+def _from_digests(errors: Errors, n: int, baseline: str | None, candidate: str | None) -> None:
+    if baseline != candidate:
+        errors.reasons[n] = f"dtypes differ ({baseline} and {candidate}) and only digests were recorded"
+    else:
+        errors.absolute[n], errors.method[n], errors.reasons[n] = np.inf, DIGEST, UNSIZED
+
+
+def _from_payload(errors: Errors, n: int, payloads: tuple[Payload, Payload]) -> bool:
+    """Measure from both sides' bytes; return False where they are lost."""
+    found = []
+    for stream, at, payload in zip(errors.streams, errors.slots, payloads, strict=True):
+        place: Place | None = stream.place(int(at[n]))
+        tensor = None if place is None else payload(*place)
+        if tensor is None:
+            return False
+        found.append(tensor)
+    baseline, candidate = found
+    errors.method[n] = TENSOR
+    b, c = (_reals(a) for a in found)
+    with np.errstate(all="ignore"):
+        finite = np.isfinite(b)
+        errors.norm[n] = float(np.linalg.norm(b[finite]))
+        if np.array_equal(finite, np.isfinite(c)) and np.array_equal(b[~finite], c[~finite], equal_nan=True):
+            errors.absolute[n] = float(np.linalg.norm(c[finite] - b[finite]))
+        else:
+            errors.absolute[n], errors.reasons[n] = np.inf, "NaN or Inf in different places"
+        if errors.absolute[n] == 0 and _is_discrete(baseline.dtype.name) and baseline.dtype == candidate.dtype:
+            errors.absolute[n] = float(np.sqrt(np.count_nonzero(baseline != candidate)))  # beyond 2**53
+    return True
+
+
+def _reals(array: Array) -> Array:
+    """Return the elements as float64, a complex one as two."""
+    flat: Array = np.ascontiguousarray(array).reshape(-1)
+    return (flat.view(flat.real.dtype) if flat.dtype.kind == "c" else flat).astype(np.float64)
+
+
+def _arguments(errors: Errors) -> Iterator[tuple[int, tuple[str | None, str | None]]]:
+    """Yield the matched calls whose non-tensor arguments differ, with both sides'."""
+    (baseline, candidate), (b, c) = errors.streams, errors.calls
+    collective = candidate.names.number("collective")
+    for n in np.flatnonzero(baseline.arguments[b] != candidate.arguments[c]):
+        sides = baseline.value(int(baseline.arguments[b[n]])), candidate.value(int(candidate.arguments[c[n]]))
+        if candidate.phase[c[n]] != collective or _told(sides[0]) != _told(sides[1]):
+            yield int(n), sides
 
 
 def _told(arguments: str | None) -> dict[str, Any] | str | None:
@@ -121,108 +292,6 @@ def _told(arguments: str | None) -> dict[str, Any] | str | None:
     except ValueError:
         return arguments
     return {name: value for name, value in told.items() if name not in INCIDENTAL} if isinstance(told, dict) else arguments
-
-
-def _errors(
-    index: list[tuple[int, str, int, int]], baseline: Stream, candidate: Stream, payloads: tuple[Payload, Payload]
-) -> list[SlotError]:
-    kb = np.array([k for _, _, k, _ in index], dtype=np.int64)
-    kc = np.array([k for _, _, _, k in index], dtype=np.int64)
-    distances = distance(baseline.sketch[kb], candidate.sketch[kc])
-    norms = baseline.numbers[kb, L2]
-    counts = np.any(baseline.numbers[kb][:, COUNTS] != candidate.numbers[kc][:, COUNTS], axis=1)
-    errors = []
-    for n, (_, slot, b, c) in enumerate(index):
-        error = SlotError(slot, b, c, float("nan"), float(norms[n]), "none")
-        _judge_one(error, baseline, candidate, payloads, float(distances[n]), bool(counts[n]))
-        errors.append(error)
-    return errors
-
-
-def _judge_one(
-    error: SlotError,
-    baseline: Stream,
-    candidate: Stream,
-    payloads: tuple[Payload, Payload],
-    sketched: float,
-    counts: bool,
-) -> None:
-    b, c = error.baseline, error.candidate
-    digests = baseline.digest[b], candidate.digest[c]
-    both = digests[0] is not None and digests[1] is not None
-    same_dtype = baseline.dtype[b] == candidate.dtype[c]
-    payload = baseline.payload[b], candidate.payload[c]
-    if baseline.shape[b] != candidate.shape[c] and sizes(baseline.shape[b]) != sizes(candidate.shape[c]):
-        error.reason = f"shapes differ: {baseline.shape[b]} and {candidate.shape[c]}"
-    elif both and digests[0] == digests[1] and same_dtype:
-        error.absolute, error.method = 0.0, "digest"
-        if np.isnan(error.norm):
-            error.norm = 0.0
-    elif (tensors := _tensors(payloads, payload[0], payload[1])) is not None:
-        _from_tensors(error, *tensors)
-    elif not np.isnan(sketched):
-        _from_sketches(error, sketched, counts, surely=both and same_dtype and _is_discrete(baseline.dtype[b]))
-    elif both and not (baseline.is_measured(b) and candidate.is_measured(c)):
-        _from_digests(error, baseline.dtype[b], candidate.dtype[c])
-    elif baseline.is_measured(b) and candidate.is_measured(c):
-        error.reason = "a sum of the sketch left the range of float64; capture with detail tensor"
-    else:
-        error.reason = "no statistics on both sides"
-
-
-def sizes(shape: tuple[int, ...] | None) -> tuple[int, ...] | None:
-    """Return a shape without its sizes of one, which devices add and drop at will."""
-    return None if shape is None else tuple(size for size in shape if size != 1)
-
-
-def _is_discrete(dtype: str | None) -> bool:
-    return dtype is not None and dtype.startswith(("int", "uint", "bool"))
-
-
-def _from_sketches(error: SlotError, sketched: float, counts: bool, *, surely: bool) -> None:
-    """Take the estimate; ``surely``: the digests of two integer tensors differ, so that the distance is at least 1."""
-    error.absolute, error.method = max(sketched, 1.0) if surely else sketched, "sketch"
-    if counts:
-        error.absolute, error.reason = float("inf"), "NaN or Inf counts differ"
-    elif np.isnan(error.norm):  # no finite element on the baseline
-        error.norm = 0.0
-
-
-def _from_digests(error: SlotError, baseline: str | None, candidate: str | None) -> None:
-    if baseline != candidate:
-        error.reason = f"dtypes differ ({baseline} and {candidate}) and only digests were recorded"
-    else:
-        error.absolute, error.method, error.reason = float("inf"), "digest", UNSIZED
-
-
-def _tensors(
-    payloads: tuple[Payload, Payload], b: Place | None, c: Place | None
-) -> tuple[Array, Array] | None:
-    """Return both sides' bytes, None unless both are there."""
-    if b is None or c is None:
-        return None
-    first, second = payloads[0](*b), payloads[1](*c)
-    return None if first is None or second is None else (first, second)
-
-
-def _from_tensors(error: SlotError, baseline: Array, candidate: Array) -> None:
-    error.method = "tensor"
-    b, c = (_reals(a) for a in (baseline, candidate))
-    with np.errstate(all="ignore"):
-        finite = np.isfinite(b)
-        error.norm = float(np.linalg.norm(b[finite]))
-        if np.array_equal(finite, np.isfinite(c)) and np.array_equal(b[~finite], c[~finite], equal_nan=True):
-            error.absolute = float(np.linalg.norm(c[finite] - b[finite]))
-        else:
-            error.absolute, error.reason = float("inf"), "NaN or Inf in different places"
-        if error.absolute == 0 and _is_discrete(baseline.dtype.name) and baseline.dtype == candidate.dtype:
-            error.absolute = float(np.sqrt(np.count_nonzero(baseline != candidate)))  # beyond 2**53
-
-
-def _reals(array: Array) -> Array:
-    """Return the elements as float64, a complex one as two."""
-    flat: Array = np.ascontiguousarray(array).reshape(-1)
-    return (flat.view(flat.real.dtype) if flat.dtype.kind == "c" else flat).astype(np.float64)
 
 
 def equal_values(first: Any, second: Any) -> bool:
@@ -246,7 +315,11 @@ OVERWRITING = frozenset({
 """In-place operators whose result does not depend on what was there before."""
 
 
+@lru_cache(maxsize=4096)
+def _overwrites(op: str) -> bool:
+    return op.endswith("_") and normalised(op) in OVERWRITING
+
+
 def is_overwritten(error: SlotError, call: Measured) -> bool:
     """Tell whether a slot is memory that the call only writes to: what was there before does not matter."""
-    name = call.candidate.op
-    return error.slot == "input.0" and name.endswith("_") and normalised(name) in OVERWRITING
+    return error.slot == "input.0" and _overwrites(call.candidate.op)

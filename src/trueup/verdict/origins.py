@@ -6,13 +6,13 @@ in the captured steps, or in a capture of the backward alone, it may come from a
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 
+import numpy as np
+
 from trueup.verdict.judge import Judged
-from trueup.verdict.measure import SlotError, is_overwritten
-from trueup.verdict.streams import Row, is_input, is_output
+from trueup.verdict.streams import NONE, Array, Numbers, Row
 from trueup.verdict.tree import Tree
 
 LEAST = 1e-3
@@ -28,55 +28,64 @@ class Origins:
 
     largest: float = 0.0
     """Largest relative error of any output so far."""
-    errors: dict[int, float] = field(default_factory=dict)
-    """Largest relative error of the outputs of each compared call, by ``seq`` on the candidate."""
+    errors: list[tuple[Numbers, Array]] = field(default_factory=list)
+    """Of each step: ``seq`` of the compared calls on the candidate, and the largest relative error of their outputs."""
     pending: tuple[dict[int, Row], dict[int, Row]] = field(default_factory=lambda: ({}, {}))
     """Unmatched calls whose results later steps read, and nobody has read yet, by side."""
     loose: tuple[set[int], set[int]] = field(default_factory=lambda: (set(), set()))
     """All unmatched calls of earlier steps that no compared call around them accounts for, by side."""
 
-    def follow(self, judged: list[Judged], tree: Tree) -> list[tuple[Judged, str]]:
+    def follow(self, tree: Tree) -> list[tuple[Judged, str]]:
         """Go through one step's calls in order; return ``(call, slot)`` of inputs whose difference has no origin."""
         self._read(tree)
-        found = []
-        for call in sorted(judged, key=lambda j: j.call.candidate.seq):
-            for error in call.call.slots.values():
-                if not is_input(error.slot) or is_overwritten(error, call.call):
-                    continue
-                if _plain(error) <= max(LEAST, GROWTH * self.largest):
-                    continue
-                if not _from_unmatched(error, tree):  # else it is accounted for with the call that made it
-                    found.append((call, error.slot))
-            worst = max((_plain(e) for s, e in call.call.slots.items() if is_output(s)), default=0.0)
-            if tree.is_leaf(call):
-                self.largest = max(self.largest, worst)
-            self.errors[call.call.candidate.seq] = worst
-        return found
+        verdicts, errors = tree.verdicts, tree.verdicts.errors
+        plain = _plain(tree)
+        worst = np.zeros(len(verdicts))
+        outputs = np.flatnonzero(errors.outputs)
+        np.maximum.at(worst, errors.pair[outputs], plain[outputs])
+        before = np.maximum.accumulate(np.r_[self.largest, np.where(tree.leaves(), worst, 0.0)])
+        limit = np.maximum(LEAST, GROWTH * before[:-1])[errors.pair]
+        suspicious = np.flatnonzero(errors.inputs & (plain > limit))
+        # Else it is accounted for with the call that made it.
+        found = [n for n in suspicious.tolist() if not _from_unmatched(tree, n)]
+        self.largest = float(before[-1])
+        self.errors.append((errors.streams[1].seq[errors.calls[1]], worst))
+        return [(verdicts.at(int(errors.pair[n])), errors.error(n).slot) for n in found]
+
+    def error(self, seq: int) -> float:
+        """Return the largest relative error of the outputs of a compared call of an earlier step; 0 where there is none."""
+        for seqs, worst in reversed(self.errors):
+            at = int(np.searchsorted(seqs, seq))
+            if at < len(seqs) and seqs[at] == seq:
+                return float(worst[at])
+        return 0.0
 
     def _read(self, tree: Tree) -> None:
         """Take calls off the list whose results are read now: what became of them shows in the reader, or in its readers."""
         for pending, stream in zip(self.pending, tree.streams, strict=True):
             if pending:
-                for producer in stream.producer:
-                    pending.pop(producer, None)  # type: ignore[arg-type]
+                for producer in np.unique(stream.producer).tolist():
+                    pending.pop(producer, None)
 
-    def leave(self, lasting: Iterable[tuple[int, Row]], loose: tuple[dict[int, Row], dict[int, Row]]) -> None:
-        """Remember a step's unmatched calls."""
+    def leave(self, lasting: Iterable[tuple[int, Row]], *loose: Iterable[int]) -> None:
+        """Remember a step's unmatched calls: those whose results last, and by side the seqs of all."""
         for side, row in lasting:
             self.pending[side][row.seq] = row
-        for known, rows in zip(self.loose, loose, strict=True):
-            known.update(rows)
+        for known, seqs in zip(self.loose, loose, strict=True):
+            known.update(seqs)
 
 
-def _from_unmatched(error: SlotError, tree: Tree) -> bool:
-    return any(
-        stream.producer[k] in unmatched
-        for stream, k, unmatched in zip(tree.streams, (error.baseline, error.candidate), tree.unmatched, strict=True)
-    )
+def _from_unmatched(tree: Tree, entry: int) -> bool:
+    """Tell whether a call without counterpart made what an entry reads, on either side."""
+    for side, (stream, slots) in enumerate(zip(tree.streams, tree.verdicts.errors.slots, strict=True)):
+        producer = stream.find(stream.producer_of(int(slots[entry])))
+        if producer != NONE and tree.pairs[side][producer] == NONE:
+            return True
+    return False
 
 
-def _plain(error: SlotError) -> float:
-    """Return the relative error; 0 where it means nothing: not measured, unknown in size, or relative to a zero."""
-    if math.isnan(error.absolute) or error.unsized or (error.norm == 0 and math.isfinite(error.absolute)):
-        return 0.0
-    return error.relative
+def _plain(tree: Tree) -> Array:
+    """Return relative errors; 0 where they mean nothing: not measured, unknown in size, or relative to a zero."""
+    errors = tree.verdicts.errors
+    nothing = np.isnan(errors.absolute) | errors.unsized | ((errors.norm == 0) & np.isfinite(errors.absolute))
+    return np.where(nothing, 0.0, errors.relative)

@@ -8,15 +8,16 @@ from an exit through calls without counterpart to those that have one gives the 
 from __future__ import annotations
 
 import math
-from collections import defaultdict
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
+
+import numpy as np
 
 from trueup.verdict.criteria import UNIT_ROUNDOFF, Criterion
 from trueup.verdict.judge import Judged
 from trueup.verdict.measure import Measured, SlotError
 from trueup.verdict.origins import Origins
-from trueup.verdict.streams import Row, is_input
+from trueup.verdict.streams import NONE, Array, Numbers, Row, is_input
 from trueup.verdict.tree import Tree
 
 LASTING = ("optimizer", "collective")
@@ -32,7 +33,7 @@ class Region:
     slot: SlotError
     """What it read, where it differs most."""
     calls: tuple[set[int], set[int]] = field(default_factory=lambda: (set(), set()))
-    """``seq`` on the baseline and on the candidate."""
+    """Of the baseline and of the candidate."""
     sources: dict[str, SlotError] = field(default_factory=dict)
     earlier: float = 0.0
     """Largest relative error of calls of earlier steps whose results go in: weights, states."""
@@ -54,76 +55,87 @@ class Regions:
         origins: what is known of earlier steps.
     """
 
-    def __init__(self, tree: Tree, loose: tuple[dict[int, Row], dict[int, Row]], origins: Origins) -> None:
-        self.tree, self.loose, self.origins = tree, loose, origins
+    def __init__(self, tree: Tree, loose: tuple[list[int], list[int]], origins: Origins) -> None:
+        self.tree, self.origins = tree, origins
+        self.loose = tuple(_mask(calls, len(stream)) for calls, stream in zip(loose, tree.streams, strict=True))
         self.readers: tuple[set[int], set[int]] = set(), set()
         """Loose calls whose result somebody reads."""
         self.uncompared: set[tuple[int, int]] = set()
-        """``(side, seq)`` of loose calls whose result a call with counterpart reads and was not compared there."""
+        """``(side, call)`` of loose calls whose result a call with counterpart reads and was not compared there."""
         self.found: list[Region] = []
         if loose[0] or loose[1]:
-            self._read_by_loose()
-            for judged in sorted(tree.judged[1].values(), key=lambda j: j.call.candidate.seq):
-                self._exits(judged)
+            producers = [stream.index(stream.producer) for stream in tree.streams]
+            for side in (0, 1):
+                self._read_by_unmatched(side, producers[side])
+            for pair in self._pairs_that_read(producers):
+                self._exits(tree.verdicts.at(pair))
 
-    def _read_by_loose(self) -> None:
+    def _read_by_unmatched(self, side: int, producers: Numbers) -> None:
+        stream = self.tree.streams[side]
+        reads = stream.names.table(is_input)[stream.slot] & (self.tree.pairs[side][stream.call] == NONE)
+        self.readers[side].update(producers[reads & (producers >= 0) & (producers != stream.call)].tolist())
+
+    def _pairs_that_read(self, producers: list[Numbers]) -> list[int]:
+        """Return the matched calls that read a result of a loose call, in order."""
+        found: list[Numbers] = []
         for side, stream in enumerate(self.tree.streams):
-            for seq in self.tree.unmatched[side]:
-                for slot, k in stream.by_seq[seq].slots.items():
-                    producer = stream.producer[k]
-                    if is_input(slot) and producer is not None and producer != seq:
-                        self.readers[side].add(producer)
+            reads = stream.names.table(is_input)[stream.slot] & self.loose[side][producers[side]]
+            found.append(self.tree.pairs[side][stream.call[reads]])
+        pairs = np.unique(np.concatenate(found))
+        return list(pairs[pairs >= 0].tolist())
 
     def _exits(self, judged: Judged) -> None:
         rows = judged.call.baseline, judged.call.candidate
         names = [s for s in dict.fromkeys([*rows[0].slots, *rows[1].slots]) if is_input(s)]
         for name in names:
             starts = [self._producer(side, rows[side].slots.get(name)) for side in (0, 1)]
-            loose = [(side, seq) for side, seq in enumerate(starts) if seq is not None and seq in self.loose[side]]
+            loose = [(side, call) for side, call in enumerate(starts) if self.loose[side][call]]
             if not loose:
                 continue
-            for side, seq in loose:
-                self.readers[side].add(seq)
+            for side, call in loose:
+                self.readers[side].add(call)
             error = judged.call.slots.get(name)
             if error is None or math.isnan(error.absolute):
                 self.uncompared.update(loose)
             else:
                 self._add(self._walk(judged, error, loose))
 
-    def _producer(self, side: int, k: int | None) -> int | None:
-        return None if k is None else self.tree.streams[side].producer[k]
+    def _producer(self, side: int, k: int | None) -> int:
+        stream = self.tree.streams[side]
+        return NONE if k is None else stream.find(stream.producer_of(k))
 
     def _walk(self, judged: Judged, error: SlotError, starts: list[tuple[int, int]]) -> Region:
         region = Region(judged, error)
         pending = list(starts)
         while pending:
-            side, seq = pending.pop()
-            if seq in region.calls[side]:
+            side, call = pending.pop()
+            if call in region.calls[side]:
                 continue
-            region.calls[side].add(seq)
+            region.calls[side].add(call)
             stream = self.tree.streams[side]
-            for slot, k in stream.by_seq[seq].slots.items():
-                producer = stream.producer[k] if is_input(slot) else None
-                if producer is None or producer == seq:
+            for number, k in stream.slots(call).items():
+                seq = stream.producer_of(k) if is_input(stream.names.names[number]) else None
+                if seq is None or seq == stream.seq[call]:
                     continue
-                if producer in self.loose[side]:
+                producer = stream.find(seq)
+                if self.loose[side][producer]:
                     pending.append((side, producer))
                 else:
-                    self._source(region, side, producer, stream.producer_slot[k])
+                    self._source(region, side, seq, producer, stream.names.name(int(stream.producer_slot[k])))
         return region
 
-    def _source(self, region: Region, side: int, producer: int, slot: str | None) -> None:
-        judged = self.tree.judged[side].get(producer)
+    def _source(self, region: Region, side: int, seq: int, producer: int, slot: str | None) -> None:
+        judged = self.tree.judged(side, producer)
         if judged is not None:
             error = judged.call.slots.get(slot or "")
             if error is None or math.isnan(error.absolute):
                 region.known = False
             else:
                 region.sources[f"{judged.call.candidate.seq} {slot}"] = error
-        elif producer in self.tree.streams[side].by_seq or producer in self.origins.loose[side]:
+        elif producer != NONE or seq in self.origins.loose[side]:
             region.known = False  # inside a function that was compared as a whole, or without counterpart itself
         elif side == 1:
-            region.earlier = max(region.earlier, self.origins.errors.get(producer, 0.0))
+            region.earlier = max(region.earlier, self.origins.error(seq))
 
     def _add(self, region: Region) -> None:
         """Keep a region, as part of an earlier one when they share calls; the worse exit speaks for both."""
@@ -141,22 +153,30 @@ class Regions:
 
     def lasting(self) -> Iterator[tuple[int, Row]]:
         """Yield ``(side, call)`` of the loose calls whose results later steps read."""
-        for side in (0, 1):
-            for seq, row in self.loose[side].items():
-                if row.phase in LASTING and seq not in self.readers[side]:
-                    yield side, row
+        for side, stream in enumerate(self.tree.streams):
+            phases = [stream.names.number(phase) for phase in LASTING]
+            for call in np.flatnonzero(self.loose[side][:-1]).tolist():
+                if stream.phase[call] in phases and call not in self.readers[side]:
+                    yield side, stream.row(call)
+
+
+def _mask(calls: list[int], count: int) -> Array:
+    """Return a mask of calls; its last entry, for `NONE`, is false."""
+    found = np.zeros(count + 1, bool)
+    found[calls] = True
+    return found
 
 
 def judge_region(region: Region, tree: Tree, criterion: Criterion) -> Judged:
     """Judge a region as one call of its last operator, by the criterion's row for what it has no name for."""
-    calls = [[tree.streams[side].by_seq[seq] for seq in sorted(region.calls[side])] for side in (0, 1)]
+    calls = [[tree.streams[side].row(call) for call in sorted(region.calls[side])] for side in (0, 1)]
     row = criterion.rows[-1]
     exit_ = region.exit.call
     baseline, candidate = (rows[-1] if rows else None for rows in calls)
     # A side without calls of its own stands where the result is read.
     first = baseline or replace(exit_.baseline, slots={})
     last = candidate or replace(baseline or exit_.candidate, seq=exit_.candidate.seq, slots={})
-    dtype = tree.streams[0].dtype[region.slot.baseline] or ""
+    dtype = tree.streams[0].dtype_of(region.slot.baseline) or ""
     unit = max(UNIT_ROUNDOFF.get(dtype, 0.0), max((_unit(tree, s) for s in region.sources.values()), default=0.0))
     own = row.ulps * unit * math.sqrt(max(1, *map(len, calls)))
     worst = max([region.earlier, *(s.relative for s in region.sources.values())])
@@ -174,26 +194,28 @@ def judge_region(region: Region, tree: Tree, criterion: Criterion) -> Judged:
 
 
 def _unit(tree: Tree, error: SlotError) -> float:
-    return UNIT_ROUNDOFF.get(tree.streams[0].dtype[error.baseline] or "", 0.0)
+    return UNIT_ROUNDOFF.get(tree.streams[0].dtype_of(error.baseline) or "", 0.0)
 
 
 def operators(region: Region, tree: Tree) -> tuple[str, ...]:
     """Return the operators of a region, each once, in order: the candidate's, or the baseline's where it has none."""
-    side = 1 if region.calls[1] else 0
-    return tuple(dict.fromkeys(tree.streams[side].by_seq[seq].op for seq in sorted(region.calls[side])))
+    stream = tree.streams[1 if region.calls[1] else 0]
+    calls = sorted(region.calls[1] or region.calls[0])
+    return tuple(dict.fromkeys(stream.names.names[int(stream.op[call])] for call in calls))
 
 
-def loose_calls(tree: Tree, unmatched: Iterable[Iterable[Row]]) -> tuple[dict[int, Row], dict[int, Row]]:
+def loose_calls(tree: Tree) -> tuple[list[int], list[int]]:
     """Return the unmatched calls of each side that no compared call around them accounts for."""
-    found: list[dict[int, Row]] = []
-    covered: defaultdict[tuple[int, int | None], bool | None] = defaultdict(lambda: None)
-    for side, rows in enumerate(unmatched):
-        kept = {}
-        for row in rows:
-            known = covered[side, row.parent]
-            if known is None:
-                known = covered[side, row.parent] = tree.covers(row.seq, side)
-            if not known:
-                kept[row.seq] = row
+    found: list[list[int]] = []
+    for side, calls in enumerate(tree.unmatched):
+        covered: dict[int, bool] = {}  # by the call around them
+        parents = tree.streams[side].parents
+        kept = []
+        for call in calls.tolist():
+            above = int(parents[call])
+            if above not in covered:
+                covered[above] = tree.covers(call, side)
+            if not covered[above]:
+                kept.append(call)
         found.append(kept)
     return found[0], found[1]

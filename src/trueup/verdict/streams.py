@@ -1,20 +1,80 @@
-"""One rank and step of a capture, in memory: its calls in execution order and the arrays of their slots."""
+"""One rank and step of a capture, in columns: an entry per call, an entry per slot, names as numbers.
+
+Both sides of a comparison number names with the same `Vocabulary`, so that calls are matched, measured and judged by array
+operations. A `Row` is a call as an object, made for the few that somebody looks at.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Any
 
 import numpy as np
 import pyarrow as pa
+from numpy.typing import NDArray
 
-from trueup.model import NUMBERS, CallKey, TensorStats
+from trueup.kernels.sketch import splitmix64
+from trueup.model import LANES, NUMBERS, CallKey, TensorStats
 from trueup.store import sketch_matrix
 
 Array = np.ndarray[Any, Any]
+Numbers = NDArray[np.int64]
 Place = tuple[str, str, "tuple[int, ...] | None"]
 """Where a slot's payload lies: segment, key, and which part of that tensor it is."""
+Read = Callable[[Sequence[str]], pa.Table]
+"""Reads columns of the records of one rank and step, sorted by ``seq``."""
+
+NONE = -1
+"""Number of what a record leaves out: a parent, a producer, a name."""
+
+
+def is_input(slot: str) -> bool:
+    """Tell whether a slot is read by its call."""
+    return slot.startswith(("input.", "param.", "grad_output."))
+
+
+def is_output(slot: str) -> bool:
+    """Tell whether a slot is computed by its call."""
+    return slot.startswith(("output.", "grad_input.", "grad_param."))
+
+
+class Vocabulary:
+    """Numbers for names: the same in all streams of a comparison."""
+
+    def __init__(self) -> None:
+        self.names: list[str] = []
+        self._numbers: dict[str, int] = {}
+        self._tables: dict[Callable[[str], Any], list[Any]] = {}
+
+    def number(self, name: str) -> int:
+        """Return the number of a name, a new one if need be."""
+        found = self._numbers.get(name)
+        if found is None:
+            found = self._numbers[name] = len(self.names)
+            self.names.append(name)
+        return found
+
+    def numbers(self, column: pa.ChunkedArray) -> Numbers:
+        """Return int64 ``(n,)``, `NONE` for null."""
+        if column.null_count == len(column):
+            return np.full(len(column), NONE, np.int64)
+        encoded = column.unify_dictionaries() if pa.types.is_dictionary(column.type) else column.dictionary_encode()
+        known = np.array([self.number(name) for name in encoded.chunk(0).dictionary.to_pylist()] or [NONE], np.int64)
+        places = [chunk.indices.fill_null(NONE).to_numpy(zero_copy_only=False) for chunk in encoded.chunks]
+        indices = np.concatenate(places)
+        return np.where(indices >= 0, known[np.maximum(indices, 0)], NONE)
+
+    def name(self, number: int) -> str | None:
+        """Return the name of a number."""
+        return None if number < 0 else self.names[number]
+
+    def table(self, of: Callable[[str], Any]) -> Array:
+        """Return what a function says of each name, by number; of `NONE`, the last entry, what it says of an empty name."""
+        known = self._tables.setdefault(of, [])
+        known += map(of, self.names[len(known) :])
+        return np.array([*known, of("")])
 
 
 @dataclass(slots=True)
@@ -39,113 +99,235 @@ class Row:
         """The call's name."""
         return CallKey(self.rank, self.step, self.phase, self.level, self.scope, self.op, self.ordinal)
 
-    def inputs(self) -> list[str]:
-        """Slots the call read."""
-        return [s for s in self.slots if is_input(s)]
 
-    def outputs(self) -> list[str]:
-        """Slots the call computed."""
-        return [s for s in self.slots if is_output(s)]
-
-
-def is_input(slot: str) -> bool:
-    """Tell whether a slot is read by its call."""
-    return slot.startswith(("input.", "param.", "grad_output."))
+_PLACE = ("payload_segment", "payload_key", "payload_view")
+NEEDED = (
+    "rank", "step", "seq", "parent", "phase", "level", "scope", "op", "ordinal", "forward_seq", "site", "slot", "dtype", "shape",
+    "numel", "l2", "n_nan", "n_posinf", "n_neginf", "digest", "value", "producer_seq", "producer_slot", "payload_segment",
+)  # fmt: skip
+"""Columns that every comparison reads."""
 
 
-def is_output(slot: str) -> bool:
-    """Tell whether a slot is computed by its call."""
-    return slot.startswith(("output.", "grad_input.", "grad_param."))
-
-
-@dataclass(slots=True)
 class Stream:
-    """Calls sorted by ``seq``; every array has one entry per slot row."""
+    """Calls sorted by ``seq``, and their slots: call ``i`` has the slots ``starts[i]`` to ``starts[i + 1]``.
 
-    calls: list[Row]
-    by_seq: dict[int, Row]
-    numbers: Array
-    """float64 ``(n, len(NUMBERS))``, NaN where unknown."""
-    numel: Array
-    sketch: Array
-    """float64 ``(n, 64)``; rows of NaN where there is none."""
-    digest: list[str | None]
-    dtype: list[str | None]
-    shape: list[tuple[int, ...] | None]
-    value: list[str | None]
-    producer: list[int | None]
-    producer_slot: list[str | None]
-    payload: list[Place | None]
+    Args:
+        read: gives columns of the records; the sketches and what only findings show are read when they are asked for.
+        names: the numbers of names.
+        values: the numbers of non-tensor arguments.
+    """
 
-    def is_measured(self, k: int) -> bool:
-        """Tell whether statistics of slot row ``k`` were recorded."""
-        return not bool(np.isnan(self.numbers[k, NUMBERS.index("n_nan")]))
+    def __init__(self, read: Read, names: Vocabulary, values: Vocabulary) -> None:
+        table = read(NEEDED)
+        self._read, self.names, self.values = read, names, values
+        seq = _integers(table, "seq")
+        firsts = np.flatnonzero(np.r_[True, seq[1:] != seq[:-1]]) if len(seq) else np.empty(0, np.int64)
+        self.starts: Numbers = np.r_[firsts, len(seq)]
+        self.call = np.repeat(np.arange(len(firsts)), np.diff(self.starts))
+        """Call of each slot."""
+        self.rank, self.step = (int(table[name][0].as_py()) if len(seq) else 0 for name in ("rank", "step"))
+        self.seq = seq[firsts]
+        self.parent, self.ordinal, self.forward_seq, self.site = (
+            _integers(table, name)[firsts] for name in ("parent", "ordinal", "forward_seq", "site")
+        )
+        self.phase, self.level, self.scope, self.op = (
+            names.numbers(table[name])[firsts] for name in ("phase", "level", "scope", "op")
+        )
+        self.slot, self.dtype, self.producer_slot = (names.numbers(table[name]) for name in ("slot", "dtype", "producer_slot"))
+        self.producer = _integers(table, "producer_seq")
+        """``seq`` of the call that last wrote the storage of a slot."""
+        self.numel, self.l2 = (_floats(table[name]) for name in ("numel", "l2"))
+        self.counts = np.stack([_floats(table[name]) for name in ("n_nan", "n_posinf", "n_neginf")], axis=1)
+        """float64 ``(slots, 3)``: how many elements are NaN, Inf, -Inf; NaN where no statistics were recorded."""
+        self.digest, self.has_digest = _digests(table["digest"])
+        self.shapes = Shapes(table["shape"])
+        self.has_payload = table["payload_segment"].is_valid().to_numpy()
+        self.arguments = np.full(len(self.seq), NONE, np.int64)
+        """Number of each call's non-tensor arguments."""
+        given = np.flatnonzero(self.slot == names.number("arguments"))
+        self.arguments[self.call[given]] = values.numbers(table["value"].take(pa.array(given)))
+
+    def __len__(self) -> int:
+        return len(self.seq)
+
+    @property
+    def measured(self) -> Array:
+        """Whether statistics of each slot were recorded."""
+        return np.asarray(~np.isnan(self.counts[:, 0]))
+
+    @cached_property
+    def sketch(self) -> Array:
+        """float64 ``(slots, 64)``; rows of NaN where there is none."""
+        matrix = sketch_matrix(self._read(["sketch"])["sketch"])
+        return matrix if len(matrix) == len(self.slot) else np.full((len(self.slot), LANES), np.nan)  # damaged since
+
+    @cached_property
+    def details(self) -> pa.Table:
+        """What findings show, and where payload lies."""
+        return self._read([*NUMBERS, *_PLACE, "value", "digest"])
+
+    @cached_property
+    def parents(self) -> Numbers:
+        """Index of the call around each call, `NONE` for those that have none here: a call comes before what runs inside it."""
+        found = self.index(self.parent)
+        return np.where(found < np.arange(len(found)), found, NONE)
+
+    @cached_property
+    def has_children(self) -> Array:
+        """Whether each call has others inside."""
+        found = np.zeros(len(self.seq) + 1, bool)
+        found[self.parents] = True
+        return found[:-1]
+
+    @cached_property
+    def children(self) -> tuple[Numbers, Numbers]:
+        """Calls in the order of their parents, and those parents."""
+        order = np.argsort(self.parents, kind="stable")
+        return order, self.parents[order]
+
+    def inside(self, call: int) -> Numbers:
+        """Return the calls directly inside a call, in order."""
+        order, parents = self.children
+        return order[slice(*np.searchsorted(parents, [call, call + 1]))]
+
+    def index(self, seq: Numbers) -> Numbers:
+        """Return the calls of these seqs, `NONE` where there is no such call."""
+        if not len(self.seq):
+            return np.full(len(seq), NONE, np.int64)
+        at = np.minimum(np.searchsorted(self.seq, seq), len(self.seq) - 1)
+        return np.where(self.seq[at] == seq, at, NONE)
+
+    def find(self, seq: int | None) -> int:
+        """Return the call of a seq, `NONE` where there is none."""
+        return NONE if seq is None else int(self.index(np.array([seq]))[0])
+
+    def slots(self, call: int) -> dict[int, int]:
+        """Return the slots of a call: number of the name -> index."""
+        start, stop = self.starts[call : call + 2].tolist()
+        return dict(zip(self.slot[start:stop].tolist(), range(start, stop), strict=True))
+
+    def row(self, call: int) -> Row:
+        """Return a call as an object."""
+        name, optional = self.names.name, _optional
+        phase, level, scope, op = (name(int(c[call])) or "" for c in (self.phase, self.level, self.scope, self.op))
+        return Row(
+            self.rank, self.step, int(self.seq[call]), optional(self.parent[call]), phase, level, scope, op,
+            int(self.ordinal[call]), optional(self.forward_seq[call]), optional(self.site[call]),
+            {self.names.names[slot]: k for slot, k in self.slots(call).items()},
+        )  # fmt: skip
+
+    def dtype_of(self, k: int) -> str | None:
+        """Return the dtype of slot ``k``."""
+        return self.names.name(int(self.dtype[k]))
+
+    def producer_of(self, k: int) -> int | None:
+        """Return the seq of the call that last wrote the storage of slot ``k``."""
+        return _optional(self.producer[k])
+
+    def value(self, number: int) -> str | None:
+        """Return non-tensor arguments by their number."""
+        return self.values.name(number)
+
+    def place(self, k: int) -> Place | None:
+        """Return where the payload of slot ``k`` lies."""
+        segment, key, view = (self.details[name][k].as_py() for name in _PLACE)
+        return None if segment is None else (segment, key, None if view is None else tuple(view))
 
     def stats(self, k: int) -> TensorStats | str | None:
-        """Return what is known of slot row ``k``."""
-        if self.value[k] is not None:
-            return self.value[k]
-        if np.isnan(self.numbers[k, NUMBERS.index("n_nan")]):
+        """Return what is known of slot ``k``."""
+        value, digest = (self.details[name][k].as_py() for name in ("value", "digest"))
+        if value is not None and self.names.name(int(self.slot[k])) == "arguments":
+            return str(value)
+        found = {name: self.details[name][k].as_py() for name in NUMBERS}
+        if found["n_nan"] is None:
             return None
-        pairs = zip(NUMBERS, self.numbers[k], strict=True)
-        values = {name: int(v) if name.startswith("n_") else float(v) for name, v in pairs}
-        return TensorStats(numel=int(self.numel[k]), digest=self.digest[k], **values)  # type: ignore[arg-type]
+        missing = {name: 0 if name.startswith("n_") else float("nan") for name in NUMBERS}
+        numbers: dict[str, Any] = missing | {name: value for name, value in found.items() if value is not None}
+        return TensorStats(numel=int(self.numel[k]), digest=digest, **numbers)
 
 
-_CALL = ("rank", "step", "seq", "parent", "phase", "level", "scope", "op", "ordinal", "forward_seq", "site")
-_SLOT = ("slot", "dtype", "shape", "digest", "payload_segment", "payload_key", "payload_view", "value",
-         "producer_seq", "producer_slot")
+class Shapes:
+    """The shapes of slots; a shape is compared by hashes, with and without its sizes of one, which devices add at will."""
 
-COLUMNS = (*_CALL, *_SLOT, "numel", *NUMBERS, "sketch")
+    def __init__(self, column: pa.ChunkedArray) -> None:
+        lists = column.combine_chunks() if isinstance(column, pa.ChunkedArray) else column
+        lists = pa.concat_arrays(lists.chunks) if isinstance(lists, pa.ChunkedArray) else lists
+        self._offsets = lists.offsets.to_numpy().astype(np.int64)
+        self._values = lists.values.to_numpy(zero_copy_only=False).astype(np.int64)
+        self._known = lists.is_valid().to_numpy(zero_copy_only=False)
+        self.ndim = np.where(self._known, np.diff(self._offsets), 0)
+        owner = np.repeat(np.arange(len(self.ndim)), np.diff(self._offsets))
+        values = self._values[self._offsets[0] : self._offsets[-1]] if len(self._offsets) else self._values
+        starts = self._offsets[:-1] - self._offsets[0] if len(self._offsets) > 1 else self._offsets[:0]
+        self.exact = self._hash(values, np.arange(len(values)) - starts[owner], owner)
+        kept = values != 1
+        before = np.r_[0, np.cumsum(kept)]
+        self.squeezed = self._hash(values[kept], (before[:-1] - before[starts[owner]])[kept], owner[kept])
 
+    def _hash(self, values: Numbers, positions: Numbers, owner: Numbers) -> Array:
+        mixed = splitmix64(values.astype(np.uint64) * np.uint64(0x9FB21C651E98DF25) + positions.astype(np.uint64))
+        total = np.r_[np.uint64(0), np.cumsum(mixed, dtype=np.uint64)]
+        ends = np.searchsorted(owner, np.arange(len(self.ndim) + 1))
+        return np.where(self._known, total[ends[1:]] - total[ends[:-1]], np.uint64(1))
 
-def load(table: pa.Table) -> Stream:
-    """Build a stream from the records of one rank and step, sorted by ``seq``."""
-    seq = table.column("seq").to_numpy()
-    starts = np.flatnonzero(np.r_[True, seq[1:] != seq[:-1]]) if len(seq) else np.empty(0, dtype=np.int64)
-    firsts = table.select(_CALL).take(pa.array(starts))  # what a call has once is read once
-    calls = [Row(*values) for values in zip(*(_values(firsts.column(name)) for name in _CALL), strict=True)]
-    slots = {name: _values(table.column(name)) for name in _SLOT}
-    ends = [*starts[1:].tolist(), len(seq)]
-    for row, start, end in zip(calls, starts.tolist(), ends, strict=True):
-        row.slots = {slots["slot"][k]: k for k in range(start, end)}
-    numbers = np.empty((table.num_rows, len(NUMBERS)))
-    for k, name in enumerate(NUMBERS):
-        numbers[:, k] = table.column(name).cast(pa.float64()).to_numpy(zero_copy_only=False)
-    places = zip(slots["payload_segment"], slots["payload_key"], slots["payload_view"], strict=True)
-    return Stream(
-        calls=calls,
-        by_seq={row.seq: row for row in calls},
-        numbers=numbers,
-        numel=table.column("numel").cast(pa.float64()).to_numpy(zero_copy_only=False),
-        sketch=sketch_matrix(table.column("sketch")),
-        digest=slots["digest"],
-        dtype=slots["dtype"],
-        shape=slots["shape"],
-        value=[v if slot == "arguments" else None for v, slot in zip(slots["value"], slots["slot"], strict=True)],
-        producer=slots["producer_seq"],
-        producer_slot=slots["producer_slot"],
-        payload=[None if segment is None else (segment, key, view) for segment, key, view in places],
-    )
+    def size(self, k: Array, dimension: int, missing: float) -> Array:
+        """Return one size of each of these slots as float64, ``missing`` where there is no such dimension."""
+        ndim = self.ndim[k]
+        there = (ndim > dimension) if dimension >= 0 else (ndim >= -dimension)
+        at = self._offsets[k] + (dimension if dimension >= 0 else ndim + dimension)
+        return np.where(there, self._values[np.where(there, at, 0)] if len(self._values) else missing, missing).astype(np.float64)
 
-
-def _values(column: pa.ChunkedArray) -> list[Any]:
-    """Return a column as a list, lists in it as tuples: several times faster than ``to_pylist`` for what repeats itself."""
-    if column.null_count == len(column):
-        return [None] * len(column)
-    if pa.types.is_dictionary(column.type):
-        words = column.unify_dictionaries().combine_chunks()
-        chunk = words.chunk(0) if isinstance(words, pa.ChunkedArray) else words
-        known = chunk.dictionary.to_pylist()
-        return [None if k is None else known[k] for k in chunk.indices.to_pylist()]
-    if pa.types.is_list(column.type):
-        return [None if shape is None else tuple(shape) for shape in _lists(column)]
-    return list(column.to_pylist())
+    def __getitem__(self, k: int) -> tuple[int, ...] | None:
+        """Return the shape of slot ``k``."""
+        return tuple(self._values[self._offsets[k] : self._offsets[k + 1]].tolist()) if self._known[k] else None
 
 
-def _lists(column: pa.ChunkedArray) -> Iterator[list[int] | None]:
+def load(table: pa.Table, names: Vocabulary, values: Vocabulary) -> Stream:
+    """Build a stream from all columns of the records of one rank and step, sorted by ``seq``."""
+    return Stream(lambda columns: table.select(list(columns)), names, values)
+
+
+def spans(starts: Numbers, counts: Numbers) -> Numbers:
+    """Return the numbers of ranges, one after the other: ``[5, 6, 9]`` for starts ``[5, 9]`` and counts ``[2, 1]``."""
+    ends = np.cumsum(counts)
+    return np.arange(ends[-1] if len(ends) else 0) - np.repeat(ends - counts - starts, counts)
+
+
+def _optional(number: Any) -> int | None:
+    return None if number < 0 else int(number)
+
+
+def _integers(table: pa.Table, name: str) -> Numbers:
+    column = table[name]
+    return np.asarray((column.fill_null(NONE) if column.null_count else column).to_numpy(), dtype=np.int64)
+
+
+def _floats(column: pa.ChunkedArray) -> Array:
+    return np.asarray(column.cast(pa.float64()).to_numpy(zero_copy_only=False))
+
+
+_HEXADECIMAL = np.full(256, 255, np.uint8)
+_HEXADECIMAL[np.frombuffer(b"0123456789abcdef", np.uint8)] = np.arange(16)
+
+
+def _digests(column: pa.ChunkedArray) -> tuple[NDArray[np.uint64], Array]:
+    """Return digests as numbers, and which are there: what has not 16 hexadecimal digits is none."""
+    found, there = np.zeros(len(column), np.uint64), np.zeros(len(column), bool)
+    for start, chunk in _placed(column):
+        _, offsets, data = chunk.buffers()
+        ends = np.frombuffer(offsets, np.int32)[chunk.offset : chunk.offset + len(chunk) + 1]
+        whole = np.flatnonzero((np.diff(ends) == 16) & chunk.is_valid().to_numpy(zero_copy_only=False))
+        if not len(whole):
+            continue
+        digits = _HEXADECIMAL[np.frombuffer(data, np.uint8)[ends[whole][:, None] + np.arange(16)]]
+        there[start + whole] = digits.max(axis=1) < 16
+        found[start + whole] = ((digits[:, ::2] << 4) | digits[:, 1::2]).view(">u8")[:, 0]
+    return found, there
+
+
+def _placed(column: pa.ChunkedArray) -> Iterator[tuple[int, pa.Array]]:
+    start = 0
     for chunk in column.chunks:
-        ends = chunk.offsets.to_numpy().tolist()
-        sizes = chunk.values.to_numpy(zero_copy_only=False).tolist()
-        valid = chunk.is_valid().to_numpy(zero_copy_only=False).tolist()
-        yield from (sizes[a:b] if there else None for a, b, there in zip(ends, ends[1:], valid, strict=False))
+        if len(chunk):
+            yield start, chunk
+        start += len(chunk)

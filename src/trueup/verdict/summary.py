@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections import defaultdict
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -18,64 +18,96 @@ from trueup.report.scaling import OP as SCALER
 from trueup.report.scaling import loss_scale
 from trueup.store import Capture
 from trueup.verdict.findings import Frames
-from trueup.verdict.judge import Judged
+from trueup.verdict.judge import ROLES, Verdicts
+from trueup.verdict.streams import Array, Numbers, Vocabulary
 
 LOSS_OP = "torch.Tensor.backward"
+
+NAME = pa.dictionary(pa.int32(), pa.string())
 
 SCHEMA = pa.schema(
     [
         *((n, pa.int32()) for n in ("step", "rank")),
-        *((n, pa.string()) for n in ("phase", "level", "scope", "op")),
+        *((n, NAME) for n in ("phase", "level", "scope", "op")),
         ("ordinal", pa.int32()),
         *((n, pa.int64()) for n in ("seq_baseline", "seq_candidate")),
         *((n, pa.float64()) for n in ("error_in", "error_out", "expected", "ratio")),
-        *((n, pa.string()) for n in ("state", "role", "rule", "source")),
+        *((n, NAME) for n in ("state", "role", "rule", "source")),
     ]
 )
 """Columns of ``calls.parquet``: one row per matched call."""
 
 
-def call_rows(judged: Iterable[Judged], sites: Frames) -> list[tuple[Any, ...]]:
-    """Return the rows of one rank and step; `finish_table` sets the state of what turns out to be a culprit or victim."""
-    rows = []
-    for j in judged:
-        b, c = j.call.baseline, j.call.candidate
-        frames = sites.get(c.site, ((), None))[0] if c.site is not None else ()
-        errors = j.error_in, j.error_out, j.expected, j.ratio
-        key = c.step, c.rank, c.phase, c.level, c.scope, c.op, c.ordinal, b.seq, c.seq
-        rows.append((*key, *errors, j.role, "", j.row.name, frames[0] if frames else None))
-    return rows
+def call_table(verdicts: Verdicts, sites: Frames) -> pa.Table:
+    """Return the table of calls of one rank and step; `finish_table` sets the state of what turns out to be a culprit or victim."""
+    (baseline, candidate), (b, c) = verdicts.errors.streams, verdicts.errors.calls
+    names = candidate.names
+    count = len(verdicts)
+    site, source = np.unique(candidate.site[c], return_inverse=True)
+    frames = [sites.get(number, ((), None))[0] for number in site.tolist()]
+    columns: dict[str, Any] = {
+        "step": np.full(count, candidate.step, np.int32), "rank": np.full(count, candidate.rank, np.int32),
+        **{name: _named(getattr(candidate, name)[c], names) for name in ("phase", "level", "scope", "op")},
+        "ordinal": candidate.ordinal[c].astype(np.int32), "seq_baseline": baseline.seq[b], "seq_candidate": candidate.seq[c],
+        "error_in": verdicts.error_in, "error_out": verdicts.error_out, "expected": verdicts.expected, "ratio": verdicts.ratio,
+        "state": _words(verdicts.role, ROLES), "role": _words(np.zeros(count, np.int8), ("",)),
+        "rule": _words(verdicts.rows, [row.name for row in verdicts.criterion.rows]),
+        "source": _words(source.reshape(-1), [its[0] if its else None for its in frames]),
+    }  # fmt: skip
+    return pa.table([columns[field.name] for field in SCHEMA], names=SCHEMA.names)
 
 
-def finish_table(rows: list[tuple[Any, ...]], culprits: set[tuple[int, int, int]], first: tuple[int, int] | None) -> pa.Table:
+def _named(numbers: Numbers, names: Vocabulary) -> pa.DictionaryArray:
+    distinct, which = np.unique(numbers, return_inverse=True)
+    return _words(which.reshape(-1), [names.name(number) for number in distinct.tolist()])
+
+
+def _words(which: Array, words: Sequence[str | None]) -> pa.DictionaryArray:
+    missing = np.array([word is None for word in words])[which]  # Arrow merges no dictionaries that hold nulls
+    indices = pa.array(which.astype(np.int32), mask=missing if missing.any() else None)
+    return pa.DictionaryArray.from_arrays(indices, pa.array([word or "" for word in words], pa.string()))
+
+
+def finish_table(tables: Sequence[pa.Table], culprits: set[tuple[int, int, int]], first: tuple[int, int] | None) -> pa.Table:
     """Build the table of calls.
 
     Args:
-        rows: what `call_rows` made, of all parts.
+        tables: what `call_table` made, of all parts.
         culprits: ``(rank, step, seq on the candidate)`` of the culprits.
         first: ``(step, seq)`` of the first culprit, or None: only what comes after it is a victim.
     """
-    state, role = SCHEMA.get_field_index("state"), SCHEMA.get_field_index("role")
-    finished = []
-    for row in rows:
-        cells = list(row)
-        step, rank, seq, told = cells[0], cells[1], cells[8], cells[state]
-        if (rank, step, seq) in culprits:
-            cells[state], cells[role] = "deviates", "culprit"
-        elif told in ("carried", "unsized"):
-            after = first is not None and (step, seq) > first
-            before = "agrees" if told == "carried" else "incomparable"
-            cells[state], cells[role] = ("deviates", "victim") if after else (before, "")
-        finished.append(cells)
-    columns: list[Any] = list(zip(*finished, strict=True)) if finished else [[] for _ in SCHEMA]
-    return pa.table([pa.array(c, f.type) for c, f in zip(columns, SCHEMA, strict=True)], schema=SCHEMA)
+    if not tables:
+        return SCHEMA.empty_table()
+    table = pa.concat_tables(tables).unify_dictionaries()
+    rank, step, seq = (table[name].to_numpy() for name in ("rank", "step", "seq_candidate"))
+    words = table["state"].chunk(0).dictionary.to_pylist()
+    told = np.concatenate([chunk.indices.to_numpy() for chunk in table["state"].chunks])
+    states = ("equal", "agrees", "deviates", "incomparable")
+    shown = {"carried": "agrees", "unsized": "incomparable"}
+    state = np.array([states.index(shown.get(word, word)) for word in words], np.int8)[told]
+    after = np.zeros(len(seq), bool) if first is None else (step > first[0]) | ((step == first[0]) & (seq > first[1]))
+    victim = after & np.array([word in ("carried", "unsized") for word in words])[told]
+    culprit = np.zeros(len(seq), bool)
+    for one in culprits:
+        culprit |= (rank == one[0]) & (step == one[1]) & (seq == one[2])
+    victim &= ~culprit
+    state[victim | culprit] = states.index("deviates")
+    role = np.where(culprit, 2, victim.astype(np.int8))
+    replaced = {"state": _words(state, states), "role": _words(role, ("", "victim", "culprit"))}
+    columns = [pa.chunked_array([replaced[name]]) if name in replaced else table[name] for name in SCHEMA.names]
+    return pa.table([column.cast(field.type) for column, field in zip(columns, SCHEMA, strict=True)], schema=SCHEMA)
 
 
 def count(table: pa.Table, unmatched: int, steps: int) -> dict[str, int]:
     """Count the calls by state."""
-    states = table.column("state").to_pylist()
+    found = {item["values"]: item["counts"] for item in table.column("state").value_counts().to_pylist()}
     names = ("equal", "agrees", "deviates", "incomparable")
-    return {"compared": len(states), **{n: states.count(n) for n in names}, "unmatched": unmatched, "steps": steps}
+    return {"compared": table.num_rows, **{n: found.get(n, 0) for n in names}, "unmatched": unmatched, "steps": steps}
+
+
+def victims(table: pa.Table) -> int:
+    """Count the calls that only pass on what they got."""
+    return int(pc.sum(pc.equal(table.column("role"), "victim")).as_py() or 0)
 
 
 @dataclass(frozen=True)

@@ -2,97 +2,96 @@
 
 from __future__ import annotations
 
-from collections import defaultdict
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 
-from trueup.verdict.judge import Judged
-from trueup.verdict.streams import Row, Stream, is_output
+import numpy as np
+
+from trueup.verdict.align import Alignment
+from trueup.verdict.judge import Judged, Verdicts
+from trueup.verdict.streams import NONE, Numbers
 
 SPREAD = 1000.0
 """A call's error may be this many times the largest error inside it: gradients of several uses add up, and may cancel."""
 
 
 class Tree:
-    """The calls of both sides by their ``parent``.
+    """The calls of both sides by their ``parent``; calls are indices into the streams of their side.
 
     Args:
-        judged: the matched calls.
-        only_baseline: calls without counterpart.
-        only_candidate: likewise.
-        baseline: the stream of the former.
-        candidate: the stream of the latter.
+        verdicts: the matched calls.
+        alignment: what is matched, and what is not.
     """
 
-    def __init__(
-        self,
-        judged: Iterable[Judged],
-        only_baseline: Iterable[Row],
-        only_candidate: Iterable[Row],
-        baseline: Stream,
-        candidate: Stream,
-    ) -> None:
-        self.streams = baseline, candidate
-        self.judged: tuple[dict[int, Judged], dict[int, Judged]] = {}, {}
-        for call in judged:
-            self.judged[0][call.call.baseline.seq] = call
-            self.judged[1][call.call.candidate.seq] = call
-        self.unmatched = {c.seq for c in only_baseline}, {c.seq for c in only_candidate}
-        self.children: tuple[defaultdict[int, list[Row]], ...] = defaultdict(list), defaultdict(list)
-        for stream, children in zip(self.streams, self.children, strict=True):
-            for row in stream.calls:
-                if row.parent is not None:
-                    children[row.parent].append(row)
+    def __init__(self, verdicts: Verdicts, alignment: Alignment) -> None:
+        self.verdicts, self.streams = verdicts, verdicts.errors.streams
+        self.unmatched = alignment.only_baseline, alignment.only_candidate
+        self.pairs = tuple(
+            _numbered(calls, len(stream)) for calls, stream in zip(verdicts.errors.calls, self.streams, strict=True)
+        )
+        """By side: the matched call of each call, `NONE` where it has no counterpart; one more entry, for `NONE`."""
 
-    def ancestors(self, seq: int, side: int = 1) -> list[int]:
+    def judged(self, side: int, call: int) -> Judged | None:
+        """Return the verdict of a call, None where it has no counterpart."""
+        pair = int(self.pairs[side][call])
+        return None if pair < 0 else self.verdicts.at(pair)
+
+    def around(self, call: int, side: int = 1) -> list[int]:
         """Return the calls around a call, innermost first."""
         found: list[int] = []
-        row = self.streams[side].by_seq.get(seq)
-        while row is not None and row.parent is not None and row.parent not in found:
-            found.append(row.parent)
-            row = self.streams[side].by_seq.get(row.parent)
+        parents = self.streams[side].parents
+        while call >= 0 and (call := int(parents[call])) >= 0:
+            found.append(call)
         return found
 
-    def inside(self, seq: int, side: int = 1) -> Iterator[Row]:
+    def inside(self, call: int, side: int = 1) -> Iterator[int]:
         """Yield the calls inside a call, at any depth."""
-        pending, seen = [seq], {seq}
+        pending = [call]
         while pending:
-            for child in self.children[side].get(pending.pop(), ()):
-                if child.seq not in seen:
-                    seen.add(child.seq)
-                    pending.append(child.seq)
-                    yield child
+            children = self.streams[side].inside(pending.pop()).tolist()
+            pending += children
+            yield from children
 
-    def is_leaf(self, judged: Judged) -> bool:
-        """Tell whether no finer call was recorded inside, on either side."""
-        call = judged.call
-        return not (self.children[0].get(call.baseline.seq) or self.children[1].get(call.candidate.seq))
+    def leaves(self) -> np.ndarray[tuple[int], np.dtype[np.bool_]]:
+        """Tell of each matched call whether no finer call was recorded inside, on either side."""
+        sides = zip(self.streams, self.verdicts.errors.calls, strict=True)
+        first, second = (stream.has_children[calls] for stream, calls in sides)
+        return ~(first | second)
 
-    def resolved(self, judged: Judged) -> bool:
-        """Tell whether the calls inside a call speak for it.
+    def resolved(self, pair: int) -> bool:
+        """Tell whether the calls inside a matched call speak for it.
 
         They do when each of them was matched and compared, and one of them has an error that the call's own may come from.
         """
-        call = judged.call
-        children = self.children[1].get(call.candidate.seq, [])
-        missing = any(c.seq in self.unmatched[0] for c in self.children[0].get(call.baseline.seq, ()))
-        if not children or missing or any(c.seq in self.unmatched[1] for c in children):
+        verdicts = self.verdicts
+        calls = [int(side[pair]) for side in verdicts.errors.calls]
+        direct = [stream.inside(call) for stream, call in zip(self.streams, calls, strict=True)]
+        if not len(direct[1]) or any((self.pairs[side][direct[side]] < 0).any() for side in (0, 1)):
             return False
-        inner = [self.judged[1][c.seq] for c in self.inside(call.candidate.seq) if c.seq in self.judged[1]]
-        if any(j.incomparable or j.unsized for j in inner):
+        inner = self.pairs[1][list(self.inside(calls[1]))]
+        inner = inner[inner >= 0]
+        if verdicts.unsized[inner].any() or any(n in verdicts.incomparable for n in inner.tolist()):
             return False
-        return max((j.error_out for j in inner), default=0.0) * SPREAD >= judged.error_out
+        return bool(verdicts.error_out[inner].max(initial=0.0) * SPREAD >= verdicts.error_out[pair])
 
-    def covers(self, seq: int, side: int) -> bool:
+    def covers(self, call: int, side: int) -> bool:
         """Tell whether a call around this one was compared as a whole."""
-        return any(
-            judged is not None and any(is_output(s) for s in judged.call.slots)
-            for judged in (self.judged[side].get(a) for a in self.ancestors(seq, side))
-        )
+        pairs = self.pairs[side][self.around(call, side)]
+        outputs, entries = self.verdicts.errors.outputs, self.verdicts.errors.entries
+        return any(outputs[entries(n)].any() for n in pairs[pairs >= 0].tolist())
 
-    def operators(self, seq: int) -> tuple[str, ...]:
-        """Return the dispatcher operators inside a call, each once: those that the baseline lacks first."""
-        names: dict[str, bool] = {}
-        for row in self.inside(seq):
-            if row.level == "aten":
-                names[row.op] = names.get(row.op, False) or row.seq in self.unmatched[1]
-        return tuple(sorted(names, key=lambda op: (not names[op], not op.rpartition("::")[2].startswith("_"))))
+    def operators(self, call: int) -> tuple[str, ...]:
+        """Return the dispatcher operators inside a call of the candidate, each once: those that the baseline lacks first."""
+        stream = self.streams[1]
+        aten = stream.names.number("aten")
+        found: dict[str, bool] = {}
+        for inner in self.inside(call):
+            if stream.level[inner] == aten:
+                op = stream.names.names[int(stream.op[inner])]
+                found[op] = found.get(op, False) or bool(self.pairs[1][inner] < 0)
+        return tuple(sorted(found, key=lambda op: (not found[op], not op.rpartition("::")[2].startswith("_"))))
+
+
+def _numbered(calls: Numbers, count: int) -> Numbers:
+    found = np.full(count + 1, NONE, np.int64)
+    found[calls] = np.arange(len(calls))
+    return found

@@ -1,0 +1,67 @@
+"""Reading the records of the next step while this one is compared."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from functools import partial
+from types import TracebackType
+
+import pyarrow as pa
+
+from trueup.store import Capture
+from trueup.verdict.streams import NEEDED, Read
+
+SKETCH = ("sketch",)
+
+
+class Ahead:
+    """Records of both captures, one rank and step after the other.
+
+    Args:
+        captures: baseline and candidate.
+        levels: levels to read, None for all.
+        places: ``(rank, step)`` in the order in which they are compared. Of the next one the columns that every comparison needs
+            are read early, and the sketches too, which are most of the bytes, if this one needed them.
+    """
+
+    def __init__(self, captures: Sequence[Capture], levels: Sequence[str] | None, places: Sequence[tuple[int, int]]) -> None:
+        self._captures, self._levels, self.places = captures, levels, list(places)
+        self._pool = ThreadPoolExecutor(len(captures), "trueup-reader")
+        self._waiting: dict[tuple[int, int, int, tuple[str, ...]], Future[pa.Table]] = {}
+        self._sketched = False
+
+    def __enter__(self) -> Ahead:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        self._pool.shutdown(cancel_futures=True)
+
+    def reads(self, at: int) -> list[Read]:
+        """Return what reads the records of the ``at``-th place, of each capture; begin with those of the next."""
+        sketched, self._sketched = self._sketched, False
+        wanted = (NEEDED, SKETCH) if sketched else (NEEDED,)
+        for place in self.places[at : at + 2]:
+            for columns in wanted:
+                for side in range(len(self._captures)):
+                    self._begin(side, place, columns)
+        return [partial(self._read, side, self.places[at]) for side in range(len(self._captures))]
+
+    def done(self, at: int) -> None:
+        """Forget what was read of a place and not asked for."""
+        for key in [key for key in self._waiting if key[1:3] == self.places[at]]:
+            self._waiting.pop(key).cancel()
+
+    def _begin(self, side: int, place: tuple[int, int], columns: tuple[str, ...]) -> None:
+        key = (side, *place, columns)
+        if key not in self._waiting:
+            self._waiting[key] = self._pool.submit(self._records, side, place, columns)
+
+    def _read(self, side: int, place: tuple[int, int], columns: Sequence[str]) -> pa.Table:
+        self._sketched |= tuple(columns) == SKETCH
+        early = self._waiting.pop((side, *place, tuple(columns)), None)
+        return self._records(side, place, columns) if early is None else early.result()
+
+    def _records(self, side: int, place: tuple[int, int], columns: Sequence[str]) -> pa.Table:
+        rank, step = place
+        return self._captures[side].records(columns=columns, rank=rank, step=step, level=self._levels)
