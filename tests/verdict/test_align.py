@@ -11,7 +11,7 @@ import pyarrow as pa
 import pytest
 
 from trueup.store import table
-from trueup.verdict.align import align
+from trueup.verdict.align import WAYS, align
 from trueup.verdict.streams import Row, Stream, load
 from verdict.captures import NAMES, VALUES, Array, Recording, changed, normal
 
@@ -106,10 +106,51 @@ def test_fused_against_unfused_leaves_what_has_no_counterpart() -> None:
     assert [c.op for c in found.only_candidate] == ["aten::mul", "aten::erf", "aten::mul"]
 
 
-def test_a_renamed_scope_leaves_both_sides_unmatched() -> None:
-    found = aligned(chain(different(3), scope="encoder"), chain(different(3), scope="decoder"))
+def model(names: str, *, extra: bool = False, other: int = 0) -> Recording:
+    """Record three layers of two products each, on other shapes in each layer; the last has an extra call or not."""
+    run = Recording()
+    for layer in range(3):
+        for part, op in (("fc1", "aten::mm"), ("fc2", "aten::addmm")):
+            run.call(op, [], [normal(4 + layer, 8, seed=layer + other)], scope=f"{names}.{layer}.{part}")
+    if extra:
+        run.call("aten::relu", [], [normal(6, 8)], scope=f"{names}.2.fc2")
+    return run
+
+
+def test_a_renamed_module_is_found_by_what_it_executes() -> None:
+    baseline, candidate = model("encoder.layers").stream(), model("backbone", other=50).stream()
+    found = align(baseline, candidate)
+    assert found.baseline.tolist() == found.candidate.tolist() == list(range(6))
+    assert {WAYS[way] for way in found.paired} == {"renamed"}
+    assert found.scopes["backbone.1.fc2"] == "encoder.layers.1.fc2"
+
+
+def test_what_the_others_are_called_names_a_module_that_executes_something_else() -> None:
+    found = aligned(model("encoder.layers"), model("backbone", extra=True, other=50))
+    assert (len(found.pairs), [c.op for c in found.only_candidate]) == (6, ["aten::relu"])
+
+
+def test_modules_of_other_operators_are_not_one() -> None:
+    found = aligned(chain(different(3), op="aten::mm", scope="a"), chain(different(3, 9), op="aten::bmm", scope="b"))
+    assert (len(found.pairs), len(found.only_baseline), len(found.only_candidate)) == (0, 3, 3)
+
+
+def test_a_call_that_moved_to_another_module_is_found_by_its_data() -> None:
+    runs = Recording(), Recording()
+    for run, scope in zip(runs, ("head", "neck"), strict=True):
+        for k in range(3):
+            run.call("aten::mm", [], [normal(4, seed=k)], scope="head" if k else scope)
+        run.call("aten::mm", [], [normal(4, seed=8 + (run is runs[1]))], scope="neck")
+    streams = runs[0].stream(), runs[1].stream()
+    found = align(*streams)
+    pairs = {(b, c): WAYS[way] for b, c, way in zip(found.baseline.tolist(), found.candidate.tolist(), found.paired, strict=True)}
+    assert pairs[0, 0] == "data"
+
+
+def test_equal_data_of_several_calls_pair_nothing() -> None:
+    same = normal(4)
+    found = aligned(chain([same, same], scope="a"), chain([same, same, same], op="aten::add", scope="b"))
     assert not found.pairs
-    assert (len(found.only_baseline), len(found.only_candidate)) == (3, 3)
 
 
 def test_phases_and_levels_do_not_mix() -> None:

@@ -128,7 +128,7 @@ def test_a_rank_that_stopped_early(tmp_path: Path) -> None:
 def test_nothing_in_common(tmp_path: Path) -> None:
     candidate = training(steps=1)
     for row in candidate.rows:
-        row["scope"] = "renamed"
+        row["scope"], row["op"] = "renamed", f"other::{row['op']}"
     result = compared(tmp_path, training(steps=1), candidate)
     assert (result.verdict, result.counts["compared"]) == ("inconclusive", 0)
 

@@ -24,6 +24,10 @@ def compare(
         typer.Option(metavar="LEVEL", help="module, api or aten, repeated; else whatever both captures hold."),
     ] = None,
     criterion: Annotated[str, typer.Option(metavar="NAME|FILE", help="What is demanded of the candidate.")] = "default",
+    mapping: Annotated[
+        Optional[Path],  # noqa: UP045
+        typer.Option("--map", metavar="FILE", show_default=False, help="Which scopes and operators are which; calls to ignore."),
+    ] = None,
 ) -> int:
     """Compare two captures and name the first call that made them differ.
 
@@ -36,7 +40,7 @@ def compare(
     from trueup.report.terminal import print_saved, render
     from trueup.verdict import compare as compare_captures
 
-    result = compare_captures(baseline, candidate, level=chosen, criterion=criterion)
+    result = compare_captures(baseline, candidate, level=chosen, criterion=criterion, mapping=mapping)
     console = Console(highlight=False)
     render(result, console)
     if output is not None:

@@ -3,7 +3,10 @@
 Calls are put in buckets of the same phase, level and scope. Where both sides of a bucket execute the same operators in the same
 order, the n-th is the n-th (the exact key). Where they do not, the two sequences are aligned so that the sum of similarities is
 largest: same operator and shapes required, then how close the data are. What is left over, on both sides, is paired whatever its
-order if operator, shapes and data are alike: autocast casts a weight before or after an input. The rest is unmatched.
+order if operator, shapes and data are alike: autocast casts a weight before or after an input.
+
+Before that, scopes get one name on both sides: by what the user says (`mapping`), then by what they execute (`renames`). After it,
+calls that are left anywhere are paired where their data are bitwise the same. The rest is unmatched.
 """
 
 from __future__ import annotations
@@ -12,7 +15,10 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from trueup.kernels.sketch import splitmix64
 from trueup.verdict.closeness import Likeness
+from trueup.verdict.mapping import Mapping
+from trueup.verdict.renames import renamed
 from trueup.verdict.streams import Array, Numbers, Stream, spans
 
 MAX_CELLS = 4_000_000
@@ -27,6 +33,9 @@ ALIKE = 0.75
 AKIN = 0.25
 """Closeness from which left-over calls are a pair whatever their order: a relative distance of 1e-2."""
 
+WAYS = ("exact", "sequence", "renamed", "map", "data")
+"""How a pair was made: by its key, by aligning sequences, in a scope that was found or told to be another, by equal data."""
+
 Couples = list[tuple[int, int]]
 
 
@@ -38,43 +47,102 @@ class Alignment:
     candidate: Numbers
     only_baseline: Numbers
     only_candidate: Numbers
+    paired: Array
+    """Of each pair, how it was made: index into `WAYS`."""
+    scopes: dict[str, str]
+    """Scopes of the candidate that have another name in the baseline, as far as that was found and not told."""
+    ignored: int = 0
+    """Calls of both sides that are not to be compared."""
 
 
-def align(baseline: Stream, candidate: Stream) -> Alignment:
-    """Match the calls of two streams."""
-    streams = baseline, candidate
-    matched = np.zeros((2, 0), np.int64)
-    pairs: Couples = []
-    buckets = [_Buckets(stream) for stream in streams]
-    shared = np.intersect1d(buckets[0].keys, buckets[1].keys, assume_unique=True)
-    if len(shared):
-        at = [np.searchsorted(b.keys, shared) for b in buckets]
-        counts = [b.counts[k] for b, k in zip(buckets, at, strict=True)]
-        even = counts[0] == counts[1]
-        calls = [b.order[spans(b.starts[k[even]], b.counts[k[even]])] for b, k in zip(buckets, at, strict=True)]
-        bucket = np.repeat(np.flatnonzero(even), counts[0][even])
-        same = _of_all(baseline.op[calls[0]] == candidate.op[calls[1]], bucket, len(shared)) & even
-        fit = _of_all(_fit(calls[0], calls[1], *streams), bucket, len(shared)) & same
-        matched = np.stack([c[fit[bucket]] for c in calls])
-        for k in np.flatnonzero(~fit):
-            first, second = (b.members(int(n[k])) for b, n in zip(buckets, at, strict=True))
-            if same[k]:
-                pairs += _reordered(first, second, *streams)
-            else:
-                pairs += _sequences(first, second, *streams)
-    found = np.concatenate([matched, np.array(pairs, np.int64).reshape(-1, 2).T], axis=1)
+def align(baseline: Stream, candidate: Stream, mapping: Mapping | None = None) -> Alignment:
+    """Match the calls of two streams; what ``mapping`` says goes before anything that is found."""
+    mapping, streams = mapping or Mapping(), (baseline, candidate)
+    keys = [mapping.keys(stream, candidate=bool(side)) for side, stream in enumerate(streams)]
+    scopes, ops = [key[0] for key in keys], (keys[0][1], keys[1][1])
+    others = renamed(baseline, candidate, (scopes[0], scopes[1]), ops)
+    moved = np.isin(scopes[1], list(others))
+    scopes[1] = np.array([others.get(scope, scope) for scope in scopes[1].tolist()], np.int64) if others else scopes[1]
+    told = (scopes[1] != candidate.scope) & ~moved | (ops[1] != candidate.op)
+    kept = [mapping.kept(stream) for stream in streams]
+    calls = [np.flatnonzero(side) for side in kept]
+    found = _by_bucket(streams, (scopes[0], scopes[1]), ops, calls)
+    by_data = _by_data(streams, ops, [np.setdiff1d(c, f, assume_unique=True) for c, f in zip(calls, found[:2], strict=True)])
+    ways = np.where(moved[found[1]], WAYS.index("renamed"), np.where(told[found[1]], WAYS.index("map"), found[2]))
+    found = np.concatenate([np.stack([found[0], found[1], ways]), by_data], axis=1)
     found = found[:, np.argsort(found[1], kind="stable")]
-    alone = [np.delete(np.arange(len(stream)), side) for stream, side in zip(streams, found, strict=True)]
-    return Alignment(found[0], found[1], *alone)
+    alone = [np.setdiff1d(c, f, assume_unique=True) for c, f in zip(calls, found[:2], strict=True)]
+    names = candidate.names.names
+    ignored = sum(int(np.count_nonzero(~side)) for side in kept)
+    renames = {names[c]: names[b] for c, b in others.items()}
+    return Alignment(found[0], found[1], alone[0], alone[1], found[2].astype(np.int8), renames, ignored)
+
+
+def _by_bucket(
+    streams: tuple[Stream, Stream], scopes: tuple[Numbers, Numbers], ops: tuple[Numbers, Numbers], calls: list[Numbers]
+) -> Numbers:
+    """Match calls of the same phase, level and scope; return ``(3, n)``: baseline's, candidate's, how."""
+    buckets = [_Buckets(*side) for side in zip(streams, scopes, calls, strict=True)]
+    shared = np.intersect1d(buckets[0].keys, buckets[1].keys, assume_unique=True)
+    if not len(shared):
+        return np.zeros((3, 0), np.int64)
+    at = [np.searchsorted(b.keys, shared) for b in buckets]
+    counts = [b.counts[k] for b, k in zip(buckets, at, strict=True)]
+    even = counts[0] == counts[1]
+    members = [b.order[spans(b.starts[k[even]], b.counts[k[even]])] for b, k in zip(buckets, at, strict=True)]
+    bucket = np.repeat(np.flatnonzero(even), counts[0][even])
+    same = _of_all(ops[0][members[0]] == ops[1][members[1]], bucket, len(shared)) & even
+    fit = _of_all(_fit(members[0], members[1], *streams), bucket, len(shared)) & same
+    exact = [m[fit[bucket]] for m in members]
+    found: dict[str, Couples] = {"exact": [], "sequence": []}
+    for k in np.flatnonzero(~fit):
+        first, second = (b.members(int(n[k])) for b, n in zip(buckets, at, strict=True))
+        if same[k]:
+            found["exact"] += _reordered(first, second, streams, ops)
+        else:
+            found["sequence"] += _sequences(first, second, streams, ops)
+    whole = [np.stack([*exact, np.zeros(len(exact[0]), np.int64)])]
+    for way, pairs in found.items():
+        couples = np.array(pairs, np.int64).reshape(-1, 2)
+        whole.append(np.stack([*couples.T, np.full(len(couples), WAYS.index(way))]))
+    return np.concatenate(whole, axis=1)
+
+
+def _by_data(streams: tuple[Stream, Stream], ops: tuple[Numbers, Numbers], left: list[Numbers]) -> Numbers:
+    """Match what is left by equal data: calls of one operator whose slots have the same digests, and no other call does."""
+    keys = [_data(stream, op, calls) for stream, op, calls in zip(streams, ops, left, strict=True)]
+    chosen = []
+    for key, known in keys:
+        single, at, count = np.unique(key[known], return_index=True, return_counts=True)
+        chosen.append((single[count == 1], np.flatnonzero(known)[at[count == 1]]))
+    _, b, c = np.intersect1d(chosen[0][0], chosen[1][0], assume_unique=True, return_indices=True)
+    pairs = [left[0][chosen[0][1][b]], left[1][chosen[1][1][c]]]
+    return np.stack([*pairs, np.full(len(b), WAYS.index("data"))])
+
+
+def _data(stream: Stream, ops: Numbers, calls: Numbers) -> tuple[Array, Array]:
+    """Return a hash of the operator and the data of each call, and whether there is data: some tensor of several elements."""
+    slots = spans(stream.starts[calls], stream.starts[calls + 1] - stream.starts[calls])
+    owner = np.repeat(np.arange(len(calls)), stream.starts[calls + 1] - stream.starts[calls])
+    tensor = stream.dtype[slots] >= 0
+    place = (stream.phase * len(stream.names.names) + stream.level)[calls].astype(np.uint64)
+    key = splitmix64(ops[calls].astype(np.uint64) ^ splitmix64(place))
+    data = splitmix64(stream.digest[slots] ^ splitmix64(stream.slot[slots].astype(np.uint64)))
+    np.add.at(key, owner[tensor], data[tensor])
+    known = np.bincount(owner[tensor & (stream.numel[slots] > 1)], minlength=len(calls)) > 0
+    known[owner[tensor & ~stream.has_digest[slots]]] = False
+    return key, known
 
 
 class _Buckets:
     """The calls of a stream by phase, level and scope: those of ``keys[k]`` are ``order[starts[k]:][:counts[k]]``."""
 
-    def __init__(self, stream: Stream) -> None:
-        key = (stream.phase * len(stream.names.names) + stream.level) * len(stream.names.names) + stream.scope
-        self.order = np.argsort(key, kind="stable")
-        self.keys, self.starts, self.counts = np.unique(key[self.order], return_index=True, return_counts=True)
+    def __init__(self, stream: Stream, scopes: Numbers, calls: Numbers) -> None:
+        size = len(stream.names.names)
+        key = ((stream.phase * size + stream.level) * size + scopes)[calls]
+        order = np.argsort(key, kind="stable")
+        self.order = calls[order]
+        self.keys, self.starts, self.counts = np.unique(key[order], return_index=True, return_counts=True)
 
     def members(self, k: int) -> list[int]:
         start = int(self.starts[k])
@@ -115,22 +183,23 @@ def same_slots(b: Numbers, c: Numbers, baseline: Stream, candidate: Stream) -> t
     return k[kept], j[kept], owner[kept], np.flatnonzero(odd).tolist()
 
 
-def _sequences(first: list[int], second: list[int], baseline: Stream, candidate: Stream) -> Couples:
-    likeness = Likeness(first, second, baseline, candidate)
+def _sequences(first: list[int], second: list[int], streams: tuple[Stream, Stream], ops: tuple[Numbers, Numbers]) -> Couples:
+    likeness = Likeness(first, second, *streams, ops)
     found = [(first[i], second[j]) for i, j in _align_sequences(likeness, len(first), len(second))]
-    return found + _left_over(found, first, second, baseline, candidate)
+    return found + _left_over(found, first, second, streams, ops)
 
 
-def _reordered(first: list[int], second: list[int], baseline: Stream, candidate: Stream) -> Couples:
+def _reordered(first: list[int], second: list[int], streams: tuple[Stream, Stream], ops: tuple[Numbers, Numbers]) -> Couples:
     """Pair the n-th with the n-th, but calls whose shapes differ with such as are alike, where there are any.
 
     What is left of the dispatcher's operators stays without counterpart: the function around them speaks for them.
     """
     exact = list(zip(first, second, strict=True))
-    fits = _fit(np.array(first), np.array(second), baseline, candidate).tolist()
+    fits = _fit(np.array(first), np.array(second), *streams).tolist()
     same = [pair for pair, fit in zip(exact, fits, strict=True) if fit]
-    moved = _left_over(same, first, second, baseline, candidate)
-    if baseline.names.name(int(baseline.level[first[0]])) == "aten" and same:
+    moved = _left_over(same, first, second, streams, ops)
+    stream = streams[0]
+    if stream.names.name(int(stream.level[first[0]])) == "aten" and same:
         return same + moved
     return same + moved + list(zip(*_unpaired(same + moved, first, second), strict=True))
 
@@ -142,13 +211,13 @@ def _unpaired(pairs: Couples, first: list[int], second: list[int]) -> tuple[list
 
 
 def _left_over(
-    pairs: Couples, first: list[int], second: list[int], baseline: Stream, candidate: Stream
+    pairs: Couples, first: list[int], second: list[int], streams: tuple[Stream, Stream], ops: tuple[Numbers, Numbers]
 ) -> Couples:
     """Pair what no sequence holds: each call with the most alike one left, if they are alike at all."""
     rest = _unpaired(pairs, first, second)
     if not rest[0] or not rest[1] or len(rest[0]) * len(rest[1]) > MAX_CELLS:
         return []
-    score = Likeness(rest[0], rest[1], baseline, candidate).table(slice(0, len(rest[0])), slice(0, len(rest[1])))
+    score = Likeness(rest[0], rest[1], *streams, ops).table(slice(0, len(rest[0])), slice(0, len(rest[1])))
     found = []
     for i, call in enumerate(rest[0]):
         j = int(np.argmax(score[i]))

@@ -34,11 +34,15 @@ class Likeness:
         second: calls of the candidate.
         baseline: the stream of the former.
         candidate: the stream of the latter.
+        ops: by call of each side, the number of the operator by which it is matched.
     """
 
-    def __init__(self, first: list[int], second: list[int], baseline: Stream, candidate: Stream) -> None:
+    def __init__(
+        self, first: list[int], second: list[int], baseline: Stream, candidate: Stream, ops: tuple[Array, Array]
+    ) -> None:
         kinds: dict[object, int] = {}
-        self._sides = tuple(_side(calls, stream, kinds) for calls, stream in ((first, baseline), (second, candidate)))
+        sides = ((first, baseline, ops[0]), (second, candidate, ops[1]))
+        self._sides = tuple(_side(*side, kinds) for side in sides)
 
     def table(self, rows: slice, columns: slice) -> Array:
         """Return float64 ``(rows, columns)``: 0 where operators, slots or shapes differ, else 1 to 3 by closeness of data."""
@@ -110,11 +114,11 @@ def _has_equal(baseline: Stream, b: list[int], candidate: Stream, c: list[int]) 
     return np.asarray(both & (baseline.digest[b] == candidate.digest[c]), bool)
 
 
-def _side(calls: list[int], stream: Stream, kinds: dict[object, int]) -> _Side:
+def _side(calls: list[int], stream: Stream, ops: Array, kinds: dict[object, int]) -> _Side:
     arguments = stream.names.number("arguments")
     slots = [[k for name, k in sorted(stream.slots(call).items()) if name != arguments] for call in calls]
     found = [
-        (int(stream.op[call]), *((int(stream.slot[k]), int(stream.shapes.exact[k])) for k in its))
+        (int(ops[call]), *((int(stream.slot[k]), int(stream.shapes.exact[k])) for k in its))
         for call, its in zip(calls, slots, strict=True)
     ]
     return _Side(calls, stream, np.array([kinds.setdefault(kind, len(kinds)) for kind in found], dtype=np.int64), slots)

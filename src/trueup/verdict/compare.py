@@ -22,6 +22,8 @@ from trueup.verdict.criteria import load as load_criterion
 from trueup.verdict.findings import suspect_finding, unmatched_finding, victim_finding
 from trueup.verdict.judge import CARRIED_ON, UNSIZED, judge
 from trueup.verdict.locate import SIDES, Part, Side, Suspect, locate, rank_culprits
+from trueup.verdict.mapping import Mapping
+from trueup.verdict.mapping import load as load_mapping
 from trueup.verdict.measure import measure
 from trueup.verdict.origins import Origins
 from trueup.verdict.precision import Precision, precision_of
@@ -38,6 +40,7 @@ def compare(
     *,
     level: str | Sequence[str] | None = None,
     criterion: str | Path = "default",
+    mapping: str | Path | None = None,
 ) -> Result:
     """Line up two captures and name the first call whose inputs agree and whose outputs do not.
 
@@ -52,21 +55,26 @@ def compare(
         candidate: the capture under suspicion.
         level: compare only these levels; all that both captures hold by default.
         criterion: ``default``, or the path of a criterion file.
+        mapping: path of a file that says which scopes and operators of the candidate are which of the baseline, and which
+            calls are not to be compared (docs/alignment.md).
 
     Raises:
         TrueupError: a path is no capture, the format is newer, or the two cannot be compared at all (other frameworks'
             worlds, no step, rank or level in common).
     """
     first, second = (c if isinstance(c, Capture) else open_capture(c) for c in (baseline, candidate))
-    return _Comparison(first, second, level, load_criterion(criterion)).run()
+    told = Mapping() if mapping is None else load_mapping(mapping)
+    return _Comparison(first, second, level, load_criterion(criterion), told).run()
 
 
 class _Comparison:
     def __init__(
-        self, baseline: Capture, candidate: Capture, level: str | Sequence[str] | None, criterion: Criterion
+        self, baseline: Capture, candidate: Capture, level: str | Sequence[str] | None, criterion: Criterion, mapping: Mapping
     ) -> None:
         self.captures = baseline, candidate
-        self.criterion = criterion
+        self.criterion, self.mapping = criterion, mapping
+        self.renames: dict[str, str] = {}
+        self.ignored = 0
         self.notes: list[str] = []
         self._comparable()
         self.uncompared = False
@@ -150,6 +158,12 @@ class _Comparison:
                 f"{self.covered:,} calls exist on one side only, where what they computed was compared as a whole: the two "
                 "runs execute other operators for it"
             )
+        if self.renames:
+            some = ", ".join(f"{c or 'no module'} is {b or 'no module'}" for c, b in list(self.renames.items())[:3])
+            more = f" and {len(self.renames) - 3} more" if len(self.renames) > 3 else ""
+            self.notes.append(f"scopes have other names in the candidate and were paired by what they execute: {some}{more}")
+        if self.ignored:
+            self.notes.append(f"{self.ignored:,} calls were not compared, as the map file says")
         if suspect is not None:
             times = f", {suspect.ratio:.1f} x what is explained" if math.isfinite(suspect.ratio) else ""
             self.notes.append(f"could be rounding: {suspect.name} ({suspect.op}){times}")
@@ -227,7 +241,9 @@ class _Comparison:
                 self.notes.append(f"rank {rank} step {step} is only in {self._name(held.index(True))} and was not compared")
             return None
         baseline, candidate = streams
-        alignment = align(baseline, candidate)
+        alignment = align(baseline, candidate, self.mapping)
+        self.renames |= alignment.scopes
+        self.ignored += alignment.ignored
         payloads = partial(_payload, self.captures[0], rank), partial(_payload, self.captures[1], rank)
         verdicts = judge(measure(alignment, baseline, candidate, payloads), self.criterion, self.precision)
         part = Part(rank, step, verdicts, alignment)
@@ -251,7 +267,7 @@ class _Comparison:
                 "difference: capture all phases, from step 0 and without gaps"
             )
         self.outputs += int(np.count_nonzero(part.verdicts.worst >= 0))
-        self.tables.append(call_table(part.verdicts, sites[1]))
+        self.tables.append(call_table(part.verdicts, part.alignment.paired, sites[1]))
 
     def _unmatched(self, rank: int, calls: Sequence[tuple[Side, Row]]) -> None:
         self.uncovered += len(calls)

@@ -17,6 +17,7 @@ from trueup.report.scaling import COLUMNS as SCALE_COLUMNS
 from trueup.report.scaling import OP as SCALER
 from trueup.report.scaling import loss_scale
 from trueup.store import Capture
+from trueup.verdict.align import WAYS
 from trueup.verdict.findings import Frames
 from trueup.verdict.judge import ROLES, Verdicts
 from trueup.verdict.streams import Array, Numbers, Vocabulary
@@ -32,13 +33,13 @@ SCHEMA = pa.schema(
         ("ordinal", pa.int32()),
         *((n, pa.int64()) for n in ("seq_baseline", "seq_candidate")),
         *((n, pa.float64()) for n in ("error_in", "error_out", "expected", "ratio")),
-        *((n, NAME) for n in ("state", "role", "rule", "source")),
+        *((n, NAME) for n in ("state", "role", "rule", "source", "paired")),
     ]
 )
 """Columns of ``calls.parquet``: one row per matched call."""
 
 
-def call_table(verdicts: Verdicts, sites: Frames) -> pa.Table:
+def call_table(verdicts: Verdicts, paired: Array, sites: Frames) -> pa.Table:
     """Return the table of calls of one rank and step; `finish_table` sets the state of what turns out to be a culprit or victim."""
     (baseline, candidate), (b, c) = verdicts.errors.streams, verdicts.errors.calls
     names = candidate.names
@@ -52,7 +53,7 @@ def call_table(verdicts: Verdicts, sites: Frames) -> pa.Table:
         "error_in": verdicts.error_in, "error_out": verdicts.error_out, "expected": verdicts.expected, "ratio": verdicts.ratio,
         "state": _words(verdicts.role, ROLES), "role": _words(np.zeros(count, np.int8), ("",)),
         "rule": _words(verdicts.rows, [row.name for row in verdicts.criterion.rows]),
-        "source": _words(source.reshape(-1), [its[0] if its else None for its in frames]),
+        "paired": _words(paired, WAYS), "source": _words(source.reshape(-1), [its[0] if its else None for its in frames]),
     }  # fmt: skip
     return pa.table([columns[field.name] for field in SCHEMA], names=SCHEMA.names)
 

@@ -1,0 +1,183 @@
+"""What the user says about which call is which: `map.toml`.
+
+    [[scope]]                                  # a module that has another name in the candidate, with all inside it
+    candidate = "backbone.blocks"
+    baseline = "encoder.layers"
+
+    [[op]]                                     # patterns are regular expressions, \\1 is a group of theirs
+    candidate = "npu::fused_(.*)"
+    baseline = "aten::\\1"
+
+    [[ignore]]                                 # calls that are not compared, on both sides
+    op = "aten::detach"
+"""
+
+from __future__ import annotations
+
+import re
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from trueup.model import LEVELS, PHASES, TrueupError
+from trueup.verdict.streams import Array, Numbers, Stream
+
+if sys.version_info >= (3, 11):
+    import tomllib
+else:
+    import tomli as tomllib
+
+SEE = "see docs/alignment.md"
+LARGEST = 1 << 20
+"""Bytes that such a file may have."""
+
+
+@dataclass(frozen=True, slots=True)
+class Rename:
+    """A rule for names of the candidate."""
+
+    candidate: re.Pattern[str]
+    baseline: str
+
+    def __call__(self, name: str) -> str | None:
+        """Return the baseline's name for a name that the rule is for, else None."""
+        found = self.candidate.match(name)
+        return None if found is None else found.expand(self.baseline) + name[found.end() :]
+
+
+@dataclass(frozen=True, slots=True)
+class Ignored:
+    """Calls that are not compared: those that match in all that is given."""
+
+    scope: re.Pattern[str]
+    op: re.Pattern[str]
+    phase: str | None
+    level: str | None
+
+
+@dataclass(frozen=True)
+class Mapping:
+    """Renames and ignored calls; the first rule that matches a name holds."""
+
+    scopes: tuple[Rename, ...] = ()
+    ops: tuple[Rename, ...] = ()
+    ignored: tuple[Ignored, ...] = ()
+
+    def scope(self, name: str) -> str:
+        """Return the baseline's name for a scope of the candidate."""
+        return _renamed(name, self.scopes)
+
+    def op(self, name: str) -> str:
+        """Return the baseline's name for an operator of the candidate."""
+        return _renamed(name, self.ops)
+
+    def keys(self, stream: Stream, *, candidate: bool) -> tuple[Numbers, Numbers]:
+        """Return the numbers of scopes and operators by which a stream's calls are matched."""
+        if not candidate or not (self.scopes or self.ops):
+            return stream.scope, stream.op
+        return _translated(stream, stream.scope, self.scope), _translated(stream, stream.op, self.op)
+
+    def kept(self, stream: Stream) -> Array:
+        """Tell which calls are compared."""
+        kept = np.ones(len(stream), bool)
+        for rule in self.ignored:
+            table = stream.names.table
+            at = table(_matcher(rule.scope))[stream.scope] & table(_matcher(rule.op))[stream.op]
+            for name, numbers in ((rule.phase, stream.phase), (rule.level, stream.level)):
+                at &= name is None or numbers == stream.names.number(name)
+            kept &= ~at
+        return kept
+
+
+def _renamed(name: str, rules: tuple[Rename, ...]) -> str:
+    return next((found for rule in rules if (found := rule(name)) is not None), name)
+
+
+def _translated(stream: Stream, numbers: Numbers, rename: Any) -> Numbers:
+    distinct, which = np.unique(numbers, return_inverse=True)
+    names = [stream.names.name(number) or "" for number in distinct.tolist()]
+    return np.asarray(np.array([stream.names.number(rename(name)) for name in names], np.int64)[which.reshape(-1)])
+
+
+_MATCHERS: dict[re.Pattern[str], Any] = {}
+
+
+def _matcher(pattern: re.Pattern[str]) -> Any:
+    """Return the same function for the same pattern: `Vocabulary.table` remembers what it said."""
+    return _MATCHERS.setdefault(pattern, lambda name: pattern.fullmatch(name) is not None)
+
+
+def load(path: str | Path) -> Mapping:
+    """Read a mapping from a TOML file.
+
+    Raises:
+        TrueupError: there is no such file, or it is not one.
+    """
+    file = Path(path)
+    try:
+        if file.stat().st_size > LARGEST:
+            raise TrueupError(f"map file {file} has {file.stat().st_size} bytes, expected at most {LARGEST}; is it the right file?")
+        content = tomllib.loads(file.read_text())
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError, OSError) as error:
+        raise TrueupError(f"map file {file} cannot be read: {error}; {SEE}") from None
+    try:
+        _known(content, ("scope", "op", "ignore"), "")
+        return Mapping(
+            tuple(_rename(table, at, r"(?=\.|$)") for table, at in _tables(content, "scope")),
+            tuple(_rename(table, at, r"(?!.)") for table, at in _tables(content, "op")),
+            tuple(_ignored(table, at) for table, at in _tables(content, "ignore")),
+        )
+    except ValueError as error:
+        raise TrueupError(f"map file {file}: {error}; {SEE}") from None
+
+
+def _tables(content: dict[str, Any], name: str) -> list[tuple[dict[str, Any], str]]:
+    tables = content.get(name, [])
+    if not isinstance(tables, list) or not all(isinstance(table, dict) for table in tables):
+        raise ValueError(f"{name} must be tables, each headed [[{name}]]")
+    return [(table, f"{name} {n}") for n, table in enumerate(tables, 1)]
+
+
+def _rename(table: dict[str, Any], at: str, end: str) -> Rename:
+    _known(table, ("candidate", "baseline"), f"{at}: ")
+    candidate, baseline = (_text(table, name, at) for name in ("candidate", "baseline"))
+    pattern = _pattern(candidate, f"{at}: candidate", end)
+    try:
+        re.sub(pattern, baseline, "")
+    except (re.error, IndexError) as error:
+        raise ValueError(f"{at}: baseline {baseline!r} is no replacement for {candidate!r} ({error})") from None
+    return Rename(pattern, baseline)
+
+
+def _ignored(table: dict[str, Any], at: str) -> Ignored:
+    _known(table, ("scope", "op", "phase", "level"), f"{at}: ")
+    if not table:
+        raise ValueError(f"{at} ignores every call; name a scope, op, phase or level")
+    for name, known in (("phase", PHASES), ("level", LEVELS)):
+        if table.get(name) not in (None, *known):
+            raise ValueError(f"{at}: {name} {table[name]!r} is unknown: expected {', '.join(known)}")
+    scope, op = (_pattern(_text(table, name, at, ".*"), f"{at}: {name}", "") for name in ("scope", "op"))
+    return Ignored(scope, op, table.get("phase"), table.get("level"))
+
+
+def _pattern(text: str, at: str, end: str) -> re.Pattern[str]:
+    try:
+        return re.compile(f"(?:{text}){end}", re.DOTALL)
+    except re.error as error:
+        raise ValueError(f"{at} {text!r} is no regular expression ({error})") from None
+
+
+def _text(table: dict[str, Any], name: str, at: str, default: str | None = None) -> str:
+    value = table.get(name, default)
+    if not isinstance(value, str):
+        raise ValueError(f"{at}: {name} must be a text, not {value!r}" if name in table else f"{at}: {name} is missing")
+    return value
+
+
+def _known(table: dict[str, Any], names: tuple[str, ...], at: str) -> None:
+    for name in table:
+        if name not in names:
+            raise ValueError(f"{at}{name!r} is unknown: expected {', '.join(names)}")
