@@ -3,6 +3,7 @@
 #define TRUEUP_KERNEL_H
 
 #include "base.h"
+#include "pair.h"
 #include "secret.h"
 
 /* What has been seen of a tensor. */
@@ -18,6 +19,9 @@ typedef struct {
     void (*piece)(const char *x, int64_t first, int n, const Kind *kind, double scale, Totals *t);
     /* Hash `count` blocks: fold them into `acc`, or, if `added` is not NULL, write there what each adds. */
     void (*blocks)(const uint8_t *p, int64_t count, uint64_t *acc, uint64_t *added);
+    /* Add `n` pairs of reals, from the `first` on, to `t`; the sums again, scaled. See pair.h. */
+    PairPiece pair;
+    PairRescale rescale;
 } Kernel;
 
 extern HIDDEN const Kernel kernel_128, kernel_256, kernel_512;

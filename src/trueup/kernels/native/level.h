@@ -7,6 +7,12 @@ typedef uint64_t Word_double;
 #include "group.h"
 #define REAL double
 #include "group.h"
+#include "pair_vectors.h"
+enum { FRACTION_float = 23, FRACTION_double = 52 };
+#define REAL float
+#include "pair_group.h"
+#define REAL double
+#include "pair_group.h"
 
 static ALWAYS_INLINE float half_value(uint16_t h)
 {
@@ -96,6 +102,8 @@ static void piece(const char *x, int64_t first, int n, const Kind *kind, double 
         run_float(block, ahead, group, n, kind, scale, t);
     }
 }
+
+#include "pair_piece.h"
 
 enum { REGISTERS = 8 / DOUBLES }; /* that hold the accumulators of XXH3 */
 

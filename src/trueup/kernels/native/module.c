@@ -10,6 +10,7 @@
 #include "copy.h"
 #include "entrance.h"
 #include "measure.h"
+#include "pairs.h"
 #include "results.h"
 
 /* Bytes from which on several threads work, and from which on the interpreter's lock is given up meanwhile: below, measuring
@@ -28,7 +29,7 @@ static void find_kernels(void)
     if (__builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma")) { /* whoever has AVX2 has F16C */
         available[count_available++] = &kernel_256;
         if (__builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512dq") && __builtin_cpu_supports("avx512vl") &&
-            __builtin_cpu_supports("avx512bw"))
+            __builtin_cpu_supports("avx512bw") && __builtin_cpu_supports("avx512cd"))
             available[count_available++] = &kernel_512;
     }
 #endif
@@ -173,6 +174,65 @@ static PyObject *py_copy(PyObject *self, PyObject *const *args, Py_ssize_t nargs
     Py_RETURN_NONE;
 }
 
+/* A side of a pair: pointer, kind, strides in bytes. Where an element does not lie on a multiple of its size it is gathered. */
+static int read_side(Source *s, const Kind **kind, PyObject *const *args, PyObject *shape)
+{
+    s->base = PyLong_AsVoidPtr(args[0]);
+    const long number = PyLong_AsLong(args[1]);
+    if (PyErr_Occurred())
+        return -1;
+    if (number < 0 || number >= KINDS) {
+        PyErr_Format(PyExc_ValueError, "pair: no such kind: %ld; see trueup.kernels.KINDS", number);
+        return -1;
+    }
+    *kind = &KIND[number];
+    if (read_source(s, shape, args[2], (*kind)->width * (*kind)->parts, 1))
+        return -1;
+    if (s->ndim == 0 && s->elements > 0 && (uintptr_t)s->base % (unsigned)(*kind)->width) {
+        s->ndim = 1;
+        s->size[0] = s->elements;
+        s->step[0] = s->unit;
+    }
+    return 0;
+}
+
+static PyObject *py_pair(PyObject *self, PyObject *const *args, Py_ssize_t nargs)
+{
+    (void)self;
+    if (nargs != 11) {
+        PyErr_SetString(PyExc_TypeError, "pair(pointer, kind, strides, pointer, kind, strides, shape, floor, instead, out_pointer, threads)");
+        return NULL;
+    }
+    Source a, b;
+    PairRule rule;
+    const Kind *kind_a, *kind_b;
+    if (read_side(&a, &kind_a, args, args[6]) || read_side(&b, &kind_b, args + 3, args[6]))
+        return NULL;
+    const double floor = PyFloat_AsDouble(args[7]), instead = PyFloat_AsDouble(args[8]);
+    double *out = PyLong_AsVoidPtr(args[9]);
+    const long threads = PyLong_AsLong(args[10]);
+    if (PyErr_Occurred())
+        return NULL;
+    if (kind_a->parts != kind_b->parts) {
+        PyErr_SetString(PyExc_ValueError, "pair: expected both sides complex or both real");
+        return NULL;
+    }
+    rule_of(&rule, kind_a, kind_b, floor, instead);
+    const int64_t bytes = a.elements * (a.unit + b.unit);
+    const int most = bytes < SHARED || threads < 1 ? 1 : threads < 1024 ? (int)threads : 1024;
+    int done;
+    if (bytes < LARGE) {
+        done = pair(chosen, &rule, &a, &b, out, most);
+    } else {
+        Py_BEGIN_ALLOW_THREADS
+        done = pair(chosen, &rule, &a, &b, out, most);
+        Py_END_ALLOW_THREADS
+    }
+    if (!done)
+        return PyErr_NoMemory();
+    Py_RETURN_NONE;
+}
+
 static PyObject *py_spent(PyObject *self, PyObject *none)
 {
     (void)self, (void)none;
@@ -209,6 +269,9 @@ static PyMethodDef METHODS[] = {
     {"copy", (PyCFunction)(void (*)(void))py_copy, METH_FASTCALL,
      "copy(pointer, itemsize, shape, strides, out_pointer)\n\n"
      "Write a tensor in logical C order to out_pointer; strides in bytes; see trueup.kernels.copy."},
+    {"pair", (PyCFunction)(void (*)(void))py_pair, METH_FASTCALL,
+     "pair(pointer, kind, strides, pointer, kind, strides, shape, floor, instead, out_pointer, threads)\n\n"
+     "Compare two tensors and fill the 96 float64 at out_pointer; strides in bytes; see trueup.kernels.pair."},
     {"spent", py_spent, METH_NOARGS, "spent() -> (nanoseconds, calls) that measuring has taken in this process."},
     {"target", py_target, METH_O, "target(None) -> name of the instruction set in use; target(name) sets it, for tests."},
     {NULL, NULL, 0, NULL},
