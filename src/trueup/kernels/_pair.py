@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
+from functools import lru_cache
 from typing import Any, NamedTuple
 
 import ml_dtypes
@@ -102,9 +103,6 @@ class Pair:
         return self.sum_relative / count if count else math.nan
 
 
-_NAMES = tuple(field.name for field in fields(Pair))
-
-
 def pair(
     baseline: NDArray[Any],
     candidate: NDArray[Any],
@@ -137,13 +135,16 @@ def pair(
     """
     if baseline.shape != candidate.shape:
         raise ValueError(f"pair: expected two equal shapes, got {baseline.shape} and {candidate.shape}")
-    reals = reals_of(baseline.dtype), reals_of(candidate.dtype)
-    if instead is None:
-        instead = epsilon(reals[0].dtype)
+    kinds, parts, eps = _way(baseline.dtype, candidate.dtype)
+    instead = eps if instead is None else instead
     out = np.empty(PACKED)
-    if not _compiled(baseline, candidate, threads, floor, instead, out):
+    kernel = native() if kinds else None
+    if kernel is None or kinds is None:
         _pair_twin.pair(baseline, candidate, floor, instead, out)
-    parts = max(reals[0].parts, reals[1].parts)
+    else:
+        first, second, to = (each.__array_interface__["data"][0] for each in (baseline, candidate, out))
+        sides = first, kinds[0], baseline.strides, second, kinds[1], candidate.strides
+        kernel.pair(*sides, baseline.shape, floor, instead, to, threads)
     return _unpacked(out, baseline.size * parts, parts, floor, instead)
 
 
@@ -152,25 +153,22 @@ def epsilon(dtype: np.dtype[Any]) -> float:
     return float(ml_dtypes.finfo(dtype if dtype.kind not in "biu" and "int" not in dtype.name else np.float64).eps)
 
 
-def _compiled(
-    baseline: NDArray[Any], candidate: NDArray[Any], threads: int, floor: float, instead: float, out: NDArray[np.float64]
-) -> bool:
-    kernel = native()
-    kinds = KINDS.get(baseline.dtype.name), KINDS.get(candidate.dtype.name)
-    mixed = (baseline.dtype.kind == "c") != (candidate.dtype.kind == "c")
-    if kernel is None or None in kinds or mixed or not (baseline.dtype.isnative and candidate.dtype.isnative):
-        return False
-    first, second, to = (each.__array_interface__["data"][0] for each in (baseline, candidate, out))
-    sides = first, kinds[0], baseline.strides, second, kinds[1], candidate.strides
-    kernel.pair(*sides, baseline.shape, floor, instead, to, threads)
-    return True
+@lru_cache(maxsize=1024)
+def _way(baseline: np.dtype[Any], candidate: np.dtype[Any]) -> tuple[tuple[int, int] | None, int, float]:
+    """Return the compiled kernel's numbers of two dtypes (None: the twin takes them), reals of an element, and the epsilon."""
+    reals = reals_of(baseline), reals_of(candidate)
+    parts = max(each.parts for each in reals)
+    kinds = KINDS.get(baseline.name), KINDS.get(candidate.name)
+    alike = reals[0].parts == reals[1].parts and baseline.isnative and candidate.isnative
+    known = (kinds[0], kinds[1]) if alike and kinds[0] is not None and kinds[1] is not None else None
+    return known, parts, epsilon(reals[0].dtype)
 
 
 def _unpacked(out: NDArray[np.float64], numel: int, parts: int, floor: float, instead: float) -> Pair:
-    n: list[Any] = out.tolist()
-    for k in (0, 1, 9, *range(12, PACKED)):
-        n[k] = int(n[k])
-    places = [None if n[k] < 0 else n[k] // parts for k in (9, 17)]
-    special = [Positions(*n[k : k + 3]) for k in range(18, 30, 3)]
-    values = [numel, parts, floor, instead, *n[:9], places[0], *n[10:17], places[1], *special, tuple(n[30:])]
-    return Pair(**dict(zip(_NAMES, values, strict=True)))
+    counted, equal, *reals, at, top, relative = out[:12].tolist()
+    whole = out[12:].astype(np.int64).tolist()
+    index = None if at < 0 else int(at) // parts
+    first = None if whole[5] < 0 else whole[5] // parts
+    special = [Positions(*whole[k : k + 3]) for k in range(6, 18, 3)]
+    values = [numel, parts, floor, instead, int(counted), int(equal), *reals, index, top, relative, *whole[:5], first, *special]
+    return Pair(*values, tuple(whole[18:]))  # type: ignore[call-arg]  # mypy does not count what a list holds
