@@ -10,7 +10,8 @@ from typing import Any, Literal
 
 import numpy as np
 
-from trueup.kernels import distance
+from trueup.kernels import Pair, distance, pair
+from trueup.store.parallel import side_by_side
 from trueup.verdict.align import Alignment, same_slots
 from trueup.verdict.criteria import normalised
 from trueup.verdict.streams import Array, Numbers, Place, Row, Stream, is_input, is_output
@@ -197,8 +198,9 @@ def _distances(errors: Errors, payloads: tuple[Payload, Payload]) -> None:
     for n in np.flatnonzero(~fit):
         errors.reasons[int(n)] = f"shapes differ: {baseline.shapes[int(k[n])]} and {candidate.shapes[int(j[n])]}"
     left = fit & ~equal
-    for n in np.flatnonzero(left & baseline.has_payload[k] & candidate.has_payload[j]):
-        left[n] = not _from_payload(errors, int(n), payloads)
+    stored = np.flatnonzero(left & baseline.has_payload[k] & candidate.has_payload[j])
+    left[stored] = False
+    left[_from_payload(errors, stored, payloads)] = True
     both = baseline.measured[k] & candidate.measured[j]
     _from_sketches(errors, np.flatnonzero(left & both), digests & typed)
     for n in np.flatnonzero(left & ~both):
@@ -245,34 +247,33 @@ def _from_digests(errors: Errors, n: int, baseline: str | None, candidate: str |
         errors.absolute[n], errors.method[n], errors.reasons[n] = np.inf, DIGEST, UNSIZED
 
 
-def _from_payload(errors: Errors, n: int, payloads: tuple[Payload, Payload]) -> bool:
-    """Measure from both sides' bytes; return False where they are lost."""
-    found = []
-    for stream, at, payload in zip(errors.streams, errors.slots, payloads, strict=True):
-        place: Place | None = stream.place(int(at[n]))
-        tensor = None if place is None else payload(*place)
-        if tensor is None:
-            return False
-        found.append(tensor)
-    baseline, candidate = found
-    errors.method[n] = TENSOR
-    b, c = (_reals(a) for a in found)
-    with np.errstate(all="ignore"):
-        finite = np.isfinite(b)
-        errors.norm[n] = float(np.linalg.norm(b[finite]))
-        if np.array_equal(finite, np.isfinite(c)) and np.array_equal(b[~finite], c[~finite], equal_nan=True):
-            errors.absolute[n] = float(np.linalg.norm(c[finite] - b[finite]))
-        else:
+def _from_payload(errors: Errors, at: Numbers, payloads: tuple[Payload, Payload]) -> Numbers:
+    """Measure from both sides' bytes, several slots at a time; return those whose bytes are lost or hold no numbers."""
+    places = [stream.places(side[at]) for stream, side in zip(errors.streams, errors.slots, strict=True)]
+    found = side_by_side(lambda pair_: _pair(payloads, pair_), list(zip(*places, strict=True)))
+    lost = []
+    for n, measured in zip(at.tolist(), found, strict=True):
+        if measured is None:
+            lost.append(n)
+            continue
+        errors.method[n], errors.norm[n] = TENSOR, measured.l2_baseline
+        if measured.n_disagree:
             errors.absolute[n], errors.reasons[n] = np.inf, "NaN or Inf in different places"
-        if errors.absolute[n] == 0 and _is_discrete(baseline.dtype.name) and baseline.dtype == candidate.dtype:
-            errors.absolute[n] = float(np.sqrt(np.count_nonzero(baseline != candidate)))  # beyond 2**53
-    return True
+        elif measured.l2_difference == 0 and measured.equal < measured.counted:  # integers beyond 2**53
+            errors.absolute[n] = np.sqrt(measured.counted - measured.equal)
+        else:
+            errors.absolute[n] = measured.l2_difference
+    return np.array(lost, np.int64)
 
 
-def _reals(array: Array) -> Array:
-    """Return the elements as float64, a complex one as two."""
-    flat: Array = np.ascontiguousarray(array).reshape(-1)
-    return (flat.view(flat.real.dtype) if flat.dtype.kind == "c" else flat).astype(np.float64)
+def _pair(payloads: tuple[Payload, Payload], places: tuple[Place, Place]) -> Pair | None:
+    first, second = (payload(*place) for payload, place in zip(payloads, places, strict=True))
+    if first is None or second is None or first.size != second.size:
+        return None
+    try:
+        return pair(*((first, second) if first.shape == second.shape else (first.reshape(-1), second.reshape(-1))))
+    except TypeError:  # a dtype that holds no numbers
+        return None
 
 
 def _arguments(errors: Errors) -> Iterator[tuple[int, tuple[str | None, str | None]]]:

@@ -228,10 +228,10 @@ class Stream:
         """Return non-tensor arguments by their number."""
         return self.values.name(number)
 
-    def place(self, k: int) -> Place | None:
-        """Return where the payload of slot ``k`` lies."""
-        segment, key, view = (self.details[name][k].as_py() for name in _PLACE)
-        return None if segment is None else (segment, key, None if view is None else tuple(view))
+    def places(self, slots: Numbers) -> list[Place]:
+        """Return where the payload of slots lies that have one."""
+        columns = (self.details[name].take(pa.array(slots)).to_pylist() for name in _PLACE)
+        return [(segment, key, None if view is None else tuple(view)) for segment, key, view in zip(*columns, strict=True)]
 
     def stats(self, k: int) -> TensorStats | str | None:
         """Return what is known of slot ``k``."""
