@@ -178,7 +178,10 @@ def test_a_bad_file_is_told_what_is_wrong(tmp_path: Path, message: str) -> None:
 def test_no_such_criterion(tmp_path: Path) -> None:
     with pytest.raises(TrueupError) as raised:
         load("strict")
-    assert str(raised.value) == "criterion 'strict' is unknown: expected default, or the path of a criterion file"
+    assert str(raised.value) == (
+        "criterion 'strict' is unknown: expected default, bitwise, ptdbg, ptdbg-summary, precision-tool, paddle, msprobe, "
+        "or the path of a criterion file"
+    )
     path = tmp_path / "mine.toml"
     path.write_bytes(b"name = \xff")
     with pytest.raises(TrueupError, match=r"^criterion file .*mine.toml cannot be read: 'utf-8' codec"):

@@ -24,6 +24,15 @@ def compare(
         typer.Option(metavar="LEVEL", help="module, api or aten, repeated; else whatever both captures hold."),
     ] = None,
     criterion: Annotated[str, typer.Option(metavar="NAME|FILE", help="What is demanded of the candidate.")] = "default",
+    repeat: Annotated[
+        Optional[list[Path]],  # noqa: UP045
+        typer.Option(metavar="BASE2", show_default=False, help="The baseline run again: its own spread is explained."),
+    ] = None,
+    more: Annotated[Optional[list[Path]], typer.Argument(metavar="BASE3", hidden=True)] = None,  # noqa: UP045
+    reference: Annotated[
+        Optional[Path],  # noqa: UP045
+        typer.Option(metavar="FP64", show_default=False, help="The run in float64: the distance from it decides."),
+    ] = None,
     mapping: Annotated[
         Optional[Path],  # noqa: UP045
         typer.Option("--map", metavar="FILE", show_default=False, help="Which scopes and operators are which; calls to ignore."),
@@ -34,13 +43,18 @@ def compare(
     Exit code 0: aligned, 1: deviates, 2: could not tell.
     """
     chosen = selection.levels(level)
+    if more and not repeat:
+        raise typer.BadParameter(f"expected two captures, got {len(more) + 2}: repeats of BASE follow --repeat", param_hint="CAND")
 
     from rich.console import Console
 
     from trueup.report.terminal import print_saved, render
     from trueup.verdict import compare as compare_captures
 
-    result = compare_captures(baseline, candidate, level=chosen, criterion=criterion, mapping=mapping)
+    repeats = [*(repeat or ()), *(more or ())]
+    result = compare_captures(
+        baseline, candidate, level=chosen, criterion=criterion, mapping=mapping, repeat=repeats, reference=reference
+    )
     console = Console(highlight=False)
     render(result, console)
     if output is not None:

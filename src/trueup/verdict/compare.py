@@ -29,6 +29,7 @@ from trueup.verdict.origins import Origins
 from trueup.verdict.precision import Precision, precision_of
 from trueup.verdict.streams import Array, Row, Stream, Vocabulary
 from trueup.verdict.summary import Overview, call_table, count, finish_table, loss_note, summarise, victims
+from trueup.verdict.yardstick import Yardstick, behind, distance_from, spread
 
 MAX_FINDINGS = 200
 """Victims and unmatched calls listed one by one; all are in the table of calls or counted."""
@@ -41,6 +42,8 @@ def compare(
     level: str | Sequence[str] | None = None,
     criterion: str | Path = "default",
     mapping: str | Path | None = None,
+    repeat: Sequence[str | Path | Capture] = (),
+    reference: str | Path | Capture | None = None,
 ) -> Result:
     """Line up two captures and name the first call whose inputs agree and whose outputs do not.
 
@@ -54,17 +57,23 @@ def compare(
         baseline: the trusted capture.
         candidate: the capture under suspicion.
         level: compare only these levels; all that both captures hold by default.
-        criterion: ``default``, or the path of a criterion file.
+        criterion: ``default``, one of ``bitwise``, ``ptdbg``, ``ptdbg-summary``, ``precision-tool``, ``paddle`` and ``msprobe``,
+            or the path of a criterion file (docs/criteria.md).
         mapping: path of a file that says which scopes and operators of the candidate are which of the baseline, and which
             calls are not to be compared (docs/alignment.md).
+        repeat: captures of the baseline's run made again: what differs no more than a few times as much as they do is explained.
+        reference: capture of the same training in float64: both runs are judged by their distance from it.
 
     Raises:
         TrueupError: a path is no capture, the format is newer, or the two cannot be compared at all (other frameworks'
             worlds, no step, rank or level in common).
     """
-    first, second = (c if isinstance(c, Capture) else open_capture(c) for c in (baseline, candidate))
+    given = (baseline, candidate, *repeat, *([] if reference is None else [reference]))
+    first, second, *others = (c if isinstance(c, Capture) else open_capture(c) for c in given)
     told = Mapping() if mapping is None else load_mapping(mapping)
-    return _Comparison(first, second, level, load_criterion(criterion), told).run()
+    comparison = _Comparison(first, second, level, load_criterion(criterion), told)
+    comparison.measure_by(others[: len(repeat)], None if reference is None else others[-1])
+    return comparison.run()
 
 
 class _Comparison:
@@ -72,6 +81,8 @@ class _Comparison:
         self, baseline: Capture, candidate: Capture, level: str | Sequence[str] | None, criterion: Criterion, mapping: Mapping
     ) -> None:
         self.captures = baseline, candidate
+        self.repeats: list[Capture] = []
+        self.reference: Capture | None = None
         self.criterion, self.mapping = criterion, mapping
         self.renames: dict[str, str] = {}
         self.ignored = 0
@@ -94,6 +105,9 @@ class _Comparison:
         self.first: tuple[int, int] | None = None
         """Step and execution number of the first certain culprit, once there is one."""
         self.unmatched: list[Finding] = []
+        self.behind = 0
+        self.first_behind: Row | None = None
+        """How many calls there are of which the baseline is further from the truth than the candidate, and the first."""
         self.uncovered = 0
         self.covered = 0
         self.unexplained: list[str] = []
@@ -103,7 +117,8 @@ class _Comparison:
 
     def run(self) -> Result:
         places = [(rank, step) for step in self.steps for rank in self.ranks]
-        with Ahead(self.captures, self.chosen, places) as ahead:
+        others = [*self.repeats, *([self.reference] if self.reference else [])]
+        with Ahead([*self.captures, *others], self.chosen, places) as ahead:
             for start in range(0, len(places), len(self.ranks)):
                 parts = [self._part(ahead, at) for at in range(start, start + len(self.ranks))]
                 self._victims([part for part in parts if part is not None])
@@ -140,7 +155,8 @@ class _Comparison:
         """Decide; whatever was not compared, or not seen to arise, keeps two runs from being called aligned."""
         if deviates:
             return "deviates"
-        apart = loss_note(summaries[0], summaries[1], self.criterion.loss)
+        repeated = [Overview.of(capture).losses for capture in self.repeats]
+        apart = loss_note(summaries[0], summaries[1], self.criterion.loss, repeated, self.criterion.yardstick)
         reasons = [r for r in (apart, *self.unexplained[:1]) if r]
         lost = [text for capture in self.captures for text in capture.lost]
         if lost:
@@ -164,6 +180,11 @@ class _Comparison:
             self.notes.append(f"scopes have other names in the candidate and were paired by what they execute: {some}{more}")
         if self.ignored:
             self.notes.append(f"{self.ignored:,} calls were not compared, as the map file says")
+        if (first := self.first_behind) is not None:
+            self.notes.append(
+                f"in {self.behind:,} calls the baseline is further from the float64 run than the candidate, first in "
+                f"{first.op} ({first.key}): it is the less precise of the two there"
+            )
         if suspect is not None:
             times = f", {suspect.ratio:.1f} x what is explained" if math.isfinite(suspect.ratio) else ""
             self.notes.append(f"could be rounding: {suspect.name} ({suspect.op}){times}")
@@ -175,15 +196,8 @@ class _Comparison:
     # ---------------------------------------------------------------- what can be compared
     def _comparable(self) -> None:
         for capture in self.captures:
-            if not capture.rows:
-                why = (capture.lost or capture.problems or ["nothing was captured"])[0]
-                raise TrueupError(f"{capture.path} holds no records: {why}; record again")
-        names = [next((str(m["framework"]) for m in c.ranks.values() if "framework" in m), None) for c in self.captures]
-        if None not in names and names[0] != names[1]:
-            raise TrueupError(
-                f"the captures are of different frameworks: {self._name(0)} of {names[0]}, {self._name(1)} of {names[1]}; "
-                "their operators have no common names yet"
-            )
+            _records_of(capture)
+        _same_framework(*self.captures)
 
     def _levels(self, level: str | Sequence[str] | None) -> list[str]:
         wanted = LEVELS if level is None else (level,) if isinstance(level, str) else tuple(level)
@@ -234,23 +248,54 @@ class _Comparison:
         rank, step = ahead.places[at]
         values = Vocabulary()
         streams = [Stream(read, self.names, values) for read in ahead.reads(at)]
-        held = [len(stream) > 0 for stream in streams]
+        held = [len(stream) > 0 for stream in streams[:2]]
         if not all(held):
             if any(held):
                 self.uncompared = True
                 self.notes.append(f"rank {rank} step {step} is only in {self._name(held.index(True))} and was not compared")
             return None
-        baseline, candidate = streams
+        baseline, candidate, *others = streams
         alignment = align(baseline, candidate, self.mapping)
         self.renames |= alignment.scopes
         self.ignored += alignment.ignored
         payloads = partial(_payload, self.captures[0], rank), partial(_payload, self.captures[1], rank)
-        verdicts = judge(measure(alignment, baseline, candidate, payloads), self.criterion, self.precision)
+        errors = measure(alignment, baseline, candidate, payloads, in_full=bool(self.criterion.limits))
+        yardstick = self._yardstick(baseline, candidate, others, rank, step)
+        worse = behind(errors, yardstick, self.criterion.yardstick)
+        self.behind += len(worse)
+        if self.first_behind is None and len(worse):
+            self.first_behind = candidate.row(int(alignment.candidate[worse[0]]))
+        verdicts = judge(errors, self.criterion, self.precision, yardstick)
         part = Part(rank, step, verdicts, alignment)
         locate(part, self.criterion, self.origins[rank], first_step=step == self.steps[0], from_start=step == 0)
         self._keep(part)
         ahead.done(at)
         return part
+
+    def _yardstick(self, baseline: Stream, candidate: Stream, others: list[Stream], rank: int, step: int) -> Yardstick:
+        captures = [*self.captures, *self.repeats, *([self.reference] if self.reference else [])]
+        first, second, *more = (partial(_payload, capture, rank) for capture in captures)
+        for capture, stream in zip(captures[2:], others, strict=True):
+            if not len(stream):
+                self.notes.append(f"{capture.path} holds nothing of rank {rank} step {step}, which was judged without it")
+        count = len(self.repeats)
+        found = spread(baseline, others[:count], [first, *more[:count]]) if count else None
+        if self.reference is None:
+            return Yardstick(found)
+        truth, payload = others[-1], more[-1]
+        far = distance_from(truth, baseline, (payload, first)), distance_from(truth, candidate, (payload, second), self.mapping)
+        return Yardstick(found, far)
+
+    def measure_by(self, repeats: Sequence[Capture], reference: Capture | None) -> None:
+        """Judge by more runs than two: repeats of the baseline, and a run in float64.
+
+        Raises:
+            TrueupError: one of them is of another framework, or holds no records.
+        """
+        for capture in (*repeats, *([reference] if reference else [])):
+            _records_of(capture)
+            _same_framework(self.captures[0], capture)
+        self.repeats, self.reference = list(repeats), reference
 
     def _keep(self, part: Part) -> None:
         """Turn what was found into findings and rows while the streams are at hand."""
@@ -294,6 +339,21 @@ class _Comparison:
             found = (verdicts.at(pair) for pair in np.flatnonzero(passing).tolist())
             victims = islice((j for j in found if id(j) not in culprits), room)
             self.victims += [victim_finding(j, self.sites[1][part.rank]) for j in victims]
+
+
+def _records_of(capture: Capture) -> None:
+    if not capture.rows:
+        why = (capture.lost or capture.problems or ["nothing was captured"])[0]
+        raise TrueupError(f"{capture.path} holds no records: {why}; record again")
+
+
+def _same_framework(first: Capture, second: Capture) -> None:
+    names = [next((str(m["framework"]) for m in c.ranks.values() if "framework" in m), None) for c in (first, second)]
+    if None not in names and names[0] != names[1]:
+        raise TrueupError(
+            f"the captures are of different frameworks: {first.path} of {names[0]}, {second.path} of {names[1]}; "
+            "their operators have no common names yet"
+        )
 
 
 def _payload(capture: Capture, rank: int, segment: str, key: str, view: tuple[int, ...] | None) -> Array | None:

@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import fnmatch
-import re
 import sys
 from dataclasses import dataclass, field
-from functools import lru_cache
 from importlib import resources
 from pathlib import Path
 from typing import Any, Literal
 
 from trueup.model import PHASES, TrueupError
+from trueup.verdict.limits import Limit
+from trueup.verdict.limits import parse as parse_limit
+from trueup.verdict.names import normalised
 
 if sys.version_info >= (3, 11):
     import tomllib
@@ -29,6 +30,9 @@ KINDS: tuple[str, ...] = (*PHASES, "aten-backward")
 
 SEE = "see docs/criteria.md"
 
+PRESETS: tuple[str, ...] = ("bitwise", "ptdbg", "ptdbg-summary", "precision-tool", "paddle", "msprobe")
+"""Criteria of older tools, in presets/."""
+
 UNIT_ROUNDOFF: dict[str, float] = {
     "float64": 2.0**-53, "complex128": 2.0**-53,
     "float32": 2.0**-24, "complex64": 2.0**-24,
@@ -37,6 +41,9 @@ UNIT_ROUNDOFF: dict[str, float] = {
     "float8_e4m3fn": 2.0**-4, "float8_e4m3fnuz": 2.0**-4, "float8_e5m2": 2.0**-3, "float8_e5m2fnuz": 2.0**-3,
 }  # fmt: skip
 """Half the distance from 1 to the next number (IEEE 754-2019; OCP 8-bit formats 1.0). Integers and bools round nothing."""
+
+YARDSTICK = 3.0
+"""Where a criterion file names none: FlashAttention's tests allow a backward 3 times the reference's own error."""
 
 TF32 = 2.0**-11
 """Unit roundoff of a float32 operand rounded to the 10 stored bits of TF32 and HF32."""
@@ -67,7 +74,11 @@ class Criterion:
     certain: float
     input_units: float
     loss: float
+    yardstick: float
+    """Times the spread of the baseline's repeats, or its distance from a float64 run, that are explained."""
     rows: tuple[Row, ...]
+    limits: tuple[Limit, ...] = ()
+    """Where it has any, these decide and not the rows; then its only row names the criterion."""
     _found: dict[tuple[str, str], Row] = field(default_factory=dict, repr=False, compare=False)
 
     def row(self, op: str, level: str, phase: str) -> Row:
@@ -89,27 +100,22 @@ def _matches(patterns: tuple[str, ...], name: str) -> bool:
     return any(fnmatch.fnmatchcase(name, pattern) for pattern in patterns)
 
 
-@lru_cache(maxsize=4096)
-def normalised(op: str) -> str:
-    """Strip what does not change the arithmetic: ``aten::add_`` and ``torch.Tensor.__iadd__`` are both ``add``."""
-    name = re.split(r"::|\.", op)[-1]
-    if name.startswith("__") and name.endswith("__"):
-        name = name[2:-2]
-        return name[1:] if name in ("iadd", "isub", "imul", "itruediv") else name
-    return name[:-1] if name.endswith("_") and len(name) > 1 else name
-
-
 def load(criterion: str | Path) -> Criterion:
-    """Load a criterion by name or from a file of the same form as ``criteria.toml``.
+    """Load a criterion by name or from a file of the same form.
 
     Raises:
         TrueupError: there is no such criterion, or the file is not one.
     """
+    package = resources.files(__package__)
     if str(criterion) == "default":
-        return _parse(tomllib.loads(resources.files(__package__).joinpath("criteria.toml").read_text()), "criteria.toml")
+        return _parse(tomllib.loads(package.joinpath("criteria.toml").read_text()), "criteria.toml")
+    if str(criterion) in PRESETS:
+        name = f"{criterion}.toml"
+        return _parse(tomllib.loads(package.joinpath("presets", name).read_text()), name)
     path = Path(criterion)
     if not path.is_file():
-        raise TrueupError(f"criterion {str(criterion)!r} is unknown: expected default, or the path of a criterion file")
+        known = ", ".join(("default", *PRESETS))
+        raise TrueupError(f"criterion {str(criterion)!r} is unknown: expected {known}, or the path of a criterion file")
     try:
         return _parse(tomllib.loads(path.read_text()), str(path))
     except (tomllib.TOMLDecodeError, UnicodeDecodeError, OSError) as error:
@@ -118,20 +124,35 @@ def load(criterion: str | Path) -> Criterion:
 
 def _parse(content: dict[str, Any], where: str) -> Criterion:
     try:
-        numbers = {name: _number(content, name, name) for name in ("suspect", "certain", "input_units", "loss")}
-        name = str(_get(content, "name", "name"))
-        if not content.get("row"):
-            raise ValueError(f"it holds no rows; {SEE}")
-        if not isinstance(content["row"], list) or not all(isinstance(row, dict) for row in content["row"]):
-            raise ValueError(f"row must be tables, each headed [[row]], not {content['row']!r:.60}; {SEE}")
-        rows = tuple(_row(row, n) for n, row in enumerate(content["row"], 1))
-        if "*" not in rows[-1].ops or rows[-1].phases:
-            raise ValueError('the last row must match every call (ops = ["*"], no phases)')
+        return _limits(content) if "fail" in content else _table(content)
     except (TypeError, AttributeError, ValueError) as error:
         raise TrueupError(f"criterion file {where}: {error}") from None
-    return Criterion(
-        name, numbers["suspect"], numbers["certain"], numbers["input_units"], numbers["loss"], rows
-    )
+
+
+def _limits(content: dict[str, Any]) -> Criterion:
+    _known(content, ("name", "loss", "yardstick", "fail"), "")
+    name = str(_get(content, "name", "name"))
+    tables = content["fail"]
+    if not isinstance(tables, list) or not tables or not all(isinstance(table, dict) for table in tables):
+        raise ValueError(f"fail must be tables, each headed [[fail]]; {SEE}")
+    limits = tuple(parse_limit(table, f"fail {n}: ") for n, table in enumerate(tables, 1))
+    row = Row(name, ("*",), (), "composite", 512.0, "branch", 32.0, False, True, "; ".join(limit.origin for limit in limits))
+    yardstick = _number({"yardstick": YARDSTICK, **content}, "yardstick", "yardstick")
+    return Criterion(name, 1.0, 10.0, 16.0, _number(content, "loss", "loss"), yardstick, (row,), limits)
+
+
+def _table(content: dict[str, Any]) -> Criterion:
+    numbers = {name: _number(content, name, name) for name in ("suspect", "certain", "input_units", "loss")}
+    yardstick = _number({"yardstick": YARDSTICK, **content}, "yardstick", "yardstick")
+    name = str(_get(content, "name", "name"))
+    if not content.get("row"):
+        raise ValueError(f"it holds no rows; {SEE}")
+    if not isinstance(content["row"], list) or not all(isinstance(row, dict) for row in content["row"]):
+        raise ValueError(f"row must be tables, each headed [[row]], not {content['row']!r:.60}; {SEE}")
+    rows = tuple(_row(row, n) for n, row in enumerate(content["row"], 1))
+    if "*" not in rows[-1].ops or rows[-1].phases:
+        raise ValueError('the last row must match every call (ops = ["*"], no phases)')
+    return Criterion(name, numbers["suspect"], numbers["certain"], numbers["input_units"], numbers["loss"], yardstick, rows)
 
 
 def _row(row: dict[str, Any], number: int) -> Row:

@@ -31,7 +31,7 @@ def suspect_finding(
     made = dataclasses.replace(
         _bare(judged.call.candidate, sites[1 if suspect.sides[1] else 0]),
         kind=suspect.kind,
-        rule=judged.row.name,
+        rule=judged.rule,
         error_in=judged.error_in,
         error_out=judged.error_out,
         expected=judged.expected,
@@ -51,7 +51,7 @@ def victim_finding(judged: Judged, sites: Frames) -> Finding:
     """Describe a call that passes on what it got."""
     made = dataclasses.replace(
         _bare(judged.call.candidate, sites),
-        rule=judged.row.name,
+        rule=judged.rule,
         error_in=judged.error_in,
         error_out=judged.error_out,
         expected=judged.expected,

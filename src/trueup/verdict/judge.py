@@ -9,12 +9,19 @@ import numpy as np
 
 from trueup.verdict.criteria import UNIT_ROUNDOFF, Criterion, Row
 from trueup.verdict.explain import Calls, Explanation, Tensors
+from trueup.verdict.limits import apply as apply_limits
 from trueup.verdict.measure import DIGEST, TENSOR, Errors, Measured
 from trueup.verdict.precision import Precision
 from trueup.verdict.streams import NONE, Array, Numbers, Stream, is_output, spans
+from trueup.verdict.yardstick import NOTHING, Yardstick
 
 CARRIED = 1e-5
 """Relative error from which a call that its inputs explain is shown as a victim; below, it agrees."""
+
+RULES = ("", " and the repeats' spread", " and the float64 run")
+"""What was added to the row of the criterion that decided."""
+
+REPEATS, TRUTH = 1, 2
 
 ROLES = ("agrees", "equal", "carried", "unsized", "incomparable")
 AGREES, EQUAL, CARRIED_ON, UNSIZED, INCOMPARABLE = range(5)
@@ -38,6 +45,13 @@ class Judged:
     """Whether an output is known to differ and not how much, so that it may be rounding."""
     role: str = "agrees"
     slot_expected: dict[str, float] = field(default_factory=dict)
+    decided: str = ""
+    """What decided beside the row: one of `RULES`."""
+
+    @property
+    def rule(self) -> str:
+        """What decided, in words."""
+        return self.row.name + self.decided
 
     @property
     def ratio(self) -> float:
@@ -78,6 +92,10 @@ class Verdicts:
     incomparable: dict[int, str]
     role: Array
     """Index into `ROLES`."""
+    decided: Array
+    """Index into `RULES`."""
+    tolerated: Array
+    """By entry of ``errors``: the relative error that repeats of the baseline, or limits, allow; else 0."""
     _made: dict[int, Judged] = field(default_factory=dict)
 
     def __len__(self) -> int:
@@ -101,18 +119,18 @@ class Verdicts:
             errors.measured(pair), self.criterion.rows[self.rows[pair]], float(self.error_in[pair]), float(self.error_out[pair]),
             float(self.own[pair]), float(self.expected[pair]), None if worst < 0 else errors.error(worst).slot,
             self.incomparable.get(pair, ""), bool(self.unsized[pair]), ROLES[self.role[pair]],
-            {slot: expected for slot, expected in slots if not math.isnan(expected)},
+            {slot: expected for slot, expected in slots if not math.isnan(expected)}, RULES[self.decided[pair]],
         )  # fmt: skip
 
 
-def judge(errors: Errors, criterion: Criterion, precision: Precision) -> Verdicts:
+def judge(errors: Errors, criterion: Criterion, precision: Precision, yardstick: Yardstick = NOTHING) -> Verdicts:
     """Judge every measured call. A backward call also sees the errors of its forward call, whose tensors it saved."""
-    return _Judge(errors, criterion, precision).run()
+    return _Judge(errors, criterion, precision, yardstick).run()
 
 
 class _Judge:
-    def __init__(self, errors: Errors, criterion: Criterion, precision: Precision) -> None:
-        self.errors, self.criterion, self.precision = errors, criterion, precision
+    def __init__(self, errors: Errors, criterion: Criterion, precision: Precision, yardstick: Yardstick) -> None:
+        self.errors, self.criterion, self.precision, self.yardstick = errors, criterion, precision, yardstick
         self.baseline, self.candidate = errors.streams
         self.names = self.baseline.names
         self.count = len(errors.calls[0])
@@ -134,10 +152,18 @@ class _Judge:
         discrete = np.zeros(self.count, bool)  # an index or a mask differs
         discrete[owner[~is_float & (errors.absolute[entry] != 0)]] = True
         outputs = np.flatnonzero(errors.outputs & ~np.isnan(errors.absolute))
-        own, expected = self._explain(owner[is_float], entry[is_float], outputs)
+        if self.criterion.limits:
+            relative, decided = relative[outputs], np.zeros(len(outputs), np.int8)
+            own, expected, open_ = self._by_limits(owner, entry, outputs)
+        else:
+            own, expected = self._explain(owner[is_float], entry[is_float], outputs)
+            relative, own, expected, decided = self._by_yardstick(outputs, relative[outputs], own, expected)
+            open_ = outputs[:0]
         pair = errors.pair[outputs]
         incomparable = self._not_compared()
-        over = _excess(relative[outputs], expected) > self.criterion.suspect
+        asks = f"criterion {self.criterion.name} asks for what was not recorded"
+        incomparable |= dict.fromkeys(errors.pair[open_].tolist(), asks)
+        over = _excess(relative, expected) > self.criterion.suspect
         explained = (discrete | ~np.isfinite(error_in))[pair]
         collective = self.candidate.phase[self.calls] == self.names.number("collective")
         alone = over & ~explained & (collective & (given == 0))[pair]
@@ -154,16 +180,16 @@ class _Judge:
         unsized = self._unsized(outputs, error_in)
         slot_expected = np.full(len(errors.pair), np.nan)
         slot_expected[outputs] = expected
-        worst = self._worst(outputs, _excess(relative[outputs], expected))
+        worst = self._worst(outputs, _excess(relative, expected))
         compared = worst >= 0
         place = np.searchsorted(outputs, np.where(compared, worst, 0))
-        error_out, its_own, its_expected = (
+        error_out, its_own, its_expected, its_decided = (
             np.where(compared, values[place], 0.0) if len(outputs) else np.zeros(self.count)
-            for values in (relative[outputs], own, expected)
+            for values in (relative, own, expected, decided)
         )
         found = Verdicts(
             errors, self.criterion, self.rows, error_in, error_out, its_own, its_expected, worst, slot_expected, unsized,
-            incomparable, np.zeros(self.count, np.int8),
+            incomparable, np.zeros(self.count, np.int8), its_decided.astype(np.int8), self._tolerated(),
         )  # fmt: skip
         found.role = _roles(found)
         return found
@@ -206,6 +232,46 @@ class _Judge:
         calls = Calls(self.rows, stream.op[self.calls], aten, optimizer, lowest)
         out, read = self._tensors(self.errors.pair[outputs], outputs), self._tensors(owner, entries)
         return Explanation(out, read, calls, self.criterion, self.precision, names).explain()
+
+    def _by_limits(self, owner: Numbers, entry: Numbers, outputs: Numbers) -> tuple[Array, Array, Numbers]:
+        """Let limits decide: an output that fails is explained where an input fails; return own, expected and open outputs."""
+        fails, open_ = apply_limits(self.criterion.limits, self.errors)
+        self.fails = fails
+        bad = np.zeros(self.count, bool)
+        bad[owner[fails[entry]]] = True
+        bad = bad[self.errors.pair[outputs]]
+        wrong = fails[outputs]
+        return np.where(wrong, 0.0, np.inf), np.where(wrong & ~bad, 0.0, np.inf), outputs[open_[outputs] & ~bad]
+
+    def _by_yardstick(self, outputs: Numbers, error: Array, own: Array, expected: Array) -> tuple[Array, Array, Array, Array]:
+        """Let the user's own runs say how much of an output's error is explained; return errors, own, expected and what decided."""
+        decided = np.zeros(len(outputs), np.int8)
+        k, j = (side[outputs] for side in self.errors.slots)
+        allowed, yardstick = self.criterion.yardstick, self.yardstick
+        if yardstick.spread is not None:
+            spread = allowed * yardstick.spread[k]
+            wider = spread > expected
+            expected, own = np.where(wider, spread, expected), np.where(wider, spread, own)
+            decided[wider] = REPEATS
+        if yardstick.truth is not None:
+            baseline, candidate = yardstick.truth[0][k], yardstick.truth[1][j]
+            known = np.isfinite(baseline) & np.isfinite(candidate)
+            unit = self.roundoffs[self.baseline.dtype[k]]
+            with np.errstate(invalid="ignore"):
+                carried = np.where(np.isinf(expected), np.inf, expected - own)
+            measured = np.maximum(allowed * baseline, 2 * unit)
+            error = np.where(known, candidate, error)
+            expected, own = np.where(known, measured + carried, expected), np.where(known, measured, own)
+            decided[known] = TRUTH
+        return error, own, expected, decided
+
+    def _tolerated(self) -> Array:
+        if self.criterion.limits:
+            return np.where(self.fails, 0.0, np.inf)
+        if self.yardstick.spread is None:
+            return np.zeros(len(self.errors.pair))
+        spread = self.yardstick.spread[self.errors.slots[0]]
+        return np.where(np.isnan(spread), 0.0, self.criterion.yardstick * spread)
 
     def _tensors(self, owner: Numbers, entries: Numbers) -> Tensors:
         errors, shapes = self.errors, self.baseline.shapes
@@ -272,7 +338,8 @@ def _roles(verdicts: Verdicts) -> Array:
     same = (errors.absolute == 0) & ((errors.method == DIGEST) | (errors.method == TENSOR))
     equal = np.bincount(errors.pair[~same], minlength=count) == 0
     # Without outputs, what a call reads is all there is.
-    limit = np.where(verdicts.worst < 0, CARRIED, np.maximum(8 * verdicts.own, CARRIED))
+    least = 0.0 if verdicts.criterion.limits else CARRIED
+    limit = np.where(verdicts.worst < 0, CARRIED, np.maximum(8 * verdicts.own, least))
     carried = np.where(verdicts.worst < 0, verdicts.error_in, verdicts.error_out) > limit
     found = np.where(equal, EQUAL, np.where(carried, CARRIED_ON, AGREES))
     found[verdicts.unsized] = UNSIZED

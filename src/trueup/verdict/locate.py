@@ -15,9 +15,10 @@ from typing import Literal
 import numpy as np
 
 from trueup.verdict.align import Alignment
-from trueup.verdict.criteria import Criterion, normalised
+from trueup.verdict.criteria import Criterion
 from trueup.verdict.judge import Judged, Verdicts
 from trueup.verdict.measure import equal_values, is_overwritten
+from trueup.verdict.names import normalised
 from trueup.verdict.origins import Origins
 from trueup.verdict.regions import Regions, judge_region, loose_calls
 from trueup.verdict.regions import operators as region_operators
@@ -198,7 +199,7 @@ def _inputs(verdicts: Verdicts, criterion: Criterion, *, from_start: bool) -> li
     baseline, candidate = errors.streams
     phases = np.isin(candidate.phase, [candidate.names.number(phase) for phase in ENTERING])
     enters = errors.inputs & phases[errors.calls[1][errors.pair]] & (baseline.producer[errors.slots[0]] == NONE)
-    found = np.flatnonzero(enters & (errors.relative > tolerance))
+    found = np.flatnonzero(enters & (errors.relative > np.maximum(tolerance, verdicts.tolerated)))
     if not len(found):
         return []
     error = errors.error(int(found[0]))

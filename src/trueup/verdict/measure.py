@@ -13,7 +13,7 @@ import numpy as np
 from trueup.kernels import Pair, distance, pair
 from trueup.store.parallel import side_by_side
 from trueup.verdict.align import Alignment, same_slots
-from trueup.verdict.criteria import normalised
+from trueup.verdict.names import normalised
 from trueup.verdict.streams import Array, Numbers, Place, Row, Stream, is_input, is_output
 
 Method = Literal["none", "digest", "tensor", "sketch", "value"]
@@ -91,6 +91,8 @@ class Errors:
     """Why an entry was not measured, or is infinite."""
     one_sided: dict[int, tuple[str, ...]] = field(default_factory=dict)
     """Of matched calls: slots that only one side has."""
+    bytes: dict[int, Pair] = field(default_factory=dict)
+    """What the pass over both tensors gave, of entries whose bytes both captures kept; only where it was asked for."""
     arguments: dict[int, tuple[str | None, str | None]] = field(default_factory=dict)
     """Of matched calls: both sides' non-tensor arguments, where they differ."""
 
@@ -145,8 +147,10 @@ class Errors:
         return Measured(rows[0], rows[1], slots, self.arguments.get(pair), self.one_sided.get(pair, ()))
 
 
-def measure(alignment: Alignment, baseline: Stream, candidate: Stream, payloads: tuple[Payload, Payload]) -> Errors:
-    """Measure all slots of all matched calls."""
+def measure(
+    alignment: Alignment, baseline: Stream, candidate: Stream, payloads: tuple[Payload, Payload], *, in_full: bool = False
+) -> Errors:
+    """Measure all slots of all matched calls; ``in_full`` keeps all that is known of tensors (`Errors.bytes`)."""
     streams, calls = (baseline, candidate), (alignment.baseline, alignment.candidate)
     k, j, pair, odd = same_slots(*calls, *streams)
     arguments = baseline.names.number("arguments")
@@ -165,7 +169,7 @@ def measure(alignment: Alignment, baseline: Stream, candidate: Stream, payloads:
     pair, k, j = pair[kept], k[kept], j[kept]
     nothing = np.full(len(pair), np.nan)
     errors = Errors(streams, calls, pair, (k, j), nothing, baseline.l2[k], np.zeros(len(pair), np.int8), one_sided=one_sided)
-    _distances(errors, payloads)
+    _distances(errors, payloads, in_full)
     errors.arguments = dict(_arguments(errors))
     return errors
 
@@ -186,7 +190,7 @@ def _has_parts(stream: Stream, k: int) -> bool:
     return any(stream.names.names[slot].startswith(f"{name}.") for slot in stream.slots(int(stream.call[k])))
 
 
-def _distances(errors: Errors, payloads: tuple[Payload, Payload]) -> None:
+def _distances(errors: Errors, payloads: tuple[Payload, Payload], in_full: bool) -> None:
     """Fill in ``absolute``, ``norm``, ``method`` and ``reasons``; the first rule that applies to a slot measures it."""
     (baseline, candidate), (k, j) = errors.streams, errors.slots
     fit = baseline.shapes.squeezed[k] == candidate.shapes.squeezed[j]
@@ -200,7 +204,7 @@ def _distances(errors: Errors, payloads: tuple[Payload, Payload]) -> None:
     left = fit & ~equal
     stored = np.flatnonzero(left & baseline.has_payload[k] & candidate.has_payload[j])
     left[stored] = False
-    left[_from_payload(errors, stored, payloads)] = True
+    left[_from_payload(errors, stored, payloads, in_full)] = True
     both = baseline.measured[k] & candidate.measured[j]
     _from_sketches(errors, np.flatnonzero(left & both), digests & typed)
     for n in np.flatnonzero(left & ~both):
@@ -247,7 +251,7 @@ def _from_digests(errors: Errors, n: int, baseline: str | None, candidate: str |
         errors.absolute[n], errors.method[n], errors.reasons[n] = np.inf, DIGEST, UNSIZED
 
 
-def _from_payload(errors: Errors, at: Numbers, payloads: tuple[Payload, Payload]) -> Numbers:
+def _from_payload(errors: Errors, at: Numbers, payloads: tuple[Payload, Payload], in_full: bool) -> Numbers:
     """Measure from both sides' bytes, several slots at a time; return those whose bytes are lost or hold no numbers."""
     places = [stream.places(side[at]) for stream, side in zip(errors.streams, errors.slots, strict=True)]
     found = side_by_side(lambda pair_: _pair(payloads, pair_), list(zip(*places, strict=True)))
@@ -257,6 +261,8 @@ def _from_payload(errors: Errors, at: Numbers, payloads: tuple[Payload, Payload]
             lost.append(n)
             continue
         errors.method[n], errors.norm[n] = TENSOR, measured.l2_baseline
+        if in_full:
+            errors.bytes[n] = measured
         if measured.n_disagree:
             errors.absolute[n], errors.reasons[n] = np.inf, "NaN or Inf in different places"
         elif measured.l2_difference == 0 and measured.equal < measured.counted:  # integers beyond 2**53

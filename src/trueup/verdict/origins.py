@@ -45,7 +45,7 @@ class Origins:
         np.maximum.at(worst, errors.pair[outputs], plain[outputs])
         before = np.maximum.accumulate(np.r_[self.largest, np.where(tree.leaves(), worst, 0.0)])
         limit = np.maximum(LEAST, GROWTH * before[:-1])[errors.pair]
-        suspicious = np.flatnonzero(errors.inputs & (plain > limit))
+        suspicious = np.flatnonzero(errors.inputs & (plain > np.maximum(limit, verdicts.tolerated)))
         # Else it is accounted for with the call that made it.
         found = [n for n in suspicious.tolist() if not _from_unmatched(tree, n)]
         self.largest = float(before[-1])

@@ -228,6 +228,10 @@ class Stream:
         """Return non-tensor arguments by their number."""
         return self.values.name(number)
 
+    def number(self, name: str) -> Array:
+        """Return one of `NUMBERS` of every slot as float64, NaN where it was not recorded."""
+        return _floats(self.details[name])
+
     def places(self, slots: Numbers) -> list[Place]:
         """Return where the payload of slots lies that have one."""
         columns = (self.details[name].take(pa.array(slots)).to_pylist() for name in _PLACE)

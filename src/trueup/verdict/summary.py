@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -19,7 +19,7 @@ from trueup.report.scaling import loss_scale
 from trueup.store import Capture
 from trueup.verdict.align import WAYS
 from trueup.verdict.findings import Frames
-from trueup.verdict.judge import ROLES, Verdicts
+from trueup.verdict.judge import ROLES, RULES, Verdicts
 from trueup.verdict.streams import Array, Numbers, Vocabulary
 
 LOSS_OP = "torch.Tensor.backward"
@@ -46,13 +46,14 @@ def call_table(verdicts: Verdicts, paired: Array, sites: Frames) -> pa.Table:
     count = len(verdicts)
     site, source = np.unique(candidate.site[c], return_inverse=True)
     frames = [sites.get(number, ((), None))[0] for number in site.tolist()]
+    rules = [row.name for row in verdicts.criterion.rows]
     columns: dict[str, Any] = {
         "step": np.full(count, candidate.step, np.int32), "rank": np.full(count, candidate.rank, np.int32),
         **{name: _named(getattr(candidate, name)[c], names) for name in ("phase", "level", "scope", "op")},
         "ordinal": candidate.ordinal[c].astype(np.int32), "seq_baseline": baseline.seq[b], "seq_candidate": candidate.seq[c],
         "error_in": verdicts.error_in, "error_out": verdicts.error_out, "expected": verdicts.expected, "ratio": verdicts.ratio,
         "state": _words(verdicts.role, ROLES), "role": _words(np.zeros(count, np.int8), ("",)),
-        "rule": _words(verdicts.rows, [row.name for row in verdicts.criterion.rows]),
+        "rule": _words(verdicts.rows + len(rules) * verdicts.decided, [row + more for more in RULES for row in rules]),
         "paired": _words(paired, WAYS), "source": _words(source.reshape(-1), [its[0] if its else None for its in frames]),
     }  # fmt: skip
     return pa.table([columns[field.name] for field in SCHEMA], names=SCHEMA.names)
@@ -169,15 +170,26 @@ def summarise(capture: Capture, overview: Overview, ranks: Sequence[int]) -> Run
     )
 
 
-def loss_note(baseline: RunSummary, candidate: RunSummary, limit: float) -> str | None:
-    """Say that the losses are too far apart to call two runs aligned, or return None."""
+def loss_note(
+    baseline: RunSummary, candidate: RunSummary, limit: float, repeats: Sequence[Mapping[int, float]] = (), allowed: float = 0.0
+) -> str | None:
+    """Say that the losses are too far apart to call two runs aligned, or return None.
+
+    Args:
+        baseline: one run.
+        candidate: the other.
+        limit: largest relative distance.
+        repeats: losses per step of the baseline's repeats.
+        allowed: how many times their distance from the baseline's is allowed besides.
+    """
     other = dict(candidate.losses)
     for step, loss in baseline.losses:
         value = other.get(step, loss)  # a step that one side lacks is said elsewhere
         if loss == value or (math.isnan(loss) and math.isnan(value)):
             continue
         apart = abs(value - loss) / max(abs(loss), 1e-12)
-        if not apart <= limit:  # NaN against a number too
+        spread = max((abs(losses[step] - loss) / max(abs(loss), 1e-12) for losses in repeats if step in losses), default=0.0)
+        if not apart <= max(limit, allowed * spread):  # NaN against a number too
             return (
                 f"the losses are {'' if math.isnan(apart) else f'{apart:.1%} '}apart at step {step} ({loss:.6g} and "
                 f"{value:.6g}), more than {limit:.0%}, and no single call explains it: the difference may be the growth of "

@@ -1,0 +1,71 @@
+"""Yardsticks from the user's own runs: repeats of the baseline, and a run in float64.
+
+A repeat shows how far the baseline is from itself: atomics, another order of reductions, random numbers that no seed fixes. What
+the candidate adds within a few times that spread is explained, whatever the criterion's formulas say.
+
+A float64 run is taken for the truth. Then an output is asked how far the candidate is from the truth, and what is explained is a
+few times as far as the baseline is: the form of PyTorch's ``torch._dynamo.utils.same`` and of FlashAttention's tests. A candidate
+that is nearer to the truth than the baseline is not at fault.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from trueup.verdict.align import align
+from trueup.verdict.mapping import Mapping
+from trueup.verdict.measure import Errors, Payload, measure
+from trueup.verdict.streams import Array, Numbers, Stream
+
+LEAST = 1e-6
+"""Relative distance from the truth that no baseline is blamed for: 16 units of float32."""
+
+
+@dataclass(frozen=True, slots=True)
+class Yardstick:
+    """Relative errors of one rank and step, NaN where unknown."""
+
+    spread: Array | None = None
+    """By slot of the baseline: its largest distance from its repeats."""
+    truth: tuple[Array, Array] | None = None
+    """By slot of the baseline, and of the candidate: the distance from the float64 run."""
+
+
+NOTHING = Yardstick()
+
+
+def spread(baseline: Stream, repeats: Sequence[Stream], payloads: Sequence[Payload]) -> Array:
+    """Return how far each slot of the baseline is from its repeats.
+
+    Args:
+        baseline: the run.
+        repeats: the same run, again.
+        payloads: of the baseline, then of each repeat.
+    """
+    found = np.full(len(baseline.slot), np.nan)
+    for repeat, payload in zip(repeats, payloads[1:], strict=True):
+        errors = measure(align(baseline, repeat), baseline, repeat, (payloads[0], payload))
+        np.fmax.at(found, errors.slots[0], errors.relative)
+    return found
+
+
+def behind(errors: Errors, yardstick: Yardstick, allowed: float) -> Numbers:
+    """Return the matched calls of which the baseline is several times further from the float64 run than the candidate."""
+    if yardstick.truth is None:
+        return np.zeros(0, np.int64)
+    baseline, candidate = (truth[slots] for truth, slots in zip(yardstick.truth, errors.slots, strict=True))
+    worse = errors.outputs & (baseline > np.maximum(allowed * candidate, LEAST))
+    return np.unique(errors.pair[worse])
+
+
+def distance_from(
+    reference: Stream, stream: Stream, payloads: tuple[Payload, Payload], mapping: Mapping | None = None
+) -> Array:
+    """Return how far each slot of a run is from the float64 run, relative to the latter."""
+    found = np.full(len(stream.slot), np.nan)
+    errors = measure(align(reference, stream, mapping), reference, stream, payloads)
+    np.fmax.at(found, errors.slots[1], errors.relative)
+    return found

@@ -1,0 +1,114 @@
+"""Criteria of older tools: what they pass and fail, and that what they ask for and was not recorded is never passed."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from trueup.model import Result, TrueupError
+from trueup.verdict.criteria import PRESETS, load
+from verdict.captures import Array, Recording, changed, compared, normal
+
+X = normal(64, 64)
+
+
+def chain(results: list[Array], *, parts: str = "stats digest tensor", first: Array = X) -> Recording:
+    run = Recording(parts=parts)
+    held = first
+    for result in results:
+        run.call("aten::mm", [held], [result])
+        held = result
+    return run
+
+
+def verdict(tmp_path: Path, criterion: str, change: Any, parts: str = "stats digest tensor") -> Result:
+    """Compare three products, the second of which is changed, and with it what follows."""
+    right = [normal(64, 64, seed=k) for k in (1, 2, 3)]
+    wrong = [right[0], change(right[1]), change(right[2])]
+    return compared(tmp_path, chain(right, parts=parts), chain(wrong, parts=parts), criterion=criterion)
+
+
+@pytest.mark.parametrize("criterion", PRESETS)
+@pytest.mark.parametrize("parts", ["stats digest tensor", "stats digest"])
+def test_equal_runs_pass_every_criterion(tmp_path: Path, criterion: str, parts: str) -> None:
+    assert verdict(tmp_path, criterion, lambda x: x, parts).verdict == "aligned"
+
+
+@pytest.mark.parametrize(
+    ("criterion", "passes", "fails"),
+    [
+        ("bitwise", 0.0, 1e-7),
+        ("ptdbg", 0.1, 0.2),  # cosine 0.995 and 0.98
+        ("precision-tool", 0.15, 0.25),
+    ],
+)  # fmt: skip
+def test_thresholds_of_the_distance(tmp_path: Path, criterion: str, passes: float, fails: float) -> None:
+    assert verdict(tmp_path, criterion, lambda x: changed(x, passes) if passes else x).verdict == "aligned"
+    result = verdict(tmp_path, criterion, lambda x: changed(x, fails))
+    assert result.culprit is not None
+    assert (result.verdict, result.culprit.ordinal, result.culprit.rule, len(result.culprits)) == ("deviates", 1, criterion, 1)
+    assert [row["role"] for row in result.calls.to_pylist()] == ["", "culprit", "victim"]
+
+
+@pytest.mark.parametrize(
+    ("criterion", "passes", "fails"),
+    [
+        ("ptdbg-summary", lambda x: x * np.float32(1.4), lambda x: x * np.float32(2.2)),
+        ("paddle", lambda x: x + np.float32(0.009), lambda x: x + np.float32(0.5)),
+        ("msprobe", lambda x: x * np.float32(1.0005), lambda x: x * np.float32(1.01)),
+    ],
+)  # fmt: skip
+def test_thresholds_of_numbers(tmp_path: Path, criterion: str, passes: Any, fails: Any) -> None:
+    assert verdict(tmp_path, criterion, passes).verdict == "aligned"
+    result = verdict(tmp_path, criterion, fails)
+    assert result.culprit is not None
+    assert result.culprit.ordinal == 1
+
+
+def test_a_nan_in_the_candidate_fails(tmp_path: Path) -> None:
+    def poisoned(x: Array) -> Array:
+        found = x.copy()
+        found[0, 0] = np.nan
+        return found
+
+    for criterion in ("msprobe", "bitwise"):
+        assert verdict(tmp_path, criterion, poisoned).verdict == "deviates"
+
+
+def test_what_statistics_do_not_tell_is_not_passed(tmp_path: Path) -> None:
+    result = verdict(tmp_path, "ptdbg", lambda x: changed(x, 0.2), "stats digest")
+    assert result.verdict == "inconclusive"  # the cosine is estimated, the largest difference is not known
+    assert verdict(tmp_path, "precision-tool", lambda x: changed(x, 0.4), "stats digest").verdict == "deviates"
+
+
+def test_an_input_that_fails_explains_the_output(tmp_path: Path) -> None:
+    right = [normal(64, 64, seed=1)]
+    result = compared(tmp_path, chain(right), chain([right[0] * 3], first=X * 2), criterion="ptdbg")
+    assert result.culprit is not None
+    assert result.culprit.kind == "input"
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("name = 'a'\nloss = 1\n[[fail]]\norigin = 'x'", "fail 1: expected a measure and an origin"),
+        ("name = 'a'\nloss = 1\n[[fail]]\ncos = { below = 1 }\norigin = 'x'", "measure 'cos' is unknown: expected equal, cosine"),
+        ("name = 'a'\nloss = 1\n[[fail]]\ncosine = { under = 1 }\norigin = 'x'", "cosine must be { above = number }"),
+        ("name = 'a'\nloss = 1\n[[fail]]\ncosine = { below = 1 }", "expected a measure and an origin"),
+        ("name = 'a'\nloss = 1\nfail = 3", "fail must be tables, each headed [[fail]]"),
+        ("name = 'a'\nloss = 1\nrows = 1\n[[fail]]\ncosine = { below = 1 }\norigin = 'x'", "'rows' is unknown"),
+    ],
+)  # fmt: skip
+def test_what_is_refused(tmp_path: Path, text: str, message: str) -> None:
+    (tmp_path / "mine.toml").write_text(text)
+    with pytest.raises(TrueupError) as refused:
+        load(tmp_path / "mine.toml")
+    assert message in str(refused.value)
+
+
+def test_an_unknown_name_lists_the_known(tmp_path: Path) -> None:
+    with pytest.raises(TrueupError, match="expected default, bitwise, ptdbg, ptdbg-summary, precision-tool, paddle, msprobe"):
+        load("strict")
