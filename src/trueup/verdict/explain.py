@@ -5,11 +5,26 @@ criteria.toml says what each kind means and where it comes from; here they are a
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 import numpy as np
 
 from trueup.verdict.criteria import CARRY, OWN, UNIT_ROUNDOFF, Criterion
+from trueup.verdict.operands import (
+    Calls,
+    Join,
+    Product,
+    Tensors,
+    bare,
+    blocked,
+    is_argument,
+    is_backward,
+    is_convolution,
+    is_convolution_backward,
+    is_gradient_slot,
+    is_incoming_gradient,
+    is_variance,
+    most,
+    rounds_as_convolution,
+)  # fmt: skip
 from trueup.verdict.precision import Precision
 from trueup.verdict.streams import NONE, Array, Numbers, Vocabulary, spans
 
@@ -23,50 +38,6 @@ CONVOLUTION_BACKWARD: dict[str, tuple[str, str]] = {
     "output.0": ("input.0", "input.2"), "output.1": ("input.0", "input.1"),
 }  # fmt: skip
 """Factors per output of ``convolution_backward(grad_output, input, weight)``."""
-
-
-@dataclass(slots=True)
-class Tensors:
-    """Floating-point slots of matched calls, of the baseline: an entry each, sorted by call."""
-
-    call: Numbers
-    """Which of the matched calls it belongs to."""
-    slot: Numbers
-    relative: Array
-    absolute: Array
-    norm: Array
-    numel: Array
-    roundoff: Array
-    """Unit roundoff of the coarser dtype of the two sides; 0 for integers."""
-    sizes: tuple[Array, Array, Array]
-    """Sizes of the first, second and last dimension, 1 where there is none."""
-
-    @property
-    def rms(self) -> Array:
-        """Root mean square."""
-        return np.where(self.numel > 0, self.norm / np.sqrt(np.maximum(self.numel, 1.0)), 0.0)
-
-    def take(self, at: Numbers) -> Tensors:
-        """Return some of them."""
-        first, second, last = (size[at] for size in self.sizes)
-        return Tensors(
-            self.call[at], self.slot[at], self.relative[at], self.absolute[at], self.norm[at], self.numel[at], self.roundoff[at],
-            (first, second, last),
-        )  # fmt: skip
-
-
-@dataclass(slots=True)
-class Calls:
-    """What the formulas need to know of matched calls: an entry each."""
-
-    row: Numbers
-    """Row of the criterion."""
-    op: Numbers
-    aten: Array
-    """Whether it is one of the dispatcher's operators."""
-    optimizer: Array
-    lowest: Array
-    """Unit roundoff of the lowest precision that the calls inside compute in (autocast)."""
 
 
 class Explanation:
@@ -96,10 +67,10 @@ class Explanation:
         count = len(calls.row)
         starts = np.searchsorted(inputs.call, np.arange(count + 1))
         self.first, self.count = starts[of], np.diff(starts)[of]
-        self.worst = _most(inputs.relative, inputs.call, count)[of]
-        self.deviating = _most((inputs.absolute != 0).astype(float), inputs.call, count)[of] > 0
-        self.terms = _most(inputs.norm, inputs.call, count)[of]
-        self.coarsest = _most(inputs.roundoff, inputs.call, count)[of]
+        self.worst = most(inputs.relative, inputs.call, count)[of]
+        self.deviating = most((inputs.absolute != 0).astype(float), inputs.call, count)[of] > 0
+        self.terms = most(inputs.norm, inputs.call, count)[of]
+        self.coarsest = most(inputs.roundoff, inputs.call, count)[of]
         self.unit, self.rounded = self._units()
 
     def explain(self) -> tuple[Array, Array]:
@@ -150,7 +121,7 @@ class Explanation:
             added = join.sum(np.where(fit, self.inputs.norm[join.inputs], 0.0))
             own[at] = (units * np.maximum(1.0, added / norm))[at]
         at = self._is("bilinear")
-        own[at] = ((units * _blocked(product.k) + 2 * self.rounded) * product.scale)[at]
+        own[at] = ((units * blocked(product.k) + 2 * self.rounded) * product.scale)[at]
         self._reductions(own, units, norm)
         at = self._is("composite")
         if at.any():
@@ -167,7 +138,7 @@ class Explanation:
         largest = join.first_largest(self.inputs.numel[join.inputs])
         numel, summed = self._of(self.inputs.numel, largest), self._of(self.inputs.norm, largest)
         k = numel / np.maximum(self.outputs.numel, 1.0)
-        grown = units * _blocked(k) * np.maximum(1.0, np.where(average, 1 / k, 1.0) * summed / norm)
+        grown = units * blocked(k) * np.maximum(1.0, np.where(average, 1 / k, 1.0) * summed / norm)
         own[at] = np.where(numel > self.outputs.numel, grown, units)[at]
 
     def _cancelled(self, at: Array, norm: Array) -> Array:
@@ -297,116 +268,3 @@ class Explanation:
 
 SUMMED = 1
 """Kind of an output that is a sum of one operand: a bias's gradient."""
-
-
-@dataclass(slots=True)
-class Join:
-    """Pairs of an output and a tensor that its call reads, sorted by both."""
-
-    outputs: Numbers
-    inputs: Numbers
-    count: int
-    """How many outputs there are."""
-
-    def sum(self, values: Array) -> Array:
-        """Return the sum for each output."""
-        return np.bincount(self.outputs, values, self.count)
-
-    def most(self, values: Array, least: float) -> Array:
-        """Return the maximum for each output, at least ``least``."""
-        return _most(values, self.outputs, self.count, least)
-
-    def first(self, mask: Array) -> Numbers:
-        """Return the first input of each output for which the mask is true, or `NONE`."""
-        found = np.full(self.count, len(self.inputs), np.int64)
-        at = np.flatnonzero(mask)
-        np.minimum.at(found, self.outputs[at], at)
-        return np.where(found < len(self.inputs), np.r_[self.inputs, NONE][found], NONE)
-
-    def first_largest(self, values: Array, mask: Array | None = None) -> Numbers:
-        """Return the first input of each output with the largest value, or `NONE`."""
-        largest = self.most(values, -1.0)
-        reached = values == largest[self.outputs]
-        return self.first(reached if mask is None else reached & mask)
-
-
-@dataclass(slots=True)
-class Product:
-    """Sums of ``k`` products of two factors; ``scale`` is the norm had nothing cancelled, relative to the norm there is."""
-
-    k: Array
-    scale: Array
-    relative: Array
-    """Sum of the factors' relative errors."""
-    one: Numbers
-    two: Numbers
-    all: Array
-    """Whether the factors are not known, so that all inputs are taken for them."""
-
-    @classmethod
-    def nothing(cls, count: int) -> Product:
-        """Return products of nothing."""
-        none = np.full(count, NONE, np.int64)
-        return cls(np.ones(count), np.ones(count), np.zeros(count), none, none, np.zeros(count, bool))
-
-    def is_factor(self, join: Join) -> Array:
-        """Tell which inputs are factors of their outputs."""
-        at = join.outputs
-        return np.asarray(self.all[at] | (join.inputs == self.one[at]) | (join.inputs == self.two[at]))
-
-
-def _most(values: Array, of: Numbers, count: int, least: float = 0.0) -> Array:
-    found = np.full(count, least)
-    np.maximum.at(found, of, values)
-    return found
-
-
-def _blocked(k: Array) -> Array:
-    """Growth of the rounding error of a sum of ``k`` terms that is blocked by a device's width."""
-    return 1 + np.sqrt(k) / 16
-
-
-# What the formulas ask of a name; `Vocabulary.table` asks once per name.
-def bare(op: str) -> str:
-    """Return an operator's name without its namespace."""
-    return op.rpartition("::")[2]
-
-
-def rounds_as_convolution(op: str) -> bool:
-    """Tell whether an operator is rounded as convolutions are."""
-    return "conv" in op.lower()
-
-
-def is_convolution(op: str) -> bool:
-    """Tell whether an operator is a convolution."""
-    return "conv" in bare(op)
-
-
-def is_convolution_backward(op: str) -> bool:
-    """Tell whether an operator is the backward of a convolution."""
-    return bare(op).startswith("convolution_backward")
-
-
-def is_backward(op: str) -> bool:
-    """Tell whether an operator computes gradients."""
-    return "backward" in op
-
-
-def is_gradient_slot(slot: str) -> bool:
-    """Tell whether a slot holds a gradient."""
-    return "grad" in slot
-
-
-def is_incoming_gradient(slot: str) -> bool:
-    """Tell whether a slot holds the gradient that a backward gets."""
-    return slot.startswith("grad_output")
-
-
-def is_argument(slot: str) -> bool:
-    """Tell whether a slot holds an argument of a forward."""
-    return slot.startswith("input.")
-
-
-def is_variance(slot: str) -> bool:
-    """Tell whether a slot holds a variance."""
-    return slot.endswith("var")

@@ -8,9 +8,10 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from trueup.verdict.criteria import UNIT_ROUNDOFF, Criterion, Row
-from trueup.verdict.explain import Calls, Explanation, Tensors
+from trueup.verdict.explain import Explanation
 from trueup.verdict.limits import apply as apply_limits
 from trueup.verdict.measure import DIGEST, TENSOR, Errors, Measured
+from trueup.verdict.operands import Calls, Tensors
 from trueup.verdict.precision import Precision
 from trueup.verdict.streams import NONE, Array, Numbers, Stream, is_output, spans
 from trueup.verdict.yardstick import NOTHING, Yardstick

@@ -1,0 +1,167 @@
+"""What the formulas of a criterion work on: tensors of matched calls, outputs beside inputs, products, and what names tell."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from trueup.verdict.streams import NONE, Array, Numbers
+
+
+@dataclass(slots=True)
+class Tensors:
+    """Floating-point slots of matched calls, of the baseline: an entry each, sorted by call."""
+
+    call: Numbers
+    """Which of the matched calls it belongs to."""
+    slot: Numbers
+    relative: Array
+    absolute: Array
+    norm: Array
+    numel: Array
+    roundoff: Array
+    """Unit roundoff of the coarser dtype of the two sides; 0 for integers."""
+    sizes: tuple[Array, Array, Array]
+    """Sizes of the first, second and last dimension, 1 where there is none."""
+
+    @property
+    def rms(self) -> Array:
+        """Root mean square."""
+        return np.where(self.numel > 0, self.norm / np.sqrt(np.maximum(self.numel, 1.0)), 0.0)
+
+    def take(self, at: Numbers) -> Tensors:
+        """Return some of them."""
+        first, second, last = (size[at] for size in self.sizes)
+        return Tensors(
+            self.call[at], self.slot[at], self.relative[at], self.absolute[at], self.norm[at], self.numel[at], self.roundoff[at],
+            (first, second, last),
+        )  # fmt: skip
+
+
+@dataclass(slots=True)
+class Calls:
+    """What the formulas need to know of matched calls: an entry each."""
+
+    row: Numbers
+    """Row of the criterion."""
+    op: Numbers
+    aten: Array
+    """Whether it is one of the dispatcher's operators."""
+    optimizer: Array
+    lowest: Array
+    """Unit roundoff of the lowest precision that the calls inside compute in (autocast)."""
+
+
+@dataclass(slots=True)
+class Join:
+    """Pairs of an output and a tensor that its call reads, sorted by both."""
+
+    outputs: Numbers
+    inputs: Numbers
+    count: int
+    """How many outputs there are."""
+
+    def sum(self, values: Array) -> Array:
+        """Return the sum for each output."""
+        return np.bincount(self.outputs, values, self.count)
+
+    def most(self, values: Array, least: float) -> Array:
+        """Return the maximum for each output, at least ``least``."""
+        return most(values, self.outputs, self.count, least)
+
+    def first(self, mask: Array) -> Numbers:
+        """Return the first input of each output for which the mask is true, or `NONE`."""
+        found = np.full(self.count, len(self.inputs), np.int64)
+        at = np.flatnonzero(mask)
+        np.minimum.at(found, self.outputs[at], at)
+        return np.where(found < len(self.inputs), np.r_[self.inputs, NONE][found], NONE)
+
+    def first_largest(self, values: Array, mask: Array | None = None) -> Numbers:
+        """Return the first input of each output with the largest value, or `NONE`."""
+        largest = self.most(values, -1.0)
+        reached = values == largest[self.outputs]
+        return self.first(reached if mask is None else reached & mask)
+
+
+@dataclass(slots=True)
+class Product:
+    """Sums of ``k`` products of two factors; ``scale`` is the norm had nothing cancelled, relative to the norm there is."""
+
+    k: Array
+    scale: Array
+    relative: Array
+    """Sum of the factors' relative errors."""
+    one: Numbers
+    two: Numbers
+    all: Array
+    """Whether the factors are not known, so that all inputs are taken for them."""
+
+    @classmethod
+    def nothing(cls, count: int) -> Product:
+        """Return products of nothing."""
+        none = np.full(count, NONE, np.int64)
+        return cls(np.ones(count), np.ones(count), np.zeros(count), none, none, np.zeros(count, bool))
+
+    def is_factor(self, join: Join) -> Array:
+        """Tell which inputs are factors of their outputs."""
+        at = join.outputs
+        return np.asarray(self.all[at] | (join.inputs == self.one[at]) | (join.inputs == self.two[at]))
+
+
+def most(values: Array, of: Numbers, count: int, least: float = 0.0) -> Array:
+    """Return the maximum of the values of each of ``count``, at least ``least``."""
+    found = np.full(count, least)
+    np.maximum.at(found, of, values)
+    return found
+
+
+def blocked(k: Array) -> Array:
+    """Growth of the rounding error of a sum of ``k`` terms that is blocked by a device's width."""
+    return 1 + np.sqrt(k) / 16
+
+
+# What the formulas ask of a name; `Vocabulary.table` asks once per name.
+def bare(op: str) -> str:
+    """Return an operator's name without its namespace."""
+    return op.rpartition("::")[2]
+
+
+def rounds_as_convolution(op: str) -> bool:
+    """Tell whether an operator is rounded as convolutions are."""
+    return "conv" in op.lower()
+
+
+def is_convolution(op: str) -> bool:
+    """Tell whether an operator is a convolution."""
+    return "conv" in bare(op)
+
+
+def is_convolution_backward(op: str) -> bool:
+    """Tell whether an operator is the backward of a convolution."""
+    return bare(op).startswith("convolution_backward")
+
+
+def is_backward(op: str) -> bool:
+    """Tell whether an operator computes gradients."""
+    return "backward" in op
+
+
+def is_gradient_slot(slot: str) -> bool:
+    """Tell whether a slot holds a gradient."""
+    return "grad" in slot
+
+
+def is_incoming_gradient(slot: str) -> bool:
+    """Tell whether a slot holds the gradient that a backward gets."""
+    return slot.startswith("grad_output")
+
+
+def is_argument(slot: str) -> bool:
+    """Tell whether a slot holds an argument of a forward."""
+    return slot.startswith("input.")
+
+
+def is_variance(slot: str) -> bool:
+    """Tell whether a slot holds a variance."""
+    return slot.endswith("var")
