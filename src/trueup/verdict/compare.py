@@ -12,6 +12,7 @@ from pathlib import Path
 import numpy as np
 import pyarrow as pa
 
+from trueup.kernels import digest
 from trueup.model import LEVELS, Finding, Result, RunSummary, TrueupError, VerdictWord
 from trueup.report.sentence import verdict_lines
 from trueup.store import Capture, open_capture
@@ -27,7 +28,7 @@ from trueup.verdict.mapping import load as load_mapping
 from trueup.verdict.measure import measure
 from trueup.verdict.origins import Origins
 from trueup.verdict.precision import Precision, precision_of
-from trueup.verdict.streams import Array, Row, Stream, Vocabulary
+from trueup.verdict.streams import Array, Place, Row, Stream, Vocabulary
 from trueup.verdict.summary import Overview, call_table, count, finish_table, loss_note, summarise, victims
 from trueup.verdict.yardstick import Yardstick, behind, distance_from, spread
 
@@ -356,15 +357,19 @@ def _same_framework(first: Capture, second: Capture) -> None:
         )
 
 
-def _payload(capture: Capture, rank: int, segment: str, key: str, view: tuple[int, ...] | None) -> Array | None:
+def _payload(capture: Capture, rank: int, place: Place, expected: int | None) -> Array | None:
     """Return a tensor, None where it is lost: the capture then says so, and its sketch is measured instead."""
+    segment, key, view = place
     try:
-        return capture.payload(rank, segment, key, view)
+        found = capture.payload(rank, segment, key, view)
+        if expected is None or digest(found) == expected:
+            return found
+        text = f"rank {rank}: {segment}: tensor {key!r} is damaged: its bytes have not the digest of the record; record it again"
     except TrueupError as error:
         text = f"rank {rank}: {error}"
-        if text not in capture.lost:
-            capture.lost.append(text)
-        return None
+    if text not in capture.lost:
+        capture.lost.append(text)
+    return None
 
 
 def _numbers(values: list[int]) -> str:

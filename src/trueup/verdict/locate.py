@@ -113,7 +113,7 @@ def locate(
     if first_step:
         suspects += _inputs(verdicts, criterion, from_start=from_start)
     else:
-        suspects += _later_inputs(part.unexplained, part.streams[0])
+        suspects += _later_inputs(part.unexplained, part.streams)
     suspects += _arguments(verdicts, suspects)
     stream = part.streams[1]
     told = {s.place for s in suspects if s.kind == "argument"}  # what a function was given, it hands on to its operators
@@ -196,9 +196,11 @@ def _inputs(verdicts: Verdicts, criterion: Criterion, *, from_start: bool) -> li
     """Find the first tensor that no recorded call produced and that differs: the data, the weights, a state."""
     tolerance = criterion.input_units * 2.0**-24 if from_start else 1e-3
     errors = verdicts.errors
-    baseline, candidate = errors.streams
+    candidate = errors.streams[1]
     phases = np.isin(candidate.phase, [candidate.names.number(phase) for phase in ENTERING])
-    enters = errors.inputs & phases[errors.calls[1][errors.pair]] & (baseline.producer[errors.slots[0]] == NONE)
+    enters = errors.inputs & phases[errors.calls[1][errors.pair]]
+    for stream, slots in zip(errors.streams, errors.slots, strict=True):
+        enters &= stream.producer[slots] == NONE
     found = np.flatnonzero(enters & (errors.relative > np.maximum(tolerance, verdicts.tolerated)))
     if not len(found):
         return []
@@ -206,19 +208,20 @@ def _inputs(verdicts: Verdicts, criterion: Criterion, *, from_start: bool) -> li
     return [Suspect(verdicts.at(int(errors.pair[found[0]])), "input", not error.unsized, reason=error.slot)]
 
 
-def _later_inputs(unexplained: Iterable[tuple[Judged, str]], baseline: Stream) -> list[Suspect]:
+def _later_inputs(unexplained: Iterable[tuple[Judged, str]], streams: tuple[Stream, Stream]) -> list[Suspect]:
     """Find the first tensor of a later step that no recorded call produced and that differs: the batch."""
-    found = [Suspect(judged, "input", True, reason=slot) for judged, slot in unexplained if _enters(judged, slot, baseline)]
+    found = [Suspect(judged, "input", True, reason=slot) for judged, slot in unexplained if _enters(judged, slot, streams)]
     return found[:1]
 
 
-def _enters(judged: Judged, slot: str, baseline: Stream) -> bool:
+def _enters(judged: Judged, slot: str, streams: tuple[Stream, Stream]) -> bool:
     """Tell whether a slot reads, in the forward, a tensor that no recorded call produced."""
     if not is_input(slot) or judged.call.candidate.phase not in ENTERING:
         return False
     if is_overwritten(judged.call.slots[slot], judged.call):
         return False
-    return baseline.producer_of(judged.call.slots[slot].baseline) is None
+    error = judged.call.slots[slot]
+    return streams[0].producer_of(error.baseline) is None and streams[1].producer_of(error.candidate) is None
 
 
 def _arguments(verdicts: Verdicts, known: Sequence[Suspect]) -> list[Suspect]:

@@ -20,8 +20,8 @@ Method = Literal["none", "digest", "tensor", "sketch", "value"]
 METHODS: tuple[Method, ...] = ("none", "digest", "tensor", "sketch", "value")
 DIGEST, TENSOR, SKETCH = 1, 2, 3
 
-Payload = Callable[[str, str, "tuple[int, ...] | None"], Array | None]
-"""Returns the tensor that a record names, None where it is lost."""
+Payload = Callable[[Place, "int | None"], Array | None]
+"""Returns the tensor that a record names, None where it is lost: also where it has not the digest that the record has."""
 
 INCIDENTAL = frozenset({"group", "group_desc", "async_op", "tag"})
 """What a collective is told beside its ranks: names that a run gives its groups, and when to wait."""
@@ -253,8 +253,11 @@ def _from_digests(errors: Errors, n: int, baseline: str | None, candidate: str |
 
 def _from_payload(errors: Errors, at: Numbers, payloads: tuple[Payload, Payload], in_full: bool) -> Numbers:
     """Measure from both sides' bytes, several slots at a time; return those whose bytes are lost or hold no numbers."""
-    places = [stream.places(side[at]) for stream, side in zip(errors.streams, errors.slots, strict=True)]
-    found = side_by_side(lambda pair_: _pair(payloads, pair_), list(zip(*places, strict=True)))
+    wanted = []
+    for stream, side in zip(errors.streams, errors.slots, strict=True):
+        digests = [int(d) if known else None for d, known in zip(stream.digest[side[at]], stream.has_digest[side[at]], strict=True)]
+        wanted.append(list(zip(stream.places(side[at]), digests, strict=True)))
+    found = side_by_side(lambda both: _pair(payloads, both), list(zip(*wanted, strict=True)))
     lost = []
     for n, measured in zip(at.tolist(), found, strict=True):
         if measured is None:
@@ -272,8 +275,8 @@ def _from_payload(errors: Errors, at: Numbers, payloads: tuple[Payload, Payload]
     return np.array(lost, np.int64)
 
 
-def _pair(payloads: tuple[Payload, Payload], places: tuple[Place, Place]) -> Pair | None:
-    first, second = (payload(*place) for payload, place in zip(payloads, places, strict=True))
+def _pair(payloads: tuple[Payload, Payload], wanted: tuple[tuple[Place, int | None], ...]) -> Pair | None:
+    first, second = (payload(*one) for payload, one in zip(payloads, wanted, strict=True))
     if first is None or second is None or first.size != second.size:
         return None
     try:
