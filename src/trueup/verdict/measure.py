@@ -29,6 +29,9 @@ INCIDENTAL = frozenset({"group", "group_desc", "async_op", "tag"})
 UNSIZED = "digests differ; how much is not recorded"
 """Reason of an infinite error that may be a single rounding."""
 
+HEAPS = 32
+"""Tasks that pairs of tensors are measured in, several at a time."""
+
 SKETCHES = 1 << 14
 """Sketches whose distance is taken at a time: 8 MB a side, which stay in the cache."""
 
@@ -257,9 +260,12 @@ def _from_payload(errors: Errors, at: Numbers, payloads: tuple[Payload, Payload]
     for stream, side in zip(errors.streams, errors.slots, strict=True):
         digests = [int(d) if known else None for d, known in zip(stream.digest[side[at]], stream.has_digest[side[at]], strict=True)]
         wanted.append(list(zip(stream.places(side[at]), digests, strict=True)))
-    found = side_by_side(lambda both: _pair(payloads, both), list(zip(*wanted, strict=True)))
+    both = list(zip(*wanted, strict=True))
+    heaps = [range(first, len(both), HEAPS) for first in range(min(HEAPS, len(both)))]  # a task for each pair costs more than it does
+    done = side_by_side(lambda heap: [(n, _pair(payloads, both[n])) for n in heap], heaps)
     lost = []
-    for n, measured in zip(at.tolist(), found, strict=True):
+    for place, measured in (one for heap in done for one in heap):
+        n = int(at[place])
         if measured is None:
             lost.append(n)
             continue
