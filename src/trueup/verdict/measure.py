@@ -261,7 +261,8 @@ def _from_payload(errors: Errors, at: Numbers, payloads: tuple[Payload, Payload]
         digests = [int(d) if known else None for d, known in zip(stream.digest[side[at]], stream.has_digest[side[at]], strict=True)]
         wanted.append(list(zip(stream.places(side[at]), digests, strict=True)))
     both = list(zip(*wanted, strict=True))
-    heaps = [range(first, len(both), HEAPS) for first in range(min(HEAPS, len(both)))]  # a task for each pair costs more than it does
+    # A task for each pair would cost more than it does.
+    heaps = [range(first, len(both), HEAPS) for first in range(min(HEAPS, len(both)))]
     done = side_by_side(lambda heap: [(n, _pair(payloads, both[n])) for n in heap], heaps)
     lost = []
     for place, measured in (one for heap in done for one in heap):
