@@ -110,11 +110,12 @@ class Finding:
     """A call that stands out, with the numbers and the rule that say so.
 
     ``kind`` is ``operator`` (inputs agree, outputs do not), ``argument`` (a non-tensor argument differs), ``random`` (the
-    random numbers differ), ``input`` (a tensor that no recorded call produced differs: data, weights), ``unmatched`` (the
+    random numbers differ), ``input`` (a tensor that no recorded call produced differs: data, weights), ``overwritten`` (what it
+    read is not what the recorded call before had written there, and in the baseline it is), ``unmatched`` (the
     call exists on one side only) or ``region`` (a run of calls with no counterpart, whose inputs agree and outputs do not).
     """
 
-    kind: Literal["operator", "argument", "random", "input", "unmatched", "region"]
+    kind: Literal["operator", "argument", "random", "input", "overwritten", "unmatched", "region"]
     step: int
     rank: int
     phase: str

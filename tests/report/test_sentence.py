@@ -126,6 +126,10 @@ CUT = dataclasses.replace(EPSILON, slot="arguments", baseline='{"eps": 1', candi
             "input.0 differs (rel. L2 2.1e-1) and no captured call",
         ),
         (missing("candidate"), "exists only in the candidate; the baseline has no such call here"),
+        (
+            culprit(kind="overwritten", slots=(slot("input.0", "deviates", 0.4),)),
+            "input.0 is not what the captured call before had written there",
+        ),
         (culprit(kind="region"), "a run of calls without counterpart on the other side: inputs agree"),
     ],
 )

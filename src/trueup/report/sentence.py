@@ -206,6 +206,13 @@ def _input(finding: Finding) -> str:
     return f"{what}: the data, the weights or what was not captured before it differ"
 
 
+def _overwritten(finding: Finding) -> str:
+    name = one_line(finding.slots[0].slot) if finding.slots else "an input"
+    error = _error(finding, expected=False)
+    what = f"{name} is not what the captured call before had written there ({error}), and in the baseline it is"
+    return f"{what}: something wrote to that memory unseen, or a stale buffer was read"
+
+
 def _unmatched(finding: Finding) -> str:
     other = {"baseline": "candidate", "candidate": "baseline"}.get(finding.side, "other run")
     return f"exists only in the {_side(finding)}; the {other} has no such call here"
@@ -216,13 +223,14 @@ _EVIDENCE: dict[str, Callable[[Finding], str]] = {
     "argument": _argument,
     "random": _random,
     "input": _input,
+    "overwritten": _overwritten,
     "unmatched": _unmatched,
     "region": _region,
 }
 
 
 def _error(finding: Finding, *, expected: bool = True) -> str:
-    error = max(finding.error_in, finding.error_out) if finding.kind == "input" else finding.error_out
+    error = max(finding.error_in, finding.error_out) if finding.kind in ("input", "overwritten") else finding.error_out
     if not math.isfinite(error):
         slot = _worst(finding)
         return one_line(slot.reason) if slot and slot.reason else f"rel. L2 {sci(error)}"

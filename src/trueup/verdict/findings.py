@@ -26,7 +26,7 @@ def suspect_finding(
         first, second = judged.call.arguments
         slots.append(SlotComparison("arguments", "deviates", math.nan, "value", ("", ""), ("", ""), first, second))
     slots += [_lacking(slot, judged, baseline, candidate) for slot in judged.call.one_sided]
-    if suspect.kind == "input":
+    if suspect.kind in ("input", "overwritten"):
         slots.sort(key=lambda s: s.slot != suspect.reason)
     made = dataclasses.replace(
         _bare(judged.call.candidate, sites[1 if suspect.sides[1] else 0]),

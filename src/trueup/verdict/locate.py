@@ -25,7 +25,7 @@ from trueup.verdict.regions import operators as region_operators
 from trueup.verdict.streams import NONE, Row, Stream, is_input
 from trueup.verdict.tree import Tree
 
-Kind = Literal["operator", "argument", "random", "input", "region"]
+Kind = Literal["operator", "argument", "random", "input", "overwritten", "region"]
 Side = Literal["baseline", "candidate"]
 SIDES: tuple[Side, Side] = ("baseline", "candidate")
 
@@ -110,6 +110,9 @@ def locate(
     suspects = [_suspect(pair, criterion, tree) for pair in _finest(found, criterion, tree)]
     suspects += _unmatched(part, tree, criterion, origins)
     part.unexplained = origins.follow(tree)
+    overwritten = [(judged, slot) for judged, slot in part.unexplained if _is_overwritten_unseen(judged, slot, tree)]
+    suspects += [Suspect(judged, "overwritten", True, reason=slot) for judged, slot in overwritten[:1]]
+    part.unexplained = [] if overwritten else part.unexplained
     if first_step:
         suspects += _inputs(verdicts, criterion, from_start=from_start)
     else:
@@ -222,6 +225,23 @@ def _enters(judged: Judged, slot: str, streams: tuple[Stream, Stream]) -> bool:
         return False
     error = judged.call.slots[slot]
     return streams[0].producer_of(error.baseline) is None and streams[1].producer_of(error.candidate) is None
+
+
+def _is_overwritten_unseen(judged: Judged, slot: str, tree: Tree) -> bool:
+    """Tell whether the candidate read something else than what the call before had written there, and the baseline did not."""
+    error = judged.call.slots[slot]
+    return _as_written(tree.streams[0], error.baseline) is True and _as_written(tree.streams[1], error.candidate) is False
+
+
+def _as_written(stream: Stream, k: int) -> bool | None:
+    """Tell whether what a slot read is what its producer wrote; None where that is not known: another view, or no digest."""
+    producer = stream.find(stream.producer_of(k))
+    written = stream.slots(producer).get(int(stream.producer_slot[k])) if producer != NONE else None
+    if written is None or not (stream.has_digest[k] and stream.has_digest[written]):
+        return None
+    if stream.dtype[k] != stream.dtype[written] or stream.shapes.exact[k] != stream.shapes.exact[written]:
+        return None
+    return bool(stream.digest[k] == stream.digest[written])
 
 
 def _arguments(verdicts: Verdicts, known: Sequence[Suspect]) -> list[Suspect]:
