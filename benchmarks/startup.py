@@ -2,8 +2,8 @@
 
 Wall time, and processor time in brackets, which says more on a machine that others use. `make bench-startup` runs it.
 
-    import trueup.adapters.torch.session  200 ms (200), 80 of them one full garbage collection of PyTorch's objects
-    trueup capture -- python -c pass      106 ms (105) more than python -c pass
+    import trueup.adapters.torch.session   87 ms (87); Arrow and the writer come with the first row, on the thread that writes
+    trueup capture -- python -c pass       96 ms (96) more than python -c pass
 """
 
 from __future__ import annotations

@@ -18,6 +18,7 @@ class Flusher(Generic[T]):
     """Writes portions in order, on a thread that starts with the first.
 
     Args:
+        prepare: called first of all on that thread.
         gather: puts what was recorded since the last portion into the backlog.
         write: brings a portion to the disk; what it raises ends the capture.
         settle: called when all portions were written, and at the end: brings to the disk what `write` left for later, if it is
@@ -27,11 +28,11 @@ class Flusher(Generic[T]):
     """
 
     def __init__(
-        self, gather: Callable[[], None], write: Callable[[T], None], settle: Callable[[], None],
+        self, prepare: Callable[[], None], gather: Callable[[], None], write: Callable[[T], None], settle: Callable[[], None],
         fail: Callable[[BaseException], None], tell: Callable[[], None],
     ) -> None:  # fmt: skip
         self.backlog: Backlog[T] = Backlog()
-        self._gather, self._write, self._settle, self._fail, self._tell = gather, write, settle, fail, tell
+        self._prepare, self._gather, self._write, self._settle, self._fail, self._tell = prepare, gather, write, settle, fail, tell
         self._failed = self._closed = False
         self._wake = threading.Event()
         self._starting, self._writing = threading.Lock(), threading.Lock()
@@ -96,6 +97,7 @@ class Flusher(Generic[T]):
 
     def _run(self) -> None:
         try:
+            self._prepare()
             while not self._closed:
                 self._wake.wait(FLUSH_SECONDS)
                 self._wake.clear()

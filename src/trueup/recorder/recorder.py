@@ -14,7 +14,7 @@ import time
 from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -23,13 +23,17 @@ from trueup.recorder import backlog, flusher
 from trueup.recorder.backlog import Stalled
 from trueup.recorder.filters import Patterns
 from trueup.recorder.flusher import Flusher
+from trueup.recorder.loading import load
 from trueup.recorder.options import CaptureOptions, in_ranges
 from trueup.recorder.recent import Recent
-from trueup.recorder.rows import FIELDS, Call, Kind, Place, Rows, Slot, Statistics, Tensor, fields, parts
+from trueup.recorder.rows import FIELDS, Call, Kind, Place, Rows, Slot, Statistics, Tensor, fields
 from trueup.recorder.seen import Seen
 from trueup.recorder.sites import Sites
 from trueup.recorder.slabs import Payload, Slabs
-from trueup.store import Displaced, Writer
+from trueup.store import Displaced
+
+if TYPE_CHECKING:
+    from trueup.store import Writer
 
 ROW_BYTES = 1024  # a row with its sketch, roughly
 ROWS_TOGETHER = 4096
@@ -82,7 +86,7 @@ class Recorder:
         self._settled = time.monotonic()
         self._places: Recent[tuple[int, str], Place] = Recent(8 * KNOWN_PAYLOADS)
         self._lock = threading.RLock()
-        self._flusher: Flusher[Rows] = Flusher(self._hand_over, self._write, self._settle, self._fail, self._tell_waiting)
+        self._flusher: Flusher[Rows] = Flusher(load, self._hand_over, self._write, self._settle, self._fail, self._tell_waiting)
         self._writer: Writer | None = None
         self._closed = False
         self.failure: str | None = None
@@ -269,6 +273,8 @@ class Recorder:
         self._settled = time.monotonic()
         if not rows:
             return
+        from trueup.recorder.columns import parts
+
         writer = self._open()
         if new_sites := self.sites.take_new():
             writer.add_sites(new_sites)
@@ -299,6 +305,8 @@ class Recorder:
 
     def _open(self) -> Writer:
         if self._writer is None:
+            from trueup.store import Writer
+
             rank, root, manifest = self._identify()
             self._writer = Writer(self.directory, rank, root, manifest)
         for note in list(self.notes):
