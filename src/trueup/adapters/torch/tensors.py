@@ -188,7 +188,7 @@ def describe_values(args: tuple[Any, ...], kwargs: dict[str, Any]) -> str | None
         for name, value in kwargs.items():
             key += (name, None if isinstance(value, torch.Tensor) else _frozen(value))
     except TypeError:
-        return _describe_values(args, kwargs)
+        return encode_values(args, kwargs)
     if not key:
         return None
     known = tuple(key)
@@ -197,11 +197,12 @@ def describe_values(args: tuple[Any, ...], kwargs: dict[str, Any]) -> str | None
     except KeyError:
         if len(_VALUES) >= MAX_VALUES:
             _VALUES.clear()
-        text = _VALUES[known] = _describe_values(args, kwargs)
+        text = _VALUES[known] = encode_values(args, kwargs)
         return text
 
 
-MAX_VALUES = 1 << 14
+MAX_VALUES = 1 << 12
+"""Encoded arguments that are kept, half a KB each; those that differ from step to step (the bounds of a slice) fill it."""
 _VALUES: dict[tuple[Any, ...], str | None] = {}
 _EXACT = frozenset({int, bool, str, type(None), torch.dtype, torch.device})
 """Types whose equal values are encoded alike, given the type."""
@@ -225,7 +226,8 @@ def _frozen(value: Any) -> Any:
     raise TypeError(kind)
 
 
-def _describe_values(args: tuple[Any, ...], kwargs: dict[str, Any]) -> str | None:
+def encode_values(args: tuple[Any, ...], kwargs: dict[str, Any]) -> str | None:
+    """Encode the non-tensor arguments of a call, which nobody has looked up before; see `describe_values`."""
     values = {str(k): v for k, v in enumerate(args) if _is_value(v)}
     values |= {k: v for k, v in kwargs.items() if _is_value(v)}
     if not values:
