@@ -18,6 +18,8 @@ from trueup.store import open_capture
 PLACES = {
     "describing a tensor": (slots, "layout_of"),
     "a row of the short way": (Recorder, "added"),
+    "meeting a storage": (buffers.Buffers, "_new"),
+    "a storage that was written": (buffers.Storage, "forget"),
     "measuring a tensor": (buffers.Buffers, "statistics"),
     "walking arguments of functions": (functions, "named_tensors"),
     "walking arguments of operators": (dispatch, "named_tensors"),
@@ -34,7 +36,10 @@ PLACES = {
 }
 
 
-AT_LENGTH = ("describing a tensor", "measuring a tensor")
+AT_LENGTH = (
+    "describing a tensor", "measuring a tensor", "walking arguments of functions", "walking arguments of operators",
+    "walking arguments of modules", "noting edges", "watching functions", "watching modules", "beginning a call", "ending a call",
+)  # fmt: skip
 """What the compiled short way does by itself."""
 
 

@@ -68,6 +68,29 @@ def test_the_rows_of_a_computation(name: str, device: str, tmp_path: Path, monke
     same(short, record(computation(name, device).iterate, tmp_path / "long", "api", "stats"))
 
 
+def arguments() -> torch.Tensor:
+    """Call functions with arguments that are alike, and are not to be taken for one another."""
+    x = torch.ones(4, 4)
+    for value in (1, True, 1.0, 0, False, 0.0, -0.0, float("nan"), float("inf"), 2**40):
+        x = x.clamp(max=value) if isinstance(value, float) else x
+        torch.full((2,), value, dtype=torch.float64)
+    for shape in ((2, 2), [2, 2], torch.Size([2, 2])):
+        torch.zeros(shape)
+    for index in (slice(1), slice(None, 1), slice(0, 1), slice(0, 1, 1), slice(0, None), 0, (0, slice(2)), ..., None, [0, 1]):
+        x[index]
+    for kwargs in ({"dim": 0}, {"dim": -1}, {"dim": (0,)}, {"dim": [0, 1]}, {"dim": 0, "keepdim": True}, {"dtype": torch.float64}):
+        x.sum(**kwargs)
+    return x.to("cpu").to(torch.device("cpu")).to(torch.float64, copy=True).reshape(-1, 2).permute(1, 0)
+
+
+@pytest.mark.parametrize("level", ["api", "aten"])
+def test_arguments_that_are_no_tensors(level: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    short = record(arguments, tmp_path / "short", level, "stats")
+    in_python(monkeypatch)
+    same(short, record(arguments, tmp_path / "long", level, "stats"))
+    assert len(set(short["value"].to_pylist())) > 25
+
+
 @dataclasses.dataclass
 class Output:
     last: Any
@@ -125,10 +148,13 @@ def test_bad_arguments_of_a_short_way(path: Path) -> None:
         short = capture._session.slots._quick
         for method, args in (
             ("slot", (1, 2)), ("inputs", (None, (), "api")), ("inputs", (None, [1], "api")), ("outputs", (None, [1], (), None)),
-            ("produced", (None, [X], "api")), ("hook", (None, [1], True)), ("observing", (1,)),
+            ("produced", (None, [X], "api")), ("hook", (None, [1], True)), ("observing", (1,)), ("function", (1,)),
+            ("function", (1, [], {})), ("operator", (1, (), None)), ("module", (1, 2, 3, (), None)), ("teach", (1,)),
         ):  # fmt: skip
             with pytest.raises(TypeError):
                 getattr(short, method)(*args)
+        with pytest.raises(TypeError, match="unknown"):
+            short.teach(nothing=1)
         with pytest.raises((TypeError, AttributeError)):
             short.hook(None, [(0, "grad_output.0")], True)((X,))
 

@@ -108,12 +108,20 @@ class DispatchMode(TorchDispatchMode):
         super().__init__()
         self._session = session
         self._operators: dict[Any, Operator] = {}
+        self._simple: dict[int, tuple[Any, Operator | None]] = {}
+        """By address: operators that the short way, in C, records by their schema alone, or passes by (None)."""
+        short = session.slots.short
+        self._call: Callable[..., Any] = self._at_length if short is None else short.operator
+        if short is not None:
+            short.teach(operators=self._simple, operator_at_length=self._at_length, begin_operator=self.begin)
 
     def __torch_dispatch__(
         self, func: Callable[..., Any], types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
         """Execute an operator and record it."""
-        kwargs = kwargs or {}
+        return self._call(func, args, kwargs or {})
+
+    def _at_length(self, func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         session = self._session
         state = session.threads.state
         if state.busy or not session.sees():
@@ -139,6 +147,8 @@ class DispatchMode(TorchDispatchMode):
         operator = self._operators.get(func)
         if operator is None:
             operator = self._operators[func] = Operator.of(func)
+            if not (operator.opaque or operator.name in LEFT_OUT or operator.name in ALLOCATIONS):
+                self._simple[id(func)] = func, operator if operator.recorded else None
         return operator
 
     def _before(self, call: Call, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:

@@ -7,6 +7,8 @@ operators find their scope.
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import suppress
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -81,12 +83,23 @@ class FunctionMode(TorchFunctionMode):
         super().__init__()
         self._session = session
         self._names: dict[Any, str | None] = {}
+        self._simple: dict[Any, str | None] = {}
+        """Those of `_names` of which nothing more is to be known: what the short way, in C, works with."""
+        short = session.slots.short
+        self._call: Callable[..., Any] = self._at_length if short is None else short.function
+        if short is not None:
+            short.teach(
+                names=self._simple, function_at_length=self._at_length, begin_function=partial(_begin, session),
+                buffers_written=BUFFERS_WRITTEN, add_buffers=_add_buffers,
+            )  # fmt: skip
 
     def __torch_function__(
         self, func: Callable[..., Any], types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
         """Execute a function and record it."""
-        kwargs = kwargs or {}
+        return self._call(func, args, kwargs or {})
+
+    def _at_length(self, func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         session = self._session
         state = session.threads.state
         if state.busy or not session.sees():
@@ -115,11 +128,18 @@ class FunctionMode(TorchFunctionMode):
 
     def _name(self, func: Callable[..., Any]) -> str | None:
         name = _name_of(func)
-        try:
+        with suppress(TypeError):
             self._names[func] = name
-        except TypeError:
-            pass
+            if _is_simple(func, name):
+                self._simple[func] = name
         return name
+
+
+def _is_simple(func: Callable[..., Any], name: str | None) -> bool:
+    """Tell whether all calls of a function are recorded alike, or none."""
+    if name is None:
+        return getattr(func, "__name__", "") not in EXPOSES
+    return not (name == "torch.Tensor.backward" or name in ALLOCATIONS or name in UNWRITTEN or name.startswith(UNVERSIONED))
 
 
 def _name_of(func: Callable[..., Any]) -> str | None:

@@ -93,9 +93,18 @@ def _walk(context: Context, edges: Edges, pending: list[Any], into: Slots | None
     if into is None or not boundary:
         return
     names = [name for slots in boundary.values() for _, name in slots]
-    sums = _Sums(context, into, Counter(names)) if len(set(names)) < len(names) else None
+    if len(set(names)) < len(names):
+        hook_sums(context, boundary, into)
+        return
     for node, slots in boundary.items():
-        node.register_hook(into.hook(context, slots, received=False) if sums is None else _summing_hook(slots, sums))
+        node.register_hook(into.hook(context, slots, received=False))
+
+
+def hook_sums(context: Context, boundary: dict[Any, list[tuple[int, str]]], into: Slots) -> None:
+    """Hook nodes some of which hold the same edge: their gradients are added up."""
+    sums = _Sums(context, into, Counter(name for slots in boundary.values() for _, name in slots))
+    for node, slots in boundary.items():
+        node.register_hook(_summing_hook(slots, sums))
 
 
 def _boundary_plainly(

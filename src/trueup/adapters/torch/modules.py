@@ -7,6 +7,7 @@ call, hooks on each module would stay in the user's model when it is pickled, an
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -32,9 +33,18 @@ def module_calls(session: Session) -> Replacement:
                 session.enter_model(module)
             if not session.active or state.busy or not session.sees():
                 return original(module, *args, **kwargs)
-            return _run(session, state, original, module, args, kwargs)
+            return run(state, original, module, args, kwargs)
 
         return call
+
+    short = session.slots.short
+    run: Callable[..., Any] = partial(_run, session) if short is None else short.module
+    if short is not None:
+        short.teach(
+            run_module=RUN_MODULE, execute_module=_execute, module_at_length=partial(_run, session),
+            begin_module=partial(_begin, session), parameters_of=lambda module: _own("param", _parameters(module)),
+            buffers_of=lambda module: _own("output.buffer", _buffers(module)),
+        )  # fmt: skip
 
     return Replacement(torch.nn.Module, "__call__", make)
 

@@ -32,8 +32,13 @@ class Slots:
         self._producing = "api" if self._has_api else "aten" if self._has_aten else "module"
         """Level whose calls are the producers of api and module inputs: the finest there is, short of aten beside api."""
         self.devices: dict[str, None] = {}
-        self._quick = quick(session, self.devices, self._at_length)
+        self._quick = quick(session, self.devices, self._producing, self._at_length)
         self._slot = self._at_length if self._quick is None else self._quick.slot
+
+    @property
+    def short(self) -> Any | None:
+        """The short way, in C, for functions, operators and modules to learn; None where it was not built."""
+        return self._quick
 
     @property
     def active(self) -> bool:

@@ -8,8 +8,7 @@
 PyObject *named_tensors(PyObject *self, PyObject *const *args, Py_ssize_t count); /* walk.c */
 PyObject *set_types(PyObject *self, PyObject *args);
 
-int graph_init(void); /* graph.c */
-PyObject *note_edges(PyObject *self, PyObject *const *args, Py_ssize_t count);
+PyObject *note_edges(PyObject *self, PyObject *const *args, Py_ssize_t count); /* graph.c */
 PyObject *boundary(PyObject *self, PyObject *args);
 
 #endif

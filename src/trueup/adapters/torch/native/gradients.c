@@ -1,5 +1,5 @@
 /* Gradients: what autograd calls at a node of a recorded call, in place of `GradientHook` in gradients.py. */
-#include "quick.h"
+#include "calls.h"
 
 typedef struct {
     PyObject_HEAD
@@ -8,7 +8,7 @@ typedef struct {
 } Hook;
 
 /* The backward call of a context in the running graph task. */
-static PyObject *backward_of(const Quick *q, PyObject *context)
+PyObject *backward_of(const Quick *q, PyObject *context)
 {
     PyObject *task = PyObject_CallObject(q->graph_task, NULL), *begun = task == NULL ? NULL : PyObject_GetAttr(context, s_backward);
     PyObject *of = begun == NULL ? NULL : PyObject_GetAttr(context, s_task);
@@ -54,50 +54,28 @@ static int record_gradients(const Quick *q, const Hook *hook, PyObject *gradient
     return bad ? -1 : 0;
 }
 
-/* Take an exception of ours to the session, which tells whether the training goes on: 0 if it does, -1 with the exception set. */
-static int survive(const Quick *q, const Hook *hook)
+typedef struct {
+    const Hook *hook;
+    PyObject *gradients;
+} Delivery;
+
+static int deliver(const Quick *q, void *data)
 {
-    PyObject *type, *value, *trace;
-    PyErr_Fetch(&type, &value, &trace);
-    PyErr_NormalizeException(&type, &value, &trace);
-    if (trace != NULL)
-        PyException_SetTraceback(value, trace);
-    int lives = 0;
-    if (PyErr_GivenExceptionMatches(value, PyExc_Exception)) {
-        PyObject *of = PyObject_GetAttr(hook->context, s_call), *kind = of == NULL ? NULL : PyObject_GetAttr(of, s_kind);
-        PyObject *op = kind == NULL ? NULL : PyObject_GetAttr(kind, s_op), *goes_on = NULL;
-        if (op != NULL)
-            goes_on = PyObject_CallMethodObjArgs(q->session, s_failed, value, op, NULL);
-        lives = goes_on == NULL ? -1 : PyObject_IsTrue(goes_on);
-        Py_XDECREF(of);
-        Py_XDECREF(kind);
-        Py_XDECREF(op);
-        Py_XDECREF(goes_on);
-    }
-    if (lives == 0) {
-        PyErr_Restore(type, value, trace);
-        return -1;
-    }
-    Py_XDECREF(type);
-    Py_XDECREF(value);
-    Py_XDECREF(trace);
-    return lives < 0 ? -1 : 0;
+    const Delivery *d = data;
+    return record_gradients(q, d->hook, d->gradients);
 }
 
 static int observed(const Quick *q, const Hook *hook, PyObject *gradients)
 {
-    Wall wall = {.state = PyObject_GetAttr(q->threads, s_state)};
-    int bad = wall.state == NULL || wall_raise(q, &wall);
-    if (!bad) {
-        bad = record_gradients(q, hook, gradients);
-        PyObject *type, *value, *trace;
-        PyErr_Fetch(&type, &value, &trace);
-        if (wall_lower(&wall))
-            PyErr_Clear();
-        PyErr_Restore(type, value, trace);
-    }
-    wall_clear(&wall);
-    return bad && survive(q, hook) ? -1 : 0;
+    Delivery d = {hook, gradients};
+    PyObject *state = PyObject_GetAttr(q->threads, s_state), *of = state == NULL ? NULL : PyObject_GetAttr(hook->context, s_call);
+    PyObject *kind = of == NULL ? NULL : PyObject_GetAttr(of, s_kind), *op = kind == NULL ? NULL : PyObject_GetAttr(kind, s_op);
+    int bad = op == NULL ? -1 : guarded(q, state, op, deliver, &d);
+    Py_XDECREF(state);
+    Py_XDECREF(of);
+    Py_XDECREF(kind);
+    Py_XDECREF(op);
+    return bad < 0 ? -1 : 0;
 }
 
 static PyObject *hook_call(PyObject *self, PyObject *args, PyObject *kwargs)
@@ -136,6 +114,18 @@ static PyType_Slot HOOK_SLOTS[] = {
 static PyType_Spec HOOK_SPEC = {"trueup.adapters.torch._quick.Hook", sizeof(Hook), 0, Py_TPFLAGS_DEFAULT, HOOK_SLOTS};
 static PyObject *hook_type;
 
+static PyObject *new_hook(const Quick *q, PyObject *context, PyObject *slots, int received)
+{
+    Hook *hook = (Hook *)PyType_GenericAlloc((PyTypeObject *)hook_type, 0);
+    if (hook == NULL)
+        return NULL;
+    hook->quick = Py_NewRef((PyObject *)q);
+    hook->context = Py_NewRef(context);
+    hook->slots = Py_NewRef(slots);
+    hook->received = received;
+    return (PyObject *)hook;
+}
+
 PyObject *quick_hook(PyObject *self, PyObject *const *args, Py_ssize_t count)
 {
     if (count != 3 || !PyList_Check(args[1])) {
@@ -151,14 +141,125 @@ PyObject *quick_hook(PyObject *self, PyObject *const *args, Py_ssize_t count)
             return NULL;
         }
     }
-    Hook *hook = (Hook *)PyType_GenericAlloc((PyTypeObject *)hook_type, 0);
-    if (hook == NULL)
-        return NULL;
-    hook->quick = Py_NewRef(self);
-    hook->context = Py_NewRef(args[0]);
-    hook->slots = Py_NewRef(args[1]);
-    hook->received = PyObject_IsTrue(args[2]);
-    return (PyObject *)hook;
+    return new_hook((Quick *)self, args[0], args[1], PyObject_IsTrue(args[2]));
+}
+
+void edges_clear(Edges *edges)
+{
+    Py_CLEAR(edges->first);
+    Py_CLEAR(edges->slots);
+    Py_CLEAR(edges->leaves);
+}
+
+int edges_take(const Quick *q, Edges *edges, PyObject *inputs)
+{
+    PyObject *on = PyObject_CallObject(q->grad_enabled, NULL);
+    Py_XDECREF(on); /* True and False live on */
+    if (on != Py_True)
+        return on == NULL ? -1 : 0;
+    edges->first = PyObject_CallObject(q->next_node, NULL);
+    edges->slots = PyDict_New();
+    edges->leaves = PyDict_New();
+    int bad = edges->first == NULL || edges->slots == NULL || edges->leaves == NULL;
+    for (Py_ssize_t k = 0; !bad && k < PyList_Size(inputs); k++) {
+        PyObject *slot, *tensor;
+        bad = pair_at(inputs, k, &slot, &tensor) || note_edge(slot, tensor, edges->slots, edges->leaves);
+    }
+    return bad ? -1 : 0;
+}
+
+/* Put an output under its node in `nodes`, unless it is an input: 0, or -1 with an exception set. */
+static int add_output(const Edges *edges, PyObject *nodes, PyObject *slot, PyObject *tensor)
+{
+    PyObject *node = PyObject_GetAttr(tensor, s_grad_fn), *number = NULL, *edge = NULL, *held = NULL, *name = NULL, *item = NULL;
+    int bad = node == NULL;
+    if (!bad && node != Py_None) {
+        bad = (number = PyObject_GetAttr(tensor, s_output_nr)) == NULL || (edge = PyTuple_Pack(2, node, number)) == NULL;
+        int passed = bad || PyDict_GetItemWithError(edges->slots, edge) != NULL;
+        bad = bad || PyErr_Occurred();
+        if (!bad && !passed) {
+            held = PyDict_GetItemWithError(nodes, node);
+            Py_XINCREF(held);
+            if (held == NULL && !PyErr_Occurred() && (held = PyList_New(0)) != NULL && PyDict_SetItem(nodes, node, held))
+                Py_CLEAR(held);
+            name = held == NULL ? NULL : PyUnicode_FromFormat("grad_%U", slot);
+            item = name == NULL ? NULL : PyTuple_Pack(2, number, name);
+            bad = item == NULL || PyList_Append(held, item);
+        }
+    }
+    Py_XDECREF(node);
+    Py_XDECREF(number);
+    Py_XDECREF(edge);
+    Py_XDECREF(held);
+    Py_XDECREF(name);
+    Py_XDECREF(item);
+    return bad ? -1 : 0;
+}
+
+static int put_hook(const Quick *q, PyObject *node, PyObject *method, PyObject *context, PyObject *slots, int received)
+{
+    PyObject *hook = new_hook(q, context, slots, received), *handle = NULL;
+    if (hook != NULL)
+        handle = PyObject_CallMethodObjArgs(node, method, hook, NULL);
+    Py_XDECREF(hook);
+    Py_XDECREF(handle);
+    return handle == NULL ? -1 : 0;
+}
+
+/* Whether a gradient comes from several nodes, and has to be added up: 1, 0, or -1 with an exception set. */
+static int repeats(PyObject *boundary)
+{
+    PyObject *names = PySet_New(NULL), *node, *slots;
+    Py_ssize_t at = 0, count = 0;
+    int bad = names == NULL;
+    while (!bad && PyDict_Next(boundary, &at, &node, &slots))
+        for (Py_ssize_t k = 0; !bad && k < PyList_Size(slots); k++, count++)
+            bad = PySet_Add(names, PyTuple_GetItem(PyList_GetItem(slots, k), 1));
+    int found = bad ? -1 : PySet_Size(names) < count;
+    Py_XDECREF(names);
+    return found;
+}
+
+/* Hook the nodes that hold an edge of the call's inputs. */
+static int watch_inputs(const Quick *q, const Edges *edges, PyObject *context, PyObject *pending, int records, int own)
+{
+    PyObject *boundary = boundary_of(context, edges, pending, own), *node, *slots;
+    if (boundary == NULL)
+        return -1;
+    int summed = records && PyDict_Size(boundary) > 1 ? repeats(boundary) : 0, bad = summed < 0;
+    if (records && summed > 0) {
+        PyObject *done = PyObject_CallFunctionObjArgs(q->hook_sums, context, boundary, NULL);
+        bad = done == NULL;
+        Py_XDECREF(done);
+    }
+    Py_ssize_t at = 0;
+    while (records && summed == 0 && !bad && PyDict_Next(boundary, &at, &node, &slots))
+        bad = put_hook(q, node, s_register_hook, context, slots, 0);
+    Py_DECREF(boundary);
+    return bad ? -1 : 0;
+}
+
+int watch(const Quick *q, const Edges *edges, PyObject *context, PyObject *outputs, int records, int own)
+{
+    if (edges->first == NULL) /* gradients are off */
+        return 0;
+    PyObject *nodes = PyDict_New(), *pending = PyList_New(0), *node, *slots;
+    int bad = nodes == NULL || pending == NULL;
+    for (Py_ssize_t k = 0; !bad && k < PyList_Size(outputs); k++) {
+        PyObject *slot, *tensor;
+        bad = pair_at(outputs, k, &slot, &tensor) || add_output(edges, nodes, slot, tensor);
+    }
+    Py_ssize_t at = 0;
+    while (!bad && PyDict_Next(nodes, &at, &node, &slots)) {
+        int mine = own ? tag(node, context) : 1;
+        bad = mine < 0 || (mine && PyList_Append(pending, node)) ||
+              (records && put_hook(q, node, s_register_prehook, context, slots, 1));
+    }
+    if (!bad && PyList_Size(pending))
+        bad = watch_inputs(q, edges, context, pending, records, own);
+    Py_XDECREF(nodes);
+    Py_XDECREF(pending);
+    return bad ? -1 : 0;
 }
 
 int gradients_init(void) { return hook_type != NULL || (hook_type = PyType_FromSpec(&HOOK_SPEC)) != NULL ? 0 : -1; }

@@ -1,21 +1,9 @@
 /* The autograd graph of a call, walked from its outputs to the edges of its inputs: what `trueup.adapters.torch.gradients` does. */
-#define PY_SSIZE_T_CLEAN
-#include <Python.h>
-
+#include "calls.h"
 #include "functions.h"
-#include "quick.h"
 
-static PyObject *s_requires_grad, *s_grad_fn, *s_output_nr, *s_next_functions, *s__sequence_nr, *s_variable, *s_metadata, *s_tag;
+enum { MAX_NODES = 20000 }; /* as gradients.MAX_NODES */
 static const unsigned long long ACCUMULATE = ~0ULL; /* sequence number of nodes that add to a leaf's .grad */
-
-static int intern(PyObject **name, const char *text) { return *name != NULL || (*name = PyUnicode_InternFromString(text)) != NULL ? 0 : -1; }
-
-int graph_init(void)
-{
-    return intern(&s_requires_grad, "requires_grad") || intern(&s_grad_fn, "grad_fn") || intern(&s_output_nr, "output_nr") ||
-           intern(&s_next_functions, "next_functions") || intern(&s__sequence_nr, "_sequence_nr") || intern(&s_variable, "variable") ||
-           intern(&s_metadata, "metadata") || intern(&s_tag, "trueup");
-}
 
 /* Set a default as dict.setdefault does: 0, or -1 with an exception set. `key` is a new reference, which is given up here. */
 static int set_default(PyObject *dict, PyObject *key, PyObject *value)
@@ -25,7 +13,7 @@ static int set_default(PyObject *dict, PyObject *key, PyObject *value)
     return bad ? -1 : 0;
 }
 
-static int note_edge(PyObject *slot, PyObject *tensor, PyObject *slots, PyObject *leaves)
+int note_edge(PyObject *slot, PyObject *tensor, PyObject *slots, PyObject *leaves)
 {
     PyObject *requires = PyObject_GetAttr(tensor, s_requires_grad);
     Py_XDECREF(requires); /* True and False live on */
@@ -66,15 +54,15 @@ PyObject *note_edges(PyObject *self, PyObject *const *args, Py_ssize_t count)
 }
 
 /* Mark a node as made by a call: 1, or 0 if it belongs to another already. */
-static int tag(PyObject *node, PyObject *context)
+int tag(PyObject *node, PyObject *context)
 {
     PyObject *metadata = PyObject_GetAttr(node, s_metadata);
     if (metadata == NULL)
         return -1;
-    PyObject *owner = PyDict_GetItemWithError(metadata, s_tag);
+    PyObject *owner = PyDict_GetItemWithError(metadata, s_trueup);
     int mine = owner == context;
     if (owner == NULL)
-        mine = PyErr_Occurred() || PyDict_SetItem(metadata, s_tag, context) ? -1 : 1;
+        mine = PyErr_Occurred() || PyDict_SetItem(metadata, s_trueup, context) ? -1 : 1;
     Py_DECREF(metadata);
     return mine;
 }
@@ -143,6 +131,31 @@ static int walk_node(Walk *w, PyObject *node)
     return bad ? -1 : 0;
 }
 
+/* Walk from the nodes in `pending`, which is emptied; a dict: node -> list of (position, name of the gradient). */
+static PyObject *walk_graph(Walk *w, Py_ssize_t most)
+{
+    w->seen = PySet_New(w->pending);
+    w->boundary = PyDict_New();
+    int bad = w->seen == NULL || w->boundary == NULL;
+    while (!bad && PyList_Size(w->pending) && PySet_Size(w->seen) < most) {
+        Py_ssize_t last = PyList_Size(w->pending) - 1;
+        PyObject *node = Py_NewRef(PyList_GetItem(w->pending, last));
+        bad = PyList_SetSlice(w->pending, last, last + 1, NULL) || walk_node(w, node);
+        Py_DECREF(node);
+    }
+    Py_XDECREF(w->seen);
+    if (bad)
+        Py_CLEAR(w->boundary);
+    return w->boundary;
+}
+
+PyObject *boundary_of(PyObject *context, const Edges *edges, PyObject *pending, int own)
+{
+    Walk w = {.context = context, .known = edges->slots, .leaves = edges->leaves, .pending = pending, .own = own};
+    w.first = PyLong_AsUnsignedLongLong(edges->first);
+    return PyErr_Occurred() ? NULL : walk_graph(&w, MAX_NODES);
+}
+
 PyObject *boundary(PyObject *self, PyObject *args)
 {
     (void)self;
@@ -151,17 +164,5 @@ PyObject *boundary(PyObject *self, PyObject *args)
     if (!PyArg_ParseTuple(args, "OKO!O!O!pn", &w.context, &w.first, &PyDict_Type, &w.known, &PyDict_Type, &w.leaves, &PyList_Type,
                           &w.pending, &w.own, &most))
         return NULL;
-    w.seen = PySet_New(w.pending);
-    w.boundary = PyDict_New();
-    int bad = w.seen == NULL || w.boundary == NULL;
-    while (!bad && PyList_Size(w.pending) && PySet_Size(w.seen) < most) {
-        Py_ssize_t last = PyList_Size(w.pending) - 1;
-        PyObject *node = Py_NewRef(PyList_GetItem(w.pending, last));
-        bad = PyList_SetSlice(w.pending, last, last + 1, NULL) || walk_node(&w, node);
-        Py_DECREF(node);
-    }
-    Py_XDECREF(w.seen);
-    if (bad)
-        Py_CLEAR(w.boundary);
-    return w.boundary;
+    return walk_graph(&w, most);
 }

@@ -6,7 +6,34 @@
 #define DEFINE(name) PyObject *s_##name;
 NAMES(DEFINE)
 
+static PyObject *quick_teach(PyObject *self, PyObject *args, PyObject *kwargs)
+{
+    Quick *q = (Quick *)self;
+    Py_ssize_t known = 0;
+    PyObject *given;
+#define LEARN(name) \
+    if (kwargs != NULL && (given = PyDict_GetItemString(kwargs, #name)) != NULL) { \
+        Py_XDECREF(q->name); \
+        q->name = Py_NewRef(given); \
+        known++; \
+    }
+    TAUGHT(LEARN)
+    if (PyTuple_Size(args) || kwargs == NULL || known != PyDict_Size(kwargs)) {
+        PyErr_SetString(PyExc_TypeError, "teach: unknown keyword arguments");
+        return NULL;
+    }
+    Py_RETURN_NONE;
+}
+
 static PyMethodDef METHODS[] = {
+    {"teach", (PyCFunction)(void (*)(void))quick_teach, METH_VARARGS | METH_KEYWORDS,
+     "teach(**objects): what functions, operators and modules work with."},
+    {"function", (PyCFunction)(void (*)(void))quick_function, METH_FASTCALL,
+     "function(func, args, kwargs): execute a function and record it; see FunctionMode."},
+    {"operator", (PyCFunction)(void (*)(void))quick_operator, METH_FASTCALL,
+     "operator(func, args, kwargs): execute an operator and record it; see DispatchMode."},
+    {"module", (PyCFunction)(void (*)(void))quick_module, METH_FASTCALL,
+     "module(state, original, module, args, kwargs): call a module and record it; see modules._run."},
     {"storage", quick_storage, METH_O, "storage(tensor) -> what is known of its storage, or None; see Buffers.storage."},
     {"slot", (PyCFunction)(void (*)(void))quick_slot, METH_FASTCALL,
      "slot(call, name, tensor, storage, producer, step=None): add a row; see Slots._slot."},
@@ -29,6 +56,7 @@ static int quick_traverse(PyObject *self, visitproc visit, void *arg)
 {
     Quick *q = (Quick *)self;
     HELD(VISIT)
+    TAUGHT(VISIT)
     Py_VISIT(Py_TYPE(self));
     return 0;
 }
@@ -37,6 +65,7 @@ static int quick_clear(PyObject *self)
 {
     Quick *q = (Quick *)self;
     HELD(CLEAR)
+    TAUGHT(CLEAR)
     return 0;
 }
 
@@ -73,6 +102,18 @@ static int quick_init(PyObject *self, PyObject *args, PyObject *kwargs)
     q->digest_only = PyUnicode_CompareWithASCIIString(detail, "digest") == 0;
     q->keeps_bytes = PyUnicode_CompareWithASCIIString(detail, "tensor") == 0;
     q->sees_writes = PyObject_IsTrue(sees);
+    PyObject *levels = PyDict_GetItemString(kwargs, "levels");
+    if (levels == NULL || !PyTuple_Check(levels)) {
+        PyErr_SetString(PyExc_TypeError, "Quick: expected the levels that are recorded, as a tuple");
+        return -1;
+    }
+    PyObject *most = PyDict_GetItemString(kwargs, "most_values");
+    q->most_values = most == NULL ? 0 : PyLong_AsSsize_t(most);
+    q->has_module = PySequence_Contains(levels, s_module);
+    q->has_api = PySequence_Contains(levels, s_api);
+    q->has_aten = PySequence_Contains(levels, s_aten);
+    q->only_modules = !q->has_api && !q->has_aten;
+    q->follows = q->has_api || !q->has_aten;
     const TrueupEntrance *entrance = PyCapsule_GetPointer(PyDict_GetItemString(kwargs, "entrance"), TRUEUP_ENTRANCE);
     if (entrance == NULL)
         return -1;
@@ -110,7 +151,7 @@ PyMODINIT_FUNC PyInit__quick(void)
     if (s_##name == NULL && (s_##name = PyUnicode_InternFromString(#name)) == NULL) \
         return NULL;
     NAMES(INTERN)
-    if (graph_init() || gradients_init() || observing_init())
+    if (gradients_init() || observing_init())
         return NULL;
     PyObject *module = PyModule_Create(&MODULE), *type = PyType_FromSpec(&SPEC);
     if (module == NULL || type == NULL || PyModule_AddObject(module, "Quick", type)) {

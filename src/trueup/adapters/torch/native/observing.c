@@ -1,5 +1,5 @@
 /* The wall around our own work, in place of `Observing` in observing.py. */
-#include "quick.h"
+#include "calls.h"
 
 int wall_raise(const Quick *q, Wall *wall)
 {
@@ -25,6 +25,46 @@ void wall_clear(Wall *wall)
     Py_CLEAR(wall->state);
     Py_CLEAR(wall->before);
     Py_CLEAR(wall->plain);
+}
+
+/* Take an exception of ours to the session, which tells whether the training goes on: 0 if it does, -1 with the exception set. */
+int survive(const Quick *q, PyObject *what)
+{
+    PyObject *type, *value, *trace, *goes_on = NULL;
+    PyErr_Fetch(&type, &value, &trace);
+    PyErr_NormalizeException(&type, &value, &trace);
+    if (trace != NULL)
+        PyException_SetTraceback(value, trace);
+    int lives = 0;
+    if (PyErr_GivenExceptionMatches(value, PyExc_Exception)) {
+        goes_on = PyObject_CallMethodObjArgs(q->session, s_failed, value, what, NULL);
+        lives = goes_on == NULL ? -1 : PyObject_IsTrue(goes_on);
+        Py_XDECREF(goes_on);
+    }
+    if (lives == 0) {
+        PyErr_Restore(type, value, trace);
+        return -1;
+    }
+    Py_XDECREF(type);
+    Py_XDECREF(value);
+    Py_XDECREF(trace);
+    return lives < 0 ? -1 : 0;
+}
+
+int guarded(const Quick *q, PyObject *state, PyObject *what, int (*work)(const Quick *q, void *data), void *data)
+{
+    Wall wall = {.state = Py_NewRef(state)};
+    int bad = wall_raise(q, &wall);
+    if (!bad) {
+        bad = work(q, data);
+        PyObject *type, *value, *trace;
+        PyErr_Fetch(&type, &value, &trace);
+        if (wall_lower(&wall))
+            PyErr_Clear();
+        PyErr_Restore(type, value, trace);
+    }
+    wall_clear(&wall);
+    return !bad ? 0 : survive(q, what) ? -1 : 1;
 }
 
 typedef struct {

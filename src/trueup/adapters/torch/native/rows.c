@@ -4,7 +4,7 @@
  * class, a transform, a device, an unknown layout, a collective under way, bytes to keep) goes to their Python code. Tensors are
  * looked at through their Python attributes alone, so nothing depends on the version of PyTorch's C++ interface.
  */
-#include "quick.h"
+#include "calls.h"
 
 int is_true(PyObject *object, PyObject *name)
 {
@@ -16,7 +16,7 @@ int is_true(PyObject *object, PyObject *name)
 
 static int raised(PyObject *kind) { return PyErr_Occurred() != NULL && PyErr_ExceptionMatches(kind); }
 
-static int is_plain(const Quick *q, PyObject *tensor)
+int is_plain(const Quick *q, PyObject *tensor)
 {
     PyObject *type = (PyObject *)Py_TYPE(tensor);
     return type == q->tensor || type == q->parameter;
@@ -177,7 +177,7 @@ static PyObject *statistics_of(const Quick *q, PyObject *tensor, PyObject *layou
 }
 
 /* Append a row as Recorder.add does: 0, or -1 with an exception set. */
-static int add_row(const Quick *q, PyObject *of, PyObject *slot, PyObject *producer, PyObject *stats, PyObject *step)
+int add_row(const Quick *q, PyObject *of, PyObject *slot, PyObject *value, PyObject *producer, PyObject *stats, PyObject *step)
 {
     PyObject *failure = PyObject_GetAttr(q->recorder, s_failure);
     Py_XDECREF(failure); /* the recorder holds it */
@@ -188,7 +188,7 @@ static int add_row(const Quick *q, PyObject *of, PyObject *slot, PyObject *produ
     PyObject *rows = now == NULL ? NULL : PyObject_GetAttr(q->recorder, s__rows);
     int bad = rows == NULL || !PyList_Check(rows);
     if (!bad) { /* nothing between two of these gives the interpreter's lock away */
-        bad = PyList_Append(rows, now) || PyList_Append(rows, of) || PyList_Append(rows, slot) || PyList_Append(rows, Py_None) ||
+        bad = PyList_Append(rows, now) || PyList_Append(rows, of) || PyList_Append(rows, slot) || PyList_Append(rows, value) ||
               PyList_Append(rows, producer) || PyList_Append(rows, stats);
         if (!bad && (PyList_Size(rows) == 6 || (PyList_Size(rows) & 255) < 6)) { /* the first one, and now and then */
             PyObject *done = call(q->recorder, s_added);
@@ -216,7 +216,7 @@ static int record(const Quick *q, PyObject *of, PyObject *name, PyObject *tensor
             stats = statistics_of(q, tensor, layout, storage);
         Py_DECREF(layout);
     }
-    int done = stats == NULL ? 0 : add_row(q, of, slot, producer, stats, step) ? -1 : 1;
+    int done = stats == NULL ? 0 : add_row(q, of, slot, Py_None, producer, stats, step) ? -1 : 1;
     Py_XDECREF(slot);
     Py_XDECREF(stats);
     return done || !PyErr_Occurred() ? done : -1;
@@ -278,6 +278,20 @@ PyObject *quick_slot(PyObject *self, PyObject *const *args, Py_ssize_t count)
     Py_RETURN_NONE;
 }
 
+int record_inputs(const Quick *q, PyObject *of, PyObject *tensors, PyObject *level)
+{
+    for (Py_ssize_t k = 0; k < PyList_Size(tensors); k++) {
+        PyObject *name, *tensor, *storage = pair_at(tensors, k, &name, &tensor) ? NULL : storage_of(q, tensor);
+        PyObject *producer = storage == NULL ? NULL : producer_of(storage, level);
+        int bad = producer == NULL || record_at_length(q, of, name, tensor, storage, producer, Py_None);
+        Py_XDECREF(storage);
+        Py_XDECREF(producer);
+        if (bad)
+            return -1;
+    }
+    return 0;
+}
+
 PyObject *quick_inputs(PyObject *self, PyObject *const *args, Py_ssize_t count)
 {
     const Quick *q = (Quick *)self;
@@ -285,16 +299,7 @@ PyObject *quick_inputs(PyObject *self, PyObject *const *args, Py_ssize_t count)
         PyErr_SetString(PyExc_TypeError, "inputs(call, list of (slot, tensor), level)");
         return NULL;
     }
-    for (Py_ssize_t k = 0; k < PyList_Size(args[1]); k++) {
-        PyObject *name, *tensor, *storage = pair_at(args[1], k, &name, &tensor) ? NULL : storage_of(q, tensor);
-        PyObject *producer = storage == NULL ? NULL : producer_of(storage, args[2]);
-        int bad = producer == NULL || record_at_length(q, args[0], name, tensor, storage, producer, Py_None);
-        Py_XDECREF(storage);
-        Py_XDECREF(producer);
-        if (bad)
-            return NULL;
-    }
-    Py_RETURN_NONE;
+    return record_inputs(q, args[0], args[1], args[2]) ? NULL : Py_NewRef(Py_None);
 }
 
 /* Tell whether a storage is that of one of these tensors: 1, 0, or -1 with an exception set. */
@@ -309,6 +314,20 @@ static int is_shared(const Quick *q, PyObject *storage, PyObject *tensors)
     return 0;
 }
 
+int record_outputs(const Quick *q, PyObject *of, PyObject *tensors, PyObject *inputs, PyObject *step)
+{
+    for (Py_ssize_t k = 0; k < PyList_Size(tensors); k++) {
+        PyObject *name, *tensor, *storage = pair_at(tensors, k, &name, &tensor) ? NULL : storage_of(q, tensor);
+        int fresh = storage == NULL ? -1 : storage == Py_None ? 0 : is_true(storage, s_uninitialised);
+        int left_out = fresh > 0 ? is_shared(q, storage, inputs) : fresh;
+        int bad = left_out < 0 || (!left_out && record_at_length(q, of, name, tensor, storage, Py_None, step));
+        Py_XDECREF(storage);
+        if (bad)
+            return -1;
+    }
+    return 0;
+}
+
 PyObject *quick_outputs(PyObject *self, PyObject *const *args, Py_ssize_t count)
 {
     const Quick *q = (Quick *)self;
@@ -316,16 +335,36 @@ PyObject *quick_outputs(PyObject *self, PyObject *const *args, Py_ssize_t count)
         PyErr_SetString(PyExc_TypeError, "outputs(call, list of (slot, tensor), inputs, step)");
         return NULL;
     }
-    for (Py_ssize_t k = 0; k < PyList_Size(args[1]); k++) {
-        PyObject *name, *tensor, *storage = pair_at(args[1], k, &name, &tensor) ? NULL : storage_of(q, tensor);
-        int fresh = storage == NULL ? -1 : storage == Py_None ? 0 : is_true(storage, s_uninitialised);
-        int left_out = fresh > 0 ? is_shared(q, storage, args[2]) : fresh;
-        int bad = left_out < 0 || (!left_out && record_at_length(q, args[0], name, tensor, storage, Py_None, args[3]));
+    return record_outputs(q, args[0], args[1], args[2], args[3]) ? NULL : Py_NewRef(Py_None);
+}
+
+int note_produced(const Quick *q, PyObject *of, PyObject *tensors, PyObject *level)
+{
+    for (Py_ssize_t k = 0; k < PyList_Size(tensors); k++) {
+        PyObject *name, *tensor, *storage = pair_at(tensors, k, &name, &tensor) ? NULL : storage_of(q, tensor);
+        int bad = storage == NULL || set_producer(q, tensor, is_plain(q, tensor) ? storage : Py_None, level, of, name);
         Py_XDECREF(storage);
         if (bad)
-            return NULL;
+            return -1;
     }
-    Py_RETURN_NONE;
+    return 0;
+}
+
+/* Note that a call wrote a tensor in place, as Buffers.written does: 0, or -1 with an exception set. */
+int note_written(const Quick *q, PyObject *tensor)
+{
+    int plain = is_plain(q, tensor) && !PyDict_Size(q->in_flight);
+    PyObject *storage = plain ? storage_of(q, tensor) : NULL, *done = NULL;
+    if (storage != NULL && storage != Py_None) {
+        done = call(storage, s_forget);
+        if (done != NULL && PyObject_SetAttr(storage, s_uninitialised, Py_False))
+            Py_CLEAR(done);
+    } else if (!PyErr_Occurred()) {
+        done = PyObject_CallMethodObjArgs(q->buffers, s_written, tensor, NULL);
+    }
+    Py_XDECREF(storage);
+    Py_XDECREF(done);
+    return done == NULL ? -1 : 0;
 }
 
 PyObject *quick_produced(PyObject *self, PyObject *const *args, Py_ssize_t count)
@@ -335,12 +374,5 @@ PyObject *quick_produced(PyObject *self, PyObject *const *args, Py_ssize_t count
         PyErr_SetString(PyExc_TypeError, "produced(call, list of (slot, tensor), level)");
         return NULL;
     }
-    for (Py_ssize_t k = 0; k < PyList_Size(args[1]); k++) {
-        PyObject *name, *tensor, *storage = pair_at(args[1], k, &name, &tensor) ? NULL : storage_of(q, tensor);
-        int bad = storage == NULL || set_producer(q, tensor, is_plain(q, tensor) ? storage : Py_None, args[2], args[0], name);
-        Py_XDECREF(storage);
-        if (bad)
-            return NULL;
-    }
-    Py_RETURN_NONE;
+    return note_produced(q, args[0], args[1], args[2]) ? NULL : Py_NewRef(Py_None);
 }

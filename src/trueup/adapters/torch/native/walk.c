@@ -1,7 +1,5 @@
 /* Which tensors a call has: what `trueup.adapters.torch.tensors.named_tensors` does, twenty to fifty times a step and module. */
-#define PY_SSIZE_T_CLEAN
-#include <Python.h>
-
+#include "calls.h"
 #include "functions.h"
 
 enum { POSITIONS = 32, DEEPEST = 8 }; /* as tensors.MAX_DEPTH */
@@ -46,7 +44,7 @@ static PyObject *key_name(PyObject *prefix, PyObject *key)
     return name;
 }
 
-static int is_tensor(PyObject *value) { return PyType_IsSubtype(Py_TYPE(value), (PyTypeObject *)tensor_type); }
+int is_tensor(PyObject *value) { return PyType_IsSubtype(Py_TYPE(value), (PyTypeObject *)tensor_type); }
 
 /* Take a tensor, or what may hold some: `name` is a new reference, which is given up here. */
 static int take(PyObject *name, PyObject *item, PyObject *found, int depth);
@@ -107,6 +105,19 @@ static int take(PyObject *name, PyObject *item, PyObject *found, int depth)
     return bad ? -1 : 0;
 }
 
+PyObject *tensors_in(PyObject *prefix, PyObject *value, PyObject *kwargs)
+{
+    PyObject *found = PyList_New(0);
+    int bad = found == NULL;
+    if (!bad)
+        bad = is_tensor(value) ? take(position_name(prefix, 0), value, found, 0) : walk(prefix, value, found, 0);
+    if (!bad && kwargs != NULL)
+        bad = walk(prefix, kwargs, found, 0);
+    if (bad)
+        Py_CLEAR(found);
+    return found;
+}
+
 PyObject *named_tensors(PyObject *self, PyObject *const *args, Py_ssize_t count)
 {
     (void)self;
@@ -114,15 +125,7 @@ PyObject *named_tensors(PyObject *self, PyObject *const *args, Py_ssize_t count)
         PyErr_SetString(PyExc_TypeError, "named_tensors(prefix, args, kwargs=None), after set_types");
         return NULL;
     }
-    PyObject *found = PyList_New(0);
-    int bad = found == NULL;
-    if (!bad)
-        bad = is_tensor(args[1]) ? take(position_name(args[0], 0), args[1], found, 0) : walk(args[0], args[1], found, 0);
-    if (!bad && count == 3 && args[2] != Py_None)
-        bad = walk(args[0], args[2], found, 0);
-    if (bad)
-        Py_CLEAR(found);
-    return found;
+    return tensors_in(args[0], args[1], count == 3 && args[2] != Py_None ? args[2] : NULL);
 }
 
 PyObject *set_types(PyObject *self, PyObject *args)
