@@ -110,7 +110,7 @@ def test_only_the_writer_waits(path: Path, waits: Waits, flushes: list[int], mon
             x = torch.tanh(x + 1)
         during = waits.on_training_threads()
     assert during == 0
-    assert waits.total() == len(flushes)
+    assert 0 < waits.total() <= len(flushes)  # a flush may catch nothing but what the one before has brought over
 
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device here")
