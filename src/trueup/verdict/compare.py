@@ -191,7 +191,7 @@ class _Comparison:
             self.notes.append(f"could be rounding: {suspect.name} ({suspect.op}){times}")
         for capture in self.captures:  # reading may have found more
             self.notes += [
-                note for p in capture.problems if (note := f"{capture.path.name}: {p}") not in self.notes
+                note for p in (*capture.problems, *capture.lost) if (note := f"{capture.path.name}: {p}") not in self.notes
             ]
 
     # ---------------------------------------------------------------- what can be compared

@@ -42,6 +42,11 @@ UNIT_ROUNDOFF: dict[str, float] = {
 }  # fmt: skip
 """Half the distance from 1 to the next number (IEEE 754-2019; OCP 8-bit formats 1.0). Integers and bools round nothing."""
 
+FLIPPED = 2.0
+"""Times the root of the inputs' relative error that flipped masks explain. Of normally distributed numbers a share of 0.8 e
+lies within e root mean squares of zero. There a branch goes the other way and an element changes by all of itself: an error of
+root(0.8 e). Twice that is granted, for distributions with more of their mass at zero."""
+
 YARDSTICK = 3.0
 """Where a criterion file names none: FlashAttention's tests allow a backward 3 times the reference's own error."""
 

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from trueup.verdict.criteria import CARRY, OWN, UNIT_ROUNDOFF, Criterion
+from trueup.verdict.criteria import CARRY, FLIPPED, OWN, UNIT_ROUNDOFF, Criterion
 from trueup.verdict.operands import (
     Calls,
     Join,
@@ -163,7 +163,7 @@ class Explanation:
     # ---------------------------------------------------------------- what the inputs' errors explain
     def _carried(self, norm: Array, product: Product) -> Array:
         kinds, worst = self.carry_kind, self.worst
-        branch = self.factor * (worst + np.sqrt(worst))
+        branch = self.factor * worst + FLIPPED * np.sqrt(worst)
         carried = np.where(self._is("smooth", kinds), self.factor * worst, branch)
         join = self._join(self.deviating & ~self._is("smooth", kinds) & ~self._is("branch", kinds))
         if len(join.outputs):
@@ -180,7 +180,7 @@ class Explanation:
             bilinear = self.factor * (product.relative * product.scale + join.sum(others) / norm)
             for kind, found in (("linear", linear), ("sum", added), ("exponential", exponential), ("bilinear", bilinear)):
                 carried = np.where(self._is(kind, kinds), found, carried)
-        # An index or a mask flips where two numbers nearly tie.
+        # An index or a mask flips where two numbers nearly tie, too.
         return np.where(self.deviating, np.where(self.outputs.roundoff == 0, branch, carried), 0.0)
 
     # ---------------------------------------------------------------- products

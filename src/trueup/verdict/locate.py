@@ -20,7 +20,7 @@ from trueup.verdict.judge import Judged, Verdicts
 from trueup.verdict.measure import equal_values, is_overwritten
 from trueup.verdict.names import normalised
 from trueup.verdict.origins import Origins
-from trueup.verdict.regions import Regions, judge_region, loose_calls
+from trueup.verdict.regions import Region, Regions, judge_region, loose_calls
 from trueup.verdict.regions import operators as region_operators
 from trueup.verdict.streams import NONE, Row, Stream, is_input
 from trueup.verdict.tree import Tree
@@ -114,7 +114,7 @@ def locate(
     suspects += [Suspect(judged, "overwritten", True, reason=slot) for judged, slot in overwritten[:1]]
     part.unexplained = [] if overwritten else part.unexplained
     if first_step:
-        suspects += _inputs(verdicts, criterion, from_start=from_start)
+        suspects += _inputs(tree, criterion, from_start=from_start)
     else:
         suspects += _later_inputs(part.unexplained, part.streams)
     suspects += _arguments(verdicts, suspects)
@@ -195,20 +195,32 @@ def _same_draw(judged: Judged, baseline: Stream, candidate: Stream) -> bool:
     return norms > 0 and float(np.dot(b, c)) / norms > 0.999
 
 
-def _inputs(verdicts: Verdicts, criterion: Criterion, *, from_start: bool) -> list[Suspect]:
-    """Find the first tensor that no recorded call produced and that differs: the data, the weights, a state."""
+def _inputs(tree: Tree, criterion: Criterion, *, from_start: bool) -> list[Suspect]:
+    """Find the first tensor that no recorded call produced and that differs: the data, the weights, a state.
+
+    Where a call without counterpart produced it on the candidate (a weight is cast there first), that call is suspected.
+    """
+    verdicts = tree.verdicts
     tolerance = criterion.input_units * 2.0**-24 if from_start else 1e-3
     errors = verdicts.errors
     candidate = errors.streams[1]
     phases = np.isin(candidate.phase, [candidate.names.number(phase) for phase in ENTERING])
-    enters = errors.inputs & phases[errors.calls[1][errors.pair]]
-    for stream, slots in zip(errors.streams, errors.slots, strict=True):
-        enters &= stream.producer[slots] == NONE
-    found = np.flatnonzero(enters & (errors.relative > np.maximum(tolerance, verdicts.tolerated)))
+    enters = errors.inputs & phases[errors.calls[1][errors.pair]] & (errors.streams[0].producer[errors.slots[0]] == NONE)
+    differ = enters & (errors.relative > np.maximum(tolerance, verdicts.tolerated))
+    producers = candidate.index(candidate.producer[errors.slots[1]])
+    alone = tree.pairs[1][producers] == NONE
+    found = np.flatnonzero(differ & alone)
     if not len(found):
         return []
-    error = errors.error(int(found[0]))
-    return [Suspect(verdicts.at(int(errors.pair[found[0]])), "input", not error.unsized, reason=error.slot)]
+    error, judged, producer = errors.error(int(found[0])), verdicts.at(int(errors.pair[found[0]])), int(producers[found[0]])
+    if candidate.producer[error.candidate] == NONE:
+        return [Suspect(judged, "input", not error.unsized, reason=error.slot)]
+    region = Region(judged, error, (set(), {producer} - {NONE}))
+    made = judge_region(region, tree, criterion)
+    certain = made.ratio > criterion.certain and not made.unsized
+    if made.ratio <= criterion.suspect:
+        return []
+    return [Suspect(made, "region", certain, region_operators(region, tree), sides=region.sides)]
 
 
 def _later_inputs(unexplained: Iterable[tuple[Judged, str]], streams: tuple[Stream, Stream]) -> list[Suspect]:

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field, replace
 
 import numpy as np
 
-from trueup.verdict.criteria import UNIT_ROUNDOFF, Criterion
+from trueup.verdict.criteria import FLIPPED, UNIT_ROUNDOFF, Criterion
 from trueup.verdict.judge import Judged
 from trueup.verdict.measure import Measured, SlotError
 from trueup.verdict.origins import Origins
@@ -182,7 +182,7 @@ def judge_region(region: Region, tree: Tree, criterion: Criterion) -> Judged:
     worst = max([region.earlier, *(s.relative for s in region.sources.values())])
     slots = {f"input.{n}": replace(s, slot=f"input.{n}") for n, s in enumerate(region.sources.values())}
     slots["output.0"] = replace(region.slot, slot="output.0")
-    expected = own + row.factor * (worst + math.sqrt(worst)) if math.isfinite(worst) else math.inf
+    expected = own + row.factor * worst + FLIPPED * math.sqrt(worst) if math.isfinite(worst) else math.inf
     judged = Judged(
         Measured(first, last, slots, None, ()), row, worst, region.slot.relative, own, expected, "output.0"
     )
