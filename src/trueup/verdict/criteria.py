@@ -20,10 +20,10 @@ else:
     import tomli as tomllib
 
 Own = Literal["exact", "elementwise", "additive", "reduction", "average", "bilinear", "composite"]
-Carry = Literal["linear", "sum", "bilinear", "exponential", "smooth", "branch"]
+Carry = Literal["linear", "sum", "bilinear", "exponential", "smooth", "branch", "sign"]
 
 OWN: tuple[str, ...] = ("exact", "elementwise", "additive", "reduction", "average", "bilinear", "composite")
-CARRY: tuple[str, ...] = ("linear", "sum", "bilinear", "exponential", "smooth", "branch")
+CARRY: tuple[str, ...] = ("linear", "sum", "bilinear", "exponential", "smooth", "branch", "sign")
 
 KINDS: tuple[str, ...] = (*PHASES, "aten-backward")
 """What ``phases`` of a row may name."""
@@ -46,6 +46,9 @@ FLIPPED = 2.0
 """Times the root of the inputs' relative error that flipped masks explain. Of normally distributed numbers a share of 0.8 e
 lies within e root mean squares of zero. There a branch goes the other way and an element changes by all of itself: an error of
 root(0.8 e). Twice that is granted, for distributions with more of their mass at zero."""
+
+CERTAIN_CARRIED = 3.0
+"""Where a criterion file names none: rows' factors are for the worst that was measured, and this for what was not."""
 
 YARDSTICK = 3.0
 """Where a criterion file names none: FlashAttention's tests allow a backward 3 times the reference's own error."""
@@ -79,12 +82,18 @@ class Criterion:
     certain: float
     input_units: float
     loss: float
+    certain_carried: float
+    """Times what the inputs' errors explain that a culprit's error exceeds; ``certain`` is for what rounding explains."""
     yardstick: float
     """Times the spread of the baseline's repeats, or its distance from a float64 run, that are explained."""
     rows: tuple[Row, ...]
     limits: tuple[Limit, ...] = ()
     """Where it has any, these decide and not the rows; then its only row names the criterion."""
     _found: dict[tuple[str, str], Row] = field(default_factory=dict, repr=False, compare=False)
+
+    def is_certain(self, error: float, own: float, expected: float) -> bool:
+        """Tell whether an error is more than an estimate may be wrong by: the carried part has its own factor for that already."""
+        return error > self.certain * own + self.certain_carried * max(expected - own, 0.0) if expected < float("inf") else False
 
     def row(self, op: str, level: str, phase: str) -> Row:
         """Return the first row that matches an operator as recorded.
@@ -143,12 +152,13 @@ def _limits(content: dict[str, Any]) -> Criterion:
     limits = tuple(parse_limit(table, f"fail {n}: ") for n, table in enumerate(tables, 1))
     row = Row(name, ("*",), (), "composite", 512.0, "branch", 32.0, False, True, "; ".join(limit.origin for limit in limits))
     yardstick = _number({"yardstick": YARDSTICK, **content}, "yardstick", "yardstick")
-    return Criterion(name, 1.0, 10.0, 16.0, _number(content, "loss", "loss"), yardstick, (row,), limits)
+    return Criterion(name, 1.0, 10.0, 16.0, _number(content, "loss", "loss"), CERTAIN_CARRIED, yardstick, (row,), limits)
 
 
 def _table(content: dict[str, Any]) -> Criterion:
     numbers = {name: _number(content, name, name) for name in ("suspect", "certain", "input_units", "loss")}
-    yardstick = _number({"yardstick": YARDSTICK, **content}, "yardstick", "yardstick")
+    defaults = {"yardstick": YARDSTICK, "certain_carried": CERTAIN_CARRIED, **content}
+    yardstick, certain_carried = (_number(defaults, name, name) for name in ("yardstick", "certain_carried"))
     name = str(_get(content, "name", "name"))
     if not content.get("row"):
         raise ValueError(f"it holds no rows; {SEE}")
@@ -157,7 +167,8 @@ def _table(content: dict[str, Any]) -> Criterion:
     rows = tuple(_row(row, n) for n, row in enumerate(content["row"], 1))
     if "*" not in rows[-1].ops or rows[-1].phases:
         raise ValueError('the last row must match every call (ops = ["*"], no phases)')
-    return Criterion(name, numbers["suspect"], numbers["certain"], numbers["input_units"], numbers["loss"], yardstick, rows)
+    suspect, certain, input_units, loss = numbers.values()
+    return Criterion(name, suspect, certain, input_units, loss, certain_carried, yardstick, rows)
 
 
 def _row(row: dict[str, Any], number: int) -> Row:

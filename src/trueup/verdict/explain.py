@@ -17,6 +17,7 @@ from trueup.verdict.operands import (
     blocked,
     is_argument,
     is_backward,
+    is_backward_operator,
     is_convolution,
     is_convolution_backward,
     is_gradient_slot,
@@ -68,6 +69,8 @@ class Explanation:
         starts = np.searchsorted(inputs.call, np.arange(count + 1))
         self.first, self.count = starts[of], np.diff(starts)[of]
         self.worst = most(inputs.relative, inputs.call, count)[of]
+        self.saved = most(np.where(self._gradients(), 0.0, inputs.relative), inputs.call, count)[of]
+        """Largest relative error of what is no incoming gradient: of it masks are made."""
         self.deviating = most((inputs.absolute != 0).astype(float), inputs.call, count)[of] > 0
         self.terms = most(inputs.norm, inputs.call, count)[of]
         self.coarsest = most(inputs.roundoff, inputs.call, count)[of]
@@ -84,6 +87,12 @@ class Explanation:
             expected = own + self._carried(norm, product)
             nothing = self._of_nothing()
         return np.where(empty, 0.0, own), np.where(empty, nothing, expected)
+
+    def _gradients(self) -> Array:
+        """Tell which inputs are gradients that a backward gets: of the dispatcher's backward operators the first."""
+        inputs, names = self.inputs, self.names
+        backward = names.table(is_backward_operator)[self.calls.op[inputs.call]]
+        return np.asarray(names.table(is_incoming_gradient)[inputs.slot] | (backward & (inputs.slot == names.number("input.0"))))
 
     def _is(self, kind: str, which: Array | None = None) -> Array:
         known = OWN if which is None else CARRY
@@ -163,9 +172,11 @@ class Explanation:
     # ---------------------------------------------------------------- what the inputs' errors explain
     def _carried(self, norm: Array, product: Product) -> Array:
         kinds, worst = self.carry_kind, self.worst
-        branch = self.factor * worst + FLIPPED * np.sqrt(worst)
+        branch = self.factor * worst + FLIPPED * np.sqrt(self.saved)
         carried = np.where(self._is("smooth", kinds), self.factor * worst, branch)
-        join = self._join(self.deviating & ~self._is("smooth", kinds) & ~self._is("branch", kinds))
+        carried = np.where(self._is("sign", kinds), self.factor * (worst + np.sqrt(worst)), carried)
+        plain = self._is("smooth", kinds) | self._is("branch", kinds) | self._is("sign", kinds)
+        join = self._join(self.deviating & ~plain)
         if len(join.outputs):
             absolute, numel = self.inputs.absolute[join.inputs], self.inputs.numel[join.inputs]
             wide = self.outputs.numel[join.outputs]

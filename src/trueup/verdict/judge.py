@@ -59,6 +59,10 @@ class Judged:
         """``error_out / expected``."""
         return excess(self.error_out, self.expected)
 
+    def is_certain(self, criterion: Criterion) -> bool:
+        """Tell whether the estimate cannot be that wrong."""
+        return not self.unsized and criterion.is_certain(self.error_out, self.own, self.expected)
+
 
 def excess(error: float, expected: float) -> float:
     """Return how many times the explained error an error is."""

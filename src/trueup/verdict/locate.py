@@ -142,7 +142,7 @@ def _unmatched(part: Part, tree: Tree, criterion: Criterion, origins: Origins) -
         if judged.incomparable:
             uncovered |= {(side, call) for side in (0, 1) for call in region.calls[side]}
             continue
-        certain = judged.ratio > criterion.certain and not judged.unsized
+        certain = judged.is_certain(criterion)
         suspects.append(Suspect(judged, "region", certain, region_operators(region, tree), sides=region.sides))
     part.uncovered = [
         (SIDES[side], tree.streams[side].row(call)) for side in (0, 1) for call in loose[side] if (side, call) in uncovered
@@ -153,8 +153,9 @@ def _unmatched(part: Part, tree: Tree, criterion: Criterion, origins: Origins) -
 
 def _finest(found: list[int], criterion: Criterion, tree: Tree) -> list[int]:
     """Drop a suspected call when a finer level accounts for it."""
-    calls, ratio = tree.verdicts.errors.calls[1], tree.verdicts.ratio
-    speaking = {around for pair in found if ratio[pair] > criterion.certain for around in tree.around(int(calls[pair]))}
+    calls = tree.verdicts.errors.calls[1]
+    certain = [int(calls[pair]) for pair in found if tree.verdicts.at(pair).is_certain(criterion)]
+    speaking = {around for call in certain for around in tree.around(call)}
     return [pair for pair in found if calls[pair] not in speaking and not tree.resolved(pair)]
 
 
@@ -170,7 +171,7 @@ def _suspect(pair: int, criterion: Criterion, tree: Tree) -> Suspect:
     around = tree.around(index)
     parent = candidate.row(around[0]) if around else None
     api = parent.op if parent is not None and parent.level == "api" else None
-    certain = judged.ratio > criterion.certain and not judged.unsized
+    certain = judged.is_certain(criterion)
     return Suspect(judged, kind, certain, tree.operators(index), api)
 
 
@@ -217,7 +218,7 @@ def _inputs(tree: Tree, criterion: Criterion, *, from_start: bool) -> list[Suspe
         return [Suspect(judged, "input", not error.unsized, reason=error.slot)]
     region = Region(judged, error, (set(), {producer} - {NONE}))
     made = judge_region(region, tree, criterion)
-    certain = made.ratio > criterion.certain and not made.unsized
+    certain = made.is_certain(criterion)
     if made.ratio <= criterion.suspect:
         return []
     return [Suspect(made, "region", certain, region_operators(region, tree), sides=region.sides)]

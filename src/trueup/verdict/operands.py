@@ -147,6 +147,11 @@ def is_backward(op: str) -> bool:
     return "backward" in op
 
 
+def is_backward_operator(op: str) -> bool:
+    """Tell whether a dispatcher's operator takes the gradient first: ``aten::threshold_backward(grad_output, self)``."""
+    return op.startswith("aten::") and "_backward" in op
+
+
 def is_gradient_slot(slot: str) -> bool:
     """Tell whether a slot holds a gradient."""
     return "grad" in slot
