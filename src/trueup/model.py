@@ -106,6 +106,97 @@ class SlotComparison:
 
 
 @dataclass(frozen=True, slots=True)
+class Histogram:
+    """How the finite elements of one slot are spread on both sides, counted between common edges."""
+
+    slot: str
+    edges: tuple[float, ...]
+    """Rising, one more than there are counts."""
+    baseline: tuple[int, ...]
+    candidate: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class WorstElement:
+    """An element of a slot where the two sides are far apart."""
+
+    slot: str
+    index: tuple[int, ...]
+    """Position in the tensor, one number a dimension (of a complex tensor one more: 0 real, 1 imaginary)."""
+    baseline: float
+    candidate: float
+    ulps: float
+    """Their distance in units in the last place of the larger one, in the coarser of the two dtypes; NaN: none."""
+
+
+@dataclass(frozen=True, slots=True)
+class Neighbour:
+    """A call near another one. ``state`` and errors are those of the table of calls; empty and NaN where it was not compared."""
+
+    hops: int
+    """Producers of the inputs have -1, their producers -2; consumers of the outputs 1 and 2; the call itself 0."""
+    seq: tuple[int, int]
+    """Execution numbers in the baseline and in the candidate, -1 where that side lacks the call."""
+    step: int
+    phase: str
+    level: str
+    scope: str
+    op: str
+    ordinal: int
+    state: str = ""
+    role: str = ""
+    error_in: float = float("nan")
+    error_out: float = float("nan")
+
+    @property
+    def side(self) -> Literal["both", "baseline", "candidate"]:
+        """Where the call exists."""
+        return "candidate" if self.seq[0] < 0 else "baseline" if self.seq[1] < 0 else "both"
+
+
+@dataclass(frozen=True, slots=True)
+class Edge:
+    """A tensor on its way from one call to another."""
+
+    source: int
+    """Place of the producer among ``Evidence.nodes``."""
+    target: int
+    """Place of the consumer."""
+    slots: tuple[str, str]
+    """The producer's slot and the consumer's."""
+    side: Literal["both", "baseline", "candidate"]
+    error: float
+    """Relative L2 error: of the tensor, where it is a slot of the finding; else the largest of what its producer made."""
+
+
+@dataclass(frozen=True, slots=True)
+class Evidence:
+    """What a report shows of a culprit beside its numbers: elements where the bytes were recorded, the calls around it."""
+
+    histograms: tuple[Histogram, ...] = ()
+    worst: tuple[WorstElement, ...] = ()
+    nodes: tuple[Neighbour, ...] = ()
+    edges: tuple[Edge, ...] = ()
+    omitted: int = 0
+    """Neighbours that were left out because there are too many."""
+    notes: tuple[str, ...] = ()
+    """What could not be shown, and why."""
+
+
+@dataclass(frozen=True, slots=True)
+class Rule:
+    """A row of the criterion that judged some call."""
+
+    name: str
+    demand: str
+    """What it explains, in words."""
+    origin: str
+    """Where its numbers come from."""
+    calls: int
+    deviates: int
+
+
+@dataclass(frozen=True, slots=True)
 class Finding:
     """A call that stands out, with the numbers and the rule that say so.
 
@@ -150,6 +241,10 @@ class Finding:
     confidence: Literal["high", "could be rounding"] = "high"
     victims: int = 0
     """How many later calls deviate only because of this one."""
+    evidence: Evidence | None = None
+    """Of the first culprits."""
+    neighbours: tuple[Neighbour, ...] = ()
+    """Of an unmatched call: the call of its level right before (``hops`` -1) and right after it (1) on its side."""
 
     @property
     def ratio(self) -> float:
@@ -176,6 +271,10 @@ class RunSummary:
     """``(step, loss)`` pairs: what ``backward()`` was called on."""
     environment: dict[str, str]
     notes: tuple[str, ...]
+    gradient_norms: tuple[tuple[int, float], ...] = ()
+    """``(step, norm)`` pairs: root of the summed squares of the gradients of all parameters, before clipping."""
+    gradient_source: str = ""
+    """Which tensors the norms are of, or why there are none."""
 
 
 @dataclass(frozen=True)
@@ -196,6 +295,8 @@ class Result:
     """Calls by state: ``compared``, ``equal``, ``agrees``, ``deviates``, ``incomparable``, ``unmatched``."""
     calls: pa.Table = field(repr=False)
     """One row per matched call: key columns, both seq, error_in, error_out, expected, ratio, state, role, rule, source."""
+    rules: Sequence[Rule] = ()
+    """Rows of the criterion that judged calls, most calls first."""
 
     @property
     def culprit(self) -> Finding | None:

@@ -1,6 +1,6 @@
-"""The page's chart and virtual table, from Bokeh, which carries its own JavaScript.
+"""The page's charts and virtual table, from Bokeh, which carries its own JavaScript.
 
-Bokeh is imported when a page is made. No captured text goes into these models: the chart holds numbers, the table gets
+Bokeh is imported when a page is made. No captured text goes into these models: the charts hold numbers, table and overview get
 its rows from the page's own data block.
 """
 
@@ -11,10 +11,16 @@ from collections.abc import Sequence
 from importlib import resources
 from typing import Any
 
-from trueup.report.facts import LossRow
+from trueup.model import Histogram
+from trueup.report.facts import StepRow
 
 COMPONENTS = ("bokeh", "bokeh-widgets", "bokeh-tables")
-TABLE_HEIGHT, ROW_HEIGHT, CHART_HEIGHT = 460, 30, 260
+TABLE_HEIGHT, ROW_HEIGHT, CHART_HEIGHT, HISTOGRAM_HEIGHT = 460, 30, 250, 190
+SERIES = (
+    ("agrees", "within rounding", "circle", 4), ("incomparable", "not comparable", "triangle", 6),
+    ("deviates", "deviates", "circle", 4), ("culprit", "culprit", "diamond", 13),
+)  # fmt: skip
+"""What the overview draws, later ones over earlier ones; calls that are bitwise equal have no place on a logarithmic axis."""
 
 
 def available() -> bool:
@@ -34,10 +40,10 @@ def library() -> list[str]:
     return [re.sub(r"</(?=script)", r"<\\/", script, flags=re.IGNORECASE) for script in scripts]
 
 
-def loss_chart(rows: Sequence[LossRow]) -> dict[str, Any]:
-    """Draw both losses over the steps; returns what ``Bokeh.embed.embed_item`` takes."""
+def curves(name: str, rows: Sequence[StepRow]) -> dict[str, Any]:
+    """Draw a number of both runs (``loss``, ``gradient norm``) over the steps; returns what ``embed_item`` takes."""
     from bokeh.embed import json_item
-    from bokeh.models import ColumnDataSource, HoverTool, Range1d
+    from bokeh.models import ColumnDataSource, HoverTool, Range1d, TapTool
     from bokeh.plotting import figure
 
     nan = float("nan")
@@ -51,17 +57,81 @@ def loss_chart(rows: Sequence[LossRow]) -> dict[str, Any]:
     )
     margin = max(0.5, (steps[-1] - steps[0]) * 0.02)
     plot = figure(
-        name="loss", height=CHART_HEIGHT, sizing_mode="stretch_width", toolbar_location=None, tools="",
-        x_range=Range1d(steps[0] - margin, steps[-1] + margin), x_axis_label="step", y_axis_label="loss",
+        name=name, height=CHART_HEIGHT, sizing_mode="stretch_width", toolbar_location=None, tools="",
+        x_range=Range1d(steps[0] - margin, steps[-1] + margin), x_axis_label="step", y_axis_label=name,
     )  # fmt: skip
     marks = len(rows) <= 60
+    points = []
     for side, dash, marker in (("baseline", "solid", "circle"), ("candidate", [6, 4], "square")):
         line = plot.line("step", side, source=held, line_width=2, line_dash=dash, legend_label=side, name=side)
-        if marks:
-            plot.scatter("step", side, source=held, size=7, marker=marker, legend_label=side, name=side)
+        size = 8 if marks else 4
+        points.append(plot.scatter("step", side, source=held, size=size, marker=marker, legend_label=side, name=side))
         if side == "baseline":
             told = [("step", "@step"), ("baseline", "@baseline{0.000000}"), ("candidate", "@candidate{0.000000}")]
             plot.add_tools(HoverTool(renderers=[line], tooltips=told, mode="vline"))
+    for drawn in points:
+        drawn.nonselection_glyph = drawn.selection_glyph = None
+    plot.add_tools(TapTool(renderers=points))
+    plot.xaxis.ticker.min_interval = 1
+    _quieten(plot)
+    return dict(json_item(plot))
+
+
+def histogram(spread: Histogram) -> dict[str, Any]:
+    """Draw how the elements of a slot are spread: the baseline filled, the candidate as an outline, counts logarithmic."""
+    from bokeh.embed import json_item
+    from bokeh.models import ColumnDataSource, HoverTool, PrintfTickFormatter
+    from bokeh.plotting import figure
+
+    edges, floor = list(spread.edges), 0.5
+    held = ColumnDataSource(
+        {
+            "left": edges[:-1],
+            "right": edges[1:],
+            "baseline": [max(count, floor) for count in spread.baseline],
+            "candidate": [max(count, floor) for count in spread.candidate],
+            "before": list(spread.baseline),
+            "after": list(spread.candidate),
+        }
+    )
+    top = 2 * max(*spread.baseline, *spread.candidate, 1)
+    plot = figure(
+        name="histogram", height=HISTOGRAM_HEIGHT, sizing_mode="stretch_width", toolbar_location=None, tools="",
+        y_axis_type="log", y_range=(floor, top), y_axis_label="elements",
+    )  # fmt: skip
+    plot.yaxis.formatter = PrintfTickFormatter(format="%.0f")
+    plot.quad(
+        left="left", right="right", bottom=floor, top="baseline", source=held, name="baseline", legend_label="baseline",
+        fill_alpha=0.35, line_alpha=0,
+    )  # fmt: skip
+    outline = plot.quad(
+        left="left", right="right", bottom=floor, top="candidate", source=held, name="candidate", legend_label="candidate",
+        fill_alpha=0, line_width=1.5,
+    )  # fmt: skip
+    told = [("from", "@left"), ("to", "@right"), ("baseline", "@before{0,0}"), ("candidate", "@after{0,0}")]
+    plot.add_tools(HoverTool(renderers=[outline], tooltips=told))
+    _quieten(plot)
+    return dict(json_item(plot))
+
+
+def overview() -> dict[str, Any]:
+    """Lay out the errors of all calls in order of execution; the page fills in the points."""
+    from bokeh.embed import json_item
+    from bokeh.models import ColumnDataSource, HoverTool, TapTool
+    from bokeh.plotting import figure
+
+    plot = figure(
+        name="overview", height=CHART_HEIGHT, sizing_mode="stretch_width", toolbar_location=None, tools="",
+        y_axis_type="log", x_axis_label="execution order in the candidate", y_axis_label="rel. L2 of the outputs",
+    )  # fmt: skip
+    points = []
+    for name, label, marker, size in SERIES:
+        held = ColumnDataSource({"seq": [], "error": [], "row": [], "call": []}, name=name)
+        drawn = plot.scatter("seq", "error", source=held, size=size, marker=marker, name=name, legend_label=label, line_alpha=0)
+        drawn.nonselection_glyph = drawn.selection_glyph = None
+        points.append(drawn)
+    plot.add_tools(HoverTool(renderers=points, tooltips=[("call", "@call"), ("rel. L2", "@error{0.0e+0}")]), TapTool(renderers=points))
+    plot.xaxis.formatter.use_scientific = False
     _quieten(plot)
     return dict(json_item(plot))
 
@@ -108,7 +178,6 @@ def _quieten(plot: Any) -> None:
     plot.xgrid.grid_line_color = None
     plot.axis.minor_tick_line_color = None
     plot.axis.axis_label_text_font_style = "normal"
-    plot.xaxis.ticker.min_interval = 1
     plot.legend.background_fill_alpha = 0
     plot.legend.border_line_color = None
     plot.legend.spacing = 28

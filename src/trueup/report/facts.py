@@ -5,8 +5,9 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import Any
 
-from trueup.model import Finding, Result, SlotComparison, TensorStats
+from trueup.model import Finding, Neighbour, Result, SlotComparison, TensorStats
 from trueup.report.sentence import changed_arguments
 from trueup.report.wording import number, one_line, sci, shorten
 
@@ -18,6 +19,10 @@ METHODS = {
     "none": "not measured",
 }
 """How an error was found, in words; origin of the ±18 %: 64 signed sums, see ``trueup.model.LANES``."""
+
+
+DIGITS = 9
+"""Significant digits of an element: enough to tell two float32 apart (IEEE 754-2019, 5.12.2)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,8 +51,8 @@ class SlotRow:
 
 
 @dataclass(frozen=True, slots=True)
-class LossRow:
-    """The loss of one step in both runs; ``difference`` is relative to the baseline's."""
+class StepRow:
+    """A number of one step (loss, gradient norm) in both runs; ``difference`` is relative to the baseline's."""
 
     step: int
     baseline: float | None
@@ -68,10 +73,27 @@ def slot_rows(finding: Finding) -> list[SlotRow]:
     return [_slot_row(slot) for slot in finding.slots]
 
 
-def loss_rows(result: Result) -> list[LossRow]:
+def loss_rows(result: Result) -> list[StepRow]:
     """Join the losses of both runs by step; of several losses in a step the last is taken."""
-    before, after = dict(result.baseline.losses), dict(result.candidate.losses)
-    return [LossRow(step, before.get(step), after.get(step)) for step in sorted(before.keys() | after.keys())]
+    return _by_step(result.baseline.losses, result.candidate.losses)
+
+
+def norm_rows(result: Result) -> list[StepRow]:
+    """Join the gradient norms of both runs by step."""
+    return _by_step(result.baseline.gradient_norms, result.candidate.gradient_norms)
+
+
+def norm_remarks(result: Result) -> list[str]:
+    """Say which gradients the norms are of, or why a run has none; one line where both runs agree."""
+    sources = result.baseline.gradient_source, result.candidate.gradient_source
+    if sources[0] == sources[1]:
+        return [sources[0]] if sources[0] else []
+    return [f"{side}: {source}" for side, source in zip(("baseline", "candidate"), sources, strict=True) if source]
+
+
+def _by_step(first: Sequence[tuple[int, float]], second: Sequence[tuple[int, float]]) -> list[StepRow]:
+    before, after = dict(first), dict(second)
+    return [StepRow(step, before.get(step), after.get(step)) for step in sorted(before.keys() | after.keys())]
 
 
 def environment_rows(result: Result) -> list[tuple[str, str, str, bool]]:
@@ -84,12 +106,35 @@ def environment_rows(result: Result) -> list[tuple[str, str, str, bool]]:
     return sorted(((*row, row[1] != row[2]) for row in rows), key=lambda row: not row[3])
 
 
-def loss_lines(rows: Sequence[LossRow]) -> list[tuple[str, str, str, str]]:
+def loss_lines(rows: Sequence[StepRow]) -> list[tuple[str, str, str, str]]:
     """Write losses as ``(step, baseline, candidate, difference)``, all with the same number of decimals."""
     write = _writer([value for row in rows for value in (row.baseline, row.candidate) if value is not None])
     return [
         (f"{row.step:,}", write(row.baseline), write(row.candidate), difference_text(row.difference)) for row in rows
     ]
+
+
+def step_lines(result: Result) -> list[dict[str, Any]]:
+    """Join losses and gradient norms: ``{"step": 3, "loss": lines, "norm": lines}``, lines as in `loss_lines`, None: none."""
+    joined: dict[int, dict[str, Any]] = {}
+    for name, rows in (("loss", loss_rows(result)), ("norm", norm_rows(result))):
+        for row, line in zip(rows, loss_lines(rows), strict=True):
+            joined.setdefault(row.step, {"step": row.step, "loss": None, "norm": None})[name] = line[1:]
+    return [joined[step] for step in sorted(joined)]
+
+
+def producers(finding: Finding) -> list[tuple[str, str, str]]:
+    """Return ``(input slot, call that made it, on which side)`` of the inputs whose producers were recorded."""
+    if finding.evidence is None:
+        return []
+    nodes = finding.evidence.nodes
+    found = {}
+    for edge in finding.evidence.edges:
+        if nodes[edge.target].hops == 0:
+            maker = nodes[edge.source]
+            name = call_name(maker.scope, maker.op, maker.ordinal)
+            found[one_line(edge.slots[1]), name, "" if edge.side == "both" else edge.side] = None
+    return list(found)
 
 
 def _writer(values: Sequence[float]) -> Callable[[float | None], str]:
@@ -114,6 +159,50 @@ def difference_text(value: float | None) -> str:
     if value == 0:
         return "equal"
     return ("+" if value > 0 else "") + sci(value)
+
+
+def worst_lines(finding: Finding) -> list[tuple[str, str, str, str, str, str]]:
+    """Write the worst elements as ``(slot, index, baseline, candidate, difference, ulps)``."""
+    elements = finding.evidence.worst if finding.evidence is not None else ()
+    return [
+        (
+            one_line(element.slot),
+            f"[{', '.join(map(str, element.index))}]",
+            number(element.baseline, DIGITS),
+            number(element.candidate, DIGITS),
+            number(element.candidate - element.baseline),
+            ulps_text(element.ulps),
+        )
+        for element in elements
+    ]
+
+
+def ulps_text(ulps: float) -> str:
+    """Write a distance in units in the last place: ``3``, ``12,609,989``, ``1.2e9``."""
+    if not math.isfinite(ulps):
+        return "–"
+    return f"{ulps:,.0f}" if ulps < 1e9 else sci(ulps)
+
+
+def call_name(scope: str, op: str, ordinal: int) -> str:
+    """Name a call in one line: ``neck.lstm/torch.lstm#0``."""
+    return one_line(f"{scope}/{op}#{ordinal}" if scope else f"{op}#{ordinal}")
+
+
+def neighbour_lines(finding: Finding) -> list[tuple[str, str]]:
+    """Say between which calls an unmatched one stands: ``("after", "neck/aten::mm#0 (812 and 1,027)")``."""
+    words = {-1: "after", 1: "before"}
+    return [
+        (words[near.hops], f"{call_name(near.scope, near.op, near.ordinal)} ({_counterparts(near)})")
+        for near in finding.neighbours
+        if near.hops in words
+    ]
+
+
+def _counterparts(near: Neighbour) -> str:
+    if near.side != "both":
+        return f"{max(near.seq):,}, only in the {near.side} too"
+    return f"{near.seq[0]:,} in the baseline, {near.seq[1]:,} in the candidate"
 
 
 def remark(stats: TensorStats) -> str:

@@ -17,19 +17,32 @@ from typing import Any
 from jinja2 import Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup
 
-from trueup.model import Finding, Result
+from trueup.model import Evidence, Finding, Result
 from trueup.report import charts
 from trueup.report.advice import next_command
-from trueup.report.facts import METHODS, environment_rows, loss_lines, loss_rows, slot_rows
+from trueup.report.diagram import diagram, edge_rows
+from trueup.report.facts import (
+    METHODS,
+    environment_rows,
+    loss_rows,
+    neighbour_lines,
+    norm_remarks,
+    norm_rows,
+    producers,
+    slot_rows,
+    step_lines,
+    worst_lines,
+)
+from trueup.report.modules import module_tree
 from trueup.report.packing import important_first, pack
 from trueup.report.sentence import HEADS, evidence, operators
-from trueup.report.wording import clean, counted, number, sci, times
+from trueup.report.wording import clean, counted, number, one_line, sci, times
 
 STATIC_ROWS = 200
 """How many deviating calls the page also holds as plain rows, for print and for browsers without scripts."""
 UNMATCHED_ROWS = 500
 CULPRIT_CARDS = 20
-SCRIPTS = ("page.js", "calls.js")
+SCRIPTS = ("page.js", "charts.js", "calls.js")
 FLOOR, CEILING = -10.0, 1.0
 """Ends of the error scale, as powers of ten."""
 
@@ -37,21 +50,16 @@ FLOOR, CEILING = -10.0, 1.0
 def render_page(result: Result) -> str:
     """Return the text of index.html."""
     interactive = charts.available()
-    losses = loss_rows(result)
-    scripts = [*(charts.library() if interactive else []), *map(_ours, SCRIPTS)] if interactive else [_ours("page.js")]
-    blocks: dict[str, Any] = {}
-    if interactive:
-        blocks["calls-data"] = pack(result.calls)
-        blocks["calls-model"] = charts.calls_table(max(result.baseline.ranks, result.candidate.ranks) > 1)
-        if losses:
-            blocks["loss-model"] = charts.loss_chart(losses)
+    scripts = [*charts.library(), *map(_ours, SCRIPTS)] if interactive else [_ours("page.js")]
+    blocks = _blocks(result) if interactive else {}
     return (
         _environment()
         .get_template("page.html.j2")
         .render(
             _facts(result),
-            losses=loss_lines(losses),
+            **_page_facts(result),
             interactive=interactive,
+            drawn=set(blocks),
             style=Markup(_ours("style.css")),
             scripts=[Markup(script) for script in scripts],
             blocks={name: embedded(data) for name, data in blocks.items()},
@@ -93,15 +101,44 @@ def _facts(result: Result) -> dict[str, Any]:
         "named": named.removesuffix(")"),
         "other_lines": lines[1:],
         "advice": next_command(result),
-        "culprits": [_card(finding) for finding in result.culprits[:CULPRIT_CARDS]],
-        "unmatched": result.unmatched[:UNMATCHED_ROWS],
-        "environment": environment_rows(result),
+        "culprits": [_card(finding, n) for n, finding in enumerate(result.culprits[:CULPRIT_CARDS])],
+        "unmatched": [(finding, neighbour_lines(finding)) for finding in result.unmatched[:UNMATCHED_ROWS]],
         "static_calls": [row for row in deviating if row.get("state") not in ("equal", "agrees")],
         "methods": METHODS,
     }
 
 
-def _card(finding: Finding) -> dict[str, Any]:
+def _blocks(result: Result) -> dict[str, Any]:
+    """Return what the page's scripts read: charts, the table's layout, the calls."""
+    made: dict[str, Any] = {
+        "calls-data": pack(result.calls),
+        "calls-model": charts.calls_table(max(result.baseline.ranks, result.candidate.ranks) > 1),
+        "overview-model": charts.overview(),
+    }
+    for name, label, rows in (("loss", "loss", loss_rows(result)), ("norm", "gradient norm", norm_rows(result))):
+        if rows:
+            made[f"{name}-model"] = charts.curves(label, rows)
+    for n, finding in enumerate(result.culprits[:CULPRIT_CARDS]):
+        for k, spread in enumerate(finding.evidence.histograms if finding.evidence else ()):
+            made[f"histogram-{n}-{k}-model"] = charts.histogram(spread)
+    return made
+
+
+def _page_facts(result: Result) -> dict[str, Any]:
+    """Return what the page shows and a notebook does not."""
+    environment = environment_rows(result)
+    return {
+        "steps": step_lines(result),
+        "norm_remarks": norm_remarks(result),
+        "tree": module_tree(result.calls),
+        "differing": [row for row in environment if row[3]],
+        "alike": [row for row in environment if not row[3]],
+        "several_ranks": max(result.baseline.ranks, result.candidate.ranks) > 1,
+    }
+
+
+def _card(finding: Finding, n: int = 0) -> dict[str, Any]:
+    evidence_of = finding.evidence or Evidence()
     scale = [("inputs", finding.error_in), ("expected", finding.expected), ("outputs", finding.error_out)]
     return {
         "finding": finding,
@@ -110,6 +147,13 @@ def _card(finding: Finding) -> dict[str, Any]:
         "slots": slot_rows(finding),
         "scale": [(name, sci(error), _position(error)) for name, error in scale],
         "ratio": times(finding.ratio),
+        "number": n,
+        "evidence_of": evidence_of,
+        "histograms": [one_line(spread.slot) for spread in evidence_of.histograms],
+        "worst": worst_lines(finding),
+        "producers": producers(finding),
+        "diagram": diagram(evidence_of),
+        "edges": edge_rows(evidence_of),
     }
 
 
@@ -135,8 +179,13 @@ def _environment() -> Environment:
         lstrip_blocks=True,
         finalize=_finalize,
     )
-    made.filters.update(sci=sci, number=number, counted=counted)
+    made.filters.update(sci=sci, number=number, counted=counted, go=_go)
     return made
+
+
+def _go(filters: dict[str, Any]) -> str:
+    """Write the filters that a link to the table of calls sets, as the text of an attribute."""
+    return json.dumps(filters)
 
 
 def _finalize(value: Any) -> Any:

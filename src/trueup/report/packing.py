@@ -19,7 +19,7 @@ from trueup.report.wording import one_line
 ROWS = 250_000
 """How many calls a page holds; the rest stays in calls.parquet and the page says so."""
 
-TEXTS = ("phase", "level", "scope", "op", "state", "role", "rule", "source")
+TEXTS = ("phase", "level", "scope", "op", "state", "role", "rule", "source", "paired")
 WHOLE = ("rank", "step", "ordinal", "seq_baseline", "seq_candidate")
 ERRORS = ("error_in", "error_out", "expected", "ratio")
 ROLES, STATES = ("culprit", "victim"), ("deviates", "incomparable", "agrees", "equal")

@@ -24,7 +24,7 @@ from rich.table import Table
 from rich.text import Text
 
 from trueup.report.advice import next_command
-from trueup.report.facts import LossRow, SlotRow, loss_lines, loss_rows, slot_rows
+from trueup.report.facts import StepRow, SlotRow, loss_lines, loss_rows, slot_rows
 from trueup.report.sentence import HEADS, evidence, operators
 from trueup.report.wording import clean, counted, one_line, sci, short_source
 
@@ -128,7 +128,7 @@ def _remarks(table: Table, *remarks: str) -> None:
         table.add_row(Text(f"    {text}", "yellow"))
 
 
-def _losses(rows: Sequence[LossRow]) -> Table:
+def _losses(rows: Sequence[StepRow]) -> Table:
     table = _plain_table("step", "baseline", "candidate", "difference")
     table.columns[0].justify = "right"
     lines = loss_lines(rows)

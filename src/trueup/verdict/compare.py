@@ -20,6 +20,7 @@ from trueup.verdict.ahead import Ahead
 from trueup.verdict.align import align
 from trueup.verdict.criteria import Criterion
 from trueup.verdict.criteria import load as load_criterion
+from trueup.verdict.evidence import with_evidence
 from trueup.verdict.findings import suspect_finding, unmatched_finding, victim_finding
 from trueup.verdict.judge import CARRIED_ON, UNSIZED, judge
 from trueup.verdict.locate import SIDES, Part, Side, Suspect, locate, rank_culprits
@@ -145,10 +146,11 @@ class _Comparison:
         self._last_notes(None if certain else next(iter(culprits), None))
         culprits = culprits if certain else []
         lines = verdict_lines(verdict, culprits, self.victims, self.unmatched, self.notes, counts)
-        return Result(
+        result = Result(
             verdict, "\n".join(lines), culprits, self.victims, self.unmatched, self.notes, self.criterion.name,
             summaries[0], summaries[1], counts, table,
         )  # fmt: skip
+        return with_evidence(result, self.captures, self.criterion.rows)
 
     def _verdict(
         self, deviates: bool, ranked: list[Suspect], counts: dict[str, int], summaries: list[RunSummary]

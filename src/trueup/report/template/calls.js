@@ -1,33 +1,7 @@
 "use strict";
-// The chart, and the table of calls with its filters. Rows live in typed arrays; the table gets those that pass.
+// The table of calls with its filters. Rows live in typed arrays; the table gets those that pass, in the order asked for.
 (async () => {
-  const block = (id) => { const found = document.getElementById(id); return found ? JSON.parse(found.textContent) : null; };
-  const embed = async (id, target) => {
-    const nth = Bokeh.documents.length;
-    await Bokeh.embed.embed_item(block(id), target);
-    return Bokeh.documents[nth];
-  };
-  const colour = (name) => getComputedStyle(document.documentElement).getPropertyValue(name).trim();
-
-  const paintChart = (doc) => {
-    const ink = colour("--quiet"), plot = doc.get_model_by_name("loss");
-    for (const axis of [...plot.below, ...plot.left]) {
-      Object.assign(axis, { axis_label_text_color: ink, major_label_text_color: ink, axis_line_color: colour("--line"), major_tick_line_color: colour("--line") });
-    }
-    for (const part of plot.center) if ("grid_line_color" in part && part.dimension === 1) part.grid_line_color = colour("--line");
-    for (const legend of plot.above) legend.label_text_color = colour("--ink");
-    for (const { name, glyph } of plot.renderers) {
-      glyph.line_color = { value: colour(`--${name}`) };
-      if ("fill_color" in glyph) glyph.fill_color = { value: colour(`--${name}`) };
-    }
-  };
-  const drawChart = async () => {
-    if (!document.getElementById("loss-model")) return;
-    const doc = await embed("loss-model", "loss-chart");
-    const paint = () => paintChart(doc);
-    window.trueup.repaint.push(paint);
-    paint();
-  };
+  const block = (id) => JSON.parse(document.getElementById(id).textContent);
 
   const inflate = async (text) => {
     const bytes = Uint8Array.from(atob(text), (c) => c.charCodeAt(0));
@@ -43,7 +17,7 @@
     return held;
   };
 
-  const CHOICES = ["state", "role", "phase", "level", "step", "rank"];
+  const CHOICES = ["state", "role", "phase", "level", "step", "rank", "paired"];
   const fill = (form, calls) => {
     for (const name of CHOICES) {
       const { values, at } = calls.column[name], select = form.elements[name];
@@ -53,8 +27,12 @@
       select.closest("label").hidden = options.length < (name === "role" ? 1 : 2);
     }
     // Chosen, but not the default: "Show all" is the form's reset.
-    const deviating = [...form.elements.state.options].find((option) => option.text === "deviates");
-    if (deviating) form.elements.state.value = deviating.value;
+    choose(form.elements.state, "deviates");
+  };
+  const choose = (select, text) => {
+    const found = [...select.options].find((option) => option.text === String(text));
+    if (found) select.value = found.value;
+    return Boolean(found);
   };
 
   // For each distinct text, which of the words it contains: one bit a word.
@@ -64,11 +42,21 @@
   });
   const passing = (form, calls) => {
     const words = form.elements.text.value.toLowerCase().split(/\s+/).filter(Boolean).slice(0, 30), all = (1 << words.length) - 1;
-    const { scope, op } = calls.column, inScope = marks(scope.values, words), inOp = marks(op.values, words);
+    const { scope, op, error_out } = calls.column, inScope = marks(scope.values, words), inOp = marks(op.values, words);
+    const module = form.elements.module.value, least = Number.parseFloat(form.elements.least.value);
+    const within = Uint8Array.from(scope.values, (text) => !module || text === module || text.startsWith(`${module}.`));
     const chosen = CHOICES.filter((name) => form.elements[name].value !== "").map((name) => [calls.column[name].at, Number(form.elements[name].value)]);
     const kept = [];
     for (let row = 0; row < calls.rows; row++) {
-      if (chosen.every(([at, code]) => at[row] === code) && (inScope[scope.at[row]] | inOp[op.at[row]]) === all) kept.push(row);
+      if (!within[scope.at[row]] || (inScope[scope.at[row]] | inOp[op.at[row]]) !== all) continue;
+      // Not comparable (NaN) passes: it may be any size.
+      if (error_out.at[row] < least || !chosen.every(([at, code]) => at[row] === code)) continue;
+      kept.push(row);
+    }
+    const by = form.elements.sort.value;
+    if (by) {
+      const { at } = calls.column[by], rising = by === "seq_candidate", key = (row) => (Number.isNaN(at[row]) ? Infinity : at[row]);
+      kept.sort((a, b) => (rising ? key(a) - key(b) : key(b) - key(a)) || a - b);
     }
     return kept;
   };
@@ -93,6 +81,7 @@
       ["order", `${seq("seq_baseline")} in the baseline, ${seq("seq_candidate")} in the candidate`], ["rule", text(column.rule, row) || "–"],
     ];
     const list = document.createElement("dl");
+    if (text(column.paired, row)) facts.push(["paired by", text(column.paired, row)]);
     for (const [name, value] of facts) {
       const term = document.createElement("dt"), description = document.createElement("dd");
       term.textContent = name; description.textContent = value;
@@ -113,8 +102,10 @@
   };
 
   const drawTable = async () => {
-    const [doc, calls] = await Promise.all([embed("calls-model", "calls-table"), load()]);
-    const table = doc.get_model_by_name("calls"), source = table.source;
+    const target = document.getElementById("calls-table");
+    const nth = Bokeh.documents.length;
+    await Bokeh.embed.embed_item(block("calls-model"), target);
+    const calls = await load(), table = Bokeh.documents[nth].get_model_by_name("calls"), source = table.source;
     const form = document.getElementById("filters"), detail = document.getElementById("detail"), hint = detail.firstElementChild;
     let rows = [];
     const apply = () => {
@@ -125,8 +116,8 @@
       document.getElementById("shown").textContent = `${rows.length.toLocaleString("en")} of ${calls.total.toLocaleString("en")}${beyond}`;
     };
     source.selected.properties.indices.change.connect(() => {
-      const [nth] = source.selected.indices;
-      detail.replaceChildren(nth === undefined ? hint : describe(calls, rows[nth]));
+      const [chosen] = source.selected.indices;
+      detail.replaceChildren(chosen === undefined ? hint : describe(calls, rows[chosen]));
     });
     fill(form, calls);
     fit(table);
@@ -134,14 +125,44 @@
     window.addEventListener("resize", () => { clearTimeout(narrowing); narrowing = setTimeout(() => fit(table), 150); });
     form.addEventListener("input", () => { clearTimeout(waiting); waiting = setTimeout(apply, 60); });
     form.addEventListener("submit", (event) => event.preventDefault());
-    form.addEventListener("reset", () => setTimeout(apply));
+    let revealing = false;
+    form.addEventListener("reset", () => { if (!revealing) setTimeout(apply); });
     apply();
-    document.documentElement.dataset.ready = String(Math.round(performance.now()));
+
+    // What links, the tree and charts show: set these filters, clear the others, and choose the call named by `seq`.
+    const reveal = (filters, row) => {
+      revealing = true;
+      form.reset();
+      revealing = false;
+      for (const [name, value] of Object.entries(filters)) {
+        const field = form.elements[name];
+        if (field?.options) choose(field, value); else if (field) field.value = value;
+      }
+      apply();
+      const at = row ?? (filters.seq === undefined ? -1 : rows.find((one) => calls.column.seq_candidate.at[one] === filters.seq));
+      const place = rows.indexOf(at);
+      if (place >= 0) source.selected.indices = [place];
+      document.getElementById("calls-title").scrollIntoView();
+      form.elements.text.focus({ preventScroll: true });
+    };
+    document.addEventListener("click", (event) => {
+      const link = event.target.closest?.("[data-go]");
+      if (!link) return;
+      event.preventDefault();
+      reveal(JSON.parse(link.dataset.go));
+    });
+    const chosen = (row) => {
+      const { scope, phase, step } = calls.column;
+      reveal({ module: text(scope, row), phase: text(phase, row), step: step.at[row] }, row);
+    };
+    return { calls, reveal, chosen };
   };
 
   try {
-    await drawChart();
-    await drawTable();
+    const { calls, reveal, chosen } = await drawTable();
+    await window.trueup.drawCharts(reveal);
+    await window.trueup.drawOverview(calls, chosen);
+    document.documentElement.dataset.ready = String(Math.round(performance.now()));
   } catch (error) {
     document.documentElement.classList.add("failed"); // the plain tables take over
     console.error(error);

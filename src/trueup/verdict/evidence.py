@@ -1,0 +1,185 @@
+"""What a report shows beside the verdict, read from the captures once the verdict is known.
+
+`with_evidence` is called at the end of a comparison: for the first culprits the spread and the worst elements of what deviates
+(where the bytes were recorded) and the calls around; for unmatched calls their neighbours; for both runs the gradient norms;
+the rows of the criterion that judged. It decides nothing: what it cannot read it says, and the verdict stands.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from typing import Any, Protocol
+
+import numpy as np
+
+from trueup.model import Evidence, Finding, Histogram, Neighbour, Result, Rule, SlotComparison, TrueupError, WorstElement
+from trueup.store import Capture
+from trueup.verdict.elements import compare_elements
+from trueup.verdict.gradients import gradient_norms
+from trueup.verdict.surroundings import Compared, Graph, Surroundings, neighbour
+
+CULPRITS = 20
+"""Culprits with evidence."""
+SLOTS = 2
+"""Slots of a culprit whose elements are shown: the worst."""
+HELD = 4
+"""Steps of a rank whose surroundings are kept at hand."""
+PAYLOAD = ("seq", "slot", "shape", "payload_segment", "payload_key", "payload_view")
+
+Captures = tuple[Capture, Capture]
+
+
+class CriterionRow(Protocol):
+    """What is shown of a row of a criterion."""
+
+    @property
+    def name(self) -> str: ...  # noqa: D102
+    @property
+    def origin(self) -> str: ...  # noqa: D102
+
+
+def with_evidence(result: Result, captures: Captures, rows: Iterable[CriterionRow] = ()) -> Result:
+    """Return the result with what its report shows.
+
+    Args:
+        result: a finished verdict.
+        captures: the baseline and the candidate.
+        rows: of the criterion that judged.
+    """
+    around = _Around(captures, result)
+    culprits = [
+        dataclasses.replace(finding, evidence=_evidence(finding, captures, around)) if k < CULPRITS else finding
+        for k, finding in enumerate(result.culprits)
+    ]
+    unmatched = [dataclasses.replace(finding, neighbours=around.beside(finding)) for finding in result.unmatched]
+    runs = []
+    for run, capture in zip((result.baseline, result.candidate), captures, strict=True):
+        norms, source = gradient_norms(capture)
+        runs.append(dataclasses.replace(run, gradient_norms=norms, gradient_source=source))
+    return dataclasses.replace(
+        result, culprits=culprits, unmatched=unmatched, baseline=runs[0], candidate=runs[1], rules=used_rules(result, rows)
+    )
+
+
+def _evidence(finding: Finding, captures: Captures, around: _Around) -> Evidence:
+    histograms, worst, notes = _elements(finding, captures)
+    nodes, edges, omitted = around.graph(finding)
+    return Evidence(tuple(histograms), tuple(worst), tuple(nodes), tuple(edges), omitted, tuple(notes))
+
+
+# ---------------------------------------------------------------- elements
+def _elements(finding: Finding, captures: Captures) -> tuple[list[Histogram], list[WorstElement], list[str]]:
+    histograms: list[Histogram] = []
+    worst: list[WorstElement] = []
+    notes: list[str] = []
+    if min(finding.seq) < 0:
+        return histograms, worst, ["the call is in one run only, so there are no two tensors to lay side by side"]
+    for slot in _worst_slots(finding):
+        tensors, reason = _tensors(finding, slot.slot, captures)
+        if tensors is None:
+            notes.append(reason)
+            continue
+        histogram, elements, left_out = compare_elements(slot.slot, *tensors)
+        histograms += [histogram] if histogram is not None else []
+        worst += elements
+        notes += left_out
+    return histograms, worst, list(dict.fromkeys(notes))
+
+
+def _worst_slots(finding: Finding) -> list[SlotComparison]:
+    """Return the deviating tensors with the largest errors; one that could not be measured counts as the largest."""
+    tensors = [s for s in finding.slots if s.method != "value" and s.state in ("deviates", "incomparable")]
+    return sorted(tensors, key=lambda s: -math.inf if math.isnan(s.relative_l2) else -s.relative_l2)[:SLOTS]
+
+
+def _tensors(finding: Finding, slot: str, captures: Captures) -> tuple[tuple[Any, Any] | None, str]:
+    """Return both sides' elements of a slot, or None and why."""
+    found = []
+    for side, capture, seq in zip(("baseline", "candidate"), captures, finding.seq, strict=True):
+        try:
+            table = capture.records(list(PAYLOAD), rank=finding.rank, step=finding.step, seq=seq, slot=slot)
+            record = table.to_pylist()[0] if table.num_rows else None
+            if record is None or record["payload_segment"] is None:
+                return None, (
+                    f"{slot}: only statistics were recorded in the {side}, so there is no histogram and no list of elements; "
+                    "capture with --detail tensor"
+                )
+            array = capture.payload(finding.rank, record["payload_segment"], record["payload_key"], record["payload_view"])
+            found.append(array.reshape(record["shape"]) if math.prod(record["shape"] or [1]) == array.size else array)
+        except (TrueupError, ValueError, TypeError) as error:
+            return None, f"{slot}: the {side}'s elements cannot be read ({str(error).splitlines()[0]})"
+    first, second = found
+    if first.size != second.size or (first.dtype.kind == "c") != (second.dtype.kind == "c"):
+        return None, f"{slot}: the two sides have {first.size:,} and {second.size:,} elements, which cannot be laid side by side"
+    return (first, second), ""
+
+
+# ---------------------------------------------------------------- the calls around
+class _Around:
+    """Surroundings by side, rank and step, a few of them held at a time."""
+
+    def __init__(self, captures: Captures, result: Result) -> None:
+        self._captures, self._calls = captures, result.calls
+        self._held: dict[tuple[int, int], tuple[Surroundings, Surroundings]] = {}
+        self._compared: dict[tuple[int, int], Compared] = {}
+
+    def graph(self, finding: Finding) -> tuple[list[Neighbour], list[Any], int]:
+        """Return nodes, edges and how many neighbours were left out."""
+        sides, compared = self._of(finding)
+        made = Graph(sides, compared, finding.seq, finding.level)
+        known = {slot.slot: slot.relative_l2 for slot in finding.slots}
+        nodes = made.nodes()
+        return nodes, made.edges(nodes, known), made.omitted
+
+    def beside(self, finding: Finding) -> tuple[Neighbour, ...]:
+        """Return the calls right before and after an unmatched one."""
+        sides, compared = self._of(finding)
+        side = 0 if finding.seq[0] >= 0 else 1
+        found = []
+        for hops, seq in zip((-1, 1), sides[side].beside(finding.seq[side], finding.level), strict=True):
+            if seq is not None:
+                found.append(neighbour(hops, compared.pair(seq, side), sides[side].facts(seq), compared))
+        return tuple(found)
+
+    def _of(self, finding: Finding) -> tuple[tuple[Surroundings, Surroundings], Compared]:
+        key = finding.rank, finding.step
+        if key not in self._held:
+            while len(self._held) >= HELD:
+                oldest = next(iter(self._held))
+                del self._held[oldest], self._compared[oldest]
+            first, second = (Surroundings(capture, *key) for capture in self._captures)
+            self._held[key] = first, second
+            self._compared[key] = Compared.of(self._calls, finding.rank, (finding.step - 1, finding.step))
+        return self._held[key], self._compared[key]
+
+
+# ---------------------------------------------------------------- the criterion
+def used_rules(result: Result, rows: Iterable[CriterionRow]) -> Sequence[Rule]:
+    """Return the rows of a criterion that judged calls of a result, those of most calls first."""
+    known = {row.name: row for row in rows}
+    table = result.calls.select(["rule", "state"]).group_by(["rule", "state"]).aggregate([([], "count_all")]).to_pylist()
+    calls: Counter[str] = Counter()
+    deviates: Counter[str] = Counter()
+    for entry in table:
+        calls[entry["rule"] or ""] += entry["count_all"]
+        deviates[entry["rule"] or ""] += entry["count_all"] if entry["state"] == "deviates" else 0
+    return tuple(
+        Rule(name, demand(known[name]) if name in known else "", known[name].origin if name in known else "", n, deviates[name])
+        for name, n in calls.most_common()
+    )
+
+
+def demand(row: Any) -> str:
+    """Say what a row of a criterion explains: ``reduction, 4 ulps; carries errors linearly, x 8``."""
+    if not dataclasses.is_dataclass(row) or not hasattr(row, "own"):
+        return ""
+    facts: Any = row
+    said = f"rounding: {facts.own}, {_plain(facts.ulps)} units; errors of inputs: {facts.carry}, factor {_plain(facts.factor)}"
+    return said + ("; draws random numbers" if facts.random else "")
+
+
+def _plain(value: float) -> str:
+    return np.format_float_positional(value, trim="-")
