@@ -8,7 +8,19 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
-from trueup.model import Finding, Result, RunSummary, SlotComparison, TensorStats
+from trueup.model import (
+    Edge,
+    Evidence,
+    Finding,
+    Histogram,
+    Neighbour,
+    Result,
+    Rule,
+    RunSummary,
+    SlotComparison,
+    TensorStats,
+    WorstElement,
+)
 from trueup.report.sentence import verdict_lines
 
 HOSTILE = "</script><script>window.hacked=1</script><img src=x onerror=window.hacked=1>'\"{{7*7}}\x1b[2J\u202e<!--"
@@ -34,6 +46,45 @@ def slot(name: str, state: Any, error: float, method: Any = "sketch", **changes:
     kind, shape = ("float32", "float32"), ("[8, 16, 64]", "[8, 16, 64]")
     made = SlotComparison(name, state, error, method, kind, shape, stats(), stats(1 + min(error, 1.0)))
     return dataclasses.replace(made, **changes)
+
+
+def near(hops: int, scope: str, op: str, seq: tuple[int, int], state: str = "agrees", error: float = 3e-8, **changes: Any) -> Neighbour:
+    made = Neighbour(hops, seq, 0, "backward", "api", scope, op, 0, state, "", error, error)
+    return dataclasses.replace(made, **changes)
+
+
+def evidence() -> Evidence:
+    counts = np.histogram(np.random.default_rng(0).normal(size=4096), 40)
+    spread = Histogram("grad_input.0", tuple(counts[1].tolist()), tuple(counts[0].tolist()), tuple(counts[0][::-1].tolist()))
+    nan = float("nan")
+    return Evidence(
+        histograms=(spread,),
+        worst=(
+            WorstElement("grad_input.0", (3, 11, 57), 0.25, -0.125, 3145728.0),
+            WorstElement("grad_input.0", (0, 0, 1), 1.0, nan, nan),
+        ),
+        nodes=(
+            near(-2, "head.heatmap.0", "torch.conv2d", (400, 404)),
+            near(-1, "neck", "torch.Tensor.reshape", (410, 415)),
+            near(-1, "neck", "torch.Tensor.view", (-1, 416), "", nan),
+            near(0, "neck.lstm", "torch.lstm", (412, 418), "deviates", 0.21, role="culprit"),
+            near(1, "backbone.layer1.0.relu", "torch.relu", (420, 428), "deviates", 0.2, role="victim"),
+        ),
+        edges=(
+            Edge(0, 1, ("grad_input.0", "grad_output.0"), "both", 3e-8),
+            Edge(1, 3, ("grad_input.0", "grad_output.0"), "both", 3e-8),
+            Edge(2, 3, ("output.0", "grad_output.0"), "candidate", nan),
+            Edge(3, 4, ("grad_input.0", "grad_output.0"), "both", 0.21),
+        ),
+        omitted=3,
+        notes=("grad_input.1: only statistics were recorded in the baseline",),
+    )
+
+
+RULES = (
+    Rule("rounding.float32", "rounding: bilinear, 6 units; errors of inputs: bilinear, factor 4", "[HighamMary] sqrt(k) u", 1000, 30),
+    Rule("move", "rounding: exact, 1 units", "[Higham] data movement rounds nothing", 240, 8),
+)
 
 
 def culprit(**changes: Any) -> Finding:
@@ -64,6 +115,7 @@ def culprit(**changes: Any) -> Finding:
         stack=("centernet.py:57 in forward", "centernet.py:112 in forward", "train.py:88 in <module>"),
         source_line="rows, _ = self.lstm(rows)",
         victims=37,
+        evidence=evidence(),
     )
     return dataclasses.replace(made, **changes)
 
@@ -72,7 +124,9 @@ def run(name: str, device: str, drift: float, steps: int = 3) -> RunSummary:
     losses = tuple((k, 4.217 * 0.9**k * (1 + drift * k)) for k in range(steps))
     environment = {"torch": "2.6.0+cpu", "python": "3.11.7", "device": device, "TORCH_ALLOW_TF32": "0", "seed": "1234"}
     notes = ("torch.compile was not used", "2 calls inside autograd.Function ClampGrad were seen only from outside")
-    return RunSummary(f"runs/{name}", "torch", (device,), 1, steps, 1240, losses, environment, notes)
+    norms = tuple((k, 9.18 * 0.8**k * (1 + 2 * drift * k)) for k in range(steps))
+    source = "gradients that the optimizer reads"
+    return RunSummary(f"runs/{name}", "torch", (device,), 1, steps, 1240, losses, environment, notes, norms, source)
 
 
 def calls(count: int = 1240, deviating: int = 38, seed: int = 0) -> pa.Table:
@@ -122,6 +176,7 @@ def result(verdict: Any = "deviates", **changes: Any) -> Result:
         "candidate": run("npu", "npu:0", 0.031 if verdict == "deviates" else 0.0),
         "counts": {"compared": 1240, "equal": 1110, "agrees": 92, "deviates": 38, "incomparable": 0, "unmatched": 0},
         "calls": calls(),
+        "rules": RULES,
     } | changes
     if verdict == "aligned" and "counts" not in changes:
         made["counts"] = {"compared": 1234, "equal": 1200, "agrees": 34, "deviates": 0, "steps": 3}
@@ -144,6 +199,12 @@ def missing(side: Any = "candidate", k: int = 0, **changes: Any) -> Finding:
         phase="forward",
         slots=(),
         sentence="exists on one side only",
+        seq=(900 + k, -1) if side == "baseline" else (-1, 900 + k),
+        evidence=None,
+        neighbours=(
+            near(-1, f"decoder.{k}", "aten::view", (899, 899), level="aten", phase="forward"),
+            near(1, f"decoder.{k}.proj", "aten::mm", (901, -1) if side == "baseline" else (-1, 901), "", float("nan"), level="aten"),
+        ),
         **changes,
     )
 

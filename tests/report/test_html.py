@@ -16,18 +16,18 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
-from trueup.model import Result
+from trueup.model import Evidence, Result, Rule
 from trueup.report import charts
 from trueup.report.html import embedded, render_fragment, render_page
 from trueup.report.packing import pack
 
-from .results import HOSTILE, calls, crowded, culprit, missing, result, run
+from .results import HOSTILE, calls, crowded, culprit, evidence, missing, result, run
 
 
 def hostile() -> Result:
     """Everything foreign is hostile."""
     h = HOSTILE
-    bad = dataclasses.replace(run(h, h, 0.1), framework=h, devices=(h,), environment={h: h}, notes=(h,))
+    bad = dataclasses.replace(run(h, h, 0.1), framework=h, devices=(h,), environment={h: h}, notes=(h,), gradient_source=h)
     rows = calls(40, 20)
     for name in ("scope", "op", "rule", "source", "phase", "level"):
         rows = rows.set_column(rows.column_names.index(name), name, pa.array([h] * rows.num_rows))
@@ -35,8 +35,16 @@ def hostile() -> Result:
     found = dataclasses.replace(
         found, slots=tuple(dataclasses.replace(s, slot=h, dtype=(h, ""), shape=(h, h), reason=h) for s in found.slots)
     )
+    shown = evidence()
+    nodes = tuple(dataclasses.replace(node, scope=h, op=h, phase=h, level=h) for node in shown.nodes)
+    edges = tuple(dataclasses.replace(edge, slots=(h, h)) for edge in shown.edges)
+    spreads = tuple(dataclasses.replace(spread, slot=h) for spread in shown.histograms)
+    worst = tuple(dataclasses.replace(element, slot=h) for element in shown.worst)
+    found = dataclasses.replace(found, evidence=Evidence(spreads, worst, nodes, edges, 1, (h,)))
+    alone = dataclasses.replace(missing(), scope=h, op=h, source=h)
+    alone = dataclasses.replace(alone, neighbours=tuple(dataclasses.replace(n, scope=h, op=h) for n in alone.neighbours))
     return result(
-        culprits=(found, found), unmatched=(dataclasses.replace(missing(), scope=h, op=h, source=h),), notes=(h,),
+        culprits=(found, found), unmatched=(alone,), notes=(h,), rules=(Rule(h, h, h, 1, 1),),
         criterion=h, baseline=bad, candidate=bad, calls=rows,
     )  # fmt: skip
 

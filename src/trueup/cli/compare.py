@@ -19,6 +19,14 @@ def compare(
         Optional[Path],  # noqa: UP045 - typer evaluates it on Python 3.10
         typer.Option("--output", "-o", metavar="DIR", show_default=False, help="Save the report there."),
     ] = None,
+    csv: Annotated[
+        Optional[Path],  # noqa: UP045
+        typer.Option(metavar="FILE", show_default=False, help="Write a row per tensor as CSV, in ptdbg's columns."),
+    ] = None,
+    xlsx: Annotated[
+        Optional[Path],  # noqa: UP045
+        typer.Option(metavar="FILE", show_default=False, help="The same as an Excel workbook, coloured."),
+    ] = None,
     level: Annotated[
         Optional[list[str]],  # noqa: UP045
         typer.Option(metavar="LEVEL", help="module, api or aten, repeated; else whatever both captures hold."),
@@ -48,9 +56,12 @@ def compare(
 
     from rich.console import Console
 
-    from trueup.report.terminal import print_saved, render
+    from trueup.report.spreadsheet import write_csv, write_xlsx, xlsxwriter
+    from trueup.report.terminal import print_saved, print_written, render
     from trueup.verdict import compare as compare_captures
 
+    if xlsx is not None:
+        xlsxwriter()  # said before the comparison, not after
     repeats = [*(repeat or ()), *(more or ())]
     result = compare_captures(
         baseline, candidate, level=chosen, criterion=criterion, mapping=mapping, repeat=repeats, reference=reference
@@ -59,4 +70,7 @@ def compare(
     render(result, console)
     if output is not None:
         print_saved(result.save(output), console)
+    for file, write in ((csv, write_csv), (xlsx, write_xlsx)):
+        if file is not None:
+            print_written(write(result, file), console)
     return result.exit_code

@@ -130,7 +130,8 @@ def overview() -> dict[str, Any]:
         drawn = plot.scatter("seq", "error", source=held, size=size, marker=marker, name=name, legend_label=label, line_alpha=0)
         drawn.nonselection_glyph = drawn.selection_glyph = None
         points.append(drawn)
-    plot.add_tools(HoverTool(renderers=points, tooltips=[("call", "@call"), ("rel. L2", "@error{0.0e+0}")]), TapTool(renderers=points))
+    told = [("call", "@call"), ("rel. L2", "@error{0.0e+0}")]
+    plot.add_tools(HoverTool(renderers=points, tooltips=told), TapTool(renderers=points))
     plot.xaxis.formatter.use_scientific = False
     _quieten(plot)
     return dict(json_item(plot))

@@ -11,11 +11,11 @@ from dataclasses import dataclass
 from trueup.model import Edge, Evidence, Neighbour
 from trueup.report.wording import one_line, sci, shorten
 
-WIDTH, HEIGHT = 204, 66
-GAP_X, GAP_Y = 44, 12
+WIDTH, HEIGHT = 196, 66
+GAP_X, GAP_Y = 36, 12
 MARGIN = 4
-LINE = 29
-"""Characters of a line that fit into a box."""
+NAME, LINE = 24, 27
+"""Characters of the bold and of the other lines that fit into a box."""
 
 
 @dataclass(frozen=True)
@@ -91,7 +91,7 @@ def _box(place: tuple[int, int], node: Neighbour) -> Box:
     where = one_line(node.scope) or "outside any module"
     name = f"{one_line(node.op)}#{node.ordinal}"
     title = f"{where}\n{name}\n{node.phase}, step {node.step}, level {node.level}\n{errors}"
-    return Box(*place, node, tone(node), (shorten(name, LINE), shorten(where, LINE), shorten(errors, LINE)), title)
+    return Box(*place, node, tone(node), (shorten(name, NAME), shorten(where, LINE), shorten(errors, LINE)), title)
 
 
 def tone(node: Neighbour) -> str:
@@ -115,7 +115,7 @@ def _line(places: dict[int, tuple[int, int]], edge: Edge, nodes: tuple[Neighbour
     slots = " → ".join(map(one_line, edge.slots))
     on = "" if edge.side == "both" else f", only in the {edge.side}"
     said = f"{slots}: rel. L2 {_error(edge.error)}{on}"
-    bad = nodes[edge.source].state == "deviates" and not edge.error == 0
+    bad = nodes[edge.source].state == "deviates" and edge.error != 0
     return Line(path, "deviates" if bad else "calm", edge.side, said)
 
 

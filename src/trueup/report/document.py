@@ -11,7 +11,7 @@ import math
 from importlib import resources
 from typing import Any
 
-from trueup.model import Finding, Result, RunSummary, SlotComparison
+from trueup.model import Evidence, Finding, Neighbour, Result, RunSummary, SlotComparison
 from trueup.report.advice import next_command
 
 SCHEMA_VERSION = 1
@@ -32,7 +32,11 @@ def document(result: Result) -> dict[str, Any]:
         "counts": dict(result.counts),
         "culprits": [_finding(finding) for finding in result.culprits],
         "victims": [_call(finding) for finding in result.victims],
-        "unmatched": [_call(finding) | {"side": finding.side} for finding in result.unmatched],
+        "unmatched": [
+            _call(finding) | {"side": finding.side, "neighbours": [_neighbour(near) for near in finding.neighbours]}
+            for finding in result.unmatched
+        ],
+        "rules": [dataclasses.asdict(rule) for rule in result.rules],
         "notes": list(result.notes),
         "baseline": _run(result.baseline),
         "candidate": _run(result.candidate),
@@ -82,6 +86,49 @@ def _finding(finding: Finding) -> dict[str, Any]:
         "source_line": finding.source_line,
         "victims": finding.victims,
         "slots": [_slot(slot) for slot in finding.slots],
+        "evidence": None if finding.evidence is None else _evidence(finding.evidence),
+    }
+
+
+def _evidence(evidence: Evidence) -> dict[str, Any]:
+    return {
+        "histograms": [
+            {"slot": spread.slot} | {name: list(getattr(spread, name)) for name in ("edges", "baseline", "candidate")}
+            for spread in evidence.histograms
+        ],
+        "worst": [
+            {
+                "slot": element.slot,
+                "index": list(element.index),
+                "baseline": json_number(element.baseline),
+                "candidate": json_number(element.candidate),
+                "ulps": json_number(element.ulps),
+            }
+            for element in evidence.worst
+        ],
+        "nodes": [_neighbour(near) for near in evidence.nodes],
+        "edges": [
+            {
+                "source": edge.source,
+                "target": edge.target,
+                "slots": list(edge.slots),
+                "side": edge.side,
+                "error": json_number(edge.error),
+            }
+            for edge in evidence.edges
+        ],
+        "omitted": evidence.omitted,
+        "notes": list(evidence.notes),
+    }
+
+
+def _neighbour(near: Neighbour) -> dict[str, Any]:
+    names = ("hops", "step", "phase", "level", "scope", "op", "ordinal", "state", "role", "side")
+    return {name: getattr(near, name) for name in names} | {
+        "seq_baseline": near.seq[0],
+        "seq_candidate": near.seq[1],
+        "error_in": json_number(near.error_in),
+        "error_out": json_number(near.error_out),
     }
 
 
@@ -115,6 +162,8 @@ def _run(run: RunSummary) -> dict[str, Any]:
         "steps": run.steps,
         "calls": run.calls,
         "losses": [{"step": step, "loss": json_number(loss)} for step, loss in run.losses],
+        "gradient_norms": [{"step": step, "norm": json_number(norm)} for step, norm in run.gradient_norms],
+        "gradient_source": run.gradient_source,
         "environment": dict(run.environment),
         "notes": list(run.notes),
     }

@@ -128,7 +128,7 @@ def producers(finding: Finding) -> list[tuple[str, str, str]]:
     if finding.evidence is None:
         return []
     nodes = finding.evidence.nodes
-    found = {}
+    found: dict[tuple[str, str, str], None] = {}
     for edge in finding.evidence.edges:
         if nodes[edge.target].hops == 0:
             maker = nodes[edge.source]
@@ -189,11 +189,11 @@ def call_name(scope: str, op: str, ordinal: int) -> str:
     return one_line(f"{scope}/{op}#{ordinal}" if scope else f"{op}#{ordinal}")
 
 
-def neighbour_lines(finding: Finding) -> list[tuple[str, str]]:
-    """Say between which calls an unmatched one stands: ``("after", "neck/aten::mm#0 (812 and 1,027)")``."""
+def neighbour_lines(finding: Finding) -> list[tuple[str, str, str]]:
+    """Say between which calls an unmatched one stands: ``("after", "neck/aten::mm#0", "812 in the baseline, …")``."""
     words = {-1: "after", 1: "before"}
     return [
-        (words[near.hops], f"{call_name(near.scope, near.op, near.ordinal)} ({_counterparts(near)})")
+        (words[near.hops], call_name(near.scope, near.op, near.ordinal), _counterparts(near))
         for near in finding.neighbours
         if near.hops in words
     ]

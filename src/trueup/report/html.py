@@ -14,6 +14,7 @@ from collections.abc import Sequence
 from importlib import resources
 from typing import Any
 
+import pyarrow.compute as pc
 from jinja2 import Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup
 
@@ -127,10 +128,12 @@ def _blocks(result: Result) -> dict[str, Any]:
 def _page_facts(result: Result) -> dict[str, Any]:
     """Return what the page shows and a notebook does not."""
     environment = environment_rows(result)
+    step = result.culprits[0].step if result.culprits else None  # later steps deviate everywhere: they tell nothing
     return {
         "steps": step_lines(result),
         "norm_remarks": norm_remarks(result),
-        "tree": module_tree(result.calls),
+        "tree": module_tree(result.calls if step is None else result.calls.filter(pc.equal(result.calls["step"], step))),
+        "tree_step": step,
         "differing": [row for row in environment if row[3]],
         "alike": [row for row in environment if not row[3]],
         "several_ranks": max(result.baseline.ranks, result.candidate.ranks) > 1,
@@ -185,7 +188,7 @@ def _environment() -> Environment:
 
 def _go(filters: dict[str, Any]) -> str:
     """Write the filters that a link to the table of calls sets, as the text of an attribute."""
-    return json.dumps(filters)
+    return json.dumps({name: value for name, value in filters.items() if value is not None})
 
 
 def _finalize(value: Any) -> Any:

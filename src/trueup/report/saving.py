@@ -5,6 +5,8 @@ from __future__ import annotations
 import io
 import os
 import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import pyarrow.parquet as parquet
@@ -29,30 +31,55 @@ def save_report(result: Result, directory: str | Path) -> Path:
         for name, content in files.items():
             _write(target / name, content)
     except OSError as error:
-        raise TrueupError(
-            f"The report could not be written: {error.strerror or error}.\n"
-            f"  where:    {error.filename or target}\n"
-            f"  expected: a directory that can be made and written, for {', '.join(files)}\n"
-            f"  got:      {_what(target)}\n"
-            f"  next:     name another directory with -o, or make this one writable"
-        ) from error
+        expected = f"a directory that can be made and written, for {', '.join(files)}"
+        raise _refused(error, "The report", target, expected, "name another directory with -o") from error
     return target
 
 
+@contextmanager
+def replaced(path: Path, expected: str) -> Iterator[Path]:
+    """Give a temporary file beside ``path`` that is flushed to the disk and takes its place when the block ends well.
+
+    Raises:
+        TrueupError: it cannot be written; ``expected`` says what was to be.
+    """
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with _beside(path) as temporary:
+            yield temporary
+    except OSError as error:
+        raise _refused(error, path.name, path.parent, expected, "name another file") from error
+
+
 def _write(path: Path, content: bytes) -> None:
-    """Write beside ``path``, flush to the disk, then rename over it."""
+    with _beside(path) as temporary:
+        temporary.write_bytes(content)
+
+
+@contextmanager
+def _beside(path: Path) -> Iterator[Path]:
     handle, name = tempfile.mkstemp(prefix=f".{path.name}.", suffix=".tmp", dir=path.parent)
+    os.close(handle)
     temporary = Path(name)
     try:
-        with os.fdopen(handle, "wb") as file:
-            file.write(content)
-            file.flush()
+        yield temporary
+        with temporary.open("rb") as file:
             os.fsync(file.fileno())
         temporary.chmod(0o666 & ~_umask())
         temporary.replace(path)
     except BaseException:
         temporary.unlink(missing_ok=True)
         raise
+
+
+def _refused(error: OSError, what: str, target: Path, expected: str, instead: str) -> TrueupError:
+    return TrueupError(
+        f"{what} could not be written: {error.strerror or error}.\n"
+        f"  where:    {error.filename or target}\n"
+        f"  expected: {expected}\n"
+        f"  got:      {_what(target)}\n"
+        f"  next:     {instead}, or make this one writable"
+    )
 
 
 def _umask() -> int:

@@ -24,7 +24,7 @@ from rich.table import Table
 from rich.text import Text
 
 from trueup.report.advice import next_command
-from trueup.report.facts import StepRow, SlotRow, loss_lines, loss_rows, slot_rows
+from trueup.report.facts import SlotRow, StepRow, loss_lines, loss_rows, neighbour_lines, norm_rows, slot_rows, worst_lines
 from trueup.report.sentence import HEADS, evidence, operators
 from trueup.report.wording import clean, counted, one_line, sci, short_source
 
@@ -33,9 +33,10 @@ if TYPE_CHECKING:
 
     from trueup.model import Finding, Result
 
-LOSSES_SHOWN = 12
+STEPS_SHOWN = 8
 UNMATCHED_SHOWN = 10
 CULPRITS_SHOWN = 10
+WORST_SHOWN = 5
 COLOURS = {"deviates": "bold red", "aligned": "bold green", "inconclusive": "bold yellow"}
 STATES = {"deviates": "red", "incomparable": "yellow"}
 
@@ -46,9 +47,10 @@ def render(result: Result, console: Console) -> None:
     if result.culprit is not None:
         _section(console, None, _particulars(result.culprit))
         _slots(result.culprit, console)
-    losses = loss_rows(result)
-    if losses:
-        _section(console, "loss", _losses(losses))
+        _worst(result.culprit, console)
+    for title, rows in (("loss", loss_rows(result)), ("gradient norm", norm_rows(result))):
+        if rows:
+            _section(console, title, _curve(rows))
     if len(result.culprits) > 1:
         _section(console, "further culprits", _findings(result.culprits[1 : CULPRITS_SHOWN + 1]))
         _more(console, len(result.culprits) - 1 - CULPRITS_SHOWN)
@@ -119,6 +121,17 @@ def _slots(finding: Finding, console: Console) -> None:
         console.print(Text("  ≈ estimated from sketches, about ±18 %", "dim"))
 
 
+def _worst(finding: Finding, console: Console) -> None:
+    """Where the sides are furthest apart, of the worst slot."""
+    lines = worst_lines(finding)[:WORST_SHOWN]
+    if not lines:
+        return
+    table = _plain_table("worst elements", "baseline", "candidate", "difference", "ulp")
+    for slot, index, *numbers in lines:
+        table.add_row(Text(f"{slot}{index}"), *numbers)
+    _section(console, None, table)
+
+
 def _cells(numbers: Sequence[str]) -> list[str]:
     return list(numbers) if numbers else ["", "", "", ""]
 
@@ -128,12 +141,12 @@ def _remarks(table: Table, *remarks: str) -> None:
         table.add_row(Text(f"    {text}", "yellow"))
 
 
-def _losses(rows: Sequence[StepRow]) -> Table:
+def _curve(rows: Sequence[StepRow]) -> Table:
     table = _plain_table("step", "baseline", "candidate", "difference")
     table.columns[0].justify = "right"
     lines = loss_lines(rows)
-    if len(lines) > LOSSES_SHOWN:
-        half = LOSSES_SHOWN // 2
+    if len(lines) > STEPS_SHOWN:
+        half = STEPS_SHOWN // 2
         lines = [*lines[:half], ("…",) * 4, *lines[-half:]]
     for line in lines:
         table.add_row(*line)
@@ -145,6 +158,9 @@ def _unmatched(result: Result) -> Table:
     for finding in result.unmatched[:UNMATCHED_SHOWN]:
         name = Text(one_line(finding.name), overflow="fold")
         table.add_row(Text(finding.side, "dim"), name, Text(operators(finding), overflow="fold"))
+        near = ", ".join(f"{word} {name}" for word, name, _ in neighbour_lines(finding))
+        if near:
+            table.add_row("", Padding(Text(near, "dim", overflow="fold"), (0, 0, 0, 2)), "")
     return table
 
 
@@ -207,3 +223,9 @@ def print_saved(directory: Path, console: Console) -> None:
     """Say where the report is; the path stays on one line, so that a terminal makes it a link."""
     console.print()
     console.print(Text.assemble(("report  ", "bold"), clean(str(directory / "index.html"))), soft_wrap=True)
+
+
+def print_written(file: Path, console: Console) -> None:
+    """Say where a table of rows is."""
+    console.print()
+    console.print(Text.assemble(("rows  ", "bold"), clean(str(file))), soft_wrap=True)

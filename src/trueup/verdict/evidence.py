@@ -104,8 +104,8 @@ def _tensors(finding: Finding, slot: str, captures: Captures) -> tuple[tuple[Any
             record = table.to_pylist()[0] if table.num_rows else None
             if record is None or record["payload_segment"] is None:
                 return None, (
-                    f"{slot}: only statistics were recorded in the {side}, so there is no histogram and no list of elements; "
-                    "capture with --detail tensor"
+                    f"only statistics were recorded in the {side}: without the elements there is no histogram and no list of "
+                    "the worst; capture both runs with --detail tensor"
                 )
             array = capture.payload(finding.rank, record["payload_segment"], record["payload_key"], record["payload_view"])
             found.append(array.reshape(record["shape"]) if math.prod(record["shape"] or [1]) == array.size else array)

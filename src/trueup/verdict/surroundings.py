@@ -78,11 +78,16 @@ class Surroundings:
         return [self._link(row) for row in range(low, high) if self._producer[row] >= 0]
 
     def consumers(self, seq: int) -> list[Link]:
-        """Return which calls read what a call made, or what the calls inside it made where no row names the call itself."""
+        """Return which calls read what a call made, and which of its level read what the calls inside it made."""
         links = self._read_by(seq)
         known = {link.target for link in links}
+        facts = self.facts(seq)
+        level = None if facts is None else facts["level"]
         for inner in self.inside(seq):
-            links += [link for link in self._read_by(inner) if link.target not in known]
+            for link in self._read_by(inner):
+                reader = self.facts(link.target)
+                if link.target not in known and reader is not None and reader["level"] == level:
+                    links.append(link)
         return links
 
     def inside(self, seq: int) -> list[int]:
@@ -173,7 +178,7 @@ class Graph:
         self.omitted += len(ranked) - len(kept)
         for pair in kept:
             self._hops[pair] = hop
-        for pair in (*kept, *(p for p in found if p in self._hops and self._hops[p] * hop > 0)):
+        for pair in kept:
             for source, target, made, read, side in found[pair]:
                 self._edges.setdefault((source, target, read), (made, set()))[1].add(side)
         return kept

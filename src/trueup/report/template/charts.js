@@ -88,6 +88,9 @@
         call: rows.map((row) => `${scope.values[scope.at[row]]}/${op.values[op.at[row]]}#${ordinal.at[row]}`),
       };
     }
+    for (const legend of doc.roots()[0].above) {
+      legend.items = legend.items.filter(({ renderers }) => renderers.some(({ data_source }) => data_source.data.row.length));
+    }
     if (!drawn) for (const id of ["overview-chart", "overview-note"]) document.getElementById(id).hidden = true;
     onTap(doc, (data, nth) => choose(data.row[nth]));
   };
