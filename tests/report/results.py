@@ -82,7 +82,7 @@ def evidence() -> Evidence:
 
 
 RULES = (
-    Rule("rounding.float32", "rounding: bilinear, 6 units; errors of inputs: bilinear, factor 4", "[HighamMary] sqrt(k) u", 1000, 30),
+    Rule("rounding.float32", "rounding: bilinear, 6 units; errors of inputs: bilinear, factor 4", "[HighamMary]", 1000, 30),
     Rule("move", "rounding: exact, 1 units", "[Higham] data movement rounds nothing", 240, 8),
 )
 
@@ -203,7 +203,7 @@ def missing(side: Any = "candidate", k: int = 0, **changes: Any) -> Finding:
         evidence=None,
         neighbours=(
             near(-1, f"decoder.{k}", "aten::view", (899, 899), level="aten", phase="forward"),
-            near(1, f"decoder.{k}.proj", "aten::mm", (901, -1) if side == "baseline" else (-1, 901), "", float("nan"), level="aten"),
+            near(1, f"decoder.{k}.proj", "aten::mm", (901, -1) if side == "baseline" else (-1, 901), "", float("nan")),
         ),
         **changes,
     )

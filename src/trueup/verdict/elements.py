@@ -54,8 +54,9 @@ def _chunks(array: Array) -> Iterator[tuple[int, Array]]:
     """Yield ``(offset, float64 elements)``; a complex element is two."""
     flat = array.reshape(-1) if array.flags.c_contiguous else None
     parts = 2 if array.dtype.kind == "c" else 1
-    for start in range(0, min(array.size, MOST // parts), CHUNK):
-        stop = min(start + CHUNK, array.size)
+    end = min(array.size, MOST // parts)
+    for start in range(0, end, CHUNK):
+        stop = min(start + CHUNK, end)
         held = flat[start:stop] if flat is not None else array.flat[start:stop]
         numbers = held.view(held.real.dtype) if parts == 2 else held
         yield start * parts, numbers.astype(np.float64)
