@@ -48,7 +48,9 @@ def slot(name: str, state: Any, error: float, method: Any = "sketch", **changes:
     return dataclasses.replace(made, **changes)
 
 
-def near(hops: int, scope: str, op: str, seq: tuple[int, int], state: str = "agrees", error: float = 3e-8, **changes: Any) -> Neighbour:
+def near(
+    hops: int, scope: str, op: str, seq: tuple[int, int], state: str = "agrees", error: float = 3e-8, **changes: Any
+) -> Neighbour:
     made = Neighbour(hops, seq, 0, "backward", "api", scope, op, 0, state, "", error, error)
     return dataclasses.replace(made, **changes)
 
