@@ -61,6 +61,13 @@ class Browser:
         features = [{"name": "prefers-color-scheme", "value": scheme}]
         self._post("goog/cdp/execute", cmd="Emulation.setEmulatedMedia", params={"features": features})
 
+    def medium(self, medium: str) -> None:
+        """Pretend to be ``print`` or ``screen``."""
+        self._post("goog/cdp/execute", cmd="Emulation.setEmulatedMedia", params={"media": medium})
+
+    def resize(self, width: int, height: int = 900) -> None:
+        self._post("window/rect", width=width, height=height)
+
     def errors(self) -> list[str]:
         """Return what the page wrote to the console as errors since the last call."""
         return [entry["message"] for entry in self._post("se/log", type="browser") if entry["level"] == "SEVERE"]

@@ -13,7 +13,7 @@ from trueup.model import Result
 from trueup.report.html import render_page
 
 from .browser import ABSENT, CHROMIUM, DRIVER, Browser, browser
-from .results import calls, crowded, result
+from .results import calls, crowded, missing, result
 from .test_html import hostile
 
 pytestmark = pytest.mark.skipif(not (CHROMIUM and DRIVER), reason=ABSENT)
@@ -26,7 +26,8 @@ DEEP = """
 const all = (root, css) => [...root.querySelectorAll(css),
     ...[...root.querySelectorAll('*')].filter((e) => e.shadowRoot).flatMap((e) => all(e.shadowRoot, css))];
 """
-ARROW_DOWN = "\ue015"
+ENTER, TAB, ARROW_LEFT, ARROW_RIGHT, ARROW_DOWN = "\ue007", "\ue004", "\ue012", "\ue014", "\ue015"
+MODEL = "Bokeh.documents.flatMap((d) => d.roots()).find((m) => m.name === arguments[0])"
 
 
 @pytest.fixture(scope="module")
@@ -237,3 +238,184 @@ def test_it_prints_the_plain_table(window: Browser, tmp_path: Path) -> None:
     window.pdf(tmp_path / "page.pdf")
     assert (tmp_path / "page.pdf").stat().st_size > 20_000
     assert window.errors() == []
+
+
+def test_print_shows_plain_tables_and_no_controls(window: Browser, tmp_path: Path) -> None:
+    show(window, result(unmatched=(missing(),)), tmp_path)
+    window.medium("print")
+    shown = "return [...document.querySelectorAll(arguments[0])].some((e) => e.getClientRects().length)"
+    try:
+        for there in (".static", "#culprit", ".around svg", ".worst", "#loss-chart", "#tree", "#unmatched table", ".rules"):
+            assert window.run(shown, there), there
+        for gone in ("#filters", "#calls-table", "#theme", "#copy", "nav"):
+            assert not window.run(shown, gone), gone
+    finally:
+        window.medium("")
+
+
+def tapped(window: Browser, plot: str, nth: int, series: int = 0) -> str:
+    """Choose a point of a chart, as a click on it does, and return the line that counts the calls."""
+    script = f"const source = {MODEL}.renderers[arguments[2]].data_source; source.selected.indices = [arguments[1]];"
+    window.run(script, plot, nth, series)
+    time.sleep(0.1)
+    return str(window.run(SHOWN))
+
+
+@pytest.mark.parametrize("plot", ["loss", "gradient norm"])
+def test_a_point_of_a_curve_shows_the_calls_of_its_step(window: Browser, tmp_path: Path, plot: str) -> None:
+    show(window, result(), tmp_path)
+    assert window.run(f"return {MODEL}.renderers[0].data_source.data.step.length", plot) == 3
+    there = sum(step == 2 for step in result().calls["step"].to_pylist())
+    assert tapped(window, plot, 2) == f"{there:,} of 1,240"
+    assert set(column(window, "step")) == {2}
+    tapped(window, plot, 1)  # and again, after the first was forgotten
+    assert set(column(window, "step")) == {1}
+
+
+def test_the_overview_has_every_culprit_and_leads_to_its_row(window: Browser, tmp_path: Path) -> None:
+    show(window, result(), tmp_path)
+    names = window.run(f"return {MODEL}.renderers.map((r) => r.name)", "overview")
+    assert names == ["agrees", "incomparable", "deviates", "culprit"]
+    points = window.run(f"return {MODEL}.renderers.map((r) => r.data_source.data.seq.length)", "overview")
+    assert points[3] == 1
+    assert points[2] == 37
+    tapped(window, "overview", 0, 3)
+    detail = "document.getElementById('detail').textContent"
+    assert "in the baseline" in str(window.wait(f"{detail}.includes('in the baseline') && {detail}"))
+    nth = window.run(f"return {TABLE}.source.selected.indices[0]")
+    assert column(window, "role")[nth] == "culprit"
+
+
+def test_the_tree_by_mouse_and_by_keys(window: Browser, tmp_path: Path) -> None:
+    show(window, result(), tmp_path)
+    seen = "[...document.querySelectorAll('#tree li > .row .name')].filter((e) => e.offsetParent)"
+    names = f"return {seen}.map((e) => e.textContent.trim())"
+    assert "backbone" in window.run(names)
+    assert "layer1" not in window.run(names)
+    window.run("document.querySelector('#tree .fold[aria-label^=backbone]').focus()")
+    window.press(ARROW_RIGHT)
+    window.press(ARROW_RIGHT)
+    assert "layer1" in window.run(names)
+    assert window.run("return document.activeElement.getAttribute('aria-label')").startswith("layer1")
+    window.press(ENTER)
+    assert "0" in window.run(names)
+    window.press(ARROW_LEFT)
+    window.press(ARROW_LEFT)
+    window.press(ARROW_LEFT)
+    assert "layer1" not in window.run(names)
+    window.run("document.querySelector('#tree a.cell[aria-label^=\"backbone, backward\"]').click()")
+    assert set(column(window, "phase")) == {"backward"}
+    assert all(scope.startswith("backbone.") for scope in column(window, "scope"))
+    assert set(column(window, "step")) == {0}  # the tree is of the culprit's step
+    assert window.run("return document.activeElement.name") == "text"
+    assert window.errors() == []
+
+
+def test_a_call_of_the_picture_leads_to_its_row(window: Browser, tmp_path: Path) -> None:
+    rows = result().calls
+    window.run("")
+    show(window, result(), tmp_path)
+    assert window.run("return document.querySelectorAll('.around .box').length") == 5
+    assert window.run("return document.querySelectorAll('.around a').length") == 4  # one is in the candidate only
+    assert "grad_input.0 → grad_output.0: rel. L2 2.1e-1" in window.run("return document.querySelector('.around svg').textContent")
+    window.run("document.querySelector('.around a .culprit').closest('a').focus()")
+    window.press(ENTER)
+    time.sleep(0.2)
+    assert set(column(window, "scope")) <= {"neck.lstm"}
+    assert rows.num_rows == 1240
+
+
+def test_sorting_and_thresholds_by_the_form(window: Browser, tmp_path: Path) -> None:
+    show(window, result(), tmp_path)
+    choose(window, state="all", sort="error out")
+    errors = column(window, "error_out")
+    assert errors == sorted(errors, reverse=True)
+    choose(window, sort="execution")
+    order = column(window, "seq_candidate")
+    assert order == sorted(order)
+    choose(window, least="1e-3", sort="importance")
+    assert min(column(window, "error_out")) >= 1e-3
+    assert choose(window, least="", module="backbone.layer1").endswith("of 1,240")
+    assert all(scope.startswith("backbone.layer1.") for scope in column(window, "scope"))
+    assert choose(window, module="backbone.lay").startswith("0 of")  # a module, not the beginning of a name
+
+
+def test_histograms_are_drawn_when_they_are_seen(window: Browser, tmp_path: Path) -> None:
+    show(window, crowded(), tmp_path)
+    count = DEEP + "return [...document.querySelectorAll('.histogram')].filter((e) => all(e, 'canvas').length).length"
+    assert window.run(f"return {MODEL} !== undefined", "histogram")
+    drawn = window.run(count)
+    assert drawn == 1
+    window.run("document.querySelector('details.further').open = true")
+    window.wait("document.querySelectorAll('[data-drawn]').length === 2")
+    window.run("return new Promise((done) => setTimeout(done, 200))")
+    assert window.run(count) == 2
+    assert window.errors() == []
+
+
+AUDIT = """
+    const parse = (text) => { const p = text.match(/[0-9.]+/g).map(Number); return { rgb: p.slice(0, 3), a: p[3] ?? 1 }; };
+    const lum = ([r, g, b]) => [r, g, b].map((c) => c / 255).map((c) => c <= 0.04045 ? c / 12.92 : ((c + 0.055) / 1.055) ** 2.4)
+        .reduce((sum, c, k) => sum + c * [0.2126, 0.7152, 0.0722][k], 0);
+    const ground = (e) => {
+        for (; e; e = e.parentElement) {
+            const { rgb, a } = parse(getComputedStyle(e).backgroundColor);
+            if (a > 0.99) return rgb;
+        }
+        return [255, 255, 255];
+    };
+    const bad = [];
+    for (const e of document.body.querySelectorAll('*')) {
+        if (!e.checkVisibility?.() || e.closest('svg, .bk-root') || e.shadowRoot) continue;
+        if (![...e.childNodes].some((n) => n.nodeType === 3 && n.textContent.trim())) continue;
+        const style = getComputedStyle(e), one = lum(parse(style.color).rgb), other = lum(ground(e));
+        const ratio = (Math.max(one, other) + 0.05) / (Math.min(one, other) + 0.05);
+        if (ratio < 4.5) bad.push(`${e.tagName}.${e.className} ${e.textContent.trim().slice(0, 40)}: ${ratio.toFixed(2)}`);
+    }
+    return bad;"""
+
+
+@pytest.mark.parametrize("look", ["light", "dark"])
+def test_all_text_has_contrast(window: Browser, tmp_path: Path, look: str) -> None:
+    """WCAG 2.1 AA for every element that shows text, against what lies behind it."""
+    window.look(look)
+    show(window, crowded(), tmp_path)
+    window.run("document.querySelectorAll('details').forEach((part) => { part.open = true; })")
+    window.run("document.querySelectorAll('#tree ul[hidden]').forEach((part) => { part.hidden = false; })")
+    assert window.run(AUDIT) == []
+    window.look("light")
+
+
+def test_all_that_can_be_done_by_mouse_can_be_reached_by_tab(window: Browser, tmp_path: Path) -> None:
+    show(window, result(), tmp_path)
+    window.run("document.body.focus()")
+    seen = set()
+    name = "const e = document.activeElement; return e.id || e.name || e.className.baseVal || e.className || e.tagName"
+    for _ in range(60):
+        window.press(TAB)
+        seen.add(window.run(name))
+    wanted = {"skip", "theme", "next-command", "copy", "SUMMARY", "go", "fold", "text", "module", "state", "least", "sort"}
+    assert wanted <= {word for name in seen for word in name.split()}
+
+
+def test_a_narrow_window_needs_no_sideways_scrolling(tmp_path: Path) -> None:
+    with browser(500, 900) as small:
+        show(small, crowded(), tmp_path)
+        assert small.run("return document.documentElement.scrollWidth <= window.innerWidth")
+
+
+def test_a_hundred_thousand_calls_sort_fast(window: Browser, tmp_path: Path) -> None:
+    show(window, result(calls=calls(100_000, 4000)), tmp_path)
+    choose(window, state="all")
+    script = """
+        const start = performance.now(), form = document.getElementById('filters'), table = %s;
+        const before = table.source.data;
+        form.elements.sort.value = 'error_out';
+        form.dispatchEvent(new Event('input', { bubbles: true }));
+        return new Promise((done) => {
+            const finish = () => done(performance.now() - start);
+            const look = () => (table.source.data !== before ? requestAnimationFrame(finish) : setTimeout(look, 5));
+            look();
+        });""" % TABLE  # noqa: UP031 - braces are the script's
+    assert window.run(script) < 1500
+    assert len(column(window, "error_out")) == 100_000

@@ -5,12 +5,16 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 
 import trueup
 import zoo
+from trueup.store import open_capture
 from trueup.verdict.gradients import ABSENT, PARTIAL, WAYS, gradient_norms
+
+from .captures import Recording
 
 
 def run(model: str, into: Path, **options: Any) -> list[float]:
@@ -67,3 +71,14 @@ def test_digests_have_no_norm(tmp_path: Path) -> None:
         model(torch.ones(1, 3)).sum().backward()
         optimizer.step()
     assert gradient_norms(trueup.open_capture(tmp_path / "run")) == ((), ABSENT)
+
+
+def test_ranks_are_read_by_the_names_of_their_parameters_and_averaged(tmp_path: Path) -> None:
+    run = Recording()
+    for rank, scale in ((0, 1.0), (1, 3.0)):
+        gradients = {f"input.{name}.grad": np.full(4, scale * k, np.float32) for name, k in (("a", 3), ("b", 4))}
+        run.call("torch.optim.sgd.SGD.step", gradients, {}, level="api", phase="optimizer", rank=rank)
+        run.call("torch.Tensor.add_", [np.full(9, 9.0, np.float32)], {}, level="api", phase="optimizer", rank=rank)
+    norms, source = gradient_norms(open_capture(run.write(tmp_path / "run")))
+    assert norms == ((0, pytest.approx(2 * 10.0)),)
+    assert source == WAYS["given"] + "; mean over ranks"

@@ -10,8 +10,9 @@ from __future__ import annotations
 import dataclasses
 import math
 from collections import Counter
-from collections.abc import Iterable, Sequence
-from typing import Any, Protocol
+from collections.abc import Callable, Iterable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any, Protocol, TypeVar
 
 import numpy as np
 
@@ -30,6 +31,7 @@ HELD = 4
 PAYLOAD = ("seq", "slot", "shape", "payload_segment", "payload_key", "payload_view")
 
 Captures = tuple[Capture, Capture]
+Made = TypeVar("Made")
 
 
 class CriterionRow(Protocol):
@@ -55,10 +57,10 @@ def with_evidence(result: Result, captures: Captures, rows: Iterable[CriterionRo
         for k, finding in enumerate(result.culprits)
     ]
     unmatched = [dataclasses.replace(finding, neighbours=around.beside(finding)) for finding in result.unmatched]
-    runs = []
-    for run, capture in zip((result.baseline, result.candidate), captures, strict=True):
-        norms, source = gradient_norms(capture)
-        runs.append(dataclasses.replace(run, gradient_norms=norms, gradient_source=source))
+    runs = [
+        dataclasses.replace(run, gradient_norms=norms, gradient_source=source)
+        for run, (norms, source) in zip((result.baseline, result.candidate), _both(gradient_norms, captures), strict=True)
+    ]
     return dataclasses.replace(
         result, culprits=culprits, unmatched=unmatched, baseline=runs[0], candidate=runs[1], rules=used_rules(result, rows)
     )
@@ -68,6 +70,13 @@ def _evidence(finding: Finding, captures: Captures, around: _Around) -> Evidence
     histograms, worst, notes = _elements(finding, captures)
     nodes, edges, omitted = around.graph(finding)
     return Evidence(tuple(histograms), tuple(worst), tuple(nodes), tuple(edges), omitted, tuple(notes))
+
+
+def _both(read: Callable[[Capture], Made], captures: Captures) -> tuple[Made, Made]:
+    """Read both captures side by side: most of it is Arrow, which needs no interpreter."""
+    with ThreadPoolExecutor(2) as pool:
+        first, second = pool.map(read, captures)
+    return first, second
 
 
 # ---------------------------------------------------------------- elements
@@ -150,8 +159,7 @@ class _Around:
             while len(self._held) >= HELD:
                 oldest = next(iter(self._held))
                 del self._held[oldest], self._compared[oldest]
-            first, second = (Surroundings(capture, *key) for capture in self._captures)
-            self._held[key] = first, second
+            self._held[key] = _both(lambda capture: Surroundings(capture, *key), self._captures)
             self._compared[key] = Compared.of(self._calls, finding.rank, (finding.step - 1, finding.step))
         return self._held[key], self._compared[key]
 

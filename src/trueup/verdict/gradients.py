@@ -25,8 +25,7 @@ from trueup.store import Capture
 
 Array = np.ndarray[Any, Any]
 
-COLUMNS = ("step", "rank", "seq", "phase", "level", "op", "slot", "producer_seq", "producer_slot", "forward_seq", "l2")
-PHASES = ("forward", "backward", "optimizer")
+COLUMNS = ("seq", "phase", "level", "slot", "producer_seq", "producer_slot", "l2")
 FINEST = ("aten", "api", "module")
 LEAVES = ("api",)
 """A module's inputs may be made by functions between modules, and an aten call in backward has no forward call."""
@@ -48,7 +47,7 @@ def gradient_norms(capture: Capture) -> tuple[tuple[tuple[int, float], ...], str
     found: list[tuple[int, str, float]] = []
     for step in capture.steps:
         for rank in sorted(capture.ranks):
-            one = _of_step(capture.records(list(COLUMNS), rank=rank, step=step, phase=PHASES))
+            one = _of_step(capture, rank, step)
             if one is not None:
                 found.append((step, *one))
     if not found:
@@ -64,14 +63,19 @@ def gradient_norms(capture: Capture) -> tuple[tuple[tuple[int, float], ...], str
     return tuple((step, sum(norms) / len(norms)) for step, norms in sorted(steps.items())), WAYS[name] + partial + several
 
 
-def _of_step(table: pa.Table) -> tuple[str, float] | None:
+def _of_step(capture: Capture, rank: int, step: int) -> tuple[str, float] | None:
     """Return the way taken (with the level that was read) and the norm, None where the records tell nothing."""
-    columns = _Columns(table)
-    for way, rows in (("given", columns.given), ("read", columns.read), ("leaf", columns.leaf)):
-        for level in LEAVES if way == "leaf" else FINEST:
+    columns = _Columns(capture.records(list(COLUMNS), rank=rank, step=step))
+    for way, rows in (("given", columns.given), ("read", columns.read)):
+        for level in FINEST:
             chosen = rows(level)
             if len(chosen):
-                return f"{way} {level}", math.sqrt(float(np.sum(columns.l2[chosen] ** 2)))
+                return f"{way} {level}", columns.norm(chosen)
+    forward = pc.fill_null(capture.records(["forward_seq"], rank=rank, step=step)["forward_seq"], -1).to_numpy()
+    for level in LEAVES:
+        chosen = columns.leaf(level, forward)
+        if len(chosen):
+            return f"leaf {level}", columns.norm(chosen)
     return None
 
 
@@ -81,15 +85,17 @@ class _Columns:
     def __init__(self, table: pa.Table) -> None:
         self.seq = table["seq"].to_numpy()
         self.producer = pc.fill_null(table["producer_seq"], -1).to_numpy()
-        self.forward = pc.fill_null(table["forward_seq"], -1).to_numpy()
         self.l2 = pc.fill_null(table["l2"], math.nan).to_numpy()
-        self.phase, self.level, self.op, self.slot = (_Words(table[name]) for name in ("phase", "level", "op", "slot"))
+        self.phase, self.level, self.slot = (_Words(table[name]) for name in ("phase", "level", "slot"))
         self.producer_slot = _Words(table["producer_slot"])
         self.known = ~np.isnan(self.l2)
 
+    def norm(self, rows: Array) -> float:
+        return math.sqrt(float(np.sum(self.l2[rows] ** 2)))
+
     def given(self, level: str) -> Array:
         wanted = self.phase.equal("optimizer") & self.level.equal(level) & self.known
-        return np.flatnonzero(wanted & self.op.ending(".step") & self.slot.ending(".grad"))
+        return np.flatnonzero(wanted & self.slot.beginning("input.") & self.slot.ending(".grad"))
 
     def read(self, level: str) -> Array:
         made = self.seq[self.phase.equal("backward")]
@@ -97,7 +103,7 @@ class _Columns:
         rows = np.flatnonzero(wanted & np.isin(self.producer, made))
         return rows[_first_of_each(self.producer[rows], self.producer_slot.codes[rows])]
 
-    def leaf(self, level: str) -> Array:
+    def leaf(self, level: str, forward: Array) -> Array:
         """Gradients whose forward input, the slot of the same name, is no output of a forward call of the step."""
         made = self.seq[self.phase.equal("forward")]
         inputs = self.phase.equal("forward") & self.level.equal(level) & self.slot.beginning("input.")
@@ -107,7 +113,7 @@ class _Columns:
             self.phase.equal("backward") & self.level.equal(level) & self.known & self.slot.beginning("grad_input.")
         )
         kept = [
-            k for k in gradients if (int(self.forward[k]), self.slot.text(k).removeprefix("grad_input.")) in names
+            k for k in gradients if (int(forward[k]), self.slot.text(k).removeprefix("grad_input.")) in names
         ]
         return np.array(kept, dtype=np.int64)
 

@@ -1,0 +1,47 @@
+from __future__ import annotations
+
+import dataclasses
+
+from trueup.model import Evidence
+from trueup.report.diagram import HEIGHT, WIDTH, diagram, edge_rows
+
+from .results import evidence
+
+
+def test_producers_stand_left_of_consumers_and_nothing_overlaps() -> None:
+    picture = diagram(evidence())
+    assert picture is not None
+    assert [heading for _, heading in picture.headings] == ["two before", "makes an input", "the call", "reads an output"]
+    places = {(box.node.hops, box.node.op): (box.x, box.y) for box in picture.boxes}
+    by_hops = sorted(places.items())
+    assert [x for _, (x, _) in by_hops] == sorted(x for _, (x, _) in by_hops)
+    for (x, y) in places.values():
+        assert 0 <= x <= picture.width - WIDTH
+        assert 0 <= y <= picture.height - HEIGHT
+        crowd = [other for other in places.values() if other != (x, y)]
+        assert all(abs(x - u) >= WIDTH or abs(y - v) >= HEIGHT for u, v in crowd)
+
+
+def test_what_is_said_of_a_call_and_of_a_tensor() -> None:
+    picture = diagram(evidence())
+    assert picture is not None
+    tones = {box.node.op: box.tone for box in picture.boxes}
+    assert tones == {
+        "torch.conv2d": "calm", "torch.Tensor.reshape": "calm", "torch.Tensor.view": "one-sided",
+        "torch.lstm": "culprit", "torch.relu": "deviates",
+    }  # fmt: skip
+    assert [box.lines[2] for box in picture.boxes] == [
+        "in 3e-8, out 3e-8", "in 3e-8, out 3e-8", "only in the candidate", "in 2.1e-1, out 2.1e-1", "in 2e-1, out 2e-1"
+    ]  # fmt: skip
+    assert [(line.tone, line.side) for line in picture.lines] == [
+        ("calm", "both"), ("calm", "both"), ("calm", "candidate"), ("deviates", "both")
+    ]  # fmt: skip
+    assert picture.lines[2].title == "output.0 → grad_output.0: rel. L2 ?, only in the candidate"
+    assert edge_rows(evidence())[3] == (
+        "neck.lstm/torch.lstm#0", "grad_input.0", "backbone.layer1.0.relu/torch.relu#0", "grad_output.0", "2.1e-1"
+    )  # fmt: skip
+
+
+def test_a_call_alone_has_no_picture() -> None:
+    assert diagram(Evidence()) is None
+    assert diagram(dataclasses.replace(evidence(), nodes=evidence().nodes[:1], edges=())) is None

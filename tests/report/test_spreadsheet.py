@@ -1,0 +1,254 @@
+"""Rows of slots from real comparisons of captures, read back with the standard library."""
+
+from __future__ import annotations
+
+import csv
+import math
+import sys
+import zipfile
+from collections import Counter
+from pathlib import Path
+from typing import Any
+from xml.etree import ElementTree
+
+import numpy as np
+import pytest
+
+import trueup
+from trueup.model import Result, TrueupError
+from trueup.report import slot_pairs, spreadsheet
+from trueup.report.legacy import COLUMNS, headings, lines, text_cell
+from trueup.report.slot_pairs import SlotPairs
+from trueup.report.spreadsheet import write_csv, write_xlsx
+from verdict.captures import Recording, Slot, compared
+
+RNG = np.random.default_rng(1)
+X, W = (RNG.normal(size=(32, 16)).astype(np.float32) for _ in range(2))
+
+
+def training(*, broken: bool = False, extra: bool = False, parts: str = "stats digest tensor", op: str = "aten::mul") -> Recording:
+    run = Recording(parts=parts)
+    made = -X
+    run.call("aten::neg", [X], [made], scope="a", source="train.py:3 in step")
+    product = made * W
+    if broken:
+        product = product + np.float32(2)
+    run.call(op, [made, W], [product], scope="b", arguments={"alpha": 1})
+    if extra:
+        run.call("aten::zeros", [], [Slot(np.zeros(3, np.float32), "")], scope="b")
+    run.call("aten::abs", [product], [np.abs(product)], scope="c", step=1)
+    if not extra:
+        run.call("aten::ones", [], [Slot(np.ones(3, np.float32), "")], scope="c", step=1)
+    return run
+
+
+def with_detail(directory: str, detail: str) -> None:
+    manifest = Path(directory) / "manifest.json"
+    manifest.write_text(manifest.read_text().replace('"detail": "stats"', f'"detail": "{detail}"'))
+
+
+def comparison(tmp_path: Path, detail: str, **candidate: Any) -> Result:
+    parts = {"tensor": "stats digest tensor", "stats": "stats digest", "digest": "digest"}[detail]
+    result = compared(tmp_path, training(parts=parts), training(**({"parts": parts} | candidate)))
+    for run in (result.baseline, result.candidate):
+        with_detail(run.path, detail)
+    return result
+
+
+def rows(result: Result, tmp_path: Path) -> list[dict[str, str]]:
+    path = write_csv(result, tmp_path / "rows.csv")
+    with path.open(newline="", encoding="utf-8") as file:
+        return list(csv.DictReader(file))
+
+
+def test_real_data(tmp_path: Path) -> None:
+    read = rows(comparison(tmp_path, "tensor", broken=True, extra=True), tmp_path)
+    assert list(read[0]) == headings("tensor")
+    by_name = {row["NPU Name"]: row for row in read}
+    good, bad = by_name["b/aten::mul_0_forward_input.0"], by_name["b/aten::mul_0_forward_output.0"]
+    assert (good["Cosine"], good["MaxAbsErr"], good["One Thousandth Err Ratio"]) == ("1.0", "0.0", "1.0")
+    assert good["Accuracy Reached or Not"] == "Yes"
+    product = (-X * W).astype(np.float64)
+    off = (-X * W + np.float32(2)).astype(np.float64)
+    cosine = float((product * off).sum() / np.linalg.norm(product) / np.linalg.norm(off))
+    assert float(bad["Cosine"]) == pytest.approx(cosine, abs=1e-6)
+    assert float(bad["MaxAbsErr"]) == pytest.approx(np.abs(off - product).max())
+    assert float(bad["MaxRelativeErr"]) == pytest.approx((np.abs(off - product) / np.abs(product)).max())
+    assert float(bad["Five Thousandths Err Ratio"]) == (np.abs(off - product) < 5e-3 * np.abs(product)).mean()
+    assert (bad["Accuracy Reached or Not"], bad["Trueup Role"], bad["NPU Tensor Shape"]) == ("No", "culprit", "[32, 16]")
+    argument = by_name["b/aten::mul_0_forward_arguments"]
+    assert (argument["Cosine"], argument["Accuracy Reached or Not"]) == ("N/A", "N/A")
+    assert argument["Err_message"].startswith("This is type of scalar data")
+    assert by_name["a/aten::neg_0_forward_input.0"]["NPU_Stack_Info"] == "train.py:3 in step"
+
+
+def test_calls_of_either_side_have_rows_and_never_pass(tmp_path: Path) -> None:
+    read = rows(comparison(tmp_path, "tensor", extra=True), tmp_path)
+    alone = [row for row in read if "N/A" in (row["NPU Name"], row["Bench Name"])]
+    assert {(row["NPU Name"], row["Bench Name"], row["Err_message"], row["Trueup State"]) for row in alone} == {
+        ("b/aten::zeros_0_forward_output.0", "N/A", "No bench data matched.", "only in the candidate"),
+        ("N/A", "c/aten::ones_0_forward_output.0", "No NPU data matched.", "only in the baseline"),
+    }
+    assert {row["Accuracy Reached or Not"] for row in alone} == {"Unmatched"}
+    seen = [row["NPU Name"] for row in read]
+    assert seen.index("b/aten::zeros_0_forward_output.0") == seen.index("b/aten::mul_0_forward_output.0") + 1
+
+
+def test_what_was_not_recorded_is_no_number_and_no_pass(tmp_path: Path) -> None:
+    result = comparison(tmp_path, "tensor", parts="stats", broken=True)
+    with_detail(result.candidate.path, "tensor")
+    read = rows(result, tmp_path)
+    unlike = ("arguments", "ones")
+    measured = [row for row in read if row["Bench Name"] != "N/A" and not any(word in row["NPU Name"] for word in unlike)]
+    assert len(measured) == 7
+    for row in measured:
+        assert {row[name] for name in COLUMNS["tensor"][4:9]} == {"N/A"}
+        assert row["Accuracy Reached or Not"] == "N/A"
+        assert row["Err_message"] == "Not recorded on both sides, can not compare."
+        assert row["NPU max"] != "N/A"
+
+
+def test_summary_and_digest_layouts(tmp_path: Path) -> None:
+    read = rows(comparison(tmp_path, "stats", broken=True), tmp_path)
+    assert list(read[0]) == headings("stats")
+    bad = next(row for row in read if row["NPU Name"] == "b/aten::mul_0_forward_output.0")
+    assert bad["Result"] == "Warning"
+    assert float(bad["Mean diff"]) == pytest.approx(2.0, rel=1e-5)
+    assert float(bad["Max diff"]) == pytest.approx(float(bad["NPU max"]) - float(bad["Bench max"]))
+    read = rows(comparison(tmp_path, "digest", broken=True), tmp_path)
+    assert list(read[0]) == headings("digest")
+    told = Counter(row["Result"] for row in read)
+    assert set(told) == {"Pass", "Different", "N/A"}
+    assert told["Different"] == 3
+
+
+def test_nothing_begins_a_formula(tmp_path: Path) -> None:
+    evil = "=cmd|' /C calc'!A0"
+    sides = []
+    for _ in range(2):
+        run = Recording(parts="stats digest")
+        run.call(evil, [X], [np.full(3, -np.inf, np.float32)], scope="", source="@SUM(1)\x1b[2J")
+        sides.append(run)
+    read = rows(compared(tmp_path, *sides), tmp_path)
+    for row in read:
+        for value in row.values():
+            assert not value.startswith(("=", "@", "+", "\t"))
+            assert not value.startswith("-") or math.isfinite(float(value))
+            assert "\x1b" not in value
+    assert read[0]["NPU Name"] == f"'{evil}_0_forward_input.0"
+    assert text_cell(-1.5) == -1.5
+    assert text_cell("-inf") == "'-inf"
+
+
+# ---------------------------------------------------------------- Excel
+NAMESPACE = {"x": "http://schemas.openxmlformats.org/spreadsheetml/2006/main"}
+
+
+def workbook(path: Path) -> list[list[tuple[str, str | None]]]:
+    """Return, sheet by sheet, the ``(text, colour)`` of each row's first cell; formulas and links are refused."""
+    found = []
+    with zipfile.ZipFile(path) as book:
+        styles = ElementTree.fromstring(book.read("xl/styles.xml"))
+        fills = [fill.find(".//x:fgColor", NAMESPACE) for fill in styles.iterfind("x:fills/x:fill", NAMESPACE)]
+        colours = [None if fill is None else fill.get("rgb") for fill in fills]
+        forms = [colours[int(form.get("fillId", 0))] for form in styles.iterfind("x:cellXfs/x:xf", NAMESPACE)]
+        for name in sorted(n for n in book.namelist() if n.startswith("xl/worksheets/sheet")):
+            sheet = ElementTree.fromstring(book.read(name))
+            assert sheet.find(".//x:f", NAMESPACE) is None
+            assert sheet.find(".//x:hyperlink", NAMESPACE) is None
+            cells = [row.find("x:c", NAMESPACE) for row in sheet.iterfind(".//x:row", NAMESPACE)]
+            found.append([("".join(c.itertext()), forms[int(c.get("s", 0))]) for c in cells if c is not None])
+    return found
+
+
+def test_a_workbook_has_the_rows_and_the_colours(tmp_path: Path) -> None:
+    pytest.importorskip("xlsxwriter", reason="xlsxwriter is not installed")
+    result = comparison(tmp_path, "tensor", broken=True)
+    (sheet,) = workbook(write_xlsx(result, tmp_path / "rows.xlsx"))
+    _, kept = lines(result)
+    expected = list(kept)
+    assert [text for text, _ in sheet[1:]] == [line.cells["NPU Name"] for line in expected]
+    colours = {text: colour for text, colour in sheet[1:]}
+    assert colours["b/aten::mul_0_forward_output.0"] == "FFFF0000"  # inputs within a thousandth, the output not
+    assert colours["a/aten::neg_0_forward_output.0"] is None
+    assert {line.colour for line in expected} == {"", "red"}
+
+
+def test_yellow_is_for_what_gets_worse_inside(tmp_path: Path) -> None:
+    sides = []
+    for off in (0.0, 30.0):
+        run = Recording(parts="stats digest tensor")
+        given = X * np.float32(1e6)
+        made = given + np.float32(off)
+        run.call("aten::add", [given], [made], scope="a")
+        sides.append(run)
+    result = compared(tmp_path, *sides)
+    for run in (result.baseline, result.candidate):
+        with_detail(run.path, "tensor")
+    _, kept = lines(result)
+    assert [line.colour for line in kept] == ["", "yellow"]  # MaxAbsErr from 0 to 30: a power of ten
+
+
+def test_nan_is_red_and_positions_that_differ_are_no_pass(tmp_path: Path) -> None:
+    sides = []
+    for k in (3, 4):
+        run = Recording(parts="stats digest tensor")
+        made = X.copy()
+        made[0, k] = np.inf
+        run.call("aten::mul", [X], [made], scope="a")
+        sides.append(run)
+    result = compared(tmp_path, *sides)
+    for run in (result.baseline, result.candidate):
+        with_detail(run.path, "tensor")
+    _, kept = lines(result)
+    output = [line.cells for line in kept][1]
+    assert output["Err_message"] == "The position of inf or nan in NPU and bench Tensor do not match."
+    assert (output["Cosine"], output["Accuracy Reached or Not"]) == ("nan", "No")
+
+
+def test_a_sheet_that_is_full_is_followed_by_another(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    pytest.importorskip("xlsxwriter", reason="xlsxwriter is not installed")
+    monkeypatch.setattr(spreadsheet, "SHEET_ROWS", 3)
+    sheets = workbook(write_xlsx(comparison(tmp_path, "stats"), tmp_path / "rows.xlsx"))
+    assert [len(sheet) for sheet in sheets] == [4, 4, 4]
+
+
+def test_chunks_give_the_rows_of_one_piece(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    result = comparison(tmp_path, "stats", broken=True, extra=True)
+    whole = list(SlotPairs(result))
+    monkeypatch.setattr(slot_pairs, "CALLS", 1)
+    assert list(SlotPairs(result)) == whole
+    assert len(whole) == result.calls.num_rows + 2
+
+
+def test_every_slot_of_a_training_has_a_row(tmp_path: Path) -> None:
+    import torch
+
+    torch.set_num_threads(1)
+    for side in ("baseline", "candidate"):
+        torch.manual_seed(0)
+        model = torch.nn.Sequential(torch.nn.Linear(4, 8), torch.nn.GELU(), torch.nn.Linear(8, 2))
+        optimizer = torch.optim.AdamW(model.parameters())
+        with trueup.capture(tmp_path / side, model=model, detail="tensor"):
+            for _ in range(2):
+                optimizer.zero_grad()
+                model(torch.ones(3, 4)).square().sum().backward()
+                optimizer.step()
+    result = trueup.compare(tmp_path / "baseline", tmp_path / "candidate")
+    read = rows(result, tmp_path)
+    assert len(read) == trueup.open_capture(tmp_path / "candidate").rows
+    assert {row["Accuracy Reached or Not"] for row in read} == {"Yes", "N/A"}
+    assert all("arguments" in row["NPU Name"] or row["Err_message"] for row in read if row["Accuracy Reached or Not"] == "N/A")
+
+
+def test_without_xlsxwriter_it_is_said(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setitem(sys.modules, "xlsxwriter", None)
+    with pytest.raises(TrueupError, match=r"needs xlsxwriter, which is not installed\.\n  next:     pip install"):
+        spreadsheet.xlsxwriter()
+
+
+def test_a_file_that_cannot_be_written(tmp_path: Path) -> None:
+    result = comparison(tmp_path, "stats")
+    (tmp_path / "file").write_text("")
+    with pytest.raises(TrueupError, match=r"rows\.csv could not be written: (File exists|Not a directory)"):
+        write_csv(result, tmp_path / "file" / "rows.csv")
