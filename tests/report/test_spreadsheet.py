@@ -168,7 +168,7 @@ def test_a_workbook_has_the_rows_and_the_colours(tmp_path: Path) -> None:
     _, kept = lines(result)
     expected = list(kept)
     assert [text for text, _ in sheet[1:]] == [line.cells["NPU Name"] for line in expected]
-    colours = {text: colour for text, colour in sheet[1:]}
+    colours = dict(sheet[1:])
     assert colours["b/aten::mul_0_forward_output.0"] == "FFFF0000"  # inputs within a thousandth, the output not
     assert colours["a/aten::neg_0_forward_output.0"] is None
     assert {line.colour for line in expected} == {"", "red"}

@@ -44,6 +44,11 @@ STATIC_ROWS = 200
 UNMATCHED_ROWS = 500
 CULPRIT_CARDS = 20
 SCRIPTS = ("page.js", "charts.js", "calls.js")
+STATES = (
+    ("compared", "compared"), ("equal", "bitwise equal"), ("agrees", "within rounding"), ("deviates", "deviate"),
+    ("incomparable", "not comparable"), ("unmatched", "on one side only"),
+)  # fmt: skip
+"""The counts of a result, and what they are called."""
 FLOOR, CEILING = -10.0, 1.0
 """Ends of the error scale, as powers of ten."""
 
@@ -106,6 +111,7 @@ def _facts(result: Result) -> dict[str, Any]:
         "unmatched": [(finding, neighbour_lines(finding)) for finding in result.unmatched[:UNMATCHED_ROWS]],
         "static_calls": [row for row in deviating if row.get("state") not in ("equal", "agrees")],
         "methods": METHODS,
+        "states": STATES,
     }
 
 
