@@ -1,17 +1,20 @@
 from __future__ import annotations
 
 import json
+import sys
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from types import ModuleType
 from typing import Any
 
+import numpy as np
 import pytest
 
 import trueup as package
 from report.results import culprit, result
 from trueup.model import LEVELS, Result, TrueupError
+from verdict.captures import Recording
 
 Trueup = Callable[..., Any]
 
@@ -210,3 +213,27 @@ def test_simdev_list(trueup: Trueup, monkeypatch: pytest.MonkeyPatch) -> None:
 def test_foreign_names_reach_the_terminal_spelled_out(trueup: Trueup, monkeypatch: pytest.MonkeyPatch) -> None:
     compared(monkeypatch, result(culprits=(culprit(scope="a\x1b[2J"),)))
     assert "\x1b" not in trueup("compare", "a", "b").out
+
+
+def test_rows_of_tensors(trueup: Trueup, tmp_path: Path) -> None:
+    pytest.importorskip("xlsxwriter", reason="xlsxwriter is not installed")
+    sides = []
+    for side in ("baseline", "candidate"):
+        run = Recording()
+        run.call("aten::neg", [np.ones(4, np.float32)], [-np.ones(4, np.float32)])
+        sides.append(run.write(tmp_path / side))
+    ran = trueup("compare", *sides, "--csv", tmp_path / "rows.csv", "--xlsx", tmp_path / "rows.xlsx")
+    assert (ran.code, ran.err) == (0, "")
+    assert ran.out.splitlines()[-3:] == [f"rows  {tmp_path / 'rows.csv'}", "", f"rows  {tmp_path / 'rows.xlsx'}"]
+    assert len((tmp_path / "rows.csv").read_text().splitlines()) == 3
+    assert (tmp_path / "rows.xlsx").read_bytes().startswith(b"PK")
+
+
+def test_a_workbook_without_its_library_is_refused_before_the_comparison(
+    trueup: Trueup, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    asked = compared(monkeypatch, result())
+    monkeypatch.setitem(sys.modules, "xlsxwriter", None)
+    ran = trueup("compare", "a", "b", "--xlsx", tmp_path / "rows.xlsx")
+    assert (ran.code, ran.out, asked) == (2, "", [])
+    assert ran.err.startswith("trueup: An Excel workbook needs xlsxwriter, which is not installed.")

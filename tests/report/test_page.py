@@ -249,6 +249,7 @@ def test_print_shows_plain_tables_and_no_controls(window: Browser, tmp_path: Pat
             assert window.run(shown, there), there
         for gone in ("#filters", "#calls-table", "#theme", "#copy", "nav"):
             assert not window.run(shown, gone), gone
+        assert window.run("return document.documentElement.scrollWidth <= window.innerWidth")
     finally:
         window.medium("")
 

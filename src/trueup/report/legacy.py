@@ -11,6 +11,7 @@ import dataclasses
 import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
+from functools import lru_cache
 from typing import Any, Literal
 
 from trueup.model import Result, TrueupError
@@ -296,7 +297,10 @@ def _value(cells: dict[str, Cell], name: str, otherwise: float) -> float:
 
 def text_cell(value: Cell) -> Cell:
     """Return a cell that a spreadsheet takes for what it is: text that would begin a formula gets an apostrophe before it."""
-    if not isinstance(value, str):
-        return value
+    return _text_cell(value) if isinstance(value, str) else value
+
+
+@lru_cache(maxsize=1 << 16)  # names, dtypes, shapes and rules repeat themselves
+def _text_cell(value: str) -> str:
     text = clean(value)
     return f"'{text}" if text.startswith(("=", "+", "-", "@", "\t", "\r", "\n")) else text

@@ -67,7 +67,8 @@ def write_xlsx(result: Result, path: str | Path) -> Path:
                 sheet = _sheet(book, names)
             chosen = formats[line.colour, line.is_culprit]
             for column, name in enumerate(names):
-                _put(sheet, row, column, line.cells[name], chosen)
+                if line.cells[name] != "" or line.colour:
+                    _put(sheet, row, column, line.cells[name], chosen)
         if sheet is None:
             _sheet(book, names)
         book.close()
