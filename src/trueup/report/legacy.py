@@ -9,19 +9,15 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Iterator
 from functools import lru_cache
-from typing import Any, Literal
+from typing import Any
 
 from trueup.model import Result, TrueupError
 from trueup.report.elementwise import Elementwise
+from trueup.report.highlight import Cell, Layout, Line, coloured
 from trueup.report.slot_pairs import CallPair, Record, SlotPair, SlotPairs
 from trueup.report.wording import clean, one_line, shorten
-
-Layout = Literal["tensor", "stats", "digest"]
-Cell = str | int | float
-Colour = Literal["red", "yellow", ""]
 
 ABSENT = "N/A"
 NUMBERS = ("max", "min", "mean", "l2")
@@ -47,16 +43,6 @@ ZERO = "Cannot compare by Cosine Similarity, All the data is Zero in one dump da
 STACK_WIDTH = 4000
 
 
-@dataclass(frozen=True)
-class Line:
-    """A row of the table, by column name, with its colour."""
-
-    cells: dict[str, Cell]
-    colour: Colour = ""
-    is_culprit: bool = False
-    is_input: bool = field(default=False, repr=False)
-
-
 def layout_of(pairs: SlotPairs) -> Layout:
     """Choose the layout: by the less of what the two captures kept."""
     kept = [str(capture.root.get("detail", "stats")) for capture in pairs.captures]
@@ -76,7 +62,7 @@ def lines(result: Result) -> tuple[Layout, Iterator[Line]]:
     """
     pairs = SlotPairs(result)
     layout = layout_of(pairs)
-    return layout, (line for call in pairs for line in _coloured(_call_lines(call, layout, pairs), layout))
+    return layout, (line for call in pairs for line in coloured(_call_lines(call, layout, pairs), layout))
 
 
 def _call_lines(call: CallPair, layout: Layout, pairs: SlotPairs) -> list[Line]:
@@ -237,62 +223,6 @@ def _number(value: float | None) -> Cell:
     if math.isfinite(value):
         return float(value)
     return "nan" if math.isnan(value) else "inf" if value > 0 else "-inf"
-
-
-# ---------------------------------------------------------------- colours
-def _coloured(call: Sequence[Line], layout: Layout) -> list[Line]:
-    """Colour the rows of one call by the rules of ptdbg_ascend 6.0: each output beside each input."""
-    inputs = [line.cells for line in call if line.is_input]
-    return [
-        line if layout == "digest" else dataclasses.replace(line, colour=_colour(line, inputs, layout)) for line in call
-    ]
-
-
-def _colour(line: Line, inputs: Sequence[dict[str, Cell]], layout: Layout) -> Colour:
-    cells = line.cells
-    if any(cells.get(f"NPU {name}") in ("nan", "inf", "-inf") for name in ("max", "min")):
-        return "red"
-    if abs(_value(cells, "MaxAbsErr" if layout == "tensor" else "Max diff", 0.0)) > 1e10:
-        return "red"
-    if line.is_input:
-        return ""
-    worse = (_red, _yellow) if layout == "tensor" else (_red_summary, _yellow_summary)
-    if any(worse[0](cells, other) for other in (inputs or [{}])):
-        return "red"
-    return "yellow" if any(worse[1](cells, other) for other in inputs) else ""
-
-
-def _red(output: dict[str, Cell], given: dict[str, Cell]) -> bool:
-    name = "One Thousandth Err Ratio"
-    return _value(given, name, 0.0) > 0.9 and _value(output, name, 1.0) < 0.6
-
-
-def _yellow(output: dict[str, Cell], given: dict[str, Cell]) -> bool:
-    share = "One Thousandth Err Ratio"
-    grown = _magnitude(output) - _magnitude(given) >= 1
-    fell = _value(given, share, 0.0) - _value(output, share, 1.0) > 0.1
-    return grown or fell or _value(given, "Cosine", 0.0) - _value(output, "Cosine", 1.0) > 0.1
-
-
-def _magnitude(cells: dict[str, Cell]) -> float:
-    return math.log10(max(1.0, _value(cells, "MaxAbsErr", 0.0)))
-
-
-def _red_summary(output: dict[str, Cell], _: dict[str, Cell]) -> bool:
-    return _share(output) > 0.5
-
-
-def _yellow_summary(output: dict[str, Cell], given: dict[str, Cell]) -> bool:
-    return "Max diff" in given and given["Max diff"] != ABSENT and _share(output) > 0.1 and _share(given) < 0.01
-
-
-def _share(cells: dict[str, Cell]) -> float:
-    return abs(_value(cells, "Max diff", 0.0)) / max(0.01, abs(_value(cells, "Bench max", 0.0)))
-
-
-def _value(cells: dict[str, Cell], name: str, otherwise: float) -> float:
-    value = cells.get(name)
-    return value if isinstance(value, float) else otherwise
 
 
 def text_cell(value: Cell) -> Cell:
