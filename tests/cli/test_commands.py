@@ -39,7 +39,7 @@ def launched(monkeypatch: pytest.MonkeyPatch) -> list[tuple[dict[str, Any], list
 def compared(monkeypatch: pytest.MonkeyPatch, answer: Result | Exception) -> list[tuple[Any, ...]]:
     asked: list[tuple[Any, ...]] = []
 
-    def compare(baseline: Path, candidate: Path, *, level: Any, criterion: str) -> Result:
+    def compare(baseline: Path, candidate: Path, *, level: Any, criterion: str, **_: Any) -> Result:
         asked.append((str(baseline), str(candidate), level, criterion))
         if isinstance(answer, Exception):
             raise answer

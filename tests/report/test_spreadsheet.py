@@ -203,7 +203,7 @@ def test_nan_is_red_and_positions_that_differ_are_no_pass(tmp_path: Path) -> Non
     _, kept = lines(result)
     output = [line.cells for line in kept][1]
     assert output["Err_message"] == "The position of inf or nan in NPU and bench Tensor do not match."
-    assert (output["Cosine"], output["Accuracy Reached or Not"]) == ("nan", "No")
+    assert (output["Cosine"], output["Accuracy Reached or Not"]) == ("N/A", "No")
 
 
 def test_a_sheet_that_is_full_is_followed_by_another(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -171,6 +171,13 @@ def test_the_rows_that_judged_are_listed_with_their_origin(tmp_path: Path) -> No
     assert [rule.calls for rule in result.rules] == sorted((rule.calls for rule in result.rules), reverse=True)
 
 
+def test_limits_of_older_tools_are_said(tmp_path: Path) -> None:
+    (rule,) = compared(tmp_path, chain(), chain(broken=True), criterion="ptdbg").rules
+    assert rule.demand.startswith("fails with cosine below 0.99 and max_absolute above 0.001; or fails with cosine below 0.9; or ")
+    assert "ptdbg_ascend att 2.0" in rule.origin
+    assert rule.calls == 4
+
+
 def test_evidence_changes_no_verdict(tmp_path: Path) -> None:
     result = compared(tmp_path, chain(), chain())
     assert (result.verdict, list(result.culprits)) == ("aligned", [])

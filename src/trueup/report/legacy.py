@@ -7,17 +7,16 @@ candidate, Bench the baseline. What was not recorded is ``N/A`` and never passes
 
 from __future__ import annotations
 
-import dataclasses
 import math
 from collections.abc import Iterator
 from functools import lru_cache
 from typing import Any
 
 from trueup.model import Result, TrueupError
-from trueup.report.elementwise import Elementwise
-from trueup.report.highlight import Cell, Layout, Line, coloured
+from trueup.report.highlight import Cell, Cells, Layout, Line, coloured
 from trueup.report.slot_pairs import CallPair, Record, SlotPair, SlotPairs
 from trueup.report.wording import clean, one_line, shorten
+from trueup.verdict.metrics import Metrics
 
 ABSENT = "N/A"
 NUMBERS = ("max", "min", "mean", "l2")
@@ -39,6 +38,7 @@ SHAPES = "Shape of NPU and bench Tensor do not match. Skipped."
 SCALAR = "This is type of scalar data, can not compare."
 EMPTY = "This is empty data, can not compare."
 NOT_RECORDED = "Not recorded on both sides, can not compare."
+POSITIONS = "The position of inf or nan in NPU and bench Tensor do not match."
 ZERO = "Cannot compare by Cosine Similarity, All the data is Zero in one dump data."
 STACK_WIDTH = 4000
 
@@ -69,7 +69,7 @@ def _call_lines(call: CallPair, layout: Layout, pairs: SlotPairs) -> list[Line]:
     made = []
     for n, slot in enumerate(call.slots):
         there = slot.there
-        cells: dict[str, Cell] = {
+        cells: Cells = {
             "NPU Name": _name(slot.candidate), "Bench Name": _name(slot.baseline),
             **_types(slot), **_compared(slot, layout, pairs),
             "NPU_Stack_Info": shorten("\n".join(map(one_line, call.stack)), STACK_WIDTH) if n == 0 else "",
@@ -89,9 +89,9 @@ def _name(record: Record | None) -> str:
     return one_line(f"{scope}{record['op']}_{record['ordinal']}_{record['phase']}_{record['slot']}")
 
 
-def _ours(call: CallPair) -> dict[str, Cell]:
+def _ours(call: CallPair) -> Cells:
     if call.judged is None:
-        lacking: dict[str, Cell] = dict.fromkeys(OURS[4:], "")
+        lacking: Cells = dict.fromkeys(OURS[4:], "")
         return lacking | {"Trueup State": f"only in the {call.side}"}
     judged = call.judged
     return {
@@ -100,15 +100,15 @@ def _ours(call: CallPair) -> dict[str, Cell]:
     }  # fmt: skip
 
 
-def _types(slot: SlotPair) -> dict[str, Cell]:
+def _types(slot: SlotPair) -> Cells:
     sides = (slot.candidate, slot.baseline)
     dtypes = [ABSENT if side is None or side["dtype"] is None else one_line(side["dtype"]) for side in sides]
     shapes = [ABSENT if side is None or side["shape"] is None else str(list(side["shape"])) for side in sides]
     return dict(zip(TYPES, (*dtypes, *shapes), strict=True))
 
 
-def _compared(slot: SlotPair, layout: Layout, pairs: SlotPairs) -> dict[str, Cell]:
-    cells: dict[str, Cell] = dict.fromkeys(COLUMNS[layout][len(TYPES) :], ABSENT)
+def _compared(slot: SlotPair, layout: Layout, pairs: SlotPairs) -> Cells:
+    cells: Cells = dict.fromkeys(COLUMNS[layout][len(TYPES) :], ABSENT)
     cells |= _statistics(slot) if layout != "digest" else {}
     verdict = COLUMNS[layout][-2]
     reason = _incomparable(slot)
@@ -138,12 +138,12 @@ def _short(value: Any) -> str:
     return shorten(one_line(str(value)), 120)
 
 
-def _statistics(slot: SlotPair) -> dict[str, Cell]:
+def _statistics(slot: SlotPair) -> Cells:
     values = [_number(side[name]) if side else ABSENT for side in (slot.candidate, slot.baseline) for name in NUMBERS]
     return dict(zip(STATISTICS, values, strict=True))
 
 
-def _digests(slot: SlotPair) -> dict[str, Cell]:
+def _digests(slot: SlotPair) -> Cells:
     sides = [side["digest"] if side and side["digest"] else ABSENT for side in (slot.candidate, slot.baseline)]
     return dict(zip(("NPU MD5", "BENCH MD5"), sides, strict=True))
 
@@ -154,24 +154,27 @@ def _is_equal(slot: SlotPair) -> bool:
     return before.get("digest") is not None and all(before[name] == after[name] for name in ("digest", "dtype"))
 
 
-def _measured(slot: SlotPair, pairs: SlotPairs) -> dict[str, Cell]:
-    found: Elementwise | None = None
+def _measured(slot: SlotPair, pairs: SlotPairs) -> Cells:
+    verdict = COLUMNS["tensor"][-2]
     if _is_equal(slot):
-        found = Elementwise(1.0, 0.0, 0.0, 1.0, 1.0)
-    else:
-        tensors = [_payload(pairs, n, side) for n, side in enumerate((slot.baseline, slot.candidate))]
-        if isinstance(tensors[0], str) or isinstance(tensors[1], str):
-            reason = next(text for text in tensors if isinstance(text, str))
-            return {"Accuracy Reached or Not": ABSENT, "Err_message": reason}
-        if tensors[0].size != tensors[1].size:
-            return {"Accuracy Reached or Not": "Unmatched", "Err_message": SHAPES}
-        found = Elementwise.of(*tensors)
-    values = dataclasses.astuple(found)[: len(MEASURES)]
-    message = found.reason or (ZERO if math.isnan(found.cosine) else "")
-    cells: dict[str, Cell] = dict(zip(MEASURES, map(_number, values), strict=True))
-    if not math.isnan(found.cosine):
-        cells["Cosine"] = 1.0 if found.cosine > 0.99999 else round(found.cosine, 6)
-    return cells | {"Accuracy Reached or Not": _reached(found), "Err_message": message}
+        return dict(zip(MEASURES, (1.0, 0.0, 0.0, 1.0, 1.0), strict=True)) | {verdict: "Yes"}
+    tensors = [_payload(pairs, n, side) for n, side in enumerate((slot.baseline, slot.candidate))]
+    if isinstance(tensors[0], str) or isinstance(tensors[1], str):
+        return {verdict: ABSENT, "Err_message": next(text for text in tensors if isinstance(text, str))}
+    try:
+        found = Metrics.of(*tensors)
+    except ValueError:
+        return {verdict: "Unmatched", "Err_message": SHAPES}
+    except TypeError as error:
+        return {verdict: ABSENT, "Err_message": one_line(str(error))}
+    if found.disagreeing:
+        return {verdict: "No", "Err_message": POSITIONS}
+    values = found.cosine, found.max_absolute, found.max_relative, found.thousandth, found.five_thousandths
+    cells: Cells = dict(zip(MEASURES, map(_number, values), strict=True))
+    if math.isnan(found.cosine):
+        return cells | {verdict: "Nan", "Err_message": ZERO}
+    cells["Cosine"] = 1.0 if found.cosine > 0.99999 else round(found.cosine, 6)
+    return cells | {verdict: _reached(found.cosine, found.max_absolute)}
 
 
 def _payload(pairs: SlotPairs, side: int, record: Record | None) -> Any:
@@ -180,36 +183,32 @@ def _payload(pairs: SlotPairs, side: int, record: Record | None) -> Any:
         return NOT_RECORDED
     try:
         place = record["payload_segment"], record["payload_key"], record["payload_view"]
-        return pairs.captures[side].payload(record["rank"], *place)
+        return pairs.captures[side].payload(record["rank"], *place).reshape(-1)
     except TrueupError as error:
         return one_line(str(error))
 
 
-def _reached(found: Elementwise) -> str:
-    """Return Yes or No by the thresholds of att 2.0 and later (facts of its sources: cosine 0.99 and 0.9, MaxAbsErr 1e-3 and 1)."""
-    if found.reason:
-        return "No"
-    if math.isnan(found.cosine):
-        return "Nan"
-    poor = found.cosine < 0.99 and found.max_abs > 0.001
-    return "No" if poor or found.cosine < 0.9 or found.max_abs > 1 else "Yes"
+def _reached(cosine: float, max_absolute: float) -> str:
+    """Return Yes or No by the thresholds of att 2.0 and later."""
+    poor = cosine < 0.99 and max_absolute > 0.001
+    return "No" if poor or cosine < 0.9 or max_absolute > 1 else "Yes"
 
 
-def _differences(slot: SlotPair) -> dict[str, Cell]:
+def _differences(slot: SlotPair) -> Cells:
     assert slot.baseline is not None
     assert slot.candidate is not None
     sides = [(slot.candidate[name], slot.baseline[name]) for name in NUMBERS]
     if any(value is None for pair in sides for value in pair):
         return {"Result": "" if _is_equal(slot) else ABSENT, "Err_message": "" if _is_equal(slot) else NOT_RECORDED}
     apart = [after - before for after, before in sides]
-    cells: dict[str, Cell] = dict(zip(DIFFERENCES, map(_number, apart), strict=True))
+    cells: Cells = dict(zip(DIFFERENCES, map(_number, apart), strict=True))
     if any(math.isnan(difference) for difference in apart):
         return cells | {"Result": "Nan"}
     warned = any(abs(d) / (max(abs(a), abs(b)) + 1e-10) > 0.5 for d, (a, b) in zip(apart, sides, strict=True))
     return cells | {"Result": "Warning" if warned else ""}
 
 
-def _same_digest(slot: SlotPair) -> dict[str, Cell]:
+def _same_digest(slot: SlotPair) -> Cells:
     before, after = slot.baseline or {}, slot.candidate or {}
     if before.get("digest") is None or after.get("digest") is None:
         return {"Result": ABSENT, "Err_message": NOT_RECORDED}

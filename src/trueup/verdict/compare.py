@@ -150,7 +150,7 @@ class _Comparison:
             verdict, "\n".join(lines), culprits, self.victims, self.unmatched, self.notes, self.criterion.name,
             summaries[0], summaries[1], counts, table,
         )  # fmt: skip
-        return with_evidence(result, self.captures, self.criterion.rows)
+        return with_evidence(result, self.captures, self.criterion)
 
     def _verdict(
         self, deviates: bool, ranked: list[Suspect], counts: dict[str, int], summaries: list[RunSummary]

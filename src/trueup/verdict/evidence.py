@@ -10,16 +10,19 @@ from __future__ import annotations
 import dataclasses
 import math
 from collections import Counter
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from typing import Any, Protocol, TypeVar
+from typing import Any, TypeVar
 
 import numpy as np
+import pyarrow as pa
 
 from trueup.model import Evidence, Finding, Histogram, Neighbour, Result, Rule, SlotComparison, TrueupError, WorstElement
 from trueup.store import Capture
+from trueup.verdict.criteria import Criterion, Row
 from trueup.verdict.elements import compare_elements
 from trueup.verdict.gradients import gradient_norms
+from trueup.verdict.limits import Limit
 from trueup.verdict.surroundings import Compared, Graph, Surroundings, neighbour
 
 CULPRITS = 20
@@ -34,22 +37,13 @@ Captures = tuple[Capture, Capture]
 Made = TypeVar("Made")
 
 
-class CriterionRow(Protocol):
-    """What is shown of a row of a criterion."""
-
-    @property
-    def name(self) -> str: ...  # noqa: D102
-    @property
-    def origin(self) -> str: ...  # noqa: D102
-
-
-def with_evidence(result: Result, captures: Captures, rows: Iterable[CriterionRow] = ()) -> Result:
+def with_evidence(result: Result, captures: Captures, criterion: Criterion | None = None) -> Result:
     """Return the result with what its report shows.
 
     Args:
         result: a finished verdict.
         captures: the baseline and the candidate.
-        rows: of the criterion that judged.
+        criterion: what judged.
     """
     around = _Around(captures, result)
     culprits = [
@@ -62,7 +56,7 @@ def with_evidence(result: Result, captures: Captures, rows: Iterable[CriterionRo
         for run, (norms, source) in zip((result.baseline, result.candidate), _both(gradient_norms, captures), strict=True)
     ]
     return dataclasses.replace(
-        result, culprits=culprits, unmatched=unmatched, baseline=runs[0], candidate=runs[1], rules=used_rules(result, rows)
+        result, culprits=culprits, unmatched=unmatched, baseline=runs[0], candidate=runs[1], rules=used_rules(result, criterion)
     )
 
 
@@ -165,28 +159,37 @@ class _Around:
 
 
 # ---------------------------------------------------------------- the criterion
-def used_rules(result: Result, rows: Iterable[CriterionRow]) -> Sequence[Rule]:
-    """Return the rows of a criterion that judged calls of a result, those of most calls first."""
-    known = {row.name: row for row in rows}
-    table = result.calls.select(["rule", "state"]).group_by(["rule", "state"]).aggregate([([], "count_all")]).to_pylist()
+def used_rules(result: Result, criterion: Criterion | None) -> Sequence[Rule]:
+    """Return what judged calls of a result, as the table of calls names it, that of most calls first."""
+    table = pa.table({name: result.calls[name].cast(pa.string()) for name in ("rule", "state")})
     calls: Counter[str] = Counter()
     deviates: Counter[str] = Counter()
-    for entry in table:
+    for entry in table.group_by(["rule", "state"]).aggregate([([], "count_all")]).to_pylist():
         calls[entry["rule"] or ""] += entry["count_all"]
         deviates[entry["rule"] or ""] += entry["count_all"] if entry["state"] == "deviates" else 0
-    return tuple(
-        Rule(name, demand(known[name]) if name in known else "", known[name].origin if name in known else "", n, deviates[name])
-        for name, n in calls.most_common()
-    )
+    return tuple(_rule(name, n, deviates[name], criterion) for name, n in calls.most_common())
 
 
-def demand(row: Any) -> str:
-    """Say what a row of a criterion explains: ``reduction, 4 ulps; carries errors linearly, x 8``."""
-    if not dataclasses.is_dataclass(row) or not hasattr(row, "own"):
-        return ""
-    facts: Any = row
-    said = f"rounding: {facts.own}, {_plain(facts.ulps)} units; errors of inputs: {facts.carry}, factor {_plain(facts.factor)}"
-    return said + ("; draws random numbers" if facts.random else "")
+def _rule(name: str, calls: int, deviates: int, criterion: Criterion | None) -> Rule:
+    """Describe what a table calls a rule: the name of a row, and behind it what else decided (a repeat, a reference)."""
+    rows = [row for row in (criterion.rows if criterion else ()) if name.startswith(row.name)]
+    if criterion is None or not rows:
+        return Rule(name, "", "", calls, deviates)
+    row = max(rows, key=lambda one: len(one.name))
+    said = "; or ".join(map(_limit, criterion.limits)) if criterion.limits else _table_row(row)
+    return Rule(name, said, row.origin, calls, deviates)
+
+
+def _table_row(row: Row) -> str:
+    """Say what a row of a table explains: ``rounding: reduction, 4 units; errors of inputs: linear, factor 8``."""
+    said = f"rounding: {row.own}, {_plain(row.ulps)} units; errors of inputs: {row.carry}, factor {_plain(row.factor)}"
+    return said + ("; draws random numbers" if row.random else "")
+
+
+def _limit(limit: Limit) -> str:
+    """Say what a limit refuses: ``fails with cosine below 0.99 and max_absolute above 0.001``."""
+    conditions = (f"{measure} {way} {_plain(number)}" for measure, way, number in limit.conditions)
+    return f"fails with {' and '.join(conditions)}"
 
 
 def _plain(value: float) -> str:
