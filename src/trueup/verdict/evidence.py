@@ -154,7 +154,7 @@ class _Around:
                 oldest = next(iter(self._held))
                 del self._held[oldest], self._compared[oldest]
             self._held[key] = _both(lambda capture: Surroundings(capture, *key), self._captures)
-            self._compared[key] = Compared.of(self._calls, finding.rank, (finding.step - 1, finding.step))
+            self._compared[key] = Compared(self._calls, finding.rank, (finding.step - 1, finding.step))
         return self._held[key], self._compared[key]
 
 

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -52,13 +51,13 @@ class Surroundings:
     def __init__(self, capture: Capture, rank: int, step: int) -> None:
         before = [s for s in capture.steps if s < step][-1:]
         table = capture.records(list(COLUMNS), rank=rank, step=[*before, step])
-        self._table = table
+        self._table = table.combine_chunks()  # single cells are read: with hundreds of chunks each would be looked for
         self._seq = table["seq"].to_numpy()
         self._producer = pc.fill_null(table["producer_seq"], -1).to_numpy()
         self._parent = pc.fill_null(table["parent"], -1).to_numpy()
         starts = np.flatnonzero(np.r_[True, self._seq[1:] != self._seq[:-1]]) if len(self._seq) else np.empty(0, np.int64)
-        self._first_rows = starts
-        self._level = np.array(table["level"].take(pa.array(starts)).cast(pa.string()).to_pylist(), dtype=object)
+        level = table["level"].take(pa.array(starts)).combine_chunks()
+        self._by_level = {name: self._seq[starts[_is(level, name)]] for name in pc.unique(level).to_pylist()}
         self._children = np.argsort(self._parent, kind="stable")
         self._sorted_parents = self._parent[self._children]
         self._readers = np.argsort(self._producer, kind="stable")
@@ -119,36 +118,51 @@ class Surroundings:
 
     def beside(self, seq: int, level: str) -> tuple[int | None, int | None]:
         """Return the calls of a level that ran right before and right after one."""
-        calls = self._seq[self._first_rows]
-        at = int(np.searchsorted(calls, seq))
-        before = next((int(calls[k]) for k in range(at - 1, -1, -1) if self._level[k] == level), None)
-        after = next((int(calls[k]) for k in range(at + 1, len(calls)) if self._level[k] == level), None)
-        return before, after
+        calls = self._by_level.get(level, np.empty(0, np.int64))
+        before, after = int(np.searchsorted(calls, seq)) - 1, int(np.searchsorted(calls, seq, side="right"))
+        return (int(calls[before]) if before >= 0 else None), (int(calls[after]) if after < len(calls) else None)
 
     def _link(self, row: int) -> Link:
         slots = (self._table[name][row].as_py() or "" for name in ("producer_slot", "slot"))
         return Link(int(self._producer[row]), int(self._seq[row]), *slots)
 
 
-@dataclass
+def _is(column: pa.Array, name: str) -> Array:
+    return np.asarray(pc.equal(column, name).to_numpy(zero_copy_only=False), bool)
+
+
 class Compared:
-    """What the table of calls says of one rank: state and errors by execution number, and who is whose counterpart."""
+    """What the table of calls says of one rank: state and errors of a call, and who is its counterpart.
 
-    rows: dict[Pair, dict[str, Any]]
-    pairs: tuple[dict[int, Pair], dict[int, Pair]]
-    """By the execution number in the baseline, and by that in the candidate."""
+    Args:
+        calls: the table of calls.
+        rank: process.
+        steps: the steps that are asked about.
+    """
 
-    @classmethod
-    def of(cls, calls: pa.Table, rank: int, steps: Iterable[int]) -> Compared:
-        """Read the rows of some steps of a rank."""
-        kept = calls.filter(pc.and_(pc.equal(calls["rank"], rank), pc.is_in(calls["step"], pa.array([*steps], pa.int32()))))
-        names = ("seq_baseline", "seq_candidate", "state", "role", "error_in", "error_out")
-        rows = {(r["seq_baseline"], r["seq_candidate"]): r for r in kept.select(names).to_pylist()}
-        return cls(rows, ({pair[0]: pair for pair in rows}, {pair[1]: pair for pair in rows}))
+    def __init__(self, calls: pa.Table, rank: int, steps: Iterable[int]) -> None:
+        here = pc.and_(pc.equal(calls["rank"], rank), pc.is_in(calls["step"], pa.array([*steps], pa.int32())))
+        self._rows = calls.filter(here).select(["state", "role", "error_in", "error_out", "seq_baseline", "seq_candidate"])
+        self._seqs = tuple(self._rows[name].to_numpy() for name in ("seq_baseline", "seq_candidate"))
+        self._orders = tuple(np.argsort(seqs, kind="stable") for seqs in self._seqs)
+        self._sorted = tuple(seqs[order] for seqs, order in zip(self._seqs, self._orders, strict=True))
 
     def pair(self, seq: int, side: int) -> Pair:
         """Return both execution numbers of a call of one side; -1 where it has no counterpart."""
-        return self.pairs[side].get(seq, (seq, -1) if side == 0 else (-1, seq))
+        row = self._row(seq, side)
+        if row is None:
+            return (seq, -1) if side == 0 else (-1, seq)
+        return int(self._seqs[0][row]), int(self._seqs[1][row])
+
+    def row(self, pair: Pair) -> dict[str, Any]:
+        """Return state, role and errors of a matched call; nothing of another."""
+        row = self._row(pair[1], 1) if min(pair) >= 0 else None
+        return {} if row is None else {name: self._rows[name][row].as_py() for name in self._rows.column_names}
+
+    def _row(self, seq: int, side: int) -> int | None:
+        at = int(np.searchsorted(self._sorted[side], seq))
+        found = at < len(self._sorted[side]) and self._sorted[side][at] == seq
+        return int(self._orders[side][at]) if found else None
 
 
 class Graph:
@@ -220,7 +234,7 @@ class Graph:
         return next((facts for side in (1, 0) if pair[side] >= 0 and (facts := self._sides[side].facts(pair[side]))), None)
 
     def _importance(self, pair: Pair) -> tuple[float, int]:
-        error = self._compared.rows.get(pair, {}).get("error_out")
+        error = self._compared.row(pair).get("error_out")
         return -(error if error is not None and not math.isnan(error) else 0.0), max(pair)
 
     def nodes(self) -> list[Neighbour]:
@@ -246,7 +260,7 @@ class Graph:
 def neighbour(hops: int, pair: Pair, facts: dict[str, Any] | None, compared: Compared) -> Neighbour:
     """Describe a call; one that the steps at hand do not hold is said to be of an earlier step."""
     known = facts or {"step": -1, "phase": "", "level": "", "scope": "", "op": "a call of an earlier step", "ordinal": 0}
-    row = compared.rows.get(pair, {})
+    row = compared.row(pair)
     errors = (math.nan if row.get(name) is None else float(row[name]) for name in ("error_in", "error_out"))
     return Neighbour(
         hops, pair, known["step"], known["phase"], known["level"], known["scope"], known["op"], known["ordinal"],
