@@ -93,6 +93,21 @@ def test_a_lost_tensor_is_said(tmp_path: Path) -> None:
     assert note.startswith("output.0: the candidate's elements cannot be read (")
 
 
+def test_an_input_that_differs_is_shown_before_what_it_causes(tmp_path: Path) -> None:
+    sides = []
+    for off in (0, 1):
+        run = Recording(parts="stats digest tensor")
+        data, weight = DATA.copy(), WEIGHT.copy()
+        data[0, 0] += off
+        weight[0, 0] = 1000
+        run_call(run, "aten::mul", [data, weight], data * weight, "a")
+        sides.append(run)
+    found = culprit(compared(tmp_path, *sides))
+    assert found.kind == "input"
+    assert found.evidence is not None
+    assert [spread.slot for spread in found.evidence.histograms] == ["input.0", "output.0"]
+
+
 def test_of_many_readers_those_with_the_largest_errors_are_kept(tmp_path: Path) -> None:
     evidence = culprit(compared(tmp_path, chain(readers=20), chain(broken=True, readers=20))).evidence
     assert evidence is not None

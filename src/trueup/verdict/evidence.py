@@ -93,9 +93,14 @@ def _elements(finding: Finding, captures: Captures) -> tuple[list[Histogram], li
 
 
 def _worst_slots(finding: Finding) -> list[SlotComparison]:
-    """Return the deviating tensors with the largest errors; one that could not be measured counts as the largest."""
+    """Return the deviating tensors with the largest errors; one that could not be measured counts as the largest.
+
+    Where an input is what differs, the verdict puts it first among the slots, and so it is here.
+    """
+    meant = finding.slots[:1] if finding.kind in ("input", "overwritten") else ()
     tensors = [s for s in finding.slots if s.method != "value" and s.state in ("deviates", "incomparable")]
-    return sorted(tensors, key=lambda s: -math.inf if math.isnan(s.relative_l2) else -s.relative_l2)[:SLOTS]
+    ranked = sorted(tensors, key=lambda s: -math.inf if math.isnan(s.relative_l2) else -s.relative_l2)
+    return list(dict.fromkeys([*(s for s in meant if s.method != "value"), *ranked]))[:SLOTS]
 
 
 def _tensors(finding: Finding, slot: str, captures: Captures) -> tuple[tuple[Any, Any] | None, str]:
