@@ -14,7 +14,7 @@ from trueup.report.wording import one_line, sci, shorten
 WIDTH, HEIGHT = 196, 66
 GAP_X, GAP_Y = 36, 12
 MARGIN = 4
-NAME, LINE = 24, 27
+NAME, LINE = 22, 27
 """Characters of the bold and of the other lines that fit into a box."""
 
 
