@@ -28,10 +28,15 @@ class FakeCapture:
     )
     problems: list[str] = field(default_factory=list)
 
+    @property
+    def steps(self) -> list[int]:
+        return sorted(self.table["step"].unique().to_pylist())
+
     def records(self, columns: Any = None, **where: Any) -> pa.Table:
         table = self.table
         for name, value in where.items():
-            table = table.filter(pc.equal(table[name], value))
+            accepted = value if isinstance(value, list) else [value]
+            table = table.filter(pc.is_in(table[name], pa.array(accepted, table[name].type)))
         return table.select(columns) if columns is not None else table
 
     def payload(self, rank: int, segment: str, key: str, view: Any = None) -> np.ndarray[Any, Any]:

@@ -1,15 +1,19 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
+import ml_dtypes
 import numpy as np
+import pyarrow as pa
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from trueup.model import TrueupError
-from trueup.report.tensor_view import bar, histogram
+from trueup.report.histograms import bar, histogram
+from trueup.report.npy import write_npy
 
 from .conftest import FakeCapture, row
 
@@ -68,7 +72,7 @@ def test_choices(trueup: Trueup, capture: FakeCapture, options: list[str], seqs:
 
 def test_more_calls_than_the_limit_are_counted(trueup: Trueup, capture: FakeCapture) -> None:
     assert trueup("show", "runs/npu", "--limit", "2").out.splitlines()[-1] == (
-        "and 3 more calls: raise --limit, or choose with --scope, --op, --phase, --step"
+        "and 3 more calls: raise --limit, or choose with --scope, --op, --phase, --step, --where"
     )
 
 
@@ -169,8 +173,6 @@ def test_a_tensor_that_is_not_there(trueup: Trueup, capture: FakeCapture, call: 
 
 
 def test_hostile_names_do_not_steer_the_terminal(trueup: Trueup, capture: FakeCapture) -> None:
-    import pyarrow as pa
-
     evil = "a\x1b[31m[bold]\n\u202eb"
     capture.table = pa.Table.from_pylist([row(1, evil, scope=evil, op=evil, dtype=evil)])
     for options in ([], ["--tree"], ["--tensor", "1", evil]):
@@ -181,6 +183,7 @@ def test_hostile_names_do_not_steer_the_terminal(trueup: Trueup, capture: FakeCa
         assert "[bold]" in ran.out
 
 
+@settings(deadline=None)
 @given(st.lists(st.floats(width=64), max_size=60))
 def test_a_histogram_counts_every_finite_element(values: list[float]) -> None:
     made = histogram(np.array(values))
@@ -209,3 +212,78 @@ def test_a_payload_that_cannot_be_read(trueup: Trueup, capture: FakeCapture, mon
     monkeypatch.setattr(capture, "payload", lost)
     ran = trueup("show", "runs/npu", "--tensor", "4", "input.0")
     assert (ran.code, ran.err) == (2, "trueup: tensors-0000.safetensors is missing\n")
+
+
+@pytest.mark.parametrize(
+    ("options", "seqs"),
+    [
+        (["--nan"], ["9"]),
+        (["--inf"], ["9"]),
+        (["--saturated"], ["0"]),
+        (["--nan", "--saturated"], ["0", "9"]),
+        (["--where", "n_nan > 0"], ["9"]),
+        (["--where", "min<-1 and l2 >= 40"], ["4"]),
+        (["--where", "min < -2"], []),
+        (["--where", "n_nan >= 0", "--op", "*lstm", "--step", "1"], ["15"]),
+    ],
+)
+def test_choices_by_numbers(trueup: Trueup, capture: FakeCapture, options: list[str], seqs: list[str]) -> None:
+    rows = capture.table.to_pylist()
+    rows[1]["n_saturated"] = 3
+    rows[4]["min"] = -1.25
+    capture.table = pa.Table.from_pylist(rows, capture.table.schema)
+    ran = trueup("show", "runs/npu", *options)
+    assert (ran.code, heads(ran)) == (0 if seqs else 2, seqs)
+
+
+def test_only_the_tensors_that_are_so_are_listed(trueup: Trueup, capture: FakeCapture) -> None:
+    lines = trueup("show", "runs/npu", "--nan").out.splitlines()
+    assert [line.split()[0] for line in lines[-2:]] == ["9", "grad_input.0"]
+    assert "neck" in trueup("show", "runs/npu", "--nan", "--tree").out
+
+
+def test_nothing_is_so(trueup: Trueup, capture: FakeCapture) -> None:
+    ran = trueup("show", "runs/npu", "--where", "l2 > 1e9", "--phase", "forward")
+    assert "expected: calls that match --phase forward --where 'l2 > 1e+09'" in ran.err
+    assert "got:      no tensor whose numbers are like that among the calls chosen otherwise" in ran.err
+
+
+@pytest.mark.parametrize("text", ["", "n_nan", "n_nan > x", "scope > 1", "__import__('os')", "l2 > 1 or l2 < 0", "l2 ~ 3"])
+def test_a_condition_that_is_none(trueup: Trueup, capture: FakeCapture, text: str) -> None:
+    ran = trueup("show", "runs/npu", "--where", text)
+    assert ran.code == 2
+    assert ran.err.splitlines()[:2] == [
+        "trueup: --where cannot be read.",
+        "  expected: NAME OP NUMBER, several joined by `and`, such as 'n_nan > 0 and l2 >= 1e3'",
+    ]
+
+
+def test_a_plain_npy_file(trueup: Trueup, capture: FakeCapture, tmp_path: Path) -> None:
+    ran = trueup("show", "runs/npu", "--tensor", "4", "input.0", "--npy", tmp_path / "x.npy")
+    assert ran.out.splitlines()[-1] == f"wrote {tmp_path / 'x.npy'}: float32 [64, 64]"
+    np.testing.assert_array_equal(np.load(tmp_path / "x.npy"), capture.payload(0, "tensors-0000.safetensors", "k0"))
+    assert [path.name for path in tmp_path.iterdir()] == ["x.npy"]
+
+
+def test_npy_without_elements_or_tensor(trueup: Trueup, capture: FakeCapture, tmp_path: Path) -> None:
+    ran = trueup("show", "runs/npu", "--tensor", "9", "grad_input.0", "--npy", tmp_path / "x.npy")
+    assert (ran.code, list(tmp_path.iterdir())) == (2, [])
+    assert "x.npy was not written: no elements of torch.lstm#0 grad_input.0 were kept." in ran.err
+    assert "--npy needs a tensor." in trueup("show", "runs/npu", "--npy", tmp_path / "x.npy").err
+    ran = trueup("show", "runs/npu", "--tensor", "4", "input.0", "--npy", tmp_path / "no" / "x.npy")
+    assert (ran.code, "cannot be written: No such file or directory" in ran.err) == (2, True)
+
+
+@pytest.mark.parametrize(
+    ("dtype", "plain"),
+    [("bfloat16", "float32"), ("float8_e4m3fn", "float32"), ("int4", "int8"), ("uint4", "uint8"), ("bool", "bool"),
+     ("float16", "float16"), ("complex64", "complex64"), ("int64", "int64")],
+)  # fmt: skip
+@pytest.mark.parametrize("shape", [(), (0, 2), (3, 4), (300, 301)])
+def test_npy_widens_what_it_does_not_know(tmp_path: Path, dtype: str, plain: str, shape: tuple[int, ...]) -> None:
+    values = np.random.default_rng(0).integers(0, 2, shape).astype(getattr(ml_dtypes, dtype, dtype))
+    said = write_npy(values.T, tmp_path / "x.npy")
+    read = np.load(tmp_path / "x.npy", allow_pickle=False)
+    assert (read.dtype.name, read.shape) == (plain, shape[::-1])
+    np.testing.assert_array_equal(read, values.T.astype(plain))
+    assert said.endswith("which .npy does not know") == (plain != dtype)

@@ -8,7 +8,7 @@ from typing import Annotated, Optional
 import typer
 
 from trueup.cli import selection
-from trueup.model import LEVELS, PHASES
+from trueup.model import LEVELS, PHASES, TrueupError
 
 Word = Optional[str]  # noqa: UP045 - typer evaluates it on Python 3.10
 Number = Optional[int]  # noqa: UP045
@@ -28,6 +28,16 @@ def show(
         Optional[tuple[str, str]],  # noqa: UP045
         typer.Option(metavar="CALL SLOT", show_default=False, help="Show one tensor: CALL is a seq or scope/op#n."),
     ] = None,
+    npy: Annotated[
+        Optional[Path],  # noqa: UP045
+        typer.Option(metavar="FILE", show_default=False, help="With --tensor: write its elements there as plain .npy."),
+    ] = None,
+    where: Annotated[
+        Word, typer.Option(metavar="CONDITION", help="Tensors whose numbers are so: 'n_nan > 0 and l2 >= 1e3'.")
+    ] = None,
+    nan: Annotated[bool, typer.Option("--nan", help="Tensors with NaN; --nan --inf: with either.")] = False,
+    inf: Annotated[bool, typer.Option("--inf", help="Tensors with Inf.")] = False,
+    saturated: Annotated[bool, typer.Option("--saturated", help="Tensors with the dtype's largest number.")] = False,
 ) -> None:
     """Show what a capture holds."""
     phase, level = selection.one(phase, PHASES, "--phase"), selection.one(level, LEVELS, "--level")
@@ -35,13 +45,18 @@ def show(
     from rich.console import Console
 
     from trueup.report.capture_view import Selection, render_calls, render_header, render_tree
+    from trueup.report.conditions import read_conditions
     from trueup.report.tensor_view import render_tensor
     from trueup.store import open_capture
 
-    chosen = Selection(path, scope, op, phase, step, rank, level)
+    if npy is not None and tensor is None:
+        raise TrueupError("--npy needs a tensor.\n  expected: --tensor CALL SLOT --npy FILE\n  got:      --npy alone\n"
+                          "  next:     name the tensor")
+    conditions = read_conditions(where, nan=nan, inf=inf, saturated=saturated)
+    chosen = Selection(path, scope, op, phase, step, rank, level, conditions)
     capture, console = open_capture(path), Console(highlight=False)
     if tensor is not None:
-        render_tensor(capture, chosen, *tensor, console)
+        render_tensor(capture, chosen, *tensor, console, npy)
         return
     render_header(capture, chosen, console)
     if tree:

@@ -35,6 +35,27 @@ def pair(baseline: Array, candidate: Array, floor: float, instead: float, out: F
         totals.fill(out)
 
 
+def subtracted(baseline: Array, candidate: Array) -> Iterator[tuple[Floats, Floats, Floats]]:
+    """Yield a, b and b - a as float64, by rows of reals in C order; differences of 64-bit integers are exact up to 2**53.
+
+    Raises:
+        ValueError: the shapes differ.
+        TypeError: a dtype holds no numbers, or is wider than float64.
+    """
+    if baseline.shape != candidate.shape:
+        raise ValueError(f"expected two equal shapes, got {baseline.shape} and {candidate.shape}")
+    of_a, of_b = _Side.of(baseline.dtype), _Side.of(candidate.dtype)
+    with np.errstate(all="ignore"):
+        for x, y in _pieces(baseline, candidate):
+            (a, rest_a), (b, rest_b) = of_a.split(x), of_b.split(y)
+            yield a, b, (b - a) + (rest_b - rest_a)
+
+
+def coarser_dtype(baseline: np.dtype[Any], candidate: np.dtype[Any]) -> np.dtype[Any]:
+    """Return the dtype in whose units in the last place ``Pair.ulp`` counts; of two integers the unit is 1."""
+    return baseline if _Side.of(baseline).is_coarser(_Side.of(candidate)) else candidate
+
+
 @dataclass(frozen=True, slots=True)
 class _Side:
     """How a side is read, and how fine its numbers are."""
@@ -49,6 +70,10 @@ class _Side:
         reals = reals_of(dtype)
         whole = math.isinf(reals.largest)
         return _Side(reals, 64 if whole else int(ml_dtypes.finfo(reals.dtype).nmant) + 1, reals.tiny)
+
+    def is_coarser(self, other: _Side) -> bool:
+        """Tell whether units are those of this side, on equal terms too."""
+        return (self.bits, -self.tiny) <= (other.bits, -other.tiny)
 
     def split(self, values: Array) -> tuple[Floats, Floats | float]:
         """Return values as float64 and, for 64-bit integers, what that leaves of them."""
@@ -229,7 +254,7 @@ def lengths(a: Floats, b: Floats, size: Floats, of_a: _Side, of_b: _Side) -> NDA
     bits = min(of_a.bits, of_b.bits)
     if bits == 64:
         return np.where(size > 0, np.frexp(size)[1], 0).astype(np.int64)
-    coarse = of_a if (of_a.bits, -of_a.tiny) <= (of_b.bits, -of_b.tiny) else of_b
+    coarse = of_a if of_a.is_coarser(of_b) else of_b
     wide = of_a.reals.dtype.name in WIDE or of_b.reals.dtype.name in WIDE or coarse.tiny < 2.0**-126
     codes = [_codes(side, coarse, wide) for side in (a, b)]
     same = np.signbit(a) == np.signbit(b)

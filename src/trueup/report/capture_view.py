@@ -12,6 +12,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, Protocol
 
+import pyarrow as pa
+import pyarrow.compute as pc
 from rich.text import Text
 from rich.tree import Tree
 
@@ -19,17 +21,17 @@ from trueup.model import LEVELS
 from trueup.report.scaling import COLUMNS as SCALE_COLUMNS
 from trueup.report.scaling import OP as SCALER
 from trueup.report.scaling import loss_scale
-from trueup.report.selecting import COLUMNS, Call, Selection, calls_of, chosen_rows
+from trueup.report.selecting import KEYS, Call, Selection, chosen_calls, nothing, scan
 from trueup.report.wording import clean, counted, number, one_line, shorten
 
 if TYPE_CHECKING:
     import numpy as np
-    import pyarrow as pa
     from rich.console import Console
 
 __all__ = ["CaptureLike", "Selection", "render_calls", "render_header", "render_tree"]
 
 SPECIAL = {"n_nan": "NaN", "n_posinf": "inf", "n_neginf": "-inf", "n_saturated": "at max"}
+NOT_FINITE = ("n_nan", "n_posinf", "n_neginf")
 VALUE_WIDTH = 60
 PROBLEMS_SHOWN = 5
 
@@ -40,6 +42,10 @@ class CaptureLike(Protocol):
     root: Any
     ranks: Any
     problems: Any
+
+    @property
+    def steps(self) -> list[int]:
+        """Steps with records, in order."""
 
     def records(self, columns: Any = None, **where: Any) -> pa.Table:
         """Return rows, one per slot."""
@@ -60,15 +66,16 @@ def render_header(capture: CaptureLike, chosen: Selection, console: Console) -> 
     if isinstance(versions, dict) and isinstance(versions.get(framework), str):
         framework = f"{framework} {versions[framework]}"
     devices = list(dict.fromkeys(str(device) for one in said for device in _listed(one.get("devices"))))
-    keys = capture.records(["rank", "step", "seq", "level"])
-    calls = keys.group_by(["rank", "step", "seq"]).aggregate([]).num_rows
-    steps = keys["step"].unique()
-    levels = [level for level in LEVELS if level in keys["level"].unique().to_pylist()]
+    calls, found = 0, set()
+    for rows in scan(capture, Selection(chosen.path), (*KEYS, "level")):
+        calls += rows.select(KEYS).group_by(list(KEYS)).aggregate([]).num_rows
+        found.update(rows["level"].unique().to_pylist())
+    levels = [level for level in LEVELS if level in found]
     states = {str(one.get("status")) for one in manifests if one.get("status")}
     facts = [
         framework + (f" on {', '.join(devices)}" if devices else ""),
         counted(len(capture.ranks), "rank"),
-        counted(len(steps), "step"),
+        counted(len(capture.steps), "step"),
         counted(calls, "call"),
         *([f"levels {', '.join(levels)}"] if levels else []),
         *([", ".join(sorted(states))] if states else []),
@@ -94,8 +101,7 @@ def render_calls(capture: CaptureLike, chosen: Selection, limit: int, console: C
     Raises:
         TrueupError: nothing was chosen.
     """
-    rows = chosen_rows(capture, chosen, COLUMNS)
-    calls, total = calls_of(rows, limit)
+    calls, total = chosen_calls(capture, chosen, limit)
     several = len(capture.ranks) > 1
     slots = [[_slot(slot) for slot in call.slots] for call in calls]
     widths = _widths([row for group in slots for row in group], console.width)
@@ -106,7 +112,7 @@ def render_calls(capture: CaptureLike, chosen: Selection, limit: int, console: C
             console.print(Text(_line(" " * 7, cells, widths).rstrip()), soft_wrap=True)
     if total > len(calls):
         rest = f"and {counted(total - len(calls), 'more call')}: "
-        rest += "raise --limit, or choose with --scope, --op, --phase, --step"
+        rest += "raise --limit, or choose with --scope, --op, --phase, --step, --where"
         console.print(Text(rest, "dim"))
 
 
@@ -116,17 +122,24 @@ def render_tree(capture: CaptureLike, chosen: Selection, console: Console) -> No
     Raises:
         TrueupError: nothing was chosen.
     """
-    rows = chosen_rows(capture, chosen, (*COLUMNS[:9], *SPECIAL))
-    calls = rows.group_by(["rank", "step", "seq", "scope", "phase"], use_threads=False).aggregate(
-        [(name, "sum") for name in ("n_nan", "n_posinf", "n_neginf")]
-    )
     counts: dict[str, dict[str, int]] = {}
-    for row in calls.to_pylist():
-        here = counts.setdefault(row["scope"] or "", {})
-        here[row["phase"]] = here.get(row["phase"], 0) + 1
-        bad = sum(row[f"{name}_sum"] or 0 for name in ("n_nan", "n_posinf", "n_neginf"))
-        here["not finite"] = here.get("not finite", 0) + bool(bad)
+    for rows in scan(capture, chosen, (*KEYS, "scope", "phase", *NOT_FINITE)):
+        _count(rows, counts)
+    if not counts:
+        raise nothing(capture, chosen)
     console.print(_tree(counts))
+
+
+def _count(rows: pa.Table, counts: dict[str, dict[str, int]]) -> None:
+    """Add the calls of ``rows`` by scope and phase, and how many of a scope are not finite."""
+    calls = rows.group_by([*KEYS, "scope", "phase"], use_threads=False).aggregate([(name, "sum") for name in NOT_FINITE])
+    bad = sum(pc.fill_null(calls[f"{name}_sum"], 0).to_numpy() > 0 for name in NOT_FINITE) > 0
+    calls = calls.append_column("bad", pa.array(bad, pa.int64()))
+    kinds = calls.group_by(["scope", "phase"], use_threads=False).aggregate([("seq", "count"), ("bad", "sum")])
+    for row in kinds.to_pylist():
+        here = counts.setdefault(row["scope"] or "", {})
+        here[row["phase"]] = here.get(row["phase"], 0) + row["seq_count"]
+        here["not finite"] = here.get("not finite", 0) + row["bad_sum"]
 
 
 _TITLES = ("call", "", "min", "max", "mean", "l2", "")

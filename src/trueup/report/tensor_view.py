@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+import math
 import shlex
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -12,31 +14,38 @@ from rich.text import Text
 
 from trueup.model import TrueupError
 from trueup.report.capture_view import CaptureLike
-from trueup.report.selecting import COLUMNS, Call, Selection, chosen_rows, find_call
+from trueup.report.histograms import bar, histogram
+from trueup.report.npy import write_npy
+from trueup.report.selecting import Call, Selection, find_call
 from trueup.report.wording import clean, number, one_line
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
     from rich.console import Console
 
-BINS = 16
 BAR = 40
 ELEMENTS = 12
-BLOCKS = " ▏▎▍▌▋▊▉█"
 LABELS = {
     "min": "min", "max": "max", "mean": "mean", "l2": "l2", "n_nan": "NaN", "n_posinf": "+inf", "n_neginf": "-inf",
     "n_zero": "zero", "n_subnormal": "subnormal", "n_saturated": "at the dtype's maximum", "digest": "digest",
 }  # fmt: skip
 
 
-def render_tensor(capture: CaptureLike, chosen: Selection, call: str, slot: str, console: Console) -> None:
-    """Print one slot of one call.
+def render_tensor(
+    capture: CaptureLike, chosen: Selection, call: str, slot: str, console: Console, npy: Path | None = None
+) -> None:
+    """Print one slot of one call, and write its elements to ``npy``.
 
     Raises:
-        TrueupError: the call or the slot is not there, or its payload cannot be read.
+        TrueupError: the call or the slot is not there, its payload cannot be read, or there is none to write.
     """
-    found = find_call(chosen_rows(capture, chosen, COLUMNS), call)
-    record = _record(found, slot)
+    found = find_call(capture, chosen, call)
+    record = record_of(found, slot)
+    if npy is not None and record.get("payload_segment") is None:
+        raise TrueupError(
+            f"{npy} was not written: no elements of {one_line(found.op)}#{found.ordinal} {one_line(slot)} were kept.\n"
+            f"  expected: a capture with --detail tensor\n  got:      {_kept(record)[0]}\n  next:     {_again(found)}"
+        )
     scope = f"{found.scope}/" if found.scope else ""
     title = f"{scope}{found.op}#{found.ordinal}  {record['slot']}"
     where = f"seq {found.seq}, {found.phase}, step {found.step}, rank {found.rank}, {found.level}"
@@ -48,36 +57,45 @@ def render_tensor(capture: CaptureLike, chosen: Selection, call: str, slot: str,
     console.print()
     console.print(_numbers(record))
     console.print()
-    _elements(capture, record, found, console)
+    if record.get("payload_segment") is None:
+        kept, verb = _kept(record)
+        console.print(Text(f"Only {kept} of it {verb} kept. For its elements:", "dim"))
+        console.print(Text(f"  {_again(found)}"), soft_wrap=True)
+        return
+    values = payload_of(capture, record)
+    _elements(values, console)
+    if npy is not None:
+        console.print(Text(write_npy(values, npy)), soft_wrap=True)
 
 
-def histogram(values: NDArray[Any], bins: int = BINS) -> list[tuple[float, float, int]]:
-    """Count finite elements in equal bins between their extremes, one bin if they are (nearly) all equal.
+def payload_of(capture: CaptureLike, record: dict[str, Any]) -> NDArray[Any]:
+    """Return the elements of a slot in its recorded shape, mapped.
 
-    Returns ``(from, to, count)`` rows. Of complex elements the magnitude is taken.
+    Raises:
+        TrueupError: they cannot be read.
     """
-    held = np.abs(values) if np.iscomplexobj(values) else np.asarray(values)
-    finite = held.astype(np.float64, copy=False).ravel()
-    finite = finite[np.isfinite(finite)]
-    if not finite.size:
-        return []
-    low, high = float(finite.min()), float(finite.max())
-    scale = 1.0 if high / 4 - low / 4 < np.finfo(np.float64).max / 4 else 4.0  # the span must be a float64 itself
-    if (high / scale - low / scale) <= 2 * bins * np.spacing(max(abs(low), abs(high)) / 4) * 4 / scale:
-        return [(low, high, int(finite.size))]
-    counts, edges = np.histogram(finite / scale, bins=bins)
-    edges = edges * scale
-    edges[np.abs(edges) < (high / scale - low / scale) * 1e-6] = 0.0  # an edge at zero, but for rounding
-    return [(float(a), float(b), int(n)) for a, b, n in zip(edges[:-1], edges[1:], counts, strict=True)]
+    place = [record["rank"], *(record.get(f"payload_{part}") for part in ("segment", "key", "view"))]
+    values = np.asarray(capture.payload(*place))
+    shape = record.get("shape")
+    return values.reshape(shape) if isinstance(shape, list) and values.size == math.prod(shape) else values
 
 
-def bar(share: float, width: int = BAR) -> str:
-    """Draw a bar in eighths of a character; anything above zero is seen."""
-    eighths = max(round(share * width * 8), 1 if share > 0 else 0)
-    return "█" * (eighths // 8) + BLOCKS[eighths % 8].strip()
+def _kept(record: dict[str, Any]) -> tuple[str, str]:
+    return ("statistics", "were") if record.get("l2") is not None else ("a digest", "was")
 
 
-def _record(call: Call, slot: str) -> dict[str, Any]:
+def _again(call: Call) -> str:
+    """Return the command that would keep the elements."""
+    what = f"--include {shlex.quote(one_line(call.scope or call.op))} --steps {call.step}"
+    return f"trueup capture -o DIR --detail tensor {what} -- COMMAND"
+
+
+def record_of(call: Call, slot: str) -> dict[str, Any]:
+    """Return the record of a slot.
+
+    Raises:
+        TrueupError: the call has no such slot.
+    """
     for record in call.slots:
         if record["slot"] == slot:
             return record
@@ -118,27 +136,16 @@ def _numbers(record: dict[str, Any]) -> Table:
     return grid
 
 
-def _elements(capture: CaptureLike, record: dict[str, Any], call: Call, console: Console) -> None:
-    if record.get("payload_segment") is None or record.get("payload_key") is None:
-        kept = "statistics" if record.get("l2") is not None else "a digest"
-        console.print(
-            Text(f"Only {kept} of it {'were' if kept == 'statistics' else 'was'} kept. For its elements:", "dim")
-        )
-        what = f"--include {shlex.quote(one_line(call.scope or call.op))} --steps {call.step}"
-        command = f"trueup capture -o DIR --detail tensor {what} -- COMMAND"
-        console.print(Text(f"  {command}"), soft_wrap=True)
-        return
-    place = [record["rank"], *(record.get(f"payload_{part}") for part in ("segment", "key", "view"))]
-    values = np.asarray(capture.payload(*place))
+def _elements(values: NDArray[Any], console: Console) -> None:
     rows = histogram(values)
     most = max((count for *_, count in rows), default=0)
     edges = [(number(low), number(high), count) for low, high, count in rows]
     left = max((len(low) for low, _, _ in edges), default=0)
     right = max((len(high) for _, high, _ in edges), default=0)
     for low, high, count in edges:
-        console.print(Text(f"{low:>{left}} to {high:>{right}}  {bar(count / most):<{BAR}} {count:>9,}"), soft_wrap=True)
+        console.print(Text(f"{low:>{left}} to {high:>{right}}  {bar(count / most, BAR):<{BAR}} {count:>9,}"), soft_wrap=True)
     if rows:
         console.print()
-    first = values.ravel()[:ELEMENTS].tolist()
+    first = np.asarray(values.flat[:ELEMENTS]).tolist()
     shown = "  ".join(number(float(value), 7) if isinstance(value, float) else str(value) for value in first)
     console.print(Text(f"first elements  {shown}{'  …' if values.size > ELEMENTS else ''}" if first else "no elements"))

@@ -19,7 +19,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from trueup.kernels import Pair, pair, summarize
+from trueup.kernels import Pair, coarser_dtype, pair, summarize
 from trueup.model import PACKED, TensorStats
 
 SINGLE_EPSILON = 2.0**-23
@@ -71,8 +71,10 @@ class Metrics:
     """Reals where one side has a NaN, Inf or mask and the other has not the same."""
     first_disagreement: tuple[int, ...] | None
     """Index of the first of those."""
+    unit: str
+    """The coarser dtype."""
     ulp: tuple[int, ...]
-    """Histogram of |d| in units in the last place of the coarser dtype: counts of 0, 1, 2 to 3, 4 to 7, ... Units are
+    """Histogram of |d| in units in the last place of ``unit``: counts of 0, 1, 2 to 3, 4 to 7, ... Units are
     numbers of that dtype between the two sides (Dawson, "Comparing Floating Point Numbers", 2012)."""
     pair: Pair
     """All that the pass gave, the positions of NaN, Inf and masks among it."""
@@ -106,6 +108,7 @@ class Metrics:
             sign_flips=p.n_sign_flips,
             disagreeing=p.n_disagree,
             first_disagreement=index_of(p.first_disagreement, baseline.shape),
+            unit=coarser_dtype(baseline.dtype, candidate.dtype).name,
             ulp=p.ulp,
             pair=p,
         )
@@ -229,7 +232,7 @@ def _pieces(values: NDArray[Any]) -> Iterator[NDArray[np.float64]]:
 
 
 @dataclass(frozen=True, slots=True)
-class Difference:
+class StatisticDifference:
     """One statistic on both sides."""
 
     name: str
@@ -252,14 +255,14 @@ class Difference:
         return size / (max(abs(self.baseline), abs(self.candidate)) + 1e-10) if size else 0.0
 
 
-def differences(baseline: TensorStats, candidate: TensorStats) -> tuple[Difference, ...]:
+def differences(baseline: TensorStats, candidate: TensorStats) -> tuple[StatisticDifference, ...]:
     """Return max, min, mean and l2 of two tensors side by side, for captures without their elements."""
     names = ("max", "min", "mean", "l2")
-    return tuple(Difference(name, float(getattr(baseline, name)), float(getattr(candidate, name))) for name in names)
+    return tuple(StatisticDifference(name, float(getattr(baseline, name)), float(getattr(candidate, name))) for name in names)
 
 
-def counts_that_differ(baseline: TensorStats, candidate: TensorStats) -> tuple[Difference, ...]:
+def counts_that_differ(baseline: TensorStats, candidate: TensorStats) -> tuple[StatisticDifference, ...]:
     """Return the counts of NaN, of each Inf and of saturated elements that are not the same on both sides."""
     names = ("n_nan", "n_posinf", "n_neginf", "n_saturated")
-    found = (Difference(name, getattr(baseline, name), getattr(candidate, name)) for name in names)
+    found = (StatisticDifference(name, getattr(baseline, name), getattr(candidate, name)) for name in names)
     return tuple(each for each in found if each.baseline != each.candidate)

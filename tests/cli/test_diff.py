@@ -1,0 +1,217 @@
+"""``trueup diff``: two tensors on the command line, as far as they were kept."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import ml_dtypes
+import numpy as np
+import pytest
+
+from .written import capture
+
+Trueup = Callable[..., Any]
+CALL = "neck/torch.lstm#0"
+
+
+def tensors(seed: int = 0) -> np.ndarray:
+    return np.random.default_rng(seed).standard_normal((8, 40)).astype(np.float32)
+
+
+@pytest.fixture
+def pair(tmp_path: Path) -> tuple[Path, Path, np.ndarray]:
+    """A capture, one that differs in two elements, and the second's tensor."""
+    a = tensors()
+    b = a.copy()
+    b[2, 3] += 0.5
+    b[7, 39] *= 1.001
+    for name, values in (("a", a), ("b", b)):
+        capture(tmp_path / name, {"neck/torch.lstm": {"output.0": values, "input.0": a}})
+    return tmp_path / "a", tmp_path / "b", b
+
+
+def test_what_is_printed(trueup: Trueup, pair: tuple[Path, Path, np.ndarray]) -> None:
+    a, b, values = pair
+    ran = trueup("diff", f"{a}:{CALL}:output.0", f"{b}:0:output.0", "--top", "1")
+    lines = ran.out.splitlines()
+    before, after = str(tensors()[2, 3]), str(values[2, 3])
+    assert (ran.code, ran.err) == (1, "")
+    assert lines[:4] == [
+        f"baseline   {a}  {CALL}  output.0",
+        "           float32 [8, 40], seq 0, forward, step 0, rank 0, api",
+        f"candidate  {b}  {CALL}  output.0",
+        "           float32 [8, 40], seq 0, forward, step 0, rank 0, api",
+    ]
+    sentence = " ".join(lines[5:8])
+    assert sentence.startswith("Not close: 2 of 320 elements (0.62 %) are outside rtol 1e-5, atol 1e-8; worst at [2, 3] it is")
+    assert f"{before} and {after}, 5e-1 apart" in sentence
+    assert "max |d|         5e-1 at [2, 3]" in lines
+    assert "equal           318 of 320" in lines
+    row = next(line for line in lines if line.startswith("[2, 3]"))
+    assert row.split()[2:5] == [before, after, "5e-1"]
+    assert sum(line.startswith("[") for line in lines) == 1
+    assert "units in the last place of float32" in lines
+    assert any(line.startswith("values") and line.endswith("candidate") for line in lines)
+
+
+@pytest.mark.parametrize("width", ["72", "80", "200"])
+def test_no_line_is_wider_than_the_terminal(
+    trueup: Trueup, pair: tuple[Path, Path, np.ndarray], monkeypatch: pytest.MonkeyPatch, width: str
+) -> None:
+    monkeypatch.setenv("COLUMNS", width)
+    monkeypatch.chdir(pair[0].parent)
+    lines = trueup("diff", f"a:{CALL}:output.0", "b").out.splitlines()
+    assert max(map(len, lines)) <= int(width)
+
+
+@pytest.mark.parametrize(
+    ("options", "code"), [([], 1), (["--rtol", "1e-2"], 1), (["--rtol", "2e-3", "--atol", "0.6"], 0), (["--atol", "0.4"], 1)]
+)
+def test_tolerances(trueup: Trueup, pair: tuple[Path, Path, np.ndarray], options: list[str], code: int) -> None:
+    assert trueup("diff", f"{pair[0]}:{CALL}:output.0", str(pair[1]), *options).code == code
+
+
+def test_equal_tensors(trueup: Trueup, pair: tuple[Path, Path, np.ndarray]) -> None:
+    ran = trueup("diff", f"{pair[0]}:{CALL}:input.0", str(pair[1]))
+    assert ran.code == 0
+    assert "Equal: all 320 elements are the same on both sides." in ran.out
+    assert "units in the last place" not in ran.out
+    assert "worst" not in ran.out
+
+
+def test_close_tensors(trueup: Trueup, tmp_path: Path) -> None:
+    np.save(tmp_path / "a.npy", np.ones(5))
+    np.save(tmp_path / "b.npy", np.array([1, 1, 1 + 1e-9, 1, 1]))
+    ran = trueup("diff", tmp_path / "a.npy", tmp_path / "b.npy")
+    assert ran.code == 0
+    assert "Close: all 5 elements are within rtol 1e-5, atol 1e-8; farthest at [2] it is 1.0 and" in ran.out
+
+
+def test_a_nan_on_one_side_is_the_worst(trueup: Trueup, tmp_path: Path) -> None:
+    a = np.zeros((2, 2), np.float32)
+    b = a.copy()
+    b[1, 0], b[0, 1] = np.nan, 5.0
+    np.save(tmp_path / "a.npy", a)
+    np.save(tmp_path / "b.npy", b)
+    ran = trueup("diff", tmp_path / "a.npy", tmp_path / "b.npy", "--atol", "100")
+    assert ran.code == 1
+    assert "worst at [1, 0] it is 0.0 and NaN." in " ".join(ran.out.split())
+    assert "NaN             0 on both sides, 0 and 1 on one side only" in ran.out
+    assert "relative L2     inf" in ran.out
+
+
+def test_two_dtypes_and_a_scalar(trueup: Trueup, tmp_path: Path) -> None:
+    capture(tmp_path / "a", {"x/op": {"output.0": np.array(3.0, np.float32)}})
+    capture(tmp_path / "b", {"x/op": {"output.0": np.array(3.0, ml_dtypes.bfloat16)}})
+    ran = trueup("diff", f"{tmp_path / 'a'}:0:output.0", tmp_path / "b")
+    assert ran.code == 0
+    assert "Equal: the one element is the same on both sides." in ran.out
+
+
+def test_json(trueup: Trueup, pair: tuple[Path, Path, np.ndarray]) -> None:
+    ran = trueup("diff", f"{pair[0]}:{CALL}:output.0", str(pair[1]), "--json", "--top", "2")
+    said = json.loads(ran.out, parse_constant=lambda word: pytest.fail(f"no JSON: {word}"))
+    assert ran.code == 1
+    assert (said["format_version"], said["answer"], said["closeness"]["outside"]) == (1, "apart", 2)
+    assert [each["index"] for each in said["closeness"]["worst"]] == [[2, 3], [7, 39]]
+    assert said["metrics"]["max_index"] == [2, 3]
+    assert said["metrics"]["positions"]["nan"] == {"both": 0, "baseline": 0, "candidate": 0}
+    assert sum(row["candidate"] for row in said["values"]) == 320
+    assert said["baseline"]["statistics"]["numel"] == 320
+
+
+@pytest.mark.parametrize("kinds", [("stats", "stats"), ("stats", "tensor"), ("tensor", "stats")])
+@pytest.mark.parametrize(
+    ("change", "code", "said"),
+    [
+        (lambda x: x, 0, "Equal: the digests are the same"),
+        (lambda x: x * np.float32(1 + 1e-6), 2, "Could not tell element by element"),
+        (lambda x: x[::-1], 1, "Not close: the sketches are"),
+        (lambda x: x * 2, 1, "Not close: max is"),
+        (lambda x: np.where(x > 2, np.nan, x).astype(np.float32), 1, "Not close: n_nan is 0 and"),
+    ],
+)
+def test_statistics_tell_what_they_can(
+    trueup: Trueup, tmp_path: Path, kinds: tuple[str, str], change: Callable[..., Any], code: int, said: str
+) -> None:
+    a = tensors()
+    for name, values, detail in (("a", a, kinds[0]), ("b", np.ascontiguousarray(change(a)), kinds[1])):
+        capture(tmp_path / name, {"neck/torch.lstm": {"output.0": values}}, detail)
+    ran = trueup("diff", f"{tmp_path / 'a'}:0:output.0", tmp_path / "b")
+    assert ran.code == code
+    assert said in " ".join(ran.out.split("\n"))
+    assert "only statistics were kept" in " ".join(ran.out.split())
+
+
+def test_a_small_tensor_is_read_from_its_sketch(trueup: Trueup, tmp_path: Path) -> None:
+    a = np.linspace(-1, 1, 60, dtype=np.float32).reshape(6, 10)
+    b = a.copy()
+    b[4, 2] += 1
+    for name, values in (("a", a), ("b", b)):
+        capture(tmp_path / name, {"neck/torch.lstm": {"output.0": values}}, "stats")
+    ran = trueup("diff", f"{tmp_path / 'a'}:0:output.0", tmp_path / "b", "--json")
+    said = json.loads(ran.out)
+    assert ran.code == 1
+    assert (said["closeness"]["outside"], said["closeness"]["worst"][0]["index"]) == (1, [4, 2])
+    assert said["closeness"]["worst"][0]["baseline"] == str(float(a[4, 2]))
+    assert "were read from its sketch" in said["notes"][0]
+
+
+def test_digests_alone(trueup: Trueup, tmp_path: Path) -> None:
+    for name, seed in (("a", 0), ("b", 1), ("c", 0)):
+        capture(tmp_path / name, {"neck/torch.lstm": {"output.0": tensors(seed)}}, "digest")
+    assert trueup("diff", f"{tmp_path / 'a'}:0:output.0", tmp_path / "c").code == 0
+    ran = trueup("diff", f"{tmp_path / 'a'}:0:output.0", tmp_path / "b")
+    assert ran.code == 2
+    assert "Could not tell" in ran.out
+    assert "only a digest was kept" in " ".join(ran.out.split())
+
+
+def test_shapes_that_differ(trueup: Trueup, tmp_path: Path) -> None:
+    np.save(tmp_path / "a.npy", np.ones((2, 3)))
+    np.save(tmp_path / "b.npy", np.ones((3, 2)))
+    np.save(tmp_path / "c.npy", np.ones((1, 2, 1, 3)))
+    ran = trueup("diff", tmp_path / "a.npy", tmp_path / "b.npy")
+    assert (ran.code, "Could not tell: the shapes differ, [2, 3] and [3, 2]." in ran.out) == (2, True)
+    ran = trueup("diff", tmp_path / "a.npy", tmp_path / "c.npy")
+    assert (ran.code, "differ by sizes of one only" in ran.out) == (0, True)
+
+
+def test_names_with_colons(trueup: Trueup, tmp_path: Path) -> None:
+    folder = tmp_path / "run:1"
+    capture(folder, {"a/aten::mm": {"output.0": tensors()}})
+    assert trueup("diff", f"{folder}:a/aten::mm#0:output.0", f"{folder}:0:output.0").code == 0
+
+
+@pytest.mark.parametrize(
+    ("first", "said"),
+    [
+        ("nowhere:0:output.0", "nowhere:0:output.0 names no tensor."),
+        ("a", "a names no tensor."),
+        ("a:0", "a:0 names no tensor."),
+        ("a:7:output.0", "7 does not mean one call."),
+        ("a:0:output.7", "has no slot output.7."),
+        ("bad.npy", "bad.npy cannot be read as .npy"),
+        ("objects.npy", "objects.npy cannot be read as .npy"),
+    ],
+)
+def test_what_cannot_be_read(trueup: Trueup, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, first: str, said: str) -> None:
+    capture(tmp_path / "a", {"x/op": {"output.0": tensors()}})
+    (tmp_path / "bad.npy").write_bytes(b"\x93NUMPY\x01\x00\x10")
+    np.save(tmp_path / "objects.npy", np.array([{}]), allow_pickle=True)
+    monkeypatch.chdir(tmp_path)
+    ran = trueup("diff", first, "a:0:output.0")
+    assert (ran.code, ran.out) == (2, "")
+    assert said in ran.err
+    assert "next:" in ran.err or ";" in ran.err
+
+
+@pytest.mark.parametrize("option", ["--rtol", "--atol"])
+@pytest.mark.parametrize("value", ["-1", "nan", "inf"])
+def test_tolerances_that_are_none(trueup: Trueup, option: str, value: str) -> None:
+    ran = trueup("diff", "a", "b", option, value)
+    assert ran.code == 2
+    assert f"{option} cannot be used." in ran.err
