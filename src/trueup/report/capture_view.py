@@ -66,10 +66,12 @@ def render_header(capture: CaptureLike, chosen: Selection, console: Console) -> 
     if isinstance(versions, dict) and isinstance(versions.get(framework), str):
         framework = f"{framework} {versions[framework]}"
     devices = list(dict.fromkeys(str(device) for one in said for device in _listed(one.get("devices"))))
-    calls, found = 0, set()
-    for rows in scan(capture, Selection(chosen.path), (*KEYS, "level")):
+    calls, found, scaled = 0, set(), []
+    for rows in scan(capture, Selection(chosen.path), (*KEYS, "level", "op")):
         calls += rows.select(KEYS).group_by(list(KEYS)).aggregate([]).num_rows
         found.update(rows["level"].unique().to_pylist())
+        if SCALER in rows["op"].unique().to_pylist():
+            scaled += rows["step"].unique().to_pylist()
     levels = [level for level in LEVELS if level in found]
     states = {str(one.get("status")) for one in manifests if one.get("status")}
     facts = [
@@ -81,7 +83,7 @@ def render_header(capture: CaptureLike, chosen: Selection, console: Console) -> 
         *([", ".join(sorted(states))] if states else []),
     ]
     console.print(Text.assemble((clean(str(chosen.path)), "bold"), "  ", one_line(", ".join(facts))))
-    if scale := loss_scale(capture.records(list(SCALE_COLUMNS), op=SCALER)):
+    if scaled and (scale := loss_scale(capture.records(list(SCALE_COLUMNS), op=SCALER, step=scaled))):
         console.print(Text(f"loss scale  {scale}"))
     for problem in list(capture.problems)[:PROBLEMS_SHOWN]:
         console.print(Text(f"problem  {one_line(str(problem))}", "yellow"))
