@@ -16,7 +16,7 @@ FORMAT_VERSION = 1
 
 
 def to_json(diff: TensorDiff) -> str:
-    """Write all that is known of two tensors; docs/commands.md has the keys."""
+    """Write all that is known of two tensors; docs/looking-around.md has the keys."""
     sides = [side.values for side in (diff.baseline, diff.candidate)]
     there = [side for side in sides if side is not None]
     document: dict[str, Any] = {
