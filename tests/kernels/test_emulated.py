@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import shutil
 import subprocess
 from pathlib import Path
@@ -11,7 +12,7 @@ import numpy as np
 import pytest
 import xxhash
 
-from trueup.kernels import KINDS, _compiled
+from trueup.kernels import KINDS, _compiled, _pair, _pair_twin
 from trueup.model import PACKED
 
 from . import oracle
@@ -25,13 +26,22 @@ pytestmark = pytest.mark.skipif(
 )
 
 
-@pytest.fixture(scope="module")
-def driver(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    program = tmp_path_factory.mktemp("aarch64") / "driver"
-    sources = [Path(__file__).parent / "driver.c", NATIVE / "level_128.c", NATIVE / "tables.c"]
+def built(folder: Path, source: str) -> Path:
+    program = folder / "driver"
+    sources = [Path(__file__).parent / source, NATIVE / "level_128.c", NATIVE / "tables.c"]
     flags = ["-O3", "-static", "-Wall", "-Wextra", "-Werror", f"-I{NATIVE}"]
     subprocess.run([COMPILER, *flags, *map(str, sources), "-o", str(program), "-lm"], check=True)
     return program
+
+
+@pytest.fixture(scope="module")
+def driver(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return built(tmp_path_factory.mktemp("aarch64"), "driver.c")
+
+
+@pytest.fixture(scope="module")
+def pair_driver(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return built(tmp_path_factory.mktemp("aarch64"), "pair_driver.c")
 
 
 def emulated(driver: Path, arrays: list[np.ndarray], step: int = 1) -> list[tuple[np.ndarray, int]]:
@@ -73,3 +83,34 @@ def test_large_and_strided(driver: Path, step: int) -> None:
     for (out, digest), case in zip(emulated(driver, arrays, step), arrays, strict=True):
         as_the_twin(out, case[::step])
         assert digest == xxhash.xxh3_64_intdigest(case[::step].tobytes())
+
+
+def pairs() -> list[tuple[np.ndarray, np.ndarray]]:
+    generator = np.random.default_rng(3)
+    found = []
+    names = ("float32", "float64", "float16", "bfloat16", "float8_e5m2", "int64", "uint64", "int8", "bool")
+    for first, second in itertools.product(names, names):
+        for size in (1, 65, 2049, 40_000):
+            values = generator.standard_normal(size) * 50
+            with np.errstate(all="ignore"):
+                a, b = (np.round(each).astype(getattr(ml_dtypes, name, name)) if "int" in name
+                        else each.astype(getattr(ml_dtypes, name, name))
+                        for name, each in ((first, values), (second, values + generator.standard_normal(size))))  # fmt: skip
+            if size == 65 and first != "bool":
+                a = generator.integers(0, 256, a.nbytes, np.uint8).view(a.dtype)  # NaN, Inf, subnormals
+            found.append((a, b))
+    return found
+
+
+def test_pairs(pair_driver: Path) -> None:
+    cases = pairs()
+    heads = [np.array([KINDS[a.dtype.name], KINDS[b.dtype.name], a.size, a.nbytes, b.nbytes]) for a, b in cases]
+    sent = b"".join(head.tobytes() + a.tobytes() + b.tobytes() for head, (a, b) in zip(heads, cases, strict=True))
+    result = subprocess.run([EMULATOR, str(pair_driver)], input=sent, stdout=subprocess.PIPE, check=True).stdout
+    want = np.empty(_pair.PACKED)
+    for got, (a, b) in zip(np.frombuffer(result).reshape(len(cases), -1), cases, strict=True):
+        _pair_twin.pair(a, b, 0.0, 1e-7, want)
+        exact = [0, 1, 8, 9, 10, *range(12, _pair.PACKED)]
+        np.testing.assert_array_equal(got[exact], want[exact], f"{a.dtype} {b.dtype} {a.size}")
+        with np.errstate(all="ignore"):
+            np.testing.assert_allclose(got[2:12], want[2:12], rtol=1e-10, atol=1e-12 * want[3] * want[4])

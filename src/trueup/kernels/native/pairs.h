@@ -4,7 +4,10 @@
 
 #include <stdlib.h>
 
-#include "measure.h"
+#include "kernel.h"
+#include "modes.h"
+#include "strides.h"
+#include "team.h"
 
 enum { MOST_CHUNKS = 1 << 12 }; /* of a tensor: a chunk's totals take 1 KB */
 
