@@ -215,3 +215,32 @@ def test_tolerances_that_are_none(trueup: Trueup, option: str, value: str) -> No
     ran = trueup("diff", "a", "b", option, value)
     assert ran.code == 2
     assert f"{option} cannot be used." in ran.err
+
+
+def test_two_recorded_trainings(trueup: Trueup, tmp_path: Path) -> None:
+    """A weight that was changed is found where it is, in the tensors and in the statistics of real recordings."""
+    torch = pytest.importorskip("torch")
+    import trueup as library
+
+    for name, change, detail in (("a", 0.0, "tensor"), ("b", 0.25, "tensor"), ("sa", 0.0, "stats"), ("sb", 0.25, "stats")):
+        torch.manual_seed(0)
+        model = torch.nn.Sequential(torch.nn.Linear(32, 64), torch.nn.GELU(), torch.nn.Linear(64, 4)).to(torch.bfloat16)
+        with torch.no_grad():
+            model[0].weight[3, 5] += change
+        with library.capture(tmp_path / name, model=model, detail=detail, level="module"):
+            model(torch.randn(16, 32, dtype=torch.bfloat16)).sum().backward()
+    weight = f"{tmp_path / 'a'}:0/Linear#0:param.weight"
+    ran = trueup("diff", weight, tmp_path / "b", "--phase", "forward", "--json")
+    said = json.loads(ran.out)
+    assert (ran.code, said["closeness"]["outside"], said["closeness"]["worst"][0]["index"]) == (1, 1, [3, 5])
+    assert said["baseline"]["dtype"] == "bfloat16"
+    assert trueup("diff", weight, tmp_path / "sb", "--phase", "forward").code == 1
+    stats = f"{tmp_path / 'sa'}:0/Linear#0:param.weight"
+    ran = trueup("diff", stats, tmp_path / "sb", "--phase", "forward")
+    assert (ran.code, "Not close: " in ran.out) == (1, True)
+    assert trueup("diff", stats.replace("weight", "bias"), tmp_path / "sb", "--phase", "forward").code == 0
+    ran = trueup("show", tmp_path / "a", "--phase", "forward", "--tensor", "0/Linear#0", "output.0", "--npy", tmp_path / "x.npy")
+    assert (ran.code, ran.out.splitlines()[-1].endswith("widened from bfloat16, which .npy does not know")) == (0, True)
+    output = f"{tmp_path / 'a'}:0/Linear#0:output.0"
+    ran = trueup("diff", output, tmp_path / "x.npy", "--phase", "forward", "--rtol", "0", "--atol", "0")
+    assert (ran.code, "Equal: all 1,024 elements" in ran.out) == (0, True)

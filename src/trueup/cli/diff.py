@@ -12,24 +12,22 @@ from trueup.model import LEVELS, PHASES, TrueupError
 
 Word = Optional[str]  # noqa: UP045 - typer evaluates it on Python 3.10
 Number = Optional[int]  # noqa: UP045
-TENSOR = "CAP:CALL:SLOT"
 
 
 def diff(
     baseline: Annotated[
-        str, typer.Argument(metavar=TENSOR, show_default=False, help="CALL is a seq or scope/op#n; or a .npy file.")
+        str, typer.Argument(metavar="BASE:CALL:SLOT", show_default=False, help="CALL is a seq or scope/op#n; or a .npy file.")
     ],
     candidate: Annotated[
-        str, typer.Argument(metavar=TENSOR, show_default=False, help="Likewise; a capture alone: the same CALL and SLOT.")
+        str, typer.Argument(metavar="CAND:CALL:SLOT", show_default=False, help="Likewise; a capture alone: the same CALL and SLOT.")
     ],
     rtol: Annotated[float, typer.Option(metavar="X", help="Close: |b - a| <= atol + rtol |a|.")] = 1e-5,
-    atol: Annotated[float, typer.Option(metavar="X")] = 1e-8,
+    atol: Annotated[float, typer.Option(metavar="X", help="Likewise.")] = 1e-8,
     top: Annotated[int, typer.Option(metavar="N", min=1, help="How many of the worst elements to list.")] = 10,
     phase: Annotated[Word, typer.Option(metavar="PHASE", help=f"{', '.join(PHASES)}, where CALL means several.")] = None,
     step: Annotated[Number, typer.Option(metavar="N", help="One step.")] = None,
     rank: Annotated[Number, typer.Option(metavar="N", help="One rank.")] = None,
     level: Annotated[Word, typer.Option(metavar="LEVEL", help="module, api or aten.")] = None,
-    threads: Annotated[int, typer.Option(metavar="N", min=1, help="Most threads, where PyTorch's are at hand.")] = 1,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON instead.")] = False,
 ) -> int:
     """Compare two tensors element by element.
@@ -55,7 +53,7 @@ def diff(
     chosen = Selection(Path(), phase=phase, step=step, rank=rank, level=level)
     first = read_address(baseline)
     second = read_address(candidate, like=first)
-    found = compare_tensors(operand(first, chosen), operand(second, chosen), Tolerance(rtol, atol), top, threads)
+    found = compare_tensors(operand(first, chosen), operand(second, chosen), Tolerance(rtol, atol), top)
     if as_json:
         typer.echo(to_json(found), nl=False)
     else:
