@@ -300,3 +300,14 @@ def test_wrong_arguments() -> None:
         kernel.pair(0, 0, (4,), 0, 77, (4,), (1,), 0.0, 1.0, 0, 1)
     with pytest.raises(ValueError, match="both sides complex or both real"):
         kernel.pair(0, 0, (4,), 0, 17, (8,), (1,), 0.0, 1.0, 0, 1)
+
+
+@pytest.mark.parametrize("dtype", [np.float64, np.int32, np.int64])
+def test_the_edges_of_the_shares(compare: Compare, dtype: type) -> None:
+    """A relative error of just 1/1000 or 5/1000 is not below it."""
+    a = np.full(6, 10_000, dtype)
+    b = a + np.array([0, 9, 10, 49, 50, 51], dtype)
+    p = compare(a, b)
+    assert (p.n_thousandth, p.n_five_thousandths) == (2, 4)
+    c = compare(a, -b)
+    assert (c.n_thousandth, c.n_sign_flips) == (0, 6)
