@@ -244,3 +244,16 @@ def test_two_recorded_trainings(trueup: Trueup, tmp_path: Path) -> None:
     output = f"{tmp_path / 'a'}:0/Linear#0:output.0"
     ran = trueup("diff", output, tmp_path / "x.npy", "--phase", "forward", "--rtol", "0", "--atol", "0")
     assert (ran.code, "Equal: all 1,024 elements" in ran.out) == (0, True)
+
+
+@pytest.mark.parametrize("shape", [[-1], [2**62], [5, 5], [0, 2**47, 2**47], [None]])
+def test_a_shape_that_is_none(trueup: Trueup, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, shape: list[int | None]) -> None:
+    """A damaged record is no traceback and no agreement."""
+    from trueup.report import operands
+
+    folder = capture(tmp_path / "a", {"x/op": {"output.0": np.arange(24.0).reshape(4, 6)}}, "stats")
+    real = operands.record_of
+    monkeypatch.setattr(operands, "record_of", lambda *call: real(*call) | {"shape": shape, "digest": None})
+    ran = trueup("diff", f"{folder}:0:output.0", f"{folder}:0:output.0")
+    assert (ran.code, ran.err) == (2, "")
+    assert "Could not tell" in ran.out

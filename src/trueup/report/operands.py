@@ -100,7 +100,8 @@ def _recorded(capture: Capture, address: Address, call: Call, record: dict[str, 
     name = one_line(f"{address.path}  {scope}{call.op}#{call.ordinal}  {record['slot']}")
     where = one_line(f"seq {call.seq}, {call.phase}, step {call.step}, rank {call.rank}, {call.level}")
     shape = record.get("shape")
-    sizes = tuple(shape) if isinstance(shape, list) else None
+    plain = isinstance(shape, list) and all(type(size) is int and 0 <= size < 2**48 for size in shape)
+    sizes = tuple(shape) if plain and shape is not None else None
     if record.get("dtype") is None or sizes is None:
         return Operand(name, where, record.get("dtype"), sizes, None, missing="is no tensor")
     kept = Operand(name, where, record["dtype"], sizes, None, _stats(record), None, record.get("digest"))

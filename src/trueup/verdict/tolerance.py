@@ -175,14 +175,17 @@ def _apart(baseline: TensorStats, candidate: TensorStats, tolerance: Tolerance) 
 
 
 def from_sketch(stats: TensorStats, sketch: Floats, shape: tuple[int, ...], complex_: bool) -> Floats | None:
-    """Return the elements of a small tensor, which its sketch holds: float64 (two a complex element), or None.
+    """Return the elements of a small tensor, which its sketch holds: float64 (complex128 for a complex one), or None.
 
-    None where it has more than 64 reals, or NaN, Inf or a mask, which are not in the sketch.
+    None where it has more than 64 reals, or not as many elements as its shape says, or NaN, Inf or a mask, which are not in the
+    sketch.
     """
     from trueup.kernels import sketch as places
 
     reals = math.prod(shape) * (2 if complex_ else 1)
-    if reals > LANES or stats.n_nan or stats.n_posinf or stats.n_neginf or stats.n_saturated:
+    if math.prod(max(size, 1) for size in shape) > LANES or reals > LANES or math.prod(shape) != stats.numel:
+        return None
+    if stats.n_nan or stats.n_posinf or stats.n_neginf or stats.n_saturated:
         return None
     shift = int(places.shifts(0, 1)[0])
     lanes = (np.arange(reals) + shift) % LANES
