@@ -273,6 +273,8 @@ def test_threads_change_nothing(compare: Compare) -> None:
     torch.set_num_threads(2)
     assert compare(a, b, threads=2) == compare(a, b)
     assert compare(a.T, b.T, threads=2) == compare(a.T, b.T)
+    flat = np.zeros(300_000, np.float32)
+    assert {compare(flat, flat + 1, threads=2).max_index for _ in range(20)} == {0}  # ties, whoever finds his first
     torch.set_num_threads(before)
 
 
