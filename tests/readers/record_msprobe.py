@@ -2,9 +2,9 @@
 
     .venv-msprobe/bin/python tests/readers/record_msprobe.py tests/readers/dumps.tar.xz
 
-A language model of one or two blocks (embedding, causal attention, layer norm, GELU) trains for a step or two, the optimizer outside of
-what is dumped, as msprobe's guide has it. The same run is dumped once for each combination of level, task and summary mode that
-the reader's tests need, some a second time with a fault. Paths of this machine are replaced in what msprobe wrote, and nothing else.
+A language model of two blocks (embedding, causal attention, layer norm, GELU) trains for a step or two, the optimizer outside of
+what is dumped, as msprobe's guide has it. The same run is dumped once for each combination of level, task and summary mode that the
+reader's tests need, some a second time with a fault. Paths of this machine are replaced in what msprobe wrote, and nothing else.
 """
 
 from __future__ import annotations
@@ -49,15 +49,16 @@ def main() -> None:
             running = [
                 subprocess.Popen(
                     [sys.executable, __file__, scratch, name],
-                    env={**common, "RANK": str(rank), "WORLD_SIZE": str(world)}, stdout=subprocess.DEVNULL,
-                )  # fmt: skip
+                    env={**common, "RANK": str(rank), "WORLD_SIZE": str(world)},
+                    stdout=subprocess.DEVNULL,
+                )
                 for rank in range(world)
             ]
             if any(process.wait() for process in running):
                 raise SystemExit(f"{name} failed")
         anonymise(Path(scratch))
         with tarfile.open(archive, "w:xz") as packed:
-            packed.add(scratch, arcname=".", filter=lambda entry: entry.replace(uid=0, gid=0, uname="", gname="", mtime=0, deep=False))
+            packed.add(scratch, ".", filter=lambda e: e.replace(uid=0, gid=0, uname="", gname="", mtime=0, deep=False))
 
 
 def anonymise(folder: Path) -> None:
@@ -70,27 +71,11 @@ def anonymise(folder: Path) -> None:
         path.write_text(text)
 
 
-def record(output: Path, name: str) -> None:
+def build(fault: bool = False, checkpointed: bool = False):
+    """Return the model and a batch of token ids; also for a native capture of the same run."""
     import torch
-    from msprobe.pytorch import PrecisionDebugger, seed_all
     from torch import nn
     from torch.utils.checkpoint import checkpoint
-
-    fault = name.endswith("-fault")
-    kind = name.removesuffix("-fault")
-    level, task, summary, steps, world = KINDS[kind]
-    folder = output / name
-    folder.mkdir(parents=True, exist_ok=True)
-    config = {
-        "task": task, "dump_path": str(folder), "rank": [], "step": [], "level": level, "async_dump": False,
-        task: {"scope": [], "list": [], "data_mode": ["all"], "summary_mode": summary},
-    }  # fmt: skip
-    settings = output / f"{name}-{os.environ['RANK']}.json"
-    settings.write_text(json.dumps(config))
-    seed_all(1234)
-    torch.set_num_threads(1)
-    if world > 1:
-        torch.distributed.init_process_group("gloo")
 
     class Attention(nn.Module):
         def __init__(self) -> None:
@@ -124,18 +109,46 @@ def record(output: Path, name: str) -> None:
         def forward(self, ids):
             x = self.embed(ids)
             for layer in self.layers:
-                x = checkpoint(layer, x, use_reentrant=False) if kind == "recompute-mix" else layer(x)
+                x = checkpoint(layer, x, use_reentrant=False) if checkpointed else layer(x)
             return self.head(x)
 
-    model = Model()
-    trained = nn.parallel.DistributedDataParallel(model) if world > 1 else model
+    return Model(), torch.randint(0, 16, (2, 5))
+
+
+def loss_of(model, ids):
+    import torch
+
+    return torch.nn.functional.cross_entropy(model(ids[:, :-1]).reshape(-1, 16), ids[:, 1:].reshape(-1))
+
+
+def record(output: Path, name: str) -> None:
+    import torch
+    from msprobe.pytorch import PrecisionDebugger, seed_all
+
+    fault = name.endswith("-fault")
+    kind = name.removesuffix("-fault")
+    level, task, summary, steps, world = KINDS[kind]
+    folder = output / name
+    folder.mkdir(parents=True, exist_ok=True)
+    config = {
+        "task": task, "dump_path": str(folder), "rank": [], "step": [], "level": level, "async_dump": False,
+        task: {"scope": [], "list": [], "data_mode": ["all"], "summary_mode": summary},
+    }  # fmt: skip
+    settings = output / f"{name}-{os.environ['RANK']}.json"
+    settings.write_text(json.dumps(config))
+    seed_all(1234)
+    torch.set_num_threads(1)
+    if world > 1:
+        torch.distributed.init_process_group("gloo")
+
+    model, ids = build(fault, checkpointed=kind == "recompute-mix")
+    trained = torch.nn.parallel.DistributedDataParallel(model) if world > 1 else model
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    ids = torch.randint(0, 16, (2, 5)) + int(os.environ["RANK"])
-    ids %= 16
+    ids = (ids + int(os.environ["RANK"])) % 16
     debugger = PrecisionDebugger(str(settings))
     for _ in range(steps):
         debugger.start(model=model)
-        loss = nn.functional.cross_entropy(trained(ids[:, :-1]).reshape(-1, 16), ids[:, 1:].reshape(-1))
+        loss = loss_of(trained, ids)
         loss.backward()
         if world > 1:
             torch.distributed.all_reduce(loss.detach())

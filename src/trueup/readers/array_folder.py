@@ -1,7 +1,7 @@
 """A folder of .npy, .npz and .pt files: each array is an output of a call whose scope is the file's name.
 
-``step1/rank0/encoder.layers.0.npy`` is ``encoder.layers.0`` of rank 0, step 1; ``encoder/attn.output.1.npy`` has slot ``output.1`` of
-``encoder.attn``; members of a .npz and of a dictionary in a .pt file are slots by their keys.
+``step1/rank0/encoder.layers.0.npy`` is ``encoder.layers.0`` of rank 0, step 1; ``encoder/attn.output.1.npy`` has slot ``output.1``
+of ``encoder.attn``; members of a .npz and of a dictionary in a .pt file are slots by their keys.
 """
 
 from __future__ import annotations
@@ -29,8 +29,6 @@ def find(tree: Tree, notes: Notes) -> Dump | None:
         return None
     if set(kinds.values()) == {"pt"} and not has_torch():
         raise TrueupError(f"{tree.source} holds .pt files: install PyTorch to read them, pip install 'trueup[torch]'")
-    for path in sorted(tree.files.keys() - kinds.keys()):
-        notes.say("files that hold no arrays were left out", path)
     placed: dict[tuple[int, int], list[tuple[str, str]]] = {}
     for path, kind in kinds.items():
         place = places(path)
@@ -72,7 +70,8 @@ class _Files:
             if kind == "npz":
                 for member in npz_members(self.tree, path):
                     key = member.removesuffix(".npy")
-                    yield ForeignTensor(f"{slot or 'output'}.{key}", f"{path}/{key}", load=partial(read_npz, self.tree, path, member))
+                    load = partial(read_npz, self.tree, path, member)
+                    yield ForeignTensor(f"{slot or 'output'}.{key}", f"{path}/{key}", load=load)
             else:
                 for key, array in pt_tensors(self.tree, path):
                     name = f"{slot or 'output'}.{key}" if key else slot or "output.0"

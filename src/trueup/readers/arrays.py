@@ -1,8 +1,9 @@
 """Tensors in files: .npy, .npz and .pt, read without believing what they claim, and without running anything in them.
 
-A .npy file is mapped; its header must fit the bytes that follow. A member of a .npz file is unpacked only up to what its header says,
-and only where that is not absurd for its packed size. A .pt file is read by ``torch.load(weights_only=True)``, which runs no code, and
-only if it is an archive whose members are stored as they are, for then nothing in it can grow. Nothing else is ever unpickled.
+A .npy file is mapped; its header must fit the bytes that follow. A member of a .npz file is unpacked only up to what its header
+says, and only where that is not absurd for its packed size. A .pt file is read by ``torch.load(weights_only=True)``, which runs no
+code, and only if it is an archive whose members are stored as they are, for then nothing in it can grow. Nothing else is ever
+unpickled.
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ import importlib.util
 import math
 import pickle
 import struct
+import tokenize
 import zipfile
 import zlib
 from collections.abc import Iterator
@@ -32,6 +34,7 @@ UNPACKED_LIMIT = 1 << 30
 BROKEN = (
     OSError, ValueError, TypeError, KeyError, IndexError, AttributeError, ArithmeticError, RecursionError, MemoryError, EOFError,
     RuntimeError, SyntaxError, zipfile.BadZipFile, zlib.error, struct.error, pickle.UnpicklingError, AssertionError,
+    tokenize.TokenError,
 )  # fmt: skip
 """What libraries raise at files that are damaged or made to harm."""
 
@@ -195,4 +198,5 @@ def _array_of(tensor: Any, size: int) -> Array:
 
     tensor = tensor.detach().resolve_conj().resolve_neg()
     raw = tensor.contiguous().reshape(-1).view(torch.uint8).numpy()
-    return raw.view(numpy_dtype(name)).reshape(tuple(tensor.shape))
+    array: Array = raw.view(numpy_dtype(name)).reshape(tuple(tensor.shape))
+    return array

@@ -100,8 +100,7 @@ class Reader(Protocol):
     NAME: str
     """As ``--format`` takes it."""
 
-    @staticmethod
-    def find(tree: Tree, notes: Notes) -> Dump | None:
+    def find(self, tree: Tree, notes: Notes) -> Dump | None:
         """Return the dump that lies there, None where the files are of another format; told by content."""
 
 

@@ -1,8 +1,8 @@
 """``torch.utils.dumper`` (Ascend's PyTorch 1.5 and 1.8): one HDF5 file with all inputs and outputs of each operator.
 
-``/{operator}/{seqid}/{input or output}/{argument}``, a vector one level deeper; ``seqid`` counts the calls of the run. Attributes of a
-dataset say what it was (``Type``), its dtype (``DataType``: half is stored as float32), device and strides. Links of the file, soft or
-external, and datasets whose bytes lie in other files are not followed.
+``/{operator}/{seqid}/{input or output}/{argument}``, a vector one level deeper; ``seqid`` counts the calls of the run. Attributes of
+a dataset say what it was (``Type``), its dtype (``DataType``: half is stored as float32), device and strides. Links of the file, soft
+or external, and datasets whose bytes lie in other files are not followed.
 """
 
 from __future__ import annotations
@@ -125,8 +125,9 @@ class _File:
         shape = tuple(int(size) for size in dataset.shape or ())
         strides = dataset.attrs.get("Stride") if "Stride" in dataset.attrs else None
         steps = tuple(int(s) for s in np.ravel(strides)[:64]) if strides is not None else None
+        device = DEVICES.get(_attribute(dataset, "DeviceType", -1))
         return ForeignTensor(
-            slot, name, dtype, shape, load=partial(_load, dataset, dtype), device=DEVICES.get(_attribute(dataset, "DeviceType", -1)),
+            slot, name, dtype, shape, load=partial(_load, dataset, dtype), device=device,
             strides=steps if steps is not None and len(steps) == len(shape) else None,
         )  # fmt: skip
 

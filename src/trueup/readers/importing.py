@@ -73,9 +73,10 @@ def import_dump(source: str | Path, output: str | Path, *, format: str | None = 
     target = Path(output)
     if (target / layout.MANIFEST).exists() or any(target.glob("rank-*")):
         raise TrueupError(f"{target} already holds a capture: nothing was imported; choose another -o or remove it")
-    dump = _find(Tree(Path(source), notes), notes, format)
+    tree = Tree(Path(source), notes)
+    dump = _find(tree, notes, format)
     try:
-        return _Import(dump, Path(source), target).run()
+        return _Import(dump, tree, target).run()
     except OSError as error:
         raise TrueupError(
             f"{target} cannot be written: {error.strerror or error}; it is not complete: remove it, make room and import again"
@@ -96,8 +97,8 @@ def _find(tree: Tree, notes: Notes, format: str | None) -> Dump:
 
 
 class _Import:
-    def __init__(self, dump: Dump, source: Path, target: Path) -> None:
-        self.dump, self.source, self.target = dump, source, target
+    def __init__(self, dump: Dump, tree: Tree, target: Path) -> None:
+        self.dump, self.tree, self.source, self.target = dump, tree, tree.source, target
         self.counts = Counts()
         self.levels: set[str] = set()
         self.run_id = os.urandom(8).hex()
@@ -114,6 +115,8 @@ class _Import:
         if not self.counts.calls:
             why = (self.dump.notes.lost or self.dump.notes.said or ["it holds no calls"])[0]
             raise TrueupError(f"{self.source} holds nothing that can be read, though it is of {self.dump.tool}: {why}")
+        for path in self.tree.unopened():
+            self.dump.notes.say("files were left out, for they are no part of such a dump or no call names them", path)
         told = self._told()
         for writer in writers:
             writer.close({"imported": told})

@@ -102,7 +102,7 @@ def _tensor(name: str, slot: str, leaf: dict[str, Any], load: Loader, notes: Not
 
 
 def _checksum(text: Any) -> str | None:
-    """Return a checksum with its algorithm: 16 digits after 0x are an XOR of the bytes, 8 a CRC-32, whatever the field is called."""
+    """Return a checksum with its algorithm: 16 digits after 0x are an XOR, 8 a CRC-32, whatever the field is called."""
     if not isinstance(text, str) or not _CHECKSUM.fullmatch(text):
         return None
     if text.startswith("0x"):

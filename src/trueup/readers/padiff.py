@@ -39,7 +39,7 @@ _FRAME = re.compile(r'File "?[^\n]*\n?[^\n]*')
 
 def find(tree: Tree, notes: Notes) -> Dump | None:
     """Find reports by what stands at their top."""
-    reports = [p for p in tree.ending(".json") if all(mark in (head := tree.head(p, 4096)) for mark in _MARKS) and b"{" in head[:8]]
+    reports = [path for path in tree.ending(".json") if all(mark in tree.head(path, 4096) for mark in _MARKS)]
     main = {folder_of(path): path for path in sorted(reports, key=lambda p: not p.endswith("report.json"))[::-1]}
     if not main:
         return None
@@ -101,13 +101,15 @@ class _Report:
 
     def _nodes(self, tree: Any) -> Iterator[tuple[str, str | None, dict[str, Any]]]:
         """Yield each layer with its key and its parent's, in the order of execution."""
-        pending: list[tuple[str, str | None, Any]] = [(str(k), None, n) for k, n in enumerate(_list(tree))][::-1]
+        pending: list[tuple[str, str | None, Any]] = []
+        pending += [(str(k), None, node) for k, node in enumerate(_list(tree))][::-1]
         count = 0
         while pending:
             key, parent, node = pending.pop()
             count += 1
             if not isinstance(node, dict) or count > MAX_NODES:
-                self.notes.lose("a node of the report is no layer" if count <= MAX_NODES else "the report has too many layers", key[:80])
+                why = "a node of the report is no layer" if count <= MAX_NODES else "the report has too many layers"
+                self.notes.lose(why, key[:80])
                 continue
             yield key, parent, node
             children = _list(node.get("children"))
@@ -122,7 +124,8 @@ class _Report:
         outputs = [self._tensor("output", k, one, scope) for k, one in enumerate(_list(node.get("fwd_outputs")))]
         gradients = [self._tensor("grad_input", k, one, scope) for k, one in enumerate(_list(node.get("bwd_grads")))]
         around = None if parent is None else f"{parent}.backward"
-        forward = ForeignCall(f"{key}.forward", "module", "forward", scope, op, outputs, {}, parent and f"{parent}.forward", None, frames)
+        outer = None if parent is None else f"{parent}.forward"
+        forward = ForeignCall(f"{key}.forward", "module", "forward", scope, op, outputs, {}, outer, None, frames)
         if not gradients:
             return forward, None
         return forward, ForeignCall(

@@ -34,6 +34,9 @@ from trueup.readers.tree import Tree, folder_of
 NAME = "ptdbg"
 
 LINE_LIMIT = 16 << 20
+SNIFFED = 1 << 16
+LOOKED_AT = 20
+"""Bytes and lines of a file among which there has to be a row."""
 OVERFLOW = 100
 """A flag above it marks a row of the overflow check, which has no statistics."""
 
@@ -67,14 +70,18 @@ def find(tree: Tree, notes: Notes) -> Dump | None:
 
 
 def _is_rows(tree: Tree, path: str) -> bool:
-    if not tree.head(path, 2).startswith(b'["'):
+    head = tree.head(path, SNIFFED)
+    if head.count(b'["') == 0:
         return False
-    try:
-        with tree.open(path) as file:
-            row = json.loads(file.readline(LINE_LIMIT))
-    except (OSError, ValueError, RecursionError):
-        return False
-    return isinstance(row, list) and len(row) in (2, 5, 6) and _parse(str(row[0])) is not None
+    for line in head.split(b"\n")[:LOOKED_AT]:  # the first may be damaged, and a long stack does not fit
+        try:
+            row = json.loads(line)
+        except (ValueError, RecursionError):
+            match = re.match(rb'\["([^"]{1,400})", ', line)
+            row = [match[1].decode("utf-8", "replace"), None] if match else None
+        if isinstance(row, list) and len(row) in (2, 5, 6) and _parse(str(row[0])) is not None:
+            return True
+    return False
 
 
 @dataclass(frozen=True, slots=True)
@@ -232,7 +239,7 @@ def _slot(name: _Name, op: str, level: str, outputs: int) -> str:
 
 
 def _checksum(text: Any, dtype: str | None) -> str | None:
-    """Return the checksum, which is a CRC-32 whatever the tool calls it, of the bytes as float32 where the dtype is bfloat16."""
+    """Return the checksum, a CRC-32 whatever the tool calls it, of the elements as float32 where the dtype is bfloat16."""
     if not isinstance(text, str) or not re.fullmatch(r"[0-9a-fA-F]{1,8}|[0-9a-fA-F]{32}", text):
         return None
     if len(text) == 32:

@@ -10,12 +10,16 @@ from trueup.readers.dump import Frames
 MAX_FRAMES = 48
 MAX_LENGTH = 400
 
-INTERNAL = ("/site-packages/torch/", "/site-packages/msprobe/", "/ptdbg_ascend/", "/site-packages/torch_npu/", "/site-packages/paddle/")
+INTERNAL = (
+    "/site-packages/torch/", "/site-packages/msprobe/", "/ptdbg_ascend/", "/site-packages/torch_npu/", "/site-packages/paddle/",
+)  # fmt: skip
 
 _MSPROBE = re.compile(r"File (?P<file>.*?), line (?P<line>\d+), in (?P<function>.*?), *\n?(?P<text>.*)", re.DOTALL)
 _TRACEBACK = re.compile(r'File "(?P<file>.*?)", line (?P<line>\d+), in (?P<function>[^\n]*)\n?(?P<text>.*)', re.DOTALL)
 
-_REPEATING = re.compile(r"torch/(utils/checkpoint|autograd/__init__|autograd/graph|_tensor)\.py:\d+ in (\w*backward|unpack_hook|recompute_fn)")
+_REPEATING = re.compile(
+    r"torch/(utils/checkpoint|autograd/__init__|autograd/graph|_tensor)\.py:\d+ in (\w*backward|unpack_hook|recompute_fn)"
+)
 """Frames below which a forward call repeats one that was made before: activation checkpointing inside the backward pass."""
 
 

@@ -1,8 +1,8 @@
 """What another tool's numbers say in our words, and what they leave open.
 
 The Ascend tools take max, min, mean and norm over all elements: a NaN or Inf in a tensor shows in its maximum or minimum, and then
-nothing is known of its finite elements, of which ours are. Sums are in the dtype of the tensor or float32, so ``mean`` and ``l2`` are
-good to about 1e-6 (1e-3 for half precision).
+nothing is known of its finite elements, of which ours are. Sums are in the dtype of the tensor or float32, so ``mean`` and ``l2``
+are good to about 1e-6 (1e-3 for half precision).
 """
 
 from __future__ import annotations

@@ -1,9 +1,9 @@
-"""Folders of .npy that tfdbg_ascend, precision_tool and msaccucmp's ``convert`` leave: one file for each tensor of a TensorFlow graph.
+"""Folders of .npy that tfdbg_ascend, precision_tool and msaccucmp's ``convert`` leave: a file for each tensor of a TensorFlow graph.
 
 ``conv1_Conv2D.0.1589195081588018.npy`` is output 0 of node ``conv1/Conv2D``, at a time in microseconds;
 ``Conv2D.conv1_Conv2D.1147.1589195081588018.output.0.npy`` is the same of an Ascend kernel (type, node, task, [stream,] time).
-A name that was too long is a hash, which ``mapping.csv`` resolves. Slashes were written as underscores: the node's name is the scope,
-and what follows its last underscore is the operator.
+A name that was too long is a hash, which ``mapping.csv`` resolves. Slashes were written as underscores: the node's name is the
+scope, and what follows its last underscore is the operator.
 """
 
 from __future__ import annotations
@@ -26,7 +26,9 @@ NAME = "tensorflow"
 MAPPING = "mapping.csv"
 MAPPING_LIMIT = 64 << 20
 
-_KERNEL = re.compile(r"(?P<type>[^./]+)\.(?P<node>[^/]+?)\.(?P<task>\d+)(?:\.\d+)?\.(?P<time>\d{13,20})\.(?P<side>input|output)\.(?P<slot>\d+)")
+_KERNEL = re.compile(
+    r"(?P<type>[^./]+)\.(?P<node>[^/]+?)\.(?P<task>\d+)(?:\.\d+)?\.(?P<time>\d{13,20})\.(?P<side>input|output)\.(?P<slot>\d+)"
+)
 _NODE = re.compile(r"(?P<node>[^/]+?)\.(?P<slot>\d+)\.(?P<time>\d{13,20})")
 _TYPE = re.compile(r"(?:^|_)([A-Z][A-Za-z0-9]*)(?:_\d+)?$")
 
@@ -48,8 +50,6 @@ def find(tree: Tree, notes: Notes) -> Dump | None:
     files = [one for path in tree.ending(".npy") if (one := _parse(path, hashes)) is not None]
     if not files:
         return None
-    for path in sorted(set(tree.ending(".npy")) - {one.path for one in files}):
-        notes.say("files have no name of such a dump and were left out", path)
     placed: dict[tuple[int, int], list[_File]] = {}
     for one in files:
         place = places(one.path)

@@ -39,6 +39,7 @@ class Tree:
         self.source = source
         self.files: dict[str, int] = {}
         """Path -> bytes."""
+        self._opened: set[str] = set()
         try:
             status = source.stat()
             if stat.S_ISREG(status.st_mode):
@@ -79,6 +80,10 @@ class Tree:
             if len(self.files) > MAX_FILES:
                 raise TrueupError(f"{self.source} holds more than {MAX_FILES:,} files: import a part of it, such as one step")
 
+    def unopened(self) -> Iterator[str]:
+        """Yield the files that nobody has read."""
+        return (path for path in sorted(self.files) if path not in self._opened)
+
     def open(self, path: str) -> BinaryIO:
         """Open a listed file.
 
@@ -86,7 +91,11 @@ class Tree:
             OSError: it cannot be read, or is no regular file any more.
             KeyError: it is none of the listed.
         """
-        self.files[path]  # noqa: B018 - nothing else is opened
+        self._opened.add(path)
+        return self._open(path)
+
+    def _open(self, path: str) -> BinaryIO:
+        self.files[path]
         descriptor = os.open(self.root / path, os.O_RDONLY | getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_NONBLOCK", 0))
         file = os.fdopen(descriptor, "rb")
         if not stat.S_ISREG(os.fstat(descriptor).st_mode):
@@ -97,7 +106,7 @@ class Tree:
     def head(self, path: str, size: int = SNIFFED) -> bytes:
         """Return the first bytes of a listed file, none where it cannot be read."""
         try:
-            with self.open(path) as file:
+            with self._open(path) as file:
                 return file.read(size)
         except OSError:
             return b""

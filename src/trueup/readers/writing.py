@@ -1,4 +1,4 @@
-"""Calls of a dump as records of a capture: statistics by our kernels where the tensors are there, one tensor in memory at a time."""
+"""Calls of a dump as records of a capture: statistics by our kernels where the tensors are there, one tensor at a time."""
 
 from __future__ import annotations
 
@@ -105,7 +105,7 @@ class RankWriter:
         for name in FOREIGN:
             columns[name] = pa.array(columns[name], pa.string())
         packed = np.array(rows.packed).reshape(-1, PACKED)
-        columns |= _with_told(statistics(packed, np.array(rows.packed_rows, np.int64), len(rows)), rows.told, len(rows))
+        columns |= _with_told(statistics(packed, np.array(rows.packed_rows, np.int64), len(rows)), rows.told)
         self.writer.write_records(step, columns)
         self._counts.rows += len(rows)
 
@@ -138,7 +138,7 @@ class RankWriter:
         fields: dict[str, Any] = {
             "slot": _text(tensor.slot), "dtype": _text(dtype), "shape": shape, "strides": tensor.strides,
             "device": tensor.device, "foreign_name": _text(tensor.name), "foreign_checksum": tensor.checksum,
-            "foreign_statistics": _text(tensor.told),
+            "foreign_statistics": _text(tensor.told) if array is None else None,
             "numel": None if shape is None else min(math.prod(shape), 2**63 - 1),
         }  # fmt: skip
         if tensor.checksum is not None:
@@ -206,16 +206,15 @@ def _empty(tensor: ForeignTensor) -> Array | None:
         return None
 
 
-def _with_told(columns: dict[str, Any], told: Mapping[int, Mapping[str, float]], rows: int) -> dict[str, Any]:
+def _with_told(columns: dict[str, Any], told: Mapping[int, Mapping[str, float]]) -> dict[str, Any]:
     """Add the numbers that the tool gave to the columns that the kernels filled."""
     for name in NUMBERS:
         given = {row: numbers[name] for row, numbers in told.items() if name in numbers}
-        column = np.ma.MaskedArray(columns[name], np.ma.getmaskarray(np.ma.asarray(columns[name])).copy())
+        values, absent = np.ma.getdata(columns[name]), np.ma.getmaskarray(np.ma.asarray(columns[name])).copy()
         if given:
-            places = list(given)
-            column.mask[places] = False
-            column.data[places] = list(given.values())
-        columns[name] = column
+            absent[list(given)] = False
+            values[list(given)] = list(given.values())
+        columns[name] = np.ma.MaskedArray(values, absent)
     return columns
 
 
