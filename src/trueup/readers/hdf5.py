@@ -1,8 +1,8 @@
 """``torch.utils.dumper`` (Ascend's PyTorch 1.5 and 1.8): one HDF5 file with all inputs and outputs of each operator.
 
-``/{operator}/{seqid}/{input or output}/{argument}``, a vector one level deeper; ``seqid`` counts the calls of the run. Attributes of
-a dataset say what it was (``Type``), its dtype (``DataType``: half is stored as float32), device and strides. Links of the file, soft
-or external, and datasets whose bytes lie in other files are not followed.
+``/{operator}/{seqid}/{input or output}/{argument}``, a vector one level deeper; ``seqid`` counts the calls of the run. Attributes
+of a dataset say what it was (``Type``), its dtype (``DataType``: half is stored as float32), device and strides. Links of the file,
+soft or external, and datasets whose bytes lie in other files are not followed.
 """
 
 from __future__ import annotations

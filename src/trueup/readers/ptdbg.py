@@ -216,7 +216,7 @@ class _Step:
 
 
 def narrowed(array: Array, dtype: str | None) -> Array:
-    """Return a tensor that was widened to be saved, as NumPy has no bfloat16, in its own dtype; unchanged if that lost something."""
+    """Return a tensor that was widened to be saved, as NumPy has no bfloat16, in its own dtype, unless that lost something."""
     if dtype not in ("bfloat16", "float16") or array.dtype != np.float32:
         return array
     with np.errstate(all="ignore"):

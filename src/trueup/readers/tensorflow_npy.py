@@ -1,4 +1,4 @@
-"""Folders of .npy that tfdbg_ascend, precision_tool and msaccucmp's ``convert`` leave: a file for each tensor of a TensorFlow graph.
+"""Folders of .npy that tfdbg_ascend, precision_tool and msaccucmp's ``convert`` leave: a file for each tensor of a graph.
 
 ``conv1_Conv2D.0.1589195081588018.npy`` is output 0 of node ``conv1/Conv2D``, at a time in microseconds;
 ``Conv2D.conv1_Conv2D.1147.1589195081588018.output.0.npy`` is the same of an Ascend kernel (type, node, task, [stream,] time).
