@@ -81,13 +81,16 @@ def read_npy(tree: Tree, path: str) -> Array:
 
 
 def _npy_header(file: IO[bytes]) -> tuple[tuple[int, ...], bool, np.dtype[Any]]:
-    version = np.lib.format.read_magic(file)
-    if version == (1, 0):
-        shape, fortran, dtype = np.lib.format.read_array_header_1_0(file)
-    elif version == (2, 0):
-        shape, fortran, dtype = np.lib.format.read_array_header_2_0(file)
-    else:
-        raise UnreadableError(f"version {version} of the .npy format holds no plain numbers")
+    try:
+        version = np.lib.format.read_magic(file)
+        if version == (1, 0):
+            shape, fortran, dtype = np.lib.format.read_array_header_1_0(file)
+        elif version == (2, 0):
+            shape, fortran, dtype = np.lib.format.read_array_header_2_0(file)
+        else:
+            raise UnreadableError(f"version {version} of the .npy format holds no plain numbers")
+    except BROKEN:
+        raise UnreadableError("its header is damaged") from None
     if dtype.hasobject or dtype.names is not None or not dtype.itemsize:
         raise UnreadableError("it holds Python objects or fields, which are never loaded")
     if len(shape) > 64 or any(type(size) is not int or size < 0 for size in shape):
