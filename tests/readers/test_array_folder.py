@@ -31,7 +31,10 @@ def test_files_members_and_keys_are_tensors(tmp_path: Path) -> None:
         assert np.array_equal(tensor(capture, find(rows, slot=slot)), value)
 
 
-@pytest.mark.parametrize("name", ["float32", "float64", "float16", "bfloat16", "float8_e4m3fn", "int8", "int64", "bool", "complex64"])
+DTYPES = ("float32", "float64", "float16", "bfloat16", "float8_e4m3fn", "int8", "int64", "bool", "complex64")
+
+
+@pytest.mark.parametrize("name", DTYPES)
 def test_a_tensor_of_pytorch_is_read_bit_by_bit(tmp_path: Path, name: str) -> None:
     folder = tmp_path / "dump"
     folder.mkdir()

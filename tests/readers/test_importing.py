@@ -53,7 +53,7 @@ def test_files_are_told_whatever_they_are_called(tmp_path: Path) -> None:
 def test_a_format_may_be_forced(tmp_path: Path) -> None:
     root = writers.ptdbg(tmp_path / "dump")
     assert imported(root, tmp_path, format="arrays")[0].tool == "a folder of arrays"
-    with pytest.raises(TrueupError, match=r"is no dump that can be read: expected hdf5, got 15 files \(ptdbg_dump_v2.3/rank0/dump.pkl, "):
+    with pytest.raises(TrueupError, match=r"is no dump that can be read: expected hdf5, got 15 files \(ptdbg_dump_v2.3/rank0/"):
         trueup.import_dump(root, tmp_path / "other", format="hdf5")
     with pytest.raises(TrueupError, match="format 'h5' is unknown: expected msprobe, ptdbg, padiff, hdf5, tensorflow, arrays"):
         trueup.import_dump(root, tmp_path / "other", format="h5")
@@ -89,7 +89,7 @@ def test_the_capture_says_where_it_is_from(tmp_path: Path) -> None:
     [
         (lambda _: None, "is not there: expected a folder with a dump; check the path"),
         (lambda path: path.mkdir(), "holds no files: expected a dump; check the path"),
-        (lambda path: (path.mkdir(), (path / "a.txt").write_text("hello")), "is no dump that can be read: expected a dump of msprobe"),
+        (lambda path: (path.mkdir(), (path / "a.txt").write_text("hello")), "is no dump that can be read: expected a dump of"),
         (lambda path: (path.mkdir(), (path / "a.npy").write_text("hello")), "holds nothing that can be read, though"),
     ],
 )

@@ -135,7 +135,8 @@ def test_tensors_are_measured_by_our_kernels_and_kept(dumps: Path, tmp_path: Pat
 def test_checksums_are_those_of_the_bytes(dumps: Path, tmp_path: Path) -> None:
     _, rows, capture = imported(dumps / "tensor-md5-L0", tmp_path)
     slots = [row for row in rows if row["slot"] != "arguments"]
-    assert {row["foreign_checksum"] for row in slots} == {f"crc32:{zlib.crc32(tensor(capture, row).tobytes()):08x}" for row in slots}
+    for row in slots:
+        assert row["foreign_checksum"] == f"crc32:{zlib.crc32(tensor(capture, row).tobytes()):08x}"
     _, rows, _ = imported(dumps / "xor-mix", tmp_path / "xor")
     scalar = find(rows, op="torch.nn.functional.cross_entropy", phase="forward", slot="output.0")
     assert [row["slot"] for row in rows if row["foreign_checksum"] is None and row["dtype"] and row["shape"]] == []
@@ -207,7 +208,7 @@ def test_a_dump_that_was_cut_off_gives_all_whole_entries(dumps: Path, tmp_path: 
     names = list(json.loads(text)["data"])
     cut = text[: int(len(text) * share)]
     path.write_text(cut)
-    whole = sum(1 for a, b in zip(names, [*names[1:], None], strict=True) if (f'"{b}"' in cut if b else cut.rstrip().endswith("}\n  }")))
+    whole = sum(f'"{following}"' in cut for following in names[1:])  # the last is never whole here
     for other in root.glob("step*"):
         if other != step.parent:
             shutil.rmtree(other)

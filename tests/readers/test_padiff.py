@@ -10,7 +10,7 @@ import pytest
 
 import trueup
 from readers import writers
-from readers.captures import find, imported, tensor
+from readers.captures import imported, tensor
 from trueup import TrueupError
 
 
@@ -18,7 +18,7 @@ from trueup import TrueupError
 def test_layers_gradients_and_parameters(tmp_path: Path, framework: str) -> None:
     result, rows, capture = imported(writers.padiff(tmp_path / "dump", framework), tmp_path)
     assert (result.tool, result.framework, result.lost, result.tensors) == ("PaDiff", framework, [], 7)
-    linear, relu, _, _, back = writers.run()
+    linear, _, _, _, back = writers.run()
     assert [(r["phase"], r["scope"], r["op"], r["slot"]) for r in rows] == [
         ("forward", "", "Model", "output.0"), ("forward", "fc", "Linear", "output.0"), ("forward", "act", "ReLU", "output.0"),
         ("backward", "act", "ReLU", "grad_input.0"), ("backward", "fc", "Linear", "grad_input.0"),

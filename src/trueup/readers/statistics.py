@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 NAMES = ("max", "min", "mean", "norm")
@@ -33,18 +33,20 @@ def told_statistics(
     known = {name: value for name, number in zip(NAMES, numbers, strict=False) if (value := _number(number)) is not None}
     if not known:
         return {}, None
-    told = json.dumps({name: value if math.isfinite(value) else str(value) for name, value in known.items()})
-    if dtype is None or shape is None or dtype.startswith("complex"):  # of the magnitudes
-        return {}, told
-    if not all(math.isfinite(known[name]) for name in ("max", "min") if name in known) or not {"max", "min"} <= known.keys():
-        return {}, told
+    extremes = known.get("max", math.nan) - known.get("min", math.nan)
+    if dtype is None or shape is None or dtype.startswith("complex") or not math.isfinite(extremes):  # complex: of magnitudes
+        return {}, _told(known)
     columns = {"max": known["max"], "min": known["min"], "n_nan": 0, "n_posinf": 0, "n_neginf": 0}
     if math.isfinite(known.get("mean", math.nan)):
         columns["mean"] = known["mean"]
     if math.isfinite(known.get("norm", math.nan)):
         columns["l2"] = abs(known["norm"])  # of a scalar the tools give the value itself
     overflown = any(name in known and not math.isfinite(known[name]) for name in ("mean", "norm"))
-    return columns, told if overflown else None
+    return columns, _told(known) if overflown else None
+
+
+def _told(known: Mapping[str, float]) -> str:
+    return json.dumps({name: value if math.isfinite(value) else str(value) for name, value in known.items()})
 
 
 def _number(value: Any) -> float | None:
