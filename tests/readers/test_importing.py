@@ -79,6 +79,7 @@ def test_the_capture_says_where_it_is_from(tmp_path: Path) -> None:
     assert capture.root["imported"] == {"tool": "ptdbg 2.3", "from": str(tmp_path / "dump")}
     told = capture.ranks[0]["imported"]
     assert (told["tool"], told["lacks"], told["lost"]) == ("ptdbg 2.3", list(result.lacks), [])
+    assert capture.ranks[0]["notes"] == [f"imported from ptdbg 2.3: {sentence}" for sentence in (*result.lacks, *result.notes)]
     assert capture.ranks[0]["framework"] == "torch"
     assert capture.ranks[0]["status"] == "complete"
 

@@ -119,7 +119,7 @@ class _Import:
             self.dump.notes.say("files were left out, for they are no part of such a dump or no call names them", path)
         told = self._told()
         for writer in writers:
-            writer.close({"imported": told})
+            writer.close(told)
         steps = {part.step for part in self.dump.parts}
         return Imported(
             self.target, self.dump.tool, self.dump.framework, len(writers), len(steps), self.counts.calls, self.counts.rows,

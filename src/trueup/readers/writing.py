@@ -109,11 +109,13 @@ class RankWriter:
         self.writer.write_records(step, columns)
         self._counts.rows += len(rows)
 
-    def close(self, fields: Mapping[str, Any]) -> None:
-        """Write the last of it and the notes."""
-        for note in [*self._notes.lost, *self._notes.said]:
-            self.writer.note(note)
-        self.writer.update(**fields)
+    def close(self, told: Mapping[str, Any]) -> None:
+        """Write the last of it: what was lost, what such a dump lacks, what else is to be said, as notes that every report shows."""
+        for sentence in self._notes.lost:
+            self.writer.note(f"lost: {sentence}")
+        for sentence in (*told["lacks"], *self._notes.said):
+            self.writer.note(f"imported from {told['tool']}: {sentence}")
+        self.writer.update(imported=dict(told))
         self.writer.close()
 
     def _site(self, frames: Frames | None) -> int | None:
