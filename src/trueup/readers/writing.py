@@ -110,7 +110,7 @@ class RankWriter:
         self._counts.rows += len(rows)
 
     def close(self, told: Mapping[str, Any]) -> None:
-        """Write the last of it: what was lost, what such a dump lacks, what else is to be said, as notes that every report shows."""
+        """Write the last of it, and as notes, which every report shows, what was lost, what such a dump lacks, what else there is."""
         for sentence in self._notes.lost:
             self.writer.note(f"lost: {sentence}")
         for sentence in (*told["lacks"], *self._notes.said):
