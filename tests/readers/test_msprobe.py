@@ -194,6 +194,21 @@ def test_imported_tensors_of_two_runs_lead_to_the_culprit(dumps: Path, tmp_path:
     assert trueup.compare(runs[0], runs[0]).verdict == "aligned"
 
 
+def test_a_native_capture_compares_with_a_dump_as_far_as_both_go(dumps: Path, tmp_path: Path) -> None:
+    torch.manual_seed(1234)
+    model, ids = record_msprobe.build()
+    with trueup.capture(tmp_path / "native", model=model, level=["module", "api"], steps="0:1"):
+        record_msprobe.loss_of(model, ids).backward()
+    imported(dumps / "tensor-mix", tmp_path / "same")
+    same = trueup.compare(tmp_path / "native", tmp_path / "same" / "capture")
+    assert (same.verdict, same.counts["deviates"]) == ("inconclusive", 0)  # gradients of nodes are in the dump alone
+    assert same.counts["equal"] + same.counts["agrees"] >= 55
+    imported(dumps / "tensor-mix-fault", tmp_path / "fault")
+    fault = trueup.compare(tmp_path / "native", tmp_path / "fault" / "capture")
+    assert fault.culprit is not None
+    assert (fault.culprit.scope, fault.culprit.op) == ("layers.0.act", "torch.nn.functional.gelu")
+
+
 # ---------------------------------------------------------------- damage
 def copied(dumps: Path, tmp_path: Path, kind: str) -> tuple[Path, Path]:
     shutil.copytree(dumps / kind, tmp_path / "dump")

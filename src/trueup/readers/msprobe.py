@@ -13,6 +13,7 @@ msprobe sees what leaves its last autograd node, which `names.left_gradient` tel
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any
@@ -31,10 +32,17 @@ NAME = "msprobe"
 
 LEVELS = {"L0": ("module",), "L1": ("api",), "mix": ("module", "api"), "debug": ("module",)}
 FRAMEWORKS = {"pytorch": "torch", "mindspore": "mindspore", "mindtorch": "torch"}
+_SAVED = re.compile(r"(?P<name>.+?)(?P<grad>_grad)?\.(?P<index>\d+)\.debug")
 LEFT_OUT = (
     "functions that msprobe does not list are not in the dump, and unless its risk_level was ALL views, casts and copies are not; "
     "nested calls and the model itself never are"
 )
+LACKS = {
+    "L0": ("functions are not in a dump of level L0, nor is the model itself",),
+    "L1": (LEFT_OUT, "the scopes are unknown: level L1 does not say which module made a call (mix does)"),
+    "debug": ("only what the script saved is in a dump of level debug",),
+}
+"""What a dump of a level does not tell; of level mix, what is left out."""
 HEADER = frozenset({"task", "level", "framework", "dump_data_dir", "data"})
 
 
@@ -58,9 +66,7 @@ def find(tree: Tree, notes: Notes) -> Dump | None:
     ]
     level = str(first.get("level"))
     detail = "tensor" if first.get("task") == "tensor" else "stats"
-    lacks = [LEFT_OUT] if level in ("L1", "mix") else ["functions outside of modules are not in a dump of level L0"]
-    if level == "L1":
-        lacks.append("the scopes are unknown: level L1 does not say which module made a call (mix does)")
+    lacks = list(LACKS.get(level, (LEFT_OUT,)))
     return Dump("msprobe", framework, LEVELS.get(level, ("module", "api")), detail, parts, notes, lacks)
 
 
@@ -187,9 +193,12 @@ class _Step:
     def _watched(self, name: str, entry: dict[str, Any]) -> ForeignCall:
         """Read what ``PrecisionDebugger.save`` kept, or an entry of a kind that is not known: as tensors of that name."""
         tensors, arguments = tensors_and_arguments(name, {"output": entry}, "", "module", False, self._load, self.notes)
-        if not name.endswith((".debug", ".debug_grad")):
+        match = _SAVED.fullmatch(name)
+        if match is None:
             self.notes.say("an entry has a name of no known form; its tensors are kept under it", name)
-        return ForeignCall(name, "module", "forward", name, "tensor", tensors, arguments)
+            return ForeignCall(name, "module", "forward", name, "tensor", tensors, arguments)
+        phase, value = ("backward", f"{match['name']}.{match['index']}.debug") if match["grad"] else ("forward", None)
+        return ForeignCall(name, "module", phase, match["name"], "msprobe.save", tensors, arguments, forward=value)
 
     def _scope(self, key: str, parents: dict[str, str]) -> str:
         seen = {key}
@@ -219,7 +228,8 @@ class _Step:
     def _beside(self, name: str) -> Iterator[tuple[str, Any]]:
         path = self.tree.within(self.folder, name)
         if path is None:
-            self.notes.say(f"there is no {name} beside dump.json", self.path)
+            if not self.path.endswith("debug.json"):
+                self.notes.say(f"there is no {name} beside dump.json", self.path)
             return
         try:
             with self.tree.open(path) as file:

@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 import pyarrow as pa
+import xxhash
 
 from trueup.kernels import digest, hexadecimal, summarize
 from trueup.model import NUMBERS, PACKED
@@ -30,6 +31,9 @@ FOREIGN = ("foreign_name", "foreign_checksum", "foreign_statistics")
 _CALL = ("seq", "parent", "phase", "level", "scope", "op", "ordinal", "slot", "forward_seq", "site")
 _TENSOR = ("dtype", "shape", "strides", "device", "numel", "digest", "payload_segment", "payload_key", "value")
 MAX_TEXT = 4096
+MAX_VALUE = 4000
+MAX_DEPTH = 16
+"""Characters and depth of what is kept of a call's arguments."""
 
 
 @dataclass(slots=True)
@@ -93,8 +97,7 @@ class RankWriter:
             if len(self._rows) >= ROWS or self._rows.bytes >= PAYLOAD:
                 self.flush(step)
         if call.arguments or not call.tensors:
-            value = json.dumps(call.arguments, sort_keys=True, default=str) if call.arguments else None
-            self._add(shared, slot="arguments", value=_text(value, 1 << 16))
+            self._add(shared, slot="arguments", value=_encoded(call.arguments) if call.arguments else None)
 
     def flush(self, step: int) -> None:
         """Write the rows that wait."""
@@ -110,7 +113,7 @@ class RankWriter:
         self._counts.rows += len(rows)
 
     def close(self, told: Mapping[str, Any]) -> None:
-        """Write the last of it, and as notes, which every report shows, what was lost, what such a dump lacks, what else there is."""
+        """Write the last of it, and as notes, which every report shows, what was lost, what such a dump lacks, what else is."""
         for sentence in self._notes.lost:
             self.writer.note(f"lost: {sentence}")
         for sentence in (*told["lacks"], *self._notes.said):
@@ -192,6 +195,24 @@ class RankWriter:
         if tensor.dtype not in (None, array.dtype.name):
             self._notes.say(f"tensors of {tensor.dtype} lie in their files as {array.dtype.name}", tensor.name)
         return array
+
+
+def _encoded(arguments: Mapping[str, Any]) -> str:
+    """Encode arguments as a native capture does: numbers that JSON has not are text, what is too long is told by its digest."""
+    text = json.dumps({key: _finite(value) for key, value in arguments.items()}, sort_keys=True, default=str)
+    if len(text) <= MAX_VALUE:
+        return text
+    return json.dumps({"length": len(text), "xxh3": xxhash.xxh3_64_hexdigest(text.encode("utf-8", "replace"))})
+
+
+def _finite(value: Any, depth: int = 0) -> Any:
+    if isinstance(value, float) and not math.isfinite(value):
+        return str(value)
+    if isinstance(value, (list, tuple)):
+        return [_finite(one, depth + 1) for one in value] if depth < MAX_DEPTH else "list"
+    if isinstance(value, dict):
+        return {str(key): _finite(one, depth + 1) for key, one in value.items()} if depth < MAX_DEPTH else "dict"
+    return value
 
 
 def _is_mapped(array: Any) -> bool:
