@@ -130,6 +130,13 @@ def test_too_many_files_are_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPa
         trueup.import_dump(root, tmp_path / "capture")
 
 
+def test_a_step_of_too_many_calls_is_cut_and_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("trueup.readers.importing.MAX_CALLS", 3)
+    result, rows, _ = imported(writers.ptdbg(tmp_path / "dump"), tmp_path)
+    assert (result.calls, len({row["seq"] for row in rows})) == (3, 3)
+    assert result.lost == ["a step holds more than 3 calls, and what follows was left out: Functional.relu.0.backward"]
+
+
 def test_folders_of_any_depth_end(tmp_path: Path) -> None:
     folder = tmp_path / "dump"
     for _ in range(40):

@@ -37,7 +37,8 @@ def test_arguments_are_encoded_as_a_native_capture_does(tmp_path: Path) -> None:
     _, rows, _ = imported(dump(tmp_path / "dump", {"Tensor.strange.0.forward": call}), tmp_path)
     assert [row["slot"] for row in rows] == ["input.0", "input.mask", "output.0", "arguments"]
     assert json.loads(rows[-1]["value"]) == {
-        "1": "None:2:None", "2": [3, 4], "4": [5, 6], "dtype": "torch.bfloat16", "memory_format": "torch.channels_last", "value": "-inf",
+        "1": "None:2:None", "2": [3, 4], "4": [5, 6], "dtype": "torch.bfloat16", "memory_format": "torch.channels_last",
+        "value": "-inf",
     }  # fmt: skip
 
 
@@ -61,6 +62,22 @@ def test_operations_of_a_batch_of_sends(tmp_path: Path) -> None:
     _, rows, _ = imported(dump(tmp_path / "dump", {"Distributed.batch_isend_irecv.0.forward": call}), tmp_path)
     assert (rows[0]["phase"], rows[0]["slot"], rows[0]["l2"]) == ("collective", "input.0.0", 2.5)
     assert json.loads(rows[1]["value"])["input.0.0.op"] == "isend"
+
+
+def test_a_shard_says_how_it_is_part_of_the_whole(tmp_path: Path) -> None:
+    shard = tensor(type="DTensor", device_mesh=[0, 1], placements=[{"Shard": {"dim": 0}}, {"Replicate": {}}])
+    call = {"input_args": [shard], "input_kwargs": {}, "output": []}
+    _, rows, _ = imported(dump(tmp_path / "dump", {"Torch.add.0.forward": call}), tmp_path)
+    assert json.loads(rows[0]["value"]) == {"placements": ["Shard(0)", "Replicate()"], "mesh": {"ranks": [0, 1]}}
+
+
+def test_arguments_of_absurd_depth_are_left_out(tmp_path: Path) -> None:
+    deep = '{"type": "odd", "x": ' + "[" * 400 + "]" * 400 + "}"
+    folder = dump(tmp_path / "dump", {"Torch.add.0.forward": {"input_args": [tensor(), "DEEP"], "output": [tensor()]}})
+    path = folder / "dump.json"
+    path.write_text(path.read_text().replace('"DEEP"', deep))
+    _, rows, _ = imported(folder, tmp_path)
+    assert [row["slot"] for row in rows if row["dtype"]] == ["input.0", "output.0"]
 
 
 def test_the_first_names_of_gradients(tmp_path: Path) -> None:

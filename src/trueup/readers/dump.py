@@ -43,6 +43,8 @@ class ForeignTensor:
     """``algorithm:value``."""
     load: Callable[[], Array] | None = None
     """Reads the elements; raises UnreadableError."""
+    value: str | None = None
+    """JSON: of a local shard, its part in the whole."""
     device: str | None = None
     strides: tuple[int, ...] | None = None
 

@@ -24,6 +24,10 @@ READERS: tuple[Reader, ...] = (msprobe, ptdbg, padiff, hdf5, tensorflow_npy, arr
 """In the order in which they are asked: the last takes what is left."""
 
 
+MAX_CALLS = 2_000_000
+"""Calls of one rank and step, whose names are in memory; a step of a large model has some 10,000."""
+
+
 @dataclass(frozen=True, slots=True)
 class Imported:
     """What `import_dump` made."""
@@ -127,8 +131,12 @@ class _Import:
         )  # fmt: skip
 
     def _part(self, writer: RankWriter, part: Part, first: int) -> int:
-        numbering = Numbering(part.order() if part.order is not None else (), first)
+        order = part.order() if part.order is not None else ()
+        numbering = Numbering(itertools.islice(order, MAX_CALLS), first)
         for call in part.calls():
+            if numbering.calls >= MAX_CALLS:
+                self.dump.notes.lose(f"a step holds more than {MAX_CALLS:,} calls, and what follows was left out", call.key)
+                break
             writer.add(part.step, call, numbering.place(call), numbering)
             self.levels.add(call.level)
         writer.flush(part.step)

@@ -16,6 +16,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass, field
+from itertools import islice
 from typing import Any
 
 from trueup.model import TrueupError
@@ -37,6 +38,8 @@ LEFT_OUT = (
     "functions that msprobe does not list are not in the dump, and unless its risk_level was ALL views, casts and copies are not; "
     "nested calls and the model itself never are"
 )
+MAX_ENTRIES = 4_000_000
+"""Entries of one dump.json that are put in order: a module has three, an API two."""
 LACKS = {
     "L0": ("functions are not in a dump of level L0, nor is the model itself",),
     "L1": (LEFT_OUT, "the scopes are unknown: level L1 does not say which module made a call (mix does)"),
@@ -143,7 +146,7 @@ class _Step:
         What is around each call is read here, and kept for `calls`.
         """
         self._parents = dict(self._read_parents())
-        known = dict.fromkeys(_key(name) for name, _ in self._entries(quiet=True))
+        known = dict.fromkeys(_key(name) for name, _ in islice(self._entries(quiet=True), MAX_ENTRIES))
         for key in known:
             chain = [key]
             while (parent := self._parents.get(chain[-1])) in known and parent not in chain:

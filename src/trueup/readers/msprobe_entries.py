@@ -100,7 +100,31 @@ def _tensor(name: str, slot: str, leaf: dict[str, Any], load: Loader, notes: Not
     statistics, told = told_statistics(numbers, dtype, shape)
     file = leaf.get("data_name")
     reader = partial(load, file) if isinstance(file, str) else None
-    return ForeignTensor(slot, name, dtype, shape, statistics, told, _checksum(leaf.get("md5")), reader)
+    return ForeignTensor(slot, name, dtype, shape, statistics, told, _checksum(leaf.get("md5")), reader, _part_in_whole(leaf))
+
+
+def _part_in_whole(leaf: dict[str, Any]) -> str | None:
+    """Say how a DTensor's local shard is placed, as a native capture does; the whole's shape is not in the dump."""
+    placements = leaf.get("placements")
+    if not isinstance(placements, list):
+        return None
+    words = [
+        f"{kind}({next(iter(details.values()), '') if isinstance(details, dict) else ''})"
+        for placement in placements[:8]
+        if isinstance(placement, dict)
+        for kind, details in placement.items()
+    ]
+    ranks = _short(leaf.get("device_mesh"), 2000)
+    return json.dumps({"placements": words, "mesh": {"ranks": "many" if ranks is None else json.loads(ranks)}})
+
+
+def _short(value: Any, limit: int) -> str | None:
+    """Encode a value, None where that would be long or deep."""
+    try:
+        text = json.dumps(value, sort_keys=True)
+    except (RecursionError, TypeError):
+        return None
+    return text if len(text) <= limit else None
 
 
 def _checksum(text: Any) -> str | None:
@@ -124,7 +148,7 @@ def value_of(leaf: dict[str, Any]) -> Any:
     if isinstance(value, float) and not math.isfinite(value):
         return str(value)
     if value is None and kind not in ("NoneType",):
-        return json.dumps({k: v for k, v in leaf.items() if k != "type"}, sort_keys=True)[:400]
+        return _short({k: v for k, v in leaf.items() if k != "type"}, 400)
     return value
 
 

@@ -7,7 +7,7 @@ count is not kept, for it runs over the whole step and one more call would renam
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from functools import lru_cache
 from pathlib import Path
 from typing import Any
@@ -117,8 +117,3 @@ def sizes(shape: Any) -> tuple[int, ...] | None:
     if not isinstance(shape, (list, tuple)) or len(shape) > 64:
         return None
     return tuple(shape) if all(type(size) is int and 0 <= size < 2**62 for size in shape) else None
-
-
-def dotted(parts: Iterable[str]) -> str:
-    """Join the parts of a name."""
-    return ".".join(parts)

@@ -142,7 +142,8 @@ class RankWriter:
         shape = tensor.shape if array is None else array.shape
         fields: dict[str, Any] = {
             "slot": _text(tensor.slot), "dtype": _text(dtype), "shape": shape, "strides": tensor.strides,
-            "device": tensor.device, "foreign_name": _text(tensor.name), "foreign_checksum": tensor.checksum,
+            "device": tensor.device, "value": _text(tensor.value),
+            "foreign_name": _text(tensor.name), "foreign_checksum": tensor.checksum,
             "foreign_statistics": _text(tensor.told) if array is None else None,
             "numel": None if shape is None else min(math.prod(shape), 2**63 - 1),
         }  # fmt: skip
