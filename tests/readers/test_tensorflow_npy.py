@@ -10,6 +10,7 @@ import pytest
 import trueup
 from readers import writers
 from readers.captures import find, imported
+from trueup.readers.tensorflow_npy import _parse
 
 
 @pytest.mark.parametrize("kernels", [False, True])
@@ -40,6 +41,21 @@ def test_the_same_node_twice_has_ordinals_by_time(tmp_path: Path) -> None:
     assert [(r["ordinal"], r["slot"], r["max"]) for r in rows] == [
         (k, f"output.{slot}", k + 10.0 * slot) for k in range(3) for slot in range(2)
     ]
+
+
+@pytest.mark.parametrize(
+    ("name", "expected"),
+    [
+        ("Pooling.pool1.1147.1589195081588018.output.0", ("pool1", "output", 0)),
+        ("Conv2D.a.b_Conv2D.12.3.1589195081588018.input.11", ("a.b_Conv2D", "input", 11)),
+        ("resnet_bn_FusedBatchNormV3.2.1589195081588018", ("resnet_bn_FusedBatchNormV3", "output", 2)),
+        ("weights", None),
+        ("a.0.17", None),
+    ],
+)
+def test_names_are_taken_apart(name: str, expected: tuple[str, str, int] | None) -> None:
+    parsed = _parse(f"dump/{name}.npy", {})
+    assert (None if parsed is None else (parsed.node, parsed.side, parsed.slot)) == expected
 
 
 def test_other_files_are_named(tmp_path: Path) -> None:

@@ -64,9 +64,17 @@ class _File:
         try:
             with self.tree.open(self.path) as raw, h5py.File(raw, "r") as file:
                 for seqid, op in sorted(self._calls(file)):
-                    yield self._call(file[op][str(seqid)], op, seqid)
+                    if (call := self._whole_call(file, op, seqid)) is not None:
+                        yield call
         except BROKEN as error:
             self.notes.lose(f"the file is damaged: {reason(error)}", self.path)
+
+    def _whole_call(self, file: Any, op: str, seqid: int) -> ForeignCall | None:
+        try:
+            return self._call(file[op][str(seqid)], op, seqid)
+        except BROKEN as error:
+            self.notes.lose(f"a call cannot be read: {reason(error)}", f"{op}/{seqid}")
+            return None
 
     def _calls(self, file: Any) -> Iterator[tuple[int, str]]:
         for op, group in self._members(file, "/"):
@@ -83,7 +91,12 @@ class _File:
         """Yield what lies in a group itself; links lead elsewhere."""
         import h5py
 
-        for key in group:
+        try:
+            keys = list(group)
+        except BROKEN as error:
+            self.notes.lose(f"a group cannot be read: {reason(error)}", name)
+            return
+        for key in keys:
             if not isinstance(group.get(key, getlink=True), h5py.HardLink):
                 self.notes.lose("links in HDF5 files are not followed", f"{name}/{key}")
                 continue
