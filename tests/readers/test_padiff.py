@@ -17,16 +17,18 @@ from trueup import TrueupError
 @pytest.mark.parametrize("framework", ["torch", "paddle"])
 def test_layers_gradients_and_parameters(tmp_path: Path, framework: str) -> None:
     result, rows, capture = imported(writers.padiff(tmp_path / "dump", framework), tmp_path)
-    assert (result.tool, result.framework, result.lost, result.tensors) == ("PaDiff", framework, [], 7)
+    assert (result.tool, result.framework, result.lost, result.tensors) == ("PaDiff", framework, [], 8)
     linear, _, _, _, back = writers.run()
     assert [(r["phase"], r["scope"], r["op"], r["slot"]) for r in rows] == [
         ("forward", "", "Model", "output.0"), ("forward", "fc", "Linear", "output.0"), ("forward", "act", "ReLU", "output.0"),
+        ("forward", "act", f"{framework}.nn.functional.relu", "output.0"),
         ("backward", "act", "ReLU", "grad_input.0"), ("backward", "fc", "Linear", "grad_input.0"),
         ("forward", "fc", "Linear.parameters", "param.weight"), ("backward", "fc", "Linear.parameters", "grad_param.weight"),
     ]  # fmt: skip
     assert np.array_equal(tensor(capture, rows[1]), linear.outputs[0])
-    assert np.array_equal(tensor(capture, rows[4]), back.outputs[1])
-    assert (rows[1]["parent"], rows[4]["forward_seq"], rows[1]["device"]) == (rows[0]["seq"], rows[1]["seq"], "cpu")
+    assert np.array_equal(tensor(capture, rows[5]), back.outputs[1])
+    assert (rows[1]["parent"], rows[5]["forward_seq"], rows[1]["device"]) == (rows[0]["seq"], rows[1]["seq"], "cpu")
+    assert (rows[3]["level"], rows[3]["parent"]) == ("api", rows[2]["seq"])
     assert capture.sites(0)[rows[1]["site"]] == (("/home/user/model.py:12 in forward",), "return self.fc(x)")
 
 
@@ -36,6 +38,7 @@ def test_a_fault_in_one_of_two_dumps_is_told(tmp_path: Path) -> None:
     result = trueup.compare(tmp_path / "base" / "capture", tmp_path / "cand" / "capture")
     assert result.verdict != "aligned"
     assert result.counts["equal"] == 5
+    assert result.counts["compared"] == 8
 
 
 def test_missing_files_are_lost(tmp_path: Path) -> None:
@@ -43,7 +46,7 @@ def test_missing_files_are_lost(tmp_path: Path) -> None:
     next(root.rglob("tensor_1.npy")).unlink()
     result, rows, _ = imported(root, tmp_path)
     assert result.lost == ["tensors could not be read: its file is missing: fc.grad_input.0"]
-    assert (rows[4]["shape"], rows[4]["digest"]) == ([4, 3], None)
+    assert (rows[5]["shape"], rows[5]["digest"]) == ([4, 3], None)
 
 
 def test_a_cut_report_leaves_the_parameters(tmp_path: Path) -> None:

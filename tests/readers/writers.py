@@ -159,17 +159,21 @@ def padiff(root: Path, framework: str = "torch", fault: float = 0.0) -> Path:
             "shape": f"torch.Size({list(value.shape)})", "dtype": f"{framework}.{value.dtype}", "place": "cpu", "layout": "strided",
         }  # fmt: skip
 
-    def node(name: str, route: str, step: int, output: Array, gradient: Array | None, children: list[Any]) -> dict[str, Any]:
+    def node(
+        name: str, route: str, step: int, output: Array, gradient: Array | None, children: list[Any], kind: str = "net"
+    ) -> dict[str, Any]:
         return {
-            "name": name, "route": route, "type": "layer", "fwd_outputs": [saved(output)],
+            "name": name, "route": route, "type": kind, "fwd_outputs": [saved(output)],
             "bwd_grads": [] if gradient is None else [saved(gradient)],
-            "metas": {"fwd_step": step, "bwd_step": 9 - step, "net_id": step}, "children": children,
+            "metas": {"fwd_step": 2 * step, "bwd_step": 2 * step + 1, "net_id": step}, "children": children,
             "stack": 'File "/home/user/model.py", line 12, in forward\n    return self.fc(x)\n',
         }  # fmt: skip
 
-    tree = node("Model", "", 0, total.outputs[0], None, [
-        node("Linear", "fc", 1, linear.outputs[0], linear_back.outputs[1], []),
-        node("(torch) ReLU", "act", 2, relu.outputs[0], relu_back.outputs[0], []),
+    tree = node("Model", "", 3, total.outputs[0], None, [
+        node("Linear", "fc", 0, linear.outputs[0], linear_back.outputs[1], []),
+        node("ReLU", "act", 2, relu.outputs[0], relu_back.outputs[0], [
+            node(f"{framework}.nn.functional.relu", "", 1, relu.outputs[0], None, [], "api"),
+        ]),
     ])  # fmt: skip
     header = {"model_name": "model", "framework": framework, "file_path": "/home/other/report.json"}
     report = {**header, "layer_map": {"route": [], "fullname": []}, "tree": [tree]}

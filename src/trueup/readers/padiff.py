@@ -48,7 +48,7 @@ def find(tree: Tree, notes: Notes) -> Dump | None:
     framework = next((name for report in read if (name := report.framework()) is not None), None)
     parts = [Part(*placed[report.path], report.calls) for report in read]
     lacks = ["inputs of layers are not in the dump: a layer's own error cannot be told from that of its input"]
-    return Dump("PaDiff", framework, ("module",), "tensor", parts, notes, lacks)
+    return Dump("PaDiff", framework, ("module", "api"), "tensor", parts, notes, lacks)
 
 
 class _Report:
@@ -67,17 +67,15 @@ class _Report:
     def calls(self) -> Iterator[ForeignCall]:
         """Read the layers, outer ones first, forward and then backward; then the parameters."""
         layers = self._read("report.json")
-        forward: list[ForeignCall] = []
         backward: list[tuple[float, ForeignCall]] = []
-        if layers is not None:
-            for key, parent, node in self._nodes(layers.get("tree")):
-                one, other = self._layer(key, parent, node)
-                forward.append(one)
-                step = (node.get("metas") or {}).get("bwd_step") if isinstance(node.get("metas"), dict) else None
-                if other is not None:
-                    backward.append((float(step) if isinstance(step, (int, float)) else 0.0, other))
-        yield from forward
-        yield from (call for _, call in sorted(backward, key=lambda pair: pair[0]))
+        scopes: dict[str | None, str] = {None: ""}
+        for key, parent, node in self._nodes(None if layers is None else layers.get("tree")):
+            scopes[key] = str(node.get("route") or scopes[parent])
+            forward, gradients = self._layer(key, parent, node, scopes[key])
+            yield forward
+            if gradients is not None:
+                backward.append((_step(node), gradients))
+        yield from (call for _, call in sorted(backward, key=lambda pair: -pair[0]))  # numbered in the forward pass
         for name in PARAMETERS:
             if self.tree.within(self.folder, name) is not None:
                 yield from self._parameters(name)
@@ -115,21 +113,22 @@ class _Report:
             children = _list(node.get("children"))
             pending += [(f"{key}.{k}", key, child) for k, child in enumerate(children)][::-1]
 
-    def _layer(self, key: str, parent: str | None, node: dict[str, Any]) -> tuple[ForeignCall, ForeignCall | None]:
-        scope, op = str(node.get("route") or ""), _class(node.get("name"))
-        if not scope:
-            self.notes.say("layers without a route: their scope is unknown", op)
+    def _layer(
+        self, key: str, parent: str | None, node: dict[str, Any], scope: str
+    ) -> tuple[ForeignCall, ForeignCall | None]:
+        """Return the forward and the backward of a layer, or of a function (``type`` is api), whose scope is its layer's."""
+        level, op = ("api", str(node.get("name"))) if node.get("type") == "api" else ("module", _class(node.get("name")))
         stack = node.get("stack")
         frames, _ = stacks.from_text(_FRAME.findall(stack) if isinstance(stack, str) else stack)
         outputs = [self._tensor("output", k, one, scope) for k, one in enumerate(_list(node.get("fwd_outputs")))]
         gradients = [self._tensor("grad_input", k, one, scope) for k, one in enumerate(_list(node.get("bwd_grads")))]
         around = None if parent is None else f"{parent}.backward"
         outer = None if parent is None else f"{parent}.forward"
-        forward = ForeignCall(f"{key}.forward", "module", "forward", scope, op, outputs, {}, outer, None, frames)
+        forward = ForeignCall(f"{key}.forward", level, "forward", scope, op, outputs, {}, outer, None, frames)
         if not gradients:
             return forward, None
         return forward, ForeignCall(
-            f"{key}.backward", "module", "backward", scope, op, gradients, {}, around, f"{key}.forward", frames
+            f"{key}.backward", level, "backward", scope, op, gradients, {}, around, f"{key}.forward", frames
         )  # fmt: skip
 
     def _tensor(self, side: str, position: int, told: Any, scope: str) -> ForeignTensor:
@@ -162,6 +161,12 @@ class _Report:
         if found is None:
             raise UnreadableError("its file is missing")
         return narrowed(read_npy(self.tree, found), dtype)
+
+
+def _step(node: dict[str, Any]) -> float:
+    metas = node.get("metas")
+    step = metas.get("bwd_step") if isinstance(metas, dict) else None
+    return float(step) if isinstance(step, (int, float)) and abs(step) < 1e15 else 0.0
 
 
 def _list(value: Any) -> list[Any]:
