@@ -56,6 +56,7 @@ def test_names_become_ours(tmp_path: Path) -> None:
         ("Tensor___getitem___3_forward_input", ("Tensor", "__getitem__", "3", "forward", "input", "")),
         ("Torch_max_pool2d_0_forward_stack_info", ("Torch", "max_pool2d", "0", "forward", "stack_info", "")),
         ("Distributed_all_reduce_0_pre_forward_input.0", ("Distributed", "all_reduce", "0", "forward", "input", "0")),
+        ("Module_Conv_Bn_3_backward_output.0", ("Module", "Conv_Bn", "3", "backward", "output", "0")),
         ("Functional.conv2d.0.forward.input.0", ("Functional", "conv2d", "0", "forward", "input", "0")),
         ("layers.3.attn.Attention.2.backward.output.1", ("", "layers.3.attn.Attention", "2", "backward", "output", "1")),
         ("Module.layers.3.Block.0.forward.output.0", ("", "layers.3.Block", "0", "forward", "output", "0")),
@@ -65,6 +66,26 @@ def test_names_of_both_forms_are_taken_apart(name: str, parts: tuple[str, ...]) 
     parsed = _parse(name)
     assert parsed is not None
     assert (parsed.kind, parsed.api, parsed.index, parsed.phase, parsed.side, parsed.slot) == parts
+
+
+def test_modules_of_versions_3_to_5_are_known_by_their_class(tmp_path: Path) -> None:
+    folder = tmp_path / "dump" / "ptdbg_dump_v5.0" / "step0" / "rank0"
+    folder.mkdir(parents=True)
+    rows = [
+        [f"Module_Conv_Bn_{k}_{phase}_{side}.0", 0, [], "torch.float32", [2], [2.0, 1.0, 1.5, 2.5]]
+        for phase, order in (("forward", (0, 1)), ("backward", (1, 0)))
+        for k in order
+        for side in ("input", "output")
+    ]
+    (folder / "dump.pkl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    _, found, _ = imported(tmp_path / "dump", tmp_path)
+    assert {(r["level"], r["scope"], r["op"]) for r in found} == {("module", "", "Conv_Bn")}
+    assert [(r["phase"], r["ordinal"], r["slot"], r["forward_seq"]) for r in found] == [
+        ("forward", 0, "input.0", None), ("forward", 0, "output.0", None),
+        ("forward", 1, "input.0", None), ("forward", 1, "output.0", None),
+        ("backward", 0, "grad_output.0", 1), ("backward", 0, "grad_input.node.0", 1),
+        ("backward", 1, "grad_output.0", 0), ("backward", 1, "grad_input.node.0", 0),
+    ]  # fmt: skip
 
 
 def test_stacks_are_without_the_frameworks_frames(tmp_path: Path) -> None:

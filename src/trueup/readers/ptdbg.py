@@ -87,7 +87,7 @@ def _is_rows(tree: Tree, path: str) -> bool:
 @dataclass(frozen=True, slots=True)
 class _Name:
     kind: str
-    """``Functional`` ..., empty for a module."""
+    """``Functional`` ...; ``Module`` where ``api`` is a class (versions 3 to 5), empty where it is a path and a class."""
     api: str
     index: str
     phase: str
@@ -100,7 +100,6 @@ def _parse(name: str) -> _Name | None:
     """Take a name of either form apart: ``Functional_linear_145_backward_output.0``, ``Functional.linear.0.forward.input.0``."""
     if match := _UNDERSCORES.fullmatch(name):
         kind, api = match["kind"], match["api"]
-        kind, api = ("", api[::-1].replace("_", ".", 1)[::-1]) if kind == "Module" else (kind, api)
     elif match := _DOTS.fullmatch(name):
         kind, _, api = match["path"].partition(".")
         if kind not in names.PREFIXES or not api:
@@ -171,11 +170,11 @@ class _Step:
 
     def _call(self, rows: _Rows) -> ForeignCall:
         name = rows.name
-        if name.kind:
+        if name.kind not in ("", "Module"):
             op, level, phase = names.operator(name.kind, name.api)
             scope = ""
         else:
-            scope, op = names.module_name(name.api.split("."))
+            scope, op = names.module_name(name.api.split(".") if not name.kind else [name.api])
             level, phase = "module", "forward"
         if name.phase == "backward":
             phase = "backward"
@@ -184,7 +183,7 @@ class _Step:
         sides = Counter(tensor.side for tensor, _, _ in rows.tensors)
         found, arguments = [], {}
         for part, text, row in rows.tensors:
-            slot = _slot(part, op, level, sides["output"])
+            slot = _slot(part, op, sides["output"])
             if len(row) == 6 and isinstance(row[3], str) and row[3].startswith("<class"):
                 position = names.argument(op, part.slot) if part.side == "input" else f"output.{part.slot}"
                 arguments[position] = next(iter(row[5]), None) if isinstance(row[5], list) else None
@@ -228,13 +227,13 @@ def _key(name: _Name, phase: str | None = None) -> str:
     return f"{name.kind}.{name.api}.{name.index}.{phase or name.phase}"
 
 
-def _slot(name: _Name, op: str, level: str, outputs: int) -> str:
+def _slot(name: _Name, op: str, outputs: int) -> str:
     first, dot, rest = (name.slot or "0").partition(".")
     if name.phase == "forward":
         return f"{name.side}.{names.argument(op, first) if name.side == 'input' else first}{dot}{rest}"
     if name.side == "input":
         return f"grad_output.{first}{dot}{rest}"
-    slot = f"grad_input.{first}" if level == "module" else names.left_gradient(op, first, outputs)
+    slot = names.left_gradient(op, first, outputs) if name.kind else f"grad_input.{first}"  # only version 6 hooks modules in full
     return f"{slot}{dot}{rest}"
 
 
