@@ -15,8 +15,13 @@ CHUNK = 1 << 20
 MEMBER_LIMIT = 16 << 20
 """Characters of one member; a call with a thousand tensors has half a million."""
 
+LONGEST_NUMBER = 4096
+"""Characters that may follow a number that is decoded in part: of ``-0.5`` a chunk may hold ``-0.``."""
+
 _DECODER = json.JSONDecoder()
 _SPACE = " \t\r\n"
+_ENDS = _SPACE + ",}"
+"""What may follow a member."""
 
 
 class Members:
@@ -95,11 +100,14 @@ class Members:
         while True:
             try:
                 value, end = _DECODER.raw_decode(self._text, self._at)
-                if end < len(self._text) or isinstance(value, (dict, list, str)):  # else a number may go on
+                following = self._text[end : end + 1]
+                if isinstance(value, (dict, list, str)) or (following and following in _ENDS):  # else a number may go on
                     self._at = end
                     return True, value
                 if self._ended:
                     self._at = end
+                    return self._broken()
+                if len(self._text) - end > LONGEST_NUMBER:
                     return self._broken()
             except RecursionError:
                 self.problem = "it is nested too deeply"
