@@ -99,6 +99,16 @@ def test_dtypes(told: Any, expected: str | None) -> None:
     assert names.dtype(told) == expected
 
 
+def test_leaves_keep_their_paths() -> None:
+    tensor = {"type": "torch.Tensor", "shape": []}
+    nested = [1, [], {"a": [tensor, {"b": None}], "c": {}}, [[2]]]
+    assert list(names.leaves(nested)) == [
+        (("0",), 1), (("2", "a", "0"), tensor), (("2", "a", "1", "b"), None), (("3", "0", "0"), 2),
+    ]  # fmt: skip
+    assert list(names.leaves(tensor)) == [((), tensor)]
+    assert list(names.leaves(None)) == [((), None)]
+
+
 def test_sizes() -> None:
     assert names.sizes([]) == ()
     assert names.sizes([2, 3]) == (2, 3)

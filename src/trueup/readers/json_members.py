@@ -12,8 +12,8 @@ from collections.abc import Iterator
 from typing import Any, BinaryIO
 
 CHUNK = 1 << 20
-MEMBER_LIMIT = 16 << 20
-"""Characters of one member; a call with a thousand tensors has half a million."""
+MEMBER_LIMIT = 8 << 20
+"""Characters of one member; a call with ten thousand tensors has four million."""
 
 LONGEST_NUMBER = 4096
 """Characters that may follow a number that is decoded in part: of ``-0.5`` a chunk may hold ``-0.``."""

@@ -89,17 +89,34 @@ def dtype(name: Any) -> str | None:
     return DTYPES.get(plain, plain)[:40]
 
 
-def leaves(value: Any, path: tuple[str, ...] = ()) -> Iterator[tuple[tuple[str, ...], Any]]:
+def leaves(value: Any) -> Iterator[tuple[tuple[str, ...], Any]]:
     """Yield what nested lists and objects hold that is neither, an object that `is_leaf` included, with its path."""
-    pending: list[tuple[tuple[str, ...], Any]] = [(path, value)]
-    while pending:
-        at, inner = pending.pop()
-        if isinstance(inner, list):
-            pending += [((*at, str(k)), inner[k]) for k in range(len(inner) - 1, -1, -1)]
-        elif isinstance(inner, dict) and not is_leaf(inner):
-            pending += [((*at, str(k)), v) for k, v in reversed(inner.items())]
-        else:
-            yield at, inner
+    path: list[str] = []
+    around: list[Iterator[tuple[str, Any]]] = []
+    inner, down = value, True
+    while down or around:
+        if down and (members := _members(inner)) is not None:
+            around.append(members)
+            path.append("")
+        elif down:
+            yield tuple(path), inner
+        down = False
+        if around:
+            found = next(around[-1], None)
+            if found is None:
+                around.pop()
+                path.pop()
+            else:
+                path[-1], inner = found
+                down = True
+
+
+def _members(value: Any) -> Iterator[tuple[str, Any]] | None:
+    if isinstance(value, list):
+        return ((str(k), one) for k, one in enumerate(value))
+    if isinstance(value, dict) and not is_leaf(value):
+        return ((str(key), one) for key, one in value.items())
+    return None
 
 
 def is_leaf(value: dict[str, Any]) -> bool:
