@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     from trueup.model import Finding as Finding
     from trueup.model import Result as Result
     from trueup.model import TrueupError as TrueupError
+    from trueup.readers import import_dump as import_dump
     from trueup.seeds import seed_all as seed_all
     from trueup.store import Capture as Capture
     from trueup.store import open_capture as open_capture
@@ -44,6 +45,7 @@ _HOMES = {
     "TrueupError": "trueup.model",
     "capture": "trueup.capturing",
     "compare": "trueup.verdict",
+    "import_dump": "trueup.readers",
     "open_capture": "trueup.store",
     "seed_all": "trueup.seeds",
     "step": "trueup.capturing",
@@ -51,7 +53,7 @@ _HOMES = {
 
 __all__ = [
     "Capture", "Finding", "LightningCallback", "Result", "TrainerCallback", "TrueupError", "__version__", "capture", "compare",
-    "open_capture", "seed_all", "step",
+    "import_dump", "open_capture", "seed_all", "step",
 ]  # fmt: skip
 
 

@@ -1,0 +1,141 @@
+from __future__ import annotations
+
+import inspect
+import math
+from typing import Any
+
+import pytest
+import torch
+from torch.overrides import TorchFunctionMode, resolve_name
+
+from trueup.readers import names
+from trueup.readers.statistics import told_statistics
+
+
+@pytest.mark.parametrize(
+    ("kind", "api", "expected"),
+    [
+        ("Functional", "linear", ("torch.nn.functional.linear", "api", "forward")),
+        ("Tensor", "__add__", ("torch.Tensor.add", "api", "forward")),
+        ("Tensor", "view", ("torch.Tensor.view", "api", "forward")),
+        ("Torch", "softmax", ("torch.softmax", "api", "forward")),
+        ("VF", "lstm", ("torch.lstm", "api", "forward")),
+        ("NPU", "npu_rms_norm", ("torch_npu.npu_rms_norm", "api", "forward")),
+        ("Aten", "mm", ("aten::mm", "aten", "forward")),
+        ("Distributed", "all_reduce", ("torch.distributed.all_reduce", "api", "collective")),
+        ("Strange", "thing", ("Strange.thing", "api", "forward")),
+    ],
+)
+def test_operators(kind: str, api: str, expected: tuple[str, str, str]) -> None:
+    assert names.operator(kind, api) == expected
+
+
+def test_mindspore_has_names_of_its_own() -> None:
+    assert names.operator("Mint", "matmul", "mindspore")[0] == "mindspore.mint.matmul"
+    assert names.operator("Tensor", "__add__", "mindspore")[0] == "mindspore.Tensor.__add__"
+
+
+class Seen(TorchFunctionMode):
+    def __init__(self) -> None:
+        super().__init__()
+        self.calls: list[tuple[str | None, tuple[Any, ...], dict[str, Any]]] = []
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        self.calls.append((resolve_name(func), args, kwargs or {}))
+        return func(*args, **(kwargs or {}))
+
+
+@pytest.mark.parametrize("dunder", sorted(names._table()["tensor"]))
+def test_the_table_of_operators_is_what_pytorch_calls(dunder: str) -> None:
+    value: Any = torch.ones(2, 2, dtype=torch.int64 if dunder in ("__rand__", "__ror__", "__rxor__") else torch.float32)
+    arguments = () if dunder in ("__neg__", "__pos__", "__abs__") else (value.clone(),)
+    with Seen() as seen:
+        getattr(value.clone(), dunder)(*arguments)
+    assert f"torch.Tensor.{names._table()['tensor'][dunder]}" in [name for name, *_ in seen.calls]
+
+
+def test_the_table_of_arguments_is_what_pytorch_passes_on() -> None:
+    x, w = torch.ones(2, 3, 4), torch.ones(4)
+    with Seen() as seen:
+        torch.nn.functional.layer_norm(x, (4,), w, w, 1e-3)
+        torch.nn.functional.embedding(torch.zeros(2, dtype=torch.int64), x[0], None, None, 2.0)
+        torch.nn.functional.cross_entropy(x[0], torch.zeros(3, dtype=torch.int64), w)
+    given = {name: kwargs for name, _, kwargs in seen.calls if name is not None and name.startswith("torch.nn.functional.")}
+    assert given["torch.nn.functional.layer_norm"]["weight"] is w
+    assert names.argument("torch.nn.functional.layer_norm", "2") == "weight"
+    assert names.argument("torch.nn.functional.cross_entropy", "2") == "weight"
+    assert names.argument("torch.nn.functional.embedding", "4") == "norm_type"
+    assert names.argument("torch.nn.functional.embedding", "1") == "1"
+    assert names.argument("torch.nn.functional.linear", "2") == "2"
+    assert names.argument("torch.layer_norm", "2") == "2"
+
+
+@pytest.mark.parametrize("function", sorted(names._table()["functional"]))
+def test_names_of_arguments_are_those_of_the_signature(function: str) -> None:
+    """The names stand at their positions; boolean_dispatch hides the signature of the pooling functions."""
+    first, *known = names._table()["functional"][function]
+    found = getattr(torch.nn.functional, function)
+    found = getattr(torch.nn.functional, f"_{function}", found) if "kwargs" in inspect.signature(found).parameters else found
+    parameters = list(inspect.signature(found).parameters)
+    assert parameters[first : first + len(known)] == known
+
+
+def test_gradients_are_an_inputs_only_where_the_function_is_one_node() -> None:
+    assert names.left_gradient("torch.nn.functional.gelu", "0", 1) == "grad_input.0"
+    assert names.left_gradient("torch.nn.functional.layer_norm", "1", 3) == "grad_input.weight"
+    assert names.left_gradient("torch.nn.functional.embedding", "0", 1) == "grad_input.1"
+    assert names.left_gradient("torch.Tensor.add", "0", 1) == "grad_input.node.0"  # one of two is not there: which?
+    assert names.left_gradient("torch.nn.functional.linear", "0", 1) == "grad_input.node.0"
+
+
+@pytest.mark.parametrize(
+    ("told", "expected"),
+    [
+        ("torch.float32", "float32"), ("paddle.bfloat16", "bfloat16"), ("Float32", "float32"), ("torch.half", "float16"),
+        ("VarType.FP32", "fp32"), ("", None), (None, None), (7, None),
+    ],
+)  # fmt: skip
+def test_dtypes(told: Any, expected: str | None) -> None:
+    assert names.dtype(told) == expected
+
+
+def test_leaves_keep_their_paths() -> None:
+    tensor = {"type": "torch.Tensor", "shape": []}
+    nested = [1, [], {"a": [tensor, {"b": None}], "c": {}}, [[2]]]
+    assert list(names.leaves(nested)) == [
+        (("0",), 1), (("2", "a", "0"), tensor), (("2", "a", "1", "b"), None), (("3", "0", "0"), 2),
+    ]  # fmt: skip
+    assert list(names.leaves(tensor)) == [((), tensor)]
+    assert list(names.leaves(None)) == [((), None)]
+
+
+def test_sizes() -> None:
+    assert names.sizes([]) == ()
+    assert names.sizes([2, 3]) == (2, 3)
+    assert [names.sizes(odd) for odd in (None, "2", [2.0], [-1], [True], [2**63], [1] * 65)] == [None] * 7
+
+
+def test_statistics_that_mean_the_same() -> None:
+    columns, told = told_statistics((3, -1, 0.5, 9.0), "float32", (4,))
+    assert (columns["max"], columns["min"], columns["mean"], columns["l2"], columns["n_nan"], told) == (3, -1, 0.5, 9.0, 0, None)
+    assert told_statistics((-2.0, -2.0, -2.0, -2.0), "float32", ())[0]["l2"] == 2.0  # of a scalar the value is given
+    assert told_statistics((True, False, None, None), "bool", (3,))[0]["max"] == 1.0
+    assert told_statistics((None,) * 4, "float32", (0,)) == ({}, None)
+
+
+@pytest.mark.parametrize("odd", [math.nan, math.inf, -math.inf, "nan", "inf"])
+def test_statistics_of_what_is_not_finite_are_kept_beside(odd: Any) -> None:
+    columns, told = told_statistics((odd, -1.0, odd, odd), "float32", (4,))
+    assert columns == {}
+    assert '"min": -1.0' in str(told)
+    columns, told = told_statistics((1.0, -1.0, 0.5, odd), "float16", (4,))  # the norm overflowed, no element did
+    assert (columns["max"], columns["n_posinf"], columns.get("l2")) == (1.0, 0, None)
+    assert told is not None
+
+
+def test_statistics_of_complex_numbers_are_of_magnitudes() -> None:
+    assert told_statistics((5.0, 1.0, 2.0, None), "complex64", (3,)) == ({}, '{"max": 5.0, "min": 1.0, "mean": 2.0}')
+
+
+def test_a_number_that_no_float_holds() -> None:
+    assert told_statistics((10**400, 1, 1, 1), "int64", (3,))[0] == {}
