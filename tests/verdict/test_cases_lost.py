@@ -100,7 +100,7 @@ def test_damaged_payload_is_not_aligned(runs: dict[str, Path], how: Callable[[Pa
     assert "tensors-0000.safetensors" in told(result)
 
 
-@pytest.mark.parametrize("how", (without, cut, without_header))
+@pytest.mark.parametrize("how", [without, cut, without_header])
 def test_damaged_payload_of_equal_runs_is_said(runs: dict[str, Path], how: Callable[[Path], None], tmp_path: Path) -> None:
     """The digests that were taken in the run say that nothing differs; that the file is gone has to be said even so."""
     candidate = damaged(runs["twin"], tmp_path / "candidate", how)
