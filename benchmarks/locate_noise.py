@@ -88,17 +88,22 @@ def errors(result: Result) -> Errors:
     return {(r["step"], r["seq_candidate"]): (r["error_in"], r["error_out"]) for r in rows}
 
 
-def first_above(fired: Iterable[Place], calls: Calls, alone: Errors, noise: Errors) -> tuple[Place, float, float] | None:
+def first_above(
+    fired: Iterable[Place], calls: Calls, level: str, alone: Errors, noise: Errors
+) -> tuple[Place, float, float] | None:
     """Return the first call whose own error from the fault is `ABOVE` times the noise, with both, or None.
 
-    Where the other device runs other operators, the function around an operator speaks for it.
+    At level ``api`` it is the error of the function around the operator, for the function may not return what went wrong. At level
+    ``aten`` too, where the other device runs other operators.
     """
     for fault in fired:
-        place = next((p for p in calls.outwards(fault) if p in alone and p in noise), fault)
-        error_in, error_out = alone.get(place, (0.0, 0.0))
-        around = noise.get(place, (0.0, 0.0))[1]
+        places = [p for p in calls.outwards(fault) if p in alone and p in noise and calls.level(p) in (level, "api")]
+        if not places:
+            continue
+        error_in, error_out = alone[places[0]]
+        around = noise[places[0]][1]
         if error_out > 2e-6 and error_in <= error_out / ABOVE and error_out >= ABOVE * around:
-            return place, error_out, around
+            return places[0], error_out, around
     return None
 
 
@@ -108,6 +113,9 @@ class Calls:
     def __init__(self, capture: Path) -> None:
         columns = ["step", "seq", "parent", "op", "scope", "phase", "level", "forward_seq"]
         self._rows = {(r["step"], r["seq"]): r for r in trueup.open_capture(capture).records(columns=columns).to_pylist()}
+
+    def level(self, place: Place) -> str:
+        return str(self._rows[place]["level"])
 
     def describe(self, place: Place) -> str:
         row = self._rows[place]
@@ -143,9 +151,9 @@ def check(model: str, fault: str, folder: Path, baseline: Path, noise: Errors) -
         stack.enter_context(replaced(lambda: noisy(stack)))
         changed = locate.run_broken(model, fault, folder / "both")
     calls = Calls(folder / "both")
-    counted = first_above(fired, calls, alone, noise)
     right = calls.around(set(fired) | set(changed))
     for level, compared in LEVELS.items():
+        counted = first_above(fired, calls, level, alone, noise)
         result = trueup.compare(baseline, folder / "both", level=compared)
         first = result.culprit
         word = "missed" if first is None else "ok" if calls.holds(first, right) else "wrong"

@@ -86,14 +86,14 @@ def compare_both_ways(damaged: Path, sound: Path, chance: random.Random) -> None
         assert result.verdict in ("aligned", "deviates", "inconclusive")
         lost = trueup.open_capture(damaged).lost
         assert result.verdict != "aligned" or not lost, f"aligned, though it says that {lost[0]}"
-        if chance.random() < 0.2:
+        if chance.random() < 0.05:
             result.save(damaged.parent / "report")
             shutil.rmtree(damaged.parent / "report")
 
 
 def show(damaged: Path, sound: Path, chance: random.Random) -> None:
     """Use the command line, whose errors are messages."""
-    if chance.random() < 0.1:
+    if chance.random() < 0.05:
         command: list[Any] = chance.choice((["show", damaged], ["compare", sound, damaged], ["compare", damaged, sound]))
         code = run_command([str(part) for part in command])
         assert code in (0, 1, 2), code

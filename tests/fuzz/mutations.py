@@ -228,7 +228,7 @@ def _value(kind: pa.DataType, chance: random.Random) -> Any:
     if pa.types.is_fixed_size_list(kind):
         return [chance.choice(FLOATS) for _ in range(kind.list_size)]
     if pa.types.is_list(kind):
-        return [_value(kind.value_type, chance) or 0 for _ in range(chance.choice((0, 1, 3, 7, 70)))]
+        return [_value(kind.value_type, chance) for _ in range(chance.choice((0, 1, 3, 7, 70)))]
     if pa.types.is_integer(kind):
         high = 2 ** (kind.bit_width - 1)
         return max(-high, min(high - 1, chance.choice(INTEGERS)))
