@@ -5,8 +5,6 @@ Held whatever else is: nothing that only noise has changed is named with more co
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import pytest
 import torch
 
@@ -47,8 +45,8 @@ def test_no_fault_is_blamed_on_another_call(found: list[Pair | Sound]) -> None:
 
 
 TOO_MUCH_IS_EXPLAINED = (
-    "under noise of 1e-4 the rows that carry by branch (quotient, fused, backwards, cross-entropy) grant factor x its root, and ten "
-    "times that until certain: an error of 1 and more"
+    "under noise of 1e-4 the rows that carry by branch (quotient, fused, backwards, cross-entropy) grant factor x its root, and "
+    "ten times that until certain: an error of 1 and more"
 )
 
 
