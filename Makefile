@@ -6,11 +6,12 @@ VENV   ?= .venv
 BIN    := $(VENV)/bin
 MSPROBE := .venv-msprobe
 WORKERS ?= 2
+MINUTES ?= 10
 
 export OMP_NUM_THREADS := 1
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test lint bench bench-quick bench-kernel bench-locate bench-startup soak docs clean
+.PHONY: help demo test lint bench bench-quick bench-kernel bench-compare bench-locate bench-noise bench-startup fuzz soak docs clean
 
 help:  ## List the targets
 	@sed -n 's/^\([a-z-]*\):.*## /  make \1\t/p' $(MAKEFILE_LIST) | expand -t 22
@@ -37,6 +38,15 @@ bench-kernel: $(VENV)/.dev  ## GB/s of the statistics kernel on the CPU (3 minut
 
 bench-locate: $(VENV)/.dev  ## Plant every fault in every model and print who was blamed
 	$(BIN)/python benchmarks/locate.py
+
+bench-noise: $(VENV)/.dev  ## The same with HF32 products and other orders of sums switched on in the candidate (20 minutes)
+	$(BIN)/python benchmarks/locate_noise.py
+
+bench-compare: $(VENV)/.dev $(MSPROBE)/.tried  ## How fast captures are compared, beside msprobe (5 minutes and 6 GB in /tmp)
+	$(BIN)/python benchmarks/compare.py
+
+fuzz: $(VENV)/.dev  ## Read and compare damaged captures for MINUTES (10)
+	$(BIN)/python tests/fuzz/run.py --minutes $(MINUTES)
 
 soak: $(VENV)/.dev  ## Train for long under capture and tell whether memory stays flat
 	$(BIN)/python benchmarks/soak.py

@@ -1,0 +1,331 @@
+"""Runs that compute the same with other calls: one more, renamed, recomputed, fused. They align, and a fault among them is found.
+
+msprobe 26.2.0 makes 69 false errors of one extra call, and pairs the backward of a missing call with the backward of another.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+import trueup
+from verdict.cases import Change, broken, named, noisy, record, told, trained, wrong_today
+
+KEPT = [("stats", "api"), ("stats", "all"), ("tensor", "api")]
+
+
+@dataclass(frozen=True)
+class Kept:
+    """What is kept of a tensor, and the levels."""
+
+    detail: str
+    level: str
+    plain: Path
+    """The small transformer, as it is."""
+
+    @property
+    def options(self) -> dict[str, Any]:
+        return {"detail": self.detail, "level": "all" if self.level == "all" else ["module", "api"]}
+
+
+@pytest.fixture(scope="module", params=KEPT, ids="-".join)
+def kept(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Kept:
+    torch.set_num_threads(1)
+    found = Kept(*request.param, tmp_path_factory.mktemp("plain") / "run")
+    trained_small(found.plain, **found.options)
+    return found
+
+
+def is_aligned(result: trueup.Result) -> None:
+    assert result.culprit is None, result.sentence
+    assert result.verdict == "aligned", result.sentence
+
+
+# ---------------------------------------------------------------- a small transformer whose structure can vary
+class Attention(nn.Module):
+    def __init__(self, fused: bool) -> None:
+        super().__init__()
+        self.qkv, self.proj, self.fused = nn.Linear(48, 144), nn.Linear(48, 48), fused
+
+    def forward(self, x: Tensor) -> Tensor:
+        q, k, v = (t.unflatten(-1, (4, 12)).transpose(1, 2) for t in self.qkv(x).chunk(3, -1))
+        out = F.scaled_dot_product_attention(q, k, v) if self.fused else F.softmax(q @ k.mT * 12**-0.5, -1) @ v
+        return self.proj(out.transpose(1, 2).flatten(2))
+
+
+class Block(nn.Module):
+    def __init__(self, fused: bool, extra: str) -> None:
+        super().__init__()
+        self.ln1, self.attn, self.ln2 = nn.LayerNorm(48), Attention(fused), nn.LayerNorm(48)
+        self.up, self.down, self.extra = nn.Linear(48, 96), nn.Linear(96, 48), extra
+
+    def forward(self, x: Tensor) -> Tensor:
+        if self.extra == "dead end":
+            self.seen = F.softmax(x.detach(), -1).mean()
+        x = x + self.attn(self.ln1(x))
+        if self.extra == "in the chain":
+            x = F.dropout(x, 0.0)
+        if self.extra == "same operator":
+            x = x + torch.zeros_like(x)
+        return x + self.down(F.gelu(self.up(self.ln2(x))))
+
+
+class Small(nn.Module):
+    """Four blocks. ``name`` is what the list of blocks is called; ``extra`` a call that only block 1 makes."""
+
+    def __init__(self, name: str = "blocks", fused: bool = False, extra: str = "") -> None:
+        super().__init__()
+        self.embed, self.head, self.name = nn.Embedding(60, 48), nn.Linear(48, 60), name
+        self.add_module(name, nn.ModuleList(Block(fused, extra if k == 1 else "") for k in range(4)))
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        x = self.embed(tokens)
+        for block in getattr(self, self.name):
+            x = block(x)
+        return F.cross_entropy(self.head(x).flatten(0, 1), tokens.flatten())
+
+
+def seeded(model: nn.Module) -> nn.Module:
+    """Give a model the same weights whatever its modules are called."""
+    source = torch.Generator().manual_seed(11)
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.copy_(0.15 * torch.randn(parameter.shape, generator=source) + (parameter.ndim == 1) * 0.5)
+    return model
+
+
+def trained_small(
+    folder: Path, fault: tuple[str, Change, int] | None = None, *, micro: int = 1, optimizer: Callable[[Any], Any] | None = None,
+    prepare: Callable[[Any], Any] = lambda _: None, steps: int = 1, make: Callable[[], nn.Module] = Small, **options: Any
+) -> Path:  # fmt: skip
+    """Record the training of a model; ``micro`` batches make a step."""
+    model = seeded(make())
+    prepare(model)
+    chosen = (optimizer or partial(torch.optim.AdamW, lr=1e-3, foreach=False))(model.parameters())
+    source = torch.Generator().manual_seed(2)
+    batches = [torch.randint(0, 60, (3, 12), generator=source) for _ in range(8)]
+
+    def step() -> None:
+        chosen.zero_grad()
+        for k in range(micro):
+            (model(batches[k]) / micro).backward()
+        chosen.step()
+
+    if fault is None:
+        return record(folder, step, model, steps=steps, **options)
+    with broken(*fault):
+        return record(folder, step, model, steps=steps, **options)
+
+
+def compared(folder: Path, kept: Kept, baseline: dict[str, Any], candidate: dict[str, Any]) -> trueup.Result:
+    """Record both sides with these options of `trained_small` and compare them; a baseline without any is recorded once."""
+    first = trained_small(folder / "baseline", **kept.options, **baseline) if baseline else kept.plain
+    return trueup.compare(first, trained_small(folder / "candidate", **kept.options, **candidate))
+
+
+GELU_OFF = ("aten::gelu", noisy(1e-2), 2)
+"""A fault in the forward of the third block."""
+
+
+def blames_gelu(result: trueup.Result, scope: str = "blocks.2") -> None:
+    first = named(result)
+    assert first.scope == scope, first.sentence
+    assert "gelu" in first.op, first.sentence
+
+
+# ---------------------------------------------------------------- one extra call
+@pytest.mark.parametrize("extra", ["dead end", "in the chain", "same operator"])
+def test_one_extra_call(extra: str, kept: Kept, tmp_path: Path) -> None:
+    """It changes nothing, so the runs are aligned; and it shifts no later call."""
+    more = partial(Small, extra=extra)
+    is_aligned(compared(tmp_path / "1", kept, {}, {"make": more}))
+    is_aligned(compared(tmp_path / "2", kept, {"make": more}, {}))
+    blames_gelu(compared(tmp_path / "3", kept, {}, {"make": more, "fault": GELU_OFF}))
+
+
+# ---------------------------------------------------------------- a renamed module
+def test_a_renamed_module(kept: Kept, tmp_path: Path) -> None:
+    is_aligned(compared(tmp_path, kept, {}, {"make": partial(Small, "layers")}))
+
+
+def test_a_renamed_module_is_matched(kept: Kept, tmp_path: Path) -> None:
+    """Each of its calls has a counterpart."""
+    plain = compared(tmp_path / "1", kept, {}, {"make": Small})
+    renamed = compared(tmp_path / "2", kept, {}, {"make": partial(Small, "layers")})
+    assert renamed.counts["compared"] == plain.counts["compared"]
+
+
+def test_a_fault_in_a_renamed_module(kept: Kept, tmp_path: Path) -> None:
+    blames_gelu(compared(tmp_path, kept, {}, {"make": partial(Small, "layers"), "fault": GELU_OFF}), "layers.2")
+
+
+# ---------------------------------------------------------------- recomputation on one side
+def recomputing(model: Any) -> None:
+    """Checkpoint each block."""
+    for block in model.blocks:
+        plain = block.forward
+        block.forward = lambda x, plain=plain: torch.utils.checkpoint.checkpoint(plain, x, use_reentrant=False)
+
+
+@pytest.mark.parametrize("side", ["baseline", "candidate"])
+def test_recompute_on_one_side_only(side: str, kept: Kept, tmp_path: Path) -> None:
+    sides: dict[str, dict[str, Any]] = {"baseline": {}, "candidate": {}}
+    sides[side]["prepare"] = recomputing
+    is_aligned(compared(tmp_path / "sound", kept, **sides))
+    sides["candidate"]["fault"] = GELU_OFF
+    blames_gelu(compared(tmp_path / "faulty", kept, **sides))
+
+
+def test_recompute_in_transformers(kept: Kept, tmp_path: Path) -> None:
+    """GPT-2's own switch, with dropout whose masks the recomputation draws again."""
+
+    def checkpointing(training: Any) -> None:
+        training.model.gradient_checkpointing_enable({"use_reentrant": False})
+
+    sides = [trained(tmp_path / str(k), "gpt2", alter, **kept.options) for k, alter in enumerate((None, checkpointing))]
+    is_aligned(trueup.compare(*sides))
+
+
+# ---------------------------------------------------------------- an extra micro-batch
+@pytest.mark.parametrize("counts", [(2, 3), (3, 2)], ids=str)
+def test_an_extra_micro_batch(counts: tuple[int, int], kept: Kept, tmp_path: Path) -> None:
+    """The gradients of a step differ because more was summed: that is no operator's fault, and never aligned."""
+    result = compared(tmp_path, kept, *({"micro": n, "steps": 1} for n in counts))
+    assert result.verdict != "aligned"
+    found = result.culprit
+    assert found is None or found.kind != "operator", result.sentence
+
+
+def test_a_fault_in_the_micro_batch_before_an_extra_one(kept: Kept, tmp_path: Path) -> None:
+    blames_gelu(compared(tmp_path, kept, {"micro": 2}, {"micro": 3, "fault": GELU_OFF}))
+
+
+# ---------------------------------------------------------------- fused against parts
+def test_fused_attention_against_its_parts(kept: Kept, tmp_path: Path) -> None:
+    fused, parts = {"make": partial(Small, fused=True)}, {"make": partial(Small, fused=False)}
+    is_aligned(compared(tmp_path / "1", kept, parts, fused))
+    is_aligned(compared(tmp_path / "2", kept, fused, parts))
+    blames_gelu(compared(tmp_path / "3", kept, parts, fused | {"fault": GELU_OFF}))
+
+
+def test_a_fault_inside_what_the_other_side_fuses(kept: Kept, tmp_path: Path) -> None:
+    fault = ("aten::_softmax", noisy(3e-2), 2)  # the baseline's attention runs no such kernel
+    fused, parts = {"make": partial(Small, fused=True)}, {"make": partial(Small, fused=False)}
+    first = named(compared(tmp_path, kept, fused, parts | {"fault": fault}))
+    assert first.scope == "blocks.2.attn", first.sentence
+    assert first.kind == "region" or "softmax" in first.op or first.op == "Attention", first.sentence
+
+
+@pytest.mark.parametrize("faulty", [False, True])
+def test_attention_of_transformers_in_both_forms(
+    faulty: bool, kept: Kept, tmp_path: Path, request: pytest.FixtureRequest
+) -> None:
+    wrong_today(
+        request, "GPT2Attention's output.1 (the weights) exists in the eager form only and nobody reads it; it makes the call "
+        "incomparable, and the advice (--detail stats or tensor) would not help", where=not faulty
+    )  # fmt: skip
+
+    def fault(training: Any) -> Any:
+        quiet(training)
+        return broken("aten::native_layer_norm", lambda right, *_: (right[0] * 1.01, *right[1:]), 1) if faulty else None
+
+    def quiet(training: Any) -> None:
+        for module in training.model.modules():
+            if isinstance(module, nn.Dropout):
+                module.p = 0.0
+
+    sides = [trained(tmp_path / model, model, alter, **kept.options) for model, alter in (("gpt2-eager", quiet), ("gpt2", fault))]
+    result = trueup.compare(*sides)
+    if not faulty:
+        is_aligned(result)
+    else:
+        assert named(result).scope == "transformer.h.0.ln_2", result.sentence
+
+
+class Looking(nn.Module):
+    """PyTorch's own attention, which takes its parts where it is asked for the weights, and a fused kernel where it is not."""
+
+    def __init__(self, weights: bool) -> None:
+        super().__init__()
+        self.attention, self.head = nn.MultiheadAttention(48, 4, batch_first=True), nn.Linear(48, 60)
+        self.embed, self.weights = nn.Embedding(60, 48), weights
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        x = self.embed(tokens)
+        seen, _ = self.attention(x, x, x, need_weights=self.weights)
+        return F.cross_entropy(self.head(x + seen).flatten(0, 1), tokens.flatten())
+
+
+@pytest.mark.parametrize("asks", ["baseline", "candidate"])
+def test_multihead_attention_with_and_without_weights(
+    asks: str, kept: Kept, tmp_path: Path, request: pytest.FixtureRequest
+) -> None:
+    wrong_today(
+        request, "an argument that differs (need_weights) is a culprit however small its effect: here a rounding, and an output "
+        "that nobody reads"
+    )  # fmt: skip
+    sides: dict[str, dict[str, Any]] = {s: {"make": partial(Looking, s == asks)} for s in ("baseline", "candidate")}
+    is_aligned(compared(tmp_path, kept, **sides))
+
+
+def test_the_fast_path_of_an_encoder_layer(kept: Kept, tmp_path: Path) -> None:
+    """In evaluation PyTorch fuses a whole layer; in training, with no dropout, it computes the same from parts."""
+    sides = []
+    x = torch.randn(2, 9, 48, generator=torch.Generator().manual_seed(4))
+    for fast in (True, False):
+        model = seeded(nn.TransformerEncoderLayer(48, 4, 96, dropout=0.0, batch_first=True, norm_first=True))
+        model.train(not fast)
+
+        def step(model: nn.Module = model) -> None:
+            with torch.no_grad():
+                model(x)
+
+        sides.append(record(tmp_path / str(fast), step, model, **kept.options))
+    is_aligned(trueup.compare(*sides))
+
+
+OPTIMIZERS: dict[str, Callable[[Any], Any]] = {
+    "one by one": partial(torch.optim.AdamW, lr=1e-3, foreach=False),
+    "foreach": partial(torch.optim.AdamW, lr=1e-3, foreach=True),
+    "fused": partial(torch.optim.AdamW, lr=1e-3, fused=True),
+}
+
+
+@pytest.mark.parametrize("forms", [("one by one", "fused"), ("foreach", "fused"), ("fused", "foreach")], ids=" - ".join)
+def test_a_fused_optimizer_against_its_parts(
+    forms: tuple[str, str], kept: Kept, tmp_path: Path, request: pytest.FixtureRequest
+) -> None:
+    wrong_today(
+        request, "what one side's kernels write into the weights in the last step is not compared with what the other side's "
+        "kernel writes there, so the calls stay unmatched"
+    )  # fmt: skip
+    is_aligned(compared(tmp_path, kept, *({"optimizer": OPTIMIZERS[form], "steps": 2} for form in forms)))
+
+
+@pytest.mark.parametrize("forms", [("one by one", "fused"), ("foreach", "fused")], ids=" - ".join)
+def test_a_fault_of_a_fused_optimizer(
+    forms: tuple[str, str], kept: Kept, tmp_path: Path, request: pytest.FixtureRequest
+) -> None:
+    """Another epsilon: the first thing that differs is what the optimizer made of the weights."""
+    wrong_today(
+        request, "what one side's kernels write into the weights is not compared with what the other side's kernel writes there: "
+        "the gradients agree, the weights do not, and no call is named"
+    )  # fmt: skip
+    other = partial(torch.optim.AdamW, lr=1e-3, eps=1e-3, fused=True)
+    first = named(compared(tmp_path, kept, {"optimizer": OPTIMIZERS[forms[0]]}, {"optimizer": other}))
+    assert first.phase == "optimizer", first.sentence
+    assert first.step == 0
+
+
+def test_what_stays_unmatched_is_told(kept: Kept, tmp_path: Path) -> None:
+    """An extra call that feeds the result is counted and shown, on the side that has it."""
+    result = compared(tmp_path, kept, {}, {"make": partial(Small, extra="in the chain")})
+    assert "one side only" in told(result), told(result)
