@@ -205,7 +205,8 @@ def test_unknown_names(complete: Path, capsys: Capsys) -> None:
         "level 'kernel' is unknown: expected module, api, aten"
     )
     assert refused(capsys, complete, complete, "--criterion", "strict") == (
-        "criterion 'strict' is unknown: expected default, or the path of a criterion file"
+        "criterion 'strict' is unknown: expected default, bitwise, ptdbg, ptdbg-summary, "
+        "precision-tool, paddle, msprobe, or the path of a criterion file"
     )
 
 
