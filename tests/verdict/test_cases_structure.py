@@ -225,14 +225,7 @@ def test_a_fault_inside_what_the_other_side_fuses(kept: Kept, tmp_path: Path) ->
 
 
 @pytest.mark.parametrize("faulty", [False, True])
-def test_attention_of_transformers_in_both_forms(
-    faulty: bool, kept: Kept, tmp_path: Path, request: pytest.FixtureRequest
-) -> None:
-    wrong_today(
-        request, "GPT2Attention's output.1 (the weights) exists in the eager form only and nobody reads it; it makes the call "
-        "incomparable, and the advice (--detail stats or tensor) would not help", where=not faulty
-    )  # fmt: skip
-
+def test_attention_of_transformers_in_both_forms(faulty: bool, kept: Kept, tmp_path: Path) -> None:
     def fault(training: Any) -> Any:
         quiet(training)
         return broken("aten::native_layer_norm", lambda right, *_: (right[0] * 1.01, *right[1:]), 1) if faulty else None

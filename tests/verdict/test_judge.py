@@ -294,11 +294,16 @@ def test_an_output_that_was_not_measured_is_incomparable() -> None:
     assert judge_one("aten::mul", [x], x, normal(5, 3)).incomparable == "shapes differ: (10,) and (5, 3)"
 
 
-def test_an_output_of_one_side_is_incomparable() -> None:
-    x = normal(10)
-    for first in (x, changed(x, 1e-8)):
-        found = judge_one("aten::max", [x], {"output.0": x, "output.1": np.arange(3)}, {"output.0": first})
-        assert found.incomparable == "only one side has output.1"
+@pytest.mark.parametrize("phase", ["forward", "optimizer"])
+@pytest.mark.parametrize("read", [True, False])
+def test_an_output_of_one_side_is_incomparable_where_it_is_read_or_lasts(read: bool, phase: str) -> None:
+    x, index = normal(10), np.arange(3)
+    runs = Recording(), Recording()
+    for run, outputs in zip(runs, ({"output.0": x, "output.1": index}, {"output.0": x}), strict=True):
+        run.call("aten::max", [x], outputs, phase=phase)
+    runs[0].call("aten::sum", [index if read else x], [normal(1)], scope="reader")
+    found = judged(*runs)[0].incomparable
+    assert found == ("only one side has output.1" if read or phase == "optimizer" else "")
 
 
 def test_digests_tell_that_a_view_is_wrong_and_not_that_a_product_is() -> None:

@@ -202,7 +202,10 @@ def _random(finding: Finding) -> str:
 def _input(finding: Finding) -> str:
     slot = finding.slots[0] if finding.slots else None  # the verdict puts the input it means first
     name = one_line(slot.slot) if slot else "an input"
-    what = f"{name} differs ({_error(finding, expected=False)}) and no captured call produced it"
+    how = _error(finding, expected=False)
+    if slot is not None and slot.state == "incomparable" and slot.shape[0] != slot.shape[1]:
+        how = f"shape {slot.shape[0]} in the baseline, {slot.shape[1]} in the candidate"
+    what = f"{name} differs ({how}) and no captured call produced it"
     return f"{what}: the data, the weights or what was not captured before it differ"
 
 

@@ -24,6 +24,9 @@ RULES = ("", " and the repeats' spread", " and the float64 run")
 
 REPEATS, TRUTH = 1, 2
 
+LASTING = ("optimizer", "collective")
+"""Phases whose results are read in a later step, or on another rank: nobody reading them here does not make them harmless."""
+
 ROLES = ("agrees", "equal", "carried", "unsized", "incomparable")
 AGREES, EQUAL, CARRIED_ON, UNSIZED, INCOMPARABLE = range(5)
 
@@ -179,9 +182,7 @@ class _Judge:
         ):
             incomparable |= dict.fromkeys(pair[where].tolist(), why)
         expected = np.where(explained | alone | unseen, np.inf, expected)
-        for n, slots in errors.one_sided.items():
-            if any(map(is_output, slots)):
-                incomparable[n] = f"only one side has {', '.join(slots[:3])}"
+        incomparable |= self._one_sided()
         unsized = self._unsized(outputs, error_in)
         slot_expected = np.full(len(errors.pair), np.nan)
         slot_expected[outputs] = expected
@@ -290,6 +291,22 @@ class _Judge:
         errors = self.errors
         at = np.flatnonzero(errors.outputs & np.isnan(errors.absolute))
         return {int(errors.pair[n]): errors.reasons.get(int(n), "not measured") for n in at}
+
+    def _one_sided(self) -> dict[int, str]:
+        """Return calls of which one side has an output that the other lacks, and that is read: what nobody reads does no harm."""
+        errors, names = self.errors, self.names
+        outputs = {n: [names.number(s) for s in slots if is_output(s)] for n, slots in errors.one_sided.items()}
+        outputs = {n: slots for n, slots in outputs.items() if slots}
+        if not outputs:
+            return {}
+        read = [set(zip(s.producer.tolist(), s.producer_slot.tolist(), strict=True)) for s in errors.streams]
+        found = {}
+        for n, slots in outputs.items():
+            made = [int(stream.seq[calls[n]]) for stream, calls in zip(errors.streams, errors.calls, strict=True)]
+            lasting = names.name(int(self.candidate.phase[self.calls[n]])) in LASTING
+            if lasting or any((seq, slot) in known for seq, known in zip(made, read, strict=True) for slot in slots):
+                found[n] = f"only one side has {', '.join(errors.one_sided[n][:3])}"
+        return found
 
     def _unsized(self, outputs: Numbers, error_in: Array) -> Array:
         """Tell for which calls all that is known of an output is that it differs, which may be rounding."""

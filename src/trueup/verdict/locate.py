@@ -207,7 +207,8 @@ def _inputs(tree: Tree, criterion: Criterion, *, from_start: bool) -> list[Suspe
     candidate = errors.streams[1]
     phases = np.isin(candidate.phase, [candidate.names.number(phase) for phase in ENTERING])
     enters = errors.inputs & phases[errors.calls[1][errors.pair]] & (errors.streams[0].producer[errors.slots[0]] == NONE)
-    differ = enters & (errors.relative > np.maximum(tolerance, verdicts.tolerated))
+    shapes = [stream.shapes.squeezed[slots] for stream, slots in zip(errors.streams, errors.slots, strict=True)]
+    differ = enters & ((errors.relative > np.maximum(tolerance, verdicts.tolerated)) | (shapes[0] != shapes[1]))
     producers = candidate.index(candidate.producer[errors.slots[1]])
     alone = tree.pairs[1][producers] == NONE
     found = np.flatnonzero(differ & alone)
@@ -262,7 +263,8 @@ def _arguments(verdicts: Verdicts, known: Sequence[Suspect]) -> list[Suspect]:
     suspected = {id(s.judged) for s in known}
     found = []
     for pair, arguments in verdicts.errors.arguments.items():
-        if verdicts.error_out[pair] == 0 or verdicts.error_in[pair] > 0 or id(verdicts.at(pair)) in suspected:
+        shows = verdicts.error_out[pair] > 0 or pair in verdicts.incomparable  # a result of another shape is not measured
+        if not shows or verdicts.error_in[pair] > 0 or id(verdicts.at(pair)) in suspected:
             continue
         if not _equal_arguments(*arguments):
             found.append(Suspect(verdicts.at(pair), "argument", True))

@@ -14,14 +14,11 @@ from dataclasses import dataclass, field, replace
 import numpy as np
 
 from trueup.verdict.criteria import FLIPPED, UNIT_ROUNDOFF, Criterion
-from trueup.verdict.judge import Judged
+from trueup.verdict.judge import LASTING, Judged
 from trueup.verdict.measure import Measured, SlotError
 from trueup.verdict.origins import Origins
 from trueup.verdict.streams import NONE, Array, Numbers, Row, is_input
 from trueup.verdict.tree import Tree
-
-LASTING = ("optimizer", "collective")
-"""Phases whose results are read in a later step, or on another rank: nobody reading them here does not make them harmless."""
 
 
 @dataclass(slots=True)
