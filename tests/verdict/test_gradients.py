@@ -11,8 +11,7 @@ import torch
 
 import trueup
 import zoo
-from trueup.store import open_capture
-from trueup.verdict.gradients import ABSENT, PARTIAL, WAYS, gradient_norms
+from trueup.verdict.gradients import ABSENT, PARTIAL, WAYS
 
 from .captures import Recording
 
@@ -38,13 +37,19 @@ def run(model: str, into: Path, **options: Any) -> list[float]:
     return true
 
 
+def gradient_norms(path: Path) -> tuple[Any, str]:
+    """Return norms and source as a comparison of the run with itself gives them."""
+    summary = trueup.compare(path, path).baseline
+    return summary.gradient_norms, summary.gradient_source
+
+
 ALL = ("module", "api", "aten")
 
 
 @pytest.mark.parametrize(("model", "level"), [("gpt2", ALL), ("gpt2", "aten"), ("bert", "aten"), ("lstm_tagger", "api")])
 def test_norms_are_those_of_the_training_before_clipping(tmp_path: Path, model: str, level: Any) -> None:
     true = run(model, tmp_path / "run", level=level)
-    norms, source = gradient_norms(trueup.open_capture(tmp_path / "run"))
+    norms, source = gradient_norms(tmp_path / "run")
     assert [step for step, _ in norms] == [0, 1]
     assert [norm for _, norm in norms] == pytest.approx(true, rel=1e-9)
     assert source.startswith(WAYS["read"])
@@ -53,14 +58,14 @@ def test_norms_are_those_of_the_training_before_clipping(tmp_path: Path, model: 
 
 def test_without_the_optimizer_leaf_gradients_are_taken(tmp_path: Path) -> None:
     true = run("lstm_tagger", tmp_path / "run", level=("module", "api"), phase=("forward", "backward"))
-    norms, source = gradient_norms(trueup.open_capture(tmp_path / "run"))
+    norms, source = gradient_norms(tmp_path / "run")
     assert [norm for _, norm in norms] == pytest.approx(true, rel=1e-9)
     assert source == WAYS["leaf"]
 
 
 def test_what_was_not_recorded_is_said(tmp_path: Path) -> None:
     run("lstm_tagger", tmp_path / "run", level="module")
-    assert gradient_norms(trueup.open_capture(tmp_path / "run")) == ((), ABSENT)
+    assert gradient_norms(tmp_path / "run") == ((), ABSENT)
 
 
 def test_digests_have_no_norm(tmp_path: Path) -> None:
@@ -70,7 +75,7 @@ def test_digests_have_no_norm(tmp_path: Path) -> None:
     with trueup.capture(tmp_path / "run", model=model, detail="digest"):
         model(torch.ones(1, 3)).sum().backward()
         optimizer.step()
-    assert gradient_norms(trueup.open_capture(tmp_path / "run")) == ((), ABSENT)
+    assert gradient_norms(tmp_path / "run") == ((), ABSENT)
 
 
 def test_ranks_are_read_by_the_names_of_their_parameters_and_averaged(tmp_path: Path) -> None:
@@ -79,6 +84,6 @@ def test_ranks_are_read_by_the_names_of_their_parameters_and_averaged(tmp_path: 
         gradients = {f"input.{name}.grad": np.full(4, scale * k, np.float32) for name, k in (("a", 3), ("b", 4))}
         run.call("torch.optim.sgd.SGD.step", gradients, {}, level="api", phase="optimizer", rank=rank)
         run.call("torch.Tensor.add_", [np.full(9, 9.0, np.float32)], {}, level="api", phase="optimizer", rank=rank)
-    norms, source = gradient_norms(open_capture(run.write(tmp_path / "run")))
+    norms, source = gradient_norms(run.write(tmp_path / "run"))
     assert norms == ((0, pytest.approx(2 * 10.0)),)
     assert source == WAYS["given"] + "; mean over ranks"

@@ -22,6 +22,7 @@ from trueup.verdict.criteria import Criterion
 from trueup.verdict.criteria import load as load_criterion
 from trueup.verdict.evidence import with_evidence
 from trueup.verdict.findings import suspect_finding, unmatched_finding, victim_finding
+from trueup.verdict.gradients import Norm, norm_of
 from trueup.verdict.judge import CARRIED_ON, UNSIZED, judge
 from trueup.verdict.locate import SIDES, Part, Side, Suspect, locate, rank_culprits
 from trueup.verdict.mapping import Mapping
@@ -115,6 +116,7 @@ class _Comparison:
         self.unexplained: list[str] = []
         self.outputs = 0
         self.tables: list[pa.Table] = []
+        self.norms: tuple[list[Norm], list[Norm]] = [], []
         self.names = Vocabulary()
 
     def run(self) -> Result:
@@ -150,7 +152,7 @@ class _Comparison:
             verdict, "\n".join(lines), culprits, self.victims, self.unmatched, self.notes, self.criterion.name,
             summaries[0], summaries[1], counts, table,
         )  # fmt: skip
-        return with_evidence(result, self.captures, self.criterion)
+        return with_evidence(result, self.captures, self.norms, self.criterion)
 
     def _verdict(
         self, deviates: bool, ranked: list[Suspect], counts: dict[str, int], summaries: list[RunSummary]
@@ -272,6 +274,8 @@ class _Comparison:
         part = Part(rank, step, verdicts, alignment)
         locate(part, self.criterion, self.origins[rank], first_step=step == self.steps[0], from_start=step == 0)
         self._keep(part)
+        for stream, norms in zip(part.streams, self.norms, strict=True):
+            norms += [norm] if (norm := norm_of(stream)) is not None else []
         ahead.done(at)
         return part
 

@@ -21,7 +21,7 @@ from trueup.model import Evidence, Finding, Histogram, Neighbour, Result, Rule, 
 from trueup.store import Capture
 from trueup.verdict.criteria import Criterion, Row
 from trueup.verdict.elements import compare_elements
-from trueup.verdict.gradients import gradient_norms
+from trueup.verdict.gradients import Norm, over_steps
 from trueup.verdict.limits import Limit
 from trueup.verdict.surroundings import Compared, Graph, Surroundings, neighbour
 
@@ -37,12 +37,15 @@ Captures = tuple[Capture, Capture]
 Made = TypeVar("Made")
 
 
-def with_evidence(result: Result, captures: Captures, criterion: Criterion | None = None) -> Result:
+def with_evidence(
+    result: Result, captures: Captures, norms: Sequence[Sequence[Norm]], criterion: Criterion | None = None
+) -> Result:
     """Return the result with what its report shows.
 
     Args:
         result: a finished verdict.
         captures: the baseline and the candidate.
+        norms: of the gradients of each rank and step of either.
         criterion: what judged.
     """
     around = _Around(captures, result)
@@ -51,9 +54,10 @@ def with_evidence(result: Result, captures: Captures, criterion: Criterion | Non
         for k, finding in enumerate(result.culprits)
     ]
     unmatched = [dataclasses.replace(finding, neighbours=around.beside(finding)) for finding in result.unmatched]
+    told = [over_steps(found, len(capture.ranks)) for found, capture in zip(norms, captures, strict=True)]
     runs = [
-        dataclasses.replace(run, gradient_norms=norms, gradient_source=source)
-        for run, (norms, source) in zip((result.baseline, result.candidate), _both(gradient_norms, captures), strict=True)
+        dataclasses.replace(run, gradient_norms=found, gradient_source=source)
+        for run, (found, source) in zip((result.baseline, result.candidate), told, strict=True)
     ]
     return dataclasses.replace(
         result, culprits=culprits, unmatched=unmatched, baseline=runs[0], candidate=runs[1], rules=used_rules(result, criterion)

@@ -15,17 +15,13 @@ from __future__ import annotations
 
 import math
 from collections import Counter, defaultdict
-from typing import Any
+from collections.abc import Sequence
+from dataclasses import dataclass
 
 import numpy as np
-import pyarrow as pa
-import pyarrow.compute as pc
 
-from trueup.store import Capture
+from trueup.verdict.streams import NONE, Array, Numbers, Stream
 
-Array = np.ndarray[Any, Any]
-
-COLUMNS = ("seq", "phase", "level", "slot", "producer_seq", "producer_slot", "l2")
 FINEST = ("aten", "api", "module")
 LEAVES = ("api",)
 """A module's inputs may be made by functions between modules, and an aten call in backward has no forward call."""
@@ -39,114 +35,100 @@ PARTIAL = "; a gradient that is summed over several uses is recorded at level at
 ABSENT = "no gradient of a parameter was recorded with statistics: record levels api or aten, phases backward and optimizer"
 
 
-def gradient_norms(capture: Capture) -> tuple[tuple[tuple[int, float], ...], str]:
+@dataclass(frozen=True, slots=True)
+class Norm:
+    """The norm of one rank and step, and the way it was told, with the level that was read."""
+
+    step: int
+    way: str
+    norm: float
+
+
+def over_steps(found: Sequence[Norm], ranks: int) -> tuple[tuple[tuple[int, float], ...], str]:
     """Return ``((step, norm), ...)``, the mean over ranks where there are several, and which tensors they are of.
 
     Steps where another way than the most frequent one was taken are left out: their numbers would not compare.
     """
-    found: list[tuple[int, str, float]] = []
-    for step in capture.steps:
-        for rank in sorted(capture.ranks):
-            one = _of_step(capture, rank, step)
-            if one is not None:
-                found.append((step, *one))
     if not found:
         return (), ABSENT
-    way = Counter(way for _, way, _ in found).most_common(1)[0][0]
+    way = Counter(one.way for one in found).most_common(1)[0][0]
     steps: defaultdict[int, list[float]] = defaultdict(list)
-    for step, taken, norm in found:
-        if taken == way:
-            steps[step].append(norm)
-    several = "; mean over ranks" if len(capture.ranks) > 1 else ""
+    for one in found:
+        if one.way == way:
+            steps[one.step].append(one.norm)
+    several = "; mean over ranks" if ranks > 1 else ""
     name, _, level = way.partition(" ")
     partial = PARTIAL if name == "read" and level != "aten" else ""
     return tuple((step, sum(norms) / len(norms)) for step, norms in sorted(steps.items())), WAYS[name] + partial + several
 
 
-def _of_step(capture: Capture, rank: int, step: int) -> tuple[str, float] | None:
-    """Return the way taken (with the level that was read) and the norm, None where the records tell nothing."""
-    columns = _Columns(capture.records(list(COLUMNS), rank=rank, step=step))
-    for way, rows in (("given", columns.given), ("read", columns.read)):
-        for level in FINEST:
-            chosen = rows(level)
-            if len(chosen):
-                return f"{way} {level}", columns.norm(chosen)
-    forward = pc.fill_null(capture.records(["forward_seq"], rank=rank, step=step)["forward_seq"], -1).to_numpy()
-    for level in LEAVES:
-        chosen = columns.leaf(level, forward)
-        if len(chosen):
-            return f"leaf {level}", columns.norm(chosen)
+def norm_of(stream: Stream) -> Norm | None:
+    """Return the norm of a rank and step, None where the records tell nothing."""
+    slots = _Slots(stream)
+    for way, levels, chosen in (("given", FINEST, slots.given), ("read", FINEST, slots.read), ("leaf", LEAVES, slots.leaf)):
+        for level in levels:
+            rows = chosen(level)
+            if len(rows):
+                return Norm(stream.step, f"{way} {level}", math.sqrt(float(np.sum(stream.l2[rows] ** 2))))
     return None
 
 
-class _Columns:
-    """The rows of one rank and step as arrays; text as codes of its dictionary."""
+class _Slots:
+    """The slots of a rank and step, chosen by the phase and level of their calls and by their names."""
 
-    def __init__(self, table: pa.Table) -> None:
-        self.seq = table["seq"].to_numpy()
-        self.producer = pc.fill_null(table["producer_seq"], -1).to_numpy()
-        self.l2 = pc.fill_null(table["l2"], math.nan).to_numpy()
-        self.phase, self.level, self.slot = (_Words(table[name]) for name in ("phase", "level", "slot"))
-        self.producer_slot = _Words(table["producer_slot"])
-        self.known = ~np.isnan(self.l2)
+    def __init__(self, stream: Stream) -> None:
+        self.stream, self.names = stream, stream.names
+        self.producers = stream.index(stream.producer)
+        """Call that made what a slot reads, `NONE` where it is of another step or not recorded."""
 
-    def norm(self, rows: Array) -> float:
-        return math.sqrt(float(np.sum(self.l2[rows] ** 2)))
+    def given(self, level: str) -> Numbers:
+        named = self.names.table(_is_given_gradient)[self.stream.slot]
+        return np.flatnonzero(self._at("optimizer", level) & self._known() & named)
 
-    def given(self, level: str) -> Array:
-        wanted = self.phase.equal("optimizer") & self.level.equal(level) & self.known
-        return np.flatnonzero(wanted & self.slot.beginning("input.") & self.slot.ending(".grad"))
+    def read(self, level: str) -> Numbers:
+        rows = np.flatnonzero(self._at("optimizer", level) & self._known() & self._inputs() & self._made_in("backward"))
+        return rows[_first_of_each(self.stream.producer[rows], self.stream.producer_slot[rows])]
 
-    def read(self, level: str) -> Array:
-        made = self.seq[self.phase.equal("backward")]
-        wanted = self.phase.equal("optimizer") & self.level.equal(level) & self.known & self.slot.beginning("input.")
-        rows = np.flatnonzero(wanted & np.isin(self.producer, made))
-        return rows[_first_of_each(self.producer[rows], self.producer_slot.codes[rows])]
-
-    def leaf(self, level: str, forward: Array) -> Array:
+    def leaf(self, level: str) -> Numbers:
         """Gradients whose forward input, the slot of the same name, is no output of a forward call of the step."""
-        made = self.seq[self.phase.equal("forward")]
-        inputs = self.phase.equal("forward") & self.level.equal(level) & self.slot.beginning("input.")
-        leaves = np.flatnonzero(inputs & ~np.isin(self.producer, made))
-        names = {(int(self.seq[k]), self.slot.text(k).removeprefix("input.")) for k in leaves}
-        gradients = np.flatnonzero(
-            self.phase.equal("backward") & self.level.equal(level) & self.known & self.slot.beginning("grad_input.")
-        )
-        kept = [
-            k for k in gradients if (int(forward[k]), self.slot.text(k).removeprefix("grad_input.")) in names
-        ]
+        stream, names = self.stream, self.names.names
+        leaves = np.flatnonzero(self._at("forward", level) & self._inputs() & ~self._made_in("forward"))
+        held = {(int(stream.seq[stream.call[k]]), names[stream.slot[k]].removeprefix("input.")) for k in leaves}
+        named = self.names.table(_is_input_gradient)[stream.slot]
+        gradients = np.flatnonzero(self._at("backward", level) & self._known() & named)
+        forward = stream.forward_seq[stream.call[gradients]].tolist()
+        names_of = (names[stream.slot[k]].removeprefix("grad_input.") for k in gradients)
+        kept = [k for k, seq, name in zip(gradients.tolist(), forward, names_of, strict=True) if (seq, name) in held]
         return np.array(kept, dtype=np.int64)
 
+    def _at(self, phase: str, level: str) -> Array:
+        stream, number = self.stream, self.names.number
+        return np.asarray(((stream.phase == number(phase)) & (stream.level == number(level)))[stream.call])
 
-class _Words:
-    """A column of names as codes into a short list."""
+    def _known(self) -> Array:
+        return ~np.isnan(self.stream.l2)
 
-    def __init__(self, column: pa.ChunkedArray) -> None:
-        encoded = column.combine_chunks()
-        encoded = encoded.chunk(0) if isinstance(encoded, pa.ChunkedArray) else encoded
-        if not pa.types.is_dictionary(encoded.type):
-            encoded = encoded.dictionary_encode()
-        self.codes = pc.fill_null(encoded.indices, -1).to_numpy(zero_copy_only=False).astype(np.int64)
-        self.words: list[str] = [word or "" for word in encoded.dictionary.to_pylist()]
+    def _inputs(self) -> Array:
+        return self.names.table(_is_plain_input)[self.stream.slot]
 
-    def text(self, k: Any) -> str:
-        return self.words[self.codes[k]] if self.codes[k] >= 0 else ""
-
-    def equal(self, word: str) -> Array:
-        return self._where([w == word for w in self.words])
-
-    def beginning(self, start: str) -> Array:
-        return self._where([w.startswith(start) for w in self.words])
-
-    def ending(self, end: str) -> Array:
-        return self._where([w.endswith(end) for w in self.words])
-
-    def _where(self, accepted: list[bool]) -> Array:
-        found: Array = np.array([*accepted, False])[self.codes]  # code -1, null, is the last
-        return found
+    def _made_in(self, phase: str) -> Array:
+        made = np.r_[self.stream.phase == self.names.number(phase), False]  # `NONE` is the last
+        return np.asarray(made[np.where(self.producers == NONE, -1, self.producers)])
 
 
-def _first_of_each(*keys: Array) -> Array:
+def _is_given_gradient(slot: str) -> bool:
+    return slot.startswith("input.") and slot.endswith(".grad")
+
+
+def _is_plain_input(slot: str) -> bool:
+    return slot.startswith("input.")
+
+
+def _is_input_gradient(slot: str) -> bool:
+    return slot.startswith("grad_input.")
+
+
+def _first_of_each(*keys: Array) -> Numbers:
     """Return the places of the first of each distinct combination of keys."""
     if not len(keys[0]):
         return np.empty(0, dtype=np.int64)

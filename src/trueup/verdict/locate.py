@@ -118,6 +118,8 @@ def locate(
     else:
         suspects += _later_inputs(part.unexplained, part.streams)
     suspects += _arguments(verdicts, suspects)
+    given = {s.place for s in suspects if s.kind in ("input", "overwritten")}  # what a call was given is not its own error
+    suspects = [s for s in suspects if s.kind != "operator" or s.place not in given]
     stream = part.streams[1]
     told = {s.place for s in suspects if s.kind == "argument"}  # what a function was given, it hands on to its operators
     if told:
