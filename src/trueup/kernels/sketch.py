@@ -32,6 +32,9 @@ ROWS_PER_GROUP = 8
 GROUP = LANES * ROWS_PER_GROUP
 """Elements that share one rotation."""
 
+LEAST_SQUARED = 1e-290
+"""Below, a sum of squares has lost digits to underflow, or all of them."""
+
 BLOCK = 64 * GROUP
 """Elements the NumPy twin takes at a time: 256 KB as float64, which stays in the second-level cache."""
 
@@ -102,10 +105,20 @@ def distance(sketch_a: NDArray[Any], sketch_b: NDArray[Any]) -> Floats:
     """
     with np.errstate(all="ignore"):
         difference = np.asarray(sketch_a, np.float64) - np.asarray(sketch_b, np.float64)
-        largest = np.max(np.abs(difference), axis=-1, initial=0.0)
-        scale = np.where(largest > 0, largest, 1.0)  # squares of 1e200 or 1e-200 would leave float64
-        estimate = scale * np.sqrt(np.sum(np.square(difference / scale[..., None]), axis=-1))
-    return np.asarray(np.where(np.isfinite(largest), estimate, np.nan), np.float64)
+        squared = np.asarray(np.einsum("...k,...k->...", difference, difference))
+        estimate = np.asarray(np.sqrt(squared))
+        extreme = ~((squared > LEAST_SQUARED) & (squared < np.inf))
+        if extreme.any():
+            estimate[extreme] = _scaled_norm(difference[extreme])
+    return np.asarray(estimate, np.float64)
+
+
+def _scaled_norm(rows: Floats) -> Floats:
+    """Return the norms of rows whose squares leave the range of float64, or may; NaN where a number is not finite."""
+    largest = np.max(np.abs(rows), axis=-1, initial=0.0)
+    scale = np.where(largest > 0, largest, 1.0)
+    norm = scale * np.sqrt(np.sum(np.square(rows / scale[..., None]), axis=-1))
+    return np.where(np.isfinite(largest), norm, np.nan)
 
 
 def relative_distance(baseline: NDArray[Any], candidate: NDArray[Any], l2: NDArray[Any]) -> Floats:

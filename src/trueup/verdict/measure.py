@@ -206,8 +206,9 @@ def _distances(errors: Errors, payloads: tuple[Payload, Payload], in_full: bool)
         errors.reasons[int(n)] = f"shapes differ: {baseline.shapes[int(k[n])]} and {candidate.shapes[int(j[n])]}"
     left = fit & ~equal
     stored = np.flatnonzero(left & baseline.has_payload[k] & candidate.has_payload[j])
-    left[stored] = False
-    left[_from_payload(errors, stored, payloads, in_full)] = True
+    if len(stored):
+        left[stored] = False
+        left[_from_payload(errors, stored, payloads, in_full)] = True
     both = baseline.measured[k] & candidate.measured[j]
     _from_sketches(errors, np.flatnonzero(left & both), digests & typed)
     for n in np.flatnonzero(left & ~both):
