@@ -297,8 +297,8 @@ def test_a_fused_optimizer_against_its_parts(
     forms: tuple[str, str], kept: Kept, tmp_path: Path, request: pytest.FixtureRequest
 ) -> None:
     wrong_today(
-        request, "what one side's kernels write into the weights in the last step is not compared with what the other side's "
-        "kernel writes there, so the calls stay unmatched"
+        request, "intermediate results of foreach kernels and of level aten have no counterpart in what the fused kernel writes",
+        where=kept.level == "all" or "foreach" in forms,
     )  # fmt: skip
     is_aligned(compared(tmp_path, kept, *({"optimizer": OPTIMIZERS[form], "steps": 2} for form in forms)))
 
@@ -309,8 +309,8 @@ def test_a_fault_of_a_fused_optimizer(
 ) -> None:
     """Another epsilon: the first thing that differs is what the optimizer made of the weights."""
     wrong_today(
-        request, "what one side's kernels write into the weights is not compared with what the other side's kernel writes there: "
-        "the gradients agree, the weights do not, and no call is named"
+        request, "what one side's kernels write into the weights is held against what the other side's writes, but where they "
+        "do not agree no call is named: the nearest need not be the counterpart"
     )  # fmt: skip
     other = partial(torch.optim.AdamW, lr=1e-3, eps=1e-3, fused=True)
     first = named(compared(tmp_path, kept, {"optimizer": OPTIMIZERS[forms[0]]}, {"optimizer": other}))

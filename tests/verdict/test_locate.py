@@ -139,7 +139,7 @@ def test_unmatched_calls_inside_a_call_without_result_are_not_covered() -> None:
     runs = both()
     for op, run in zip(("aten::a", "aten::b"), runs, strict=True):
         seq = run.call("torch.f", [normal(3)], [], level="api")
-        run.call(op, [normal(3)], [normal(3)], parent=seq, phase="optimizer")
+        run.call(op, [normal(3)], [normal(3, seed=ord(op[-1]))], parent=seq, phase="optimizer")
     origins = Origins()
     located(*runs, origins)
     assert [len(side) for side in origins.pending] == [1, 1]
@@ -313,7 +313,7 @@ def test_dead_ends_are_covered_but_not_those_of_the_optimizer() -> None:
     runs = both()
     for side, run in enumerate(runs):
         run.call(f"aten::_f{side}", [normal(4)], [normal(4, seed=1)])
-        run.call(f"aten::_fused_sgd_{side}", [normal(4)], [normal(4, seed=2)], phase="optimizer")
+        run.call(f"aten::_fused_sgd_{side}", [normal(4)], [normal(4, seed=2 + side)], phase="optimizer")
     origins = Origins()
     part = located(*runs, origins)
     assert not part.uncovered

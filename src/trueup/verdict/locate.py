@@ -17,6 +17,7 @@ import numpy as np
 from trueup.verdict.align import Alignment
 from trueup.verdict.criteria import Criterion
 from trueup.verdict.judge import Judged, Verdicts
+from trueup.verdict.lasting import settle
 from trueup.verdict.measure import equal_values, is_overwritten
 from trueup.verdict.names import normalised
 from trueup.verdict.origins import Origins
@@ -135,21 +136,23 @@ def _unmatched(part: Part, tree: Tree, criterion: Criterion, origins: Origins) -
     """Account for the calls without counterpart: return regions where a difference starts, keep what nothing shows."""
     loose = loose_calls(tree)
     regions = Regions(tree, loose, origins)
+    settle(regions, criterion)
     uncovered = set(regions.uncompared)
     suspects = []
     for region in regions.found:
-        judged = judge_region(region, tree, criterion)
+        judged = judge_region(region, criterion)
         if judged.ratio <= criterion.suspect:
             continue
         if judged.incomparable:
             uncovered |= {(side, call) for side in (0, 1) for call in region.calls[side]}
             continue
         certain = judged.is_certain(criterion)
-        suspects.append(Suspect(judged, "region", certain, region_operators(region, tree), sides=region.sides))
+        suspects.append(Suspect(judged, "region", certain, region_operators(region), sides=region.sides))
     part.uncovered = [
         (SIDES[side], tree.streams[side].row(call)) for side in (0, 1) for call in loose[side] if (side, call) in uncovered
     ]
-    origins.leave(regions.lasting(), *(stream.seq[calls].tolist() for stream, calls in zip(tree.streams, loose, strict=True)))
+    left = [sorted(set(calls) - settled) for calls, settled in zip(loose, regions.settled, strict=True)]
+    origins.leave(regions.lasting(), *(stream.seq[calls].tolist() for stream, calls in zip(tree.streams, left, strict=True)))
     return suspects
 
 
@@ -219,12 +222,12 @@ def _inputs(tree: Tree, criterion: Criterion, *, from_start: bool) -> list[Suspe
     error, judged, producer = errors.error(int(found[0])), verdicts.at(int(errors.pair[found[0]])), int(producers[found[0]])
     if candidate.producer[error.candidate] == NONE:
         return [Suspect(judged, "input", not error.unsized, reason=error.slot)]
-    region = Region(judged, error, (set(), {producer} - {NONE}))
-    made = judge_region(region, tree, criterion)
+    region = Region(judged, error, tree, (set(), {producer} - {NONE}))
+    made = judge_region(region, criterion)
     certain = made.is_certain(criterion)
     if made.ratio <= criterion.suspect:
         return []
-    return [Suspect(made, "region", certain, region_operators(region, tree), sides=region.sides)]
+    return [Suspect(made, "region", certain, region_operators(region), sides=region.sides)]
 
 
 def _later_inputs(unexplained: Iterable[tuple[Judged, str]], streams: tuple[Stream, Stream]) -> list[Suspect]:

@@ -14,6 +14,7 @@ from dataclasses import dataclass, field, replace
 import numpy as np
 
 from trueup.verdict.criteria import FLIPPED, UNIT_ROUNDOFF, Criterion
+from trueup.verdict.criteria import Row as CriterionRow
 from trueup.verdict.judge import LASTING, Judged
 from trueup.verdict.measure import Measured, SlotError
 from trueup.verdict.origins import Origins
@@ -25,10 +26,11 @@ from trueup.verdict.tree import Tree
 class Region:
     """Calls without counterpart between their sources and one exit or several."""
 
-    exit: Judged
-    """The first call with a counterpart that read a result."""
-    slot: SlotError
+    exit: Judged | None
+    """The first call with a counterpart that read a result, None where nobody did."""
+    slot: SlotError | None
     """What it read, where it differs most."""
+    tree: Tree
     calls: tuple[set[int], set[int]] = field(default_factory=lambda: (set(), set()))
     """Of the baseline and of the candidate."""
     sources: dict[str, SlotError] = field(default_factory=dict)
@@ -36,6 +38,17 @@ class Region:
     """Largest relative error of calls of earlier steps whose results go in: weights, states."""
     known: bool = True
     """Whether all sources that a recorded call produced were compared."""
+
+    @property
+    def worst(self) -> float:
+        """Largest relative error of what goes in."""
+        return max([self.earlier, *(source.relative for source in self.sources.values())])
+
+    @property
+    def unit(self) -> float:
+        """Unit roundoff of the coarsest dtype that goes in."""
+        stream = self.tree.streams[0]
+        return max((UNIT_ROUNDOFF.get(stream.dtype_of(s.baseline) or "", 0.0) for s in self.sources.values()), default=0.0)
 
     @property
     def sides(self) -> tuple[bool, bool]:
@@ -57,6 +70,8 @@ class Regions:
         self.loose = tuple(_mask(calls, len(stream)) for calls, stream in zip(loose, tree.streams, strict=True))
         self.readers: tuple[set[int], set[int]] = set(), set()
         """Loose calls whose result somebody reads."""
+        self.settled: tuple[set[int], set[int]] = set(), set()
+        """Loose calls whose results agree with what the other side wrote (`lasting`)."""
         self.uncompared: set[tuple[int, int]] = set()
         """``(side, call)`` of loose calls whose result a call with counterpart reads and was not compared there."""
         self.found: list[Region] = []
@@ -95,14 +110,15 @@ class Regions:
             if error is None or math.isnan(error.absolute):
                 self.uncompared.update(loose)
             else:
-                self._add(self._walk(judged, error, loose))
+                self._add(self.walk(judged, error, loose))
 
     def _producer(self, side: int, k: int | None) -> int:
         stream = self.tree.streams[side]
         return NONE if k is None else stream.find(stream.producer_of(k))
 
-    def _walk(self, judged: Judged, error: SlotError, starts: list[tuple[int, int]]) -> Region:
-        region = Region(judged, error)
+    def walk(self, judged: Judged | None, error: SlotError | None, starts: list[tuple[int, int]]) -> Region:
+        """Gather the loose calls from ``(side, call)`` back to their sources."""
+        region = Region(judged, error, self.tree)
         pending = list(starts)
         while pending:
             side, call = pending.pop()
@@ -143,7 +159,7 @@ class Regions:
                 other.sources |= region.sources
                 other.known &= region.known
                 other.earlier = max(other.earlier, region.earlier)
-                if region.slot.relative > other.slot.relative:
+                if region.slot is not None and (other.slot is None or region.slot.relative > other.slot.relative):
                     other.slot, other.exit = region.slot, region.exit
                 return
         self.found.append(region)
@@ -152,8 +168,9 @@ class Regions:
         """Yield ``(side, call)`` of the loose calls whose results later steps read."""
         for side, stream in enumerate(self.tree.streams):
             phases = [stream.names.number(phase) for phase in LASTING]
+            done = self.readers[side] | self.settled[side]
             for call in np.flatnonzero(self.loose[side][:-1]).tolist():
-                if stream.phase[call] in phases and call not in self.readers[side]:
+                if stream.phase[call] in phases and call not in done:
                     yield side, stream.row(call)
 
 
@@ -164,39 +181,39 @@ def _mask(calls: list[int], count: int) -> Array:
     return found
 
 
-def judge_region(region: Region, tree: Tree, criterion: Criterion) -> Judged:
-    """Judge a region as one call of its last operator, by the criterion's row for what it has no name for."""
+def judge_region(region: Region, criterion: Criterion) -> Judged:
+    """Judge a region that somebody reads as one call of its last operator, by the row for what has no name."""
+    assert region.exit is not None
+    assert region.slot is not None
+    tree, exit_, error = region.tree, region.exit.call, region.slot
     calls = [[tree.streams[side].row(call) for call in sorted(region.calls[side])] for side in (0, 1)]
     row = criterion.rows[-1]
-    exit_ = region.exit.call
     baseline, candidate = (rows[-1] if rows else None for rows in calls)
     # A side without calls of its own stands where the result is read.
     first = baseline or replace(exit_.baseline, slots={})
     last = candidate or replace(baseline or exit_.candidate, seq=exit_.candidate.seq, slots={})
-    dtype = tree.streams[0].dtype_of(region.slot.baseline) or ""
-    unit = max(UNIT_ROUNDOFF.get(dtype, 0.0), max((_unit(tree, s) for s in region.sources.values()), default=0.0))
-    own = row.ulps * unit * math.sqrt(max(1, *map(len, calls)))
-    worst = max([region.earlier, *(s.relative for s in region.sources.values())])
+    unit = max(UNIT_ROUNDOFF.get(tree.streams[0].dtype_of(error.baseline) or "", 0.0), region.unit)
+    own, worst = explained(row, unit, max(map(len, calls)), 0.0), region.worst
     slots = {f"input.{n}": replace(s, slot=f"input.{n}") for n, s in enumerate(region.sources.values())}
-    slots["output.0"] = replace(region.slot, slot="output.0")
-    expected = own + row.factor * worst + FLIPPED * math.sqrt(worst) if math.isfinite(worst) else math.inf
-    judged = Judged(
-        Measured(first, last, slots, None, ()), row, worst, region.slot.relative, own, expected, "output.0"
-    )
+    slots["output.0"] = replace(error, slot="output.0")
+    expected = explained(row, unit, max(map(len, calls)), worst)
+    judged = Judged(Measured(first, last, slots, None, ()), row, worst, error.relative, own, expected, "output.0")
     judged.slot_expected["output.0"] = expected
-    judged.unsized = region.slot.unsized
+    judged.unsized = error.unsized
     if not region.known:
         judged.incomparable = "not all of its sources were compared"
     return judged
 
 
-def _unit(tree: Tree, error: SlotError) -> float:
-    return UNIT_ROUNDOFF.get(tree.streams[0].dtype_of(error.baseline) or "", 0.0)
+def explained(row: CriterionRow, unit: float, calls: int, worst: float) -> float:
+    """Return the relative error that a run of calls may have, given the worst of what goes in."""
+    own = row.ulps * unit * math.sqrt(max(1, calls))
+    return own + row.factor * worst + FLIPPED * math.sqrt(worst) if math.isfinite(worst) else math.inf
 
 
-def operators(region: Region, tree: Tree) -> tuple[str, ...]:
+def operators(region: Region) -> tuple[str, ...]:
     """Return the operators of a region, each once, in order: the candidate's, or the baseline's where it has none."""
-    stream = tree.streams[1 if region.calls[1] else 0]
+    stream = region.tree.streams[1 if region.calls[1] else 0]
     calls = sorted(region.calls[1] or region.calls[0])
     return tuple(dict.fromkeys(stream.names.names[int(stream.op[call])] for call in calls))
 
