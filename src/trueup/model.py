@@ -90,14 +90,15 @@ class SlotComparison:
     """One slot of a matched call, on both sides.
 
     ``relative_l2`` is ‖candidate − baseline‖ / ‖baseline‖ (NaN where it could not be measured) and ``method`` says how it
-    was measured: ``digest`` (bitwise equal), ``tensor`` (from the bytes), ``sketch`` (estimated, about ±18 %), ``value``
-    (a non-tensor argument) or ``none``.
+    was measured: ``digest`` (bitwise equal), ``tensor`` (from the bytes), ``sketch`` (estimated, about ±18 %), ``statistics``
+    (another tool's max, min, mean and norm: at least so much, and 0 means no more than that they agree), ``value`` (a
+    non-tensor argument) or ``none``.
     """
 
     slot: str
     state: SlotState
     relative_l2: float
-    method: Literal["digest", "tensor", "sketch", "value", "none"]
+    method: Literal["digest", "tensor", "sketch", "statistics", "value", "none"]
     dtype: tuple[str, str]
     shape: tuple[str, str]
     baseline: TensorStats | str | None

@@ -46,23 +46,13 @@ def bases(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-KNOWN = {
-    "ArrowInvalid in verdict/streams.py: _floats", "AttributeError in verdict/precision.py: precision_of",
-    "TypeError in verdict/precision.py: precision_of", "AttributeError in verdict/precision.py: <setcomp>",
-    "TypeError in verdict/summary.py: <listcomp>", "AttributeError in verdict/summary.py: summarise",
-    "TypeError in verdict/summary.py: _losses", "ValueError in verdict/streams.py: stats",
-}  # fmt: skip
-"""Where exceptions come from that have a test of their own below: to be emptied with `WRONG_TODAY`."""
-
-
 def test_damaged_captures_are_read_compared_or_refused(bases: Path, tmp_path: Path) -> None:
     found: dict[str, str] = {}
     for seed in range(SEEDS):
         try:
             exercise(seed, bases, tmp_path / "work")
         except Exception as error:  # noqa: BLE001 - every one is a finding
-            if place(error) not in KNOWN:
-                found.setdefault(place(error), f"seed {seed}: {error}")
+            found.setdefault(place(error), f"seed {seed}: {error}")
     assert found == {}
     assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss < 4 * 2**20, "peak memory of the whole test process, in KB"
 
@@ -82,21 +72,6 @@ def test_each_mutation_happens_and_is_the_same_each_time(bases: Path, tmp_path: 
 
 # ---------------------------------------------------------------- one thing at a time
 VALUES: tuple[Any, ...] = (7, "x", None, [1], [{"a": 1}], {"a": {"b": [1]}}, "\0" * 9, 10**40)
-SHAPE_OF_MANIFEST = "a field of a rank's manifest is taken to have the type that Trueup writes"
-BEYOND_FLOAT64 = "a count beyond 2**53 is cast to float64, which Arrow refuses"
-WRONG_TODAY = {
-    "devices": SHAPE_OF_MANIFEST, "environment": SHAPE_OF_MANIFEST, "seeds": SHAPE_OF_MANIFEST, "versions": SHAPE_OF_MANIFEST,
-    "notes": SHAPE_OF_MANIFEST, "numel": "the root of a negative number of elements; a number beyond 2**53 is cast to float64",
-    "n_nan": BEYOND_FLOAT64, "n_posinf": BEYOND_FLOAT64, "n_neginf": BEYOND_FLOAT64, "step": "the losses are sorted by a null step",
-}  # fmt: skip
-"""Fields and columns that still let another exception out, and why: a line goes when its test says that it passes."""
-
-
-def marked(names: list[str]) -> list[Any]:
-    """Return parameters, those of `WRONG_TODAY` marked."""
-    why = WRONG_TODAY.get
-    return [pytest.param(n, marks=[pytest.mark.xfail(strict=True, reason=str(why(n)))] if why(n) else []) for n in names]
-
 
 
 def uses(bases: Path, damaged: Path, turn: int) -> None:
@@ -116,7 +91,7 @@ def rank_fields() -> list[str]:
     ]  # fmt: skip
 
 
-@pytest.mark.parametrize("field", marked(rank_fields()))
+@pytest.mark.parametrize("field", rank_fields())
 def test_anything_in_a_field_of_a_rank(field: str, bases: Path, tmp_path: Path) -> None:
     shutil.copytree(bases / "candidate", tmp_path / "damaged")
     path = tmp_path / "damaged/rank-00000/manifest.json"
@@ -155,7 +130,7 @@ def extremes(kind: pa.DataType) -> list[Any]:
     return ["", "../../x", "float999", "arguments", "output.0", "[" * 5000, "NaN", "\0", "1e999", "tensors-0000.safetensors"]
 
 
-@pytest.mark.parametrize("name", marked(schema.RECORDS.names))
+@pytest.mark.parametrize("name", schema.RECORDS.names)
 def test_anything_in_a_column(name: str, bases: Path, tmp_path: Path) -> None:
     """In all rows, or in every third."""
     shutil.copytree(bases / "candidate", tmp_path / "damaged")
@@ -168,24 +143,10 @@ def test_anything_in_a_column(name: str, bases: Path, tmp_path: Path) -> None:
         uses(bases, tmp_path / "damaged", k)
 
 
-WITHOUT = {"step": "the losses are sorted by a step that is null", "numel": "a number of elements that is null becomes an integer"}
-
-
-def without(names: list[str], bases: Path, tmp_path: Path) -> None:
+def test_a_column_that_is_not_there(bases: Path, tmp_path: Path) -> None:
     shutil.copytree(bases / "candidate", tmp_path / "damaged")
     path = tmp_path / "damaged" / PART
     table = pq.read_table(path, partitioning=None)
-    for k, name in enumerate(names):
+    for k, name in enumerate(schema.RECORDS.names):
         pq.write_table(table.drop_columns([name]), path)
         uses(bases, tmp_path / "damaged", k)
-
-
-def test_a_column_that_is_not_there(bases: Path, tmp_path: Path) -> None:
-    without([name for name in schema.RECORDS.names if name not in WITHOUT], bases, tmp_path)
-
-
-@pytest.mark.parametrize(
-    "name", [pytest.param(name, marks=pytest.mark.xfail(strict=True, reason=why)) for name, why in WITHOUT.items()]
-)
-def test_a_column_that_is_not_there_either(name: str, bases: Path, tmp_path: Path) -> None:
-    without([name], bases, tmp_path)

@@ -204,3 +204,16 @@ def test_a_number_that_would_fill_memory(run: Path, tmp_path: Path) -> None:
     (tmp_path / "run/manifest.json").write_text('{"format_version": 1}')
     (folder / "records-999999999.parquet").write_bytes(b"")
     assert len(open_capture(tmp_path / "run").problems) < 20
+
+
+@pytest.mark.parametrize("name", ["step", "rank", "seq"])
+def test_rows_of_another_place_than_their_folder_make_a_part_lost(tmp_path: Path, name: str) -> None:
+    """Else a comparison would filter them away without a word."""
+    path = small(tmp_path / "run", steps=1, parts=1) / "rank-00000/step-000000/records-0000.parquet"
+    table = pq.read_table(path, partitioning=None)
+    place = table.column_names.index(name)
+    for values in ([None] * table.num_rows, [7] * table.num_rows):
+        pq.write_table(table.set_column(place, name, pa.array(values, table.schema.field(name).type)), path)
+        capture = open_capture(path.parents[2])
+        rows = capture.records().num_rows
+        assert [rows == 0, bool(capture.lost)] == [name != "seq" or values[0] is None] * 2

@@ -15,6 +15,7 @@ METHODS = {
     "digest": "bitwise equal",
     "tensor": "measured",
     "sketch": "estimated, about ±18 %",
+    "statistics": "by max, min, mean and norm",
     "value": "compared by value",
     "none": "not measured",
 }

@@ -175,6 +175,8 @@ def _operator(finding: Finding) -> str:
     measured = [slot for slot in finding.slots if slot.slot.startswith(("input", "grad_output"))]
     if finding.slots and not measured:
         return f"it takes no tensors, and its outputs differ ({_error(finding)})"
+    if finding.error_in == 0 and any(slot.method == "statistics" for slot in measured):
+        return f"inputs agree as far as their statistics tell, outputs do not ({_error(finding)})"
     if finding.error_in == 0:
         return f"inputs are bitwise equal, outputs are not ({_error(finding)})"
     return f"inputs agree (rel. L2 {sci(finding.error_in)}), outputs do not ({_error(finding)})"

@@ -28,6 +28,7 @@ ELEMENTS = 12
 LABELS = {
     "min": "min", "max": "max", "mean": "mean", "l2": "l2", "n_nan": "NaN", "n_posinf": "+inf", "n_neginf": "-inf",
     "n_zero": "zero", "n_subnormal": "subnormal", "n_saturated": "at the dtype's maximum", "digest": "digest",
+    "foreign_checksum": "the tool's checksum", "foreign_statistics": "as the tool said",
 }  # fmt: skip
 
 
@@ -44,7 +45,7 @@ def render_tensor(
     if npy is not None and record.get("payload_segment") is None:
         raise TrueupError(
             f"{npy} was not written: no elements of {one_line(found.op)}#{found.ordinal} {one_line(slot)} were kept.\n"
-            f"  expected: a capture with --detail tensor\n  got:      {_kept(record)[0]}\n  next:     {_again(found)}"
+            f"  expected: a capture with --detail tensor\n  got:      {_kept(record)[0]}\n  next:     {_again(found, record)}"
         )
     scope = f"{found.scope}/" if found.scope else ""
     title = f"{scope}{found.op}#{found.ordinal}  {record['slot']}"
@@ -60,7 +61,7 @@ def render_tensor(
     if record.get("payload_segment") is None:
         kept, verb = _kept(record)
         console.print(Text(f"Only {kept} of it {verb} kept. For its elements:", "dim"))
-        console.print(Text(f"  {_again(found)}"), soft_wrap=True)
+        console.print(Text(f"  {_again(found, record)}"), soft_wrap=True)
         return
     values = payload_of(capture, record)
     _elements(values, console)
@@ -81,11 +82,17 @@ def payload_of(capture: CaptureLike, record: dict[str, Any]) -> NDArray[Any]:
 
 
 def _kept(record: dict[str, Any]) -> tuple[str, str]:
-    return ("statistics", "were") if record.get("l2") is not None else ("a digest", "was")
+    if any(record.get(name) is not None for name in ("l2", "min", "foreign_statistics")):
+        return "statistics", "were"
+    if record.get("digest") is not None:
+        return "a digest", "was"
+    return ("a checksum", "was") if record.get("foreign_checksum") is not None else ("dtype and shape", "were")
 
 
-def _again(call: Call) -> str:
-    """Return the command that would keep the elements."""
+def _again(call: Call, record: dict[str, Any]) -> str:
+    """Return the command that would keep the elements, or what to do where another tool dumped them."""
+    if record.get("foreign_name") is not None:
+        return f"dump the tensors of step {call.step} too ({one_line(str(record['foreign_name']))}) and import that dump"
     what = f"--include {shlex.quote(one_line(call.scope or call.op))} --steps {call.step}"
     return f"trueup capture -o DIR --detail tensor {what} -- COMMAND"
 
@@ -126,7 +133,8 @@ def _numbers(record: dict[str, Any]) -> Table:
     grid = Table.grid(padding=(0, 2))
     shape = record.get("shape")
     sizes = f"[{', '.join(map(str, shape))}]" if isinstance(shape, list) else str(shape or "")
-    grid.add_row(Text("tensor", "dim"), Text(one_line(f"{record['dtype']} {sizes} on {record['device']}")))
+    device = "" if record.get("device") is None else f" on {record['device']}"  # other tools do not say
+    grid.add_row(Text("tensor", "dim"), Text(one_line(f"{record['dtype'] or 'dtype not known'} {sizes}{device}")))
     for key, label in LABELS.items():
         value = record.get(key)
         if value is None or (key.startswith("n_") and not value):

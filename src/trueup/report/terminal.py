@@ -80,7 +80,7 @@ def slot_table(rows: Iterable[SlotRow]) -> Table:
             table.add_row(what, *_cells(side.numbers), Text("equal", "dim"))
             _remarks(table, row.reason, side.remark)
             continue
-        estimated = "≈" if row.method == "sketch" else ""
+        estimated = "≈" if row.method in ("sketch", "statistics") else ""
         table.add_row(what, "", "", "", "", Text(estimated + row.error, style))
         for side in row.sides:
             table.add_row(Text(f"  {side.side}"), *_cells(side.numbers))

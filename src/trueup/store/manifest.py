@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -33,6 +34,28 @@ def read_object(root: Path, path: Path) -> dict[str, Any]:
     if not isinstance(content, dict):
         raise TrueupError(f"{path} is damaged: expected a JSON object, got {type(content).__name__}; record again")
     return content
+
+
+def _texts(value: Any) -> bool:
+    return isinstance(value, list) and all(isinstance(item, str) for item in value)
+
+
+FIELDS: dict[str, tuple[Callable[[Any], bool], str]] = {
+    "devices": (_texts, "a list of names"),
+    "notes": (_texts, "a list of sentences"),
+    **dict.fromkeys(("environment", "seeds", "versions"), (lambda value: isinstance(value, dict), "an object")),
+    "imported": (lambda value: isinstance(value, dict) and _texts(value.get("lost", [])), "an object with a list lost"),
+}
+"""Fields of a rank's manifest that are read later, what their values must be, and that in words."""
+
+
+def check_rank(content: dict[str, Any]) -> list[str]:
+    """Take the fields out that are not what they must be; return a sentence for each."""
+    wrong = [name for name, (is_right, _) in FIELDS.items() if name in content and not is_right(content[name])]
+    return [
+        f"{MANIFEST} has no {name} that can be read: expected {FIELDS[name][1]}, got {type(content.pop(name)).__name__}"
+        for name in wrong
+    ]
 
 
 def read_root(root: Path) -> dict[str, Any]:

@@ -16,6 +16,9 @@ from trueup.store import schema, seal
 BROKEN = (pa.ArrowException, OSError, ValueError, TypeError, LookupError, OverflowError, MemoryError)
 """What reading a damaged Parquet file raises."""
 
+KEYS = ("rank", "step", "seq")
+"""Columns by which records are sorted."""
+
 ROWS_PER_BYTE = 64
 """Most rows a part may claim for a byte of its file; ours stay 10 times below. More is a bomb."""
 
@@ -64,13 +67,15 @@ def read(part: Part, columns: Collection[str] | None, where: Mapping[str, Collec
     Raises:
         one of ``BROKEN``.
     """
-    needed = list(part.names) if columns is None else [name for name in part.names if name in {*columns, *where}]
+    wanted = part.names if columns is None else {*columns, *where, *KEYS}
+    needed = [name for name in part.names if name in wanted]
     with pq.ParquetFile(part.path, page_checksum_verification=True) as file:
         raw = file.read(needed, use_threads=False)
     if raw.num_rows != part.rows:
         raise ValueError(f"holds {raw.num_rows} rows, expected {part.rows}")
     raw.validate(full=True)
     arrays = {name: _typed(raw[name], name) for name in needed}
+    _check_keys(arrays, part)
     lacking = schema.RECORDS.names if columns is None else [*columns, *where]
     for name in lacking:
         if name not in arrays and name in schema.NAMES:
@@ -79,6 +84,16 @@ def read(part: Part, columns: Collection[str] | None, where: Mapping[str, Collec
     if not set(where) <= set(arrays):  # an unknown column that this part lacks has no accepted value here
         return table.slice(0, 0)
     return _filter(table, where) if where else table
+
+
+def _check_keys(arrays: Mapping[str, pa.ChunkedArray], part: Part) -> None:
+    """Refuse a part whose rows are not of the step and rank of its folders, or of no call."""
+    for name, expected in (("step", part.step), ("rank", part.rank), ("seq", None)):
+        column = arrays.get(name)
+        if column is None or column.null_count:
+            raise ValueError(f"rows have no {name}")
+        if expected is not None and not bool(np.all(column.to_numpy() == expected)):
+            raise ValueError(f"rows are not of {name} {expected}, as the folder is")
 
 
 def _typed(column: pa.ChunkedArray, name: str) -> pa.ChunkedArray:

@@ -21,8 +21,6 @@ from trueup.store.segment import Segment, open_segment
 OPEN_SEGMENTS = 64
 """Segments that stay mapped."""
 
-_KEYS = ("rank", "step", "seq")
-
 
 def open_capture(path: str | Path) -> Capture:
     """Open a capture for reading, salvaging what an interrupted run left.
@@ -73,6 +71,16 @@ class Capture:
         return list(self._by_step)
 
     @property
+    def names(self) -> frozenset[str]:
+        """Columns that `records` can give: those of the format, and what any part has beside."""
+        return self._names
+
+    @property
+    def imported(self) -> bool:
+        """Whether it was made of another tool's dump."""
+        return "imported" in self.root
+
+    @property
     def rows(self) -> int:
         """Rows of all readable parts."""
         return sum(part.rows for part in self._parts)
@@ -107,18 +115,16 @@ class Capture:
             raise ValueError(f"no columns {unknown} in {self.path}: there are {sorted(self._names)}")
         steps = sorted(accepted["step"]) if "step" in accepted else self._by_step
         chosen = [part for step in steps for part in self._by_step.get(step, ()) if part.rank in accepted.get("rank", (part.rank,))]
-        names = None if columns is None else [*dict.fromkeys([*columns, *_KEYS])]
+        names = None if columns is None else [*dict.fromkeys([*columns, *parts.KEYS])]
         read = side_by_side(lambda part: self._read(part, names, accepted), chosen)
         tables = [table for table in read if table]
         if not tables:
-            return schema.RECORDS.empty_table().select(
-                [c for c in columns or schema.RECORDS.names if c in schema.NAMES]
-            )
+            return _selected(schema.RECORDS.empty_table(), columns or schema.RECORDS.names)
         table = self._joined(tables).unify_dictionaries()
         there = table.column_names
         ordered = [name for name in schema.RECORDS.names if name in there]
         extra = [name for name in there if name not in schema.NAMES]
-        return parts.in_order(table).select(columns if columns is not None else [*ordered, *extra])
+        return _selected(parts.in_order(table), columns if columns is not None else [*ordered, *extra])
 
     def _joined(self, tables: list[pa.Table]) -> pa.Table:
         try:
@@ -211,6 +217,13 @@ class Capture:
             raise TrueupError(f"the query on {self.path} failed: {error}") from None
         finally:
             connection.close()
+
+
+def _selected(table: pa.Table, columns: Sequence[str]) -> pa.Table:
+    """Select columns; one that only other parts have is null."""
+    for name in set(columns).difference(table.column_names):
+        table = table.append_column(name, pa.nulls(table.num_rows))
+    return table.select(columns)
 
 
 def _values(value: Any) -> Collection[Any] | None:

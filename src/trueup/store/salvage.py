@@ -76,6 +76,11 @@ def _rank_manifest(root: Path, folder: Path, rank: int, found: Found) -> dict[st
     except (TrueupError, OSError) as error:
         found.problems.append(f"rank {rank}: {error}")
         return {}
+    is_imported = "imported" in content
+    found.problems += [f"rank {rank}: {text}" for text in manifest.check_rank(content)]
+    if is_imported:
+        told = content.get("imported", {"lost": ["whether anything was cannot be read"]})
+        found.lost += [f"rank {rank}: lost when it was imported: {text}" for text in told.get("lost", [])]
     if content.get("status") != "complete":
         found.problems.append(
             f"rank {rank} was interrupted or is still recording (status {str(content.get('status'))[:40]!r}): "

@@ -64,4 +64,10 @@ class Ahead:
 
     def _records(self, side: int, place: tuple[int, int], columns: Sequence[str]) -> pa.Table:
         rank, step = place
-        return self._captures[side].records(columns=columns, rank=rank, step=step, level=self._levels)
+        capture = self._captures[side]
+        known = [name for name in columns if name in capture.names]
+        found = capture.records(columns=known, rank=rank, step=step, level=self._levels)
+        for name in columns:
+            if name not in known:  # a column of imported captures
+                found = found.append_column(name, pa.nulls(len(found)))
+        return found

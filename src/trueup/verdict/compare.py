@@ -22,12 +22,13 @@ from trueup.verdict.criteria import Criterion
 from trueup.verdict.criteria import load as load_criterion
 from trueup.verdict.evidence import with_evidence
 from trueup.verdict.findings import suspect_finding, unmatched_finding, victim_finding
+from trueup.verdict.foreign import statistics_note
 from trueup.verdict.gradients import Norm, norm_of
 from trueup.verdict.judge import CARRIED_ON, UNSIZED, judge
 from trueup.verdict.locate import SIDES, Part, Side, Suspect, locate, rank_culprits
 from trueup.verdict.mapping import Mapping
 from trueup.verdict.mapping import load as load_mapping
-from trueup.verdict.measure import measure
+from trueup.verdict.measure import STATISTICS, measure
 from trueup.verdict.origins import Origins
 from trueup.verdict.precision import Precision, precision_of
 from trueup.verdict.streams import Array, Place, Row, Stream, Vocabulary
@@ -115,6 +116,8 @@ class _Comparison:
         self.covered = 0
         self.unexplained: list[str] = []
         self.outputs = 0
+        self.by_statistics = 0
+        """Calls of which a tensor was compared by another tool's statistics alone."""
         self.tables: list[pa.Table] = []
         self.norms: tuple[list[Norm], list[Norm]] = [], []
         self.names = Vocabulary()
@@ -145,6 +148,9 @@ class _Comparison:
             summarise(c, o, self.ranks) for c, o in zip(self.captures, self.overviews, strict=True)
         ]
         verdict = self._verdict(bool(certain), ranked, counts, summaries)
+        if self.by_statistics:  # of an alignment it is the first thing to know
+            place = 0 if verdict == "aligned" else len(self.notes)
+            self.notes.insert(place, statistics_note(self.by_statistics, counts["compared"]))
         self._last_notes(None if certain else next(iter(culprits), None))
         culprits = culprits if certain else []
         lines = verdict_lines(verdict, culprits, self.victims, self.unmatched, self.notes, counts)
@@ -252,7 +258,11 @@ class _Comparison:
     def _part(self, ahead: Ahead, at: int) -> Part | None:
         rank, step = ahead.places[at]
         values = Vocabulary()
-        streams = [Stream(read, self.names, values) for read in ahead.reads(at)]
+        captures = [*self.captures, *self.repeats, *([self.reference] if self.reference else [])]
+        streams = [
+            Stream(read, self.names, values, imported=capture.imported)
+            for read, capture in zip(ahead.reads(at), captures, strict=True)
+        ]
         held = [len(stream) > 0 for stream in streams[:2]]
         if not all(held):
             if any(held):
@@ -318,6 +328,8 @@ class _Comparison:
                 f"{slot} of {judged.call.candidate.key} differs (rel. L2 {error.relative:.2g}) and no compared call made that "
                 "difference: capture all phases, from step 0 and without gaps"
             )
+        by_statistics = part.verdicts.errors.method == STATISTICS
+        self.by_statistics += len(np.unique(part.verdicts.errors.pair[by_statistics]))
         self.outputs += int(np.count_nonzero(part.verdicts.worst >= 0))
         self.tables.append(call_table(part.verdicts, part.alignment.paired, sites[1]))
 

@@ -103,7 +103,7 @@ def _state(error: SlotError, judged: Judged) -> SlotState:
     if math.isnan(error.absolute):
         return "incomparable"
     if error.absolute == 0:
-        return "equal"
+        return "agrees" if error.method == "statistics" else "equal"
     if is_output(error.slot):
         return "agrees" if error.relative <= judged.slot_expected.get(error.slot, 0.0) else "deviates"
     return "agrees" if error.relative <= max(0.1 * judged.error_out, 1e-5) else "deviates"

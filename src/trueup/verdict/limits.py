@@ -14,7 +14,7 @@ from typing import Any, Literal
 import numpy as np
 
 from trueup.kernels import Pair
-from trueup.verdict.measure import DIGEST, Errors
+from trueup.verdict.measure import DIGEST, STATISTICS, Errors
 from trueup.verdict.streams import Array
 
 PERFECT = {"equal": 1.0, "cosine": 1.0, "thousandth": 1.0, "five_thousandths": 1.0}
@@ -75,7 +75,12 @@ class Measures:
         told = self.of_bytes(lambda p: 1.0 if p.l2_baseline == 0 == p.l2_candidate else p.cosine)
         a, b = self._numbers["l2"]
         estimated = (a**2 + b**2 - self.errors.absolute**2) / (2 * a * b)
-        return np.where(self.from_bytes, told, np.where(np.isinf(self.errors.absolute), np.nan, estimated))
+        unknown = np.isinf(self.errors.absolute) | (self.errors.method == STATISTICS)
+        return np.where(self.from_bytes, told, np.where(unknown, np.nan, estimated))
+
+    def relative_l2(self) -> Array:
+        """Return relative errors; not known from statistics, which only bound them."""
+        return np.where(self.errors.method == STATISTICS, np.nan, self.errors.relative)
 
     def difference(self, name: str) -> Array:
         """Return |candidate - baseline| of a statistic."""
@@ -114,7 +119,7 @@ def _of_statistics() -> dict[str, Callable[[Measures], Array]]:
 MEASURES: dict[str, Callable[[Measures], Array]] = {
     "equal": Measures.equal,
     "cosine": Measures.cosine,
-    "relative_l2": lambda measures: measures.errors.relative,
+    "relative_l2": Measures.relative_l2,
     "max_absolute": _of_bytes(lambda p: p.max_absolute),
     "max_relative": _of_bytes(lambda p: p.max_relative),
     "mean_relative": _of_bytes(lambda p: p.mean_relative),

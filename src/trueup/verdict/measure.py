@@ -1,4 +1,7 @@
-"""How far apart the two sides of each matched slot are: digests first, then payload where both sides have it, else sketches."""
+"""How far apart the two sides of each matched slot are: digests first, then payload where both sides have it, else sketches.
+
+What another tool dumped may have none of these: `trueup.verdict.foreign` compares its checksums and statistics.
+"""
 
 from __future__ import annotations
 
@@ -13,12 +16,13 @@ import numpy as np
 from trueup.kernels import Pair, distance, pair
 from trueup.store.parallel import side_by_side
 from trueup.verdict.align import Alignment, same_slots
+from trueup.verdict.foreign import compare_checksums, compare_statistics, compare_texts, is_foreign, shared
 from trueup.verdict.names import normalised
 from trueup.verdict.streams import Array, Numbers, Place, Row, Stream, is_input, is_output
 
-Method = Literal["none", "digest", "tensor", "sketch", "value"]
-METHODS: tuple[Method, ...] = ("none", "digest", "tensor", "sketch", "value")
-DIGEST, TENSOR, SKETCH = 1, 2, 3
+Method = Literal["none", "digest", "tensor", "sketch", "value", "statistics"]
+METHODS: tuple[Method, ...] = ("none", "digest", "tensor", "sketch", "value", "statistics")
+DIGEST, TENSOR, SKETCH, STATISTICS = 1, 2, 3, 5
 
 Payload = Callable[[Place, "int | None"], Array | None]
 """Returns the tensor that a record names, None where it is lost: also where it has not the digest that the record has."""
@@ -161,8 +165,11 @@ def measure(
     for n in odd:
         first, second = baseline.slots(int(calls[0][n])), candidate.slots(int(calls[1][n]))
         more += [(n, at, second[name]) for name, at in first.items() if name in second]
-        if lacking := (first.keys() ^ second.keys()) - {arguments}:
-            one_sided[n] = tuple(sorted(baseline.names.names[name] for name in lacking))
+        lacking = sorted(baseline.names.names[name] for name in (first.keys() ^ second.keys()) - {arguments})
+        if baseline.imported != candidate.imported:
+            lacking = [name for name in lacking if not is_foreign(name)]
+        if lacking:
+            one_sided[n] = tuple(lacking)
     if more:
         pair, k, j = (np.r_[a, b] for a, b in zip((pair, k, j), np.array(more, np.int64).T, strict=True))
         order = np.argsort(pair, kind="stable")
@@ -205,17 +212,67 @@ def _distances(errors: Errors, payloads: tuple[Payload, Payload], in_full: bool)
     for n in np.flatnonzero(~fit):
         errors.reasons[int(n)] = f"shapes differ: {baseline.shapes[int(k[n])]} and {candidate.shapes[int(j[n])]}"
     left = fit & ~equal
+    differ = _from_checksums(errors, left & ~digests & typed) if baseline.imported and candidate.imported else None
+    left &= np.isnan(errors.absolute)
     stored = np.flatnonzero(left & baseline.has_payload[k] & candidate.has_payload[j])
     if len(stored):
         left[stored] = False
         left[_from_payload(errors, stored, payloads, in_full)] = True
+    if baseline.imported or candidate.imported:
+        _from_statistics(errors, np.flatnonzero(left))
+        if differ is not None:
+            _mark_differing(errors, differ)
+        left &= np.isnan(errors.absolute)
     both = baseline.measured[k] & candidate.measured[j]
     _from_sketches(errors, np.flatnonzero(left & both), digests & typed)
     for n in np.flatnonzero(left & ~both):
         if digests[n]:
             _from_digests(errors, int(n), *(s.dtype_of(int(at[n])) for s, at in ((baseline, k), (candidate, j))))
         else:
-            errors.reasons[int(n)] = "no statistics on both sides"
+            errors.reasons.setdefault(int(n), "no statistics on both sides")
+
+
+def _from_checksums(errors: Errors, of: Array) -> Numbers:
+    """Settle entries by another tool's checksums; return those that it says differ, for how much may be told by something else."""
+    (baseline, candidate), (k, j) = errors.streams, errors.slots
+    at = np.flatnonzero(of & (baseline.shapes.exact[k] == candidate.shapes.exact[j]))
+    told = compare_checksums(errors.streams, (k[at], j[at]))
+    for same, method in ((told.equal, DIGEST), (told.weakly, STATISTICS)):
+        errors.absolute[at[same]], errors.method[at[same]] = 0.0, method
+    settled = at[told.equal | told.weakly]
+    errors.norm[settled[np.isnan(errors.norm[settled])]] = 0.0
+    return at[told.unequal]
+
+
+def _mark_differing(errors: Errors, at: Numbers) -> None:
+    """Say that entries differ by an unknown amount, unless something said by how much."""
+    unknown = at[(errors.method[at] != TENSOR) & ~(errors.absolute[at] > 0)]
+    errors.absolute[unknown], errors.method[unknown] = np.inf, DIGEST
+    errors.reasons.update(dict.fromkeys(unknown.tolist(), UNSIZED))
+
+
+def _from_statistics(errors: Errors, at: Numbers) -> None:
+    """Compare entries by max, min, mean and norm that have no sketch on both sides, as an import without tensors."""
+    (baseline, candidate), (k, j) = errors.streams, (side[at] for side in errors.slots)
+    both = baseline.measured[k] & candidate.measured[j]
+    bare = np.isnan(baseline.sketch[k]).all(axis=1) | np.isnan(candidate.sketch[j]).all(axis=1)
+    told = both & bare
+    found, where = compare_statistics(errors.streams, (k[told], j[told]), errors.inputs[at[told]]), at[told]
+    told_texts = [compare_texts(errors.streams, (int(k[n]), int(j[n]))) for n in np.flatnonzero(~both)]
+    absolute = np.r_[found.absolute, [distance for distance, _ in told_texts]]
+    reasons = [*found.reasons, *(reason for _, reason in told_texts)]
+    where = np.r_[where, at[~both]]
+    errors.absolute[where] = absolute
+    errors.method[where] = np.where(np.isnan(absolute), 0, STATISTICS)
+    errors.reasons.update({n: reason for n, reason in zip(where.tolist(), reasons, strict=True) if reason})
+    lacking = where[np.isnan(errors.norm[where])]
+    errors.norm[lacking] = _largest_norm(baseline, errors.slots[0][lacking])
+
+
+def _largest_norm(stream: Stream, k: Numbers) -> Array:
+    """Return what the norm of slots is at most, by their extremes; integers have no norm in the dumps of some tools."""
+    peak = np.fmax(np.abs(stream.number("min")[k]), np.abs(stream.number("max")[k]))
+    return np.asarray(np.nan_to_num(np.sqrt(stream.numel[k]) * peak, posinf=0.0))
 
 
 def sizes(shape: tuple[int, ...] | None) -> tuple[int, ...] | None:
@@ -303,7 +360,9 @@ def _arguments(errors: Errors) -> Iterator[tuple[int, tuple[str | None, str | No
     collective = candidate.names.number("collective")
     for n in np.flatnonzero(baseline.arguments[b] != candidate.arguments[c]):
         sides = baseline.value(int(baseline.arguments[b[n]])), candidate.value(int(candidate.arguments[c[n]]))
-        if candidate.phase[c[n]] != collective or _told(sides[0]) != _told(sides[1]):
+        if baseline.imported or candidate.imported:
+            sides = shared(*sides)
+        if sides[0] != sides[1] and (candidate.phase[c[n]] != collective or _told(sides[0]) != _told(sides[1])):
             yield int(n), sides
 
 

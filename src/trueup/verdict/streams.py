@@ -26,6 +26,9 @@ Place = tuple[str, str, "tuple[int, ...] | None"]
 Read = Callable[[Sequence[str]], pa.Table]
 """Reads columns of the records of one rank and step, sorted by ``seq``."""
 
+FOREIGN = ("foreign_checksum", "foreign_statistics")
+"""Columns of imported captures that are compared."""
+
 NONE = -1
 """Number of what a record leaves out: a parent, a producer, a name."""
 
@@ -115,10 +118,12 @@ class Stream:
         read: gives columns of the records; the sketches and what only findings show are read when they are asked for.
         names: the numbers of names.
         values: the numbers of non-tensor arguments.
+        imported: whether the records are of another tool's dump, which has columns of its own.
     """
 
-    def __init__(self, read: Read, names: Vocabulary, values: Vocabulary) -> None:
+    def __init__(self, read: Read, names: Vocabulary, values: Vocabulary, *, imported: bool = False) -> None:
         table = read(NEEDED)
+        self.imported = imported
         self._read, self.names, self.values = read, names, values
         seq = _integers(table, "seq")
         firsts = np.flatnonzero(np.r_[True, seq[1:] != seq[:-1]]) if len(seq) else np.empty(0, np.int64)
@@ -136,8 +141,8 @@ class Stream:
         self.slot, self.dtype, self.producer_slot = (names.numbers(table[name]) for name in ("slot", "dtype", "producer_slot"))
         self.producer = _integers(table, "producer_seq")
         """``seq`` of the call that last wrote the storage of a slot."""
-        self.numel, self.l2 = (_floats(table[name]) for name in ("numel", "l2"))
-        self.counts = np.stack([_floats(table[name]) for name in ("n_nan", "n_posinf", "n_neginf")], axis=1)
+        self.numel, self.l2 = _counts(table["numel"]), _floats(table["l2"])
+        self.counts = np.stack([_counts(table[name]) for name in ("n_nan", "n_posinf", "n_neginf")], axis=1)
         """float64 ``(slots, 3)``: how many elements are NaN, Inf, -Inf; NaN where no statistics were recorded."""
         self.digest, self.has_digest = _digests(table["digest"])
         self.shapes = Shapes(table["shape"])
@@ -153,7 +158,7 @@ class Stream:
     @property
     def measured(self) -> Array:
         """Whether statistics of each slot were recorded."""
-        return np.asarray(~np.isnan(self.counts[:, 0]))
+        return np.asarray(~np.isnan(self.counts).any(axis=1))
 
     @cached_property
     def sketch(self) -> Array:
@@ -162,9 +167,24 @@ class Stream:
         return matrix if len(matrix) == len(self.slot) else np.full((len(self.slot), LANES), np.nan)  # damaged since
 
     @cached_property
+    def foreign(self) -> dict[str, list[str | None]]:
+        """`FOREIGN` of every slot: another tool's checksum as ``algorithm:value``, and its statistics where they mean no column."""
+        if not self.imported:
+            return {name: [None] * len(self.slot) for name in FOREIGN}
+        found = self._again(FOREIGN)
+        return {name: [text if isinstance(text, str) else None for text in found[name].to_pylist()] for name in FOREIGN}
+
+    @cached_property
     def details(self) -> pa.Table:
         """What findings show, and where payload lies."""
-        return self._read([*NUMBERS, *_PLACE, "value", "digest"])
+        return self._again([*NUMBERS, *_PLACE, "value", "digest"])
+
+    def _again(self, columns: Sequence[str]) -> pa.Table:
+        """Read more columns; nulls where the records are not what they were, for a part of them was damaged since."""
+        found = self._read(columns)
+        if len(found) == len(self.slot):
+            return found
+        return pa.table({name: pa.nulls(len(self.slot), found[name].type) for name in columns})
 
     @cached_property
     def parents(self) -> Numbers:
@@ -230,12 +250,12 @@ class Stream:
 
     def number(self, name: str) -> Array:
         """Return one of `NUMBERS` of every slot as float64, NaN where it was not recorded."""
-        return _floats(self.details[name])
+        return (_counts if name.startswith("n_") else _floats)(self.details[name])
 
     def places(self, slots: Numbers) -> list[Place]:
         """Return where the payload of slots lies that have one."""
         columns = (self.details[name].take(pa.array(slots)).to_pylist() for name in _PLACE)
-        return [(segment, key, None if view is None else tuple(view)) for segment, key, view in zip(*columns, strict=True)]
+        return [(s or "", k or "", None if view is None else tuple(view)) for s, k, view in zip(*columns, strict=True)]
 
     def stats(self, k: int) -> TensorStats | str | None:
         """Return what is known of slot ``k``."""
@@ -243,7 +263,7 @@ class Stream:
         if value is not None and self.names.name(int(self.slot[k])) == "arguments":
             return str(value)
         found = {name: self.details[name][k].as_py() for name in NUMBERS}
-        if found["n_nan"] is None:
+        if found["n_nan"] is None or np.isnan(self.numel[k]):
             return None
         missing = {name: 0 if name.startswith("n_") else float("nan") for name in NUMBERS}
         numbers: dict[str, Any] = missing | {name: value for name, value in found.items() if value is not None}
@@ -308,6 +328,17 @@ def _integers(table: pa.Table, name: str) -> Numbers:
 
 def _floats(column: pa.ChunkedArray) -> Array:
     return np.asarray(column.cast(pa.float64()).to_numpy(zero_copy_only=False))
+
+
+COUNTABLE = 2.0**53
+"""Beyond this float64 holds no count, and no tensor has so many elements."""
+
+
+def _counts(column: pa.ChunkedArray) -> Array:
+    """Return counts as float64, NaN for null and for what counts nothing."""
+    found = np.asarray(column.cast(pa.float64(), safe=False).to_numpy(zero_copy_only=False))
+    wrong = (found < 0) | (found > COUNTABLE)
+    return np.where(wrong, np.nan, found) if wrong.any() else found
 
 
 _HEXADECIMAL = np.full(256, 255, np.uint8)

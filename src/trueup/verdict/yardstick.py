@@ -17,7 +17,7 @@ import numpy as np
 
 from trueup.verdict.align import align
 from trueup.verdict.mapping import Mapping
-from trueup.verdict.measure import Errors, Payload, measure
+from trueup.verdict.measure import STATISTICS, Errors, Payload, measure
 from trueup.verdict.streams import Array, Numbers, Stream
 
 LEAST = 1e-6
@@ -67,5 +67,6 @@ def distance_from(
     """Return how far each slot of a run is from the float64 run, relative to the latter."""
     found = np.full(len(stream.slot), np.nan)
     errors = measure(align(reference, stream, mapping), reference, stream, payloads)
-    np.fmax.at(found, errors.slots[1], errors.relative)
+    known = errors.method != STATISTICS  # which only bound a distance
+    np.fmax.at(found, errors.slots[1][known], errors.relative[known])
     return found

@@ -1,0 +1,183 @@
+"""Comparing what another tool kept of tensors: checksums of its own, or max, min, mean and norm, and nothing else.
+
+Statistics give a lower bound of the distance of two tensors a and b of n elements, by the triangle inequality and that of Cauchy
+and Schwarz::
+
+    | ‖a‖ − ‖b‖ |   √n · |mean a − mean b|   |max a − max b|   |min a − min b|      each <= ‖a − b‖
+
+What they leave at zero is not known to be equal: they do not see a permutation, a sign, or a small error in few elements.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import ml_dtypes
+import numpy as np
+
+from trueup.store.segment import numpy_dtype
+from trueup.verdict.streams import Array, Numbers, Stream
+
+SUMS = 1e-5
+"""By how much of the norm a tool's mean and norm may be off: float32 sums, printed. Wider where they are of the tensor's dtype."""
+
+EXTREMES = 1e-6
+"""By how much of its magnitude a tool's max or min may be off: it is an element, printed with at least seven digits."""
+
+WEAK = frozenset({"xor64"})
+"""Checksums that do not see the order of the elements, so that equal ones say no more than equal statistics."""
+
+COUNTS_DIFFER = "NaN or Inf counts differ"
+AT_LEAST = "at least so much, by max, min, mean and norm: nothing else was dumped"
+SPREAD = "estimated from max, min, mean and norm, as if all elements differed alike: nothing else was dumped"
+
+
+class Checksums(NamedTuple):
+    """What the checksums of pairs of slots say, by pair; where all are False they say nothing."""
+
+    equal: Array
+    """The bytes are equal."""
+    weakly: Array
+    """The checksums are equal, and do not see the order."""
+    unequal: Array
+
+
+class Distances(NamedTuple):
+    """What statistics say of pairs of slots."""
+
+    absolute: Array
+    """Lower bounds, or estimates; 0 where the statistics agree, Inf where counts of NaN or Inf differ, NaN where unknown."""
+    reasons: list[str]
+    """Empty where they agree."""
+
+
+def is_foreign(slot: str) -> bool:
+    """Tell whether no native capture has such a slot: gradients inside a call, and of parameters at a module."""
+    return slot.startswith(("grad_input.node.", "grad_param."))
+
+
+def statistics_note(calls: int, compared: int) -> str:
+    """Say how much of a comparison rests on statistics."""
+    return (
+        f"{calls:,} of {compared:,} calls were compared by statistics alone (max, min, mean, norm, XOR), which show no "
+        "permutation, no sign and no small error in few elements: dump tensors to see those"
+    )
+
+
+def shared(first: str | None, second: str | None) -> tuple[str | None, str | None]:
+    """Return two sides' arguments (JSON objects) without those that one of them has not: another tool keeps others."""
+    try:
+        sides = [json.loads(side or "{}") for side in (first, second)]
+    except (ValueError, RecursionError):
+        return first, second
+    if not all(isinstance(side, dict) for side in sides):
+        return first, second
+    names = sorted(sides[0].keys() & sides[1].keys())
+    found = [json.dumps({name: side[name] for name in names}) for side in sides]
+    return found[0], found[1]
+
+
+def compare_checksums(streams: tuple[Stream, Stream], slots: tuple[Numbers, Numbers]) -> Checksums:
+    """Compare the checksums of pairs of slots of one dtype and shape."""
+    texts = [stream.foreign["foreign_checksum"] for stream in streams]
+    pairs = [(texts[0][k], texts[1][j]) for k, j in zip(*(side.tolist() for side in slots), strict=True)]
+    same = np.array([a is not None and b is not None and a.partition(":")[0] == b.partition(":")[0] for a, b in pairs], bool)
+    equal = same & np.array([a == b for a, b in pairs], bool)
+    weak = np.array([a is not None and a.partition(":")[0] in WEAK for a, _ in pairs], bool)
+    return Checksums(equal & ~weak, equal & weak, same & ~equal)
+
+
+def compare_statistics(streams: tuple[Stream, Stream], slots: tuple[Numbers, Numbers], spread: Array) -> Distances:
+    """Bound the distance of pairs of slots whose statistics both sides have.
+
+    Args:
+        streams: baseline and candidate.
+        slots: slots of each.
+        spread: by pair, whether to estimate what its tensors differ by and not to bound it. What a call reads may explain
+            the error of what it computes, and must not be taken for less than it is.
+    """
+    low, high, mean, norm = (_of_both(name, streams, slots) for name in ("min", "max", "mean", "l2"))
+    units = [s.names.table(_roundoff)[s.dtype[at]] for s, at in zip(streams, slots, strict=True)]
+    unit = np.maximum(*units)
+    root = np.sqrt(np.nan_to_num(streams[0].numel[slots[0]]))
+    with np.errstate(all="ignore"):
+        peak = np.max(np.abs([*low, *high]), axis=0)
+        largest = np.fmax(np.fmax(*norm), 0.0)
+        largest = np.where(largest > 0, largest, root * peak)
+        off = np.maximum(SUMS, 2 * unit) * largest
+        printed = np.where(units[0] == units[1], EXTREMES, np.maximum(EXTREMES, 2 * unit)) * peak
+        apart = np.maximum(np.abs(low[1] - low[0]), np.abs(high[1] - high[0])) - printed
+        sums = [np.abs(norm[1] - norm[0]) - off, root * np.abs(mean[1] - mean[0]) - off]
+        bound = np.maximum(np.fmax.reduce([apart, *sums]), 0.0)  # an unknown mean or norm bounds nothing
+        estimate = np.minimum(np.fmax(bound, root * apart), 2 * np.fmax(root * peak, bound))
+        found = np.where(spread, np.where(bound > 0, estimate, 0.0), bound)
+    known = np.isfinite(peak) & np.isfinite(found) & _agree_where_overflown(streams, slots, bound)
+    counted = np.any(streams[0].counts[slots[0]] != streams[1].counts[slots[1]], axis=1)
+    empty = np.isnan(peak) & (streams[0].numel[slots[0]] == 0) & (streams[1].numel[slots[1]] == 0)
+    found = np.where(counted, np.inf, np.where(empty, 0.0, np.where(known, found, np.nan)))
+    unknown = "its statistics are not known on both sides: dump the tensors"
+    words = zip(found.tolist(), spread.tolist(), strict=True)
+    reasons = [
+        COUNTS_DIFFER if f == np.inf else unknown if f != f else "" if f == 0 else SPREAD if s else AT_LEAST for f, s in words
+    ]
+    return Distances(found, reasons)
+
+
+def compare_texts(streams: tuple[Stream, Stream], slots: tuple[int, int]) -> tuple[float, str]:
+    """Compare a pair of slots of which a tool gave numbers that no column holds; return the distance and the reason.
+
+    Of a tensor with NaN or Inf in it, max and min alone say something.
+    """
+    texts = [stream.foreign["foreign_statistics"][k] for stream, k in zip(streams, slots, strict=True)]
+    if texts[0] is not None and texts[0] == texts[1]:
+        return 0.0, ""
+    first, second = (_extremes(*one) for one in zip(streams, slots, texts, strict=True))
+    if first is None or second is None:
+        return math.nan, "no statistics on both sides that can be compared"
+    pairs = list(zip(first, second, strict=True))
+    finite = [(a, b) for a, b in pairs if math.isfinite(a) and math.isfinite(b)]
+    if any(a != b and not (math.isnan(a) and math.isnan(b)) for a, b in pairs if (a, b) not in finite):
+        return math.inf, COUNTS_DIFFER
+    bound = max((abs(a - b) - EXTREMES * max(abs(a), abs(b)) for a, b in finite), default=0.0)
+    if bound > 0:
+        return bound, AT_LEAST
+    if len(finite) == len(pairs):
+        return math.nan, "the dump's statistics of it do not mean what ours do, and are not equal"
+    return 0.0, ""
+
+
+def _extremes(stream: Stream, k: int, text: str | None) -> tuple[float, float] | None:
+    """Return max and min over all elements, NaN and Inf included, as other tools take them."""
+    if text is None:
+        if not stream.measured[k] or (stream.dtype_of(k) or "").startswith("complex"):
+            return None
+        nan, above, below = stream.counts[k].tolist()
+        if nan:
+            return math.nan, math.nan
+        return math.inf if above else float(stream.number("max")[k]), -math.inf if below else float(stream.number("min")[k])
+    try:
+        told: Any = json.loads(text)
+        return float(told["max"]), float(told["min"])
+    except (ValueError, TypeError, LookupError, OverflowError, RecursionError):
+        return None
+
+
+def _of_both(name: str, streams: tuple[Stream, Stream], slots: tuple[Numbers, Numbers]) -> list[Array]:
+    return [stream.number(name)[at] for stream, at in zip(streams, slots, strict=True)]
+
+
+def _roundoff(dtype: str) -> float:
+    try:
+        return float(ml_dtypes.finfo(numpy_dtype(dtype)).eps) / 2
+    except (TypeError, ValueError):  # integers round nothing
+        return 0.0
+
+
+def _agree_where_overflown(streams: tuple[Stream, Stream], slots: tuple[Numbers, Numbers], bound: Array) -> Array:
+    """Tell where nothing is left open: a norm beyond the dtype's range, of which a text alone is left, must be that of both."""
+    texts: list[Sequence[str | None]] = [stream.foreign["foreign_statistics"] for stream in streams]
+    same = [texts[0][k] == texts[1][j] for k, j in zip(*(side.tolist() for side in slots), strict=True)]
+    return np.array(same, bool) | (bound > 0)
