@@ -30,6 +30,8 @@ COLUMNS = (
     "payload_segment", "payload_key", "payload_view", "value", "producer_seq", "site",
 )  # fmt: skip
 """All that is shown of a record; the sketch, its widest column, is not."""
+FOREIGN = ("foreign_name", "foreign_checksum", "foreign_statistics")
+"""And of a record that was imported."""
 
 
 KEYS = ("rank", "step", "seq")
@@ -169,7 +171,8 @@ def _read(capture: Records, chosen: Selection, names: Sequence[dict[str, Any]]) 
         places.setdefault((one["rank"], one["step"]), []).append(one["seq"])
     grouped: dict[tuple[int, int, int], list[dict[str, Any]]] = {}
     for (rank, step), seqs in places.items():
-        rows = capture.records(list(COLUMNS), rank=rank, step=step, seq=seqs)
+        foreign = [name for name in FOREIGN if name in getattr(capture, "names", ())]
+        rows = capture.records([*COLUMNS, *foreign], rank=rank, step=step, seq=seqs)
         for row in rows.filter(_mask(rows, chosen)).to_pylist():
             grouped.setdefault((rank, step, row["seq"]), []).append(row)
     return [_call(slots) for slots in grouped.values()]

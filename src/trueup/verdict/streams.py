@@ -306,9 +306,9 @@ class Shapes:
         return tuple(self._values[self._offsets[k] : self._offsets[k + 1]].tolist()) if self._known[k] else None
 
 
-def load(table: pa.Table, names: Vocabulary, values: Vocabulary) -> Stream:
+def load(table: pa.Table, names: Vocabulary, values: Vocabulary, *, imported: bool = False) -> Stream:
     """Build a stream from all columns of the records of one rank and step, sorted by ``seq``."""
-    return Stream(lambda columns: table.select(list(columns)), names, values)
+    return Stream(lambda columns: table.select(list(columns)), names, values, imported=imported)
 
 
 def spans(starts: Numbers, counts: Numbers) -> Numbers:

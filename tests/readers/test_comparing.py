@@ -1,0 +1,188 @@
+"""Captures made of real dumps of msprobe, compared with each other and with a native capture: no wrong pass."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+import trueup
+from readers import record_msprobe
+from readers.captures import imported
+from trueup.cli import main
+from trueup.model import Result
+
+Runs = Callable[[str], Path]
+KINDS = ("statistics-mix", "md5-L1", "xor-mix", "tensor-mix")
+"""Dumps that exist a second time with a fault: GELU by tanh."""
+
+
+@pytest.fixture(scope="module")
+def runs(dumps: Path, tmp_path_factory: pytest.TempPathFactory) -> Runs:
+    """Return the capture of a dump; ``-hidden`` is the faulty one that does not own up to the other argument."""
+    folder = tmp_path_factory.mktemp("captures")
+
+    def run(kind: str) -> Path:
+        if not (folder / kind).exists():
+            source = dumps / kind
+            if kind.endswith("-hidden"):
+                source = folder / f"{kind}-dump"
+                shutil.copytree(dumps / kind.removesuffix("-hidden"), source)
+                for path in source.rglob("dump.json"):
+                    path.write_text(path.read_text().replace('"tanh"', '"none"'))
+            imported(source, folder / kind)
+        return folder / kind / "capture"
+
+    return run
+
+
+@pytest.fixture(scope="module")
+def native(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Return a native capture of the run that was dumped."""
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    torch.manual_seed(1234)
+    model, ids = record_msprobe.build()
+    path = tmp_path_factory.mktemp("native") / "run"
+    with trueup.capture(path, model=model, level=["module", "api"], steps="0:1"):
+        record_msprobe.loss_of(model, ids).backward()
+    torch.set_num_threads(threads)
+    return path
+
+
+def altered(dump: Path, copy: Path, change: Callable[[dict[str, Any]], None]) -> Path:
+    """Import a copy of a dump with its calls changed."""
+    shutil.copytree(dump, copy / "dump")
+    (path,) = (copy / "dump").rglob("dump.json")
+    content = json.loads(path.read_text())
+    change(content["data"])
+    path.write_text(json.dumps(content))
+    return imported(copy / "dump", copy)[2].path
+
+
+def is_gelu(result: Result) -> bool:
+    culprit = result.culprit
+    return culprit is not None and culprit.op in ("torch.nn.functional.gelu", "GELU") and culprit.phase == "forward"
+
+
+@pytest.mark.parametrize(("kind", "equal"), [("statistics-mix", 0), ("xor-mix", 0), ("md5-L1", 50), ("tensor-mix", 82)])
+def test_a_dump_agrees_with_itself_as_far_as_it_tells(runs: Runs, kind: str, equal: int) -> None:
+    result = trueup.compare(runs(kind), runs(kind))
+    assert (result.verdict, result.counts["equal"], result.counts["incomparable"]) == ("aligned", equal, 0)
+    told = f"{result.counts['compared']} of {result.counts['compared']} calls were compared by statistics alone"
+    assert bool(result.notes and result.notes[0].startswith(told)) == (equal == 0)
+    if not equal:
+        assert "permutation" in result.sentence
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("hidden", ["", "-hidden"])
+def test_the_fault_is_found_or_could_not_be_told(runs: Runs, kind: str, hidden: str) -> None:
+    result = trueup.compare(runs(kind), runs(f"{kind}-fault{hidden}"))
+    if kind == "xor-mix":  # that two differ, and not how much
+        assert result.verdict == "inconclusive"
+        return
+    assert (result.verdict, is_gelu(result)) == ("deviates", True)
+    assert result.culprit is not None
+    assert result.culprit.scope in ("layers.0.act", "")
+    assert result.culprit.kind == ("operator" if hidden else "argument")
+    outputs = {slot.slot: (slot.method, slot.state) for slot in result.culprit.slots}
+    assert outputs["output.0"] == ("tensor" if kind == "tensor-mix" else "statistics", "deviates")
+    inputs = {"statistics-mix": ("statistics", "agrees"), "md5-L1": ("digest", "equal"), "tensor-mix": ("digest", "equal")}
+    assert outputs["input.0"] == inputs[kind]
+    assert ("statistics tell" in result.sentence) == (kind == "statistics-mix" and bool(hidden))
+
+
+def test_statistics_with_tensors_are_compared_by_statistics(runs: Runs) -> None:
+    same = trueup.compare(runs("statistics-mix"), runs("tensor-mix"))
+    assert (same.verdict, same.counts["equal"], same.counts["deviates"], same.counts["incomparable"]) == ("aligned", 0, 0, 0)
+    assert is_gelu(trueup.compare(runs("statistics-mix"), runs("tensor-mix-fault-hidden")))
+
+
+@pytest.mark.parametrize("kind", ["statistics-mix", "tensor-mix"])
+def test_with_a_native_capture(runs: Runs, native: Path, kind: str) -> None:
+    same = trueup.compare(native, runs(kind))
+    assert (same.verdict, same.counts["deviates"]) == ("inconclusive", 0)
+    left = same.calls.filter([state == "incomparable" for state in same.calls["state"].to_pylist()])
+    assert set(left["op"].to_pylist()) == {"torch.nn.functional.linear"}  # the backward, whose gradients the dump has not
+    modules = trueup.compare(native, runs(kind), level="module")
+    assert modules.counts["incomparable"] == modules.counts["deviates"] == 0
+    for fault in ("-fault", "-fault-hidden"):
+        assert is_gelu(trueup.compare(native, runs(f"{kind}{fault}")))
+
+
+@pytest.mark.parametrize("number", ["Max", "Mean", "Norm"])
+def test_one_number_of_one_call_is_enough(dumps: Path, runs: Runs, tmp_path: Path, number: str) -> None:
+    """As of a softmax that is wrong by 1 %: what reads the result has the right input again, and is no culprit."""
+
+    def change(data: dict[str, Any]) -> None:
+        name = next(n for n in data if n.startswith("Torch.softmax.0.forward"))
+        data[name]["output"][0][number] *= 1.01
+
+    result = trueup.compare(runs("statistics-mix"), altered(dumps / "statistics-mix", tmp_path, change))
+    assert result.culprit is not None
+    assert (result.verdict, result.culprit.op) == ("deviates", "torch.softmax")
+
+
+def test_nan_in_a_dump_is_a_difference(dumps: Path, runs: Runs, tmp_path: Path) -> None:
+    def change(data: dict[str, Any]) -> None:
+        name = next(n for n in data if n.startswith("Torch.softmax.0.forward"))
+        data[name]["output"][0] |= dict.fromkeys(("Max", "Min", "Mean", "Norm"), float("nan"))
+
+    result = trueup.compare(runs("statistics-mix"), altered(dumps / "statistics-mix", tmp_path, change))
+    assert result.culprit is not None
+    assert result.culprit.op == "torch.softmax"
+    assert "NaN or Inf" in result.sentence
+
+
+def test_other_inputs_are_not_blamed_on_the_first_operator(dumps: Path, runs: Runs, tmp_path: Path) -> None:
+    def change(data: dict[str, Any]) -> None:
+        data[next(n for n in data if n.startswith("Functional.embedding.0"))]["input_args"][1]["Norm"] *= 1.5
+        data[next(n for n in data if n.startswith("Functional.embedding.0"))]["output"][0]["Norm"] *= 1.4
+
+    result = trueup.compare(runs("statistics-mix"), altered(dumps / "statistics-mix", tmp_path, change), level="api")
+    assert result.verdict != "aligned"
+    assert result.culprit is None or result.culprit.kind == "input"
+
+
+def test_what_a_dump_lost_keeps_it_from_being_aligned(dumps: Path, runs: Runs, tmp_path: Path) -> None:
+    shutil.copytree(dumps / "tensor-mix", tmp_path / "dump")
+    next((tmp_path / "dump").rglob("*.pt")).unlink()
+    result, _, capture = imported(tmp_path / "dump", tmp_path)
+    assert len(result.lost) == len(capture.lost) == 1
+    for sides in ((runs("tensor-mix"), capture.path), (capture.path, capture.path)):
+        compared = trueup.compare(*sides)
+        assert compared.verdict == "inconclusive"
+        assert "lost when it was imported" in compared.sentence
+
+
+@pytest.mark.parametrize("criterion", ["bitwise", "ptdbg", "ptdbg-summary", "paddle"])
+def test_criteria_of_measures(runs: Runs, criterion: str) -> None:
+    """One that asks for elements could not tell; what it finds to fail is no innocent call."""
+    same = trueup.compare(runs("statistics-mix"), runs("statistics-mix"), criterion=criterion)
+    assert same.culprits == []
+    assert same.verdict == "inconclusive"  # the summary's too: of tensors with an Inf there is no summary
+    faulty = trueup.compare(runs("statistics-mix"), runs("statistics-mix-fault"), criterion=criterion)
+    assert faulty.culprit is None or is_gelu(faulty)
+
+
+def test_a_float64_run_is_not_replaced_by_bounds(runs: Runs) -> None:
+    result = trueup.compare(runs("tensor-mix"), runs("tensor-mix-fault-hidden"), reference=runs("statistics-mix"))
+    assert (result.verdict, is_gelu(result)) == ("deviates", True)
+
+
+def test_show_says_what_was_kept(runs: Runs, capsys: pytest.CaptureFixture[str]) -> None:
+    expected = {"statistics-mix": "Only statistics of it were kept", "xor-mix": "Only a checksum of it was kept"}
+    for kind, kept in expected.items():
+        call = ["--tensor", "layers.0.act/torch.nn.functional.gelu#0", "output.0", "--phase", "forward"]
+        assert main(["show", str(runs(kind)), *call]) == 0
+        printed = capsys.readouterr().out
+        assert kept in printed
+        assert "None" not in printed
+        assert "import that dump" in printed
+    assert "xor64:" in printed
