@@ -301,10 +301,11 @@ class _Judge:
             return {}
         read = [set(zip(s.producer.tolist(), s.producer_slot.tolist(), strict=True)) for s in errors.streams]
         found = {}
+        untold = any(stream.imported for stream in errors.streams)  # another tool does not say who reads what
         for n, slots in outputs.items():
             made = [int(stream.seq[calls[n]]) for stream, calls in zip(errors.streams, errors.calls, strict=True)]
             lasting = names.name(int(self.candidate.phase[self.calls[n]])) in LASTING
-            if lasting or any((seq, slot) in known for seq, known in zip(made, read, strict=True) for slot in slots):
+            if untold or lasting or any((seq, slot) in known for seq, known in zip(made, read, strict=True) for slot in slots):
                 found[n] = f"only one side has {', '.join(errors.one_sided[n][:3])}"
         return found
 
