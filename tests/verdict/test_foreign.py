@@ -124,8 +124,8 @@ def test_of_tensors_with_nan_or_inf_the_extremes_speak(second: dict[str, Any], e
 def test_numbers_of_another_meaning_are_equal_or_say_nothing() -> None:
     texts = [json.dumps({"max": 2.0, "min": 1.0, "mean": mean}) for mean in (1, 2)]
     magnitudes = [{"dtype": "complex64", "foreign_statistics": text} for text in texts]
-    assert foreign.compare_texts((stream(magnitudes[0]), stream(magnitudes[0])), (0, 0)) == (0.0, "")
-    distance, reason = foreign.compare_texts((stream(magnitudes[0]), stream(magnitudes[1])), (0, 0))
+    assert foreign.compare_texts((stream(magnitudes[0]), stream(magnitudes[0])), (0, 0)) == foreign.OfText(0.0)
+    distance, reason, _ = foreign.compare_texts((stream(magnitudes[0]), stream(magnitudes[1])), (0, 0))
     assert math.isnan(distance)
     assert "do not mean what ours do" in reason
 

@@ -52,6 +52,8 @@ class Distances(NamedTuple):
     """Lower bounds, or estimates; 0 where the statistics agree, Inf where counts of NaN or Inf differ, NaN where unknown."""
     reasons: list[str]
     """Empty where they agree."""
+    estimates: Array
+    """What it is if all elements differ by as much as the extremes do; 0 where the bound is."""
 
 
 def is_foreign(slot: str) -> bool:
@@ -113,7 +115,8 @@ def compare_statistics(streams: tuple[Stream, Stream], slots: tuple[Numbers, Num
         sums = [np.abs(norm[1] - norm[0]) - off, root * np.abs(mean[1] - mean[0]) - off]
         bound = np.maximum(np.fmax.reduce([apart, *sums]), 0.0)  # an unknown mean or norm bounds nothing
         estimate = np.minimum(np.fmax(bound, root * apart), 2 * np.fmax(root * peak, bound))
-        found = np.where(spread, np.where(bound > 0, estimate, 0.0), bound)
+        estimate = np.where(bound > 0, estimate, 0.0)
+        found = np.where(spread, estimate, bound)
     known = np.isfinite(peak) & np.isfinite(found) & _agree_where_overflown(streams, slots, bound)
     counted = np.any(streams[0].counts[slots[0]] != streams[1].counts[slots[1]], axis=1)
     empty = np.isnan(peak) & (streams[0].numel[slots[0]] == 0) & (streams[1].numel[slots[1]] == 0)
@@ -123,30 +126,37 @@ def compare_statistics(streams: tuple[Stream, Stream], slots: tuple[Numbers, Num
     reasons = [
         COUNTS_DIFFER if f == np.inf else unknown if f != f else "" if f == 0 else SPREAD if s else AT_LEAST for f, s in words
     ]
-    return Distances(found, reasons)
+    return Distances(found, reasons, np.where(np.isfinite(found), estimate, 0.0))
 
 
-def compare_texts(streams: tuple[Stream, Stream], slots: tuple[int, int]) -> tuple[float, str]:
-    """Compare a pair of slots of which a tool gave numbers that no column holds; return the distance and the reason.
+class OfText(NamedTuple):
+    """What numbers say of a pair of slots that no column holds."""
 
-    Of a tensor with NaN or Inf in it, max and min alone say something.
-    """
+    absolute: float
+    """As in `Distances`."""
+    reason: str = ""
+    peak: float = 0.0
+    """The largest finite magnitude that is known, in place of a norm."""
+
+
+def compare_texts(streams: tuple[Stream, Stream], slots: tuple[int, int]) -> OfText:
+    """Compare a pair of slots with NaN or Inf in them, or of another meaning: of the former, max and min alone say something."""
     texts = [stream.foreign["foreign_statistics"][k] for stream, k in zip(streams, slots, strict=True)]
     if texts[0] is not None and texts[0] == texts[1]:
-        return 0.0, ""
+        return OfText(0.0)
     first, second = (_extremes(*one) for one in zip(streams, slots, texts, strict=True))
     if first is None or second is None:
-        return math.nan, "no statistics on both sides that can be compared"
+        return OfText(math.nan, "no statistics on both sides that can be compared")
     pairs = list(zip(first, second, strict=True))
     finite = [(a, b) for a, b in pairs if math.isfinite(a) and math.isfinite(b)]
     if any(a != b and not (math.isnan(a) and math.isnan(b)) for a, b in pairs if (a, b) not in finite):
-        return math.inf, COUNTS_DIFFER
+        return OfText(math.inf, COUNTS_DIFFER)
     bound = max((abs(a - b) - EXTREMES * max(abs(a), abs(b)) for a, b in finite), default=0.0)
     if bound > 0:
-        return bound, AT_LEAST
+        return OfText(bound, AT_LEAST, max(abs(value) for one in finite for value in one))
     if len(finite) == len(pairs):
-        return math.nan, "the dump's statistics of it do not mean what ours do, and are not equal"
-    return 0.0, ""
+        return OfText(math.nan, "the dump's statistics of it do not mean what ours do, and are not equal")
+    return OfText(0.0)
 
 
 def _extremes(stream: Stream, k: int, text: str | None) -> tuple[float, float] | None:

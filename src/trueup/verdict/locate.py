@@ -20,7 +20,7 @@ from trueup.verdict.judge import Judged, Verdicts
 from trueup.verdict.lasting import settle
 from trueup.verdict.measure import equal_values, is_overwritten
 from trueup.verdict.names import normalised
-from trueup.verdict.origins import Origins
+from trueup.verdict.origins import Origins, may_have_grown
 from trueup.verdict.regions import Region, Regions, judge_region, loose_calls
 from trueup.verdict.regions import operators as region_operators
 from trueup.verdict.streams import NONE, Row, Stream, is_input
@@ -213,7 +213,8 @@ def _inputs(tree: Tree, criterion: Criterion, *, from_start: bool) -> list[Suspe
     phases = np.isin(candidate.phase, [candidate.names.number(phase) for phase in ENTERING])
     enters = errors.inputs & phases[errors.calls[1][errors.pair]] & (errors.streams[0].producer[errors.slots[0]] == NONE)
     shapes = [stream.shapes.squeezed[slots] for stream, slots in zip(errors.streams, errors.slots, strict=True)]
-    differ = enters & ((errors.relative > np.maximum(tolerance, verdicts.tolerated)) | (shapes[0] != shapes[1]))
+    limit = np.maximum.reduce([np.full(len(errors.pair), tolerance), verdicts.tolerated, may_have_grown(tree)])
+    differ = enters & ((errors.relative > limit) | (shapes[0] != shapes[1]))
     producers = candidate.index(candidate.producer[errors.slots[1]])
     alone = tree.pairs[1][producers] == NONE
     found = np.flatnonzero(differ & alone)

@@ -100,6 +100,8 @@ class Errors:
     """Of matched calls: slots that only one side has."""
     bytes: dict[int, Pair] = field(default_factory=dict)
     """What the pass over both tensors gave, of entries whose bytes both captures kept; only where it was asked for."""
+    estimates: dict[int, float] = field(default_factory=dict)
+    """Of entries of which ``absolute`` is a lower bound: what it is if all elements differ alike."""
     arguments: dict[int, tuple[str | None, str | None]] = field(default_factory=dict)
     """Of matched calls: both sides' non-tensor arguments, where they differ."""
 
@@ -109,6 +111,15 @@ class Errors:
         with np.errstate(all="ignore"):
             found = np.where(self.norm > 0, self.absolute / self.norm, np.inf)
         return np.where(self.absolute == 0, 0.0, np.where(np.isnan(self.absolute), np.nan, found))
+
+    @cached_property
+    def generous(self) -> Array:
+        """The same, but of entries that statistics only bound what they may be (`estimates`)."""
+        found = self.relative.copy()
+        for n, estimate in self.estimates.items():
+            if self.norm[n] > 0:
+                found[n] = max(found[n], estimate / self.norm[n])
+        return found
 
     @cached_property
     def names(self) -> Numbers:
@@ -258,15 +269,26 @@ def _from_statistics(errors: Errors, at: Numbers) -> None:
     bare = np.isnan(baseline.sketch[k]).all(axis=1) | np.isnan(candidate.sketch[j]).all(axis=1)
     told = both & bare
     found, where = compare_statistics(errors.streams, (k[told], j[told]), errors.inputs[at[told]]), at[told]
-    told_texts = [compare_texts(errors.streams, (int(k[n]), int(j[n]))) for n in np.flatnonzero(~both)]
-    absolute = np.r_[found.absolute, [distance for distance, _ in told_texts]]
-    reasons = [*found.reasons, *(reason for _, reason in told_texts)]
-    where = np.r_[where, at[~both]]
-    errors.absolute[where] = absolute
-    errors.method[where] = np.where(np.isnan(absolute), 0, STATISTICS)
-    errors.reasons.update({n: reason for n, reason in zip(where.tolist(), reasons, strict=True) if reason})
-    lacking = where[np.isnan(errors.norm[where])]
+    errors.estimates.update(zip(where.tolist(), found.estimates.tolist(), strict=True))
+    errors.absolute[where] = found.absolute
+    errors.reasons.update({n: reason for n, reason in zip(where.tolist(), found.reasons, strict=True) if reason})
+    for n in at[~both].tolist():
+        _from_text(errors, n)
+    errors.method[at[told | ~both]] = np.where(np.isnan(errors.absolute[at[told | ~both]]), 0, STATISTICS)
+    lacking = at[(told | ~both) & np.isnan(errors.norm[at])]
     errors.norm[lacking] = _largest_norm(baseline, errors.slots[0][lacking])
+
+
+def _from_text(errors: Errors, n: int) -> None:
+    """Compare an entry of which a dump says that it holds NaN or Inf."""
+    found = compare_texts(errors.streams, (int(errors.slots[0][n]), int(errors.slots[1][n])))
+    errors.absolute[n] = found.absolute
+    if found.reason:
+        errors.reasons[n] = found.reason
+    if found.peak:
+        root = float(np.sqrt(np.nan_to_num(errors.streams[0].numel[errors.slots[0][n]], nan=1.0)))
+        errors.norm[n], errors.estimates[n] = root * found.peak, root * found.absolute
+        errors.absolute[n] = errors.estimates[n] if errors.inputs[n] else found.absolute
 
 
 def _largest_norm(stream: Stream, k: Numbers) -> Array:

@@ -40,9 +40,7 @@ class Origins:
         self._read(tree)
         verdicts, errors = tree.verdicts, tree.verdicts.errors
         plain = _plain(tree)
-        worst = np.zeros(len(verdicts))
-        outputs = np.flatnonzero(errors.outputs)
-        np.maximum.at(worst, errors.pair[outputs], plain[outputs])
+        worst = _of_outputs(tree, plain)
         before = np.maximum.accumulate(np.r_[self.largest, np.where(tree.leaves(), worst, 0.0)])
         limit = np.maximum(LEAST, GROWTH * before[:-1])[errors.pair]
         suspicious = np.flatnonzero(errors.inputs & (plain > np.maximum(limit, verdicts.tolerated)))
@@ -75,6 +73,26 @@ class Origins:
             known.update(seqs)
 
 
+def may_have_grown(tree: Tree) -> Array:
+    """Return, by entry, the relative error that rounding seen before in the step can have become.
+
+    Of another tool's dump it is not known which call made what another reads: what is no larger than this came from one before.
+    """
+    errors = tree.verdicts.errors
+    if not any(stream.imported for stream in errors.streams):
+        return np.zeros(len(errors.pair))
+    worst = np.where(tree.leaves(), _of_outputs(tree, _plain(tree)), 0.0)
+    before: Array = GROWTH * np.maximum.accumulate(np.r_[0.0, worst])
+    return before[errors.pair]
+
+
+def _of_outputs(tree: Tree, relative: Array) -> Array:
+    """Return the largest error of the outputs of each matched call."""
+    worst, outputs = np.zeros(len(tree.verdicts)), np.flatnonzero(tree.verdicts.errors.outputs)
+    np.maximum.at(worst, tree.verdicts.errors.pair[outputs], relative[outputs])
+    return worst
+
+
 def _from_unmatched(tree: Tree, entry: int) -> bool:
     """Tell whether a call without counterpart made what an entry reads, on either side."""
     for side, (stream, slots) in enumerate(zip(tree.streams, tree.verdicts.errors.slots, strict=True)):
@@ -88,4 +106,4 @@ def _plain(tree: Tree) -> Array:
     """Return relative errors; 0 where they mean nothing: not measured, unknown in size, or relative to a zero."""
     errors = tree.verdicts.errors
     nothing = np.isnan(errors.absolute) | errors.unsized | ((errors.norm == 0) & np.isfinite(errors.absolute))
-    return np.where(nothing, 0.0, errors.relative)
+    return np.where(nothing, 0.0, errors.generous)
