@@ -116,8 +116,7 @@ class _Comparison:
         self.covered = 0
         self.unexplained: list[str] = []
         self.outputs = 0
-        self.by_statistics = 0
-        """Calls of which a tensor was compared by another tool's statistics alone."""
+        self.by_statistics = 0  # calls of which a tensor was compared by another tool's statistics alone
         self.tables: list[pa.Table] = []
         self.norms: tuple[list[Norm], list[Norm]] = [], []
         self.names = Vocabulary()
@@ -328,8 +327,8 @@ class _Comparison:
                 f"{slot} of {judged.call.candidate.key} differs (rel. L2 {error.relative:.2g}) and no compared call made that "
                 "difference: capture all phases, from step 0 and without gaps"
             )
-        by_statistics = part.verdicts.errors.method == STATISTICS
-        self.by_statistics += len(np.unique(part.verdicts.errors.pair[by_statistics]))
+        errors = part.verdicts.errors
+        self.by_statistics += len(np.unique(errors.pair[errors.method == STATISTICS]))
         self.outputs += int(np.count_nonzero(part.verdicts.worst >= 0))
         self.tables.append(call_table(part.verdicts, part.alignment.paired, sites[1]))
 

@@ -15,10 +15,11 @@ from typing import Literal
 import numpy as np
 
 from trueup.verdict.align import Alignment
+from trueup.verdict.arguments import equal_values
 from trueup.verdict.criteria import Criterion
 from trueup.verdict.judge import Judged, Verdicts
 from trueup.verdict.lasting import settle
-from trueup.verdict.measure import equal_values, is_overwritten
+from trueup.verdict.measure import is_overwritten
 from trueup.verdict.names import normalised
 from trueup.verdict.origins import Origins, may_have_grown
 from trueup.verdict.regions import Region, Regions, judge_region, loose_calls

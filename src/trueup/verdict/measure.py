@@ -5,18 +5,18 @@ What another tool dumped may have none of these: `trueup.verdict.foreign` compar
 
 from __future__ import annotations
 
-import json
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import cached_property, lru_cache
-from typing import Any, Literal
+from typing import Literal
 
 import numpy as np
 
 from trueup.kernels import Pair, distance, pair
 from trueup.store.parallel import side_by_side
 from trueup.verdict.align import Alignment, same_slots
-from trueup.verdict.foreign import compare_checksums, compare_statistics, compare_texts, is_foreign, shared
+from trueup.verdict.arguments import differing_arguments
+from trueup.verdict.foreign import compare_checksums, compare_statistics, compare_texts, is_foreign
 from trueup.verdict.names import normalised
 from trueup.verdict.streams import Array, Numbers, Place, Row, Stream, is_input, is_output
 
@@ -26,9 +26,6 @@ DIGEST, TENSOR, SKETCH, STATISTICS = 1, 2, 3, 5
 
 Payload = Callable[[Place, "int | None"], Array | None]
 """Returns the tensor that a record names, None where it is lost: also where it has not the digest that the record has."""
-
-INCIDENTAL = frozenset({"group", "group_desc", "async_op", "tag"})
-"""What a collective is told beside its ranks: names that a run gives its groups, and when to wait."""
 
 UNSIZED = "digests differ; how much is not recorded"
 """Reason of an infinite error that may be a single rounding."""
@@ -191,7 +188,7 @@ def measure(
     nothing = np.full(len(pair), np.nan)
     errors = Errors(streams, calls, pair, (k, j), nothing, baseline.l2[k], np.zeros(len(pair), np.int8), one_sided=one_sided)
     _distances(errors, payloads, in_full)
-    errors.arguments = dict(_arguments(errors))
+    errors.arguments = dict(differing_arguments(streams, calls))
     return errors
 
 
@@ -374,41 +371,6 @@ def _pair(payloads: tuple[Payload, Payload], wanted: tuple[tuple[Place, int | No
         return pair(*((first, second) if first.shape == second.shape else (first.reshape(-1), second.reshape(-1))))
     except TypeError:  # a dtype that holds no numbers
         return None
-
-
-def _arguments(errors: Errors) -> Iterator[tuple[int, tuple[str | None, str | None]]]:
-    """Yield the matched calls whose non-tensor arguments differ, with both sides'."""
-    (baseline, candidate), (b, c) = errors.streams, errors.calls
-    collective = candidate.names.number("collective")
-    for n in np.flatnonzero(baseline.arguments[b] != candidate.arguments[c]):
-        sides = baseline.value(int(baseline.arguments[b[n]])), candidate.value(int(candidate.arguments[c[n]]))
-        if baseline.imported or candidate.imported:
-            sides = shared(*sides)
-        if sides[0] != sides[1] and (candidate.phase[c[n]] != collective or _told(sides[0]) != _told(sides[1])):
-            yield int(n), sides
-
-
-def _told(arguments: str | None) -> dict[str, Any] | str | None:
-    """Return the arguments of a collective without those that do not matter to its result."""
-    try:
-        told = json.loads(arguments or "{}")
-    except ValueError:
-        return arguments
-    return {name: value for name, value in told.items() if name not in INCIDENTAL} if isinstance(told, dict) else arguments
-
-
-def equal_values(first: Any, second: Any) -> bool:
-    """Tell whether two decoded arguments are the same, floats to the last digits of a printed double."""
-    if isinstance(first, float) or isinstance(second, float):
-        try:
-            return bool(np.isclose(float(first), float(second), rtol=1e-12, atol=0, equal_nan=True))
-        except (TypeError, ValueError):
-            return bool(first == second)
-    if isinstance(first, dict) and isinstance(second, dict):
-        return first.keys() == second.keys() and all(equal_values(first[k], second[k]) for k in first)
-    if isinstance(first, list) and isinstance(second, list):
-        return len(first) == len(second) and all(map(equal_values, first, second))
-    return bool(first == second)
 
 
 OVERWRITING = frozenset({
