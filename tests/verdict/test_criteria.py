@@ -42,7 +42,9 @@ ROWS = {
     "add": "aten::add_ aten::sub torch.Tensor.__add__ torch.Tensor.__rsub__ aten::addcmul_ aten::lerp_ aten::_foreach_add_",
     "update": "aten::addcdiv_ aten::_foreach_addcdiv_",
     "scale": "aten::mul torch.Tensor.__rmul__ aten::_foreach_mul_",
-    "quotient": "aten::div aten::sqrt aten::rsqrt aten::pow torch.Tensor.__truediv__ aten::log aten::_foreach_sqrt",
+    "inverse": "aten::rsqrt torch.Tensor.reciprocal aten::_foreach_reciprocal_",
+    "gate": "aten::glu torch.nn.functional.prelu",
+    "quotient": "aten::div aten::sqrt aten::pow torch.Tensor.__truediv__ aten::log aten::_foreach_sqrt",
     "activation": "aten::gelu torch.nn.functional.gelu aten::silu aten::sigmoid aten::tanh",
     "softmax": "aten::_softmax aten::_log_softmax torch.nn.functional.softmax torch.Tensor.softmax aten::exp",
     "activation-backward": "aten::gelu_backward aten::tanh_backward aten::sigmoid_backward",
@@ -151,7 +153,8 @@ BAD = {
     "{path}: own.kind 'magic' is unknown: expected exact, elementwise, additive, reduction, average, bilinear, composite": (
         "composite", "magic",
     ),
-    "{path}: carry.kind 'magic' is unknown: expected linear, sum, bilinear, exponential, smooth, branch": ("branch", "magic"),
+    "{path}: carry.kind 'magic' is unknown: expected linear, sum, bilinear, exponential, smooth, "
+    "inverse, attention, branch, pole, sign": ("branch", "magic"),
     '{path}: the last row must match every call (ops = ["*"], no phases)': ('["*"]', '["mm"]'),
     "{path}: loss is missing; see docs/criteria.md": ("loss = 0.05", ""),
     "{path}: row 1 (all): origin is missing; see docs/criteria.md": ('origin = "measured"', ""),
@@ -161,7 +164,7 @@ BAD = {
     "{path}: row 1 (all): ops must be a list of patterns, not '*'; see docs/criteria.md": ('["*"]', '"*"'),
     "{path}: row 1 (all): phase 'sideways' is unknown: expected forward, recompute, backward, optimizer, collective, data, "
     "aten-backward": ('ops = ["*"]', 'ops = ["*"]\nphases = ["sideways"]'),
-    "{path}: row 1 (all): 'ulp' is unknown: expected kind, ulps": ("ulps = 512", "ulps = 512, ulp = 1"),
+    "{path}: row 1 (all): 'ulp' is unknown: expected kind, ulps, products": ("ulps = 512", "ulps = 512, ulp = 1"),
     "{path}: it holds no rows; see docs/criteria.md": (GOOD[GOOD.index("[[row]]") :], ""),
 }  # fmt: skip
 

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from trueup.verdict.criteria import TF32
 from trueup.verdict.judge import Judged
 from trueup.verdict.precision import Precision, precision_of
-from verdict.captures import Array, Recording, Slot, changed, judged, normal
+from verdict.captures import CRITERION, Array, Recording, Slot, changed, judged, normal
 
 F = np.float32
 Kernel = Callable[..., Array]
@@ -189,6 +189,61 @@ def test_a_flipped_mask_is_carried() -> None:
     assert ratio("aten::max_pool2d_with_indices", [pooled[0]], *results, others=[pooled[1]]) < 1
 
 
+def test_one_element_may_flip_where_none_is_expected_to() -> None:
+    x, g = normal(400), normal(400, seed=1)
+    y = changed(x, 1e-7)
+    x[7], y[7] = 1e-8, -1e-8
+    passed = [np.where(z > 0, g, 0) for z in (x, y)]
+    assert 0.3 < ratio("aten::threshold_backward", [g, x], *passed, others=[g, y]) < 1
+
+
+@pytest.mark.parametrize("op", ["aten::rsqrt", "aten::reciprocal"])
+def test_an_inverse_is_as_wrong_as_its_smallest_elements(op: str) -> None:
+    def inverse(x: Array) -> Array:
+        return np.asarray(1 / np.sqrt(x) if "sqrt" in op else 1 / x)
+
+    even, uneven = 1 + np.abs(normal(300)) / 4, np.linspace(0.01, 2, 300, dtype=F)
+    for x in (even, uneven):
+        y = changed(x, 1e-5)
+        assert ratio(op, [x], inverse(x), inverse(y), others=[y]) < 1
+    found = judge_one(op, [even], inverse(even), inverse(even) * F(1.0014), others=[changed(even, 1e-7)])
+    assert found.error_out > 100 * found.expected
+
+
+def attention(query: Array, key: Array, value: Array) -> Array:
+    return np.asarray(softmax(query @ key.T / np.sqrt(F(query.shape[1])), F) @ value)
+
+
+@pytest.mark.parametrize("size", [1, 3])
+def test_errors_of_large_logits_are_amplified_by_attention(size: int) -> None:
+    query, key, value = (normal(60, 16, seed=seed) * F(scale) for seed, scale in ((1, size), (2, size), (3, 1)))
+    other = changed(query, 1e-3, seed=9)
+    results = attention(query, key, value), attention(other, key, value)
+    op = "torch.nn.functional.scaled_dot_product_attention"
+    found = judge_one(op, [query, key, value], *results, others=[other, key, value], level="api")
+    assert 0.02 < found.ratio < 1
+    assert found.expected == pytest.approx(8e-3 * size**2, rel=0.3)
+    assert (found.error_out > 1.5e-3) == (size == 3), "the errors of small logits are not amplified"
+    assert ratio(op, [query, key, value], *results, level="api") > 1
+
+
+def test_the_gradient_of_a_product_is_made_of_two_factors() -> None:
+    """Neither what the forward returned nor its bias is in it; addmm has the bias first, where linear has it last."""
+    x, w, g = normal(64, 32), normal(32, 16, seed=1), normal(64, 16, seed=2) * F(1e-3)
+    bias = normal(16, seed=3)
+    y = changed(x, 1e-3)
+    runs = Recording(), Recording()
+    for run, saved in zip(runs, (x, y), strict=True):
+        seq = run.call("torch.addmm", [bias, saved, w], [bias + saved @ w], level="api")
+        wrong = F(1 if saved is x else 1.05)
+        gradients = {"grad_input.0": g.sum(0), "grad_input.1": g @ w.T, "grad_input.2": saved.T @ g * wrong}
+        run.call("torch.addmm", {"grad_output.0": g}, gradients, level="api", phase="backward", forward=seq)
+    found = judged(*runs)[1]
+    assert found.worst == "grad_input.2"
+    assert 4e-3 < found.expected < 2e-2
+    assert found.slot_expected["grad_input.0"] < 1e-4
+
+
 @pytest.mark.parametrize("index", [np.array([3, 4]), np.array([True, False])])
 def test_another_index_or_mask_explains_everything(index: Array) -> None:
     x = normal(10)
@@ -251,8 +306,21 @@ def test_tf32_is_explained_where_it_is_declared() -> None:
     assert ratio("aten::mm", [a, b], *products, precision=Precision(matmul=TF32)) < 1
     assert ratio("aten::mm", [a, b], *products, precision=Precision(convolution=TF32)) > 10
     assert ratio("aten::add", [a, a], a + a, tf32(a + a), precision=Precision(TF32, TF32)) > 10
+    short = np.asarray(products[0] * F(1.005))
+    found = judge_one("aten::mm", [a, b], products[0], short, precision=Precision(matmul=TF32))
+    assert found.declared == pytest.approx(2 * TF32, rel=0.2)
+    assert found.is_certain(CRITERION), "the products of rounded operands are known, and need no room for devices"
     double = [x.astype(np.float64) for x in (a, b, *products)]
     assert ratio("aten::mm", double[:2], *double[2:], precision=Precision(TF32, TF32)) > 10
+
+
+def test_tf32_of_an_attention_is_that_of_its_products() -> None:
+    query, key, value = (normal(60, 16, seed=seed) for seed in (1, 2, 3))
+    op, inputs, precision = "torch.nn.functional.scaled_dot_product_attention", [query, key, value], Precision(matmul=TF32)
+    right = attention(*inputs)
+    assert ratio(op, inputs, right, attention(*map(tf32, inputs)), precision=precision, level="api") < 1
+    found = judge_one(op, inputs, right, right * F(1.02), precision=precision, level="api")
+    assert found.is_certain(CRITERION)
 
 
 @pytest.mark.parametrize(

@@ -20,10 +20,12 @@ else:
     import tomli as tomllib
 
 Own = Literal["exact", "elementwise", "additive", "reduction", "average", "bilinear", "composite"]
-Carry = Literal["linear", "sum", "bilinear", "exponential", "smooth", "branch", "sign"]
+Carry = Literal["linear", "sum", "bilinear", "exponential", "smooth", "inverse", "attention", "branch", "pole", "sign"]
 
 OWN: tuple[str, ...] = ("exact", "elementwise", "additive", "reduction", "average", "bilinear", "composite")
-CARRY: tuple[str, ...] = ("linear", "sum", "bilinear", "exponential", "smooth", "branch", "sign")
+CARRY: tuple[str, ...] = (
+    "linear", "sum", "bilinear", "exponential", "smooth", "inverse", "attention", "branch", "pole", "sign",
+)  # fmt: skip
 
 KINDS: tuple[str, ...] = (*PHASES, "aten-backward")
 """What ``phases`` of a row may name."""
@@ -71,6 +73,8 @@ class Row:
     random: bool
     matmul: bool
     origin: str
+    products: float = 1.0
+    """How many products, one after the other, a composite with ``matmul`` holds."""
 
 
 @dataclass(frozen=True)
@@ -91,9 +95,14 @@ class Criterion:
     """Where it has any, these decide and not the rows; then its only row names the criterion."""
     _found: dict[tuple[str, str], Row] = field(default_factory=dict, repr=False, compare=False)
 
-    def is_certain(self, error: float, own: float, expected: float) -> bool:
-        """Tell whether an error is more than an estimate may be wrong by: the carried part has its own factor for that already."""
-        return error > self.certain * own + self.certain_carried * max(expected - own, 0.0) if expected < float("inf") else False
+    def is_certain(self, error: float, own: float, expected: float, declared: float = 0.0) -> bool:
+        """Tell whether an error is more than an estimate may be wrong by.
+
+        The carried part has its own factor for that already. ``declared`` is the part of ``own`` that operands rounded to TF32
+        or HF32 make: known by its definition, whatever the device, so that it needs no more room than the carried part.
+        """
+        carried = max(expected - own, 0.0) + declared
+        return error > self.certain * (own - declared) + self.certain_carried * carried if expected < float("inf") else False
 
     def row(self, op: str, level: str, phase: str) -> Row:
         """Return the first row that matches an operator as recorded.
@@ -178,7 +187,7 @@ def _row(row: dict[str, Any], number: int) -> Row:
         kind = _get(table, "kind", f"{at}{what}.kind")
         if kind not in known:
             raise ValueError(f"{what}.kind {kind!r} is unknown: expected {', '.join(known)}")
-    _known(own, ("kind", "ulps"), at)
+    _known(own, ("kind", "ulps", "products"), at)
     _known(carry, ("kind", "factor"), at)
     _known(row, ("name", "ops", "phases", "own", "carry", "random", "matmul", "origin"), at)
     phases = _words(row.get("phases", []), f"{at}phases")
@@ -196,6 +205,7 @@ def _row(row: dict[str, Any], number: int) -> Row:
         bool(row.get("random", False)),
         bool(row.get("matmul", False)),
         str(_get(row, "origin", f"{at}origin")),
+        _number({"products": 1.0, **own}, "products", f"{at}own.products"),
     )
 
 

@@ -8,20 +8,22 @@ from __future__ import annotations
 import numpy as np
 
 from trueup.verdict.criteria import CARRY, FLIPPED, OWN, UNIT_ROUNDOFF, Criterion
+from trueup.verdict.names import normalised
 from trueup.verdict.operands import (
     Calls,
     Join,
     Product,
     Tensors,
-    bare,
     blocked,
     is_argument,
+    is_attention,
     is_backward,
     is_backward_operator,
     is_convolution,
     is_convolution_backward,
     is_gradient_slot,
     is_incoming_gradient,
+    is_root,
     is_variance,
     most,
     rounds_as_convolution,
@@ -64,6 +66,7 @@ class Explanation:
         self.carry_kind = np.array([CARRY.index(r.carry) for r in table])[row]
         self.ulps, self.factor = np.array([r.ulps for r in table])[row], np.array([r.factor for r in table])[row]
         self.random, self.matmul = np.array([r.random for r in table])[row], np.array([r.matmul for r in table])[row]
+        self.products = np.array([r.products for r in table])[row]
         self.op = calls.op[of]
         count = len(calls.row)
         starts = np.searchsorted(inputs.call, np.arange(count + 1))
@@ -76,17 +79,19 @@ class Explanation:
         self.coarsest = most(inputs.roundoff, inputs.call, count)[of]
         self.unit, self.rounded = self._units()
 
-    def explain(self) -> tuple[Array, Array]:
-        """Return ``(own, own + carried)`` of each output, both relative to its norm."""
+    def explain(self) -> tuple[Array, Array, Array]:
+        """Return ``(own, own + carried, declared)`` of each output, relative to its norm; ``declared`` is HF32's part of own."""
         out = self.outputs
         empty = (out.norm == 0) | ~np.isfinite(out.norm)
         norm = np.where(empty, 1.0, out.norm)
         with np.errstate(all="ignore"):
             product = self._product(norm)
-            own = self._own(norm, product)
-            expected = own + self._carried(norm, product)
+            sharp = self._sharpness()
+            declared = self._declared(product, sharp)
+            own = self._own(norm, product) + declared
+            expected = own + self._carried(norm, product, sharp)
             nothing = self._of_nothing()
-        return np.where(empty, 0.0, own), np.where(empty, nothing, expected)
+        return np.where(empty, 0.0, own), np.where(empty, nothing, expected), np.where(empty, 0.0, declared)
 
     def _gradients(self) -> Array:
         """Tell which inputs are gradients that a backward gets: of the dispatcher's backward operators the first."""
@@ -108,8 +113,7 @@ class Explanation:
         around = composite & (unit > 0) & ~calls.aten[of] & ~calls.optimizer[of]
         # What a function computes in shows in what it holds.
         unit = np.where(around, np.maximum(np.maximum(unit, calls.lowest[of]), self.coarsest), unit)
-        inside = self.matmul & composite
-        return np.where(inside, np.maximum(unit, rounded), unit), np.where(inside, 0.0, rounded)
+        return unit, np.where(self._is("bilinear") | (self.matmul & composite), rounded, 0.0)
 
     def _of_nothing(self) -> Array:
         """Explain outputs that are exactly zero on the baseline (or have nothing finite): all of them, or nothing.
@@ -130,13 +134,31 @@ class Explanation:
             added = join.sum(np.where(fit, self.inputs.norm[join.inputs], 0.0))
             own[at] = (units * np.maximum(1.0, added / norm))[at]
         at = self._is("bilinear")
-        own[at] = ((units * blocked(product.k) + 2 * self.rounded) * product.scale)[at]
+        own[at] = (units * blocked(product.k) * product.scale)[at]
         self._reductions(own, units, norm)
         at = self._is("composite")
         if at.any():
             backward = self.names.table(is_backward)[self.op] | self.names.table(is_gradient_slot)[self.outputs.slot]
             own[at] = (units * np.where(backward, self._cancelled(at & backward, norm), self._centred()))[at]
         return own
+
+    def _declared(self, product: Product, sharp: Array) -> Array:
+        """Return what products of operands rounded to TF32 or HF32 make: at most the roundoff of both, before cancellation."""
+        return 2 * self.rounded * np.where(self._is("bilinear"), product.scale, self.products * sharp)
+
+    def _sharpness(self) -> Array:
+        """Return how large the logits of an attention are, at least 1: times the operands' relative errors, they are its error."""
+        attends = self.names.table(is_attention)[self.op]
+        sharp = np.ones(len(attends))
+        if attends.any():
+            join, number = self._join(attends), self.names.number
+            its = self.inputs.slot[join.inputs]
+            first = self.names.table(is_backward_operator)[self.op].astype(np.int64)  # the gradient goes before
+            slots = np.array([number(f"input.{n}") for n in range(3)])
+            query, key = (join.first(its == slots[first + n][join.outputs]) for n in range(2))
+            logits = self._of(self.inputs.rms, query) * self._of(self.inputs.rms, key)
+            sharp = np.where(attends, np.maximum(1.0, logits), 1.0)
+        return sharp
 
     def _reductions(self, own: Array, units: Array, norm: Array) -> None:
         average = self._is("average")
@@ -170,12 +192,19 @@ class Explanation:
         return np.where(taken, np.maximum(1.0, self._of(self.inputs.rms, first) / self.outputs.rms), 1.0)
 
     # ---------------------------------------------------------------- what the inputs' errors explain
-    def _carried(self, norm: Array, product: Product) -> Array:
+    def _carried(self, norm: Array, product: Product, sharp: Array) -> Array:
         kinds, worst = self.carry_kind, self.worst
-        branch = self.factor * worst + FLIPPED * np.sqrt(self.saved)
+        # Of few elements with an error near 0 none is expected to flip. In many calls one does.
+        branch = self.factor * worst + FLIPPED * np.sqrt(self.saved + 1 / np.maximum(self.outputs.numel, 1.0))
+        pole = self.factor * worst + FLIPPED * np.sqrt(self.saved)
         carried = np.where(self._is("smooth", kinds), self.factor * worst, branch)
+        carried = np.where(self._is("pole", kinds), pole, carried)
+        carried = np.where(self._is("attention", kinds), self.factor * worst * sharp, carried)
         carried = np.where(self._is("sign", kinds), self.factor * (worst + np.sqrt(worst)), carried)
-        plain = self._is("smooth", kinds) | self._is("branch", kinds) | self._is("sign", kinds)
+        inverse = self._is("inverse", kinds)
+        if inverse.any():
+            carried = np.where(inverse, self.factor * worst * self._of_inverses(), carried)
+        plain = inverse | np.isin(kinds, [CARRY.index(kind) for kind in ("smooth", "attention", "branch", "pole", "sign")])
         join = self._join(self.deviating & ~plain)
         if len(join.outputs):
             absolute, numel = self.inputs.absolute[join.inputs], self.inputs.numel[join.inputs]
@@ -187,12 +216,18 @@ class Explanation:
             # exp(x + e) = exp(x) (1 + e): what counts is the absolute error, however large a mask makes the norm.
             apart = join.most(absolute / np.sqrt(np.maximum(numel, 1.0)), 0.0)
             exponential = self.factor * np.maximum(worst, apart)
-            others = np.where(product.is_factor(join), 0.0, repeated)  # a bias, repeated for every row
+            others = np.where(product.is_added(join), repeated, 0.0)  # a bias, repeated for every row
             bilinear = self.factor * (product.relative * product.scale + join.sum(others) / norm)
             for kind, found in (("linear", linear), ("sum", added), ("exponential", exponential), ("bilinear", bilinear)):
                 carried = np.where(self._is(kind, kinds), found, carried)
         # An index or a mask flips where two numbers nearly tie, too.
         return np.where(self.deviating, np.where(self.outputs.roundoff == 0, branch, carried), 0.0)
+
+    def _of_inverses(self) -> Array:
+        """Return the root mean square of 1/x times that of x, at least 1: 1 where all elements are of one size."""
+        root = self.names.table(is_root)[self.op]
+        first = np.where(self.count > 0, self.first, NONE)
+        return np.asarray(np.maximum(1.0, self._of(self.inputs.rms, first) * self.outputs.rms ** np.where(root, 2, 1)))
 
     # ---------------------------------------------------------------- products
     def _product(self, norm: Array) -> Product:
@@ -206,8 +241,11 @@ class Explanation:
         gradient = join.first(its == slot("grad_output.0"))
         backward = gradient >= 0
         operand = self.names.table(is_argument)[its] & (its != self._forward_slots()[out.slot][join.outputs])
+        bias_first = np.isin(self.names.table(normalised)[self.op], list(OPERANDS))
+        operand &= ~(bias_first[join.outputs] & (its == slot("input.0")))
         other = join.first_largest(np.where(operand, inputs.numel[join.inputs], -1.0), operand)
-        bias = np.isin(out.slot, [slot("grad_input.2"), slot("grad_input.bias")])
+        last = np.isin(out.slot, [slot("grad_input.2"), slot("grad_input.bias")])
+        bias = np.where(bias_first, out.slot == slot("grad_input.0"), last)
         first, second, kind = self._forward_factors(join, its)
         summed = at & np.where(backward, (other < 0) | bias, kind == SUMMED)
         one = np.where(backward, gradient, np.where(kind == SUMMED, join.first(its == slot("input.0")), first))
@@ -223,7 +261,9 @@ class Explanation:
         found.scale = np.maximum(found.scale, 1.0)
         found.one, found.two = one, two
         found.all = at & (one < 0) & (two < 0)
+        found.biased = at & ~backward & ~self.names.table(is_convolution_backward)[self.op]
         relative = self._of(inputs.relative, one) + self._of(inputs.relative, two)
+        relative = np.where(summed, relative * k_summed**0.25, relative)  # partly coherent, as in any sum
         found.relative = np.where(found.all, join.sum(inputs.relative[join.inputs]), relative)
         return found
 
@@ -237,7 +277,7 @@ class Explanation:
         out, number = self.outputs, self.names.number
         wanted = np.full((2, len(out.slot)), NONE, np.int64)
         kind = np.zeros(len(out.slot), np.int64)
-        named = self.names.table(bare)[self.op]
+        named = self.names.table(normalised)[self.op]
         for name, factors in OPERANDS.items():
             wanted[:, named == name] = np.array([number(f) for f in factors])[:, None]
         convolution = self.names.table(is_convolution_backward)[self.op]

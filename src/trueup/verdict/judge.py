@@ -51,6 +51,8 @@ class Judged:
     slot_expected: dict[str, float] = field(default_factory=dict)
     decided: str = ""
     """What decided beside the row: one of `RULES`."""
+    declared: float = 0.0
+    """The part of ``own`` that operands rounded to a declared TF32 or HF32 make."""
 
     @property
     def rule(self) -> str:
@@ -64,7 +66,7 @@ class Judged:
 
     def is_certain(self, criterion: Criterion) -> bool:
         """Tell whether the estimate cannot be that wrong."""
-        return not self.unsized and criterion.is_certain(self.error_out, self.own, self.expected)
+        return not self.unsized and criterion.is_certain(self.error_out, self.own, self.expected, self.declared)
 
 
 def excess(error: float, expected: float) -> float:
@@ -104,6 +106,8 @@ class Verdicts:
     """Index into `RULES`."""
     tolerated: Array
     """By entry of ``errors``: the relative error that repeats of the baseline, or limits, allow; else 0."""
+    declared: Array
+    """The part of ``own`` that operands rounded to a declared TF32 or HF32 make."""
     _made: dict[int, Judged] = field(default_factory=dict)
 
     def __len__(self) -> int:
@@ -128,6 +132,7 @@ class Verdicts:
             float(self.own[pair]), float(self.expected[pair]), None if worst < 0 else errors.error(worst).slot,
             self.incomparable.get(pair, ""), bool(self.unsized[pair]), ROLES[self.role[pair]],
             {slot: expected for slot, expected in slots if not math.isnan(expected)}, RULES[self.decided[pair]],
+            float(self.declared[pair]),
         )  # fmt: skip
 
 
@@ -163,9 +168,11 @@ class _Judge:
         if self.criterion.limits:
             relative, decided = relative[outputs], np.zeros(len(outputs), np.int8)
             own, expected, open_ = self._by_limits(owner, entry, outputs)
+            declared = np.zeros(len(outputs))
         else:
-            own, expected = self._explain(owner[is_float], entry[is_float], outputs)
+            own, expected, declared = self._explain(owner[is_float], entry[is_float], outputs)
             relative, own, expected, decided = self._by_yardstick(outputs, relative[outputs], own, expected)
+            declared = np.where(decided == 0, declared, 0.0)
             open_ = outputs[:0]
         pair = errors.pair[outputs]
         incomparable = self._not_compared()
@@ -189,13 +196,14 @@ class _Judge:
         worst = self._worst(outputs, _excess(relative, expected))
         compared = worst >= 0
         place = np.searchsorted(outputs, np.where(compared, worst, 0))
-        error_out, its_own, its_expected, its_decided = (
+        error_out, its_own, its_expected, its_decided, its_declared = (
             np.where(compared, values[place], 0.0) if len(outputs) else np.zeros(self.count)
-            for values in (relative, own, expected, decided)
+            for values in (relative, own, expected, decided, declared)
         )
         found = Verdicts(
             errors, self.criterion, self.rows, error_in, error_out, its_own, its_expected, worst, slot_expected, unsized,
             incomparable, np.zeros(self.count, np.int8), its_decided.astype(np.int8), self._tolerated(),
+            its_declared,
         )  # fmt: skip
         found.role = _roles(found)
         return found
@@ -229,7 +237,7 @@ class _Judge:
         order = np.argsort(owner, kind="stable")
         return owner[order], entries[order]
 
-    def _explain(self, owner: Numbers, entries: Numbers, outputs: Numbers) -> tuple[Array, Array]:
+    def _explain(self, owner: Numbers, entries: Numbers, outputs: Numbers) -> tuple[Array, Array, Array]:
         stream, names = self.candidate, self.names
         sides = zip(self.errors.streams, self.errors.calls, strict=True)
         lowest = np.maximum(*(_roundoffs_inside(side, self.roundoffs)[calls] for side, calls in sides))

@@ -96,17 +96,20 @@ class Product:
     two: Numbers
     all: Array
     """Whether the factors are not known, so that all inputs are taken for them."""
+    biased: Array
+    """Whether what is no factor is added to the product, as a bias is; a gradient's product is of two factors alone."""
 
     @classmethod
     def nothing(cls, count: int) -> Product:
         """Return products of nothing."""
         none = np.full(count, NONE, np.int64)
-        return cls(np.ones(count), np.ones(count), np.zeros(count), none, none, np.zeros(count, bool))
+        return cls(np.ones(count), np.ones(count), np.zeros(count), none, none, np.zeros(count, bool), np.zeros(count, bool))
 
-    def is_factor(self, join: Join) -> Array:
-        """Tell which inputs are factors of their outputs."""
+    def is_added(self, join: Join) -> Array:
+        """Tell which inputs are added to the products that their outputs are."""
         at = join.outputs
-        return np.asarray(self.all[at] | (join.inputs == self.one[at]) | (join.inputs == self.two[at]))
+        factor = self.all[at] | (join.inputs == self.one[at]) | (join.inputs == self.two[at])
+        return np.asarray(self.biased[at] & ~factor)
 
 
 def most(values: Array, of: Numbers, count: int, least: float = 0.0) -> Array:
@@ -140,6 +143,16 @@ def is_convolution(op: str) -> bool:
 def is_convolution_backward(op: str) -> bool:
     """Tell whether an operator is the backward of a convolution."""
     return bare(op).startswith("convolution_backward")
+
+
+def is_attention(op: str) -> bool:
+    """Tell whether an operator is an attention, or the backward of one."""
+    return "attention" in op
+
+
+def is_root(op: str) -> bool:
+    """Tell whether an operator takes square roots."""
+    return "sqrt" in op
 
 
 def is_backward(op: str) -> bool:
