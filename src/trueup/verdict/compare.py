@@ -6,7 +6,6 @@ import dataclasses
 import math
 from collections.abc import Sequence
 from functools import partial
-from itertools import islice
 from pathlib import Path
 
 import numpy as np
@@ -21,10 +20,10 @@ from trueup.verdict.align import align
 from trueup.verdict.criteria import Criterion
 from trueup.verdict.criteria import load as load_criterion
 from trueup.verdict.evidence import with_evidence
-from trueup.verdict.findings import suspect_finding, unmatched_finding, victim_finding
+from trueup.verdict.findings import suspect_finding, unmatched_finding, victim_findings
 from trueup.verdict.foreign import statistics_note
 from trueup.verdict.gradients import Norm, norm_of
-from trueup.verdict.judge import CARRIED_ON, UNSIZED, judge
+from trueup.verdict.judge import judge
 from trueup.verdict.locate import SIDES, Part, Side, Suspect, locate, rank_culprits
 from trueup.verdict.mapping import Mapping
 from trueup.verdict.mapping import load as load_mapping
@@ -105,9 +104,6 @@ class _Comparison:
         self.origins = {rank: Origins() for rank in self.ranks}
         self.suspects: list[Suspect] = []
         self.findings: dict[int, Finding] = {}
-        self.victims: list[Finding] = []
-        self.first: tuple[int, int] | None = None
-        """Step and execution number of the first certain culprit, once there is one."""
         self.unmatched: list[Finding] = []
         self.behind = 0
         self.first_behind: Row | None = None
@@ -125,9 +121,8 @@ class _Comparison:
         places = [(rank, step) for step in self.steps for rank in self.ranks]
         others = [*self.repeats, *([self.reference] if self.reference else [])]
         with Ahead([*self.captures, *others], self.chosen, places) as ahead:
-            for start in range(0, len(places), len(self.ranks)):
-                parts = [self._part(ahead, at) for at in range(start, start + len(self.ranks))]
-                self._victims([part for part in parts if part is not None])
+            for at in range(len(places)):
+                self._part(ahead, at)
         for rank, origins in self.origins.items():
             self._unmatched(rank, [(SIDES[side], row) for side in (0, 1) for row in origins.pending[side].values()])
         ranked = rank_culprits(self.suspects)
@@ -143,6 +138,7 @@ class _Comparison:
             passed_on = victims(table)
             culprits = [dataclasses.replace(c, confidence="high") for c in culprits]  # what ranking made certain too
             culprits[0] = dataclasses.replace(culprits[0], victims=passed_on)
+        passing = victim_findings(table, MAX_FINDINGS)
         summaries = [
             summarise(c, o, self.ranks) for c, o in zip(self.captures, self.overviews, strict=True)
         ]
@@ -152,9 +148,9 @@ class _Comparison:
             self.notes.insert(place, statistics_note(self.by_statistics, counts["compared"]))
         self._last_notes(None if certain else next(iter(culprits), None))
         culprits = culprits if certain else []
-        lines = verdict_lines(verdict, culprits, self.victims, self.unmatched, self.notes, counts)
+        lines = verdict_lines(verdict, culprits, passing, self.unmatched, self.notes, counts)
         result = Result(
-            verdict, "\n".join(lines), culprits, self.victims, self.unmatched, self.notes, self.criterion.name,
+            verdict, "\n".join(lines), culprits, passing, self.unmatched, self.notes, self.criterion.name,
             summaries[0], summaries[1], counts, table,
         )  # fmt: skip
         return with_evidence(result, self.captures, self.norms, self.criterion)
@@ -254,7 +250,7 @@ class _Comparison:
         return str(self.captures[side].path)
 
     # ---------------------------------------------------------------- one rank and step at a time
-    def _part(self, ahead: Ahead, at: int) -> Part | None:
+    def _part(self, ahead: Ahead, at: int) -> None:
         rank, step = ahead.places[at]
         values = Vocabulary()
         captures = [*self.captures, *self.repeats, *([self.reference] if self.reference else [])]
@@ -267,7 +263,7 @@ class _Comparison:
             if any(held):
                 self.uncompared = True
                 self.notes.append(f"rank {rank} step {step} is only in {self._name(held.index(True))} and was not compared")
-            return None
+            return
         baseline, candidate, *others = streams
         alignment = align(baseline, candidate, self.mapping)
         self.renames |= alignment.scopes
@@ -286,7 +282,6 @@ class _Comparison:
         for stream, norms in zip(part.streams, self.norms, strict=True):
             norms += [norm] if (norm := norm_of(stream)) is not None else []
         ahead.done(at)
-        return part
 
     def _yardstick(self, baseline: Stream, candidate: Stream, others: list[Stream], rank: int, step: int) -> Yardstick:
         captures = [*self.captures, *self.repeats, *([self.reference] if self.reference else [])]
@@ -338,25 +333,6 @@ class _Comparison:
         for side, call in calls[: MAX_FINDINGS - len(self.unmatched)]:
             self.unmatched.append(unmatched_finding(call, side, self.sites[SIDES.index(side)][rank]))
 
-    def _victims(self, parts: Sequence[Part]) -> None:
-        """Describe what only passes on what it got, once a culprit is known: all of its step is, by now."""
-        if self.first is None:  # steps come in order, so what a later one holds cannot go before it
-            ranked = rank_culprits(self.suspects)
-            if not ranked or not ranked[0].certain:
-                return
-            self.first = ranked[0].step, ranked[0].place
-        for part in parts:
-            room = MAX_FINDINGS - len(self.victims)
-            if not room:
-                return
-            verdicts = part.verdicts
-            step, seq = part.step, part.streams[1].seq[verdicts.errors.calls[1]]
-            after = (seq > self.first[1]) if step == self.first[0] else np.full(len(seq), step > self.first[0])
-            passing = after & np.isin(verdicts.role, (CARRIED_ON, UNSIZED))
-            culprits = {id(s.judged) for s in part.suspects if s.certain}
-            found = (verdicts.at(pair) for pair in np.flatnonzero(passing).tolist())
-            victims = islice((j for j in found if id(j) not in culprits), room)
-            self.victims += [victim_finding(j, self.sites[1][part.rank]) for j in victims]
 
 
 def _records_of(capture: Capture) -> None:

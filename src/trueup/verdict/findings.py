@@ -6,6 +6,9 @@ import dataclasses
 import math
 from typing import Literal
 
+import numpy as np
+import pyarrow as pa
+
 from trueup.model import Finding, SlotComparison, SlotState
 from trueup.report.sentence import evidence
 from trueup.verdict.judge import Judged
@@ -47,17 +50,20 @@ def suspect_finding(
     return dataclasses.replace(made, sentence=f"{made.name}: {evidence(made)}")
 
 
-def victim_finding(judged: Judged, sites: Frames) -> Finding:
-    """Describe a call that passes on what it got."""
-    made = dataclasses.replace(
-        _bare(judged.call.candidate, sites),
-        rule=judged.rule,
-        error_in=judged.error_in,
-        error_out=judged.error_out,
-        expected=judged.expected,
-        seq=(judged.call.baseline.seq, judged.call.candidate.seq),
-    )
-    return dataclasses.replace(made, sentence=f"{made.name}: its outputs differ as far as its inputs explain")
+def victim_findings(table: pa.Table, most: int) -> list[Finding]:
+    """Describe the first calls of a finished table that only pass on what they got."""
+    role = table["role"].combine_chunks()
+    victim = role.dictionary.index("victim").as_py() if role.dictionary is not None else -1
+    rows = np.flatnonzero(role.indices.to_numpy(zero_copy_only=False) == victim)[:most]
+    found = []
+    for row in table.take(pa.array(rows)).to_pylist():
+        made = Finding(
+            "operator", row["step"], row["rank"], row["phase"], row["level"], row["scope"], row["op"], row["ordinal"],
+            row["source"], "", row["rule"], row["error_in"], row["error_out"], row["expected"],
+            seq=(row["seq_baseline"], row["seq_candidate"]),
+        )  # fmt: skip
+        found.append(dataclasses.replace(made, sentence=f"{made.name}: its outputs differ as far as its inputs explain"))
+    return found
 
 
 def unmatched_finding(call: Row, side: Literal["baseline", "candidate"], sites: Frames) -> Finding:
