@@ -87,7 +87,18 @@ def test_other_framework(broken: Path, complete: Path, capsys: Capsys) -> None:
     )
 
 
+def elsewhere(name: str, by: int) -> Callable[[pa.Table], pa.Table]:
+    """Return a change of the records' rank or step."""
+
+    def change(table: pa.Table) -> pa.Table:
+        place = table.schema.get_field_index(name)
+        return table.set_column(place, table.schema.field(place), pa.array(table[name].to_numpy() + by, pa.int32()))
+
+    return change
+
+
 def test_no_common_ranks(broken: Path, complete: Path, capsys: Capsys) -> None:
+    rewrite(broken, elsewhere("rank", 3))
     (broken / "rank-00000").rename(broken / "rank-00003")
     assert refused(capsys, complete, broken) == (
         f"the captures have no ranks in common: {complete} holds 0, {broken} holds 3; "
@@ -95,7 +106,14 @@ def test_no_common_ranks(broken: Path, complete: Path, capsys: Capsys) -> None:
     )
 
 
+def test_records_of_another_place_are_lost(broken: Path, complete: Path, capsys: Capsys) -> None:
+    (broken / "rank-00000").rename(broken / "rank-00003")
+    message = refused(capsys, complete, broken)
+    assert message.startswith(f"{broken} holds no readable records: rank 3 step 0: records-0000.parquet")
+
+
 def test_no_common_steps(broken: Path, complete: Path, capsys: Capsys) -> None:
+    rewrite(broken, elsewhere("step", 5))
     for step in (0, 1, 2):
         (broken / f"rank-00000/step-00000{step}").rename(broken / f"rank-00000/step-00000{step + 5}")
     assert refused(capsys, complete, broken) == (

@@ -211,6 +211,9 @@ class _Comparison:
             if name not in LEVELS:
                 raise TrueupError(f"level {name!r} is unknown: expected {', '.join(LEVELS)}")
         held = [overview.levels for overview in self.overviews]
+        for capture, levels in zip(self.captures, held, strict=True):
+            if not levels and capture.lost:
+                raise TrueupError(f"{capture.path} holds no readable records: {capture.lost[0]}; record again")
         common = [n for n in wanted if all(n in h for h in held)]
         if not common:
             raise TrueupError(
