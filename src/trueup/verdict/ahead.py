@@ -28,7 +28,9 @@ class Ahead:
     def __init__(self, captures: Sequence[Capture], levels: Sequence[str] | None, places: Sequence[tuple[int, int]]) -> None:
         self._captures, self._levels, self.places = captures, levels, list(places)
         self._pool = ThreadPoolExecutor(len(captures), "trueup-reader")
-        self._waiting: dict[tuple[int, int, int, tuple[str, ...]], Future[pa.Table]] = {}
+        self._waiting: dict[tuple[int, int, int], Future[pa.Table]] = {}
+        self._held: dict[tuple[int, int, int], pa.Table] = {}
+        """What was read of the place that is compared now."""
         self._sketched = False
 
     def __enter__(self) -> Ahead:
@@ -40,27 +42,32 @@ class Ahead:
     def reads(self, at: int) -> list[Read]:
         """Return what reads the records of the ``at``-th place, of each capture; begin with those of the next."""
         sketched, self._sketched = self._sketched, False
-        wanted = (NEEDED, SKETCH) if sketched else (NEEDED,)
+        columns = NEEDED + SKETCH if sketched else NEEDED
         for place in self.places[at : at + 2]:
-            for columns in wanted:
-                for side in range(len(self._captures)):
-                    self._begin(side, place, columns)
+            for side in range(len(self._captures)):
+                self._begin(side, place, columns)
         return [partial(self._read, side, self.places[at]) for side in range(len(self._captures))]
 
     def done(self, at: int) -> None:
         """Forget what was read of a place and not asked for."""
-        for key in [key for key in self._waiting if key[1:3] == self.places[at]]:
+        for key in [key for key in self._waiting if key[1:] == self.places[at]]:
             self._waiting.pop(key).cancel()
+        self._held.clear()
 
     def _begin(self, side: int, place: tuple[int, int], columns: tuple[str, ...]) -> None:
-        key = (side, *place, columns)
-        if key not in self._waiting:
+        key = (side, *place)
+        if key not in self._waiting and key not in self._held:
             self._waiting[key] = self._pool.submit(self._records, side, place, columns)
 
     def _read(self, side: int, place: tuple[int, int], columns: Sequence[str]) -> pa.Table:
         self._sketched |= tuple(columns) == SKETCH
-        early = self._waiting.pop((side, *place, tuple(columns)), None)
-        return self._records(side, place, columns) if early is None else early.result()
+        key = (side, *place)
+        if key in self._waiting:
+            self._held[key] = self._waiting.pop(key).result()
+        held = self._held.get(key)
+        if held is not None and set(columns) <= set(held.column_names):
+            return held.select(list(columns))
+        return self._records(side, place, columns)
 
     def _records(self, side: int, place: tuple[int, int], columns: Sequence[str]) -> pa.Table:
         rank, step = place
