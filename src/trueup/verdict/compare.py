@@ -213,7 +213,7 @@ class _Comparison:
         held = [overview.levels for overview in self.overviews]
         for capture, levels in zip(self.captures, held, strict=True):
             if not levels and capture.lost:
-                raise TrueupError(f"{capture.path} holds no readable records: {capture.lost[0]}; record again")
+                raise TrueupError(f"{capture.path} holds no readable records: {min(capture.lost)}; record again")
         common = [n for n in wanted if all(n in h for h in held)]
         if not common:
             raise TrueupError(
