@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import platform
 from collections.abc import Iterator
+from contextlib import contextmanager
 
 import pytest
 
@@ -12,15 +13,22 @@ from trueup.kernels import native
 SETS = ["neon"] if platform.machine() in ("aarch64", "arm64") else ["plain", "avx2", "avx512"]
 
 
-@pytest.fixture(params=SETS)
-def instructions(request: pytest.FixtureRequest) -> Iterator[str]:
+@contextmanager
+def compiled_for(instructions: str) -> Iterator[None]:
+    """Let the compiled kernel use this instruction set; skip the test where it, or the kernel, is not there."""
     kernel = native()
     if kernel is None:
         pytest.skip("the compiled kernel was not built")
     before = kernel.target(None)
     try:
-        kernel.target(request.param)
+        kernel.target(instructions)
     except ValueError:
         pytest.skip("not on this processor")
-    yield request.param
+    yield
     kernel.target(before)
+
+
+@pytest.fixture(params=SETS)
+def instructions(request: pytest.FixtureRequest) -> Iterator[str]:
+    with compiled_for(request.param):
+        yield request.param

@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 from trueup.kernels import Pair, _pair, pair
 
 from . import oracle, pair_oracle
-from .conftest import SETS
+from .conftest import SETS, compiled_for
 from .test_summarize import values_of
 
 BF16 = np.dtype(ml_dtypes.bfloat16)
@@ -31,20 +31,12 @@ Compare = Callable[..., Pair]
 
 @pytest.fixture(params=["twin", *SETS])
 def compare(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[Compare]:
-    kernel = _pair.native()
     if request.param == "twin":
         monkeypatch.setattr(_pair, "native", lambda: None)
         yield pair
         return
-    if kernel is None:
-        pytest.skip("the compiled kernel was not built")
-    before = kernel.target(None)
-    try:
-        kernel.target(request.param)
-    except ValueError:
-        pytest.skip("not on this processor")
-    yield pair
-    kernel.target(before)
+    with compiled_for(request.param):
+        yield pair
 
 
 def close(got: Pair, a: np.ndarray, b: np.ndarray) -> None:

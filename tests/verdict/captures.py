@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pyarrow as pa
 
 from trueup.kernels import digest, hexadecimal, summarize
 from trueup.model import PACKED, Result
@@ -21,7 +22,7 @@ from trueup.store.schema import table
 from trueup.verdict import align, compare, criteria, judge, locate, measure
 from trueup.verdict.origins import Origins
 from trueup.verdict.precision import Precision
-from trueup.verdict.streams import Stream, Vocabulary, load
+from trueup.verdict.streams import Stream, Vocabulary
 
 Array = np.ndarray[Any, Any]
 
@@ -155,6 +156,11 @@ def compared(tmp_path: Path, baseline: Recording, candidate: Recording, **option
     number = len(list(tmp_path.iterdir()))
     sides = (baseline.write(tmp_path / f"{number}-baseline"), candidate.write(tmp_path / f"{number}-candidate"))
     return compare(*sides, **options)
+
+
+def load(records: pa.Table, names: Vocabulary, values: Vocabulary, *, imported: bool = False) -> Stream:
+    """Build a stream from all columns of the records of one rank and step, sorted by ``seq``."""
+    return Stream(lambda columns: records.select(list(columns)), names, values, imported=imported)
 
 
 def no_payload(*_: object) -> Array:

@@ -12,8 +12,8 @@ import pytest
 
 from trueup.store import table
 from trueup.verdict.align import WAYS, align
-from trueup.verdict.streams import Row, Stream, load
-from verdict.captures import NAMES, VALUES, Array, Recording, changed, normal
+from trueup.verdict.streams import Row, Stream
+from verdict.captures import NAMES, VALUES, Array, Recording, changed, load, normal
 
 
 def chain(outputs: Iterable[Array], op: str = "aten::add", scope: str = "") -> Recording:

@@ -13,9 +13,9 @@ from hypothesis import strategies as st
 
 from trueup.store.schema import table
 from trueup.verdict import foreign
-from trueup.verdict.streams import Stream, Vocabulary, load
+from trueup.verdict.streams import Stream, Vocabulary
 
-from .captures import normal
+from .captures import load, normal
 
 Array = np.ndarray[Any, Any]
 NAMES = Vocabulary()

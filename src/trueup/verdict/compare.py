@@ -27,7 +27,7 @@ from trueup.verdict.judge import judge
 from trueup.verdict.locate import SIDES, Part, Side, Suspect, locate, rank_culprits
 from trueup.verdict.mapping import Mapping
 from trueup.verdict.mapping import load as load_mapping
-from trueup.verdict.measure import STATISTICS, measure
+from trueup.verdict.measure import STATISTICS, Payload, measure
 from trueup.verdict.origins import Origins
 from trueup.verdict.precision import Precision, precision_of
 from trueup.verdict.streams import Array, Place, Row, Stream, Vocabulary
@@ -86,6 +86,8 @@ class _Comparison:
         self.captures = baseline, candidate
         self.repeats: list[Capture] = []
         self.reference: Capture | None = None
+        self.runs: list[Capture] = [baseline, candidate]
+        """All captures that are read: baseline, candidate, repeats, reference."""
         self.criterion, self.mapping = criterion, mapping
         self.renames: dict[str, str] = {}
         self.ignored = 0
@@ -119,8 +121,7 @@ class _Comparison:
 
     def run(self) -> Result:
         places = [(rank, step) for step in self.steps for rank in self.ranks]
-        others = [*self.repeats, *([self.reference] if self.reference else [])]
-        with Ahead([*self.captures, *others], self.chosen, places) as ahead:
+        with Ahead(self.runs, self.chosen, places) as ahead:
             for at in range(len(places)):
                 self._part(ahead, at)
         for rank, origins in self.origins.items():
@@ -256,10 +257,9 @@ class _Comparison:
     def _part(self, ahead: Ahead, at: int) -> None:
         rank, step = ahead.places[at]
         values = Vocabulary()
-        captures = [*self.captures, *self.repeats, *([self.reference] if self.reference else [])]
         streams = [
             Stream(read, self.names, values, imported=capture.imported)
-            for read, capture in zip(ahead.reads(at), captures, strict=True)
+            for read, capture in zip(ahead.reads(at), self.runs, strict=True)
         ]
         held = [len(stream) > 0 for stream in streams[:2]]
         if not all(held):
@@ -267,13 +267,13 @@ class _Comparison:
                 self.uncompared = True
                 self.notes.append(f"rank {rank} step {step} is only in {self._name(held.index(True))} and was not compared")
             return
-        baseline, candidate, *others = streams
+        baseline, candidate = streams[:2]
         alignment = align(baseline, candidate, self.mapping)
         self.renames |= alignment.scopes
         self.ignored += alignment.ignored
-        payloads = partial(_payload, self.captures[0], rank), partial(_payload, self.captures[1], rank)
-        errors = measure(alignment, baseline, candidate, payloads, in_full=bool(self.criterion.limits))
-        yardstick = self._yardstick(baseline, candidate, others, rank, step)
+        first, second, *more = (partial(_payload, capture, rank) for capture in self.runs)
+        errors = measure(alignment, baseline, candidate, (first, second), in_full=bool(self.criterion.limits))
+        yardstick = self._yardstick(streams, [first, second, *more])
         worse = behind(errors, yardstick, self.criterion.yardstick)
         self.behind += len(worse)
         if self.first_behind is None and len(worse):
@@ -286,18 +286,22 @@ class _Comparison:
             norms += [norm] if (norm := norm_of(stream)) is not None else []
         ahead.done(at)
 
-    def _yardstick(self, baseline: Stream, candidate: Stream, others: list[Stream], rank: int, step: int) -> Yardstick:
-        captures = [*self.captures, *self.repeats, *([self.reference] if self.reference else [])]
-        first, second, *more = (partial(_payload, capture, rank) for capture in captures)
-        for capture, stream in zip(captures[2:], others, strict=True):
+    def _yardstick(self, streams: Sequence[Stream], payloads: Sequence[Payload]) -> Yardstick:
+        """Measure one rank and step by the other runs; streams and payloads are in the order of ``runs``."""
+        baseline, candidate, *others = streams
+        for capture, stream in zip(self.runs[2:], others, strict=True):
             if not len(stream):
-                self.notes.append(f"{capture.path} holds nothing of rank {rank} step {step}, which was judged without it")
+                place = f"rank {baseline.rank} step {baseline.step}"
+                self.notes.append(f"{capture.path} holds nothing of {place}, which was judged without it")
         count = len(self.repeats)
-        found = spread(baseline, others[:count], [first, *more[:count]]) if count else None
+        found = spread(baseline, others[:count], [payloads[0], *payloads[2 : 2 + count]]) if count else None
         if self.reference is None:
             return Yardstick(found)
-        truth, payload = others[-1], more[-1]
-        far = distance_from(truth, baseline, (payload, first)), distance_from(truth, candidate, (payload, second), self.mapping)
+        truth, payload = others[-1], payloads[-1]
+        far = (
+            distance_from(truth, baseline, (payload, payloads[0])),
+            distance_from(truth, candidate, (payload, payloads[1]), self.mapping),
+        )
         return Yardstick(found, far)
 
     def measure_by(self, repeats: Sequence[Capture], reference: Capture | None) -> None:
@@ -306,10 +310,11 @@ class _Comparison:
         Raises:
             TrueupError: one of them is of another framework, or holds no records.
         """
-        for capture in (*repeats, *([reference] if reference else [])):
+        others = [*repeats, *([] if reference is None else [reference])]
+        for capture in others:
             _records_of(capture)
             _same_framework(self.captures[0], capture)
-        self.repeats, self.reference = list(repeats), reference
+        self.repeats, self.reference, self.runs = list(repeats), reference, [*self.captures, *others]
 
     def _keep(self, part: Part) -> None:
         """Turn what was found into findings and rows while the streams are at hand."""
@@ -335,7 +340,6 @@ class _Comparison:
         self.covered -= len(calls)
         for side, call in calls[: MAX_FINDINGS - len(self.unmatched)]:
             self.unmatched.append(unmatched_finding(call, side, self.sites[SIDES.index(side)][rank]))
-
 
 
 def _records_of(capture: Capture) -> None:

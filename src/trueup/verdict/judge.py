@@ -13,7 +13,7 @@ from trueup.verdict.limits import apply as apply_limits
 from trueup.verdict.measure import DIGEST, TENSOR, Errors, Measured
 from trueup.verdict.operands import Calls, Tensors
 from trueup.verdict.precision import Precision
-from trueup.verdict.streams import NONE, Array, Numbers, Stream, is_output, spans
+from trueup.verdict.streams import NONE, Array, Numbers, Stream, is_output, numbered, spans
 from trueup.verdict.yardstick import NOTHING, Yardstick
 
 CARRIED = 1e-5
@@ -62,21 +62,15 @@ class Judged:
     @property
     def ratio(self) -> float:
         """``error_out / expected``."""
-        return excess(self.error_out, self.expected)
+        return float(excess(np.asarray(self.error_out), np.asarray(self.expected)))
 
     def is_certain(self, criterion: Criterion) -> bool:
         """Tell whether the estimate cannot be that wrong."""
         return not self.unsized and criterion.is_certain(self.error_out, self.own, self.expected, self.declared)
 
 
-def excess(error: float, expected: float) -> float:
-    """Return how many times the explained error an error is."""
-    if error == 0 or expected == math.inf:
-        return 0.0
-    return error / expected if expected > 0 else math.inf
-
-
-def _excess(error: Array, expected: Array) -> Array:
+def excess(error: Array, expected: Array) -> Array:
+    """Return how many times the explained error an error is; 0 where there is none, or where anything is explained."""
     with np.errstate(all="ignore"):
         found = np.where(expected > 0, error / expected, np.inf)
     return np.where((error == 0) | (expected == np.inf), 0.0, found)
@@ -116,7 +110,7 @@ class Verdicts:
     @property
     def ratio(self) -> Array:
         """``error_out / expected`` of each call."""
-        return _excess(self.error_out, self.expected)
+        return excess(self.error_out, self.expected)
 
     def at(self, pair: int) -> Judged:
         """Return a call as an object, always the same one."""
@@ -178,7 +172,7 @@ class _Judge:
         incomparable = self._not_compared()
         asks = f"criterion {self.criterion.name} asks for what was not recorded"
         incomparable |= dict.fromkeys(errors.pair[open_].tolist(), asks)
-        over = _excess(relative, expected) > self.criterion.suspect
+        over = excess(relative, expected) > self.criterion.suspect
         explained = (discrete | ~np.isfinite(error_in))[pair]
         collective = self.candidate.phase[self.calls] == self.names.number("collective")
         alone = over & ~explained & (collective & (given == 0))[pair]
@@ -193,7 +187,7 @@ class _Judge:
         unsized = self._unsized(outputs, error_in)
         slot_expected = np.full(len(errors.pair), np.nan)
         slot_expected[outputs] = expected
-        worst = self._worst(outputs, _excess(relative, expected))
+        worst = self._worst(outputs, excess(relative, expected))
         compared = worst >= 0
         place = np.searchsorted(outputs, np.where(compared, worst, 0))
         error_out, its_own, its_expected, its_decided, its_declared = (
@@ -228,7 +222,7 @@ class _Judge:
         backward = stream.phase[self.calls] == names.number("backward")
         backward &= (stream.level[self.calls] != names.number("aten")) & (stream.forward_seq[self.calls] >= 0)
         pairs = np.flatnonzero(backward)
-        forward = _pair_of(stream, self.calls)[stream.index(stream.forward_seq[self.calls[pairs]])]
+        forward = numbered(self.calls, len(stream))[stream.index(stream.forward_seq[self.calls[pairs]])]
         known = (forward >= 0) & (forward < pairs)
         pairs, forward = pairs[known], forward[known]
         start, stop = np.searchsorted(self.errors.pair, forward), np.searchsorted(self.errors.pair, forward + 1)
@@ -335,13 +329,6 @@ class _Judge:
         found = np.full(self.count, len(self.errors.pair), np.int64)
         np.minimum.at(found, pair[at], outputs[at])
         return np.where(found < len(self.errors.pair), found, NONE)
-
-
-def _pair_of(stream: Stream, calls: Numbers) -> Numbers:
-    """Return the matched call of each call of a stream, `NONE` where it has none; one more entry, for `NONE`."""
-    found = np.full(len(stream) + 1, NONE, np.int64)
-    found[calls] = np.arange(len(calls))
-    return found
 
 
 def _roundoff(dtype: str) -> float:

@@ -294,11 +294,6 @@ def _largest_norm(stream: Stream, k: Numbers) -> Array:
     return np.asarray(np.nan_to_num(np.sqrt(stream.numel[k]) * peak, posinf=0.0))
 
 
-def sizes(shape: tuple[int, ...] | None) -> tuple[int, ...] | None:
-    """Return a shape without its sizes of one, which devices add and drop at will."""
-    return None if shape is None else tuple(size for size in shape if size != 1)
-
-
 def _is_discrete(dtype: str) -> bool:
     return dtype.startswith(("int", "uint", "bool"))
 

@@ -49,7 +49,7 @@ class Vocabulary:
     def __init__(self) -> None:
         self.names: list[str] = []
         self._numbers: dict[str, int] = {}
-        self._tables: dict[Callable[[str], Any], list[Any]] = {}
+        self._tables: dict[Callable[[str], Any], Array] = {}
 
     def number(self, name: str) -> int:
         """Return the number of a name, a new one if need be."""
@@ -75,9 +75,11 @@ class Vocabulary:
 
     def table(self, of: Callable[[str], Any]) -> Array:
         """Return what a function says of each name, by number; of `NONE`, the last entry, what it says of an empty name."""
-        known = self._tables.setdefault(of, [])
-        known += map(of, self.names[len(known) :])
-        return np.array([*known, of("")])
+        known = self._tables.get(of)
+        if known is None or len(known) <= len(self.names):
+            before = [] if known is None else known[:-1].tolist()
+            known = self._tables[of] = np.array([*before, *map(of, self.names[len(before) :]), of("")])
+        return known
 
 
 @dataclass(slots=True)
@@ -306,15 +308,17 @@ class Shapes:
         return tuple(self._values[self._offsets[k] : self._offsets[k + 1]].tolist()) if self._known[k] else None
 
 
-def load(table: pa.Table, names: Vocabulary, values: Vocabulary, *, imported: bool = False) -> Stream:
-    """Build a stream from all columns of the records of one rank and step, sorted by ``seq``."""
-    return Stream(lambda columns: table.select(list(columns)), names, values, imported=imported)
-
-
 def spans(starts: Numbers, counts: Numbers) -> Numbers:
     """Return the numbers of ranges, one after the other: ``[5, 6, 9]`` for starts ``[5, 9]`` and counts ``[2, 1]``."""
     ends = np.cumsum(counts)
     return np.arange(ends[-1] if len(ends) else 0) - np.repeat(ends - counts - starts, counts)
+
+
+def numbered(calls: Numbers, count: int) -> Numbers:
+    """Return, for each of ``count`` calls, its place among some of them, `NONE` where it has none; one more entry, for `NONE`."""
+    found = np.full(count + 1, NONE, np.int64)
+    found[calls] = np.arange(len(calls))
+    return found
 
 
 def _optional(number: Any) -> int | None:

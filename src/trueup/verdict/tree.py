@@ -8,7 +8,7 @@ import numpy as np
 
 from trueup.verdict.align import Alignment
 from trueup.verdict.judge import Judged, Verdicts
-from trueup.verdict.streams import NONE, Numbers
+from trueup.verdict.streams import numbered
 
 SPREAD = 1000.0
 """A call's error may be this many times the largest error inside it: gradients of several uses add up, and may cancel."""
@@ -26,7 +26,7 @@ class Tree:
         self.verdicts, self.streams = verdicts, verdicts.errors.streams
         self.unmatched = alignment.only_baseline, alignment.only_candidate
         self.pairs = tuple(
-            _numbered(calls, len(stream)) for calls, stream in zip(verdicts.errors.calls, self.streams, strict=True)
+            numbered(calls, len(stream)) for calls, stream in zip(verdicts.errors.calls, self.streams, strict=True)
         )
         """By side: the matched call of each call, `NONE` where it has no counterpart; one more entry, for `NONE`."""
 
@@ -89,9 +89,3 @@ class Tree:
                 op = stream.names.names[int(stream.op[inner])]
                 found[op] = found.get(op, False) or bool(self.pairs[1][inner] < 0)
         return tuple(sorted(found, key=lambda op: (not found[op], not op.rpartition("::")[2].startswith("_"))))
-
-
-def _numbered(calls: Numbers, count: int) -> Numbers:
-    found = np.full(count + 1, NONE, np.int64)
-    found[calls] = np.arange(len(calls))
-    return found
