@@ -35,5 +35,5 @@ def check(path: Path, complete: Path, capsys: pytest.CaptureFixture[str]) -> Cap
 
 
 def steps_trained(said: str) -> list[str]:
-    """Return the lines that a training printed for its steps."""
-    return [line for line in said.splitlines() if line.startswith("step ")]
+    """Return the lines that a training printed for its steps; one that a kill cut off is none."""
+    return [line[:-1] for line in said.splitlines(keepends=True) if line.startswith("step ") and line.endswith("\n")]

@@ -81,6 +81,14 @@ class Capture:
         return "imported" in self.root
 
     @property
+    def sizes(self) -> dict[tuple[int, int], int]:
+        """Rows of each rank and step that has any."""
+        found: dict[tuple[int, int], int] = {}
+        for part in self._parts:
+            found[part.rank, part.step] = found.get((part.rank, part.step), 0) + part.rows
+        return found
+
+    @property
     def rows(self) -> int:
         """Rows of all readable parts."""
         return sum(part.rows for part in self._parts)

@@ -1,12 +1,14 @@
-"""Reading the records of the next step while this one is compared."""
+"""Reading the records of what is compared next meanwhile: a step of a rank, or several small ones that are compared at once."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass
 from functools import partial
 from types import TracebackType
 
+import numpy as np
 import pyarrow as pa
 
 from trueup.store import Capture
@@ -14,24 +16,90 @@ from trueup.verdict.streams import NEEDED, Read
 
 SKETCH = ("sketch",)
 
+ROWS = 1 << 15
+"""Rows up to which steps are compared at once; 16 MB of sketches a side. A single step may have more."""
 
-class Ahead:
-    """Records of both captures, one rank and step after the other.
+
+@dataclass(frozen=True)
+class Place:
+    """What is compared at once."""
+
+    rank: int
+    steps: tuple[int, ...]
+
+
+def places(captures: Sequence[Capture], ranks: Sequence[int], steps: Sequence[int]) -> list[Place]:
+    """Group the small steps of each rank, in the order in which they are compared.
+
+    The first step stands alone, for what enters it has no past; so does one that not all captures hold, or that was imported, where
+    a ``seq`` may mean another call in each step.
+    """
+    sizes = [capture.sizes for capture in captures]
+    found = []
+    for rank in ranks:
+        group: list[int] = []
+        held = 0
+        for step in steps:
+            here = [size.get((rank, step), 0) for size in sizes]
+            alone = step == steps[0] or not all(here) or any(capture.imported for capture in captures)
+            if group and (alone or held + max(here) > ROWS):
+                found.append(Place(rank, tuple(group)))
+                group, held = [], 0
+            if alone:
+                found.append(Place(rank, (step,)))
+            else:
+                group, held = [*group, step], held + max(here)
+        if group:
+            found.append(Place(rank, tuple(group)))
+    return sorted(found, key=lambda place: place.steps[0])
+
+
+class Records:
+    """Records of one capture at one place: each column is read once.
 
     Args:
-        captures: baseline and candidate.
+        table: what was read already.
+        more: reads other columns of the same rows.
+    """
+
+    def __init__(self, table: pa.Table, more: Read) -> None:
+        self._table, self._more = table, more
+        self.sketched = False
+        """Whether the sketches were asked for."""
+
+    def __call__(self, columns: Sequence[str]) -> pa.Table:
+        """Return these columns; of fewer rows if a part was damaged since."""
+        self.sketched |= "sketch" in columns
+        lacking = [name for name in columns if name not in self._table.column_names]
+        if lacking:
+            found = self._more(lacking)
+            if len(found) != len(self._table):
+                return found.slice(0, 0)
+            for name in lacking:
+                self._table = self._table.append_column(name, found[name])
+        return self._table.select(list(columns))
+
+    def of(self, step: int) -> Read:
+        """Return what reads the records of one step alone."""
+        start, stop = np.searchsorted(self._table["step"].to_numpy(), [step, step + 1]).tolist()
+        return lambda columns: self(columns).slice(start, stop - start)
+
+
+class Ahead:
+    """Records of all captures, one place after the other.
+
+    Args:
+        captures: baseline, candidate, and others.
         levels: levels to read, None for all.
-        places: ``(rank, step)`` in the order in which they are compared. Of the next one the columns that every comparison needs
+        places: in the order in which they are compared. Of the next one the columns that every comparison needs
             are read early, and the sketches too, which are most of the bytes, if this one needed them.
     """
 
-    def __init__(self, captures: Sequence[Capture], levels: Sequence[str] | None, places: Sequence[tuple[int, int]]) -> None:
+    def __init__(self, captures: Sequence[Capture], levels: Sequence[str] | None, places: Sequence[Place]) -> None:
         self._captures, self._levels, self.places = captures, levels, list(places)
         self._pool = ThreadPoolExecutor(len(captures), "trueup-reader")
-        self._waiting: dict[tuple[int, int, int], Future[pa.Table]] = {}
-        self._held: dict[tuple[int, int, int], pa.Table] = {}
-        """What was read of the place that is compared now."""
-        self._sketched = False
+        self._waiting: dict[tuple[int, Place], Future[pa.Table]] = {}
+        self._now: list[Records] = []
 
     def __enter__(self) -> Ahead:
         return self
@@ -39,41 +107,24 @@ class Ahead:
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
         self._pool.shutdown(cancel_futures=True)
 
-    def reads(self, at: int) -> list[Read]:
-        """Return what reads the records of the ``at``-th place, of each capture; begin with those of the next."""
-        sketched, self._sketched = self._sketched, False
-        columns = NEEDED + SKETCH if sketched else NEEDED
+    def reads(self, at: int) -> list[Records]:
+        """Return the records of the ``at``-th place, of each capture; begin with those of the next."""
+        columns = NEEDED + SKETCH if any(records.sketched for records in self._now) else NEEDED
         for place in self.places[at : at + 2]:
             for side in range(len(self._captures)):
-                self._begin(side, place, columns)
-        return [partial(self._read, side, self.places[at]) for side in range(len(self._captures))]
+                if (side, place) not in self._waiting:
+                    self._waiting[side, place] = self._pool.submit(self._read, side, place, columns)
+        place = self.places[at]
+        self._now = [
+            Records(self._waiting.pop((side, place)).result(), partial(self._read, side, place))
+            for side in range(len(self._captures))
+        ]
+        return self._now
 
-    def done(self, at: int) -> None:
-        """Forget what was read of a place and not asked for."""
-        for key in [key for key in self._waiting if key[1:] == self.places[at]]:
-            self._waiting.pop(key).cancel()
-        self._held.clear()
-
-    def _begin(self, side: int, place: tuple[int, int], columns: tuple[str, ...]) -> None:
-        key = (side, *place)
-        if key not in self._waiting and key not in self._held:
-            self._waiting[key] = self._pool.submit(self._records, side, place, columns)
-
-    def _read(self, side: int, place: tuple[int, int], columns: Sequence[str]) -> pa.Table:
-        self._sketched |= tuple(columns) == SKETCH
-        key = (side, *place)
-        if key in self._waiting:
-            self._held[key] = self._waiting.pop(key).result()
-        held = self._held.get(key)
-        if held is not None and set(columns) <= set(held.column_names):
-            return held.select(list(columns))
-        return self._records(side, place, columns)
-
-    def _records(self, side: int, place: tuple[int, int], columns: Sequence[str]) -> pa.Table:
-        rank, step = place
+    def _read(self, side: int, place: Place, columns: Sequence[str]) -> pa.Table:
         capture = self._captures[side]
         known = [name for name in columns if name in capture.names]
-        found = capture.records(columns=known, rank=rank, step=step, level=self._levels)
+        found = capture.records(columns=known, rank=place.rank, step=place.steps, level=self._levels)
         for name in columns:
             if name not in known:  # a column of imported captures
                 found = found.append_column(name, pa.nulls(len(found)))

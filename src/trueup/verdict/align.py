@@ -1,6 +1,6 @@
-"""Which baseline call is which candidate call, within one rank and step.
+"""Which baseline call is which candidate call, within one rank and each of its steps.
 
-Calls are put in buckets of the same phase, level and scope. Where both sides of a bucket execute the same operators in the same
+Calls are put in buckets of the same step, phase, level and scope. Where both sides of a bucket execute the same operators in the same
 order, the n-th is the n-th (the exact key). Where they do not, the two sequences are aligned so that the sum of similarities is
 largest: same operator and shapes required, then how close the data are. What is left over, on both sides, is paired whatever its
 order if operator, shapes and data are alike: autocast casts a weight before or after an input.
@@ -81,8 +81,8 @@ def align(baseline: Stream, candidate: Stream, mapping: Mapping | None = None) -
 def _by_bucket(
     streams: tuple[Stream, Stream], scopes: tuple[Numbers, Numbers], ops: tuple[Numbers, Numbers], calls: list[Numbers]
 ) -> Numbers:
-    """Match calls of the same phase, level and scope; return ``(3, n)``: baseline's, candidate's, how."""
-    buckets = [_Buckets(*side) for side in zip(streams, scopes, calls, strict=True)]
+    """Match calls of the same step, phase, level and scope; return ``(3, n)``: baseline's, candidate's, how."""
+    buckets = [_Buckets(calls, key) for calls, key in zip(calls, _places(streams, scopes, calls), strict=True)]
     shared = np.intersect1d(buckets[0].keys, buckets[1].keys, assume_unique=True)
     if not len(shared):
         return np.zeros((3, 0), np.int64)
@@ -126,7 +126,8 @@ def _data(stream: Stream, ops: Numbers, calls: Numbers) -> tuple[Array, Array]:
     owner = np.repeat(np.arange(len(calls)), stream.starts[calls + 1] - stream.starts[calls])
     tensor = stream.dtype[slots] >= 0
     place = (stream.phase * len(stream.names.names) + stream.level)[calls].astype(np.uint64)
-    key = splitmix64(ops[calls].astype(np.uint64) ^ splitmix64(place))
+    place = splitmix64(place ^ splitmix64(stream.step[calls].astype(np.uint64)))
+    key = splitmix64(ops[calls].astype(np.uint64) ^ place)
     data = splitmix64(stream.digest[slots] ^ splitmix64(stream.slot[slots].astype(np.uint64)))
     np.add.at(key, owner[tensor], data[tensor])
     known = np.bincount(owner[tensor & (stream.numel[slots] > 1)], minlength=len(calls)) > 0
@@ -134,12 +135,21 @@ def _data(stream: Stream, ops: Numbers, calls: Numbers) -> tuple[Array, Array]:
     return key, known
 
 
-class _Buckets:
-    """The calls of a stream by phase, level and scope: those of ``keys[k]`` are ``order[starts[k]:][:counts[k]]``."""
+def _places(streams: tuple[Stream, Stream], scopes: tuple[Numbers, Numbers], calls: list[Numbers]) -> list[Numbers]:
+    """Return a number for the step, phase, level and scope of each call, the same on both sides."""
+    keys = [np.zeros(len(side), np.int64) for side in calls]
+    for name in ("step", "phase", "level"):
+        columns = [getattr(stream, name)[side] for stream, side in zip(streams, calls, strict=True)]
+        distinct = np.unique(np.concatenate(columns))
+        keys = [key * len(distinct) + np.searchsorted(distinct, column) for key, column in zip(keys, columns, strict=True)]
+    size = len(streams[0].names.names) + 1
+    return [key * size + scope[side] for key, scope, side in zip(keys, scopes, calls, strict=True)]
 
-    def __init__(self, stream: Stream, scopes: Numbers, calls: Numbers) -> None:
-        size = len(stream.names.names)
-        key = ((stream.phase * size + stream.level) * size + scopes)[calls]
+
+class _Buckets:
+    """Calls by a key: those of ``keys[k]`` are ``order[starts[k]:][:counts[k]]``."""
+
+    def __init__(self, calls: Numbers, key: Numbers) -> None:
         order = np.argsort(key, kind="stable")
         self.order = calls[order]
         self.keys, self.starts, self.counts = np.unique(key[order], return_index=True, return_counts=True)

@@ -15,22 +15,22 @@ from trueup.kernels import digest
 from trueup.model import LEVELS, Finding, Result, RunSummary, TrueupError, VerdictWord
 from trueup.report.sentence import verdict_lines
 from trueup.store import Capture, open_capture
-from trueup.verdict.ahead import Ahead
-from trueup.verdict.align import align
+from trueup.verdict.ahead import Ahead, Place, places
+from trueup.verdict.align import Alignment, align
 from trueup.verdict.criteria import Criterion
 from trueup.verdict.criteria import load as load_criterion
 from trueup.verdict.evidence import with_evidence
 from trueup.verdict.findings import suspect_finding, unmatched_finding, victim_findings
 from trueup.verdict.foreign import statistics_note
-from trueup.verdict.gradients import Norm, norm_of
-from trueup.verdict.judge import judge
-from trueup.verdict.locate import SIDES, Part, Side, Suspect, locate, rank_culprits
+from trueup.verdict.gradients import Norm, norms_of
+from trueup.verdict.judge import Verdicts, judge
+from trueup.verdict.locate import SIDES, Part, Side, Suspect, is_quiet, locate, rank_culprits
 from trueup.verdict.mapping import Mapping
 from trueup.verdict.mapping import load as load_mapping
 from trueup.verdict.measure import STATISTICS, Payload, measure
 from trueup.verdict.origins import Origins
 from trueup.verdict.precision import Precision, precision_of
-from trueup.verdict.streams import Array, Place, Row, Stream, Vocabulary
+from trueup.verdict.streams import Array, Located, Numbers, Read, Row, Stream, Vocabulary
 from trueup.verdict.summary import Overview, call_table, count, finish_table, loss_note, summarise, victims
 from trueup.verdict.yardstick import Yardstick, behind, distance_from, spread
 
@@ -120,10 +120,14 @@ class _Comparison:
         self.names = Vocabulary()
 
     def run(self) -> Result:
-        places = [(rank, step) for step in self.steps for rank in self.ranks]
-        with Ahead(self.runs, self.chosen, places) as ahead:
-            for at in range(len(places)):
-                self._part(ahead, at)
+        found = places(self.runs, self.ranks, self.steps)
+        with Ahead(self.runs, self.chosen, found) as ahead:
+            for at, place in enumerate(found):
+                reads = ahead.reads(at)
+                if len(place.steps) > 1 and self._at_once(place, reads):
+                    continue
+                for step in place.steps:
+                    self._part(place.rank, step, [records.of(step) for records in reads])
         for rank, origins in self.origins.items():
             self._unmatched(rank, [(SIDES[side], row) for side in (0, 1) for row in origins.pending[side].values()])
         ranked = rank_culprits(self.suspects)
@@ -253,46 +257,53 @@ class _Comparison:
     def _name(self, side: int) -> str:
         return str(self.captures[side].path)
 
-    # ---------------------------------------------------------------- one rank and step at a time
-    def _part(self, ahead: Ahead, at: int) -> None:
-        rank, step = ahead.places[at]
-        values = Vocabulary()
-        streams = [
-            Stream(read, self.names, values, imported=capture.imported)
-            for read, capture in zip(ahead.reads(at), self.runs, strict=True)
-        ]
+    # ---------------------------------------------------------------- one rank and step at a time, or several
+    def _at_once(self, place: Place, reads: Sequence[Read]) -> bool:
+        """Compare several small steps in one go, unless one of them has to be looked at by itself: return whether it was done."""
+        streams = self._streams(reads)
+        if not all(stream.is_ordered and len(stream.steps) == len(place.steps) for stream in streams):
+            return False
+        alignment, verdicts, worse = self._judged(place.rank, streams)
+        part = Part(place.rank, place.steps[0], verdicts, alignment)
+        if not is_quiet(part, self.criterion, self.origins[place.rank]):
+            return False
+        self._keep(part, worse)
+        return True
+
+    def _part(self, rank: int, step: int, reads: Sequence[Read]) -> None:
+        streams = self._streams(reads)
         held = [len(stream) > 0 for stream in streams[:2]]
         if not all(held):
             if any(held):
                 self.uncompared = True
                 self.notes.append(f"rank {rank} step {step} is only in {self._name(held.index(True))} and was not compared")
             return
-        baseline, candidate = streams[:2]
-        alignment = align(baseline, candidate, self.mapping)
-        self.renames |= alignment.scopes
-        self.ignored += alignment.ignored
-        first, second, *more = (partial(_payload, capture, rank) for capture in self.runs)
-        errors = measure(alignment, baseline, candidate, (first, second), in_full=bool(self.criterion.limits))
-        yardstick = self._yardstick(streams, [first, second, *more])
-        worse = behind(errors, yardstick, self.criterion.yardstick)
-        self.behind += len(worse)
-        if self.first_behind is None and len(worse):
-            self.first_behind = candidate.row(int(alignment.candidate[worse[0]]))
-        verdicts = judge(errors, self.criterion, self.precision, yardstick)
+        for capture, stream in zip(self.runs[2:], streams[2:], strict=True):
+            if not len(stream):
+                self.notes.append(f"{capture.path} holds nothing of rank {rank} step {step}, which was judged without it")
+        alignment, verdicts, worse = self._judged(rank, streams)
         part = Part(rank, step, verdicts, alignment)
         locate(part, self.criterion, self.origins[rank], first_step=step == self.steps[0], from_start=step == 0)
-        self._keep(part)
-        for stream, norms in zip(part.streams, self.norms, strict=True):
-            norms += [norm] if (norm := norm_of(stream)) is not None else []
-        ahead.done(at)
+        self._keep(part, worse)
+
+    def _streams(self, reads: Sequence[Read]) -> list[Stream]:
+        values = Vocabulary()
+        runs = zip(reads, self.runs, strict=True)
+        return [Stream(read, self.names, values, imported=capture.imported) for read, capture in runs]
+
+    def _judged(self, rank: int, streams: Sequence[Stream]) -> tuple[Alignment, Verdicts, Numbers]:
+        """Return what is matched, the verdicts, and the calls of which the baseline is the less precise."""
+        baseline, candidate = streams[:2]
+        alignment = align(baseline, candidate, self.mapping)
+        payloads = [partial(_payload, capture, rank) for capture in self.runs]
+        errors = measure(alignment, baseline, candidate, (payloads[0], payloads[1]), in_full=bool(self.criterion.limits))
+        yardstick = self._yardstick(streams, payloads)
+        verdicts = judge(errors, self.criterion, self.precision, yardstick)
+        return alignment, verdicts, behind(errors, yardstick, self.criterion.yardstick)
 
     def _yardstick(self, streams: Sequence[Stream], payloads: Sequence[Payload]) -> Yardstick:
-        """Measure one rank and step by the other runs; streams and payloads are in the order of ``runs``."""
+        """Measure by the other runs; streams and payloads are in the order of ``runs``."""
         baseline, candidate, *others = streams
-        for capture, stream in zip(self.runs[2:], others, strict=True):
-            if not len(stream):
-                place = f"rank {baseline.rank} step {baseline.step}"
-                self.notes.append(f"{capture.path} holds nothing of {place}, which was judged without it")
         count = len(self.repeats)
         found = spread(baseline, others[:count], [payloads[0], *payloads[2 : 2 + count]]) if count else None
         if self.reference is None:
@@ -316,8 +327,15 @@ class _Comparison:
             _same_framework(self.captures[0], capture)
         self.repeats, self.reference, self.runs = list(repeats), reference, [*self.captures, *others]
 
-    def _keep(self, part: Part) -> None:
+    def _keep(self, part: Part, worse: Numbers) -> None:
         """Turn what was found into findings and rows while the streams are at hand."""
+        self.renames |= part.alignment.scopes
+        self.ignored += part.alignment.ignored
+        self.behind += len(worse)
+        if self.first_behind is None and len(worse):
+            self.first_behind = part.streams[1].row(int(part.alignment.candidate[worse[0]]))
+        for stream, norms in zip(part.streams, self.norms, strict=True):
+            norms += norms_of(stream)
         sites = self.sites[0][part.rank], self.sites[1][part.rank]
         for suspect in part.suspects:
             self.findings[id(suspect)] = suspect_finding(suspect, *part.streams, sites)
@@ -357,7 +375,7 @@ def _same_framework(first: Capture, second: Capture) -> None:
         )
 
 
-def _payload(capture: Capture, rank: int, place: Place, expected: int | None) -> Array | None:
+def _payload(capture: Capture, rank: int, place: Located, expected: int | None) -> Array | None:
     """Return a tensor, None where it is lost: the capture then says so, and its sketch is measured instead."""
     segment, key, view = place
     try:

@@ -62,15 +62,19 @@ def over_steps(found: Sequence[Norm], ranks: int) -> tuple[tuple[tuple[int, floa
     return tuple((step, sum(norms) / len(norms)) for step, norms in sorted(steps.items())), WAYS[name] + partial + several
 
 
-def norm_of(stream: Stream) -> Norm | None:
-    """Return the norm of a rank and step, None where the records tell nothing."""
+def norms_of(stream: Stream) -> list[Norm]:
+    """Return the norm of each step of a rank of which the records tell one."""
     slots = _Slots(stream)
+    found: dict[int, Norm] = {}
     for way, levels, chosen in (("given", FINEST, slots.given), ("read", FINEST, slots.read), ("leaf", LEAVES, slots.leaf)):
         for level in levels:
             rows = chosen(level)
-            if len(rows):
-                return Norm(stream.step, f"{way} {level}", math.sqrt(float(np.sum(stream.l2[rows] ** 2))))
-    return None
+            told, of = np.unique(stream.step[stream.call[rows]], return_inverse=True)
+            for step, total in zip(told.tolist(), np.bincount(of, stream.l2[rows] ** 2).tolist(), strict=True):
+                found.setdefault(step, Norm(step, f"{way} {level}", math.sqrt(total)))
+            if len(found) == len(stream.steps):
+                return list(found.values())
+    return list(found.values())
 
 
 class _Slots:
@@ -78,7 +82,8 @@ class _Slots:
 
     def __init__(self, stream: Stream) -> None:
         self.stream, self.names = stream, stream.names
-        self.producers = stream.index(stream.producer)
+        made = stream.index(stream.producer)
+        self.producers = np.where(stream.step[made] == stream.step[stream.call], made, NONE)
         """Call that made what a slot reads, `NONE` where it is of another step or not recorded."""
 
     def given(self, level: str) -> Numbers:
@@ -91,15 +96,23 @@ class _Slots:
 
     def leaf(self, level: str) -> Numbers:
         """Gradients whose forward input, the slot of the same name, is no output of a forward call of the step."""
-        stream, names = self.stream, self.names.names
+        stream = self.stream
         leaves = np.flatnonzero(self._at("forward", level) & self._inputs() & ~self._made_in("forward"))
-        held = {(int(stream.seq[stream.call[k]]), names[stream.slot[k]].removeprefix("input.")) for k in leaves}
         named = self.names.table(_is_input_gradient)[stream.slot]
         gradients = np.flatnonzero(self._at("backward", level) & self._known() & named)
-        forward = stream.forward_seq[stream.call[gradients]].tolist()
-        names_of = (names[stream.slot[k]].removeprefix("grad_input.") for k in gradients)
-        kept = [k for k, seq, name in zip(gradients.tolist(), forward, names_of, strict=True) if (seq, name) in held]
-        return np.array(kept, dtype=np.int64)
+        forward = stream.index(stream.forward_seq[stream.call[gradients]])
+        bare = self._bare()
+        held = stream.call[leaves] * len(bare) + bare[stream.slot[leaves]]
+        return gradients[(forward != NONE) & np.isin(forward * len(bare) + bare[stream.slot[gradients]], held)]
+
+    def _bare(self) -> Numbers:
+        """Return, by number of a slot's name, a number that an input and its gradient share."""
+        known: dict[str, int] = {}
+        found = np.full(len(self.names.names), NONE, np.int64)
+        for number in np.unique(self.stream.slot).tolist():
+            name = self.names.names[number]
+            found[number] = known.setdefault(name.removeprefix("grad_").removeprefix("input."), len(known))
+        return found
 
     def _at(self, phase: str, level: str) -> Array:
         stream, number = self.stream, self.names.number

@@ -224,6 +224,7 @@ class _Judge:
         pairs = np.flatnonzero(backward)
         forward = numbered(self.calls, len(stream))[stream.index(stream.forward_seq[self.calls[pairs]])]
         known = (forward >= 0) & (forward < pairs)
+        known[known] = (stream.step[self.calls[forward[known]]] == stream.step[self.calls[pairs[known]]])
         pairs, forward = pairs[known], forward[known]
         start, stop = np.searchsorted(self.errors.pair, forward), np.searchsorted(self.errors.pair, forward + 1)
         owner = np.r_[owner, np.repeat(pairs, stop - start)]

@@ -129,6 +129,14 @@ def locate(
     part.suspects = sorted(suspects, key=lambda s: s.place)
 
 
+def is_quiet(part: Part, criterion: Criterion, origins: Origins) -> bool:
+    """Tell whether nothing in some later steps needs a closer look; if so, their errors are remembered as `locate` does it."""
+    verdicts, alignment = part.verdicts, part.alignment
+    if len(alignment.only_baseline) or len(alignment.only_candidate) or verdicts.errors.arguments:
+        return False
+    return not bool((verdicts.ratio > criterion.suspect).any()) and origins.passes(Tree(verdicts, alignment))
+
+
 def _seqs_around(tree: Tree, call: int) -> list[int]:
     return list(tree.streams[1].seq[tree.around(call)].tolist()) if call != NONE else []
 

@@ -18,13 +18,13 @@ from trueup.verdict.align import Alignment, same_slots
 from trueup.verdict.arguments import differing_arguments
 from trueup.verdict.foreign import compare_checksums, compare_statistics, compare_texts, is_foreign
 from trueup.verdict.names import normalised
-from trueup.verdict.streams import Array, Numbers, Place, Row, Stream, is_input, is_output
+from trueup.verdict.streams import Array, Numbers, Located, Row, Stream, is_input, is_output
 
 Method = Literal["none", "digest", "tensor", "sketch", "value", "statistics"]
 METHODS: tuple[Method, ...] = ("none", "digest", "tensor", "sketch", "value", "statistics")
 DIGEST, TENSOR, SKETCH, STATISTICS = 1, 2, 3, 5
 
-Payload = Callable[[Place, "int | None"], Array | None]
+Payload = Callable[[Located, "int | None"], Array | None]
 """Returns the tensor that a record names, None where it is lost: also where it has not the digest that the record has."""
 
 UNSIZED = "digests differ; how much is not recorded"
@@ -358,7 +358,7 @@ def _from_payload(errors: Errors, at: Numbers, payloads: tuple[Payload, Payload]
     return np.array(lost, np.int64)
 
 
-def _pair(payloads: tuple[Payload, Payload], wanted: tuple[tuple[Place, int | None], ...]) -> Pair | None:
+def _pair(payloads: tuple[Payload, Payload], wanted: tuple[tuple[Located, int | None], ...]) -> Pair | None:
     first, second = (payload(*one) for payload, one in zip(payloads, wanted, strict=True))
     if first is None or second is None or first.size != second.size:
         return None

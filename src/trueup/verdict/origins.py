@@ -37,18 +37,35 @@ class Origins:
 
     def follow(self, tree: Tree) -> list[tuple[Judged, str]]:
         """Go through one step's calls in order; return ``(call, slot)`` of inputs whose difference has no origin."""
-        self._read(tree)
         verdicts, errors = tree.verdicts, tree.verdicts.errors
-        plain = _plain(tree)
+        suspicious, worst, largest = self._suspicious(tree)
+        # Else it is accounted for with the call that made it.
+        found = [n for n in suspicious.tolist() if not _from_unmatched(tree, n)]
+        self._remember(tree, worst, largest)
+        return [(verdicts.at(int(errors.pair[n])), errors.error(n).slot) for n in found]
+
+    def passes(self, tree: Tree) -> bool:
+        """Go through the calls of some steps in which all have a counterpart, unless `follow` would find something in one."""
+        suspicious, worst, largest = self._suspicious(tree)
+        if len(suspicious):
+            return False
+        self._remember(tree, worst, largest)
+        return True
+
+    def _suspicious(self, tree: Tree) -> tuple[Numbers, Array, float]:
+        """Return inputs that differ more than what was seen before, the largest error of each call's outputs, and of all."""
+        errors, plain = tree.verdicts.errors, _plain(tree)
         worst = _of_outputs(tree, plain)
         before = np.maximum.accumulate(np.r_[self.largest, np.where(tree.leaves(), worst, 0.0)])
         limit = np.maximum(LEAST, GROWTH * before[:-1])[errors.pair]
-        suspicious = np.flatnonzero(errors.inputs & (plain > np.maximum(limit, verdicts.tolerated)))
-        # Else it is accounted for with the call that made it.
-        found = [n for n in suspicious.tolist() if not _from_unmatched(tree, n)]
-        self.largest = float(before[-1])
+        found = np.flatnonzero(errors.inputs & (plain > np.maximum(limit, tree.verdicts.tolerated)))
+        return found, worst, float(before[-1])
+
+    def _remember(self, tree: Tree, worst: Array, largest: float) -> None:
+        self._read(tree)
+        self.largest = largest
+        errors = tree.verdicts.errors
         self.errors.append((errors.streams[1].seq[errors.calls[1]], worst))
-        return [(verdicts.at(int(errors.pair[n])), errors.error(n).slot) for n in found]
 
     def error(self, seq: int) -> float:
         """Return the largest relative error of the outputs of a compared call of an earlier step; 0 where there is none."""

@@ -1,4 +1,4 @@
-"""One rank and step of a capture, in columns: an entry per call, an entry per slot, names as numbers.
+"""One rank and a step of a capture, or several small ones, in columns: an entry per call, an entry per slot, names as numbers.
 
 Both sides of a comparison number names with the same `Vocabulary`, so that calls are matched, measured and judged by array
 operations. A `Row` is a call as an object, made for the few that somebody looks at.
@@ -21,10 +21,10 @@ from trueup.store import sketch_matrix
 
 Array = np.ndarray[Any, Any]
 Numbers = NDArray[np.int64]
-Place = tuple[str, str, "tuple[int, ...] | None"]
+Located = tuple[str, str, "tuple[int, ...] | None"]
 """Where a slot's payload lies: segment, key, and which part of that tensor it is."""
 Read = Callable[[Sequence[str]], pa.Table]
-"""Reads columns of the records of one rank and step, sorted by ``seq``."""
+"""Reads columns of the records of one rank and some steps, sorted by step and ``seq``."""
 
 FOREIGN = ("foreign_checksum", "foreign_statistics")
 """Columns of imported captures that are compared."""
@@ -127,13 +127,13 @@ class Stream:
         table = read(NEEDED)
         self.imported = imported
         self._read, self.names, self.values = read, names, values
-        seq = _integers(table, "seq")
-        firsts = np.flatnonzero(np.r_[True, seq[1:] != seq[:-1]]) if len(seq) else np.empty(0, np.int64)
+        seq, step = _integers(table, "seq"), _integers(table, "step")
+        firsts = np.flatnonzero(np.r_[True, (seq[1:] != seq[:-1]) | (step[1:] != step[:-1])]) if len(seq) else np.empty(0, np.int64)
         self.starts: Numbers = np.r_[firsts, len(seq)]
         self.call = np.repeat(np.arange(len(firsts)), np.diff(self.starts))
         """Call of each slot."""
-        self.rank, self.step = (int(table[name][0].as_py()) if len(seq) else 0 for name in ("rank", "step"))
-        self.seq = seq[firsts]
+        self.rank = int(table["rank"][0].as_py()) if len(seq) else 0
+        self.seq, self.step = seq[firsts], step[firsts]
         self.parent, self.ordinal, self.forward_seq, self.site = (
             _integers(table, name)[firsts] for name in ("parent", "ordinal", "forward_seq", "site")
         )
@@ -161,6 +161,16 @@ class Stream:
     def measured(self) -> Array:
         """Whether statistics of each slot were recorded."""
         return np.asarray(~np.isnan(self.counts).any(axis=1))
+
+    @cached_property
+    def steps(self) -> Numbers:
+        """The steps that it holds, in order."""
+        return np.unique(self.step)
+
+    @property
+    def is_ordered(self) -> bool:
+        """Whether a ``seq`` names one call, in whatever step: a process counts on, but not every dump does."""
+        return bool(np.all(self.seq[1:] > self.seq[:-1]))
 
     @cached_property
     def sketch(self) -> Array:
@@ -192,7 +202,7 @@ class Stream:
     def parents(self) -> Numbers:
         """Index of the call around each call, `NONE` for those that have none here: a call comes before what runs inside it."""
         found = self.index(self.parent)
-        return np.where(found < np.arange(len(found)), found, NONE)
+        return np.where((found < np.arange(len(found))) & (self.step[found] == self.step), found, NONE)
 
     @cached_property
     def has_children(self) -> Array:
@@ -233,7 +243,7 @@ class Stream:
         name, optional = self.names.name, _optional
         phase, level, scope, op = (name(int(c[call])) or "" for c in (self.phase, self.level, self.scope, self.op))
         return Row(
-            self.rank, self.step, int(self.seq[call]), optional(self.parent[call]), phase, level, scope, op,
+            self.rank, int(self.step[call]), int(self.seq[call]), optional(self.parent[call]), phase, level, scope, op,
             int(self.ordinal[call]), optional(self.forward_seq[call]), optional(self.site[call]),
             {self.names.names[slot]: k for slot, k in self.slots(call).items()},
         )  # fmt: skip
@@ -254,7 +264,7 @@ class Stream:
         """Return one of `NUMBERS` of every slot as float64, NaN where it was not recorded."""
         return (_counts if name.startswith("n_") else _floats)(self.details[name])
 
-    def places(self, slots: Numbers) -> list[Place]:
+    def places(self, slots: Numbers) -> list[Located]:
         """Return where the payload of slots lies that have one."""
         columns = (self.details[name].take(pa.array(slots)).to_pylist() for name in _PLACE)
         return [(s or "", k or "", None if view is None else tuple(view)) for s, k, view in zip(*columns, strict=True)]

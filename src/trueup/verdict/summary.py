@@ -48,7 +48,7 @@ def call_table(verdicts: Verdicts, paired: Array, sites: Frames) -> pa.Table:
     frames = [sites.get(number, ((), None))[0] for number in site.tolist()]
     rules = [row.name for row in verdicts.criterion.rows]
     columns: dict[str, Any] = {
-        "step": np.full(count, candidate.step, np.int32), "rank": np.full(count, candidate.rank, np.int32),
+        "step": candidate.step[c].astype(np.int32), "rank": np.full(count, candidate.rank, np.int32),
         **{name: _named(getattr(candidate, name)[c], names) for name in ("phase", "level", "scope", "op")},
         "ordinal": candidate.ordinal[c].astype(np.int32), "seq_baseline": baseline.seq[b], "seq_candidate": candidate.seq[c],
         "error_in": verdicts.error_in, "error_out": verdicts.error_out, "expected": verdicts.expected, "ratio": verdicts.ratio,
