@@ -128,4 +128,6 @@ class Ahead:
         for name in columns:
             if name not in known:  # a column of imported captures
                 found = found.append_column(name, pa.nulls(len(found)))
-        return found
+        # A part of the records is a chunk; what is done to a column is done to each. Sketches are too large to copy here.
+        whole = {name: found[name] if name == "sketch" else found[name].combine_chunks() for name in columns}
+        return pa.table(whole)

@@ -1,9 +1,9 @@
 """Which baseline call is which candidate call, within one rank and each of its steps.
 
-Calls are put in buckets of the same step, phase, level and scope. Where both sides of a bucket execute the same operators in the same
-order, the n-th is the n-th (the exact key). Where they do not, the two sequences are aligned so that the sum of similarities is
-largest: same operator and shapes required, then how close the data are. What is left over, on both sides, is paired whatever its
-order if operator, shapes and data are alike: autocast casts a weight before or after an input.
+Calls are put in buckets of the same step, phase, level and scope. Where both sides of a bucket execute the same operators in
+the same order, the n-th is the n-th (the exact key). Where they do not, the two sequences are aligned so that the sum of
+similarities is largest: same operator and shapes required, then how close the data are. What is left over, on both sides, is
+paired whatever its order if operator, shapes and data are alike: autocast casts a weight before or after an input.
 
 Before that, scopes get one name on both sides: by what the user says (`mapping`), then by what they execute (`renames`). After it,
 calls that are left anywhere are paired where their data are bitwise the same. The rest is unmatched.

@@ -149,8 +149,8 @@ class _Comparison:
         ]
         verdict = self._verdict(bool(certain), ranked, counts, summaries)
         if self.by_statistics:  # of an alignment it is the first thing to know
-            place = 0 if verdict == "aligned" else len(self.notes)
-            self.notes.insert(place, statistics_note(self.by_statistics, counts["compared"]))
+            first = 0 if verdict == "aligned" else len(self.notes)
+            self.notes.insert(first, statistics_note(self.by_statistics, counts["compared"]))
         self._last_notes(None if certain else next(iter(culprits), None))
         culprits = culprits if certain else []
         lines = verdict_lines(verdict, culprits, passing, self.unmatched, self.notes, counts)

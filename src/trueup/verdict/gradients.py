@@ -103,7 +103,7 @@ class _Slots:
         forward = stream.index(stream.forward_seq[stream.call[gradients]])
         bare = self._bare()
         held = stream.call[leaves] * len(bare) + bare[stream.slot[leaves]]
-        return gradients[(forward != NONE) & np.isin(forward * len(bare) + bare[stream.slot[gradients]], held)]
+        return np.asarray(gradients[(forward != NONE) & np.isin(forward * len(bare) + bare[stream.slot[gradients]], held)])
 
     def _bare(self) -> Numbers:
         """Return, by number of a slot's name, a number that an input and its gradient share."""

@@ -18,7 +18,7 @@ from trueup.verdict.align import Alignment, same_slots
 from trueup.verdict.arguments import differing_arguments
 from trueup.verdict.foreign import compare_checksums, compare_statistics, compare_texts, is_foreign
 from trueup.verdict.names import normalised
-from trueup.verdict.streams import Array, Numbers, Located, Row, Stream, is_input, is_output
+from trueup.verdict.streams import Array, Located, Numbers, Row, Stream, is_input, is_output
 
 Method = Literal["none", "digest", "tensor", "sketch", "value", "statistics"]
 METHODS: tuple[Method, ...] = ("none", "digest", "tensor", "sketch", "value", "statistics")
@@ -33,8 +33,8 @@ UNSIZED = "digests differ; how much is not recorded"
 HEAPS = 32
 """Tasks that pairs of tensors are measured in, several at a time."""
 
-SKETCHES = 1 << 14
-"""Sketches whose distance is taken at a time: 8 MB a side, which stay in the cache."""
+SKETCHES = 1 << 10
+"""Sketches whose distance is taken at a time: 512 KB a side, which stay in the cache."""
 
 
 @dataclass(slots=True)

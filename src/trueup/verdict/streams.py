@@ -6,21 +6,20 @@ operations. A `Row` is a call as an object, made for the few that somebody looks
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
 
 import numpy as np
 import pyarrow as pa
-from numpy.typing import NDArray
 
-from trueup.kernels.sketch import splitmix64
-from trueup.model import LANES, NUMBERS, CallKey, TensorStats
-from trueup.store import sketch_matrix
+from trueup.model import NUMBERS, CallKey, TensorStats
+from trueup.verdict.columns import NONE as NONE
+from trueup.verdict.columns import Array as Array
+from trueup.verdict.columns import Numbers as Numbers
+from trueup.verdict.columns import Shapes, Sketches, counts, digests, floats, integers
 
-Array = np.ndarray[Any, Any]
-Numbers = NDArray[np.int64]
 Located = tuple[str, str, "tuple[int, ...] | None"]
 """Where a slot's payload lies: segment, key, and which part of that tensor it is."""
 Read = Callable[[Sequence[str]], pa.Table]
@@ -29,8 +28,6 @@ Read = Callable[[Sequence[str]], pa.Table]
 FOREIGN = ("foreign_checksum", "foreign_statistics")
 """Columns of imported captures that are compared."""
 
-NONE = -1
-"""Number of what a record leaves out: a parent, a producer, a name."""
 
 
 def is_input(slot: str) -> bool:
@@ -127,7 +124,7 @@ class Stream:
         table = read(NEEDED)
         self.imported = imported
         self._read, self.names, self.values = read, names, values
-        seq, step = _integers(table, "seq"), _integers(table, "step")
+        seq, step = integers(table["seq"]), integers(table["step"])
         firsts = np.flatnonzero(np.r_[True, (seq[1:] != seq[:-1]) | (step[1:] != step[:-1])]) if len(seq) else np.empty(0, np.int64)
         self.starts: Numbers = np.r_[firsts, len(seq)]
         self.call = np.repeat(np.arange(len(firsts)), np.diff(self.starts))
@@ -135,18 +132,18 @@ class Stream:
         self.rank = int(table["rank"][0].as_py()) if len(seq) else 0
         self.seq, self.step = seq[firsts], step[firsts]
         self.parent, self.ordinal, self.forward_seq, self.site = (
-            _integers(table, name)[firsts] for name in ("parent", "ordinal", "forward_seq", "site")
+            integers(table[name])[firsts] for name in ("parent", "ordinal", "forward_seq", "site")
         )
         self.phase, self.level, self.scope, self.op = (
             names.numbers(table[name])[firsts] for name in ("phase", "level", "scope", "op")
         )
         self.slot, self.dtype, self.producer_slot = (names.numbers(table[name]) for name in ("slot", "dtype", "producer_slot"))
-        self.producer = _integers(table, "producer_seq")
+        self.producer = integers(table["producer_seq"])
         """``seq`` of the call that last wrote the storage of a slot."""
-        self.numel, self.l2 = _counts(table["numel"]), _floats(table["l2"])
-        self.counts = np.stack([_counts(table[name]) for name in ("n_nan", "n_posinf", "n_neginf")], axis=1)
+        self.numel, self.l2 = counts(table["numel"]), floats(table["l2"])
+        self.counts = np.stack([counts(table[name]) for name in ("n_nan", "n_posinf", "n_neginf")], axis=1)
         """float64 ``(slots, 3)``: how many elements are NaN, Inf, -Inf; NaN where no statistics were recorded."""
-        self.digest, self.has_digest = _digests(table["digest"])
+        self.digest, self.has_digest = digests(table["digest"])
         self.shapes = Shapes(table["shape"])
         self.has_payload = table["payload_segment"].is_valid().to_numpy()
         self.arguments = np.full(len(self.seq), NONE, np.int64)
@@ -173,10 +170,9 @@ class Stream:
         return bool(np.all(self.seq[1:] > self.seq[:-1]))
 
     @cached_property
-    def sketch(self) -> Array:
-        """float64 ``(slots, 64)``; rows of NaN where there is none."""
-        matrix = sketch_matrix(self._read(["sketch"])["sketch"])
-        return matrix if len(matrix) == len(self.slot) else np.full((len(self.slot), LANES), np.nan)  # damaged since
+    def sketch(self) -> Sketches:
+        """Of each slot; read when it is asked for."""
+        return Sketches(self._again(["sketch"])["sketch"])
 
     @cached_property
     def foreign(self) -> dict[str, list[str | None]]:
@@ -262,7 +258,7 @@ class Stream:
 
     def number(self, name: str) -> Array:
         """Return one of `NUMBERS` of every slot as float64, NaN where it was not recorded."""
-        return (_counts if name.startswith("n_") else _floats)(self.details[name])
+        return (counts if name.startswith("n_") else floats)(self.details[name])
 
     def places(self, slots: Numbers) -> list[Located]:
         """Return where the payload of slots lies that have one."""
@@ -282,42 +278,6 @@ class Stream:
         return TensorStats(numel=int(self.numel[k]), digest=digest, **numbers)
 
 
-class Shapes:
-    """The shapes of slots; a shape is compared by hashes, with and without its sizes of one, which devices add at will."""
-
-    def __init__(self, column: pa.ChunkedArray) -> None:
-        lists = column.combine_chunks() if isinstance(column, pa.ChunkedArray) else column
-        lists = pa.concat_arrays(lists.chunks) if isinstance(lists, pa.ChunkedArray) else lists
-        self._offsets = lists.offsets.to_numpy().astype(np.int64)
-        self._values = lists.values.to_numpy(zero_copy_only=False).astype(np.int64)
-        self._known = lists.is_valid().to_numpy(zero_copy_only=False)
-        self.ndim = np.where(self._known, np.diff(self._offsets), 0)
-        owner = np.repeat(np.arange(len(self.ndim)), np.diff(self._offsets))
-        values = self._values[self._offsets[0] : self._offsets[-1]] if len(self._offsets) else self._values
-        starts = self._offsets[:-1] - self._offsets[0] if len(self._offsets) > 1 else self._offsets[:0]
-        self.exact = self._hash(values, np.arange(len(values)) - starts[owner], owner)
-        kept = values != 1
-        before = np.r_[0, np.cumsum(kept)]
-        self.squeezed = self._hash(values[kept], (before[:-1] - before[starts[owner]])[kept], owner[kept])
-
-    def _hash(self, values: Numbers, positions: Numbers, owner: Numbers) -> Array:
-        mixed = splitmix64(values.astype(np.uint64) * np.uint64(0x9FB21C651E98DF25) + positions.astype(np.uint64))
-        total = np.r_[np.uint64(0), np.cumsum(mixed, dtype=np.uint64)]
-        ends = np.searchsorted(owner, np.arange(len(self.ndim) + 1))
-        return np.where(self._known, total[ends[1:]] - total[ends[:-1]], np.uint64(1))
-
-    def size(self, k: Array, dimension: int, missing: float) -> Array:
-        """Return one size of each of these slots as float64, ``missing`` where there is no such dimension."""
-        ndim = self.ndim[k]
-        there = (ndim > dimension) if dimension >= 0 else (ndim >= -dimension)
-        at = self._offsets[k] + (dimension if dimension >= 0 else ndim + dimension)
-        return np.where(there, self._values[np.where(there, at, 0)] if len(self._values) else missing, missing).astype(np.float64)
-
-    def __getitem__(self, k: int) -> tuple[int, ...] | None:
-        """Return the shape of slot ``k``."""
-        return tuple(self._values[self._offsets[k] : self._offsets[k + 1]].tolist()) if self._known[k] else None
-
-
 def spans(starts: Numbers, counts: Numbers) -> Numbers:
     """Return the numbers of ranges, one after the other: ``[5, 6, 9]`` for starts ``[5, 9]`` and counts ``[2, 1]``."""
     ends = np.cumsum(counts)
@@ -333,50 +293,3 @@ def numbered(calls: Numbers, count: int) -> Numbers:
 
 def _optional(number: Any) -> int | None:
     return None if number < 0 else int(number)
-
-
-def _integers(table: pa.Table, name: str) -> Numbers:
-    column = table[name]
-    return np.asarray((column.fill_null(NONE) if column.null_count else column).to_numpy(), dtype=np.int64)
-
-
-def _floats(column: pa.ChunkedArray) -> Array:
-    return np.asarray(column.cast(pa.float64()).to_numpy(zero_copy_only=False))
-
-
-COUNTABLE = 2.0**53
-"""Beyond this float64 holds no count, and no tensor has so many elements."""
-
-
-def _counts(column: pa.ChunkedArray) -> Array:
-    """Return counts as float64, NaN for null and for what counts nothing."""
-    found = np.asarray(column.cast(pa.float64(), safe=False).to_numpy(zero_copy_only=False))
-    wrong = (found < 0) | (found > COUNTABLE)
-    return np.where(wrong, np.nan, found) if wrong.any() else found
-
-
-_HEXADECIMAL = np.full(256, 255, np.uint8)
-_HEXADECIMAL[np.frombuffer(b"0123456789abcdef", np.uint8)] = np.arange(16)
-
-
-def _digests(column: pa.ChunkedArray) -> tuple[NDArray[np.uint64], Array]:
-    """Return digests as numbers, and which are there: what has not 16 hexadecimal digits is none."""
-    found, there = np.zeros(len(column), np.uint64), np.zeros(len(column), bool)
-    for start, chunk in _placed(column):
-        _, offsets, data = chunk.buffers()
-        ends = np.frombuffer(offsets, np.int32)[chunk.offset : chunk.offset + len(chunk) + 1]
-        whole = np.flatnonzero((np.diff(ends) == 16) & chunk.is_valid().to_numpy(zero_copy_only=False))
-        if not len(whole):
-            continue
-        digits = _HEXADECIMAL[np.frombuffer(data, np.uint8)[ends[whole][:, None] + np.arange(16)]]
-        there[start + whole] = digits.max(axis=1) < 16
-        found[start + whole] = ((digits[:, ::2] << 4) | digits[:, 1::2]).view(">u8")[:, 0]
-    return found, there
-
-
-def _placed(column: pa.ChunkedArray) -> Iterator[tuple[int, pa.Array]]:
-    start = 0
-    for chunk in column.chunks:
-        if len(chunk):
-            yield start, chunk
-        start += len(chunk)

@@ -1,0 +1,141 @@
+"""Columns of records as arrays: counts, digests, shapes and sketches of slots."""
+
+from __future__ import annotations
+
+import binascii
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+from numpy.typing import NDArray
+
+from trueup.kernels.sketch import splitmix64
+from trueup.model import LANES
+from trueup.store import sketch_matrix
+
+Array = np.ndarray[Any, Any]
+Numbers = NDArray[np.int64]
+
+NONE = -1
+"""Number of what a record leaves out: a parent, a producer, a name."""
+
+
+class Shapes:
+    """The shapes of slots; a shape is compared by hashes, with and without its sizes of one, which devices add at will."""
+
+    def __init__(self, column: pa.ChunkedArray) -> None:
+        lists = column.combine_chunks() if isinstance(column, pa.ChunkedArray) else column
+        lists = pa.concat_arrays(lists.chunks) if isinstance(lists, pa.ChunkedArray) else lists
+        self._offsets = lists.offsets.to_numpy().astype(np.int64)
+        self._values = lists.values.to_numpy(zero_copy_only=False).astype(np.int64)
+        self._known = lists.is_valid().to_numpy(zero_copy_only=False)
+        self.ndim = np.where(self._known, np.diff(self._offsets), 0)
+        owner = np.repeat(np.arange(len(self.ndim)), np.diff(self._offsets))
+        values = self._values[self._offsets[0] : self._offsets[-1]] if len(self._offsets) else self._values
+        starts = self._offsets[:-1] - self._offsets[0] if len(self._offsets) > 1 else self._offsets[:0]
+        self.exact = self._hash(values, np.arange(len(values)) - starts[owner], owner)
+        kept = values != 1
+        before = np.r_[0, np.cumsum(kept)]
+        self.squeezed = self._hash(values[kept], (before[:-1] - before[starts[owner]])[kept], owner[kept])
+
+    def _hash(self, values: Numbers, positions: Numbers, owner: Numbers) -> Array:
+        mixed = splitmix64(values.astype(np.uint64) * np.uint64(0x9FB21C651E98DF25) + positions.astype(np.uint64))
+        total = np.r_[np.uint64(0), np.cumsum(mixed, dtype=np.uint64)]
+        ends = np.searchsorted(owner, np.arange(len(self.ndim) + 1))
+        return np.where(self._known, total[ends[1:]] - total[ends[:-1]], np.uint64(1))
+
+    def size(self, k: Array, dimension: int, missing: float) -> Array:
+        """Return one size of each of these slots as float64, ``missing`` where there is no such dimension."""
+        ndim = self.ndim[k]
+        there = (ndim > dimension) if dimension >= 0 else (ndim >= -dimension)
+        at = self._offsets[k] + (dimension if dimension >= 0 else ndim + dimension)
+        return np.where(there, self._values[np.where(there, at, 0)] if len(self._values) else missing, missing).astype(np.float64)
+
+    def __getitem__(self, k: int) -> tuple[int, ...] | None:
+        """Return the shape of slot ``k``."""
+        return tuple(self._values[self._offsets[k] : self._offsets[k + 1]].tolist()) if self._known[k] else None
+
+
+class Sketches:
+    """The sketches of slots: ``sketches[k]`` is float64 ``(64,)`` or ``(len(k), 64)``, NaN where there is none.
+
+    Args:
+        column: as recorded, with a chunk for each part of the records. It is most of the bytes, and looked at where it lies.
+    """
+
+    def __init__(self, column: pa.ChunkedArray) -> None:
+        self._chunks = [sketch_matrix(chunk) for chunk in column.chunks]
+        self._starts = np.cumsum([0, *map(len, self._chunks)])
+
+    def __len__(self) -> int:
+        return int(self._starts[-1])
+
+    def __getitem__(self, k: Any) -> Array:
+        wanted = np.atleast_1d(k)
+        of = np.searchsorted(self._starts, wanted, "right") - 1
+        held = np.unique(of).tolist()
+        if len(held) == 1:
+            return np.asarray(self._chunks[held[0]][k - self._starts[held[0]]])
+        found = np.empty((len(wanted), LANES))
+        for n in held:
+            at = of == n
+            found[at] = self._chunks[n][wanted[at] - self._starts[n]]
+        return found
+
+
+def integers(column: pa.ChunkedArray) -> Numbers:
+    """Return int64, `NONE` for null."""
+    return np.asarray((column.fill_null(NONE) if column.null_count else column).to_numpy(), dtype=np.int64)
+
+
+def floats(column: pa.ChunkedArray) -> Array:
+    """Return float64, NaN for null."""
+    return np.asarray(column.cast(pa.float64()).to_numpy(zero_copy_only=False))
+
+
+COUNTABLE = 2.0**53
+"""Beyond this float64 holds no count, and no tensor has so many elements."""
+
+
+def counts(column: pa.ChunkedArray) -> Array:
+    """Return counts as float64, NaN for null and for what counts nothing."""
+    found = np.asarray(column.cast(pa.float64(), safe=False).to_numpy(zero_copy_only=False))
+    wrong = (found < 0) | (found > COUNTABLE)
+    return np.where(wrong, np.nan, found) if wrong.any() else found
+
+
+_HEXADECIMAL = np.full(256, 255, np.uint8)
+for _digits in (b"0123456789abcdef", b"0123456789ABCDEF"):
+    _HEXADECIMAL[np.frombuffer(_digits, np.uint8)] = np.arange(16)
+
+
+def digests(column: pa.ChunkedArray) -> tuple[NDArray[np.uint64], Array]:
+    """Return digests as numbers, and which are there: what has not 16 hexadecimal digits is none."""
+    found, there = np.zeros(len(column), np.uint64), np.zeros(len(column), bool)
+    for start, chunk in _placed(column):
+        _, offsets, data = chunk.buffers()
+        ends = np.frombuffer(offsets, np.int32)[chunk.offset : chunk.offset + len(chunk) + 1]
+        whole = np.flatnonzero((np.diff(ends) == 16) & chunk.is_valid().to_numpy(zero_copy_only=False))
+        if len(whole):
+            found[start + whole], there[start + whole] = _parsed(memoryview(data), ends, whole)
+    return found, there
+
+
+def _parsed(data: memoryview, ends: Array, whole: Numbers) -> tuple[Array, Array | bool]:
+    """Return 16 digits each as numbers, and which are digits."""
+    if ends[-1] - ends[0] == 16 * len(whole):  # they lie one after the other
+        try:
+            return np.frombuffer(binascii.unhexlify(data[ends[0] : ends[-1]]), ">u8"), True
+        except binascii.Error:
+            pass
+    digits = _HEXADECIMAL[np.frombuffer(data, np.uint8)[ends[whole][:, None] + np.arange(16)]]
+    return ((digits[:, ::2] << 4) | digits[:, 1::2]).view(">u8")[:, 0], digits.max(axis=1) < 16
+
+
+def _placed(column: pa.ChunkedArray) -> Iterator[tuple[int, pa.Array]]:
+    start = 0
+    for chunk in column.chunks:
+        if len(chunk):
+            yield start, chunk
+        start += len(chunk)

@@ -1,0 +1,101 @@
+"""Small steps compared at once: the same verdict, findings, table and norms as one by one."""
+
+from __future__ import annotations
+
+import dataclasses
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from trueup.model import Result
+from trueup.verdict import ahead, compare
+from trueup.verdict.ahead import Place, places
+from verdict.cases import broken, noisy, trained
+
+STEPS = 7
+LEVELS = {"level": ["module", "api", "aten"], "steps": STEPS}
+
+
+class Held:
+    """What `places` asks of a capture."""
+
+    def __init__(self, sizes: dict[tuple[int, int], int], *, imported: bool = False) -> None:
+        self.sizes, self.imported = sizes, imported
+
+
+def grouped(*captures: Any, ranks: int = 1, steps: int = 5) -> list[tuple[int, tuple[int, ...]]]:
+    return [(place.rank, place.steps) for place in places(captures, range(ranks), range(steps))]
+
+
+def sizes(*rows: int, rank: int = 0) -> dict[tuple[int, int], int]:
+    return {(rank, step): count for step, count in enumerate(rows) if count}
+
+
+def test_the_first_step_stands_alone() -> None:
+    side = Held(sizes(10, 10, 10, 10, 10))
+    assert grouped(side, side) == [(0, (0,)), (0, (1, 2, 3, 4))]
+
+
+def test_no_more_rows_than_fit(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(ahead, "ROWS", 20)
+    assert grouped(Held(sizes(5, 10, 10, 10, 90)), Held(sizes(5, 10, 10, 11, 9))) == [(0, (0,)), (0, (1, 2)), (0, (3,)), (0, (4,))]
+
+
+def test_a_step_that_one_run_lacks_stands_alone() -> None:
+    other = Held(sizes(10, 10, 0, 10, 10))
+    assert grouped(Held(sizes(10, 10, 10, 10, 10)), other) == [(0, (0,)), (0, (1,)), (0, (2,)), (0, (3, 4))]
+
+
+def test_imported_steps_stand_alone() -> None:
+    found = grouped(Held(sizes(9, 9, 9)), Held(sizes(9, 9, 9), imported=True), steps=3)
+    assert found == [(0, (0,)), (0, (1,)), (0, (2,))]
+
+
+def test_ranks_take_turns() -> None:
+    side = Held(sizes(9, 9, 9) | sizes(9, 9, 9, rank=1))
+    assert grouped(side, side, ranks=2, steps=3) == [(0, (0,)), (1, (0,)), (0, (1, 2)), (1, (1, 2))]
+    assert Place(0, (1, 2)) in places([side, side], [0, 1], [0, 1, 2])  # type: ignore[list-item]
+
+
+def rounded(training: Any) -> None:
+    with torch.no_grad():
+        for parameter in training.model.parameters():
+            parameter.mul_(1 + 2.0**-23)
+
+
+@pytest.fixture(scope="module")
+def baseline(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return trained(tmp_path_factory.mktemp("ahead") / "baseline", **LEVELS)
+
+
+def fault(nth: int) -> Any:
+    """Break the ``nth`` softmax backward: two a step."""
+    return lambda training: broken("aten::_softmax_backward_data", noisy(1e-2), nth)
+
+
+CASES = {"rounding": rounded, "in the middle": fault(7), "at the end": fault(2 * STEPS - 1)}
+
+
+@pytest.mark.parametrize("change", CASES.values(), ids=CASES)
+def test_at_once_or_one_by_one(change: Any, baseline: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    candidate = trained(tmp_path / "candidate", alter=change, **LEVELS)
+    at_once = compare(baseline, candidate)
+    monkeypatch.setattr(ahead, "ROWS", 0)
+    one_by_one = compare(baseline, candidate)
+    assert at_once.verdict == ("aligned" if change is rounded else "deviates"), at_once.sentence
+    assert comparable(at_once) == comparable(one_by_one)
+    assert at_once.calls.equals(one_by_one.calls)
+
+
+def comparable(result: Result) -> dict[str, Any]:
+    return {f.name: getattr(result, f.name) for f in dataclasses.fields(result) if f.name != "calls"}
+
+
+def test_quiet_steps_are_not_looked_at_one_by_one(baseline: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    seen: list[int] = []
+    part = compare.__globals__["_Comparison"]._part
+    monkeypatch.setattr(compare.__globals__["_Comparison"], "_part", lambda self, *place: seen.append(place[1]) or part(self, *place))
+    assert compare(baseline, baseline).verdict == "aligned"
+    assert seen == [0]
