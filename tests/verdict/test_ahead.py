@@ -95,7 +95,8 @@ def comparable(result: Result) -> dict[str, Any]:
 
 def test_quiet_steps_are_not_looked_at_one_by_one(baseline: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     seen: list[int] = []
-    part = compare.__globals__["_Comparison"]._part
-    monkeypatch.setattr(compare.__globals__["_Comparison"], "_part", lambda self, *place: seen.append(place[1]) or part(self, *place))
+    comparison = compare.__globals__["_Comparison"]
+    part = comparison._part
+    monkeypatch.setattr(comparison, "_part", lambda self, *place: seen.append(place[1]) or part(self, *place))
     assert compare(baseline, baseline).verdict == "aligned"
     assert seen == [0]

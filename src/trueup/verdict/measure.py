@@ -331,18 +331,23 @@ def _from_digests(errors: Errors, n: int, baseline: str | None, candidate: str |
 
 
 def _from_payload(errors: Errors, at: Numbers, payloads: tuple[Payload, Payload], in_full: bool) -> Numbers:
-    """Measure from both sides' bytes, several slots at a time; return those whose bytes are lost or hold no numbers."""
+    """Measure from both sides' bytes, several slots at a time; return those whose bytes are lost or hold no numbers.
+
+    What one call returned others read: two tensors are measured once, however many slots show them.
+    """
     wanted = []
     for stream, side in zip(errors.streams, errors.slots, strict=True):
         digests = [int(d) if known else None for d, known in zip(stream.digest[side[at]], stream.has_digest[side[at]], strict=True)]
         wanted.append(list(zip(stream.places(side[at]), digests, strict=True)))
-    both = list(zip(*wanted, strict=True))
+    shown = list(zip(*wanted, strict=True))
+    both = list(dict.fromkeys(shown))
     # A task for each pair would cost more than it does.
-    heaps = [range(first, len(both), HEAPS) for first in range(min(HEAPS, len(both)))]
-    done = side_by_side(lambda heap: [(n, _pair(payloads, both[n])) for n in heap], heaps)
+    heaps = [both[first::HEAPS] for first in range(min(HEAPS, len(both)))]
+    done = side_by_side(lambda heap: [(one, _pair(payloads, one)) for one in heap], heaps)
+    found = dict(one for heap in done for one in heap)
     lost = []
-    for place, measured in (one for heap in done for one in heap):
-        n = int(at[place])
+    for n, one in zip(at.tolist(), shown, strict=True):
+        measured = found[one]
         if measured is None:
             lost.append(n)
             continue
