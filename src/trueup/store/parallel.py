@@ -12,14 +12,14 @@ Item = TypeVar("Item")
 Result = TypeVar("Result")
 
 
-def side_by_side(work: Callable[[Item], Result], items: Sequence[Item]) -> list[Result]:
-    """Return ``work`` of each item, in order; what it raises is raised once all are done.
+def side_by_side(work: Callable[[Item], Result], items: Sequence[Item], workers: int = WORKERS) -> list[Result]:
+    """Return ``work`` of each item, in order, ``workers`` of them at a time; what it raises is raised once all are done.
 
     An interpreter that is ending starts no more threads; then, and for a single item, it is one after the other.
     """
     if len(items) < 2:
         return [work(item) for item in items]
-    with ThreadPoolExecutor(min(WORKERS, len(items)), "trueup-disk") as pool:
+    with ThreadPoolExecutor(min(workers, len(items)), "trueup-disk") as pool:
         started = []
         try:
             for item in items:

@@ -33,6 +33,7 @@ class Part:
     rows: int
     names: tuple[str, ...]
     segments: frozenset[str]
+    levels: frozenset[str]
     has_sites: bool
 
 
@@ -49,11 +50,11 @@ def inspect(path: Path, rank: int, step: int) -> Part:
         rows, names = file.metadata.num_rows, file.schema_arrow.names
         if rows > ROWS_PER_BYTE * size:
             raise ValueError(f"claims {rows} rows in a file of {size} bytes")
-        references = file.read([name for name in ("payload_segment", "site") if name in names], use_threads=False)
+        references = file.read([name for name in ("payload_segment", "level", "site") if name in names], use_threads=False)
     references.validate(full=True)
     found = {name: references[name].unique().drop_null().to_pylist() for name in references.column_names}
-    segments = frozenset(str(name) for name in found.get("payload_segment", ()))
-    return Part(path, rank, step, rows, tuple(names), segments, bool(found.get("site")))
+    segments, levels = (frozenset(map(str, found.get(name, ()))) for name in ("payload_segment", "level"))
+    return Part(path, rank, step, rows, tuple(names), segments, levels, bool(found.get("site")))
 
 
 def read(part: Part, columns: Collection[str] | None, where: Mapping[str, Collection[Any]]) -> pa.Table:

@@ -18,6 +18,9 @@ from trueup.store.parallel import side_by_side
 from trueup.store.parts import BROKEN, Part
 from trueup.store.segment import Segment, open_segment
 
+READERS = 3
+"""Parts that are read at a time: more hide the waiting for a disk, and take turns at the interpreter instead."""
+
 OPEN_SEGMENTS = 64
 """Segments that stay mapped."""
 
@@ -76,6 +79,11 @@ class Capture:
         return self._names
 
     @property
+    def levels(self) -> frozenset[str]:
+        """Levels of its calls."""
+        return frozenset().union(*(part.levels for part in self._parts))
+
+    @property
     def imported(self) -> bool:
         """Whether it was made of another tool's dump."""
         return "imported" in self.root
@@ -124,7 +132,7 @@ class Capture:
         steps = sorted(accepted["step"]) if "step" in accepted else self._by_step
         chosen = [part for step in steps for part in self._by_step.get(step, ()) if part.rank in accepted.get("rank", (part.rank,))]
         names = None if columns is None else [*dict.fromkeys([*columns, *parts.KEYS])]
-        read = side_by_side(lambda part: self._read(part, names, accepted), chosen)
+        read = side_by_side(lambda part: self._read(part, names, accepted), chosen, READERS)
         tables = [table for table in read if table]
         if not tables:
             return _selected(schema.RECORDS.empty_table(), columns or schema.RECORDS.names)

@@ -109,8 +109,8 @@ class Ahead:
 
     def reads(self, at: int) -> list[Records]:
         """Return the records of the ``at``-th place, of each capture; begin with those of the next."""
-        columns = NEEDED + SKETCH if any(records.sketched for records in self._now) else NEEDED
-        for place in self.places[at : at + 2]:
+        sketched = not self._now or any(records.sketched for records in self._now)
+        for place, columns in zip(self.places[at : at + 2], (NEEDED, NEEDED + SKETCH if sketched else NEEDED), strict=False):
             for side in range(len(self._captures)):
                 if (side, place) not in self._waiting:
                     self._waiting[side, place] = self._pool.submit(self._read, side, place, columns)

@@ -95,9 +95,8 @@ class _Comparison:
         self._comparable()
         self.uncompared = False
         """Whether something that one run holds was not compared, so that the runs cannot be called aligned."""
-        self.overviews = tuple(map(Overview.of, self.captures))
         self.levels = self._levels(level)
-        held = {name for overview in self.overviews for name in overview.levels}
+        held = frozenset().union(*(capture.levels for capture in self.captures))
         self.chosen = None if held == set(self.levels) else self.levels
         self.ranks = self._common("ranks", [sorted(c.ranks) for c in self.captures])
         self.steps = self._common("steps", [c.steps for c in self.captures])
@@ -120,14 +119,7 @@ class _Comparison:
         self.names = Vocabulary()
 
     def run(self) -> Result:
-        found = places(self.runs, self.ranks, self.steps)
-        with Ahead(self.runs, self.chosen, found) as ahead:
-            for at, place in enumerate(found):
-                reads = ahead.reads(at)
-                if len(place.steps) > 1 and self._at_once(place, reads):
-                    continue
-                for step in place.steps:
-                    self._part(place.rank, step, [records.of(step) for records in reads])
+        overviews = self._parts()
         for rank, origins in self.origins.items():
             self._unmatched(rank, [(SIDES[side], row) for side in (0, 1) for row in origins.pending[side].values()])
         ranked = rank_culprits(self.suspects)
@@ -145,9 +137,10 @@ class _Comparison:
             culprits[0] = dataclasses.replace(culprits[0], victims=passed_on)
         passing = victim_findings(table, MAX_FINDINGS)
         summaries = [
-            summarise(c, o, self.ranks) for c, o in zip(self.captures, self.overviews, strict=True)
+            summarise(c, o, self.ranks) for c, o in zip(self.captures, overviews[:2], strict=True)
         ]
-        verdict = self._verdict(bool(certain), ranked, counts, summaries)
+        repeated = [overview.losses for overview in overviews[2:]]
+        verdict = self._verdict(bool(certain), ranked, counts, summaries, repeated)
         if self.by_statistics:  # of an alignment it is the first thing to know
             first = 0 if verdict == "aligned" else len(self.notes)
             self.notes.insert(first, statistics_note(self.by_statistics, counts["compared"]))
@@ -161,12 +154,12 @@ class _Comparison:
         return with_evidence(result, self.captures, self.norms, self.criterion)
 
     def _verdict(
-        self, deviates: bool, ranked: list[Suspect], counts: dict[str, int], summaries: list[RunSummary]
-    ) -> VerdictWord:
+        self, deviates: bool, ranked: list[Suspect], counts: dict[str, int], summaries: list[RunSummary],
+        repeated: list[dict[int, float]],
+    ) -> VerdictWord:  # fmt: skip
         """Decide; whatever was not compared, or not seen to arise, keeps two runs from being called aligned."""
         if deviates:
             return "deviates"
-        repeated = [Overview.of(capture).losses for capture in self.repeats]
         apart = loss_note(summaries[0], summaries[1], self.criterion.loss, repeated, self.criterion.yardstick)
         reasons = [r for r in (apart, *self.unexplained[:1]) if r]
         lost = [text for capture in self.captures for text in capture.lost]
@@ -215,7 +208,7 @@ class _Comparison:
         for name in wanted:
             if name not in LEVELS:
                 raise TrueupError(f"level {name!r} is unknown: expected {', '.join(LEVELS)}")
-        held = [overview.levels for overview in self.overviews]
+        held = [[name for name in LEVELS if name in capture.levels] for capture in self.captures]
         for capture, levels in zip(self.captures, held, strict=True):
             if not levels and capture.lost:
                 raise TrueupError(f"{capture.path} holds no readable records: {min(capture.lost)}; record again")
@@ -258,6 +251,26 @@ class _Comparison:
         return str(self.captures[side].path)
 
     # ---------------------------------------------------------------- one rank and step at a time, or several
+    def _parts(self) -> list[Overview]:
+        """Compare all that the runs have in common; return what there is to say of each capture, but the float64 run's."""
+        found = places(self.runs, self.ranks, self.steps)
+        overviews = [Overview(capture) for capture in self.runs[: 2 + len(self.repeats)]]
+        seen: set[tuple[int, int]] = set()
+        with Ahead(self.runs, self.chosen, found) as ahead:
+            for at, place in enumerate(found):
+                reads = ahead.reads(at)
+                if self.chosen is None:  # else records of other levels were not read
+                    seen.update((place.rank, step) for step in place.steps)
+                    for overview, records in zip(overviews, reads, strict=False):
+                        overview.add(records(Overview.COLUMNS))
+                if len(place.steps) > 1 and self._at_once(place, reads):
+                    continue
+                for step in place.steps:
+                    self._part(place.rank, step, [records.of(step) for records in reads])
+        for overview in overviews:
+            overview.add_the_rest(seen)
+        return overviews
+
     def _at_once(self, place: Place, reads: Sequence[Read]) -> bool:
         """Compare several small steps in one go, unless one of them has to be looked at by itself: return whether it was done."""
         streams = self._streams(reads)

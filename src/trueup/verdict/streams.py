@@ -105,7 +105,7 @@ class Row:
 _PLACE = ("payload_segment", "payload_key", "payload_view")
 NEEDED = (
     "rank", "step", "seq", "parent", "phase", "level", "scope", "op", "ordinal", "forward_seq", "site", "slot", "dtype", "shape",
-    "numel", "l2", "n_nan", "n_posinf", "n_neginf", "digest", "value", "producer_seq", "producer_slot", "payload_segment",
+    "numel", "mean", "l2", "n_nan", "n_posinf", "n_neginf", "digest", "value", "producer_seq", "producer_slot", "payload_segment",
 )  # fmt: skip
 """Columns that every comparison reads."""
 
@@ -140,7 +140,7 @@ class Stream:
         self.slot, self.dtype, self.producer_slot = (names.numbers(table[name]) for name in ("slot", "dtype", "producer_slot"))
         self.producer = integers(table["producer_seq"])
         """``seq`` of the call that last wrote the storage of a slot."""
-        self.numel, self.l2 = counts(table["numel"]), floats(table["l2"])
+        self.numel, self.mean, self.l2 = counts(table["numel"]), floats(table["mean"]), floats(table["l2"])
         self.counts = np.stack([counts(table[name]) for name in ("n_nan", "n_posinf", "n_neginf")], axis=1)
         """float64 ``(slots, 3)``: how many elements are NaN, Inf, -Inf; NaN where no statistics were recorded."""
         self.digest, self.has_digest = digests(table["digest"])

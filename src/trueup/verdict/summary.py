@@ -4,15 +4,14 @@ from __future__ import annotations
 
 import math
 from collections import defaultdict
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from trueup.model import LEVELS, RunSummary
+from trueup.model import RunSummary
 from trueup.report.scaling import COLUMNS as SCALE_COLUMNS
 from trueup.report.scaling import OP as SCALER
 from trueup.report.scaling import loss_scale
@@ -112,39 +111,50 @@ def victims(table: pa.Table) -> int:
     return int(pc.sum(pc.equal(table.column("role"), "victim")).as_py() or 0)
 
 
-@dataclass(frozen=True)
 class Overview:
-    """What is told from a capture's records at a glance, read once."""
+    """What is told from a capture's records at a glance, gathered as they are read."""
 
-    levels: tuple[str, ...]
-    calls: int
-    losses: dict[int, float]
-    """Loss per step: the mean over ranks and micro-batches of what ``backward()`` was called on."""
-    scale: str | None
-    """How the scale of a GradScaler went, in words; None where there was none."""
+    COLUMNS = ("rank", "step", "seq", "op", "mean")
 
-    @classmethod
-    def of(cls, capture: Capture) -> Overview:
-        """Read the narrow columns of a capture."""
-        table = capture.records(columns=["rank", "step", "seq", "level", "op", "mean"])
-        numbers = [table.column(n).to_numpy().astype(np.int64) for n in ("rank", "step", "seq")]  # sorted by these
+    def __init__(self, capture: Capture) -> None:
+        self._capture = capture
+        self.calls = 0
+        self._losses: defaultdict[int, list[float]] = defaultdict(list)
+        self._scaled: set[int] = set()
+        """Steps in which a GradScaler worked."""
+
+    def add(self, table: pa.Table) -> None:
+        """Count in some records: `COLUMNS` of whole steps of a rank."""
         changes = np.zeros(max(table.num_rows - 1, 0), dtype=bool)
-        for column in numbers:
+        for name in ("rank", "step", "seq"):  # sorted by these
+            column = table[name].to_numpy()
             changes |= column[1:] != column[:-1]
-        held = set(table.column("level").unique().to_pylist())
-        calls = int(np.count_nonzero(changes)) + bool(table.num_rows)
-        scaled = pc.any(pc.equal(table.column("op"), SCALER)).as_py()
-        scale = loss_scale(capture.records(columns=list(SCALE_COLUMNS), op=SCALER)) if scaled else None
-        return cls(tuple(level for level in LEVELS if level in held), calls, _losses(table), scale)
+        self.calls += int(np.count_nonzero(changes)) + bool(table.num_rows)
+        found = table.filter(pc.is_in(table["op"].cast(pa.string()), value_set=pa.array([LOSS_OP, SCALER])))
+        for row in found.to_pylist():
+            if row["op"] == SCALER:
+                self._scaled.add(row["step"])
+            elif row["mean"] is not None:  # else no statistics were kept
+                self._losses[row["step"]].append(float(row["mean"]))
 
+    def add_the_rest(self, seen: Collection[tuple[int, int]]) -> None:
+        """Read what is missing: all but some ranks and steps."""
+        left = [place for place in self._capture.sizes if place not in seen]
+        for rank in sorted({rank for rank, _ in left}):
+            steps = [step for other, step in left if other == rank]
+            self.add(self._capture.records(columns=list(self.COLUMNS), rank=rank, step=steps))
 
-def _losses(table: pa.Table) -> dict[int, float]:
-    table = table.filter(pc.equal(table.column("op"), LOSS_OP))
-    values: defaultdict[int, list[float]] = defaultdict(list)
-    for step, mean in zip(table.column("step").to_pylist(), table.column("mean").to_pylist(), strict=True):
-        if mean is not None:  # else no statistics were kept
-            values[step].append(float(mean))
-    return {step: sum(v) / len(v) for step, v in sorted(values.items())}
+    @property
+    def losses(self) -> dict[int, float]:
+        """Loss per step: the mean over ranks and micro-batches of what ``backward()`` was called on."""
+        return {step: sum(values) / len(values) for step, values in sorted(self._losses.items())}
+
+    @property
+    def scale(self) -> str | None:
+        """How the scale of a GradScaler went, in words; None where there was none."""
+        if not self._scaled:
+            return None
+        return loss_scale(self._capture.records(columns=list(SCALE_COLUMNS), step=self._scaled, op=SCALER))
 
 
 def summarise(capture: Capture, overview: Overview, ranks: Sequence[int]) -> RunSummary:
@@ -155,7 +165,7 @@ def summarise(capture: Capture, overview: Overview, ranks: Sequence[int]) -> Run
     environment = {f"version of {k}": str(v) for k, v in first.get("versions", {}).items()}
     environment |= {str(k): str(v) for k, v in first.get("environment", {}).items()}
     environment |= {f"seed of {k}": str(v) for k, v in first.get("seeds", {}).items()}
-    environment |= {} if overview.scale is None else {"loss scale": overview.scale}
+    environment |= {} if (scale := overview.scale) is None else {"loss scale": scale}
     notes = dict.fromkeys([str(n) for m in manifests for n in m.get("notes", [])] + list(capture.problems))
     return RunSummary(
         path=str(capture.path),
