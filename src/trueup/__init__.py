@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     from trueup.model import Finding as Finding
     from trueup.model import Result as Result
     from trueup.model import TrueupError as TrueupError
+    from trueup.mitigating import apply_policy as apply_policy
     from trueup.readers import import_dump as import_dump
     from trueup.seeds import seed_all as seed_all
     from trueup.store import Capture as Capture
@@ -43,6 +44,7 @@ _HOMES = {
     "Result": "trueup.model",
     "TrainerCallback": "trueup.adapters.torch.huggingface",
     "TrueupError": "trueup.model",
+    "apply_policy": "trueup.mitigating",
     "capture": "trueup.capturing",
     "compare": "trueup.verdict",
     "import_dump": "trueup.readers",
@@ -52,7 +54,7 @@ _HOMES = {
 }
 
 __all__ = [
-    "Capture", "Finding", "LightningCallback", "Result", "TrainerCallback", "TrueupError", "__version__", "capture", "compare",
+    "Capture", "Finding", "LightningCallback", "Result", "TrainerCallback", "TrueupError", "__version__", "apply_policy", "capture", "compare",
     "import_dump", "open_capture", "seed_all", "step",
 ]  # fmt: skip
 
