@@ -25,10 +25,10 @@ if TYPE_CHECKING:
     from trueup.adapters.torch.lightning import LightningCallback as LightningCallback
     from trueup.capturing import capture as capture
     from trueup.capturing import step as step
+    from trueup.mitigating import apply_policy as apply_policy
     from trueup.model import Finding as Finding
     from trueup.model import Result as Result
     from trueup.model import TrueupError as TrueupError
-    from trueup.mitigating import apply_policy as apply_policy
     from trueup.readers import import_dump as import_dump
     from trueup.seeds import seed_all as seed_all
     from trueup.store import Capture as Capture
@@ -54,8 +54,8 @@ _HOMES = {
 }
 
 __all__ = [
-    "Capture", "Finding", "LightningCallback", "Result", "TrainerCallback", "TrueupError", "__version__", "apply_policy", "capture", "compare",
-    "import_dump", "open_capture", "seed_all", "step",
+    "Capture", "Finding", "LightningCallback", "Result", "TrainerCallback", "TrueupError", "__version__", "apply_policy", "capture",
+    "compare", "import_dump", "open_capture", "seed_all", "step",
 ]  # fmt: skip
 
 

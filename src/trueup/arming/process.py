@@ -52,10 +52,8 @@ class _Process:
         try:
             from trueup.adapters.torch.armed import Armed
 
-            policy = self._order.get("policy")
-            self._armed = Armed(
-                Path(self._order["directory"]), self._order["options"], self._order["root"], None if policy is None else tuple(policy)
-            )
+            order = self._order
+            self._armed = Armed(Path(order["directory"]), order["options"], order["root"], order.get("policy"))
             self._armed.begin(at_once=self.role == "run")
         except Exception as error:  # noqa: BLE001
             self._failure = f"{type(error).__name__}: {error}"

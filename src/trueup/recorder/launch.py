@@ -60,7 +60,8 @@ def _policy(path: str | None, options: Mapping[str, Any]) -> tuple[str, str] | N
     if options.get("compile") == "through":
         raise TrueupError(
             "A policy and --compile=through exclude each other; nothing was run.\n"
-            f"  where:    --policy {path}\n  expected: --compile=off, which runs the Python code of what was compiled\n  got:      through\n"
+            f"  where:    --policy {path}\n  expected: --compile=off, which runs the Python code of what was compiled\n"
+            "  got:      through\n"
             "  next:     leave out --compile=through: no rule reaches into compiled code"
         )
     return read.path, read.text

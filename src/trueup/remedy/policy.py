@@ -15,8 +15,8 @@
     phase = "backward"
     deterministic = true
 
-Patterns are those of `trueup capture --include`: globs, or regular expressions between slashes. Of several rules that match a call the
-first holds.
+Patterns are those of `trueup capture --include`: globs, or regular expressions between slashes. Of several rules that match a call
+the first holds.
 """
 
 from __future__ import annotations
@@ -73,9 +73,9 @@ class PolicyRule:
     @property
     def calls(self) -> str:
         """Say which calls: ``torch.nn.functional.linear in encoder.*``, ``module encoder.*``."""
-        what = f"module {self.op}" if self.level == "module" and self.op else self.op or ("module" if self.level == "module" else "all functions")
-        joint = " " if self.level == "module" and not self.op else " in "
-        return what if self.scope is None else f"{what}{joint}{self.scope or 'no module'}"
+        if self.level == "module":
+            return " ".join(word for word in ("module", self.scope, f"({self.op})" if self.op else "") if word)
+        return (self.op or "all functions") + ("" if self.scope is None else f" in {self.scope or 'no module'}")
 
     @property
     def change(self) -> str:
@@ -140,10 +140,10 @@ def parse(text: str, name: str) -> Policy:
                 raise _Wrong(str(key), "tables headed [[rule]]", f"the key {key!r}")
         tables = content.get("rule", [])
         if not isinstance(tables, list) or not all(isinstance(table, dict) for table in tables):
-            raise _Wrong("rule", "tables headed [[rule]]", "[rule] with single brackets" if isinstance(tables, dict) else repr(tables)[:60])
+            got = "[rule] with single brackets" if isinstance(tables, dict) else _short(tables)
+            raise _Wrong("rule", "tables headed [[rule]]", got)
         if not 0 < len(tables) <= MOST_RULES:
-            raise _Wrong("rule", f"one to {MOST_RULES} rules", f"{len(tables) or 'none'}: it would change nothing"
-                         if not tables else str(len(tables)))
+            raise _Wrong("rule", f"one to {MOST_RULES} rules", str(len(tables) or "none: it would change nothing"))
         return Policy(name, text, tuple(_rule(table, n) for n, table in enumerate(tables, 1)))
     except _Wrong as wrong:
         raise TrueupError(_message(name, wrong.where, wrong.expected, wrong.got)) from None
@@ -157,7 +157,10 @@ class _Wrong(Exception):
 
 def _message(name: str, where: str, expected: str, got: str) -> str:
     place = f"{name}, {where}" if where else name
-    return f"The policy cannot be used; nothing was run with it.\n  where:    {place}\n  expected: {expected}\n  got:      {got}\n  next:     {SEE}"
+    return (
+        "The policy cannot be used; nothing was run with it.\n"
+        f"  where:    {place}\n  expected: {expected}\n  got:      {got}\n  next:     {SEE}"
+    )
 
 
 def _rule(table: dict[str, Any], number: int) -> PolicyRule:
@@ -166,8 +169,9 @@ def _rule(table: dict[str, Any], number: int) -> PolicyRule:
         if key not in KEYS:
             raise _Wrong(f"{at}, key {key[:60]!r}", f"one of {', '.join(KEYS)}", f"{key[:60]!r}")
     rule = PolicyRule(
-        number=number, level=_word(table, at, "level", LEVELS) or "api", scope=_pattern(table, at, "scope"), op=_pattern(table, at, "op"),
-        phase=_word(table, at, "phase", PHASES), dtype=_word(table, at, "dtype", DTYPES), device=_word(table, at, "device", DEVICES),
+        number=number, level=_word(table, at, "level", LEVELS) or "api",
+        scope=_pattern(table, at, "scope"), op=_pattern(table, at, "op"), phase=_word(table, at, "phase", PHASES),
+        dtype=_word(table, at, "dtype", DTYPES), device=_word(table, at, "device", DEVICES),
         deterministic=_flag(table, at, "deterministic"), returns=_word(table, at, "returns", RETURNS),
     )  # fmt: skip
     if not (rule.moves or rule.deterministic):
@@ -180,7 +184,8 @@ def _rule(table: dict[str, Any], number: int) -> PolicyRule:
             f"{rule.op!r}, an operator of level aten, which no rule reaches: name the function around it, as `trueup compare` does",
         )  # fmt: skip
     if rule.returns is not None and not (rule.level == "module" and rule.dtype):
-        raise _Wrong(f"{at}, key 'returns'", "a rule with level = \"module\" and a dtype: of a function it is known", "another rule")
+        expected = "a rule with level = \"module\" and a dtype: what a function returns is known"
+        raise _Wrong(f"{at}, key 'returns'", expected, "another rule")
     if rule.phase == "optimizer" and rule.level == "module":
         raise _Wrong(f"{at}, key 'phase'", "forward or backward for a module: no optimizer calls one", "'optimizer'")
     return rule

@@ -35,6 +35,8 @@ class RuleUse:
     """Calls that it would have been for, had an earlier rule not come first."""
     why_not: str = ""
     """Why calls were left as they were."""
+    random: int = 0
+    """Calls that drew random numbers in the other dtype or on the other device."""
 
     @property
     def nothing(self) -> str | None:
@@ -51,7 +53,8 @@ class RuleUse:
             return f"{name} changed nothing: {reason}"
         rest = self.matched - self.changed
         left = f", {rest:,} left as they were ({self.why_not or 'nothing to change'})" if rest > 0 else ""
-        return f"{name}: {_calls(self.changed)}{left}"
+        drew = f"; {self.random:,} drew random numbers so, perhaps others than without it" if self.random else ""
+        return f"{name}: {_calls(self.changed)}{left}{drew}"
 
     def to_json(self) -> dict[str, Any]:
         """Return the form in which it stands in a manifest."""
@@ -75,7 +78,7 @@ def recorded_uses(manifests: Iterable[Mapping[str, Any]]) -> tuple[RuleUse, ...]
             before = found.get(key)
             found[key] = use if before is None else replace(
                 before, matched=before.matched + use.matched, changed=before.changed + use.changed,
-                shadowed=before.shadowed + use.shadowed, why_not=before.why_not or use.why_not,
+                shadowed=before.shadowed + use.shadowed, why_not=before.why_not or use.why_not, random=before.random + use.random,
             )  # fmt: skip
     return tuple(found.values())
 
@@ -110,7 +113,7 @@ def _use(said: Any) -> RuleUse | None:
     if not isinstance(said, dict):
         return None
     texts = {name: str(said.get(name, ""))[:LONGEST] for name in ("policy", "calls", "change", "why_not")}
-    counts = {name: said.get(name) for name in ("rule", "matched", "changed", "shadowed")}
+    counts = {name: said.get(name) for name in ("rule", "matched", "changed", "shadowed", "random")}
     if not all(type(count) is int and 0 <= count < 2**53 for count in counts.values()):
         return None
     return RuleUse(**texts, **counts)  # type: ignore[arg-type]

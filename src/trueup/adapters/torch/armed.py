@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -33,7 +33,7 @@ class Armed:
         policy: path and text of the policy to apply, or None.
     """
 
-    def __init__(self, directory: Path, options: str, root: dict[str, Any], policy: tuple[str, str] | None = None) -> None:
+    def __init__(self, directory: Path, options: str, root: dict[str, Any], policy: Sequence[str] | None = None) -> None:
         self._directory, self._options, self._root, self._policy = directory, options, root, policy
         self._session: Session | None = None
 
@@ -100,7 +100,9 @@ class Armed:
             return  # the worker's own code captures it
         try:
             self._start()
-        except Exception as error:  # noqa: BLE001 - the training goes on
+        except Exception as error:
+            if self._policy is not None:  # a run without its policy would be taken for one with it
+                raise
             print(f"trueup: process {os.getpid()} is not captured: {error}", file=sys.stderr, flush=True)
 
     def _forked(self) -> None:

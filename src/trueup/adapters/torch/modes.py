@@ -1,7 +1,7 @@
 """Putting a mode on this thread's stacks and taking it off again, whatever other modes the user has entered since.
 
 Who leaves a ``with`` block of a mode takes the topmost one off, so ours goes below those of the user. Only a ``DeviceContext``
-(``torch.device`` as a context, ``torch.set_default_device``) insists on the lowest place of all (PyTorch 2.13), and a mode that says
+(``torch.device`` as a context, ``torch.set_default_device``) insists on the lowest place of all (PyTorch 2.13). A mode that says
 that it is ``lowest`` comes next: a policy, whose doing ours are not to see.
 """
 

@@ -1,4 +1,4 @@
-"""One call under a rule: its tensors are copied to the dtype or device of the rule, it runs, its results are what they would have been.
+"""One call under a rule: its tensors are copied to the dtype or device of the rule, it runs, its results are copied back.
 
 ``Call`` is a function or a module; `execute` decides between running it as it is, in the other way, or in both (`split`).
 """
@@ -32,6 +32,13 @@ EXPLAINED = (RuntimeError, NotImplementedError, TypeError, ValueError)
 
 class PolicyFailed(TrueupError, RuntimeError):
     """A call cannot be executed as a rule asks for."""
+
+
+def failed(rule: PolicyRule, where: str, got: str, advice: str) -> PolicyFailed:
+    """Return the error of a call that cannot be executed as a rule asks for."""
+    return PolicyFailed(
+        f"The policy cannot be kept.\n  where:    {where}\n  expected: {rule}\n  got:      {got}\n  next:     {advice}"
+    )
 
 
 class Call:
@@ -121,7 +128,8 @@ class Call:
             if type(error) not in EXPLAINED:
                 raise
             raise self._failed(str(error)) from error
-        if any(copies.shows(tensor) and copies.original(tensor) is None for tensor in tensors_in(result)) and not self._writes(copies):
+        views = any(copies.shows(tensor) and copies.original(tensor) is None for tensor in tensors_in(result))
+        if views and not self._writes(copies):
             return self._run(arguments), VIEW
         with torch._C.DisableTorchFunction():
             bring_back(self._what_it_wrote(copies, arguments))
@@ -166,14 +174,12 @@ class Call:
         advice = "leave out phase, and both run in the same way" if "different ways" in got else (
             "name another dtype or device, or fewer calls (level, scope, op); see docs/policy.md"
         )  # fmt: skip
-        return PolicyFailed(
-            f"The policy cannot be kept.\n  where:    {self.name}\n  expected: {self.rule}\n  got:      {got}\n  next:     {advice}"
-        )
+        return failed(self.rule, self.name, got, advice)
 
     def generators(self) -> Generators:
         """Return the generators that it may draw from."""
-        devices = [tensor.device for tensor in self.tensors]
-        return Generators(devices, (value for part in self.arguments[:2] for value in (part.values() if isinstance(part, dict) else part)))
+        args, kwargs = self.arguments[:2]
+        return Generators((tensor.device for tensor in self.tensors), (*args, *kwargs.values()))
 
 
 def function_call(

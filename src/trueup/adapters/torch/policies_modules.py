@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch.nn.parameter import is_lazy
 
-from trueup.adapters.torch.policies_calls import Call, PolicyFailed, narrowed
+from trueup.adapters.torch.policies_calls import Call, failed, narrowed
 from trueup.adapters.torch.policies_returns import Form, form_of
 from trueup.adapters.torch.policies_tensors import tensors_in
 from trueup.remedy import PolicyRule
@@ -39,8 +39,9 @@ def forward_replaced(module: torch.nn.Module, make: Callable[[Callable[..., Any]
 
 
 def module_call(
-    rule: PolicyRule, scope: str, module: torch.nn.Module, forward: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
-) -> Call:
+    rule: PolicyRule, scope: str, module: torch.nn.Module, forward: Callable[..., Any], args: tuple[Any, ...],
+    kwargs: dict[str, Any],
+) -> Call:  # fmt: skip
     """Return the call of a module.
 
     Raises:
@@ -101,10 +102,8 @@ def _holding(places: Sequence[Place], before: Sequence[torch.Tensor], now: Seque
 def _refuse_shards(rule: PolicyRule, name: str, module: torch.nn.Module) -> None:
     inside = next((inner for inner in module.modules() if inner is not module and _shards(inner)), None)
     if inside is not None:
-        raise PolicyFailed(
-            f"The policy cannot be kept.\n  where:    {name}\n  expected: {rule}\n  got:      modules inside whose parameters FSDP gathers "
-            f"one by one (the first: {type(inside).__name__})\n  next:     name those modules, or functions (level = \"api\")"
-        )
+        got = f"modules inside whose parameters FSDP gathers one by one (the first: {type(inside).__name__})"
+        raise failed(rule, name, got, "name those modules, or functions (level = \"api\")")
 
 
 def _shards(module: torch.nn.Module) -> bool:

@@ -22,14 +22,15 @@ class Generators:
         """Return where they stand; a device that does not tell is left out."""
         found: State = [(torch.set_rng_state, torch.get_rng_state())]
         for device in self._devices:
-            module = getattr(torch, device.type, None)
+            module: Any = getattr(torch, device.type, None)
             if hasattr(module, "get_rng_state") and hasattr(module, "set_rng_state"):
                 found.append((module.set_rng_state, module.get_rng_state()))
         return found + [(generator.set_state, generator.get_state()) for generator in self._given]
 
     def drew(self, before: State) -> bool:
         """Tell whether numbers were drawn since."""
-        return any(now.numpy().tobytes() != then.numpy().tobytes() for (_, now), (_, then) in zip(self.state(), before, strict=True))
+        pairs = zip(self.state(), before, strict=True)
+        return any(now.numpy().tobytes() != then.numpy().tobytes() for (_, now), (_, then) in pairs)
 
 
 def put_back(state: State) -> None:

@@ -1,6 +1,6 @@
-"""A call whose forward runs one way and whose backward another: an autograd function that computes the forward again in its backward.
+"""A call whose forward runs one way and whose backward another: an autograd function that computes the forward again.
 
-The second computation stands where activation checkpointing would put it, with the random numbers and the autocast of the first. It
+It does so in its backward, where activation checkpointing would, with the random numbers and the autocast of the first. It
 costs one more forward of the call. What it cannot do is said: a call that writes its arguments, returns a view of them, or is
 differentiated twice cannot be split.
 """

@@ -1,6 +1,6 @@
 """The tensors of a call in another dtype or on another device, and what the call wrote brought back.
 
-A copy is an autograd operation, so gradients are cast back on their way. A tensor that is given twice is copied once, so what is one
+A copy is an autograd operation, so gradients are cast back on their way. A tensor that is given twice is copied once: what is one
 tensor stays one.
 """
 
@@ -24,7 +24,7 @@ WIDER: dict[str, dict[torch.dtype, torch.dtype]] = {
     },
     "bfloat16": {torch.float16: torch.bfloat16, torch.float32: torch.bfloat16, torch.float64: torch.bfloat16},
 }  # fmt: skip
-"""What each dtype of a policy does to dtypes: the rest stays. Scaled formats (float8 and smaller) mean nothing without their scales."""
+"""What each dtype of a policy does to dtypes; the rest stays. Formats of 8 bits mean nothing without their scales."""
 
 
 def mapped(value: Any, change: Change, depth: int = 0, *, kind: type = torch.Tensor) -> Any:
@@ -178,6 +178,6 @@ def _version(tensor: torch.Tensor) -> int | None:
 
 def _storage(tensor: torch.Tensor) -> int | None:
     try:
-        return tensor.untyped_storage()._cdata
+        return int(tensor.untyped_storage()._cdata)
     except (RuntimeError, NotImplementedError):  # sparse tensors and some subclasses have none
         return None
