@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from typing import Any
+from typing import Any, ClassVar
 
 import pytest
 import torch
@@ -68,18 +68,17 @@ def test_a_policy_that_matches_nothing_leaves_every_bit(name: str, capsys: pytes
 
 @pytest.mark.parametrize("name", ["bert", "gpt2", "lstm_tagger", "resnet"])
 @pytest.mark.parametrize("rule", [
-    {"op": "torch.*", "dtype": "float32"}, {"level": "module", "scope": "*", "dtype": "float32"},
+    {"op": "torch.*", "dtype": "float32"}, {"level": "module", "scope": "?*", "dtype": "float32"},
     {"level": "module", "scope": "*", "op": "L*", "dtype": "float32", "phase": "backward"},
     {"op": "torch.nn.functional.[gl]*", "dtype": "float64", "phase": "forward"},
 ], ids=["functions", "modules", "backward", "forward"])  # fmt: skip
 def test_models_in_half_precision_train_under_a_wider_dtype(name: str, rule: dict[str, Any]) -> None:
     plain, _ = trained(name, None, torch.bfloat16)
     wide, (use,) = trained(name, rule, torch.bfloat16)
-    if use.nothing is not None:
-        assert name in ("resnet", "lstm_tagger")  # they have no such call
-        return
     assert [t.dtype for t in wide] == [t.dtype for t in plain]
-    assert not same(plain[:-1], wide[:-1])
+    if name in ("bert", "gpt2"):  # the others have no such call in one phase alone, or one that is exact
+        assert use.changed
+        assert not same(plain[:-1], wide[:-1])
     exact, _ = trained(name, None)
     for step in range(2):
         assert abs(wide[step].float() - exact[step]) <= 0.02 * exact[step].abs() + 0.01
@@ -112,14 +111,15 @@ def test_forward_and_backward_run_in_the_wider_dtype() -> None:
 @pytest.mark.parametrize("level", ["api", "module"])
 def test_one_phase_alone(phase: str, level: str) -> None:
     torch.manual_seed(3)
-    norm = torch.nn.LayerNorm(64).bfloat16()
-    x, g = tensor(8, 64), tensor(8, 64, grad=False)
+    norm = torch.nn.LayerNorm(64)
+    x, g = tensor(8, 64, dtype=torch.float32), tensor(8, 64, dtype=torch.float32, grad=False)
 
     def run() -> tuple[torch.Tensor, ...]:
         x.grad = norm.weight.grad = None
         y = norm(x)
         y.backward(g)
-        assert x.grad is not None and norm.weight.grad is not None
+        assert x.grad is not None
+        assert norm.weight.grad is not None
         return y.detach(), x.grad, norm.weight.grad
 
     names = {"op": "torch.nn.functional.layer_norm"} if level == "api" else {"level": "module", "op": "LayerNorm"}
@@ -258,7 +258,8 @@ def test_an_error_of_pytorch_gets_the_rule_and_stays_a_runtime_error() -> None:
     with applying(op="torch.matmul", dtype="float32"), pytest.raises(RuntimeError) as caught:
         torch.matmul(tensor(2, 3), tensor(2, 3))
     assert isinstance(caught.value, TrueupError)
-    assert "where:    torch.matmul" in str(caught.value) and "cannot be multiplied" in str(caught.value)
+    assert "where:    torch.matmul" in str(caught.value)
+    assert "cannot be multiplied" in str(caught.value)
 
 
 # ---------------------------------------------------------------- modules
@@ -280,7 +281,8 @@ def test_a_recurrent_module_in_a_wider_dtype_equals_the_wider_module() -> None:
         assert result.data.dtype == hidden.dtype == torch.bfloat16
         assert torch.equal(result.data, expected.data.bfloat16())
         for (name, mine), other in zip(lstm.named_parameters(), wide.parameters(), strict=True):
-            assert mine.grad is not None and other.grad is not None
+            assert mine.grad is not None
+            assert other.grad is not None
             torch.testing.assert_close(mine.grad, other.grad.bfloat16(), msg=name)
     assert all(isinstance(weight, torch.nn.Parameter) for weight in lstm._parameters.values())
     lstm(packed)  # afterwards as before
@@ -299,7 +301,9 @@ def test_attention_modules_and_keywords() -> None:
 
 
 @pytest.mark.parametrize("reentrant", [False, True])
-@pytest.mark.parametrize("rule", [{"op": "torch.*linear", "scope": "block"}, {"level": "module", "scope": "block*", "op": "Linear"}])
+@pytest.mark.parametrize("rule", [
+    {"op": "torch.*linear", "scope": "block"}, {"level": "module", "scope": "block*", "op": "Linear"},
+])  # fmt: skip
 def test_what_checkpointing_runs_again_is_met_again(reentrant: bool, rule: dict[str, Any]) -> None:
     class Block(torch.nn.Module):
         def __init__(self) -> None:
@@ -383,7 +387,7 @@ def test_an_optimizer_alone() -> None:
 class Spy(torch.autograd.Function):
     """Notes whether deterministic algorithms are on in its forward and its backward."""
 
-    seen: list[bool] = []
+    seen: ClassVar[list[bool]] = []
 
     @staticmethod
     def forward(ctx: Any, x: torch.Tensor) -> torch.Tensor:
@@ -414,7 +418,8 @@ def test_where_pytorch_has_no_deterministic_algorithm() -> None:
     pooled, places = F.max_pool2d(tensor(1, 1, 4, 4, dtype=torch.float32), 2, return_indices=True)
     with applying(op="torch.nn.functional.max_unpool2d", deterministic=True), pytest.raises(PolicyFailed) as caught:
         F.max_unpool2d(pooled, places, 2)
-    assert "torch.nn.functional.max_unpool2d" in str(caught.value) and "deterministic" in str(caught.value)
+    assert "torch.nn.functional.max_unpool2d" in str(caught.value)
+    assert "deterministic" in str(caught.value)
     assert not torch.are_deterministic_algorithms_enabled()
 
 

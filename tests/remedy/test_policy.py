@@ -55,10 +55,10 @@ WRONG = {
     '[[rule]]\nop = "aten::mm"\ndevice = "cpu"': ("p.toml, rule 1, key 'op'", "a function", "an operator of level aten"),
     '[[rule]]\nop = "a"\nphase = "recompute"\ndevice = "cpu"': ("key 'phase'", "leave it out for both", "belongs to forward"),
     '[[rule]]\nop = "a"\nlevel = "aten"\ndevice = "cpu"': ("key 'level'", "one of api, module", "'aten'"),
-    '[[rule]]\nop = "a"\nreturns = "float16"\ndevice = "cpu"': ("key 'returns'", "what a function returns is known", "another rule"),
+    '[[rule]]\nop = "a"\nreturns = "float16"\ndevice = "cpu"': ("key 'returns'", "what a function returns", "another rule"),
     '[[rule]]\nop = "A"\nlevel = "module"\nphase = "optimizer"\ndevice = "cpu"': ("key 'phase'", "no optimizer calls one", "'opt"),
     "[[rule]\nop = 1": ("p.toml", "TOML", "line 1"),
-    '[[rule]]\nop = "a"\nop = "b"': ("p.toml", "TOML", "line 3"),
+    '[[rule]]\nop = "a"\nop = "b"': ("p.toml", "TOML", "Cannot overwrite a value"),
     "a = " + "[" * 3000: ("p.toml", "TOML", ""),
     "".join('[[rule]]\nop = "a"\ndevice = "cpu"\n' for _ in range(1001)): ("p.toml, rule", "one to 1000 rules", "1001"),
 }

@@ -27,7 +27,8 @@ def test_a_rule_in_words(given: dict[str, Any], said: str) -> None:
 
 
 def test_ranks_are_added_up() -> None:
-    manifests = [{"policy": [use(matched=2, changed=2).to_json(), use(rule=2).to_json()]}, {"policy": [use(matched=1).to_json()]}, {}]
+    first = [use(matched=2, changed=2).to_json(), use(rule=2).to_json()]
+    manifests: list[dict[str, Any]] = [{"policy": first}, {"policy": [use(matched=1).to_json()]}, {}]
     assert [(u.rule, u.matched, u.changed) for u in recorded_uses(manifests)] == [(1, 3, 2), (2, 0, 0)]
 
 

@@ -18,9 +18,9 @@ from trueup.report.wording import one_line
 
 HALVES = ("float16", "bfloat16")
 ROUNDING = 64.0
-"""Times the explained error up to which an error in half precision is taken for one of rounding: a wider dtype is tried
-before another device. Accumulating 4,096 terms in the dtype itself, instead of float32, is off by about sqrt(4096) = 64 times the rounding
-of one result (Higham, Accuracy and Stability of Numerical Algorithms, 2nd ed., section 4.2, with random signs)."""
+"""Times the explained error up to which an error in half precision is taken for one of rounding: a wider dtype is tried first then.
+Accumulating 4,096 terms in the dtype itself, instead of float32, is off by about sqrt(4096) = 64 times the rounding of one result
+(Higham, Accuracy and Stability of Numerical Algorithms, 2nd ed., section 4.2, with random signs)."""
 
 
 def suggest(finding: Finding) -> str | None:

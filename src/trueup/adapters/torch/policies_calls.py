@@ -103,11 +103,11 @@ class Call:
         forward, backward = ways if self.rule.phase == "forward" else ways[::-1]
         try:
             every = frozenset(map(id, self.tensors)) if self._written is None else self._written
-            return split(forward, backward, self.arguments, buffers=every), ""
+            return split(forward, backward, self.arguments, buffers=every, refuse=self._not_split), ""
         except ReturnsArgument:
             return self._plain(self.arguments), VIEW
         except CannotSplit as reason:
-            raise self._failed(f"its forward and its backward cannot run in different ways: {reason}") from None
+            raise self._not_split(str(reason)) from None
 
     def _plain(self, arguments: Arguments) -> Any:
         try:
@@ -170,10 +170,12 @@ class Call:
                 stack.enter_context(torch.autocast(kind, enabled=False))
         return stack
 
+    def _not_split(self, reason: str) -> PolicyFailed:
+        got = f"its forward and its backward cannot run in different ways: {reason}"
+        return failed(self.rule, self.name, got, "leave out phase, and both run in the same way")
+
     def _failed(self, got: str) -> PolicyFailed:
-        advice = "leave out phase, and both run in the same way" if "different ways" in got else (
-            "name another dtype or device, or fewer calls (level, scope, op); see docs/policy.md"
-        )  # fmt: skip
+        advice = "name another dtype or device, or fewer calls (level, scope, op); see docs/policy.md"
         return failed(self.rule, self.name, got, advice)
 
     def generators(self) -> Generators:

@@ -29,7 +29,10 @@ class ReturnsArgument(CannotSplit):
     """The call returns an argument or a view of one: it computes nothing."""
 
 
-def split(forward: Way, backward: Way, arguments: tuple[Any, ...], *, buffers: frozenset[int] = frozenset()) -> Any:
+def split(
+    forward: Way, backward: Way, arguments: tuple[Any, ...], *, buffers: frozenset[int] = frozenset(),
+    refuse: Callable[[str], Exception] = CannotSplit,
+) -> Any:  # fmt: skip
     """Execute a call whose gradients come from another way to execute it.
 
     Args:
@@ -37,11 +40,12 @@ def split(forward: Way, backward: Way, arguments: tuple[Any, ...], *, buffers: f
         backward: gives the gradients.
         arguments: all that the call reads: tensors in nested values.
         buffers: addresses of tensors among them that the call writes without harm to its gradients (running statistics).
+        refuse: makes the exception for a backward that cannot be computed, from the reason.
 
     Raises:
         CannotSplit: the call writes an argument, or returns one or a view of one (`ReturnsArgument`).
     """
-    call = _Call(forward, backward, arguments, buffers)
+    call = _Call(forward, backward, arguments, buffers, refuse)
     if not call.differentiable:
         return forward(arguments)
     # As `Function.apply` does outside of torch.func; a capture that stands in its place would take this for a call.
@@ -51,8 +55,10 @@ def split(forward: Way, backward: Way, arguments: tuple[Any, ...], *, buffers: f
 class _Call:
     """One execution, from its forward to its backward."""
 
-    def __init__(self, forward: Way, backward: Way, arguments: tuple[Any, ...], buffers: frozenset[int]) -> None:
-        self.forward, self.backward = forward, backward
+    def __init__(
+        self, forward: Way, backward: Way, arguments: tuple[Any, ...], buffers: frozenset[int], refuse: Callable[[str], Exception]
+    ) -> None:
+        self.forward, self.backward, self.refuse = forward, backward, refuse
         distinct = {id(tensor): tensor for tensor in tensors_in(arguments)}
         self.places = {address: place for place, address in enumerate(distinct)}
         self.tensors = list(distinct.values())
@@ -115,9 +121,9 @@ class _Split(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, *gradients: torch.Tensor | None) -> tuple[torch.Tensor | None, ...]:
-        if torch.is_grad_enabled():
-            raise CannotSplit("its backward is differentiated itself (create_graph=True)")
         call: _Call = ctx.call
+        if torch.is_grad_enabled():
+            raise call.refuse("its backward is differentiated itself (create_graph=True)")
         with ExitStack() as stack:
             stack.enter_context(torch.enable_grad())
             stack.enter_context(drawing_from(call.generators, call.random))

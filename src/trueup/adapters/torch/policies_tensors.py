@@ -150,7 +150,7 @@ class Copies:
         """
         return [
             (original, made) for original, made, before in self._held.values()
-            if all_of_them or id(original) in also or _version(made) != before
+            if all_of_them or id(original) in also or (_differs(original, made) if before is None else made._version != before)
         ]  # fmt: skip
 
 
@@ -170,6 +170,11 @@ def _bring_back_leaf(original: torch.Tensor, made: torch.Tensor) -> None:
     with torch.no_grad():
         if not torch.equal(original.to(dtype=made.dtype, device=made.device), made):
             original.copy_(made)
+
+
+def _differs(original: torch.Tensor, made: torch.Tensor) -> bool:
+    """Tell whether a copy has other values: an inference tensor counts no writes."""
+    return original.shape != made.shape or not torch.equal(original.to(dtype=made.dtype, device=made.device), made)
 
 
 def _version(tensor: torch.Tensor) -> int | None:
