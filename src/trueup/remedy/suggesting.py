@@ -1,7 +1,8 @@
 """A policy for a finding: the text of a `policy.toml` that runs the call found in another way, to see whether that heals the run.
 
-    # trueup suggests this for: neck.lstm, backward, step 0, rank 0
-    # the operator is wrong on its device, so it runs on the CPU; remove the rule when the device is mended
+    # suggested for: neck.lstm, backward, step 0, rank 0 (torch.lstm)
+    # the result is wrong on its device, so it runs on the CPU
+    # a guess, until a run with it has been compared
     [[rule]]
     scope = "neck.lstm"
     op = "torch.lstm"
@@ -40,7 +41,8 @@ def suggest(finding: Finding) -> str | None:
     change, because = _change(finding)
     lines = [
         f"# suggested for: {one_line(finding.name)} ({one_line(finding.op)})",
-        f"# {because}; a guess until a run with it has been compared",
+        f"# {because}",
+        "# a guess, until a run with it has been compared",
         "[[rule]]",
         *(f"{key} = {_quoted(value)}" for key, value in where),
         change,
