@@ -168,10 +168,10 @@ RULES = {
 def policies(out: Path) -> Any:
     """Train under policies, sharded and not; say what each changed, or why it could not."""
     found: dict[str, Any] = {}
-    for name, text in RULES.items():
+    for name, rule in RULES.items():
         path = out / f"{name}.toml"
         if dist.get_rank() == 0:
-            path.write_text(text)
+            path.write_text(rule)
         dist.barrier()
         for wrap in (_ddp, _fsdp):
             try:

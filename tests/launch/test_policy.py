@@ -18,8 +18,8 @@ def written(path: Path, text: str) -> Path:
 
 
 def test_a_run_under_a_policy_says_what_it_changed(tmp_path: Path) -> None:
-    rules = '[[rule]]\nop = "torch.nn.functional.linear"\ndtype = "float64"\n', '[[rule]]\nlevel = "module"\nop = "LSTM"\ndevice = "cpu"\n'
-    policy = written(tmp_path / "policy.toml", "".join(rules))
+    first = '[[rule]]\nop = "torch.nn.functional.linear"\ndtype = "float64"\n'
+    policy = written(tmp_path / "policy.toml", f'{first}[[rule]]\nlevel = "module"\nop = "LSTM"\ndevice = "cpu"\n')
     into = tmp_path / "run"
     run = trueup_run("capture", "--policy", policy, "-o", into, "--", *script("policy_run.py"))
     assert run.returncode == 0, run.stderr
