@@ -132,9 +132,15 @@ class Copies:
         return [original for original, _, _ in self._held.values()]
 
     def original(self, tensor: torch.Tensor) -> torch.Tensor | None:
-        """Return the original of a copy."""
-        found = self._held.get(id(tensor))
-        return None if found is None else found[0]
+        """Return the original of a copy; a copy that lies otherwise in memory, and was not written, is no stand-in for it.
+
+        ``contiguous`` returns the copy itself, where it would have made another tensor of the original.
+        """
+        original, made, before = self._held.get(id(tensor), (None, tensor, None))
+        if original is None:
+            return None
+        alike = original.layout is not torch.strided or original.stride() == made.stride()
+        return original if alike or _version(made) != before else None
 
     def shows(self, tensor: torch.Tensor) -> bool:
         """Tell whether a tensor is a view of a copy."""
