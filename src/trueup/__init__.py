@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from trueup.adapters.torch.lightning import LightningCallback as LightningCallback
     from trueup.capturing import capture as capture
     from trueup.capturing import step as step
+    from trueup.mitigating import apply_policy as apply_policy
     from trueup.model import Finding as Finding
     from trueup.model import Result as Result
     from trueup.model import TrueupError as TrueupError
@@ -43,6 +44,7 @@ _HOMES = {
     "Result": "trueup.model",
     "TrainerCallback": "trueup.adapters.torch.huggingface",
     "TrueupError": "trueup.model",
+    "apply_policy": "trueup.mitigating",
     "capture": "trueup.capturing",
     "compare": "trueup.verdict",
     "import_dump": "trueup.readers",
@@ -52,8 +54,8 @@ _HOMES = {
 }
 
 __all__ = [
-    "Capture", "Finding", "LightningCallback", "Result", "TrainerCallback", "TrueupError", "__version__", "capture", "compare",
-    "import_dump", "open_capture", "seed_all", "step",
+    "Capture", "Finding", "LightningCallback", "Result", "TrainerCallback", "TrueupError", "__version__", "apply_policy", "capture",
+    "compare", "import_dump", "open_capture", "seed_all", "step",
 ]  # fmt: skip
 
 

@@ -276,6 +276,8 @@ class RunSummary:
     """``(step, norm)`` pairs: root of the summed squares of the gradients of all parameters, before clipping."""
     gradient_source: str = ""
     """Which tensors the norms are of, or why there are none."""
+    policy: tuple[str, ...] = ()
+    """What each rule of the policy that the run was given changed, a sentence each."""
 
 
 @dataclass(frozen=True)

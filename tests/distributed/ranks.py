@@ -157,6 +157,34 @@ def fsdp(out: Path) -> Any:
     return _observed(out, _fsdp, {"sharded": LEVELS})
 
 
+RULES = {
+    "functions": '[[rule]]\nop = "torch.nn.functional.layer_norm"\ndtype = "float64"\n',
+    "modules": '[[rule]]\nlevel = "module"\nscope = "transformer.h.?"\ndtype = "float64"\n',
+    "backward": '[[rule]]\nlevel = "module"\nop = "LayerNorm"\ndtype = "float64"\nphase = "backward"\n',
+    "root": '[[rule]]\nlevel = "module"\nop = "GPT2Model"\ndtype = "float64"\n',
+}
+
+
+def policies(out: Path) -> Any:
+    """Train under policies, sharded and not; say what each changed, or why it could not."""
+    found: dict[str, Any] = {}
+    for name, rule in RULES.items():
+        path = out / f"{name}.toml"
+        if dist.get_rank() == 0:
+            path.write_text(rule)
+        dist.barrier()
+        for wrap in (_ddp, _fsdp):
+            try:
+                with trueup.apply_policy(None, path) as handle:
+                    told = _train(None, (), wrap, "view")
+                    found[f"{name} {wrap.__name__}"] = [handle.uses()[0].changed, told["norms"]]
+            except trueup.TrueupError as error:
+                found[f"{name} {wrap.__name__}"] = str(error)
+    for wrap in (_ddp, _fsdp):
+        found[f"none {wrap.__name__}"] = [0, _train(None, (), wrap, "view")["norms"]]
+    return found
+
+
 def tensor_parallel(out: Path) -> Any:
     """Train a feed-forward block whose weights are split over the ranks."""
     found = {}

@@ -52,12 +52,13 @@ class _Process:
         try:
             from trueup.adapters.torch.armed import Armed
 
-            self._armed = Armed(Path(self._order["directory"]), self._order["options"], self._order["root"])
+            order = self._order
+            self._armed = Armed(Path(order["directory"]), order["options"], order["root"], order.get("policy"))
             self._armed.begin(at_once=self.role == "run")
         except Exception as error:  # noqa: BLE001
             self._failure = f"{type(error).__name__}: {error}"
             print(f"trueup: process {os.getpid()} is not captured: {self._failure}", file=sys.stderr, flush=True)
-            if self.stops:
+            if self.stops or self._order.get("policy") is not None:  # a run without its policy would be taken for one with it
                 self.end()
                 raise SystemExit(2) from None
 

@@ -40,6 +40,10 @@ Compile = Annotated[
         help="off runs the Python code of what torch.compile compiled and sees all of it; through follows the compiled run.",
     ),
 ]
+Policy = Annotated[
+    Optional[Path],  # noqa: UP045
+    typer.Option(metavar="FILE", show_default=False, help="Run calls as this policy.toml says (docs/policy.md)."),
+]
 
 
 def capture(
@@ -54,6 +58,7 @@ def capture(
     phase: Phase = None,
     on_error: OnError = "continue",
     compile: Compile = "off",
+    policy: Policy = None,
 ) -> int:
     """Run a command and record what its training computes.
 
@@ -76,6 +81,7 @@ def capture(
         "phase": selection.words(phase) or None,
         "on_error": on_error,
         "compile": compile,
+        "policy": None if policy is None else str(policy),
     }
 
     from trueup.recorder import launch

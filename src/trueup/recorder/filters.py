@@ -23,6 +23,10 @@ class Patterns:
         names = (scope, op, f"{scope}/{op}")
         return any(pattern.search(name) for pattern in self._compiled for name in names)
 
+    def match_name(self, name: str) -> bool:
+        """Tell whether any pattern matches a name alone."""
+        return any(pattern.search(name) for pattern in self._compiled)
+
 
 def _compile(pattern: str) -> re.Pattern[str]:
     is_regex = len(pattern) > 1 and pattern.startswith("/") and pattern.endswith("/")

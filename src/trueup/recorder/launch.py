@@ -26,7 +26,7 @@ def run(options: Mapping[str, Any], command: Sequence[str]) -> int:
     """Run a command under capture.
 
     Args:
-        options: ``directory``, and the keywords of `CaptureOptions.of`.
+        options: ``directory``, ``policy`` (path of a policy to run with, or None), and the keywords of `CaptureOptions.of`.
         command: the program and its arguments.
 
     Returns:
@@ -38,15 +38,33 @@ def run(options: Mapping[str, Any], command: Sequence[str]) -> int:
     """
     chosen = dict(options)
     directory = Path(chosen.pop("directory")).absolute()
+    policy = _policy(chosen.pop("policy", None), chosen)
     parsed = CaptureOptions.of(**{k: v for k, v in chosen.items() if v is not None})
     program = _program(command[0])
     made = _prepare(directory)
     try:
-        code = _execute([program, *command[1:]], _environment(directory, parsed, list(command)))
+        code = _execute([program, *command[1:]], _environment(directory, parsed, list(command), policy))
     except OSError as error:
         _undo(made)
         raise TrueupError(_not_started(command[0], f"{program}: {error.strerror or error}")) from None
     return summary.tell(directory, parsed, code)
+
+
+def _policy(path: str | None, options: Mapping[str, Any]) -> tuple[str, str] | None:
+    """Return path and text of the policy to run with."""
+    if path is None:
+        return None
+    from trueup.remedy import load
+
+    read = load(path)
+    if options.get("compile") == "through":
+        raise TrueupError(
+            "A policy and --compile=through exclude each other; nothing was run.\n"
+            f"  where:    --policy {path}\n  expected: --compile=off, which runs the Python code of what was compiled\n"
+            "  got:      through\n"
+            "  next:     leave out --compile=through: no rule reaches into compiled code"
+        )
+    return read.path, read.text
 
 
 def _program(name: str) -> str:
@@ -112,8 +130,10 @@ def _not_writable(directory: Path, got: str) -> str:
     )
 
 
-def _environment(directory: Path, options: CaptureOptions, command: list[str]) -> dict[str, str]:
-    root = {
+def _environment(
+    directory: Path, options: CaptureOptions, command: list[str], policy: tuple[str, str] | None
+) -> dict[str, str]:
+    root: dict[str, Any] = {
         "trueup_version": trueup.__version__,
         "command": command,
         "levels": list(options.levels),
@@ -122,6 +142,9 @@ def _environment(directory: Path, options: CaptureOptions, command: list[str]) -
         "run": uuid.uuid4().hex,
     }
     order = {"directory": str(directory), "options": options.to_json(), "root": root}
+    if policy is not None:
+        root["policy"] = dict(zip(("path", "text"), policy, strict=True))
+        order["policy"] = list(policy)
     package = str(Path(trueup.__file__).resolve().parents[1])
     # An installed Trueup is found by its own Python; its neighbours must not get before those of another one.
     installed = Path(package).name in ("site-packages", "dist-packages")

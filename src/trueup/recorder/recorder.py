@@ -92,6 +92,8 @@ class Recorder:
         self.failure: str | None = None
         self.displaced: str | None = None
         """Why this process gave way to those that have a rank."""
+        self.policy: Callable[[], list[dict[str, Any]]] | None = None
+        """Tells what a policy did so far, for the manifest (`trueup.remedy.recorded`)."""
 
     # ---------------------------------------------------------------- what adapters call
     @property
@@ -311,6 +313,8 @@ class Recorder:
             self._writer = Writer(self.directory, rank, root, manifest)
         for note in list(self.notes):
             self._writer.note(note)
+        if self.policy is not None and (said := self.policy()):
+            self._writer.update(policy=said)
         return self._writer
 
     def _finish(self, status: str) -> None:

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 from trueup.model import TrueupError
 from trueup.recorder.options import CaptureOptions, in_ranges
 from trueup.recorder.seen import ranges_text, sentence
+from trueup.remedy.recorded import policy_lines
 
 if TYPE_CHECKING:
     from trueup.store import Capture
@@ -50,6 +51,8 @@ def tell(directory: Path, options: CaptureOptions, code: int) -> int:
     ranks = f", {len(capture.ranks)} ranks" if len(capture.ranks) > 1 else ""
     steps = f"{len(capture.steps)} step{'s' if len(capture.steps) != 1 else ''}"
     _say(f"captured {capture.rows:,} slots over {steps}{ranks} into {directory}{ended}")
+    for text in policy_lines(capture.ranks.values()):
+        _say(f"policy: {text}")
     for text in [*_unused(options, reports), *_remarks(reports), *capture.problems]:
         _say(f"note: {text}")
     return _exit_code(options, reports, capture, code)

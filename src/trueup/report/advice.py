@@ -5,6 +5,7 @@ from __future__ import annotations
 import shlex
 
 from trueup.model import Finding, Result
+from trueup.remedy import suggest
 from trueup.report.wording import one_line
 
 
@@ -19,6 +20,17 @@ def next_command(result: Result) -> tuple[str, str] | None:
     if result.verdict == "inconclusive":
         return "what the candidate capture holds", f"trueup show {_quoted(result.candidate.path)}"
     return None
+
+
+def policy_to_try(result: Result) -> tuple[str, str] | None:
+    """Return ``(text of a policy for the first culprit, how to try it)``, or None where no policy can help."""
+    if result.culprit is None or result.candidate.policy:  # what a policy did not heal is no matter for the same guess
+        return None
+    text = suggest(result.culprit)
+    if text is None:
+        return None
+    path = _quoted(f"{result.candidate.path}-policy")
+    return text, f"trueup capture --policy policy.toml -o {path} -- COMMAND"
 
 
 def _show(result: Result, finding: Finding, side: str) -> str:

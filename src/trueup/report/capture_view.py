@@ -18,6 +18,7 @@ from rich.text import Text
 from rich.tree import Tree
 
 from trueup.model import LEVELS
+from trueup.remedy import policy_lines
 from trueup.report.scaling import COLUMNS as SCALE_COLUMNS
 from trueup.report.scaling import OP as SCALER
 from trueup.report.scaling import loss_scale
@@ -34,6 +35,7 @@ SPECIAL = {"n_nan": "NaN", "n_posinf": "inf", "n_neginf": "-inf", "n_saturated":
 NOT_FINITE = ("n_nan", "n_posinf", "n_neginf")
 VALUE_WIDTH = 60
 PROBLEMS_SHOWN = 5
+RULES_SHOWN = 20
 
 
 class CaptureLike(Protocol):
@@ -85,6 +87,8 @@ def render_header(capture: CaptureLike, chosen: Selection, console: Console) -> 
     console.print(Text.assemble((clean(str(chosen.path)), "bold"), "  ", one_line(", ".join(facts))))
     if scaled and (scale := loss_scale(capture.records(list(SCALE_COLUMNS), op=SCALER, step=scaled))):
         console.print(Text(f"loss scale  {scale}"))
+    for line in policy_lines(manifests)[:RULES_SHOWN]:
+        console.print(Text(f"policy  {one_line(line)}", "yellow"))
     for problem in list(capture.problems)[:PROBLEMS_SHOWN]:
         console.print(Text(f"problem  {one_line(str(problem))}", "yellow"))
     if len(capture.problems) > PROBLEMS_SHOWN:

@@ -12,7 +12,7 @@ from importlib import resources
 from typing import Any
 
 from trueup.model import Evidence, Finding, Neighbour, Result, RunSummary, SlotComparison
-from trueup.report.advice import next_command
+from trueup.report.advice import next_command, policy_to_try
 
 SCHEMA_VERSION = 1
 """Raised when a field changes its meaning or goes; new fields may come at any time."""
@@ -20,7 +20,7 @@ SCHEMA_VERSION = 1
 
 def document(result: Result) -> dict[str, Any]:
     """Return a result as JSON-ready data: everything but the rows of ``result.calls``, which are in calls.parquet."""
-    advice = next_command(result)
+    advice, remedy = next_command(result), policy_to_try(result)
     return {
         "schema": "trueup-verdict",
         "schema_version": SCHEMA_VERSION,
@@ -28,6 +28,7 @@ def document(result: Result) -> dict[str, Any]:
         "exit_code": result.exit_code,
         "sentence": result.sentence,
         "next_command": advice[1] if advice else None,
+        "policy_to_try": remedy[0] if remedy else None,
         "criterion": result.criterion,
         "counts": dict(result.counts),
         "culprits": [_finding(finding) for finding in result.culprits],
@@ -166,4 +167,5 @@ def _run(run: RunSummary) -> dict[str, Any]:
         "gradient_source": run.gradient_source,
         "environment": dict(run.environment),
         "notes": list(run.notes),
+        "policy": list(run.policy),
     }

@@ -124,6 +124,12 @@ def step_lines(result: Result) -> list[dict[str, Any]]:
     return [joined[step] for step in sorted(joined)]
 
 
+def policy_lines_of(result: Result) -> list[tuple[str, str]]:
+    """Return ``(side, what a rule of its policy changed)`` of both runs."""
+    sides = ("baseline", result.baseline), ("candidate", result.candidate)
+    return [(side, line) for side, run in sides for line in run.policy]
+
+
 def producers(finding: Finding) -> list[tuple[str, str, str]]:
     """Return ``(input slot, call that made it, on which side)`` of the inputs whose producers were recorded."""
     if finding.evidence is None:

@@ -20,7 +20,7 @@ from markupsafe import Markup
 
 from trueup.model import Evidence, Finding, Result
 from trueup.report import charts
-from trueup.report.advice import next_command
+from trueup.report.advice import next_command, policy_to_try
 from trueup.report.diagram import diagram, edge_rows
 from trueup.report.facts import (
     METHODS,
@@ -29,6 +29,7 @@ from trueup.report.facts import (
     neighbour_lines,
     norm_remarks,
     norm_rows,
+    policy_lines_of,
     producers,
     slot_rows,
     step_lines,
@@ -107,6 +108,8 @@ def _facts(result: Result) -> dict[str, Any]:
         "named": named.removesuffix(")"),
         "other_lines": lines[1:],
         "advice": next_command(result),
+        "remedy": policy_to_try(result),
+        "policies": policy_lines_of(result),
         "culprits": [_card(finding, n) for n, finding in enumerate(result.culprits[:CULPRIT_CARDS])],
         "unmatched": [(finding, neighbour_lines(finding)) for finding in result.unmatched[:UNMATCHED_ROWS]],
         "static_calls": [row for row in deviating if row.get("state") not in ("equal", "agrees")],

@@ -23,8 +23,18 @@ from rich.padding import Padding
 from rich.table import Table
 from rich.text import Text
 
-from trueup.report.advice import next_command
-from trueup.report.facts import SlotRow, StepRow, loss_lines, loss_rows, neighbour_lines, norm_rows, slot_rows, worst_lines
+from trueup.report.advice import next_command, policy_to_try
+from trueup.report.facts import (
+    SlotRow,
+    StepRow,
+    loss_lines,
+    loss_rows,
+    neighbour_lines,
+    norm_rows,
+    policy_lines_of,
+    slot_rows,
+    worst_lines,
+)
 from trueup.report.sentence import HEADS, evidence, operators
 from trueup.report.wording import clean, counted, one_line, sci, short_source
 
@@ -57,6 +67,8 @@ def render(result: Result, console: Console) -> None:
     if result.unmatched:
         _section(console, f"on one side only  ({len(result.unmatched):,})", _unmatched(result))
         _more(console, len(result.unmatched) - UNMATCHED_SHOWN)
+    for first, (side, line) in enumerate(policy_lines_of(result)):
+        _hanging(console, Text("policy  ", "dim"), Text(f"{side}: {one_line(line)}"), first=not first)
     for note in result.notes:
         _hanging(console, Text("note  ", "dim"), Text(one_line(note)), first=note is result.notes[0])
     _next(result, console)
@@ -186,6 +198,12 @@ def _next(result: Result, console: Console) -> None:
     _hanging(console, Text("next  ", "bold"), Text(f"{what}:"))
     # soft_wrap: a command must stay one line, or it cannot be copied
     console.print(Text(" " * 6 + command, "cyan"), soft_wrap=True)
+    if (remedy := policy_to_try(result)) is not None:
+        text, attempt = remedy
+        console.print(Text("      or see whether this policy.toml heals the run, and compare again:"), soft_wrap=True)
+        for line in text.splitlines():
+            console.print(Text(" " * 8 + clean(line), "dim"), soft_wrap=True)
+        console.print(Text(" " * 6 + attempt, "cyan"), soft_wrap=True)
 
 
 def _plain_table(first: str, *numbers: str) -> Table:

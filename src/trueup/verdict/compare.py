@@ -13,6 +13,7 @@ import pyarrow as pa
 
 from trueup.kernels import digest
 from trueup.model import LEVELS, Finding, Result, RunSummary, TrueupError, VerdictWord
+from trueup.remedy import policy_note, recorded_uses
 from trueup.report.sentence import verdict_lines
 from trueup.store import Capture, open_capture
 from trueup.verdict.ahead import Ahead, Place, places
@@ -241,6 +242,8 @@ class _Comparison:
         manifests = [next(iter(c.ranks.values()), {}) for c in self.captures]
         for capture in self.captures:
             self.notes += [f"{capture.path.name}: {problem}" for problem in capture.problems]
+        if (given := policy_note(*(recorded_uses(c.ranks.values()) for c in self.captures))) is not None:
+            self.notes.append(given)
         found = precision_of([m.get("environment", {}) for m in manifests], [m.get("devices", []) for m in manifests])
         if found.matmul or found.convolution:
             what = " and ".join(n for n, on in (("matrix products", found.matmul), ("convolutions", found.convolution)) if on)

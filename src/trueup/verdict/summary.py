@@ -12,6 +12,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from trueup.model import RunSummary
+from trueup.remedy import policy_lines
 from trueup.report.scaling import COLUMNS as SCALE_COLUMNS
 from trueup.report.scaling import OP as SCALER
 from trueup.report.scaling import loss_scale
@@ -177,6 +178,7 @@ def summarise(capture: Capture, overview: Overview, ranks: Sequence[int]) -> Run
         losses=tuple(overview.losses.items()),
         environment=environment,
         notes=tuple(notes),
+        policy=policy_lines(capture.ranks.values()),
     )
 
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -30,10 +30,11 @@ class Armed:
         directory: the capture.
         options: what to keep, an encoded `CaptureOptions`.
         root: what all processes of the run say in the capture's manifest.
+        policy: path and text of the policy to apply, or None.
     """
 
-    def __init__(self, directory: Path, options: str, root: dict[str, Any]) -> None:
-        self._directory, self._options, self._root = directory, options, root
+    def __init__(self, directory: Path, options: str, root: dict[str, Any], policy: Sequence[str] | None = None) -> None:
+        self._directory, self._options, self._root, self._policy = directory, options, root, policy
         self._session: Session | None = None
 
     def begin(self, *, at_once: bool) -> None:
@@ -76,6 +77,11 @@ class Armed:
         session = Session(self._directory, CaptureOptions.from_json(self._options), self._root)
         self._session = running._current = session
         session.start()
+        if self._policy is not None:
+            from trueup.adapters.torch.policies import AppliedPolicy
+            from trueup.remedy import parse
+
+            AppliedPolicy(parse(self._policy[1], self._policy[0]), session.scopes).start()
 
     def _joined(self) -> None:
         """Take note of the rank while there is a group to ask: a short run ends before the first flush asks for it."""
@@ -94,7 +100,9 @@ class Armed:
             return  # the worker's own code captures it
         try:
             self._start()
-        except Exception as error:  # noqa: BLE001 - the training goes on
+        except Exception as error:
+            if self._policy is not None:  # a run without its policy would be taken for one with it
+                raise
             print(f"trueup: process {os.getpid()} is not captured: {error}", file=sys.stderr, flush=True)
 
     def _forked(self) -> None:

@@ -1,7 +1,8 @@
 """Putting a mode on this thread's stacks and taking it off again, whatever other modes the user has entered since.
 
 Who leaves a ``with`` block of a mode takes the topmost one off, so ours goes below those of the user. Only a ``DeviceContext``
-(``torch.device`` as a context, ``torch.set_default_device``) insists on the lowest place of all (PyTorch 2.13).
+(``torch.device`` as a context, ``torch.set_default_device``) insists on the lowest place of all (PyTorch 2.13). A mode that says
+that it is ``lowest`` comes next: a policy, whose doing ours are not to see.
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ def put_on(mode: Mode) -> None:
         return
     length, pop, push = _operations(mode)
     above = [pop() for _ in range(length())]
-    if above and isinstance(above[-1], DeviceContext):
+    while above and (isinstance(above[-1], DeviceContext) or getattr(above[-1], "lowest", False)):
         push(above.pop())
     mode.__enter__()
     for one in reversed(above):

@@ -10,7 +10,7 @@ import torch
 WRAPPERS = ("module", "_orig_mod", "_fsdp_wrapped_module", "_checkpoint_wrapped_module")
 """Attributes under which wrappers (DataParallel, DDP, torch.compile, FSDP, checkpoint_wrapper) hold the user's module."""
 
-_WRAPPER_CLASSES = (
+WRAPPER_CLASSES = (
     "DataParallel", "DistributedDataParallel", "OptimizedModule", "FullyShardedDataParallel", "CheckpointWrapper",
 )  # fmt: skip
 
@@ -57,7 +57,7 @@ class Scopes:
             self._has_main = True
             return ""
         inner = root
-        while type(inner).__name__ in _WRAPPER_CLASSES:
+        while type(inner).__name__ in WRAPPER_CLASSES:
             inner = next(m for k, m in inner.named_children() if k in WRAPPERS)
         name = type(inner).__name__
         self._roots[name] += 1
@@ -68,7 +68,7 @@ def _without_wrappers(root: torch.nn.Module, path: str) -> str:
     parts: list[str] = []
     module = root
     for part in path.split(".") if path else ():
-        if not (part in WRAPPERS and type(module).__name__ in _WRAPPER_CLASSES):
+        if not (part in WRAPPERS and type(module).__name__ in WRAPPER_CLASSES):
             parts.append(part)
         module = module._modules[part]
     return ".".join(parts)

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import os
+import sys
 import threading
 from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch.overrides import _get_current_function_mode_stack
@@ -31,6 +32,9 @@ from trueup.recorder import CaptureOptions, Recorder
 from trueup.recorder.options import in_ranges
 from trueup.recorder.seen import sentence, unused
 from trueup.store import claim
+
+if TYPE_CHECKING:
+    from trueup.adapters.torch.policies import AppliedPolicy
 
 TORCH = str(Path(torch.__file__).parent)
 
@@ -61,6 +65,8 @@ class Session:
         self._thread, self._on, self._paused = 0, False, False
         self.over = False
         """Whether the capture has ended."""
+        self.policies: list[AppliedPolicy] = []
+        """Policies that were at work while it ran."""
         self._kinds = set(options.levels)
         self.skips_optimizer = "optimizer" not in options.phases
         self.passes_optimizer = self.skips_optimizer or "api" not in options.levels
@@ -81,6 +87,9 @@ class Session:
     def start(self) -> None:
         """Begin to see calls on this thread (and on the backward threads that autograd starts from it)."""
         self._thread = threading.get_ident()
+        if (policies := sys.modules.get("trueup.adapters.torch.policies")) is not None:
+            self.policies += policies.applied()
+        self.recorder.policy = lambda: [use.to_json() for policy in self.policies for use in policy.uses()]
         for replacement in self._always:
             replacement.install()
         self.collectives.install()
