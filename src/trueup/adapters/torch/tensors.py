@@ -97,8 +97,9 @@ class Layout:
         self.complex = dtype.is_complex
         self.described = Tensor(names[0], tuple(shape), strides, names[1], numel)
         contiguous = _is_contiguous(shape, strides)
-        self.view = (dtype, numel) if contiguous else (dtype, tuple(shape), strides)
-        """Equal for layouts that show the same elements in the same order."""
+        self.view = (dtype, numel) if contiguous else (dtype, *_joined(shape, strides))
+        """Equal for layouts that show the same elements in the same order: dtype and number of contiguous elements, or dtype, sizes
+        and strides of the dimensions that cannot be one."""
         self.readable = device.type != "meta" and dtype not in QUANTISED
         self.host_kind = kernels.KINDS.get(names[0]) if device.type == "cpu" and self.readable else None
         """Number by which the compiled kernel knows the dtype; None where that kernel cannot read the tensor."""
@@ -147,6 +148,21 @@ def dense_layout(tensor: torch.Tensor) -> Layout | None:
             LAYOUTS.clear()
         found = LAYOUTS[key] = Layout(*key)
     return found
+
+
+def _joined(shape: torch.Size, strides: tuple[int, ...]) -> tuple[tuple[int, ...], tuple[int, ...]]:
+    """Return sizes and strides with dimensions joined where memory has them as one: the heads of a projection are its rows."""
+    sizes: list[int] = []
+    steps: list[int] = []
+    for size, step in zip(shape, strides, strict=True):
+        if size == 1:
+            continue
+        if steps and steps[-1] == step * size:
+            sizes[-1], steps[-1] = sizes[-1] * size, step
+        else:
+            sizes.append(size)
+            steps.append(step)
+    return tuple(sizes), tuple(steps)
 
 
 def _is_contiguous(shape: torch.Size, strides: tuple[int, ...]) -> bool:
