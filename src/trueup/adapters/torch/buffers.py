@@ -36,7 +36,8 @@ class Storage(weakref.ref[torch.UntypedStorage]):
         self.uninitialised = False
         self.producers: dict[str, tuple[int, str]] = {}
         self.known: dict[int | tuple[int, int], Statistics] = {}
-        """Statistics by view (with its offset, where it has one), of the present version only: what an older one held is never asked for again."""
+        """Statistics by view (with its offset, where it has one), of the present version only: what an older one held is never
+        asked for again."""
         self.whole: tuple[torch.dtype, Statistics] | None = None
         """What of `known` shows all the bytes, which were kept for it: other views of them need not be kept again."""
 

@@ -99,7 +99,7 @@ class Layout:
         self.described = Tensor(names[0], tuple(shape), strides, names[1], numel)
         self.contiguous = _is_contiguous(shape, strides)
         self.view = _number((dtype, numel) if self.contiguous else (dtype, *_joined(shape, strides)))
-        """Number of the elements that are shown, and of their order: equal for layouts that show the same ones in the same order."""
+        """Number of what is shown: equal for layouts that show the same elements in the same order."""
         self.readable = device.type != "meta" and dtype not in QUANTISED
         self.host_kind = kernels.KINDS.get(names[0]) if device.type == "cpu" and self.readable else None
         """Number by which the compiled kernel knows the dtype; None where that kernel cannot read the tensor."""
