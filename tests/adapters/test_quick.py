@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import gc
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +19,7 @@ from adapters.computations import build as computation
 from adapters.subjects import SUBJECTS, build
 from trueup.adapters.torch import functions, gradients, slots, tensors
 from trueup.adapters.torch.compiled import quick_module
+from trueup.recorder import flusher
 from trueup.store import open_capture
 
 pytestmark = [
@@ -51,6 +53,21 @@ def same(short: pa.Table, long: pa.Table) -> None:
     assert short["payload_segment"].is_null().equals(long["payload_segment"].is_null())
     for name in short.drop_columns(left_out).column_names:
         assert repr(short[name].to_pylist()) == repr(long[name].to_pylist()), name  # NaN is like NaN
+
+
+def test_the_garbage_collector_sees_no_rows(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A step leaves one call and one buffer or two for every function until they are written."""
+    monkeypatch.setattr(flusher, "FLUSH_SECONDS", 60.0)
+    x = torch.ones(8, requires_grad=True)
+    with trueup.capture(path, level="api", on_error="stop") as capture:
+        torch.exp(x).sum().backward()
+        torch.exp(x).sum().backward()  # by now the layouts are known
+        last = capture._session.recorder._rows[-6:]
+    call, statistics = last[1], last[5]
+    assert call.phase == "backward"
+    assert statistics.digest is not None
+    assert not gc.is_tracked(call)
+    assert not gc.is_tracked(statistics)
 
 
 @pytest.mark.parametrize(("level", "detail"), LEVELS)

@@ -68,6 +68,10 @@ def test_an_unchanged_tensor_is_read_once(level: str, device: str, path: Path) -
         again = reads(lambda: torch.exp(x))
         assert (first, again) == (2, 1)  # input and output, then the new output only
         assert reads(lambda: torch.exp(x.view(10, 10))) == 1
+        heads = x.view(10, 10)[:, :6]
+        torch.exp(heads)
+        assert reads(lambda: torch.exp(heads.view(10, 2, 3))) == 1  # the same elements in the same order
+        assert reads(lambda: torch.exp(heads.view(10, 2, 3).transpose(0, 1))) == 2
         assert reads(lambda: x.add_(1)) == 1
         assert reads(lambda: torch.exp(x)) == 1
         # Without the aten level a write to an alias cannot be told by version numbers, so the alias is read too.

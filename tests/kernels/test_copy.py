@@ -5,6 +5,7 @@ from __future__ import annotations
 import ml_dtypes
 import numpy as np
 import pytest
+import xxhash
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
@@ -59,6 +60,15 @@ def test_large_views(way: str, dtype: np.dtype) -> None:
     ]  # fmt: skip
     for view in views:
         same(view)
+
+
+@pytest.mark.parametrize("shape", [(16, 16), (4, 33), (20, 37), (1000, 300), (4096, 24), (6, 512, 36), (7, 129)])
+def test_transposed_words(way: str, shape: tuple[int, ...]) -> None:
+    """Elements of four bytes are transposed by lines, what is left of a line by four or one by one."""
+    whole = np.random.default_rng(5).integers(0, 1 << 32, (*shape[:-1], shape[-1] + 3), np.uint32)
+    for array in (whole[..., :-3], whole[..., 3:].view("f4")):  # NaN keeps its bits
+        same(array.swapaxes(-1, -2))
+        assert kernels.digest(array.swapaxes(-1, -2)) == xxhash.xxh3_64_intdigest(array.swapaxes(-1, -2).tobytes())
 
 
 @settings(max_examples=150, deadline=None)

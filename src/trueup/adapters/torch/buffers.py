@@ -35,8 +35,9 @@ class Storage(weakref.ref[torch.UntypedStorage]):
         self.version = 0
         self.uninitialised = False
         self.producers: dict[str, tuple[int, str]] = {}
-        self.known: dict[tuple[Any, ...], Statistics] = {}
-        """Statistics by view, of the present version only: what an older one held is never asked for again."""
+        self.known: dict[int | tuple[int, int], Statistics] = {}
+        """Statistics by view (with its offset, where it has one), of the present version only: what an older one held is never
+        asked for again."""
         self.whole: tuple[torch.dtype, Statistics] | None = None
         """What of `known` shows all the bytes, which were kept for it: other views of them need not be kept again."""
 
@@ -106,13 +107,14 @@ class Buffers:
             if version != storage.version:
                 storage.forget()
                 storage.version = version
-        key = (tensor.storage_offset(), layout.view)
+        offset = tensor.storage_offset()
+        key = (offset, layout.view) if offset else layout.view
         stats = storage.known.get(key)
         if stats is None:
             stats = self._measure(tensor, storage)
             if stats is not None:
                 storage.known[key] = stats
-                if stats.data is not None and len(layout.view) == 2 and storage.covered_by(tensor):
+                if stats.data is not None and layout.contiguous and storage.covered_by(tensor):
                     storage.whole = tensor.dtype, stats
         return stats
 

@@ -17,7 +17,6 @@ from trueup.adapters.torch.context import Context, phase_of, running_owner
 from trueup.adapters.torch.gradients import hook_sums, next_node
 from trueup.adapters.torch.replays import link
 from trueup.adapters.torch.tensors import LAYOUTS, MAX_VALUES, encode_values
-from trueup.recorder import Call, Statistics
 from trueup.recorder.recorder import ARGUMENTS
 
 if TYPE_CHECKING:
@@ -40,11 +39,11 @@ def quick(session: Session, devices: dict[str, None], producing: str, slot: Call
     short = compiled.Quick(
         session=session, threads=session.threads, recorder=recorder, buffers=buffers, slot_at_length=slot,
         storage_at_length=buffers.storage, in_flight=buffers.in_flight.pending, storages=buffers.storages, devices=devices,
-        layouts=LAYOUTS, tensor=torch.Tensor, parameter=torch.nn.Parameter, statistics=Statistics,
+        layouts=LAYOUTS, tensor=torch.Tensor, parameter=torch.nn.Parameter,
         transforms=torch._C._functorch.maybe_current_level, count_threads=torch.get_num_threads,
         graph_task=torch._C._current_graph_task_id, no_overrides=torch._C.DisableTorchFunction, entrance=kernels.native().entrance,
         detail=session.options.detail, sees_writes=buffers.sees_writes, levels=tuple(session.options.levels), producing=producing,
-        kinds=recorder._kinds, seqs=recorder._seqs, call_type=Call, context_type=Context, no_task=-1, link=link,
+        kinds=recorder._kinds, seqs=recorder._seqs, context_type=Context, no_task=-1, link=link,
         sites=sites, codes=sites._codes, known_sites=sites._known, scopes=session.scopes,
         values={}, most_values=MAX_VALUES, describe_values=encode_values, arguments=ARGUMENTS, size_type=torch.Size,
         simple_types=frozenset({torch.dtype, torch.device}), tracing=torch._C._get_tracing_state, compiler=torch.compiler,

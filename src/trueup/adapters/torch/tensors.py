@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import math
 from collections.abc import Callable
@@ -88,7 +89,7 @@ named_tensors = _fastest()
 class Layout:
     """How a dense tensor lies in memory and what its rows say of it: one object for all tensors that look alike."""
 
-    __slots__ = ("complex", "described", "device_name", "host_kind", "readable", "slots", "view")
+    __slots__ = ("complex", "contiguous", "described", "device_name", "host_kind", "readable", "slots", "view")
 
     def __init__(self, dtype: torch.dtype, shape: torch.Size, strides: tuple[int, ...], device: torch.device) -> None:
         names = str(dtype).removeprefix("torch."), str(device)
@@ -96,9 +97,9 @@ class Layout:
         numel = math.prod(shape)
         self.complex = dtype.is_complex
         self.described = Tensor(names[0], tuple(shape), strides, names[1], numel)
-        contiguous = _is_contiguous(shape, strides)
-        self.view = (dtype, numel) if contiguous else (dtype, tuple(shape), strides)
-        """Equal for layouts that show the same elements in the same order."""
+        self.contiguous = _is_contiguous(shape, strides)
+        self.view = _number((dtype, numel) if self.contiguous else (dtype, *_joined(shape, strides)))
+        """Number of what is shown: equal for layouts that show the same elements in the same order."""
         self.readable = device.type != "meta" and dtype not in QUANTISED
         self.host_kind = kernels.KINDS.get(names[0]) if device.type == "cpu" and self.readable else None
         """Number by which the compiled kernel knows the dtype; None where that kernel cannot read the tensor."""
@@ -119,6 +120,19 @@ QUANTISED = frozenset({torch.qint8, torch.quint8, torch.qint32, torch.quint4x2, 
 MAX_LAYOUTS = 1 << 16
 LAYOUTS: dict[tuple[Any, ...], Layout] = {}
 """By dtype, shape, strides and device."""
+_NUMBERS: dict[tuple[Any, ...], int] = {}
+_numbers = itertools.count()
+
+
+def _number(view: tuple[Any, ...]) -> int:
+    """Return a number for what a layout shows: what is known by numbers needs no look by the garbage collector."""
+    found = _NUMBERS.get(view)
+    if found is None:
+        if len(_NUMBERS) >= MAX_LAYOUTS:
+            _NUMBERS.clear()  # no number is given twice: storages may be known by the old ones
+        found = _NUMBERS[view] = next(_numbers)
+    return found
+
 
 
 def layout_of(tensor: torch.Tensor) -> Layout | None:
@@ -147,6 +161,21 @@ def dense_layout(tensor: torch.Tensor) -> Layout | None:
             LAYOUTS.clear()
         found = LAYOUTS[key] = Layout(*key)
     return found
+
+
+def _joined(shape: torch.Size, strides: tuple[int, ...]) -> tuple[tuple[int, ...], tuple[int, ...]]:
+    """Return sizes and strides with dimensions joined where memory has them as one: the heads of a projection are its rows."""
+    sizes: list[int] = []
+    steps: list[int] = []
+    for size, step in zip(shape, strides, strict=True):
+        if size == 1:
+            continue
+        if steps and steps[-1] == step * size:
+            sizes[-1], steps[-1] = sizes[-1] * size, step
+        else:
+            sizes.append(size)
+            steps.append(step)
+    return tuple(sizes), tuple(steps)
 
 
 def _is_contiguous(shape: torch.Size, strides: tuple[int, ...]) -> bool:

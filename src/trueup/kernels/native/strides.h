@@ -71,9 +71,60 @@ enum { TILE = 8 }; /* cache lines at a time: rows a power of two apart share the
                 for (int64_t r = i; r < inner && r < i + TILE; r++)                                               \
                     memcpy(to + (q * inner + r) * (int64_t)sizeof(type), from + q * outer_step + r * inner_step, sizeof(type))
 
+#if defined(__x86_64__)
+/* Up to a line of four-byte elements from each of up to 16 runs, both multiples of four, transposed in registers: a quarter of the
+ * loads and stores. They go by way of a tile of their own, since rows a power of two apart share the eight places of a cache set. */
+static ALWAYS_INLINE void copy_line(char *to, int64_t to_step, int columns, const char *from, int64_t from_step, int rows)
+{
+    __m128 tile[16][4];
+    for (int r = 0; r < rows; r += 4) {
+        const float *x = (const float *)(from + r * from_step), *y = (const float *)(from + (r + 1) * from_step);
+        const float *z = (const float *)(from + (r + 2) * from_step), *w = (const float *)(from + (r + 3) * from_step);
+        for (int q = 0; q < columns; q += 4) {
+            __m128 a = _mm_loadu_ps(x + q), b = _mm_loadu_ps(y + q), c = _mm_loadu_ps(z + q), d = _mm_loadu_ps(w + q);
+            _MM_TRANSPOSE4_PS(a, b, c, d);
+            tile[q][r / 4] = a, tile[q + 1][r / 4] = b, tile[q + 2][r / 4] = c, tile[q + 3][r / 4] = d;
+        }
+    }
+    for (int q = 0; q < columns; q++)
+        memcpy(to + q * to_step, tile[q], (size_t)rows * 4);
+}
+
+/* Transpose four-byte elements of outer runs that are neighbours in memory. Returns how many of these runs it has done. */
+static int64_t copy_lines(char *to, const char *from, int64_t outer, int64_t inner, int64_t inner_step)
+{
+    if (inner % 4)
+        return 0;
+    for (int64_t j = 0; j + 4 <= outer; j += 16) {
+        const int columns = outer - j < 16 ? (int)(outer - j) / 4 * 4 : 16;
+        for (int64_t i = 0; i < inner; i += 16) {
+            char *there = to + (j * inner + i) * 4;
+            const char *here = from + j * 4 + i * inner_step;
+            if (columns == 16 && i + 16 <= inner)
+                copy_line(there, inner * 4, 16, here, inner_step, 16);
+            else
+                copy_line(there, inner * 4, columns, here, inner_step, inner - i < 16 ? (int)(inner - i) : 16);
+        }
+    }
+    return outer / 4 * 4;
+}
+#else
+static int64_t copy_lines(char *to, const char *from, int64_t outer, int64_t inner, int64_t inner_step)
+{
+    (void)to, (void)from, (void)outer, (void)inner, (void)inner_step;
+    return 0;
+}
+#endif
+
 /* Transpose: `outer` runs of `inner` elements each, of which memory holds the outer ones closer together. */
 static void copy_tiles(char *to, const char *from, int64_t outer, int64_t outer_step, int64_t inner, int64_t inner_step, int unit)
 {
+    if (unit == 4 && outer_step == 4) {
+        int64_t done = copy_lines(to, from, outer, inner, inner_step);
+        to += done * inner * 4;
+        from += done * 4;
+        outer -= done;
+    }
     switch (unit) {
     case 1: COPY_TILES(uint8_t); break;
     case 2: COPY_TILES(uint16_t); break;

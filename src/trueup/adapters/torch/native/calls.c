@@ -150,7 +150,7 @@ PyObject *begin_call(const Quick *q, PyObject *level, const Place *place, PyObje
     PyObject *ordinal = NULL, *parent = NULL, *begun = NULL;
     if (ordinals != NULL && PyObject_SetAttr(q->recorder, s__last, seq) == 0 && (ordinal = PyIter_Next(ordinals)) != NULL &&
         (parent = place->above == Py_None ? Py_NewRef(Py_None) : PyObject_GetAttr(place->above, s_seq)) != NULL)
-        begun = PyObject_CallFunctionObjArgs(q->call_type, seq, kind, ordinal, parent, site, forward_seq, NULL);
+        begun = new_call(seq, kind, ordinal, parent, site, forward_seq);
     Py_XDECREF(kind);
     Py_XDECREF(seq);
     Py_XDECREF(ordinals);

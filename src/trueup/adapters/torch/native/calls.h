@@ -24,6 +24,11 @@ void place_clear(Place *place);
 PyObject *begin_call(const Quick *q, PyObject *level, const Place *place, PyObject *op, PyObject *site, PyObject *forward_seq);
 PyObject *context_of(const Quick *q, PyObject *call, PyObject *parent, PyObject *scope, PyObject *task);
 int add_values(const Quick *q, PyObject *of, PyObject *args, PyObject *kwargs); /* values.c: the row of other arguments, if any */
+
+/* records.c */
+PyObject *new_call(PyObject *seq, PyObject *kind, PyObject *ordinal, PyObject *parent, PyObject *site, PyObject *forward_seq);
+PyObject *new_statistics(PyObject *values, PyObject *digest);
+
 PyObject *site_of(const Quick *q, PyObject *state);                             /* sites.c: the number of the call stack, or None */
 
 /* observing.c: run work behind the wall: 0, 1 where it failed and the training goes on, -1 with an exception set. */

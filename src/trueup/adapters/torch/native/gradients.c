@@ -7,18 +7,51 @@ typedef struct {
     int received;                      /* whether the gradients come to the call, or are its own results */
 } Hook;
 
-/* The backward call of a context in the running graph task. */
-PyObject *backward_of(const Quick *q, PyObject *context)
+static PyObject *backward_in(const Quick *q, PyObject *context, PyObject *task);
+
+/* Begin the backward call of a context, as Context.backward_call does. */
+static PyObject *begin_backward(const Quick *q, PyObject *context, PyObject *task)
 {
-    PyObject *task = PyObject_CallObject(q->graph_task, NULL), *begun = task == NULL ? NULL : PyObject_GetAttr(context, s_backward);
-    PyObject *of = begun == NULL ? NULL : PyObject_GetAttr(context, s_task);
+    PyObject *of = PyObject_GetAttr(context, s_call), *kind = of == NULL ? NULL : PyObject_GetAttr(of, s_kind), *begun = NULL;
+    PyObject *parent = kind == NULL ? NULL : PyObject_GetAttr(context, s_parent), *level = NULL, *op = NULL, *site = NULL, *seq = NULL;
+    Place place = {.phase = Py_NewRef(s_backward)};
+    if (parent != NULL)
+        place.above = parent == Py_None ? Py_NewRef(Py_None) : backward_in(q, parent, task);
+    if (place.above != NULL && (place.scope = PyObject_GetAttr(context, s_scope)) != NULL &&
+        (level = PyObject_GetAttr(kind, s_level)) != NULL && (op = PyObject_GetAttr(kind, s_op)) != NULL &&
+        (site = PyObject_GetAttr(of, s_site)) != NULL && (seq = PyObject_GetAttr(of, s_seq)) != NULL &&
+        PyObject_SetAttr(context, s_task, task) == 0)
+        begun = begin_call(q, level, &place, op, site, seq);
+    if (begun != NULL && PyObject_SetAttr(context, s_backward, begun))
+        Py_CLEAR(begun);
+    place_clear(&place);
+    Py_XDECREF(of);
+    Py_XDECREF(kind);
+    Py_XDECREF(parent);
+    Py_XDECREF(level);
+    Py_XDECREF(op);
+    Py_XDECREF(site);
+    Py_XDECREF(seq);
+    return begun;
+}
+
+static PyObject *backward_in(const Quick *q, PyObject *context, PyObject *task)
+{
+    PyObject *begun = PyObject_GetAttr(context, s_backward), *of = begun == NULL ? NULL : PyObject_GetAttr(context, s_task);
     int same = of == NULL ? -1 : begun == Py_None ? 0 : PyObject_RichCompareBool(of, task, Py_EQ);
     if (same <= 0)
         Py_CLEAR(begun);
     if (same == 0)
-        begun = PyObject_CallMethodObjArgs(context, s_backward_call, q->recorder, task, NULL);
-    Py_XDECREF(task);
+        begun = begin_backward(q, context, task);
     Py_XDECREF(of);
+    return begun;
+}
+
+/* The backward call of a context in the running graph task. */
+PyObject *backward_of(const Quick *q, PyObject *context)
+{
+    PyObject *task = PyObject_CallObject(q->graph_task, NULL), *begun = task == NULL ? NULL : backward_in(q, context, task);
+    Py_XDECREF(task);
     return begun;
 }
 

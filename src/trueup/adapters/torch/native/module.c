@@ -151,7 +151,7 @@ PyMODINIT_FUNC PyInit__quick(void)
     if (s_##name == NULL && (s_##name = PyUnicode_InternFromString(#name)) == NULL) \
         return NULL;
     NAMES(INTERN)
-    if (gradients_init() || observing_init())
+    if (gradients_init() || observing_init() || records_init())
         return NULL;
     PyObject *module = PyModule_Create(&MODULE), *type = PyType_FromSpec(&SPEC);
     if (module == NULL || type == NULL || PyModule_AddObject(module, "Quick", type)) {

@@ -10,11 +10,11 @@
 /* Names of attributes, as interned strings: s_shape is "shape". */
 #define NAMES(X) \
     X(__enter__) X(__exit__) X(__name__) X(_add) X(_buffers) X(_closed) X(_is_compiling_flag) X(_judge) X(_last) X(_new) \
-    X(_new_kind) X(_parameters) X(_rows) X(_sequence_nr) X(_version) X(active) X(added) X(api) X(aten) X(backward) \
-    X(backward_call) X(busy) X(call) X(complex) X(contexts) X(data_ptr) X(device) X(device_name) X(dtype) X(f_back) X(f_lasti) \
+    X(_new_kind) X(_parameters) X(_rows) X(_sequence_nr) X(_version) X(active) X(added) X(api) X(aten) X(backward) X(busy) \
+    X(call) X(complex) X(contexts) X(data_ptr) X(device) X(device_name) X(dtype) X(f_back) X(f_lasti) \
     X(failed) X(failure) X(forget) X(forward) X(forward_seq) X(grad_fn) X(graph_task) X(host_kind) X(input) X(is_neg) X(kind) \
     X(known) X(level) X(metadata) X(module) X(modules) X(name) X(next_functions) X(observed) X(op) X(ordinals) X(out) X(output) \
-    X(output_nr) X(param) X(passes_optimizer) X(path) X(phase) X(produced) X(producer) X(producers) X(readable) X(reads) \
+    X(output_nr) X(param) X(parent) X(passes_optimizer) X(path) X(phase) X(produced) X(producer) X(producers) X(readable) X(reads) \
     X(recorded) X(register_hook) X(register_prehook) X(requires_grad) X(running) X(runs) X(scope) X(seq) X(shape) X(site) \
     X(slots) X(start) X(state) X(step) X(stepping) X(stop) X(stop_if_asked) X(storage_offset) X(stride) X(task) X(trueup) \
     X(uninitialised) X(untyped_storage) X(variable) X(version) X(view) X(written)
@@ -24,8 +24,8 @@ NAMES(DECLARE)
 /* Objects that a `Quick` works on, by the names its constructor knows them. */
 #define HELD(X) \
     X(session) X(threads) X(recorder) X(buffers) X(slot_at_length) X(storage_at_length) X(in_flight) X(storages) X(devices) \
-    X(layouts) X(tensor) X(parameter) X(statistics) X(transforms) X(count_threads) X(graph_task) X(no_overrides) X(kinds) \
-    X(seqs) X(call_type) X(context_type) X(sites) X(codes) X(known_sites) X(values) X(describe_values) X(arguments) \
+    X(layouts) X(tensor) X(parameter) X(transforms) X(count_threads) X(graph_task) X(no_overrides) X(kinds) \
+    X(seqs) X(context_type) X(sites) X(codes) X(known_sites) X(values) X(describe_values) X(arguments) \
     X(simple_types) X(size_type) X(tracing) X(compiler) X(phase_of) X(running_owner) X(link) X(scopes) X(grad_enabled) \
     X(next_node) X(no_task) X(output_buffer) X(producing) X(own_names) X(usual) X(is_usual) X(function_modes) X(hook_sums)
 
@@ -91,5 +91,6 @@ PyObject *quick_operator(PyObject *self, PyObject *const *args, Py_ssize_t count
 PyObject *quick_module(PyObject *self, PyObject *const *args, Py_ssize_t count);   /* nn.c */
 PyObject *quick_observing(PyObject *self, PyObject *const *args, Py_ssize_t count); /* observing.c */
 int observing_init(void);
+int records_init(void); /* records.c */
 
 #endif

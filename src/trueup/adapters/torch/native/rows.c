@@ -54,34 +54,44 @@ PyObject *storage_of(const Quick *q, PyObject *tensor)
     return PyObject_CallFunctionObjArgs(q->storage_at_length, tensor, NULL);
 }
 
-/* The layout that a plain tensor is known to have; NULL without an exception where the long way has to look. */
-static PyObject *layout_of(const Quick *q, PyObject *tensor)
+/* How a plain tensor lies in memory, each a new reference: `known` is its Layout, NULL where the long way has to look. */
+typedef struct {
+    PyObject *known, *shape, *strides;
+} Look;
+
+static void look_clear(Look *look)
+{
+    Py_CLEAR(look->known);
+    Py_CLEAR(look->shape);
+    Py_CLEAR(look->strides);
+}
+
+/* 0, or -1 with an exception set. */
+static int look_at(const Quick *q, PyObject *tensor, Look *look)
 {
     if (!is_plain(q, tensor) || PyDict_Size(q->in_flight))
-        return NULL;
+        return 0;
     int inside = transformed(q);
     if (inside)
-        return NULL;
+        return inside < 0 ? -1 : 0;
     PyObject *negative = call(tensor, s_is_neg);
     Py_XDECREF(negative); /* True and False live on */
     if (negative != Py_False)
-        return NULL;
-    PyObject *dtype = PyObject_GetAttr(tensor, s_dtype), *shape = NULL, *strides = NULL, *device = NULL, *found = NULL;
-    if (dtype != NULL && (shape = PyObject_GetAttr(tensor, s_shape)) != NULL && (strides = call(tensor, s_stride)) != NULL &&
-        (device = PyObject_GetAttr(tensor, s_device)) != NULL) {
-        PyObject *key = PyTuple_Pack(4, dtype, shape, strides, device);
+        return negative == NULL ? -1 : 0;
+    PyObject *dtype = PyObject_GetAttr(tensor, s_dtype), *device = NULL;
+    if (dtype != NULL && (look->shape = PyObject_GetAttr(tensor, s_shape)) != NULL &&
+        (look->strides = call(tensor, s_stride)) != NULL && (device = PyObject_GetAttr(tensor, s_device)) != NULL) {
+        PyObject *key = PyTuple_Pack(4, dtype, look->shape, look->strides, device);
         if (key != NULL)
-            found = PyDict_GetItemWithError(q->layouts, key);
-        Py_XINCREF(found);
+            look->known = PyDict_GetItemWithError(q->layouts, key);
+        Py_XINCREF(look->known);
         Py_XDECREF(key);
     }
     Py_XDECREF(dtype);
-    Py_XDECREF(shape);
-    Py_XDECREF(strides);
     Py_XDECREF(device);
-    if (found == NULL && (raised(PyExc_RuntimeError) || raised(PyExc_TypeError)))
+    if (look->known == NULL && (raised(PyExc_RuntimeError) || raised(PyExc_TypeError)))
         PyErr_Clear(); /* sparse and nested tensors have no strides or no shape, symbols no hash */
-    return found;
+    return look->known == NULL && PyErr_Occurred() ? -1 : 0;
 }
 
 /* Forget what a storage held before it was written: 0, or -1 with an exception set. */
@@ -98,35 +108,33 @@ static int renew(PyObject *storage, PyObject *version)
 }
 
 /* Measure a tensor in host memory; NULL without an exception where it has none. */
-static PyObject *measured(const Quick *q, PyObject *tensor, long kind)
+static PyObject *measured(const Quick *q, PyObject *tensor, const Look *look, long kind)
 {
     PyObject *pointer = call(tensor, s_data_ptr);
     void *base = pointer == NULL ? NULL : PyLong_AsVoidPtr(pointer);
     Py_XDECREF(pointer);
     if (base == NULL)
         return NULL; /* no memory (or no elements, which the long way measures) */
-    PyObject *shape = PyObject_GetAttr(tensor, s_shape), *strides = NULL, *threads = NULL, *values = NULL, *result = NULL;
+    PyObject *threads = PyObject_CallObject(q->count_threads, NULL), *values = NULL, *result = NULL;
     double *out = NULL;
-    if (shape != NULL && (strides = call(tensor, s_stride)) != NULL && (threads = PyObject_CallObject(q->count_threads, NULL)) != NULL &&
-        (values = q->digest_only ? Py_NewRef(Py_None) : q->kernel.result(&out)) != NULL) {
+    if (threads != NULL && (values = q->digest_only ? Py_NewRef(Py_None) : q->kernel.result(&out)) != NULL) {
         uint64_t digest;
-        if (q->kernel.measure(base, kind, shape, strides, out, PyLong_AsLong(threads), &digest) == 0) {
+        if (q->kernel.measure(base, kind, look->shape, look->strides, out, PyLong_AsLong(threads), &digest) == 0) {
             PyObject *number = PyLong_FromUnsignedLongLong(digest);
             if (number != NULL)
-                result = PyObject_CallFunctionObjArgs(q->statistics, values, number, NULL);
+                result = new_statistics(values, number);
             Py_XDECREF(number);
         }
     }
-    Py_XDECREF(shape);
-    Py_XDECREF(strides);
     Py_XDECREF(threads);
     Py_XDECREF(values);
     return result;
 }
 
 /* The statistics of a tensor, or None for memory that nobody has written; NULL without an exception: the long way. */
-static PyObject *statistics_of(const Quick *q, PyObject *tensor, PyObject *layout, PyObject *storage)
+static PyObject *statistics_of(const Quick *q, PyObject *tensor, const Look *look, PyObject *storage)
 {
+    PyObject *layout = look->known;
     int truth = is_true(layout, s_complex); /* may be conjugated when it is read */
     if (truth || is_true(layout, s_readable) != 1 || storage == Py_None)
         return NULL;
@@ -146,7 +154,7 @@ static PyObject *statistics_of(const Quick *q, PyObject *tensor, PyObject *layou
             return NULL;
     }
     PyObject *offset = call(tensor, s_storage_offset), *view = offset == NULL ? NULL : PyObject_GetAttr(layout, s_view), *found = NULL;
-    PyObject *key = view == NULL ? NULL : PyTuple_Pack(2, offset, view);
+    PyObject *key = view == NULL ? NULL : PyObject_IsTrue(offset) ? PyTuple_Pack(2, offset, view) : Py_NewRef(view);
     PyObject *known = key == NULL ? NULL : PyObject_GetAttr(storage, s_known);
     if (key != NULL && known != NULL) {
         found = PyDict_GetItemWithError(known, key);
@@ -154,7 +162,7 @@ static PyObject *statistics_of(const Quick *q, PyObject *tensor, PyObject *layou
         if (found == NULL && !q->keeps_bytes && !PyErr_Occurred()) {
             PyObject *kind = PyObject_GetAttr(layout, s_host_kind);
             if (kind != NULL && kind != Py_None)
-                found = measured(q, tensor, PyLong_AsLong(kind));
+                found = measured(q, tensor, look, PyLong_AsLong(kind));
             Py_XDECREF(kind);
             if (found != NULL && PyDict_SetItem(known, key, found))
                 Py_CLEAR(found);
@@ -204,18 +212,20 @@ int add_row(const Quick *q, PyObject *of, PyObject *slot, PyObject *value, PyObj
 /* Record one tensor: 1 done, 0 for the long way, -1 with an exception set. */
 static int record(const Quick *q, PyObject *of, PyObject *name, PyObject *tensor, PyObject *storage, PyObject *producer, PyObject *step)
 {
-    PyObject *layout = layout_of(q, tensor), *stats = NULL, *slot = NULL;
-    if (layout != NULL) {
-        PyObject *slots = PyObject_GetAttr(layout, s_slots), *device = slots == NULL ? NULL : PyObject_GetAttr(layout, s_device_name);
+    Look look = {0};
+    PyObject *stats = NULL, *slot = NULL;
+    if (look_at(q, tensor, &look) == 0 && look.known != NULL) {
+        PyObject *slots = PyObject_GetAttr(look.known, s_slots);
+        PyObject *device = slots == NULL ? NULL : PyObject_GetAttr(look.known, s_device_name);
         if (device != NULL && PyDict_GetItemWithError(q->devices, device) != NULL)
             slot = PyDict_GetItemWithError(slots, name);
         Py_XINCREF(slot);
         Py_XDECREF(slots);
         Py_XDECREF(device);
         if (slot != NULL)
-            stats = statistics_of(q, tensor, layout, storage);
-        Py_DECREF(layout);
+            stats = statistics_of(q, tensor, &look, storage);
     }
+    look_clear(&look);
     int done = stats == NULL ? 0 : add_row(q, of, slot, Py_None, producer, stats, step) ? -1 : 1;
     Py_XDECREF(slot);
     Py_XDECREF(stats);
