@@ -246,6 +246,8 @@ class Finding:
     """Of the first culprits."""
     neighbours: tuple[Neighbour, ...] = ()
     """Of an unmatched call: the call of its level right before (``hops`` -1) and right after it (1) on its side."""
+    because: str = ""
+    """What else was looked at, in words: what other ranks gave, the limit that an older tool's criterion sets."""
 
     @property
     def ratio(self) -> float:
@@ -256,6 +258,28 @@ class Finding:
     def name(self) -> str:
         """``neck.lstm, backward, step 0, rank 0``; calls outside any module are named by their operator."""
         return f"{self.scope or self.op}, {self.phase}, step {self.step}, rank {self.rank}"
+
+
+@dataclass(frozen=True, slots=True)
+class Occurrence:
+    """Where the difference first appears on a rank."""
+
+    rank: int
+    step: int
+    phase: str
+    level: str
+    scope: str
+    op: str
+    ordinal: int
+    seq: tuple[int, int]
+    """Execution numbers of the call in the baseline and in the candidate (-1: absent)."""
+    error: float
+    """Relative L2 error there."""
+    sender: int | None
+    """Rank that it came from; None where it arises on this rank."""
+    cause: int | None
+    """Rank where it arises, after all that was passed on; None where that is not known."""
+    sentence: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -300,6 +324,8 @@ class Result:
     """One row per matched call: key columns, both seq, error_in, error_out, expected, ratio, state, role, rule, source."""
     rules: Sequence[Rule] = ()
     """Rows of the criterion that judged calls, most calls first."""
+    occurrences: Sequence[Occurrence] = ()
+    """Where the difference first appears, by rank; ranks where nothing differs for certain are left out."""
 
     @property
     def culprit(self) -> Finding | None:

@@ -271,6 +271,60 @@ def _break_all_reduce() -> torch.library.Library:
     return library
 
 
+def senders(out: Path) -> Any:
+    """Train on simulated devices of which one rank's is broken: data parallel, and as a pipeline of two stages."""
+    from trueup import simdev
+
+    simdev.install()
+    rank = dist.get_rank()
+    for name, faulty, fault in (("healthy", -1, ""), ("forward", 1, "layer-norm-epsilon"), ("backward", 1, "layer-norm-backward")):
+        training = recipes.build("gpt2", "npu")
+        training.model.eval()
+        wrapped = DistributedDataParallel(training.model, bucket_cap_mb=1)
+        with _broken(fault, rank == faulty), trueup.capture(out / f"ddp-{name}", level=("api", "aten")):
+            for batch in training.batches[rank::2][:2]:
+                training.optimizer.zero_grad()
+                training.loss(wrapped, batch).backward()
+                training.optimizer.step()
+    for name, faulty, fault in (("healthy", -1, ""), ("forward", 0, "layer-norm-epsilon"), ("backward", 1, "gelu-backward")):
+        with _broken(fault, rank == faulty):
+            _stages(out / f"pipeline-{name}", "npu")
+    return None
+
+
+def _broken(fault: str, here: bool) -> Any:
+    from trueup import simdev
+
+    return simdev.inject(fault) if here else nullcontext()
+
+
+def _stages(out: Path, device: str) -> None:
+    """Train two stages of two micro-batches each, one stage per rank; rank 0 receives what rank 1's backward sends."""
+    rank = dist.get_rank()
+    torch.manual_seed(rank)
+    stage = nn.Sequential(nn.Linear(16, 32), nn.LayerNorm(32), nn.GELU(), nn.Linear(32, 16)).to(device)
+    optimizer = torch.optim.SGD(stage.parameters(), lr=0.1)
+    with trueup.capture(out, model=stage, level=("api", "aten")) as capture:
+        for step in range(STEPS):
+            optimizer.zero_grad()
+            for batch in range(2):
+                x = torch.randn(6, 16, generator=torch.Generator().manual_seed(10 * step + batch)).to(device)
+                if rank == 0:
+                    hidden = stage(x)
+                    dist.send(hidden.detach(), 1)
+                    gradient = torch.empty(6, 16, device=device)
+                    dist.recv(gradient, 1)
+                    hidden.backward(gradient)
+                else:
+                    received = torch.empty(6, 16, device=device)
+                    dist.recv(received, 0)
+                    received.requires_grad_()
+                    stage(received).square().mean().backward()
+                    dist.send(received.grad, 0)
+            optimizer.step()
+            capture.step()
+
+
 def dies(out: Path) -> Any:
     """Lose rank 1 in its second step, as HOW says; what rank 0 then meets ends it too."""
     model, batches, loss_of = _gpt2()

@@ -35,6 +35,49 @@ def test_a_rank_that_contributes_too_much_is_named_by_the_call_before(operators:
     assert all(c.phase != "collective" for c in result.culprits), "what rank 0 receives is explained by rank 1"
 
 
+@pytest.fixture(scope="module")
+def senders(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Runs on simulated devices of which one rank's is broken."""
+    out = tmp_path_factory.mktemp("senders")
+    run(out, "senders")
+    return out / "senders"
+
+
+@pytest.mark.parametrize("level", ["api", "aten"])
+@pytest.mark.parametrize(("fault", "phase", "op"), [("forward", "forward", "layer_norm"), ("backward", "backward", "layer_norm")])
+def test_gradients_that_another_rank_got_wrong(senders: Path, fault: str, phase: str, op: str, level: str) -> None:
+    """DDP averages what rank 1's broken device computes; rank 0's own gradients are right."""
+    result = trueup.compare(senders / "ddp-healthy", senders / f"ddp-{fault}", level=level)
+    culprit = result.culprit
+    assert culprit is not None, result.sentence
+    assert (culprit.rank, culprit.phase, culprit.step) == (1, phase, 0)
+    assert op in culprit.op
+    assert {c.rank for c in result.culprits} == {1}
+    assert [(o.rank, o.phase, o.sender, o.cause) for o in result.occurrences] == [(0, "collective", 1, 1), (1, phase, None, 1)]
+    assert "rank 0 got it from rank 1: first in c10d::allreduce_, collective, step 0" in result.sentence
+
+
+@pytest.mark.parametrize("level", ["api", "aten"])
+@pytest.mark.parametrize(("fault", "rank", "op"), [("forward", 0, "layer_norm"), ("backward", 1, "gelu")])
+def test_what_a_stage_of_a_pipeline_got_wrong(senders: Path, fault: str, rank: int, op: str, level: str) -> None:
+    """Activations that are sent forth, gradients that are sent back."""
+    result = trueup.compare(senders / "pipeline-healthy", senders / f"pipeline-{fault}", level=level)
+    culprit = result.culprit
+    assert culprit is not None, result.sentence
+    assert (culprit.rank, culprit.phase, culprit.step) == (rank, fault, 0)
+    assert op in culprit.op
+    assert {c.rank for c in result.culprits} == {rank}
+    by_rank = {o.rank: o for o in result.occurrences}
+    assert (by_rank[1 - rank].sender, by_rank[rank].sender) == (rank, None)
+    assert "recv" in by_rank[1 - rank].op
+
+
+def test_healthy_simulated_devices_are_aligned(senders: Path) -> None:
+    for how in ("ddp", "pipeline"):
+        result = trueup.compare(senders / f"{how}-healthy", senders / f"{how}-healthy")
+        assert (result.verdict, list(result.occurrences)) == ("aligned", [])
+
+
 @pytest.mark.parametrize("how", ["kill", "raise"])
 def test_the_other_ranks_stay_readable(tmp_path: Path, capsys: pytest.CaptureFixture[str], how: str) -> None:
     ends = start(tmp_path, "dies", HOW=how)

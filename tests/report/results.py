@@ -14,6 +14,7 @@ from trueup.model import (
     Finding,
     Histogram,
     Neighbour,
+    Occurrence,
     Result,
     Rule,
     RunSummary,
@@ -21,7 +22,7 @@ from trueup.model import (
     TensorStats,
     WorstElement,
 )
-from trueup.report.sentence import verdict_lines
+from trueup.report.sentence import occurrence_text, verdict_lines
 
 HOSTILE = "</script><script>window.hacked=1</script><img src=x onerror=window.hacked=1>'\"{{7*7}}\x1b[2J\u202e<!--"
 
@@ -209,6 +210,19 @@ def missing(side: Any = "candidate", k: int = 0, **changes: Any) -> Finding:
         ),
         **changes,
     )
+
+
+def ranks() -> Result:
+    """A difference that three ranks got from rank 1, one of them over another, and of which a fourth knows no origin."""
+    here = Occurrence(1, 0, "backward", "api", "neck.lstm", "torch.lstm", 0, (412, 418), 0.21, None, 1, "")
+    reduce = Occurrence(0, 0, "collective", "aten", "", "c10d::allreduce_", 3, (900, 906), 0.034, 1, 1, "")
+    passed = dataclasses.replace(reduce, rank=2, step=1, op="c10d::recv_", sender=0)
+    unknown = dataclasses.replace(passed, rank=3, sender=2, cause=None, scope=HOSTILE)
+    seen = [dataclasses.replace(one, sentence=occurrence_text(one)) for one in (reduce, here, passed, unknown)]
+    first = culprit(rank=1)
+    shown = result(culprits=(first,), occurrences=seen)
+    lines = verdict_lines("deviates", [first], (), (), (), shown.counts, seen)
+    return dataclasses.replace(shown, sentence="\n".join(lines))
 
 
 def crowded() -> Result:

@@ -12,7 +12,7 @@ import pytest
 from trueup.model import Result
 from trueup.report.document import document, dumps, json_number, schema
 
-from .results import HOSTILE, crowded, culprit, missing, result, slot, stats
+from .results import HOSTILE, crowded, culprit, missing, ranks, result, slot, stats
 
 DOCS = Path(__file__).parents[2] / "docs" / "verdict-json.md"
 
@@ -26,7 +26,7 @@ def strange() -> Result:
     return result(culprits=(found,), candidate=lost, sentence="x")
 
 
-@pytest.mark.parametrize("shown", [result(), result("aligned"), result("inconclusive"), crowded(), strange()])
+@pytest.mark.parametrize("shown", [result(), result("aligned"), result("inconclusive"), crowded(), ranks(), strange()])
 def test_every_document_is_strict_json_and_fulfils_the_schema(shown: Result) -> None:
     def refuse(name: str) -> Any:
         raise AssertionError(f"{name} is not JSON")

@@ -21,7 +21,7 @@ from trueup.report import charts
 from trueup.report.html import embedded, render_fragment, render_page
 from trueup.report.packing import pack
 
-from .results import HOSTILE, calls, crowded, culprit, evidence, missing, result, run
+from .results import HOSTILE, calls, crowded, culprit, evidence, missing, ranks, result, run
 
 
 def hostile() -> Result:
@@ -175,3 +175,10 @@ def test_the_notebook_fragment() -> None:
 def test_bokeh_is_imported_only_for_a_page() -> None:
     code = "import sys, trueup.report, trueup.report.sentence, trueup.report.terminal; print('bokeh' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout == "False\n"
+
+
+def test_the_first_difference_on_each_rank_is_a_table() -> None:
+    page = render_page(ranks())
+    for text in ('id="ranks"', "First on each rank", "c10d::allreduce_", "rank 0, arose on rank 1", "rank 2, cause not known"):
+        assert text in page, text
+    assert 'id="ranks"' not in render_page(crowded())

@@ -6,7 +6,7 @@ import pytest
 
 from trueup.report.sentence import evidence, operators, verdict_lines
 
-from .results import HOSTILE, crowded, culprit, missing, result, slot
+from .results import HOSTILE, crowded, culprit, missing, ranks, result, slot
 
 
 def test_the_sentence_of_the_readme() -> None:
@@ -148,3 +148,26 @@ def test_foreign_text_stays_on_its_line_and_steers_nothing() -> None:
     lines = verdict_lines("deviates", [culprit(scope=HOSTILE, source=HOSTILE + "\nx")], (), (), (), {})
     assert len(lines) == 4
     assert all(line.isprintable() for line in lines)
+
+
+def test_where_the_difference_first_appears_on_each_rank() -> None:
+    shown = ranks()
+    reduce = "rank 0 got it from rank 1: first in c10d::allreduce_, collective, step 0 (rel. L2 3.4e-2)"
+    assert [one.sentence for one in shown.occurrences[:3]] == [
+        reduce,
+        "rank 1: first in neck.lstm, torch.lstm, backward, step 0 (rel. L2 2.1e-1), which is where it arises",
+        "rank 2 got it from rank 0, where it came from rank 1: first in c10d::recv_, collective, step 1 (rel. L2 3.4e-2)",
+    ]
+    assert shown.occurrences[3].sentence.startswith("rank 3 got it from rank 2, and where it arose is not known: first in ")
+    assert f"3 ranks got it from others; {reduce}" in shown.sentence
+    alone = verdict_lines("deviates", [culprit(rank=1)], (), (), (), shown.counts, shown.occurrences[:2])
+    assert alone[-1].strip() == reduce
+    arises = [dataclasses.replace(shown.occurrences[1], rank=rank) for rank in (1, 4, 5)]
+    both = verdict_lines("deviates", [culprit(rank=1)], (), (), (), shown.counts, arises)
+    assert both[-1].strip() == "a difference arises on ranks 4, 5 too"
+
+
+def test_what_else_was_looked_at_is_said() -> None:
+    assert evidence(culprit(because="what the ranks gave is bitwise equal: it went wrong between them")).endswith(
+        "the expected rounding error); what the ranks gave is bitwise equal: it went wrong between them"
+    )

@@ -9,11 +9,12 @@ from trueup.model import Result
 from trueup.report.terminal import render
 
 from . import golden
-from .results import HOSTILE, crowded, culprit, missing, result
+from .results import HOSTILE, crowded, culprit, missing, ranks, result
 
 RESULTS = {
     "deviates": result(),
     "crowded": crowded(),
+    "ranks": ranks(),
     "aligned": result("aligned"),
     "inconclusive": result("inconclusive", unmatched=(missing(),), counts={"compared": 0, "unmatched": 1}),
 }

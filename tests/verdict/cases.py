@@ -8,7 +8,6 @@ from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from typing import Any
 
-import pytest
 import torch
 from torch import Tensor
 from torch.utils._python_dispatch import _disable_current_modes
@@ -94,9 +93,3 @@ def trained(
     around = None if alter is None else alter(training)
     with around if around is not None else nullcontext():
         return record(folder, training.step, training.model, steps=steps, **options)
-
-
-def wrong_today(request: pytest.FixtureRequest, reason: str, *, where: bool = True) -> None:
-    """Say that a test fails as yet, in the variants where that is so, and why; it must be taken away when it passes."""
-    if where:
-        request.applymarker(pytest.mark.xfail(strict=True, reason=reason))

@@ -147,7 +147,29 @@ def test_equal_digests_are_enough(tmp_path: Path) -> None:
 def test_other_digests_are_not_a_verdict(tmp_path: Path) -> None:
     result = compared(tmp_path, training(parts="digest"), training(parts="digest", wrong=(0, 1, 1e-7)))
     assert (result.verdict, result.culprits) == ("inconclusive", [])
-    assert result.notes[-1] == "could be rounding: net, forward, step 0, rank 0 (aten::mm)"
+    assert result.notes[0] == (
+        "the first call whose outputs differ: net, forward, step 0, rank 0: inputs agree by their checksums, outputs do not "
+        "(the size of the error is not known); it could be rounding"
+    )
+    assert result.notes[0] in result.sentence
+
+
+def test_after_equal_digests_the_first_other_one_is_named(tmp_path: Path) -> None:
+    """Runs that round alike in all calls before do not round otherwise in the next: its error has no size all the same."""
+    runs = Recording(parts="digest"), Recording(parts="digest")
+    for side, run in enumerate(runs):
+        x = normal(8, 8)
+        for k in range(6):
+            y = (x @ W).astype(np.float32)
+            y = y + np.float32(1e-3) if side and k == 4 else y
+            run.call("aten::mm", [x, W], [y])
+            x = y
+    result = compared(tmp_path, *runs)
+    assert result.verdict == "deviates"
+    (found,) = result.culprits
+    assert (found.ordinal, found.confidence) == (4, "could be rounding")
+    assert "the size of the error is not known" in result.sentence
+    assert [row["role"] for row in result.calls.to_pylist()] == ["", "", "", "", "culprit", "victim"]
 
 
 def test_no_outputs(tmp_path: Path) -> None:
@@ -250,7 +272,8 @@ def test_an_optimizer_that_only_one_side_has_is_seen_in_the_next_step_or_by_what
     fused = run("aten::_fused_sgd_", [0.9, 0.9])
     assert compared(tmp_path, fused, run("aten::_foreach_add_", [0.9, 0.9])).verdict == "aligned"
     result = compared(tmp_path, fused, run("aten::_foreach_add_", [0.9, 0.8]))
-    assert (result.verdict, result.counts["unmatched"]) == ("inconclusive", 2)
+    assert (result.verdict, result.counts["unmatched"]) == ("deviates", 2)
+    assert [(f.kind, f.step, f.op) for f in result.culprits] == [("region", 1, "aten::_foreach_add_")]
     assert {f.step for f in result.unmatched} == {1}
 
 

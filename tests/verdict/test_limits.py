@@ -68,6 +68,31 @@ def test_thresholds_of_numbers(tmp_path: Path, criterion: str, passes: Any, fail
     assert result.culprit.ordinal == 1
 
 
+@pytest.mark.parametrize(
+    ("criterion", "change", "said"),
+    [
+        ("ptdbg-summary", lambda x: x * np.float32(2.2), "criterion ptdbg-summary: max_symmetric of output.0 is 0.545, above 0.5"),
+        ("bitwise", lambda x: changed(x, 1e-6), "criterion bitwise: equal of output.0 is 0, below 1"),
+        ("ptdbg", lambda x: changed(x, 0.3), "cosine of output.0 is 0.958, below 0.99 and max_absolute of output.0 is"),
+    ],
+)  # fmt: skip
+def test_the_figure_that_broke_a_limit_is_said(tmp_path: Path, criterion: str, change: Any, said: str) -> None:
+    result = verdict(tmp_path, criterion, change)
+    assert said in result.sentence
+    assert "where none is expected" not in result.sentence
+
+
+def test_means_near_zero_are_named_as_such(tmp_path: Path) -> None:
+    """Relative to the larger of two means that are nothing but rounding, their difference is large: that is what ptdbg asks."""
+    x = np.concatenate([X, -X])
+    moved = x + np.float32(1e-6)
+    runs = [Recording(), Recording()]
+    for run, result in zip(runs, (x, moved), strict=True):
+        run.call("aten::add", [X], [result])
+    found = compared(tmp_path, *runs, criterion="ptdbg-summary")
+    assert "criterion ptdbg-summary: mean_symmetric of output.0 is" in found.sentence
+
+
 def test_a_nan_in_the_candidate_fails(tmp_path: Path) -> None:
     def poisoned(x: Array) -> Array:
         found = x.copy()

@@ -102,7 +102,7 @@ def test_units_in_the_last_place() -> None:
     for _ in range(3):
         b[1:] = np.nextafter(b[1:], np.float32(2))
     m = Metrics.of(a, b)
-    assert (m.ulp[:3], m.max_ulp) == ((1, 0, 3), 3)
+    assert m.ulp[:3] == (1, 0, 3)
     assert Metrics.of(a, (a * 1.001).astype(BF16)).ulp[0] == 4  # rounds to the same bfloat16
 
 

@@ -11,7 +11,7 @@ import math
 from importlib import resources
 from typing import Any
 
-from trueup.model import Evidence, Finding, Neighbour, Result, RunSummary, SlotComparison
+from trueup.model import Evidence, Finding, Neighbour, Occurrence, Result, RunSummary, SlotComparison
 from trueup.report.advice import next_command, policy_to_try
 
 SCHEMA_VERSION = 1
@@ -38,6 +38,7 @@ def document(result: Result) -> dict[str, Any]:
             for finding in result.unmatched
         ],
         "rules": [dataclasses.asdict(rule) for rule in result.rules],
+        "occurrences": [_occurrence(one) for one in result.occurrences],
         "notes": list(result.notes),
         "baseline": _run(result.baseline),
         "candidate": _run(result.candidate),
@@ -80,6 +81,7 @@ def _finding(finding: Finding) -> dict[str, Any]:
         "sentence": finding.sentence,
         "confidence": finding.confidence,
         "rule": finding.rule,
+        "because": finding.because,
         "side": finding.side,
         "api": finding.api,
         "aten": list(finding.aten),
@@ -120,6 +122,15 @@ def _evidence(evidence: Evidence) -> dict[str, Any]:
         ],
         "omitted": evidence.omitted,
         "notes": list(evidence.notes),
+    }
+
+
+def _occurrence(one: Occurrence) -> dict[str, Any]:
+    names = ("rank", "step", "phase", "level", "scope", "op", "ordinal", "sender", "cause", "sentence")
+    return {name: getattr(one, name) for name in names} | {
+        "seq_baseline": one.seq[0],
+        "seq_candidate": one.seq[1],
+        "error": json_number(one.error),
     }
 
 

@@ -14,7 +14,7 @@ import json
 import math
 from collections.abc import Callable, Mapping, Sequence
 
-from trueup.model import Finding, SlotComparison, VerdictWord
+from trueup.model import Finding, Occurrence, SlotComparison, VerdictWord
 from trueup.report.wording import ELLIPSIS, counted, one_line, sci, short_source, shorten, times
 
 HEADS: dict[VerdictWord, str] = {
@@ -23,6 +23,8 @@ HEADS: dict[VerdictWord, str] = {
     "inconclusive": "COULD NOT TELL  ",
 }
 ARGUMENT_WIDTH = 60
+UNSIZED = "digests differ; how much is not recorded"
+"""Reason of a slot of which only checksums were kept; as `trueup.verdict.measure.UNSIZED`, which a report may not import."""
 OTHERS_NAMED = 3
 """How many further culprits the sentence names before it counts them."""
 
@@ -34,6 +36,7 @@ def verdict_lines(
     unmatched: Sequence[Finding],
     notes: Sequence[str],
     counts: Mapping[str, int],
+    occurrences: Sequence[Occurrence] = (),
 ) -> list[str]:
     """Say a verdict in lines of plain text.
 
@@ -44,6 +47,7 @@ def verdict_lines(
         unmatched: calls that exist on one side only.
         notes: what could not be seen or compared.
         counts: calls by state, as in ``Result.counts``; ``steps``, where given, is said too.
+        occurrences: where the difference first appears on each rank.
 
     Returns:
         The head line, then lines that are indented by the width of the head's first word.
@@ -54,15 +58,41 @@ def verdict_lines(
         said = _inconclusive(unmatched, notes, counts)
     elif culprits:
         said = _culprit(culprits, victims, unmatched)
+        said += _other_ranks(culprits[0], occurrences)
     else:
         said = _no_culprit(victims, unmatched, counts)
     head = HEADS[verdict]
     return [head + said[0], *(" " * len(head) + line for line in said[1:])]
 
 
+def occurrence_text(one: Occurrence) -> str:
+    """Say where the difference first appears on a rank, and which rank it came from."""
+    place = one_line(f"{one.scope}, {one.op}" if one.scope else one.op)
+    where = f"first in {place}, {one.phase}, step {one.step} (rel. L2 {sci(one.error)})"
+    if one.sender is None:
+        return f"rank {one.rank}: {where}, which is where it arises"
+    origin = f", where it came from rank {one.cause}" if one.cause is not None else ", and where it arose is not known"
+    return f"rank {one.rank} got it from rank {one.sender}{'' if one.cause == one.sender else origin}: {where}"
+
+
+def _other_ranks(first: Finding, occurrences: Sequence[Occurrence]) -> list[str]:
+    """Say where the difference reached the ranks that are not the first culprit's."""
+    received = [o for o in occurrences if o.rank != first.rank and o.sender is not None]
+    alone = [o for o in occurrences if o.rank != first.rank and o.sender is None]
+    lines = []
+    if received:
+        more = f"{counted(len(received), 'rank')} got it from others; " if len(received) > 1 else ""
+        lines.append(more + received[0].sentence)
+    if alone:
+        ranks = one_line(", ".join(str(o.rank) for o in alone[:OTHERS_NAMED])) + (ELLIPSIS if len(alone) > OTHERS_NAMED else "")
+        lines.append(f"a difference arises on rank{'s' if len(alone) > 1 else ''} {ranks} too")
+    return lines
+
+
 def evidence(finding: Finding) -> str:
     """Say what was measured at a call, in one line: ``inputs agree (rel. L2 3e-8), outputs do not (...)``."""
-    return _EVIDENCE[finding.kind](finding)
+    said = _EVIDENCE[finding.kind](finding)
+    return f"{said}; {one_line(finding.because)}" if finding.because else said
 
 
 def operators(finding: Finding) -> str:
@@ -81,6 +111,16 @@ def changed_arguments(slot: SlotComparison) -> list[tuple[str, str, str]]:
     names = dict.fromkeys([*sides[0], *sides[1]])
     pairs = [(one_line(name), sides[0].get(name, "absent"), sides[1].get(name, "absent")) for name in names]
     return [pair for pair in pairs if pair[1] != pair[2]]
+
+
+def harmless_argument(finding: Finding, more: int) -> str:
+    """Say of a call that it was given another argument, and that its results do not show it; ``more`` calls are like it."""
+    others = f", and so it is in {counted(more, 'more call')}" if more else ""
+    return f"{one_line(finding.name)} ({operators(finding)}): {_argument(finding)}; {_within(finding)}{others}"
+
+
+def _within(finding: Finding) -> str:
+    return f"its outputs agree within rounding (rel. L2 {sci(finding.error_out)})"
 
 
 def _arguments(name: str, held: object) -> dict[str, str]:
@@ -175,6 +215,8 @@ def _operator(finding: Finding) -> str:
     measured = [slot for slot in finding.slots if slot.slot.startswith(("input", "grad_output"))]
     if finding.slots and not measured:
         return f"it takes no tensors, and its outputs differ ({_error(finding)})"
+    if finding.error_in == 0 and any(slot.reason == UNSIZED for slot in finding.slots):
+        return "inputs agree by their checksums, outputs do not (the size of the error is not known)"
     if finding.error_in == 0 and any(slot.method == "statistics" for slot in measured):
         return f"inputs agree as far as their statistics tell, outputs do not ({_error(finding)})"
     if finding.error_in == 0:
@@ -240,6 +282,8 @@ def _error(finding: Finding, *, expected: bool = True) -> str:
         slot = _worst(finding)
         return one_line(slot.reason) if slot and slot.reason else f"rel. L2 {sci(error)}"
     if not expected:
+        return f"rel. L2 {sci(error)}"
+    if finding.expected <= 0 and finding.because:
         return f"rel. L2 {sci(error)}"
     if finding.expected <= 0:
         return f"rel. L2 {sci(error)}, where none is expected"

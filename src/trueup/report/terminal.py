@@ -47,6 +47,7 @@ STEPS_SHOWN = 8
 UNMATCHED_SHOWN = 10
 CULPRITS_SHOWN = 10
 WORST_SHOWN = 5
+RANKS_SHOWN = 8
 COLOURS = {"deviates": "bold red", "aligned": "bold green", "inconclusive": "bold yellow"}
 STATES = {"deviates": "red", "incomparable": "yellow"}
 
@@ -58,6 +59,9 @@ def render(result: Result, console: Console) -> None:
         _section(console, None, _particulars(result.culprit))
         _slots(result.culprit, console)
         _worst(result.culprit, console)
+    if len(result.occurrences) > 1:
+        _section(console, "first on each rank", _occurrences(result))
+        _more(console, len(result.occurrences) - RANKS_SHOWN)
     for title, rows in (("loss", loss_rows(result)), ("gradient norm", norm_rows(result))):
         if rows:
             _section(console, title, _curve(rows))
@@ -173,6 +177,13 @@ def _unmatched(result: Result) -> Table:
         near = ", ".join(f"{word} {name}" for word, name, _ in neighbour_lines(finding))
         if near:
             table.add_row("", Padding(Text(near, "dim", overflow="fold"), (0, 0, 0, 2)), "")
+    return table
+
+
+def _occurrences(result: Result) -> Table:
+    table = Table.grid()
+    for one in result.occurrences[:RANKS_SHOWN]:
+        table.add_row(Text(one_line(one.sentence), overflow="fold"))
     return table
 
 

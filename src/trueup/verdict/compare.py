@@ -7,6 +7,7 @@ import math
 from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
+from typing import Literal
 
 import numpy as np
 import pyarrow as pa
@@ -14,21 +15,24 @@ import pyarrow as pa
 from trueup.kernels import digest
 from trueup.model import LEVELS, Finding, Result, RunSummary, TrueupError, VerdictWord
 from trueup.remedy import policy_note, recorded_uses
-from trueup.report.sentence import verdict_lines
+from trueup.report.sentence import harmless_argument, verdict_lines
 from trueup.store import Capture, open_capture
 from trueup.verdict.ahead import Ahead, Place, places
 from trueup.verdict.align import Alignment, align
+from trueup.verdict.amplification import Amplification
 from trueup.verdict.criteria import Criterion
 from trueup.verdict.criteria import load as load_criterion
 from trueup.verdict.evidence import with_evidence
-from trueup.verdict.findings import suspect_finding, unmatched_finding, victim_findings
+from trueup.verdict.exchange import Exchange
+from trueup.verdict.findings import by_itself, suspect_finding, unmatched_finding, victim_findings
 from trueup.verdict.foreign import statistics_note
 from trueup.verdict.gradients import Norm, norms_of
 from trueup.verdict.judge import Verdicts, judge
 from trueup.verdict.locate import SIDES, Part, Side, Suspect, is_quiet, locate, rank_culprits
 from trueup.verdict.mapping import Mapping
 from trueup.verdict.mapping import load as load_mapping
-from trueup.verdict.measure import STATISTICS, Payload, measure
+from trueup.verdict.measure import STATISTICS, UNSIZED, Payload, measure
+from trueup.verdict.occurrences import first_received, occurrences
 from trueup.verdict.origins import Origins
 from trueup.verdict.precision import Precision, precision_of
 from trueup.verdict.streams import Array, Located, Numbers, Read, Row, Stream, Vocabulary
@@ -104,6 +108,8 @@ class _Comparison:
         self.precision = self._precision()
         self.sites = tuple({r: c.sites(r) for r in self.ranks} for c in self.captures)
         self.origins = {rank: Origins() for rank in self.ranks}
+        self.amplification = Amplification()
+        self.exchange = Exchange(self.ranks, limited=bool(criterion.limits))
         self.suspects: list[Suspect] = []
         self.findings: dict[int, Finding] = {}
         self.unmatched: list[Finding] = []
@@ -114,6 +120,9 @@ class _Comparison:
         self.covered = 0
         self.unexplained: list[str] = []
         self.outputs = 0
+        self.harmless: list[Finding] = []
+        self.n_harmless = 0
+        """Calls that were given other arguments and whose results agree within rounding: the first ones, and how many."""
         self.by_statistics = 0  # calls of which a tensor was compared by another tool's statistics alone
         self.tables: list[pa.Table] = []
         self.norms: tuple[list[Norm], list[Norm]] = [], []
@@ -121,9 +130,10 @@ class _Comparison:
 
     def run(self) -> Result:
         overviews = self._parts()
+        self._followed()
         for rank, origins in self.origins.items():
             self._unmatched(rank, [(SIDES[side], row) for side in (0, 1) for row in origins.pending[side].values()])
-        ranked = rank_culprits(self.suspects)
+        ranked = rank_culprits(self.suspects, first_received(self.exchange.received))
         certain = [s for s in ranked if s.certain]
         table = finish_table(
             self.tables,
@@ -134,7 +144,10 @@ class _Comparison:
         culprits = [self.findings[id(s)] for s in (certain or ranked[:1])]
         if certain:
             passed_on = victims(table)
-            culprits = [dataclasses.replace(c, confidence="high") for c in culprits]  # what ranking made certain too
+            sure: Literal["high", "could be rounding"]
+            for n, suspect in enumerate(certain):
+                sure = "could be rounding" if suspect.judged.unsized else "high"  # what ranking made certain too
+                culprits[n] = dataclasses.replace(culprits[n], confidence=sure)
             culprits[0] = dataclasses.replace(culprits[0], victims=passed_on)
         passing = victim_findings(table, MAX_FINDINGS)
         summaries = [
@@ -147,12 +160,25 @@ class _Comparison:
             self.notes.insert(first, statistics_note(self.by_statistics, counts["compared"]))
         self._last_notes(None if certain else next(iter(culprits), None))
         culprits = culprits if certain else []
-        lines = verdict_lines(verdict, culprits, passing, self.unmatched, self.notes, counts)
+        known = [s for s in self.suspects if s.certain]
+        seen = occurrences(self.ranks, known, self.exchange.received, self.criterion) if certain else []
+        lines = verdict_lines(verdict, culprits, passing, self.unmatched, self.notes, counts, seen)
         result = Result(
             verdict, "\n".join(lines), culprits, passing, self.unmatched, self.notes, self.criterion.name,
-            summaries[0], summaries[1], counts, table,
+            summaries[0], summaries[1], counts, table, occurrences=seen,
         )  # fmt: skip
         return with_evidence(result, self.captures, self.norms, self.criterion)
+
+    def _followed(self) -> None:
+        """Leave out what another rank explains, and say of the rest what the other ranks gave."""
+        self.exchange.finish()
+        self.suspects = [s for s in self.suspects if id(s) not in self.exchange.answered]
+        for suspect, why in self.exchange.unknown:
+            call = suspect.judged.call.candidate
+            self.unexplained.append(f"what {call.op} ({call.key}) brought differs, and {why}")
+        for suspect in self.suspects:
+            if id(suspect) in self.exchange.guilty:
+                self.findings[id(suspect)] = by_itself(self.findings[id(suspect)], self.exchange.guilty[id(suspect)])
 
     def _verdict(
         self, deviates: bool, ranked: list[Suspect], counts: dict[str, int], summaries: list[RunSummary],
@@ -185,12 +211,16 @@ class _Comparison:
             self.notes.append(f"scopes have other names in the candidate and were paired by what they execute: {some}{more}")
         if self.ignored:
             self.notes.append(f"{self.ignored:,} calls were not compared, as the map file says")
+        if self.harmless:
+            self.notes.append(harmless_argument(self.harmless[0], self.n_harmless - 1))
         if (first := self.first_behind) is not None:
             self.notes.append(
                 f"in {self.behind:,} calls the baseline is further from the float64 run than the candidate, first in "
                 f"{first.op} ({first.key}): it is the less precise of the two there"
             )
-        if suspect is not None:
+        if suspect is not None and any(slot.reason == UNSIZED for slot in suspect.slots):
+            self.notes.insert(0, f"the first call whose outputs differ: {suspect.sentence}; it could be rounding")
+        elif suspect is not None:
             times = f", {suspect.ratio:.1f} x what is explained" if math.isfinite(suspect.ratio) else ""
             self.notes.append(f"could be rounding: {suspect.name} ({suspect.op}){times}")
         for capture in self.captures:  # reading may have found more
@@ -261,6 +291,7 @@ class _Comparison:
         seen: set[tuple[int, int]] = set()
         with Ahead(self.runs, self.chosen, found) as ahead:
             for at, place in enumerate(found):
+                self.exchange.close(place.steps[0])
                 reads = ahead.reads(at)
                 if self.chosen is None:  # else records of other levels were not read
                     seen.update((place.rank, step) for step in place.steps)
@@ -279,9 +310,11 @@ class _Comparison:
         streams = self._streams(reads)
         if not all(stream.is_ordered and len(stream.steps) == len(place.steps) for stream in streams):
             return False
+        before = dataclasses.replace(self.amplification)
         alignment, verdicts, worse = self._judged(place.rank, streams)
         part = Part(place.rank, place.steps[0], verdicts, alignment)
         if not is_quiet(part, self.criterion, self.origins[place.rank]):
+            self.amplification = before  # each step is judged again, and no call is a witness for itself
             return False
         self._keep(part, worse)
         return True
@@ -314,7 +347,7 @@ class _Comparison:
         payloads = [partial(_payload, capture, rank) for capture in self.runs]
         errors = measure(alignment, baseline, candidate, (payloads[0], payloads[1]), in_full=bool(self.criterion.limits))
         yardstick = self._yardstick(streams, payloads)
-        verdicts = judge(errors, self.criterion, self.precision, yardstick)
+        verdicts = judge(errors, self.criterion, self.precision, yardstick, self.amplification)
         return alignment, verdicts, behind(errors, yardstick, self.criterion.yardstick)
 
     def _yardstick(self, streams: Sequence[Stream], payloads: Sequence[Payload]) -> Yardstick:
@@ -356,6 +389,7 @@ class _Comparison:
         for suspect in part.suspects:
             self.findings[id(suspect)] = suspect_finding(suspect, *part.streams, sites)
         self.suspects += part.suspects
+        self.exchange.keep(part)
         self.covered += len(part.alignment.only_baseline) + len(part.alignment.only_candidate)
         self._unmatched(part.rank, part.uncovered)
         for judged, slot in part.unexplained[:1]:
@@ -366,6 +400,8 @@ class _Comparison:
             )
         errors = part.verdicts.errors
         self.by_statistics += len(np.unique(errors.pair[errors.method == STATISTICS]))
+        self.harmless += [suspect_finding(Suspect(j, "argument", False), *part.streams, sites) for j in part.harmless[:1]]
+        self.n_harmless += len(part.harmless)
         self.outputs += int(np.count_nonzero(part.verdicts.worst >= 0))
         self.tables.append(call_table(part.verdicts, part.alignment.paired, sites[1]))
 

@@ -11,6 +11,7 @@ import pyarrow as pa
 
 from trueup.model import Finding, SlotComparison, SlotState
 from trueup.report.sentence import evidence
+from trueup.report.wording import sci
 from trueup.verdict.judge import Judged
 from trueup.verdict.locate import Suspect
 from trueup.verdict.measure import SlotError
@@ -46,7 +47,16 @@ def suspect_finding(
             judged.call.candidate.seq if suspect.sides[1] else -1,
         ),
         confidence="high" if suspect.certain else "could be rounding",
+        because=f"criterion {judged.row.name}: {judged.broke}" if judged.broke else "",
     )
+    return dataclasses.replace(made, sentence=f"{made.name}: {evidence(made)}")
+
+
+def by_itself(finding: Finding, given: float) -> Finding:
+    """Describe a communication that is at fault itself; ``given`` is the largest error of what the ranks gave."""
+    what = "is bitwise equal" if given == 0 else f"agrees (rel. L2 {sci(given)})"
+    because = f"what the ranks gave {what}: it went wrong between them"
+    made = dataclasses.replace(finding, because="; ".join(filter(None, [because, finding.because])))
     return dataclasses.replace(made, sentence=f"{made.name}: {evidence(made)}")
 
 

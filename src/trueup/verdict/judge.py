@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import math
+import zlib
 from dataclasses import dataclass, field
 
 import numpy as np
 
+from trueup.kernels.sketch import splitmix64
+from trueup.verdict.amplification import Amplification
 from trueup.verdict.criteria import UNIT_ROUNDOFF, Criterion, Row
 from trueup.verdict.explain import Explanation
+from trueup.verdict.limits import Applied
 from trueup.verdict.limits import apply as apply_limits
 from trueup.verdict.measure import DIGEST, TENSOR, Errors, Measured
 from trueup.verdict.operands import Calls, Tensors
@@ -19,10 +23,13 @@ from trueup.verdict.yardstick import NOTHING, Yardstick
 CARRIED = 1e-5
 """Relative error from which a call that its inputs explain is shown as a victim; below, it agrees."""
 
-RULES = ("", " and the repeats' spread", " and the float64 run")
+RULES = ("", " and the same op elsewhere in the run", " and the repeats' spread", " and the float64 run")
 """What was added to the row of the criterion that decided."""
 
-REPEATS, TRUTH = 1, 2
+ELSEWHERE, REPEATS, TRUTH = 1, 2, 3
+
+STEADY = 3
+"""How many calls that round must be equal before a difference of unknown size is named."""
 
 LASTING = ("optimizer", "collective")
 """Phases whose results are read in a later step, or on another rank: nobody reading them here does not make them harmless."""
@@ -53,6 +60,10 @@ class Judged:
     """What decided beside the row: one of `RULES`."""
     declared: float = 0.0
     """The part of ``own`` that operands rounded to a declared TF32 or HF32 make."""
+    steady: bool = False
+    """Whether all that rounds before it is bitwise equal on both sides."""
+    broke: str = ""
+    """The figures that broke a limit of the criterion, in words."""
 
     @property
     def rule(self) -> str:
@@ -64,8 +75,15 @@ class Judged:
         """``error_out / expected``."""
         return float(excess(np.asarray(self.error_out), np.asarray(self.expected)))
 
+    @property
+    def is_named_unsized(self) -> bool:
+        """Whether an error of unknown size is the first difference of two runs that round alike."""
+        return self.unsized and self.steady and self.error_in == 0
+
     def is_certain(self, criterion: Criterion) -> bool:
         """Tell whether the estimate cannot be that wrong."""
+        if self.is_named_unsized:
+            return self.ratio > criterion.suspect
         return not self.unsized and criterion.is_certain(self.error_out, self.own, self.expected, self.declared)
 
 
@@ -102,6 +120,10 @@ class Verdicts:
     """By entry of ``errors``: the relative error that repeats of the baseline, or limits, allow; else 0."""
     declared: Array
     """The part of ``own`` that operands rounded to a declared TF32 or HF32 make."""
+    steady: Array
+    """Whether all that round before a call are bitwise equal."""
+    applied: Applied | None
+    """What the limits of a criterion say, where it has any."""
     _made: dict[int, Judged] = field(default_factory=dict)
 
     def __len__(self) -> int:
@@ -121,28 +143,42 @@ class Verdicts:
     def _make(self, pair: int) -> Judged:
         errors, worst = self.errors, int(self.worst[pair])
         slots = [(errors.error(n).slot, float(self.slot_expected[n])) for n in errors.entries(pair)]
+        why = self.applied.why(self.criterion.limits, worst, errors.error(worst).slot) if self.applied and worst >= 0 else ""
         return Judged(
             errors.measured(pair), self.criterion.rows[self.rows[pair]], float(self.error_in[pair]), float(self.error_out[pair]),
             float(self.own[pair]), float(self.expected[pair]), None if worst < 0 else errors.error(worst).slot,
             self.incomparable.get(pair, ""), bool(self.unsized[pair]), ROLES[self.role[pair]],
             {slot: expected for slot, expected in slots if not math.isnan(expected)}, RULES[self.decided[pair]],
-            float(self.declared[pair]),
+            float(self.declared[pair]), bool(self.steady[pair]), why,
         )  # fmt: skip
 
 
-def judge(errors: Errors, criterion: Criterion, precision: Precision, yardstick: Yardstick = NOTHING) -> Verdicts:
-    """Judge every measured call. A backward call also sees the errors of its forward call, whose tensors it saved."""
-    return _Judge(errors, criterion, precision, yardstick).run()
+def judge(
+    errors: Errors, criterion: Criterion, precision: Precision, yardstick: Yardstick = NOTHING, seen: Amplification | None = None
+) -> Verdicts:
+    """Judge every measured call. A backward call also sees the errors of its forward call, whose tensors it saved.
+
+    Args:
+        errors: of one rank and step.
+        criterion: what is explained.
+        precision: how float32 products are rounded.
+        yardstick: of the user's own runs.
+        seen: what the operators made of their inputs' errors elsewhere in the run; brought up to date.
+    """
+    return _Judge(errors, criterion, precision, yardstick, seen or Amplification()).run()
 
 
 class _Judge:
-    def __init__(self, errors: Errors, criterion: Criterion, precision: Precision, yardstick: Yardstick) -> None:
-        self.errors, self.criterion, self.precision, self.yardstick = errors, criterion, precision, yardstick
+    def __init__(
+        self, errors: Errors, criterion: Criterion, precision: Precision, yardstick: Yardstick, seen: Amplification
+    ) -> None:
+        self.errors, self.criterion, self.precision, self.yardstick, self.seen = errors, criterion, precision, yardstick, seen
         self.baseline, self.candidate = errors.streams
         self.names = self.baseline.names
         self.count = len(errors.calls[0])
         self.calls = errors.calls[1]
         self.relative = errors.relative
+        self.applied: Applied | None = None
         self.rows = self._rows()
         self.roundoffs = self.names.table(_roundoff)
 
@@ -150,7 +186,6 @@ class _Judge:
         errors, relative = self.errors, self.relative
         owner, entry = self._read()
         known = ~np.isnan(errors.absolute[entry])
-        given = np.bincount(owner, minlength=self.count)
         unmeasured = np.bincount(owner[~known], minlength=self.count) > 0
         owner, entry = owner[known], entry[known]
         error_in = np.zeros(self.count)
@@ -165,8 +200,9 @@ class _Judge:
             declared = np.zeros(len(outputs))
         else:
             own, expected, declared = self._explain(owner[is_float], entry[is_float], outputs)
-            relative, own, expected, decided = self._by_yardstick(outputs, relative[outputs], own, expected)
-            declared = np.where(decided == 0, declared, 0.0)
+            expected, decided = self._by_others(outputs, relative[outputs], own, expected, declared)
+            relative, own, expected, decided = self._by_yardstick(outputs, relative[outputs], own, expected, decided)
+            declared = np.where(decided < REPEATS, declared, 0.0)
             open_ = outputs[:0]
         pair = errors.pair[outputs]
         incomparable = self._not_compared()
@@ -174,15 +210,9 @@ class _Judge:
         incomparable |= dict.fromkeys(errors.pair[open_].tolist(), asks)
         over = excess(relative, expected) > self.criterion.suspect
         explained = (discrete | ~np.isfinite(error_in))[pair]
-        collective = self.candidate.phase[self.calls] == self.names.number("collective")
-        alone = over & ~explained & (collective & (given == 0))[pair]
-        unseen = over & ~explained & ~alone & unmeasured[pair]
-        for where, why in (
-            (unseen, "its result differs, and not all of its inputs were measured"),
-            (alone, "its result differs, and what the other ranks sent is not followed"),
-        ):
-            incomparable |= dict.fromkeys(pair[where].tolist(), why)
-        expected = np.where(explained | alone | unseen, np.inf, expected)
+        unseen = over & ~explained & unmeasured[pair]
+        incomparable |= dict.fromkeys(pair[unseen].tolist(), "its result differs, and not all of its inputs were measured")
+        expected = np.where(explained | unseen, np.inf, expected)
         incomparable |= self._one_sided()
         unsized = self._unsized(outputs, error_in)
         slot_expected = np.full(len(errors.pair), np.nan)
@@ -197,7 +227,7 @@ class _Judge:
         found = Verdicts(
             errors, self.criterion, self.rows, error_in, error_out, its_own, its_expected, worst, slot_expected, unsized,
             incomparable, np.zeros(self.count, np.int8), its_decided.astype(np.int8), self._tolerated(),
-            its_declared,
+            its_declared, self._steady(outputs), self.applied,
         )  # fmt: skip
         found.role = _roles(found)
         return found
@@ -244,17 +274,44 @@ class _Judge:
 
     def _by_limits(self, owner: Numbers, entry: Numbers, outputs: Numbers) -> tuple[Array, Array, Numbers]:
         """Let limits decide: an output that fails is explained where an input fails; return own, expected and open outputs."""
-        fails, open_ = apply_limits(self.criterion.limits, self.errors)
-        self.fails = fails
+        self.applied = apply_limits(self.criterion.limits, self.errors)
+        fails, open_ = self.applied.fails, self.applied.open
         bad = np.zeros(self.count, bool)
         bad[owner[fails[entry]]] = True
         bad = bad[self.errors.pair[outputs]]
         wrong = fails[outputs]
         return np.where(wrong, 0.0, np.inf), np.where(wrong & ~bad, 0.0, np.inf), outputs[open_[outputs] & ~bad]
 
-    def _by_yardstick(self, outputs: Numbers, error: Array, own: Array, expected: Array) -> tuple[Array, Array, Array, Array]:
+    def _by_others(
+        self, outputs: Numbers, error: Array, own: Array, expected: Array, declared: Array
+    ) -> tuple[Array, Array]:
+        """Let other calls of the kind say what this one may make of its inputs' errors; return expected and what decided."""
+        with np.errstate(all="ignore"):
+            carried = expected - own
+            share = np.maximum(error - own, 0.0) / carried
+            told = np.isfinite(carried) & np.isfinite(share) & (carried > own)  # else it shows rounding, and no amplification
+            sure = error > self.criterion.certain * (own - declared) + self.criterion.certain_carried * (carried + declared)
+            factor = self.seen.factors(self._kinds(outputs), np.where(told, share, np.nan), ~sure)
+            wider = factor > 1
+            return np.where(wider, own + factor * carried, expected), np.where(wider, ELSEWHERE, 0).astype(np.int8)
+
+    def _kinds(self, outputs: Numbers) -> Array:
+        """Return what tells kinds of outputs from one another: operator, phase, level, arguments, slot and shape."""
+        stream, names = self.baseline, self.names
+        k = self.errors.slots[0][outputs]
+        call = stream.call[k]
+        arguments = stream.values.table(_hashed)[stream.arguments[call]]
+        found = np.zeros(len(outputs), np.uint64)
+        for part in (*(names.table(_hashed)[code] for code in (stream.op[call], stream.phase[call], stream.level[call])),
+                     names.table(_hashed)[stream.slot[k]], stream.shapes.squeezed[k], arguments):  # fmt: skip
+            found = splitmix64(found ^ part.astype(np.uint64))
+        return found
+
+    def _by_yardstick(
+        self, outputs: Numbers, error: Array, own: Array, expected: Array, decided: Array
+    ) -> tuple[Array, Array, Array, Array]:
         """Let the user's own runs say how much of an output's error is explained; return errors, own, expected and what decided."""
-        decided = np.zeros(len(outputs), np.int8)
+        decided = decided.copy()
         k, j = (side[outputs] for side in self.errors.slots)
         allowed, yardstick = self.criterion.yardstick, self.yardstick
         if yardstick.spread is not None:
@@ -275,8 +332,8 @@ class _Judge:
         return error, own, expected, decided
 
     def _tolerated(self) -> Array:
-        if self.criterion.limits:
-            return np.where(self.fails, 0.0, np.inf)
+        if self.applied is not None:
+            return np.where(self.applied.fails, 0.0, np.inf)
         if self.yardstick.spread is None:
             return np.zeros(len(self.errors.pair))
         spread = self.yardstick.spread[self.errors.slots[0]]
@@ -321,6 +378,22 @@ class _Judge:
         found[pair[rounds & (self.roundoffs[self.baseline.dtype[self.errors.slots[0][at]]] > 0)]] = True
         return found
 
+    def _steady(self, outputs: Numbers) -> Array:
+        """Tell before which calls nothing differed, and at least `STEADY` calls that round were equal to the last bit or checksum.
+
+        Then the two runs round alike, and the first difference is not what another library makes of the same inputs.
+        """
+        pair = self.errors.pair[outputs]
+        differs = np.zeros(self.count, bool)
+        differs[pair[self.errors.absolute[outputs] != 0]] = True
+        rounds = np.array([row.own != "exact" for row in self.criterion.rows])[self.rows]
+        compared = np.zeros(self.count, bool)
+        compared[pair] = True
+        equal = np.cumsum(compared & rounds & ~differs) - (compared & rounds & ~differs)
+        inside = self.candidate.has_children[self.calls]  # it shows what a call inside it made
+        before: Numbers = np.cumsum(differs & ~inside) - (differs & ~inside)
+        return np.asarray((before == 0) & (equal >= STEADY))
+
     def _worst(self, outputs: Numbers, over: Array) -> Numbers:
         """Return the first output with the largest excess of each call."""
         pair = self.errors.pair[outputs]
@@ -330,6 +403,10 @@ class _Judge:
         found = np.full(self.count, len(self.errors.pair), np.int64)
         np.minimum.at(found, pair[at], outputs[at])
         return np.where(found < len(self.errors.pair), found, NONE)
+
+
+def _hashed(name: str) -> int:
+    return zlib.crc32(name.encode("utf-8", "surrogatepass"))
 
 
 def _roundoff(dtype: str) -> float:

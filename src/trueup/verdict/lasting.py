@@ -85,11 +85,15 @@ def _agrees(call: int, side: int, written: list[_Written], origins: _Origins, cr
 
 
 def _changed(stream: Stream, call: int) -> list[int]:
-    """Return the outputs of a call, without those that are what it read: a fused optimizer names the gradients too."""
+    """Return the outputs of a call, without those that are what it read: a fused optimizer names the gradients too.
+
+    Where all of them are (a counter of steps that is 1 is what was added to it), all of them.
+    """
     slots = np.arange(*stream.starts[call : call + 2].tolist())
     written = stream.names.table(is_output)[stream.slot[slots]]
     same = stream.has_digest[slots] & np.isin(stream.digest[slots], stream.digest[slots[~written & stream.has_digest[slots]]])
-    return list(slots[written & ~same].tolist())
+    changed = written & ~same
+    return list(slots[changed if changed.any() else written].tolist())
 
 
 class _Origins:

@@ -132,8 +132,28 @@ MEASURES: dict[str, Callable[[Measures], Array]] = {
 """What a condition may name."""
 
 
-def apply(limits: tuple[Limit, ...], errors: Errors) -> tuple[Array, Array]:
-    """Return, by entry, what fails, and what is open because a measure is not known."""
+@dataclass(frozen=True, slots=True)
+class Applied:
+    """What limits say of the entries of a step."""
+
+    fails: Array
+    open: Array
+    """Where a measure that could make it fail is not known."""
+    known: dict[str, Array]
+    """The measures that conditions name, by entry."""
+
+    def why(self, limits: tuple[Limit, ...], entry: int, slot: str) -> str:
+        """Name the figures that made an entry fail: ``mean_symmetric of output.0 is 0.73, above 0.5``; empty where it did not."""
+        for limit in limits if self.fails[entry] else ():
+            values = [(name, float(self.known[name][entry]), side, number) for name, side, number in limit.conditions]
+            if all(value > number if side == "above" else value < number for _, value, side, number in values):
+                told = (f"{name} of {slot} is {value:.3g}, {side} {number:g}" for name, value, side, number in values)
+                return " and ".join(told)
+        return ""
+
+
+def apply(limits: tuple[Limit, ...], errors: Errors) -> Applied:
+    """Judge all entries; what fails is not open."""
     measures = Measures(errors)
     fails, open_ = np.zeros(len(errors.pair), bool), np.zeros(len(errors.pair), bool)
     known = {name: measures.named(name) for limit in limits for name, *_ in limit.conditions}
@@ -149,7 +169,7 @@ def apply(limits: tuple[Limit, ...], errors: Errors) -> tuple[Array, Array]:
             holds, possible = holds & meant, possible & meant
         fails |= holds
         open_ |= possible & ~holds
-    return fails, open_ & ~fails
+    return Applied(fails, open_ & ~fails, known)
 
 
 def parse(table: dict[str, Any], at: str) -> Limit:

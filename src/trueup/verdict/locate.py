@@ -8,7 +8,7 @@ inputs are clean.
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Literal
 
@@ -24,8 +24,9 @@ from trueup.verdict.names import normalised
 from trueup.verdict.origins import Origins, may_have_grown
 from trueup.verdict.regions import Region, Regions, judge_region, loose_calls
 from trueup.verdict.regions import operators as region_operators
-from trueup.verdict.streams import NONE, Row, Stream, is_input
+from trueup.verdict.streams import NONE, Row, Stream, is_input, is_output
 from trueup.verdict.tree import Tree
+from trueup.verdict.weights import wrong_weights
 
 Kind = Literal["operator", "argument", "random", "input", "overwritten", "region"]
 Side = Literal["baseline", "candidate"]
@@ -86,6 +87,8 @@ class Part:
     """Unmatched calls that no coarser level and no consumer accounts for."""
     unexplained: list[tuple[Judged, str]] = field(default_factory=list)
     """``(call, input slot)`` where a difference comes in that no compared call made."""
+    harmless: list[Judged] = field(default_factory=list)
+    """Calls that were given other arguments, and whose results agree within rounding."""
 
     @property
     def streams(self) -> tuple[Stream, Stream]:
@@ -119,7 +122,7 @@ def locate(
         suspects += _inputs(tree, criterion, from_start=from_start)
     else:
         suspects += _later_inputs(part.unexplained, part.streams)
-    suspects += _arguments(verdicts, suspects)
+    suspects += _arguments(part, criterion, suspects)
     given = {s.place for s in suspects if s.kind in ("input", "overwritten")}  # what a call was given is not its own error
     suspects = [s for s in suspects if s.kind != "operator" or s.place not in given]
     stream = part.streams[1]
@@ -157,6 +160,10 @@ def _unmatched(part: Part, tree: Tree, criterion: Criterion, origins: Origins) -
             continue
         certain = judged.is_certain(criterion)
         suspects.append(Suspect(judged, "region", certain, region_operators(region), sides=region.sides))
+    wrong = next(wrong_weights(regions, criterion), None)
+    if wrong is not None:
+        ops = (wrong.call.candidate.op,)
+        suspects.append(Suspect(wrong, "region", wrong.is_certain(criterion), ops))
     part.uncovered = [
         (SIDES[side], tree.streams[side].row(call)) for side in (0, 1) for call in loose[side] if (side, call) in uncovered
     ]
@@ -185,7 +192,7 @@ def _suspect(pair: int, criterion: Criterion, tree: Tree) -> Suspect:
     around = tree.around(index)
     parent = candidate.row(around[0]) if around else None
     api = parent.op if parent is not None and parent.level == "api" else None
-    certain = judged.is_certain(criterion)
+    certain = judged.is_certain(criterion) or (kind == "argument" and judged.error_in == 0)
     return Suspect(judged, kind, certain, tree.operators(index), api)
 
 
@@ -273,32 +280,57 @@ def _as_written(stream: Stream, k: int) -> bool | None:
     return bool(stream.digest[k] == stream.digest[written])
 
 
-def _arguments(verdicts: Verdicts, known: Sequence[Suspect]) -> list[Suspect]:
-    """Find calls given other scalars on the two sides, whose results differ for it, and which are not suspects yet."""
+def _arguments(part: Part, criterion: Criterion, known: Sequence[Suspect]) -> list[Suspect]:
+    """Find calls given other scalars on the two sides, whose results show it, and which are not suspects yet.
+
+    Where the results agree within rounding the part notes it, for it is no reason for anything. What an optimizer is given
+    acts again in every step, so there any effect counts; and where limits decide, for they know of no rounding.
+    """
+    verdicts, optimizer = part.verdicts, part.streams[1].names.number("optimizer")
     suspected = {id(s.judged) for s in known}
     found = []
     for pair, arguments in verdicts.errors.arguments.items():
-        shows = verdicts.error_out[pair] > 0 or pair in verdicts.incomparable  # a result of another shape is not measured
-        if not shows or verdicts.error_in[pair] > 0 or id(verdicts.at(pair)) in suspected:
+        error, lost = float(verdicts.error_out[pair]), pair in verdicts.incomparable  # of another shape, it is not measured
+        judged = verdicts.at(pair)
+        if (error == 0 and not lost) or verdicts.error_in[pair] > 0 or id(judged) in suspected or _equal_arguments(*arguments):
             continue
-        if not _equal_arguments(*arguments):
-            found.append(Suspect(verdicts.at(pair), "argument", True))
+        lasts = part.streams[1].phase[verdicts.errors.calls[1][pair]] == optimizer
+        shows = judged.ratio > criterion.suspect or _is_recast(judged, part.streams)
+        if lost or lasts or shows or criterion.limits:
+            found.append(Suspect(judged, "argument", True))
+        else:
+            part.harmless.append(judged)
     return found
 
 
-def rank_culprits(suspects: Iterable[Suspect]) -> list[Suspect]:
+def _is_recast(judged: Judged, streams: tuple[Stream, Stream]) -> bool:
+    """Tell whether an output has another dtype for it: the rounding of the coarser one is then what was asked for."""
+    outputs = (error for name, error in judged.call.slots.items() if is_output(name))
+    return any(streams[0].dtype_of(error.baseline) != streams[1].dtype_of(error.candidate) for error in outputs)
+
+
+def rank_culprits(suspects: Iterable[Suspect], tainted: Mapping[int, tuple[int, int]] | None = None) -> list[Suspect]:
     """Put the culprits first, in order of execution, and leave out what an earlier one explains.
 
-    Certain ones go before those that could be rounding. Ranks run the same program, so their execution numbers are of one
-    order; what a collective brings from a rank with an earlier culprit is explained by it.
+    Certain ones go before those that could be rounding. Within a step, what happens on a rank after another one's difference has
+    reached it comes last; the execution numbers of ranks are of one order only where they run the same program.
+
+    Args:
+        suspects: of all ranks and steps.
+        tainted: by rank, the step and place from which on it computes with what another rank got wrong.
     """
+    reached = tainted or {}
     culprits: list[Suspect] = []
-    ordered = _first_of_a_kind(sorted(suspects, key=lambda s: (s.step, s.place, s.rank)))
+
+    def order(s: Suspect) -> tuple[int, bool, int, int]:
+        return s.step, s.rank in reached and (s.step, s.place) > reached[s.rank], s.place, s.rank
+
+    ordered = _first_of_a_kind(sorted(suspects, key=order))
     for suspect in sorted(ordered, key=lambda s: not s.certain):
         if not suspect.certain and culprits:
             continue
-        received = suspect.phase == "collective" and any(c.rank != suspect.rank for c in culprits)
-        if not culprits or (_is_clean(suspect.judged) and not received and not _is_told(suspect, culprits)):
+        together = suspect.phase == "collective" and any(c.rank != suspect.rank for c in culprits)  # it shows on all ranks
+        if not culprits or (_is_clean(suspect.judged) and not together and not _is_told(suspect, culprits)):
             culprits.append(suspect)
     return culprits
 

@@ -118,12 +118,6 @@ class Metrics:
         """Whether every element is the same number, or the same NaN, Inf or mask, on both sides."""
         return self.equal == self.counted and not self.disagreeing
 
-    @property
-    def max_ulp(self) -> int:
-        """Upper end of the last bucket of ``ulp`` that holds something; 0 where nothing counts."""
-        last = max((k for k, count in enumerate(self.ulp) if count), default=0)
-        return int(2**last - 1)
-
 
 def relative_l2(p: Pair) -> float:
     """Return √Σd² / √Σa²; see ``Metrics.relative_l2``."""

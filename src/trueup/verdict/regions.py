@@ -168,10 +168,27 @@ class Regions:
         """Yield ``(side, call)`` of the loose calls whose results later steps read."""
         for side, stream in enumerate(self.tree.streams):
             phases = [stream.names.number(phase) for phase in LASTING]
-            done = self.readers[side] | self.settled[side]
+            done = self._with_family(side, self.readers[side] | self.settled[side])
             for call in np.flatnonzero(self.loose[side][:-1]).tolist():
                 if stream.phase[call] in phases and call not in done:
                     yield side, stream.row(call)
+
+
+    def _with_family(self, side: int, calls: set[int]) -> set[int]:
+        """Add the loose calls inside and around calls: an operator and the function that is no more than it write one result.
+
+        Only one of the two is named as the producer of what is read.
+        """
+        stream, loose, found = self.tree.streams[side], self.loose[side], set(calls)
+        for call in calls:
+            inner, outer = call, int(stream.parents[call])
+            while len(inside := stream.inside(inner)) == 1 and loose[inside[0]]:
+                inner = int(inside[0])
+                found.add(inner)
+            while outer != NONE and loose[outer] and len(stream.inside(outer)) == 1:
+                found.add(outer)
+                outer = int(stream.parents[outer])
+        return found
 
 
 def _mask(calls: list[int], count: int) -> Array:
