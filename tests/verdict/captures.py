@@ -20,6 +20,7 @@ from trueup.model import PACKED, Result
 from trueup.store import Writer, claim, statistics
 from trueup.store.schema import table
 from trueup.verdict import align, compare, criteria, judge, locate, measure
+from trueup.verdict.judged import Judged
 from trueup.verdict.origins import Origins
 from trueup.verdict.precision import Precision
 from trueup.verdict.streams import Stream, Vocabulary
@@ -169,12 +170,12 @@ def no_payload(*_: object) -> Array:
 
 def judged(
     baseline: Recording, candidate: Recording, precision: Precision | None = None, step: int = 0
-) -> list[judge.Judged]:
+) -> list[Judged]:
     """Align, measure and judge one step."""
     return calls_of(part(baseline, candidate, precision, step=step))
 
 
-def calls_of(found: locate.Part) -> list[judge.Judged]:
+def calls_of(found: locate.Part) -> list[Judged]:
     """Return the judged calls of a part, in order."""
     return [found.verdicts.at(pair) for pair in range(len(found.verdicts))]
 

@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from trueup.verdict.criteria import TF32
-from trueup.verdict.judge import Judged
+from trueup.verdict.judged import Judged
 from trueup.verdict.precision import Precision, precision_of
 from verdict.captures import CRITERION, Array, Recording, Slot, changed, judged, normal
 

@@ -10,9 +10,8 @@ Where half of the other calls of its kind, and at least `LEAST` of them, make as
 
 A call is no witness for itself, nor is one that is a culprit for certain. A fault that adds the same error whatever goes in
 is no amplification: it weighs less the larger the errors of the inputs are, and the first call that has it was given none. It is
-never the other way round, that a call is granted less for what others do: over the planted faults under noise that found not one
-fault more (92 of 98, as without), and it blamed the backward of a healthy batch-norm, whose amplification grew a thousandfold
-within three steps.
+never the other way round, that a call is granted less for what others do: on six models with planted faults under noise that
+found no fault more, and it blamed the backward of a healthy batch-norm, whose amplification grew a thousandfold within three steps.
 """
 
 from __future__ import annotations

@@ -28,7 +28,8 @@ class Shapes:
         lists = column.combine_chunks() if isinstance(column, pa.ChunkedArray) else column
         lists = pa.concat_arrays(lists.chunks) if isinstance(lists, pa.ChunkedArray) else lists
         self._offsets = lists.offsets.to_numpy().astype(np.int64)
-        self._values = lists.values.to_numpy(zero_copy_only=False).astype(np.int64)
+        values = lists.values.fill_null(NONE) if lists.values.null_count else lists.values
+        self._values = values.to_numpy(zero_copy_only=False).astype(np.int64)
         self._known = lists.is_valid().to_numpy(zero_copy_only=False)
         self.ndim = np.where(self._known, np.diff(self._offsets), 0)
         owner = np.repeat(np.arange(len(self.ndim)), np.diff(self._offsets))

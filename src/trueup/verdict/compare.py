@@ -13,8 +13,7 @@ import numpy as np
 import pyarrow as pa
 
 from trueup.kernels import digest
-from trueup.model import LEVELS, Finding, Result, RunSummary, TrueupError, VerdictWord
-from trueup.remedy import policy_note, recorded_uses
+from trueup.model import Finding, Result, RunSummary, TrueupError, VerdictWord
 from trueup.report.sentence import harmless_argument, verdict_lines
 from trueup.store import Capture, open_capture
 from trueup.verdict.ahead import Ahead, Place, places
@@ -27,14 +26,15 @@ from trueup.verdict.exchange import Exchange
 from trueup.verdict.findings import by_itself, suspect_finding, unmatched_finding, victim_findings
 from trueup.verdict.foreign import statistics_note
 from trueup.verdict.gradients import Norm, norms_of
-from trueup.verdict.judge import Verdicts, judge
+from trueup.verdict.judge import judge
+from trueup.verdict.judged import Verdicts
 from trueup.verdict.locate import SIDES, Part, Side, Suspect, is_quiet, locate, rank_culprits
 from trueup.verdict.mapping import Mapping
 from trueup.verdict.mapping import load as load_mapping
 from trueup.verdict.measure import STATISTICS, UNSIZED, Payload, measure
 from trueup.verdict.occurrences import first_received, occurrences
 from trueup.verdict.origins import Origins
-from trueup.verdict.precision import Precision, precision_of
+from trueup.verdict.overlap import Overlap, require_records, require_same_framework
 from trueup.verdict.streams import Array, Located, Numbers, Read, Row, Stream, Vocabulary
 from trueup.verdict.summary import Overview, call_table, count, finish_table, loss_note, summarise, victims
 from trueup.verdict.yardstick import Yardstick, behind, distance_from, spread
@@ -96,16 +96,10 @@ class _Comparison:
         self.criterion, self.mapping = criterion, mapping
         self.renames: dict[str, str] = {}
         self.ignored = 0
-        self.notes: list[str] = []
-        self._comparable()
-        self.uncompared = False
+        self.overlap = Overlap(self.captures, level)
+        self.ranks, self.steps, self.notes = self.overlap.ranks, self.overlap.steps, list(self.overlap.notes)
+        self.uncompared = not self.overlap.is_whole
         """Whether something that one run holds was not compared, so that the runs cannot be called aligned."""
-        self.levels = self._levels(level)
-        held = frozenset().union(*(capture.levels for capture in self.captures))
-        self.chosen = None if held == set(self.levels) else self.levels
-        self.ranks = self._common("ranks", [sorted(c.ranks) for c in self.captures])
-        self.steps = self._common("steps", [c.steps for c in self.captures])
-        self.precision = self._precision()
         self.sites = tuple({r: c.sites(r) for r in self.ranks} for c in self.captures)
         self.origins = {rank: Origins() for rank in self.ranks}
         self.amplification = Amplification()
@@ -228,72 +222,17 @@ class _Comparison:
                 note for p in (*capture.problems, *capture.lost) if (note := f"{capture.path.name}: {p}") not in self.notes
             ]
 
-    # ---------------------------------------------------------------- what can be compared
-    def _comparable(self) -> None:
-        for capture in self.captures:
-            _records_of(capture)
-        _same_framework(*self.captures)
-
-    def _levels(self, level: str | Sequence[str] | None) -> list[str]:
-        wanted = LEVELS if level is None else (level,) if isinstance(level, str) else tuple(level)
-        for name in wanted:
-            if name not in LEVELS:
-                raise TrueupError(f"level {name!r} is unknown: expected {', '.join(LEVELS)}")
-        held = [[name for name in LEVELS if name in capture.levels] for capture in self.captures]
-        for capture, levels in zip(self.captures, held, strict=True):
-            if not levels and capture.lost:
-                raise TrueupError(f"{capture.path} holds no readable records: {min(capture.lost)}; record again")
-        common = [n for n in wanted if all(n in h for h in held)]
-        if not common:
-            raise TrueupError(
-                f"the captures have no level in common among {', '.join(wanted)}: {self._name(0)} holds "
-                f"{', '.join(held[0]) or 'none'}, {self._name(1)} holds {', '.join(held[1]) or 'none'}; "
-                "capture both with the same --level"
-            )
-        missing = {n for n in wanted if n in held[0] or n in held[1]} - set(common)
-        if missing:
-            self.notes.append(f"only one capture holds level {', '.join(sorted(missing))}; compared at {', '.join(common)}")
-        return common
-
-    def _common(self, what: str, sides: list[list[int]]) -> list[int]:
-        common = sorted(set(sides[0]) & set(sides[1]))
-        if not common:
-            raise TrueupError(
-                f"the captures have no {what} in common: {self._name(0)} holds {_numbers(sides[0])}, "
-                f"{self._name(1)} holds {_numbers(sides[1])}; capture the same {what} on both sides"
-            )
-        for n, side in enumerate(sides):
-            if extra := sorted(set(side) - set(common)):
-                self.uncompared = True
-                self.notes.append(f"{what} {_numbers(extra)} are only in {self._name(n)} and were not compared")
-        return common
-
-    def _precision(self) -> Precision:
-        manifests = [next(iter(c.ranks.values()), {}) for c in self.captures]
-        for capture in self.captures:
-            self.notes += [f"{capture.path.name}: {problem}" for problem in capture.problems]
-        if (given := policy_note(*(recorded_uses(c.ranks.values()) for c in self.captures))) is not None:
-            self.notes.append(given)
-        found = precision_of([m.get("environment", {}) for m in manifests], [m.get("devices", []) for m in manifests])
-        if found.matmul or found.convolution:
-            what = " and ".join(n for n, on in (("matrix products", found.matmul), ("convolutions", found.convolution)) if on)
-            self.notes.append(f"float32 {what} are rounded to TF32 or HF32, as a run declares: that much error is explained")
-        return found
-
-    def _name(self, side: int) -> str:
-        return str(self.captures[side].path)
-
     # ---------------------------------------------------------------- one rank and step at a time, or several
     def _parts(self) -> list[Overview]:
         """Compare all that the runs have in common; return what there is to say of each capture, but the float64 run's."""
         found = places(self.runs, self.ranks, self.steps)
         overviews = [Overview(capture) for capture in self.runs[: 2 + len(self.repeats)]]
         seen: set[tuple[int, int]] = set()
-        with Ahead(self.runs, self.chosen, found) as ahead:
+        with Ahead(self.runs, self.overlap.chosen, found) as ahead:
             for at, place in enumerate(found):
                 self.exchange.close(place.steps[0])
                 reads = ahead.reads(at)
-                if self.chosen is None:  # else records of other levels were not read
+                if self.overlap.chosen is None:  # else records of other levels were not read
                     seen.update((place.rank, step) for step in place.steps)
                     for overview, records in zip(overviews, reads, strict=False):
                         overview.add(records(Overview.COLUMNS))
@@ -325,7 +264,7 @@ class _Comparison:
         if not all(held):
             if any(held):
                 self.uncompared = True
-                self.notes.append(f"rank {rank} step {step} is only in {self._name(held.index(True))} and was not compared")
+                self.notes.append(f"rank {rank} step {step} is only in {self.captures[held.index(True)].path} and was not compared")
             return
         for capture, stream in zip(self.runs[2:], streams[2:], strict=True):
             if not len(stream):
@@ -347,7 +286,7 @@ class _Comparison:
         payloads = [partial(_payload, capture, rank) for capture in self.runs]
         errors = measure(alignment, baseline, candidate, (payloads[0], payloads[1]), in_full=bool(self.criterion.limits))
         yardstick = self._yardstick(streams, payloads)
-        verdicts = judge(errors, self.criterion, self.precision, yardstick, self.amplification)
+        verdicts = judge(errors, self.criterion, self.overlap.precision, yardstick, self.amplification)
         return alignment, verdicts, behind(errors, yardstick, self.criterion.yardstick)
 
     def _yardstick(self, streams: Sequence[Stream], payloads: Sequence[Payload]) -> Yardstick:
@@ -372,8 +311,8 @@ class _Comparison:
         """
         others = [*repeats, *([] if reference is None else [reference])]
         for capture in others:
-            _records_of(capture)
-            _same_framework(self.captures[0], capture)
+            require_records(capture)
+            require_same_framework(self.captures[0], capture)
         self.repeats, self.reference, self.runs = list(repeats), reference, [*self.captures, *others]
 
     def _keep(self, part: Part, worse: Numbers) -> None:
@@ -412,21 +351,6 @@ class _Comparison:
             self.unmatched.append(unmatched_finding(call, side, self.sites[SIDES.index(side)][rank]))
 
 
-def _records_of(capture: Capture) -> None:
-    if not capture.rows:
-        why = (capture.lost or capture.problems or ["nothing was captured"])[0]
-        raise TrueupError(f"{capture.path} holds no records: {why}; record again")
-
-
-def _same_framework(first: Capture, second: Capture) -> None:
-    names = [next((str(m["framework"]) for m in c.ranks.values() if "framework" in m), None) for c in (first, second)]
-    if None not in names and names[0] != names[1]:
-        raise TrueupError(
-            f"the captures are of different frameworks: {first.path} of {names[0]}, {second.path} of {names[1]}; "
-            "their operators have no common names yet"
-        )
-
-
 def _payload(capture: Capture, rank: int, place: Located, expected: int | None) -> Array | None:
     """Return a tensor, None where it is lost: the capture then says so, and its sketch is measured instead."""
     segment, key, view = place
@@ -440,14 +364,3 @@ def _payload(capture: Capture, rank: int, place: Located, expected: int | None) 
     if text not in capture.lost:
         capture.lost.append(text)
     return None
-
-
-def _numbers(values: list[int]) -> str:
-    """Write sorted numbers in short: ``0-2, 7``."""
-    runs: list[list[int]] = []
-    for value in values:
-        if runs and value == runs[-1][-1] + 1:
-            runs[-1] = [runs[-1][0], value]
-        else:
-            runs.append([value])
-    return ", ".join(str(r[0]) if len(r) == 1 else f"{r[0]}-{r[1]}" for r in runs) or "none"

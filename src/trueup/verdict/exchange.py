@@ -22,7 +22,7 @@ from typing import Any
 
 import numpy as np
 
-from trueup.verdict.judge import Verdicts
+from trueup.verdict.judged import Verdicts
 from trueup.verdict.locate import Part, Suspect
 from trueup.verdict.streams import Stream, is_input, is_output
 

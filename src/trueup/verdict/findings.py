@@ -12,7 +12,7 @@ import pyarrow as pa
 from trueup.model import Finding, SlotComparison, SlotState
 from trueup.report.sentence import evidence
 from trueup.report.wording import sci
-from trueup.verdict.judge import Judged
+from trueup.verdict.judged import Judged
 from trueup.verdict.locate import Suspect
 from trueup.verdict.measure import SlotError
 from trueup.verdict.streams import Row, Stream, is_input, is_output

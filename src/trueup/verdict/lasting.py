@@ -14,7 +14,7 @@ import numpy as np
 
 from trueup.kernels import distance
 from trueup.verdict.criteria import Criterion
-from trueup.verdict.judge import LASTING
+from trueup.verdict.judged import LASTING
 from trueup.verdict.regions import Region, Regions, explained
 from trueup.verdict.streams import Numbers, Stream, is_output
 

@@ -17,7 +17,7 @@ import numpy as np
 from trueup.verdict.align import Alignment
 from trueup.verdict.arguments import equal_values
 from trueup.verdict.criteria import Criterion
-from trueup.verdict.judge import Judged, Verdicts
+from trueup.verdict.judged import Judged, Verdicts
 from trueup.verdict.lasting import settle
 from trueup.verdict.measure import is_overwritten
 from trueup.verdict.names import normalised

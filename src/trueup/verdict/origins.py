@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from trueup.verdict.judge import Judged
+from trueup.verdict.judged import Judged
 from trueup.verdict.streams import NONE, Array, Numbers, Row
 from trueup.verdict.tree import Tree
 

@@ -15,7 +15,7 @@ import numpy as np
 
 from trueup.verdict.criteria import FLIPPED, UNIT_ROUNDOFF, Criterion
 from trueup.verdict.criteria import Row as CriterionRow
-from trueup.verdict.judge import LASTING, Judged
+from trueup.verdict.judged import LASTING, Judged
 from trueup.verdict.measure import Measured, SlotError
 from trueup.verdict.origins import Origins
 from trueup.verdict.streams import NONE, Array, Numbers, Row, is_input

@@ -19,7 +19,7 @@ from trueup.report.scaling import loss_scale
 from trueup.store import Capture
 from trueup.verdict.align import WAYS
 from trueup.verdict.findings import Frames
-from trueup.verdict.judge import ROLES, RULES, Verdicts
+from trueup.verdict.judged import ROLES, RULES, Verdicts
 from trueup.verdict.streams import Array, Numbers, Vocabulary
 
 LOSS_OP = "torch.Tensor.backward"

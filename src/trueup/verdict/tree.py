@@ -7,7 +7,7 @@ from collections.abc import Iterator
 import numpy as np
 
 from trueup.verdict.align import Alignment
-from trueup.verdict.judge import Judged, Verdicts
+from trueup.verdict.judged import Judged, Verdicts
 from trueup.verdict.streams import numbered
 
 SPREAD = 1000.0

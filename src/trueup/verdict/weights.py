@@ -15,7 +15,7 @@ import numpy as np
 
 from trueup.kernels import distance
 from trueup.verdict.criteria import UNIT_ROUNDOFF, Criterion
-from trueup.verdict.judge import Judged
+from trueup.verdict.judged import Judged
 from trueup.verdict.measure import Measured, SlotError
 from trueup.verdict.regions import Region, Regions
 from trueup.verdict.streams import NONE, Stream, is_input

@@ -1,0 +1,115 @@
+"""What two captures have in common, so that it can be compared: a framework, levels, ranks, steps."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from trueup.model import LEVELS, TrueupError
+from trueup.remedy import policy_note, recorded_uses
+from trueup.store import Capture
+from trueup.verdict.precision import Precision, precision_of
+
+
+class Overlap:
+    """What is compared of two captures, and what there is to say of the rest.
+
+    Args:
+        captures: baseline and candidate.
+        level: the levels that are wanted; None for all that both hold.
+
+    Raises:
+        TrueupError: they have nothing in common.
+    """
+
+    def __init__(self, captures: tuple[Capture, Capture], level: str | Sequence[str] | None) -> None:
+        self._captures = captures
+        for capture in captures:
+            require_records(capture)
+        require_same_framework(*captures)
+        self.notes: list[str] = []
+        self.is_whole = True
+        """Whether nothing was left out because only one run holds it."""
+        self.levels = self._levels(level)
+        held = frozenset().union(*(capture.levels for capture in captures))
+        self.chosen = None if held == set(self.levels) else self.levels
+        """Levels to read, None for all."""
+        self.ranks = self._common("ranks", [sorted(c.ranks) for c in captures])
+        self.steps = self._common("steps", [c.steps for c in captures])
+        self.precision = self._precision()
+
+    def _levels(self, level: str | Sequence[str] | None) -> list[str]:
+        wanted = LEVELS if level is None else (level,) if isinstance(level, str) else tuple(level)
+        for name in wanted:
+            if name not in LEVELS:
+                raise TrueupError(f"level {name!r} is unknown: expected {', '.join(LEVELS)}")
+        held = [[name for name in LEVELS if name in capture.levels] for capture in self._captures]
+        for capture, levels in zip(self._captures, held, strict=True):
+            if not levels and capture.lost:
+                raise TrueupError(f"{capture.path} holds no readable records: {min(capture.lost)}; record again")
+        common = [n for n in wanted if all(n in h for h in held)]
+        if not common:
+            raise TrueupError(
+                f"the captures have no level in common among {', '.join(wanted)}: {self._name(0)} holds "
+                f"{', '.join(held[0]) or 'none'}, {self._name(1)} holds {', '.join(held[1]) or 'none'}; "
+                "capture both with the same --level"
+            )
+        missing = {n for n in wanted if n in held[0] or n in held[1]} - set(common)
+        if missing:
+            self.notes.append(f"only one capture holds level {', '.join(sorted(missing))}; compared at {', '.join(common)}")
+        return common
+
+    def _common(self, what: str, sides: list[list[int]]) -> list[int]:
+        common = sorted(set(sides[0]) & set(sides[1]))
+        if not common:
+            raise TrueupError(
+                f"the captures have no {what} in common: {self._name(0)} holds {_numbers(sides[0])}, "
+                f"{self._name(1)} holds {_numbers(sides[1])}; capture the same {what} on both sides"
+            )
+        for n, side in enumerate(sides):
+            if extra := sorted(set(side) - set(common)):
+                self.is_whole = False
+                self.notes.append(f"{what} {_numbers(extra)} are only in {self._name(n)} and were not compared")
+        return common
+
+    def _precision(self) -> Precision:
+        manifests = [next(iter(c.ranks.values()), {}) for c in self._captures]
+        for capture in self._captures:
+            self.notes += [f"{capture.path.name}: {problem}" for problem in capture.problems]
+        if (given := policy_note(*(recorded_uses(c.ranks.values()) for c in self._captures))) is not None:
+            self.notes.append(given)
+        found = precision_of([m.get("environment", {}) for m in manifests], [m.get("devices", []) for m in manifests])
+        if found.matmul or found.convolution:
+            what = " and ".join(n for n, on in (("matrix products", found.matmul), ("convolutions", found.convolution)) if on)
+            self.notes.append(f"float32 {what} are rounded to TF32 or HF32, as a run declares: that much error is explained")
+        return found
+
+    def _name(self, side: int) -> str:
+        return str(self._captures[side].path)
+
+
+def require_records(capture: Capture) -> None:
+    """Raise TrueupError if a capture holds nothing."""
+    if not capture.rows:
+        why = (capture.lost or capture.problems or ["nothing was captured"])[0]
+        raise TrueupError(f"{capture.path} holds no records: {why}; record again")
+
+
+def require_same_framework(first: Capture, second: Capture) -> None:
+    """Raise TrueupError if two captures are of different frameworks."""
+    names = [next((str(m["framework"]) for m in c.ranks.values() if "framework" in m), None) for c in (first, second)]
+    if None not in names and names[0] != names[1]:
+        raise TrueupError(
+            f"the captures are of different frameworks: {first.path} of {names[0]}, {second.path} of {names[1]}; "
+            "their operators have no common names yet"
+        )
+
+
+def _numbers(values: list[int]) -> str:
+    """Write sorted numbers in short: ``0-2, 7``."""
+    runs: list[list[int]] = []
+    for value in values:
+        if runs and value == runs[-1][-1] + 1:
+            runs[-1] = [runs[-1][0], value]
+        else:
+            runs.append([value])
+    return ", ".join(str(r[0]) if len(r) == 1 else f"{r[0]}-{r[1]}" for r in runs) or "none"
