@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import json
-from typing import Any
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 
 from trueup.report.wording import number
+
+if TYPE_CHECKING:
+    from trueup.anomalies.found import ScaleStep
 
 OP = "torch.amp.GradScaler.step"
 COLUMNS = ("step", "slot", "max", "value")
@@ -36,7 +40,16 @@ def scales(table: pa.Table) -> list[tuple[int, float, bool]]:
 
 def loss_scale(table: pa.Table) -> str | None:
     """Say how the loss scale went, or return None where there was none."""
-    history = scales(table)
+    return _told(scales(table))
+
+
+def loss_scale_of(history: Sequence[ScaleStep]) -> str | None:
+    """Say the same of steps that were read already; of several ranks the first, for all have one scale."""
+    first = min((one.rank for one in history), default=0)
+    return _told([(one.step, one.scale, one.skipped) for one in history if one.rank == first])
+
+
+def _told(history: Sequence[tuple[int, float, bool]]) -> str | None:
     if not history:
         return None
     kept = [scale for _, scale, _ in history]

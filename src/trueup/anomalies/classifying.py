@@ -1,0 +1,306 @@
+"""One rank and step: records in, anomalies out. Pure; see the package's docstring for how to call it.
+
+- *origin*: clean inputs, bad output. Its anomaly has kind ``nan``, ``overflow`` or ``saturated``.
+- *carried*: bad because of an origin before; counted there, never an anomaly of its own.
+- *healed*: all that read it give clean numbers. Of an infinity that was asked for that is a mask or a padding, ``expected``;
+  of any other it is an anomaly with ``transient=True``.
+- *input*, *parameters*: bad, or a thousand times too large, before the step's first call read it.
+- *collective*: clean before a communication and bad after it; `trueup.anomalies.across` finds the rank.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections import Counter
+from collections.abc import Sequence
+
+import numpy as np
+import pyarrow as pa
+
+from trueup.anomalies import kinds
+from trueup.anomalies.describing import Sites, led_to, place_of, slot_of, slots_of
+from trueup.anomalies.flow import GRADIENTS, LOSS, LOST, PARAMETERS, RANKS, UNREAD, Flow, Source, is_saturation
+from trueup.anomalies.found import Anomaly, Crossing, Kind, Reached, Severity, StepAnomalies
+from trueup.anomalies.memory import Memory, grown, lasting_slots, remember
+from trueup.anomalies.scaling import scale_steps
+from trueup.report.anomaly_sentence import sentence
+from trueup.store.schema import RECORDS
+from trueup.verdict.streams import NONE, NEEDED, Numbers, Stream, is_input
+
+COLUMNS = (*NEEDED, "min", "max", "mean", "n_zero", "n_subnormal", "n_saturated", "payload_key", "payload_view")
+"""Columns of the records that are read; one that a table lacks is taken for null."""
+
+MOST = 200
+"""Anomalies of one rank and step that are described; independent origins beyond that are counted."""
+FAR = 20_000
+"""Calls that are looked at behind an overflow, to find weights that grew."""
+
+REACHED: tuple[tuple[int, Reached], ...] = (
+    (LOST, "loss"), (GRADIENTS, "gradients"), (PARAMETERS, "parameters"), (RANKS, "other ranks"), (UNREAD, "unread"),
+)  # fmt: skip
+
+
+def classify(records: pa.Table, memory: Memory | None = None, *, sites: Sites | None = None) -> StepAnomalies:
+    """Judge the records of one rank and step.
+
+    Args:
+        records: rows sorted by ``seq``, with the columns of `COLUMNS` as in docs/format.md.
+        memory: what the step before left; a fresh one for the first. It is changed.
+        sites: call stacks, ``{site: (frames, line)}``, for the source line; none by default.
+
+    Returns:
+        what was found, in the order of execution. Whether it matters (``matters``) is decided by `trueup.anomalies.mattering`,
+        which sees all steps.
+    """
+    memory = memory if memory is not None else Memory()
+    stream = Stream(lambda columns: _columns(records, columns), memory.names, memory.values)
+    return classify_stream(stream, memory, sites or {})
+
+
+def classify_stream(stream: Stream, memory: Memory, sites: Sites) -> StepAnomalies:
+    """Judge a stream; see `classify`."""
+    flow = Flow(stream)
+    step = _Step(stream, flow, memory, sites)
+    return step.judge()
+
+
+def _columns(records: pa.Table, names: Sequence[str]) -> pa.Table:
+    there = set(records.column_names)
+    columns = {}
+    for name in names:
+        kind = RECORDS.field(name).type
+        columns[name] = records[name] if name in there else pa.nulls(len(records), kind)
+    return pa.table(columns)
+
+
+class _Step:
+    def __init__(self, stream: Stream, flow: Flow, memory: Memory, sites: Sites) -> None:
+        self.stream, self.flow, self.memory, self.sites = stream, flow, memory, sites
+        self.lasting: Numbers = lasting_slots(stream)
+        self.grown = grown(stream, self.lasting, memory.lasting)
+        self.anomalies: list[Anomaly] = []
+        self.of_source: dict[int, int] = {}
+        """Source -> its anomaly."""
+        self.follows: set[tuple[int, int]] = set()
+        self.expected: Counter[str] = Counter()
+
+    def judge(self) -> StepAnomalies:
+        sources = self.flow.sources
+        blamed = self._blamed()
+        order = sorted(range(len(sources)), key=lambda root: (sources[root].call, sources[root].slot))
+        for root in order:
+            if root in blamed:
+                self._add(root, sources[root])
+        found = StepAnomalies(
+            self.stream.rank, self.stream.step, tuple(self.anomalies), tuple(self.expected.most_common()),
+            scale_steps(self.stream), len(self.stream), int(np.count_nonzero(self.stream.measured)), self._bad_loss(),
+            self._crossings(), tuple(sorted(self.follows)), self._clean_weights(),
+        )  # fmt: skip
+        self._remember(found)
+        return found
+
+    # ------------------------------------------------------------------ who is blamed
+    def _blamed(self) -> set[int]:
+        """Return the sources to report: not those that are expected, nor those that another one explains."""
+        sources, found = self.flow.sources, set()
+        misused = {of for source in sources if source.of and source.reached for of in source.of}
+        for root, source in enumerate(sources):
+            if source.asked and not source.reached & ~UNREAD:
+                self._expect(source)
+            elif source.asked and root in misused:
+                if source.outside and not source.healers:
+                    found.add(root)  # no call anywhere makes use of its infinities: they are no mask
+            else:
+                found.add(root)
+        for root in [r for r in found if self.flow.sources[r].of]:
+            if set(sources[root].of) & found:
+                found.discard(root)
+        return found
+
+    def _expect(self, source: Source) -> None:
+        stream = self.stream
+        name = stream.names.name(int(stream.op[source.call])) or ""
+        self.expected[f"tensor from outside, read by {name}" if source.outside else name] += 1
+
+    # ------------------------------------------------------------------ what is said of it
+    def _add(self, root: int, source: Source) -> None:
+        if source.outside and self._follows(source):
+            return
+        if len(self.anomalies) >= MOST:
+            self.of_source[root] = MOST - 1
+            return
+        self.of_source[root] = len(self.anomalies)
+        self.anomalies.append(self._describe(source))
+
+    def _describe(self, source: Source) -> Anomaly:
+        stream, flow, call = self.stream, self.flow, source.call
+        if not source.outside and not source.asked and (cause := self._grown_behind(call)) is not None:
+            return self._bad_step(source, *cause)
+        kind = self._kind(source)
+        reached = tuple(name for bit, name in REACHED if source.reached & bit)
+        slots = slots_of(stream, call, flow.bits)
+        if source.outside:
+            first = slot_of(stream, source.slot, source.bits)
+            slots = (first, *(one for one in slots if one.slot != first.slot))
+        notes = [self._asked_note(of) for of in source.of]
+        made = Anomaly(
+            kind, place_of(stream, call, self.sites), self._severity(kind, source), "", slots,
+            () if source.outside else led_to(stream, call, flow.bits, self.sites),
+            reached, not source.reached and kind != "saturated",
+            carried=max(0, source.calls - (0 if source.outside else 1)),
+            healed_by=tuple(dict.fromkeys(self._call(c) for c in source.healers[:3])) if not source.reached else (),
+            notes=tuple(notes),
+        )  # fmt: skip
+        return _with_sentence(made)
+
+    def _kind(self, source: Source) -> Kind:
+        stream = self.stream
+        if source.outside:
+            return "parameters" if self._is_parameter(source) else "input"
+        if stream.names.name(int(stream.phase[source.call])) == "collective":
+            return "collective"
+        if source.bits & kinds.INF:  # Inf and NaN of clean inputs in one call: the overflow came first
+            return "overflow"
+        return "nan" if source.bits & kinds.NAN else "saturated"
+
+    @staticmethod
+    def _severity(kind: Kind, source: Source) -> Severity:
+        if source.reached & (LOST | GRADIENTS | PARAMETERS | RANKS):
+            return "critical"
+        if kind == "saturated" or source.reached & UNREAD:
+            return "high"
+        return "medium"
+
+    def _asked_note(self, root: int) -> str:
+        source = self.flow.sources[root]
+        name = "a tensor from outside" if source.outside else self._call(source.call)
+        return f"the {kinds.words(source.bits)} that it read were asked for, by {name}"
+
+    def _call(self, call: int) -> str:
+        row = self.stream.row(call)
+        return f"{row.scope}/{row.op}" if row.scope else row.op
+
+    # ------------------------------------------------------------------ from outside
+    def _follows(self, source: Source) -> bool:
+        """Tell whether a bad tensor from outside is the doing of an anomaly of a step before."""
+        stream, memory = self.stream, self.memory
+        key = int(stream.producer[source.slot]), int(stream.producer_slot[source.slot])
+        found = memory.written.get(key)
+        if found is None and memory.pending and self._is_parameter(source):
+            found = memory.pending[0]
+        if found is None:
+            return False
+        self.follows.add(found)
+        return True
+
+    def _is_parameter(self, source: Source) -> bool:
+        """Tell whether a tensor from outside is a weight: by its slot, its optimizer, or because it gets a gradient."""
+        stream, k = self.stream, source.slot
+        name = stream.names.name(int(stream.slot[k])) or ""
+        if name.startswith("param.") or stream.names.name(int(stream.phase[source.call])) == "optimizer":
+            return True
+        before = self.memory.stream
+        if stream.producer[k] >= 0 and before is not None:
+            made = before.find(int(stream.producer[k]))
+            if made >= 0:
+                return before.names.name(int(before.phase[made])) == "optimizer"
+        return self._gets_a_gradient(source.call, name)
+
+    def _gets_a_gradient(self, call: int, slot: str) -> bool:
+        stream = self.stream
+        around = call
+        wanted = stream.names.number("grad_input." + slot.removeprefix("input."))
+        while around != NONE:
+            later = np.flatnonzero((stream.forward_seq == stream.seq[around]) & (stream.phase == stream.names.number("backward")))
+            if any(wanted in stream.slots(int(c)) for c in later.tolist()):
+                return around == call
+            around = int(stream.parents[around])
+        return False
+
+    # ------------------------------------------------------------------ weights that grew
+    def _grown_behind(self, call: int) -> tuple[int, float] | None:
+        """Return the first weight behind a call that grew too much in the step before, and how many times."""
+        if not self.grown:
+            return None
+        stream = self.stream
+        pending, seen = [call], {call}
+        while pending and len(seen) < FAR:
+            at = pending.pop()
+            around = [int(stream.index(stream.forward_seq[at : at + 1])[0])] if stream.forward_seq[at] >= 0 else []
+            for k in range(*stream.starts[at : at + 2].tolist()):
+                if k in self.grown:
+                    return k, self.grown[k]
+                if stream.producer[k] >= 0:
+                    around.append(stream.find(int(stream.producer[k])))
+            fresh = {c for c in around if c >= 0} - seen
+            seen |= fresh
+            pending += fresh
+        return None
+
+    def _bad_step(self, source: Source, k: int, times: float) -> Anomaly:
+        """Describe an optimizer's step that left weights much too large."""
+        stream, before = self.stream, self.memory.stream
+        weight = slot_of(stream, k, 0)
+        made = NONE if before is None or stream.producer[k] < 0 else before.find(int(stream.producer[k]))
+        at = place_of(stream, source.call, self.sites)
+        if before is not None and made >= 0:
+            place = place_of(before, made, self.sites)
+            slots = slots_of(before, made, np.zeros(len(before.slot), np.uint8))
+        else:
+            place, slots = place_of(stream, int(stream.call[k]), self.sites), ()
+        reached = tuple(name for bit, name in REACHED if source.reached & bit)
+        grown_note = f"{weight.slot} of {self._call(int(stream.call[k]))} is {times:.1e} times what it was in the step before"
+        first = f"the first call that overflows: {at.name} ({at.op})"
+        return _with_sentence(Anomaly(
+            "parameters", place, "critical", "", (*slots, weight), led_to(stream, source.call, self.flow.bits, self.sites),
+            tuple(dict.fromkeys((*reached, "parameters"))), carried=source.calls, notes=(grown_note, first),
+        ))  # fmt: skip
+
+    # ------------------------------------------------------------------ the rest of the step
+    def _bad_loss(self) -> bool:
+        stream = self.stream
+        loss = np.isin(stream.op, [stream.names.number(op) for op in LOSS])
+        return bool(np.any(loss[stream.call] & (self.flow.bits > 0)))
+
+    def _clean_weights(self) -> bool:
+        """Tell whether the step read lasting tensors, and none of them was bad."""
+        return len(self.lasting) > 0 and not np.any(self.flow.bits[self.lasting] & (kinds.NAN | kinds.INF))
+
+    def _crossings(self) -> tuple[Crossing, ...]:
+        stream, flow = self.stream, self.flow
+        found = []
+        collective = stream.phase == stream.names.number("collective")
+        for call in np.flatnonzero(collective).tolist():
+            read, given = flow.bad_inputs(call), flow.bad_outputs(call)
+            if read or given:
+                row = stream.row(call)
+                roots = [self.of_source.get(flow.root[k], -1) for k in read if k in flow.root]
+                own = [self.of_source.get(flow.root[k], -1) for k in given if k in flow.root and not read]
+                ranks = stream.value(int(stream.arguments[call]))
+                found.append(Crossing(
+                    row.op, row.ordinal, row.level, ranks, row.seq, bool(read), bool(given), max(roots, default=-1), max(own, default=-1),
+                ))  # fmt: skip
+        return tuple(found)
+
+    def _remember(self, found: StepAnomalies) -> None:
+        """Leave to the next step what it needs."""
+        stream, flow, memory = self.stream, self.flow, self.memory
+        skipped = any(one.skipped for one in found.scale)
+        memory.written = {}
+        optimizer = stream.phase == stream.names.number("optimizer")
+        for k in np.flatnonzero(optimizer[stream.call] & (flow.bits > 0) & flow.gives).tolist():
+            at = self.of_source.get(flow.root.get(k, NONE))
+            follows = next(iter(sorted(self.follows)), None)
+            of = follows if at is None else (stream.step, at)
+            if of is not None:
+                memory.written[int(stream.seq[stream.call[k]]), int(stream.slot[k])] = of
+        harmful = {"loss", "gradients", "parameters", "other ranks"}
+        memory.pending = sorted(self.follows) + [
+            (stream.step, n) for n, one in enumerate(found.anomalies) if harmful & set(one.reached) and not skipped
+        ]
+        memory.lasting = remember(stream, self.lasting)
+        memory.stream = stream
+
+
+def _with_sentence(made: Anomaly) -> Anomaly:
+    return dataclasses.replace(made, sentence=sentence(made))

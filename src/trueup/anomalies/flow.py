@@ -1,0 +1,331 @@
+"""How bad numbers flow through the calls of one step: where they arise, who carries them, who heals them, what they reach.
+
+The rule by which an infinity is expected, told by what is done with it and by no list of names: *a value is healed if each call that
+reads it, in forward and in backward, gives clean and finite numbers, or gives bad ones that are healed themselves.* A causal mask
+is healed by its softmax. Whether somebody asked for the infinity (it stands among the arguments of the call that made it, or came
+in with a tensor that no recorded call made) only decides who is named where it is not healed: NaN that arises from an infinity that
+was asked for arises where it arises; NaN that arises from an infinity that was computed arises where that was computed.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from dataclasses import dataclass, field
+from functools import cached_property
+
+import numpy as np
+
+from trueup.anomalies import kinds
+from trueup.anomalies.kinds import INF, NAN, SAT
+from trueup.verdict.names import normalised
+from trueup.verdict.streams import NONE, Array, Numbers, Stream, is_input, is_output
+
+LOSS = ("torch.Tensor.backward", "torch.autograd.backward", "torch.autograd.grad")
+"""Calls that take a loss and give nothing."""
+UNSCALING = "_amp_foreach_non_finite_check_and_unscale"
+
+VIEWS = frozenset(
+    """view _unsafe_view reshape transpose t permute expand select slice getitem unsqueeze squeeze detach alias split chunk unbind
+    narrow as_strided flatten unflatten to contiguous movedim swapaxes mT T H mH get_mT get_T unfold diagonal view_as expand_as
+    reshape_as ravel broadcast_to unsafe_chunk unsafe_split tensor_split swapdims moveaxis lift_fresh""".split()
+)
+"""Operators whose result is mostly a view: the calls that read it are recorded as readers of what is behind it."""
+
+GRADIENTS, LOST, PARAMETERS, UNREAD, RANKS = 1, 2, 4, 8, 16
+"""What a value reaches, as bits."""
+
+
+@dataclass(slots=True)
+class Source:
+    """Where bad numbers come from: a call of this step (``call``), else a tensor from outside that a call reads first."""
+
+    call: int
+    slot: int
+    """Index of its first bad slot."""
+    bits: int
+    asked: bool
+    """Whether the infinity was asked for."""
+    outside: bool
+    of: list[int] = field(default_factory=list)
+    """Sources of infinities that were asked for, of which this call made NaN."""
+    calls: int = 0
+    """How many calls give numbers that are bad because of it."""
+    healers: list[int] = field(default_factory=list)
+    reached: int = 0
+
+
+class Flow:
+    """The bad values of one rank and step, followed once from the first call to the last and once back."""
+
+    def __init__(self, stream: Stream) -> None:
+        self.stream = stream
+        self.bits = kinds.bits_of(stream)
+        names = stream.names
+        self.reads, self.gives = (names.table(kind)[stream.slot] for kind in (is_input, is_output))
+        self.gives &= ~(names.table(_is_buffer)[stream.slot] & (self.bits & NAN == 0))  # masks of -Inf that a module holds
+        self.sources: list[Source] = []
+        self.root: dict[int, int] = {}
+        """Source of each bad slot."""
+        self._asked: dict[int, bool] = {}
+        self._calls = self._bad_calls()
+        self._inside: defaultdict[int, list[int]] = defaultdict(list)
+        self._outside: dict[tuple[object, ...], int] = {}
+        self._alike: dict[tuple[object, ...], int] = {}
+        self._first: defaultdict[int, list[int]] = defaultdict(list)
+        """Calls that read a tensor from outside."""
+        for call in self._calls:
+            self._forward(call)
+        self._back()
+
+    # ------------------------------------------------------------------ what is read
+    @cached_property
+    def forward(self) -> Numbers:
+        """The call that each backward call belongs to, `NONE` for all others."""
+        stream = self.stream
+        backward = stream.phase == stream.names.number("backward")
+        return np.where(backward & (stream.forward_seq >= 0), stream.index(stream.forward_seq), NONE)
+
+    @cached_property
+    def producer(self) -> Numbers:
+        """Index of the slot that last wrote what each slot shows, `NONE`: none of this step; of bad slots and their readers."""
+        stream = self.stream
+        found = np.full(len(stream.slot), NONE, np.int64)
+        known = np.flatnonzero(self.reads & (stream.producer >= 0) & (self.bits > 0))
+        calls = stream.index(stream.producer[known])
+        for k, call in zip(known.tolist(), calls.tolist(), strict=True):
+            if call >= 0:
+                start, stop = stream.starts[call : call + 2].tolist()
+                at = np.flatnonzero(stream.slot[start:stop] == stream.producer_slot[k])
+                found[k] = start + int(at[0]) if len(at) else NONE
+        return found
+
+    def _bad_calls(self) -> list[int]:
+        """Return the calls that read or give bad numbers, and the backward calls of those; what runs inside a call before it."""
+        stream = self.stream
+        touched = np.zeros(len(stream) + 1, bool)
+        touched[stream.call[self.bits > 0]] = True
+        touched[-1] = False
+        touched[:-1] |= touched[self.forward]
+        calls = np.flatnonzero(touched[:-1])
+        order = np.lexsort((-calls, self._ends[calls]))
+        return list(calls[order].tolist())
+
+    @cached_property
+    def _ends(self) -> Numbers:
+        """Return the last call inside each call, itself where there is none: calls are complete in this order."""
+        ends = np.arange(len(self.stream))
+        parents = self.stream.parents
+        for call in np.flatnonzero(parents != NONE)[::-1].tolist():  # from the last: what is inside is complete first
+            parent = parents[call]
+            ends[parent] = max(ends[parent], ends[call])
+        return ends
+
+    def slots(self, call: int) -> range:
+        """Return the slots of a call."""
+        return range(*self.stream.starts[call : call + 2].tolist())
+
+    def bad_inputs(self, call: int) -> list[int]:
+        """Return the bad slots that a call reads."""
+        return [k for k in self.slots(call) if self.bits[k] and self.reads[k]]
+
+    def bad_outputs(self, call: int) -> list[int]:
+        """Return the bad slots that a call gives."""
+        return [k for k in self.slots(call) if self.bits[k] and self.gives[k]]
+
+    # ------------------------------------------------------------------ from the first call to the last
+    def _forward(self, call: int) -> None:
+        read = self.bad_inputs(call)
+        for k in read:
+            self._trace(call, k)
+        given = self.bad_outputs(call)
+        parent = int(self.stream.parents[call])
+        arisen = self._inside.pop(call, [])
+        if not given:
+            for root in {self.root[k] for k in read if k in self.root}:
+                self._heals(root, call)
+            if parent >= 0:
+                self._inside[parent] += arisen
+            return
+        saved = self._saved(call)
+        known = [k for k in (*read, *saved) if k in self.root]
+        root, asked, new = self._judge(call, given, known, arisen)
+        for k in given:
+            self.root[k], self._asked[k] = root, asked
+            self._alike[self._print(k)] = k
+        self.sources[root].calls += 1
+        if parent >= 0:
+            self._inside[parent] += [*arisen, *([root] if new else [])]
+
+    def _judge(self, call: int, given: list[int], known: list[int], arisen: list[int]) -> tuple[int, bool, bool]:
+        """Return the source of what a call gives, whether it was asked for, and whether it is a new one."""
+        bits = int(np.bitwise_or.reduce(self.bits[given]))
+        computed = [self.root[k] for k in known if not self._asked[k]]
+        if computed:
+            return min(computed), False, False
+        if arisen:  # a call inside this one made it
+            first = next((r for r in arisen if not self.sources[r].asked), arisen[0])
+            if not known or not self.sources[first].asked:
+                return first, self.sources[first].asked, False
+        if known and not bits & NAN:
+            return min(self.root[k] for k in known), True, False
+        asked = not known and self._asks(call, given, bits)
+        self.sources.append(Source(call, given[0], bits, asked, False, sorted({self.root[k] for k in known})))
+        return len(self.sources) - 1, asked, True
+
+    def _asks(self, call: int, given: list[int], bits: int) -> bool:
+        """Tell whether an infinity, or the largest number, was asked for."""
+        if bits & NAN:
+            return False
+        stream = self.stream
+        floats = [k for k in self.slots(call) if self.reads[k] and self._is_float(k)]
+        if floats and all(stream.numel[k] == 0 for k in floats):
+            return True  # the maximum, or the logarithm of the sum, of nothing is -Inf
+        bound = min(kinds.largest(stream.dtype_of(k) or "") for k in given)
+        return kinds.names_the_bound(stream.value(int(stream.arguments[call])), bound)
+
+    def _trace(self, call: int, k: int) -> None:
+        """Find out where a bad input comes from."""
+        made = int(self.producer[k])
+        if made < 0:
+            made = self._alike.get(self._print(k), NONE)  # a view of a tensor that no recorded call made
+        if made in self.root:
+            self.root[k], self._asked[k] = self.root[made], self._asked[made]
+            return
+        fingerprint = self._print(k)
+        root = self._outside.get(fingerprint)
+        if root is None:
+            root = self._outside[fingerprint] = len(self.sources)
+            bits = int(self.bits[k])
+            self.sources.append(Source(call, k, bits, not bits & NAN, True))
+        self._first[root].append(call)
+        self.root[k], self._asked[k] = root, self.sources[root].asked
+
+    def _saved(self, call: int) -> list[int]:
+        """Return the bad slots of the forward call that a backward call belongs to: what it saved."""
+        forward = int(self.forward[call])
+        if forward < 0:
+            return []
+        return [k for k in self.slots(forward) if self.bits[k]]
+
+    def _print(self, k: int) -> tuple[object, ...]:
+        """Return numbers that two views of one tensor share."""
+        stream = self.stream
+        return (float(stream.numel[k]), *stream.counts[k].tolist(), float(f"{stream.l2[k]:.9g}"), int(stream.dtype[k]))
+
+    def _heals(self, root: int, call: int) -> None:
+        stream = self.stream
+        if any(self.gives[k] and not np.isnan(stream.counts[k]).any() and self._is_float(k) for k in self.slots(call)):
+            self.sources[root].healers.append(call)
+
+    def _is_float(self, k: int) -> bool:
+        return "float" in (self.stream.dtype_of(k) or "")
+
+    # ------------------------------------------------------------------ and back
+    def _back(self) -> None:
+        """Find out what each bad value reaches."""
+        stream = self.stream
+        readers: defaultdict[int, list[int]] = defaultdict(list)
+        for k in np.flatnonzero((self.bits > 0) & self.reads & (self.producer >= 0)).tolist():
+            readers[int(self.producer[k])].append(int(stream.call[k]))
+        backward: defaultdict[int, list[int]] = defaultdict(list)
+        for call in self._calls:
+            if self.forward[call] >= 0:
+                backward[int(self.forward[call])].append(call)
+        self.reached: dict[int, int] = {}
+        self._by_call: dict[int, int] = {}
+        for call in reversed(self._calls):
+            given = self.bad_outputs(call)
+            total = 0
+            for k in given:
+                found, read = 0, False
+                for reader in readers.get(k, ()):
+                    mark, told = self._of_reader(reader)
+                    found, read = found | mark, read or told
+                for around in (call, *readers.get(k, ())):
+                    for later in backward.get(around, ()):
+                        found |= self._by_call.get(later, 0)
+                if not read and not found:
+                    found |= self._dangling(call, k)
+                self.reached[k] = found
+                total |= found
+            if given:
+                self._by_call[call] = total
+        for root, source in enumerate(self.sources):
+            source.reached = self._source_reaches(root, source, backward)
+
+    def _of_reader(self, call: int) -> tuple[int, bool]:
+        """Return what a value reaches through one call that reads it, and whether that call tells anything."""
+        if self._op(call) in LOSS:
+            return LOST | GRADIENTS, True
+        given = self.bad_outputs(call)
+        if not given:
+            return 0, any(self.gives[k] for k in self.slots(call))
+        mark = self._by_call.get(call, 0)
+        if self._phase(call) == "collective":
+            return mark | RANKS, True
+        if mark == UNREAD and (all(self._asked[k] for k in given) or normalised(self._op(call)) in VIEWS):
+            return 0, False  # a view tells nothing: what reads the view is said to read the tensor
+        return mark, True
+
+    def _dangling(self, call: int, k: int) -> int:
+        """Return what a bad value reaches that no recorded call reads."""
+        parent = int(self.stream.parents[call])
+        if parent >= 0:
+            around = [j for j in self.slots(parent) if self.gives[j]]
+            if around and not any(self.bits[j] for j in around):
+                return 0  # it did not leave the call around it
+            if parent in self._by_call:
+                return self._by_call[parent]
+        phase = self._phase(call)
+        if phase == "backward":  # what a view shows may be a tensor that the forward saved
+            return UNREAD if self._asked.get(k) or normalised(self._op(call)) in VIEWS else GRADIENTS
+        if phase == "optimizer":
+            return PARAMETERS if self._writes_lasting(call, k) else GRADIENTS
+        if phase == "collective":
+            return RANKS
+        return UNREAD
+
+    def _writes_lasting(self, call: int, k: int) -> bool:
+        """Tell whether an optimizer's call wrote weights or state: it read something clean of that shape which no backward made."""
+        if UNSCALING in self._op(call):
+            return False
+        stream = self.stream
+        shape = stream.shapes.exact[k]
+        for j in self.slots(call):
+            if self.reads[j] and not self.bits[j] and stream.shapes.exact[j] == shape and self._is_float(j):
+                made = stream.find(int(stream.producer[j])) if stream.producer[j] >= 0 else NONE
+                if made < 0 or self._phase(made) not in ("backward", "collective"):
+                    return True
+        return False
+
+    def _source_reaches(self, root: int, source: Source, backward: dict[int, list[int]]) -> int:
+        found = 0
+        if not source.outside:
+            for k in self.bad_outputs(source.call):
+                found |= self.reached.get(k, 0)
+            return found
+        for call in self._first[root]:
+            found |= self._of_reader(call)[0]
+            for later in backward.get(call, ()):
+                found |= self._by_call.get(later, 0)
+        return found
+
+    def _op(self, call: int) -> str:
+        return self.stream.names.name(int(self.stream.op[call])) or ""
+
+    def _phase(self, call: int) -> str:
+        return self.stream.names.name(int(self.stream.phase[call])) or ""
+
+
+def _is_buffer(slot: str) -> bool:
+    return slot.startswith("output.buffer.")
+
+
+def is_saturation(bits: int) -> bool:
+    """Tell whether numbers are bad by saturation alone."""
+    return bits == SAT
+
+
+def is_infinite(bits: int) -> bool:
+    """Tell whether numbers hold Inf and no NaN."""
+    return bool(bits & INF) and not bits & NAN

@@ -1,0 +1,86 @@
+"""What is wrong with the numbers of a slot, as bits: NaN, +Inf, -Inf, or values equal to the dtype's largest finite number."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import ml_dtypes
+import numpy as np
+
+from trueup.verdict.streams import Array, Stream
+
+NAN, POS, NEG, SAT = 1, 2, 4, 8
+INF = POS | NEG
+
+SCALED = ("float8", "float6", "float4")
+SCALED_SHARE = 0.01
+"""Share of elements at the largest number from which a narrow float counts as saturated: formats of 8 bits and fewer are cast with
+a scale that puts the largest element there by design (Micikevicius et al. 2022, FP8 Formats for Deep Learning, section 4)."""
+
+
+def bits_of(stream: Stream) -> Array:
+    """Return uint8 ``(slots,)``: what is wrong with each slot, 0 where nothing is or nothing was measured."""
+    counts = np.nan_to_num(stream.counts)
+    bits = np.zeros(len(stream.slot), np.uint8)
+    for column, bit in enumerate((NAN, POS, NEG)):
+        bits |= np.where(counts[:, column] > 0, bit, 0).astype(np.uint8)
+    saturated = np.nan_to_num(stream.number("n_saturated"))
+    scaled = stream.names.table(_is_scaled)[stream.dtype]
+    with np.errstate(invalid="ignore", divide="ignore"):
+        enough = saturated >= np.where(scaled, SCALED_SHARE * stream.numel, 1)
+    bits |= np.where((saturated > 0) & enough, SAT, 0).astype(np.uint8)
+    return bits
+
+
+def words(bits: int) -> str:
+    """Write bits as ``NaN, +Inf``."""
+    names = ((NAN, "NaN"), (POS, "+Inf"), (NEG, "-Inf"), (SAT, "values at the dtype's largest"))
+    return ", ".join(name for bit, name in names if bits & bit)
+
+
+def limits(dtype: str) -> tuple[float, float, float] | None:
+    """Return ``(largest, smallest normal, smallest subnormal)`` of a floating dtype, None for any other.
+
+    Source: IEEE 754-2019 for binary16/32/64, the OCP 8-bit floating point specification 1.0 for float8, by ``ml_dtypes.finfo``.
+    """
+    try:
+        found: Any = ml_dtypes.finfo(np.dtype(getattr(ml_dtypes, dtype, dtype)))
+    except (TypeError, ValueError):
+        return None
+    return float(found.max), float(found.smallest_normal), float(found.smallest_subnormal)
+
+
+def largest(dtype: str) -> float:
+    """Return the largest finite number of a dtype, Inf of what is no float."""
+    found = limits(dtype)
+    return float("inf") if found is None else found[0]
+
+
+def names_the_bound(value: str | None, bound: float) -> bool:
+    """Tell whether non-tensor arguments (JSON) hold an infinity or a number as large as ``bound`` (somebody asked for it)."""
+    if not value:
+        return False
+    try:
+        pending = [json.loads(value)]
+    except (ValueError, RecursionError):
+        return False
+    while pending:
+        one = pending.pop()
+        if isinstance(one, dict):
+            pending += one.values()
+        elif isinstance(one, list):
+            pending += one
+        elif isinstance(one, str) and one.lower().lstrip("+-") in ("inf", "infinity"):
+            return True
+        elif isinstance(one, (int, float)) and not isinstance(one, bool) and abs(one) >= NEAR * bound:
+            return True
+    return False
+
+
+NEAR = 0.99
+"""How near to the largest finite number an argument counts as it: JSON of a float32 rounds."""
+
+
+def _is_scaled(dtype: str) -> bool:
+    return dtype.startswith(SCALED)

@@ -1,0 +1,145 @@
+"""`trueup.overflow`: one capture in, one `OverflowResult` out."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+from functools import partial
+from pathlib import Path
+
+from trueup.anomalies.across import across_ranks
+from trueup.anomalies.classifying import classify_stream
+from trueup.anomalies.found import Anomaly, OverflowResult, OverflowWord, ScaleStep, StepAnomalies
+from trueup.anomalies.magnitudes import Magnitudes
+from trueup.anomalies.mattering import Run, settle
+from trueup.anomalies.memory import Memory
+from trueup.anomalies.narrower import WIDER, would_overflow
+from trueup.anomalies.scaling import scale_findings
+from trueup.model import TrueupError
+from trueup.report.anomaly_sentence import verdict_lines
+from trueup.report.scaling import loss_scale_of
+from trueup.store import Capture, open_capture
+from trueup.verdict.streams import Read, Stream
+
+MOST = 1000
+"""Anomalies that are kept; more are counted."""
+
+
+def overflow(
+    capture: str | Path | Capture,
+    *,
+    would_overflow: str | None = None,
+    step: int | Sequence[int] | None = None,
+    rank: int | Sequence[int] | None = None,
+) -> OverflowResult:
+    """Find the first call of a run that made NaN, Inf or saturated numbers of clean ones, and say whether it matters.
+
+        >>> result = trueup.overflow("runs/npu")                # doctest: +SKIP
+        >>> result.verdict, result.first.place.scope            # doctest: +SKIP
+        ('found', 'crf')
+
+    Args:
+        capture: what to read, of detail ``stats`` or ``tensor``, native or imported.
+        would_overflow: ask of a healthy run in a wider dtype instead what would not fit ``fp16``, ``bf16``, ``fp8_e4m3`` or
+            ``fp8_e5m2``.
+        step: steps to judge; all by default.
+        rank: ranks to judge; all by default.
+
+    Raises:
+        TrueupError: there is no such capture, step, rank or dtype.
+    """
+    opened = capture if isinstance(capture, Capture) else open_capture(capture)
+    return _Reading(opened, _chosen("step", step, opened.steps), _chosen("rank", rank, sorted(opened.ranks))).run(would_overflow)
+
+
+def _chosen(name: str, given: int | Sequence[int] | None, there: Sequence[int]) -> list[int]:
+    wanted = list(there) if given is None else [given] if isinstance(given, int) else list(given)
+    missing = [one for one in wanted if one not in there]
+    if missing or not wanted:
+        raise TrueupError(
+            f"The capture has no such {name}.\n  expected: one of {', '.join(map(str, there[:20])) or 'none: it holds no records'}\n"
+            f"  got:      {', '.join(map(str, missing)) or 'nothing'}\n  next:     choose another --{name}, or leave it out"
+        )
+    return sorted(wanted)
+
+
+class _Reading:
+    def __init__(self, capture: Capture, steps: list[int], ranks: list[int]) -> None:
+        self.capture, self.steps, self.ranks = capture, steps, ranks
+        self.memories = {rank: Memory() for rank in ranks}
+        self.magnitudes = {rank: Magnitudes() for rank in ranks}
+        self.judged: list[StepAnomalies] = []
+        self.more: list[Anomaly] = []
+        self.calls = self.measured = self.slots = 0
+
+    def run(self, narrower: str | None) -> OverflowResult:
+        for step in self.steps:
+            for rank in self.ranks:
+                self._step(rank, step, narrower)
+        if narrower is not None:
+            return self._result(sorted(self.more, key=lambda one: (one.place.step, one.place.rank, one.place.seq)), narrower)
+        scale = tuple(one for judged in self.judged for one in judged.scale)
+        run = Run(str(self.capture.path), tuple(self.steps), scale, max(len(self.capture.ranks), 1))
+        judged = across_ranks(self.judged, self._members())
+        found = settle(judged, run)
+        found += scale_findings(scale, found, self.judged)
+        for magnitudes in self.magnitudes.values():
+            found += magnitudes.findings()
+        return self._result(found, None)
+
+    def _members(self) -> int:
+        sizes = [m.get("world_size") for m in self.capture.ranks.values()]
+        return max([s for s in sizes if isinstance(s, int)], default=len(self.capture.ranks))
+
+    def _step(self, rank: int, step: int, narrower: str | None) -> None:
+        memory = self.memories[rank]
+        stream = Stream(self._reader(rank, step), memory.names, memory.values, imported=self.capture.imported)
+        sites = self.capture.sites(rank)
+        self.slots += len(stream.slot)
+        if narrower is not None:
+            self.calls, self.measured = self.calls + len(stream), self.measured + int(stream.measured.sum())
+            if len(self.more) < MOST:
+                self.more += would_overflow(stream, narrower, sites)
+            return
+        found = classify_stream(stream, memory, sites)
+        self.calls, self.measured = self.calls + found.calls, self.measured + found.measured
+        self.judged.append(found)
+        if not any(one.severity in ("critical", "high") for one in found.anomalies) and not found.follows:
+            self.magnitudes[rank].step(stream, sites)
+
+    def _reader(self, rank: int, step: int) -> Read:
+        return partial(self.capture.records, rank=rank, step=step)
+
+    def _result(self, found: list[Anomaly], narrower: str | None) -> OverflowResult:
+        notes = self._notes(narrower)
+        scale: tuple[ScaleStep, ...] = tuple(one for judged in self.judged for one in judged.scale)
+        expected: Counter[str] = Counter()
+        for judged in self.judged:
+            expected.update(dict(judged.expected))
+        verdict = self._verdict(found)
+        lines = verdict_lines(verdict, found, notes, self.measured, len(self.steps), tuple(expected.most_common()), narrower)
+        return OverflowResult(
+            verdict, "\n".join(lines), tuple(found[:MOST]), tuple(expected.most_common()), scale, loss_scale_of(scale),
+            tuple(notes), str(self.capture.path), len(self.ranks), len(self.steps), self.calls, self.measured, narrower,
+        )  # fmt: skip
+
+    def _verdict(self, found: list[Anomaly]) -> OverflowWord:
+        if any(one.matters != "harmless" for one in found):
+            return "found"
+        if not self.measured or self.capture.lost:
+            return "inconclusive"
+        return "harmless" if found else "clean"
+
+    def _notes(self, narrower: str | None) -> list[str]:
+        notes = []
+        if not self.measured:
+            why = "it holds digests, which tell nothing of NaN: record with --detail stats" if self.slots else "it holds no records"
+            notes.append(f"no statistics to judge by: {why}")
+        if self.capture.lost:
+            notes.append(f"{len(self.capture.lost)} part(s) of the capture cannot be read: {self.capture.lost[0]}")
+        if self.capture.imported and self.measured:
+            notes.append("imported: which call made a tensor is not known, so what reads an infinity is not either")
+        if narrower is not None:
+            notes.append(f"judged by the largest and the typical magnitude of each result in {', '.join(WIDER[narrower])}")
+        told = dict.fromkeys(str(n) for r in self.ranks for n in self.capture.ranks.get(r, {}).get("notes", []))
+        return [*notes, *told]
