@@ -20,7 +20,7 @@ SENTENCES = (
     "The river Tagus|LOC reaches the sea near Lisbon|LOC .",
     "Copperfield|ORG Labs|+ opened an office in Tallinn|LOC and hired Mikk|PER Saar|+ to lead it .",
     "Nobody answered the telephone .",
-    "In Kyoto|LOC , Elena|PER Rossi|+ photographed temples for a month before she returned to Turin|LOC with nine hundred pictures .",
+    "In Kyoto|LOC , Elena|PER Rossi|+ photographed temples for a month before she returned to Turin|LOC with many pictures .",
     "Union leaders at Vega|ORG Steel|+ asked for talks with Peter|PER Novak|+ .",
     "The train to Vienna|LOC leaves at noon .",
     "Harbor|ORG Trust|+ and the Museum|ORG of|+ Tides|+ signed a contract in San|LOC Remo|+ , Italy|LOC .",

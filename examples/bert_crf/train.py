@@ -10,9 +10,9 @@ from __future__ import annotations
 import argparse
 
 import torch
+from data import TAGS, batch, vocabulary
 
 from bert_crf import BertCRF
-from data import TAGS, batch, vocabulary
 
 LOSS_SCALE = 8.0
 """Static, as in the training that this example is modelled on: float16 gradients would be subnormal without it."""

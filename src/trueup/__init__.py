@@ -23,6 +23,7 @@ if TYPE_CHECKING:
 
     from trueup.adapters.torch.huggingface import TrainerCallback as TrainerCallback
     from trueup.adapters.torch.lightning import LightningCallback as LightningCallback
+    from trueup.anomalies import overflow as overflow
     from trueup.capturing import capture as capture
     from trueup.capturing import step as step
     from trueup.mitigating import apply_policy as apply_policy
@@ -49,13 +50,14 @@ _HOMES = {
     "compare": "trueup.verdict",
     "import_dump": "trueup.readers",
     "open_capture": "trueup.store",
+    "overflow": "trueup.anomalies",
     "seed_all": "trueup.seeds",
     "step": "trueup.capturing",
 }
 
 __all__ = [
     "Capture", "Finding", "LightningCallback", "Result", "TrainerCallback", "TrueupError", "__version__", "apply_policy", "capture",
-    "compare", "import_dump", "open_capture", "seed_all", "step",
+    "compare", "import_dump", "open_capture", "overflow", "seed_all", "step",
 ]  # fmt: skip
 
 

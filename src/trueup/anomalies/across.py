@@ -1,6 +1,7 @@
 """Several ranks: bad numbers that came in through a collective are the doing of the rank that gave them.
 
-A collective is the same call on all its members: same step, operator, ordinal and group. Where a rank got bad numbers of clean ones, one
+A collective is the same call on all its members: same step, operator, ordinal and group. Where a rank got bad numbers of clean
+ones, one
 that was recorded and gave bad ones is where they come from; where none gave any, the communication made them (a sum in float16
 overflows); where a member was not recorded, it cannot be told.
 """

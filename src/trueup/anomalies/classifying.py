@@ -19,13 +19,14 @@ import pyarrow as pa
 
 from trueup.anomalies import kinds
 from trueup.anomalies.describing import Sites, led_to, place_of, slot_of, slots_of
-from trueup.anomalies.flow import GRADIENTS, LOSS, LOST, PARAMETERS, RANKS, UNREAD, Flow, Source, is_saturation
+from trueup.anomalies.flow import GRADIENTS, LOSS, LOST, PARAMETERS, RANKS, UNREAD, VIEWS, Flow, Source
 from trueup.anomalies.found import Anomaly, Crossing, Kind, Reached, Severity, StepAnomalies
-from trueup.anomalies.memory import Memory, grown, lasting_slots, remember
+from trueup.anomalies.memory import Memory, grown, lasting_slots, read_slots, remember
 from trueup.anomalies.scaling import scale_steps
 from trueup.report.anomaly_sentence import sentence
 from trueup.store.schema import RECORDS
-from trueup.verdict.streams import NONE, NEEDED, Numbers, Stream, is_input
+from trueup.verdict.names import normalised
+from trueup.verdict.streams import NEEDED, NONE, Numbers, Stream
 
 COLUMNS = (*NEEDED, "min", "max", "mean", "n_zero", "n_subnormal", "n_saturated", "payload_key", "payload_view")
 """Columns of the records that are read; one that a table lacks is taken for null."""
@@ -76,7 +77,8 @@ def _columns(records: pa.Table, names: Sequence[str]) -> pa.Table:
 class _Step:
     def __init__(self, stream: Stream, flow: Flow, memory: Memory, sites: Sites) -> None:
         self.stream, self.flow, self.memory, self.sites = stream, flow, memory, sites
-        self.lasting: Numbers = lasting_slots(stream)
+        self.read: Numbers = read_slots(stream)
+        self.lasting: Numbers = lasting_slots(stream, self.read)
         self.grown = grown(stream, self.lasting, memory.lasting)
         self.anomalies: list[Anomaly] = []
         self.of_source: dict[int, int] = {}
@@ -107,6 +109,8 @@ class _Step:
         for root, source in enumerate(sources):
             if source.asked and not source.reached & ~UNREAD:
                 self._expect(source)
+            elif source.outside and source.reached == UNREAD and self._is_view(source.call):
+                continue  # whoever computes with it will be told
             elif source.asked and root in misused:
                 if source.outside and not source.healers:
                     found.add(root)  # no call anywhere makes use of its infinities: they are no mask
@@ -116,6 +120,9 @@ class _Step:
             if set(sources[root].of) & found:
                 found.discard(root)
         return found
+
+    def _is_view(self, call: int) -> bool:
+        return normalised(self.stream.names.name(int(self.stream.op[call])) or "") in VIEWS
 
     def _expect(self, source: Source) -> None:
         stream = self.stream
@@ -277,9 +284,10 @@ class _Step:
                 roots = [self.of_source.get(flow.root[k], -1) for k in read if k in flow.root]
                 own = [self.of_source.get(flow.root[k], -1) for k in given if k in flow.root and not read]
                 ranks = stream.value(int(stream.arguments[call]))
-                found.append(Crossing(
-                    row.op, row.ordinal, row.level, ranks, row.seq, bool(read), bool(given), max(roots, default=-1), max(own, default=-1),
-                ))  # fmt: skip
+                origin, own_place = max(roots, default=-1), max(own, default=-1)
+                found.append(
+                    Crossing(row.op, row.ordinal, row.level, ranks, row.seq, bool(read), bool(given), origin, own_place)
+                )
         return tuple(found)
 
     def _remember(self, found: StepAnomalies) -> None:
@@ -288,7 +296,10 @@ class _Step:
         skipped = any(one.skipped for one in found.scale)
         memory.written = {}
         optimizer = stream.phase == stream.names.number("optimizer")
-        for k in np.flatnonzero(optimizer[stream.call] & (flow.bits > 0) & flow.gives).tolist():
+        kept = np.zeros(len(flow.sources), bool)
+        kept[[n for n, source in enumerate(flow.sources) if source.reached & UNREAD]] = True
+        bad = np.flatnonzero((flow.bits > 0) & flow.gives)
+        for k in [k for k in bad.tolist() if optimizer[stream.call[k]] or kept[flow.root[k]]]:
             at = self.of_source.get(flow.root.get(k, NONE))
             follows = next(iter(sorted(self.follows)), None)
             of = follows if at is None else (stream.step, at)
@@ -298,7 +309,7 @@ class _Step:
         memory.pending = sorted(self.follows) + [
             (stream.step, n) for n, one in enumerate(found.anomalies) if harmful & set(one.reached) and not skipped
         ]
-        memory.lasting = remember(stream, self.lasting)
+        memory.lasting = remember(stream, self.read)
         memory.stream = stream
 
 

@@ -22,7 +22,9 @@ STEPS_BACK = 64
 def place_of(stream: Stream, call: int, sites: Sites) -> Place:
     """Say where a call stands, with the stack of the nearest call around it that has one."""
     row = stream.row(call)
-    api, frames, text = None, (), None
+    api: str | None = None
+    frames: tuple[str, ...] = ()
+    text: str | None = None
     around, stack_of = call, row.site
     for _ in range(STEPS_BACK):
         if stack_of is not None and stack_of in sites and not frames:
@@ -81,7 +83,7 @@ def _largest_input(stream: Stream, call: int, bits: Array) -> tuple[int, int] | 
     """Return the call and slot that made the worst, else the largest, input of a call."""
     best, size = None, -1.0
     for k in range(*stream.starts[call : call + 2].tolist()):
-        if stream.producer[k] < 0 or math.isnan(stream.l2[k]) and not bits[k]:
+        if stream.producer[k] < 0 or (math.isnan(stream.l2[k]) and not bits[k]):
             continue
         made = stream.find(int(stream.producer[k]))
         if made < 0 or made >= call:

@@ -1,6 +1,7 @@
 """How bad numbers flow through the calls of one step: where they arise, who carries them, who heals them, what they reach.
 
-The rule by which an infinity is expected, told by what is done with it and by no list of names: *a value is healed if each call that
+The rule by which an infinity is expected, told by what is done with it and by no list of names: *a value is healed if each
+call that
 reads it, in forward and in backward, gives clean and finite numbers, or gives bad ones that are healed themselves.* A causal mask
 is healed by its softmax. Whether somebody asked for the infinity (it stands among the arguments of the call that made it, or came
 in with a tensor that no recorded call made) only decides who is named where it is not healed: NaN that arises from an infinity that
@@ -18,7 +19,7 @@ import numpy as np
 from trueup.anomalies import kinds
 from trueup.anomalies.kinds import INF, NAN, SAT
 from trueup.verdict.names import normalised
-from trueup.verdict.streams import NONE, Array, Numbers, Stream, is_input, is_output
+from trueup.verdict.streams import NONE, Numbers, Stream, is_input, is_output
 
 LOSS = ("torch.Tensor.backward", "torch.autograd.backward", "torch.autograd.grad")
 """Calls that take a loss and give nothing."""
@@ -68,22 +69,43 @@ class Flow:
         """Source of each bad slot."""
         self._asked: dict[int, bool] = {}
         self._calls = self._bad_calls()
-        self._inside: defaultdict[int, list[int]] = defaultdict(list)
+        self._inside: dict[int, int] = {}
+        """Call -> source of what a call inside it gave, one that was computed before one that was asked for."""
         self._outside: dict[tuple[object, ...], int] = {}
         self._alike: dict[tuple[object, ...], int] = {}
         self._first: defaultdict[int, list[int]] = defaultdict(list)
         """Calls that read a tensor from outside."""
+        self._latest = NONE
+        """Source of the last bad gradient, before there is one of the first bad numbers."""
         for call in self._calls:
             self._forward(call)
         self._back()
 
     # ------------------------------------------------------------------ what is read
     @cached_property
-    def forward(self) -> Numbers:
-        """The call that each backward call belongs to, `NONE` for all others."""
+    def _children(self) -> tuple[Numbers, Numbers]:
+        """Calls in the order of the seq of what is around them, recorded or not, and those."""
+        order = np.argsort(self.stream.parent, kind="stable")
+        return order, self.stream.parent[order]
+
+    def forward_of(self, call: int) -> list[int]:
+        """Return the forward calls that a backward call belongs to: where that call was not recorded, those inside it."""
         stream = self.stream
-        backward = stream.phase == stream.names.number("backward")
-        return np.where(backward & (stream.forward_seq >= 0), stream.index(stream.forward_seq), NONE)
+        seq = int(stream.forward_seq[call])
+        if seq < 0 or self._phase(call) != "backward":
+            return []
+        found = stream.find(seq)
+        if found >= 0:
+            return [found]
+        order, parents = self._children
+        inside = order[slice(*np.searchsorted(parents, [seq, seq + 1]))]
+        return [c for c in inside.tolist() if self._phase(c) in ("forward", "recompute")]
+
+    def _groups(self, call: int) -> tuple[int, ...]:
+        """Return the numbers by which backward calls name a forward call."""
+        stream = self.stream
+        seq, parent = int(stream.seq[call]), int(stream.parent[call])
+        return (seq, parent) if parent >= 0 and stream.parents[call] == NONE else (seq,)
 
     @cached_property
     def producer(self) -> Numbers:
@@ -102,11 +124,12 @@ class Flow:
     def _bad_calls(self) -> list[int]:
         """Return the calls that read or give bad numbers, and the backward calls of those; what runs inside a call before it."""
         stream = self.stream
-        touched = np.zeros(len(stream) + 1, bool)
+        touched = np.zeros(len(stream), bool)
         touched[stream.call[self.bits > 0]] = True
-        touched[-1] = False
-        touched[:-1] |= touched[self.forward]
-        calls = np.flatnonzero(touched[:-1])
+        bad = np.flatnonzero(touched)
+        groups = np.r_[stream.seq[bad], stream.parent[bad[(stream.parent[bad] >= 0) & (stream.parents[bad] == NONE)]]]
+        touched |= (stream.phase == stream.names.number("backward")) & np.isin(stream.forward_seq, groups)
+        calls = np.flatnonzero(touched)
         order = np.lexsort((-calls, self._ends[calls]))
         return list(calls[order].tolist())
 
@@ -139,38 +162,46 @@ class Flow:
             self._trace(call, k)
         given = self.bad_outputs(call)
         parent = int(self.stream.parents[call])
-        arisen = self._inside.pop(call, [])
+        arisen = self._inside.pop(call, NONE)
         if not given:
             for root in {self.root[k] for k in read if k in self.root}:
                 self._heals(root, call)
-            if parent >= 0:
-                self._inside[parent] += arisen
+            if arisen != NONE:
+                self._tell(parent, arisen)
             return
         saved = self._saved(call)
         known = [k for k in (*read, *saved) if k in self.root]
-        root, asked, new = self._judge(call, given, known, arisen)
+        root, asked = self._judge(call, given, known, arisen)
         for k in given:
             self.root[k], self._asked[k] = root, asked
             self._alike[self._print(k)] = k
         self.sources[root].calls += 1
-        if parent >= 0:
-            self._inside[parent] += [*arisen, *([root] if new else [])]
+        if not asked and (self._latest == NONE or self._phase(call) == "backward"):
+            self._latest = root
+        self._tell(parent, root)
 
-    def _judge(self, call: int, given: list[int], known: list[int], arisen: list[int]) -> tuple[int, bool, bool]:
-        """Return the source of what a call gives, whether it was asked for, and whether it is a new one."""
+    def _tell(self, parent: int, root: int) -> None:
+        """Tell a call where bad numbers inside it come from."""
+        held = self._inside.get(parent)
+        if parent >= 0 and (held is None or (self.sources[held].asked and not self.sources[root].asked)):
+            self._inside[parent] = root
+
+    def _judge(self, call: int, given: list[int], known: list[int], arisen: int) -> tuple[int, bool]:
+        """Return the source of what a call gives, a new one if need be, and whether it was asked for."""
         bits = int(np.bitwise_or.reduce(self.bits[given]))
         computed = [self.root[k] for k in known if not self._asked[k]]
         if computed:
-            return min(computed), False, False
-        if arisen:  # a call inside this one made it
-            first = next((r for r in arisen if not self.sources[r].asked), arisen[0])
-            if not known or not self.sources[first].asked:
-                return first, self.sources[first].asked, False
+            return min(computed), False
+        if arisen != NONE:  # a call inside this one made it
+            inside = self.sources[arisen].asked
+            if not inside or (not known and not bits & NAN):
+                return arisen, inside
         if known and not bits & NAN:
-            return min(self.root[k] for k in known), True, False
+            return min(self.root[k] for k in known), True
         asked = not known and self._asks(call, given, bits)
-        self.sources.append(Source(call, given[0], bits, asked, False, sorted({self.root[k] for k in known})))
-        return len(self.sources) - 1, asked, True
+        of = {self.root[k] for k in known} | ({arisen} if arisen != NONE else set())
+        self.sources.append(Source(call, given[0], bits, asked, False, sorted(of)))
+        return len(self.sources) - 1, asked
 
     def _asks(self, call: int, given: list[int], bits: int) -> bool:
         """Tell whether an infinity, or the largest number, was asked for."""
@@ -191,6 +222,10 @@ class Flow:
         if made in self.root:
             self.root[k], self._asked[k] = self.root[made], self._asked[made]
             return
+        # Autograd adds gradients without a call; a function between two modules is none at level module.
+        if made < 0 and self._latest != NONE and (self._phase(call) == "backward" or self._op(call) in LOSS):
+            self.root[k], self._asked[k] = self._latest, False
+            return
         fingerprint = self._print(k)
         root = self._outside.get(fingerprint)
         if root is None:
@@ -202,10 +237,7 @@ class Flow:
 
     def _saved(self, call: int) -> list[int]:
         """Return the bad slots of the forward call that a backward call belongs to: what it saved."""
-        forward = int(self.forward[call])
-        if forward < 0:
-            return []
-        return [k for k in self.slots(forward) if self.bits[k]]
+        return [k for forward in self.forward_of(call) for k in self.slots(forward) if self.bits[k]]
 
     def _print(self, k: int) -> tuple[object, ...]:
         """Return numbers that two views of one tensor share."""
@@ -229,8 +261,8 @@ class Flow:
             readers[int(self.producer[k])].append(int(stream.call[k]))
         backward: defaultdict[int, list[int]] = defaultdict(list)
         for call in self._calls:
-            if self.forward[call] >= 0:
-                backward[int(self.forward[call])].append(call)
+            if self._phase(call) == "backward" and stream.forward_seq[call] >= 0:
+                backward[int(stream.forward_seq[call])].append(call)
         self.reached: dict[int, int] = {}
         self._by_call: dict[int, int] = {}
         for call in reversed(self._calls):
@@ -242,8 +274,7 @@ class Flow:
                     mark, told = self._of_reader(reader)
                     found, read = found | mark, read or told
                 for around in (call, *readers.get(k, ())):
-                    for later in backward.get(around, ()):
-                        found |= self._by_call.get(later, 0)
+                    found |= self._in_backward(around, backward)
                 if not read and not found:
                     found |= self._dangling(call, k)
                 self.reached[k] = found
@@ -304,9 +335,17 @@ class Flow:
             for k in self.bad_outputs(source.call):
                 found |= self.reached.get(k, 0)
             return found
+        told = False
         for call in self._first[root]:
-            found |= self._of_reader(call)[0]
-            for later in backward.get(call, ()):
+            mark, says = self._of_reader(call)
+            found, told = found | mark | self._in_backward(call, backward), told or says
+        return found if found or told else UNREAD
+
+    def _in_backward(self, call: int, backward: dict[int, list[int]]) -> int:
+        """Return what the backward of a forward call reaches."""
+        found = 0
+        for group in self._groups(call):
+            for later in backward.get(group, ()):
                 found |= self._by_call.get(later, 0)
         return found
 

@@ -71,11 +71,15 @@ def names_the_bound(value: str | None, bound: float) -> bool:
             pending += one.values()
         elif isinstance(one, list):
             pending += one
-        elif isinstance(one, str) and one.lower().lstrip("+-") in ("inf", "infinity"):
-            return True
-        elif isinstance(one, (int, float)) and not isinstance(one, bool) and abs(one) >= NEAR * bound:
+        elif _is_bound(one, bound):
             return True
     return False
+
+
+def _is_bound(one: object, bound: float) -> bool:
+    if isinstance(one, str):
+        return one.lower().lstrip("+-") in ("inf", "infinity")
+    return isinstance(one, (int, float)) and not isinstance(one, bool) and abs(one) >= NEAR * bound
 
 
 NEAR = 0.99

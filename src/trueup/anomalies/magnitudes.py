@@ -1,4 +1,5 @@
-"""Numbers that are finite and in trouble: gradients that underflow, vanish or explode, by layer. Asked of steps without NaN and Inf.
+"""Numbers that are finite and in trouble: gradients that underflow, vanish or explode, by layer. Asked of steps without NaN
+and Inf.
 
 All three are conservative: a healthy training must not meet them.
 """
@@ -15,8 +16,10 @@ from trueup.report.wording import number
 from trueup.verdict.streams import Array, Numbers, Stream, is_output
 
 SUBNORMAL_SHARE = 0.5
-"""Share of the elements that are not zero, from which a gradient counts as underflowing. In Micikevicius et al. 2018 (Mixed Precision
-Training, section 3.2) a network whose gradients lay below float16's normal numbers to two thirds did not train without a loss scale."""
+"""Share of the elements that are not zero, from which a gradient counts as underflowing. In Micikevicius et al. 2018 (Mixed
+Precision
+Training, section 3.2) a network whose gradients lay below float16's normal numbers to two thirds did not train without a loss
+scale."""
 ENOUGH = 64
 """Elements below which a share says nothing."""
 EXPLODES = 1e4
@@ -24,7 +27,8 @@ EXPLODES = 1e4
 LARGE = 1e3
 """Norm below which a gradient has not exploded, however small it was."""
 VANISHES = 1e-12
-"""Norm of a layer's gradient, in parts of the largest in the same step: 2**-40, beyond what float32 adds to a weight at one step size."""
+"""Norm of a layer's gradient, in parts of the largest in the same step: 2**-40, beyond what float32 adds to a weight at one
+step size."""
 NARROW = ("float16", "bfloat16", "float8_e4m3fn", "float8_e5m2")
 MOST = 20
 
@@ -58,8 +62,11 @@ class Magnitudes:
         filled = stream.numel[chosen] - np.nan_to_num(stream.number("n_zero")[chosen])
         for k in chosen[(filled >= ENOUGH) & (subnormal > SUBNORMAL_SHARE * filled)].tolist():
             share = float(stream.number("n_subnormal")[k] / (stream.numel[k] - stream.number("n_zero")[k]))
-            self._add("underflow", stream, k, sites, f"{share:.0%} of the elements of {{slot}} that are not zero are subnormal "
-                      f"{stream.dtype_of(k)}: they have lost digits, and their neighbours are zero; raise the loss scale")  # fmt: skip
+            text = (
+                f"{share:.0%} of the elements of {{slot}} that are not zero are subnormal {stream.dtype_of(k)}: "
+                "they have lost digits, and what is smaller is zero; raise the loss scale"
+            )
+            self._add("underflow", stream, k, sites, text)
 
     def _by_layer(self, stream: Stream, slots: Numbers, sites: Sites) -> None:
         names = stream.names
@@ -72,11 +79,12 @@ class Magnitudes:
             norm = after[key] = float(stream.l2[k])
             was = self.before.get(key, 0.0)
             if was > 0 and norm >= EXPLODES * was and norm >= LARGE:
-                self._add("explodes", stream, k, sites,
-                          f"the norm of {{slot}} went from {number(was)} to {number(norm)} since the last recorded step")  # fmt: skip
+                text = f"the norm of {{slot}} went from {number(was)} to {number(norm)} since the last recorded step"
+                self._add("explodes", stream, k, sites, text)
             elif 0 < norm < VANISHES * largest and stream.numel[k] >= ENOUGH:
-                self._add("vanishes", stream, k, sites, f"the norm of {{slot}} is {number(norm)} where the largest gradient of the "
-                          f"step has {number(largest)}: this layer does not learn")  # fmt: skip
+                text = f"the norm of {{slot}} is {number(norm)}, the largest gradient of the step has {number(largest)}: it
+                does not learn"
+                self._add("vanishes", stream, k, sites, text)
         self.before = after
 
     def _add(self, kind: Kind, stream: Stream, k: int, sites: Sites, text: str) -> None:

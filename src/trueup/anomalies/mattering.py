@@ -37,17 +37,19 @@ def settle(judged: Sequence[StepAnomalies], run: Run) -> list[Anomaly]:
     lasting = {(step.rank, *place) for step in judged for place in step.follows}
     clean = {(step.rank, step.step) for step in judged if step.clean_weights and not step.follows}
     skipped = {one.step for one in run.scale if one.skipped}
+    bad_later = {(rank, step) for rank, step, _ in lasting}
     found: list[Anomaly] = []
     for step in judged:
         later = next((s for s in run.steps if s > step.step), None)
         for place, one in enumerate(step.anomalies):
             if one is None:  # another rank explains it
                 continue
+            harmed = (step.rank, step.step, place) in lasting or ("loss" in one.reached and (step.rank, step.step) in bad_later)
             facts = _Facts(
-                (step.rank, step.step, place) in lasting, step.step in skipped, later is not None and (step.rank, later) in clean
+                harmed, step.step in skipped, later is not None and (step.rank, later) in clean
             )
             found.append(_decided(one, facts, run))
-    return _in_order(_repetitions(found))
+    return in_order(_repetitions(found))
 
 
 @dataclass(frozen=True, slots=True)
@@ -120,7 +122,7 @@ def _repetitions(found: list[Anomaly]) -> list[Anomaly]:
     return list(kept.values())
 
 
-def _in_order(found: list[Anomaly]) -> list[Anomaly]:
+def in_order(found: list[Anomaly]) -> list[Anomaly]:
     """Order by whether it matters, then by step; within a step by rank and execution."""
     weight = {"accuracy-relevant": 0, "unknown": 0, "harmless": 1}
     return sorted(found, key=lambda one: (weight[one.matters], one.place.step, _phase(one), one.place.rank, one.place.seq))

@@ -18,7 +18,8 @@ Weights that were zero are held against 1 instead."""
 
 @dataclass(slots=True)
 class Lasting:
-    """Tensors that the forward calls of a step read and no call of that step made: weights, buffers, data."""
+    """Tensors that the forward calls of a step read. All of them: where a model is made inside a capture, its first step makes
+    weights."""
 
     keys: NDArray[np.uint64]
     """Sorted: level, scope, operator, ordinal and slot, as one number."""
@@ -48,14 +49,18 @@ class Memory:
     """Step and place of anomalies of the step before whose bad numbers reached gradients or weights."""
 
 
-def lasting_slots(stream: Stream) -> Numbers:
-    """Return the floating slots that forward calls read and no call of the step made."""
+def read_slots(stream: Stream) -> Numbers:
+    """Return the floating slots that forward calls read."""
     forward = (stream.phase == stream.names.number("forward"))[stream.call]
     floating = stream.names.table(_is_float)[stream.dtype]
     read = stream.names.table(is_input)[stream.slot] & forward & floating & stream.measured
-    slots = np.flatnonzero(read)
+    return np.asarray(np.flatnonzero(read), np.int64)
+
+
+def lasting_slots(stream: Stream, slots: Numbers) -> Numbers:
+    """Return those of some slots that no call of the step made."""
     made = np.where(stream.producer[slots] >= 0, stream.index(stream.producer[slots]), NONE)
-    return np.asarray(slots[made < 0], np.int64)
+    return slots[made < 0]
 
 
 def keys_of(stream: Stream, slots: Numbers) -> NDArray[np.uint64]:
@@ -73,7 +78,7 @@ def rms_of(stream: Stream, slots: Numbers) -> Array:
 
 
 def remember(stream: Stream, slots: Numbers) -> Lasting:
-    """Keep the lasting tensors of a step."""
+    """Keep what the forward calls of a step read."""
     keys = keys_of(stream, slots)
     order = np.argsort(keys, kind="stable")
     return Lasting(keys[order], rms_of(stream, slots)[order], stream.numel[slots][order])

@@ -1,7 +1,9 @@
 """What a healthy run in a wider dtype has that a narrower one could not hold: ask before migrating.
 
-A result overflows if its largest magnitude is beyond the narrower dtype's; it underflows if its typical magnitude (root mean square)
-is below the dtype's smallest normal number. A number that somebody asked for (it stands among the arguments of the call that made it)
+A result overflows if its largest magnitude is beyond the narrower dtype's; it underflows if its typical magnitude (root mean
+square)
+is below the dtype's smallest normal number. A number that somebody asked for (it stands among the arguments of the call that
+made it)
 and an infinity or largest number of the wider dtype is a mask, which the narrower dtype takes as well: -1e9 becomes -Inf.
 """
 
@@ -34,7 +36,8 @@ def dtype_named(name: str) -> str:
     """
     if name not in DTYPES:
         raise TrueupError(
-            f"--would-overflow cannot be read.\n  expected: one of {', '.join(DTYPES)}\n  got:      {name!r}\n  next:     correct it"
+            f"--would-overflow cannot be read.\n  expected: one of {', '.join(DTYPES)}\n  got:      {name!r}\n"
+            "  next:     correct it"
         )
     return DTYPES[name]
 
@@ -103,8 +106,8 @@ def _first_calls(stream: Stream, slots: Numbers, bad: Array) -> list[int]:
 
 
 def _described(
-    stream: Stream, call: int, kind: str, bad: Array, dtype: str, limits: tuple[float, float], sizes: tuple[Array, Array], sites: Sites,
-    calls: int,
+    stream: Stream, call: int, kind: str, bad: Array, dtype: str, limits: tuple[float, float], sizes: tuple[Array, Array],
+    sites: Sites, calls: int,
 ) -> Anomaly:  # fmt: skip
     slots = [k for k in range(*stream.starts[call : call + 2].tolist()) if bad[k]]
     place = place_of(stream, call, sites)

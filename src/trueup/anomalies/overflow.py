@@ -11,7 +11,7 @@ from trueup.anomalies.across import across_ranks
 from trueup.anomalies.classifying import classify_stream
 from trueup.anomalies.found import Anomaly, OverflowResult, OverflowWord, ScaleStep, StepAnomalies
 from trueup.anomalies.magnitudes import Magnitudes
-from trueup.anomalies.mattering import Run, settle
+from trueup.anomalies.mattering import Run, in_order, settle
 from trueup.anomalies.memory import Memory
 from trueup.anomalies.narrower import WIDER, would_overflow
 from trueup.anomalies.scaling import scale_findings
@@ -57,7 +57,8 @@ def _chosen(name: str, given: int | Sequence[int] | None, there: Sequence[int]) 
     missing = [one for one in wanted if one not in there]
     if missing or not wanted:
         raise TrueupError(
-            f"The capture has no such {name}.\n  expected: one of {', '.join(map(str, there[:20])) or 'none: it holds no records'}\n"
+            f"The capture has no such {name}.\n"
+            f"  expected: one of {', '.join(map(str, there[:20])) or 'none: it holds no records'}\n"
             f"  got:      {', '.join(map(str, missing)) or 'nothing'}\n  next:     choose another --{name}, or leave it out"
         )
     return sorted(wanted)
@@ -82,10 +83,10 @@ class _Reading:
         run = Run(str(self.capture.path), tuple(self.steps), scale, max(len(self.capture.ranks), 1))
         judged = across_ranks(self.judged, self._members())
         found = settle(judged, run)
-        found += scale_findings(scale, found, self.judged)
+        found += scale_findings(scale, found)
         for magnitudes in self.magnitudes.values():
             found += magnitudes.findings()
-        return self._result(found, None)
+        return self._result(in_order(found), None)
 
     def _members(self) -> int:
         sizes = [m.get("world_size") for m in self.capture.ranks.values()]

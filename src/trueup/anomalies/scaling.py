@@ -1,7 +1,8 @@
 """The history of a GradScaler, and when it is a finding of its own.
 
 A scale that starts too large is halved in the first steps until it fits, which is how it is meant to be (PyTorch's documentation of
-GradScaler: "the first few iterations may be skipped"). After the first step that was not skipped, a healthy scale falls about once in
+GradScaler: "the first few iterations may be skipped"). After the first step that was not skipped, a healthy scale falls about
+once in
 ``growth_interval`` (2000) steps.
 """
 
@@ -13,13 +14,14 @@ from typing import Any
 
 import numpy as np
 
-from trueup.anomalies.found import Anomaly, Place, ScaleStep, StepAnomalies
+from trueup.anomalies.found import Anomaly, Place, ScaleStep
 from trueup.verdict.streams import Stream
 
 STEP = "torch.amp.GradScaler.step"
 OFTEN = 3
 SHARE = 0.05
-"""After the first good step: so many skipped ones, and more than this share of the steps, are often; a hundred times the healthy rate."""
+"""After the first good step: so many skipped ones, and more than this share of the steps, are often; a hundred times the
+healthy rate."""
 LEAST = 1.0
 """A scale at or below which the smallest gradients of float16 are lost: no scale at all."""
 
@@ -42,15 +44,13 @@ def scale_steps(stream: Stream) -> tuple[ScaleStep, ...]:
     return tuple(found)
 
 
-def scale_findings(history: Sequence[ScaleStep], found: Sequence[Anomaly], judged: Sequence[StepAnomalies]) -> list[Anomaly]:
+def scale_findings(history: Sequence[ScaleStep], found: Sequence[Anomaly]) -> list[Anomaly]:
     """Return an anomaly if the scale fell often or to 1, with the calls that caused it.
 
     Args:
         history: of all ranks and steps.
         found: anomalies of the run, to name the first of each skipped step.
-        judged: the steps, for the ranks.
     """
-    del judged
     ranks = sorted({one.rank for one in history})
     if not ranks:
         return []
@@ -68,11 +68,15 @@ def scale_findings(history: Sequence[ScaleStep], found: Sequence[Anomaly], judge
     return [_finding(mine, skipped, lowest, causes, fallen)]
 
 
-def _finding(mine: Sequence[ScaleStep], skipped: Sequence[ScaleStep], lowest: float, causes: Sequence[Anomaly], fallen: bool) -> Anomaly:
+def _finding(
+    mine: Sequence[ScaleStep], skipped: Sequence[ScaleStep], lowest: float, causes: Sequence[Anomaly], fallen: bool
+) -> Anomaly:
     first = (skipped or mine)[0]
     place = Place(first.rank, first.step, -1, "optimizer", "api", "", STEP, 0)
     many = f"skipped {len(skipped)} of {len(mine)} steps"
-    what = f"the loss scale fell from {mine[0].scale:g} to {lowest:g}" if fallen else f"the loss scale keeps falling (it is {mine[-1].scale:g} now)"
+    what = f"the loss scale keeps falling (it is {mine[-1].scale:g} now)"
+    if fallen:
+        what = f"the loss scale fell from {mine[0].scale:g} to {lowest:g}"
     named = "; ".join(
         f"{', '.join(f'step {s}' for s in (one.place.step, *one.again)[:4])}: {one.place.scope or one.place.op} ({one.place.op})"
         for one in causes[:4]

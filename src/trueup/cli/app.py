@@ -11,7 +11,7 @@ import typer
 from typer.main import get_command
 
 from trueup import __version__
-from trueup.cli import capture, compare, diff, import_, show, simdev
+from trueup.cli import capture, compare, diff, import_, overflow, show, simdev
 from trueup.model import TrueupError
 
 TRACEBACK = "TRUEUP_TRACEBACK"
@@ -35,6 +35,7 @@ app.command("compare")(compare.compare)
 app.command("import")(import_.import_)
 app.command("show")(show.show)
 app.command("diff")(diff.diff)
+app.command("overflow")(overflow.overflow)
 app.add_typer(simdev.app, name="simdev")
 
 

@@ -103,7 +103,7 @@ def verdict_lines(
     if expected and verdict in ("clean", "harmless"):
         told = sum(count for _, count in expected)
         names = ", ".join(one_line(name) for name, _ in expected[:3])
-        said.append(f"{counted(told, 'call')} with infinities that are expected, for all that read them give clean numbers: {names}")
+        said.append(f"{counted(told, 'call')} with infinities that are expected: all that read them give clean numbers ({names})")
     return [head + said[0], *(" " * len(head) + line for line in said[1:])]
 
 
@@ -114,9 +114,11 @@ def _found_lines(found: Sequence[Anomaly]) -> list[str]:
         lines.append(f"your code: {short_source(first.place.source)}")
     if first.led:
         before = first.led[0]
-        lines.append(f"before it: {one_line(before.place.scope or before.place.op)} ({one_line(before.place.op)}) gave up to {number(before.largest)}")
+        name = f"{one_line(before.place.scope or before.place.op)} ({one_line(before.place.op)})"
+        lines.append(f"before it: {name} gave up to {number(before.largest)}")
     if first.carried:
-        lines.append(f"{counted(first.carried, 'later call')} of the step {'is' if first.carried == 1 else 'are'} bad only because of it")
+        verb = "is" if first.carried == 1 else "are"
+        lines.append(f"{counted(first.carried, 'later call')} of the step {verb} bad only because of it")
     if first.again:
         shown = ", ".join(map(str, first.again[:6])) + (" ..." if len(first.again) > 6 else "")
         lines.append(f"again in {counted(len(first.again), 'later step')}: {shown}")

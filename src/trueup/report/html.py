@@ -57,17 +57,17 @@ FLOOR, CEILING = -10.0, 1.0
 def render_page(result: Result) -> str:
     """Return the text of index.html."""
     interactive = charts.available()
-    scripts = [*charts.library(), *map(_ours, SCRIPTS)] if interactive else [_ours("page.js")]
+    scripts = [*charts.library(), *map(ours, SCRIPTS)] if interactive else [ours("page.js")]
     blocks = _blocks(result) if interactive else {}
     return (
-        _environment()
+        environment()
         .get_template("page.html.j2")
         .render(
             _facts(result),
             **_page_facts(result),
             interactive=interactive,
             drawn=set(blocks),
-            style=Markup(_ours("style.css")),
+            style=Markup(ours("style.css")),
             scripts=[Markup(script) for script in scripts],
             blocks={name: embedded(data) for name, data in blocks.items()},
             policy=policy(scripts),
@@ -77,7 +77,7 @@ def render_page(result: Result) -> str:
 
 def render_fragment(result: Result) -> str:
     """Return the verdict as a fragment of HTML for a notebook, without scripts."""
-    return _environment().get_template("fragment.html.j2").render(_facts(result))
+    return environment().get_template("fragment.html.j2").render(_facts(result))
 
 
 def embedded(data: Any) -> Markup:
@@ -178,11 +178,13 @@ def _position(error: float) -> int:
     return round(100 * min(1.0, max(0.0, (math.log10(error) - FLOOR) / (CEILING - FLOOR))))
 
 
-def _ours(name: str) -> str:
+def ours(name: str) -> str:
+    """Return the text of a file of the page."""
     return resources.files("trueup.report").joinpath("template", name).read_text(encoding="utf-8")
 
 
-def _environment() -> Environment:
+def environment() -> Environment:
+    """Return what renders a template: foreign text is escaped, its control characters spelled out."""
     made = Environment(
         loader=PackageLoader("trueup.report", "template"),
         autoescape=True,
