@@ -82,8 +82,7 @@ class Magnitudes:
                 text = f"the norm of {{slot}} went from {number(was)} to {number(norm)} since the last recorded step"
                 self._add("explodes", stream, k, sites, text)
             elif 0 < norm < VANISHES * largest and stream.numel[k] >= ENOUGH:
-                text = f"the norm of {{slot}} is {number(norm)}, the largest gradient of the step has {number(largest)}: it
-                does not learn"
+                text = f"the norm of {{slot}} is {number(norm)}, where the largest gradient of the step has {number(largest)}"
                 self._add("vanishes", stream, k, sites, text)
         self.before = after
 

@@ -24,9 +24,9 @@ STEPS = 500
 CURVE = 720, 120
 """Width and height of that line in pixels."""
 RULE = (
-    "An infinity (or a dtype's largest number, which masks are made of) is expected where every call that reads it, in forward and in "
-    "backward, gives clean and finite numbers, or numbers that are healed themselves. No list of operators decides that. Who asked for "
-    "an infinity (it stands among the arguments of the call) decides only whom to name where it is not healed."
+    "An infinity (or a dtype's largest number, which masks are made of) is expected where every call that reads it, in forward "
+    "and in backward, gives clean and finite numbers, or numbers that are healed themselves. No list of operators decides that. "
+    "Who asked for an infinity (it stands among the arguments of the call) decides only whom to name where it is not healed."
 )
 
 
