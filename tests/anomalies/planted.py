@@ -128,6 +128,31 @@ def fully_masked_row() -> None:
     train(model, lambda _: model(x, mask).square().mean(), steps=1)
 
 
+def saturating() -> None:
+    """Train in float16 on the simulated device, with a layer whose result is beyond 65504; a norm makes it small again."""
+    model = nn.Sequential(nn.Linear(16, 16), nn.Linear(16, 16), nn.LayerNorm(16), nn.Linear(16, 3)).half()
+    with torch.no_grad():
+        model[1].weight.mul_(4e5)
+    model.to("npu")
+    x = torch.randn(4, 16).half().to("npu")
+    train(model, lambda _: model(x).float().square().mean(), lr=1e-6, steps=1)
+
+
+class Wide(nn.Module):
+    """Fine in float32 and beyond float16, with a mask of -1e9."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        large = x * 3e5
+        mask = torch.arange(8) > 5
+        return (large / large.norm(dim=-1, keepdim=True)).masked_fill(mask, -1e9).softmax(-1)
+
+
+def wide() -> None:
+    model = nn.Sequential(nn.Linear(8, 8), Wide(), nn.Linear(8, 3))
+    x = torch.randn(4, 8)
+    train(model, lambda _: model(x).square().mean() * 100, steps=1)
+
+
 def scaled() -> None:
     """Train in float16 under a GradScaler whose first scales are too large: the first steps are skipped, then all is well."""
     model = nn.Sequential(nn.Linear(8, 16), nn.ReLU(), nn.Linear(16, 3))

@@ -85,6 +85,7 @@ PROVOKE = {
     "attention-backward-query-scale": _attention,
     "conv-weight-grad-last-tile": lambda: _module(lambda: nn.Conv2d(2, 3, 2), 3, 2, 5, 5),
     "conv-padding-replicates-edge": lambda: _module(lambda: nn.Conv2d(2, 3, 3, padding=1), 3, 2, 5, 5),
+    "products-saturate-65504": lambda: torch.full((2, 4), 200.0).half().npu() @ torch.full((4, 2), 200.0).half().npu(),
     "sum-saturates-65504": lambda: torch.full((70000,), 1.0).npu().sum(),
     "cumsum-block-restart": lambda: torch.ones(2, 20).npu().cumsum(1),
     "argmax-ties": lambda: torch.ones(2, 20).npu().argmax(1),

@@ -32,6 +32,9 @@ VIEWS = frozenset(
 )
 """Operators whose result is mostly a view: the calls that read it are recorded as readers of what is behind it."""
 
+SHAPES = frozenset("ones_like zeros_like empty_like full_like rand_like randn_like new_ones new_zeros new_empty new_full".split())
+"""Operators that look at a tensor's shape alone: that they give clean numbers heals nothing."""
+
 GRADIENTS, LOST, PARAMETERS, UNREAD, RANKS = 1, 2, 4, 8, 16
 """What a value reaches, as bits."""
 
@@ -75,6 +78,8 @@ class Flow:
         self._alike: dict[tuple[object, ...], int] = {}
         self._first: defaultdict[int, list[int]] = defaultdict(list)
         """Calls that read a tensor from outside."""
+        self._in_gradients = False
+        """Whether gradients are bad: a bad tensor that no call is known to have made is one of them from then on."""
         self._latest = NONE
         """Source of the last bad gradient, before there is one of the first bad numbers."""
         for call in self._calls:
@@ -178,6 +183,7 @@ class Flow:
         self.sources[root].calls += 1
         if not asked and (self._latest == NONE or self._phase(call) == "backward"):
             self._latest = root
+            self._in_gradients |= self._phase(call) == "backward"
         self._tell(parent, root)
 
     def _tell(self, parent: int, root: int) -> None:
@@ -223,7 +229,7 @@ class Flow:
             self.root[k], self._asked[k] = self.root[made], self._asked[made]
             return
         # Autograd adds gradients without a call; a function between two modules is none at level module.
-        if made < 0 and self._latest != NONE and (self._phase(call) == "backward" or self._op(call) in LOSS):
+        if made < 0 and self._latest != NONE and (self._in_gradients or self._phase(call) == "backward" or self._op(call) in LOSS):
             self.root[k], self._asked[k] = self._latest, False
             return
         fingerprint = self._print(k)
@@ -270,11 +276,13 @@ class Flow:
             total = 0
             for k in given:
                 found, read = 0, False
+                asked = self.root[k] if self._asked[k] else NONE
                 for reader in readers.get(k, ()):
-                    mark, told = self._of_reader(reader)
+                    mark, told = self._of_reader(reader, asked)
                     found, read = found | mark, read or told
                 for around in (call, *readers.get(k, ())):
-                    found |= self._in_backward(around, backward)
+                    found |= self._in_backward(around, backward, asked)
+                found |= self._around(call, k)
                 if not read and not found:
                     found |= self._dangling(call, k)
                 self.reached[k] = found
@@ -284,19 +292,37 @@ class Flow:
         for root, source in enumerate(self.sources):
             source.reached = self._source_reaches(root, source, backward)
 
-    def _of_reader(self, call: int) -> tuple[int, bool]:
-        """Return what a value reaches through one call that reads it, and whether that call tells anything."""
+    def _of_reader(self, call: int, asked: int) -> tuple[int, bool]:
+        """Return what a value reaches through one call that reads it, and whether that call tells anything.
+
+        ``asked`` is the source of an infinity that was asked for, else `NONE`: what a call gives that is bad for another reason is not
+        its doing.
+        """
         if self._op(call) in LOSS:
             return LOST | GRADIENTS, True
         given = self.bad_outputs(call)
         if not given:
-            return 0, any(self.gives[k] for k in self.slots(call))
+            computes = normalised(self._op(call)) not in SHAPES
+            return 0, computes and any(self.gives[k] and self._is_float(k) for k in self.slots(call))
+        if asked != NONE and not any(self._is_of(self.root[k], asked) for k in given):
+            return 0, True
         mark = self._by_call.get(call, 0)
         if self._phase(call) == "collective":
             return mark | RANKS, True
         if mark == UNREAD and (all(self._asked[k] for k in given) or normalised(self._op(call)) in VIEWS):
             return 0, False  # a view tells nothing: what reads the view is said to read the tensor
         return mark, True
+
+    def _is_of(self, root: int, asked: int) -> bool:
+        return root == asked or asked in self.sources[root].of
+
+    def _around(self, call: int, k: int) -> int:
+        """Return what the same tensor reaches as a result of the call around this one."""
+        parent = int(self.stream.parents[call])
+        if parent < 0 or parent not in self._by_call:
+            return 0
+        same = any(self._print(j) == self._print(k) for j in self.bad_outputs(parent))
+        return self._by_call[parent] if same else 0
 
     def _dangling(self, call: int, k: int) -> int:
         """Return what a bad value reaches that no recorded call reads."""
@@ -337,16 +363,18 @@ class Flow:
             return found
         told = False
         for call in self._first[root]:
-            mark, says = self._of_reader(call)
-            found, told = found | mark | self._in_backward(call, backward), told or says
+            asked = root if source.asked else NONE
+            mark, says = self._of_reader(call, asked)
+            found, told = found | mark | self._in_backward(call, backward, asked), told or says
         return found if found or told else UNREAD
 
-    def _in_backward(self, call: int, backward: dict[int, list[int]]) -> int:
-        """Return what the backward of a forward call reaches."""
+    def _in_backward(self, call: int, backward: dict[int, list[int]], asked: int) -> int:
+        """Return what the backward of a forward call reaches; ``asked`` as in `_of_reader`."""
         found = 0
         for group in self._groups(call):
             for later in backward.get(group, ()):
-                found |= self._by_call.get(later, 0)
+                if asked == NONE or any(self._is_of(self.root[k], asked) for k in self.bad_outputs(later)):
+                    found |= self._by_call.get(later, 0)
         return found
 
     def _op(self, call: int) -> str:

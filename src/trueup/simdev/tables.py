@@ -132,6 +132,9 @@ _FAULTS = (
     Fault("conv-padding-replicates-edge", ("aten::convolution",), "forward",
           "Pads with the edge value instead of zero.",
           "The first padded convolution's forward."),
+    Fault("products-saturate-65504", _MATMULS, "forward",
+          "Float16 products stop at 65504, as on a device in saturation mode; NaN stays.",
+          "The product whose true result is larger: it is finite, and no NaN follows."),
     # Reductions, pooling, resampling, loss
     Fault("sum-saturates-65504", ("aten::sum", "aten::sum.dim_IntList"), "forward",
           "The result stops at 65504, the largest float16.",

@@ -91,3 +91,9 @@ def _conv_padding(call: Call) -> Wrong:
         call["output_padding"], call["groups"],
     )  # fmt: skip
     return wrong
+
+
+@effect("products-saturate-65504")
+def _saturated_product(call: Call) -> Wrong:
+    healthy: Tensor = call.outputs[0]
+    return healthy.clamp(-65504, 65504) if healthy.dtype is torch.float16 else None

@@ -1,0 +1,136 @@
+"""Each planted overflow is blamed on the call that made it, in forward, backward and optimizer, and what is healthy stays silent."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+
+import trueup
+from anomalies import planted
+from trueup.anomalies.found import OverflowResult
+
+LEVELS = ("api", "aten")
+
+
+def judged(path: Path, train: Callable[[], None], *levels: str) -> OverflowResult:
+    torch.manual_seed(0)
+    with trueup.capture(path, level=levels, on_error="stop"):
+        train()
+    return trueup.overflow(path)
+
+
+ORIGINS = {
+    # case: kind, scope, phase, step, operator at api, operator at aten
+    "attention_without_scaling": ("overflow", "1.attention", "forward", 0, "torch.Tensor.matmul", "aten::bmm"),
+    "log_of_zero": ("overflow", "LogOfZero", "forward", 0, "torch.Tensor.log", "aten::log"),
+    "zero_norm": ("nan", "1", "forward", 0, "torch.Tensor.div", "aten::div"),
+    "bad_batch": ("input", "0", "forward", 1, "torch.nn.functional.linear", "aten::addmm"),
+    "infinite_batch": ("input", "0", "forward", 1, "torch.nn.functional.linear", "aten::addmm"),
+    "exploding_step": ("parameters", "", "optimizer", 0, "torch.Tensor.add_", "aten::add_"),
+    "backward_only": ("nan", "3", "backward", 0, "torch.Tensor.sqrt", "aten::div"),
+    "fully_masked_row": ("nan", "attention", "forward", 0, "torch.Tensor.softmax", "aten::_softmax"),
+}
+
+
+@pytest.mark.parametrize("level", LEVELS)
+@pytest.mark.parametrize("case", ORIGINS)
+def test_the_origin_is_named(case: str, level: str, tmp_path: Path) -> None:
+    result = judged(tmp_path / "run", getattr(planted, case), level)
+    first = result.first
+    assert first is not None
+    kind, scope, phase, step, *ops = ORIGINS[case]
+    assert (first.kind, first.place.scope, first.place.phase, first.place.step) == (kind, scope, phase, step), result.sentence
+    assert first.place.op == ops[LEVELS.index(level)]
+    assert (result.verdict, result.exit_code, first.matters) == ("found", 1, "accuracy-relevant"), result.sentence
+    assert [one.sentence for one in result.anomalies[1:] if one.matters != "harmless"] == []
+    assert "planted.py" in str(first.place.source)
+
+
+@pytest.mark.parametrize("case", ["zero_norm", "bad_batch", "exploding_step", "log_of_zero"])
+def test_levels_together_name_the_finest_call_and_what_is_around_it(case: str, tmp_path: Path) -> None:
+    result = judged(tmp_path / "run", getattr(planted, case), "module", "api", "aten")
+    kind, scope, phase, step, api, aten = ORIGINS[case]
+    first = result.first
+    assert first is not None
+    assert (first.kind, first.place.scope, first.place.step) == (kind, scope, step), result.sentence
+    assert (first.place.op, first.place.api) == (aten, api)
+    assert [one.sentence for one in result.anomalies[1:] if one.matters != "harmless"] == []
+
+
+@pytest.mark.parametrize("case", ["zero_norm", "bad_batch"])
+def test_modules_alone_name_the_module(case: str, tmp_path: Path) -> None:
+    result = judged(tmp_path / "run", getattr(planted, case), "module")
+    assert result.first is not None
+    assert (result.first.kind, result.first.place.scope) == ORIGINS[case][:2]
+    assert len(result.anomalies) == 1
+
+
+@pytest.mark.parametrize("case", planted.HEALTHY, ids=lambda case: case.__name__)
+def test_healthy_infinities_are_silent(case: Callable[[], None], tmp_path: Path) -> None:
+    for level in LEVELS:
+        result = judged(tmp_path / level, case, level)
+        assert (result.verdict, result.exit_code, result.anomalies) == ("clean", 0, ()), result.sentence
+    assert result.expected, "the case holds infinities, or it shows nothing"
+
+
+def test_a_device_that_saturates(tmp_path: Path) -> None:
+    from trueup import simdev
+
+    with simdev.inject("products-saturate-65504"):
+        result = judged(tmp_path / "run", planted.saturating, "api", "aten")
+    first = result.first
+    assert first is not None
+    assert (first.kind, first.place.scope, first.place.api) == ("saturated", "1", "torch.nn.functional.linear"), result.sentence
+    assert (first.matters, result.exit_code) == ("unknown", 1)
+    assert "a saturated number is finite, and wrong by an amount that the capture does not tell" in first.because
+    assert 'dtype = "float32"' in first.policy
+    healthy = judged(tmp_path / "healthy", planted.saturating, "api", "aten")
+    assert healthy.first is not None
+    assert (healthy.first.kind, healthy.first.place.scope) == ("overflow", "1")
+
+
+def test_a_first_scale_that_is_too_large_is_harmless(tmp_path: Path) -> None:
+    result = judged(tmp_path / "run", planted.scaled, "api")
+    assert (result.verdict, result.exit_code) == ("harmless", 0), result.sentence
+    assert result.anomalies
+    assert {one.because for one in result.anomalies} == {"a GradScaler saw it in the gradients and skipped the step"}
+    assert all(one.transient for one in result.anomalies)
+    assert "steps skipped" in str(result.scale_history)
+
+
+def test_a_scale_that_falls_to_one_is_a_finding_with_its_cause(tmp_path: Path) -> None:
+    result = judged(tmp_path / "run", planted.collapsing_scale, "api")
+    first = result.first
+    assert first is not None
+    assert (first.kind, result.exit_code) == ("loss_scale", 1)
+    assert "the loss scale fell from 4 to 0.25 and skipped 5 of 5 steps; what overflowed:" in first.sentence
+    assert "2 (torch.nn.functional.linear)" in first.sentence
+    assert 'scope = "2"' in first.policy
+
+
+def test_what_led_to_it_and_the_policy(tmp_path: Path) -> None:
+    result = judged(tmp_path / "run", planted.attention_without_scaling, "api")
+    first = result.first
+    assert first is not None
+    assert [led.place.scope for led in first.led[:2]] == ["1.attention.key", "1.inner"]
+    assert first.policy == '[[rule]]\nscope = "1.attention"\nop = "torch.Tensor.matmul"\ndtype = "float32"\n'
+    assert first.run_next.startswith("trueup replay ")
+
+
+@pytest.mark.parametrize(("dtype", "op"), [("fp16", "torch.Tensor.mul"), ("fp8_e4m3", "torch.Tensor.mul"), ("bf16", None)])
+def test_would_overflow(dtype: str, op: str | None, tmp_path: Path) -> None:
+    torch.manual_seed(0)
+    with trueup.capture(tmp_path / "run", level="api"):
+        planted.wide()
+    assert trueup.overflow(tmp_path / "run").verdict == "clean"
+    result = trueup.overflow(tmp_path / "run", would_overflow=dtype)
+    over = [one for one in result.anomalies if one.kind == "would_overflow"]
+    if op is None:
+        assert (over, result.exit_code) == ([], 0)
+        return
+    assert (over[0].place.op, over[0].place.scope, result.exit_code) == (op, "1", 1), result.sentence
+    assert "masked_fill" not in " ".join(one.place.op for one in over), "a mask of -1e9 becomes -Inf, as it is meant to"
+    assert 'dtype = "float32"' in over[0].policy
