@@ -132,7 +132,7 @@ def saturating() -> None:
     """Train in float16 on the simulated device, with a layer whose result is beyond 65504; a norm makes it small again."""
     model = nn.Sequential(nn.Linear(16, 16), nn.Linear(16, 16), nn.LayerNorm(16), nn.Linear(16, 3)).half()
     with torch.no_grad():
-        model[1].weight.mul_(4e5)
+        model[1].weight.mul_(40000).mul_(5)
     model.to("npu")
     x = torch.randn(4, 16).half().to("npu")
     train(model, lambda _: model(x).float().square().mean(), lr=1e-6, steps=1)

@@ -39,7 +39,7 @@ def test_overflow_on_rank_1_under_ddp(tmp_path: Path) -> None:
     result = trueup.overflow(tmp_path / "run")
     first = result.first
     assert first is not None
-    assert (first.place.rank, first.place.step, first.place.phase) == (1, 0, "forward"), result.sentence
+    assert (first.place.rank, first.place.step, first.place.phase) == (1, 0, "backward"), result.sentence
     assert (first.kind, first.matters) == ("overflow", "accuracy-relevant")
     assert "through a collective it reached rank 0" in first.notes
     assert {one.place.rank for one in result.anomalies} == {1}, [one.sentence for one in result.anomalies]
@@ -63,7 +63,9 @@ def collective(given: tuple[float, float], got: float, ranks: tuple[int, ...] = 
         ((1, np.inf), (0,), [(0, "c10d::allreduce_")], "1 of 2 ranks were not recorded: one of them may have given it"),
     ],
 )
-def test_rules(given: tuple[float, float], ranks: tuple[int, ...], blamed: list[tuple[int, str]], note: str, tmp_path: Path) -> None:
+def test_rules(
+    given: tuple[float, float], ranks: tuple[int, ...], blamed: list[tuple[int, str]], note: str, tmp_path: Path
+) -> None:
     path = collective(given, np.inf, ranks).write(tmp_path / "run", world_size=2)
     result = trueup.overflow(path)
     assert [(one.place.rank, one.place.op) for one in result.anomalies] == blamed, result.sentence

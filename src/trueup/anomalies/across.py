@@ -39,12 +39,18 @@ def across_ranks(judged: Sequence[StepAnomalies], world_size: int) -> list[StepA
             if givers:
                 dropped[step.rank, step.step].add(one.anomaly)
                 for giver, other in givers:
-                    if other.origin >= 0:
-                        notes[giver.rank, giver.step, other.origin].append(f"rank {step.rank}")
+                    for place in _given_by(giver, other):
+                        notes[giver.rank, giver.step, place].append(f"rank {step.rank}")
             elif len(recorded) < world_size:
                 text = f"{world_size - len(recorded)} of {world_size} ranks were not recorded: one of them may have given it"
                 notes[step.rank, step.step, one.anomaly].append(text)
     return [_explained(step, dropped[step.rank, step.step], notes) for step in judged]
+
+
+def _given_by(step: StepAnomalies, crossing: Crossing) -> list[int]:
+    """Return the anomalies of a rank that may be in what it gave: a bucket of gradients holds those of many calls."""
+    harmful = {"loss", "gradients", "other ranks", "parameters"}
+    return [n for n, one in enumerate(step.anomalies) if one.place.seq < crossing.seq and harmful & set(one.reached)]
 
 
 def _explained(

@@ -11,6 +11,7 @@
 from __future__ import annotations
 
 import dataclasses
+import json
 from collections import Counter
 from collections.abc import Sequence
 
@@ -281,13 +282,10 @@ class _Step:
             read, given = flow.bad_inputs(call), flow.bad_outputs(call)
             if read or given:
                 row = stream.row(call)
-                roots = [self.of_source.get(flow.root[k], -1) for k in read if k in flow.root]
                 own = [self.of_source.get(flow.root[k], -1) for k in given if k in flow.root and not read]
-                ranks = stream.value(int(stream.arguments[call]))
-                origin, own_place = max(roots, default=-1), max(own, default=-1)
-                found.append(
-                    Crossing(row.op, row.ordinal, row.level, ranks, row.seq, bool(read), bool(given), origin, own_place)
-                )
+                ranks = members(stream.value(int(stream.arguments[call])))
+                own_place = max(own, default=-1)
+                found.append(Crossing(row.op, row.ordinal, row.level, ranks, row.seq, bool(read), bool(given), own_place))
         return tuple(found)
 
     def _remember(self, found: StepAnomalies) -> None:
@@ -311,6 +309,15 @@ class _Step:
         ]
         memory.lasting = remember(stream, self.read)
         memory.stream = stream
+
+
+def members(arguments: str | None) -> str | None:
+    """Return which ranks take part in a collective, as they stand among its arguments: ``0-3``."""
+    try:
+        said = json.loads(arguments or "{}").get("ranks")
+    except (ValueError, RecursionError, AttributeError):
+        return None
+    return said if isinstance(said, str) else None
 
 
 def _with_sentence(made: Anomaly) -> Anomaly:

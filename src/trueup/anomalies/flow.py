@@ -204,12 +204,12 @@ class Flow:
                 return arisen, inside
         if known and not bits & NAN:
             return min(self.root[k] for k in known), True
-        asked = not known and self._asks(call, given, bits)
+        asked = not known and self._asks(call, bits)
         of = {self.root[k] for k in known} | ({arisen} if arisen != NONE else set())
         self.sources.append(Source(call, given[0], bits, asked, False, sorted(of)))
         return len(self.sources) - 1, asked
 
-    def _asks(self, call: int, given: list[int], bits: int) -> bool:
+    def _asks(self, call: int, bits: int) -> bool:
         """Tell whether an infinity, or the largest number, was asked for."""
         if bits & NAN:
             return False
@@ -217,8 +217,7 @@ class Flow:
         floats = [k for k in self.slots(call) if self.reads[k] and self._is_float(k)]
         if floats and all(stream.numel[k] == 0 for k in floats):
             return True  # the maximum, or the logarithm of the sum, of nothing is -Inf
-        bound = min(kinds.largest(stream.dtype_of(k) or "") for k in given)
-        return kinds.names_the_bound(stream.value(int(stream.arguments[call])), bound)
+        return kinds.asks_for_a_bound(stream.value(int(stream.arguments[call])))
 
     def _trace(self, call: int, k: int) -> None:
         """Find out where a bad input comes from."""
@@ -295,8 +294,8 @@ class Flow:
     def _of_reader(self, call: int, asked: int) -> tuple[int, bool]:
         """Return what a value reaches through one call that reads it, and whether that call tells anything.
 
-        ``asked`` is the source of an infinity that was asked for, else `NONE`: what a call gives that is bad for another reason is not
-        its doing.
+        ``asked`` is the source of an infinity that was asked for, else `NONE`: what a call gives that is bad for another reason is
+        not its doing.
         """
         if self._op(call) in LOSS:
             return LOST | GRADIENTS, True

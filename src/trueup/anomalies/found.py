@@ -160,8 +160,6 @@ class Crossing:
     given: bool
     """Whether an input was bad."""
     got: bool
-    origin: int = -1
-    """Place among the step's anomalies of what made its input bad, -1: none."""
     anomaly: int = -1
     """Place of the anomaly of kind ``collective`` that stands for its output, -1: none."""
 

@@ -57,33 +57,43 @@ def largest(dtype: str) -> float:
     return float("inf") if found is None else found[0]
 
 
-def names_the_bound(value: str | None, bound: float) -> bool:
-    """Tell whether non-tensor arguments (JSON) hold an infinity or a number as large as ``bound`` (somebody asked for it)."""
-    if not value:
-        return False
+NEAR = 1e-3
+"""How near to the largest finite number an argument counts as it: what is written for bfloat16 may have been rounded."""
+BOUNDS = tuple(largest(dtype) for dtype in ("float16", "bfloat16", "float32", "float64"))
+
+
+def asks_for_a_bound(value: str | None) -> bool:
+    """Tell whether non-tensor arguments (JSON) hold an infinity, or the largest number of a dtype: somebody asked for it."""
+    return any(abs(one) == float("inf") or any(abs(abs(one) / bound - 1) < NEAR for bound in BOUNDS) for one in numbers_of(value))
+
+
+def numbers_of(value: str | None) -> list[float]:
+    """Return the numbers among non-tensor arguments (JSON), at any depth; infinities as such."""
     try:
-        pending = [json.loads(value)]
+        pending = [json.loads(value)] if value else []
     except (ValueError, RecursionError):
-        return False
+        return []
+    found: list[float] = []
     while pending:
         one = pending.pop()
         if isinstance(one, dict):
             pending += one.values()
         elif isinstance(one, list):
             pending += one
-        elif _is_bound(one, bound):
-            return True
-    return False
+        elif isinstance(one, str) and one.lower().lstrip("+-") in ("inf", "infinity"):
+            found.append(float("inf"))
+        elif isinstance(one, (int, float)) and not isinstance(one, bool):
+            found.append(_as_float(one))
+    return found
 
 
-def _is_bound(one: object, bound: float) -> bool:
-    if isinstance(one, str):
-        return one.lower().lstrip("+-") in ("inf", "infinity")
-    return isinstance(one, (int, float)) and not isinstance(one, bool) and abs(one) >= NEAR * bound
+def _as_float(one: float) -> float:
+    try:
+        return float(one)
+    except OverflowError:  # an integer of a file
+        return float("inf")
 
 
-NEAR = 0.99
-"""How near to the largest finite number an argument counts as it: JSON of a float32 rounds."""
 
 
 def _is_scaled(dtype: str) -> bool:

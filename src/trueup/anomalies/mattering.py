@@ -100,9 +100,11 @@ def _matters(one: Anomaly, reached: tuple[str, ...], facts: _Facts) -> tuple[Mat
 
 
 def _next(one: Anomaly, run: Run) -> str:
-    """Return the command that records, or replays, the call in a wider dtype."""
+    """Return the command that executes the call again and holds it against float64; it needs the tensors."""
     place = one.place
-    return f"trueup replay {_quoted(run.path)} {place.seq} --rank {place.rank} --dtype float64"
+    if place.seq < 0 or one.kind in ("input", "collective", "parameters"):
+        return ""
+    return f"trueup replay {_quoted(run.path)} --include {place.seq}"
 
 
 def _quoted(word: str) -> str:

@@ -57,7 +57,7 @@ def would_overflow(stream: Stream, narrower: str, sites: Sites) -> list[Anomaly]
         filled = stream.numel - np.nan_to_num(stream.number("n_zero"))
         rms = stream.l2 / np.sqrt(np.maximum(filled, 1))
     under = wide & gives & (rms < normal) & (rms > 0)
-    asked = _asked_for(stream, over & gives, largest)
+    asked = _asked_for(stream, over & gives, magnitude)
     made: list[Anomaly] = []
     for kind, slots in (("would_overflow", np.flatnonzero(over & gives & ~asked)), ("would_underflow", np.flatnonzero(under))):
         bad = over if kind == "would_overflow" else under
@@ -68,12 +68,13 @@ def would_overflow(stream: Stream, narrower: str, sites: Sites) -> list[Anomaly]
     return made
 
 
-def _asked_for(stream: Stream, over: Array, bound: float) -> Array:
-    """Tell which results hold a number that stands among their call's arguments, or only pass such a number on."""
+def _asked_for(stream: Stream, over: Array, magnitude: Array) -> Array:
+    """Tell which results have as their largest a number of their call's arguments (a fill), or only pass such a number on."""
     found = np.zeros(len(stream.slot), bool)
     for k in np.flatnonzero(over).tolist():
         call = int(stream.call[k])
-        if kinds.names_the_bound(stream.value(int(stream.arguments[call])), bound):
+        size = float(magnitude[k])
+        if any(abs(abs(one) - size) <= 0.01 * size for one in kinds.numbers_of(stream.value(int(stream.arguments[call])))):
             found[k] = True
             continue
         for j in range(*stream.starts[call : call + 2].tolist()):
