@@ -20,9 +20,10 @@ import pyarrow as pa
 
 from trueup.anomalies import kinds
 from trueup.anomalies.describing import Sites, led_to, place_of, slot_of, slots_of
-from trueup.anomalies.flow import GRADIENTS, LOSS, LOST, PARAMETERS, RANKS, UNREAD, VIEWS, Flow, Source
+from trueup.anomalies.flow import LOSS, VIEWS, Flow, Source
 from trueup.anomalies.found import Anomaly, Crossing, Kind, Reached, Severity, StepAnomalies
 from trueup.anomalies.memory import Memory, grown, lasting_slots, read_slots, remember
+from trueup.anomalies.reaching import GRADIENTS, LOST, PARAMETERS, RANKS, UNREAD, reach
 from trueup.anomalies.scaling import scale_steps
 from trueup.report.anomaly_sentence import sentence
 from trueup.store.schema import RECORDS
@@ -62,6 +63,7 @@ def classify(records: pa.Table, memory: Memory | None = None, *, sites: Sites | 
 def classify_stream(stream: Stream, memory: Memory, sites: Sites) -> StepAnomalies:
     """Judge a stream; see `classify`."""
     flow = Flow(stream)
+    reach(flow)
     step = _Step(stream, flow, memory, sites)
     return step.judge()
 

@@ -17,13 +17,11 @@ from functools import cached_property
 import numpy as np
 
 from trueup.anomalies import kinds
-from trueup.anomalies.kinds import INF, NAN, SAT
-from trueup.verdict.names import normalised
+from trueup.anomalies.kinds import NAN
 from trueup.verdict.streams import NONE, Numbers, Stream, is_input, is_output
 
 LOSS = ("torch.Tensor.backward", "torch.autograd.backward", "torch.autograd.grad")
 """Calls that take a loss and give nothing."""
-UNSCALING = "_amp_foreach_non_finite_check_and_unscale"
 
 VIEWS = frozenset(
     """view _unsafe_view reshape transpose t permute expand select slice getitem unsqueeze squeeze detach alias split chunk unbind
@@ -31,13 +29,6 @@ VIEWS = frozenset(
     reshape_as ravel broadcast_to unsafe_chunk unsafe_split tensor_split swapdims moveaxis lift_fresh""".split()
 )
 """Operators whose result is mostly a view: the calls that read it are recorded as readers of what is behind it."""
-
-SHAPES = frozenset("ones_like zeros_like empty_like full_like rand_like randn_like new_ones new_zeros new_empty new_full".split())
-"""Operators that look at a tensor's shape alone: that they give clean numbers heals nothing."""
-
-GRADIENTS, LOST, PARAMETERS, UNREAD, RANKS = 1, 2, 4, 8, 16
-"""What a value reaches, as bits."""
-
 
 @dataclass(slots=True)
 class Source:
@@ -70,21 +61,20 @@ class Flow:
         self.sources: list[Source] = []
         self.root: dict[int, int] = {}
         """Source of each bad slot."""
-        self._asked: dict[int, bool] = {}
-        self._calls = self._bad_calls()
+        self.asked: dict[int, bool] = {}
+        self.calls = self._bad_calls()
         self._inside: dict[int, int] = {}
         """Call -> source of what a call inside it gave, one that was computed before one that was asked for."""
         self._outside: dict[tuple[object, ...], int] = {}
         self._alike: dict[tuple[object, ...], int] = {}
-        self._first: defaultdict[int, list[int]] = defaultdict(list)
+        self.first_readers: defaultdict[int, list[int]] = defaultdict(list)
         """Calls that read a tensor from outside."""
         self._in_gradients = False
         """Whether gradients are bad: a bad tensor that no call is known to have made is one of them from then on."""
         self._latest = NONE
         """Source of the last bad gradient, before there is one of the first bad numbers."""
-        for call in self._calls:
+        for call in self.calls:
             self._forward(call)
-        self._back()
 
     # ------------------------------------------------------------------ what is read
     @cached_property
@@ -97,16 +87,16 @@ class Flow:
         """Return the forward calls that a backward call belongs to: where that call was not recorded, those inside it."""
         stream = self.stream
         seq = int(stream.forward_seq[call])
-        if seq < 0 or self._phase(call) != "backward":
+        if seq < 0 or self.phase(call) != "backward":
             return []
         found = stream.find(seq)
         if found >= 0:
             return [found]
         order, parents = self._children
         inside = order[slice(*np.searchsorted(parents, [seq, seq + 1]))]
-        return [c for c in inside.tolist() if self._phase(c) in ("forward", "recompute")]
+        return [c for c in inside.tolist() if self.phase(c) in ("forward", "recompute")]
 
-    def _groups(self, call: int) -> tuple[int, ...]:
+    def groups(self, call: int) -> tuple[int, ...]:
         """Return the numbers by which backward calls name a forward call."""
         stream = self.stream
         seq, parent = int(stream.seq[call]), int(stream.parent[call])
@@ -178,12 +168,12 @@ class Flow:
         known = [k for k in (*read, *saved) if k in self.root]
         root, asked = self._judge(call, given, known, arisen)
         for k in given:
-            self.root[k], self._asked[k] = root, asked
-            self._alike[self._print(k)] = k
+            self.root[k], self.asked[k] = root, asked
+            self._alike[self.fingerprint(k)] = k
         self.sources[root].calls += 1
-        if not asked and (self._latest == NONE or self._phase(call) == "backward"):
+        if not asked and (self._latest == NONE or self.phase(call) == "backward"):
             self._latest = root
-            self._in_gradients |= self._phase(call) == "backward"
+            self._in_gradients |= self.phase(call) == "backward"
         self._tell(parent, root)
 
     def _tell(self, parent: int, root: int) -> None:
@@ -195,7 +185,7 @@ class Flow:
     def _judge(self, call: int, given: list[int], known: list[int], arisen: int) -> tuple[int, bool]:
         """Return the source of what a call gives, a new one if need be, and whether it was asked for."""
         bits = int(np.bitwise_or.reduce(self.bits[given]))
-        computed = [self.root[k] for k in known if not self._asked[k]]
+        computed = [self.root[k] for k in known if not self.asked[k]]
         if computed:
             return min(computed), False
         if arisen != NONE:  # a call inside this one made it
@@ -214,7 +204,7 @@ class Flow:
         if bits & NAN:
             return False
         stream = self.stream
-        floats = [k for k in self.slots(call) if self.reads[k] and self._is_float(k)]
+        floats = [k for k in self.slots(call) if self.reads[k] and self.is_float(k)]
         if floats and all(stream.numel[k] == 0 for k in floats):
             return True  # the maximum, or the logarithm of the sum, of nothing is -Inf
         return kinds.asks_for_a_bound(stream.value(int(stream.arguments[call])))
@@ -223,175 +213,49 @@ class Flow:
         """Find out where a bad input comes from."""
         made = int(self.producer[k])
         if made < 0:
-            made = self._alike.get(self._print(k), NONE)  # a view of a tensor that no recorded call made
+            made = self._alike.get(self.fingerprint(k), NONE)  # a view of a tensor that no recorded call made
         if made in self.root:
-            self.root[k], self._asked[k] = self.root[made], self._asked[made]
+            self.root[k], self.asked[k] = self.root[made], self.asked[made]
             return
         # Autograd adds gradients without a call; a function between two modules is none at level module.
-        if made < 0 and self._latest != NONE and (self._in_gradients or self._phase(call) == "backward" or self._op(call) in LOSS):
-            self.root[k], self._asked[k] = self._latest, False
+        if made < 0 and self._latest != NONE and (self._in_gradients or self.phase(call) == "backward" or self.op(call) in LOSS):
+            self.root[k], self.asked[k] = self._latest, False
             return
-        fingerprint = self._print(k)
+        fingerprint = self.fingerprint(k)
         root = self._outside.get(fingerprint)
         if root is None:
             root = self._outside[fingerprint] = len(self.sources)
             bits = int(self.bits[k])
             self.sources.append(Source(call, k, bits, not bits & NAN, True))
-        self._first[root].append(call)
-        self.root[k], self._asked[k] = root, self.sources[root].asked
+        self.first_readers[root].append(call)
+        self.root[k], self.asked[k] = root, self.sources[root].asked
 
     def _saved(self, call: int) -> list[int]:
         """Return the bad slots of the forward call that a backward call belongs to: what it saved."""
         return [k for forward in self.forward_of(call) for k in self.slots(forward) if self.bits[k]]
 
-    def _print(self, k: int) -> tuple[object, ...]:
+    def fingerprint(self, k: int) -> tuple[object, ...]:
         """Return numbers that two views of one tensor share."""
         stream = self.stream
         return (float(stream.numel[k]), *stream.counts[k].tolist(), float(f"{stream.l2[k]:.9g}"), int(stream.dtype[k]))
 
     def _heals(self, root: int, call: int) -> None:
         stream = self.stream
-        if any(self.gives[k] and not np.isnan(stream.counts[k]).any() and self._is_float(k) for k in self.slots(call)):
+        if any(self.gives[k] and not np.isnan(stream.counts[k]).any() and self.is_float(k) for k in self.slots(call)):
             self.sources[root].healers.append(call)
 
-    def _is_float(self, k: int) -> bool:
+    def is_float(self, k: int) -> bool:
+        """Tell whether a slot holds floating numbers."""
         return "float" in (self.stream.dtype_of(k) or "")
 
-    # ------------------------------------------------------------------ and back
-    def _back(self) -> None:
-        """Find out what each bad value reaches."""
-        stream = self.stream
-        readers: defaultdict[int, list[int]] = defaultdict(list)
-        for k in np.flatnonzero((self.bits > 0) & self.reads & (self.producer >= 0)).tolist():
-            readers[int(self.producer[k])].append(int(stream.call[k]))
-        backward: defaultdict[int, list[int]] = defaultdict(list)
-        for call in self._calls:
-            if self._phase(call) == "backward" and stream.forward_seq[call] >= 0:
-                backward[int(stream.forward_seq[call])].append(call)
-        self.reached: dict[int, int] = {}
-        self._by_call: dict[int, int] = {}
-        for call in reversed(self._calls):
-            given = self.bad_outputs(call)
-            total = 0
-            for k in given:
-                found, read = 0, False
-                asked = self.root[k] if self._asked[k] else NONE
-                for reader in readers.get(k, ()):
-                    mark, told = self._of_reader(reader, asked)
-                    found, read = found | mark, read or told
-                for around in (call, *readers.get(k, ())):
-                    found |= self._in_backward(around, backward, asked)
-                found |= self._around(call, k)
-                if not read and not found:
-                    found |= self._dangling(call, k)
-                self.reached[k] = found
-                total |= found
-            if given:
-                self._by_call[call] = total
-        for root, source in enumerate(self.sources):
-            source.reached = self._source_reaches(root, source, backward)
-
-    def _of_reader(self, call: int, asked: int) -> tuple[int, bool]:
-        """Return what a value reaches through one call that reads it, and whether that call tells anything.
-
-        ``asked`` is the source of an infinity that was asked for, else `NONE`: what a call gives that is bad for another reason is
-        not its doing.
-        """
-        if self._op(call) in LOSS:
-            return LOST | GRADIENTS, True
-        given = self.bad_outputs(call)
-        if not given:
-            computes = normalised(self._op(call)) not in SHAPES
-            return 0, computes and any(self.gives[k] and self._is_float(k) for k in self.slots(call))
-        if asked != NONE and not any(self._is_of(self.root[k], asked) for k in given):
-            return 0, True
-        mark = self._by_call.get(call, 0)
-        if self._phase(call) == "collective":
-            return mark | RANKS, True
-        if mark == UNREAD and (all(self._asked[k] for k in given) or normalised(self._op(call)) in VIEWS):
-            return 0, False  # a view tells nothing: what reads the view is said to read the tensor
-        return mark, True
-
-    def _is_of(self, root: int, asked: int) -> bool:
-        return root == asked or asked in self.sources[root].of
-
-    def _around(self, call: int, k: int) -> int:
-        """Return what the same tensor reaches as a result of the call around this one."""
-        parent = int(self.stream.parents[call])
-        if parent < 0 or parent not in self._by_call:
-            return 0
-        same = any(self._print(j) == self._print(k) for j in self.bad_outputs(parent))
-        return self._by_call[parent] if same else 0
-
-    def _dangling(self, call: int, k: int) -> int:
-        """Return what a bad value reaches that no recorded call reads."""
-        parent = int(self.stream.parents[call])
-        if parent >= 0:
-            around = [j for j in self.slots(parent) if self.gives[j]]
-            if around and not any(self.bits[j] for j in around):
-                return 0  # it did not leave the call around it
-            if parent in self._by_call:
-                return self._by_call[parent]
-        phase = self._phase(call)
-        if phase == "backward":  # what a view shows may be a tensor that the forward saved
-            return UNREAD if self._asked.get(k) or normalised(self._op(call)) in VIEWS else GRADIENTS
-        if phase == "optimizer":
-            return PARAMETERS if self._writes_lasting(call, k) else GRADIENTS
-        if phase == "collective":
-            return RANKS
-        return UNREAD
-
-    def _writes_lasting(self, call: int, k: int) -> bool:
-        """Tell whether an optimizer's call wrote weights or state: it read something clean of that shape which no backward made."""
-        if UNSCALING in self._op(call):
-            return False
-        stream = self.stream
-        shape = stream.shapes.exact[k]
-        for j in self.slots(call):
-            if self.reads[j] and not self.bits[j] and stream.shapes.exact[j] == shape and self._is_float(j):
-                made = stream.find(int(stream.producer[j])) if stream.producer[j] >= 0 else NONE
-                if made < 0 or self._phase(made) not in ("backward", "collective"):
-                    return True
-        return False
-
-    def _source_reaches(self, root: int, source: Source, backward: dict[int, list[int]]) -> int:
-        found = 0
-        if not source.outside:
-            for k in self.bad_outputs(source.call):
-                found |= self.reached.get(k, 0)
-            return found
-        told = False
-        for call in self._first[root]:
-            asked = root if source.asked else NONE
-            mark, says = self._of_reader(call, asked)
-            found, told = found | mark | self._in_backward(call, backward, asked), told or says
-        return found if found or told else UNREAD
-
-    def _in_backward(self, call: int, backward: dict[int, list[int]], asked: int) -> int:
-        """Return what the backward of a forward call reaches; ``asked`` as in `_of_reader`."""
-        found = 0
-        for group in self._groups(call):
-            for later in backward.get(group, ()):
-                if asked == NONE or any(self._is_of(self.root[k], asked) for k in self.bad_outputs(later)):
-                    found |= self._by_call.get(later, 0)
-        return found
-
-    def _op(self, call: int) -> str:
+    def op(self, call: int) -> str:
+        """Return the operator of a call."""
         return self.stream.names.name(int(self.stream.op[call])) or ""
 
-    def _phase(self, call: int) -> str:
+    def phase(self, call: int) -> str:
+        """Return the phase of a call."""
         return self.stream.names.name(int(self.stream.phase[call])) or ""
 
 
 def _is_buffer(slot: str) -> bool:
     return slot.startswith("output.buffer.")
-
-
-def is_saturation(bits: int) -> bool:
-    """Tell whether numbers are bad by saturation alone."""
-    return bits == SAT
-
-
-def is_infinite(bits: int) -> bool:
-    """Tell whether numbers hold Inf and no NaN."""
-    return bool(bits & INF) and not bits & NAN
