@@ -6,17 +6,19 @@ All three are conservative: a healthy training must not meet them.
 
 from __future__ import annotations
 
+import dataclasses
+from collections import defaultdict
 from dataclasses import dataclass, field
 
 import numpy as np
 
 from trueup.anomalies.describing import Sites, place_of, slots_of
 from trueup.anomalies.found import Anomaly, Kind
-from trueup.report.wording import number
+from trueup.report.wording import counted, number
 from trueup.verdict.streams import Array, Numbers, Stream, is_output
 
 SUBNORMAL_SHARE = 0.5
-"""Share of the elements that are not zero, from which a gradient counts as underflowing. In Micikevicius et al. 2018 (Mixed
+"""Share of the elements of all gradients of a step that are not zero, from which the step counts as underflowing. In Micikevicius et al. 2018 (Mixed
 Precision
 Training, section 3.2) a network whose gradients lay below float16's normal numbers to two thirds did not train without a loss
 scale."""
@@ -30,7 +32,8 @@ VANISHES = 1e-12
 """Norm of a layer's gradient, in parts of the largest in the same step: 2**-40, beyond what float32 adds to a weight at one
 step size."""
 NARROW = ("float16", "bfloat16", "float8_e4m3fn", "float8_e5m2")
-MOST = 20
+MOST, NAMED = 1000, 3
+"""Calls that are counted, and named, beside the first."""
 
 
 @dataclass(slots=True)
@@ -38,8 +41,10 @@ class Magnitudes:
     """Of one rank, from step to step."""
 
     before: dict[tuple[str, str, int, str], float] = field(default_factory=dict)
-    _found: list[Anomaly] = field(default_factory=list)
-    _seen: set[tuple[Kind, str, str]] = field(default_factory=set)
+    _found: dict[Kind, Anomaly] = field(default_factory=dict)
+    """The first of each kind."""
+    _others: defaultdict[Kind, dict[str, None]] = field(default_factory=lambda: defaultdict(dict))
+    """Further calls of each kind: a scale that is too small shows in every layer."""
 
     def step(self, stream: Stream, sites: Sites) -> None:
         """Look at the gradients of a step."""
@@ -50,8 +55,15 @@ class Magnitudes:
         self._by_layer(stream, slots, sites)
 
     def findings(self) -> list[Anomaly]:
-        """Return what was found, in order."""
-        return list(self._found)
+        """Return the first call of each kind, with how many others there are."""
+        return [self._told(kind, one) for kind, one in self._found.items()]
+
+    def _told(self, kind: Kind, one: Anomaly) -> Anomaly:
+        others = list(self._others[kind])
+        if not others:
+            return one
+        shown = ", ".join(others[:NAMED]) + (" ..." if len(others) > NAMED else "")
+        return dataclasses.replace(one, notes=(*one.notes, f"likewise in {counted(len(others), 'other call')}: {shown}"))
 
     def _underflow(self, stream: Stream, slots: Numbers, sites: Sites) -> None:
         narrow = np.isin(stream.dtype[slots], [stream.names.number(name) for name in NARROW])
@@ -60,13 +72,16 @@ class Magnitudes:
             return
         subnormal = np.nan_to_num(stream.number("n_subnormal")[chosen])
         filled = stream.numel[chosen] - np.nan_to_num(stream.number("n_zero")[chosen])
-        for k in chosen[(filled >= ENOUGH) & (subnormal > SUBNORMAL_SHARE * filled)].tolist():
-            share = float(stream.number("n_subnormal")[k] / (stream.numel[k] - stream.number("n_zero")[k]))
+        share = subnormal.sum() / max(filled.sum(), 1)
+        if filled.sum() < ENOUGH or share <= SUBNORMAL_SHARE:
+            return  # of one layer it may be rounding: the gradient of a key's bias, which a softmax does not feel, is zero in exact terms
+        for k in chosen[np.argsort(-subnormal, kind="stable")].tolist():
             text = (
-                f"{share:.0%} of the elements of {{slot}} that are not zero are subnormal {stream.dtype_of(k)}: "
-                "they have lost digits, and what is smaller is zero; raise the loss scale"
+                f"{share:.0%} of the elements of this step's {stream.dtype_of(k)} gradients that are not zero are subnormal, most of "
+                "them in {slot} of this call: they have lost digits, and what is smaller is zero; raise the loss scale"
             )
             self._add("underflow", stream, k, sites, text)
+            break
 
     def _by_layer(self, stream: Stream, slots: Numbers, sites: Sites) -> None:
         names = stream.names
@@ -89,14 +104,17 @@ class Magnitudes:
     def _add(self, kind: Kind, stream: Stream, k: int, sites: Sites, text: str) -> None:
         call = int(stream.call[k])
         place = place_of(stream, call, sites)
-        if (kind, place.scope, place.op) in self._seen or len(self._found) >= MOST:
+        name = f"{place.scope}/{place.op}" if place.scope else place.op
+        if kind in self._found:
+            first = self._found[kind].place
+            if (first.scope, first.op) != (place.scope, place.op) and len(self._others[kind]) < MOST:
+                self._others[kind][name] = None
             return
-        self._seen.add((kind, place.scope, place.op))
         slot = stream.names.name(int(stream.slot[k])) or ""
         bits: Array = np.zeros(len(stream.slot), np.uint8)
         said = f"{place.name} ({place.op}): {text.format(slot=slot)}"
         because = "gradients of this size may or may not hold the training up: compare the loss with that of a float32 run"
-        self._found.append(Anomaly(kind, place, "low", said, slots_of(stream, call, bits), matters="unknown", because=because))
+        self._found[kind] = Anomaly(kind, place, "low", said, slots_of(stream, call, bits), matters="unknown", because=because)
 
 
 def _gradients(stream: Stream) -> Numbers:
