@@ -18,10 +18,9 @@ from trueup.report.wording import counted, number
 from trueup.verdict.streams import Array, Numbers, Stream, is_output
 
 SUBNORMAL_SHARE = 0.5
-"""Share of the elements of all gradients of a step that are not zero, from which the step counts as underflowing. In Micikevicius et al. 2018 (Mixed
-Precision
-Training, section 3.2) a network whose gradients lay below float16's normal numbers to two thirds did not train without a loss
-scale."""
+"""Share of the elements of all gradients of a step that are not zero, from which the step counts as underflowing. In Micikevicius
+et al. 2018 (Mixed Precision Training, section 3.2) a network whose gradients lay below float16's normal numbers to two thirds did
+not train without a loss scale."""
 ENOUGH = 64
 """Elements below which a share says nothing."""
 EXPLODES = 1e4
@@ -74,7 +73,7 @@ class Magnitudes:
         filled = stream.numel[chosen] - np.nan_to_num(stream.number("n_zero")[chosen])
         share = subnormal.sum() / max(filled.sum(), 1)
         if filled.sum() < ENOUGH or share <= SUBNORMAL_SHARE:
-            return  # of one layer it may be rounding: the gradient of a key's bias, which a softmax does not feel, is zero in exact terms
+            return  # of one layer it may be rounding: the gradient of a key's bias, which no softmax feels, is zero in exact terms
         for k in chosen[np.argsort(-subnormal, kind="stable")].tolist():
             text = (
                 f"{share:.0%} of the elements of this step's {stream.dtype_of(k)} gradients that are not zero are subnormal, most of "
