@@ -13,10 +13,10 @@ FOLDER = Path(__file__).parents[2] / "examples" / "bert_crf"
 SOURCE = str(Path(trueup.__file__).parents[1])
 
 
-def started(path: Path, *options: str) -> subprocess.Popen[str]:
+def started(path: Path, *options: str, policy: tuple[str, ...] = ()) -> subprocess.Popen[str]:
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, [SOURCE, os.environ.get("PYTHONPATH")]))}
     script = [sys.executable, str(FOLDER / "train.py"), *options]
-    command = [sys.executable, "-m", "trueup", "capture", "-o", str(path), "--level", "api", "--", *script]
+    command = [sys.executable, "-m", "trueup", "capture", "-o", str(path), "--level", "api", *policy, "--", *script]
     return subprocess.Popen(
         command, env=environment | {"OMP_NUM_THREADS": "1"}, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
     )
@@ -40,3 +40,7 @@ def test_the_crf_is_named_and_float32_heals_it(tmp_path: Path) -> None:
         result = trueup.overflow(tmp_path / name)
         assert result.exit_code == 0, result.sentence
         assert result.expected, "the attention mask of BERT is the smallest float16"
+    (tmp_path / "policy.toml").write_text(first.policy)
+    run = started(tmp_path / "ruled", "--large", policy=("--policy", str(tmp_path / "policy.toml")))
+    assert run.communicate(timeout=200)[0] == said["healed"][0], "the suggested policy does what the option does in the code"
+    assert trueup.overflow(tmp_path / "ruled").exit_code == 0

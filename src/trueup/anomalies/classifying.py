@@ -19,7 +19,7 @@ import numpy as np
 import pyarrow as pa
 
 from trueup.anomalies import kinds
-from trueup.anomalies.describing import Sites, led_to, place_of, slot_of, slots_of
+from trueup.anomalies.describing import Sites, led_to, place_of, slot_of, slots_of, step_of
 from trueup.anomalies.flow import LOSS, VIEWS, Flow, Source
 from trueup.anomalies.found import Anomaly, Crossing, Kind, Reached, Severity, StepAnomalies
 from trueup.anomalies.memory import Memory, grown, lasting_slots, read_slots, remember
@@ -97,7 +97,7 @@ class _Step:
             if root in blamed:
                 self._add(root, sources[root])
         found = StepAnomalies(
-            self.stream.rank, self.stream.step, tuple(self.anomalies), tuple(self.expected.most_common()),
+            self.stream.rank, step_of(self.stream), tuple(self.anomalies), tuple(self.expected.most_common()),
             scale_steps(self.stream), len(self.stream), int(np.count_nonzero(self.stream.measured)), self._bad_loss(),
             self._crossings(), tuple(sorted(self.follows)), self._clean_weights(),
         )  # fmt: skip
@@ -302,12 +302,12 @@ class _Step:
         for k in [k for k in bad.tolist() if optimizer[stream.call[k]] or kept[flow.root[k]]]:
             at = self.of_source.get(flow.root.get(k, NONE))
             follows = next(iter(sorted(self.follows)), None)
-            of = follows if at is None else (stream.step, at)
+            of = follows if at is None else (step_of(stream), at)
             if of is not None:
                 memory.written[int(stream.seq[stream.call[k]]), int(stream.slot[k])] = of
         harmful = {"loss", "gradients", "parameters", "other ranks"}
         memory.pending = sorted(self.follows) + [
-            (stream.step, n) for n, one in enumerate(found.anomalies) if harmful & set(one.reached) and not skipped
+            (step_of(stream), n) for n, one in enumerate(found.anomalies) if harmful & set(one.reached) and not skipped
         ]
         memory.lasting = remember(stream, self.read)
         memory.stream = stream

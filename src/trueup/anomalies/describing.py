@@ -46,6 +46,11 @@ def place_of(stream: Stream, call: int, sites: Sites) -> Place:
     )  # fmt: skip
 
 
+def step_of(stream: Stream) -> int:
+    """Return the step that a stream is of, which here holds one; 0 where it holds no call."""
+    return int(stream.step[0]) if len(stream.step) else 0
+
+
 def slots_of(stream: Stream, call: int, bits: Array) -> tuple[SlotNumbers, ...]:
     """Give the slots of a call in numbers."""
     return tuple(slot_of(stream, k, int(bits[k])) for k in range(*stream.starts[call : call + 2].tolist()))

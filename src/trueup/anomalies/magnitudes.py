@@ -76,8 +76,8 @@ class Magnitudes:
             return  # of one layer it may be rounding: the gradient of a key's bias, which no softmax feels, is zero in exact terms
         for k in chosen[np.argsort(-subnormal, kind="stable")].tolist():
             text = (
-                f"{share:.0%} of the elements of this step's {stream.dtype_of(k)} gradients that are not zero are subnormal, most of "
-                "them in {slot} of this call: they have lost digits, and what is smaller is zero; raise the loss scale"
+                f"{share:.0%} of the elements of this step's {stream.dtype_of(k)} gradients that are not zero are subnormal, most "
+                "of them in {slot} of this call: they have lost digits, and what is smaller is zero; raise the loss scale"
             )
             self._add("underflow", stream, k, sites, text)
             break

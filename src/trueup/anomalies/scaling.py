@@ -14,6 +14,7 @@ from typing import Any
 
 import numpy as np
 
+from trueup.anomalies.describing import step_of
 from trueup.anomalies.found import Anomaly, Place, ScaleStep
 from trueup.verdict.streams import Stream
 
@@ -40,7 +41,7 @@ def scale_steps(stream: Stream) -> tuple[ScaleStep, ...]:
         said = _object(stream.value(int(stream.arguments[call])))
         known = said.get("scale", scale)
         if isinstance(known, (int, float)):
-            found.append(ScaleStep(stream.step, stream.rank, float(known), bool(said.get("skipped", overflow))))
+            found.append(ScaleStep(step_of(stream), stream.rank, float(known), bool(said.get("skipped", overflow))))
     return tuple(found)
 
 

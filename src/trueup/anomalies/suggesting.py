@@ -13,7 +13,7 @@ ELSEWHERE = ("input", "parameters", "loss_scale", "collective")
 
 
 def policy_row(one: Anomaly) -> str:
-    """Return the row, or nothing where a wider dtype is no remedy: already wide, or not a call's doing."""
+    """Return the row, or nothing where a wider dtype is no remedy: already wide, a gradient, or not a call's doing."""
     place = one.place
     op = place.api if place.level == "aten" else place.op
     dtypes = {slot.dtype for slot in one.slots if slot.dtype}
@@ -22,16 +22,14 @@ def policy_row(one: Anomaly) -> str:
         return ""
     if not narrow and one.kind == "nan":
         return ""  # NaN in float32 is mathematics (log of a negative number, 0/0), not range
-    lines = ["[[rule]]"]
-    if place.level == "module":
-        lines.append('level = "module"')
-    if place.scope:
-        lines.append(f"scope = {json.dumps(_exact(place.scope))}")
-    lines.append(f"op = {json.dumps(_exact(op))}")
-    if place.phase == "backward":
-        lines.append('phase = "backward"')
-    lines.append(f'dtype = "{"float32" if narrow else "float64"}"')
-    return "\n".join(lines) + "\n"
+    wide = "float32" if narrow else "float64"
+    if place.phase not in ("forward", "recompute"):
+        return ""  # a gradient has the dtype of its tensor, however it was computed: a smaller loss scale is the remedy
+    if place.scope:  # the result itself does not fit: the module goes on in the wider dtype, and gives it
+        keys = ['level = "module"', f"scope = {json.dumps(_exact(place.scope))}", f'dtype = "{wide}"', f'returns = "{wide}"']
+    else:
+        keys = [f"op = {json.dumps(_exact(op))}", f'dtype = "{wide}"']
+    return "\n".join(["[[rule]]", *keys]) + "\n"
 
 
 def _exact(name: str) -> str:
