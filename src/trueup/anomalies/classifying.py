@@ -147,7 +147,7 @@ class _Step:
         if not source.outside and not source.asked and (cause := self._grown_behind(call)) is not None:
             return self._bad_step(source, *cause)
         kind = self._kind(source)
-        reached = tuple(name for bit, name in REACHED if source.reached & bit)
+        reached = _reached(source)
         slots = slots_of(stream, call, flow.bits)
         if source.outside:
             first = slot_of(stream, source.slot, source.bits)
@@ -258,7 +258,7 @@ class _Step:
             slots = slots_of(before, made, np.zeros(len(before.slot), np.uint8))
         else:
             place, slots = place_of(stream, int(stream.call[k]), self.sites), ()
-        reached = tuple(name for bit, name in REACHED if source.reached & bit)
+        reached = _reached(source)
         grown_note = f"{weight.slot} of {self._call(int(stream.call[k]))} is {times:.1e} times what it was in the step before"
         first = f"the first call that overflows: {at.name} ({at.op})"
         return _with_sentence(Anomaly(
@@ -311,6 +311,12 @@ class _Step:
         ]
         memory.lasting = remember(stream, self.read)
         memory.stream = stream
+
+
+def _reached(source: Source) -> tuple[Reached, ...]:
+    """Say what a source reaches; that some of it is read by nobody is worth a word only where nothing else is reached."""
+    bits = source.reached & ~UNREAD or source.reached
+    return tuple(name for bit, name in REACHED if bits & bit)
 
 
 def members(arguments: str | None) -> str | None:
