@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import ml_dtypes
 import pytest
 
 from trueup.model import TrueupError
@@ -112,7 +113,9 @@ def test_every_row_of_this_table_exists() -> None:
 
 def test_unit_roundoffs() -> None:
     assert UNIT_ROUNDOFF["float32"] == 2.0**-24
-    assert UNIT_ROUNDOFF["bfloat16"] == 2.0**-9
+    for name, unit in UNIT_ROUNDOFF.items():
+        if not name.startswith("complex"):
+            assert unit == float(ml_dtypes.finfo(name).eps) / 2
     assert UNIT_ROUNDOFF["float16"] == 2.0**-11
     assert "int64" not in UNIT_ROUNDOFF
 
