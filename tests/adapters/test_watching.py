@@ -291,6 +291,22 @@ def test_a_step_that_the_scaler_skips_is_no_hit(path: Path) -> None:
     assert watcher.scale.sentence().endswith("1 of 6 steps skipped")
 
 
+def test_a_scale_that_falls_to_one_is_a_hit_with_the_call_that_overflows(path: Path) -> None:
+    loop = watched.build()
+    scaler = torch.amp.GradScaler("cpu", init_scale=4.0)
+    with trueup.watch(loop.model, path) as running:
+        for step in range(5):
+            loop.optimizer.zero_grad()
+            loop.model.bad = "backward" if step else ""
+            scaler.scale(loop.model(torch.randn(6, 8)).square().mean()).backward()
+            scaler.step(loop.optimizer)
+            scaler.update()
+    assert [(hit.step, hit.kind) for hit in running.hits] == [(3, "loss_scale"), (4, "loss_scale")]
+    assert "what overflowed: torch.sqrt, backward, step 3" in running.hits[0].said
+    assert running.hits[0].tensors.startswith(DONE_AGAIN)
+    assert running._session.watcher.transients == 2
+
+
 # ---------------------------------------------------------------- no wait inside a step
 def test_a_step_waits_once(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """One transfer a look with something to look at: before the optimizer's step, and when the step has ended."""

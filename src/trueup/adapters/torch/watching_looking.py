@@ -33,6 +33,8 @@ if TYPE_CHECKING:
 
 CALLS_OF_A_HIT = 4
 """Calls that are saved with their tensors, the first ones."""
+LOSS_SCALE = "loss_scale"
+"""Kind of a hit in a step that a GradScaler skipped, which alone is none."""
 ALIKE = 2
 """Hits with the same first call that are saved; later ones are counted."""
 SIGNATURES = 1024
@@ -117,6 +119,10 @@ class Watcher:
         rows = self._keeper.rows()
         rank = rank_and_world()[0] or 0
         found = found_in(rows, self._before, rank, self._keeper.sites, skipped=scaler_skips)
+        if scaler_skips and found and self.scale.failing:
+            scale = f"the loss scale falls often, or to 1 ({self.scale.sentence()})"
+            said = f"step {self._keeper.step}, rank {rank}: {scale}; what overflowed: "
+            found[0] = dataclasses.replace(found[0], kind=LOSS_SCALE, said=said + found[0].said, counted=True)
         if self._bad == self._keeper.step - 1 and all(one.kind in FROM_OUTSIDE for one in found if one.counted):
             found = [dataclasses.replace(one, kind=FOLLOWS) for one in found]
         told = [one for one in found if one.counted and (one.kind, one.call.seq) not in self._told]

@@ -132,10 +132,11 @@ class WatchSession(Session):
             result = original(scaler, optimizer, *args, **kwargs)
             if self.active and scaler.is_enabled() and threading.get_ident() == self._thread:
                 skipped = not self._stepped or _found_inf(optimizer)
-                if not self._stepped:  # else it was looked at before the optimizer stepped
-                    self._look("the step", scaler_skips=True)
                 with self.observing(self.threads.state, "the loss scale"):
                     self.watcher.scaled(scaler, skipped=skipped)
+                if not self._stepped:  # else it was looked at before the optimizer stepped
+                    self._look("the step", scaler_skips=True)
+                    self.watcher.stop_if_due(self.keeper.step)
             return result
 
         return step
