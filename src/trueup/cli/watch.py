@@ -8,7 +8,7 @@ from typing import Annotated, Optional
 import typer
 
 from trueup.cli import capture, selection
-from trueup.model import TrueupError
+from trueup.model import PHASES, TrueupError
 from trueup.watching import FRAMES
 
 Output = Annotated[
@@ -19,6 +19,8 @@ StopAfter = Annotated[
     str, typer.Option("--stop-after", metavar="N", help="Stop the run after the N-th hit, with exit code 3; or never.")
 ]
 Frames = Annotated[int, typer.Option(metavar="N", help="Calls saved before the bad one, and after it.")]
+Level = Annotated[capture.Several, typer.Option(metavar="LEVEL", help="module, api (the default) or aten, repeated; or all.")]
+Phase = Annotated[capture.Several, typer.Option(metavar="PHASE", help=f"{', '.join(PHASES)}; else all but optimizer.")]
 Budget = Annotated[str, typer.Option(metavar="SIZE", help="What each rank may write, 500MB or 2GB; later hits are only counted.")]
 
 
@@ -27,9 +29,11 @@ def watch(
     output: Output = None,
     stop_after: StopAfter = "never",
     frames: Frames = FRAMES,
-    budget: Budget = "1GB",
-    level: capture.Level = None,
-    phase: capture.Phase = None,
+    budget: Level = Annotated[capture.Several, typer.Option(metavar="LEVEL", help="module, api (the default) or aten, repeated; or all.")]
+Phase = Annotated[capture.Several, typer.Option(metavar="PHASE", help=f"{', '.join(PHASES)}; else all but optimizer.")]
+Budget = "1GB",
+    level: Level = None,
+    phase: Phase = None,
     steps: capture.Steps = None,
     ranks: capture.Ranks = None,
     include: capture.Include = None,
