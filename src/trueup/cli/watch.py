@@ -29,9 +29,7 @@ def watch(
     output: Output = None,
     stop_after: StopAfter = "never",
     frames: Frames = FRAMES,
-    budget: Level = Annotated[capture.Several, typer.Option(metavar="LEVEL", help="module, api (the default) or aten, repeated; or all.")]
-Phase = Annotated[capture.Several, typer.Option(metavar="PHASE", help=f"{', '.join(PHASES)}; else all but optimizer.")]
-Budget = "1GB",
+    budget: Budget = "1GB",
     level: Level = None,
     phase: Phase = None,
     steps: capture.Steps = None,
