@@ -38,11 +38,9 @@ def measure(model: str, name: str, into: Path, seconds: float) -> dict[str, Any]
     plain_peak = peak_megabytes()
 
     kernel, files = probes.install()
-    import trueup
-
     gc.collect()
-    settle = 0.0 if MODES[name].idle else SETTLE
-    with trueup.capture(into, on_error="stop", **MODES[name].options):
+    settle = 0.0 if MODES[name].quiet else SETTLE
+    with MODES[name].around(into):
         step()
         time.sleep(settle)
         kernel.clear()

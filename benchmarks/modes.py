@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 OUTSIDE = ["forward", "backward"]
@@ -18,7 +19,8 @@ class Mode:
         rival: msprobe's configuration, None where it has nothing of the kind.
         rival_optimizer: whether msprobe records the optimizer's step.
         targets: largest ratio to the plain step, by model.
-        steps: whether steps are recorded at all.
+        idle: whether no step is recorded.
+        watch: whether the options are those of `trueup.watch`.
     """
 
     options: dict[str, Any]
@@ -26,6 +28,18 @@ class Mode:
     rival_optimizer: bool = False
     targets: dict[str, float] = field(default_factory=dict)
     idle: bool = False
+    watch: bool = False
+
+    @property
+    def quiet(self) -> bool:
+        """Whether nothing is written."""
+        return self.idle or self.watch
+
+    def around(self, into: Path) -> Any:
+        """Return what is measured, as a context manager."""
+        import trueup  # msprobe's environment, which reads this table too, has none
+
+        return trueup.watch(None, into, **self.options) if self.watch else trueup.capture(into, on_error="stop", **self.options)
 
 
 def _statistics(level: str, summary: str = "statistics") -> dict[str, Any]:
@@ -41,6 +55,7 @@ MODES = {
         {"level": "api", "detail": "digest", "phase": OUTSIDE}, _statistics("L1", "md5"), targets={"gpt": 1.2, "resnet": 1.4}
     ),
     "api stats": Mode({"level": "api", "phase": OUTSIDE}, _statistics("L1"), targets={"gpt": 1.25, "resnet": 1.5}),
+    "watch": Mode({}, targets={"gpt": 1.25, "resnet": 1.5}, watch=True),
     "aten stats": Mode({"level": "aten"}, _statistics("L1"), rival_optimizer=True, targets={"gpt": 1.7, "resnet": 2.0}),
     "all levels": Mode({}),
     "api tensor": Mode(

@@ -28,11 +28,9 @@ RETRY = 4.0
 
 def captured(step: models.Training, mode: Mode, into: Path, seconds: float, guess: float) -> tuple[list[Chunk], float, float]:
     """Run steps under capture; return them, the seconds that ending took, and the megabytes a step."""
-    import trueup
-
-    with trueup.capture(into, on_error="stop", **mode.options):
+    with mode.around(into):
         step()
-        if not mode.idle:
+        if not mode.quiet:
             time.sleep(SETTLE)
         started = time.perf_counter()
         step()
@@ -41,7 +39,7 @@ def captured(step: models.Training, mode: Mode, into: Path, seconds: float, gues
         started = time.perf_counter()
     ended = time.perf_counter() - started
     megabytes = sum(f.stat().st_size for f in into.rglob("*") if f.is_file()) / 2**20 / (2 + count(chunks))
-    shutil.rmtree(into)
+    shutil.rmtree(into, ignore_errors=mode.quiet)
     return chunks, ended, megabytes
 
 
@@ -73,7 +71,7 @@ def main() -> None:
             before = run(step, seconds / 2, guess)
             patience -= time.perf_counter() - spent + RETRY
         plain = (mean(before) + mean(after)) / 2
-        drain = 0.0 if MODES[name].idle else ended / count(chunks)
+        drain = 0.0 if MODES[name].quiet else ended / count(chunks)
         found = {
             "mode": name, "plain_mean": plain, "mean": mean(chunks) + drain, "end": ended, "mb": megabytes,
             "median": median(chunks), "plain_median": median(before + after),

@@ -35,6 +35,8 @@ if TYPE_CHECKING:
     from trueup.store import Capture as Capture
     from trueup.store import open_capture as open_capture
     from trueup.verdict import compare as compare
+    from trueup.watching import WatchStopped as WatchStopped
+    from trueup.watching import watch as watch
 
 __version__ = "0.1.0"
 
@@ -45,6 +47,7 @@ _HOMES = {
     "Result": "trueup.model",
     "TrainerCallback": "trueup.adapters.torch.huggingface",
     "TrueupError": "trueup.model",
+    "WatchStopped": "trueup.watching",
     "apply_policy": "trueup.mitigating",
     "capture": "trueup.capturing",
     "compare": "trueup.verdict",
@@ -53,11 +56,12 @@ _HOMES = {
     "overflow": "trueup.anomalies",
     "seed_all": "trueup.seeds",
     "step": "trueup.capturing",
+    "watch": "trueup.watching",
 }
 
 __all__ = [
-    "Capture", "Finding", "LightningCallback", "Result", "TrainerCallback", "TrueupError", "__version__", "apply_policy", "capture",
-    "compare", "import_dump", "open_capture", "overflow", "seed_all", "step",
+    "Capture", "Finding", "LightningCallback", "Result", "TrainerCallback", "TrueupError", "WatchStopped", "__version__",
+    "apply_policy", "capture", "compare", "import_dump", "open_capture", "overflow", "seed_all", "step", "watch",
 ]  # fmt: skip
 
 

@@ -53,7 +53,8 @@ class _Process:
             from trueup.adapters.torch.armed import Armed
 
             order = self._order
-            self._armed = Armed(Path(order["directory"]), order["options"], order["root"], order.get("policy"))
+            policy, watch = order.get("policy"), order.get("watch")
+            self._armed = Armed(Path(order["directory"]), order["options"], order["root"], policy, watch)
             self._armed.begin(at_once=self.role == "run")
         except Exception as error:  # noqa: BLE001
             self._failure = f"{type(error).__name__}: {error}"

@@ -11,7 +11,7 @@ import typer
 from typer.main import get_command
 
 from trueup import __version__
-from trueup.cli import capture, compare, diff, import_, overflow, show, simdev
+from trueup.cli import capture, compare, diff, import_, overflow, show, simdev, watch
 from trueup.model import TrueupError
 
 TRACEBACK = "TRUEUP_TRACEBACK"
@@ -24,13 +24,14 @@ USAGE_ERRORS: tuple[type[Exception], ...] = tuple(
 app = typer.Typer(
     name="trueup",
     help="Find the first operator that makes a migrated training run differ from its baseline.",
-    epilog="Exit codes: 0 aligned, 1 deviates, 2 could not tell or bad usage.",
+    epilog="Exit codes: 0 aligned, 1 deviates, 2 could not tell or bad usage, 3 a watched run was stopped.",
     no_args_is_help=True,
     add_completion=False,
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
 app.command("capture", context_settings={"allow_interspersed_args": False})(capture.capture)
+app.command("watch", context_settings={"allow_interspersed_args": False})(watch.watch)
 app.command("compare")(compare.compare)
 app.command("import")(import_.import_)
 app.command("show")(show.show)

@@ -40,14 +40,29 @@ def run(options: Mapping[str, Any], command: Sequence[str]) -> int:
     directory = Path(chosen.pop("directory")).absolute()
     policy = _policy(chosen.pop("policy", None), chosen)
     parsed = CaptureOptions.of(**{k: v for k, v in chosen.items() if v is not None})
+    order = {} if policy is None else {"policy": list(policy)}
+    return summary.tell(directory, parsed, execute(directory, parsed, command, **order))
+
+
+def execute(directory: Path, options: CaptureOptions, command: Sequence[str], **order: Any) -> int:
+    """Run a command whose processes arm themselves; return its exit code, as a shell would.
+
+    Args:
+        directory: where they write.
+        options: what they see.
+        command: the program and its arguments.
+        order: what else they are told (see `trueup.arming.process`).
+
+    Raises:
+        TrueupError: the command cannot start, or the directory is not empty or cannot be written.
+    """
     program = _program(command[0])
     made = _prepare(directory)
     try:
-        code = _execute([program, *command[1:]], _environment(directory, parsed, list(command), policy))
+        return _execute([program, *command[1:]], _environment(directory, options, list(command), order))
     except OSError as error:
         _undo(made)
         raise TrueupError(_not_started(command[0], f"{program}: {error.strerror or error}")) from None
-    return summary.tell(directory, parsed, code)
 
 
 def _policy(path: str | None, options: Mapping[str, Any]) -> tuple[str, str] | None:
@@ -131,7 +146,7 @@ def _not_writable(directory: Path, got: str) -> str:
 
 
 def _environment(
-    directory: Path, options: CaptureOptions, command: list[str], policy: tuple[str, str] | None
+    directory: Path, options: CaptureOptions, command: list[str], more: Mapping[str, Any]
 ) -> dict[str, str]:
     root: dict[str, Any] = {
         "trueup_version": trueup.__version__,
@@ -141,10 +156,9 @@ def _environment(
         "config": json.loads(options.to_json()),
         "run": uuid.uuid4().hex,
     }
-    order = {"directory": str(directory), "options": options.to_json(), "root": root}
-    if policy is not None:
-        root["policy"] = dict(zip(("path", "text"), policy, strict=True))
-        order["policy"] = list(policy)
+    order = {"directory": str(directory), "options": options.to_json(), "root": root, **more}
+    if "policy" in more:
+        root["policy"] = dict(zip(("path", "text"), more["policy"], strict=True))
     package = str(Path(trueup.__file__).resolve().parents[1])
     # An installed Trueup is found by its own Python; its neighbours must not get before those of another one.
     installed = Path(package).name in ("site-packages", "dist-packages")

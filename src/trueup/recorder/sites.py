@@ -10,6 +10,7 @@ import linecache
 import os
 import sys
 import threading
+from collections.abc import Collection
 from pathlib import Path
 from types import CodeType, FrameType
 from typing import Any
@@ -65,6 +66,18 @@ class Sites:
         with self._lock:
             new, self._new = self._new, []
         return new
+
+    def of(self, numbers: Collection[int | None]) -> Sites:
+        """Return sites with these numbers as the new ones, for a recorder that writes rows which refer to them."""
+        chosen = Sites()
+        with self._lock:
+            chosen._new = [row for row in self._new if row[0] in numbers]
+        return chosen
+
+    def known(self) -> dict[int, tuple[tuple[str, ...], str | None]]:
+        """Return the sites that were not taken yet: frames, innermost first, and the text of the line."""
+        with self._lock:
+            return {number: (tuple(frames), text) for number, frames, text in self._new}
 
     def _judge(self, code: CodeType) -> tuple[bool, CodeType]:
         name = code.co_filename

@@ -31,10 +31,13 @@ class Armed:
         options: what to keep, an encoded `CaptureOptions`.
         root: what all processes of the run say in the capture's manifest.
         policy: path and text of the policy to apply, or None.
+        watch: encoded `WatchOptions`, where the process is watched instead.
     """
 
-    def __init__(self, directory: Path, options: str, root: dict[str, Any], policy: Sequence[str] | None = None) -> None:
-        self._directory, self._options, self._root, self._policy = directory, options, root, policy
+    def __init__(
+        self, directory: Path, options: str, root: dict[str, Any], policy: Sequence[str] | None = None, watch: str | None = None
+    ) -> None:
+        self._directory, self._options, self._root, self._policy, self._watch = directory, options, root, policy, watch
         self._session: Session | None = None
 
     def begin(self, *, at_once: bool) -> None:
@@ -74,7 +77,13 @@ class Armed:
         from trueup.adapters.torch.session import Session
         from trueup.recorder.options import CaptureOptions
 
-        session = Session(self._directory, CaptureOptions.from_json(self._options), self._root)
+        options = CaptureOptions.from_json(self._options)
+        if self._watch is None:
+            session = Session(self._directory, options, self._root)
+        else:
+            from trueup.adapters.torch.watching_session import armed
+
+            session = armed(self._directory, options, self._watch, self._root)
         self._session = running._current = session
         session.start()
         if self._policy is not None:

@@ -52,6 +52,8 @@ class Collectives:
         self._session = session
         self._in_flight = session.buffers.in_flight
         self._local = _Local()
+        self.refused: str | None = None
+        """Why no collective may be issued now: this process executes something that the others do not."""
         self._libraries: list[Any] = []
         self._replacements: list[Replacement] = []
 
@@ -125,6 +127,8 @@ class Collectives:
 
     def _run(self, op: Any, proceed: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         session, local = self._session, self._local
+        if self.refused is not None:
+            raise RuntimeError(self.refused)
         state = session.threads.state
         if state.busy or not session.sees():
             return proceed(*args, **kwargs)

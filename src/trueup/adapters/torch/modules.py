@@ -31,6 +31,8 @@ def module_calls(session: Session) -> Replacement:
             state = session.threads.state
             if not state.modules and not state.busy:
                 session.enter_model(module)
+                if session.around_model is not None and session.sees():
+                    return session.around_model(partial(run, state, original), module, args, kwargs)
             if not session.active or state.busy or not session.sees():
                 return original(module, *args, **kwargs)
             return run(state, original, module, args, kwargs)

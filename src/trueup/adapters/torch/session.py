@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import sys
 import threading
+from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -42,11 +43,15 @@ TORCH = str(Path(torch.__file__).parent)
 class Session:
     """Everything the modes share. One at a time in a process."""
 
-    def __init__(self, directory: Path, options: CaptureOptions, root: dict[str, Any]) -> None:
+    recorder_type: type[Recorder] = Recorder
+
+    def __init__(
+        self, directory: Path, options: CaptureOptions, root: dict[str, Any], scopes: Scopes | None = None
+    ) -> None:
         self.options = options
         self.threads = Threads(Shared())
-        self.scopes = Scopes()
-        self.recorder = Recorder(directory, options, self._identify, resolve, internal=(TORCH,))
+        self.scopes = scopes or Scopes()
+        self.recorder = self.recorder_type(directory, options, self._identify, resolve, internal=(TORCH,))
         self.buffers = Buffers(self.recorder)
         self.slots = Slots(self)
         self.collectives, self.updates = Collectives(self), Updates(self)
@@ -67,6 +72,8 @@ class Session:
         """Whether the capture has ended."""
         self.policies: list[AppliedPolicy] = []
         """Policies that were at work while it ran."""
+        self.around_model: Callable[[Callable[..., Any], torch.nn.Module, tuple[Any, ...], dict[str, Any]], Any] | None = None
+        """Runs a module that begins outside any other, where somebody follows those: ``(run, module, args, kwargs)``."""
         self._kinds = set(options.levels)
         self.skips_optimizer = "optimizer" not in options.phases
         self.passes_optimizer = self.skips_optimizer or "api" not in options.levels

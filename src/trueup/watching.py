@@ -1,0 +1,129 @@
+"""`trueup.watch`: looks at every call of a run, at the cost of statistics, and writes only when something is bad."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import sys
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from trueup.model import PHASES, TrueupError
+from trueup.recorder.options import CaptureOptions, NumberSet
+
+if TYPE_CHECKING:
+    from trueup.adapters.torch.watching import Watch
+
+FRAMES = 64
+BUDGET = 1 << 30
+"""Bytes that a rank may write, all hits together."""
+STOPPED = 3
+"""Exit code of a run that was stopped."""
+
+
+class WatchStopped(SystemExit):
+    """A watched run was stopped after as many hits as were asked for; its code is 3.
+
+    It is no ``Exception``, so a training loop that survives exceptions does not survive it.
+    """
+
+
+@dataclass(frozen=True, slots=True)
+class WatchOptions:
+    """When to stop, and how much to save."""
+
+    stop_after: int | None = None
+    """Hits after which the run is stopped; None: never."""
+    frames: int = FRAMES
+    """Calls saved before the bad one, and after it."""
+    budget: int = BUDGET
+
+    @classmethod
+    def of(cls, stop_after: int | str | None = None, frames: int = FRAMES, budget: int | str = BUDGET) -> WatchOptions:
+        """Check the options.
+
+        Raises:
+            TrueupError: a value means nothing.
+        """
+        text = str(stop_after)
+        if text not in ("None", "never") and not (text.isdigit() and int(text) > 0):
+            raise TrueupError(f"stop_after {stop_after!r} is unknown: expected a number of hits from 1 on, or never")
+        if frames < 0:
+            raise TrueupError(f"frames {frames} is too small: expected 0 or more calls before the bad one")
+        return cls(int(text) if text.isdigit() else None, frames, _bytes(budget))
+
+    def to_json(self) -> str:
+        """Encode for the environment of a child process."""
+        return json.dumps(dataclasses.asdict(self))
+
+
+def _bytes(value: int | str) -> int:
+    text = str(value).strip().upper().removesuffix("B")
+    units = {"K": 1 << 10, "M": 1 << 20, "G": 1 << 30, "T": 1 << 40}
+    number, unit = (text[:-1], units[text[-1]]) if text and text[-1] in units else (text, 1)
+    try:
+        size = int(float(number) * unit)
+    except (ValueError, OverflowError):
+        size = 0
+    if size <= 0:
+        raise TrueupError(f"budget {value!r} cannot be read: expected a size such as 500MB or 2GB")
+    return size
+
+
+def capture_options(
+    level: str | Sequence[str] | None, phase: str | Sequence[str] | None, include: Any = None, exclude: Any = None,
+    steps: NumberSet = None, ranks: NumberSet = None, compile: str = "off",
+) -> CaptureOptions:  # fmt: skip
+    """Return what is seen: functions and modules' functions, forward and backward; the optimizer's only where it is asked for."""
+    phases = [name for name in PHASES if name != "optimizer"] if phase is None else phase
+    return CaptureOptions.of(
+        level="api" if level is None else level, phase=phases, include=include, exclude=exclude, steps=steps, ranks=ranks,
+        compile=compile,
+    )  # fmt: skip
+
+
+def watch(
+    model: Any = None, directory: str | Path = "trueup-watch", *, stop_after: int | str | None = None, frames: int = FRAMES,
+    budget: int | str = BUDGET, level: str | Sequence[str] | None = None, phase: str | Sequence[str] | None = None,
+    include: str | Sequence[str] | None = None, exclude: str | Sequence[str] | None = None, steps: NumberSet = None,
+    ranks: NumberSet = None, compile: str = "off",
+) -> Watch:  # fmt: skip
+    """Watch a training run for NaN, Inf and saturation, in a ``with`` block.
+
+        with trueup.watch(model, "runs/watch", stop_after=1):
+            for batch in loader:
+                ...; loss.backward(); optimizer.step(); optimizer.zero_grad()
+
+    While all is well nothing is written. On a hit the call is named, executed once more from what the step was given, and saved
+    with its inputs and outputs and the calls around it as a capture of its own, ``runs/watch/step-000412``.
+
+    Args:
+        model: the module, or modules, whose paths name the scopes; without it the first module with parameters that runs is the
+            root.
+        directory: where hits are saved; made with the first.
+        stop_after: hits after which the run is stopped by `WatchStopped` (exit code 3); None or ``"never"`` goes on.
+        frames: calls saved before the bad one, and after it, with their statistics.
+        budget: bytes that each rank may write; hits beyond it are counted and named, not saved.
+        level: one or more of ``module``, ``api``, ``aten``, or ``all``; by default ``api``.
+        phase: as for `trueup.capture`; by default all but ``optimizer``.
+        include: as for `trueup.capture`.
+        exclude: as for `trueup.capture`.
+        steps: steps to watch; None watches all.
+        ranks: ranks that watch; None: all.
+        compile: as for `trueup.capture`.
+
+    Raises:
+        TrueupError: an option is unknown or selects nothing, the directory holds something, a capture is already running, or
+            PyTorch is not imported.
+        WatchStopped: in the training, after the last hit that was allowed.
+    """
+    options = capture_options(level, phase, include, exclude, steps, ranks, compile)
+    chosen = WatchOptions.of(stop_after, frames, budget)
+    if "torch" not in sys.modules:
+        raise TrueupError("watch found no framework: import torch before you call trueup.watch")
+    from trueup.adapters.torch.watching import Watch
+
+    models: Iterable[Any] = [] if model is None else model if isinstance(model, (list, tuple)) else [model]
+    return Watch(Path(directory), models, options, chosen)
