@@ -40,11 +40,19 @@ def columns(rows: Rows, places: Sequence[Place | None]) -> dict[str, Any]:
     """Turn rows into the columns of a part."""
     _, calls, slots, values, producers, statistics = fields(rows)
     found = _of_calls(calls) | _of_slots(slots) | _of_producers(producers) | _of_statistics(statistics)
-    found["value"] = values
+    found |= _of_values(values)
     if any(places):
         for k, name in enumerate(("payload_segment", "payload_key", "payload_view")):
             found[name] = [None if place is None else place[k] for place in places]
     return found
+
+
+def _of_values(values: Sequence[Any]) -> dict[str, Any]:
+    """Return what was given beside tensors; where detail `tensor` keeps how the calls were made, in a column of its own."""
+    if tuple not in set(map(type, values)):
+        return {"value": values}
+    pairs = [v if type(v) is tuple else (v, None) for v in values]
+    return {"value": [given for given, _ in pairs], "invocation": [made for _, made in pairs]}
 
 
 def _of_calls(calls: Sequence[Call]) -> dict[str, Any]:

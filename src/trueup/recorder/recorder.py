@@ -118,12 +118,12 @@ class Recorder:
         """Add a tensor of a call."""
         self.add(call, Slot(name, tensor), None, producer, stats)
 
-    def value(self, call: Call, text: str) -> None:
-        """Add the non-tensor arguments of a call, as JSON."""
+    def value(self, call: Call, text: str | tuple[str | None, str | None]) -> None:
+        """Add the non-tensor arguments of a call, as JSON; a pair: those, and how exactly it was made."""
         self.add(call, ARGUMENTS, text, None, None)
 
     def add(
-        self, call: Call, slot: Slot, value: str | None, producer: tuple[int, str] | None, stats: Statistics | None,
+        self, call: Call, slot: Slot, value: str | tuple[str | None, str | None] | None, producer: tuple[int, str] | None, stats: Statistics | None,
         step: int | None = None,
     ) -> None:  # fmt: skip
         """Add a row, of another step where it is known late only. No lock is taken: one call of a list's method is atomic."""

@@ -10,9 +10,9 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from trueup.adapters.torch.context import ThreadState, enclosing, phase_of, running_owner
-from trueup.adapters.torch.functions import inputs_of
+from trueup.adapters.torch.functions import inputs_of, record_values
 from trueup.adapters.torch.replays import link
-from trueup.adapters.torch.tensors import NamedTensors, describe_values, named_tensors
+from trueup.adapters.torch.tensors import NamedTensors, named_tensors
 from trueup.recorder import Call
 
 if TYPE_CHECKING:
@@ -133,7 +133,7 @@ class DispatchMode(TorchDispatchMode):
             operator = self._operator(func)
             if operator.recorded:
                 call = self.begin(operator, state)
-                self._before(call, args, kwargs)
+                self._before(call, func, args, kwargs)
         result = _execute(func, args, kwargs)
         if operator is not None and session.active:
             with session.observing(state, operator.name):
@@ -151,11 +151,10 @@ class DispatchMode(TorchDispatchMode):
                 self._simple[id(func)] = func, operator if operator.recorded else None
         return operator
 
-    def _before(self, call: Call, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+    def _before(self, call: Call, func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         if call.recorded:
             self._session.slots.inputs(call, named_tensors("input", args, inputs_of(kwargs)))
-            if (values := describe_values(args, kwargs)) is not None:
-                self._session.recorder.value(call, values)
+            record_values(self._session, call, func, args, kwargs)
         elif self._session.buffers.in_flight:  # it may write what a collective has just computed
             self._session.collectives.settle()
 

@@ -163,7 +163,7 @@ def execute(
     edges: Edges | None = None
     with session.observing(state, name):
         inputs = named_tensors("input", args, inputs_of(kwargs))
-        context = begin(session, state, name, inputs, args, kwargs)
+        context = begin(session, state, name, inputs, func, args, kwargs)
         if torch.is_grad_enabled():
             edges = Edges(inputs)
         if session.buffers.in_flight and not context.call.kind.recorded:  # it may write what a collective has just computed
@@ -186,7 +186,7 @@ def execute(
                 outputs = [(slot, tensor) for slot, tensor in outputs if slot not in UNWRITTEN[name]]
             if name in BUFFERS_WRITTEN:
                 _add_buffers(outputs, name, args, kwargs)
-            end(session, context, edges, inputs, outputs, args, kwargs)
+            end(session, context, edges, inputs, outputs, func, args, kwargs)
     return result
 
 
@@ -198,25 +198,28 @@ def _versions(inputs: NamedTensors) -> list[int | None]:
 
 
 def begin(
-    session: Session, state: ThreadState, name: str, inputs: NamedTensors, args: tuple[Any, ...], kwargs: dict[str, Any]
-) -> Context:
+    session: Session, state: ThreadState, name: str, inputs: NamedTensors, func: Callable[..., Any],
+    args: tuple[Any, ...], kwargs: dict[str, Any],
+) -> Context:  # fmt: skip
     """Begin an api call and record its inputs."""
     context = _begin(session, state, name)
     if context.call.kind.recorded:
         session.slots.inputs(context.call, inputs)
         if inputs:
-            _record_values(session, context.call, args, kwargs)
+            record_values(session, context.call, func, args, kwargs)
+        elif session.invocations is not None:
+            session.invocations.waits(context.call, func)
     return context
 
 
 def end(
     session: Session, context: Context, edges: Edges | None, inputs: NamedTensors, outputs: NamedTensors,
-    args: tuple[Any, ...], kwargs: dict[str, Any],
+    func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any],
 ) -> None:  # fmt: skip
     """Record the outputs of an api call, and watch for its gradients."""
     call, slots = context.call, session.slots
     if call.kind.recorded and outputs and not inputs:  # a factory; without any tensor it is no computation and leaves no row
-        _record_values(session, call, args, kwargs)
+        record_values(session, call, func, args, kwargs)
     slots.results(call, inputs, outputs)
     if edges is not None:
         watch(context, edges, outputs, slots if call.kind.recorded or session.records("api") else None, own=True)
@@ -250,8 +253,13 @@ def _begin(session: Session, state: ThreadState, name: str) -> Context:
     return Context(call, outer or module, scope, session.threads, graph_task=task)
 
 
-def _record_values(session: Session, call: Call, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-    if (values := describe_values(args, kwargs)) is not None:
+def record_values(
+    session: Session, call: Call, func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
+) -> None:  # fmt: skip
+    """Record what a call was given beside tensors and, at detail tensor, how exactly."""
+    if session.invocations is not None:
+        session.recorder.value(call, session.invocations.describe(call, func, args, kwargs))
+    elif (values := describe_values(args, kwargs)) is not None:
         session.recorder.value(call, values)
 
 

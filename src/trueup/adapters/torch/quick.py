@@ -50,6 +50,7 @@ def quick(session: Session, devices: dict[str, None], producing: str, slot: Call
         phase_of=phase_of, running_owner=running_owner, grad_enabled=torch.is_grad_enabled, next_node=next_node,
         function_modes=torch._C._len_torch_function_stack, output_buffer="output.buffer", own_names={}, usual={},
         is_usual=_is_usual,
+        invocation=session.invocations,
         hook_sums=lambda context, boundary: hook_sums(context, boundary, session.slots),
     )  # fmt: skip
     buffers.storage = short.storage  # type: ignore[method-assign]

@@ -68,7 +68,7 @@ class Region:
                 session.slots.inputs(self._context.call, inside)
         else:
             name = getattr(function, "__qualname__", type(function).__name__)
-            self._context = functions.begin(session, state, f"torch.compile:{name}", inputs, args, kwargs)
+            self._context = functions.begin(session, state, f"torch.compile:{name}", inputs, function, args, kwargs)
             state.contexts.append(self._context)
         self._edges = Edges(inputs) if torch.is_grad_enabled() else None
 
@@ -76,7 +76,7 @@ class Region:
         outputs = named_tensors("output", result)
         if not self._is_module:
             inputs = named_tensors("input", args, kwargs)
-            functions.end(self._session, context, self._edges, inputs, outputs, args, kwargs)
+            functions.end(self._session, context, self._edges, inputs, outputs, torch.compile, args, kwargs)
         elif self._edges is not None:  # so that what the compiled backward executes finds its module
             watch(context, self._edges, outputs, None, own=True)
 

@@ -20,6 +20,7 @@ from trueup.adapters.torch.context import Shared, Threads, ThreadState
 from trueup.adapters.torch.dispatch import DispatchMode
 from trueup.adapters.torch.environment import describe_run, rank_and_world
 from trueup.adapters.torch.functions import FunctionMode
+from trueup.adapters.torch.invocations import Invocations
 from trueup.adapters.torch.modes import put_on, take_off
 from trueup.adapters.torch.modules import RUN_MODULE, module_calls
 from trueup.adapters.torch.observing import Failure, Observing
@@ -53,6 +54,7 @@ class Session:
         self.scopes = scopes or Scopes()
         self.recorder = self.recorder_type(directory, options, self._identify, resolve, internal=(TORCH,))
         self.buffers = Buffers(self.recorder)
+        self.invocations = Invocations(self) if options.detail == "tensor" else None
         self.slots = Slots(self)
         self.collectives, self.updates = Collectives(self), Updates(self)
         self.failure = Failure(self.recorder, options.on_error)

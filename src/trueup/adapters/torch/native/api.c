@@ -79,8 +79,14 @@ static int before(const Quick *q, void *data)
     if ((f->inputs = tensors_in(s_input, f->args, f->kwargs)) == NULL || begin(q, f))
         return -1;
     if (f->recorded && (record_inputs(q, f->call, f->inputs, q->producing) ||
-                        (PyList_Size(f->inputs) && add_values(q, f->call, f->args, f->kwargs))))
+                        (PyList_Size(f->inputs) && add_values(q, f->call, f->func, f->args, f->kwargs))))
         return -1;
+    if (f->recorded && q->invocation != Py_None && !PyList_Size(f->inputs)) { /* perhaps a factory */
+        PyObject *heard = PyObject_CallMethod(q->invocation, "waits", "OO", f->call, f->func);
+        Py_XDECREF(heard);
+        if (heard == NULL)
+            return -1;
+    }
     return edges_take(q, &f->edges, f->inputs) || take_versions(f) ? -1 : 0;
 }
 
@@ -171,7 +177,7 @@ static int after(const Quick *q, void *data)
     }
     bad = bad || amended < 0;
     if (!bad && f->recorded && PyList_Size(outputs) && !PyList_Size(f->inputs)) /* a factory */
-        bad = add_values(q, f->call, f->args, f->kwargs);
+        bad = add_values(q, f->call, f->func, f->args, f->kwargs);
     if (!bad && PyList_Size(outputs))
         bad = add_results(q, f, outputs);
     bad = bad || watch(q, &f->edges, f->context, outputs, f->recorded || q->has_api, 1);

@@ -68,7 +68,7 @@ static int before(const Quick *q, void *data)
     if (!e->recorded)
         return 0;
     PyObject *inputs = tensors_in(s_input, e->args, e->kwargs);
-    int bad = inputs == NULL || record_inputs(q, e->call, inputs, s_aten) || add_values(q, e->call, e->args, e->kwargs);
+    int bad = inputs == NULL || record_inputs(q, e->call, inputs, s_aten) || add_values(q, e->call, e->func, e->args, e->kwargs);
     Py_XDECREF(inputs);
     return bad ? -1 : 0;
 }

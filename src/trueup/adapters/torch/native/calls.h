@@ -23,7 +23,8 @@ void place_clear(Place *place);
 
 PyObject *begin_call(const Quick *q, PyObject *level, const Place *place, PyObject *op, PyObject *site, PyObject *forward_seq);
 PyObject *context_of(const Quick *q, PyObject *call, PyObject *parent, PyObject *scope, PyObject *task);
-int add_values(const Quick *q, PyObject *of, PyObject *args, PyObject *kwargs); /* values.c: the row of other arguments, if any */
+/* values.c: the row of other arguments, if any; `func` where how it was called is described, too, else NULL */
+int add_values(const Quick *q, PyObject *of, PyObject *func, PyObject *args, PyObject *kwargs);
 
 /* records.c */
 PyObject *new_call(PyObject *seq, PyObject *kind, PyObject *ordinal, PyObject *parent, PyObject *site, PyObject *forward_seq);

@@ -109,7 +109,7 @@ static int before(const Quick *q, void *data)
     if (!bad && b->recorded)
         bad = record_inputs(q, b->call, inputs, q->producing) ||
               (own = own_tensors(q, b->module, s_param, s__parameters, q->parameters_of)) == NULL ||
-              record_inputs(q, b->call, own, q->producing) || add_values(q, b->call, b->args, b->kwargs);
+              record_inputs(q, b->call, own, q->producing) || add_values(q, b->call, NULL, b->args, b->kwargs);
     bad = bad || edges_take(q, &b->edges, inputs);
     Py_XDECREF(inputs);
     Py_XDECREF(own);

@@ -27,7 +27,7 @@ NAMES(DECLARE)
     X(layouts) X(tensor) X(parameter) X(transforms) X(count_threads) X(graph_task) X(no_overrides) X(kinds) \
     X(seqs) X(context_type) X(sites) X(codes) X(known_sites) X(values) X(describe_values) X(arguments) \
     X(simple_types) X(size_type) X(tracing) X(compiler) X(phase_of) X(running_owner) X(link) X(scopes) X(grad_enabled) \
-    X(next_node) X(no_task) X(output_buffer) X(producing) X(own_names) X(usual) X(is_usual) X(function_modes) X(hook_sums)
+    X(next_node) X(no_task) X(invocation) X(output_buffer) X(producing) X(own_names) X(usual) X(is_usual) X(function_modes) X(hook_sums)
 
 /* Those that functions, operators and modules bring with them; see `teach`. */
 #define TAUGHT(X) \

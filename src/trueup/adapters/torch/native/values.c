@@ -102,9 +102,10 @@ static PyObject *described(const Quick *q, PyObject *args, PyObject *kwargs)
     return found;
 }
 
-int add_values(const Quick *q, PyObject *of, PyObject *args, PyObject *kwargs)
+int add_values(const Quick *q, PyObject *of, PyObject *func, PyObject *args, PyObject *kwargs)
 {
-    PyObject *text = described(q, args, kwargs);
+    PyObject *text = func == NULL || q->invocation == Py_None ? described(q, args, kwargs)
+                                                             : PyObject_CallMethod(q->invocation, "describe", "OOOO", of, func, args, kwargs);
     int bad = text == NULL || (text != Py_None && add_row(q, of, q->arguments, text, Py_None, Py_None, Py_None));
     Py_XDECREF(text);
     return bad ? -1 : 0;

@@ -1,0 +1,202 @@
+"""How a call was made, exactly: what it takes, beside its tensors, to execute it again. Kept at detail ``tensor``.
+
+A sample, of ``torch.nn.functional.dropout(x, p=0.1, training=True)`` under autocast, and of ``aten::add.Tensor``:
+
+    {"args": [{"tensor": "input.0", "grad": true}], "kwargs": {"p": 0.1, "training": true}, "grad": true,
+     "autocast": {"cpu": "bfloat16"}, "random": {"cpu": "eJz..."}}
+    {"overload": "Tensor", "args": [{"tensor": "input.0"}, {"tensor": "input.1"}], "kwargs": {"alpha": 1}, "grad": true}
+
+docs/format.md has the grammar; `trueup.rerun.recorded` reads it.
+"""
+
+from __future__ import annotations
+
+import base64
+import json
+import math
+import zlib
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import torch
+
+from trueup.adapters.torch.tensors import MAX_DEPTH, PLAIN, describe_values
+from trueup.recorder import Call
+
+if TYPE_CHECKING:
+    from trueup.adapters.torch.session import Session
+
+MOST = 1 << 16
+"""Longest description, without the state of generators; a longer one is left out, and the call cannot be executed again."""
+
+
+class Invocations:
+    """Describes calls; one object for a session.
+
+    The state of a device's generator is described where it is not what it was when it was last described in this step.
+    """
+
+    def __init__(self, session: Session) -> None:
+        self._session = session
+        self._states: dict[str, bytes] = {}
+        self._step = -1
+        self._seeded: dict[Any, bool] = {}
+        self._waiting: dict[int, dict[str, str]] = {}
+
+    def waits(self, call: Call, func: Callable[..., Any]) -> None:
+        """Hear that a function begins that is given no tensor: only its result tells whether it is a call to record."""
+        state = self._random(call, func)
+        if state:
+            self._waiting[call.seq] = state
+
+    def describe(
+        self, call: Call, func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> tuple[str | None, str | None]:  # fmt: skip
+        """Return the value of a call's row ``arguments``, and how the call was made."""
+        described = _describe(func, args, kwargs)
+        state = self._waiting.pop(call.seq, None) or self._random(call, func)
+        if described is not None and state:
+            described = f'{described[:-1]}, "random": {json.dumps(state)}}}'
+        return describe_values(args, kwargs), described
+
+    def _random(self, call: Call, func: Callable[..., Any]) -> dict[str, str]:
+        if call.kind.level == "aten" and not self._is_seeded(func):
+            return {}
+        step = self._session.recorder.step
+        if step != self._step:
+            self._step = step
+            self._states.clear()
+            self._waiting.clear()
+        found = {}
+        for kind in {"cpu": None, **{name.partition(":")[0]: None for name in self._session.slots.devices}}:
+            state = _state(kind)
+            if state is not None and self._states.get(kind) != state:
+                self._states[kind] = state
+                found[kind] = encode_state(state)
+        return found
+
+    def _is_seeded(self, func: Any) -> bool:
+        found = self._seeded.get(func)
+        if found is None:
+            found = self._seeded[func] = torch.Tag.nondeterministic_seeded in getattr(func, "tags", ())
+        return found
+
+
+def _state(kind: str) -> bytes | None:
+    """Return the state of a device's default generator; None where it has none, or cannot be asked now."""
+    if kind == "cpu":
+        return bytes(torch.default_generator.get_state().numpy().tobytes())
+    if kind == "cuda" and torch.cuda.is_current_stream_capturing():
+        return None
+    try:
+        state = torch.get_device_module(kind).get_rng_state()
+        return bytes(state.cpu().numpy().tobytes()) if isinstance(state, torch.Tensor) else None
+    except (RuntimeError, AttributeError):  # meta, or a backend without generators
+        return None
+
+
+def encode_state(state: bytes) -> str:
+    """Write the state of a generator as text."""
+    return base64.b64encode(zlib.compress(state, 1)).decode()
+
+
+def _describe(func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> str | None:
+    storages: dict[int, str] = {}
+    found: dict[str, Any] = {}
+    overload = getattr(func, "_overloadname", None)
+    if isinstance(overload, str):
+        found["overload"] = overload
+    found["args"] = [_encode(value, f"input.{k}", storages) for k, value in enumerate(args)]
+    given = {name: _encode(v, f"input.{name}", storages) for name, v in kwargs.items() if name != "out"}
+    if given:
+        found["kwargs"] = given
+    if "out" in kwargs:
+        found["out"] = _encode_out(kwargs["out"])
+    found["grad"] = torch.is_grad_enabled()
+    if autocast := _autocast():
+        found["autocast"] = autocast
+    text = json.dumps(found)
+    return text if len(text) <= MOST else None
+
+
+def _encode(value: Any, slot: str, storages: dict[int, str], depth: int = 0) -> Any:
+    """Write an argument; what has no exact form here is named by its type alone."""
+    if value is None or isinstance(value, (bool, str)):
+        return value if value is None or isinstance(value, bool) else str.__str__(value)
+    if isinstance(value, torch.Tensor):
+        return _encode_tensor(value, slot, storages)
+    if isinstance(value, np.generic):
+        value = value.item()
+    if isinstance(value, int):
+        return int(value)
+    if isinstance(value, float):
+        return float(value) if math.isfinite(value) else {"float": str(float(value))}
+    if isinstance(value, complex):
+        return {"complex": [value.real.hex(), value.imag.hex()]}
+    if depth < MAX_DEPTH and type(value) in _SEQUENCES:
+        items = [_encode(v, f"{slot}.{k}", storages, depth + 1) for k, v in enumerate(value)]
+        return items if type(value) is list else {"size" if type(value) is torch.Size else "tuple": items}
+    if depth < MAX_DEPTH and type(value) is dict and all(type(k) is str for k in value):
+        return {"dict": {k: _encode(v, f"{slot}.{k}", storages, depth + 1) for k, v in value.items()}}
+    if type(value) is slice:
+        parts = (value.start, value.stop, value.step)
+        return {"slice": [None if p is None else int(p) for p in parts]} if all(map(_is_bound, parts)) else {"other": "slice"}
+    return _encode_constant(value)
+
+
+_SEQUENCES = frozenset({list, tuple, torch.Size})
+
+
+def _is_bound(part: Any) -> bool:
+    return part is None or isinstance(part, (int, np.integer))
+
+
+def _encode_constant(value: Any) -> Any:
+    if value is Ellipsis:
+        return {"ellipsis": True}
+    for kind, name in (
+        (torch.dtype, "dtype"), (torch.device, "device"), (torch.layout, "layout"), (torch.memory_format, "memory_format")
+    ):  # fmt: skip
+        if isinstance(value, kind):
+            return {name: str(value).removeprefix("torch.")}
+    if isinstance(value, torch.Generator):
+        state = encode_state(value.get_state().cpu().numpy().tobytes())
+        return {"generator": {"device": str(value.device), "state": state}}
+    return {"other": type(value).__name__}
+
+
+def _encode_tensor(tensor: torch.Tensor, slot: str, storages: dict[int, str]) -> dict[str, Any]:
+    found: dict[str, Any] = {"tensor": slot}
+    if tensor.requires_grad:
+        found["grad"] = True
+    if type(tensor) not in PLAIN or tensor.layout is not torch.strided or tensor.is_nested:
+        return found | {"kind": type(tensor).__name__ if type(tensor) not in PLAIN else str(tensor.layout).removeprefix("torch.")}
+    if tensor.is_conj() or tensor.is_neg():
+        return found | {"kind": "conjugate or negative view"}
+    try:
+        if offset := tensor.storage_offset():
+            found["offset"] = offset
+        first = storages.setdefault(tensor.untyped_storage()._cdata, slot)
+        if first != slot:
+            found["shares"] = first
+    except (RuntimeError, NotImplementedError):  # inside torch.func, or without a storage
+        found["kind"] = "tensor without storage"
+    return found
+
+
+def _encode_out(value: Any) -> Any:
+    if isinstance(value, torch.Tensor):
+        strides = list(value.stride()) if value.layout is torch.strided else None
+        return {"empty": [str(value.dtype).removeprefix("torch."), list(value.shape), strides, str(value.device)]}
+    if isinstance(value, (tuple, list)):
+        return [_encode_out(v) for v in value]
+    return {"other": type(value).__name__}
+
+
+def _autocast() -> dict[str, str]:
+    """Return the devices for which autocast is on, and the dtype it casts to."""
+    if not torch._C._is_any_autocast_enabled():
+        return {}
+    kinds = ["cpu", "cuda", torch._C._get_privateuse1_backend_name()]
+    return {k: str(torch.get_autocast_dtype(k)).removeprefix("torch.") for k in kinds if torch.is_autocast_enabled(k)}
