@@ -123,7 +123,8 @@ class Recorder:
         self.add(call, ARGUMENTS, text, None, None)
 
     def add(
-        self, call: Call, slot: Slot, value: str | tuple[str | None, str | None] | None, producer: tuple[int, str] | None, stats: Statistics | None,
+        self, call: Call, slot: Slot, value: str | tuple[str | None, str | None] | None, producer: tuple[int, str] | None,
+        stats: Statistics | None,
         step: int | None = None,
     ) -> None:  # fmt: skip
         """Add a row, of another step where it is known late only. No lock is taken: one call of a list's method is atomic."""

@@ -83,7 +83,8 @@ class RecordedTensor:
         capture, rank, segment, key, view = self._place
         found = capture.payload(rank, segment, key, view)
         if found.dtype != numpy_dtype(self.dtype) or found.size != self.numel:
-            raise TrueupError(f"{self.slot}: the capture holds {found.size} {found.dtype.name} where it says {self.numel} {self.dtype}")
+            held = f"{found.size} {found.dtype.name}"
+            raise TrueupError(f"{self.slot}: the capture holds {held} where it says {self.numel} {self.dtype}")
         return found.reshape(self.shape)
 
 

@@ -30,7 +30,8 @@ REFUSED_NAMES = frozenset(
 FACTORIES = (
     "tensor", "as_tensor", "scalar_tensor", "zeros", "ones", "full", "eye", "arange", "range", "linspace", "logspace", "rand",
     "randn", "randint", "randperm", "normal", "bernoulli", "complex", "tril_indices", "triu_indices", "zeros_like", "ones_like",
-    "full_like", "rand_like", "randn_like", "randint_like", "hann_window", "hamming_window", "blackman_window", "bartlett_window", "kaiser_window",
+    "full_like", "rand_like", "randn_like", "randint_like",
+    "hann_window", "hamming_window", "blackman_window", "bartlett_window", "kaiser_window",
 )  # fmt: skip
 """Functions of ``torch`` that make tensors of numbers; PyTorch does not declare them overridable, modes see them all the same."""
 

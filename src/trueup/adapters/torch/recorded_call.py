@@ -7,8 +7,8 @@
 >>> backward.execute(); backward.gradients({"grad_output.0": g}, ["grad_input.0"])
 
 A function or operator is looked up in `allowed`; arguments are numbers, names of dtypes and the like, and tensors that are filled
-with the recorded bytes, laid out in memory as they were (strides, alignment, arguments that share memory). What cannot be made again
-raises `NotReplayable` with the reason, never something else in its place.
+with the recorded bytes, laid out in memory as they were (strides, alignment, arguments that share memory). What cannot be made
+again raises `NotReplayable` with the reason, never something else in its place.
 """
 
 from __future__ import annotations
@@ -28,6 +28,7 @@ from trueup.adapters.torch.dispatch import Operator, _outputs
 from trueup.adapters.torch.functions import BUFFERS_WRITTEN
 from trueup.adapters.torch.tensors import named_tensors
 from trueup.rerun.recorded import RecordedCall, RecordedTensor, read_state
+from trueup.verdict.criteria import UNIT_ROUNDOFF
 
 ALIGNMENT = 64
 """Bytes to which PyTorch's allocators align; where a view begins within such a block may decide how it is vectorised."""
@@ -57,6 +58,8 @@ class Place:
     home: str = "cpu"
     wide: bool = False
     draw: Draw | None = None
+    perturb: bool = False
+    """Move each floating-point element by one unit in its last place, up or down."""
 
     def of(self, recorded: str) -> torch.device:
         """Return the device for what was on a recorded one."""
@@ -382,13 +385,13 @@ class _Builder:
         strides = recorded.strides or ()
         if len(members) > 1 and (found := self._shared(group, members, dtype, where)) is not None:
             offset = _natural(node.get("offset", 0)) - found.start
-            return _view(found, array, recorded.shape, strides, offset, dtype)
+            return _view(found, array, recorded.shape, strides, offset)
         extent = _extent(recorded.shape, strides)
         if extent > max(SPARSE, 64 * recorded.numel):  # unlikely, or untrue
             strides, extent = _contiguous(recorded.shape), recorded.numel
         lead = _natural(node.get("offset", 0)) % max(ALIGNMENT // dtype.itemsize, 1)
         buffer = _Buffer(torch.zeros(lead + extent, dtype=dtype), where, lead)
-        return _view(buffer, array, recorded.shape, strides, lead, dtype)
+        return _view(buffer, array, recorded.shape, strides, lead)
 
     def _shared(
         self, group: str, members: list[Mapping[str, Any]], dtype: torch.dtype, where: torch.device
@@ -411,7 +414,7 @@ class _Builder:
 
     def _elements(self, recorded: RecordedTensor) -> NDArray[Any] | None:
         if recorded.kept:
-            return recorded.array()
+            return _moved(recorded) if self._place.perturb else recorded.array()
         if recorded.numel == 0:
             return None
         if recorded.measured and self._place.draw is not None:
@@ -421,6 +424,23 @@ class _Builder:
             raise NotReplayable(f"{recorded.slot} was kept by its {'numbers' if recorded.measured else 'digest'} alone")
         self.unwritten.append(recorded.slot)
         return None
+
+
+def as_tensor(call: RecordedCall, recorded: RecordedTensor, place: Place) -> torch.Tensor:
+    """Return a recorded tensor by itself, such as a gradient that a call receives."""
+    if recorded.strides is None:
+        raise NotReplayable(f"{recorded.slot} is no plain array")
+    return _Builder(call, place, grad=False)._lay(recorded, {"tensor": recorded.slot})
+
+
+def _moved(recorded: RecordedTensor) -> NDArray[Any]:
+    """Return the elements, each one unit in its last place away, in float64."""
+    array, unit = recorded.array(), UNIT_ROUNDOFF.get(recorded.dtype, 0.0)
+    if not unit or array.dtype.kind == "c":
+        return array
+    signs = np.random.default_rng(0).integers(0, 2, array.shape) * 2.0 - 1.0
+    wide = array.astype(np.float64)
+    return np.where(np.abs(wide) < 1e30, wide * (1 + 2 * unit * signs), wide)
 
 
 @dataclass
@@ -435,7 +455,7 @@ class _Buffer:
 
 
 def _view(
-    buffer: _Buffer, array: NDArray[Any] | None, shape: tuple[int, ...], strides: tuple[int, ...], offset: int, dtype: torch.dtype
+    buffer: _Buffer, array: NDArray[Any] | None, shape: tuple[int, ...], strides: tuple[int, ...], offset: int
 ) -> torch.Tensor:
     host = torch.as_strided(buffer.host, shape, strides, offset)
     fill(host, array)
@@ -477,7 +497,8 @@ _BITS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 def bits(tensor: torch.Tensor) -> NDArray[Any]:
     """Return a dense tensor on the CPU as integers of its width, sharing its memory; complex128 as itself."""
     kind = _BITS.get(tensor.dtype.itemsize)
-    return tensor.detach().numpy() if kind is None else tensor.detach().view(kind).numpy()
+    plain: NDArray[Any] = (tensor.detach() if kind is None else tensor.detach().view(kind)).numpy()
+    return plain
 
 
 def from_numpy(array: NDArray[Any]) -> torch.Tensor:
@@ -500,8 +521,8 @@ def to_numpy(tensor: torch.Tensor) -> NDArray[Any]:
     if wanted.kind in "biufc":
         found: NDArray[Any] = host.numpy()
         return found
-    plain: NDArray[Any] = bits(host.reshape(-1)).view(wanted)
-    return plain.reshape(tuple(host.shape))
+    plain: NDArray[Any] = bits(host.reshape(-1)).view(wanted).reshape(tuple(host.shape))
+    return plain
 
 
 def restore_random(random: Mapping[str, bytes], place: Place) -> None:
@@ -528,10 +549,12 @@ def writes(call: RecordedCall) -> bool:
     """Tell whether a call writes some of its arguments."""
     last = call.key.op.rpartition("::")[2].rpartition(".")[2]
     in_place = (last.endswith("_") and not last.endswith("__")) or last in _WRITING
-    return in_place or any(s.startswith("output.written") for s in call.outputs) or (call.invocation or {}).get("kwargs", {}) == "out"
+    return in_place or any(s.startswith("output.written") for s in call.outputs)
 
 
-_WRITING = frozenset({"__setitem__", "__iadd__", "__isub__", "__imul__", "__itruediv__", "__ior__", "__iand__", "__ipow__", "__imod__"})
+_WRITING = frozenset(
+    {"__setitem__", "__iadd__", "__isub__", "__imul__", "__itruediv__", "__ior__", "__iand__", "__ipow__", "__imod__"}
+)
 
 
 def call_grad(call: RecordedCall, asked: bool) -> bool:
