@@ -12,6 +12,7 @@ from typer.main import get_command
 
 from trueup import __version__
 from trueup.cli import capture, compare, diff, import_, overflow, show, simdev, watch
+from trueup.cli import capture, compare, diff, import_, overflow, replay, show, simdev, verify_capture
 from trueup.model import TrueupError
 
 TRACEBACK = "TRUEUP_TRACEBACK"
@@ -37,6 +38,8 @@ app.command("import")(import_.import_)
 app.command("show")(show.show)
 app.command("diff")(diff.diff)
 app.command("overflow")(overflow.overflow)
+app.command("replay")(replay.replay)
+app.command("verify-capture")(verify_capture.verify_capture)
 app.add_typer(simdev.app, name="simdev")
 
 

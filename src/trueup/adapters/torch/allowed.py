@@ -36,6 +36,10 @@ FACTORIES = (
 """Functions of ``torch`` that make tensors of numbers; PyTorch does not declare them overridable, modes see them all the same."""
 
 
+METHODS = ("new_zeros", "new_ones", "new_full", "new_tensor")
+"""Likewise, of tensors."""
+
+
 def is_refused(name: str) -> bool:
     """Tell whether a name is of what is never executed."""
     last = name.rpartition("::")[2].rpartition(".")[2].lower()
@@ -83,7 +87,9 @@ def _functions() -> dict[str, Callable[..., Any]]:
         name = _name_of(func)
         if name is not None:
             found.setdefault(name, func)
-    return found | {f"torch.{name}": getattr(torch, name) for name in FACTORIES if hasattr(torch, name)}
+    return found | {f"torch.{name}": getattr(torch, name) for name in FACTORIES if hasattr(torch, name)} | {
+        f"torch.Tensor.{name}": getattr(torch.Tensor, name) for name in METHODS
+    }
 
 
 def _generated() -> Iterator[Callable[..., Any]]:

@@ -181,7 +181,7 @@ def _encode_tensor(tensor: torch.Tensor, slot: str, storages: dict[int, str]) ->
         if first != slot:
             found["shares"] = first
     except (RuntimeError, NotImplementedError):  # inside torch.func, or without a storage
-        found["kind"] = "tensor without storage"
+        found["kind"] = "tensor inside a torch.func transform"
     return found
 
 

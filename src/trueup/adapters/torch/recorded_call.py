@@ -58,6 +58,8 @@ class Place:
     home: str = "cpu"
     wide: bool = False
     draw: Draw | None = None
+    hosted: tuple[str, ...] = ()
+    """Slots that are on the CPU whatever the device."""
     perturb: bool = False
     """Move each floating-point element by one unit in its last place, up or down."""
 
@@ -364,7 +366,7 @@ class _Builder:
         if call_grad(self._call, self._grad) and wants:
             leaf = tensor.requires_grad_()
             self.leaves[slot] = leaf
-            tensor = _unleafed(leaf) if self._writes else leaf
+            tensor = _unleafed(leaf) if self._writes or may_write(self._call) else leaf
         self.tensors[slot] = tensor
         return tensor
 
@@ -381,7 +383,7 @@ class _Builder:
         dtype = self._place.dtype(_constant(torch.dtype, recorded.dtype))
         group = str(node.get("shares", recorded.slot))
         members = [n for n in self._nodes.values() if n.get("shares") == group or n["tensor"] == group] if self._writes else []
-        where = self._place.of(recorded.device)
+        where = torch.device("cpu") if recorded.slot in self._place.hosted else self._place.of(recorded.device)
         strides = recorded.strides or ()
         if len(members) > 1 and (found := self._shared(group, members, dtype, where)) is not None:
             offset = _natural(node.get("offset", 0)) - found.start
@@ -526,11 +528,7 @@ def to_numpy(tensor: torch.Tensor) -> NDArray[Any]:
 
 
 def restore_random(random: Mapping[str, bytes], place: Place) -> None:
-    """Set the generators to recorded states.
-
-    Raises:
-        NotReplayable: the device has no such generator, or one of another kind.
-    """
+    """Set the generators to recorded states, those that take them: a GPU's cannot go on from a CPU's."""
     for kind, state in random.items():
         where = place.of(kind).type
         tensor = torch.frombuffer(bytearray(state), dtype=torch.uint8)
@@ -539,10 +537,8 @@ def restore_random(random: Mapping[str, bytes], place: Place) -> None:
                 torch.set_rng_state(tensor)
             else:
                 torch.get_device_module(where).set_rng_state(tensor)
-        except (RuntimeError, TypeError, AttributeError) as error:
-            if place.wide or kind != place.home:
-                continue
-            raise NotReplayable(f"random numbers of {kind} cannot be drawn on {where}: {_first_line(error)}") from None
+        except (RuntimeError, TypeError, AttributeError):
+            continue
 
 
 def writes(call: RecordedCall) -> bool:
@@ -555,6 +551,12 @@ def writes(call: RecordedCall) -> bool:
 _WRITING = frozenset(
     {"__setitem__", "__iadd__", "__isub__", "__imul__", "__itruediv__", "__ior__", "__iand__", "__ipow__", "__imod__"}
 )
+
+
+def may_write(call: RecordedCall) -> bool:
+    """Tell whether a flag of the call may be the ``inplace`` of ``relu(x, inplace=True)``."""
+    made = call.invocation or {}
+    return True in [v for v in made.get("args") or () if isinstance(v, bool)] or bool(dict(made.get("kwargs") or {}).get("inplace"))
 
 
 def call_grad(call: RecordedCall, asked: bool) -> bool:

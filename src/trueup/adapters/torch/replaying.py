@@ -1,0 +1,372 @@
+"""One recorded call, executed on the target and once more in float64 on the CPU, and judged."""
+
+from __future__ import annotations
+
+import importlib
+import math
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from trueup.adapters.torch.environment import switches
+from trueup.adapters.torch.recorded_call import NotReplayable, Place, as_tensor, rebuild, to_numpy
+from trueup.model import TrueupError
+from trueup.rerun.drawing import draw
+from trueup.rerun.local_error import WORDS, Distance, LocalError, judge, thresholds
+from trueup.rerun.outcomes import Outcome
+from trueup.rerun.recorded import RecordedCall, RecordedCalls, RecordedTensor
+from trueup.rerun.rounding import Operand, Operation, criterion, rounding
+from trueup.verdict.precision import Precision, precision_of
+
+MASK = 1e30
+"""Magnitude from which an element is a mask: left out of norms."""
+SAME_DRAW = 0.9
+"""Cosine of a random operator's result and the truth from which both drew the same numbers: independent draws of a mask that keeps
+nine of ten elements of a centred tensor have 0.9 at most; the same mask with another scale has 1."""
+
+ON_HOST: dict[str, tuple[str, ...]] = {
+    "aten::_pack_padded_sequence": ("input.1",), "torch._pack_padded_sequence": ("input.1",),
+    "torch.nn.utils.rnn.pack_padded_sequence": ("input.1",), "aten::tensor_split": ("input.1",), "torch.tensor_split": ("input.1",),
+}  # fmt: skip
+"""Arguments that are on the CPU whatever the device (PyTorch 2.13, `native_functions.yaml` and the functions' checks)."""
+
+Arrays = dict[str, NDArray[Any]]
+
+
+class NotReproduced(Exception):
+    """The target executes the call and gives no such result; the text says what."""
+
+
+@dataclass(frozen=True)
+class Result:
+    """What an execution gave: elements by slot, and whether it drew random numbers, inputs drawn and slots read unwritten."""
+
+    arrays: Arrays
+    random: bool
+    drawn: bool
+    unwritten: tuple[str, ...]
+
+
+class Replayer:
+    """Executes and judges calls of a capture.
+
+    Args:
+        calls: of the baseline.
+        device: the target.
+        draws: whether inputs may be drawn where the capture kept numbers only.
+        recorded: judge the recorded results, with those of the device beside them, and not the other way round.
+    """
+
+    def __init__(self, calls: RecordedCalls, device: str, *, draws: bool = True, recorded: bool = False) -> None:
+        self._calls, self.device, self._judges_recorded = calls, device, recorded
+        ranks = calls.capture.ranks.values()
+        kinds = [name.partition(":")[0] for rank in ranks for name in rank.get("devices") or () if isinstance(name, str)]
+        self.home = next((kind for kind in kinds if kind != "cpu"), "cpu")
+        made = draw if draws else None
+        self.target = Place(device, self.home, draw=made)
+        self.truth = Place(device, self.home, wide=True, draw=made)
+        self.cpu = Place("cpu", self.home, draw=made)
+        self.moved = Place(device, self.home, wide=True, perturb=True)
+        self._recorded = [rank.get("environment") or {} for rank in ranks]
+        self._devices = [rank.get("devices") or [] for rank in ranks]
+
+    @property
+    def precision(self) -> Precision:
+        """What the target, as it is set now, and the baseline declare about float32 products."""
+        return precision_of([*self._recorded, switches()], [*self._devices, [self.device]])
+
+    def notes(self) -> list[str]:
+        """Say what a reader must know of the device and of the capture."""
+        found = []
+        if "Trueup simulated" in str(getattr(getattr(torch, "npu", None), "get_device_name", lambda: "")()):
+            found.append("npu is Trueup's simulated device: no accelerator was used")
+        precision = self.precision
+        if precision.matmul or precision.convolution:
+            found.append("float32 products are declared to be rounded to TF32 or HF32: errors of that size are explained")
+        return found
+
+    def replay(self, call: RecordedCall) -> Outcome:
+        """Execute a call and judge what it gives."""
+        started = time.perf_counter()
+        drawn = False
+        try:
+            result = self.execute(call, self.target)
+            drawn = result.drawn
+            slot, worst = self._judge(call, result)
+            found: dict[str, Any] = {
+                "verdict": worst.verdict, "sentence": worst.sentence, "slot": slot, "ratio": worst.ratio, "excess": worst.excess,
+                "error": worst.error, "baseline": worst.baseline, "explained": worst.explained, "rule": worst.rule,
+                "origin": worst.origin,
+            }  # fmt: skip
+        except NotReplayable as reason:
+            found = {"verdict": "not replayed", "sentence": str(reason)}
+        except NotReproduced as reason:
+            found = {"verdict": "wrong", "sentence": str(reason), "rule": "form of the result", "excess": math.inf}
+        except TrueupError as error:  # a damaged file
+            found = {"verdict": "not replayed", "sentence": " ".join(str(error).split())}
+        seconds = time.perf_counter() - started
+        return outcome(call, **found, drawn=drawn, seconds=seconds)
+
+    def execute(self, call: RecordedCall, place: Place) -> Result:
+        """Execute a call, forward or backward, and return its results by slot.
+
+        Raises:
+            NotReplayable: it cannot be, or raises.
+        """
+        backward = call.key.level == "api" and call.key.phase == "backward"
+        wanted = list(call.outputs)
+        if not wanted:
+            raise NotReplayable("nothing that it computes was recorded")
+        made = rebuild(self._forward(call) if backward else call, _with_host(place, call), grad=backward)
+        before = torch.default_generator.get_state()
+        try:
+            outputs = made.execute()
+            if backward:
+                received = {s: as_tensor(call, t, place) for s, t in call.tensors.items() if s.startswith("grad_output.")}
+                outputs = made.gradients(received, wanted)
+            arrays = {slot: to_numpy(outputs[slot]) for slot in wanted if isinstance(outputs.get(slot), torch.Tensor)}
+        except (NotReplayable, TrueupError, MemoryError):
+            raise
+        except Exception as error:  # noqa: BLE001 - whatever a kernel raises is an answer
+            where = "the float64 CPU" if place.wide else place.device
+            text = (str(error).splitlines() or [""])[0][:200]
+            raise NotReplayable(f"{where} does not execute it: {type(error).__name__}: {text}") from None
+        given = made.random.get("cpu") or before.numpy().tobytes()
+        random = torch.default_generator.get_state().numpy().tobytes() != given
+        return Result(arrays, random, bool(made.drawn), tuple(made.unwritten))
+
+    def _forward(self, call: RecordedCall) -> RecordedCall:
+        if call.forward_seq is None:
+            raise NotReplayable("the capture does not say of which forward call it is the backward")
+        try:
+            return self._calls.at(call.key.rank, call.forward_seq)
+        except TrueupError:
+            raise NotReplayable("its forward call is not in the capture") from None
+
+    def verify(self, call: RecordedCall) -> Outcome:
+        """Execute a call where it was recorded and tell whether its results are the recorded ones, bit for bit."""
+        started = time.perf_counter()
+        try:
+            found = self._verified(call)
+        except (NotReplayable, TrueupError) as reason:
+            found = {"verdict": "not replayed", "sentence": " ".join(str(reason).split())}
+        return outcome(call, **found, seconds=time.perf_counter() - started)
+
+    def _verified(self, call: RecordedCall) -> dict[str, Any]:
+        result = self.execute(call, self.target)
+        kept = {slot: t.array() for slot, t in call.outputs.items() if t.kept}
+        if not kept:
+            raise NotReplayable("no result of it was kept")
+        differing = [slot for slot, array in kept.items() if slot not in result.arrays or not same_bytes(array, result.arrays[slot])]
+        if not differing:
+            return {"verdict": "accurate", "sentence": "bitwise"}
+        slot = differing[0]
+        again = self.execute(call, self.target)
+        if slot not in result.arrays:
+            why = f"it gives no {slot} when it is executed alone"
+        elif result.unwritten:
+            why = f"it reads {', '.join(result.unwritten)}, memory that the capture does not hold"
+        elif not same_bytes(result.arrays[slot], again.arrays[slot]):
+            why = "it is not deterministic: two executions differ"
+        elif result.random and not call.random:
+            why = "it draws random numbers, and the state of the generator is not in the capture"
+        else:
+            why = f"{slot} is another on this machine: {_apart(kept[slot], result.arrays[slot])}"
+        return {"verdict": "wrong", "sentence": why, "slot": slot, "rule": "bitwise"}
+
+    # ---------------------------------------------------------------- judging
+    def _judge(self, call: RecordedCall, result: Result) -> tuple[str, LocalError]:
+        baseline = self._baseline(call, result)
+        if self._judges_recorded and not result.drawn:
+            result, baseline = replace(result, arrays=baseline), result.arrays
+        try:
+            truth: Result | None = self.execute(call, self.truth)
+            missing = ""
+        except NotReplayable as reason:
+            truth, missing = None, str(reason)
+        operation = Operation(call.key.op, call.key.level, call.key.phase)
+        read = [self._operand(t, None) for t in self._read(call)]
+        found: list[tuple[str, LocalError]] = []
+        for slot, recorded in call.outputs.items():
+            if slot not in result.arrays:
+                if recorded.kept and not self._judges_recorded:
+                    raise NotReproduced(f"{self.device} gives no {slot}, which the baseline has")
+                continue
+            found.append((slot, self._output(call, operation, slot, recorded, result, baseline, truth, missing, read)))
+        if not found:
+            raise NotReplayable("none of its results can be compared")
+        return min(found, key=lambda pair: (WORDS.index(pair[1].verdict), -pair[1].excess))
+
+    def _output(
+        self, call: RecordedCall, operation: Operation, slot: str, recorded: RecordedTensor, result: Result, baseline: Arrays,
+        truth: Result | None, missing: str, read: Sequence[Operand],
+    ) -> LocalError:  # fmt: skip
+        target, known = result.arrays[slot], baseline.get(slot)
+        if tuple(target.shape) != recorded.shape or target.dtype.name != recorded.dtype:
+            form = f"{target.dtype.name} {list(target.shape)}"
+            raise NotReproduced(f"{slot} is {form} on {self.device} and {recorded.dtype} {list(recorded.shape)} in the baseline")
+        if known is not None and same_bytes(target, known):
+            return judge(operation, recorded.dtype, _NOTHING, _NOTHING, identical=True)
+        exact = None if truth is None else truth.arrays.get(slot)
+        if exact is None or exact.shape != target.shape:
+            missing = missing or "float64 gives a result of another form"
+            exact = None
+        drew = result.random or (truth is not None and truth.random)
+        random = drew or criterion().row(operation.op, operation.level, operation.phase).random
+        if random and exact is not None:
+            exact, known, missing = _of_one_draw(exact, target, known, missing)
+        if exact is None and known is None:
+            return _untold(operation, f"{missing}, and there is no baseline to compare with")
+        against, own = (known, None) if exact is None else (exact, known)
+        assert against is not None
+        kind = thresholds().of(operation)
+        distance = Distance.of(against, target)
+        output = self._operand(recorded, distance)
+        explained = rounding(operation, read, [output], self.precision, kind.roundings)[slot]
+        if exact is None:
+            explained *= 2  # the baseline rounds as well
+            found = judge(operation, recorded.dtype, distance, None, rounding=explained)
+            if random and found.verdict != "accurate" and not _parallel(against, target):
+                return _untold(operation, f"{self.device} draws other random numbers than the baseline")
+            return found
+        beside = None if own is None else Distance.of(exact, own)
+        found = judge(operation, recorded.dtype, distance, beside, rounding=explained)
+        if found.verdict in ("wrong", "suspicious") and not result.drawn and (moved := self._moved(call, slot, exact)) is not None:
+            found = judge(operation, recorded.dtype, distance, beside, rounding=explained, perturbed=moved)
+        return found
+
+    def _baseline(self, call: RecordedCall, result: Result) -> Arrays:
+        """Return the recorded results; where inputs are drawn, what the CPU makes of them."""
+        if not result.drawn:
+            return {slot: t.array() for slot, t in call.outputs.items() if t.kept}
+        if self.target.of(self.home).type == "cpu":
+            return {}
+        try:
+            return self.execute(call, self.cpu).arrays
+        except NotReplayable:
+            return {}
+
+    def _moved(self, call: RecordedCall, slot: str, truth: NDArray[Any]) -> Distance | None:
+        """Return how far one unit in the last place of the inputs moves the truth."""
+        try:
+            found = self.execute(call, self.moved).arrays.get(slot)
+        except NotReplayable:
+            return None
+        return None if found is None or found.shape != truth.shape else Distance.of(truth, found)
+
+    def _read(self, call: RecordedCall) -> list[RecordedTensor]:
+        read = list(call.inputs.values())
+        if call.key.level == "api" and call.key.phase == "backward":
+            read = [*self._forward(call).inputs.values(), *read]
+        return read
+
+    def _operand(self, recorded: RecordedTensor, distance: Distance | None) -> Operand:
+        if distance is not None:
+            return Operand(recorded.slot, recorded.dtype, recorded.shape, distance.truth_rms * math.sqrt(distance.counted))
+        l2, bounds = recorded.numbers["l2"], [recorded.numbers[name] or 0.0 for name in ("min", "max")]
+        if l2 is not None and max(map(abs, bounds)) >= MASK and recorded.kept:
+            values = np.asarray(recorded.array(), np.float64)
+            l2 = float(np.linalg.norm(values[np.abs(values) < MASK]))
+        return Operand(recorded.slot, recorded.dtype, recorded.shape, 0.0 if l2 is None or math.isnan(l2) else l2)
+
+
+_NOTHING = Distance(0, 0, 0.0, 0.0, 0.0, 0.0, 0)
+
+
+def _with_host(place: Place, call: RecordedCall) -> Place:
+    """Return the place for a call some of whose arguments stay on the CPU."""
+    return replace(place, hosted=ON_HOST[call.key.op]) if call.key.op in ON_HOST else place
+
+
+def _of_one_draw(
+    exact: NDArray[Any], target: NDArray[Any], known: NDArray[Any] | None, missing: str
+) -> tuple[NDArray[Any] | None, NDArray[Any] | None, str]:  # fmt: skip
+    """Drop the truth, or the baseline, of a random operator where it drew other numbers than the target."""
+    if known is not None and not _parallel(exact, known):
+        if not _parallel(exact, target):
+            return None, known, missing or "float64 draws other random numbers"
+        known = None
+    if not _parallel(exact, target):
+        return None, known, missing or "float64 draws other random numbers"
+    return exact, known, missing
+
+
+def _parallel(a: NDArray[Any], b: NDArray[Any]) -> bool:
+    """Tell whether two tensors point the same way, so that a scale or rounding is all that differs."""
+    x, y = (np.asarray(v).reshape(-1).astype(np.float64) for v in (a, b))
+    kept = np.isfinite(x) & np.isfinite(y) & (np.abs(x) < MASK) & (np.abs(y) < MASK)
+    x, y = x[kept], y[kept]
+    norms = float(np.linalg.norm(x) * np.linalg.norm(y))
+    zeros = bool(x.size) and float(np.mean((x == 0) != (y == 0))) < 0.01
+    return norms == 0 or (float(x @ y) > SAME_DRAW * norms and zeros)
+
+
+def _untold(operation: Operation, why: str) -> LocalError:
+    kind = thresholds().of(operation)
+    return LocalError("could not tell", math.nan, 0.0, math.nan, math.nan, math.nan, f"{kind.name}: no truth", kind.origin, why)
+
+
+def same_bytes(a: NDArray[Any], b: NDArray[Any]) -> bool:
+    """Tell whether two arrays have the same dtype, shape and bits."""
+    return a.dtype == b.dtype and a.shape == b.shape and a.tobytes() == b.tobytes()
+
+
+def _apart(recorded: NDArray[Any], found: NDArray[Any]) -> str:
+    if recorded.dtype != found.dtype or recorded.shape != found.shape:
+        return f"{found.dtype.name} {list(found.shape)} for {recorded.dtype.name} {list(recorded.shape)}"
+    return f"relative L2 error {Distance.of(recorded, found).relative:.1e}"
+
+
+def outcome(call: RecordedCall, **found: Any) -> Outcome:
+    """Return the outcome of a call."""
+    key = call.key
+    overload = (call.invocation or {}).get("overload")
+    overload = overload if isinstance(overload, str) and overload != "default" else ""
+    shapes = shapes_of(call.inputs)
+    return Outcome(key.rank, key.step, call.seq, key.level, key.phase, key.scope, key.op, overload, key.ordinal, shapes, **found)
+
+
+def shapes_of(inputs: Mapping[str, RecordedTensor]) -> str:
+    """Return dtypes and shapes of the inputs: ``float32 [8,128] [128,512]``."""
+    parts: list[str] = []
+    dtype = ""
+    for recorded in list(inputs.values())[:6]:
+        if recorded.dtype != dtype:
+            dtype = recorded.dtype
+            parts.append(dtype)
+        parts.append(f"[{','.join(map(str, recorded.shape))}]")
+    more = len(inputs) - 6
+    return " ".join([*parts, *([f"and {more} more"] if more > 0 else [])])
+
+
+
+
+def provide(device: str, *, simulated: bool) -> None:
+    """Make sure that PyTorch knows a device.
+
+    Raises:
+        TrueupError: it does not, or there is none of this number.
+    """
+    kind = device.partition(":")[0]
+    if simulated:
+        from trueup import simdev
+
+        simdev.install()
+    elif kind == "npu" and not hasattr(torch, "npu"):
+        try:
+            importlib.import_module("torch_npu")
+        except ImportError:
+            raise TrueupError(
+                "PyTorch knows no device npu here.\n  expected: torch_npu installed, or --simulated for the simulated device\n"
+                "  got:      neither\n  next:     pip install torch_npu, or replay the candidate's capture with --device cpu"
+            ) from None
+    try:
+        torch.ones(1, device=device).cpu()
+    except (RuntimeError, AssertionError, NotImplementedError) as error:
+        said = (str(error).splitlines() or [""])[0][:200]
+        raise TrueupError(f"Nothing can be computed on {device}: {said}\n  next:     name a device that is there") from None

@@ -1,0 +1,75 @@
+"""Whether a capture holds all that its calls need: each is executed where it was recorded, and must give the same bits."""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from trueup.model import TrueupError
+from trueup.rerun.outcomes import Replay
+from trueup.rerun.replay import LEVELS, Settings, replay
+from trueup.store import Capture, open_capture
+
+
+@dataclass(frozen=True)
+class Verification:
+    """What `verify` returns."""
+
+    capture: str
+    replay: Replay = field(repr=False)
+
+    @property
+    def reproduced(self) -> int:
+        """Calls whose results are the recorded ones, bit for bit."""
+        return sum(o.verdict == "accurate" for o in self.replay.outcomes)
+
+    @property
+    def reasons(self) -> list[tuple[str, str, int]]:
+        """``(operator, why, calls)`` of the others, most calls first."""
+        found = Counter((f"{o.level} {o.kind}", o.sentence) for o in self.replay.outcomes if o.verdict != "accurate")
+        return [(kind, why, number) for (kind, why), number in found.most_common()]
+
+    @property
+    def exit_code(self) -> int:
+        """0: every call is reproduced, 1: some are not."""
+        return int(bool(self.reasons))
+
+    @property
+    def sentence(self) -> str:
+        """Say the result in one sentence."""
+        total = len(self.replay.outcomes)
+        share = f"{self.reproduced:,} of {total:,} calls ({self.reproduced / total:.1%})" if total else "no call"
+        if not self.reasons:
+            return f"All {total:,} calls give the recorded bits when they are executed again: the recording is complete."
+        return f"{share} give the recorded bits when they are executed again; the others are named below."
+
+
+def verify(
+    capture: str | Path, *, levels: tuple[str, ...] = LEVELS, patterns: tuple[str, ...] = (), processes: int = 1,
+    simulated: bool = False, output: Path | None = None,
+) -> Verification:  # fmt: skip
+    """Execute every call of a capture on the device that recorded it.
+
+    Raises:
+        TrueupError: the capture cannot be read, keeps no bytes, or its device is not there.
+    """
+    opened = open_capture(capture)
+    if opened.root.get("detail") != "tensor":
+        raise TrueupError(
+            f"{capture} keeps no elements, so nothing can be compared bit by bit\n  expected: a capture of detail tensor\n"
+            f"  got:      detail {opened.root.get('detail')}\n  next:     trueup capture --detail tensor -o DIR -- COMMAND"
+        )
+    device, threads = _where(opened)
+    settings = Settings(str(capture), device, levels, patterns=patterns, simulated=simulated, threads=threads, verify=True, draws=False)
+    return Verification(str(capture), replay(settings, output, processes=processes))
+
+
+def _where(capture: Capture) -> tuple[str, int]:
+    """Return the device that recorded a capture and its number of threads, on which sums depend."""
+    first: dict[str, Any] = next(iter(capture.ranks.values()), {})
+    names = [name for name in first.get("devices") or () if isinstance(name, str)]
+    device = next((name for name in names if not name.startswith(("cpu", "meta"))), "cpu")
+    threads = str((first.get("environment") or {}).get("num_threads", ""))
+    return device, int(threads) if threads.isdigit() and int(threads) < 1024 else 0

@@ -1,0 +1,58 @@
+"""A process that executes recorded calls one by one: what it crashes on is a finding, and the process beside it goes on.
+
+It reads lines of JSON from its standard input, first the settings, then one call each, and writes one line for each to what was its
+standard output; anything that is printed meanwhile goes to standard error. `trueup.rerun.replay` starts it.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from typing import Any
+
+from trueup.model import TrueupError
+
+
+def main() -> None:
+    """Answer until the input ends."""
+    answers = os.fdopen(os.dup(1), "w", encoding="utf-8")
+    os.dup2(2, 1)
+    settings = json.loads(sys.stdin.readline())
+    try:
+        replayer, calls = prepare(settings)
+        print(json.dumps({"ready": True, "notes": replayer.notes()}), file=answers, flush=True)
+    except TrueupError as error:
+        print(json.dumps({"error": str(error)}), file=answers, flush=True)
+        return
+    for line in sys.stdin:
+        rank, seq = json.loads(line)
+        call = calls.at(rank, seq)
+        found = replayer.verify(call) if settings["verify"] else replayer.replay(call)
+        print(json.dumps(found.to_json()), file=answers, flush=True)
+
+
+def prepare(settings: dict[str, Any]) -> tuple[Any, Any]:
+    """Return what executes calls in this process, and the calls of the capture.
+
+    Raises:
+        TrueupError: PyTorch or the device is not there, or the capture cannot be read.
+    """
+    try:
+        import torch
+    except ImportError:
+        raise TrueupError("replay executes calls with PyTorch, which is not installed\n  next:     pip install torch") from None
+
+    from trueup.adapters.torch.replaying import Replayer, provide
+    from trueup.rerun.recorded import RecordedCalls
+    from trueup.store import open_capture
+
+    provide(settings["device"], simulated=settings["simulated"])
+    if settings["threads"]:
+        torch.set_num_threads(settings["threads"])
+    calls = RecordedCalls(open_capture(settings["base"]))
+    return Replayer(calls, settings["device"], draws=settings["draws"] and not settings["verify"], recorded=settings["recorded"]), calls
+
+
+if __name__ == "__main__":
+    main()
