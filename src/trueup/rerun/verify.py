@@ -62,7 +62,9 @@ def verify(
             f"  got:      detail {opened.root.get('detail')}\n  next:     trueup capture --detail tensor -o DIR -- COMMAND"
         )
     device, threads = _where(opened)
-    settings = Settings(str(capture), device, levels, patterns=patterns, simulated=simulated, threads=threads, verify=True, draws=False)
+    settings = Settings(
+        str(capture), device, levels, patterns=patterns, simulated=simulated, threads=threads, verify=True, draws=False
+    )
     return Verification(str(capture), replay(settings, output, processes=processes))
 
 

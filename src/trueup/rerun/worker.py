@@ -51,7 +51,8 @@ def prepare(settings: dict[str, Any]) -> tuple[Any, Any]:
     if settings["threads"]:
         torch.set_num_threads(settings["threads"])
     calls = RecordedCalls(open_capture(settings["base"]))
-    return Replayer(calls, settings["device"], draws=settings["draws"] and not settings["verify"], recorded=settings["recorded"]), calls
+    draws = settings["draws"] and not settings["verify"]
+    return Replayer(calls, settings["device"], draws=draws, recorded=settings["recorded"]), calls
 
 
 if __name__ == "__main__":

@@ -6,6 +6,7 @@ import importlib
 import math
 import time
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -14,7 +15,7 @@ import torch
 from numpy.typing import NDArray
 
 from trueup.adapters.torch.environment import switches
-from trueup.adapters.torch.recorded_call import NotReplayable, Place, as_tensor, rebuild, to_numpy
+from trueup.adapters.torch.recorded_call import NotReplayable, Place, Rebuilt, as_tensor, rebuild, to_numpy
 from trueup.model import TrueupError
 from trueup.rerun.drawing import draw
 from trueup.rerun.local_error import WORDS, Distance, LocalError, judge, thresholds
@@ -34,6 +35,9 @@ ON_HOST: dict[str, tuple[str, ...]] = {
     "torch.nn.utils.rnn.pack_padded_sequence": ("input.1",), "aten::tensor_split": ("input.1",), "torch.tensor_split": ("input.1",),
 }  # fmt: skip
 """Arguments that are on the CPU whatever the device (PyTorch 2.13, `native_functions.yaml` and the functions' checks)."""
+
+WORKSPACES_OF: dict[str, tuple[str, str]] = {"aten::mkldnn_rnn_layer_backward": ("aten::mkldnn_rnn_layer", "output.3")}
+"""Backward operators that read a workspace of their forward, which is not recorded (`dispatch.WORKSPACES`)."""
 
 Arrays = dict[str, NDArray[Any]]
 
@@ -125,6 +129,7 @@ class Replayer:
         made = rebuild(self._forward(call) if backward else call, _with_host(place, call), grad=backward)
         before = torch.default_generator.get_state()
         try:
+            self._refill(call, made, place)
             outputs = made.execute()
             if backward:
                 received = {s: as_tensor(call, t, place) for s, t in call.tensors.items() if s.startswith("grad_output.")}
@@ -139,6 +144,22 @@ class Replayer:
         given = made.random.get("cpu") or before.numpy().tobytes()
         random = torch.default_generator.get_state().numpy().tobytes() != given
         return Result(arrays, random, bool(made.drawn), tuple(made.unwritten))
+
+    def _refill(self, call: RecordedCall, made: Rebuilt, place: Place) -> None:
+        """Fill a workspace, which no capture holds, by executing again the operator that made it."""
+        operator, output = WORKSPACES_OF.get(call.key.op, ("", ""))
+        if not (operator and made.unwritten and call.forward_seq is not None):
+            return
+        step = self._calls.of_step(call.key.rank, call.key.step, ("aten",))
+        for forward in step:
+            if forward.key.op == operator and forward.parent == call.forward_seq and _same_inputs(forward, call):
+                with suppress(NotReplayable):
+                    workspace = rebuild(forward, place).execute().get(output)
+                    slot = made.unwritten[-1]
+                    if workspace is not None and workspace.shape == made.inputs[slot].shape:
+                        made.inputs[slot].copy_(workspace)
+                        made.unwritten.clear()
+                return
 
     def _forward(self, call: RecordedCall) -> RecordedCall:
         if call.forward_seq is None:
@@ -162,7 +183,8 @@ class Replayer:
         kept = {slot: t.array() for slot, t in call.outputs.items() if t.kept}
         if not kept:
             raise NotReplayable("no result of it was kept")
-        differing = [slot for slot, array in kept.items() if slot not in result.arrays or not same_bytes(array, result.arrays[slot])]
+        got = result.arrays
+        differing = [slot for slot, array in kept.items() if slot not in got or not same_bytes(array, got[slot])]
         if not differing:
             return {"verdict": "accurate", "sentence": "bitwise"}
         slot = differing[0]
@@ -276,6 +298,12 @@ class Replayer:
 
 
 _NOTHING = Distance(0, 0, 0.0, 0.0, 0.0, 0.0, 0)
+
+
+def _same_inputs(forward: RecordedCall, backward: RecordedCall) -> bool:
+    """Tell whether a backward operator was given the input and the first weight of a forward one."""
+    sides = [(forward.tensors.get(s), backward.tensors.get(s)) for s in ("input.0", "input.1")]
+    return all(a is not None and b is not None and a.digest == b.digest for a, b in sides)
 
 
 def _with_host(place: Place, call: RecordedCall) -> Place:
