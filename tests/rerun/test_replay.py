@@ -1,0 +1,222 @@
+"""Recorded calls, executed again: verification, verdicts, crashes, resumption, both directions."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from trueup import simdev
+from trueup.adapters.torch import allowed
+from trueup.adapters.torch.recorded_call import NotReplayable, Place, rebuild, to_numpy
+from trueup.adapters.torch.replaying import Replayer
+from trueup.model import TrueupError
+from trueup.rerun import replay as replaying
+from trueup.rerun.outcomes import Outcome
+from trueup.rerun.recorded import RecordedCalls, read_invocation
+from trueup.rerun.replay import OUTCOMES, Settings, replay
+from trueup.rerun.verify import verify
+
+from .programs import all_calls, record
+
+
+@pytest.fixture(scope="module")
+def calls(tmp_path_factory: pytest.TempPathFactory) -> RecordedCalls:
+    torch.set_num_threads(1)
+    return record(tmp_path_factory.mktemp("replay") / "cpu")
+
+
+@pytest.fixture(autouse=True)
+def healthy() -> None:
+    simdev.install()
+    simdev.heal()
+
+
+def base(calls: RecordedCalls) -> str:
+    return str(calls.capture.path)
+
+
+def test_every_call_gives_its_recorded_bits(calls: RecordedCalls) -> None:
+    replayer = Replayer(calls, "cpu", draws=False)
+    outcomes = [replayer.verify(call) for call in all_calls(calls)]
+    assert [f"{o.kind} {o.sentence}" for o in outcomes if o.verdict != "accurate"] == []
+    phases = {(o.level, o.phase) for o in outcomes}
+    assert phases >= {(level, phase) for level in ("api", "aten") for phase in ("forward", "backward", "optimizer")}
+
+
+def test_a_capture_changes_no_random_state(tmp_path: Path, calls: RecordedCalls) -> None:
+    """The state of the generators is read, not moved: detail tensor sees the numbers of detail stats."""
+    other = record(tmp_path / "stats", detail="stats")
+    digests = [[(c.kind, s, t.digest) for c in all_calls(which) for s, t in c.outputs.items()] for which in (calls, other)]
+    assert digests[0] == digests[1]
+    assert "invocation" not in other.capture.names
+
+
+def test_the_healthy_device_is_accurate(calls: RecordedCalls) -> None:
+    found = replay(Settings(base(calls), "npu", dedup=True, simulated=True), processes=0)
+    assert found.exit_code == 0, found.sentence
+    assert set(found.counts) == {"accurate"}
+    assert "npu is Trueup's simulated device: no accelerator was used" in found.notes
+
+
+@pytest.mark.parametrize("name", ["hf32-matmul", "reordered-reductions", "fused-multiply-add"])
+def test_legitimate_differences_are_not_blamed(calls: RecordedCalls, name: str) -> None:
+    with simdev.noise(name):
+        found = replay(Settings(base(calls), "npu", dedup=True, simulated=True), processes=0)
+    assert found.culprits == []
+
+
+@pytest.mark.parametrize(
+    ("fault", "culprit"),
+    [
+        ("layer-norm-epsilon", "aten::native_layer_norm"),
+        ("batch-norm-running-variance-biased", "aten::native_batch_norm"),
+        ("relu-backward-at-zero", "aten::threshold_backward"),
+        ("dropout-no-rescale", "torch.nn.functional.dropout"),
+        ("adam-second-moment-value", "aten::_foreach_addcmul_"),
+    ],
+)
+def test_a_fault_is_found_where_it_is(calls: RecordedCalls, fault: str, culprit: str) -> None:
+    with simdev.inject(fault):
+        found = replay(Settings(base(calls), "npu", dedup=True, simulated=True), processes=0)
+    assert found.exit_code == 1
+    assert culprit in {o.op for o in found.culprits}
+    aten = {o.op for o in found.culprits if o.level == "aten"}
+    assert aten <= {culprit}, found.sentence
+
+
+def test_a_capture_of_the_device_is_judged_on_the_cpu(tmp_path: Path) -> None:
+    with simdev.inject("layer-norm-epsilon"):
+        calls = record(tmp_path / "npu", steps=1, device="npu")
+    found = replay(Settings(base(calls), "cpu", dedup=True, recorded=True), processes=0)
+    assert {o.op for o in found.culprits if o.level == "aten"} == {"aten::native_layer_norm"}
+    assert found.sentence.startswith("npu:0, as recorded, computes aten::native_layer_norm forward wrong")
+
+
+def test_statistics_alone_are_replayed_with_drawn_inputs(tmp_path: Path) -> None:
+    calls = record(tmp_path / "stats", detail="stats", steps=1)
+    with simdev.inject("layer-norm-epsilon"):
+        found = replay(Settings(base(calls), "npu", patterns=("*layer_norm*",), simulated=True), processes=0)
+    wrong = next(o for o in found.culprits if o.op == "aten::native_layer_norm")
+    assert wrong.drawn
+    assert any("drawn to match recorded numbers" in note for note in found.notes)
+
+
+def test_what_a_killed_replay_left_is_gone_on_with(calls: RecordedCalls, tmp_path: Path) -> None:
+    settings = Settings(base(calls), "cpu", levels=("aten",), phases=("forward",))
+    whole = replay(settings, tmp_path / "out", processes=0)
+    lines = (tmp_path / "out" / OUTCOMES).read_text().splitlines(keepends=True)
+    (tmp_path / "out" / OUTCOMES).write_text("".join(lines[:10]) + lines[10][:30])
+    again = replay(settings, tmp_path / "out", processes=0)
+    assert [o.place for o in again.outcomes] == [o.place for o in whole.outcomes]
+    assert (tmp_path / "out" / OUTCOMES).read_text().splitlines(keepends=True)[:10] == lines[:10]
+    with pytest.raises(TrueupError, match="holds another replay"):
+        replay(Settings(base(calls), "cpu"), tmp_path / "out", processes=0)
+
+
+def test_a_worker_that_dies_is_a_finding_and_the_next_goes_on(
+    calls: RecordedCalls, monkeypatch: pytest.MonkeyPatch
+) -> None:  # fmt: skip
+    """The second call kills its process, as a segmentation fault in a native kernel does."""
+    asked = replaying._Worker.ask
+    seen: list[int] = []
+
+    def ask(self: replaying._Worker, call: object, timeout: float) -> Outcome | None:
+        seen.append(1)
+        if len(seen) == 2:
+            os.kill(self._process.pid, signal.SIGSEGV)
+            self._process.wait()
+        return asked(self, call, timeout)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(replaying._Worker, "ask", ask)
+    found = replay(Settings(base(calls), "cpu", levels=("aten",), patterns=("aten::add*",), threads=1), processes=1)
+    words = [o.verdict for o in found.outcomes]
+    assert words[1] == "crashed"
+    assert words.count("accurate") == len(words) - 1 > 2
+    assert "SIGSEGV" in found.outcomes[1].sentence
+    assert found.exit_code == 1
+
+
+def test_functions_that_load_save_or_take_code_are_never_found() -> None:
+    for name in ("torch.load", "torch.save", "torch.hub.load", "torch.from_file", "torch.Tensor.apply_", "torch.Tensor.map_",
+                 "torch.Tensor.numpy", "torch.serialization.load", "os.system", "torch.utils.data.DataLoader", "builtins.eval",
+                 "torch.Tensor.share_memory_", "torch.Tensor.backward", "torch.Tensor.module_load", "torch.jit.load",
+                 "torch.Tensor.data_ptr", "torch.Tensor.__reduce_ex__", "torch.Tensor.__class__", "torch.compile", "torch.Tensor.set_"):  # fmt: skip
+        assert allowed.function(name) is None, name
+    for name in ("aten::save", "aten::from_file", "prim::Print", "aten::__init__", "torch::load", "aten::add.Tensor.x"):
+        assert allowed.operator(name, None) is None, name
+    assert allowed.operator("aten::add", "Tensor") is torch.ops.aten.add.Tensor
+    assert allowed.operator("aten::add", "__class__") is None
+
+
+@pytest.mark.parametrize(
+    "made",
+    [
+        '{"args": [{"tensor": "input.0", "offset": -5}]}',
+        '{"args": [{"slice": [1, 2]}]}',
+        '{"args": [{"dtype": "load"}]}',
+        '{"args": [{"complex": [1]}]}',
+        '{"args": [{"other": "function"}]}',
+        '{"args": [{"generator": {"device": "cpu", "state": "AAAA"}}]}',
+        '{"args": [{"out": 1}], "out": {"empty": ["float32", [1000000000000], [1], "cpu"]}}',
+        '{"args": [' + "[" * 60 + "]" * 60 + "]}",
+    ],
+)
+def test_damaged_descriptions_are_refused(calls: RecordedCalls, made: str) -> None:
+    from dataclasses import replace
+
+    call = replace(next(c for c in all_calls(calls) if c.kind == "aten::mul.Tensor"), invocation=read_invocation(made))
+    with pytest.raises((NotReplayable, ValueError, TypeError)):
+        rebuild(call, Place("cpu"))
+
+
+def test_strides_alignment_and_shared_memory_are_as_they_were(tmp_path: Path) -> None:
+    import trueup
+
+    with trueup.capture(tmp_path / "c", detail="tensor", level=["aten"], on_error="stop"):
+        whole = torch.arange(24.0)
+        part = whole[3:11].view(4, 2).t()
+        part.add_(whole[4:12].view(2, 4))
+        torch.ones(1, 3).expand(4, 3) * 2
+    calls = RecordedCalls(trueup.open_capture(tmp_path / "c"))
+    added = next(c for c in all_calls(calls) if c.key.op == "aten::add_")
+    made = rebuild(added, Place("cpu"))
+    first, second = made.inputs["input.0"], made.inputs["input.1"]
+    assert first.stride() == (1, 2)
+    assert first.untyped_storage()._cdata == second.untyped_storage()._cdata
+    assert second.storage_offset() - first.storage_offset() == 1
+    np.testing.assert_array_equal(to_numpy(made.execute()["output.0"]), added.outputs["output.0"].array())
+    times = next(c for c in all_calls(calls) if c.key.op == "aten::mul")
+    assert rebuild(times, Place("cpu")).inputs["input.0"].stride() == (0, 1)
+
+
+def test_verification_says_what_is_missing(tmp_path: Path) -> None:
+    import trueup
+
+    with trueup.capture(tmp_path / "c", detail="tensor", level=["api"], on_error="stop"):
+        torch.func.vmap(lambda x: x.sin())(torch.ones(3))
+        torch.ones(3).cos()
+    found = verify(tmp_path / "c")
+    assert found.exit_code == 1
+    assert any("torch.func transform" in why for _, why, _ in found.reasons), found.reasons
+
+
+def test_verification_wants_elements(tmp_path: Path) -> None:
+    calls = record(tmp_path / "stats", detail="stats", steps=1)
+    with pytest.raises(TrueupError, match="expected: a capture of detail tensor"):
+        verify(calls.capture.path)
+
+
+def test_saved_results_are_json_and_parquet(calls: RecordedCalls, tmp_path: Path) -> None:
+    import pyarrow.parquet as pq
+
+    found = replay(Settings(base(calls), "cpu", levels=("aten",), dedup=True), tmp_path / "out", processes=0)
+    saved = json.loads((tmp_path / "out" / "replay.json").read_text())
+    assert saved["verdict"] == "accurate"
+    assert saved["counts"] == found.counts
+    assert pq.read_table(tmp_path / "out" / "outcomes.parquet").num_rows == len(found.outcomes)
