@@ -27,7 +27,7 @@ class Block(nn.Module):
             y = torch.nn.functional.relu(self.inner(self.norm(x)), inplace=True)
         y = nn.functional.dropout(y.float(), 0.25, self.training)
         y = self.batch(self.outer(y)) + x.expand(8, 12)
-        return y / y.pow(2).mean(1, keepdim=True).add(1e-6).sqrt() + torch.rand(8, 1)
+        return y / y.pow(2).mean(1, keepdim=True).add(1e-6).sqrt() + torch.rand(8, 1, device=x.device)
 
 
 def record(into: Path, *, detail: str = "tensor", steps: int = 2, device: str = "cpu") -> RecordedCalls:

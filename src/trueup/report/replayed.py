@@ -1,6 +1,6 @@
 """A replay on a terminal, as JSON and as a table: one sentence, then operators by shape class, worst first.
 
-    WRONG  npu computes aten::rsqrt forward wrong from the baseline's own inputs (its error is 6.8e-04 ...).
+    WRONG  npu computes aten::rsqrt forward wrong from the recorded inputs (its error is 6.8e-04 ...).
 
       verdict   operator                  given                 calls  x explained  x baseline  first
       wrong     aten::rsqrt forward       float32 [8,64,1]         12       2.8e+03     1.4e+04  step 0, call 41, layers.0.norm

@@ -140,7 +140,7 @@ class Replay:
             kinds = list(dict.fromkeys(g.kind for g in bad))
             first = bad[0].worst
             more = f", and {len(kinds) - 1} more kind{'s' if len(kinds) > 2 else ''} of call" if len(kinds) > 1 else ""
-            return f"{self.device} computes {kinds[0]} wrong from the baseline's own inputs ({first.sentence}){more}{rest}."
+            return f"{self.device} computes {kinds[0]} wrong from the recorded inputs ({first.sentence}){more}{rest}."
         doubtful = counts.get("suspicious", 0)
         if total == open_:
             return f"Could not tell: none of the {total:,} calls could be judged."

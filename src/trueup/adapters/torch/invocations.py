@@ -21,7 +21,9 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import torch
 
-from trueup.adapters.torch.tensors import MAX_DEPTH, PLAIN, describe_values
+from trueup.adapters.torch.layouts import is_plain
+from trueup.adapters.torch.shards import local
+from trueup.adapters.torch.tensors import MAX_DEPTH, describe_values
 from trueup.recorder import Call
 
 if TYPE_CHECKING:
@@ -29,6 +31,7 @@ if TYPE_CHECKING:
 
 MOST = 1 << 16
 """Longest description, without the state of generators; a longer one is left out, and the call cannot be executed again."""
+MOST_WAITING = 1 << 12
 
 
 class Invocations:
@@ -46,16 +49,16 @@ class Invocations:
 
     def waits(self, call: Call, func: Callable[..., Any]) -> None:
         """Hear that a function begins that is given no tensor: only its result tells whether it is a call to record."""
-        state = self._random(call, func)
-        if state:
-            self._waiting[call.seq] = state
+        if len(self._waiting) >= MOST_WAITING:  # of functions that turned out to be no calls
+            self._waiting.clear()
+        self._waiting[call.seq] = self._random(call, func)
 
     def describe(
         self, call: Call, func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> tuple[str | None, str | None]:  # fmt: skip
         """Return the value of a call's row ``arguments``, and how the call was made."""
         described = _describe(func, args, kwargs)
-        state = self._waiting.pop(call.seq, None) or self._random(call, func)
+        state = self._waiting.pop(call.seq) if call.seq in self._waiting else self._random(call, func)
         if described is not None and state:
             described = f'{described[:-1]}, "random": {json.dumps(state)}}}'
         return describe_values(args, kwargs), described
@@ -67,7 +70,6 @@ class Invocations:
         if step != self._step:
             self._step = step
             self._states.clear()
-            self._waiting.clear()
         found = {}
         for kind in {"cpu": None, **{name.partition(":")[0]: None for name in self._session.slots.devices}}:
             state = _state(kind)
@@ -170,8 +172,9 @@ def _encode_tensor(tensor: torch.Tensor, slot: str, storages: dict[int, str]) ->
     found: dict[str, Any] = {"tensor": slot}
     if tensor.requires_grad:
         found["grad"] = True
-    if type(tensor) not in PLAIN or tensor.layout is not torch.strided or tensor.is_nested:
-        return found | {"kind": type(tensor).__name__ if type(tensor) not in PLAIN else str(tensor.layout).removeprefix("torch.")}
+    if not is_plain(tensor) or local(tensor) is not tensor:
+        plain = type(tensor) in (torch.Tensor, torch.nn.Parameter)
+        return found | {"kind": str(tensor.layout).removeprefix("torch.") if plain else type(tensor).__name__}
     if tensor.is_conj() or tensor.is_neg():
         return found | {"kind": "conjugate or negative view"}
     try:
