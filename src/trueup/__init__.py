@@ -31,6 +31,7 @@ if TYPE_CHECKING:
     from trueup.model import Result as Result
     from trueup.model import TrueupError as TrueupError
     from trueup.readers import import_dump as import_dump
+    from trueup.rerun.replay import replay as replay
     from trueup.seeds import seed_all as seed_all
     from trueup.store import Capture as Capture
     from trueup.store import open_capture as open_capture
@@ -54,6 +55,7 @@ _HOMES = {
     "import_dump": "trueup.readers",
     "open_capture": "trueup.store",
     "overflow": "trueup.anomalies",
+    "replay": "trueup.rerun.replay",
     "seed_all": "trueup.seeds",
     "step": "trueup.capturing",
     "watch": "trueup.watching",
@@ -62,6 +64,9 @@ _HOMES = {
 __all__ = [
     "Capture", "Finding", "LightningCallback", "Result", "TrainerCallback", "TrueupError", "WatchStopped", "__version__",
     "apply_policy", "capture", "compare", "import_dump", "open_capture", "overflow", "seed_all", "step", "watch",
+    "Capture", "Finding", "LightningCallback", "Result", "TrainerCallback", "TrueupError", "__version__", "apply_policy", "capture",
+    "compare", "import_dump", "open_capture", "overflow", "seed_all", "step",
+    "compare", "import_dump", "open_capture", "replay", "seed_all", "step",
 ]  # fmt: skip
 
 

@@ -19,7 +19,8 @@ from trueup.model import TrueupError
 from trueup.rerun import replay as replaying
 from trueup.rerun.outcomes import Outcome
 from trueup.rerun.recorded import RecordedCalls, read_invocation
-from trueup.rerun.replay import OUTCOMES, Settings, replay
+from trueup.rerun.replay import OUTCOMES, Settings
+from trueup.rerun.replay import run as replay
 from trueup.rerun.verify import verify
 
 from .programs import all_calls, record
@@ -105,6 +106,16 @@ def test_statistics_alone_are_replayed_with_drawn_inputs(tmp_path: Path) -> None
     wrong = next(o for o in found.culprits if o.op == "aten::native_layer_norm")
     assert wrong.drawn
     assert any("drawn to match recorded numbers" in note for note in found.notes)
+
+
+def test_in_python_the_random_state_of_the_process_stays(calls: RecordedCalls) -> None:
+    import trueup
+
+    before = torch.get_rng_state()
+    found = trueup.replay(base(calls), "cpu", patterns=("*dropout*", "*rand*"))
+    assert found.exit_code == 0, found.sentence
+    assert found.device == "cpu, as recorded,"
+    assert torch.equal(before, torch.get_rng_state())
 
 
 def test_what_a_killed_replay_left_is_gone_on_with(calls: RecordedCalls, tmp_path: Path) -> None:

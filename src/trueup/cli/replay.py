@@ -46,8 +46,7 @@ def replay(
     from rich.console import Console
 
     from trueup.report.replayed import render
-    from trueup.rerun.replay import LEVELS, Settings
-    from trueup.rerun.replay import replay as run
+    from trueup.rerun.replay import LEVELS, Settings, run
 
     levels, phases = selection.levels(level) or LEVELS, selection.words(phase)
     _known(levels, LEVELS, "--level")

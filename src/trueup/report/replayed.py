@@ -30,6 +30,7 @@ COLOURS = {
 }  # fmt: skip
 GROUPS_SHOWN = 15
 REASONS_SHOWN = 10
+WIDE = 120
 
 
 def render(replay: Replay, console: Console) -> None:
@@ -44,7 +45,7 @@ def render(replay: Replay, console: Console) -> None:
     groups = [g for g in replay.groups if g.worst.verdict not in ("accurate", "not replayed", "could not tell")]
     if groups:
         console.print()
-        console.print(Padding(_table(groups[:GROUPS_SHOWN]), (0, 0, 0, 2)))
+        console.print(Padding(_table(groups[:GROUPS_SHOWN], wide=console.width >= WIDE), (0, 0, 0, 2)))
         for group in groups[:GROUPS_SHOWN][:3]:
             said = f"{group.kind}: {group.worst.sentence} (rule: {group.worst.rule}; {group.worst.origin})"
             console.print(Padding(Text(clean(one_line(said)), style="dim"), (0, 0, 0, 2)))
@@ -58,18 +59,21 @@ def render(replay: Replay, console: Console) -> None:
 _HEADS = {0: ("ACCURATE", "bold green"), 1: ("WRONG", "bold red"), 2: ("COULD NOT TELL", "bold yellow")}
 
 
-def _table(groups: list[Group]) -> Table:
+def _table(groups: list[Group], *, wide: bool) -> Table:
+    """Lay groups out; on a narrow terminal without the scope and the ratio to the baseline, which `replay.json` has."""
     table = Table(box=None, padding=(0, 2, 0, 0), show_edge=False, header_style="dim")
-    for name in ("verdict", "operator", "given", "calls", "x explained", "x baseline", "worst"):
+    names = ["verdict", "operator", "given", "calls", "x explained", *(["x baseline"] if wide else []), "worst"]
+    for name in names:
         right = name in ("calls", "x explained", "x baseline")
-        table.add_column(name, justify="right" if right else "left", overflow="fold", no_wrap=right)
+        least, side = {"operator": 24, "given": 16}.get(name), "right" if right else "left"
+        table.add_column(name, justify=side, overflow="fold", no_wrap=right or name == "verdict", min_width=least)  # type: ignore[arg-type]
     for group in groups:
         worst = group.worst
-        where = f"step {worst.step}, call {worst.seq}{', ' + worst.scope if worst.scope else ''}"
-        table.add_row(
-            Text(worst.verdict, style=COLOURS[worst.verdict]), Text(clean(group.kind)), Text(clean(group.shapes)),
-            f"{group.calls:,}", _times(worst.excess), _times(worst.ratio), Text(clean(one_line(where))),
-        )  # fmt: skip
+        where = f"step {worst.step}, call {worst.seq}{', ' + worst.scope if wide and worst.scope else ''}"
+        cells = [Text(worst.verdict, style=COLOURS[worst.verdict]), Text(clean(group.kind.removeprefix("torch.")))]
+        cells += [Text(clean(group.shapes)), Text(f"{group.calls:,}"), Text(_times(worst.excess))]
+        cells += [Text(_times(worst.ratio))] if wide else []
+        table.add_row(*cells, Text(clean(one_line(where))))
     return table
 
 

@@ -54,18 +54,38 @@ class Settings:
 
 
 def replay(
-    settings: Settings, output: Path | None = None, *, processes: int = 1, timeout: float = 300.0
-) -> Replay:  # fmt: skip
-    """Execute the calls of a capture again and judge each.
+    base: str | Path, device: str, output: str | Path | None = None, *, processes: int = 0, timeout: float = 300.0, **options: Any
+) -> Replay:
+    """Execute recorded calls again, each with its recorded inputs, and judge each by itself.
+
+    >>> trueup.replay("runs/gpu", "npu", patterns=("*layer_norm*",)).sentence
+    'npu computes aten::native_layer_norm forward wrong from the recorded inputs (...).'
 
     Args:
-        settings: what.
+        base: a capture, best of detail ``tensor``.
+        device: where: ``npu``, ``cuda:1``, ``cpu``.
         output: where results are kept; one that holds a part of the same replay is gone on with. None: nothing is kept.
         processes: 0 executes the calls in this one, where a crash is a crash.
         timeout: seconds that a call may take before its process is ended.
+        options: fields of `Settings`.
 
     Raises:
         TrueupError: the capture cannot be read, the device is not there, or ``output`` holds another replay.
+    """
+    options.setdefault("recorded", device.partition(":")[0] == "cpu")
+    settings = Settings(str(base), device, **options)
+    return run(settings, None if output is None else Path(output), processes=processes, timeout=timeout)
+
+
+def run(settings: Settings, output: Path | None = None, *, processes: int = 1, timeout: float = 300.0) -> Replay:
+    """Execute the calls of a capture again and judge each; see `replay`.
+
+    Args:
+        settings: what.
+        output: as there; so are the others.
+
+    Raises:
+        TrueupError: as there.
     """
     started = time.perf_counter()
     capture = open_capture(settings.base)
@@ -235,8 +255,9 @@ def _here(settings: Settings, tasks: _Tasks, journal: Journal, notes: dict[str, 
 
     replayer, _ = prepare(asdict(settings))
     notes.update(dict.fromkeys(replayer.notes()))
-    while (call := tasks.next()) is not None:
-        journal.add(replayer.verify(call) if settings.verify else replayer.replay(call))
+    with replayer.undisturbed():
+        while (call := tasks.next()) is not None:
+            journal.add(replayer.verify(call) if settings.verify else replayer.replay(call))
 
 
 # ---------------------------------------------------------------- processes

@@ -9,7 +9,7 @@ from typing import Any
 
 from trueup.model import TrueupError
 from trueup.rerun.outcomes import Replay
-from trueup.rerun.replay import LEVELS, Settings, replay
+from trueup.rerun.replay import LEVELS, Settings, run
 from trueup.store import Capture, open_capture
 
 
@@ -65,7 +65,7 @@ def verify(
     settings = Settings(
         str(capture), device, levels, patterns=patterns, simulated=simulated, threads=threads, verify=True, draws=False
     )
-    return Verification(str(capture), replay(settings, output, processes=processes))
+    return Verification(str(capture), run(settings, output, processes=processes))
 
 
 def _where(capture: Capture) -> tuple[str, int]:

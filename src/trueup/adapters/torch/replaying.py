@@ -5,8 +5,8 @@ from __future__ import annotations
 import importlib
 import math
 import time
-from collections.abc import Mapping, Sequence
-from contextlib import suppress
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -93,6 +93,13 @@ class Replayer:
         if precision.matmul or precision.convolution:
             found.append("float32 products are declared to be rounded to TF32 or HF32: errors of that size are explained")
         return found
+
+    @contextmanager
+    def undisturbed(self) -> Iterator[None]:
+        """Leave the generators of this process, which calls set, as they were."""
+        kind = self.device.partition(":")[0]
+        with torch.random.fork_rng([] if kind == "cpu" else None, device_type="cuda" if kind == "cpu" else kind):
+            yield
 
     def replay(self, call: RecordedCall) -> Outcome:
         """Execute a call and judge what it gives."""
