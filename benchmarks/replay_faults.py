@@ -30,9 +30,10 @@ import trueup
 import zoo
 from trueup import simdev
 from trueup.adapters.torch.recorded_call import NotReplayable, Place
-from trueup.adapters.torch.replaying import Replayer, Result, same_bytes
+from trueup.adapters.torch.replaying import Replayer, Result
 from trueup.rerun.outcomes import BLAMED, Outcome, worse
 from trueup.rerun.recorded import RecordedCall, RecordedCalls
+from trueup.rerun.results import same_bytes
 from trueup.simdev import injection
 
 STEPS = 2

@@ -355,6 +355,6 @@ class _Worker:
 
 
 def _crashed(call: RecordedCall, how: str) -> Outcome:
-    from trueup.adapters.torch.replaying import outcome
+    from trueup.rerun.results import outcome
 
     return outcome(call, verdict="crashed", sentence=f"executing it {how}", rule="process")

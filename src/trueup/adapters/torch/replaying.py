@@ -5,7 +5,7 @@ from __future__ import annotations
 import importlib
 import math
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from typing import Any
@@ -21,14 +21,9 @@ from trueup.rerun.drawing import draw
 from trueup.rerun.local_error import WORDS, Distance, LocalError, judge, thresholds
 from trueup.rerun.outcomes import Outcome
 from trueup.rerun.recorded import RecordedCall, RecordedCalls, RecordedTensor
+from trueup.rerun.results import MASK, apart, of_one_draw, outcome, parallel, same_bytes, untold
 from trueup.rerun.rounding import Operand, Operation, criterion, rounding
 from trueup.verdict.precision import Precision, precision_of
-
-MASK = 1e30
-"""Magnitude from which an element is a mask: left out of norms."""
-SAME_DRAW = 0.9
-"""Cosine of a random operator's result and the truth from which both drew the same numbers: independent draws of a mask that keeps
-nine of ten elements of a centred tensor have 0.9 at most; the same mask with another scale has 1."""
 
 ON_HOST: dict[str, tuple[str, ...]] = {
     "aten::_pack_padded_sequence": ("input.1",), "torch._pack_padded_sequence": ("input.1",),
@@ -205,7 +200,7 @@ class Replayer:
         elif result.random and not call.random:
             why = "it draws random numbers, and the state of the generator is not in the capture"
         else:
-            why = f"{slot} is another on this machine: {_apart(kept[slot], result.arrays[slot])}"
+            why = f"{slot} is another on this machine: {apart(kept[slot], result.arrays[slot])}"
         return {"verdict": "wrong", "sentence": why, "slot": slot, "rule": "bitwise"}
 
     # ---------------------------------------------------------------- judging
@@ -248,9 +243,9 @@ class Replayer:
         drew = result.random or (truth is not None and truth.random)
         random = drew or criterion().row(operation.op, operation.level, operation.phase).random
         if random and exact is not None:
-            exact, known, missing = _of_one_draw(exact, target, known, missing)
+            exact, known, missing = of_one_draw(exact, target, known, missing)
         if exact is None and known is None:
-            return _untold(operation, f"{missing}, and there is no baseline to compare with")
+            return untold(operation, f"{missing}, and there is no baseline to compare with")
         against, own = (known, None) if exact is None else (exact, known)
         assert against is not None
         kind = thresholds().of(operation)
@@ -260,8 +255,8 @@ class Replayer:
         if exact is None:
             explained *= 2  # the baseline rounds as well
             found = judge(operation, recorded.dtype, distance, None, rounding=explained)
-            if random and found.verdict != "accurate" and not _parallel(against, target):
-                return _untold(operation, f"{self.device} draws other random numbers than the baseline")
+            if random and found.verdict != "accurate" and not parallel(against, target):
+                return untold(operation, f"{self.device} draws other random numbers than the baseline")
             return found
         beside = None if own is None else Distance.of(exact, own)
         found = judge(operation, recorded.dtype, distance, beside, rounding=explained)
@@ -316,69 +311,6 @@ def _same_inputs(forward: RecordedCall, backward: RecordedCall) -> bool:
 def _with_host(place: Place, call: RecordedCall) -> Place:
     """Return the place for a call some of whose arguments stay on the CPU."""
     return replace(place, hosted=ON_HOST[call.key.op]) if call.key.op in ON_HOST else place
-
-
-def _of_one_draw(
-    exact: NDArray[Any], target: NDArray[Any], known: NDArray[Any] | None, missing: str
-) -> tuple[NDArray[Any] | None, NDArray[Any] | None, str]:  # fmt: skip
-    """Drop the truth, or the baseline, of a random operator where it drew other numbers than the target."""
-    if known is not None and not _parallel(exact, known):
-        if not _parallel(exact, target):
-            return None, known, missing or "float64 draws other random numbers"
-        known = None
-    if not _parallel(exact, target):
-        return None, known, missing or "float64 draws other random numbers"
-    return exact, known, missing
-
-
-def _parallel(a: NDArray[Any], b: NDArray[Any]) -> bool:
-    """Tell whether two tensors point the same way, so that a scale or rounding is all that differs."""
-    x, y = (np.asarray(v).reshape(-1).astype(np.float64) for v in (a, b))
-    kept = np.isfinite(x) & np.isfinite(y) & (np.abs(x) < MASK) & (np.abs(y) < MASK)
-    x, y = x[kept], y[kept]
-    norms = float(np.linalg.norm(x) * np.linalg.norm(y))
-    zeros = bool(x.size) and float(np.mean((x == 0) != (y == 0))) < 0.01
-    return norms == 0 or (float(x @ y) > SAME_DRAW * norms and zeros)
-
-
-def _untold(operation: Operation, why: str) -> LocalError:
-    kind = thresholds().of(operation)
-    return LocalError("could not tell", math.nan, 0.0, math.nan, math.nan, math.nan, f"{kind.name}: no truth", kind.origin, why)
-
-
-def same_bytes(a: NDArray[Any], b: NDArray[Any]) -> bool:
-    """Tell whether two arrays have the same dtype, shape and bits."""
-    return a.dtype == b.dtype and a.shape == b.shape and a.tobytes() == b.tobytes()
-
-
-def _apart(recorded: NDArray[Any], found: NDArray[Any]) -> str:
-    if recorded.dtype != found.dtype or recorded.shape != found.shape:
-        return f"{found.dtype.name} {list(found.shape)} for {recorded.dtype.name} {list(recorded.shape)}"
-    return f"relative L2 error {Distance.of(recorded, found).relative:.1e}"
-
-
-def outcome(call: RecordedCall, **found: Any) -> Outcome:
-    """Return the outcome of a call."""
-    key = call.key
-    overload = (call.invocation or {}).get("overload")
-    overload = overload if isinstance(overload, str) and overload != "default" else ""
-    shapes = shapes_of(call.inputs)
-    return Outcome(key.rank, key.step, call.seq, key.level, key.phase, key.scope, key.op, overload, key.ordinal, shapes, **found)
-
-
-def shapes_of(inputs: Mapping[str, RecordedTensor]) -> str:
-    """Return dtypes and shapes of the inputs: ``float32 [8,128] [128,512]``."""
-    parts: list[str] = []
-    dtype = ""
-    for recorded in list(inputs.values())[:6]:
-        if recorded.dtype != dtype:
-            dtype = recorded.dtype
-            parts.append(dtype)
-        parts.append(f"[{','.join(map(str, recorded.shape))}]")
-    more = len(inputs) - 6
-    return " ".join([*parts, *([f"and {more} more"] if more > 0 else [])])
-
-
 
 
 def provide(device: str, *, simulated: bool) -> None:

@@ -1,0 +1,318 @@
+"""The arguments of a recorded call: from their description to objects on a device."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from trueup.adapters.torch.replay_memory import NotReplayable, constant, contiguous, damaged, extent, fill, natural
+from trueup.rerun.recorded import RecordedCall, RecordedTensor, read_state
+from trueup.verdict.criteria import UNIT_ROUNDOFF
+
+ALIGNMENT = 64
+"""Bytes to which PyTorch's allocators align; where a view begins within such a block may decide how it is vectorised."""
+SPARSE = 1 << 26
+"""Elements between the first and last of a tensor up to which its strides are kept however few they are."""
+
+Draw = Callable[[RecordedTensor], NDArray[Any]]
+
+
+@dataclass(frozen=True)
+class Place:
+    """Where and how calls are executed.
+
+    Args:
+        device: ``npu``, ``cuda:1``, ``cpu``.
+        home: type of device that the capture was taken on; its tensors move to ``device``, others (a CPU scalar beside them) stay.
+        wide: on the CPU in float64 and complex128, without autocast: the truth.
+        draw: makes the elements of tensors of which only numbers were kept; None: such calls are not executed.
+    """
+
+    device: str
+    home: str = "cpu"
+    wide: bool = False
+    draw: Draw | None = None
+    hosted: tuple[str, ...] = ()
+    """Slots that are on the CPU whatever the device."""
+    perturb: bool = False
+    """Move each floating-point element by one unit in its last place, up or down."""
+
+    def of(self, recorded: str) -> torch.device:
+        """Return the device for what was on a recorded one."""
+        if self.wide:
+            return torch.device("cpu")
+        return torch.device(self.device if recorded.partition(":")[0] == self.home else "cpu")
+
+    def dtype(self, dtype: torch.dtype) -> torch.dtype:
+        """Return the dtype that a recorded one is computed in here."""
+        if not self.wide:
+            return dtype
+        return torch.float64 if dtype.is_floating_point else torch.complex128 if dtype.is_complex else dtype
+
+
+class Builder:
+    """Decodes the arguments of one call."""
+
+    def __init__(self, call: RecordedCall, place: Place, grad: bool) -> None:
+        self._call, self._place, self._grad = call, place, grad
+        self._buffers: dict[str, _Buffer] = {}
+        self._nodes: dict[str, Mapping[str, Any]] = {}
+        self.tensors: dict[str, torch.Tensor] = {}
+        self.leaves: dict[str, torch.Tensor] = {}
+        self.drawn: list[str] = []
+        self.unwritten: list[str] = []
+        self._writes = writes(call)
+        invocation = call.invocation or {}
+        for node in _tensor_nodes([invocation.get("args"), invocation.get("kwargs")]):
+            self._nodes[str(node["tensor"])] = node
+
+    def value(self, node: Any, slot: str, depth: int = 0) -> Any:
+        """Return the argument that a node stands for."""
+        if node is None or isinstance(node, (bool, int, float, str)):
+            return node
+        if depth > 32:
+            raise NotReplayable("its arguments are nested too deeply")
+        if isinstance(node, list):
+            return [self.value(v, f"{slot}.{k}", depth + 1) for k, v in enumerate(node)]
+        if not isinstance(node, dict):
+            raise NotReplayable("its arguments are damaged in the capture")
+        if "tensor" in node:
+            return self._tensor(node)
+        for key, read in (("tuple", tuple), ("size", torch.Size)):
+            if isinstance(node.get(key), list):
+                return read([self.value(v, f"{slot}.{k}", depth + 1) for k, v in enumerate(node[key])])
+        if isinstance(node.get("dict"), dict):
+            return {k: self.value(v, f"{slot}.{k}", depth + 1) for k, v in node["dict"].items()}
+        return self._constant(node)
+
+    def _constant(self, node: Mapping[str, Any]) -> Any:
+        if node.get("ellipsis") is True:
+            return Ellipsis
+        if "dtype" in node:
+            return self._place.dtype(constant(torch.dtype, node["dtype"]))
+        if "device" in node:
+            return self._place.of(str(node["device"]))
+        if "layout" in node:
+            return constant(torch.layout, node["layout"])
+        if "memory_format" in node:
+            return constant(torch.memory_format, node["memory_format"])
+        if "float" in node:
+            return float(node["float"]) if node["float"] in ("nan", "inf", "-inf") else damaged()
+        if "complex" in node:
+            real, imaginary = node["complex"]
+            return complex(float.fromhex(str(real)), float.fromhex(str(imaginary)))
+        if "slice" in node:
+            bounds = node["slice"]
+            return slice(*bounds) if len(bounds) == 3 and all(b is None or type(b) is int for b in bounds) else damaged()
+        if "generator" in node:
+            return self._generator(node["generator"])
+        if "other" in node:
+            raise NotReplayable(f"an argument is a {str(node['other'])[:80]}, which a capture cannot hold")
+        return damaged()
+
+    def _generator(self, node: Mapping[str, Any]) -> torch.Generator:
+        state = read_state(node.get("state"))
+        where = self._place.of(str(node.get("device", "cpu")))
+        try:
+            made = torch.Generator(where)
+            made.set_state(torch.frombuffer(bytearray(state or b""), dtype=torch.uint8))
+        except (RuntimeError, ValueError) as error:
+            raise NotReplayable(f"its generator cannot be made again on {where}: {first_line(error)}") from None
+        return made
+
+    def out(self, node: Any) -> Any:
+        """Return what the call is to write its result to."""
+        if isinstance(node, list):
+            return tuple(self.out(n) for n in node)
+        if not (isinstance(node, dict) and isinstance(node.get("empty"), list) and len(node["empty"]) == 4):
+            damaged()
+        dtype, shape, strides, device = node["empty"]
+        kept = self._call.tensors.get("output.out") or self._call.tensors.get("output.0")
+        if kept is not None and kept.numel < math.prod(shape):  # as large as what came out, or an untrue size
+            damaged()
+        wanted = self._place.dtype(constant(torch.dtype, dtype)), self._place.of(device)
+        if strides is None:
+            raise NotReplayable("it writes to a tensor that is no plain array")
+        return torch.empty_strided(tuple(shape), tuple(strides), dtype=wanted[0], device=wanted[1])
+
+    # ---------------------------------------------------------------- tensors
+    def _tensor(self, node: Mapping[str, Any]) -> torch.Tensor:
+        slot = str(node["tensor"])
+        if slot in self.tensors:
+            return self.tensors[slot]
+        recorded = self._call.tensors.get(slot)
+        if recorded is None:
+            raise NotReplayable(f"{slot} is not in the capture")
+        if "kind" in node or recorded.strides is None:
+            raise NotReplayable(f"{slot} is no plain array ({str(node.get('kind', 'sparse'))[:80]})")
+        shared = node.get("shares")
+        if isinstance(shared, str) and (same := self._same(slot, shared)) is not None:
+            self.tensors[slot] = same
+            if slot.replace("grad_", "") not in self.leaves and shared in self.leaves:
+                self.leaves[slot] = self.leaves[shared]
+            return same
+        tensor = self._lay(recorded, node)
+        wants = node.get("grad") is True and (tensor.is_floating_point() or tensor.is_complex())
+        if call_grad(self._call, self._grad) and wants:
+            leaf = tensor.requires_grad_()
+            self.leaves[slot] = leaf
+            tensor = _unleafed(leaf) if self._writes or may_write(self._call) else leaf
+        self.tensors[slot] = tensor
+        return tensor
+
+    def _same(self, slot: str, shared: str) -> torch.Tensor | None:
+        """Return the tensor of another argument where both are one and the same."""
+        a, b = self._call.tensors.get(slot), self._call.tensors.get(shared)
+        nodes = self._nodes.get(slot, {}), self._nodes.get(shared, {})
+        if a is None or b is None or shared not in self.tensors or nodes[0].get("offset", 0) != nodes[1].get("offset", 0):
+            return None
+        return self.tensors[shared] if (a.dtype, a.shape, a.strides) == (b.dtype, b.shape, b.strides) else None
+
+    def _lay(self, recorded: RecordedTensor, node: Mapping[str, Any]) -> torch.Tensor:
+        array = self._elements(recorded)
+        dtype = self._place.dtype(constant(torch.dtype, recorded.dtype))
+        group = str(node.get("shares", recorded.slot))
+        members = [n for n in self._nodes.values() if n.get("shares") == group or n["tensor"] == group] if self._writes else []
+        where = torch.device("cpu") if recorded.slot in self._place.hosted else self._place.of(recorded.device)
+        strides = recorded.strides or ()
+        if len(members) > 1 and (found := self._shared(group, members, dtype, where)) is not None:
+            offset = natural(node.get("offset", 0)) - found.start
+            return _view(found, array, recorded.shape, strides, offset)
+        extent = extent(recorded.shape, strides)
+        if extent > max(SPARSE, 64 * recorded.numel):  # unlikely, or untrue
+            strides, extent = contiguous(recorded.shape), recorded.numel
+        lead = natural(node.get("offset", 0)) % max(ALIGNMENT // dtype.itemsize, 1)
+        buffer = _Buffer(torch.zeros(lead + extent, dtype=dtype), where, lead)
+        return _view(buffer, array, recorded.shape, strides, lead)
+
+    def _shared(
+        self, group: str, members: list[Mapping[str, Any]], dtype: torch.dtype, where: torch.device
+    ) -> _Buffer | None:  # fmt: skip
+        """Return the memory that several arguments share, of which the call writes one; None where it would be too much."""
+        if group not in self._buffers:
+            spans = []
+            for node in members:
+                recorded = self._call.tensors.get(str(node["tensor"]))
+                if recorded is None or recorded.strides is None or recorded.dtype != str(dtype).removeprefix("torch."):
+                    return None
+                start = natural(node.get("offset", 0))
+                spans.append((start, start + extent(recorded.shape, recorded.strides)))
+            first = min(start for start, _ in spans)
+            size = max(end for _, end in spans) - first
+            if size > SPARSE:
+                return None
+            self._buffers[group] = _Buffer(torch.zeros(size, dtype=dtype), where, first)
+        return self._buffers[group]
+
+    def _elements(self, recorded: RecordedTensor) -> NDArray[Any] | None:
+        if recorded.kept:
+            return _moved(recorded) if self._place.perturb else recorded.array()
+        if recorded.numel == 0:
+            return None
+        if recorded.measured and self._place.draw is not None:
+            self.drawn.append(recorded.slot)
+            return self._place.draw(recorded)
+        if recorded.measured or recorded.digest is not None:
+            raise NotReplayable(f"{recorded.slot} was kept by its {'numbers' if recorded.measured else 'digest'} alone")
+        self.unwritten.append(recorded.slot)
+        return None
+
+
+def as_tensor(call: RecordedCall, recorded: RecordedTensor, place: Place) -> torch.Tensor:
+    """Return a recorded tensor by itself, such as a gradient that a call receives."""
+    if recorded.strides is None:
+        raise NotReplayable(f"{recorded.slot} is no plain array")
+    return Builder(call, place, grad=False)._lay(recorded, {"tensor": recorded.slot})
+
+
+def _moved(recorded: RecordedTensor) -> NDArray[Any]:
+    """Return the elements, each one unit in its last place away, in float64."""
+    array, unit = recorded.array(), UNIT_ROUNDOFF.get(recorded.dtype, 0.0)
+    if not unit or array.dtype.kind == "c":
+        return array
+    signs = np.random.default_rng(0).integers(0, 2, array.shape) * 2.0 - 1.0
+    wide = array.astype(np.float64)
+    return np.where(np.abs(wide) < 1e30, wide * (1 + 2 * unit * signs), wide)
+
+
+@dataclass
+class _Buffer:
+    """Memory that arguments lie in: on the host until it is filled, then on its device."""
+
+    host: torch.Tensor
+    where: torch.device
+    start: int
+    """Offset, in the recorded storage, of its first element."""
+    there: torch.Tensor | None = None
+
+
+def _view(
+    buffer: _Buffer, array: NDArray[Any] | None, shape: tuple[int, ...], strides: tuple[int, ...], offset: int
+) -> torch.Tensor:
+    host = torch.as_strided(buffer.host, shape, strides, offset)
+    fill(host, array)
+    if buffer.where.type == "cpu":
+        return host
+    if buffer.there is None:
+        buffer.there = buffer.host.to(buffer.where)
+    there = torch.as_strided(buffer.there, shape, strides, offset)
+    if buffer.start:  # memory that several share: filled one after the other
+        there.copy_(host.to(buffer.where))
+    return there
+
+
+def writes(call: RecordedCall) -> bool:
+    """Tell whether a call writes some of its arguments."""
+    last = call.key.op.rpartition("::")[2].rpartition(".")[2]
+    in_place = (last.endswith("_") and not last.endswith("__")) or last in _WRITING
+    return in_place or any(s.startswith("output.written") for s in call.outputs)
+
+
+_WRITING = frozenset(
+    {"__setitem__", "__iadd__", "__isub__", "__imul__", "__itruediv__", "__ior__", "__iand__", "__ipow__", "__imod__"}
+)
+
+
+def may_write(call: RecordedCall) -> bool:
+    """Tell whether a flag of the call may be the ``inplace`` of ``relu(x, inplace=True)``."""
+    made = call.invocation or {}
+    return True in [v for v in made.get("args") or () if isinstance(v, bool)] or bool(dict(made.get("kwargs") or {}).get("inplace"))
+
+
+def call_grad(call: RecordedCall, asked: bool) -> bool:
+    """Tell whether arguments are to require gradients: kernels are chosen by that, too."""
+    return asked or (call.key.level == "api" and bool((call.invocation or {}).get("grad")))
+
+
+def _unleafed(leaf: torch.Tensor) -> torch.Tensor:
+    """Return a tensor of the same elements and strides that a call may write to."""
+    copied = torch.empty_strided(leaf.shape, leaf.stride(), dtype=leaf.dtype, device=leaf.device)
+    return copied.copy_(leaf) if _dense(leaf) else leaf.clone()
+
+
+def _dense(tensor: torch.Tensor) -> bool:
+    return extent(tuple(tensor.shape), tensor.stride()) >= tensor.numel() and 0 not in tensor.stride()
+
+
+def _tensor_nodes(node: Any, depth: int = 0) -> Iterator[Mapping[str, Any]]:
+    if depth > 32:
+        return
+    if isinstance(node, dict):
+        if "tensor" in node:
+            yield node
+        for inner in node.values():
+            yield from _tensor_nodes(inner, depth + 1)
+    elif isinstance(node, list):
+        for inner in node:
+            yield from _tensor_nodes(inner, depth + 1)
+
+
+def first_line(error: BaseException) -> str:
+    """Return the first line of what an exception says."""
+    return (str(error).splitlines() or [type(error).__name__])[0][:200]
