@@ -184,11 +184,11 @@ class Builder:
         if len(members) > 1 and (found := self._shared(group, members, dtype, where)) is not None:
             offset = natural(node.get("offset", 0)) - found.start
             return _view(found, array, recorded.shape, strides, offset)
-        extent = extent(recorded.shape, strides)
-        if extent > max(SPARSE, 64 * recorded.numel):  # unlikely, or untrue
-            strides, extent = contiguous(recorded.shape), recorded.numel
+        length = extent(recorded.shape, strides)
+        if length > max(SPARSE, 64 * recorded.numel):  # unlikely, or untrue
+            strides, length = contiguous(recorded.shape), recorded.numel
         lead = natural(node.get("offset", 0)) % max(ALIGNMENT // dtype.itemsize, 1)
-        buffer = _Buffer(torch.zeros(lead + extent, dtype=dtype), where, lead)
+        buffer = _Buffer(torch.zeros(lead + length, dtype=dtype), where, lead)
         return _view(buffer, array, recorded.shape, strides, lead)
 
     def _shared(
