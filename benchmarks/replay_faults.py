@@ -69,13 +69,13 @@ def capture(model: str, into: Path) -> None:
 
 
 def distinct(calls: RecordedCalls) -> list[RecordedCall]:
-    """Return the calls to replay: one of each signature."""
-    found: dict[object, RecordedCall] = {}
+    """Return the calls to replay: two of each signature, for a fault may show in the second call of a shape only."""
+    found: dict[object, list[RecordedCall]] = {}
     for step in calls.capture.steps:
         for call in calls.of_step(0, step):
             if call.outputs:
-                found.setdefault(call.signature(), call)
-    return list(found.values())
+                found.setdefault(call.signature(), []).append(call)
+    return sorted((call for same in found.values() for call in same[:2]), key=lambda call: call.seq)
 
 
 class Remembering(Replayer):

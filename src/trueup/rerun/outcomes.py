@@ -141,12 +141,12 @@ class Replay:
             first = bad[0].worst
             more = f", and {len(kinds) - 1} more kind{'s' if len(kinds) > 2 else ''} of call" if len(kinds) > 1 else ""
             return f"{self.device} computes {kinds[0]} wrong from the recorded inputs ({first.sentence}){more}{rest}."
-        doubtful = counts.get("suspicious", 0)
+        doubtful, told = counts.get("suspicious", 0), " that were judged" if open_ else ""
         if total == open_:
             return f"Could not tell: none of the {total:,} calls could be judged."
         if doubtful:
             return f"{self.device} computes no call wrong; {doubtful:,} are suspicious{rest}."
-        return f"{self.device} computes all {total - open_:,} calls that were judged as accurately as the baseline{rest}."
+        return f"{self.device} computes all {total - open_:,} calls{told} as accurately as the baseline{rest}."
 
 
 def worse(outcome: Outcome) -> tuple[int, float, tuple[int, int, int]]:
