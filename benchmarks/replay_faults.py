@@ -106,8 +106,8 @@ class Remembering(Replayer):
                 same = result is before
             else:
                 same = all(same_bytes(a, before.arrays[s]) for s, a in result.arrays.items())
-            return known if same else self.replay(call)
-        found = self.replay(call)
+            return known if same else self.replay(call, result)
+        found = self.replay(call, result)
         self._healthy[call.seq] = result, found
         return found
 

@@ -42,7 +42,8 @@ def main() -> None:
             replayed = run(Settings(str(into), "npu", dedup=True, simulated=True), processes=0)
             total = len(verified.replay.outcomes)
             rate = len(replayed.outcomes) / replayed.seconds
-            print(f"{model:12} {total:6,} {verified.reproduced:10,} {total / took:16,.0f} {rate:16,.0f}  {replayed.sentence}", flush=True)
+            counts = f"{model:12} {total:6,} {verified.reproduced:10,} {total / took:16,.0f} {rate:16,.0f}"
+            print(f"{counts}  {replayed.sentence}", flush=True)
             for kind, why, number in verified.reasons:
                 print(f"    {number} x {kind}: {why}")
 

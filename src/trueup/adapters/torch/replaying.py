@@ -96,12 +96,12 @@ class Replayer:
         with torch.random.fork_rng([] if kind == "cpu" else None, device_type="cuda" if kind == "cpu" else kind):
             yield
 
-    def replay(self, call: RecordedCall) -> Outcome:
-        """Execute a call and judge what it gives."""
+    def replay(self, call: RecordedCall, result: Result | None = None) -> Outcome:
+        """Execute a call and judge what it gives; ``result``: of an execution that was made already."""
         started = time.perf_counter()
         drawn = False
         try:
-            result = self.execute(call, self.target)
+            result = result or self.execute(call, self.target)
             drawn = result.drawn
             slot, worst = self._judge(call, result)
             found: dict[str, Any] = {
