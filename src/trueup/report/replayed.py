@@ -62,14 +62,14 @@ _HEADS = {0: ("ACCURATE", "bold green"), 1: ("WRONG", "bold red"), 2: ("COULD NO
 def _table(groups: list[Group], *, wide: bool) -> Table:
     """Lay groups out; on a narrow terminal without the scope and the ratio to the baseline, which `replay.json` has."""
     table = Table(box=None, padding=(0, 2, 0, 0), show_edge=False, header_style="dim")
-    names = ["verdict", "operator", "given", "calls", "x explained", *(["x baseline"] if wide else []), "worst"]
+    names = ["verdict", "operator", "given", "calls", "x explained", *(["x baseline"] if wide else []), "worst" if wide else "call"]
     for name in names:
-        right = name in ("calls", "x explained", "x baseline")
-        least, side = {"operator": 24, "given": 16}.get(name), "right" if right else "left"
+        right = name in ("calls", "x explained", "x baseline", "call")
+        least, side = {"operator": 20, "given": 12}.get(name, len(name)), "right" if right else "left"
         table.add_column(name, justify=side, overflow="fold", no_wrap=right or name == "verdict", min_width=least)  # type: ignore[arg-type]
     for group in groups:
         worst = group.worst
-        where = f"step {worst.step}, call {worst.seq}{', ' + worst.scope if wide and worst.scope else ''}"
+        where = f"step {worst.step}, call {worst.seq}{', ' + worst.scope if worst.scope else ''}" if wide else str(worst.seq)
         cells = [Text(worst.verdict, style=COLOURS[worst.verdict]), Text(clean(group.kind.removeprefix("torch.")))]
         cells += [Text(clean(group.shapes)), Text(f"{group.calls:,}"), Text(_times(worst.excess))]
         cells += [Text(_times(worst.ratio))] if wide else []
