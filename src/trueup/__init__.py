@@ -63,9 +63,7 @@ _HOMES = {
 
 __all__ = [
     "Capture", "Finding", "LightningCallback", "Result", "TrainerCallback", "TrueupError", "WatchStopped", "__version__",
-    "apply_policy", "capture", "compare", "import_dump", "open_capture", "overflow", "seed_all", "step", "watch",
-    "Capture", "Finding", "LightningCallback", "Result", "TrainerCallback", "TrueupError", "__version__", "apply_policy", "capture",
-    "compare", "import_dump", "open_capture", "overflow", "replay", "seed_all", "step",
+    "apply_policy", "capture", "compare", "import_dump", "open_capture", "overflow", "replay", "seed_all", "step", "watch",
 ]  # fmt: skip
 
 

@@ -11,8 +11,7 @@ import typer
 from typer.main import get_command
 
 from trueup import __version__
-from trueup.cli import capture, compare, diff, import_, overflow, show, simdev, watch
-from trueup.cli import capture, compare, diff, import_, overflow, replay, show, simdev, verify_capture
+from trueup.cli import capture, compare, diff, import_, overflow, replay, show, simdev, verify_capture, watch
 from trueup.model import TrueupError
 
 TRACEBACK = "TRUEUP_TRACEBACK"
