@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 
 from trueup.rerun.local_error import Distance, judge, thresholds
 from trueup.rerun.rounding import Operand, Operation, criterion, rounding
+from trueup.verdict.criteria import UNIT_ROUNDOFF
 
 TRUTH = np.random.default_rng(0).normal(size=4096)
 TANH = Operation("aten::tanh")
@@ -106,7 +107,8 @@ def test_narrow_results_may_have_their_own_rounding_and_little_more() -> None:
     operands = [Operand("input.0", "bfloat16", (64, 512), 181.0), Operand("input.1", "bfloat16", (512, 64), 181.0)]
     output = Operand("output.0", "bfloat16", (64, 64), 1448.0)
     found = rounding(Operation("aten::mm"), operands, [output], roundings=1.0)["output.0"]
-    assert 2.0**-9 < found < 1.1 * 2.0**-9
+    unit = UNIT_ROUNDOFF["bfloat16"]
+    assert unit < found < 1.1 * unit
 
 
 def test_an_output_of_zeros_has_the_rounding_of_its_terms() -> None:
