@@ -11,7 +11,7 @@ import typer
 from typer.main import get_command
 
 from trueup import __version__
-from trueup.cli import capture, compare, diff, import_, overflow, show, simdev
+from trueup.cli import capture, compare, diff, import_, overflow, shadow_report, show, simdev
 from trueup.model import TrueupError
 
 TRACEBACK = "TRUEUP_TRACEBACK"
@@ -36,6 +36,7 @@ app.command("import")(import_.import_)
 app.command("show")(show.show)
 app.command("diff")(diff.diff)
 app.command("overflow")(overflow.overflow)
+app.command("shadow-report")(shadow_report.shadow_report)
 app.add_typer(simdev.app, name="simdev")
 
 

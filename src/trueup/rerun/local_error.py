@@ -6,7 +6,8 @@
 >>> found.verdict, round(found.ratio), found.sentence
 ('wrong', 100000, 'its error is 4.6e-04 of the result, 100,000 times the baseline\'s; rounding explains 2.0e-06')
 
-Nothing here reads a tensor but `Distance.of`, of NumPy arrays; a device fills a `Distance` with its own sums. Factors and their origins are in ``local_error.toml``, by class of operator; what rounding explains comes from `trueup.rerun.rounding`.
+Nothing here reads a tensor but `Distance.of`, of NumPy arrays; a device fills a `Distance` with its own sums. Factors and
+their origins are in ``local_error.toml``, by class of operator; what rounding explains comes from `trueup.rerun.rounding`.
 """
 
 from __future__ import annotations
