@@ -148,7 +148,7 @@ class _Comparison:
         summaries = [
             summarise(c, o, self.ranks) for c, o in zip(self.captures, overviews[:2], strict=True)
         ]
-        forced, blind = notes_on(self.captures[1], self.levels)
+        forced, blind = notes_on(self.captures[1], self.overlap.levels)
         self.notes[:0], self.uncompared = forced, self.uncompared or blind
         repeated = [overview.losses for overview in overviews[2:]]
         verdict = self._verdict(bool(certain), ranked, counts, summaries, repeated)
