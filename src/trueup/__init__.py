@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from trueup.anomalies import overflow as overflow
     from trueup.capturing import capture as capture
     from trueup.capturing import step as step
+    from trueup.lockstepping import lockstep as lockstep
     from trueup.mitigating import apply_policy as apply_policy
     from trueup.model import Finding as Finding
     from trueup.model import Result as Result
@@ -33,6 +34,7 @@ if TYPE_CHECKING:
     from trueup.readers import import_dump as import_dump
     from trueup.rerun.replay import replay as replay
     from trueup.seeds import seed_all as seed_all
+    from trueup.shadowing import shadow as shadow
     from trueup.store import Capture as Capture
     from trueup.store import open_capture as open_capture
     from trueup.verdict import compare as compare
@@ -53,17 +55,20 @@ _HOMES = {
     "capture": "trueup.capturing",
     "compare": "trueup.verdict",
     "import_dump": "trueup.readers",
+    "lockstep": "trueup.lockstepping",
     "open_capture": "trueup.store",
     "overflow": "trueup.anomalies",
     "replay": "trueup.rerun.replay",
     "seed_all": "trueup.seeds",
+    "shadow": "trueup.shadowing",
     "step": "trueup.capturing",
     "watch": "trueup.watching",
 }
 
 __all__ = [
     "Capture", "Finding", "LightningCallback", "Result", "TrainerCallback", "TrueupError", "WatchStopped", "__version__",
-    "apply_policy", "capture", "compare", "import_dump", "open_capture", "overflow", "replay", "seed_all", "step", "watch",
+    "apply_policy", "capture", "compare", "import_dump", "lockstep", "open_capture", "overflow", "replay", "seed_all", "shadow",
+    "step", "watch",
 ]  # fmt: skip
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated, Optional
+from typing import Annotated, Any, Optional
 
 import typer
 
@@ -45,6 +45,36 @@ Policy = Annotated[
     typer.Option(metavar="FILE", show_default=False, help="Run calls as this policy.toml says (docs/policy.md)."),
 ]
 
+Shadow = Annotated[
+    Word,
+    typer.Option(
+        metavar="DEVICE:DTYPE", show_default=False,
+        help="Compute each operator once more there (cpu:float64) with the same inputs, and say which is wrong by itself.",
+    ),
+]  # fmt: skip
+InputsFrom = Annotated[
+    Optional[Path],  # noqa: UP045
+    typer.Option(
+        metavar="BASE", show_default=False,
+        help="Give each module what it was given in this capture (of --detail tensor), so that it shows its own error alone.",
+    ),
+]  # fmt: skip
+ShadowSample = Annotated[
+    float, typer.Option("--shadow-sample", metavar="SHARE", help="Share of the calls; the first of each kind always.")
+]
+ShadowSeed = Annotated[int, typer.Option("--shadow-seed", metavar="N", help="Chooses which.")]
+ShadowTime = Annotated[
+    Word,
+    typer.Option("--shadow-time", metavar="LIMIT", show_default=False, help="Most that a step may take longer: 200ms, 0.5x."),
+]
+ShadowLargest = Annotated[
+    float, typer.Option("--shadow-largest", metavar="MB", help="Calls with a larger tensor are left out, and counted.")
+]
+ShadowExit = Annotated[
+    bool,
+    typer.Option("--shadow-exit", help="Exit with 1 where a call is wrong, 2 where nobody can tell; else as the command did."),
+]
+
 
 def capture(
     command: Command = None,
@@ -59,6 +89,13 @@ def capture(
     on_error: OnError = "continue",
     compile: Compile = "off",
     policy: Policy = None,
+    inputs_from: InputsFrom = None,
+    shadow: Shadow = None,
+    shadow_sample: ShadowSample = 1.0,
+    shadow_seed: ShadowSeed = 0,
+    shadow_time: ShadowTime = None,
+    shadow_largest: ShadowLargest = 1024.0,
+    shadow_exit: ShadowExit = False,
 ) -> int:
     """Run a command and record what its training computes.
 
@@ -70,7 +107,7 @@ def capture(
         raise TrueupError(
             f"There is nothing to capture.\n  expected: {missing}\n  got:      none\n  next:     {example}"
         )
-    options = {
+    options: dict[str, Any] = {
         "directory": str(output),
         "level": selection.levels(level) or LEVELS,
         "detail": detail,
@@ -83,7 +120,21 @@ def capture(
         "compile": compile,
         "policy": None if policy is None else str(policy),
     }
+    if inputs_from is not None:
+        from trueup.rerun.golden_inputs import GoldenInputs
+
+        GoldenInputs(inputs_from)  # that it can lend its inputs is found out before anything runs
+        options["inputs_from"] = str(inputs_from.absolute())
 
     from trueup.recorder import launch
 
-    return launch.run(options, command)
+    if shadow is None:
+        return launch.run(options, command)
+
+    from dataclasses import asdict
+
+    from trueup.rerun.shadow_ending import tell
+    from trueup.rerun.shadow_options import ShadowOptions
+
+    chosen = ShadowOptions.of(shadow, sample=shadow_sample, seed=shadow_seed, time=shadow_time, largest_mb=shadow_largest)
+    return tell(output, launch.run(options | {"shadow": asdict(chosen)}, command), decides=shadow_exit)

@@ -65,6 +65,10 @@ class CaptureOptions:
     phases: tuple[str, ...] = PHASES
     on_error: Literal["continue", "stop"] = "continue"
     compile: Literal["off", "through"] = "off"
+    shadow: dict[str, Any] | None = None
+    """Fields of `trueup.rerun.shadow_options.ShadowOptions`: operators are computed again, and judged, instead of recorded."""
+    inputs_from: str | None = None
+    """A capture of detail ``tensor`` whose inputs the modules get instead of their own."""
 
     @classmethod
     def of(
@@ -79,13 +83,17 @@ class CaptureOptions:
         phase: str | Sequence[str] | None = None,
         on_error: str = "continue",
         compile: str = "off",
+        shadow: dict[str, Any] | None = None,
+        inputs_from: str | None = None,
     ) -> CaptureOptions:
         """Check the options of `trueup.capture`.
 
         Raises:
             TrueupError: a value is unknown, or a selection selects nothing.
         """
-        levels = _words("level", LEVELS if level == "all" else level, LEVELS)
+        levels = _words("level", LEVELS if level == "all" else level, LEVELS) if shadow is None else ("aten",)
+        if shadow is not None and compile == "through":
+            raise TrueupError("a shadow run computes operators again, and compiled code has none: leave out --compile=through")
         phases = _words("phase", PHASES if phase is None else phase, PHASES)
         (detail,) = _words("detail", detail, DETAILS)
         if on_error not in ("continue", "stop"):
@@ -96,7 +104,7 @@ class CaptureOptions:
         Patterns(includes), Patterns(excludes)  # an unreadable pattern is reported now, not in the training run
         return cls(
             levels, detail, parse_numbers(steps, "steps"), parse_numbers(ranks, "ranks"), includes, excludes, phases,
-            "stop" if on_error == "stop" else "continue", "off" if compile == "off" else "through",
+            "stop" if on_error == "stop" else "continue", "off" if compile == "off" else "through", shadow, inputs_from,
         )  # fmt: skip
 
     def to_json(self) -> str:

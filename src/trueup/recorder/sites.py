@@ -61,6 +61,10 @@ class Sites:
         except KeyError:
             return self._add(found)
 
+    def frames(self, number: int | None) -> tuple[str, ...]:
+        """Return the frames of a site, innermost first."""
+        return () if number is None else self._frames[number]
+
     def take_new(self) -> list[tuple[int, list[str], str | None]]:
         """Return the sites added since the last call, as rows for the store."""
         with self._lock:

@@ -9,6 +9,7 @@
                    manifest.json                     framework, devices, versions, seeds, status, notes
                    sites-0000.parquet                call stacks
                    tensors-0000.safetensors          payload
+                   shadow-0000.parquet               local errors, of a shadow run (`trueup.rerun.shadow_table`)
                    step-000000/records-0000.parquet  one row per slot of a call
 """
 

@@ -24,6 +24,7 @@ from trueup.verdict.criteria import load as load_criterion
 from trueup.verdict.evidence import with_evidence
 from trueup.verdict.exchange import Exchange
 from trueup.verdict.findings import by_itself, suspect_finding, unmatched_finding, victim_findings
+from trueup.verdict.forced import notes_on
 from trueup.verdict.foreign import statistics_note
 from trueup.verdict.gradients import Norm, norms_of
 from trueup.verdict.judge import judge
@@ -147,6 +148,8 @@ class _Comparison:
         summaries = [
             summarise(c, o, self.ranks) for c, o in zip(self.captures, overviews[:2], strict=True)
         ]
+        forced, blind = notes_on(self.captures[1], self.overlap.levels)
+        self.notes[:0], self.uncompared = forced, self.uncompared or blind
         repeated = [overview.losses for overview in overviews[2:]]
         verdict = self._verdict(bool(certain), ranked, counts, summaries, repeated)
         if self.by_statistics:  # of an alignment it is the first thing to know
@@ -157,6 +160,7 @@ class _Comparison:
         known = [s for s in self.suspects if s.certain]
         seen = occurrences(self.ranks, known, self.exchange.received, self.criterion) if certain else []
         lines = verdict_lines(verdict, culprits, passing, self.unmatched, self.notes, counts, seen)
+        lines += [f"          {note}" for note in forced if verdict == "deviates"]
         result = Result(
             verdict, "\n".join(lines), culprits, passing, self.unmatched, self.notes, self.criterion.name,
             summaries[0], summaries[1], counts, table, occurrences=seen,

@@ -36,7 +36,9 @@ from trueup.recorder.seen import sentence, unused
 from trueup.store import claim
 
 if TYPE_CHECKING:
+    from trueup.adapters.torch.golden_forcing import Forcing
     from trueup.adapters.torch.policies import AppliedPolicy
+    from trueup.adapters.torch.shadowing import ShadowMode
 
 TORCH = str(Path(torch.__file__).parent)
 
@@ -63,10 +65,21 @@ class Session:
         """Number of this process's folder, once it is claimed."""
         self._root = root
         self.function_mode = FunctionMode(self)
-        self.dispatch_mode = (DispatchMode if options.compile == "off" else FollowingMode)(self)
+        self.shadow: ShadowMode | None = None
+        if options.shadow is not None:
+            from trueup.adapters.torch.shadowing import ShadowMode
+
+            self.shadow = ShadowMode(self)
+        self.dispatch_mode = self.shadow or (DispatchMode if options.compile == "off" else FollowingMode)(self)
         self._modes = self._modes_for(options.levels)
         self.optimizers = Optimizers(self)
         self._always = [module_calls(self), *self.optimizers.replacements()]
+        self.forcing: Forcing | None = None
+        if options.inputs_from is not None:
+            from trueup.adapters.torch.golden_forcing import Forcing
+
+            self.forcing = Forcing(self, options.inputs_from)
+            self._always.insert(1, self.forcing.replacement())  # around the calls that are recorded
         self._entrances = entrances(self, functions=bool(self._modes))
         self.compiling = Compiling(self)
         self._thread, self._on, self._paused = 0, False, False
@@ -117,7 +130,7 @@ class Session:
         """Leave nothing of ours in PyTorch; modes of another thread than this stay, idle."""
         self._switch(on=False)
         self.compiling.stop()
-        for replacement in self._always:
+        for replacement in reversed(self._always):
             replacement.remove()
         self.collectives.remove()
         self.optimizers.leave()
@@ -133,6 +146,10 @@ class Session:
         self.optimizers.close()
         with self.observing(self.threads.state, "collectives under way"):
             self.collectives.end()
+            if self.shadow is not None:
+                self.shadow.finish()
+            if self.forcing is not None:
+                self.forcing.finish()
         self.recorder.close("complete" if self.failure.text is None else "stopped")
 
     def steps_by_hand(self) -> None:
@@ -159,6 +176,8 @@ class Session:
         """Finish the present step."""
         self.optimizers.ended()
         self.collectives.settle()
+        if self.shadow is not None:
+            self.shadow.end_step()
         self.recorder.end_step()
         if not self._modes:  # writes through `.data` were seen by nobody
             self.buffers.forget()

@@ -1,0 +1,95 @@
+"""What a baseline's modules were given: the tensors that `trueup capture --inputs-from BASE` puts in place of a run's own.
+
+Knows no framework: arrays by the key of the forward call, read from a capture of detail ``tensor`` when a step is reached.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from trueup.model import TrueupError
+from trueup.store import Capture, open_capture
+
+Key = tuple[str, str, str, int]
+"""Phase, scope, module class and ordinal of a forward or recompute call."""
+
+COLUMNS = ("seq", "phase", "scope", "op", "ordinal", "slot", "dtype", "shape", "forward_seq", "payload_segment", "payload_key",
+           "payload_view")  # fmt: skip
+
+
+@dataclass(slots=True)
+class Kept:
+    """Where the tensors of a call lie, by slot: rows of the capture."""
+
+    inputs: dict[str, dict[str, Any]] = field(default_factory=dict)
+    """``input.0``, and its weights, ``param.weight``."""
+    gradients: dict[str, dict[str, Any]] = field(default_factory=dict)
+    """Of the call's outputs, as its backward got them: ``grad_output.0``."""
+
+
+class GoldenInputs:
+    """The baseline of a forced run, a step at a time.
+
+    Raises:
+        TrueupError: it is no capture, or lacks modules or tensors.
+    """
+
+    def __init__(self, path: str | Path) -> None:
+        self.path = Path(path)
+        self._capture: Capture = open_capture(self.path)
+        root = self._capture.root
+        levels, detail = root.get("levels"), root.get("detail")
+        if detail != "tensor" or not isinstance(levels, list) or "module" not in levels:
+            raise TrueupError(
+                f"{path} cannot lend its inputs.\n  expected: a capture of level module with --detail tensor\n"
+                f"  got:      levels {levels}, detail {detail}\n"
+                "  next:     trueup capture --level module --detail tensor -o BASE -- COMMAND, where the run is trusted"
+            )
+        self._step: tuple[int, int] | None = None
+        self._calls: dict[Key, Kept] = {}
+
+    def step(self, rank: int, step: int) -> dict[Key, Kept]:
+        """Return the calls of a step; the last step asked for is kept."""
+        if self._step != (rank, step):
+            self._step, self._calls = (rank, step), self._read(rank, step)
+        return self._calls
+
+    def holds(self, step: int) -> bool:
+        """Tell whether the baseline has a step."""
+        return step in self._capture.steps
+
+    def array(self, rank: int, row: dict[str, Any]) -> NDArray[Any]:
+        """Return a tensor as a read-only array of its shape.
+
+        Raises:
+            TrueupError: it was not kept, or is damaged.
+        """
+        if row["payload_segment"] is None:
+            raise TrueupError("its bytes were not kept")
+        array = self._capture.payload(rank, row["payload_segment"], row["payload_key"], row["payload_view"])
+        shape = [int(size) for size in row["shape"] or ()]
+        if int(np.prod(shape)) != array.size:
+            raise TrueupError(f"its {array.size} elements are not those of shape {shape}")
+        return array.reshape(shape)
+
+    def _read(self, rank: int, step: int) -> dict[Key, Kept]:
+        if step not in self._capture.steps or rank not in self._capture.ranks:
+            return {}
+        rows = self._capture.records(COLUMNS, rank=rank, step=step, level="module").to_pylist()
+        found: dict[Key, Kept] = {}
+        by_seq: dict[int, Key] = {}
+        for row in rows:
+            if row["phase"] != "backward" and row["slot"].startswith(("input.", "param.")):
+                key = row["phase"], row["scope"], row["op"], row["ordinal"]
+                by_seq[row["seq"]] = key
+                found.setdefault(key, Kept()).inputs[row["slot"]] = row
+        for row in rows:
+            key_of = by_seq.get(row["forward_seq"]) if row["phase"] == "backward" else None
+            if key_of is not None and row["slot"].startswith("grad_output."):
+                found[key_of].gradients.setdefault(row["slot"], row)
+        return found
