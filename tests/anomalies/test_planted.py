@@ -121,7 +121,7 @@ def test_what_led_to_it_and_the_policy(tmp_path: Path) -> None:
     (tmp_path / "policy.toml").write_text(first.policy)
     (rule,) = load(tmp_path / "policy.toml").rules
     assert (rule.level, rule.scope, rule.dtype, rule.returns) == ("module", "1.attention", "float32", "float32")
-    assert first.run_next.startswith("trueup replay ")
+    assert (first.matters, first.run_next) == ("accuracy-relevant", "")
 
 
 @pytest.mark.parametrize(("dtype", "op"), [("fp16", "torch.Tensor.mul"), ("fp8_e4m3", "torch.Tensor.mul"), ("bf16", None)])

@@ -72,7 +72,7 @@ def _decided(one: Anomaly, facts: _Facts, run: Run) -> Anomaly:
         one = dataclasses.replace(one, transient=True, severity="medium")
     return dataclasses.replace(
         one, reached=reached, matters=matters, because=because, policy=policy_row(one),
-        run_next=_next(one, run) if matters != "harmless" else "",
+        run_next=_next(one, run) if matters == "unknown" else "",
     )  # fmt: skip
 
 
@@ -100,11 +100,11 @@ def _matters(one: Anomaly, reached: tuple[str, ...], facts: _Facts) -> tuple[Mat
 
 
 def _next(one: Anomaly, run: Run) -> str:
-    """Return the command that executes the call again and holds it against float64; it needs the tensors."""
+    """Return the command that executes the call again on the CPU and holds the recorded result against float64."""
     place = one.place
     if place.seq < 0 or one.kind in ("input", "collective", "parameters"):
         return ""
-    return f"trueup replay {_quoted(run.path)} --include {place.seq}"
+    return f"trueup replay {_quoted(run.path)} --device cpu --calls {place.seq}"
 
 
 def _quoted(word: str) -> str:
