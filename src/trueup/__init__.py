@@ -33,6 +33,7 @@ if TYPE_CHECKING:
     from trueup.model import TrueupError as TrueupError
     from trueup.readers import import_dump as import_dump
     from trueup.rerun.replay import replay as replay
+    from trueup.rerun.reproduce import reproduce as reproduce
     from trueup.seeds import seed_all as seed_all
     from trueup.shadowing import shadow as shadow
     from trueup.store import Capture as Capture
@@ -59,6 +60,7 @@ _HOMES = {
     "open_capture": "trueup.store",
     "overflow": "trueup.anomalies",
     "replay": "trueup.rerun.replay",
+    "reproduce": "trueup.rerun.reproduce",
     "seed_all": "trueup.seeds",
     "shadow": "trueup.shadowing",
     "step": "trueup.capturing",
@@ -67,7 +69,7 @@ _HOMES = {
 
 __all__ = [
     "Capture", "Finding", "LightningCallback", "Result", "TrainerCallback", "TrueupError", "WatchStopped", "__version__",
-    "apply_policy", "capture", "compare", "import_dump", "lockstep", "open_capture", "overflow", "replay", "seed_all", "shadow",
+    "apply_policy", "capture", "compare", "import_dump", "lockstep", "open_capture", "overflow", "replay", "reproduce", "seed_all", "shadow",
     "step", "watch",
 ]  # fmt: skip
 

@@ -11,7 +11,7 @@ import typer
 from typer.main import get_command
 
 from trueup import __version__
-from trueup.cli import capture, compare, diff, import_, overflow, replay, shadow_report, show, simdev, verify_capture, watch
+from trueup.cli import capture, compare, diff, import_, overflow, replay, reproduce, shadow_report, show, simdev, verify_capture, watch
 from trueup.model import TrueupError
 
 TRACEBACK = "TRUEUP_TRACEBACK"
@@ -38,6 +38,7 @@ app.command("show")(show.show)
 app.command("diff")(diff.diff)
 app.command("overflow")(overflow.overflow)
 app.command("replay")(replay.replay)
+app.command("reproduce")(reproduce.reproduce)
 app.command("verify-capture")(verify_capture.verify_capture)
 app.command("shadow-report")(shadow_report.shadow_report)
 app.add_typer(simdev.app, name="simdev")

@@ -303,13 +303,15 @@ class _Worker:
     """A process that executes calls."""
 
     def __init__(self, settings: Settings) -> None:
+        self._begin([sys.executable, "-m", "trueup.rerun.worker"], asdict(settings))
+
+    def _begin(self, command: list[str], settings: dict[str, Any]) -> None:
         self._errors = tempfile.TemporaryFile()  # noqa: SIM115 - closed with the process
-        command = [sys.executable, "-m", "trueup.rerun.worker"]
         self._process = subprocess.Popen(
             command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=self._errors, text=True, encoding="utf-8"
         )
         self._late = False
-        answer = self._exchange(asdict(settings), 600.0)
+        answer = self._exchange(settings, 600.0)
         if answer is None or "error" in answer:
             said = self.end() if answer is None else answer["error"]
             raise TrueupError(said if answer is not None else f"The process that executes calls did not start: {said}")

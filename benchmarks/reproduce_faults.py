@@ -1,0 +1,112 @@
+"""The planted-fault table through `trueup reproduce`: does each reproducer fail on the fault and pass without?
+
+Each model trains two steps on the CPU, recorded with all tensors. For each fault, calls whose result it changes on the simulated
+device are judged one by one; of those found wrong the first of each level and phase becomes a reproducer, whose test is then loaded
+and run on the broken device, on the healthy one, and on the CPU.
+
+    right    fails on the fault, passes on the healthy device and on the CPU
+    weak     passes on the fault
+    strict   fails where nothing is wrong
+"""
+
+from __future__ import annotations
+
+import argparse
+import importlib.util
+import sys
+import tempfile
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "tests"))
+
+import torch
+from replay_faults import capture, distinct
+
+import trueup
+import zoo
+from trueup import simdev
+from trueup.adapters.torch.case_errors import judged, written
+from trueup.adapters.torch.replay_memory import NotReplayable
+from trueup.adapters.torch.replaying import Replayer
+from trueup.rerun.cases import Case
+from trueup.rerun.recorded import RecordedCall, RecordedCalls
+from trueup.rerun.reproducer_files import write_files
+from trueup.rerun.trying import save_inputs
+from trueup.simdev import injection
+
+
+def reproducer(case: Case, folder: Path) -> Any:
+    """Write a case that has the CPU's results, and return its test as a module."""
+    told = written(case, "npu", "cpu", {})
+    folder.mkdir(parents=True)
+    told = save_inputs(told, folder)
+    test = write_files(folder, case, told, device="npu", against="cpu", notes=[], origin=[], simulated=True)
+    spec = importlib.util.spec_from_file_location(f"reproducer_{folder.name}", test)
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def wrong_calls(calls: RecordedCalls, chosen: list[RecordedCall]) -> Iterator[tuple[RecordedCall, Case]]:
+    """Yield calls that the fault that is on makes wrong: the first of each level and phase."""
+    found: set[tuple[str, str]] = set()
+    replayer = Replayer(calls, "npu")
+    for call in chosen:
+        if (call.key.level, call.key.phase) in found:
+            continue
+        injection._fired.clear()
+        try:
+            replayer.execute(call, replayer.target)
+        except NotReplayable:
+            continue
+        if injection._fired:
+            case, outcome = judged(Case.of(calls, call), "npu", "cpu")
+            if outcome.verdict == "wrong":
+                found.add((call.key.level, call.key.phase))
+                yield call, case
+
+
+def rows(model: str, faults: list[str], work: Path) -> Iterator[tuple[str, RecordedCall, str, str]]:
+    """Yield ``(fault, call, word, what it said)`` for a model."""
+    capture(model, work / model)
+    calls = RecordedCalls(trueup.open_capture(work / model))
+    chosen = distinct(calls)
+    for fault in faults:
+        simdev.heal()
+        with simdev.inject(fault):
+            made = []
+            for call, case in wrong_calls(calls, chosen):
+                module = reproducer(case, work / f"{model}-{fault}-{call.seq}")
+                made.append((call, module, module.verdicts(module.run("npu"), module.run("cpu"))))
+        for call, module, said in made:
+            sound = module.verdicts(module.run("npu"), module.run("cpu")) + module.verdicts(module.run("cpu"), module.run("cpu"))
+            yield fault, call, "strict" if sound else "right" if said else "weak", "; ".join(sound or said)
+
+
+def main() -> None:
+    """Print the table."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--models", nargs="*", default=list(zoo.MODELS))
+    parser.add_argument("--faults", nargs="*", default=list(simdev.FAULTS))
+    options = parser.parse_args()
+    torch.set_num_threads(1)
+    simdev.install()
+    started, words, felt = time.perf_counter(), [], set()
+    with tempfile.TemporaryDirectory() as work:
+        for model in options.models:
+            for fault, call, word, said in rows(model, options.faults, Path(work)):
+                words.append(word)
+                felt.add(fault)
+                print(f"{model:12} {fault:36} {word:7} {call.key.level:4} {call.kind} {call.key.phase}: {said[:120]}", flush=True)
+    print(f"{words.count('right')} of {len(words)} reproducers fail on the fault and pass without; "
+          f"{len(felt)} of {len(options.faults)} faults; {time.perf_counter() - started:.0f} s")  # fmt: skip
+    print(f"no call shows by itself: {', '.join(f for f in options.faults if f not in felt) or 'none'}")
+
+
+if __name__ == "__main__":
+    main()

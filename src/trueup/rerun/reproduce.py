@@ -1,0 +1,221 @@
+"""A recorded call as a test that fails where the device is wrong, for people who have no Trueup.
+
+    OUT/test_<op>.py         pytest; imports torch and safetensors
+    OUT/conftest.py          its options: --device, --against, --import
+    OUT/inputs.safetensors   what the call was given
+    OUT/README.md            what is expected, limits and where they come from, the environment
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from trueup.model import TrueupError
+from trueup.rerun.cases import Case
+from trueup.rerun.minimise import Minimised
+from trueup.rerun.minimise import minimise as shrink
+from trueup.rerun.outcomes import BLAMED
+from trueup.rerun.recorded import RecordedCall, RecordedCalls
+from trueup.rerun.reproducer_files import headline, worst_slot, write_files
+from trueup.rerun.trying import INPUTS, Trying
+from trueup.store import open_capture
+
+
+@dataclass(frozen=True)
+class Reproducer:
+    """What was written."""
+
+    folder: Path
+    test: Path
+    sentence: str
+    """What it shows."""
+    fails: bool | None
+    """Whether the device fails; None: it was not tried."""
+    checked: bool
+    """Whether pytest was run on both devices and did what is expected."""
+    size: int
+    """Bytes of ``inputs.safetensors``."""
+    notes: tuple[str, ...] = ()
+
+    @property
+    def exit_code(self) -> int:
+        """0: written, and it fails where it should as far as that was tried; 2: the device does not fail."""
+        return 2 if self.fails is False else 0
+
+
+def reproduce(
+    capture: str | Path, call: str | int, output: str | Path, *, device: str | None = None, against: str = "cpu",
+    minimise: bool = False, seconds: float = 60.0, simulated: bool = False, check: bool = True, phase: str | None = None,
+    step: int | None = None, rank: int | None = None, level: str | None = None,
+) -> Reproducer:  # fmt: skip
+    """Write a recorded call as a test by itself.
+
+    >>> trueup.reproduce("runs/gpu", "encoder.norm/aten::native_layer_norm#0", "repro/", device="npu").sentence
+    'torch.ops.aten.native_layer_norm.default, forward, gives a wrong output.0 on npu: relative error 3.1e-1.'
+
+    Args:
+        capture: best of detail ``tensor``; or the folder of a report, whose culprits are then named.
+        call: seq, or ``scope/op#n``, as `trueup show` lists them; of a report ``culprit``, or ``culprit.1`` for the second one.
+        output: a new folder, or an empty one.
+        device: where it fails; None: it is not here, and nothing is tried but what was recorded.
+        against: the device whose results are right.
+        minimise: shrink shapes, values and attributes while the same failure stays; takes the device.
+        seconds: how long that may take.
+        simulated: npu is Trueup's simulated device.
+        check: run pytest on what was written, on both devices.
+        phase: where ``call`` means several; so are the others.
+
+    Raises:
+        TrueupError: the call is not there or cannot be executed by itself, or ``output`` holds something.
+    """
+    where = {"phase": phase, "step": step, "rank": rank, "level": level}
+    calls, recorded = _chosen(Path(capture), str(call), where)
+    folder = _folder(Path(output))
+    if minimise and device is None:
+        raise TrueupError(
+            "A reproducer is shrunk on the device that fails.\n  expected: --device\n  got:      none\n"
+            "  next:     add --device npu where it is, or leave --minimise out"
+        )
+    case = Case.of(calls, recorded)
+    notes = _drawn(case)
+    with Trying(device, against, simulated=simulated) as trying:
+        settled = trying.settle(case)
+        if "case" not in settled:
+            raise _refused(settled, recorded, against)
+        original, case = (None if case.drawn else case), settled["case"]
+        if minimise:
+            shrunk = _shrink(case, trying, seconds)
+            notes += shrunk.notes
+            original = original if shrunk.case is case else None
+            case = shrunk.case
+        folder.mkdir(parents=True, exist_ok=True)
+        told = trying.write(case, original, folder)
+        if "crashed" in told and device is not None:
+            notes.append(f"executing it on {device} {told['crashed']}")
+            told = _without_device(case, original, folder, against, simulated) | {"device": f"it {told['crashed']}"}
+    if "source" not in told:
+        raise _refused(told, recorded, against)
+    if told["random"]:
+        notes.append("it draws random numbers: the state of the generators is restored; where a device draws others, it is skipped")
+    fails = None if device is None else isinstance(told["device"], str) or worst_slot(told) is not None
+    if fails is False:
+        notes.append(f"by itself the call is right on {device}: what is wrong in the training comes of calls around it, or of a state")
+    page: dict[str, Any] = {"device": device, "against": against, "origin": _origin(Path(capture), recorded), "simulated": simulated}
+    test = write_files(folder, case, told, notes=notes, **page)
+    ran = check and device is not None and _checked(test, device, against, simulated, bool(fails), notes)
+    write_files(folder, case, told, notes=notes, **page)  # the page says what was checked
+    size = (folder / INPUTS).stat().st_size
+    return Reproducer(folder, test, headline(case, told, device), fails, ran, size, tuple(notes))
+
+
+def _chosen(path: Path, name: str, where: Mapping[str, Any]) -> tuple[RecordedCalls, RecordedCall]:
+    from trueup.report.selecting import Selection, find_call
+
+    report = path / "verdict.json"
+    if report.is_file():
+        path, rank, seq = _culprit(report, name)
+    else:
+        capture = open_capture(path)
+        found = find_call(capture, Selection(path, **where), name)
+        rank, seq = found.rank, found.seq
+    calls = RecordedCalls(open_capture(path))
+    return calls, calls.at(rank, seq)
+
+
+def _culprit(report: Path, name: str) -> tuple[Path, int, int]:
+    """Return capture, rank and execution number of a culprit of a report; of the baseline, whose inputs are right."""
+    word, _, number = name.partition(".")
+    try:
+        content = json.loads(report.read_text(encoding="utf-8"))
+        chosen = content["culprits"][int(number or 0)]
+        side = "baseline" if chosen["seq_baseline"] >= 0 else "candidate"
+        place = Path(content[side]["path"]), int(chosen["rank"]), int(chosen[f"seq_{side}"])
+    except (OSError, ValueError, KeyError, IndexError, TypeError, RecursionError):
+        word = ""
+    if word != "culprit":
+        raise TrueupError(
+            f"{name} names no culprit of {report.parent}.\n  expected: culprit, or culprit.1 for the second one, of a report that has one\n"
+            f"  got:      {name!r}\n  next:     name a capture and a call: `trueup show CAP` lists them"
+        )
+    return place
+
+
+def _folder(output: Path) -> Path:
+    if output.exists() and (not output.is_dir() or any(output.iterdir())):
+        raise TrueupError(f"{output} holds something.\n  expected: a new folder, or an empty one\n  next:     name another with -o")
+    return output
+
+
+def _refused(answer: Mapping[str, Any], call: RecordedCall, against: str) -> TrueupError:
+    why = answer.get("error") or f"executing it on {against} {answer.get('crashed', 'gave no answer')}"
+    return TrueupError(
+        f"{call.key} cannot be made a test by itself.\n  expected: a call of level api or aten that {against} executes\n"
+        f"  got:      {why}\n  next:     name a call below or above it: `trueup show` lists them"
+    )
+
+
+def _drawn(case: Case) -> list[str]:
+    if not case.drawn:
+        return []
+    return [f"the capture kept numbers only: {', '.join(case.drawn[:4])}{' …' if len(case.drawn) > 4 else ''} were drawn to match them"]
+
+
+def _shrink(case: Case, trying: Trying, seconds: float) -> Minimised:
+    found = trying.judge(case)
+    outcome = found.get("outcome")
+    if "crashed" not in found and (outcome is None or outcome.verdict not in BLAMED):
+        said = found.get("error") or getattr(outcome, "sentence", "")
+        return Minimised(case, [f"it was not shrunk, for by itself it does not fail: {said}"])
+    shrunk = shrink(case, trying, seconds)
+    settled = trying.settle(shrunk.case)
+    return Minimised(settled["case"], shrunk.notes) if "case" in settled else Minimised(case, ["shrinking it failed"])
+
+
+def _without_device(case: Case, original: Case | None, folder: Path, against: str, simulated: bool) -> dict[str, Any]:
+    with Trying(None, against, simulated=simulated) as trying:
+        return trying.write(case, original, folder)
+
+
+def _origin(path: Path, call: RecordedCall) -> list[tuple[str, str]]:
+    key = call.key
+    return [
+        ("capture", str(path)), ("scope", key.scope or "(none)"),
+        ("call", f"{key.op}#{key.ordinal}, {key.level}, {key.phase}, rank {key.rank}, step {key.step}, seq {call.seq}"),
+    ]  # fmt: skip
+
+
+def _checked(test: Path, device: str, against: str, simulated: bool, fails: bool, notes: list[str]) -> bool:
+    """Run the test on both devices and note what is not as expected."""
+    expected = {device: 1 if fails else 0, against: 0}
+    right = True
+    for which, code in expected.items():
+        got, said = run_test(test, which, against, simulated)
+        if got != code:
+            right = False
+            words = {0: "passes", 1: "fails"}
+            how = words.get(got, f"ended with code {got}: {said}")
+            notes.append(f"checked: with --device {which} the test {how}, where it should have {words[code].replace('s', 'ed', 1)}")
+    if right:
+        word = "fails" if fails else "passes"
+        notes.append(f"checked: the test {word} with --device {device} and passes with --device {against}")
+    return right
+
+
+def run_test(test: Path, device: str, against: str, simulated: bool, timeout: float = 600.0) -> tuple[int, str]:
+    """Run a reproducer's test in a process of its own, and return pytest's exit code and last line."""
+    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "--rootdir", str(test.parent), str(test)]
+    command += ["--device", device, "--against", against, *(["--import", "trueup.simdev"] if simulated else [])]
+    environment = os.environ | {"PYTHONDONTWRITEBYTECODE": "1"}
+    try:
+        ended = subprocess.run(command, capture_output=True, text=True, timeout=timeout, env=environment, check=False)
+    except subprocess.TimeoutExpired:
+        return -1, f"no end after {timeout:.0f} s"
+    lines = (ended.stdout + ended.stderr).strip().splitlines()
+    return ended.returncode, lines[-1][:200] if lines else ""
