@@ -23,10 +23,10 @@ from typing import Any
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "tests"))
 
 import torch
-from replay_faults import capture, distinct
 
 import trueup
 import zoo
+from replay_faults import capture, distinct
 from trueup import simdev
 from trueup.adapters.torch.case_errors import judged, written
 from trueup.adapters.torch.replay_memory import NotReplayable
@@ -71,9 +71,20 @@ def wrong_calls(calls: RecordedCalls, chosen: list[RecordedCall]) -> Iterator[tu
                 yield call, case
 
 
+def capture_rest(into: Path) -> None:
+    """Record what no model of the zoo does: a GRU, cumulative sums, scattered sums and masks."""
+    torch.manual_seed(0)
+    gru, x = torch.nn.GRU(6, 8), torch.randn(5, 3, 6, requires_grad=True)
+    index = torch.randint(0, 3, (4, 40))
+    with trueup.capture(into, model=gru, detail="tensor", level=["api", "aten"]):
+        gru(x)[0].square().mean().backward()
+        y = torch.randn(4, 40).cumsum(1)
+        torch.zeros(4, 40).scatter_add(1, index, y).masked_fill(y > 0, 9.0)
+
+
 def rows(model: str, faults: list[str], work: Path) -> Iterator[tuple[str, RecordedCall, str, str]]:
     """Yield ``(fault, call, word, what it said)`` for a model."""
-    capture(model, work / model)
+    capture_rest(work / model) if model == "rest" else capture(model, work / model)
     calls = RecordedCalls(trueup.open_capture(work / model))
     chosen = distinct(calls)
     for fault in faults:
@@ -91,7 +102,7 @@ def rows(model: str, faults: list[str], work: Path) -> Iterator[tuple[str, Recor
 def main() -> None:
     """Print the table."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--models", nargs="*", default=list(zoo.MODELS))
+    parser.add_argument("--models", nargs="*", default=[*zoo.MODELS, "rest"])
     parser.add_argument("--faults", nargs="*", default=list(simdev.FAULTS))
     options = parser.parse_args()
     torch.set_num_threads(1)

@@ -69,8 +69,8 @@ _HOMES = {
 
 __all__ = [
     "Capture", "Finding", "LightningCallback", "Result", "TrainerCallback", "TrueupError", "WatchStopped", "__version__",
-    "apply_policy", "capture", "compare", "import_dump", "lockstep", "open_capture", "overflow", "replay", "reproduce", "seed_all", "shadow",
-    "step", "watch",
+    "apply_policy", "capture", "compare", "import_dump", "lockstep", "open_capture", "overflow", "replay", "reproduce", "seed_all",
+    "shadow", "step", "watch",
 ]  # fmt: skip
 
 

@@ -12,6 +12,8 @@ from trueup.report.wording import one_line
 def next_command(result: Result) -> tuple[str, str] | None:
     """Return ``(what it is for, command)`` for the first culprit, else for the first unmatched call, else None."""
     if result.culprit is not None:
+        if _can_be_executed(result.culprit):
+            return "the call as a test by itself, for whoever maintains the operator", _reproduce(result, result.culprit)
         side = "baseline" if result.culprit.side == "baseline" else "candidate"
         return f"the call and its neighbours in the {side}", _show(result, result.culprit, side)
     if result.unmatched:
@@ -20,6 +22,20 @@ def next_command(result: Result) -> tuple[str, str] | None:
     if result.verdict == "inconclusive":
         return "what the candidate capture holds", f"trueup show {_quoted(result.candidate.path)}"
     return None
+
+
+def _can_be_executed(culprit: Finding) -> bool:
+    """Tell whether a culprit is a call whose elements both sides kept."""
+    told = culprit.kind == "operator" and culprit.level in ("api", "aten") and culprit.phase != "collective"
+    return told and culprit.seq[0] >= 0 and any(slot.method == "tensor" for slot in culprit.slots)
+
+
+def _reproduce(result: Result, culprit: Finding) -> str:
+    rank = ["--rank", str(culprit.rank)] if result.baseline.ranks > 1 else []
+    device = next((name.partition(":")[0] for name in result.candidate.devices if name != "cpu"), None)
+    where = ["--device", device] if device else []
+    words = [result.baseline.path, str(culprit.seq[0]), *rank, *where, "-o", f"{result.candidate.path}-reproducer"]
+    return " ".join(["trueup reproduce", *map(_quoted, words)])
 
 
 def policy_to_try(result: Result) -> tuple[str, str] | None:

@@ -99,13 +99,14 @@ class Case:
         return Case(held, made, next((k for k in kinds if k != "cpu"), "cpu"), ranks, tuple(drawn))
 
     def with_tensors(self, arrays: Mapping[str, NDArray[Any]], *, plain: bool = False) -> Case:
-        """Return it with other elements, also of other shapes; strides are kept in order where shapes change, or made plain.
+        """Return it with other elements, also of other shapes; the order of strides stays.
 
         Args:
             arrays: by slot.
             plain: contiguous, and not within a larger storage.
         """
-        return replace(self, call=_changed(self.call, arrays, plain), forward=self.forward and _changed(self.forward, arrays, plain))
+        forward = self.forward and _changed(self.forward, arrays, plain)
+        return replace(self, call=_changed(self.call, arrays, plain), forward=forward)
 
     def with_invocation(self, invocation: Mapping[str, Any]) -> Case:
         """Return it made otherwise."""
@@ -182,8 +183,8 @@ def _numbers(array: NDArray[Any]) -> dict[str, float | None]:
     return {
         "min": float(finite.min()) if finite.size else 0.0, "max": float(finite.max()) if finite.size else 0.0,
         "mean": float(finite.mean()) if finite.size else 0.0, "l2": float(np.linalg.norm(finite)),
-        "n_nan": float(np.isnan(wide).sum()), "n_posinf": float(np.isposinf(real).sum()), "n_neginf": float(np.isneginf(real).sum()),
-        "n_zero": float((wide == 0).sum()),
+        "n_nan": float(np.isnan(wide).sum()), "n_zero": float((wide == 0).sum()),
+        "n_posinf": float(np.isposinf(real).sum()), "n_neginf": float(np.isneginf(real).sum()),
     }  # fmt: skip
 
 
@@ -229,7 +230,8 @@ def _written(call: RecordedCall, blobs: list[bytes]) -> dict[str, Any]:
         if blob is not None:
             blobs.append(blob)
         length = None if blob is None else len(blob)
-        tensors.append([slot, tensor.dtype, tensor.shape, tensor.strides, tensor.device, dict(tensor.numbers), tensor.digest, length])
+        facts = (slot, tensor.dtype, tensor.shape, tensor.strides, tensor.device, dict(tensor.numbers), tensor.digest, length)
+        tensors.append(facts)
     return {
         "key": list(asdict(call.key).values()), "places": [call.seq, call.parent, call.forward_seq, call.site], "tensors": tensors,
         "value": call.value, "invocation": call.invocation,

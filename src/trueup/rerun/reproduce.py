@@ -106,8 +106,10 @@ def reproduce(
         notes.append("it draws random numbers: the state of the generators is restored; where a device draws others, it is skipped")
     fails = None if device is None else isinstance(told["device"], str) or worst_slot(told) is not None
     if fails is False:
-        notes.append(f"by itself the call is right on {device}: what is wrong in the training comes of calls around it, or of a state")
-    page: dict[str, Any] = {"device": device, "against": against, "origin": _origin(Path(capture), recorded), "simulated": simulated}
+        why = "what is wrong in the training comes of calls around it, or of a state"
+        notes.append(f"by itself the call is right on {device}: {why}")
+    origin = _origin(Path(capture), recorded)
+    page: dict[str, Any] = {"device": device, "against": against, "origin": origin, "simulated": simulated}
     test = write_files(folder, case, told, notes=notes, **page)
     ran = check and device is not None and _checked(test, device, against, simulated, bool(fails), notes)
     write_files(folder, case, told, notes=notes, **page)  # the page says what was checked
@@ -141,7 +143,8 @@ def _culprit(report: Path, name: str) -> tuple[Path, int, int]:
         word = ""
     if word != "culprit":
         raise TrueupError(
-            f"{name} names no culprit of {report.parent}.\n  expected: culprit, or culprit.1 for the second one, of a report that has one\n"
+            f"{name} names no culprit of {report.parent}.\n"
+            "  expected: culprit, or culprit.1 for the second one, of a report that has one\n"
             f"  got:      {name!r}\n  next:     name a capture and a call: `trueup show CAP` lists them"
         )
     return place
@@ -164,7 +167,8 @@ def _refused(answer: Mapping[str, Any], call: RecordedCall, against: str) -> Tru
 def _drawn(case: Case) -> list[str]:
     if not case.drawn:
         return []
-    return [f"the capture kept numbers only: {', '.join(case.drawn[:4])}{' …' if len(case.drawn) > 4 else ''} were drawn to match them"]
+    named = ", ".join(case.drawn[:4]) + (" …" if len(case.drawn) > 4 else "")
+    return [f"the capture kept numbers only: {named} were drawn to match them"]
 
 
 def _shrink(case: Case, trying: Trying, seconds: float) -> Minimised:

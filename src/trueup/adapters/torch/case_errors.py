@@ -1,4 +1,4 @@
-"""How wrong a device is in one call, and what of it rounding explains: the numbers of a reproducer, and of each step of its shrinking."""
+"""How wrong a device is in one call, and what of it rounding explains: for a reproducer, and each step of its shrinking."""
 
 from __future__ import annotations
 
@@ -83,16 +83,17 @@ def written(case: Case, device: str | None, against: str, recorded: Arrays) -> d
         own = _execute(case, against)
         limits = _limits(replayer, case, own)
         try:
-            paths = paths_of(case, Place(against, case.home))
+            paths, written_slots = paths_of(case, Place(against, case.home))
         except Exception as error:  # noqa: BLE001 - whatever a kernel raises
             raise NotReplayable(f"{against} does not execute it: {error}") from None
-        source = Source.of(case, paths, random=own.random)
+        source = Source.of(case, paths, written_slots, random=own.random)
         found: dict[str, Any] = {}
         if device is not None:
             found = _found(replayer, case)
     results = {s: t.array() for s, t in case.call.outputs.items() if s in limits}
     return {
-        "source": source, "limits": limits, "random": own.random, "name": plain_name(case.call), "function": function_name(case.made),
+        "source": source, "limits": limits, "random": own.random, "name": plain_name(case.call),
+        "function": function_name(case.made),
         "device": _errors(results, found) if not isinstance(found, str) else found, "recorded": _errors(results, recorded),
     }  # fmt: skip
 
@@ -174,7 +175,7 @@ def _limit(
     widest = max(own.truth_largest, 4 * own.truth_rms) or 1.0
     pairs = ((own.rms, explained * (own.truth_rms or 1.0), beside[0]), (own.largest, explained * widest, beside[1]))
     rms, largest = (max(table.certain * max(factor * o, r), table.perturbed * m) + o for o, r, m in pairs)
-    by = f"rounding of {explained:.1e}" if explained * (own.truth_rms or 1.0) > factor * own.rms else f"{factor:g} times {'its'} error"
+    by = "rounding" if explained * (own.truth_rms or 1.0) > factor * own.rms else f"error of the baseline, {factor:g} times"
     return {
         "rms": rms, "largest": largest, "origin": kind.origin, "rule": f"{kind.name}: {table.certain:g} times the {by}",
         "relative": rms / own.truth_rms if own.truth_rms else math.nan,

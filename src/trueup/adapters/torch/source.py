@@ -1,18 +1,19 @@
 """A recorded call as Python source that a person reads and pytest runs.
 
->>> print(Source.of(case, call_paths).body)
+>>> print(Source.of(case, *paths_of(case, Place("cpu")), random=False).body)
     input_0 = given["input_0"].to(device)  # float32 [8, 12]
     with torch.no_grad():
         result = torch.ops.aten.gelu.default(input_0, approximate='none')
     return {"output.0": result}
 
-A capture is untrusted, so no text of it becomes code. A function is looked up in `allowed`, and its name is written only if PyTorch has
-the very function under it; dtypes, layouts and devices are looked up; numbers are written by ``repr`` of what was checked to be
+A capture is untrusted, so no text of it becomes code. A function is looked up in `allowed`, and its name is written only if PyTorch
+has the very function under it; dtypes, layouts and devices are looked up; numbers are written by ``repr`` of what was checked to be
 numbers; text is an argument or a key, written as an ASCII literal. Variables have names of our own.
 """
 
 from __future__ import annotations
 
+import itertools
 import math
 import re
 from collections.abc import Mapping, Sequence
@@ -24,7 +25,7 @@ from numpy.typing import NDArray
 
 from trueup.adapters.torch import allowed
 from trueup.adapters.torch.recorded_call import Place, Rebuilt, rebuild
-from trueup.adapters.torch.replay_arguments import ALIGNMENT, _tensor_nodes, call_grad, may_write, writes
+from trueup.adapters.torch.replay_arguments import ALIGNMENT, _tensor_nodes, call_grad, writes
 from trueup.adapters.torch.replay_guessing import assumed
 from trueup.adapters.torch.replay_memory import NotReplayable, constant, contiguous, extent, fill, from_numpy, natural
 from trueup.adapters.torch.replaying import ON_HOST
@@ -52,18 +53,19 @@ class Source:
     """Functions that the statements use."""
 
     @staticmethod
-    def of(case: Case, paths: Mapping[str, Path], *, random: bool) -> Source:
+    def of(case: Case, paths: Mapping[str, Path], written: frozenset[str], *, random: bool) -> Source:
         """Write a case.
 
         Args:
             case: the call.
-            paths: where its results are found (`paths_of`).
+            paths: where its results are found, and
+            written: which arguments it writes (`paths_of`).
             random: whether it draws random numbers, so that the state of the generators belongs to it.
 
         Raises:
             NotReplayable: it cannot be written, and why.
         """
-        return _Writer(case).write(paths, random)
+        return _Writer(case, written).write(paths, random)
 
 
 def function_name(call: RecordedCall) -> str:
@@ -108,18 +110,20 @@ def plain_name(call: RecordedCall) -> str:
     return f"{name}_backward" if call.key.phase == "backward" and "backward" not in name else name
 
 
-def paths_of(case: Case, place: Place) -> dict[str, Path]:
-    """Execute a case and tell where each of its results is found.
+def paths_of(case: Case, place: Place) -> tuple[dict[str, Path], frozenset[str]]:
+    """Execute a case and tell where each of its results is found, and which arguments it writes.
 
     Raises:
         Exception: whatever the function raises.
     """
     made = rebuild(case.made, _hosted(place, case.made), grad=case.forward is not None)
+    versions = {slot: t._version for slot, t in made.inputs.items()}
     with made.modes():
         result = made.function(*made.args, **made.kwargs)
     named = made._named(result)
     wanted = case.call.outputs if case.forward is None else {s.removeprefix("grad_"): 0 for s in case.call.inputs if "grad_" in s}
-    return {slot: path for slot in wanted if slot in named and (path := _path(named[slot], result, made)) is not None}
+    paths = {slot: path for slot in wanted if slot in named and (path := _path(named[slot], result, made)) is not None}
+    return paths, frozenset(slot for slot, t in made.inputs.items() if t._version != versions[slot])
 
 
 def _hosted(place: Place, call: RecordedCall) -> Place:
@@ -145,8 +149,8 @@ def _within(tensor: torch.Tensor, value: Any) -> Path | None:
 
 
 class _Writer:
-    def __init__(self, case: Case) -> None:
-        self._case, self._call = case, case.made
+    def __init__(self, case: Case, written: frozenset[str]) -> None:
+        self._case, self._call, self._written = case, case.made, written
         self._grad = case.forward is not None
         self._invocation = self._call.invocation if self._call.invocation is not None else assumed(self._call)
         self._nodes = {str(n["tensor"]): n for n in _tensor_nodes([self._invocation.get("args"), self._invocation.get("kwargs")])}
@@ -319,7 +323,7 @@ class _Writer:
         name = self._load(slot, recorded, node)
         wants = node.get("grad") is True and recorded.dtype.startswith(("float", "bfloat", "complex"))
         if call_grad(self._call, self._grad) and wants:
-            if writes(self._call) or may_write(self._call):
+            if slot in self._written:
                 leaf = self._free(f"{name}_leaf")
                 self._lines += [f"{leaf} = {name}.requires_grad_()", f"{name} = {leaf}.clone()  # the call may write to it"]
                 self._leaves[slot] = leaf
@@ -354,14 +358,16 @@ class _Writer:
             return name
         lead = natural(node.get("offset", 0)) % max(ALIGNMENT // dtype.itemsize, 1)
         reach = extent(recorded.shape, strides)
-        if ((strides == contiguous(recorded.shape) or recorded.numel < 2) and not lead) or reach > max(MOST_MEMORY, 8 * recorded.numel):
+        plain = (strides == contiguous(recorded.shape) or recorded.numel < 2) and not lead
+        if plain or reach > max(MOST_MEMORY, 8 * recorded.numel):
             self._tensors[name] = from_numpy(array)
             self._lines.append(f'{name} = given["{name}"]{to}  # {what}')
             return name
         memory_of = torch.zeros(lead + reach, dtype=dtype)
         fill(torch.as_strided(memory_of, recorded.shape, strides, lead), array)
         self._tensors[name] = memory_of
-        self._lines.append(f'{name} = given["{name}"]{to}.as_strided({recorded.shape!r}, {strides!r}, {lead})  # {what}')
+        laid = f"as_strided({recorded.shape!r}, {strides!r}, {lead})"
+        self._lines.append(f'{name} = given["{name}"]{to}.{laid}  # {what}')
         return name
 
     def _shared(self, node: Mapping[str, Any], slot: str) -> tuple[str, int] | None:
@@ -396,14 +402,16 @@ class _Writer:
         if slot in self._names:
             return self._names[slot]
         plain = slot.replace(".", "_")
-        return self._free(plain if _is_word(plain) and len(plain) < 60 else "tensor")
+        ours = _is_word(plain) and plain.startswith(("input_", "grad_output_")) and len(plain) < 60
+        return self._free(plain if ours else "tensor")
 
     def _free(self, wanted: str) -> str:
         taken = {*_TAKEN, *self._tensors, *self._names.values(), *self._leaves.values()}
-        return next(n for n in (wanted, *(f"{wanted}_{k}" for k in range(2, 10**6))) if n not in taken)
+        numbered = (f"{wanted}_{k}" for k in itertools.count(2))
+        return wanted if wanted not in taken else next(n for n in numbered if n not in taken)
 
 
-_WORD = re.compile(r"[A-Za-z][A-Za-z0-9_]*\Z")
+_WORD = re.compile(r"[A-Za-z_][A-Za-z0-9_]*\Z")
 _TAKEN = frozenset({"given", "device", "result", "leaves", "gradients", "names", "torch", "out", "generator", "restore_random"})
 
 
