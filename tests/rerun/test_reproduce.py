@@ -22,7 +22,9 @@ from trueup import simdev
 from trueup.adapters.torch import case_errors
 from trueup.adapters.torch.recorded_call import Place
 from trueup.adapters.torch.replay_memory import NotReplayable, to_numpy
-from trueup.adapters.torch.source import Source, function_name, paths_of
+from trueup.adapters.torch.source import Source
+from trueup.adapters.torch.source_names import function_name
+from trueup.adapters.torch.source_paths import paths_of
 from trueup.cli import main
 from trueup.model import TrueupError
 from trueup.rerun.cases import Case, relaid
@@ -219,7 +221,8 @@ def test_text_of_a_capture_does_not_become_code(calls: RecordedCalls, tmp_path: 
     "made",
     [
         {"kwargs": {HOSTILE: 1}}, {"kwargs": {"a)(": 1}}, {"kwargs": {"lambda": 1}}, {"overload": HOSTILE},
-        {"args": [{"dtype": HOSTILE}]}, {"args": [{"dtype": "load"}]}, {"autocast": {"cpu": HOSTILE}}, {"args": [{"slice": [HOSTILE, 1]}]},
+        {"args": [{"dtype": HOSTILE}]}, {"args": [{"dtype": "load"}]},
+        {"autocast": {"cpu": HOSTILE}}, {"args": [{"slice": [HOSTILE, 1]}]},
         {"args": [{"other": HOSTILE}]}, {"out": {"empty": ["float32", [HOSTILE], [1], "cpu"]}}, {"args": [{"tensor": HOSTILE}]},
         {"out": {"empty": ["float32); x(", [1], [1], "cpu"]}},
     ],

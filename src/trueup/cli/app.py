@@ -12,7 +12,18 @@ from typer.main import get_command
 
 from trueup import __version__
 from trueup.cli import (
-    capture, compare, diff, import_, overflow, replay, reproduce, shadow_report, show, simdev, verify_capture, watch,
+    capture,
+    compare,
+    diff,
+    import_,
+    overflow,
+    replay,
+    reproduce,
+    shadow_report,
+    show,
+    simdev,
+    verify_capture,
+    watch,
 )  # fmt: skip
 from trueup.model import TrueupError
 

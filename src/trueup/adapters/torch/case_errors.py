@@ -13,7 +13,9 @@ from numpy.typing import NDArray
 from trueup.adapters.torch.recorded_call import Place
 from trueup.adapters.torch.replay_memory import NotReplayable
 from trueup.adapters.torch.replaying import Arrays, Replayer, Result
-from trueup.adapters.torch.source import Source, function_name, paths_of, plain_name
+from trueup.adapters.torch.source import Source
+from trueup.adapters.torch.source_names import function_name, plain_name
+from trueup.adapters.torch.source_paths import paths_of
 from trueup.model import TrueupError
 from trueup.rerun.cases import Case
 from trueup.rerun.local_error import Distance, thresholds

@@ -17,23 +17,20 @@ import itertools
 import math
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
 from numpy.typing import NDArray
 
-from trueup.adapters.torch import allowed
-from trueup.adapters.torch.recorded_call import Place, Rebuilt, rebuild
 from trueup.adapters.torch.replay_arguments import ALIGNMENT, _tensor_nodes, call_grad, writes
 from trueup.adapters.torch.replay_guessing import assumed
 from trueup.adapters.torch.replay_memory import NotReplayable, constant, contiguous, extent, fill, from_numpy, natural
 from trueup.adapters.torch.replaying import ON_HOST
+from trueup.adapters.torch.source_names import function_name
+from trueup.adapters.torch.source_paths import Path
 from trueup.rerun.cases import Case
-from trueup.rerun.recorded import RecordedCall, RecordedTensor, read_state
-
-Path = tuple[int | str, ...]
-"""How a result is reached: ``()`` the result itself, ``(0,)`` its first item, ``("input.0",)`` a tensor that was written."""
+from trueup.rerun.recorded import RecordedTensor, read_state
 
 MOST_MEMORY = 1 << 22
 """Elements between the first and last of a tensor up to which the memory between them is kept in the file."""
@@ -66,86 +63,6 @@ class Source:
             NotReplayable: it cannot be written, and why.
         """
         return _Writer(case, written).write(paths, random)
-
-
-def function_name(call: RecordedCall) -> str:
-    """Return the name of the function of a call, as Python finds it.
-
-    Raises:
-        NotReplayable: it is not to be executed, or PyTorch has no such name.
-    """
-    op = call.key.op
-    if call.key.level == "module" or call.key.phase == "collective":
-        why = "a module is code, which no capture holds" if call.key.level == "module" else "a collective needs the other ranks"
-        raise NotReplayable(f"{why}: name one of its api or aten calls")
-    if call.key.level == "aten":
-        overload = (call.invocation or {}).get("overload")
-        name = overload if isinstance(overload, str) else None
-        found = allowed.operator(op, name)
-        if found is None:
-            raise NotReplayable(f"{op} is not among the functions that a capture may have executed")
-        namespace, _, bare = op.partition("::")
-        return f"torch.ops.{namespace}.{bare}" + ("" if name is None else f".{name or 'default'}")
-    found = allowed.function(op)
-    if found is None:
-        raise NotReplayable(f"{op} is not among the functions that a capture may have executed")
-    for candidate in (op, f"{op}.__get__"):
-        if _resolved(candidate) == found:
-            return candidate
-    raise NotReplayable(f"PyTorch has no public name for {op}: name an aten call of it")
-
-
-def _resolved(name: str) -> Any:
-    """Return what a name of the table of allowed functions means to Python, or None."""
-    first, *rest = name.split(".")
-    found: Any = torch if first == "torch" else None
-    for part in rest:
-        found = getattr(found, part, None) if part.isidentifier() else None
-    return found
-
-
-def plain_name(call: RecordedCall) -> str:
-    """Return a short name for files and functions: ``native_layer_norm``, ``lstm_backward``."""
-    name = re.sub(r"[^a-z0-9_]", "", call.key.op.rpartition("::")[2].rpartition(".")[2].lower())[:60].strip("_") or "call"
-    return f"{name}_backward" if call.key.phase == "backward" and "backward" not in name else name
-
-
-def paths_of(case: Case, place: Place) -> tuple[dict[str, Path], frozenset[str]]:
-    """Execute a case and tell where each of its results is found, and which arguments it writes.
-
-    Raises:
-        Exception: whatever the function raises.
-    """
-    made = rebuild(case.made, _hosted(place, case.made), grad=case.forward is not None)
-    versions = {slot: t._version for slot, t in made.inputs.items()}
-    with made.modes():
-        result = made.function(*made.args, **made.kwargs)
-    named = made._named(result)
-    wanted = case.call.outputs if case.forward is None else {s.removeprefix("grad_"): 0 for s in case.call.inputs if "grad_" in s}
-    paths = {slot: path for slot in wanted if slot in named and (path := _path(named[slot], result, made)) is not None}
-    return paths, frozenset(slot for slot, t in made.inputs.items() if t._version != versions[slot])
-
-
-def _hosted(place: Place, call: RecordedCall) -> Place:
-    return replace(place, hosted=ON_HOST[call.key.op]) if call.key.op in ON_HOST else place
-
-
-def _path(tensor: torch.Tensor, result: Any, made: Rebuilt) -> Path | None:
-    found = _within(tensor, result)
-    if found is not None:
-        return found
-    return next(((slot,) for slot, given in made.inputs.items() if given is tensor), None)
-
-
-def _within(tensor: torch.Tensor, value: Any) -> Path | None:
-    if value is tensor:
-        return ()
-    items = enumerate(value) if isinstance(value, (tuple, list)) else value.items() if isinstance(value, dict) else ()
-    for key, item in items:
-        inner = _within(tensor, item)
-        if inner is not None:
-            return (key, *inner)
-    return None
 
 
 class _Writer:
