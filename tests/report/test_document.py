@@ -65,6 +65,14 @@ def test_what_a_script_reads() -> None:
     assert document(crowded())["unmatched"][0]["side"] == "baseline"
 
 
+def test_a_culprit_whose_elements_were_kept_is_to_be_reproduced() -> None:
+    kept = (slot("grad_input.0", "deviates", 0.21, "tensor"),)
+    command = document(result(culprits=(culprit(slots=kept),)))["next_command"]
+    assert command == "trueup reproduce runs/cpu 412 --device npu -o runs/npu-reproducer"
+    module = culprit(slots=kept, level="module")
+    assert document(result(culprits=(module,)))["next_command"].startswith("trueup show runs/npu ")
+
+
 def test_the_command_cannot_be_made_to_do_something_else() -> None:
     shown = result(culprits=(culprit(scope="a; rm -rf ~\n$(x)"),))
     command = document(shown)["next_command"]
