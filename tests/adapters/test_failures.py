@@ -65,6 +65,7 @@ def test_training_goes_on(place: str, device: str, path: Path, monkeypatch, caps
         observed += [training.step(), training.step()]
         state = capture._session.threads.state
         assert (state.contexts, state.modules, state.running, state.runs, state.busy) == ([], [], [], [], False)
+    assert torch.overrides._get_current_function_mode_stack() == []
     assert [loss.tolist() for loss in observed] == [loss.tolist() for loss in losses]
     said = capsys.readouterr().err.splitlines()
     assert len(said) == 1

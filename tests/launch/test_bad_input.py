@@ -109,7 +109,8 @@ def test_no_common_ranks(broken: Path, complete: Path, capsys: Capsys) -> None:
 def test_records_of_another_place_are_lost(broken: Path, complete: Path, capsys: Capsys) -> None:
     (broken / "rank-00000").rename(broken / "rank-00003")
     message = refused(capsys, complete, broken)
-    assert message.startswith(f"{broken} holds no readable records: rank 3 step 0: records-0000.parquet")
+    assert message.startswith(f"{broken} holds no records: rank 3 step 0: records-0000.parquet is truncated or damaged (rows are")
+    assert "not of rank 3, as the folder is" in message
 
 
 def test_no_common_steps(broken: Path, complete: Path, capsys: Capsys) -> None:

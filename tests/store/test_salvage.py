@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import random
 import re
-import shutil
 import signal
 import subprocess
 import sys
@@ -156,8 +155,4 @@ def test_killed_while_writing(tmp_path: Path, delay: float) -> None:
 
 
 def test_many_steps_open(tmp_path: Path) -> None:
-    run = small(tmp_path / "run", steps=1, parts=1)
-    step = run / "rank-00000/step-000000"
-    for number in range(1, 300):
-        shutil.copytree(step, step.with_name(f"step-{number:06d}"))
-    assert len(open_capture(run).steps) == 300
+    assert len(open_capture(small(tmp_path / "run", steps=300, parts=1)).steps) == 300

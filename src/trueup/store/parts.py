@@ -50,8 +50,10 @@ def inspect(path: Path, rank: int, step: int) -> Part:
         rows, names = file.metadata.num_rows, file.schema_arrow.names
         if rows > ROWS_PER_BYTE * size:
             raise ValueError(f"claims {rows} rows in a file of {size} bytes")
-        references = file.read([name for name in ("payload_segment", "level", "site") if name in names], use_threads=False)
+        wanted = [name for name in ("step", "rank", "payload_segment", "level", "site") if name in names]
+        references = file.read(wanted, use_threads=False)
     references.validate(full=True)
+    _check_place({name: references[name] for name in wanted}, rank, step)
     found = {name: references[name].unique().drop_null().to_pylist() for name in references.column_names}
     segments, levels = (frozenset(map(str, found.get(name, ()))) for name in ("payload_segment", "level"))
     return Part(path, rank, step, rows, tuple(names), segments, levels, bool(found.get("site")))
@@ -89,11 +91,17 @@ def read(part: Part, columns: Collection[str] | None, where: Mapping[str, Collec
 
 def _check_keys(arrays: Mapping[str, pa.ChunkedArray], part: Part) -> None:
     """Refuse a part whose rows are not of the step and rank of its folders, or of no call."""
-    for name, expected in (("step", part.step), ("rank", part.rank), ("seq", None)):
+    _check_place(arrays, part.rank, part.step)
+    if "seq" not in arrays or arrays["seq"].null_count:
+        raise ValueError("rows have no seq")
+
+
+def _check_place(arrays: Mapping[str, pa.ChunkedArray], rank: int, step: int) -> None:
+    for name, expected in (("step", step), ("rank", rank)):
         column = arrays.get(name)
         if column is None or column.null_count:
             raise ValueError(f"rows have no {name}")
-        if expected is not None and not bool(np.all(column.to_numpy() == expected)):
+        if not bool(np.all(column.to_numpy() == expected)):
             raise ValueError(f"rows are not of {name} {expected}, as the folder is")
 
 

@@ -34,16 +34,20 @@ def put_on(mode: Mode) -> None:
         push(one)
 
 
-def take_off(mode: Mode) -> None:
-    """Leave a mode, wherever it is; one that belongs to another thread is not on this one's stack, and stays."""
+def take_off(mode: Mode, *, left: bool = False) -> None:
+    """Leave a mode, wherever it is; one that belongs to another thread is not on this one's stack, and stays.
+
+    ``left``: it was left before and came back: what was at work at that moment put it on the stack again.
+    """
     if mode not in _stack(mode):
         return
     _, pop, push = _operations(mode)
     above = []
     while (top := pop()) is not mode:
         above.append(top)
-    push(mode)
-    mode.__exit__(None, None, None)
+    if not left:
+        push(mode)
+        mode.__exit__(None, None, None)
     for one in reversed(above):
         push(one)
 

@@ -129,6 +129,9 @@ class Session:
     def take_off(self) -> None:
         """Leave nothing of ours in PyTorch; modes of another thread than this stay, idle."""
         self._switch(on=False)
+        if threading.get_ident() == self._thread:
+            for mode in self._modes:
+                take_off(mode, left=True)
         self.compiling.stop()
         for replacement in reversed(self._always):
             replacement.remove()
