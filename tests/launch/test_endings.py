@@ -35,7 +35,7 @@ def test_an_end_of_its_own_loses_nothing(
     tmp_path: Path, complete: Path, capsys: pytest.CaptureFixture[str], how: str, code: int, note: list[str]
 ) -> None:
     out = tmp_path / "capture"
-    run = trueup_run("capture", "-o", out, "--", *script("train.py", how))
+    run = trueup_run("capture", "-o", out, "--detail", "tensor", "--", *script("train.py", how))
     assert run.returncode == code
     capture = open_capture(out)
     assert capture.rows == open_capture(complete).rows

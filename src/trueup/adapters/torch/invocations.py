@@ -87,14 +87,14 @@ class Invocations:
 
 def _state(kind: str) -> bytes | None:
     """Return the state of a device's default generator; None where it has none, or cannot be asked now."""
-    if kind == "cpu":
-        return bytes(torch.default_generator.get_state().numpy().tobytes())
     if kind == "cuda" and torch.cuda.is_current_stream_capturing():
         return None
     try:
+        if kind == "cpu":
+            return bytes(torch.default_generator.get_state().numpy().tobytes())
         state = torch.get_device_module(kind).get_rng_state()
         return bytes(state.cpu().numpy().tobytes()) if isinstance(state, torch.Tensor) else None
-    except (RuntimeError, AttributeError):  # meta, or a backend without generators
+    except (RuntimeError, AttributeError):  # meta, a backend without generators, or inside a torch.func transform
         return None
 
 
