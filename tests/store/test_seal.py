@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import json
 import random
 from pathlib import Path
+from typing import Any
 
+import pyarrow as pa
 import pytest
+import xxhash
 
 from trueup.store import open_capture, seal
 
@@ -16,8 +20,10 @@ def test_every_byte_after_the_seal_counts(tmp_path: Path) -> None:
     path = small(tmp_path / "run", steps=1, parts=1) / "rank-00000/step-000000/records-0000.parquet"
     whole = path.read_bytes()
     seal.check(path)
-    start = whole.index(seal.MAGIC)
-    for place in range(start + 8, len(whole)):
+    magic = whole.index(seal.MAGIC)
+    told = magic - int.from_bytes(whole[magic + 8 : magic + 12], "little")
+    assert seal.check(path)[1]["rows"] == 12
+    for place in (*range(told, magic), *range(magic + 8, len(whole))):
         damaged = bytearray(whole)
         damaged[place] ^= 0x10
         path.write_bytes(damaged)
@@ -25,6 +31,39 @@ def test_every_byte_after_the_seal_counts(tmp_path: Path) -> None:
             continue  # another footer length: Parquet itself finds no footer there
         with pytest.raises(ValueError, match=r"does not match its checksum|does not end as a Parquet file"):
             seal.check(path)
+
+
+@pytest.mark.parametrize("claim", [
+    {"rows": 10**12}, {"rows": -1}, {"rows": 11}, {"names": None}, {"names": ["seq", "no such"]}, {"step": 1}, {"rank": "x"}, {"levels": 3},
+])  # fmt: skip
+def test_a_seal_is_not_believed_against_the_rows(tmp_path: Path, claim: dict[str, Any]) -> None:
+    """A seal is easily forged: what it says is checked, when the capture is opened or when the rows are read."""
+    run = small(tmp_path / "run", steps=1, parts=1)
+    path = run / "rank-00000/step-000000/records-0000.parquet"
+    whole = path.read_bytes()
+    told = seal.check(path)[1]
+    at = whole.index(seal.MAGIC) - len(json.dumps(told, separators=(",", ":")))
+    parquet = whole[:at] + whole[whole.index(seal.MAGIC) + 20 :]
+    path.write_bytes(b"".join(bytes(chunk) for chunk in seal.sealed(pa.py_buffer(parquet), told | claim)))
+    capture = open_capture(run)
+    assert capture.records().num_rows == 0
+    assert any("records-0000.parquet" in text for text in capture.lost)
+
+
+def test_a_seal_that_tells_no_json_or_of_before(tmp_path: Path) -> None:
+    run = small(tmp_path / "run", steps=1, parts=1)
+    path = run / "rank-00000/step-000000/records-0000.parquet"
+    whole = path.read_bytes()
+    footer = whole[whole.index(seal.MAGIC) + 20 :]
+    page = whole[: whole.index(b'{"rank"')]
+    deep = b"[" * 100_000
+    sealed = xxhash.xxh3_64(deep + footer).intdigest().to_bytes(8, "little")
+    path.write_bytes(page + deep + seal.MAGIC + len(deep).to_bytes(4, "little") + sealed + footer)
+    assert any("no JSON" in text for text in open_capture(run).lost)
+    path.write_bytes(page + b"TRUEUP01" + xxhash.xxh3_64(footer).intdigest().to_bytes(8, "little") + footer)
+    assert open_capture(run).records().num_rows == 12
+    path.write_bytes(page + b"TRUEUP01" + bytes(8) + footer)
+    assert any("does not match its checksum" in text for text in open_capture(run).lost)
 
 
 def test_unsealed_files_are_read_and_their_damage_survived(tmp_path: Path) -> None:

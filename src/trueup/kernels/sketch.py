@@ -22,6 +22,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from trueup.kernels._compiled import native
 from trueup.model import LANES
 
 Floats = NDArray[np.float64]
@@ -111,6 +112,28 @@ def distance(sketch_a: NDArray[Any], sketch_b: NDArray[Any]) -> Floats:
         if extreme.any():
             estimate[extreme] = _scaled_norm(difference[extreme])
     return np.asarray(estimate, np.float64)
+
+
+def distances(addresses_a: NDArray[np.int64], addresses_b: NDArray[np.int64]) -> Floats | None:
+    """Return `distance` of sketches where they lie, or None where the compiled kernel is missing.
+
+    Args:
+        addresses_a: int64 ``(n,)``, each of 64 aligned float64, or 0 for a sketch that is not there.
+        addresses_b: likewise. What is mapped there is read, so the caller holds it.
+
+    Returns:
+        float64 ``(n,)``; NaN where `distance` has to look at the lanes: a sketch is missing, a squared distance is not above
+        `LEAST_SQUARED`, or not finite.
+    """
+    kernel = native()
+    if kernel is None:
+        return None
+    a, b = (np.ascontiguousarray(side, np.int64) for side in (addresses_a, addresses_b))
+    squared = np.empty(len(a))
+    kernel.squared_distances(*(array.__array_interface__["data"][0] for array in (a, b)), len(a), squared.__array_interface__["data"][0])
+    with np.errstate(invalid="ignore"):
+        squared[~((squared > LEAST_SQUARED) & (squared < np.inf))] = np.nan
+    return np.sqrt(squared)
 
 
 def _scaled_norm(rows: Floats) -> Floats:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -38,77 +38,131 @@ class Part:
 
 
 def inspect(path: Path, rank: int, step: int) -> Part:
-    """Read a part's footer, and what its rows refer to.
+    """Find out what a part holds and what its rows refer to: its seal tells, or else its columns are read.
 
     Raises:
         one of ``BROKEN``: it is truncated, damaged, or claims more than its file can hold.
     """
-    size = path.stat().st_size
-    seal.check(path)
+    size, told = seal.check(path)
+    found = _told(path, told) if told is not None else _looked_up(path)
+    if found.rows > ROWS_PER_BYTE * size:
+        raise ValueError(f"claims {found.rows} rows in a file of {size} bytes")
+    for name, expected, given in (("step", step, found.step), ("rank", rank, found.rank)):
+        if given != expected:
+            raise ValueError(f"rows are not of {name} {expected}, as the folder is")
+    return found
+
+
+def contents(table: pa.Table, rank: int, step: int) -> dict[str, Any]:
+    """Return what the seal of a part of records tells."""
+    levels, segments = (table[name].unique().drop_null().to_pylist() for name in ("level", "payload_segment"))
+    return {
+        "rank": rank, "step": step, "rows": table.num_rows, "names": table.column_names, "levels": levels,
+        "segments": segments, "sites": table["site"].null_count < table.num_rows,
+    }  # fmt: skip
+
+
+def _told(path: Path, told: Any) -> Part:
+    """Take the word of a seal; reading the rows checks it again."""
+    rank, step, rows = (int(told[name]) for name in ("rank", "step", "rows"))
+    names, levels, segments = (tuple(map(str, told[name])) for name in ("names", "levels", "segments"))
+    if rows < 0:
+        raise ValueError(f"claims {rows} rows")
+    return Part(path, rank, step, rows, names, frozenset(segments), frozenset(levels), bool(told["sites"]))
+
+
+def _looked_up(path: Path) -> Part:
     with pq.ParquetFile(path, page_checksum_verification=True) as file:
         # Nothing more of the metadata: in pyarrow 26 its accessors let a C++ exception end the process.
         rows, names = file.metadata.num_rows, file.schema_arrow.names
-        if rows > ROWS_PER_BYTE * size:
-            raise ValueError(f"claims {rows} rows in a file of {size} bytes")
+        if rows > ROWS_PER_BYTE * path.stat().st_size:
+            raise ValueError(f"claims {rows} rows in a file of {path.stat().st_size} bytes")
         wanted = [name for name in ("step", "rank", "payload_segment", "level", "site") if name in names]
         references = file.read(wanted, use_threads=False)
     references.validate(full=True)
-    _check_place({name: references[name] for name in wanted}, rank, step)
+    places = [_the_only(references, name) for name in ("rank", "step")]
     found = {name: references[name].unique().drop_null().to_pylist() for name in references.column_names}
     segments, levels = (frozenset(map(str, found.get(name, ()))) for name in ("payload_segment", "level"))
-    return Part(path, rank, step, rows, tuple(names), segments, levels, bool(found.get("site")))
+    return Part(path, *places, rows, tuple(names), segments, levels, bool(found.get("site")))
 
 
-def read(part: Part, columns: Collection[str] | None, where: Mapping[str, Collection[Any]]) -> pa.Table:
-    """Read rows of a part whose columns have one of the wanted values, in the schema's types.
+def read(part: Part, columns: Collection[str] | None, where: Collection[str]) -> pa.Table:
+    """Read columns of a part, as its file has them.
 
     Args:
         part: from ``inspect``.
-        columns: names, None for all that the part has; a known column that it lacks is null.
-        where: column -> accepted values.
+        columns: names, None for all that the part has; those that it lacks are left out.
+        where: columns by which `settled` will choose.
 
     Raises:
         one of ``BROKEN``.
     """
     wanted = part.names if columns is None else {*columns, *where, *KEYS}
     needed = [name for name in part.names if name in wanted]
-    with pq.ParquetFile(part.path, page_checksum_verification=True) as file:
-        raw = file.read(needed, use_threads=False)
+    with pa.OSFile(str(part.path)) as source:
+        raw = pq.ParquetFile(source, page_checksum_verification=True).read(needed, use_threads=False)
     if raw.num_rows != part.rows:
         raise ValueError(f"holds {raw.num_rows} rows, expected {part.rows}")
+    return raw
+
+
+def settled(
+    several: Sequence[tuple[Part, pa.Table]], columns: Collection[str] | None, where: Mapping[str, Collection[Any]]
+) -> pa.Table:
+    """Check what was read of parts, and return the rows whose columns have one of the wanted values, in the schema's types.
+
+    Args:
+        several: parts and what `read` gave of them, all with the same columns and types.
+        columns: names, None for all that they have; a known column that they lack is null.
+        where: column -> accepted values; step and rank are the part's.
+
+    Raises:
+        one of ``BROKEN``: one of the parts is damaged.
+    """
+    raw = pa.concat_tables([table for _, table in several])
     raw.validate(full=True)
-    arrays = {name: _typed(raw[name], name) for name in needed}
-    _check_keys(arrays, part)
+    arrays = {name: _typed(raw[name], name) for name in raw.column_names}
+    _check_keys(arrays, [part for part, _ in several])
     lacking = schema.RECORDS.names if columns is None else [*columns, *where]
     for name in lacking:
         if name not in arrays and name in schema.NAMES:
-            arrays[name] = pa.chunked_array([pa.nulls(part.rows, schema.RECORDS.field(name).type)])
+            arrays[name] = pa.chunked_array([pa.nulls(raw.num_rows, schema.TYPES[name])])
     table = pa.table(arrays)
-    if not set(where) <= set(arrays):  # an unknown column that this part lacks has no accepted value here
+    if not set(where) <= set(arrays):  # an unknown column that these parts lack has no accepted value here
         return table.slice(0, 0)
     return _filter(table, where) if where else table
 
 
-def _check_keys(arrays: Mapping[str, pa.ChunkedArray], part: Part) -> None:
-    """Refuse a part whose rows are not of the step and rank of its folders, or of no call."""
-    _check_place(arrays, part.rank, part.step)
+def _check_keys(arrays: Mapping[str, pa.ChunkedArray], several: Sequence[Part]) -> None:
+    """Refuse parts whose rows are not of the step and rank of their folders, or of no call."""
+    rows = [part.rows for part in several]
+    for name, expected in (("step", [part.step for part in several]), ("rank", [part.rank for part in several])):
+        column = arrays.get(name)
+        if column is None or column.null_count:
+            raise ValueError(f"rows have no {name}")
+        if not bool((column.to_numpy() == np.repeat(expected, rows)).all()):
+            raise ValueError(f"rows are not of {name} {expected[0]}, as the folder is")
     if "seq" not in arrays or arrays["seq"].null_count:
         raise ValueError("rows have no seq")
 
 
-def _check_place(arrays: Mapping[str, pa.ChunkedArray], rank: int, step: int) -> None:
-    for name, expected in (("step", step), ("rank", rank)):
-        column = arrays.get(name)
-        if column is None or column.null_count:
-            raise ValueError(f"rows have no {name}")
-        if not bool(np.all(column.to_numpy() == expected)):
-            raise ValueError(f"rows are not of {name} {expected}, as the folder is")
+def _the_only(table: pa.Table, name: str) -> int:
+    """Return the one number that stands in all rows of a column."""
+    column = table[name] if name in table.column_names else None
+    if column is None or column.null_count or not len(column):
+        raise ValueError(f"rows have no {name}")
+    values = column.to_numpy()
+    if not bool((values == values[0]).all()):
+        raise ValueError(f"rows are of more than one {name}")
+    return int(values[0])
 
 
 def _typed(column: pa.ChunkedArray, name: str) -> pa.ChunkedArray:
-    if name not in schema.NAMES:
+    kind = schema.TYPES.get(name)
+    if kind is None:
         return column
-    kind = schema.RECORDS.field(name).type
+    if column.type == schema.STORED_SKETCH:
+        return schema.read_sketches(column)
     return column if column.type == kind else column.cast(kind)
 
 

@@ -132,8 +132,9 @@ class Capture:
         steps = sorted(accepted["step"]) if "step" in accepted else self._by_step
         chosen = [part for step in steps for part in self._by_step.get(step, ()) if part.rank in accepted.get("rank", (part.rank,))]
         names = None if columns is None else [*dict.fromkeys([*columns, *parts.KEYS])]
-        read = side_by_side(lambda part: self._read(part, names, accepted), chosen, READERS)
-        tables = [table for table in read if table]
+        others = {name: values for name, values in accepted.items() if name not in ("rank", "step")}  # each part has one of them
+        raw = side_by_side(lambda part: self._read(part, names, others), chosen, READERS)
+        tables = self._settled([pair for pair in zip(chosen, raw, strict=True) if pair[1] is not None], names, others)
         if not tables:
             return _selected(schema.RECORDS.empty_table(), columns or schema.RECORDS.names)
         table = self._joined(tables).unify_dictionaries()
@@ -150,12 +151,34 @@ class Capture:
             ours = [table.select([name for name in table.column_names if name in schema.NAMES]) for table in tables]
             return pa.concat_tables(ours)
 
-    def _read(self, part: Part, names: list[str] | None, where: dict[str, Collection[Any]]) -> pa.Table | None:
+    def _read(self, part: Part, names: list[str] | None, where: Collection[str]) -> pa.Table | None:
         try:
             return parts.read(part, names, where)
         except BROKEN as error:
-            self._problem(salvage.damaged(part.path, part.rank, part.step, error), lost=True)
+            self._damaged(part, error)
             return None
+
+    def _settled(
+        self, read: list[tuple[Part, pa.Table]], names: list[str] | None, where: dict[str, Collection[Any]]
+    ) -> list[pa.Table]:
+        """Return what is sound of the parts that were read, together if they are alike, which costs least."""
+        if len(read) > 1 and all(table.schema.equals(read[0][1].schema) for _, table in read):
+            try:
+                table = parts.settled(read, names, where)
+            except BROKEN:  # one of them is damaged: below it is told which
+                pass
+            else:
+                return [table] if table else []
+        found = []
+        for pair in read:
+            try:
+                found.append(parts.settled([pair], names, where))
+            except BROKEN as error:
+                self._damaged(pair[0], error)
+        return [table for table in found if table]
+
+    def _damaged(self, part: Part, error: BaseException) -> None:
+        self._problem(salvage.damaged(part.path, part.rank, part.step, error), lost=True)
 
     def _problem(self, text: str, *, lost: bool = False) -> None:
         with self._lock:

@@ -57,13 +57,18 @@ COLUMNS: tuple[tuple[str, pa.DataType, str], ...] = (
 )
 
 RECORDS = pa.schema([(name, kind) for name, kind, _ in COLUMNS])
-NAMES = frozenset(RECORDS.names)
+TYPES = {name: kind for name, kind, _ in COLUMNS}
+NAMES = frozenset(TYPES)
 ENCODED = [name for name, kind, _ in COLUMNS if kind == _NAME]
 """Columns of few distinct strings, held as Arrow dictionaries."""
 DICTIONARIES = frozenset(ENCODED) | {
     "step", "rank", "shape.list.element", "strides.list.element", "payload_view.list.element", "producer_seq",
 }  # fmt: skip
 """Parquet columns that repeat themselves enough for a dictionary."""
+
+SKETCH_BYTES = 8 * LANES
+STORED_SKETCH = pa.binary(SKETCH_BYTES)
+"""The sketch column in a file: little-endian float64, lane by lane."""
 
 SITES = pa.schema([
     ("site", _INT),  # unique in the rank
@@ -157,13 +162,43 @@ def statistics(packed: NDArray[np.float64], rows: NDArray[np.integer[Any]], coun
 
 def sketch_matrix(column: pa.ChunkedArray | pa.Array) -> NDArray[np.float64]:
     """Return a sketch column as float64 ``(n, 64)``, NaN in the rows that are null."""
-    chunks = column.chunks if isinstance(column, pa.ChunkedArray) else [column]
     parts = []
-    for chunk in chunks:
-        start = chunk.offset * LANES  # ``values`` ignores the offset of a slice
-        values = chunk.values.slice(start, len(chunk) * LANES).to_numpy(zero_copy_only=False)
-        matrix = values.reshape(len(chunk), LANES)
-        if chunk.null_count:
-            matrix = np.where(chunk.is_valid().to_numpy(zero_copy_only=False)[:, None], matrix, np.nan)
-        parts.append(matrix)
+    for chunk in column.chunks if isinstance(column, pa.ChunkedArray) else [column]:
+        matrix, there = sketch_rows(chunk)
+        parts.append(matrix if there is None else np.where(there[:, None], matrix, np.nan))
     return np.concatenate(parts) if parts else np.empty((0, LANES))
+
+
+def sketch_rows(chunk: pa.Array) -> tuple[NDArray[np.float64], NDArray[np.bool_] | None]:
+    """Return a chunk of the sketch column where it lies, float64 ``(n, 64)``, and which rows are not null; None: all."""
+    start = chunk.offset * LANES  # ``values`` ignores the offset of a slice
+    values = chunk.values.slice(start, len(chunk) * LANES).to_numpy(zero_copy_only=False)
+    there = chunk.is_valid().to_numpy(zero_copy_only=False) if chunk.null_count else None
+    return values.reshape(len(chunk), LANES), there
+
+
+def stored_sketches(column: pa.ChunkedArray) -> pa.ChunkedArray:
+    """Return sketches as a part holds them: 512 bytes each, which Parquet reads three times as fast as a list."""
+    return _reinterpreted(column, STORED_SKETCH)
+
+
+def read_sketches(column: pa.ChunkedArray) -> pa.ChunkedArray:
+    """Return sketches of a part as `RECORDS` has them."""
+    return _reinterpreted(column, RECORDS.field("sketch").type)
+
+
+def _reinterpreted(column: pa.ChunkedArray, kind: pa.DataType) -> pa.ChunkedArray:
+    """Take the same bytes for another type of fixed width; null rows hold whatever they held."""
+    to_bytes = pa.types.is_fixed_size_binary(kind)
+    chunks = []
+    for chunk in column.chunks:
+        at, rows, valid = chunk.offset, len(chunk), chunk.buffers()[0] if chunk.null_count else None
+        if to_bytes:
+            lanes = chunk.values.fill_null(np.nan) if chunk.values.null_count else chunk.values
+            held = lanes.buffers()[1], lanes.offset * SKETCH_BYTES // LANES
+            whole = held[0].slice(held[1])
+            chunks.append(pa.Array.from_buffers(kind, rows, [valid, whole], chunk.null_count, at))
+        else:
+            lanes = pa.Array.from_buffers(pa.float64(), (at + rows) * LANES, [None, chunk.buffers()[1]])
+            chunks.append(pa.Array.from_buffers(kind, rows, [valid], chunk.null_count, at, [lanes]))
+    return pa.chunked_array(chunks, kind)

@@ -22,6 +22,7 @@ from trueup.model import TrueupError
 from trueup.store import direct, durable, layout, schema
 from trueup.store.ownership import Displaced, check_run, holder, take
 from trueup.store.parallel import side_by_side
+from trueup.store.parts import contents
 from trueup.store.pending import PendingSegment
 from trueup.store.seal import sealed
 from trueup.store.syncing import Syncer
@@ -114,7 +115,7 @@ class Writer:
             folder = self.folder / layout.step_name(step)
             folder.mkdir(exist_ok=True)  # without parents: a capture that was removed is not half resurrected
             part = self._parts.get(step, 0)
-            self._write(folder / f"records-{part:04d}.parquet", sealed(encode_records(table)))
+            self._write(folder / f"records-{part:04d}.parquet", sealed(encode_records(table), contents(table, self.rank, step)))
             self._parts[step] = part + 1
         return rows
 
@@ -257,10 +258,12 @@ def encode_records(table: pa.Table) -> pa.Buffer:
     LZ4 takes two thirds of the time of zstd for 2 % more bytes: a part has many columns and few rows. Nobody looks for a part by
     its extremes; leaving them out saves a third.
     """
+    place = table.schema.get_field_index("sketch")
+    table = table.set_column(place, "sketch", schema.stored_sketches(table["sketch"]))
     leaves = [_leaf(field) for field in table.schema]
     return _encode(
         table,
-        compression={leaf: "none" if leaf == "sketch.list.element" else "lz4" for leaf in leaves},
+        compression={leaf: "none" if leaf == "sketch" else "lz4" for leaf in leaves},
         use_dictionary=[leaf for leaf in leaves if leaf in schema.DICTIONARIES],
         write_statistics=False,
         write_page_checksum=True,
@@ -271,7 +274,7 @@ def _leaf(field: pa.Field) -> str:
     """Return the Parquet path of a column's values."""
     return (
         f"{field.name}.list.element"
-        if pa.types.is_list(field.type) or pa.types.is_fixed_size_list(field.type)
+        if pa.types.is_list(field.type)
         else field.name
     )
 

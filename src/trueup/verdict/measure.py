@@ -12,7 +12,7 @@ from typing import Literal
 
 import numpy as np
 
-from trueup.kernels import Pair, distance, pair
+from trueup.kernels import Pair, pair
 from trueup.store.parallel import side_by_side
 from trueup.verdict.align import Alignment, same_slots
 from trueup.verdict.arguments import differing_arguments
@@ -32,9 +32,6 @@ UNSIZED = "digests differ; how much is not recorded"
 
 HEAPS = 32
 """Tasks that pairs of tensors are measured in, several at a time."""
-
-SKETCHES = 1 << 10
-"""Sketches whose distance is taken at a time: 512 KB a side, which stay in the cache."""
 
 
 @dataclass(slots=True)
@@ -303,8 +300,7 @@ def _from_sketches(errors: Errors, at: Numbers, differ: Array) -> None:
     if not len(at):
         return
     (baseline, candidate), (k, j) = errors.streams, (side[at] for side in errors.slots)
-    parts = (slice(n, n + SKETCHES) for n in range(0, len(at), SKETCHES))
-    sketched = np.concatenate([distance(baseline.sketch[k[part]], candidate.sketch[j[part]]) for part in parts])
+    sketched = baseline.sketch.distances(k, candidate.sketch, j)
     discrete = baseline.names.table(_is_discrete)[baseline.dtype[k]] & differ[at]
     counted = np.any(baseline.counts[k] != candidate.counts[j], axis=1)
     known = ~np.isnan(sketched)

@@ -5,6 +5,7 @@
  */
 #define PY_SSIZE_T_CLEAN
 #include <Python.h>
+#include <math.h>
 #include <time.h>
 
 #include "copy.h"
@@ -233,6 +234,47 @@ static PyObject *py_pair(PyObject *self, PyObject *const *args, Py_ssize_t nargs
     Py_RETURN_NONE;
 }
 
+/* Squared distances of rows of 64 float64, each side given by the addresses of its rows; of address 0 it is NaN. */
+static void squared_distances(const int64_t *a, const int64_t *b, int64_t count, double *out)
+{
+    for (int64_t k = 0; k < count; k++) {
+        const double *x = (const double *)(uintptr_t)a[k], *y = (const double *)(uintptr_t)b[k];
+        if (k + 4 < count && a[k + 4] && b[k + 4])
+            for (int line = 0; line < 8; line++) {
+                __builtin_prefetch((const double *)(uintptr_t)a[k + 4] + 8 * line);
+                __builtin_prefetch((const double *)(uintptr_t)b[k + 4] + 8 * line);
+            }
+        double sums[8] = {0};
+        if (x == NULL || y == NULL)
+            sums[0] = NAN;
+        else
+            for (int lane = 0; lane < 64; lane += 8)
+                for (int j = 0; j < 8; j++) {
+                    const double d = x[lane + j] - y[lane + j];
+                    sums[j] += d * d;
+                }
+        out[k] = ((sums[0] + sums[4]) + (sums[2] + sums[6])) + ((sums[1] + sums[5]) + (sums[3] + sums[7]));
+    }
+}
+
+static PyObject *py_squared_distances(PyObject *self, PyObject *const *args, Py_ssize_t nargs)
+{
+    (void)self;
+    if (nargs != 4) {
+        PyErr_SetString(PyExc_TypeError, "squared_distances(addresses_pointer, addresses_pointer, count, out_pointer)");
+        return NULL;
+    }
+    const int64_t *a = PyLong_AsVoidPtr(args[0]), *b = PyLong_AsVoidPtr(args[1]);
+    const long long count = PyLong_AsLongLong(args[2]);
+    double *out = PyLong_AsVoidPtr(args[3]);
+    if (PyErr_Occurred())
+        return NULL;
+    Py_BEGIN_ALLOW_THREADS
+    squared_distances(a, b, count, out);
+    Py_END_ALLOW_THREADS
+    Py_RETURN_NONE;
+}
+
 static PyObject *py_spent(PyObject *self, PyObject *none)
 {
     (void)self, (void)none;
@@ -272,6 +314,8 @@ static PyMethodDef METHODS[] = {
     {"pair", (PyCFunction)(void (*)(void))py_pair, METH_FASTCALL,
      "pair(pointer, kind, strides, pointer, kind, strides, shape, floor, instead, out_pointer, threads)\n\n"
      "Compare two tensors and fill the 96 float64 at out_pointer; strides in bytes; see trueup.kernels.pair."},
+    {"squared_distances", (PyCFunction)(void (*)(void))py_squared_distances, METH_FASTCALL,
+     "squared_distances(addresses_pointer, addresses_pointer, count, out_pointer): of sketches; see trueup.kernels.distances."},
     {"spent", py_spent, METH_NOARGS, "spent() -> (nanoseconds, calls) that measuring has taken in this process."},
     {"target", py_target, METH_O, "target(None) -> name of the instruction set in use; target(name) sets it, for tests."},
     {NULL, NULL, 0, NULL},
