@@ -34,7 +34,8 @@ def test_every_byte_after_the_seal_counts(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("claim", [
-    {"rows": 10**12}, {"rows": -1}, {"rows": 11}, {"names": None}, {"names": ["seq", "no such"]}, {"step": 1}, {"rank": "x"}, {"levels": 3},
+    {"rows": 10**12}, {"rows": -1}, {"rows": 11}, {"names": None}, {"names": ["seq", "no such"]}, {"step": 1}, {"rank": "x"},
+    {"levels": 3},
 ])  # fmt: skip
 def test_a_seal_is_not_believed_against_the_rows(tmp_path: Path, claim: dict[str, Any]) -> None:
     """A seal is easily forged: what it says is checked, when the capture is opened or when the rows are read."""

@@ -14,6 +14,6 @@ from trueup.kernels._summary import MASKING, summarize
 from trueup.kernels.sketch import distance, distances, relative_distance
 
 __all__ = [
-    "KINDS", "MASKING", "Pair", "Positions", "coarser_dtype", "copy", "digest", "distance", "distances", "hexadecimal", "native", "pair",
-    "relative_distance", "subtracted", "summarize",
+    "KINDS", "MASKING", "Pair", "Positions", "coarser_dtype", "copy", "digest", "distance", "distances", "hexadecimal", "native",
+    "pair", "relative_distance", "subtracted", "summarize",
 ]  # fmt: skip

@@ -130,7 +130,8 @@ def distances(addresses_a: NDArray[np.int64], addresses_b: NDArray[np.int64]) ->
         return None
     a, b = (np.ascontiguousarray(side, np.int64) for side in (addresses_a, addresses_b))
     squared = np.empty(len(a))
-    kernel.squared_distances(*(array.__array_interface__["data"][0] for array in (a, b)), len(a), squared.__array_interface__["data"][0])
+    at_a, at_b, out = (array.__array_interface__["data"][0] for array in (a, b, squared))
+    kernel.squared_distances(at_a, at_b, len(a), out)
     with np.errstate(invalid="ignore"):
         squared[~((squared > LEAST_SQUARED) & (squared < np.inf))] = np.nan
     return np.sqrt(squared)

@@ -80,10 +80,10 @@ def _looked_up(path: Path) -> Part:
         wanted = [name for name in ("step", "rank", "payload_segment", "level", "site") if name in names]
         references = file.read(wanted, use_threads=False)
     references.validate(full=True)
-    places = [_the_only(references, name) for name in ("rank", "step")]
+    rank, step = (_the_only(references, name) for name in ("rank", "step"))
     found = {name: references[name].unique().drop_null().to_pylist() for name in references.column_names}
     segments, levels = (frozenset(map(str, found.get(name, ()))) for name in ("payload_segment", "level"))
-    return Part(path, *places, rows, tuple(names), segments, levels, bool(found.get("site")))
+    return Part(path, rank, step, rows, tuple(names), segments, levels, bool(found.get("site")))
 
 
 def read(part: Part, columns: Collection[str] | None, where: Collection[str]) -> pa.Table:

@@ -5,8 +5,8 @@ the process. Between the last page and the footer, where no Parquet reader looks
 
     what is told (JSON, may be empty) | TRUEUP02 | its length (4 bytes) | xxh3_64 of it and of everything after (8 bytes)
 
-integers little-endian. With it a capture of 10,000 parts is opened without parsing as many footers. A file without a seal was written
-by somebody else, and is read unsealed; one of ``TRUEUP01`` is checked, and tells nothing.
+integers little-endian. With it a capture of 10,000 parts is opened without parsing as many footers. A file without a seal was
+written by somebody else, and is read unsealed; one of ``TRUEUP01`` is checked, and tells nothing.
 """
 
 from __future__ import annotations
