@@ -26,24 +26,29 @@ SCALED = ("min", "max", "mean", "l2")
 NUMBERED = ("seq", "parent", "producer_seq", "forward_seq")
 
 
-def captures(source: Path, slots: int, into: Path) -> tuple[list[Path], int]:
+ONE_FLUSH = 16
+"""How often the step is in a part, where all of it is one step: as many rows as a recorder of a large model writes in a second."""
+
+
+def captures(source: Path, slots: int, into: Path, *, one_step: bool = False) -> tuple[list[Path], int]:
     """Write (or find) a baseline and a candidate of about ``slots`` rows; return both and the rows of each.
 
     Args:
         source: a capture whose last step is repeated.
         into: kept between runs; what another number of slots left there is removed.
+        one_step: repeat its calls within a step, as a large model has them, instead of the step.
     """
-    mark = into / f"{slots}.json"
+    mark = into / f"{slots}-2.json"
     sides = [into / "baseline", into / "candidate"]
     if not mark.exists():
         shutil.rmtree(into, ignore_errors=True)
         into.mkdir(parents=True)
-        rows = [_write(trueup.open_capture(source), slots, side, differs=side.name == "candidate") for side in sides]
+        rows = [_write(trueup.open_capture(source), slots, side, one_step, differs=side.name == "candidate") for side in sides]
         mark.write_text(json.dumps(rows[0]))
     return sides, json.loads(mark.read_text())
 
 
-def _write(source: Capture, slots: int, directory: Path, *, differs: bool) -> int:
+def _write(source: Capture, slots: int, directory: Path, one_step: bool, *, differs: bool) -> int:
     table = source.records(step=source.steps[-1])
     manifest = {k: v for k, v in source.ranks[0].items() if k not in ("rank", "pid", "status", "written", "notes")}
     root = {k: v for k, v in source.root.items() if k not in ("created", "format_version")}
@@ -51,10 +56,24 @@ def _write(source: Capture, slots: int, directory: Path, *, differs: bool) -> in
     writer.add_sites((site, frames, text) for site, (frames, text) in source.sites(0).items())
     steps = max(1, round(slots / table.num_rows))
     template = _Template(table)
-    for first in range(0, steps, BATCH):
-        writer.write_parts({step: template.at(step, differs=differs) for step in range(first, min(steps, first + BATCH))})
+    for first in range(0, steps, ONE_FLUSH if one_step else BATCH):
+        if one_step:
+            times = range(first, min(steps, first + ONE_FLUSH))
+            writer.write_parts({0: _joined([template.at(time, differs=differs) for time in times], times)})
+        else:
+            writer.write_parts({step: template.at(step, differs=differs) for step in range(first, min(steps, first + BATCH))})
     writer.close()
     return steps * int(table.num_rows)
+
+
+def _joined(tables: list[pa.Table], times: range) -> pa.Table:
+    """Return the calls of several steps as calls of one: each repetition goes on counting where the one before ended."""
+    counted = []
+    for table, time in zip(tables, times, strict=True):
+        place = table.column_names.index("ordinal")
+        more = pc.add(table["ordinal"], pa.scalar(time * 1000, pa.int32()))
+        counted.append(table.set_column(place, table.schema.field(place), more))
+    return pa.concat_tables(counted).unify_dictionaries()
 
 
 class _Template:

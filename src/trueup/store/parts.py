@@ -55,10 +55,11 @@ def inspect(path: Path, rank: int, step: int) -> Part:
 
 def contents(table: pa.Table, rank: int, step: int) -> dict[str, Any]:
     """Return what the seal of a part of records tells."""
-    levels, segments = (table[name].unique().drop_null().to_pylist() for name in ("level", "payload_segment"))
+    there = table.column_names
+    held = {name: table[name].unique().drop_null().to_pylist() if name in there else [] for name in ("level", "payload_segment")}
     return {
-        "rank": rank, "step": step, "rows": table.num_rows, "names": table.column_names, "levels": levels,
-        "segments": segments, "sites": table["site"].null_count < table.num_rows,
+        "rank": rank, "step": step, "rows": table.num_rows, "names": there, "levels": held["level"],
+        "segments": held["payload_segment"], "sites": "site" in there and table["site"].null_count < table.num_rows,
     }  # fmt: skip
 
 

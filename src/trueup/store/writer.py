@@ -258,8 +258,8 @@ def encode_records(table: pa.Table) -> pa.Buffer:
     LZ4 takes two thirds of the time of zstd for 2 % more bytes: a part has many columns and few rows. Nobody looks for a part by
     its extremes; leaving them out saves a third.
     """
-    place = table.schema.get_field_index("sketch")
-    table = table.set_column(place, "sketch", schema.stored_sketches(table["sketch"]))
+    if (place := table.schema.get_field_index("sketch")) >= 0:
+        table = table.set_column(place, "sketch", schema.stored_sketches(table["sketch"]))
     leaves = [_leaf(field) for field in table.schema]
     return _encode(
         table,
