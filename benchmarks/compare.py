@@ -200,8 +200,9 @@ def rows(work: Path, cache: Path, rival: str | None, slots: int, start: Line) ->
         rate = lines / max(1e-9, taken.seconds - (start.theirs or 0))
     note = f"{said}; {held:,} slots a side in {seconds:.2f} s"
     large_note = f"{large_said}; {large_held:,} slots a side in {large_seconds:.2f} s"
+    both = large_memory, rival_memory
     return [
-        Line("statistics, one step", "rows/s", large_held / large_seconds, 500_000.0, rate, (large_memory, rival_memory), large_note),
+        Line("statistics, one step", "rows/s", large_held / large_seconds, 500_000.0, rate, both, large_note),
         Line("statistics, steps of 1,012 rows", "rows/s", held / seconds, 500_000.0, None, (memory, None), note),
     ]
 

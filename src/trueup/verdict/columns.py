@@ -37,19 +37,23 @@ class Shapes:
         values = lists.values.fill_null(NONE) if lists.values.null_count else lists.values
         self._values = values.to_numpy(zero_copy_only=False).astype(np.int64)
         self._known = lists.is_valid().to_numpy(zero_copy_only=False)
-        self.ndim = np.where(self._known, np.diff(self._offsets), 0)
-        owner = np.repeat(np.arange(len(self.ndim)), np.diff(self._offsets))
-        values = self._values[self._offsets[0] : self._offsets[-1]] if len(self._offsets) else self._values
-        starts = self._offsets[:-1] - self._offsets[0] if len(self._offsets) > 1 else self._offsets[:0]
-        self.exact = self._hash(values, np.arange(len(values)) - starts[owner], owner)
+        sizes = np.diff(self._offsets)
+        self.ndim = np.where(self._known, sizes, 0)
+        if not len(sizes):
+            self.exact = self.squeezed = np.empty(0, np.uint64)
+            return
+        ends = self._offsets - self._offsets[0]
+        values = self._values[self._offsets[0] : self._offsets[-1]]
+        self.exact = self._hash(values, np.arange(len(values)) - np.repeat(ends[:-1], sizes), ends)
         kept = values != 1
         before = np.r_[0, np.cumsum(kept)]
-        self.squeezed = self._hash(values[kept], (before[:-1] - before[starts[owner]])[kept], owner[kept])
+        position = before[:-1] - np.repeat(before[ends[:-1]], sizes)
+        self.squeezed = self._hash(values[kept], position[kept], before[ends])
 
-    def _hash(self, values: Numbers, positions: Numbers, owner: Numbers) -> Array:
-        mixed = splitmix64(values.astype(np.uint64) * np.uint64(0x9FB21C651E98DF25) + positions.astype(np.uint64))
+    def _hash(self, values: Numbers, positions: Numbers, ends: Numbers) -> Array:
+        """Return a number for each slot, whose sizes end before ``ends[1:]``."""
+        mixed = splitmix64(values.view(np.uint64) * np.uint64(0x9FB21C651E98DF25) + positions.view(np.uint64))
         total = np.r_[np.uint64(0), np.cumsum(mixed, dtype=np.uint64)]
-        ends = np.searchsorted(owner, np.arange(len(self.ndim) + 1))
         return np.where(self._known, total[ends[1:]] - total[ends[:-1]], np.uint64(1))
 
     def size(self, k: Array, dimension: int, missing: float) -> Array:
