@@ -13,6 +13,7 @@ import os
 import socket
 from contextlib import suppress
 from datetime import datetime, timezone
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -52,7 +53,7 @@ def claim(directory: Path, preferred_rank: int | None, run: str | None = None) -
         if preferred_rank is None and any(_ranked(holder(folder)) for folder in folders):
             raise Displaced("it has no rank, and the processes that have one are captured")
     first = preferred_rank or 0
-    for rank in [first, *(rank for rank in range(RANK_LIMIT) if rank != first)]:
+    for rank in chain([first], (rank for rank in range(RANK_LIMIT) if rank != first)):
         folder = directory / layout.rank_name(rank)
         for _ in range(ATTEMPTS):
             if _lock_folder(folder, preferred_rank, run):
