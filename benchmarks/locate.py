@@ -15,7 +15,7 @@ import shutil
 import sys
 import tempfile
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -29,6 +29,8 @@ import zoo
 from trueup import simdev
 from trueup.adapters.torch import capturing
 from trueup.simdev import injection
+from trueup.simdev.plan import Plan
+from trueup.simdev.tensor import interceptors
 
 STEPS = 3
 LEVELS = {"aten": None, "api": ["module", "api"]}
@@ -68,6 +70,33 @@ def run(model: str, device: str, into: Path) -> None:
         for _ in range(STEPS):
             training.step()
             capture.step()
+
+
+def executed(model: str) -> set[str]:
+    """Train on the healthy device and return which of the operators that can be broken it executes."""
+    seen: set[str] = set()
+
+    def note(plan: Plan, kernel: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        seen.add(plan.name)
+        return kernel(*args, **kwargs)
+
+    simdev.heal()
+    interceptors.update({injection._operator(op): note for row in simdev.FAULTS.values() for op in row.ops})
+    try:
+        training = zoo.build(model, "npu")
+        for _ in range(STEPS):
+            training.step()
+    finally:
+        simdev.heal()
+    return seen
+
+
+def fires(model: str, fault: str) -> bool:
+    """Tell whether the fault changes a bit of the training; most do in its first step."""
+    simdev.heal()
+    with simdev.inject(fault):
+        training = zoo.build(model, "npu")
+        return any(simdev.fired() for _ in range(STEPS) if training.step() is not None)
 
 
 def run_broken(model: str, fault: str, into: Path) -> list[tuple[int, int]]:
@@ -137,7 +166,10 @@ def table(models: Iterable[str], faults: Iterable[str], noise: Iterable[str], wo
                 with simdev.noise(what):
                     run(model, "npu", candidate)
             yield from check_sound(model, what, baseline, candidate)
+        operators = executed(model)
         for fault in faults:
+            if operators.isdisjoint(simdev.FAULTS[fault].ops) or not fires(model, fault):
+                continue  # a capture of it would be one of the healthy device
             candidate = work / f"{model}-broken"
             truth = run_broken(model, fault, candidate)
             if truth:
