@@ -1,6 +1,13 @@
 from __future__ import annotations
 
+import os
+from collections.abc import Iterator
+from typing import TYPE_CHECKING
+
 import pytest
+
+if TYPE_CHECKING:
+    from nursery import Nursery
 
 
 @pytest.fixture(scope="session", autouse=True)
@@ -9,3 +16,23 @@ def _simulated_device() -> None:
     from trueup import simdev
 
     simdev.install()
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _no_fsync() -> Iterator[None]:
+    """Write without waiting for the disk: a capture asks for it a dozen times, and a busy disk takes a second for each.
+
+    Tests about fsync put their own in its place; the processes that tests start do wait.
+    """
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(os, "fsync", lambda descriptor: None)
+        yield
+
+
+@pytest.fixture(scope="session")
+def nursery() -> Iterator[Nursery]:
+    """A process with PyTorch in it that forks a child for each job: what needs a process need not need seconds."""
+    from nursery import nursery as start
+
+    with start() as started:
+        yield started

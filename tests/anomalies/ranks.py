@@ -1,8 +1,6 @@
-"""Trains under DDP in two gloo processes; rank 1 alone gets a batch that overflows. Started by `test_ranks.py`."""
+"""Trains under DDP in two gloo processes; rank 1 alone gets a batch that overflows. A job of `test_ranks.py`."""
 
 from __future__ import annotations
-
-import sys
 
 import torch
 import torch.distributed as dist
@@ -12,7 +10,7 @@ from torch.nn.parallel import DistributedDataParallel
 import trueup
 
 
-def main() -> None:
+def train(out: str) -> None:
     torch.set_num_threads(1)
     dist.init_process_group("gloo")
     torch.manual_seed(0)
@@ -22,13 +20,9 @@ def main() -> None:
         x[2] *= 20000
     wrapped = DistributedDataParallel(model)
     optimizer = torch.optim.SGD(wrapped.parameters(), lr=0.01)
-    with trueup.capture(sys.argv[1], model=wrapped, level=("api", "aten")):
+    with trueup.capture(out, model=wrapped, level=("api", "aten")):
         for _ in range(2):
             optimizer.zero_grad()
             wrapped(x).float().square().mean().backward()
             optimizer.step()
     dist.destroy_process_group()
-
-
-if __name__ == "__main__":
-    main()

@@ -2,40 +2,20 @@
 
 from __future__ import annotations
 
-import os
-import socket
-import subprocess
-import sys
 from pathlib import Path
 
 import numpy as np
 import pytest
 
 import trueup
+from distributed.running import joined
+from nursery import Nursery
 from verdict.captures import Recording
 
-SOURCE = Path(trueup.__file__).parents[1]
-TESTS = Path(__file__).parents[1]
 
-
-def test_overflow_on_rank_1_under_ddp(tmp_path: Path) -> None:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
-    common = {
-        **os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": f"{SOURCE}{os.pathsep}{TESTS}", "WORLD_SIZE": "2",
-        "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "PYTHONWARNINGS": "ignore",
-    }  # fmt: skip
-    command = [sys.executable, "-m", "anomalies.ranks", str(tmp_path / "run")]
-    started = [
-        subprocess.Popen(command, env=common | {"RANK": str(rank)}, stderr=subprocess.PIPE, text=True, cwd=TESTS) for rank in (0, 1)
-    ]
-    try:
-        ends = [one.communicate(timeout=200)[1] for one in started]
-    finally:
-        for one in started:
-            one.kill()
-    assert [one.returncode for one in started] == [0, 0], ends
+def test_overflow_on_rank_1_under_ddp(nursery: Nursery, tmp_path: Path) -> None:
+    ends = joined(nursery, tmp_path, "anomalies.ranks.train", {}, out=tmp_path / "run")
+    assert [code for code, _ in ends] == [0, 0], ends
     result = trueup.overflow(tmp_path / "run")
     first = result.first
     assert first is not None

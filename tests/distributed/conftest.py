@@ -6,18 +6,20 @@ from pathlib import Path
 
 import pytest
 
+from nursery import Nursery
+
 from .running import run
 
 
 @pytest.fixture(scope="session")
-def operators(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def operators(nursery: Nursery, tmp_path_factory: pytest.TempPathFactory) -> Path:
     out = tmp_path_factory.mktemp("operators")
-    run(out, "operators", "overlap", "pipeline", "tensor_parallel", "faults")
+    run(nursery, out, "operators", "overlap", "pipeline", "tensor_parallel", "faults")
     return out
 
 
 @pytest.fixture(scope="session")
-def training(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def training(nursery: Nursery, tmp_path_factory: pytest.TempPathFactory) -> Path:
     out = tmp_path_factory.mktemp("training")
-    run(out, "ddp", "fsdp")
+    run(nursery, out, "ddp", "fsdp")
     return out

@@ -1,4 +1,4 @@
-"""What the ranks of the tests do: ``python -m distributed.ranks OUT SCENARIO ...`` under RANK, WORLD_SIZE, MASTER_*."""
+"""What the ranks of the tests do: `work`, under RANK, WORLD_SIZE, MASTER_*."""
 
 from __future__ import annotations
 
@@ -6,9 +6,8 @@ import hashlib
 import json
 import os
 import signal
-import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
@@ -365,8 +364,8 @@ def npu(out: Path) -> Any:
     return found
 
 
-def _main() -> Iterator[None]:
-    out, *scenarios = sys.argv[1:]
+def work(out: str, scenarios: list[str]) -> None:
+    """Carry out scenarios, one after the other, and write what each returned."""
     torch.set_num_threads(1)
     dist.init_process_group("gloo")
     for name in scenarios:
@@ -375,10 +374,4 @@ def _main() -> Iterator[None]:
         result = globals()[name](folder)
         Path(out, f"{name}.{dist.get_rank()}.json").write_text(json.dumps(result))
         dist.barrier()
-        yield
     dist.destroy_process_group()
-
-
-if __name__ == "__main__":
-    for _ in _main():
-        pass

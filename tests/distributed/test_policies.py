@@ -6,11 +6,13 @@ from pathlib import Path
 
 import pytest
 
+from nursery import Nursery
+
 from .running import run, said
 
 
-def test_policies_on_parallel_training(tmp_path: Path) -> None:
-    run(tmp_path, "policies")
+def test_policies_on_parallel_training(nursery: Nursery, tmp_path: Path) -> None:
+    run(nursery, tmp_path, "policies")
     for rank in (0, 1):
         told = said(tmp_path, "policies", rank)
         for name in ("functions", "modules", "backward"):

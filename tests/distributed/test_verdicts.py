@@ -7,9 +7,10 @@ from pathlib import Path
 import pytest
 
 import trueup
+from nursery import Nursery
 from trueup.cli import main
 
-from .running import run, start
+from .running import run, said, start
 
 
 def test_a_healthy_run_is_aligned_with_itself(operators: Path) -> None:
@@ -36,10 +37,10 @@ def test_a_rank_that_contributes_too_much_is_named_by_the_call_before(operators:
 
 
 @pytest.fixture(scope="module")
-def senders(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def senders(nursery: Nursery, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Runs on simulated devices of which one rank's is broken."""
     out = tmp_path_factory.mktemp("senders")
-    run(out, "senders")
+    run(nursery, out, "senders")
     return out / "senders"
 
 
@@ -79,8 +80,8 @@ def test_healthy_simulated_devices_are_aligned(senders: Path) -> None:
 
 
 @pytest.mark.parametrize("how", ["kill", "raise"])
-def test_the_other_ranks_stay_readable(tmp_path: Path, capsys: pytest.CaptureFixture[str], how: str) -> None:
-    ends = start(tmp_path, "dies", HOW=how)
+def test_the_other_ranks_stay_readable(nursery: Nursery, tmp_path: Path, capsys: pytest.CaptureFixture[str], how: str) -> None:
+    ends = start(nursery, tmp_path, "dies", HOW=how)
     assert [code for code, _ in ends] == [1, -9 if how == "kill" else 1]
     path = tmp_path / "dies" / "capture"
     capsys.readouterr()
@@ -98,10 +99,8 @@ def test_the_other_ranks_stay_readable(tmp_path: Path, capsys: pytest.CaptureFix
         assert "rank 1: the capture ended with ValueError: the last batch is broken" in told
 
 
-def test_two_simulated_devices(tmp_path: Path) -> None:
-    from .running import said
-
-    run(tmp_path, "npu")
+def test_two_simulated_devices(nursery: Nursery, tmp_path: Path) -> None:
+    run(nursery, tmp_path, "npu")
     for rank in (0, 1):
         told = said(tmp_path, "npu", rank)
         assert told["api"] == told["aten"] == told["off"]

@@ -1,4 +1,4 @@
-"""The nursery, started once; a small disk; and what must hold of any capture, however it ended."""
+"""A small disk, and what must hold of any capture, however it ended."""
 
 from __future__ import annotations
 
@@ -8,15 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from .nursery import Nursery
-from .nursery import nursery as start_nursery
+from nursery import Nursery
+
 from .readable import steps_trained
-
-
-@pytest.fixture(scope="session")
-def nursery() -> Iterator[Nursery]:
-    with start_nursery() as started:
-        yield started
 
 
 @pytest.fixture(scope="session")

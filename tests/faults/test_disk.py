@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 
 from launch.running import cli
+from nursery import Child, Nursery
 
-from .nursery import Child, Nursery
 from .readable import check, steps_trained
 
 LOUD = "trueup: capture stopped at step "

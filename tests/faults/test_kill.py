@@ -8,10 +8,10 @@ from pathlib import Path
 
 import pytest
 
+from nursery import Nursery
 from trueup.model import TrueupError
 from trueup.store import open_capture
 
-from .nursery import Nursery
 from .readable import check, steps_trained
 
 MOMENTS = 20

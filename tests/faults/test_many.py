@@ -8,9 +8,8 @@ from pathlib import Path
 import pytest
 
 from launch.running import cli
+from nursery import Nursery
 from trueup.store import open_capture
-
-from .nursery import Nursery
 
 MB = 2**20
 

@@ -8,9 +8,9 @@ from pathlib import Path
 import pytest
 
 from launch.running import TRUEUP, environment, script
+from nursery import Nursery
 from trueup.store import open_capture
 
-from .nursery import Nursery
 from .readable import check, steps_trained
 
 

@@ -1,26 +1,30 @@
 """A process that has imported PyTorch and transformers once, and forks a child for each job: they start in milliseconds.
 
-A job is a function of `jobs`, called with the keywords of its line. What it prints goes to the file named in the line.
+A job is a function, named with its module (`faults.jobs.train`) and called with the keywords of its line, under the environment
+variables of its line. What it prints goes to the file named in the line.
 """
 
 from __future__ import annotations
 
+import importlib
 import json
 import os
+import runpy
 import signal
 import subprocess
 import sys
 import time
 import traceback
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import trueup
 from launch.running import environment
 
-TESTS = Path(__file__).parents[1]
+TESTS = Path(__file__).parent
 LIMIT = 180.0
 """Seconds after which a job is killed and the test fails: no fault may hang the training."""
 
@@ -38,6 +42,11 @@ class Child:
     def said(self) -> str:
         """What it printed so far, on stdout and stderr."""
         return self.log.read_text()
+
+    @property
+    def complained(self) -> str:
+        """What a script (`Nursery.script`) printed on stderr so far."""
+        return self.log.with_suffix(".errors").read_text()
 
     def see(self, text: str) -> None:
         """Wait until it has printed ``text``."""
@@ -69,11 +78,26 @@ class Nursery:
         self._process.stdin.flush()
         return self._process.stdout.readline().strip()
 
-    def start(self, job: str, log: Path, **arguments: Any) -> Child:
-        """Begin a job of `jobs`."""
+    def load(self, *modules: str) -> None:
+        """Import modules that the jobs to come need."""
+        self.ask("load", modules=modules)
+
+    def start(self, job: str, log: Path, variables: dict[str, str] | None = None, **arguments: Any) -> Child:
+        """Begin a job; one of `faults.jobs` needs no module before its name."""
         log.write_text("")
         texts = {name: str(value) if isinstance(value, Path) else value for name, value in arguments.items()}
-        return Child(self, int(self.ask("start", job=job, log=str(log), arguments=texts)), log, time.monotonic())
+        pid = self.ask("start", job=job, log=str(log), arguments=texts, variables=variables or {})
+        return Child(self, int(pid), log, time.monotonic())
+
+    def script(self, log: Path, path: Path, *arguments: str | Path, **capture: Any) -> Child:
+        """Begin a Python script, as the interpreter would run it; what it says on stderr goes to a file of its own.
+
+        Args:
+            capture: the arguments of a capture around the script; none for no capture.
+        """
+        told = {name: str(value) if isinstance(value, Path) else value for name, value in capture.items()}
+        texts, errors = [str(argument) for argument in arguments], log.with_suffix(".errors")
+        return self.start("nursery.run_script", log, path=path, arguments=texts, errors=errors, capture=told)
 
 
 @contextmanager
@@ -81,7 +105,7 @@ def nursery() -> Iterator[Nursery]:
     """Start the process, and end it with all its children."""
     path = os.pathsep.join([str(TESTS), environment()["PYTHONPATH"]])
     process = subprocess.Popen(
-        [sys.executable, "-m", "faults.nursery"], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True,
+        [sys.executable, "-m", "nursery"], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True,
         env=environment(PYTHONPATH=path), start_new_session=True,
     )  # fmt: skip
     try:
@@ -93,10 +117,9 @@ def nursery() -> Iterator[Nursery]:
 
 def _serve() -> None:
     """Answer lines until there are no more."""
-    import torch  # noqa: F401
+    import torch._dynamo  # noqa: F401 - which the first optimizer would import
 
-    import faults.training  # noqa: F401
-    from faults import jobs
+    import faults.jobs  # noqa: F401
 
     answers = os.fdopen(os.dup(1), "w")
     running: set[int] = set()
@@ -105,9 +128,12 @@ def _serve() -> None:
         if order["what"] == "start":
             pid = os.fork()
             if pid == 0:
-                _work(getattr(jobs, order["job"]), order["log"], order["arguments"])
+                os.environ.update(order["variables"])
+                _work(order["job"], order["log"], order["arguments"])
             running.add(pid)
             answers.write(f"{pid}\n")
+        elif order["what"] == "load":
+            answers.write(f"{[importlib.import_module(name).__name__ for name in order['modules']]}\n")
         else:
             answers.write(f"{_end(order['pid'])}\n")
         answers.flush()
@@ -125,12 +151,13 @@ def _end(pid: int) -> int:
     return -99  # it hung
 
 
-def _work(job: Any, log: str, arguments: dict[str, Any]) -> None:
+def _work(job: str, log: str, arguments: dict[str, Any]) -> None:
     out = os.open(log, os.O_WRONLY | os.O_APPEND)
     os.dup2(out, 1)
     os.dup2(out, 2)
+    module, _, name = job.rpartition(".")
     try:
-        job(**arguments)
+        getattr(importlib.import_module(module or "faults.jobs"), name)(**arguments)
         code = 0
     except SystemExit as error:
         code = int(error.code or 0)
@@ -139,6 +166,15 @@ def _work(job: Any, log: str, arguments: dict[str, Any]) -> None:
         code = 1
     sys.stdout.flush()
     os._exit(code)
+
+
+def run_script(path: str, arguments: list[str], errors: str, capture: dict[str, Any]) -> None:
+    """Run a script as ``python PATH ARGUMENTS`` does."""
+    os.dup2(os.open(errors, os.O_WRONLY | os.O_CREAT | os.O_APPEND), 2)
+    sys.argv = [path, *arguments]
+    sys.path[0] = str(Path(path).parent)
+    with trueup.capture(**capture) if capture else nullcontext():
+        runpy.run_path(path, run_name="__main__")
 
 
 if __name__ == "__main__":
