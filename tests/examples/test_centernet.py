@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import importlib.util
 import re
-import subprocess
-import sys
 from pathlib import Path
 from types import ModuleType
 
 import numpy as np
 import pytest
 import torch
+
+from nursery import Nursery
 
 FOLDER = Path(__file__).parents[2] / "examples" / "centernet"
 
@@ -28,16 +28,11 @@ def load(name: str) -> ModuleType:
 data, demo, centernet = load("data"), load("demo"), load("centernet")
 
 
-def train(*options: str) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, str(FOLDER / "train.py"), *options]
-    return subprocess.run(command, capture_output=True, text=True, check=False)
-
-
-def test_loss_falls_and_a_second_run_repeats_it() -> None:
-    long, short = train("--steps", "30"), train("--steps", "3")
-    assert (long.returncode, long.stderr) == (0, "")
-    lines = long.stdout.splitlines()
-    assert short.stdout.splitlines() == lines[:3]
+def test_loss_falls_and_a_second_run_repeats_it(nursery: Nursery, tmp_path: Path) -> None:
+    long, short = (nursery.script(tmp_path / steps, FOLDER / "train.py", "--steps", steps) for steps in ("30", "3"))
+    assert (long.wait(), short.wait(), long.complained) == (0, 0, "")
+    lines = long.said.splitlines()
+    assert short.said.splitlines() == lines[:3]
     losses = [float(re.match(r"step \d+ loss (\S+) heat \S+ size \S+ offset \S+$", line)[1]) for line in lines]
     assert len(losses) == 30
     assert np.mean(losses[-5:]) < 0.5 * losses[0]
@@ -48,10 +43,10 @@ def test_train_knows_nothing_of_capture() -> None:
 
 
 @pytest.mark.parametrize("option", ["--fault", "--noise"])
-def test_a_fault_needs_the_simulated_device(option: str) -> None:
-    run = train("--device", "cpu", option, "any")
-    assert run.returncode == 2
-    assert "--fault and --noise need --device npu: only the simulated accelerator can be told to differ" in run.stderr
+def test_a_fault_needs_the_simulated_device(option: str, nursery: Nursery, tmp_path: Path) -> None:
+    run = nursery.script(tmp_path / "log", FOLDER / "train.py", "--device", "cpu", option, "any")
+    assert run.wait() == 2
+    assert "--fault and --noise need --device npu: only the simulated accelerator can be told to differ" in run.complained
 
 
 @pytest.mark.parametrize("name", data.NAMES)
