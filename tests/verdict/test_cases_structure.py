@@ -6,7 +6,7 @@ msprobe 26.2.0 makes 69 false errors of one extra call, and pairs the backward o
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -28,20 +28,25 @@ class Kept:
 
     detail: str
     level: str
-    plain: Path
-    """The small transformer, as it is."""
+    folder: Path
+    runs: dict[str, tuple[dict[str, Any], Path]] = field(default_factory=dict)
+    """What was recorded already, by how; that is held, for its `repr` names functions by their address."""
 
     @property
     def options(self) -> dict[str, Any]:
         return {"detail": self.detail, "level": "all" if self.level == "all" else ["module", "api"]}
 
+    def run(self, how: dict[str, Any]) -> Path:
+        """Record the small transformer with these options of `trained_small`, once."""
+        if repr(how) not in self.runs:
+            self.runs[repr(how)] = how, trained_small(self.folder / str(len(self.runs)), **self.options, **how)
+        return self.runs[repr(how)][1]
+
 
 @pytest.fixture(scope="module", params=KEPT, ids="-".join)
 def kept(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Kept:
     torch.set_num_threads(1)
-    found = Kept(*request.param, tmp_path_factory.mktemp("plain") / "run")
-    trained_small(found.plain, **found.options)
-    return found
+    return Kept(*request.param, tmp_path_factory.mktemp("runs"))
 
 
 def is_aligned(result: trueup.Result) -> None:
@@ -125,10 +130,9 @@ def trained_small(
         return record(folder, step, model, steps=steps, **options)
 
 
-def compared(folder: Path, kept: Kept, baseline: dict[str, Any], candidate: dict[str, Any]) -> trueup.Result:
-    """Record both sides with these options of `trained_small` and compare them; a baseline without any is recorded once."""
-    first = trained_small(folder / "baseline", **kept.options, **baseline) if baseline else kept.plain
-    return trueup.compare(first, trained_small(folder / "candidate", **kept.options, **candidate))
+def compared(kept: Kept, baseline: dict[str, Any], candidate: dict[str, Any]) -> trueup.Result:
+    """Compare two runs with these options of `trained_small`."""
+    return trueup.compare(kept.run(baseline), kept.run(candidate))
 
 
 GELU_OFF = ("aten::gelu", noisy(1e-2), 2)
@@ -143,28 +147,28 @@ def blames_gelu(result: trueup.Result, scope: str = "blocks.2") -> None:
 
 # ---------------------------------------------------------------- one extra call
 @pytest.mark.parametrize("extra", ["dead end", "in the chain", "same operator"])
-def test_one_extra_call(extra: str, kept: Kept, tmp_path: Path) -> None:
+def test_one_extra_call(extra: str, kept: Kept) -> None:
     """It changes nothing, so the runs are aligned; and it shifts no later call."""
     more = partial(Small, extra=extra)
-    is_aligned(compared(tmp_path / "1", kept, {}, {"make": more}))
-    is_aligned(compared(tmp_path / "2", kept, {"make": more}, {}))
-    blames_gelu(compared(tmp_path / "3", kept, {}, {"make": more, "fault": GELU_OFF}))
+    is_aligned(compared(kept, {}, {"make": more}))
+    is_aligned(compared(kept, {"make": more}, {}))
+    blames_gelu(compared(kept, {}, {"make": more, "fault": GELU_OFF}))
 
 
 # ---------------------------------------------------------------- a renamed module
-def test_a_renamed_module(kept: Kept, tmp_path: Path) -> None:
-    is_aligned(compared(tmp_path, kept, {}, {"make": partial(Small, "layers")}))
+def test_a_renamed_module(kept: Kept) -> None:
+    is_aligned(compared(kept, {}, {"make": partial(Small, "layers")}))
 
 
-def test_a_renamed_module_is_matched(kept: Kept, tmp_path: Path) -> None:
+def test_a_renamed_module_is_matched(kept: Kept) -> None:
     """Each of its calls has a counterpart."""
-    plain = compared(tmp_path / "1", kept, {}, {"make": Small})
-    renamed = compared(tmp_path / "2", kept, {}, {"make": partial(Small, "layers")})
+    plain = compared(kept, {}, {"make": Small})
+    renamed = compared(kept, {}, {"make": partial(Small, "layers")})
     assert renamed.counts["compared"] == plain.counts["compared"]
 
 
-def test_a_fault_in_a_renamed_module(kept: Kept, tmp_path: Path) -> None:
-    blames_gelu(compared(tmp_path, kept, {}, {"make": partial(Small, "layers"), "fault": GELU_OFF}), "layers.2")
+def test_a_fault_in_a_renamed_module(kept: Kept) -> None:
+    blames_gelu(compared(kept, {}, {"make": partial(Small, "layers"), "fault": GELU_OFF}), "layers.2")
 
 
 # ---------------------------------------------------------------- recomputation on one side
@@ -176,12 +180,12 @@ def recomputing(model: Any) -> None:
 
 
 @pytest.mark.parametrize("side", ["baseline", "candidate"])
-def test_recompute_on_one_side_only(side: str, kept: Kept, tmp_path: Path) -> None:
+def test_recompute_on_one_side_only(side: str, kept: Kept) -> None:
     sides: dict[str, dict[str, Any]] = {"baseline": {}, "candidate": {}}
     sides[side]["prepare"] = recomputing
-    is_aligned(compared(tmp_path / "sound", kept, **sides))
+    is_aligned(compared(kept, **sides))
     sides["candidate"]["fault"] = GELU_OFF
-    blames_gelu(compared(tmp_path / "faulty", kept, **sides))
+    blames_gelu(compared(kept, **sides))
 
 
 def test_recompute_in_transformers(kept: Kept, tmp_path: Path) -> None:
@@ -196,30 +200,30 @@ def test_recompute_in_transformers(kept: Kept, tmp_path: Path) -> None:
 
 # ---------------------------------------------------------------- an extra micro-batch
 @pytest.mark.parametrize("counts", [(2, 3), (3, 2)], ids=str)
-def test_an_extra_micro_batch(counts: tuple[int, int], kept: Kept, tmp_path: Path) -> None:
+def test_an_extra_micro_batch(counts: tuple[int, int], kept: Kept) -> None:
     """The gradients of a step differ because more was summed: that is no operator's fault, and never aligned."""
-    result = compared(tmp_path, kept, *({"micro": n, "steps": 1} for n in counts))
+    result = compared(kept, *({"micro": n, "steps": 1} for n in counts))
     assert result.verdict != "aligned"
     found = result.culprit
     assert found is None or found.kind != "operator", result.sentence
 
 
-def test_a_fault_in_the_micro_batch_before_an_extra_one(kept: Kept, tmp_path: Path) -> None:
-    blames_gelu(compared(tmp_path, kept, {"micro": 2}, {"micro": 3, "fault": GELU_OFF}))
+def test_a_fault_in_the_micro_batch_before_an_extra_one(kept: Kept) -> None:
+    blames_gelu(compared(kept, {"micro": 2}, {"micro": 3, "fault": GELU_OFF}))
 
 
 # ---------------------------------------------------------------- fused against parts
-def test_fused_attention_against_its_parts(kept: Kept, tmp_path: Path) -> None:
+def test_fused_attention_against_its_parts(kept: Kept) -> None:
     fused, parts = {"make": partial(Small, fused=True)}, {"make": partial(Small, fused=False)}
-    is_aligned(compared(tmp_path / "1", kept, parts, fused))
-    is_aligned(compared(tmp_path / "2", kept, fused, parts))
-    blames_gelu(compared(tmp_path / "3", kept, parts, fused | {"fault": GELU_OFF}))
+    is_aligned(compared(kept, parts, fused))
+    is_aligned(compared(kept, fused, parts))
+    blames_gelu(compared(kept, parts, fused | {"fault": GELU_OFF}))
 
 
-def test_a_fault_inside_what_the_other_side_fuses(kept: Kept, tmp_path: Path) -> None:
+def test_a_fault_inside_what_the_other_side_fuses(kept: Kept) -> None:
     fault = ("aten::_softmax", noisy(3e-2), 2)  # the baseline's attention runs no such kernel
     fused, parts = {"make": partial(Small, fused=True)}, {"make": partial(Small, fused=False)}
-    first = named(compared(tmp_path, kept, fused, parts | {"fault": fault}))
+    first = named(compared(kept, fused, parts | {"fault": fault}))
     assert first.scope == "blocks.2.attn", first.sentence
     assert first.kind == "region" or "softmax" in first.op or first.op == "Attention", first.sentence
 
@@ -258,10 +262,10 @@ class Looking(nn.Module):
 
 
 @pytest.mark.parametrize("asks", ["baseline", "candidate"])
-def test_multihead_attention_with_and_without_weights(asks: str, kept: Kept, tmp_path: Path) -> None:
+def test_multihead_attention_with_and_without_weights(asks: str, kept: Kept) -> None:
     """Its argument differs, and its result by a rounding: that is worth a note, and no reason for anything."""
     sides: dict[str, dict[str, Any]] = {s: {"make": partial(Looking, s == asks)} for s in ("baseline", "candidate")}
-    result = compared(tmp_path, kept, **sides)
+    result = compared(kept, **sides)
     is_aligned(result)
     first, second = ("true", "false") if asks == "baseline" else ("false", "true")
     said = f"argument need_weights differs: {first} in the baseline, {second} in the candidate; its outputs agree within rounding"
@@ -292,15 +296,15 @@ OPTIMIZERS: dict[str, Callable[[Any], Any]] = {
 
 
 @pytest.mark.parametrize("forms", [("one by one", "fused"), ("foreach", "fused"), ("fused", "foreach")], ids=" - ".join)
-def test_a_fused_optimizer_against_its_parts(forms: tuple[str, str], kept: Kept, tmp_path: Path) -> None:
-    is_aligned(compared(tmp_path, kept, *({"optimizer": OPTIMIZERS[form], "steps": 2} for form in forms)))
+def test_a_fused_optimizer_against_its_parts(forms: tuple[str, str], kept: Kept) -> None:
+    is_aligned(compared(kept, *({"optimizer": OPTIMIZERS[form], "steps": 2} for form in forms)))
 
 
 @pytest.mark.parametrize("forms", [("one by one", "fused"), ("foreach", "fused"), ("fused", "one by one")], ids=" - ".join)
-def test_a_fault_of_a_fused_optimizer(forms: tuple[str, str], kept: Kept, tmp_path: Path) -> None:
+def test_a_fault_of_a_fused_optimizer(forms: tuple[str, str], kept: Kept) -> None:
     """Another epsilon: the first thing that differs is what the optimizer made of the weights, which nobody has read yet."""
     other = partial(OPTIMIZERS[forms[1]], eps=1e-3)
-    first = named(compared(tmp_path, kept, {"optimizer": OPTIMIZERS[forms[0]]}, {"optimizer": other}))
+    first = named(compared(kept, {"optimizer": OPTIMIZERS[forms[0]]}, {"optimizer": other}))
     assert (first.phase, first.step, first.kind) == ("optimizer", 0, "region")
     assert ("_fused_adamw_" in first.op) == (forms[1] == "fused")
     assert first.error_in < 1e-6 < first.error_out
@@ -308,14 +312,14 @@ def test_a_fault_of_a_fused_optimizer(forms: tuple[str, str], kept: Kept, tmp_pa
 
 @pytest.mark.parametrize("forms", [("one by one", "fused"), ("fused", "foreach")], ids=" - ".join)
 def test_errors_of_gradients_explain_what_another_optimizer_makes_of_weights(
-    forms: tuple[str, str], kept: Kept, tmp_path: Path
+    forms: tuple[str, str], kept: Kept
 ) -> None:
     """The fault is in the forward: what every optimizer makes of other gradients is no fault of its own."""
     first, second = (OPTIMIZERS[form] for form in forms)
-    blames_gelu(compared(tmp_path, kept, {"optimizer": first}, {"optimizer": second, "fault": GELU_OFF}))
+    blames_gelu(compared(kept, {"optimizer": first}, {"optimizer": second, "fault": GELU_OFF}))
 
 
-def test_what_stays_unmatched_is_told(kept: Kept, tmp_path: Path) -> None:
+def test_what_stays_unmatched_is_told(kept: Kept) -> None:
     """An extra call that feeds the result is counted and shown, on the side that has it."""
-    result = compared(tmp_path, kept, {}, {"make": partial(Small, extra="in the chain")})
+    result = compared(kept, {}, {"make": partial(Small, extra="in the chain")})
     assert "one side only" in told(result), told(result)
