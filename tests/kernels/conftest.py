@@ -28,6 +28,21 @@ def compiled_for(instructions: str) -> Iterator[None]:
     kernel.target(before)
 
 
+def available() -> list[str]:
+    """Return the instruction sets that this processor and this build have, to go through in one test."""
+    kernel = native()
+    found = []
+    for instructions in SETS if kernel is not None else ():
+        before = kernel.target(None)
+        try:
+            kernel.target(instructions)
+        except ValueError:
+            continue
+        kernel.target(before)
+        found.append(instructions)
+    return found
+
+
 @pytest.fixture(params=SETS)
 def instructions(request: pytest.FixtureRequest) -> Iterator[str]:
     with compiled_for(request.param):
