@@ -27,6 +27,8 @@ from launch.running import environment
 TESTS = Path(__file__).parent
 LIMIT = 180.0
 """Seconds after which a job is killed and the test fails: no fault may hang the training."""
+HUNG = -99
+"""Exit code of a job that was killed for it."""
 
 
 @dataclass
@@ -89,7 +91,9 @@ class Nursery:
         pid = self.ask("start", job=job, log=str(log), arguments=texts, variables=variables or {})
         return Child(self, int(pid), log, time.monotonic())
 
-    def script(self, log: Path, path: Path, *arguments: str | Path, **capture: Any) -> Child:
+    def script(
+        self, log: Path, path: Path, *arguments: str | Path, variables: dict[str, str] | None = None, **capture: Any
+    ) -> Child:
         """Begin a Python script, as the interpreter would run it; what it says on stderr goes to a file of its own.
 
         Args:
@@ -97,7 +101,7 @@ class Nursery:
         """
         told = {name: str(value) if isinstance(value, Path) else value for name, value in capture.items()}
         texts, errors = [str(argument) for argument in arguments], log.with_suffix(".errors")
-        return self.start("nursery.run_script", log, path=path, arguments=texts, errors=errors, capture=told)
+        return self.start("nursery.run_script", log, variables, path=path, arguments=texts, errors=errors, capture=told)
 
 
 @contextmanager
@@ -148,7 +152,7 @@ def _end(pid: int) -> int:
         time.sleep(0.005)
     os.kill(pid, signal.SIGKILL)
     os.waitpid(pid, 0)
-    return -99  # it hung
+    return HUNG
 
 
 def _work(job: str, log: str, arguments: dict[str, Any]) -> None:

@@ -258,7 +258,7 @@ def test_an_lstm_backward_shrinks_below_4_kb(more: RecordedCalls, tmp_path: Path
     monkeypatch.setenv("TRUEUP_SIMDEV_FAULT", "lstm-backward-cell-gate")
     with Trying("npu", "cpu", simulated=True) as trying:
         before = Signature.of(trying.judge(case))
-        small = minimise(case, trying, 20.0)
+        small = minimise(case, trying, 120.0)  # seconds, more than a busy machine needs: it ends where nothing shrinks
         assert before is not None
         assert before.same(Signature.of(trying.judge(small.case)))
     with simdev.inject("lstm-backward-cell-gate"):

@@ -5,9 +5,8 @@ from __future__ import annotations
 import copy
 import io
 import pickle
-import subprocess
-import sys
 import threading
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -17,6 +16,7 @@ from torch.nn import functional as F
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.checkpoint import checkpoint
 
+from nursery import HUNG, Nursery
 from trueup import simdev
 from trueup.model import TrueupError
 
@@ -450,16 +450,17 @@ def test_sparse_is_refused():
         torch.eye(2, device="npu").to_sparse()
 
 
-def test_failing_backward_says_why_before_pytorch_aborts():
-    code = (
+def test_failing_backward_says_why_before_pytorch_aborts(nursery: Nursery, tmp_path: Path):
+    script = tmp_path / "script.py"
+    script.write_text(
         "import torch; from trueup import simdev; from trueup.simdev import faults; simdev.inject('softmax-backward')\n"
         "def broken(call): raise ValueError('told you')\n"
         "faults.EFFECTS['softmax-backward'] = broken\n"
         "torch.randn(3, 4).npu().requires_grad_().softmax(-1).sum().backward()"
     )
-    result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
-    assert result.returncode != 0
-    assert "ValueError: told you" in result.stderr
+    run = nursery.script(tmp_path / "log", script)
+    assert run.wait() not in (0, HUNG)
+    assert "ValueError: told you" in run.complained
 
 
 def test_gradient_of_gradient():

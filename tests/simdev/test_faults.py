@@ -5,12 +5,14 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 import torch
 from torch import nn
 from torch.nn import functional as F
 
+from nursery import Nursery
 from trueup import simdev
 from trueup.simdev import differences, faults, injection
 from trueup.simdev.tables import FAULTS, NOISE
@@ -379,14 +381,18 @@ def _python(code: str, **environment: str) -> str:
     return result.stdout + result.stderr
 
 
-def test_environment_switches():
-    code = (
+def test_environment_switches(nursery: Nursery, tmp_path: Path):
+    script = tmp_path / "script.py"
+    script.write_text(
         "from trueup import simdev; simdev.install(); import torch; torch.full((3,), 0.3).npu().tanh(); "
         "print(simdev.fired()[0].fault, torch.npu.conv.allow_hf32)"
     )
-    output = _python(code, TRUEUP_SIMDEV_FAULT="tanh-table-lookup", TRUEUP_SIMDEV_NOISE="hf32-matmul")
-    assert output == "tanh-table-lookup True\n"
-    assert "no fault 'tanh'" in _python(code, TRUEUP_SIMDEV_FAULT="tanh")
+    switches = {"TRUEUP_SIMDEV_FAULT": "tanh-table-lookup", "TRUEUP_SIMDEV_NOISE": "hf32-matmul"}
+    broken = nursery.script(tmp_path / "broken", script, variables=switches)
+    unknown = nursery.script(tmp_path / "unknown", script, variables={"TRUEUP_SIMDEV_FAULT": "tanh"})
+    assert (broken.wait(), broken.said, broken.complained) == (0, "tanh-table-lookup True\n", "")
+    assert (unknown.wait(), unknown.said) == (1, "")
+    assert "no fault 'tanh'" in unknown.complained
 
 
 def test_catalogue_needs_no_torch():
