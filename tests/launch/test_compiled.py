@@ -2,20 +2,21 @@
 
 from __future__ import annotations
 
-import subprocess
 from pathlib import Path
 
 import pytest
 
+from nursery import Nursery
 from trueup.store import open_capture
 
-from .running import environment, script, trueup_run
+from .running import SCRIPTS, script, trueup_run
 
 
 @pytest.fixture(scope="module")
-def plain() -> list[str]:
-    run = subprocess.run(script("compiled.py"), env=environment(), capture_output=True, text=True, check=True)
-    return run.stdout.splitlines()
+def plain(nursery: Nursery, tmp_path_factory: pytest.TempPathFactory) -> list[str]:
+    run = nursery.script(tmp_path_factory.mktemp("plain") / "log", SCRIPTS / "compiled.py")
+    assert run.wait() == 0, run.complained
+    return run.said.splitlines()
 
 
 def test_through_runs_compiled(plain: list[str], tmp_path: Path) -> None:

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import json
-import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 
+from nursery import Nursery
 from trueup.store import Capture, open_capture
 
 from .running import PYTHON, SCRIPTS, said, script, trueup_run
@@ -105,7 +105,7 @@ def test_one_rank_of_several(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("method", ["spawn", "fork"])
-def test_data_workers_record_nothing_and_change_nothing(tmp_path: Path, method: str) -> None:
+def test_data_workers_record_nothing_and_change_nothing(nursery: Nursery, tmp_path: Path, method: str) -> None:
     """RANK is set, as under torchrun: a worker inherits it and must not take its parent's folder."""
     out = tmp_path / "capture"
     run = trueup_run("capture", "-o", out, "--", *script("loader.py", method), RANK="0", WORLD_SIZE="1")
@@ -117,5 +117,5 @@ def test_data_workers_record_nothing_and_change_nothing(tmp_path: Path, method: 
     notes = ["trueup: note: nothing to record in 1 data worker"] if method == "spawn" else []
     assert said(run) == [f"trueup: captured {capture.rows:,} slots over 2 steps into {out}", *notes]
     if method == "fork":
-        alone = subprocess.run(script("loader.py", method), capture_output=True, text=True, check=True)
-        assert run.stdout == alone.stdout
+        alone = nursery.script(tmp_path / "alone", SCRIPTS / "loader.py", method)
+        assert (alone.wait(), alone.said) == (0, run.stdout), alone.complained
