@@ -11,6 +11,7 @@ from trueup.model import LEVELS, TrueupError
 from trueup.recorder.options import CaptureOptions, NumberSet
 
 if TYPE_CHECKING:
+    from trueup.adapters.paddle import Capture as PaddleCapture
     from trueup.adapters.torch import Capture
 
 
@@ -28,7 +29,7 @@ def capture(
     on_error: str = "continue",
     compile: str = "off",
     inputs_from: str | Path | None = None,
-) -> Capture:
+) -> Capture | PaddleCapture:
     """Record what a training run does, in a ``with`` block.
 
         with trueup.capture("runs/cpu", model=model, steps=range(0, 3)) as cap:
@@ -57,17 +58,33 @@ def capture(
 
     Raises:
         TrueupError: an option is unknown or selects nothing, the directory holds a capture or cannot be written, a capture
-            is already running, or PyTorch is not imported.
+            is already running, or neither PyTorch nor Paddle is imported.
     """
     options = CaptureOptions.of(
         level=level, detail=detail, steps=steps, ranks=ranks, include=include, exclude=exclude, phase=phase, on_error=on_error,
         compile=compile, inputs_from=None if inputs_from is None else str(inputs_from),
     )  # fmt: skip
+    if framework_of(model) == "paddle":
+        from trueup.adapters.paddle import capture as capture_paddle
+
+        return capture_paddle(directory, model, options)
     if "torch" not in sys.modules:
-        raise TrueupError("capture found no framework: import torch before you call trueup.capture")
+        raise TrueupError("capture found no framework: import torch or paddle before you call trueup.capture")
     from trueup.adapters.torch import capture as capture_torch
 
     return capture_torch(directory, model, options)
+
+
+def framework_of(model: Any) -> str:
+    """Tell which framework is meant: that of the model, else the one that is imported; where both are, PyTorch."""
+    paddle = sys.modules.get("paddle")
+    layer = getattr(getattr(paddle, "nn", None), "Layer", None)
+    if layer is None:
+        return "torch"
+    roots = model if isinstance(model, (list, tuple)) else [model]
+    if any(isinstance(root, layer) for root in roots):
+        return "paddle"
+    return "torch" if "torch" in sys.modules else "paddle"
 
 
 def step() -> None:
@@ -80,6 +97,7 @@ def step() -> None:
     For loops in which no optimizer of PyTorch steps, or not once per step. Once it was called, only it ends the steps of that
     capture. It works under ``trueup capture -- COMMAND`` and inside ``with trueup.capture(...)`` alike.
     """
-    running = sys.modules.get("trueup.adapters.torch.capturing")
-    if running is not None:
-        running.step()
+    for framework in ("torch", "paddle"):
+        running = sys.modules.get(f"trueup.adapters.{framework}.capturing")
+        if running is not None:
+            running.step()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from trueup.adapters.torch import environment
+from trueup.recorder import surroundings
 
 CASES = {
     "RANK=3 WORLD_SIZE=8": (3, 8),
@@ -17,6 +18,7 @@ CASES = {
     "SLURM_PROCID=0": (None, 1),
     "RANK=1 WORLD_SIZE=2 SLURM_PROCID=0 SLURM_NTASKS=4 PMI_RANK=0": (1, 2),
     "RANK=x OMPI_COMM_WORLD_RANK=1 OMPI_COMM_WORLD_SIZE=2": (1, 2),
+    "PADDLE_TRAINER_ID=1 PADDLE_TRAINERS_NUM=2": (1, 2),
     "": (None, 1),
 }
 
@@ -24,7 +26,7 @@ CASES = {
 @pytest.mark.parametrize("variables", CASES)
 def test_rank_and_world(monkeypatch: pytest.MonkeyPatch, variables: str) -> None:
     monkeypatch.setattr(environment, "_joined", None)
-    for names in environment.RANKS:
+    for names in surroundings.RANKS:
         for name in names:
             monkeypatch.delenv(name, raising=False)
     for pair in variables.split():

@@ -11,24 +11,7 @@ import torch
 
 import trueup
 from trueup.adapters.torch.device_statistics import descriptions
-
-PREFIXES = (
-    "CUDA_", "CUBLAS_", "CUDNN_", "NCCL_", "HCCL_", "ASCEND_", "ACL_", "NPU_", "TORCH_", "PYTORCH_", "OMP_", "MKL_", "NVIDIA_TF32",
-    "TRUEUP_SIMDEV", "HIP_", "ROCM_", "XLA_", "ONEDNN_", "DNNL_", "LCCL_", "TASK_QUEUE_ENABLE", "ATEN_", "GLOO_",
-)  # fmt: skip
-"""Environment variables that change what a framework or a device library computes, or how."""
-
-SECRET = ("TOKEN", "SECRET", "PASSWORD", "KEY")
-
-
-RANKS = (
-    ("RANK", "WORLD_SIZE"),  # torchrun, accelerate, deepspeed
-    ("OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE"),  # Open MPI
-    ("MV2_COMM_WORLD_RANK", "MV2_COMM_WORLD_SIZE"),  # MVAPICH2
-    ("PMI_RANK", "PMI_SIZE"),  # MPICH, Intel MPI, Cray
-    ("SLURM_PROCID", "SLURM_NTASKS"),  # srun; a job of one task sets them too, and so does an interactive shell
-)
-"""Variables in which launchers tell a process its rank and the world size, the surest first."""
+from trueup.recorder import surroundings
 
 _joined: tuple[int, int] | None = None
 
@@ -41,15 +24,7 @@ def rank_and_world() -> tuple[int | None, int]:
     global _joined
     if torch.distributed.is_available() and torch.distributed.is_initialized():
         _joined = torch.distributed.get_rank(), torch.distributed.get_world_size()
-    return _joined or _from_variables()
-
-
-def _from_variables() -> tuple[int | None, int]:
-    for rank_name, world_name in RANKS:
-        rank, world = (os.environ.get(name, "") for name in (rank_name, world_name))
-        if rank.isdigit() and (rank_name != "SLURM_PROCID" or (world.isdigit() and int(world) > 1)):
-            return int(rank), int(world) if world.isdigit() else 1
-    return None, 1
+    return _joined or surroundings.rank_and_world()
 
 
 def describe_run(devices: list[str]) -> dict[str, Any]:
@@ -64,7 +39,7 @@ def describe_run(devices: list[str]) -> dict[str, Any]:
         "rank": rank or 0,
         "pid": os.getpid(),
         "argv": sys.argv[:64],
-        "environment": switches() | variables() | {f"statistics.{device}": how for device, how in descriptions().items()},
+        "environment": switches() | surroundings.variables() | {f"statistics.{device}": how for device, how in descriptions().items()},
     }
 
 
@@ -73,15 +48,6 @@ def _versions() -> dict[str, str]:
     found = {name: getattr(sys.modules[name], "__version__", "?") for name in names if name in sys.modules}
     found |= {"python": platform.python_version(), "torch": torch.__version__, "trueup": trueup.__version__}
     return {k: str(v) for k, v in sorted(found.items())}
-
-
-def variables() -> dict[str, str]:
-    """Return the environment variables that matter to numerics, without anything that looks like a secret."""
-    return {
-        name: value[:500]
-        for name, value in sorted(os.environ.items())
-        if name.startswith(PREFIXES) and not any(word in name for word in SECRET)
-    }
 
 
 def switches() -> dict[str, str]:

@@ -18,7 +18,7 @@ from trueup.adapters.torch import scaling
 from trueup.adapters.torch.context import ThreadState, depth_of
 from trueup.adapters.torch.replacing import Replacement
 from trueup.adapters.torch.replays import drop_stale
-from trueup.adapters.torch.steps import Steps
+from trueup.recorder.steps import Steps
 
 if TYPE_CHECKING:
     from trueup.adapters.torch.session import Session

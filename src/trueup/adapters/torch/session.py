@@ -23,7 +23,7 @@ from trueup.adapters.torch.functions import FunctionMode
 from trueup.adapters.torch.invocations import Invocations
 from trueup.adapters.torch.modes import put_on, take_off
 from trueup.adapters.torch.modules import RUN_MODULE, module_calls
-from trueup.adapters.torch.observing import Failure, Observing
+from trueup.adapters.torch.observing import Observing
 from trueup.adapters.torch.optimizers import Optimizers
 from trueup.adapters.torch.replacing import Replacement, entrances
 from trueup.adapters.torch.scopes import Scopes
@@ -31,6 +31,7 @@ from trueup.adapters.torch.slots import Slots
 from trueup.adapters.torch.statistics import resolve
 from trueup.adapters.torch.updates import Updates
 from trueup.recorder import CaptureOptions, Recorder
+from trueup.recorder.failure import Failure
 from trueup.recorder.options import in_ranges
 from trueup.recorder.seen import sentence, unused
 from trueup.store import claim

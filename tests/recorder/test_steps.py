@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from trueup.adapters.torch.steps import Steps
+from trueup.recorder.steps import Steps
 
 
 def counted(events: str, alive: str = "") -> str:

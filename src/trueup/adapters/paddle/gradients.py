@@ -1,0 +1,292 @@
+"""The backward of operators and Layers, seen without touching the graph.
+
+What comes to a call is seen by a hook on each of its output tensors; it runs before the node does, which may compute in the
+memory of what it got. What a call itself makes of it is seen by a post-hook on the GradNodes that hold its inputs' edges: a hook on
+an input tensor would see the sum over all its users.
+
+Post-hooks have to return what they were given, and Paddle 3.3 cannot take back a slot that holds several gradients
+(``CastPyArg2SmallVectorOfVectorOfTensor`` in eager_utils.cc converts the whole tuple in the place of the item): it raises, or
+crashes the process. So nodes of operators that take a list of tensors (``LISTS``, and whatever was called with one) get none, nor do
+those of PyLayers, which never call theirs. Of such a call the hook on an input tensor tells the gradient, where no other call used
+that tensor; where one did, a note says that it is not known.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+import paddle
+
+from trueup.adapters.paddle.context import Context
+from trueup.adapters.paddle.tensors import NamedTensors
+
+if TYPE_CHECKING:
+    from trueup.adapters.paddle.session import Session
+
+MAX_NODES = 20_000
+LEAF = "GradNodeAccumulation"
+
+LISTS = frozenset(
+    """
+    Concat Stack AddN Meshgrid Multiplex Rnn BroadcastTensors Einsum CoalesceTensor Coalesce_tensor MultiDot Multi_dot PartialConcat
+    PartialSum Warpctc_list CudnnLstm Block_multihead_attention FusedMultiTransformer RunProgram IndexPut Index_put UnpoolList
+    TensorUnfoldList MemcpyList Lstm Gru DistributedFusedLamb CInterleave StackDouble ConcatDouble MeshgridDouble
+    """.split()
+)
+"""Operators some slot of which holds several tensors, by the names of their nodes without ``GradNode`` (Paddle 3.3.1)."""
+
+SHARED = (
+    "gradients of inputs that a list of tensors, a PyLayer or a recurrent kernel shares with another call are not recorded for that "
+    "call: Paddle tells only their sum (see docs/limits.md)"
+)
+
+
+class Edges:
+    """Where the inputs of a call hang in the graph, before it ran (a call in place changes that)."""
+
+    __slots__ = ("slots", "tensors")
+
+    def __init__(self, inputs: NamedTensors) -> None:
+        self.slots: dict[int, list[str]] = {}
+        """Address of the node that made an input (of a leaf: that adds to its gradient) -> the slots of the inputs from there."""
+        self.tensors: list[tuple[str, paddle.Tensor, int]] = []
+        for slot, tensor in inputs:
+            if not tensor.stop_gradient and (node := tensor.grad_fn) is not None:
+                address = node.node_ptr()
+                self.slots.setdefault(address, []).append(slot)
+                self.tensors.append((slot, tensor, address))
+
+    def __bool__(self) -> bool:
+        return bool(self.slots)
+
+
+class Graph:
+    """Hooks what calls leave in the graph. One for a session."""
+
+    def __init__(self, session: Session) -> None:
+        self._session = session
+        self._made: dict[int, int] = {}
+        """Address of a node -> the call that left it; an address may be another node's by now, which then is newer."""
+        self._users: dict[int, list[int]] = {}
+        """Address of a node -> how many calls read what it made; hooks keep the number of their own graph."""
+        self.posts = self.tensors = True
+        """Whether post-hooks of nodes, and hooks of tensors, work in this Paddle (`selftest`)."""
+        self._leaf_hooks: list[tuple[paddle.Tensor, int]] = []
+
+    def reset(self) -> None:
+        """Forget the graph: a backward pass has consumed it."""
+        self._made.clear()
+        self._users.clear()
+
+    def release(self) -> None:
+        """Take our hooks off parameters, on which they would stay."""
+        hooks, self._leaf_hooks = self._leaf_hooks, []
+        for tensor, number in hooks:
+            tensor._remove_grad_hook(number)
+
+    def watch(self, context: Context, edges: Edges, outputs: NamedTensors, *, listed: bool, own: bool) -> None:
+        """Hook the gradients that come to a call and that it makes.
+
+        Args:
+            context: the call.
+            edges: of its inputs, from before it ran.
+            outputs: ``(slot, tensor)`` of its results.
+            listed: it was given a list of tensors, or is a PyLayer: its nodes get no post-hook.
+            own: it is an operator, and its nodes are its own; else a Layer, inside which calls lie.
+        """
+        if not self.tensors:
+            return
+        pending: list[Any] = []
+        number = context.call.seq
+        for slot, tensor in outputs:
+            if tensor.stop_gradient or (node := tensor.grad_fn) is None or node.name() == LEAF:
+                continue
+            address = node.node_ptr()
+            if address in edges.slots:  # it returned an input
+                continue
+            tensor._register_grad_hook(self._on_tensor(context, f"grad_{slot}"))
+            if not any(known.node_ptr() == address for known in pending):
+                pending.append(node)
+        if not pending or not edges:
+            return
+        if own:
+            for address in edges.slots:
+                self._users.setdefault(address, [0])[0] += 1
+        if own and listed:
+            self._made.update((node.node_ptr(), number) for node in pending)
+            self._hook_inputs(context, edges.tensors)
+            return
+        boundary, unsafe = self._boundary(number, edges, pending, own=own)
+        self._hook_nodes(context, edges, boundary)
+        if unsafe:
+            self._hook_inputs(context, [item for item in edges.tensors if item[2] in unsafe])
+
+    def _boundary(
+        self, number: int, edges: Edges, pending: list[Any], *, own: bool
+    ) -> tuple[list[tuple[Any, int, int]], set[int]]:
+        """Walk from the outputs' nodes to the edges of the inputs.
+
+        Returns:
+            ``(node, position, address of the edge)`` where a post-hook can see the gradient, and the edges where it cannot.
+        """
+        seen = {node.node_ptr() for node in pending}
+        boundary: list[tuple[Any, int, int]] = []
+        unsafe: set[int] = set()
+        while pending and len(seen) < MAX_NODES:
+            node = pending.pop(0)
+            if own:
+                self._made[node.node_ptr()] = number
+            safe = self.posts and is_safe(node.name())
+            for position, following in enumerate(node.next_functions):
+                if following is None:
+                    continue
+                address = following.node_ptr()
+                if address in edges.slots:
+                    if safe:
+                        boundary.append((node, position, address))
+                    else:
+                        unsafe.add(address)
+                elif address not in seen and self._made.get(address, number) >= number and following.name() != LEAF:
+                    seen.add(address)
+                    pending.append(following)
+        return [item for item in boundary if item[2] not in unsafe], unsafe
+
+    def _hook_nodes(self, context: Context, edges: Edges, boundary: list[tuple[Any, int, int]]) -> None:
+        names = _names(edges, boundary)
+        uses = Counter(name for _, _, name in names)
+        sums = _Sums(self._session, context, uses) if any(count > 1 for count in uses.values()) else None
+        by_node: dict[int, tuple[Any, list[tuple[int, str]]]] = {}
+        for node, position, name in names:
+            by_node.setdefault(node.node_ptr(), (node, []))[1].append((position, name))
+        for node, slots in by_node.values():
+            node._register_post_hook(self._on_node(context, slots, sums))
+
+    def _hook_inputs(self, context: Context, tensors: list[tuple[str, paddle.Tensor, int]]) -> None:
+        """See the gradients of a call on its input tensors, where they are its alone."""
+        taken: set[int] = set()
+        for slot, tensor, address in tensors:
+            if id(tensor) in taken:
+                continue
+            taken.add(id(tensor))
+            number = tensor._register_grad_hook(self._on_input(context, f"grad_{slot}", address))
+            if tensor.is_leaf:
+                self._leaf_hooks.append((tensor, number))
+
+    # ------------------------------------------------------------------------------------------------------------- hooks
+    def _on_tensor(self, context: Context, name: str) -> Callable[[Any], None]:
+        session = self._session
+
+        def hook(gradient: Any) -> None:
+            state = session.threads.state
+            if session.active and not state.busy:
+                with session.observing(state, context.call.op):
+                    call = context.backward_call(session.recorder, session.passes.number(state))
+                    if call.recorded and _holds(gradient):
+                        session.slots.received(call, [(name, gradient)])
+
+        return hook
+
+    def _on_input(self, context: Context, name: str, address: int) -> Callable[[Any], None]:
+        session, users = self._session, self._users.setdefault(address, [1])
+
+        def hook(gradient: Any) -> None:
+            state = session.threads.state
+            if not session.active or state.busy:
+                return
+            with session.observing(state, context.call.op):
+                if users[0] > 1:
+                    session.recorder.note(SHARED)
+                    return
+                call = context.backward_call(session.recorder, session.passes.number(state))
+                if call.recorded and _holds(gradient):
+                    session.slots.delivered(call, [(name, gradient)])
+
+        return hook
+
+    def _on_node(self, context: Context, slots: list[tuple[int, str]], sums: _Sums | None) -> Callable[[Any, Any], Any]:
+        session = self._session
+
+        def hook(made: tuple[Any, ...], _: tuple[Any, ...]) -> tuple[Any, ...]:
+            state = session.threads.state
+            if session.active and not state.busy:
+                with session.observing(state, context.call.op):
+                    picked = [(name, g) for k, name in slots if k < len(made) and _holds(g := made[k])]
+                    number = session.passes.number(state)
+                    call = context.backward_call(session.recorder, number)
+                    if sums is not None:
+                        picked = sums.add(picked, number)
+                    if call.recorded:
+                        session.slots.delivered(call, picked)
+            return made
+
+        return hook
+
+
+def is_safe(node: str) -> bool:
+    """Tell whether a post-hook may be put on a node of this name."""
+    if node.startswith("GradNodePyLayer"):
+        return False
+    name = node.removesuffix("GradNode").removesuffix("Double").removesuffix("Grad")
+    return name not in LISTS and "GradNodeRunProgram" not in node
+
+
+def _names(edges: Edges, boundary: list[tuple[Any, int, int]]) -> list[tuple[Any, int, str]]:
+    """Name the gradients at the boundary by the slots of the inputs they are for.
+
+    Several inputs from one node (the parts of a split) are told apart by their order, which is that of the arguments. Where a
+    single input is used several times inside the call its gradients share a name, and are added up.
+    """
+    uses = Counter(address for _, _, address in boundary)
+    given: Counter[int] = Counter()
+    names = []
+    for node, position, address in boundary:
+        slots = edges.slots[address]
+        slot = slots[given[address]] if uses[address] == len(slots) else slots[0]
+        given[address] += 1
+        names.append((node, position, f"grad_{slot}"))
+    return names
+
+
+def _holds(gradient: Any) -> bool:
+    return isinstance(gradient, paddle.Tensor) and bool(gradient._is_initialized())
+
+
+class _Sums:
+    """Adds up the gradients of an input that a call uses several times, and gives the sum when the last is there."""
+
+    def __init__(self, session: Session, context: Context, uses: Counter[str]) -> None:
+        self._session, self._context, self._uses = session, context, uses
+        self._pass = -1
+        self._counts: Counter[str] = Counter()
+        self._totals: dict[str, paddle.Tensor] = {}
+
+    def add(self, gradients: list[tuple[str, paddle.Tensor]], number: int) -> list[tuple[str, paddle.Tensor]]:
+        """Take what one node delivers in a backward pass; return what is complete."""
+        if number != self._pass:
+            self._pass = number
+            self._counts.clear()
+            self._totals.clear()
+        ready = []
+        for name, gradient in gradients:
+            if self._uses[name] == 1:
+                ready.append((name, gradient))
+                continue
+            self._counts[name] += 1
+            with paddle.no_grad():
+                total = self._totals.get(name)
+                # A copy: Paddle adds up gradients in the memory of the first that comes.
+                self._totals[name] = gradient.clone() if total is None else paddle.add(total, gradient)
+            if self._counts[name] == self._uses[name]:
+                ready.append((name, self._totals.pop(name)))
+        if self._totals:
+            self._session.passes.at_end(self.finish)
+        return ready
+
+    def finish(self) -> None:
+        """Give what there is at the end of the pass: some uses may never get a gradient."""
+        left, self._totals = list(self._totals.items()), {}
+        call = self._context.backward
+        if left and call is not None and call.recorded and self._session.active:
+            self._session.slots.delivered(call, left)

@@ -1,0 +1,82 @@
+"""Backward passes: which one runs, what is asked of it, and what is to be done when it is over.
+
+Everything that starts one (``Tensor.backward``, ``paddle.autograd.backward``, ``paddle.grad``) looks up ``run_backward`` or
+``run_partial_grad`` in ``core.eager`` when it is called (Paddle 2.6 to 3.3), and it ends when that returns.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+from paddle.base import core
+
+from trueup.adapters.paddle.context import ThreadState
+from trueup.adapters.paddle.replacing import Replacement
+
+if TYPE_CHECKING:
+    from trueup.adapters.paddle.session import Session
+
+LOSS = "run_backward"
+
+
+class Passes:
+    """Numbers backward passes and tells the rest of a session when one begins and ends."""
+
+    def __init__(self, session: Session) -> None:
+        self._session = session
+        self._numbers = itertools.count()
+        self._last = -1
+        self._finish: list[Callable[[], None]] = []
+
+    def replacements(self) -> list[Replacement]:
+        """Return what stands in the places from which a pass starts."""
+        return [Replacement(core.eager, name, self._around(name)) for name in (LOSS, "run_partial_grad")]
+
+    def number(self, state: ThreadState) -> int:
+        """Return the number of the pass that runs on this thread; of one that was started past us, that of the last."""
+        return state.passes[-1] if state.passes else self._last
+
+    def at_end(self, finish: Callable[[], None]) -> None:
+        """Call ``finish`` when the pass that runs has ended."""
+        if finish not in self._finish:
+            self._finish.append(finish)
+
+    def _around(self, name: str) -> Callable[..., Any]:
+        session = self._session
+
+        def make(original: Callable[..., Any]) -> Callable[..., Any]:
+            def run(*args: Any, **kwargs: Any) -> Any:
+                state = session.threads.state
+                if state.busy or session.over:
+                    return original(*args, **kwargs)
+                outermost = not state.passes
+                self._last = next(self._numbers)
+                if session.active and outermost and name == LOSS and args:
+                    with session.observing(state, "the loss"):
+                        session.slots.loss(args[0])
+                state.passes.append(self._last)
+                session.buffers.passed()
+                try:
+                    return original(*args, **kwargs)
+                finally:
+                    self._ended(state, outermost=outermost)
+
+            return run
+
+        return make
+
+    def _ended(self, state: ThreadState, *, outermost: bool) -> None:
+        session = self._session
+        with session.observing(state, "the end of a backward pass"):
+            finish, self._finish = self._finish, []
+            for call in finish:
+                call()
+            session.buffers.passed()
+            if outermost:
+                session.graph.release()
+                session.graph.reset()
+        state.passes.pop()
+        if outermost:
+            session.optimizers.backward(state)

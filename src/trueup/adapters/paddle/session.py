@@ -1,0 +1,231 @@
+"""A running capture of Paddle: the entrances, the Layer calls, the optimizers, and what they all record through."""
+
+from __future__ import annotations
+
+import threading
+from pathlib import Path
+from typing import Any
+
+import paddle
+
+from trueup.adapters.paddle import replays
+from trueup.adapters.paddle.buffers import Buffers
+from trueup.adapters.paddle.context import Threads, ThreadState
+from trueup.adapters.paddle.entrances import Entrances
+from trueup.adapters.paddle.environment import describe_run, rank_and_world
+from trueup.adapters.paddle.gradients import Graph
+from trueup.adapters.paddle.layers import RUN_LAYER, layer_calls
+from trueup.adapters.paddle.observing import Observing
+from trueup.adapters.paddle.optimizers import Optimizers
+from trueup.adapters.paddle.passes import Passes
+from trueup.adapters.paddle.scopes import Scopes
+from trueup.adapters.paddle.selftest import Abilities, examine
+from trueup.adapters.paddle.slots import Slots
+from trueup.model import TrueupError
+from trueup.recorder import CaptureOptions, Recorder, Statistics
+from trueup.recorder.failure import Failure
+from trueup.recorder.options import in_ranges
+from trueup.recorder.seen import sentence, unused
+from trueup.store import claim
+
+PADDLE = str(Path(paddle.__file__).parent)
+LEVELS = ("module", "api")
+
+COLLECTIVES = "communication between ranks is not recorded for Paddle yet: only what a rank computes itself is compared"
+
+
+class Session:
+    """Everything that the parts share. One at a time in a process.
+
+    Raises:
+        TrueupError: the options ask for what there is not for Paddle.
+    """
+
+    recorder_type: type[Recorder] = Recorder
+
+    def __init__(self, directory: Path, options: CaptureOptions, root: dict[str, Any], scopes: Scopes | None = None) -> None:
+        check(options)
+        self.options = options
+        self.threads = Threads()
+        self.scopes = scopes or Scopes()
+        self.recorder = self.recorder_type(directory, options, self._identify, _resolve, internal=(PADDLE,))
+        self.failure = Failure(self.recorder, options.on_error)
+        self.buffers = Buffers(self.recorder)
+        self.slots = Slots(self)
+        self.graph = Graph(self)
+        self.passes = Passes(self)
+        self.optimizers = Optimizers(self)
+        self.active, self.over = False, False
+        self.rank: int | None = None
+        """Number of this process's folder, once it is claimed."""
+        self._root = root
+        self._levels = set(options.levels)
+        self._thread = 0
+        self._parts: list[Any] = []
+
+    # -------------------------------------------------------------------------------------------------------------- life
+    def start(self) -> None:
+        """Begin to see calls."""
+        self._thread = threading.get_ident()
+        self.threads.state.known = True
+        found = examine()
+        self._fall_back(found)
+        self._parts = [layer_calls(self), *self.optimizers.replacements()]
+        if found.backward:
+            self._parts += self.passes.replacements()
+        if "api" in self._levels:
+            self._parts.append(Entrances(self))
+        self._parts += replays.replacements(self)
+        for part in self._parts:
+            part.install()
+        if rank_and_world()[1] > 1:
+            self.recorder.note(COLLECTIVES)
+        self._update_active()
+
+    def _fall_back(self, found: Abilities) -> None:
+        """Leave out what this Paddle cannot do, and say so."""
+        for said in found.sentences:
+            self.recorder.note(said)
+        if not found.operators:
+            self._levels.discard("api")
+        self.graph.posts = found.nodes
+        self.graph.tensors = found.backward
+
+    def stop(self) -> None:
+        """Stop to see calls and finish the capture."""
+        self.active = False
+        self.take_off()
+        self.finish()
+
+    def take_off(self) -> None:
+        """Leave nothing of ours in Paddle."""
+        parts, self._parts = self._parts, []
+        for part in reversed(parts):
+            part.remove()
+        self.graph.release()
+
+    def abandon(self) -> None:
+        """Let go of the capture, in a forked child: the parent owns it."""
+        self.active, self.over = False, True
+        self.recorder.forked()
+
+    def finish(self) -> None:
+        """Write what is left (at the end of an armed process)."""
+        self.active, self.over = False, True
+        self.optimizers.close()
+        self.recorder.close("complete" if self.failure.text is None else "stopped")
+
+    def step(self) -> None:
+        """End the present step; from now on only this ends steps."""
+        self.optimizers.steps.manual = True
+        with self.observing(self.threads.state, "the end of a step"):
+            self.end_step()
+
+    def enter_model(self, layer: paddle.nn.Layer, state: ThreadState) -> None:
+        """Hear that a Layer begins to run outside any other: a step may be due."""
+        with self.observing(state, "the end of a step"):
+            self.optimizers.entered(layer, state)
+
+    def end_step(self) -> None:
+        """Finish the present step."""
+        self.optimizers.ended()
+        self.buffers.end_step()
+        self.recorder.end_step()
+        if "api" not in self._levels:  # writes were seen by nobody
+            self.buffers.forget()
+        self._update_active()
+
+    def _update_active(self) -> None:
+        rank, _ = rank_and_world()
+        active = self.failure.text is None and self.recorder.active and in_ranges(rank or 0, self.options.ranks)
+        if active and not self.active:
+            self.buffers.forget()
+            self.graph.reset()
+        self.active = active and not self.over
+
+    # ------------------------------------------------------------------------------------------------------------- report
+    def report(self) -> dict[str, Any]:
+        """Say what this process recorded, or why nothing."""
+        recorder = self.recorder
+        return {
+            "rank": self.rank, "calls": recorder.calls, "steps": recorder.step + self.optimizers.pending,
+            "failure": recorder.failure or self.failure.text, "why": None if recorder.calls else self.why_nothing(),
+        }  # fmt: skip
+
+    def why_nothing(self) -> str:
+        """Explain an empty capture."""
+        if not in_ranges(rank_and_world()[0] or 0, self.options.ranks):
+            return "this rank is not among the ranks selected"
+        if said := self.unused():
+            return "; ".join(said)
+        if not self.recorder.seen().calls:
+            return "no Paddle operator was executed in dynamic mode while the capture was on"
+        return "no call matched the level, phase, include and exclude options together"
+
+    def unused(self) -> list[str]:
+        """Describe the options that selected nothing, each with what was there to select."""
+        return [sentence(*item) for item in unused(self.options, self.recorder.seen()).items()]
+
+    def claim(self) -> int:
+        """Take this process's rank folder, once."""
+        if self.rank is None:
+            rank, _ = rank_and_world()
+            self.rank = claim(self.recorder.directory, rank, self._root.get("run"))
+        return self.rank
+
+    def _identify(self) -> tuple[int, dict[str, Any], dict[str, Any]]:
+        rank, _ = rank_and_world()
+        number = self.claim()
+        if rank is None and number:
+            self.recorder.note(f"no rank was set; this process is rank {number} by order of arrival")
+        return number, self._root, describe_run(list(self.slots.devices)) | {"rank": number}
+
+    # ------------------------------------------------------------------------------------------------- what the parts call
+    def site(self, state: ThreadState) -> int | None:
+        """Return the number of the present call stack, walked up to the Layer that is running on this thread."""
+        above = state.modules[-1].call.site if state.modules else None
+        return self.recorder.sites.here(above, RUN_LAYER)
+
+    def observing(self, state: ThreadState, what: str) -> Observing:
+        """Return a block for our own work: nothing in it is a call, and its exceptions end the capture, not the training."""
+        return Observing(state, self.failed, what)
+
+    def failed(self, error: Exception, what: str) -> bool:
+        """Take an exception of our own; see `Failure.take`."""
+        self.active = False
+        return self.failure.take(error, what)
+
+    def records(self, level: str) -> bool:
+        """Tell whether calls of a level are recorded."""
+        return level in self._levels
+
+    def notice_thread(self, state: ThreadState) -> None:
+        """Note that Layers run on a thread that does not end steps."""
+        if not state.known:
+            state.known = True
+            name = threading.current_thread().name
+            self.recorder.note(f"thread {name} runs Layers; what it executes is recorded in whatever step is under way")
+
+
+def check(options: CaptureOptions) -> None:
+    """Refuse options that mean nothing for Paddle.
+
+    Raises:
+        TrueupError: one is given.
+    """
+    asked = {
+        "level aten": not any(level in LEVELS for level in options.levels), "compile=through": options.compile == "through",
+        "shadow": options.shadow is not None, "inputs_from": options.inputs_from is not None,
+    }  # fmt: skip
+    for name, given in asked.items():
+        if given:
+            raise TrueupError(
+                f"{name} is not there for PaddlePaddle\n"
+                f"  expected: level module, api or both; detail digest, stats or tensor\n"
+                f"  got:      {name}\n"
+                "  next:     leave it out (docs/paddle.md says what there is)"
+            )
+
+
+def _resolve(_: list[Statistics]) -> None:
+    """Do nothing: all statistics are on the host when they are taken."""

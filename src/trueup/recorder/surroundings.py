@@ -1,0 +1,42 @@
+"""What a process is told by its environment variables: its rank, and the switches of device libraries."""
+
+from __future__ import annotations
+
+import os
+
+PREFIXES = (
+    "CUDA_", "CUBLAS_", "CUDNN_", "NCCL_", "HCCL_", "ASCEND_", "ACL_", "NPU_", "TORCH_", "PYTORCH_", "OMP_", "MKL_", "NVIDIA_TF32",
+    "TRUEUP_SIMDEV", "HIP_", "ROCM_", "XLA_", "ONEDNN_", "DNNL_", "LCCL_", "TASK_QUEUE_ENABLE", "ATEN_", "GLOO_", "FLAGS_",
+    "PADDLE_", "XPU_", "BKCL_",
+)  # fmt: skip
+"""Environment variables that change what a framework or a device library computes, or how."""
+
+SECRET = ("TOKEN", "SECRET", "PASSWORD", "KEY")
+
+RANKS = (
+    ("RANK", "WORLD_SIZE"),  # torchrun, accelerate, deepspeed
+    ("PADDLE_TRAINER_ID", "PADDLE_TRAINERS_NUM"),  # paddle.distributed.launch and spawn
+    ("OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE"),  # Open MPI
+    ("MV2_COMM_WORLD_RANK", "MV2_COMM_WORLD_SIZE"),  # MVAPICH2
+    ("PMI_RANK", "PMI_SIZE"),  # MPICH, Intel MPI, Cray
+    ("SLURM_PROCID", "SLURM_NTASKS"),  # srun; a job of one task sets them too, and so does an interactive shell
+)
+"""Variables in which launchers tell a process its rank and the world size, the surest first."""
+
+
+def rank_and_world() -> tuple[int | None, int]:
+    """Return the rank that the variables of a launcher tell (None: they tell none) and the world size."""
+    for rank_name, world_name in RANKS:
+        rank, world = (os.environ.get(name, "") for name in (rank_name, world_name))
+        if rank.isdigit() and (rank_name != "SLURM_PROCID" or (world.isdigit() and int(world) > 1)):
+            return int(rank), int(world) if world.isdigit() else 1
+    return None, 1
+
+
+def variables() -> dict[str, str]:
+    """Return the environment variables that matter to numerics, without anything that looks like a secret."""
+    return {
+        name: value[:500]
+        for name, value in sorted(os.environ.items())
+        if name.startswith(PREFIXES) and not any(word in name for word in SECRET)
+    }
