@@ -15,40 +15,40 @@ from trueup.arming import SITE, VARIABLE, importing
 
 
 @pytest.fixture
-def armed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[str]:
+def armed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, str]]:
     """Watch for a framework of our own; what would begin is written down."""
-    orders: list[str] = []
+    orders: list[tuple[str, str]] = []
     (tmp_path / "fakeframework.py").write_text("import os\nif os.environ.get('BROKEN'): raise OSError('no driver')\n")
     monkeypatch.syspath_prepend(tmp_path)
-    monkeypatch.setattr("trueup.arming.process.begin", orders.append)
+    monkeypatch.setattr("trueup.arming.process.begin", lambda *order: orders.append(order))
     finder = importing.WhenImported("fakeframework", "the order")
     monkeypatch.setattr(sys, "meta_path", [finder, *sys.meta_path])
     yield orders
     sys.modules.pop("fakeframework", None)
 
 
-def test_importing_arms_once(armed: list[str]) -> None:
+def test_importing_arms_once(armed: list[tuple[str, str]]) -> None:
     module = importlib.import_module("fakeframework")
     importlib.reload(module)
-    assert armed == ["the order"]
+    assert armed == [("the order", "fakeframework")]
     assert type(module.__loader__).__module__ == type(module.__spec__.loader).__module__ != importing.__name__
 
 
-def test_asking_whether_it_is_there_does_not_use_it_up(armed: list[str]) -> None:
+def test_asking_whether_it_is_there_does_not_use_it_up(armed: list[tuple[str, str]]) -> None:
     assert importlib.util.find_spec("fakeframework") is not None
     assert armed == []
     importlib.import_module("fakeframework")
-    assert armed == ["the order"]
+    assert armed == [("the order", "fakeframework")]
 
 
-def test_a_failing_import_does_not_use_it_up(armed: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_failing_import_does_not_use_it_up(armed: list[tuple[str, str]], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("BROKEN", "1")
     with pytest.raises(OSError, match="no driver"):
         importlib.import_module("fakeframework")
     assert armed == []
     monkeypatch.delenv("BROKEN")
     importlib.import_module("fakeframework")
-    assert armed == ["the order"]
+    assert armed == [("the order", "fakeframework")]
 
 
 def test_a_python_without_trueup_says_so_and_runs_on(tmp_path: Path) -> None:

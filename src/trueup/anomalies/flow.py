@@ -20,7 +20,7 @@ from trueup.anomalies import kinds
 from trueup.anomalies.kinds import NAN
 from trueup.verdict.streams import NONE, Numbers, Stream, is_input, is_output
 
-LOSS = ("torch.Tensor.backward", "torch.autograd.backward", "torch.autograd.grad")
+LOSS = ("torch.Tensor.backward", "torch.autograd.backward", "torch.autograd.grad", "paddle.Tensor.backward")
 """Calls that take a loss and give nothing."""
 
 VIEWS = frozenset(

@@ -1,4 +1,4 @@
-"""Arming a process that knows nothing of Trueup: when it imports PyTorch, its capture begins.
+"""Arming a process that knows nothing of Trueup: when it imports PyTorch or PaddlePaddle, its capture begins.
 
 `trueup capture -- COMMAND` puts the folder ``site`` on PYTHONPATH; every Python process of the command then runs its
 ``sitecustomize``, which calls `install`. Standard library only, until a framework is really imported.
@@ -16,7 +16,7 @@ VARIABLE = "TRUEUP_CAPTURE"
 
 SITE = os.path.join(os.path.dirname(__file__), "site")  # noqa: PTH118, PTH120 - loaded at every start-up: no pathlib
 
-FRAMEWORKS = ("torch",)
+FRAMEWORKS = ("torch", "paddle")
 
 
 def install() -> None:

@@ -52,7 +52,7 @@ class WhenImported(MetaPathFinder):
         sys.meta_path.remove(self)
         from trueup.arming.process import begin
 
-        begin(self._order)
+        begin(self._order, self._name)
 
 
 class _Following(Loader):

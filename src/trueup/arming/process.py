@@ -12,6 +12,7 @@ import os
 import sys
 import threading
 from contextlib import suppress
+from importlib import import_module
 from pathlib import Path
 from types import TracebackType
 from typing import Any
@@ -24,12 +25,23 @@ EXIT_SECONDS = 10.0
 Report = dict[str, Any]
 
 
-def begin(order: str) -> None:
-    """Arm this process: capture it from now on, or once it joins a process group, or not at all if it is a launcher."""
-    process = _Process(json.loads(order))
+_process: _Process | None = None
+
+
+def begin(order: str, framework: str) -> None:
+    """Arm this process, which has just imported a framework.
+
+    It is captured from now on, or once it joins a process group, or not at all if it is a launcher. Where it imports two
+    frameworks, each is captured if something runs in it.
+    """
+    global _process
+    if _process is not None:
+        _process.arm(framework)
+        return
+    _process = process = _Process(json.loads(order))
     if process.stops:
         _stop_in_words()
-    process.arm()
+    process.arm(framework)
     atexit.register(process.end)
     if process.role != "launcher":
         _before_hard_exit(process)
@@ -40,22 +52,24 @@ class _Process:
         self.role = role()
         self._order = order
         self.stops = json.loads(order["options"]).get("on_error") == "stop"
-        self._armed: Any = None
+        self._armed: dict[str, Any] = {}
+        """By framework."""
         self._failure: str | None = None
         self._ended: int | None = None
 
-    def arm(self) -> None:
+    def arm(self, framework: str) -> None:
         """Begin; whatever is wrong with the observer, the training goes on, unless it is to stop then."""
         if self.role == "launcher":
             return
         self._leave_report({"state": "running"})
         try:
-            from trueup.adapters.torch.armed import Armed
+            armed = import_module(f"trueup.adapters.{framework}.armed")
 
             order = self._order
             policy, watch = order.get("policy"), order.get("watch")
-            self._armed = Armed(Path(order["directory"]), order["options"], order["root"], policy, watch)
-            self._armed.begin(at_once=self.role == "run")
+            begun = armed.Armed(Path(order["directory"]), order["options"], order["root"], policy, watch)
+            self._armed[framework] = begun
+            begun.begin(at_once=self.role == "run")
         except Exception as error:  # noqa: BLE001
             self._failure = f"{type(error).__name__}: {error}"
             print(f"trueup: process {os.getpid()} is not captured: {self._failure}", file=sys.stderr, flush=True)
@@ -73,10 +87,12 @@ class _Process:
             return
         self._ended = os.getpid()
         report: Report = {"state": "ended", "calls": 0}
-        if self._armed is not None:
-            error = getattr(sys, "last_value", None)
-            self._armed.finish(None if error is None else _last_words(error))
-            report |= self._armed.report()
+        error = getattr(sys, "last_value", None)
+        for armed in self._armed.values():
+            armed.finish(None if error is None else _last_words(error))
+        reports = [armed.report() for armed in self._armed.values()]
+        if reports:
+            report |= max(reports, key=lambda one: one.get("calls") or 0)  # of two frameworks that with the training
         if report["calls"] or not quietly:
             self._leave_report(report)
 

@@ -14,10 +14,13 @@ from typing import Literal
 
 Role = Literal["run", "launcher", "child"]
 
-LAUNCHERS = ("torchrun", "accelerate", "accelerate-launch", "deepspeed", "horovodrun", "mpirun", "colossalai")
-"""Console scripts that start the training in other processes (torch 2.13, accelerate 1.x, deepspeed 0.17)."""
+LAUNCHERS = ("torchrun", "accelerate", "accelerate-launch", "deepspeed", "horovodrun", "mpirun", "colossalai", "fleetrun")
+"""Console scripts that start the training in other processes (torch 2.13, accelerate 1.x, deepspeed 0.17, paddle 3.3)."""
 
-LAUNCHER_MODULES = ("torch.distributed.run", "torch.distributed.launch", "accelerate.commands", "deepspeed.launcher")
+LAUNCHER_MODULES = (
+    "torch.distributed.run", "torch.distributed.launch", "accelerate.commands", "deepspeed.launcher", "paddle.distributed.launch",
+    "paddle.distributed.fleet.launch",
+)  # fmt: skip
 """The same, started with ``python -m``."""
 
 CHILDREN = ("--multiprocessing-fork", "multiprocessing.forkserver", "multiprocessing.resource_tracker")
@@ -64,5 +67,6 @@ def _forked_child() -> bool:
 
 def data_worker() -> bool:
     """Tell whether this process served a DataLoader."""
-    worker = sys.modules.get("torch.utils.data._utils.worker")
-    return getattr(worker, "_worker_info", None) is not None
+    torch = sys.modules.get("torch.utils.data._utils.worker")
+    paddle = sys.modules.get("paddle.io.dataloader.worker")
+    return any(getattr(worker, "_worker_info", None) is not None for worker in (torch, paddle))

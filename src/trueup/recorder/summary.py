@@ -22,8 +22,8 @@ if TYPE_CHECKING:
 Report = dict[str, Any]
 
 NO_FRAMEWORK = (
-    "no process of the command imported PyTorch\n"
-    "  expected: a Python process that imports torch, started with the environment of the command\n"
+    "no process of the command imported PyTorch or PaddlePaddle\n"
+    "  expected: a Python process that imports torch or paddle, started with the environment of the command\n"
     "  got:      none\n"
     "  next:     name the training command; python -I, -E or -S, or a PYTHONPATH set anew, hides a process from Trueup"
 )
@@ -115,7 +115,7 @@ def _why_nothing(directory: Path, options: CaptureOptions, reports: Sequence[Rep
     if not said:
         said = [f"{_name(r)}: {r['why']}" for r in reports if r.get("why")][:8]
     if not said and reports:
-        said = [f"{_name(r)} is a launcher, and nothing that it started imported PyTorch" for r in reports[:1]]
+        said = [f"{_name(r)} is a launcher, and nothing that it started imported PyTorch or PaddlePaddle" for r in reports[:1]]
     return "; ".join(said)
 
 

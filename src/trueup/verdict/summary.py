@@ -22,7 +22,7 @@ from trueup.verdict.findings import Frames
 from trueup.verdict.judged import ROLES, RULES, Verdicts
 from trueup.verdict.streams import Array, Numbers, Vocabulary
 
-LOSS_OP = "torch.Tensor.backward"
+LOSS_OPS = ("torch.Tensor.backward", "paddle.Tensor.backward")
 
 NAME = pa.dictionary(pa.int32(), pa.string())
 
@@ -131,7 +131,7 @@ class Overview:
             column = table[name].to_numpy()
             changes |= column[1:] != column[:-1]
         self.calls += int(np.count_nonzero(changes)) + bool(table.num_rows)
-        found = table.filter(pc.is_in(table["op"].cast(pa.string()), value_set=pa.array([LOSS_OP, SCALER])))
+        found = table.filter(pc.is_in(table["op"].cast(pa.string()), value_set=pa.array([*LOSS_OPS, SCALER])))
         for row in found.to_pylist():
             if row["op"] == SCALER:
                 self._scaled.add(row["step"])

@@ -43,6 +43,9 @@ SHARED = (
 )
 
 
+UNMATCHED = "gradients that {op} makes are not recorded: Paddle does not tell which of them is for which input"
+
+
 class Edges:
     """Where the inputs of a call hang in the graph, before it ran (a call in place changes that)."""
 
@@ -161,7 +164,7 @@ class Graph:
         for node, position, name in names:
             by_node.setdefault(node.node_ptr(), (node, []))[1].append((position, name))
         for node, slots in by_node.values():
-            node._register_post_hook(self._on_node(context, slots, sums))
+            node._register_post_hook(self._on_node(context, slots, len(node.next_functions), sums))
 
     def _hook_inputs(self, context: Context, tensors: list[tuple[str, paddle.Tensor, int]]) -> None:
         """See the gradients of a call on its input tensors, where they are its alone."""
@@ -205,20 +208,29 @@ class Graph:
 
         return hook
 
-    def _on_node(self, context: Context, slots: list[tuple[int, str]], sums: _Sums | None) -> Callable[[Any, Any], Any]:
+    def _on_node(
+        self, context: Context, slots: list[tuple[int, str]], edges: int, sums: _Sums | None
+    ) -> Callable[[Any, Any], Any]:
         session = self._session
 
         def hook(made: tuple[Any, ...], _: tuple[Any, ...]) -> tuple[Any, ...]:
-            state = session.threads.state
-            if session.active and not state.busy:
-                with session.observing(state, context.call.op):
-                    picked = [(name, g) for k, name in slots if k < len(made) and _holds(g := made[k])]
-                    number = session.passes.number(state)
-                    call = context.backward_call(session.recorder, number)
-                    if sums is not None:
-                        picked = sums.add(picked, number)
-                    if call.recorded:
-                        session.slots.delivered(call, picked)
+            try:
+                state = session.threads.state
+                if session.active and not state.busy:
+                    with session.observing(state, context.call.op):
+                        along = _along_edges(made, edges)
+                        if along is None:
+                            session.recorder.note(UNMATCHED.format(op=context.call.op))
+                            along = [None] * edges
+                        picked = [(name, gradient) for k, name in slots if _holds(gradient := along[k])]
+                        number = session.passes.number(state)
+                        call = context.backward_call(session.recorder, number)
+                        if sums is not None:
+                            picked = sums.add(picked, number)
+                        if call.recorded:
+                            session.slots.delivered(call, picked)
+            except BaseException as error:  # noqa: BLE001 - through C++ it would become an OSError, Ctrl-C too
+                session.passes.defer(error)
             return made
 
         return hook
@@ -247,6 +259,18 @@ def _names(edges: Edges, boundary: list[tuple[Any, int, int]]) -> list[tuple[Any
         given[address] += 1
         names.append((node, position, f"grad_{slot}"))
     return names
+
+
+def _along_edges(made: tuple[Any, ...], edges: int) -> list[Any] | None:
+    """Return a node's gradients in the order of its edges; None where they do not tell which is whose.
+
+    A node has a place for each input of its operator, and no edge for those that never take a gradient (an index): Paddle gives None
+    for them.
+    """
+    if len(made) == edges:
+        return list(made)
+    present = [gradient for gradient in made if gradient is not None]
+    return present if len(present) == edges else None
 
 
 def _holds(gradient: Any) -> bool:

@@ -29,6 +29,7 @@ class Passes:
         self._numbers = itertools.count()
         self._last = -1
         self._finish: list[Callable[[], None]] = []
+        self._deferred: BaseException | None = None
 
     def replacements(self) -> list[Replacement]:
         """Return what stands in the places from which a pass starts."""
@@ -37,6 +38,10 @@ class Passes:
     def number(self, state: ThreadState) -> int:
         """Return the number of the pass that runs on this thread; of one that was started past us, that of the last."""
         return state.passes[-1] if state.passes else self._last
+
+    def defer(self, error: BaseException) -> None:
+        """Raise an exception when the pass that runs has ended, and not inside it, where C++ would make an OSError of it."""
+        self._deferred = self._deferred or error
 
     def at_end(self, finish: Callable[[], None]) -> None:
         """Call ``finish`` when the pass that runs has ended."""
@@ -80,3 +85,6 @@ class Passes:
         state.passes.pop()
         if outermost:
             session.optimizers.backward(state)
+        deferred, self._deferred = self._deferred, None
+        if deferred is not None:
+            raise deferred
