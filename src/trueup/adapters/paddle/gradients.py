@@ -49,9 +49,11 @@ UNMATCHED = "gradients that {op} makes are not recorded: Paddle does not tell wh
 class Edges:
     """Where the inputs of a call hang in the graph, before it ran (a call in place changes that)."""
 
-    __slots__ = ("slots", "tensors")
+    __slots__ = ("shapes", "slots", "tensors")
 
     def __init__(self, inputs: NamedTensors) -> None:
+        self.shapes: dict[str, list[int]] = {}
+        """Shape of each input, which its gradient has, too, by the name of the gradient."""
         self.slots: dict[int, list[str]] = {}
         """Address of the node that made an input (of a leaf: that adds to its gradient) -> the slots of the inputs from there."""
         self.tensors: list[tuple[str, paddle.Tensor, int]] = []
@@ -59,6 +61,7 @@ class Edges:
             if not tensor.stop_gradient and (node := tensor.grad_fn) is not None:
                 address = node.node_ptr()
                 self.slots.setdefault(address, []).append(slot)
+                self.shapes[f"grad_{slot}"] = list(tensor.shape)
                 self.tensors.append((slot, tensor, address))
 
     def __bool__(self) -> bool:
@@ -164,7 +167,8 @@ class Graph:
         for node, position, name in names:
             by_node.setdefault(node.node_ptr(), (node, []))[1].append((position, name))
         for node, slots in by_node.values():
-            node._register_post_hook(self._on_node(context, slots, len(node.next_functions), sums))
+            live = [following is not None for following in node.next_functions]
+            node._register_post_hook(self._on_node(context, slots, live, edges.shapes, sums))
 
     def _hook_inputs(self, context: Context, tensors: list[tuple[str, paddle.Tensor, int]]) -> None:
         """See the gradients of a call on its input tensors, where they are its alone."""
@@ -209,7 +213,7 @@ class Graph:
         return hook
 
     def _on_node(
-        self, context: Context, slots: list[tuple[int, str]], edges: int, sums: _Sums | None
+        self, context: Context, slots: list[tuple[int, str]], live: list[bool], shapes: dict[str, list[int]], sums: _Sums | None
     ) -> Callable[[Any, Any], Any]:
         session = self._session
 
@@ -218,11 +222,11 @@ class Graph:
                 state = session.threads.state
                 if session.active and not state.busy:
                     with session.observing(state, context.call.op):
-                        along = _along_edges(made, edges)
-                        if along is None:
+                        along = _along_edges(made, live)
+                        picked = [(name, gradient) for k, name in slots if _holds(gradient := along[k])] if along else []
+                        if along is None or any(list(gradient.shape) != shapes[name] for name, gradient in picked):
                             session.recorder.note(UNMATCHED.format(op=context.call.op))
-                            along = [None] * edges
-                        picked = [(name, gradient) for k, name in slots if _holds(gradient := along[k])]
+                            return made
                         number = session.passes.number(state)
                         call = context.backward_call(session.recorder, number)
                         if sums is not None:
@@ -261,16 +265,23 @@ def _names(edges: Edges, boundary: list[tuple[Any, int, int]]) -> list[tuple[Any
     return names
 
 
-def _along_edges(made: tuple[Any, ...], edges: int) -> list[Any] | None:
+def _along_edges(made: tuple[Any, ...], live: list[bool]) -> list[Any] | None:
     """Return a node's gradients in the order of its edges; None where they do not tell which is whose.
 
-    A node has a place for each input of its operator, and no edge for those that never take a gradient (an index): Paddle gives None
-    for them.
+    A node has a place for each input of its operator, and may have no edge for one that never takes a gradient (an index, a running
+    mean): then the gradients that are there are those of the edges that lead somewhere.
+
+    Args:
+        made: what the node made, an empty tensor or None where it made nothing.
+        live: of each edge, whether it leads somewhere.
     """
-    if len(made) == edges:
+    if len(made) == len(live):
         return list(made)
-    present = [gradient for gradient in made if gradient is not None]
-    return present if len(present) == edges else None
+    present = [gradient for gradient in made if _holds(gradient)]
+    if len(present) != sum(live):
+        return None
+    following = iter(present)
+    return [next(following) if leads else None for leads in live]
 
 
 def _holds(gradient: Any) -> bool:
