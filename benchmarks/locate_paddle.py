@@ -18,8 +18,8 @@ from pathlib import Path
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "tests" / "with_paddle" / "cases"))
 
 import faulty
-import models
 
+import models
 import trueup
 
 STEPS = 3

@@ -86,13 +86,12 @@ class _Process:
         if self._ended == os.getpid():
             return
         self._ended = os.getpid()
-        report: Report = {"state": "ended", "calls": 0}
         error = getattr(sys, "last_value", None)
         for armed in self._armed.values():
             armed.finish(None if error is None else _last_words(error))
-        reports = [armed.report() for armed in self._armed.values()]
-        if reports:
-            report |= max(reports, key=lambda one: one.get("calls") or 0)  # of two frameworks that with the training
+        # Of two frameworks that with the training.
+        told: Report = max((armed.report() for armed in self._armed.values()), key=_calls, default={})
+        report: Report = {"state": "ended", "calls": 0, **told}
         if report["calls"] or not quietly:
             self._leave_report(report)
 
@@ -114,6 +113,10 @@ class _Process:
                     path.write_text(text, errors="backslashreplace")
                     return
             print(f"trueup: process {os.getpid()} cannot write {path}: {error.strerror}", file=sys.stderr)
+
+
+def _calls(report: Report) -> int:
+    return report.get("calls") or 0
 
 
 def _last_words(error: BaseException) -> str:

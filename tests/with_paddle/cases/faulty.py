@@ -2,8 +2,8 @@
 
 The faults are those of the simulated accelerator (`trueup.simdev.tables`), where Paddle has the operator. A forward is broken by
 writing the wrong numbers into the memory of its result, as a broken kernel would, so that what the backward saved is wrong, too; a
-backward by writing into what a GradNode made, in a post-hook that was put there before the capture's. A recurrent layer's node takes
-no post-hook: there the gradients of its weights are changed where they arrive.
+backward by writing into what a GradNode made, in a post-hook that was put there before the capture's. A recurrent layer's node
+takes no post-hook: there the gradients of its weights are changed where they arrive.
 """
 
 from __future__ import annotations

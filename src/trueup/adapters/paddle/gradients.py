@@ -6,26 +6,29 @@ an input tensor would see the sum over all its users.
 
 Post-hooks have to return what they were given, and Paddle 3.3 cannot take back a slot that holds several gradients
 (``CastPyArg2SmallVectorOfVectorOfTensor`` in eager_utils.cc converts the whole tuple in the place of the item): it raises, or
-crashes the process. So nodes of operators that take a list of tensors (``LISTS``, and whatever was called with one) get none, nor do
-those of PyLayers, which never call theirs. Of such a call the hook on an input tensor tells the gradient, where no other call used
-that tensor; where one did, a note says that it is not known.
+crashes the process. So nodes of operators that take a list of tensors (``LISTS``, and whatever was called with one) get none, nor
+do those of PyLayers, which never call theirs. Of such a call the hook on an input tensor tells the gradient, where no other call
+used that tensor; where one did, a note says that it is not known.
 """
 
 from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable
+from itertools import combinations
 from typing import TYPE_CHECKING, Any
 
 import paddle
 
 from trueup.adapters.paddle.context import Context
-from trueup.adapters.paddle.tensors import NamedTensors
+from trueup.adapters.paddle.tensors import NamedTensors, holds
 
 if TYPE_CHECKING:
     from trueup.adapters.paddle.session import Session
 
 MAX_NODES = 20_000
+MAX_EDGES = 12
+"""Edges of a node whose gradients are told by their shapes where not all of them came."""
 LEAF = "GradNodeAccumulation"
 
 LISTS = frozenset(
@@ -38,8 +41,8 @@ LISTS = frozenset(
 """Operators some slot of which holds several tensors, by the names of their nodes without ``GradNode`` (Paddle 3.3.1)."""
 
 SHARED = (
-    "gradients of inputs that a list of tensors, a PyLayer or a recurrent kernel shares with another call are not recorded for that "
-    "call: Paddle tells only their sum (see docs/limits.md)"
+    "gradients of inputs that an operator on a list of tensors, a PyLayer or a recurrent kernel shares with another call are not "
+    "recorded for it: Paddle tells only their sum"
 )
 
 
@@ -190,7 +193,7 @@ class Graph:
             if session.active and not state.busy:
                 with session.observing(state, context.call.op):
                     call = context.backward_call(session.recorder, session.passes.number(state))
-                    if call.recorded and _holds(gradient):
+                    if call.recorded and holds(gradient):
                         session.slots.received(call, [(name, gradient)])
 
         return hook
@@ -207,7 +210,7 @@ class Graph:
                     session.recorder.note(SHARED)
                     return
                 call = context.backward_call(session.recorder, session.passes.number(state))
-                if call.recorded and _holds(gradient):
+                if call.recorded and holds(gradient):
                     session.slots.delivered(call, [(name, gradient)])
 
         return hook
@@ -222,8 +225,8 @@ class Graph:
                 state = session.threads.state
                 if session.active and not state.busy:
                     with session.observing(state, context.call.op):
-                        along = _along_edges(made, live)
-                        picked = [(name, gradient) for k, name in slots if _holds(gradient := along[k])] if along else []
+                        along = _along_edges(made, live, {k: shapes[name] for k, name in slots})
+                        picked = [(name, gradient) for k, name in slots if holds(gradient := along[k])] if along else []
                         if along is None or any(list(gradient.shape) != shapes[name] for name, gradient in picked):
                             session.recorder.note(UNMATCHED.format(op=context.call.op))
                             return made
@@ -265,27 +268,31 @@ def _names(edges: Edges, boundary: list[tuple[Any, int, int]]) -> list[tuple[Any
     return names
 
 
-def _along_edges(made: tuple[Any, ...], live: list[bool]) -> list[Any] | None:
+def _along_edges(made: tuple[Any, ...], live: list[bool], shapes: dict[int, list[int]]) -> list[Any] | None:
     """Return a node's gradients in the order of its edges; None where they do not tell which is whose.
 
     A node has a place for each input of its operator, and may have no edge for one that never takes a gradient (an index, a running
-    mean): then the gradients that are there are those of the edges that lead somewhere.
+    mean): then the gradients that are there are those of the edges that lead somewhere, or of the only ones whose shapes they have.
 
     Args:
         made: what the node made, an empty tensor or None where it made nothing.
         live: of each edge, whether it leads somewhere.
+        shapes: of the gradients for edges that are known.
     """
     if len(made) == len(live):
         return list(made)
-    present = [gradient for gradient in made if _holds(gradient)]
-    if len(present) != sum(live):
+    present = [gradient for gradient in made if holds(gradient)]
+    ends = [position for position, leads in enumerate(live) if leads]
+    found = [ends] if len(ends) == len(present) else []
+    if not found and len(present) < len(ends) <= MAX_EDGES:
+        own = [list(gradient.shape) for gradient in present]
+        found = [list(some) for some in combinations(ends, len(present)) if [shapes.get(position) for position in some] == own]
+    if len(found) != 1:
         return None
-    following = iter(present)
-    return [next(following) if leads else None for leads in live]
-
-
-def _holds(gradient: Any) -> bool:
-    return isinstance(gradient, paddle.Tensor) and bool(gradient._is_initialized())
+    along: list[Any] = [None] * len(live)
+    for position, gradient in zip(found[0], present, strict=True):
+        along[position] = gradient
+    return along
 
 
 class _Sums:

@@ -16,7 +16,7 @@ from trueup.adapters.paddle.context import Context, ThreadState, enclosing, phas
 from trueup.adapters.paddle.gradients import Edges
 from trueup.adapters.paddle.replacing import Replacement
 from trueup.adapters.paddle.replays import link
-from trueup.adapters.paddle.tensors import NamedTensors, describe_values, named_tensors
+from trueup.adapters.paddle.tensors import NamedTensors, describe_values, holds, named_tensors
 
 if TYPE_CHECKING:
     from trueup.adapters.paddle.session import Session
@@ -25,6 +25,14 @@ TO_STATIC = (
     "Layer {name} runs as a program that to_static made: what goes into and out of it is recorded, the operators inside are not; "
     "paddle.jit.enable_to_static(False) runs the Python code"
 )
+
+SYMBOLIC = (
+    "Layer {name} was given to to_static without full_graph: Paddle does not compile through what a capture stands in for, so the "
+    "Python code ran, and the compiled program may round otherwise"
+)
+
+RUNNING = ("_mean", "_variance")
+"""What batch norms keep among their parameters and write in their forward (Paddle 3.3)."""
 
 
 def layer_calls(session: Session) -> Replacement:
@@ -84,8 +92,9 @@ def _before(
 ) -> tuple[Context, Edges | None]:
     context = _begin(session, state, layer)
     call = context.call
-    if type(layer.forward).__name__.endswith("StaticFunction"):
-        session.recorder.note(TO_STATIC.format(name=context.scope or type(layer).__name__))
+    if (kind := type(layer.forward).__name__).endswith("StaticFunction"):
+        said = SYMBOLIC if kind.startswith("Symbolic") else TO_STATIC
+        session.recorder.note(said.format(name=context.scope or type(layer).__name__))
     if not session.records("module"):
         return context, None
     inputs = named_tensors("input", args, kwargs)
@@ -113,8 +122,9 @@ def _begin(session: Session, state: ThreadState, layer: paddle.nn.Layer) -> Cont
 def _after(session: Session, layer: paddle.nn.Layer, context: Context, edges: Edges | None, result: Any) -> None:
     outputs = named_tensors("output", result)
     session.slots.outputs(context.call, outputs)
-    if context.call.recorded and layer._buffers:
-        session.slots.outputs(context.call, _own("output.buffer", layer._buffers.items()))
+    if context.call.recorded and (layer._buffers or isinstance(layer._parameters.get(RUNNING[0]), paddle.Tensor)):
+        running = [(name, tensor) for name in RUNNING if (tensor := layer._parameters.get(name)) is not None]
+        session.slots.outputs(context.call, _own("output.buffer", [*running, *layer._buffers.items()]))
     if edges is not None:
         session.graph.watch(context, edges, outputs, listed=False, own=False)
 
@@ -124,5 +134,5 @@ def _own(prefix: str, tensors: Iterable[tuple[str, Any]]) -> NamedTensors:
     return [
         (f"{prefix}.{name}", tensor)
         for name, tensor in tensors
-        if isinstance(tensor, paddle.Tensor) and tensor._is_initialized()
+        if holds(tensor)
     ]

@@ -170,8 +170,9 @@ class Optimizers:
         return bool(missing & _parameters(alive))
 
 
-def _kinds(kind: type) -> Iterator[type]:
+def _kinds(kind: type[Any]) -> Iterator[type[Any]]:
     yield kind
+    below: type[Any]
     for below in kind.__subclasses__():
         yield from _kinds(below)
 

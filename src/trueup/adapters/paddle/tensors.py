@@ -29,13 +29,25 @@ def named_tensors(prefix: str, args: Any, kwargs: dict[str, Any] | None = None) 
     """
     found: NamedTensors = []
     if isinstance(args, paddle.Tensor):
-        if args._is_initialized():
+        if holds(args):
             found.append((f"{prefix}.0", args))
     else:
         _walk(prefix, args, found, 0)
     if kwargs:
         _walk(prefix, kwargs, found, 0)
     return found
+
+
+def holds(value: Any) -> bool:
+    """Tell whether a value is a tensor that holds something: asking an undefined one for its dtype crashes Paddle 3.3.
+
+    One without elements is told by its shape; of shape ``[0]`` it stands for an argument that was not given.
+    """
+    if not isinstance(value, paddle.Tensor):
+        return False
+    if value._is_initialized():
+        return True
+    return bool(value.is_dense()) and len(shape := value.shape) > 1 and 0 in shape
 
 
 def _walk(prefix: str, value: Any, found: NamedTensors, depth: int) -> None:
@@ -50,7 +62,7 @@ def _walk(prefix: str, value: Any, found: NamedTensors, depth: int) -> None:
         return
     for key, item in items:
         if isinstance(item, paddle.Tensor):
-            if item._is_initialized():
+            if holds(item):
                 found.append((f"{prefix}.{_key(key)}", item))
         elif depth < MAX_DEPTH and (isinstance(item, (tuple, list, dict)) or hasattr(type(item), "__dataclass_fields__")):
             _walk(f"{prefix}.{_key(key)}", item, found, depth + 1)

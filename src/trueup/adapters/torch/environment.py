@@ -39,7 +39,9 @@ def describe_run(devices: list[str]) -> dict[str, Any]:
         "rank": rank or 0,
         "pid": os.getpid(),
         "argv": sys.argv[:64],
-        "environment": switches() | surroundings.variables() | {f"statistics.{device}": how for device, how in descriptions().items()},
+        "environment": switches()
+        | surroundings.variables()
+        | {f"statistics.{device}": how for device, how in descriptions().items()},
     }
 
 
