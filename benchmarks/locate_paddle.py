@@ -22,7 +22,7 @@ import faulty
 import models
 import trueup
 
-STEPS = 3
+STEPS = 2
 
 
 @dataclass

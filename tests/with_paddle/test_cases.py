@@ -1,6 +1,6 @@
-"""The tests of the Paddle adapter, each file of ``cases/`` in a process of its own: one framework a process.
+"""The tests of the Paddle adapter, in processes of their own: one framework a process.
 
-Run one by hand: ``python -m pytest tests/with_paddle/cases/check_backward.py``.
+Run some by hand, in the folder ``cases``: ``python -m pytest check_backward.py -k recurrent``.
 """
 
 from __future__ import annotations
@@ -18,9 +18,13 @@ CASES = Path(__file__).parent / "cases"
 pytestmark = pytest.mark.skipif(importlib.util.find_spec("paddle") is None, reason="paddlepaddle is not installed")
 
 
-@pytest.mark.parametrize("name", sorted(path.name for path in CASES.glob("check_*.py")))
-def test_case(name: str) -> None:
+LAUNCH = "check_launch.py"
+GROUPS = {"in one process": sorted({path.name for path in CASES.glob("check_*.py")} - {LAUNCH}), "launch": [LAUNCH]}
+
+
+@pytest.mark.parametrize("group", GROUPS)
+def test_cases(group: str) -> None:
     environment = {**os.environ, "OMP_NUM_THREADS": "1", "GLOG_minloglevel": "2"}
-    command = [sys.executable, "-m", "pytest", name]  # with the pytest.ini beside it, and without the conftest above
+    command = [sys.executable, "-m", "pytest", *GROUPS[group]]  # with the pytest.ini beside them, and without the conftest above
     run = subprocess.run(command, env=environment, cwd=CASES, capture_output=True, text=True)
     assert run.returncode == 0, run.stdout[-6000:] + run.stderr[-2000:]

@@ -6,16 +6,16 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import models
 import numpy as np
 import paddle
 import pytest
-from conftest import Record, Row, notes_of, rows_of
 from paddle import nn
 from paddle.distributed.fleet.utils import recompute
 from paddle.nn import functional as F
 
+import models
 import trueup
+from conftest import Record, Row, notes_of, rows_of
 from trueup.adapters.paddle.gradients import is_safe
 
 
@@ -198,7 +198,7 @@ def test_nodes_that_take_no_hook_are_known() -> None:
     assert (all(taken), any(left), is_safe("GradNodePyLayer_Cube")) == (True, False, False)
 
 
-@pytest.mark.parametrize("name", list(models.MODELS))
+@pytest.mark.parametrize("name", ["transformer", "lstm", "ctc"])
 def test_every_operator_that_takes_part_has_gradients_in_and_out(tmp_path: Path, name: str) -> None:
     """What comes to a call is what those after it made, so that nothing hides between two calls."""
     training = models.build(name)

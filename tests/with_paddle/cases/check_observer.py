@@ -5,15 +5,15 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-import models
 import paddle
 import pytest
-from conftest import bits
 from paddle import _C_ops, nn
 from paddle.distributed.fleet.utils import recompute
 from paddle.nn import functional as F
 
+import models
 import trueup
+from conftest import bits
 
 
 def train(name: str, into: Path | None, **options: Any) -> tuple[Any, ...]:

@@ -1,0 +1,49 @@
+"""A fault in a kernel of Paddle's is found: the first culprit is the call whose result it changed first, from statistics alone.
+
+`benchmarks/locate_paddle.py` prints the whole table; here are one fault or two for each kind of operator.
+"""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import faulty
+import pytest
+
+import models
+import trueup
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[3] / "benchmarks"))
+
+import locate_paddle
+
+FAULTS = {
+    "transformer": ("gelu-backward", "embedding-backward-duplicates", "layer-norm-epsilon", "transposed-view-copy"),
+    "lstm": ("tanh-table-lookup", "lstm-backward-cell-gate", "adam-second-moment-value"),
+    "ctc": ("conv-weight-grad-last-tile", "batch-norm-backward", "batch-norm-running-variance-biased"),
+}
+
+
+@pytest.fixture(scope="module")
+def healthy(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("healthy")
+    for model in FAULTS:
+        locate_paddle.run(model, folder / model)
+    return folder
+
+
+@pytest.mark.parametrize(("model", "fault"), [(model, fault) for model in FAULTS for fault in FAULTS[model]])
+def test_the_first_culprit_is_the_call_that_broke(tmp_path: Path, healthy: Path, model: str, fault: str) -> None:
+    with faulty.inject(fault) as injection:
+        locate_paddle.run(model, tmp_path / "broken")
+    assert injection.fired, "the fault changed nothing"
+    outcome = locate_paddle.check(model, fault, healthy / model, tmp_path / "broken", injection.fired)
+    assert outcome.word == "ok", outcome
+
+
+def test_a_healthy_run_is_aligned(tmp_path: Path, healthy: Path) -> None:
+    locate_paddle.run("lstm", tmp_path / "again")
+    result = trueup.compare(healthy / "lstm", tmp_path / "again")
+    assert (result.verdict, result.counts["equal"]) == ("aligned", result.counts["compared"])
+    assert set(models.MODELS) >= set(FAULTS)

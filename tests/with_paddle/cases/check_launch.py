@@ -1,0 +1,77 @@
+"""`trueup capture -- python train.py`, with no edit of the script, and what follows a capture."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import paddle
+import pytest
+from paddle import nn
+
+import trueup
+from conftest import rows_of
+from trueup.adapters.paddle.armed import Armed
+from trueup.capturing import framework_of
+from trueup.model import TrueupError
+from trueup.recorder import CaptureOptions
+
+TRAIN = Path(__file__).parent / "train.py"
+
+
+def cli(*words: object) -> subprocess.CompletedProcess[str]:
+    return subprocess.run([sys.executable, "-m", "trueup", *map(str, words)], capture_output=True, text=True)
+
+
+def test_an_unedited_script_is_captured_its_data_workers_are_not(tmp_path: Path) -> None:
+    plain = subprocess.run([sys.executable, str(TRAIN), "0"], capture_output=True, text=True)
+    into = tmp_path / "capture"
+    run = cli("capture", "-o", into, "--", sys.executable, TRAIN, 1)
+    assert (run.returncode, run.stdout) == (0, plain.stdout), run.stderr
+    assert "over 2 steps into" in run.stderr
+    rows = rows_of(into)
+    assert "paddle._C_ops.relu" in {row["op"] for row in rows}, "bound by name before the capture began"
+    assert {row["phase"] for row in rows} == {"forward", "backward", "optimizer"}
+    assert {row["scope"] for row in rows} == {"", "first", "norm", "last"}
+    shown = cli("show", into, "--scope", "norm", "--phase", "backward", "--step", "1")
+    assert "norm  paddle._C_ops.batch_norm#0  backward, step 1, api" in shown.stdout
+    losses = dict(trueup.compare(into, into).baseline.losses)
+    assert [value.hex() for value in losses.values()] == plain.stdout.split()
+
+
+def test_ranks_of_paddles_launcher(tmp_path: Path) -> None:
+    launch = [sys.executable, "-m", "paddle.distributed.launch", "--nproc_per_node", "2", "--backend", "gloo"]
+    run = cli("capture", "-o", tmp_path / "capture", "--", *launch, "--log_dir", tmp_path / "log", TRAIN, 0)
+    assert run.returncode == 0, run.stderr[-3000:]
+    capture = trueup.open_capture(tmp_path / "capture")
+    assert {rank: manifest["world_size"] for rank, manifest in capture.ranks.items()} == {0: 2, 1: 2}
+    assert "communication between ranks is not recorded" in capture.ranks[1]["notes"][0]
+    roles = {json.loads(path.read_text())["role"] for path in (tmp_path / "capture" / "processes").iterdir()}
+    assert roles == {"launcher", "run"}
+
+
+def test_one_capture_at_a_time_and_steps_by_hand(tmp_path: Path) -> None:
+    with trueup.capture(tmp_path / "capture") as capture:
+        with pytest.raises(TrueupError, match="is already running"), trueup.capture(tmp_path / "other"):
+            pass
+        for _ in range(3):
+            paddle.ones([2]).sum()
+            trueup.step()
+        capture.step()
+    assert {row["step"] for row in rows_of(tmp_path / "capture")} == {0, 1, 2}
+
+
+def test_the_framework_is_that_of_the_model() -> None:
+    assert framework_of(None) == "paddle"
+    assert framework_of(nn.Linear(1, 1)) == framework_of([nn.Linear(1, 1)]) == "paddle"
+    assert "torch" not in sys.modules, "no part of Trueup that Paddle needs imports PyTorch"
+
+
+def test_what_there_is_not_is_refused(tmp_path: Path) -> None:
+    options = CaptureOptions.of().to_json()
+    with pytest.raises(TrueupError, match="watch is not there for PaddlePaddle"):
+        Armed(tmp_path, options, {}, None, "{}")
+    with pytest.raises(TrueupError, match="a policy is not there for PaddlePaddle"):
+        Armed(tmp_path, options, {}, ("policy.toml", ""), None)
