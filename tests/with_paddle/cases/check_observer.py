@@ -90,7 +90,8 @@ def test_what_else_trainings_do(tmp_path: Path, level: str, reentrant: bool) -> 
 
 def test_nothing_stays_behind(tmp_path: Path) -> None:
     def state() -> list[int]:
-        kinds = (paddle.Tensor, nn.Layer, paddle.autograd.PyLayer, paddle.amp.GradScaler, *paddle.optimizer.Optimizer.__subclasses__())
+        optimizers = paddle.optimizer.Optimizer.__subclasses__()
+        kinds = (paddle.Tensor, nn.Layer, paddle.autograd.PyLayer, paddle.amp.GradScaler, *optimizers)
         return [id(value) for kind in kinds for _, value in sorted(vars(kind).items())] + [
             id(getattr(module, name))
             for module in (_C_ops, paddle, paddle.base.core.eager, F, paddle.tensor.math)
