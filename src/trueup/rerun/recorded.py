@@ -144,9 +144,18 @@ class RecordedCalls:
 
     Args:
         capture: opened for reading; what turns out to be damaged is in its ``problems``.
+
+    Raises:
+        TrueupError: its calls are those of a framework in which Trueup executes none again.
     """
 
     def __init__(self, capture: Capture) -> None:
+        if any(manifest.get("framework") == "paddle" for manifest in capture.ranks.values()):
+            raise TrueupError(
+                f"{capture.path} was recorded in PaddlePaddle, whose calls Trueup cannot execute again yet\n"
+                "  expected: a capture of PyTorch\n  got:      framework paddle\n"
+                "  next:     trueup compare, show, diff and overflow take it"
+            )
         self.capture = capture
         self._held: tuple[tuple[int, int], dict[int, RecordedCall]] | None = None
         self._steps: dict[int, dict[int, tuple[int, int]]] = {}

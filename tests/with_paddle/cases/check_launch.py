@@ -17,6 +17,7 @@ from trueup.adapters.paddle.armed import Armed
 from trueup.capturing import framework_of
 from trueup.model import TrueupError
 from trueup.recorder import CaptureOptions
+from trueup.rerun.recorded import RecordedCalls
 
 TRAIN = Path(__file__).parent / "train.py"
 
@@ -75,3 +76,7 @@ def test_what_there_is_not_is_refused(tmp_path: Path) -> None:
         Armed(tmp_path, options, {}, None, "{}")
     with pytest.raises(TrueupError, match="a policy is not there for PaddlePaddle"):
         Armed(tmp_path, options, {}, ("policy.toml", ""), None)
+    with trueup.capture(tmp_path / "capture"):
+        paddle.ones([2]).sum()
+    with pytest.raises(TrueupError, match="recorded in PaddlePaddle, whose calls Trueup cannot execute again"):
+        RecordedCalls(trueup.open_capture(tmp_path / "capture"))
