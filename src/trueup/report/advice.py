@@ -12,7 +12,7 @@ from trueup.report.wording import one_line
 def next_command(result: Result) -> tuple[str, str] | None:
     """Return ``(what it is for, command)`` for the first culprit, else for the first unmatched call, else None."""
     if result.culprit is not None:
-        if _can_be_executed(result.culprit):
+        if _executes(result) and _can_be_executed(result.culprit):
             return "the call as a test by itself, for whoever maintains the operator", _reproduce(result, result.culprit)
         side = "baseline" if result.culprit.side == "baseline" else "candidate"
         return f"the call and its neighbours in the {side}", _show(result, result.culprit, side)
@@ -22,6 +22,11 @@ def next_command(result: Result) -> tuple[str, str] | None:
     if result.verdict == "inconclusive":
         return "what the candidate capture holds", f"trueup show {_quoted(result.candidate.path)}"
     return None
+
+
+def _executes(result: Result) -> bool:
+    """Tell whether Trueup executes calls of the runs' framework again, or runs them under a policy."""
+    return "paddle" not in (result.baseline.framework, result.candidate.framework)
 
 
 def _can_be_executed(culprit: Finding) -> bool:
@@ -40,7 +45,7 @@ def _reproduce(result: Result, culprit: Finding) -> str:
 
 def policy_to_try(result: Result) -> tuple[str, str] | None:
     """Return ``(text of a policy for the first culprit, how to try it)``, or None where no policy can help."""
-    if result.culprit is None or result.candidate.policy:  # what a policy did not heal is no matter for the same guess
+    if result.culprit is None or result.candidate.policy or not _executes(result):  # what a policy did not heal is no matter for the same guess
         return None
     text = suggest(result.culprit)
     if text is None:

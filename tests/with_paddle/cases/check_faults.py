@@ -13,6 +13,7 @@ import pytest
 
 import models
 import trueup
+from trueup.report.advice import next_command, policy_to_try
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[3] / "benchmarks"))
 
@@ -40,6 +41,19 @@ def test_the_first_culprit_is_the_call_that_broke(tmp_path: Path, healthy: Path,
     assert injection.fired, "the fault changed nothing"
     outcome = locate_paddle.check(model, fault, healthy / model, tmp_path / "broken", injection.fired)
     assert outcome.word == "ok", outcome
+
+
+def test_what_is_said_of_a_culprit(tmp_path: Path, healthy: Path) -> None:
+    with faulty.inject("batch-norm-backward"):
+        locate_paddle.run("ctc", tmp_path / "broken")
+    result = trueup.compare(healthy / "ctc", tmp_path / "broken")
+    first, second, third, *_ = result.sentence.splitlines()
+    assert first == "DEVIATES  first culprit: backbone.5, backward, step 0, rank 0  (paddle._C_ops.batch_norm)"
+    assert second.strip().startswith("inputs are bitwise equal, outputs are not (rel. L2 ")
+    assert "models.py:" in third
+    assert third.endswith(" in forward")
+    assert next_command(result)[1].startswith("trueup show ")  # type: ignore[index]
+    assert policy_to_try(result) is None
 
 
 def test_a_healthy_run_is_aligned(tmp_path: Path, healthy: Path) -> None:
