@@ -45,7 +45,9 @@ def _reproduce(result: Result, culprit: Finding) -> str:
 
 def policy_to_try(result: Result) -> tuple[str, str] | None:
     """Return ``(text of a policy for the first culprit, how to try it)``, or None where no policy can help."""
-    if result.culprit is None or result.candidate.policy or not _executes(result):  # what a policy did not heal is no matter for the same guess
+    if result.culprit is None or not _executes(result):
+        return None
+    if result.candidate.policy:  # what a policy did not heal is no matter for the same guess
         return None
     text = suggest(result.culprit)
     if text is None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import threading
 from pathlib import Path
 from typing import Any
 
@@ -183,6 +184,24 @@ def test_tensors_without_elements_or_dimensions(record: Record) -> None:
     rows = record(lambda: (paddle.to_tensor(3.0) * 2.0, paddle.zeros([0, 3]) * 2.0), level="api")
     shapes = [row["shape"] for row in rows if row["op"] == "paddle.Tensor.__mul__" and row["slot"] == "output.0"]
     assert shapes == [[], [0, 3]]
+
+
+def test_a_thread_that_prepares_data_is_left_alone(tmp_path: Path) -> None:
+    def prepare() -> None:
+        (paddle.ones([3]) * 2.0).exp()
+
+    def train() -> None:
+        nn.Linear(3, 2)(paddle.ones([1, 3]))
+
+    with trueup.capture(tmp_path / "capture"):
+        for work in (prepare, train):
+            thread = threading.Thread(target=work, name=work.__name__)
+            thread.start()
+            thread.join()
+    assert {row["op"] for row in rows_of(tmp_path / "capture")} == {"Linear", "paddle._C_ops.linear"}
+    assert notes_of(tmp_path / "capture") == [
+        "thread train runs Layers; what it executes is recorded in whatever step is under way"
+    ]
 
 
 def test_a_static_program_is_one_call_and_is_named(tmp_path: Path) -> None:

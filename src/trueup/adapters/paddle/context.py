@@ -64,7 +64,7 @@ class ThreadState:
     busy: bool = False
     """True while Trueup itself works: nothing it executes is a call."""
     known: bool = False
-    """Whether this thread was told apart from that of the capture."""
+    """Whether operators of this thread are recorded: it began the capture, or has run a Layer (and prepares no data)."""
 
 
 class Threads(threading.local):

@@ -87,7 +87,7 @@ def _recorded(session: Session, op: str, function: Function) -> Function:
         if not session.active:
             return function(*args, **kwargs)
         state = threads.state
-        if state.busy or not is_dynamic():
+        if state.busy or not state.known or not is_dynamic():
             return function(*args, **kwargs)
         if state.contexts:
             outer = state.contexts[-1]

@@ -66,15 +66,12 @@ class Slots:
     def received(self, call: Call, gradients: Gradients) -> None:
         """Record gradients that come to the backward of a call."""
         for name, tensor in gradients:
-            stats = self._measured(tensor, None)
-            self._add(call, name, tensor, stats, self._buffers.maker(tensor, stats, call.level))
+            self._slot(call, name, tensor, None, None, searched=True)
 
     def delivered(self, call: Call, gradients: Gradients) -> None:
         """Record gradients that the backward of a call made."""
         for name, tensor in gradients:
-            stats = self._measured(tensor, None)
-            self._add(call, name, tensor, stats, None)
-            self._buffers.made(tensor, stats, call, name)
+            self._buffers.made(tensor, self._slot(call, name, tensor, None, None), call, name)
 
     def loss(self, tensors: object) -> None:
         """Record the tensor on which ``backward()`` is called: the loss curve, kept whatever the filters say."""
@@ -93,28 +90,30 @@ class Slots:
     def _slot(
         self, call: Call, name: str, tensor: paddle.Tensor, memory: Memory | None, producer: tuple[int, str] | None,
         *, searched: bool = False,
-    ) -> None:  # fmt: skip
-        stats = self._measured(tensor, memory)
-        if searched:  # a gradient that an optimizer reads: only its address and its bytes tell who made it
-            producer = self._buffers.maker(tensor, stats, self._producing)
-        self._add(call, name, tensor, stats, producer)
+    ) -> Statistics | None:  # fmt: skip
+        """Add a row.
 
-    def _measured(self, tensor: paddle.Tensor, memory: Memory | None) -> Statistics | None:
+        Args:
+            call: whose slot it is.
+            name: of the slot.
+            tensor: what it shows.
+            memory: what is known of the tensor's memory; None where it lives no longer than a hook.
+            producer: the call and slot that made it.
+            searched: look for the producer by address and bytes (a gradient, which an optimizer may read).
+        """
         layout = layout_of(tensor)
-        return None if layout is None else self._buffers.statistics(tensor, layout, memory)
-
-    def _add(
-        self, call: Call, name: str, tensor: paddle.Tensor, stats: Statistics | None, producer: tuple[int, str] | None
-    ) -> None:
-        layout = layout_of(tensor)
-        slot = Slot(name, describe(tensor)) if layout is None else layout.slot(name)
+        if layout is None:
+            slot, stats = Slot(name, describe(tensor)), None
+            self._recorder.note(f"no statistics for tensors that are {_kind(tensor)}: their values are not compared")
+        else:
+            slot, stats = layout.slot(name), self._buffers.statistics(tensor, layout, memory)
         if slot.tensor is not None:
             self.devices[slot.tensor.device] = None
-        if layout is None:
-            self._recorder.note(
-                f"no statistics for tensors that are {_kind(tensor)}: their values are not compared"
-            )
+        if searched:
+            level = call.level if name.startswith("grad_") else self._producing
+            producer = self._buffers.maker(tensor, stats, level)
         self._recorder.add(call, slot, None, producer, stats)
+        return stats
 
 
 def _kind(tensor: paddle.Tensor) -> str:
