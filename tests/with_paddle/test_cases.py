@@ -25,6 +25,6 @@ GROUPS = {"in one process": sorted({path.name for path in CASES.glob("check_*.py
 @pytest.mark.parametrize("group", GROUPS)
 def test_cases(group: str) -> None:
     environment = {**os.environ, "OMP_NUM_THREADS": "1", "GLOG_minloglevel": "2"}
-    command = [sys.executable, "-m", "pytest", *GROUPS[group]]  # with the pytest.ini beside them, and without the conftest above
+    command = [sys.executable, "-m", "pytest", *GROUPS[group]]  # with the pytest.ini beside them
     run = subprocess.run(command, env=environment, cwd=CASES, capture_output=True, text=True)
     assert run.returncode == 0, run.stdout[-6000:] + run.stderr[-2000:]

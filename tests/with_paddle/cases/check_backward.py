@@ -12,10 +12,10 @@ import pytest
 from paddle import nn
 from paddle.distributed.fleet.utils import recompute
 from paddle.nn import functional as F
+from recording import Record, Row, notes_of, rows_of
 
 import models
 import trueup
-from conftest import Record, Row, notes_of, rows_of
 from trueup.adapters.paddle.gradients import is_safe
 
 

@@ -14,10 +14,10 @@ from paddle import nn
 from paddle._C_ops import tanh as held_by_name
 from paddle.base import core
 from paddle.nn import functional as F
+from recording import Record, Row, notes_of, rows_of
 
 import models
 import trueup
-from conftest import Record, Row, notes_of, rows_of
 from trueup.model import TrueupError
 
 

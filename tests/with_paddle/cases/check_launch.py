@@ -10,9 +10,9 @@ from pathlib import Path
 import paddle
 import pytest
 from paddle import nn
+from recording import rows_of
 
 import trueup
-from conftest import rows_of
 from trueup.adapters.paddle.armed import Armed
 from trueup.capturing import framework_of
 from trueup.model import TrueupError

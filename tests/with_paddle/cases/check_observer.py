@@ -10,10 +10,10 @@ import pytest
 from paddle import _C_ops, nn
 from paddle.distributed.fleet.utils import recompute
 from paddle.nn import functional as F
+from recording import bits
 
 import models
 import trueup
-from conftest import bits
 
 
 def train(name: str, into: Path | None, **options: Any) -> tuple[Any, ...]:

@@ -8,9 +8,9 @@ from pathlib import Path
 import paddle
 import pytest
 from paddle import nn
+from recording import Row, notes_of, rows_of
 
 import trueup
-from conftest import Row, notes_of, rows_of
 from trueup.adapters.paddle import selftest
 from trueup.model import TrueupError
 

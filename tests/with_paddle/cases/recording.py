@@ -1,4 +1,4 @@
-"""What the cases share: a capture of a few lines of Paddle, and its rows."""
+"""What the cases share, a plugin (not a conftest, which the process with PyTorch would load): captures, and their rows."""
 
 from __future__ import annotations
 
