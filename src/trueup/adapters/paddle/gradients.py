@@ -196,7 +196,7 @@ class Graph:
                     if call.recorded and holds(gradient):
                         session.slots.received(call, [(name, gradient)])
 
-        return hook
+        return self._guarded(hook)
 
     def _on_input(self, context: Context, name: str, address: int) -> Callable[[Any], None]:
         session, users = self._session, self._users.setdefault(address, [1])
@@ -213,7 +213,19 @@ class Graph:
                 if call.recorded and holds(gradient):
                     session.slots.delivered(call, [(name, gradient)])
 
-        return hook
+        return self._guarded(hook)
+
+    def _guarded(self, hook: Callable[[Any], None]) -> Callable[[Any], None]:
+        """Keep what is raised in a hook until the pass has ended: C++ would make an OSError of it, of Ctrl-C too."""
+        passes = self._session.passes
+
+        def guarded(gradient: Any) -> None:
+            try:
+                hook(gradient)
+            except BaseException as error:  # noqa: BLE001
+                passes.defer(error)
+
+        return guarded
 
     def _on_node(
         self, context: Context, slots: list[tuple[int, str]], live: list[bool], shapes: dict[str, list[int]], sums: _Sums | None

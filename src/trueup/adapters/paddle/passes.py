@@ -7,6 +7,7 @@ Everything that starts one (``Tensor.backward``, ``paddle.autograd.backward``, `
 from __future__ import annotations
 
 import itertools
+import re
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
@@ -19,6 +20,8 @@ if TYPE_CHECKING:
     from trueup.adapters.paddle.session import Session
 
 LOSS = "run_backward"
+INTERRUPTED = re.compile(r"\(External\) KeyboardInterrupt.*\bAt:\s*\S*trueup/adapters/paddle/", re.DOTALL)
+"""What C++ makes of Ctrl-C in one of our hooks."""
 
 
 class Passes:
@@ -65,6 +68,10 @@ class Passes:
                 session.buffers.passed()
                 try:
                     return original(*args, **kwargs)
+                except OSError as error:
+                    if INTERRUPTED.match(str(error)):  # between two lines of a hook of ours, where nothing catches it
+                        raise KeyboardInterrupt from None
+                    raise
                 finally:
                     self._ended(state, outermost=outermost)
 
