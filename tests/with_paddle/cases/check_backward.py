@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -16,7 +17,7 @@ from recording import Record, Row, notes_of, rows_of
 
 import models
 import trueup
-from trueup.adapters.paddle.gradients import is_safe
+from trueup.adapters.paddle.gradients import LISTS, is_safe
 
 
 def tensor(*shape: int, seed: int = 0) -> paddle.Tensor:
@@ -193,9 +194,67 @@ def test_the_gradient_of_a_gradient(record: Record) -> None:
 
 
 def test_nodes_that_take_no_hook_are_known() -> None:
-    taken = [is_safe(name) for name in ("MatmulGradNode", "BatchNormGradNode", "GradNodeAccumulation", "ReshapeGradNode")]
-    left = [is_safe(f"{name}GradNode") for name in ("Concat", "Stack", "AddN", "Meshgrid", "Rnn", "BroadcastTensors", "Einsum")]
-    assert (all(taken), any(left), is_safe("GradNodePyLayer_Cube")) == (True, False, False)
+    taken = [is_safe(f"{name}GradNode") for name in ("Matmul", "BatchNorm", "Reshape", "Conv2dTranspose", "SquareDouble")]
+    x = tensor(2, 3)
+    lists = [paddle.add_n([x, x]), paddle.concat([x, x]), paddle.stack([x, x]), paddle.meshgrid(x[0], x[1])[0]]
+    others = ("GradNodePyLayer_Cube", "GradNodeRunProgram", "RunCustomOpNode", "GradNodeAccumulation")
+    assert all(taken)
+    assert not any(is_safe(name) for name in (*(made.grad_fn.name() for made in lists), *others))
+
+
+def test_the_table_of_operators_on_lists_is_complete() -> None:
+    """Asks the header that comes with Paddle."""
+    folder = Path(paddle.sysconfig.get_include()) / "paddle" / "phi" / "api" / "include"
+    text = (folder / "api.h").read_text() + (folder / "fused_api.h").read_text()
+    named = re.findall(r"PADDLE_API [^;{]*?\b(\w+)\(([^;{]*)\)", text)
+    lists = {op for op, arguments in named if "const std::vector<Tensor>&" in arguments and not op.endswith("_grad")}
+    no_gradient = {
+        "ap_facade", "ap_variadic", "check_finite_and_unscale_", "collect_fpn_proposals", "merged_adam_", "merged_momentum_",
+        "sync_comm_stream", "update_loss_scaling_", "fused_adam_", "ap_trivial_fusion_begin", "ap_trivial_fusion_end",
+        "fake_channel_wise_dequantize_max_abs",
+    }  # fmt: skip
+    indices = {op for op in lists if op.startswith("index_")}  # integers
+    missing = {op for op in lists - no_gradient - indices if op.replace("_", "") not in LISTS}
+    assert len(lists) > 15
+    assert missing == set()
+
+
+def test_a_layer_alone_does_not_take_a_sum_for_its_own(tmp_path: Path) -> None:
+    class Joined(nn.Layer):
+        def forward(self, x: paddle.Tensor) -> paddle.Tensor:
+            return paddle.concat([x, x * 2.0])
+
+    x = tensor(2, 3)
+    with trueup.capture(tmp_path / "capture", level="module"):
+        y = x * 1.0
+        (Joined()(y).sum() + (y * 5.0).sum()).backward()
+    assert set(backward(rows_of(tmp_path / "capture"), "Joined")) == {"grad_output.0"}
+    assert any("Paddle tells only their sum" in note for note in notes_of(tmp_path / "capture"))
+
+
+@pytest.mark.parametrize("level", ["module", "api"])
+@pytest.mark.parametrize("name", ["add_n", "concat", "stack", "meshgrid", "einsum", "multi_dot", "indices"])
+def test_operators_on_lists_inside_a_layer_do_no_harm(tmp_path: Path, level: str, name: str) -> None:
+    at = paddle.to_tensor([0, 2]), paddle.to_tensor([1, 1])
+    compute = {
+        "add_n": lambda x: paddle.add_n([x, x * 2]), "concat": lambda x: paddle.concat([x, x]),
+        "stack": lambda x: paddle.stack([x, x]),
+        "meshgrid": lambda x: sum(paddle.meshgrid(x[0], x[1])), "einsum": lambda x: paddle.einsum("ij,kj->ik", x, x),
+        "multi_dot": lambda x: paddle.linalg.multi_dot([x, x.T, x]), "indices": lambda x: x[at],
+    }[name]  # fmt: skip
+
+    class Around(nn.Layer):
+        def forward(self, x: paddle.Tensor) -> paddle.Tensor:
+            return compute(x)
+
+    def run() -> bytes:
+        x = tensor(3, 4)
+        (Around()(x * 1.0) ** 2).sum().backward()
+        return bytes(x.grad.numpy().tobytes())
+
+    plain = run()
+    with trueup.capture(tmp_path / "capture", level=level):
+        assert run() == plain
 
 
 @pytest.mark.parametrize("name", ["transformer", "lstm", "ctc"])

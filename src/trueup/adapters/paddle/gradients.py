@@ -7,12 +7,13 @@ an input tensor would see the sum over all its users.
 Post-hooks have to return what they were given, and Paddle 3.3 cannot take back a slot that holds several gradients
 (``CastPyArg2SmallVectorOfVectorOfTensor`` in eager_utils.cc converts the whole tuple in the place of the item): it raises, or
 crashes the process. So nodes of operators that take a list of tensors (``LISTS``, and whatever was called with one) get none, nor
-do those of PyLayers, which never call theirs. Of such a call the hook on an input tensor tells the gradient, where no other call
-used that tensor; where one did, a note says that it is not known.
+do those of PyLayers, which never call theirs, and of custom operators. Of such a call the hook on an input tensor tells the
+gradient, where no other call used that tensor; where one did, a note says that it is not known.
 """
 
 from __future__ import annotations
 
+import re
 from collections import Counter
 from collections.abc import Callable
 from itertools import combinations
@@ -33,12 +34,13 @@ LEAF = "GradNodeAccumulation"
 
 LISTS = frozenset(
     """
-    Concat Stack AddN Meshgrid Multiplex Rnn BroadcastTensors Einsum CoalesceTensor Coalesce_tensor MultiDot Multi_dot PartialConcat
-    PartialSum Warpctc_list CudnnLstm Block_multihead_attention FusedMultiTransformer RunProgram IndexPut Index_put UnpoolList
-    TensorUnfoldList MemcpyList Lstm Gru DistributedFusedLamb CInterleave StackDouble ConcatDouble MeshgridDouble
+    addn broadcasttensors coalescetensor concat cudnnlstm depend einsum fusedmultitransformer fusedstackquant
+    fusedstacktransposequant fusionseqpoolconcat fusionseqpoolcvmconcat meshgrid multidot multiplex partialconcat partialsum
+    rnn stack
     """.split()
 )
-"""Operators some slot of which holds several tensors, by the names of their nodes without ``GradNode`` (Paddle 3.3.1)."""
+"""Operators with an input that is a list of tensors and takes gradients (paddle/phi/api/include in Paddle 3.3.1), as `plain_name`
+writes them."""
 
 SHARED = (
     "gradients of inputs that an operator on a list of tensors, a PyLayer or a recurrent kernel shares with another call are not "
@@ -129,7 +131,9 @@ class Graph:
             return
         boundary, unsafe = self._boundary(number, edges, pending, own=own)
         self._hook_nodes(context, edges, boundary)
-        if unsafe:
+        if unsafe and not own and not self._session.records("api"):  # nobody counts who uses the input
+            self._session.recorder.note(SHARED)
+        elif unsafe:
             self._hook_inputs(context, [item for item in edges.tensors if item[2] in unsafe])
 
     def _boundary(
@@ -255,12 +259,19 @@ class Graph:
         return hook
 
 
+_NODE = re.compile(r"(\w+?)(Double|Triple)?GradNode(Final)?")
+
+
+def plain_name(node: str) -> str | None:
+    """Return ``addn`` for ``AddNGradNodeFinal``; None for a node that is not made for an operator of Paddle's own."""
+    found = _NODE.fullmatch(node)
+    return None if found is None else found[1].replace("_", "").lower()
+
+
 def is_safe(node: str) -> bool:
-    """Tell whether a post-hook may be put on a node of this name."""
-    if node.startswith("GradNodePyLayer"):
-        return False
-    name = node.removesuffix("GradNode").removesuffix("Double").removesuffix("Grad")
-    return name not in LISTS and "GradNodeRunProgram" not in node
+    """Tell whether a post-hook may be put on a node of this name; those of PyLayers, programs and custom operators get none."""
+    name = plain_name(node)
+    return name is not None and name not in LISTS
 
 
 def _names(edges: Edges, boundary: list[tuple[Any, int, int]]) -> list[tuple[Any, int, str]]:
