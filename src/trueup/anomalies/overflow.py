@@ -15,6 +15,7 @@ from trueup.anomalies.mattering import Run, in_order, settle
 from trueup.anomalies.memory import Memory
 from trueup.anomalies.narrower import WIDER, would_overflow
 from trueup.anomalies.scaling import scale_findings
+from trueup.anomalies.settling import settled
 from trueup.model import TrueupError
 from trueup.report.anomaly_sentence import verdict_lines
 from trueup.report.scaling import loss_scale_of
@@ -31,6 +32,7 @@ def overflow(
     would_overflow: str | None = None,
     step: int | Sequence[int] | None = None,
     rank: int | Sequence[int] | None = None,
+    replay: bool = False,
 ) -> OverflowResult:
     """Find the first call of a run that made NaN, Inf or saturated numbers of clean ones, and say whether it matters.
 
@@ -44,12 +46,15 @@ def overflow(
             ``fp8_e5m2``.
         step: steps to judge; all by default.
         rank: ranks to judge; all by default.
+        replay: execute the bad calls and those that read them again, in float64, to tell whether they matter
+            (`trueup.anomalies.effects`); takes a capture of detail ``tensor``, and PyTorch.
 
     Raises:
-        TrueupError: there is no such capture, step, rank or dtype.
+        TrueupError: there is no such capture, step, rank or dtype, or PyTorch is needed and not there.
     """
     opened = capture if isinstance(capture, Capture) else open_capture(capture)
-    return _Reading(opened, _chosen("step", step, opened.steps), _chosen("rank", rank, sorted(opened.ranks))).run(would_overflow)
+    reading = _Reading(opened, _chosen("step", step, opened.steps), _chosen("rank", rank, sorted(opened.ranks)))
+    return reading.run(would_overflow, replay=replay)
 
 
 def _chosen(name: str, given: int | Sequence[int] | None, there: Sequence[int]) -> list[int]:
@@ -71,9 +76,10 @@ class _Reading:
         self.magnitudes = {rank: Magnitudes() for rank in ranks}
         self.judged: list[StepAnomalies] = []
         self.more: list[Anomaly] = []
+        self.notes: list[str] = []
         self.calls = self.measured = self.slots = 0
 
-    def run(self, narrower: str | None) -> OverflowResult:
+    def run(self, narrower: str | None, *, replay: bool) -> OverflowResult:
         for step in self.steps:
             for rank in self.ranks:
                 self._step(rank, step, narrower)
@@ -83,6 +89,9 @@ class _Reading:
         run = Run(str(self.capture.path), tuple(self.steps), scale, max(len(self.capture.ranks), 1))
         judged = across_ranks(self.judged, self._members())
         found = settle(judged, run)
+        if replay:
+            found, more = settled(found, self.capture)
+            self.notes += more
         found += scale_findings(scale, found)
         for magnitudes in self.magnitudes.values():
             found += magnitudes.findings()
@@ -143,4 +152,4 @@ class _Reading:
         if narrower is not None:
             notes.append(f"judged by the largest and the typical magnitude of each result in {', '.join(WIDER[narrower])}")
         told = dict.fromkeys(str(n) for r in self.ranks for n in self.capture.ranks.get(r, {}).get("notes", []))
-        return [*notes, *told]
+        return [*notes, *self.notes, *told]
