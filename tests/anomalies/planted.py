@@ -183,6 +183,58 @@ def collapsing_scale() -> None:
         scaler.update()
 
 
+# ---------------------------------------------------------------- what can be healed, well or badly
+class Clamped(nn.Module):
+    """A product beyond float16 that is clamped to 10 at once: what it really was does not matter."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return (x * 60000 * 20).clamp(-10, 10)
+
+
+def clamped() -> None:
+    model = nn.Sequential(nn.Linear(8, 16), Clamped(), nn.Linear(16, 3)).half()
+    x = torch.randn(4, 8).half()
+    train(model, lambda _: model(x).float().square().mean(), lr=1e-6, steps=1)
+
+
+class HalfNorm(nn.Module):
+    """A norm whose squares overflow in float16: 1 / sqrt(Inf) is 0, and so is all that it gives, which looks clean."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x * torch.rsqrt(x.square().mean(-1, keepdim=True))
+
+
+def half_norm() -> None:
+    model = nn.Sequential(nn.Linear(8, 16), HalfNorm(), nn.Linear(16, 3)).half()
+    x = (torch.randn(4, 8) * 3000).half()
+    train(model, lambda _: model(x).float().square().mean(), lr=1e-6, steps=1)
+
+
+def half_norm_evaluated() -> None:
+    """The same in an evaluation: nobody that is recorded reads the result."""
+    model = nn.Sequential(nn.Linear(8, 16), HalfNorm(), nn.Linear(16, 3)).half().eval()
+    with torch.no_grad():
+        model((torch.randn(4, 8) * 3000).half())
+
+
+def saturating_and_clamped() -> None:
+    """Train in float16 on the simulated device, where a product is beyond 65504 and what follows clamps it."""
+    model = nn.Sequential(nn.Linear(16, 16), nn.Linear(16, 16), nn.ReLU6(), nn.Linear(16, 3)).half()
+    with torch.no_grad():
+        model[1].weight.mul_(40000).mul_(5)
+    model.to("npu")
+    x = torch.randn(4, 16).half().to("npu")
+    train(model, lambda _: model(x).float().square().mean(), lr=1e-6, steps=1)
+
+
+def logarithm_of_zero_masked() -> None:
+    """The logarithm of zeros as scores of a softmax, as written by hand for masks of 0 and 1: mathematics, and no range."""
+    mask = torch.tensor([1.0, 1.0, 0.0])
+    model = nn.Linear(8, 3)
+    x = torch.randn(4, 8)
+    train(model, lambda _: (model(x) + mask.log()).softmax(-1).square().mean(), steps=1)
+
+
 # ---------------------------------------------------------------- what is healthy
 def causal_gpt() -> None:
     from transformers import GPT2Config, GPT2LMHeadModel

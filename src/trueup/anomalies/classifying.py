@@ -99,7 +99,7 @@ class _Step:
         found = StepAnomalies(
             self.stream.rank, step_of(self.stream), tuple(self.anomalies), tuple(self.expected.most_common()),
             scale_steps(self.stream), len(self.stream), int(np.count_nonzero(self.stream.measured)), self._bad_loss(),
-            self._crossings(), tuple(sorted(self.follows)), self._clean_weights(),
+            self._crossings(), tuple(sorted(self.follows)), self._clean_weights(), self._clean_gradients(),
         )  # fmt: skip
         self._remember(found)
         return found
@@ -275,6 +275,13 @@ class _Step:
     def _clean_weights(self) -> bool:
         """Tell whether the step read lasting tensors, and none of them was bad."""
         return len(self.lasting) > 0 and not np.any(self.flow.bits[self.lasting] & (kinds.NAN | kinds.INF))
+
+    def _clean_gradients(self) -> bool:
+        stream = self.stream
+        later = np.isin(stream.phase, [stream.names.number(name) for name in ("backward", "collective", "optimizer")])[stream.call]
+        recorded = (stream.phase == stream.names.number("backward"))[stream.call] & stream.measured
+        loss = np.isin(stream.op, [stream.names.number(op) for op in LOSS])[stream.call]
+        return bool(recorded.any()) and not np.any(self.flow.bits[later & ~loss])
 
     def _crossings(self) -> tuple[Crossing, ...]:
         stream, flow = self.stream, self.flow

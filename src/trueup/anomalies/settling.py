@@ -9,14 +9,14 @@ import dataclasses
 from collections.abc import Sequence
 
 from trueup.anomalies.effects import Effect, Followed
-from trueup.anomalies.found import Anomaly
+from trueup.anomalies.found import Anomaly, Severity
+from trueup.anomalies.mattering import FOLLOWED
 from trueup.anomalies.step_calls import StepCalls
 from trueup.model import TrueupError
 from trueup.store import Capture
 
 MOST = 20
 """Anomalies that are followed, those first that matter most."""
-FOLLOWED = ("nan", "overflow", "saturated")
 
 
 def is_open(one: Anomaly) -> bool:
@@ -60,7 +60,7 @@ def _with(one: Anomaly, effect: Effect) -> Anomaly:
         return dataclasses.replace(told, because=f"{one.because}; executed again, it was not met on its way to {got}")
     if effect.matters != "unknown":
         transient = effect.matters == "harmless"
-        severity = "medium" if transient else "critical"
+        severity: Severity = "medium" if transient else "critical"
         return dataclasses.replace(told, matters=effect.matters, because=effect.because, transient=transient, severity=severity)
     if one.matters == "unknown":
         return dataclasses.replace(told, because=f"{one.because}; {effect.because}")

@@ -22,7 +22,7 @@ class StepCalls:
     def __init__(self, capture: Capture, rank: int, step: int) -> None:
         calls = RecordedCalls(capture).of_step(rank, step, ("aten", "api"))
         self.calls: dict[int, RecordedCall] = {call.seq: call for call in calls}
-        self._around: dict[int, int] = {call.seq: call.parent for call in calls if call.parent in self.calls}  # type: ignore[misc]
+        self._around: dict[int, int] = {call.seq: call.parent for call in calls if call.parent in self.calls}
         self._outer = set(self._around.values())
         self._readers: defaultdict[Slot, list[Slot]] = defaultdict(list)
         names = ["seq", "slot", "producer_seq", "producer_slot"]
@@ -50,7 +50,7 @@ class StepCalls:
         return found
 
     def backward_of(self, seq: int) -> list[int]:
-        """Return the backward calls of level api that belong to a call; at level aten they are operators with inputs of their own."""
+        """Return the backward calls of level api that belong to a call; at level aten they have inputs of their own."""
         return [b for b in self._backward.get(seq, ()) if self.calls[b].key.level == "api" and b not in self._outer]
 
     def has_backward(self, seq: int) -> bool:

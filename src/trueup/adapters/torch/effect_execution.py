@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from trueup.adapters.torch.recorded_call import NotReplayable
 from trueup.adapters.torch.replaying import Replayer
-from trueup.anomalies.effects import Untold
+from trueup.anomalies.effect_tensors import Untold
 from trueup.model import TrueupError
 from trueup.rerun.recorded import RecordedCall, RecordedCalls
 from trueup.rerun.results import parallel

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import shlex
 from collections import Counter
 from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
 
 from trueup.anomalies.across import across_ranks
+from trueup.anomalies.against import settled_against
 from trueup.anomalies.classifying import classify_stream
 from trueup.anomalies.found import Anomaly, OverflowResult, OverflowWord, ScaleStep, StepAnomalies
 from trueup.anomalies.magnitudes import Magnitudes
@@ -19,6 +21,7 @@ from trueup.anomalies.settling import settled
 from trueup.model import TrueupError
 from trueup.report.anomaly_sentence import verdict_lines
 from trueup.report.scaling import loss_scale_of
+from trueup.report.wording import one_line
 from trueup.store import Capture, open_capture
 from trueup.verdict.streams import Read, Stream
 
@@ -33,6 +36,7 @@ def overflow(
     step: int | Sequence[int] | None = None,
     rank: int | Sequence[int] | None = None,
     replay: bool = False,
+    against: str | Path | None = None,
 ) -> OverflowResult:
     """Find the first call of a run that made NaN, Inf or saturated numbers of clean ones, and say whether it matters.
 
@@ -48,13 +52,15 @@ def overflow(
         rank: ranks to judge; all by default.
         replay: execute the bad calls and those that read them again, in float64, to tell whether they matter
             (`trueup.anomalies.effects`); takes a capture of detail ``tensor``, and PyTorch.
+        against: a capture of the same training on a trusted device, whole or of the calls in question alone: whether they give
+            the same there tells, too.
 
     Raises:
         TrueupError: there is no such capture, step, rank or dtype, or PyTorch is needed and not there.
     """
     opened = capture if isinstance(capture, Capture) else open_capture(capture)
     reading = _Reading(opened, _chosen("step", step, opened.steps), _chosen("rank", rank, sorted(opened.ranks)))
-    return reading.run(would_overflow, replay=replay)
+    return reading.run(would_overflow, replay=replay, against=against)
 
 
 def _chosen(name: str, given: int | Sequence[int] | None, there: Sequence[int]) -> list[int]:
@@ -79,18 +85,22 @@ class _Reading:
         self.notes: list[str] = []
         self.calls = self.measured = self.slots = 0
 
-    def run(self, narrower: str | None, *, replay: bool) -> OverflowResult:
+    def run(self, narrower: str | None, *, replay: bool, against: str | Path | None) -> OverflowResult:
         for step in self.steps:
             for rank in self.ranks:
                 self._step(rank, step, narrower)
         if narrower is not None:
             return self._result(sorted(self.more, key=lambda one: (one.place.step, one.place.rank, one.place.seq)), narrower)
         scale = tuple(one for judged in self.judged for one in judged.scale)
-        run = Run(str(self.capture.path), tuple(self.steps), scale, max(len(self.capture.ranks), 1))
+        tensors = self.capture.root.get("detail") == "tensor"
+        run = Run(str(self.capture.path), tuple(self.steps), scale, max(len(self.capture.ranks), 1), tensors)
         judged = across_ranks(self.judged, self._members())
         found = settle(judged, run)
         if replay:
             found, more = settled(found, self.capture)
+            self.notes += more
+        if against is not None:
+            found, more = settled_against(found, against, self.capture)
             self.notes += more
         found += scale_findings(scale, found)
         for magnitudes in self.magnitudes.values():
@@ -131,7 +141,18 @@ class _Reading:
         return OverflowResult(
             verdict, "\n".join(lines), tuple(found[:MOST]), tuple(expected.most_common()), scale, loss_scale_of(scale),
             tuple(notes), str(self.capture.path), len(self.ranks), len(self.steps), self.calls, self.measured, narrower,
+            self._try_next(found) if narrower is None else "",
         )  # fmt: skip
+
+    def _try_next(self, found: list[Anomaly]) -> str:
+        """Return the command that runs the step again with the suggested policy."""
+        if not found or found[0].matters == "harmless" or not found[0].policy:
+            return ""
+        command, launched = self.capture.root.get("command"), "run" in self.capture.root  # else it is a script's arguments
+        words = "COMMAND"
+        if launched and isinstance(command, list) and all(isinstance(word, str) for word in command):
+            words = " ".join(shlex.quote(one_line(word)) for word in command)
+        return f"trueup heal {shlex.quote(one_line(str(self.capture.path)))} -- {words}"
 
     def _verdict(self, found: list[Anomaly]) -> OverflowWord:
         if any(one.matters != "harmless" for one in found):
@@ -148,7 +169,7 @@ class _Reading:
         if self.capture.lost:
             notes.append(f"{len(self.capture.lost)} part(s) of the capture cannot be read: {self.capture.lost[0]}")
         if self.capture.imported and self.measured:
-            notes.append("imported: which call made a tensor is not known, so what reads an infinity is not either")
+            notes.append("imported: which call made a tensor is told by equal numbers, and what reads an infinity likewise")
         if narrower is not None:
             notes.append(f"judged by the largest and the typical magnitude of each result in {', '.join(WIDER[narrower])}")
         told = dict.fromkeys(str(n) for r in self.ranks for n in self.capture.ranks.get(r, {}).get("notes", []))
