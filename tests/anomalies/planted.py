@@ -100,6 +100,17 @@ def infinite_batch() -> None:
     train(model, lambda step: F.cross_entropy(model(batch(step, math.inf)), torch.zeros(4, dtype=torch.long)))
 
 
+def large_batch() -> None:
+    """A batch ten thousand times larger than the one before: finite, and too large for what is done with it."""
+    model = nn.Sequential(nn.Linear(8, 16), Exponential(), nn.Linear(16, 3))
+    train(model, lambda step: model(batch(step, 0.5) * (1e4 if step == 1 else 1.0)).square().mean(), lr=1e-6)
+
+
+class Exponential(nn.Module):
+    def forward(self, x: Tensor) -> Tensor:
+        return torch.exp(x)
+
+
 def exploding_step() -> None:
     model = nn.Sequential(nn.Linear(8, 16), nn.ReLU(), nn.Linear(16, 16), nn.ReLU(), nn.Linear(16, 3))
     x = torch.randn(4, 8)

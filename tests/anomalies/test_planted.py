@@ -30,6 +30,7 @@ ORIGINS = {
     "zero_norm": ("nan", "1", "forward", 0, "torch.Tensor.div", "aten::div"),
     "bad_batch": ("input", "0", "forward", 1, "torch.nn.functional.linear", "aten::addmm"),
     "infinite_batch": ("input", "0", "forward", 1, "torch.nn.functional.linear", "aten::addmm"),
+    "large_batch": ("overflow", "1", "forward", 1, "torch.exp", "aten::exp"),
     "exploding_step": ("parameters", "", "optimizer", 0, "torch.Tensor.add_", "aten::add_"),
     "backward_only": ("nan", "3", "backward", 0, "torch.Tensor.sqrt", "aten::div"),
     "fully_masked_row": ("nan", "attention", "forward", 0, "torch.Tensor.softmax", "aten::_softmax"),

@@ -166,7 +166,7 @@ class _Step:
     def _kind(self, source: Source) -> Kind:
         stream = self.stream
         if source.outside:
-            return "parameters" if self._is_parameter(source) else "input"
+            return "parameters" if self._is_parameter(source.slot) else "input"
         if stream.names.name(int(stream.phase[source.call])) == "collective":
             return "collective"
         if source.bits & kinds.INF:  # Inf and NaN of clean inputs in one call: the overflow came first
@@ -196,25 +196,25 @@ class _Step:
         stream, memory = self.stream, self.memory
         key = int(stream.producer[source.slot]), int(stream.producer_slot[source.slot])
         found = memory.written.get(key)
-        if found is None and memory.pending and self._is_parameter(source):
+        if found is None and memory.pending and self._is_parameter(source.slot):
             found = memory.pending[0]
         if found is None:
             return False
         self.follows.add(found)
         return True
 
-    def _is_parameter(self, source: Source) -> bool:
+    def _is_parameter(self, k: int) -> bool:
         """Tell whether a tensor from outside is a weight: by its slot, its optimizer, or because it gets a gradient."""
-        stream, k = self.stream, source.slot
+        stream, call = self.stream, int(self.stream.call[k])
         name = stream.names.name(int(stream.slot[k])) or ""
-        if name.startswith("param.") or stream.names.name(int(stream.phase[source.call])) == "optimizer":
+        if name.startswith("param.") or stream.names.name(int(stream.phase[call])) == "optimizer":
             return True
         before = self.memory.stream
         if stream.producer[k] >= 0 and before is not None:
             made = before.find(int(stream.producer[k]))
             if made >= 0:
                 return before.names.name(int(before.phase[made])) == "optimizer"
-        return self._gets_a_gradient(source.call, name)
+        return self._gets_a_gradient(call, name)
 
     def _gets_a_gradient(self, call: int, slot: str) -> bool:
         stream = self.stream
@@ -238,7 +238,7 @@ class _Step:
             at = pending.pop()
             around = [int(stream.index(stream.forward_seq[at : at + 1])[0])] if stream.forward_seq[at] >= 0 else []
             for k in range(*stream.starts[at : at + 2].tolist()):
-                if k in self.grown:
+                if k in self.grown and self._is_parameter(k):  # and no batch of larger numbers
                     return k, self.grown[k]
                 if stream.producer[k] >= 0:
                     around.append(stream.find(int(stream.producer[k])))

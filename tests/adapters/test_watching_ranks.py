@@ -1,0 +1,73 @@
+"""Watching several ranks: a hit on one of them, under DDP with accumulation, FSDP2 and tensor parallelism."""
+
+from __future__ import annotations
+
+import json
+import os
+import socket
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import trueup
+from trueup.store import open_capture
+
+SOURCE, TESTS = Path(trueup.__file__).parents[1], Path(__file__).parents[1]
+
+
+@pytest.fixture(scope="module")
+def ran(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    out = tmp_path_factory.mktemp("watched")
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = probe.getsockname()[1]
+    common = {
+        **os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": f"{SOURCE}{os.pathsep}{TESTS}", "WORLD_SIZE": "2",
+        "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "PYTHONWARNINGS": "ignore",
+    }  # fmt: skip
+    command = [sys.executable, "-m", "adapters.watched_ranks", str(out)]
+    started = [
+        subprocess.Popen(command, env=common | {"RANK": str(rank)}, stderr=subprocess.PIPE, text=True, cwd=TESTS) for rank in (0, 1)
+    ]
+    try:
+        ends = [one.communicate(timeout=200)[1] for one in started]
+    finally:
+        for one in started:
+            one.kill()
+    assert [one.returncode for one in started] == [0, 0], ends
+    return out
+
+
+def hits(ran: Path, rank: int, train: str) -> list[dict[str, Any]]:
+    found: dict[str, list[dict[str, Any]]] = json.loads((ran / f"hits-{rank}.json").read_text())
+    return found[train]
+
+
+def test_a_micro_batch_without_communication_is_executed_again(ran: Path) -> None:
+    first, *later = hits(ran, 1, "accumulated")
+    assert (first["step"], first["kind"], first["name"]) == (1, "overflow", "torch.exp, forward")
+    assert first["tensors"].startswith("executed again with the same result")
+    assert {one["kind"] for one in later} <= {"follows"}
+    capture = open_capture(ran / "accumulated" / "step-000001")
+    row = capture.records(step=1, rank=1, op="torch.exp", phase="forward", slot="output.0").to_pylist()
+    assert [(one["ordinal"], one["payload_key"] is not None) for one in row if one["n_posinf"]] == [(1, True)]
+    other = hits(ran, 0, "accumulated")
+    assert [one["kind"] for one in other][:1] in (["collective"], ["parameters"]), "rank 0 gets it through the gradients' all-reduce"
+    assert trueup.overflow(ran / "accumulated" / "step-000001").anomalies[0].place.rank == 1
+
+
+@pytest.mark.parametrize(("train", "reason"), [
+    ("sharded", "not executed again, because its parameters are sharded over ranks, which would all have to execute it again"),
+    ("tensor_parallel", "not executed again, because its parameters are sharded over ranks, which would all have to execute it again"),
+])  # fmt: skip
+def test_what_takes_all_ranks_is_named_and_not_executed(ran: Path, train: str, reason: str) -> None:
+    first = hits(ran, 1, train)[0]
+    assert (first["step"], first["kind"]) == (1, "overflow")
+    assert first["name"].endswith("torch.exp, forward")
+    assert first["tensors"] == reason
+    result = trueup.overflow(ran / train / "step-000001")
+    assert result.first is not None
+    assert (result.first.place.rank, result.first.place.op) == (1, "torch.exp")
