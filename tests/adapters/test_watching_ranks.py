@@ -55,19 +55,17 @@ def test_a_micro_batch_without_communication_is_executed_again(ran: Path) -> Non
     row = capture.records(step=1, rank=1, op="torch.exp", phase="forward", slot="output.0").to_pylist()
     assert [(one["ordinal"], one["payload_key"] is not None) for one in row if one["n_posinf"]] == [(1, True)]
     other = hits(ran, 0, "accumulated")
-    assert [one["kind"] for one in other][:1] in (["collective"], ["parameters"]), "rank 0 gets it through the gradients' all-reduce"
+    assert [one["kind"] for one in other][:1] in (["collective"], ["parameters"]), "rank 0 gets it through the all-reduce"
     assert trueup.overflow(ran / "accumulated" / "step-000001").anomalies[0].place.rank == 1
 
 
-@pytest.mark.parametrize(("train", "reason"), [
-    ("sharded", "not executed again, because its parameters are sharded over ranks, which would all have to execute it again"),
-    ("tensor_parallel", "not executed again, because its parameters are sharded over ranks, which would all have to execute it again"),
-])  # fmt: skip
-def test_what_takes_all_ranks_is_named_and_not_executed(ran: Path, train: str, reason: str) -> None:
+@pytest.mark.parametrize("train", ["sharded", "tensor_parallel"])
+def test_what_takes_all_ranks_is_named_and_not_executed(ran: Path, train: str) -> None:
     first = hits(ran, 1, train)[0]
     assert (first["step"], first["kind"]) == (1, "overflow")
     assert first["name"].endswith("torch.exp, forward")
-    assert first["tensors"] == reason
+    why = "its parameters are sharded over ranks, which would all have to execute it again"
+    assert first["tensors"] == f"not executed again, because {why}"
     result = trueup.overflow(ran / train / "step-000001")
     assert result.first is not None
     assert (result.first.place.rank, result.first.place.op) == (1, "torch.exp")

@@ -84,8 +84,8 @@ def lightning(model: Network, folder: Path) -> None:
             return torch.optim.SGD(self.parameters(), lr=1e-3)
 
     pl.Trainer(
-        default_root_dir=folder, accelerator="cpu", max_steps=5, logger=False, enable_progress_bar=False, enable_model_summary=False,
-        enable_checkpointing=False,
+        default_root_dir=folder, accelerator="cpu", max_steps=5, logger=False, enable_progress_bar=False,
+        enable_model_summary=False, enable_checkpointing=False,
     ).fit(Fit(), DataLoader(data(), batch_size=2))  # fmt: skip
 
 

@@ -329,3 +329,17 @@ def flash_gpt() -> None:
 
 
 HEALTHY = (causal_gpt, infinite_mask, half_mask, max_pool, masked_softmax, padded_logsumexp, flash_gpt)
+
+ORIGINS = {
+    # case: kind, scope, phase, step, operator at api, operator at aten
+    "attention_without_scaling": ("overflow", "1.attention", "forward", 0, "torch.Tensor.matmul", "aten::bmm"),
+    "log_of_zero": ("overflow", "LogOfZero", "forward", 0, "torch.Tensor.log", "aten::log"),
+    "zero_norm": ("nan", "1", "forward", 0, "torch.Tensor.div", "aten::div"),
+    "bad_batch": ("input", "0", "forward", 1, "torch.nn.functional.linear", "aten::addmm"),
+    "infinite_batch": ("input", "0", "forward", 1, "torch.nn.functional.linear", "aten::addmm"),
+    "large_batch": ("overflow", "1", "forward", 1, "torch.exp", "aten::exp"),
+    "exploding_step": ("parameters", "", "optimizer", 0, "torch.Tensor.add_", "aten::add_"),
+    "backward_only": ("nan", "3", "backward", 0, "torch.Tensor.sqrt", "aten::div"),
+    "fully_masked_row": ("nan", "attention", "forward", 0, "torch.Tensor.softmax", "aten::_softmax"),
+}
+"""What `trueup overflow` is to say first."""
