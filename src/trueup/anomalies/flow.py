@@ -247,8 +247,8 @@ class Flow:
         if made in self.root:
             self.root[k], self.asked[k] = self.root[made], self.asked[made]
             return
-        if self.stream.imported and made not in self.root:
-            made = NONE  # of a call around others, which is looked at after them
+        if made not in self.root:
+            made = NONE  # what made it is around others, and looked at after them
         # Autograd adds gradients without a call; a function between two modules is none at level module; another tool lists few.
         lost = self._in_gradients or self.phase(call) == "backward" or self.op(call) in LOSS or self.stream.imported
         if made < 0 and self._latest != NONE and lost:
@@ -276,7 +276,8 @@ class Flow:
 
     def _heals(self, root: int, call: int) -> None:
         stream = self.stream
-        if any(self.gives[k] and not np.isnan(stream.counts[k]).any() and self.is_float(k) for k in self.slots(call)):
+        tells = self.is_float if any(self.is_float(k) for k in self.bad_inputs(call)) else self.is_number
+        if any(self.gives[k] and not np.isnan(stream.counts[k]).any() and tells(k) for k in self.slots(call)):
             self.sources[root].healers.append(call)
 
     def is_float(self, k: int) -> bool:

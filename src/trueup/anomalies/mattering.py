@@ -130,7 +130,10 @@ def _repetitions(found: list[Anomaly]) -> list[Anomaly]:
     kept: dict[tuple[object, ...], Anomaly] = {}
     for one in found:
         place = one.place
-        key = (one.kind, place.rank, place.phase, place.level, place.scope, place.op, place.ordinal, one.matters)
+        name = (one.kind, place.rank, place.phase, place.level, place.scope, place.op, place.ordinal)
+        key = (*name, one.matters)
+        if one.matters == "unknown" and (*name, "accuracy-relevant") in kept:  # what it does, an earlier step showed
+            key = (*name, "accuracy-relevant")
         before = kept.get(key)
         kept[key] = one if before is None else dataclasses.replace(
             before, again=before.again if place.step in (before.place.step, *before.again) else (*before.again, place.step)

@@ -104,6 +104,9 @@ class _Reach:
             if around and not any(self.flow.bits[j] for j in around):
                 return 0  # it did not leave the call around it
             if parent in self._by_call:
+                bad = [j for j in around if self.flow.bits[j]]
+                if self.flow.asked.get(k) and not any(self._is_of(self.flow.root[j], self.flow.root[k]) for j in bad):
+                    return UNREAD  # what the call around it gives is bad for another reason
                 return self._by_call[parent]
         phase = self.flow.phase(call)
         if phase == "backward":  # what a view shows may be a tensor that the forward saved
