@@ -3,41 +3,22 @@
 from __future__ import annotations
 
 import json
-import os
-import socket
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 import trueup
+from distributed.running import joined
+from nursery import Nursery
 from trueup.store import open_capture
-
-SOURCE, TESTS = Path(trueup.__file__).parents[1], Path(__file__).parents[1]
 
 
 @pytest.fixture(scope="module")
-def ran(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def ran(nursery: Nursery, tmp_path_factory: pytest.TempPathFactory) -> Path:
     out = tmp_path_factory.mktemp("watched")
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
-    common = {
-        **os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": f"{SOURCE}{os.pathsep}{TESTS}", "WORLD_SIZE": "2",
-        "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "PYTHONWARNINGS": "ignore",
-    }  # fmt: skip
-    command = [sys.executable, "-m", "adapters.watched_ranks", str(out)]
-    started = [
-        subprocess.Popen(command, env=common | {"RANK": str(rank)}, stderr=subprocess.PIPE, text=True, cwd=TESTS) for rank in (0, 1)
-    ]
-    try:
-        ends = [one.communicate(timeout=200)[1] for one in started]
-    finally:
-        for one in started:
-            one.kill()
-    assert [one.returncode for one in started] == [0, 0], ends
+    ends = joined(nursery, out, "adapters.watched_ranks.train", {"PYTHONWARNINGS": "ignore"}, out=str(out))
+    assert [code for code, _ in ends] == [0, 0], ends
     return out
 
 

@@ -1,9 +1,8 @@
-"""Watched trainings of two gloo processes, rank 1 of which overflows in step 2; started by `test_watching_ranks.py`."""
+"""Watched trainings of two gloo processes, rank 1 of which overflows in step 2; a job of `test_watching_ranks.py`."""
 
 from __future__ import annotations
 
 import json
-import sys
 from collections.abc import Callable
 from contextlib import nullcontext
 from pathlib import Path
@@ -77,18 +76,13 @@ def watched(model: nn.Module, step: Callable[[bool], None], out: Path) -> list[d
     return [{"step": hit.step, "kind": hit.kind, "name": hit.name, "tensors": hit.tensors} for hit in watch.hits]
 
 
-def main() -> None:
+def train(out: str) -> None:
     torch.set_num_threads(1)
     dist.init_process_group("gloo")
-    out = Path(sys.argv[1])
     found = {}
-    for train in (accumulated, sharded, tensor_parallel):
+    for how in (accumulated, sharded, tensor_parallel):
         torch.manual_seed(0)
-        found[train.__name__] = train(Model(), out / train.__name__)
+        found[how.__name__] = how(Model(), Path(out) / how.__name__)
         dist.barrier()
-    (out / f"hits-{dist.get_rank()}.json").write_text(json.dumps(found))
+    Path(out, f"hits-{dist.get_rank()}.json").write_text(json.dumps(found))
     dist.destroy_process_group()
-
-
-if __name__ == "__main__":
-    main()
