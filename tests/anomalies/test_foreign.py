@@ -12,6 +12,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+import trueup
 from anomalies.planted import train
 from anomalies.test_planted import judged
 
@@ -113,3 +114,16 @@ def test_a_loss_of_nothing_without_a_bad_gradient_is_harmless(tmp_path: Path) ->
     assert result.first is not None
     assert (result.first.kind, result.first.matters) == ("nan", "harmless"), result.sentence
     assert result.first.because == "the loss is bad, and no gradient that came of it is"
+
+
+def test_before_migrating_small_gradients_are_a_note_with_the_loss_scale_they_ask_for(tmp_path: Path) -> None:
+    def small() -> None:
+        model, loss = llama()
+        train(model, lambda step: loss(step) * 1e-4, steps=2)
+
+    assert judged(tmp_path / "run", small, "api").verdict == "clean"
+    result = trueup.overflow(tmp_path / "run", would_overflow="fp16")
+    assert (result.verdict, result.anomalies) == ("clean", ()), result.sentence
+    (note,) = [note for note in result.notes if "loss scale" in note]
+    assert "gradients are typically below the smallest normal float16: a loss scale of 2**" in note
+    assert "lifts nine of ten" in note

@@ -13,9 +13,9 @@ from trueup.anomalies.against import settled_against
 from trueup.anomalies.classifying import classify_stream
 from trueup.anomalies.found import Anomaly, OverflowResult, OverflowWord, ScaleStep, StepAnomalies
 from trueup.anomalies.magnitudes import Magnitudes
-from trueup.anomalies.mattering import Run, in_order, settle
+from trueup.anomalies.mattering import Run, in_order, repetitions, settle
 from trueup.anomalies.memory import Memory
-from trueup.anomalies.narrower import WIDER, would_overflow
+from trueup.anomalies.narrower import WIDER, Gradients, would_overflow
 from trueup.anomalies.scaling import scale_findings
 from trueup.anomalies.settling import settled
 from trueup.model import TrueupError
@@ -83,6 +83,7 @@ class _Reading:
         self.judged: list[StepAnomalies] = []
         self.more: list[Anomaly] = []
         self.notes: list[str] = []
+        self.gradients = Gradients()
         self.calls = self.measured = self.slots = 0
 
     def run(self, narrower: str | None, *, replay: bool, against: str | Path | None) -> OverflowResult:
@@ -90,7 +91,9 @@ class _Reading:
             for rank in self.ranks:
                 self._step(rank, step, narrower)
         if narrower is not None:
-            return self._result(sorted(self.more, key=lambda one: (one.place.step, one.place.rank, one.place.seq)), narrower)
+            order = sorted(self.more, key=lambda one: (one.kind, one.place.step, one.place.rank, one.place.seq))  # overflows first
+            self.notes += [self.gradients.said(narrower)] if self.gradients.said(narrower) else []
+            return self._result(repetitions(order), narrower)
         scale = tuple(one for judged in self.judged for one in judged.scale)
         tensors = self.capture.root.get("detail") == "tensor"
         run = Run(str(self.capture.path), tuple(self.steps), scale, max(len(self.capture.ranks), 1), tensors)
@@ -118,6 +121,7 @@ class _Reading:
         self.slots += len(stream.slot)
         if narrower is not None:
             self.calls, self.measured = self.calls + len(stream), self.measured + int(stream.measured.sum())
+            self.gradients.add(stream, narrower)
             if len(self.more) < MOST:
                 self.more += would_overflow(stream, narrower, sites)
             return

@@ -55,7 +55,7 @@ def settle(judged: Sequence[StepAnomalies], run: Run) -> list[Anomaly]:
                 harmed, step.step in skipped, later is not None and (step.rank, later) in clean, step.clean_gradients
             )
             found.append(_decided(one, facts, run))
-    return in_order(_repetitions(found))
+    return in_order(repetitions(found))
 
 
 @dataclass(frozen=True, slots=True)
@@ -125,7 +125,7 @@ def _quoted(word: str) -> str:
     return shlex.quote(one_line(word))
 
 
-def _repetitions(found: list[Anomaly]) -> list[Anomaly]:
+def repetitions(found: list[Anomaly]) -> list[Anomaly]:
     """Keep the first of anomalies of one call in several steps; a worse one takes its place."""
     kept: dict[tuple[object, ...], Anomaly] = {}
     for one in found:
