@@ -9,7 +9,6 @@ from functools import partial
 from pathlib import Path
 
 from trueup.anomalies.across import across_ranks
-from trueup.anomalies.against import settled_against
 from trueup.anomalies.classifying import classify_stream
 from trueup.anomalies.found import Anomaly, OverflowResult, OverflowWord, ScaleStep, StepAnomalies
 from trueup.anomalies.magnitudes import Magnitudes
@@ -17,7 +16,6 @@ from trueup.anomalies.mattering import Run, in_order, repetitions, settle
 from trueup.anomalies.memory import Memory
 from trueup.anomalies.narrower import WIDER, Gradients, would_overflow
 from trueup.anomalies.scaling import scale_findings
-from trueup.anomalies.settling import settled
 from trueup.model import TrueupError
 from trueup.report.anomaly_sentence import verdict_lines
 from trueup.report.scaling import loss_scale_of
@@ -99,10 +97,14 @@ class _Reading:
         run = Run(str(self.capture.path), tuple(self.steps), scale, max(len(self.capture.ranks), 1), tensors)
         judged = across_ranks(self.judged, self._members())
         found = settle(judged, run)
-        if replay:
+        if replay:  # loaded where they are asked for: a watch, which judges too, starts without them
+            from trueup.anomalies.settling import settled
+
             found, more = settled(found, self.capture)
             self.notes += more
         if against is not None:
+            from trueup.anomalies.against import settled_against
+
             found, more = settled_against(found, against, self.capture)
             self.notes += more
         found += scale_findings(scale, found)
