@@ -11,7 +11,7 @@ MINUTES ?= 10
 export OMP_NUM_THREADS := 1
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test lint bench bench-quick bench-kernel bench-compare bench-locate bench-locate-paddle bench-noise bench-replay bench-reproduce bench-shadow bench-startup fuzz soak docs clean
+.PHONY: help demo test lint bench bench-quick bench-kernel bench-compare bench-locate bench-locate-paddle bench-noise bench-overflow bench-replay bench-reproduce bench-shadow bench-startup fuzz soak docs clean
 
 help:  ## List the targets
 	@sed -n 's/^\([a-z-]*\):.*## /  make \1\t/p' $(MAKEFILE_LIST) | expand -t 22
@@ -50,6 +50,9 @@ bench-replay: $(VENV)/.dev  ## Replay every call of every model on the broken de
 
 bench-reproduce: $(VENV)/.dev  ## Write a test for each fault of the broken device and run it on both (10 minutes)
 	$(BIN)/python benchmarks/reproduce_faults.py
+
+bench-overflow: $(VENV)/.dev  ## Plant every overflow in every training and print who was blamed (2 minutes)
+	$(BIN)/python benchmarks/overflow_faults.py
 
 bench-shadow: $(VENV)/.dev  ## What a shadow costs a step, then every fault in every model through one (15 minutes)
 	$(BIN)/python benchmarks/shadow_cost.py

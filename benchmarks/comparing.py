@@ -1,4 +1,4 @@
-"""Times the comparison of two captures of a model's training."""
+"""Times the comparison of two captures of a model's training, and what `trueup overflow` makes of one."""
 
 from __future__ import annotations
 
@@ -42,9 +42,13 @@ def compare(model: str) -> str:
             started = time.perf_counter()
             result = trueup.compare(*sides)
             times.append(time.perf_counter() - started)
+        started = time.perf_counter()
+        judged = trueup.overflow(sides[0])
+        judging = time.perf_counter() - started
     best = min(times)
     took = f"{best:.2f}-{max(times):.2f} s, {rows / best:,.0f} slots/s"
-    return f"{model}: comparing {rows:,} slots a side took {took}: {result.verdict}"
+    overflow = f"overflow of {rows:,} slots took {judging:.2f} s, {rows / judging:,.0f} slots/s: {judged.verdict}"
+    return f"{model}: comparing {rows:,} slots a side took {took}: {result.verdict}\n{model}: {overflow}"
 
 
 if __name__ == "__main__":

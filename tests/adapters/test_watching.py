@@ -18,7 +18,7 @@ from adapters.watched import BAD_STEP, PLANTED, Loop
 from trueup import simdev
 from trueup.adapters.torch import watching_looking
 from trueup.adapters.torch.watching_classify import Found
-from trueup.adapters.torch.watching_looking import Hit
+from trueup.adapters.torch.watching_telling import Hit
 from trueup.model import TrueupError
 from trueup.recorder import keeping
 from trueup.recorder.keeping import Keeper

@@ -100,6 +100,17 @@ def infinite_batch() -> None:
     train(model, lambda step: F.cross_entropy(model(batch(step, math.inf)), torch.zeros(4, dtype=torch.long)))
 
 
+def large_batch() -> None:
+    """A batch ten thousand times larger than the one before: finite, and too large for what is done with it."""
+    model = nn.Sequential(nn.Linear(8, 16), Exponential(), nn.Linear(16, 3))
+    train(model, lambda step: model(batch(step, 0.5) * (1e4 if step == 1 else 1.0)).square().mean(), lr=1e-6)
+
+
+class Exponential(nn.Module):
+    def forward(self, x: Tensor) -> Tensor:
+        return torch.exp(x)
+
+
 def exploding_step() -> None:
     model = nn.Sequential(nn.Linear(8, 16), nn.ReLU(), nn.Linear(16, 16), nn.ReLU(), nn.Linear(16, 3))
     x = torch.randn(4, 8)
@@ -181,6 +192,58 @@ def collapsing_scale() -> None:
         scaler.scale(loss).backward()
         scaler.step(optimizer)
         scaler.update()
+
+
+# ---------------------------------------------------------------- what can be healed, well or badly
+class Clamped(nn.Module):
+    """A product beyond float16 that is clamped to 10 at once: what it really was does not matter."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return (x * 60000 * 20).clamp(-10, 10)
+
+
+def clamped() -> None:
+    model = nn.Sequential(nn.Linear(8, 16), Clamped(), nn.Linear(16, 3)).half()
+    x = torch.randn(4, 8).half()
+    train(model, lambda _: model(x).float().square().mean(), lr=1e-6, steps=1)
+
+
+class HalfNorm(nn.Module):
+    """A norm whose squares overflow in float16: 1 / sqrt(Inf) is 0, and so is all that it gives, which looks clean."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x * torch.rsqrt(x.square().mean(-1, keepdim=True))
+
+
+def half_norm() -> None:
+    model = nn.Sequential(nn.Linear(8, 16), HalfNorm(), nn.Linear(16, 3)).half()
+    x = (torch.randn(4, 8) * 3000).half()
+    train(model, lambda _: model(x).float().square().mean(), lr=1e-6, steps=1)
+
+
+def half_norm_evaluated() -> None:
+    """The same in an evaluation: nobody that is recorded reads the result."""
+    model = nn.Sequential(nn.Linear(8, 16), HalfNorm(), nn.Linear(16, 3)).half().eval()
+    with torch.no_grad():
+        model((torch.randn(4, 8) * 3000).half())
+
+
+def saturating_and_clamped() -> None:
+    """Train in float16 on the simulated device, where a product is beyond 65504 and what follows clamps it."""
+    model = nn.Sequential(nn.Linear(16, 16), nn.Linear(16, 16), nn.ReLU6(), nn.Linear(16, 3)).half()
+    with torch.no_grad():
+        model[1].weight.mul_(40000).mul_(5)
+    model.to("npu")
+    x = torch.randn(4, 16).half().to("npu")
+    train(model, lambda _: model(x).float().square().mean(), lr=1e-6, steps=1)
+
+
+def logarithm_of_zero_masked() -> None:
+    """The logarithm of zeros as scores of a softmax, as written by hand for masks of 0 and 1: mathematics, and no range."""
+    mask = torch.tensor([1.0, 1.0, 0.0])
+    model = nn.Linear(8, 3)
+    x = torch.randn(4, 8)
+    train(model, lambda _: (model(x) + mask.log()).softmax(-1).square().mean(), steps=1)
 
 
 # ---------------------------------------------------------------- what is healthy
@@ -266,3 +329,17 @@ def flash_gpt() -> None:
 
 
 HEALTHY = (causal_gpt, infinite_mask, half_mask, max_pool, masked_softmax, padded_logsumexp, flash_gpt)
+
+ORIGINS = {
+    # case: kind, scope, phase, step, operator at api, operator at aten
+    "attention_without_scaling": ("overflow", "1.attention", "forward", 0, "torch.Tensor.matmul", "aten::bmm"),
+    "log_of_zero": ("overflow", "LogOfZero", "forward", 0, "torch.Tensor.log", "aten::log"),
+    "zero_norm": ("nan", "1", "forward", 0, "torch.Tensor.div", "aten::div"),
+    "bad_batch": ("input", "0", "forward", 1, "torch.nn.functional.linear", "aten::addmm"),
+    "infinite_batch": ("input", "0", "forward", 1, "torch.nn.functional.linear", "aten::addmm"),
+    "large_batch": ("overflow", "1", "forward", 1, "torch.exp", "aten::exp"),
+    "exploding_step": ("parameters", "", "optimizer", 0, "torch.Tensor.add_", "aten::add_"),
+    "backward_only": ("nan", "3", "backward", 0, "torch.Tensor.sqrt", "aten::div"),
+    "fully_masked_row": ("nan", "attention", "forward", 0, "torch.Tensor.softmax", "aten::_softmax"),
+}
+"""What `trueup overflow` is to say first."""

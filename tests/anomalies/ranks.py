@@ -10,7 +10,7 @@ from torch.nn.parallel import DistributedDataParallel
 import trueup
 
 
-def train(out: str) -> None:
+def train(out: str, levels: tuple[str, ...] = ("api", "aten")) -> None:
     torch.set_num_threads(1)
     dist.init_process_group("gloo")
     torch.manual_seed(0)
@@ -20,7 +20,7 @@ def train(out: str) -> None:
         x[2] *= 20000
     wrapped = DistributedDataParallel(model)
     optimizer = torch.optim.SGD(wrapped.parameters(), lr=0.01)
-    with trueup.capture(out, model=wrapped, level=("api", "aten")):
+    with trueup.capture(out, model=wrapped, level=levels):
         for _ in range(2):
             optimizer.zero_grad()
             wrapped(x).float().square().mean().backward()

@@ -10,6 +10,7 @@ import torch
 
 import trueup
 from anomalies import planted
+from anomalies.planted import ORIGINS
 from trueup.anomalies.found import OverflowResult
 from trueup.remedy import load
 
@@ -21,19 +22,6 @@ def judged(path: Path, train: Callable[[], None], *levels: str) -> OverflowResul
     with trueup.capture(path, level=levels, on_error="stop"):
         train()
     return trueup.overflow(path)
-
-
-ORIGINS = {
-    # case: kind, scope, phase, step, operator at api, operator at aten
-    "attention_without_scaling": ("overflow", "1.attention", "forward", 0, "torch.Tensor.matmul", "aten::bmm"),
-    "log_of_zero": ("overflow", "LogOfZero", "forward", 0, "torch.Tensor.log", "aten::log"),
-    "zero_norm": ("nan", "1", "forward", 0, "torch.Tensor.div", "aten::div"),
-    "bad_batch": ("input", "0", "forward", 1, "torch.nn.functional.linear", "aten::addmm"),
-    "infinite_batch": ("input", "0", "forward", 1, "torch.nn.functional.linear", "aten::addmm"),
-    "exploding_step": ("parameters", "", "optimizer", 0, "torch.Tensor.add_", "aten::add_"),
-    "backward_only": ("nan", "3", "backward", 0, "torch.Tensor.sqrt", "aten::div"),
-    "fully_masked_row": ("nan", "attention", "forward", 0, "torch.Tensor.softmax", "aten::_softmax"),
-}
 
 
 @pytest.mark.parametrize("level", LEVELS)

@@ -62,7 +62,7 @@ def test_capture_passes_everything_on(trueup: Trueup, launched: list[Any]) -> No
     assert options == {
         "directory": "runs/a", "level": ("aten", "api"), "detail": "tensor", "steps": "0:3", "ranks": "0,2",
         "include": ("neck.*", "/layers\\.[0-3]/"), "exclude": ("*dropout*",), "phase": ("backward",),
-        "on_error": "stop", "compile": "through", "policy": None,
+        "on_error": "stop", "compile": "through", "policy": None, "stop": False,
     }  # fmt: skip
 
 

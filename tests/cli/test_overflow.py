@@ -46,7 +46,8 @@ def test_found(bad: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], mo
     assert "\x1b[2J" not in out
     assert re.search(r"input\.0 +float16 \[4, 8\] +60000 +60000", out)
     assert 'dtype = "float32"' in out
-    assert f"trueup replay {bad} --device cpu --calls 1" in out
+    assert f"trueup capture --detail tensor --steps 0:2 --stop -o {bad}-tensors -- COMMAND; trueup overflow {bad}-tensors" in out
+    assert f"trueup heal {bad} -- COMMAND" in out
     document = json.loads((tmp_path / "o.json").read_text())
     assert (document["schema"], document["schema_version"], document["exit_code"]) == ("trueup-overflow", 1, 1)
     first = document["anomalies"][0]

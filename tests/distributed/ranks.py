@@ -17,7 +17,8 @@ import torch.distributed as dist
 import torch.distributed._functional_collectives as funcol
 from torch import Tensor, nn
 from torch.distributed.device_mesh import init_device_mesh
-from torch.distributed.fsdp import fully_shard
+from torch.distributed.fsdp import FullyShardedDataParallel, fully_shard
+from torch.distributed.fsdp.wrap import ModuleWrapPolicy
 from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
 from torch.nn.parallel import DistributedDataParallel
 
@@ -130,6 +131,21 @@ def _train(out: Path | None, levels: tuple[str, ...], wrap: Callable[[nn.Module,
     return {"steps": record, "parameters": parameters, "rng": _digest(torch.get_rng_state()), "norms": gradients}
 
 
+def _train_flat() -> dict[str, float]:
+    """Train under FSDP 1, whose parameters are views of flat ones; return the norm of all gradients and of what came of them."""
+    model, batches, loss_of = _gpt2()
+    policy = ModuleWrapPolicy({type(model.transformer.h[0])})  # type: ignore[union-attr, index]
+    wrapped = FullyShardedDataParallel(model, auto_wrap_policy=policy, device_id=torch.device("cpu"))
+    optimizer = torch.optim.AdamW(wrapped.parameters(), lr=1e-3)
+    norm = 0.0
+    for step in range(STEPS):
+        optimizer.zero_grad()
+        loss_of(wrapped, batches[step]).backward()
+        norm = float(wrapped.clip_grad_norm_(1e9))
+        optimizer.step()
+    return {"all": norm, "weights": sum(float(p.detach().double().square().sum()) for p in wrapped.parameters())}
+
+
 def _local(tensor: Tensor) -> Tensor:
     return getattr(tensor, "_local_tensor", tensor).detach()
 
@@ -179,6 +195,11 @@ def policies(out: Path) -> Any:
                     found[f"{name} {wrap.__name__}"] = [handle.uses()[0].changed, told["norms"]]
             except trueup.TrueupError as error:
                 found[f"{name} {wrap.__name__}"] = str(error)
+        if name != "root":  # it holds modules that are sharded by themselves, as under FSDP 2
+            with trueup.apply_policy(None, path) as handle:
+                norms = _train_flat()
+                found[f"{name} _fsdp1"] = [handle.uses()[0].changed, norms]
+    found["none _fsdp1"] = [0, _train_flat()]
     for wrap in (_ddp, _fsdp):
         found[f"none {wrap.__name__}"] = [0, _train(None, (), wrap, "view")["norms"]]
     return found

@@ -1,4 +1,4 @@
-"""Policies under DDP and FSDP2: parameters that are shared, gathered and reduced as without them, or one message."""
+"""Policies under DDP, FSDP 1 and 2: parameters that are shared, gathered and reduced as without them, or one message."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ def test_policies_on_parallel_training(nursery: Nursery, tmp_path: Path) -> None
     for rank in (0, 1):
         told = said(tmp_path, "policies", rank)
         for name in ("functions", "modules", "backward"):
-            for wrap in ("_ddp", "_fsdp"):
+            for wrap in ("_ddp", "_fsdp", "_fsdp1"):
                 changed, norms = told[f"{name} {wrap}"]
                 assert changed > 0
                 expected = told[f"none {wrap}"][1]

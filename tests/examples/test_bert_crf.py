@@ -14,11 +14,11 @@ FOLDER = Path(__file__).parents[2] / "examples" / "bert_crf"
 SOURCE = str(Path(trueup.__file__).parents[1])
 
 
-def started(path: Path, *policy: str) -> subprocess.Popen[str]:
+def started(path: Path) -> subprocess.Popen[str]:
     """Start the training with large emissions under `trueup capture`."""
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, [SOURCE, os.environ.get("PYTHONPATH")]))}
     script = [sys.executable, str(FOLDER / "train.py"), "--large"]
-    command = [sys.executable, "-m", "trueup", "capture", "-o", str(path), "--level", "api", *policy, "--", *script]
+    command = [sys.executable, "-m", "trueup", "capture", "-o", str(path), "--level", "api", "--", *script]
     return subprocess.Popen(
         command, env=environment | {"OMP_NUM_THREADS": "1"}, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
     )
@@ -49,7 +49,15 @@ def test_the_crf_is_named_and_float32_heals_it(nursery: Nursery, tmp_path: Path)
         result = trueup.overflow(tmp_path / name)
         assert result.exit_code == 0, result.sentence
         assert result.expected, "the attention mask of BERT is the smallest float16"
-    (tmp_path / "policy.toml").write_text(first.policy)
-    ruled = started(tmp_path / "ruled", "--policy", str(tmp_path / "policy.toml"))
-    assert ruled.communicate(timeout=200)[0] == runs["healed"].said, "the suggested policy does what the option does in the code"
-    assert trueup.overflow(tmp_path / "ruled").exit_code == 0
+    environment = {**os.environ, "PYTHONPATH": SOURCE, "OMP_NUM_THREADS": "1", "COLUMNS": "200"}
+    run = [sys.executable, str(FOLDER / "train.py"), "--large"]
+    told = subprocess.run(
+        [sys.executable, "-m", "trueup", "heal", str(tmp_path / "large"), "--", *run],
+        env=environment, capture_output=True, text=True, timeout=200, check=False,
+    )  # fmt: skip
+    assert told.returncode == 0, told.stderr
+    expected, losses = runs["healed"].said.splitlines(), [line for line in told.stdout.splitlines() if line.startswith("step")]
+    assert losses == expected[:2], "the suggested policy does what the option does in the code, for two steps"
+    assert told.stdout.count("HEALED  with 1 rule, crf, forward, step 0, rank 0 (torch.Tensor.add) is clean, and the rest") == 1
+    assert f'trueup.apply_policy(model, "{tmp_path}/large-healed/policy.toml")' in told.stdout
+    assert found.try_next == f"trueup heal {tmp_path / 'large'} -- {' '.join(run)}"

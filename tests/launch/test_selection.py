@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from trueup.model import TrueupError
 from trueup.recorder.options import CaptureOptions
 from trueup.recorder.seen import Seen, sentence, unused
 from trueup.store import open_capture
@@ -90,3 +91,18 @@ def test_part_of_a_selection(tmp_path: Path) -> None:
         f"trueup: note: phase recompute matched none of {calls} calls; phases seen: forward, backward, optimizer",
         f"trueup: note: include 'tail' matched none of {calls} calls; scopes seen: head, neck",
     ]
+
+
+def test_a_run_ends_when_the_last_step_that_is_asked_for_is_recorded(tmp_path: Path) -> None:
+    path = tmp_path / "run"
+    run = trueup_run("capture", "-o", path, "--level", "module", "--steps", "1:3", "--stop", "--", *script("watched.py", "healthy"))
+    assert run.returncode == 0, run.stderr
+    assert run.stdout.splitlines() == [f"rank 0 finished step {k}" for k in range(3)]
+    assert open_capture(path).steps == [1, 2]
+    assert open_capture(path).problems == []
+
+
+def test_a_run_that_is_to_end_needs_a_last_step() -> None:
+    for steps in (None, "3:"):
+        with pytest.raises(TrueupError, match="give steps with an end, e"):
+            CaptureOptions.of(steps=steps, stop=True)

@@ -14,7 +14,7 @@ step; several tables of several ranks go through `trueup.anomalies.across.first_
 
 from trueup.anomalies.classifying import classify
 from trueup.anomalies.found import Anomaly, StepAnomalies
+from trueup.anomalies.judging import overflow
 from trueup.anomalies.memory import Memory
-from trueup.anomalies.overflow import overflow
 
 __all__ = ["Anomaly", "Memory", "StepAnomalies", "classify", "overflow"]

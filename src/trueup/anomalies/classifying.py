@@ -22,7 +22,8 @@ from trueup.anomalies import kinds
 from trueup.anomalies.describing import Sites, led_to, place_of, slot_of, slots_of, step_of
 from trueup.anomalies.flow import LOSS, VIEWS, Flow, Source
 from trueup.anomalies.found import Anomaly, Crossing, Kind, Reached, Severity, StepAnomalies
-from trueup.anomalies.memory import Memory, grown, lasting_slots, read_slots, remember
+from trueup.anomalies.memory import Memory, lasting_slots, read_slots, remember
+from trueup.anomalies.outside import Outside
 from trueup.anomalies.reaching import GRADIENTS, LOST, PARAMETERS, RANKS, UNREAD, reach
 from trueup.anomalies.scaling import scale_steps
 from trueup.report.anomaly_sentence import sentence
@@ -35,8 +36,6 @@ COLUMNS = (*NEEDED, "min", "max", "mean", "n_zero", "n_subnormal", "n_saturated"
 
 MOST = 200
 """Anomalies of one rank and step that are described; independent origins beyond that are counted."""
-FAR = 20_000
-"""Calls that are looked at behind an overflow, to find weights that grew."""
 
 REACHED: tuple[tuple[int, Reached], ...] = (
     (LOST, "loss"), (GRADIENTS, "gradients"), (PARAMETERS, "parameters"), (RANKS, "other ranks"), (UNREAD, "unread"),
@@ -82,11 +81,10 @@ class _Step:
         self.stream, self.flow, self.memory, self.sites = stream, flow, memory, sites
         self.read: Numbers = read_slots(stream)
         self.lasting: Numbers = lasting_slots(stream, self.read)
-        self.grown = grown(stream, self.lasting, memory.lasting)
+        self.outside = Outside(stream, memory, self.lasting)
         self.anomalies: list[Anomaly] = []
         self.of_source: dict[int, int] = {}
         """Source -> its anomaly."""
-        self.follows: set[tuple[int, int]] = set()
         self.expected: Counter[str] = Counter()
 
     def judge(self) -> StepAnomalies:
@@ -99,7 +97,7 @@ class _Step:
         found = StepAnomalies(
             self.stream.rank, step_of(self.stream), tuple(self.anomalies), tuple(self.expected.most_common()),
             scale_steps(self.stream), len(self.stream), int(np.count_nonzero(self.stream.measured)), self._bad_loss(),
-            self._crossings(), tuple(sorted(self.follows)), self._clean_weights(),
+            self._crossings(), tuple(sorted(self.outside.due)), self._clean_weights(), self._clean_gradients(),
         )  # fmt: skip
         self._remember(found)
         return found
@@ -134,7 +132,7 @@ class _Step:
 
     # ------------------------------------------------------------------ what is said of it
     def _add(self, root: int, source: Source) -> None:
-        if source.outside and self._follows(source):
+        if source.outside and self.outside.follows(source):
             return
         if len(self.anomalies) >= MOST:
             self.of_source[root] = MOST - 1
@@ -144,7 +142,7 @@ class _Step:
 
     def _describe(self, source: Source) -> Anomaly:
         stream, flow, call = self.stream, self.flow, source.call
-        if not source.outside and not source.asked and (cause := self._grown_behind(call)) is not None:
+        if not source.outside and not source.asked and (cause := self.outside.grown_behind(call)) is not None:
             return self._bad_step(source, *cause)
         kind = self._kind(source)
         reached = _reached(source)
@@ -166,7 +164,7 @@ class _Step:
     def _kind(self, source: Source) -> Kind:
         stream = self.stream
         if source.outside:
-            return "parameters" if self._is_parameter(source) else "input"
+            return "parameters" if self.outside.is_parameter(source.slot) else "input"
         if stream.names.name(int(stream.phase[source.call])) == "collective":
             return "collective"
         if source.bits & kinds.INF:  # Inf and NaN of clean inputs in one call: the overflow came first
@@ -190,63 +188,7 @@ class _Step:
         row = self.stream.row(call)
         return f"{row.scope}/{row.op}" if row.scope else row.op
 
-    # ------------------------------------------------------------------ from outside
-    def _follows(self, source: Source) -> bool:
-        """Tell whether a bad tensor from outside is the doing of an anomaly of a step before."""
-        stream, memory = self.stream, self.memory
-        key = int(stream.producer[source.slot]), int(stream.producer_slot[source.slot])
-        found = memory.written.get(key)
-        if found is None and memory.pending and self._is_parameter(source):
-            found = memory.pending[0]
-        if found is None:
-            return False
-        self.follows.add(found)
-        return True
-
-    def _is_parameter(self, source: Source) -> bool:
-        """Tell whether a tensor from outside is a weight: by its slot, its optimizer, or because it gets a gradient."""
-        stream, k = self.stream, source.slot
-        name = stream.names.name(int(stream.slot[k])) or ""
-        if name.startswith("param.") or stream.names.name(int(stream.phase[source.call])) == "optimizer":
-            return True
-        before = self.memory.stream
-        if stream.producer[k] >= 0 and before is not None:
-            made = before.find(int(stream.producer[k]))
-            if made >= 0:
-                return before.names.name(int(before.phase[made])) == "optimizer"
-        return self._gets_a_gradient(source.call, name)
-
-    def _gets_a_gradient(self, call: int, slot: str) -> bool:
-        stream = self.stream
-        around = call
-        wanted = stream.names.number("grad_input." + slot.removeprefix("input."))
-        while around != NONE:
-            later = np.flatnonzero((stream.forward_seq == stream.seq[around]) & (stream.phase == stream.names.number("backward")))
-            if any(wanted in stream.slots(int(c)) for c in later.tolist()):
-                return around == call
-            around = int(stream.parents[around])
-        return False
-
     # ------------------------------------------------------------------ weights that grew
-    def _grown_behind(self, call: int) -> tuple[int, float] | None:
-        """Return the first weight behind a call that grew too much in the step before, and how many times."""
-        if not self.grown:
-            return None
-        stream = self.stream
-        pending, seen = [call], {call}
-        while pending and len(seen) < FAR:
-            at = pending.pop()
-            around = [int(stream.index(stream.forward_seq[at : at + 1])[0])] if stream.forward_seq[at] >= 0 else []
-            for k in range(*stream.starts[at : at + 2].tolist()):
-                if k in self.grown:
-                    return k, self.grown[k]
-                if stream.producer[k] >= 0:
-                    around.append(stream.find(int(stream.producer[k])))
-            fresh = {c for c in around if c >= 0} - seen
-            seen |= fresh
-            pending += fresh
-        return None
-
     def _bad_step(self, source: Source, k: int, times: float) -> Anomaly:
         """Describe an optimizer's step that left weights much too large."""
         stream, before = self.stream, self.memory.stream
@@ -276,6 +218,13 @@ class _Step:
         """Tell whether the step read lasting tensors, and none of them was bad."""
         return len(self.lasting) > 0 and not np.any(self.flow.bits[self.lasting] & (kinds.NAN | kinds.INF))
 
+    def _clean_gradients(self) -> bool:
+        stream = self.stream
+        later = np.isin(stream.phase, [stream.names.number(name) for name in ("backward", "collective", "optimizer")])[stream.call]
+        recorded = (stream.phase == stream.names.number("backward"))[stream.call] & stream.measured
+        loss = np.isin(stream.op, [stream.names.number(op) for op in LOSS])[stream.call]
+        return bool(recorded.any()) and not np.any(self.flow.bits[later & ~loss])
+
     def _crossings(self) -> tuple[Crossing, ...]:
         stream, flow = self.stream, self.flow
         found = []
@@ -301,12 +250,12 @@ class _Step:
         bad = np.flatnonzero((flow.bits > 0) & flow.gives)
         for k in [k for k in bad.tolist() if optimizer[stream.call[k]] or kept[flow.root[k]]]:
             at = self.of_source.get(flow.root.get(k, NONE))
-            follows = next(iter(sorted(self.follows)), None)
+            follows = next(iter(sorted(self.outside.due)), None)
             of = follows if at is None else (step_of(stream), at)
             if of is not None:
                 memory.written[int(stream.seq[stream.call[k]]), int(stream.slot[k])] = of
         harmful = {"loss", "gradients", "parameters", "other ranks"}
-        memory.pending = sorted(self.follows) + [
+        memory.pending = sorted(self.outside.due) + [
             (step_of(stream), n) for n, one in enumerate(found.anomalies) if harmful & set(one.reached) and not skipped
         ]
         memory.lasting = remember(stream, self.read)

@@ -17,7 +17,7 @@ from functools import cached_property
 import numpy as np
 
 from trueup.anomalies import kinds
-from trueup.anomalies.kinds import NAN
+from trueup.anomalies.kinds import CAST, NAN
 from trueup.verdict.streams import NONE, Numbers, Stream, is_input, is_output
 
 LOSS = ("torch.Tensor.backward", "torch.autograd.backward", "torch.autograd.grad", "paddle.Tensor.backward")
@@ -59,6 +59,7 @@ class Flow:
         self.reads, self.gives = (names.table(kind)[stream.slot] for kind in (is_input, is_output))
         self.gives &= ~(names.table(_is_buffer)[stream.slot] & (self.bits & NAN == 0))  # masks of -Inf that a module holds
         self._starts: list[int] = stream.starts.tolist()
+        self._drop_integers()
         self._bad_reads, self._bad_gives = (((self.bits > 0) & kind).tobytes() for kind in (self.reads, self.gives))
         """A byte a slot: looked at one by one, bytes are ten times faster than an array."""
         self.sources: list[Source] = []
@@ -78,6 +79,18 @@ class Flow:
         """Source of the last bad gradient, before there is one of the first bad numbers."""
         for call in self.calls:
             self._forward(call)
+
+    def _drop_integers(self) -> None:
+        """Forget the ends of integers that came of no infinity: sentinels, sizes without a limit."""
+        for k in np.flatnonzero(self.bits & CAST).tolist():
+            if self.reads[k]:
+                made = int(self.producer[k])
+                came = made >= 0 and self.bits[made]
+            else:
+                came = any(self.reads[j] and self.bits[j] for j in self.slots(int(self.stream.call[k])))
+            if not came:
+                self.bits[k] = 0
+        self.__dict__.pop("producer", None)
 
     # ------------------------------------------------------------------ what is read
     @cached_property
@@ -109,6 +122,8 @@ class Flow:
     def producer(self) -> Numbers:
         """Index of the slot that last wrote what each slot shows, `NONE`: none of this step; of bad slots and their readers."""
         stream = self.stream
+        if stream.imported:
+            return self._alike_before()
         found = np.full(len(stream.slot), NONE, np.int64)
         known = np.flatnonzero(self.reads & (stream.producer >= 0) & (self.bits > 0))
         calls = stream.index(stream.producer[known])
@@ -117,6 +132,18 @@ class Flow:
                 start, stop = stream.starts[call : call + 2].tolist()
                 at = np.flatnonzero(stream.slot[start:stop] == stream.producer_slot[k])
                 found[k] = start + int(at[0]) if len(at) else NONE
+        return found
+
+    def _alike_before(self) -> Numbers:
+        """Return, where no producer was recorded, the last slot before each bad one that a call gave with the same numbers."""
+        found = np.full(len(self.stream.slot), NONE, np.int64)
+        given: dict[tuple[object, ...], int] = {}
+        for k in np.flatnonzero(self.bits > 0).tolist():
+            same = self.fingerprint(k)
+            if self.gives[k]:
+                given[same] = k
+            elif self.reads[k]:
+                found[k] = given.get(same, NONE)
         return found
 
     def _bad_calls(self) -> list[int]:
@@ -220,8 +247,11 @@ class Flow:
         if made in self.root:
             self.root[k], self.asked[k] = self.root[made], self.asked[made]
             return
-        # Autograd adds gradients without a call; a function between two modules is none at level module.
-        if made < 0 and self._latest != NONE and (self._in_gradients or self.phase(call) == "backward" or self.op(call) in LOSS):
+        if made not in self.root:
+            made = NONE  # what made it is around others, and looked at after them
+        # Autograd adds gradients without a call; a function between two modules is none at level module; another tool lists few.
+        lost = self._in_gradients or self.phase(call) == "backward" or self.op(call) in LOSS or self.stream.imported
+        if made < 0 and self._latest != NONE and lost:
             self.root[k], self.asked[k] = self._latest, False
             return
         fingerprint = self.fingerprint(k)
@@ -240,16 +270,23 @@ class Flow:
     def fingerprint(self, k: int) -> tuple[object, ...]:
         """Return numbers that two views of one tensor share."""
         stream = self.stream
+        if stream.imported and not stream.measured[k]:
+            return float(stream.numel[k]), int(stream.dtype[k]), int(self.bits[k]), stream.foreign["foreign_statistics"][k]
         return (float(stream.numel[k]), *stream.counts[k].tolist(), float(f"{stream.l2[k]:.9g}"), int(stream.dtype[k]))
 
     def _heals(self, root: int, call: int) -> None:
         stream = self.stream
-        if any(self.gives[k] and not np.isnan(stream.counts[k]).any() and self.is_float(k) for k in self.slots(call)):
+        tells = self.is_float if any(self.is_float(k) for k in self.bad_inputs(call)) else self.is_number
+        if any(self.gives[k] and not np.isnan(stream.counts[k]).any() and tells(k) for k in self.slots(call)):
             self.sources[root].healers.append(call)
 
     def is_float(self, k: int) -> bool:
         """Tell whether a slot holds floating numbers."""
         return "float" in (self.stream.dtype_of(k) or "")
+
+    def is_number(self, k: int) -> bool:
+        """Tell whether a slot holds floating numbers or integers."""
+        return (self.stream.dtype_of(k) or "bool") != "bool"
 
     def op(self, call: int) -> str:
         """Return the operator of a call."""

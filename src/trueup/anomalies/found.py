@@ -145,6 +145,8 @@ class StepAnomalies:
     """Step and place of anomalies of earlier steps whose bad numbers this step read in its weights."""
     clean_weights: bool = False
     """Whether the step read weights, buffers or data, and none of it was bad."""
+    clean_gradients: bool = False
+    """Whether its backward was recorded, and nothing in it, nor in the optimizer's step, was bad."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -188,6 +190,8 @@ class OverflowResult:
     measured: int
     """Tensors that were judged."""
     would_overflow: str | None = None
+    try_next: str = ""
+    """A command that tries the suggested policy, empty where there is none."""
 
     @property
     def first(self) -> Anomaly | None:

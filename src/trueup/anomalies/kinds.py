@@ -1,4 +1,7 @@
-"""What is wrong with the numbers of a slot, as bits: NaN, +Inf, -Inf, or values equal to the dtype's largest finite number."""
+"""What is wrong with the numbers of a slot, as bits: NaN, +Inf, -Inf, or values equal to the dtype's largest finite number.
+
+And `CAST`: the least or the largest integer, which is what a cast makes of an infinity; only where one was cast (`flow` tells).
+"""
 
 from __future__ import annotations
 
@@ -10,8 +13,11 @@ import numpy as np
 
 from trueup.verdict.streams import Array, Stream
 
-NAN, POS, NEG, SAT = 1, 2, 4, 8
+NAN, POS, NEG, SAT, CAST = 1, 2, 4, 8, 16
 INF = POS | NEG
+
+INTEGERS = {"int64": 2.0**63, "int32": 2.0**31}
+"""A cast of an infinity to them is undefined in C++; x86 gives the least, ARM and GPUs give the nearest."""
 
 SCALED = ("float8", "float6", "float4")
 SCALED_SHARE = 0.01
@@ -30,12 +36,41 @@ def bits_of(stream: Stream) -> Array:
     with np.errstate(invalid="ignore", divide="ignore"):
         enough = saturated >= np.where(scaled, SCALED_SHARE * stream.numel, 1)
     bits |= np.where((saturated > 0) & enough, SAT, 0).astype(np.uint8)
+    bits |= np.where(_at_the_end(stream), CAST, 0).astype(np.uint8)
+    if stream.imported:
+        for k, text in enumerate(stream.foreign["foreign_statistics"]):
+            bits[k] |= 0 if text is None else _bits_of_text(text)
     return bits
+
+
+def _bits_of_text(text: str) -> int:
+    """Return what another tool's statistics say of a tensor with NaN or Inf, of which they mean no column: its max and min.
+
+    PyTorch's max and min of a tensor with NaN are NaN.
+    """
+    try:
+        told: Any = json.loads(text)
+        top, bottom = float(told["max"]), float(told["min"])
+    except (ValueError, TypeError, LookupError, OverflowError, RecursionError):
+        return 0
+    if np.isnan(top) or np.isnan(bottom):
+        return NAN
+    return (POS if top == np.inf else NEG if top == -np.inf else 0) | (NEG if bottom == -np.inf else POS if bottom == np.inf else 0)
+
+
+def _at_the_end(stream: Stream) -> Array:
+    """Return which slots of int64 or int32 hold the least or the largest of these."""
+    found = np.zeros(len(stream.slot), bool)
+    for dtype, end in INTEGERS.items():
+        held = stream.dtype == stream.names.number(dtype)
+        if held.any():
+            found |= held & ((stream.number("min") <= -end) | (stream.number("max") >= end - 1))
+    return found
 
 
 def words(bits: int) -> str:
     """Write bits as ``NaN, +Inf``."""
-    names = ((NAN, "NaN"), (POS, "+Inf"), (NEG, "-Inf"), (SAT, "values at the dtype's largest"))
+    names = ((NAN, "NaN"), (POS, "+Inf"), (NEG, "-Inf"), (SAT, "values at the dtype's largest"), (CAST, "casts of Inf"))
     return ", ".join(name for bit, name in names if bits & bit)
 
 

@@ -5,7 +5,10 @@
 - reached weights, an optimizer's state, or the next step's weights: *accuracy-relevant*.
 - reached gradients, and the next recorded step read clean weights: *harmless*, transient: the run left the step out.
 - saturated: *unknown*: the number is finite, and wrong by an amount that the capture cannot tell.
+- the loss alone is bad, and no gradient: *harmless*.
 - else *unknown*, and why.
+
+That healed numbers are clean does not say that they are right: `trueup.anomalies.settling` tells, where elements were kept.
 """
 
 from __future__ import annotations
@@ -19,7 +22,8 @@ from trueup.anomalies.found import Anomaly, Matters, ScaleStep, StepAnomalies
 from trueup.anomalies.suggesting import policy_row
 from trueup.report.wording import one_line
 
-UNRECORDED = 10**9
+FOLLOWED = ("nan", "overflow", "saturated")
+"""Kinds of which executing calls again (`trueup.anomalies.settling`) can tell more."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,6 +34,8 @@ class Run:
     steps: tuple[int, ...]
     scale: tuple[ScaleStep, ...]
     ranks: int
+    tensors: bool = False
+    """Whether the capture kept elements."""
 
 
 def settle(judged: Sequence[StepAnomalies], run: Run) -> list[Anomaly]:
@@ -46,10 +52,10 @@ def settle(judged: Sequence[StepAnomalies], run: Run) -> list[Anomaly]:
                 continue
             harmed = (step.rank, step.step, place) in lasting or ("loss" in one.reached and (step.rank, step.step) in bad_later)
             facts = _Facts(
-                harmed, step.step in skipped, later is not None and (step.rank, later) in clean
+                harmed, step.step in skipped, later is not None and (step.rank, later) in clean, step.clean_gradients
             )
             found.append(_decided(one, facts, run))
-    return in_order(_repetitions(found))
+    return in_order(repetitions(found))
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,6 +65,7 @@ class _Facts:
     skipped: bool
     clean: bool
     """The next recorded step read clean weights."""
+    clean_gradients: bool
 
 
 def _decided(one: Anomaly, facts: _Facts, run: Run) -> Anomaly:
@@ -72,7 +79,7 @@ def _decided(one: Anomaly, facts: _Facts, run: Run) -> Anomaly:
         one = dataclasses.replace(one, transient=True, severity="medium")
     return dataclasses.replace(
         one, reached=reached, matters=matters, because=because, policy=policy_row(one),
-        run_next=_next(one, run) if matters == "unknown" else "",
+        run_next=_next(one, run, matters),
     )  # fmt: skip
 
 
@@ -91,6 +98,8 @@ def _matters(one: Anomaly, reached: tuple[str, ...], facts: _Facts) -> tuple[Mat
     if not reached:
         healers = f" ({', '.join(one_line(name) for name in one.healed_by)})" if one.healed_by else ""
         return "harmless", f"every call that reads it gives clean numbers{healers}: no loss, gradient or weight got it"
+    if harmful and not harmful - {"loss", "gradients"} and facts.clean_gradients:
+        return "harmless", "the loss is bad, and no gradient that came of it is"
     if harmful and facts.clean:
         return "harmless", "the weights that the next recorded step reads are clean: the run left this step out"
     if harmful:
@@ -99,24 +108,32 @@ def _matters(one: Anomaly, reached: tuple[str, ...], facts: _Facts) -> tuple[Mat
     return "unknown", "no recorded call reads it, so what was done with it is not known"
 
 
-def _next(one: Anomaly, run: Run) -> str:
-    """Return the command that executes the call again on the CPU and holds the recorded result against float64."""
+def _next(one: Anomaly, run: Run, matters: Matters) -> str:
+    """Return the command that tells what the records leave open, or whether the clean numbers of what was healed are right."""
     place = one.place
-    if place.seq < 0 or one.kind in ("input", "collective", "parameters"):
+    healed = matters == "harmless" and not one.reached
+    if place.seq < 0 or one.kind not in FOLLOWED or not (matters == "unknown" or healed):
         return ""
-    return f"trueup replay {_quoted(run.path)} --device cpu --calls {place.seq}"
+    if run.tensors:
+        return f"trueup overflow {_quoted(run.path)} --replay"
+    again = _quoted(f"{run.path}-tensors")
+    steps = f"{place.step}:{place.step + 2}"
+    return f"trueup capture --detail tensor --steps {steps} --stop -o {again} -- COMMAND; trueup overflow {again} --replay"
 
 
 def _quoted(word: str) -> str:
     return shlex.quote(one_line(word))
 
 
-def _repetitions(found: list[Anomaly]) -> list[Anomaly]:
+def repetitions(found: list[Anomaly]) -> list[Anomaly]:
     """Keep the first of anomalies of one call in several steps; a worse one takes its place."""
     kept: dict[tuple[object, ...], Anomaly] = {}
     for one in found:
         place = one.place
-        key = (one.kind, place.rank, place.phase, place.level, place.scope, place.op, place.ordinal, one.matters)
+        name = (one.kind, place.rank, place.phase, place.level, place.scope, place.op, place.ordinal)
+        key = (*name, one.matters)
+        if one.matters == "unknown" and (*name, "accuracy-relevant") in kept:  # what it does, an earlier step showed
+            key = (*name, "accuracy-relevant")
         before = kept.get(key)
         kept[key] = one if before is None else dataclasses.replace(
             before, again=before.again if place.step in (before.place.step, *before.again) else (*before.again, place.step)

@@ -1,13 +1,17 @@
 """What a healthy run in a wider dtype has that a narrower one could not hold: ask before migrating.
 
-A result overflows if its largest magnitude is beyond the narrower dtype's; it underflows if its typical magnitude (root mean
-square)
-is below the dtype's smallest normal number. A number that somebody asked for (it stands among the arguments of the call that
-made it)
-and an infinity or largest number of the wider dtype is a mask, which the narrower dtype takes as well: -1e9 becomes -Inf.
+A result overflows if its largest magnitude is beyond the narrower dtype's; a result of the forward pass underflows if its typical
+magnitude (root mean square of what is not zero) is below the dtype's smallest normal number. A number that somebody asked for (it
+stands among the arguments of the call that made it) and an infinity or largest number of the wider dtype is a mask, which the
+narrower dtype takes as well: -1e9 becomes -Inf.
+
+Small gradients are no finding: every healthy training has them, and a loss scale lifts them. `Gradients` says which. An optimizer's
+results are to stay in float32 (Micikevicius et al. 2018, Mixed Precision Training, section 3.1), so they are not asked.
 """
 
 from __future__ import annotations
+
+import math
 
 import numpy as np
 
@@ -17,7 +21,7 @@ from trueup.anomalies.flow import VIEWS
 from trueup.anomalies.found import Anomaly
 from trueup.anomalies.suggesting import policy_row
 from trueup.model import TrueupError
-from trueup.report.wording import number
+from trueup.report.wording import counted, number
 from trueup.verdict.names import normalised
 from trueup.verdict.streams import NONE, Array, Numbers, Stream, is_output
 
@@ -56,7 +60,9 @@ def would_overflow(stream: Stream, narrower: str, sites: Sites) -> list[Anomaly]
     with np.errstate(divide="ignore", invalid="ignore"):
         filled = stream.numel - np.nan_to_num(stream.number("n_zero"))
         rms = stream.l2 / np.sqrt(np.maximum(filled, 1))
-    under = wide & gives & (rms < normal) & (rms > 0)
+    forward = np.isin(stream.phase, [stream.names.number(name) for name in ("forward", "recompute")])[stream.call]
+    over &= ~(stream.phase == stream.names.number("optimizer"))[stream.call]
+    under = wide & forward & gives & (rms < normal) & (rms > 0)
     asked = _asked_for(stream, over & gives, magnitude)
     made: list[Anomaly] = []
     for kind, slots in (("would_overflow", np.flatnonzero(over & gives & ~asked)), ("would_underflow", np.flatnonzero(under))):
@@ -66,6 +72,43 @@ def would_overflow(stream: Stream, narrower: str, sites: Sites) -> list[Anomaly]
         for call in calls[:MOST]:
             made.append(_described(stream, call, kind, bad, dtype, (largest, normal), (magnitude, rms), sites, len(calls)))
     return made
+
+
+class Gradients:
+    """Typical magnitudes of the gradients of a run, and the loss scale that a narrower dtype asks for."""
+
+    def __init__(self) -> None:
+        self._rms: list[Array] = []
+        self._largest = 0.0
+
+    def add(self, stream: Stream, narrower: str) -> None:
+        """Take the gradients of a rank and step.
+
+        Raises:
+            TrueupError: the dtype is none of those that are known.
+        """
+        dtype_named(narrower)
+        wide = np.isin(stream.dtype, [stream.names.number(name) for name in WIDER[narrower]])
+        backward = (stream.phase == stream.names.number("backward"))[stream.call]
+        slots = np.flatnonzero(wide & backward & stream.names.table(is_output)[stream.slot] & (stream.l2 > 0))
+        filled = np.maximum(stream.numel[slots] - np.nan_to_num(stream.number("n_zero")[slots]), 1)
+        self._rms.append(stream.l2[slots] / np.sqrt(filled))
+        magnitude = np.fmax(np.abs(stream.number("min")[slots]), np.abs(stream.number("max")[slots]))
+        self._largest = max(self._largest, float(np.nanmax(magnitude, initial=0.0)))
+
+    def said(self, narrower: str) -> str:
+        """Say how many are too small and which loss scale lifts nine of ten; empty where a tenth of them or less is."""
+        dtype = dtype_named(narrower)
+        limits = kinds.limits(dtype)
+        rms = np.concatenate(self._rms) if self._rms else np.empty(0)
+        if limits is None or not len(rms) or not (tenth := float(np.quantile(rms, 0.1))) < limits[1]:
+            return ""
+        power = math.ceil(math.log2(limits[1] / tenth))
+        room = math.floor(math.log2(limits[0] / self._largest)) if self._largest > 0 else power
+        small = int(np.count_nonzero(rms < limits[1]))
+        text = f"{small:,} of {counted(len(rms), 'gradient')} are typically below the smallest normal {dtype}"
+        lifts = f"{text}: a loss scale of 2**{power} lifts nine of ten"
+        return lifts if power <= room else f"{lifts}, and beyond 2**{room} the largest overflows"
 
 
 def _asked_for(stream: Stream, over: Array, magnitude: Array) -> Array:
@@ -125,7 +168,7 @@ def _described(
         f"{name}: {what}", slots_of(stream, call, bits), led_to(stream, call, bits, sites), matters="unknown",
         because=(
             "the run itself is healthy; run this call in float32 when the rest is narrower, or scale what goes into it"
-            if kind == "would_overflow" else "the run itself is healthy; a loss scale lifts gradients, a wider dtype holds the rest"
+            if kind == "would_overflow" else "the run itself is healthy; a wider dtype holds what this call gives"
         ),
         notes=(f"{calls:,} such calls in this rank and step",) if calls > 1 else (),
     )  # fmt: skip

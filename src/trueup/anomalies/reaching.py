@@ -48,7 +48,7 @@ class _Reach:
                 found, read = 0, False
                 asked = self.flow.root[k] if self.flow.asked[k] else NONE
                 for reader in readers.get(k, ()):
-                    mark, told = self._of_reader(reader, asked)
+                    mark, told = self._of_reader(reader, asked, whole=self.flow.is_float(k))
                     found, read = found | mark, read or told
                 for around in (call, *readers.get(k, ())):
                     found |= self._in_backward(around, backward, asked)
@@ -62,9 +62,10 @@ class _Reach:
         for root, source in enumerate(self.flow.sources):
             source.reached = self._source_reaches(root, source, backward)
 
-    def _of_reader(self, call: int, asked: int) -> tuple[int, bool]:
+    def _of_reader(self, call: int, asked: int, *, whole: bool = True) -> tuple[int, bool]:
         """Return what a value reaches through one call that reads it, and whether that call tells anything.
 
+        What a float became tells only as a float; of an integer, integers tell.
         ``asked`` is the source of an infinity that was asked for, else `NONE`: what a call gives that is bad for another reason is
         not its doing.
         """
@@ -73,7 +74,8 @@ class _Reach:
         given = self.flow.bad_outputs(call)
         if not given:
             computes = normalised(self.flow.op(call)) not in SHAPES
-            return 0, computes and any(self.flow.gives[k] and self.flow.is_float(k) for k in self.flow.slots(call))
+            tells = self.flow.is_float if whole else self.flow.is_number
+            return 0, computes and any(self.flow.gives[k] and tells(k) for k in self.flow.slots(call))
         if asked != NONE and not any(self._is_of(self.flow.root[k], asked) for k in given):
             return 0, True
         mark = self._by_call.get(call, 0)
@@ -102,6 +104,9 @@ class _Reach:
             if around and not any(self.flow.bits[j] for j in around):
                 return 0  # it did not leave the call around it
             if parent in self._by_call:
+                bad = [j for j in around if self.flow.bits[j]]
+                if self.flow.asked.get(k) and not any(self._is_of(self.flow.root[j], self.flow.root[k]) for j in bad):
+                    return UNREAD  # what the call around it gives is bad for another reason
                 return self._by_call[parent]
         phase = self.flow.phase(call)
         if phase == "backward":  # what a view shows may be a tensor that the forward saved

@@ -15,6 +15,7 @@ from trueup.cli import (
     capture,
     compare,
     diff,
+    heal,
     import_,
     overflow,
     replay,
@@ -50,6 +51,7 @@ app.command("import")(import_.import_)
 app.command("show")(show.show)
 app.command("diff")(diff.diff)
 app.command("overflow")(overflow.overflow)
+app.command("heal")(heal.heal)
 app.command("replay")(replay.replay)
 app.command("reproduce")(reproduce.reproduce)
 app.command("verify-capture")(verify_capture.verify_capture)

@@ -23,6 +23,7 @@ Detail = Annotated[
     str, typer.Option(metavar="DETAIL", help="digest, stats or tensor: how much is kept of each tensor.")
 ]
 Steps = Annotated[Word, typer.Option(metavar="STEPS", help="0:3 (steps 0, 1, 2), 5: or 0,2,5; else all.")]
+Stop = Annotated[bool, typer.Option("--stop", help="End the run when the last of --steps is recorded.")]
 Ranks = Annotated[Word, typer.Option(metavar="RANKS", help="Likewise; else all.")]
 Include = Annotated[
     Several, typer.Option(metavar="PATTERN", help="Scopes or operators to record: a glob or /expression/.")
@@ -82,6 +83,7 @@ def capture(
     level: Level = None,
     detail: Detail = "stats",
     steps: Steps = None,
+    stop: Stop = False,
     ranks: Ranks = None,
     include: Include = None,
     exclude: Exclude = None,
@@ -112,6 +114,7 @@ def capture(
         "level": selection.levels(level) or LEVELS,
         "detail": detail,
         "steps": steps,
+        "stop": stop,
         "ranks": ranks,
         "include": tuple(include or ()) or None,
         "exclude": tuple(exclude or ()) or None,

@@ -22,6 +22,13 @@ def overflow(
         Optional[list[int]],  # noqa: UP045
         typer.Option(metavar="N", show_default=False, help="Only this rank, repeated for several."),
     ] = None,
+    replay: Annotated[
+        bool, typer.Option("--replay", help="Execute bad calls and their readers again in float64: tells whether they matter.")
+    ] = False,
+    against: Annotated[
+        Optional[Path],  # noqa: UP045
+        typer.Option(metavar="BASE", show_default=False, help="A trusted capture: whether its calls give the same tells, too."),
+    ] = None,
     html: Annotated[
         Optional[Path],  # noqa: UP045
         typer.Option(metavar="DIR", show_default=False, help="Save index.html and overflow.json there."),
@@ -42,7 +49,7 @@ def overflow(
     from trueup.report.overflow_terminal import render
     from trueup.report.terminal import print_saved, print_written
 
-    result = judge(path, would_overflow=would_overflow, step=step or None, rank=rank or None)
+    result = judge(path, would_overflow=would_overflow, step=step or None, rank=rank or None, replay=replay, against=against)
     console = Console(highlight=False)
     render(result, console)
     if html is not None:

@@ -69,6 +69,8 @@ class CaptureOptions:
     """Fields of `trueup.rerun.shadow_options.ShadowOptions`: operators are computed again, and judged, instead of recorded."""
     inputs_from: str | None = None
     """A capture of detail ``tensor`` whose inputs the modules get instead of their own."""
+    stop: bool = False
+    """End the run when the last of ``steps`` was recorded."""
 
     @classmethod
     def of(
@@ -85,6 +87,7 @@ class CaptureOptions:
         compile: str = "off",
         shadow: dict[str, Any] | None = None,
         inputs_from: str | None = None,
+        stop: bool = False,
     ) -> CaptureOptions:
         """Check the options of `trueup.capture`.
 
@@ -100,12 +103,19 @@ class CaptureOptions:
             raise TrueupError(f"on_error {on_error!r} is unknown: expected continue or stop")
         if compile not in ("off", "through"):
             raise TrueupError(f"compile {compile!r} is unknown: expected off or through")
+        chosen = parse_numbers(steps, "steps")
+        if stop and (chosen is None or any(end is None for _, end in chosen)):
+            raise TrueupError("a run is stopped after the last step that is recorded: give steps with an end, e.g. --steps 0:3")
         includes, excludes = _patterns(include), _patterns(exclude)
         Patterns(includes), Patterns(excludes)  # an unreadable pattern is reported now, not in the training run
         return cls(
-            levels, detail, parse_numbers(steps, "steps"), parse_numbers(ranks, "ranks"), includes, excludes, phases,
-            "stop" if on_error == "stop" else "continue", "off" if compile == "off" else "through", shadow, inputs_from,
+            levels, detail, chosen, parse_numbers(ranks, "ranks"), includes, excludes, phases,
+            "stop" if on_error == "stop" else "continue", "off" if compile == "off" else "through", shadow, inputs_from, stop,
         )  # fmt: skip
+
+    def is_over(self, step: int) -> bool:
+        """Tell whether the run is to end, as ``step`` begins and nothing that is wanted can follow."""
+        return self.stop and self.steps is not None and all(end is not None and step >= end for _, end in self.steps)
 
     def to_json(self) -> str:
         """Encode for the environment of a child process."""

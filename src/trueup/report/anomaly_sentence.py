@@ -9,6 +9,7 @@ import math
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
+from trueup.anomalies.kinds import words
 from trueup.model import TensorStats
 from trueup.report.wording import counted, number, one_line, short_source
 
@@ -36,11 +37,11 @@ def counts(slot: SlotNumbers) -> str:
     """Count what is bad in a slot: ``12 NaN, 3 +Inf of 64``."""
     stats = slot.stats
     if not isinstance(stats, TensorStats):
-        return ""
+        return words(slot.bad)  # another tool's statistics, which do not count
     told = [(stats.n_nan, "NaN"), (stats.n_posinf, "+Inf"), (stats.n_neginf, "-Inf")]
     told += [(stats.n_saturated, f"at the largest {slot.dtype}")] if slot.bad & 8 else []
-    words = ", ".join(f"{count:,} {name}" for count, name in told if count)
-    return f"{words} of {counted(stats.numel, 'element')}" if words else ""
+    named = ", ".join(f"{count:,} {name}" for count, name in told if count)
+    return f"{named} of {counted(stats.numel, 'element')}" if named else ""
 
 
 def _happened(found: Anomaly) -> str:
@@ -65,10 +66,17 @@ def _arose(found: Anomaly) -> str:
     size = max((slot.largest for slot in read if not math.isnan(slot.largest)), default=math.nan)
     dtypes = ", ".join(dict.fromkeys(slot.dtype for slot in read))
     asked = any(slot.bad for slot in read)
-    inputs = "no tensor" if not read else f"inputs without NaN up to {number(size)} ({dtypes})" if asked else (
-        f"clean inputs up to {number(size)} ({dtypes})"
-    )
+    if not read:
+        inputs = "no tensor"
+    elif math.isnan(size) and _are_empty(read):
+        inputs = "nothing but empty tensors"
+    else:
+        inputs = f"{'inputs without NaN' if asked else 'clean inputs'} up to {number(size)} ({dtypes})"
     return f"{word}: of {inputs} it made {_bad(found)}"
+
+
+def _are_empty(slots: Sequence[SlotNumbers]) -> bool:
+    return all(isinstance(slot.stats, TensorStats) and slot.stats.numel == 0 for slot in slots)
 
 
 def _bad(found: Anomaly) -> str:

@@ -42,6 +42,7 @@ def document(result: OverflowResult) -> dict[str, Any]:
             "history": result.scale_history,
             "steps": [dataclasses.asdict(one) | {"scale": json_number(one.scale)} for one in result.scale],
         },
+        "try_next": result.try_next,
         "notes": list(result.notes),
     }
 

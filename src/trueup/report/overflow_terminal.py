@@ -41,7 +41,7 @@ def render(result: OverflowResult, console: Console) -> None:
         if first.led:
             _section(console, "what led to it, nearest first", _led(first))
         if first.policy:
-            _section(console, "to run the call in a wider dtype, put this into policy.toml", Text(first.policy.rstrip(), "cyan"))
+            _section(console, "a policy.toml that runs the call in a wider dtype", Text(first.policy.rstrip(), "cyan"))
     if result.scale_history:
         _section(console, "loss scale", Text(result.scale_history))
     if len(result.anomalies) > 1:
@@ -51,14 +51,23 @@ def render(result: OverflowResult, console: Console) -> None:
             console.print(Text(f"  and {more:,} more; overflow.json lists all", "dim"))
     if result.notes:
         _section(console, "notes", Text("\n".join(one_line(note) for note in result.notes[:NOTES])))
-    if first is not None and first.run_next:
-        console.print()
-        console.print(Text.assemble(("next  ", "bold"), "whether it changes the result:"))
-        console.print(Text(" " * 6 + first.run_next, "cyan"), soft_wrap=True)
+    _next(result, console)
+
+
+def _next(result: OverflowResult, console: Console) -> None:
+    first, head = result.first, "next  "
+    what = "whether the clean numbers are the right ones:" if first and first.matters == "harmless" else "whether it matters:"
+    for said, command in ((what, first.run_next if first else ""), ("whether the policy heals it:", result.try_next)):
+        if command:
+            if head.strip():
+                console.print()
+            console.print(Text.assemble((head, "bold"), said))
+            console.print(Text(" " * 6 + command, "cyan"), soft_wrap=True)
+            head = " " * 6
 
 
 def _slots(first: Anomaly, console: Console) -> None:
-    shown = [slot for slot in first.slots if isinstance(slot.stats, TensorStats)]
+    shown = [slot for slot in first.slots if isinstance(slot.stats, TensorStats) or slot.bad]
     if not shown:
         return
     table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="dim", show_edge=False)
@@ -69,8 +78,8 @@ def _slots(first: Anomaly, console: Console) -> None:
     table.add_column("bad", overflow="fold")
     shown.sort(key=lambda slot: not slot.bad)  # stable: the bad ones are among those shown
     for slot in sorted(shown[:SLOTS], key=lambda slot: _order(slot.slot)):
-        assert isinstance(slot.stats, TensorStats)
-        table.add_row(Text(one_line(slot.slot)), Text(_tensor(slot)), *numbers(slot.stats), Text(counts(slot), "red"))
+        held = numbers(slot.stats) if isinstance(slot.stats, TensorStats) else [""] * 4
+        table.add_row(Text(one_line(slot.slot)), Text(_tensor(slot)), *held, Text(counts(slot), "red"))
     _section(console, None, table)
     if len(shown) > SLOTS:
         console.print(Text(f"  and {counted(len(shown) - SLOTS, 'more slot')}", "dim"))

@@ -72,6 +72,22 @@ class RecordedTensor:
         """Number of elements."""
         return math.prod(self.shape)
 
+    @property
+    def buffer(self) -> tuple[int, str, str] | None:
+        """Which of the buffers that were kept it shows: rank, segment and key; None: its elements were not kept."""
+        return None if self._place is None else self._place[1:4]
+
+    def positions(self) -> NDArray[np.int64]:
+        """Return where in that buffer each of its elements lies, in the recorded shape; `array` tells whether that is true."""
+        view = None if self._place is None else self._place[4]
+        if view is None:
+            return np.arange(self.numel).reshape(self.shape)
+        count = len(view) // 2
+        found = np.array(view[0], np.int64)
+        for size, stride in zip(view[1 : 1 + count], view[1 + count :], strict=True):
+            found = found[..., None] + stride * np.arange(size)
+        return found.reshape(self.shape)
+
     def array(self) -> NDArray[Any]:
         """Return the elements, read-only, C order, in the recorded shape.
 

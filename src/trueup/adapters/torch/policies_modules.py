@@ -74,13 +74,16 @@ def module_call(
 
 
 def _held(module: torch.nn.Module) -> tuple[list[Place], list[torch.Tensor]]:
-    """Return the parameters and buffers of a module and of those inside, and where they stand."""
+    """Return the parameters, buffers and other tensors that a module and those inside hold, and where they stand.
+
+    FSDP 1 puts views of its flat parameter into plain attributes while the module runs.
+    """
     found = [
         (where, key, tensor)
         for inner in module.modules()
-        for where in (inner._parameters, inner._buffers)
+        for where in (inner._parameters, inner._buffers, vars(inner))
         for key, tensor in where.items()
-        if tensor is not None and not is_lazy(tensor)
+        if isinstance(tensor, torch.Tensor) and not is_lazy(tensor)
     ]
     return [(where, key) for where, key, _ in found], [tensor for _, _, tensor in found]
 

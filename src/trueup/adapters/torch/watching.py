@@ -12,8 +12,8 @@ import torch
 
 import trueup
 from trueup.adapters.torch import capturing
-from trueup.adapters.torch.watching_looking import Hit
 from trueup.adapters.torch.watching_session import WatchSession
+from trueup.adapters.torch.watching_telling import Hit
 from trueup.model import TrueupError
 from trueup.recorder import CaptureOptions
 from trueup.watching import WatchOptions

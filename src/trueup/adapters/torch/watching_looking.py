@@ -4,10 +4,8 @@ from __future__ import annotations
 
 import dataclasses
 import json
-import sys
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -16,11 +14,12 @@ from numpy.typing import NDArray
 
 from trueup.adapters.torch.environment import describe_run, rank_and_world
 from trueup.adapters.torch.watching_classify import FOLLOWS, Found, found_in
-from trueup.adapters.torch.watching_rerun import Rerun, rerun
+from trueup.adapters.torch.watching_rerun import rerun
 from trueup.adapters.torch.watching_saving import Reproduced, around, attach, free_directory, save
 from trueup.adapters.torch.watching_scale import LossScale
 from trueup.adapters.torch.watching_standins import CannotRerun
 from trueup.adapters.torch.watching_stopping import Stopper
+from trueup.adapters.torch.watching_telling import Hit, last_words, message, name_of, reproduction, say
 from trueup.recorder import Call
 from trueup.recorder.keeping import Keeper, last_calls
 from trueup.recorder.recent import Recent
@@ -45,23 +44,6 @@ MOST_HITS = 10_000
 """Hits of which the report has an entry."""
 
 Signature = tuple[tuple[int, int, str, int], ...]
-
-
-@dataclass(frozen=True, slots=True)
-class Hit:
-    """A step with something bad."""
-
-    step: int
-    rank: int
-    kind: str
-    name: str
-    """``scope/op, phase``."""
-    said: str
-    source: str | None
-    path: str | None
-    """The capture that was saved, None where none was."""
-    tensors: str
-    """Whether its tensors were saved, or why not."""
 
 
 class Watcher:
@@ -166,7 +148,7 @@ class Watcher:
     def _hit(self, found: Sequence[Found], rows: Rows, *, execute: bool) -> None:
         first = found[0]
         self._bad = self._keeper.step
-        name = _name(first.call)
+        name = name_of(first.call)
         self._alike[first.kind, name] += 1
         self._count += 1
         step, rank = self._keeper.step, rank_and_world()[0] or 0
@@ -178,10 +160,10 @@ class Watcher:
         if len(self.hits) < MOST_HITS:
             self.hits.append(hit)
         if path is not None:
-            _say(_message(hit, text))
+            say(message(hit, text))
             self._write_report()
         if self.options.stop_after is not None and self._count >= self.options.stop_after:
-            self.stopper.ask(step, _last_words(self._keeper.directory, self._count, hit))
+            self.stopper.ask(step, last_words(self._keeper.directory, self._count, hit))
 
     def _why_not(self, kind: str, name: str) -> str:
         """Say why a hit is not saved; empty where it is."""
@@ -204,10 +186,10 @@ class Watcher:
                 said = f"not executed again, because {reason}"
         reproduced = Reproduced() if again is None else attach(rows, again.rows, calls)
         if again is not None:
-            said = _reproduction(again, reproduced)
+            said = reproduction(again, reproduced)
         rank = rank_and_world()[0] or 0
         path = free_directory(keeper.directory, keeper.step, rank)
-        notes = [*(one.said for one in found), f"tensors of {_name(found[0].call)}: {said}"]
+        notes = [*(one.said for one in found), f"tensors of {name_of(found[0].call)}: {said}"]
         kept = last_calls(self._before, self.options.frames) + around(rows, calls, self.options.frames)
         try:
             save(path, session.options, self._describe, kept, keeper.sites, notes)
@@ -273,41 +255,5 @@ def _with_forward(calls: Sequence[Call], rows: Rows) -> list[Call]:
     return [found[seq] for seq in sorted(found)]
 
 
-def _reproduction(again: Rerun, reproduced: Reproduced) -> str:
-    early = f"; it ended early: {again.ended_early}" if again.ended_early else ""
-    if reproduced.differing:
-        some = ", ".join(reproduced.differing[:3])
-        why = "the operation is not deterministic, or depends on what changed"
-        return f"executed again and NOT the same: {some} differ, so {why}{early}"
-    if not reproduced.same:
-        return f"executed again without meeting the call{early}"
-    missing = f"; {len(reproduced.missing)} tensors were not met again" if reproduced.missing else ""
-    return f"executed again with the same result, {reproduced.same} tensors saved{missing}{early}"
-
-
-def _name(call: Call) -> str:
-    return f"{f'{call.scope}/' if call.scope else ''}{call.op}, {call.phase}"
-
-
-def _message(hit: Hit, text: str | None) -> str:
-    lines = [hit.said]
-    if hit.source:
-        lines.append(f"  your code: {hit.source}{f': {text}' if text else ''}")
-    lines.append(f"  tensors:   {hit.tensors}")
-    lines.append(f"  saved:     {hit.path}")
-    lines.append(f"  next:      trueup overflow {hit.path}")
-    return "\n".join(lines)
-
-
-def _last_words(directory: Path, count: int, hit: Hit) -> str:
-    hits = "the first hit" if count == 1 else f"{count} hits"
-    where = hit.path or directory
-    return f"the run was stopped after {hits}, as asked; everything is in {directory}, the last hit in {where} (exit code 3)"
-
-
 def _size(directory: Path) -> int:
     return sum(file.stat().st_size for file in directory.rglob("*") if file.is_file())
-
-
-def _say(text: str) -> None:
-    print(f"trueup: {text}", file=sys.stderr, flush=True)

@@ -6,25 +6,23 @@ session is idle meanwhile. The calls get the numbers that they had, so that rows
 
 from __future__ import annotations
 
-import threading
 from collections import defaultdict
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from functools import partial
-from itertools import count
-from pathlib import Path
 from typing import Any
 
 import torch
 
 from trueup.adapters.torch.session import Session
 from trueup.adapters.torch.tensors import named_tensors
+from trueup.adapters.torch.watching_copying import CopyingSession, Key
 from trueup.adapters.torch.watching_standins import CannotRerun, StandIns, begin_as, innermost, moved, swapped
-from trueup.adapters.torch.watching_tape import Event, Held, Made, Surroundings, Tape, mapped, random_states, set_random_states
-from trueup.recorder import Call, CaptureOptions, Statistics
-from trueup.recorder.keeping import Keeper
-from trueup.recorder.rows import Kind, Rows
+from trueup.adapters.torch.watching_surroundings import Surroundings, random_states, set_random_states
+from trueup.adapters.torch.watching_tape import Event, Held, Made, Tape, mapped
+from trueup.recorder import Call
+from trueup.recorder.rows import Rows
 
 COLLECTIVE = "it communicates with other ranks, which do not execute it again"
 UPDATED = "the optimizer had changed its parameters before that was noticed"
@@ -36,11 +34,6 @@ NOT_FOLLOWED = (
 REASONS = {"collective": COLLECTIVE, "optimizer": "it ran in the optimizer's step, which changes what it reads"}
 """By phase, why calls are not executed again."""
 OVERWRITES = "it wrote to a tensor in place that is not its own"
-PAYLOAD_BYTES = 1 << 30
-"""Copied of the calls of interest, at most."""
-
-Key = tuple[str, str, str, str]
-"""Level, phase, scope and operator."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,7 +58,7 @@ def rerun(session: Session, tape: Tape, calls: Sequence[Call], numbered: Sequenc
         CannotRerun: nothing was executed, because it cannot be, or not without a risk for the training.
     """
     needed, refused = _possible(tape, calls)
-    copies = _Session(session, {_key(call) for call in calls})
+    copies = CopyingSession(session, {_key(call) for call in calls})
     copies.recorder.step = session.recorder.step
     ordinals = _Ordinals(numbered)
     before = random_states(session.slots.devices)
@@ -167,7 +160,7 @@ class _Ordinals:
 class _Player:
     """Runs events again; ``swaps`` ends what modules were given for it."""
 
-    def __init__(self, tape: Tape, copies: _Session, ordinals: _Ordinals, swaps: ExitStack) -> None:
+    def __init__(self, tape: Tape, copies: CopyingSession, ordinals: _Ordinals, swaps: ExitStack) -> None:
         self._copies, self._ordinals, self._swaps = copies, ordinals, swaps
         self._swapped: set[int] = set()
         self._stand_ins = StandIns()
@@ -255,87 +248,3 @@ def _as_in(surroundings: Surroundings) -> Iterator[None]:
         if surroundings.random is not None:
             set_random_states(surroundings.random)
         yield
-
-
-# ---------------------------------------------------------------- the session and the recorder of it
-class _Numbers:
-    """Numbers calls from where it is told."""
-
-    def __init__(self) -> None:
-        self.value = 0
-
-    def __iter__(self) -> _Numbers:
-        return self
-
-    def __next__(self) -> int:
-        self.value += 1
-        return self.value - 1
-
-
-class _Copier(Keeper):
-    """Keeps the rows of a few kinds of calls with the bytes of their tensors, under the numbers that the step gave them."""
-
-    def __init__(self, *args: Any, **kwargs: Any) -> None:
-        super().__init__(*args, **kwargs)
-        self.numbers = _Numbers()
-        self._seqs = self.numbers  # type: ignore[assignment]
-        self.wanted: set[Key] = set()
-        self._start: Callable[[Key], int] = lambda _: 0
-        self._room = PAYLOAD_BYTES
-
-    def begin_event(self, first: int, start: Callable[[Key], int]) -> None:
-        """Number the calls that follow from ``first`` on, and those of each kind from what ``start`` says."""
-        self.numbers.value, self._start = first, start
-        for key, kind in self._kinds.items():
-            kind.ordinals = count(start(key))
-
-    def keep(self, stats: Statistics, within: Any = None) -> None:  # noqa: ARG002 - each buffer is kept whole
-        """Copy the bytes, as long as there is room."""
-        size = getattr(stats.data, "nbytes", 0)
-        if size > self._room:
-            stats.data = None
-            return
-        self._room -= size
-        super().keep(stats)
-
-    def _new_kind(self, level: str, phase: str, scope: str, op: str) -> Kind:
-        key = level, phase, scope, op
-        known = key in self._kinds
-        kind = super()._new_kind(level, phase, scope, op)
-        if not known:
-            kind.ordinals = count(self._start(key))
-        return kind
-
-    def _selects(self, level: str, phase: str, scope: str, op: str) -> bool:
-        return (level, phase, scope, op) in self.wanted
-
-
-class _Session(Session):
-    """A capture inside the watched one; it follows no optimizer and no collective."""
-
-    recorder_type = _Copier
-
-    def __init__(self, outer: Session, wanted: set[Key]) -> None:
-        options = CaptureOptions.of(level=outer.options.levels, detail="tensor", phase=outer.options.phases)
-        super().__init__(Path(outer.recorder.directory), options, {}, outer.scopes)
-        assert isinstance(self.recorder, _Copier)
-        self.copier = self.recorder
-        self.copier.wanted = wanted
-
-    def enter_model(self, module: torch.nn.Module) -> None:
-        """Nothing ends a step here."""
-
-    @contextmanager
-    def on(self) -> Iterator[None]:
-        """Record what runs inside."""
-        self._thread = threading.get_ident()
-        calls = self._always[0]  # of modules; the others are a GradScaler's
-        calls.install()
-        self.threads.state.observed = True
-        self._update_active()
-        try:
-            yield
-        finally:
-            self.active = False
-            self._switch(on=False)
-            calls.remove()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from collections import Counter
 from collections.abc import Sequence
 from functools import partial
@@ -11,13 +12,14 @@ from trueup.anomalies.across import across_ranks
 from trueup.anomalies.classifying import classify_stream
 from trueup.anomalies.found import Anomaly, OverflowResult, OverflowWord, ScaleStep, StepAnomalies
 from trueup.anomalies.magnitudes import Magnitudes
-from trueup.anomalies.mattering import Run, in_order, settle
+from trueup.anomalies.mattering import Run, in_order, repetitions, settle
 from trueup.anomalies.memory import Memory
-from trueup.anomalies.narrower import WIDER, would_overflow
+from trueup.anomalies.narrower import WIDER, Gradients, would_overflow
 from trueup.anomalies.scaling import scale_findings
 from trueup.model import TrueupError
 from trueup.report.anomaly_sentence import verdict_lines
 from trueup.report.scaling import loss_scale_of
+from trueup.report.wording import one_line
 from trueup.store import Capture, open_capture
 from trueup.verdict.streams import Read, Stream
 
@@ -31,6 +33,8 @@ def overflow(
     would_overflow: str | None = None,
     step: int | Sequence[int] | None = None,
     rank: int | Sequence[int] | None = None,
+    replay: bool = False,
+    against: str | Path | None = None,
 ) -> OverflowResult:
     """Find the first call of a run that made NaN, Inf or saturated numbers of clean ones, and say whether it matters.
 
@@ -44,12 +48,17 @@ def overflow(
             ``fp8_e5m2``.
         step: steps to judge; all by default.
         rank: ranks to judge; all by default.
+        replay: execute the bad calls and those that read them again, in float64, to tell whether they matter
+            (`trueup.anomalies.effects`); takes a capture of detail ``tensor``, and PyTorch.
+        against: a capture of the same training on a trusted device, whole or of the calls in question alone: whether they give
+            the same there tells, too.
 
     Raises:
-        TrueupError: there is no such capture, step, rank or dtype.
+        TrueupError: there is no such capture, step, rank or dtype, or PyTorch is needed and not there.
     """
     opened = capture if isinstance(capture, Capture) else open_capture(capture)
-    return _Reading(opened, _chosen("step", step, opened.steps), _chosen("rank", rank, sorted(opened.ranks))).run(would_overflow)
+    reading = _Reading(opened, _chosen("step", step, opened.steps), _chosen("rank", rank, sorted(opened.ranks)))
+    return reading.run(would_overflow, replay=replay, against=against)
 
 
 def _chosen(name: str, given: int | Sequence[int] | None, there: Sequence[int]) -> list[int]:
@@ -71,18 +80,33 @@ class _Reading:
         self.magnitudes = {rank: Magnitudes() for rank in ranks}
         self.judged: list[StepAnomalies] = []
         self.more: list[Anomaly] = []
+        self.notes: list[str] = []
+        self.gradients = Gradients()
         self.calls = self.measured = self.slots = 0
 
-    def run(self, narrower: str | None) -> OverflowResult:
+    def run(self, narrower: str | None, *, replay: bool, against: str | Path | None) -> OverflowResult:
         for step in self.steps:
             for rank in self.ranks:
                 self._step(rank, step, narrower)
         if narrower is not None:
-            return self._result(sorted(self.more, key=lambda one: (one.place.step, one.place.rank, one.place.seq)), narrower)
+            order = sorted(self.more, key=lambda one: (one.kind, one.place.step, one.place.rank, one.place.seq))  # overflows first
+            self.notes += [self.gradients.said(narrower)] if self.gradients.said(narrower) else []
+            return self._result(repetitions(order), narrower)
         scale = tuple(one for judged in self.judged for one in judged.scale)
-        run = Run(str(self.capture.path), tuple(self.steps), scale, max(len(self.capture.ranks), 1))
+        tensors = self.capture.root.get("detail") == "tensor"
+        run = Run(str(self.capture.path), tuple(self.steps), scale, max(len(self.capture.ranks), 1), tensors)
         judged = across_ranks(self.judged, self._members())
         found = settle(judged, run)
+        if replay:  # loaded where they are asked for: a watch, which judges too, starts without them
+            from trueup.anomalies.settling import settled
+
+            found, more = settled(found, self.capture)
+            self.notes += more
+        if against is not None:
+            from trueup.anomalies.against import settled_against
+
+            found, more = settled_against(found, against, self.capture)
+            self.notes += more
         found += scale_findings(scale, found)
         for magnitudes in self.magnitudes.values():
             found += magnitudes.findings()
@@ -99,6 +123,7 @@ class _Reading:
         self.slots += len(stream.slot)
         if narrower is not None:
             self.calls, self.measured = self.calls + len(stream), self.measured + int(stream.measured.sum())
+            self.gradients.add(stream, narrower)
             if len(self.more) < MOST:
                 self.more += would_overflow(stream, narrower, sites)
             return
@@ -122,7 +147,18 @@ class _Reading:
         return OverflowResult(
             verdict, "\n".join(lines), tuple(found[:MOST]), tuple(expected.most_common()), scale, loss_scale_of(scale),
             tuple(notes), str(self.capture.path), len(self.ranks), len(self.steps), self.calls, self.measured, narrower,
+            self._try_next(found) if narrower is None else "",
         )  # fmt: skip
+
+    def _try_next(self, found: list[Anomaly]) -> str:
+        """Return the command that runs the step again with the suggested policy."""
+        if not found or found[0].matters == "harmless" or not found[0].policy:
+            return ""
+        command, launched = self.capture.root.get("command"), "run" in self.capture.root  # else it is a script's arguments
+        words = "COMMAND"
+        if launched and isinstance(command, list) and all(isinstance(word, str) for word in command):
+            words = " ".join(shlex.quote(one_line(word)) for word in command)
+        return f"trueup heal {shlex.quote(one_line(str(self.capture.path)))} -- {words}"
 
     def _verdict(self, found: list[Anomaly]) -> OverflowWord:
         if any(one.matters != "harmless" for one in found):
@@ -139,8 +175,8 @@ class _Reading:
         if self.capture.lost:
             notes.append(f"{len(self.capture.lost)} part(s) of the capture cannot be read: {self.capture.lost[0]}")
         if self.capture.imported and self.measured:
-            notes.append("imported: which call made a tensor is not known, so what reads an infinity is not either")
+            notes.append("imported: which call made a tensor is told by equal numbers, and what reads an infinity likewise")
         if narrower is not None:
             notes.append(f"judged by the largest and the typical magnitude of each result in {', '.join(WIDER[narrower])}")
         told = dict.fromkeys(str(n) for r in self.ranks for n in self.capture.ranks.get(r, {}).get("notes", []))
-        return [*notes, *told]
+        return [*notes, *self.notes, *told]
