@@ -1,7 +1,7 @@
 """Whose gradients leave the last autograd node of an API call: what msprobe and ptdbg see of a function's backward.
 
-Of a function that is one node they are those of its inputs, in the order of the node's own arguments. Of any other they are those of a
-tensor in between, which no native capture has: a linear layer on three dimensions ends in a view of a product, and what leaves the
+Of a function that is one node they are those of its inputs, in the order of the node's own arguments. Of any other they are those of
+a tensor in between, which no native capture has: a linear layer on three dimensions ends in a view of a product, and what leaves the
 view is the gradient that came in, in another shape.
 """
 
@@ -61,7 +61,7 @@ def _of_linear(shapes: Sequence[Shape]) -> list[Left] | None:
 
 
 def transposed(tensor: ForeignTensor) -> ForeignTensor:
-    """Return a matrix with rows and columns exchanged; its checksum compares with none of the other order, but an XOR has no order."""
+    """Exchange rows and columns of a matrix; its checksum compares with none of the other order, but an XOR has no order."""
     load: Callable[[], Array] | None = partial(_load_transposed, tensor) if tensor.load is not None else None
     shape = tensor.shape[::-1] if tensor.shape is not None else None
     algorithm, _, value = (tensor.checksum or "").partition(":")

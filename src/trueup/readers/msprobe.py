@@ -8,8 +8,8 @@
                 dump_tensor_data/    a .pt (PyTorch) or .npy (MindSpore) for each tensor, where tensors were kept
 
 Statistics are Max, Min, Mean and Norm; a field called ``md5`` holds a CRC-32 of the bytes, or an XOR of them. Of an API's backward
-msprobe sees what leaves its last autograd node, which `left_gradients` tells apart from gradients of its inputs; where a module is one
-function and nothing else, the function has the module's (`msprobe_modules`).
+msprobe sees what leaves its last autograd node, which `left_gradients` tells apart from gradients of its inputs; where a module
+is one function and nothing else, the function has the module's (`msprobe_modules`).
 """
 
 from __future__ import annotations
@@ -160,7 +160,7 @@ class _Step:
             level, phase = "module", "forward"
         else:
             op, level, phase = names.operator(parsed.kind, ".".join(parsed.parts), self.framework)
-            scope = self._scope(key, context.parents)
+            scope = self._scope(key, context.parents) or self._scope(parsed.forward() or key, context.parents)
         if parsed.backward:
             phase = "backward"
         elif repeats and phase == "forward":

@@ -1,7 +1,7 @@
 """Gradients of a function that is all its module computes: in msprobe's level mix they stand with the module.
 
-Of a linear layer on three dimensions msprobe sees the gradient of a view (`left_gradients`). Around the function is a ``Linear``, of
-which the dump has what its input got and, as ``parameters_grad``, what ``weight.grad`` held after the backward. Where the module
+Of a linear layer on three dimensions msprobe sees the gradient of a view (`left_gradients`). Around the function is a ``Linear``,
+of which the dump has what its input got and, as ``parameters_grad``, what ``weight.grad`` held after the backward. Where the module
 passes its tensors on to one function and returns its result, these are the function's::
 
     Module.head.Linear.backward.0           output.0   ->   Functional.linear.6.backward   grad_input.0
@@ -26,7 +26,8 @@ from trueup.readers.msprobe_names import Name, parse
 
 MODULES = frozenset({
     "Linear", "Embedding", "LayerNorm", "GroupNorm", "RMSNorm", "BatchNorm1d", "BatchNorm2d", "BatchNorm3d", "Conv1d", "Conv2d",
-    "Conv3d", "ConvTranspose1d", "ConvTranspose2d", "ConvTranspose3d", "Bilinear", "Dropout", "CrossEntropyLoss", "MSELoss", "NLLLoss",
+    "Conv3d", "ConvTranspose1d", "ConvTranspose2d", "ConvTranspose3d", "Bilinear", "Dropout", "CrossEntropyLoss", "MSELoss",
+    "NLLLoss",
     "MaxPool1d", "MaxPool2d", "AvgPool1d", "AvgPool2d", "AdaptiveAvgPool2d", "Softmax", "LogSoftmax", "GELU", "SiLU", "ReLU",
     "LeakyReLU", "ELU", "Softplus", "Mish", "GLU", "PixelShuffle", "Upsample",
 })  # fmt: skip
@@ -129,9 +130,11 @@ class SoleFunctions:
             if function.inputs.get(at) == told:
                 yield f"grad_input.{at}", at
         for parameter, told in module.parameters.items():
-            at = [where for where, one in function.inputs.items() if one == told]
-            if len(at) == 1 and (backward, parameter) in self._held and self._is_only_reader(told) and self._adds_nothing_up():
-                yield f"grad_param.{parameter}", at[0]
+            places = [where for where, one in function.inputs.items() if one == told]
+            if len(places) != 1 or (backward, parameter) not in self._held:
+                continue
+            if self._is_only_reader(told) and self._adds_nothing_up():
+                yield f"grad_param.{parameter}", places[0]
 
     def _is_only_reader(self, parameter: Signature) -> bool:
         return sum(key not in self.repeated for key in self._readers[parameter]) == 1

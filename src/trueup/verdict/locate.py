@@ -149,7 +149,7 @@ def _unmatched(part: Part, tree: Tree, criterion: Criterion, origins: Origins) -
     loose = loose_calls(tree)
     regions = Regions(tree, loose, origins)
     settle(regions, criterion)
-    uncovered = set(regions.uncompared)
+    uncovered = regions.uncompared | set(regions.untold())
     suspects = []
     for region in regions.found:
         judged = judge_region(region, criterion)
