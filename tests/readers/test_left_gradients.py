@@ -20,7 +20,7 @@ SHAPES: dict[str, list[tuple[int, ...]]] = {
     "conv1d": [(2, 3, 5), (4, 3, 3), (4,)], "conv2d": [(2, 3, 5, 5), (4, 3, 3, 3), (4,)],
     "conv3d": [(1, 2, 3, 3, 3), (2, 2, 2, 2, 2), (2,)],
     "mm": [(3, 4), (4, 5)], "matmul": [(3, 4), (4, 5)], "bmm": [(2, 3, 4), (2, 4, 5)], "addmm": [(5,), (3, 4), (4, 5)],
-    "baddbmm": [(2, 3, 5), (2, 3, 4), (2, 4, 5)], **dict.fromkeys(("add", "sub", "mul", "div"), [(3, 4), (4,)]),
+    "baddbmm": [(2, 3, 5), (2, 3, 4), (2, 4, 5)], **{name: [(3, 4), (4,)] for name in ("add", "sub", "mul", "div")},
 }  # fmt: skip
 """Shapes of the tensors that a function is given; a matrix where none are named."""
 

@@ -1,8 +1,8 @@
 """Whose gradients leave the last autograd node of an API call: what msprobe and ptdbg see of a function's backward.
 
-Of a function that is one node they are those of its inputs, in the order of the node's own arguments. Of any other they are those of
-a tensor in between, which no native capture has: a linear layer on three dimensions ends in a view of a product, and what leaves the
-view is the gradient that came in, in another shape.
+Of a function that is one node they are those of its inputs, in the order of the node's own arguments. Of any other they are those
+of a tensor in between, which no native capture has: a linear layer on three dimensions ends in a view of a product, and what leaves
+the view is the gradient that came in, in another shape.
 """
 
 from __future__ import annotations

@@ -27,6 +27,7 @@ from trueup.verdict.findings import by_itself, suspect_finding, unmatched_findin
 from trueup.verdict.forced import notes_on
 from trueup.verdict.foreign import statistics_note
 from trueup.verdict.gradients import Norm, norms_of
+from trueup.verdict.handed_out import replaced_note
 from trueup.verdict.judge import judge
 from trueup.verdict.judged import Verdicts
 from trueup.verdict.locate import SIDES, Part, Side, Suspect, is_quiet, locate, rank_culprits
@@ -345,6 +346,9 @@ class _Comparison:
         self.by_statistics += len(np.unique(errors.pair[errors.method == STATISTICS]))
         self.harmless += [suspect_finding(Suspect(j, "argument", False), *part.streams, sites) for j in part.harmless[:1]]
         self.n_harmless += len(part.harmless)
+        if part.replaced is not None:
+            call = errors.streams[1].row(int(errors.calls[1][errors.pair[part.replaced]]))
+            self.notes.append(replaced_note(call, errors.error(part.replaced).slot))
         self.outputs += int(np.count_nonzero(part.verdicts.worst >= 0))
         self.tables.append(call_table(part.verdicts, part.alignment.paired, sites[1]))
 

@@ -2,7 +2,8 @@
 
 A fused optimizer writes in one call what its parts write in ten, and in the last captured step nobody reads it. Each such result is
 held against the nearest of the same shape on the other side; so are gradients of weights where no optimizer was recorded. Where
-all of a call's agree within what goes into both explains, the call did no harm. Where they do not, nothing is said: the nearest need not be its counterpart.
+all of a call's agree within what goes into both explains, the call did no harm. Where they do not, nothing is said: the nearest
+need not be its counterpart.
 """
 
 from __future__ import annotations

@@ -17,6 +17,7 @@ import numpy as np
 from trueup.verdict.align import Alignment
 from trueup.verdict.arguments import equal_values
 from trueup.verdict.criteria import Criterion
+from trueup.verdict.handed_out import Use, from_root, receives, use_of
 from trueup.verdict.judged import Judged, Verdicts
 from trueup.verdict.lasting import settle
 from trueup.verdict.measure import is_overwritten
@@ -39,6 +40,11 @@ CLEAN_UNITS = 512
 ENTERING = ("forward", "data")
 """Phases in which data and weights enter a step."""
 
+MOST_ENTRIES = 1000
+"""Tensors that enter a step and differ of which it is asked what becomes of them."""
+
+HANDED_OUT = "rank {0} hands it out to the other ranks: the difference starts in the weights or buffers that rank {0} began with"
+
 
 @dataclass(slots=True)
 class Suspect:
@@ -50,6 +56,8 @@ class Suspect:
     children: tuple[str, ...] = ()
     api: str | None = None
     reason: str = ""
+    because: str = ""
+    """What else was found out about it, in words."""
     sides: tuple[bool, bool] = (True, True)
     """Whether the baseline and the candidate have the call (only a region may lack one)."""
 
@@ -87,6 +95,8 @@ class Part:
     """Unmatched calls that no coarser level and no consumer accounts for."""
     unexplained: list[tuple[Judged, str]] = field(default_factory=list)
     """``(call, input slot)`` where a difference comes in that no compared call made."""
+    replaced: int | None = None
+    """Entry of a tensor that differs when the first step begins and that another rank's replaces before anything reads it."""
     harmless: list[Judged] = field(default_factory=list)
     """Calls that were given other arguments, and whose results agree within rounding."""
 
@@ -119,7 +129,7 @@ def locate(
     suspects += [Suspect(judged, "overwritten", True, reason=slot) for judged, slot in overwritten[:1]]
     part.unexplained = [] if overwritten else part.unexplained
     if first_step:
-        suspects += _inputs(tree, criterion, from_start=from_start)
+        suspects += _inputs(part, tree, criterion, from_start=from_start)
     else:
         suspects += _later_inputs(part.unexplained, part.streams)
     suspects += _arguments(part, criterion, suspects)
@@ -217,7 +227,7 @@ def _same_draw(judged: Judged, baseline: Stream, candidate: Stream) -> bool:
     return norms > 0 and float(np.dot(b, c)) / norms > 0.999
 
 
-def _inputs(tree: Tree, criterion: Criterion, *, from_start: bool) -> list[Suspect]:
+def _inputs(part: Part, tree: Tree, criterion: Criterion, *, from_start: bool) -> list[Suspect]:
     """Find the first tensor that no recorded call produced and that differs: the data, the weights, a state.
 
     Where a call without counterpart produced it on the candidate (a weight is cast there first), that call is suspected.
@@ -227,24 +237,48 @@ def _inputs(tree: Tree, criterion: Criterion, *, from_start: bool) -> list[Suspe
     errors = verdicts.errors
     candidate = errors.streams[1]
     phases = np.isin(candidate.phase, [candidate.names.number(phase) for phase in ENTERING])
-    enters = errors.inputs & phases[errors.calls[1][errors.pair]] & (errors.streams[0].producer[errors.slots[0]] == NONE)
+    unmade = errors.streams[0].producer[errors.slots[0]]
+    handing = from_root(candidate)[errors.calls[1][errors.pair]]
+    unmade = np.where(handing, errors.streams[0].index(unmade), unmade) == NONE  # what copied it there may be of another level
+    enters = errors.inputs & (phases[errors.calls[1][errors.pair]] | handing) & unmade
     shapes = [stream.shapes.squeezed[slots] for stream, slots in zip(errors.streams, errors.slots, strict=True)]
     limit = np.maximum.reduce([np.full(len(errors.pair), tolerance), verdicts.tolerated, may_have_grown(tree)])
     differ = enters & ((errors.relative > limit) | (shapes[0] != shapes[1]))
     producers = candidate.index(candidate.producer[errors.slots[1]])
     alone = tree.pairs[1][producers] == NONE
-    found = np.flatnonzero(differ & alone)
-    if not len(found):
+    first, use = _first_used(np.flatnonzero(differ & alone).tolist(), tree, part)
+    if first == NONE:
         return []
-    error, judged, producer = errors.error(int(found[0])), verdicts.at(int(errors.pair[found[0]])), int(producers[found[0]])
-    if candidate.producer[error.candidate] == NONE:
-        return [Suspect(judged, "input", not error.unsized, reason=error.slot)]
+    error, judged, producer = errors.error(first), verdicts.at(int(errors.pair[first])), int(producers[first])
+    if candidate.producer[error.candidate] == NONE or (use == "handed out" and producer == NONE):
+        because = HANDED_OUT.format(candidate.rank) if use == "handed out" else ""
+        return [Suspect(judged, "input", not error.unsized, reason=error.slot, because=because)]
     region = Region(judged, error, tree, (set(), {producer} - {NONE}))
     made = judge_region(region, criterion)
     certain = made.is_certain(criterion)
     if made.ratio <= criterion.suspect:
         return []
     return [Suspect(made, "region", certain, region_operators(region), sides=region.sides)]
+
+
+def _first_used(entries: list[int], tree: Tree, part: Part) -> tuple[int, Use]:
+    """Return the first of some entries that no call made which is used, and for what; what is replaced unused goes to the part."""
+    errors, stream = tree.verdicts.errors, tree.streams[1]
+    for n in entries[:MOST_ENTRIES]:
+        use = use_of(stream, int(errors.calls[1][errors.pair[n]]))
+        if use != "moved":
+            return n, use
+    if entries and len(entries) <= MOST_ENTRIES and receives(stream):
+        part.replaced = entries[0]
+        part.unexplained = [found for found in part.unexplained if not _is_only_moved(*found, tree)]
+        return NONE, "moved"
+    return entries[0] if entries else NONE, "moved"
+
+
+def _is_only_moved(judged: Judged, slot: str, tree: Tree) -> bool:
+    stream = tree.streams[1]
+    made = stream.producer_of(judged.call.slots[slot].candidate)
+    return made is None and use_of(stream, stream.find(judged.call.candidate.seq)) == "moved"
 
 
 def _later_inputs(unexplained: Iterable[tuple[Judged, str]], streams: tuple[Stream, Stream]) -> list[Suspect]:
