@@ -240,6 +240,8 @@ def _argument(finding: Finding) -> str:
 
 def _random(finding: Finding) -> str:
     error = _error(finding, expected=False)
+    if finding.because:  # it was found out why
+        return f"it draws random numbers, and its outputs differ ({error})"
     return f"it drew different random numbers ({error}): seed, generator or draws before it differ"
 
 

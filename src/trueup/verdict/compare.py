@@ -346,6 +346,8 @@ class _Comparison:
         self.by_statistics += len(np.unique(errors.pair[errors.method == STATISTICS]))
         self.harmless += [suspect_finding(Suspect(j, "argument", False), *part.streams, sites) for j in part.harmless[:1]]
         self.n_harmless += len(part.harmless)
+        if part.elsewhere is not None:
+            self.notes.append(part.elsewhere)
         if part.replaced is not None:
             call = errors.streams[1].row(int(errors.calls[1][errors.pair[part.replaced]]))
             self.notes.append(replaced_note(call, errors.error(part.replaced).slot))

@@ -16,7 +16,8 @@ import numpy as np
 
 from trueup.verdict.align import Alignment
 from trueup.verdict.arguments import equal_values
-from trueup.verdict.criteria import Criterion
+from trueup.verdict.criteria import UNIT_ROUNDOFF, Criterion
+from trueup.verdict.draws import begins_elsewhere, explain_draws
 from trueup.verdict.handed_out import Use, from_root, receives, use_of
 from trueup.verdict.judged import Judged, Verdicts
 from trueup.verdict.lasting import settle
@@ -37,6 +38,9 @@ CLEAN_UNITS = 512
 """Inputs within this many units of roundoff are clean: what a few rounded operators leave behind."""
 
 
+CONDITIONED = 16
+"""How many units of its dtype a rounding may be for this: where a norm cancels it is more, and no sign of clean inputs."""
+
 ENTERING = ("forward", "data")
 """Phases in which data and weights enter a step."""
 
@@ -56,6 +60,8 @@ class Suspect:
     children: tuple[str, ...] = ()
     api: str | None = None
     reason: str = ""
+    unit: float = 2.0**-24
+    """Unit roundoff of its worst output's dtype."""
     because: str = ""
     """What else was found out about it, in words."""
     sides: tuple[bool, bool] = (True, True)
@@ -97,6 +103,8 @@ class Part:
     """``(call, input slot)`` where a difference comes in that no compared call made."""
     replaced: int | None = None
     """Entry of a tensor that differs when the first step begins and that another rank's replaces before anything reads it."""
+    elsewhere: str | None = None
+    """Where a random generator stands elsewhere, and no call shows it."""
     harmless: list[Judged] = field(default_factory=list)
     """Calls that were given other arguments, and whose results agree within rounding."""
 
@@ -139,6 +147,9 @@ def locate(
     told = {s.place for s in suspects if s.kind == "argument"}  # what a function was given, it hands on to its operators
     if told:
         suspects = [s for s in suspects if s.kind != "argument" or told.isdisjoint(_seqs_around(tree, stream.find(s.place)))]
+    explain_draws(part, suspects, criterion)
+    if first_step and not suspects:
+        part.elsewhere = begins_elsewhere(part)
     part.suspects = sorted(suspects, key=lambda s: s.place)
 
 
@@ -203,7 +214,9 @@ def _suspect(pair: int, criterion: Criterion, tree: Tree) -> Suspect:
     parent = candidate.row(around[0]) if around else None
     api = parent.op if parent is not None and parent.level == "api" else None
     certain = judged.is_certain(criterion) or (kind == "argument" and judged.error_in == 0)
-    return Suspect(judged, kind, certain, tree.operators(index), api)
+    worst = call.slots.get(judged.worst or "")
+    unit = UNIT_ROUNDOFF.get(baseline.dtype_of(worst.baseline) or "", 0.0) if worst is not None else 0.0
+    return Suspect(judged, kind, certain, tree.operators(index), api, unit=unit or 2.0**-24)
 
 
 def _equal_arguments(first: str | None, second: str | None) -> bool:
@@ -364,7 +377,7 @@ def rank_culprits(suspects: Iterable[Suspect], tainted: Mapping[int, tuple[int, 
         if not suspect.certain and culprits:
             continue
         together = suspect.phase == "collective" and any(c.rank != suspect.rank for c in culprits)  # it shows on all ranks
-        if not culprits or (_is_clean(suspect.judged) and not together and not _is_told(suspect, culprits)):
+        if not culprits or (_is_clean(suspect) and not together and not _is_told(suspect, culprits)):
             culprits.append(suspect)
     return culprits
 
@@ -379,8 +392,9 @@ def _is_told(suspect: Suspect, culprits: list[Suspect]) -> bool:
     )
 
 
-def _is_clean(judged: Judged) -> bool:
-    unit = judged.own / max(judged.row.ulps, 1.0)
+def _is_clean(suspect: Suspect) -> bool:
+    judged = suspect.judged
+    unit = min(judged.own / max(judged.row.ulps, 1.0), CONDITIONED * suspect.unit)
     return judged.error_in <= CLEAN_UNITS * max(unit, 2.0**-24)
 
 
