@@ -1,7 +1,7 @@
 """Where the state of a random generator begins to differ, of captures that keep it: detail ``tensor`` (docs/format.md).
 
-A dropout whose generator stands elsewhere draws another mask. Then the difference begins in the random state, not in the call; and a
-call that draws, among other things (attention with dropout), is known by the state that it leaves behind.
+A dropout whose generator stands elsewhere draws another mask. Then the difference begins in the random state, not in the call; and
+a call that draws, among other things (attention with dropout), is known by the state that it leaves behind.
 """
 
 from __future__ import annotations
