@@ -71,6 +71,9 @@ def test_what_a_stage_of_a_pipeline_got_wrong(senders: Path, fault: str, rank: i
     by_rank = {o.rank: o for o in result.occurrences}
     assert (by_rank[1 - rank].sender, by_rank[rank].sender) == (rank, None)
     assert "recv" in by_rank[1 - rank].op
+    got = by_rank[1 - rank]  # from there on that rank's calls are victims, whatever number they have
+    later = [c for c in result.calls.to_pylist() if c["rank"] == got.rank and c["step"] == 0 and c["seq_candidate"] >= got.seq[1]]
+    assert {c["role"] for c in later if c["error_out"] > 1e-3} == {"victim"}
 
 
 def test_healthy_simulated_devices_are_aligned(senders: Path) -> None:

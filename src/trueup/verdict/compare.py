@@ -129,12 +129,14 @@ class _Comparison:
         self._followed()
         for rank, origins in self.origins.items():
             self._unmatched(rank, [(SIDES[side], row) for side in (0, 1) for row in origins.pending[side].values()])
-        ranked = rank_culprits(self.suspects, first_received(self.exchange.received))
+        reached = first_received(self.exchange.received)
+        ranked = rank_culprits(self.suspects, reached)
         certain = [s for s in ranked if s.certain]
         table = finish_table(
             self.tables,
             {(s.rank, s.step, s.place) for s in certain if s.kind != "region"},
             (certain[0].step, certain[0].place) if certain else None,
+            reached,
         )
         counts = count(table, self.uncovered, len(self.steps))
         culprits = [self.findings[id(s)] for s in (certain or ranked[:1])]
