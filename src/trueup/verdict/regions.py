@@ -159,8 +159,13 @@ class Regions:
             region.earlier = max(region.earlier, self.origins.error(seq))
 
     def _add(self, region: Region) -> None:
-        """Keep a region, as part of an earlier one when they share calls; the worse exit speaks for both."""
+        """Keep a region, as part of an earlier one of its phase when they share calls; the worse exit speaks for both.
+
+        What is wrong in the forward shows there, where its sources may be clean. In the backward other errors go in, too.
+        """
         for other in self.found:
+            if _phase(other) != _phase(region):
+                continue
             if other.calls[0] & region.calls[0] or other.calls[1] & region.calls[1]:
                 for mine, its in zip(other.calls, region.calls, strict=True):
                     mine |= its
@@ -215,6 +220,11 @@ class Regions:
                 found.add(outer)
                 outer = int(stream.parents[outer])
         return found
+
+
+def _phase(region: Region) -> str:
+    """Return the phase in which a region's result is read."""
+    return "" if region.exit is None else region.exit.call.candidate.phase
 
 
 def _passes_on(stream: Stream, call: int) -> bool:
