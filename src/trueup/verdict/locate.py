@@ -277,6 +277,8 @@ def _inputs(part: Part, tree: Tree, criterion: Criterion, *, from_start: bool) -
 def _first_used(entries: list[int], tree: Tree, part: Part) -> tuple[int, Use]:
     """Return the first of some entries that no call made which is used, and for what; what is replaced unused goes to the part."""
     errors, stream = tree.verdicts.errors, tree.streams[1]
+    if not from_root(stream).any():
+        return entries[0] if entries else NONE, "read"
     for n in entries[:MOST_ENTRIES]:
         use = use_of(stream, int(errors.calls[1][errors.pair[n]]))
         if use != "moved":
