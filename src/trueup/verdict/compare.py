@@ -30,13 +30,14 @@ from trueup.verdict.gradients import Norm, norms_of
 from trueup.verdict.handed_out import replaced_note
 from trueup.verdict.judge import judge
 from trueup.verdict.judged import Verdicts
-from trueup.verdict.locate import SIDES, Part, Side, Suspect, is_quiet, locate, rank_culprits
+from trueup.verdict.locate import SIDES, Part, Side, Suspect, is_quiet, locate
 from trueup.verdict.mapping import Mapping
 from trueup.verdict.mapping import load as load_mapping
 from trueup.verdict.measure import STATISTICS, UNSIZED, Payload, measure
 from trueup.verdict.occurrences import first_received, occurrences
 from trueup.verdict.origins import Origins
 from trueup.verdict.overlap import Overlap, require_records, require_same_framework
+from trueup.verdict.ranking import rank_culprits
 from trueup.verdict.streams import Array, Located, Numbers, Read, Row, Stream, Vocabulary
 from trueup.verdict.summary import Overview, call_table, count, finish_table, loss_note, summarise, victims
 from trueup.verdict.yardstick import Yardstick, behind, distance_from, spread
