@@ -83,10 +83,10 @@ def test_healthy_simulated_devices_are_aligned(senders: Path) -> None:
 
 
 @pytest.fixture(scope="module")
-def starts(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def starts(nursery: Nursery, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Runs that begin with other weights or buffers, which rank 0 hands out."""
     out = tmp_path_factory.mktemp("starts")
-    run(out, "starts")
+    run(nursery, out, "starts")
     return out / "starts"
 
 
