@@ -271,6 +271,48 @@ def faults(out: Path) -> Any:
     return None
 
 
+STARTS = ("plain", "again", "other-seed", "one-weight", "one-buffer", "rank-1")
+HOWS = ("ddp", "before", "by-hand")
+"""How rank 0's weights and buffers are handed out: DDP is made under capture, or before (then it hands out buffers alone, before
+each forward), or the script broadcasts each tensor."""
+
+
+def starts(out: Path) -> Any:
+    """Begin a training with other weights or buffers on one rank or both."""
+    for how in HOWS:
+        for name in STARTS:
+            _start(out / how / name, how, name)
+    return None
+
+
+def _start(out: Path, how: str, name: str) -> None:
+    rank = dist.get_rank()
+    torch.manual_seed(5 if name == "other-seed" else 0)
+    model = nn.Sequential(nn.Linear(8, 16), nn.BatchNorm1d(16), nn.GELU(), nn.Linear(16, 8))
+    with torch.no_grad():
+        if name == "one-weight":
+            model[3].weight[1, 2] += 0.5
+        if name == "one-buffer":
+            model[1].running_mean += 0.5
+        if name == "rank-1" and rank == 1:
+            for tensor in (*model.parameters(), model[1].running_var):
+                tensor.add_(0.5)
+    model[1].eval()
+    torch.manual_seed(7 + rank)
+    batch = torch.randn(4, 8)
+    wrapped = DistributedDataParallel(model) if how == "before" else model
+    with trueup.capture(out, model=model, level=("api", "aten")):
+        if how == "ddp":
+            wrapped = DistributedDataParallel(model)
+        if how == "by-hand":
+            for tensor in (*model.parameters(), *model.buffers()):
+                dist.broadcast(tensor.detach(), 0)
+        optimizer = torch.optim.SGD(wrapped.parameters(), lr=0.1)
+        optimizer.zero_grad()
+        wrapped(batch).square().mean().backward()
+        optimizer.step()
+
+
 def _mean(divisor, bucket):  # type: ignore[no-untyped-def]  # DDP takes no annotation but the class itself
     """Average gradients as DDP does, by a hook of the user's."""
     return dist.all_reduce(bucket.buffer().div_(divisor), async_op=True).get_future().then(lambda f: f.value()[0])

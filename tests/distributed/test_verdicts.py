@@ -71,12 +71,53 @@ def test_what_a_stage_of_a_pipeline_got_wrong(senders: Path, fault: str, rank: i
     by_rank = {o.rank: o for o in result.occurrences}
     assert (by_rank[1 - rank].sender, by_rank[rank].sender) == (rank, None)
     assert "recv" in by_rank[1 - rank].op
+    got = by_rank[1 - rank]  # from there on that rank's calls are victims, whatever number they have
+    later = [c for c in result.calls.to_pylist() if c["rank"] == got.rank and c["step"] == 0 and c["seq_candidate"] >= got.seq[1]]
+    assert {c["role"] for c in later if c["error_out"] > 1e-3} == {"victim"}
 
 
 def test_healthy_simulated_devices_are_aligned(senders: Path) -> None:
     for how in ("ddp", "pipeline"):
         result = trueup.compare(senders / f"{how}-healthy", senders / f"{how}-healthy")
         assert (result.verdict, list(result.occurrences)) == ("aligned", [])
+
+
+@pytest.fixture(scope="module")
+def starts(nursery: Nursery, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Runs that begin with other weights or buffers, which rank 0 hands out."""
+    out = tmp_path_factory.mktemp("starts")
+    run(nursery, out, "starts")
+    return out / "starts"
+
+
+@pytest.mark.parametrize("level", ["api", "aten"])
+@pytest.mark.parametrize(
+    ("how", "name"),
+    [("ddp", "other-seed"), ("ddp", "one-weight"), ("ddp", "one-buffer"), ("before", "one-buffer"), ("by-hand", "one-weight")],
+)
+def test_a_difference_that_starts_in_what_rank_0_hands_out(starts: Path, how: str, name: str, level: str) -> None:
+    result = trueup.compare(starts / how / "plain", starts / how / name, level=level)
+    culprit = result.culprit
+    assert culprit is not None, result.sentence
+    assert (culprit.kind, culprit.rank, culprit.step) == ("input", 0, 0)
+    assert {c.rank for c in result.culprits} == {0}
+    assert "rank 0 hands it out to the other ranks: the difference starts in the weights or buffers that rank 0 began with" in (
+        result.sentence
+    )
+    assert [(o.rank, o.sender, o.cause) for o in result.occurrences] == [(0, None, 0), (1, 0, 0)]
+
+
+@pytest.mark.parametrize("level", ["api", "aten"])
+@pytest.mark.parametrize("how", ["ddp", "before", "by-hand"])
+def test_what_another_rank_replaces_is_no_reason(starts: Path, how: str, level: str) -> None:
+    """Rank 1 begins with other weights, and gets those of rank 0 before it computes anything."""
+    again = trueup.compare(starts / how / "plain", starts / how / "again", level=level)
+    assert again.verdict == "aligned"
+    result = trueup.compare(starts / how / "plain", starts / how / "rank-1", level=level)
+    assert (result.verdict, result.culprits) == ("aligned", [])
+    told = [note for note in result.notes if "what another rank hands out replaces it before anything reads it" in note]
+    shown = [("ddp", "api"), ("ddp", "aten"), ("by-hand", "api")]  # else no call shows what rank 1 had
+    assert len(told) == ((how, level) in shown)
 
 
 @pytest.mark.parametrize("how", ["kill", "raise"])

@@ -112,13 +112,56 @@ def test_statistics_with_tensors_are_compared_by_statistics(runs: Runs) -> None:
 @pytest.mark.parametrize("kind", ["statistics-mix", "tensor-mix"])
 def test_with_a_native_capture(runs: Runs, native: Path, kind: str) -> None:
     same = trueup.compare(native, runs(kind))
-    assert (same.verdict, same.counts["deviates"]) == ("inconclusive", 0)
-    left = same.calls.filter([state == "incomparable" for state in same.calls["state"].to_pylist()])
-    assert set(left["op"].to_pylist()) == {"torch.nn.functional.linear"}  # the backward, whose gradients the dump has not
+    compared = same.counts["equal" if kind == "tensor-mix" else "agrees"]
+    assert (same.verdict, compared, same.counts["incomparable"]) == ("aligned", 82, 0)
+    norms = [dict(run.gradient_norms)[0] for run in (same.baseline, same.candidate)]
+    assert norms[1] == pytest.approx(norms[0], rel=1e-5)
     modules = trueup.compare(native, runs(kind), level="module")
     assert modules.counts["incomparable"] == modules.counts["deviates"] == 0
     for fault in ("-fault", "-fault-hidden"):
         assert is_gelu(trueup.compare(native, runs(f"{kind}{fault}")))
+
+
+def test_with_a_native_capture_where_the_scopes_are_unknown(runs: Runs, native: Path) -> None:
+    """Level L1: functions are matched by their order. What a linear layer gives its weight is in no such dump."""
+    same = trueup.compare(native, runs("md5-L1"))
+    assert (same.verdict, same.counts["compared"], same.counts["agrees"]) == ("inconclusive", 50, 43)
+    left = same.calls.filter([state == "incomparable" for state in same.calls["state"].to_pylist()])
+    assert set(zip(left["op"].to_pylist(), left["phase"].to_pylist(), strict=True)) == {("torch.nn.functional.linear", "backward")}
+    assert is_gelu(trueup.compare(native, runs("md5-L1-fault-hidden")))
+
+
+def test_the_gradient_of_a_linear_weight_is_compared(dumps: Path, native: Path, tmp_path: Path) -> None:
+    """The dump has it with the module: as what .grad held."""
+
+    def change(data: dict[str, Any]) -> None:
+        (weight,) = data["Module.layers.0.fc.Linear.parameters_grad.0"]["weight"]
+        weight.update({number: weight[number] * 1.1 for number in ("Max", "Min", "Mean", "Norm")})
+
+    result = trueup.compare(native, altered(dumps / "statistics-mix", tmp_path, change))
+    assert result.culprit is not None
+    assert (result.culprit.op, result.culprit.scope) == ("torch.nn.functional.linear", "layers.0.fc")
+    assert result.culprit.phase == "backward"
+    assert [slot.slot for slot in result.culprit.slots if slot.state == "deviates"] == ["grad_input.1"]
+
+
+def test_gradients_that_add_up_over_batches_are_no_gradients_of_a_call(dumps: Path, native: Path, tmp_path: Path) -> None:
+    """Of every parameter .grad held twice what this backward gave it: nobody is blamed, and nothing is called aligned."""
+
+    def change(data: dict[str, Any]) -> None:
+        for name, entry in data.items():
+            for weight in (one for members in entry.values() for one in members) if ".parameters_grad." in name else ():
+                weight.update({number: weight[number] * 2 for number in ("Max", "Min", "Mean", "Norm")})
+
+    result = trueup.compare(native, altered(dumps / "statistics-mix", tmp_path, change))
+    assert (result.verdict, result.culprits) == ("inconclusive", [])
+
+
+@pytest.mark.parametrize("name", ["Torch.softmax.1.forward", "Functional.linear.4.backward"])
+def test_a_call_that_one_dump_lacks_is_never_aligned(dumps: Path, runs: Runs, tmp_path: Path, name: str) -> None:
+    result = trueup.compare(runs("md5-L1"), altered(dumps / "md5-L1", tmp_path, lambda data: data.pop(name)))
+    assert (result.verdict, result.counts["unmatched"]) == ("inconclusive", 1)
+    assert name.split(".")[1] in result.unmatched[0].op
 
 
 @pytest.mark.parametrize("number", ["Max", "Mean", "Norm"])

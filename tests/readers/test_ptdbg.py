@@ -30,7 +30,8 @@ def test_every_tensor_is_a_row_with_its_bytes(tmp_path: Path, version: str, pref
     ]
     assert [row["foreign_name"] for row in rows if row["dtype"]] == [name for name, _ in told]
     for (_, value), row in zip(told, [row for row in rows if row["dtype"]], strict=True):
-        assert np.array_equal(tensor(capture, row), value)
+        is_transposed = (row["phase"], row["slot"]) == ("backward", "grad_input.1")  # of addmm(bias, input, weight.t())
+        assert np.array_equal(tensor(capture, row), value.T if is_transposed else value)
     assert find(rows, slot="arguments")["value"] == '{"inplace": false}'  # a scalar, where filter_switch is OFF
 
 
@@ -45,7 +46,7 @@ def test_names_become_ours(tmp_path: Path) -> None:
         ("backward", "torch.nn.functional.linear", 0, 0),
     ]
     backward = [row["slot"] for row in rows if row["phase"] == "backward"]
-    assert backward == ["grad_output.0", "grad_input.0", "grad_output.0", *(f"grad_input.node.{k}" for k in range(3))]
+    assert backward == ["grad_output.0", "grad_input.0", "grad_output.0", "grad_input.2", "grad_input.0", "grad_input.1"]
 
 
 @pytest.mark.parametrize(

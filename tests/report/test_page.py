@@ -111,6 +111,20 @@ def test_sorting_by_a_click_on_a_heading(window: Browser, tmp_path: Path) -> Non
     assert falling[0] > rising[0]
 
 
+@pytest.mark.parametrize("key", [ENTER, " "])
+def test_sorting_by_a_key_on_a_heading(window: Browser, tmp_path: Path, key: str) -> None:
+    show(window, crowded(), tmp_path)
+    focused = "let at = document.activeElement; while (at?.shadowRoot?.activeElement) at = at.shadowRoot.activeElement;"
+    window.run(DEEP + "all(document, '.slick-header-column').find((h) => h.textContent.includes('error out')).focus()")
+    shown = DEEP + "return all(document, '.slick-row').map((r) => Number(r.querySelectorAll('.slick-cell')[7].textContent))"
+    for rising in (True, False):
+        window.press(key)
+        time.sleep(0.3)
+        errors = window.run(shown)
+        assert errors == sorted(errors, reverse=not rising)
+        assert "error out" in window.run(focused + "return at.textContent")
+
+
 def test_a_row_chosen_by_mouse_or_key_is_shown_in_full(window: Browser, tmp_path: Path) -> None:
     show(window, result(), tmp_path)
     window.run("document.getElementById('calls').scrollIntoView()")

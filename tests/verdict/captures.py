@@ -161,7 +161,11 @@ def compared(tmp_path: Path, baseline: Recording, candidate: Recording, **option
 
 def load(records: pa.Table, names: Vocabulary, values: Vocabulary, *, imported: bool = False) -> Stream:
     """Build a stream from all columns of the records of one rank and step, sorted by ``seq``."""
-    return Stream(lambda columns: records.select(list(columns)), names, values, imported=imported)
+    def read(columns: Sequence[str]) -> pa.Table:  # nulls for what was not recorded, as `trueup.verdict.ahead` has it
+        lacking = {name: pa.nulls(len(records)) for name in columns if name not in records.column_names}
+        return pa.table({name: lacking[name] if name in lacking else records[name] for name in columns})
+
+    return Stream(read, names, values, imported=imported)
 
 
 def no_payload(*_: object) -> Array:

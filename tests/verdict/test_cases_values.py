@@ -270,3 +270,40 @@ def test_wider_indices_are_equal(kept: Kept, tmp_path: Path) -> None:
 
     result = run_both(tmp_path, partial(stepped, make=Positions, x=tokens), partial(stepped, make=Narrow, x=tokens), kept)
     assert result.culprit is None, result.sentence
+
+
+# ---------------------------------------------------------------- another call in the place of one
+class Reordered(nn.Module):
+    """A small network in which one call can be another, outside its module."""
+
+    def __init__(self, form: str) -> None:
+        super().__init__()
+        self.first, self.norm, self.last, self.form = nn.Linear(8, 32), nn.LayerNorm(32), nn.Linear(32, 8), form
+
+    def forward(self, x: Tensor) -> Tensor:
+        hidden = self.first(x)
+        if self.form == "permuted":
+            hidden = hidden[..., torch.arange(31, -1, -1)]
+        normed = self.norm(hidden)
+        if self.form == "epsilon":
+            normed = F.layer_norm(hidden, (32,), self.norm.weight, self.norm.bias, 1e-2)
+        out: Tensor = self.last(F.gelu(normed))
+        return out
+
+
+@pytest.mark.parametrize("level", ["aten", "api"])
+@pytest.mark.parametrize(("form", "op"), [("permuted", ("index", "getitem")), ("epsilon", ("layer_norm",))])
+def test_a_call_that_one_side_lacks_is_judged_in_the_forward(tmp_path: Path, level: str, form: str, op: tuple[str, ...]) -> None:
+    """Its backward reads what it saved, and gradients that differ because of it: they are no excuse for the forward."""
+    torch.set_num_threads(1)
+    for name in ("", form):
+        torch.manual_seed(0)
+        model, batch = Reordered(name), torch.randn(4, 8)
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        with trueup.capture(tmp_path / f"run-{name}", model=model, level=level):
+            model(batch).square().mean().backward()
+            optimizer.step()
+    result = trueup.compare(tmp_path / "run-", tmp_path / f"run-{form}")
+    assert result.culprit is not None, result.sentence
+    assert (result.culprit.kind, result.culprit.phase) == ("region", "forward")
+    assert any(part in result.culprit.op for part in op)

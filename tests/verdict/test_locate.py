@@ -7,8 +7,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from trueup.verdict.locate import Part, Suspect, rank_culprits
+from trueup.verdict.locate import Part, Suspect
 from trueup.verdict.origins import Origins
+from trueup.verdict.ranking import rank_culprits
 from verdict.captures import Array, Recording, Slot, calls_of, changed, located, normal
 
 W = normal(16, 16, seed=50)

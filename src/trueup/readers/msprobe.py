@@ -8,7 +8,8 @@
                 dump_tensor_data/    a .pt (PyTorch) or .npy (MindSpore) for each tensor, where tensors were kept
 
 Statistics are Max, Min, Mean and Norm; a field called ``md5`` holds a CRC-32 of the bytes, or an XOR of them. Of an API's backward
-msprobe sees what leaves its last autograd node, which `names.left_gradient` tells apart from gradients of its inputs.
+msprobe sees what leaves its last autograd node, which `left_gradients` tells apart from gradients of its inputs; where a module
+is one function and nothing else, the function has the module's (`msprobe_modules`).
 """
 
 from __future__ import annotations
@@ -25,6 +26,8 @@ from trueup.readers.arrays import NPY, read_npy, read_pt
 from trueup.readers.dump import Array, Dump, ForeignCall, Frames, Part, UnreadableError
 from trueup.readers.json_members import Members
 from trueup.readers.msprobe_entries import tensors_and_arguments
+from trueup.readers.msprobe_modules import SoleFunctions
+from trueup.readers.msprobe_names import key_of, parse
 from trueup.readers.notes import Notes
 from trueup.readers.placing import numbered
 from trueup.readers.tree import Tree, folder_of
@@ -97,41 +100,6 @@ class _Context:
     stacks: dict[str, tuple[Frames | None, bool]] = field(default_factory=dict)
 
 
-@dataclass(slots=True)
-class _Name:
-    """A name of dump.json taken apart."""
-
-    kind: str
-    """``Functional``, ``Module`` ..."""
-    parts: list[str]
-    index: str
-    backward: bool
-
-    def key(self) -> str:
-        """Return what names the call: a module's gradients of parameters belong to its backward."""
-        return ".".join((self.kind, *self.parts, self.index, "backward" if self.backward else "forward"))
-
-    def forward(self) -> str | None:
-        return ".".join((self.kind, *self.parts, self.index, "forward")) if self.backward else None
-
-
-def parse(name: str) -> _Name | None:
-    """Take a name apart: ``Functional.linear.0.forward``, ``Module.head.Linear.backward.0``, ``...parameters_grad.0``."""
-    parts = name.split(".")
-    if len(parts) >= 4 and parts[0] in names.MODULES and parts[-2] in ("forward", "backward", "parameters_grad"):
-        return _Name(parts[0], parts[1:-2], parts[-1], parts[-2] != "forward")
-    if len(parts) >= 4 and parts[-1] in ("forward", "backward") and parts[-2].isdigit():
-        return _Name(parts[0], parts[1:-2], parts[-2], parts[-1] == "backward")
-    if len(parts) >= 3 and parts[0] in names.MODULES and parts[-1] == "parameters_grad":  # versions before call indices
-        return _Name(parts[0], parts[1:-1], "0", True)
-    return None
-
-
-def _key(name: str) -> str:
-    parsed = parse(name)
-    return name if parsed is None else parsed.key()
-
-
 class _Step:
     """One dump.json and what lies beside it."""
 
@@ -139,6 +107,7 @@ class _Step:
         self.tree, self.path, self.framework, self.notes = tree, path, framework, notes
         self.folder = folder_of(path)
         self._parents: dict[str, str] = {}
+        self._sole = SoleFunctions({})
 
     def order(self) -> Iterator[str]:
         """Give calls in the order in which they began: a module is written when it ends, after what ran inside.
@@ -146,21 +115,29 @@ class _Step:
         What is around each call is read here, and kept for `calls`.
         """
         self._parents = dict(self._read_parents())
-        known = dict.fromkeys(_key(name) for name, _ in islice(self._entries(quiet=True), MAX_ENTRIES))
+        self._sole = SoleFunctions(self._parents)
+        known = dict.fromkeys(self._looked_at(name, entry) for name, entry in islice(self._entries(quiet=True), MAX_ENTRIES))
         for key in known:
             chain = [key]
             while (parent := self._parents.get(chain[-1])) in known and parent not in chain:
                 chain.append(str(parent))
             yield from reversed(chain)
 
+    def _looked_at(self, name: str, entry: Any) -> str:
+        self._sole.look(name, entry)
+        return key_of(name)
+
     def calls(self) -> Iterator[ForeignCall]:
         """Read the calls."""
         context = _Context(self._parents, dict(self._stacks()))
+        self._sole.repeated = {key_of(name) for name, (_, repeats) in context.stacks.items() if repeats}
         for name, entry in self._entries():
             if not isinstance(entry, dict):
                 self.notes.lose("an entry of dump.json is no object", name)
             elif (call := self._call(name, entry, context)) is not None:
                 yield call
+                if (more := self._sole.gradients(name, call)) is not None:
+                    yield more
 
     def _entries(self, quiet: bool = False) -> Iterator[tuple[str, Any]]:
         try:
@@ -183,7 +160,7 @@ class _Step:
             level, phase = "module", "forward"
         else:
             op, level, phase = names.operator(parsed.kind, ".".join(parsed.parts), self.framework)
-            scope = self._scope(key, context.parents)
+            scope = self._scope(key, context.parents) or self._scope(parsed.forward() or key, context.parents)
         if parsed.backward:
             phase = "backward"
         elif repeats and phase == "forward":
@@ -218,7 +195,7 @@ class _Step:
             if isinstance(parent, list):  # versions that add the micro-batch: [parent, number]
                 parent = parent[0] if parent else None
             if isinstance(parent, str):
-                yield _key(name), _key(parent)
+                yield key_of(name), key_of(parent)
 
     def _stacks(self) -> Iterator[tuple[str, tuple[Frames | None, bool]]]:
         for name, value in self._beside("stack.json"):

@@ -5,12 +5,13 @@ from __future__ import annotations
 import json
 import math
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any
 
 from trueup.readers import names
 from trueup.readers.dump import Array, ForeignTensor
+from trueup.readers.left_gradients import Left, left_gradients, transposed
 from trueup.readers.notes import Notes
 from trueup.readers.statistics import told_statistics
 
@@ -49,16 +50,18 @@ def tensors_and_arguments(
     tensors: list[ForeignTensor] = []
     arguments: dict[str, Any] = {}
     for group, content in entry.items():
-        count = len(content) if isinstance(content, list) else 1
+        leaves_node = backward and group in ("output", "grad_input")
+        left = _leaving(content, op, level) if leaves_node else []
         for path, leaf in names.leaves(content):
             if leaf is None:
                 continue
-            slot = _slot(group, path, op, level, backward, count)
+            slot, turned = _slot(group, path, op, left)
             if isinstance(leaf, dict) and isinstance(leaf.get("tensor"), dict):  # an operation of batch_isend_irecv
                 arguments |= {f"{slot}.{key}": leaf[key] for key in ("op", "peer", "tag") if key in leaf}
                 leaf = leaf["tensor"]
             if _is_tensor(leaf):
-                tensors.append(_tensor(_named(name, group, path), slot, leaf, load, notes))
+                tensor = _tensor(_named(name, group, path), slot, leaf, load, notes)
+                tensors.append(transposed(tensor) if turned else tensor)
             elif slot.startswith("input.") and isinstance(leaf, dict):
                 _keep(arguments, slot.removeprefix("input.").split("."), value_of(leaf))
             elif not isinstance(leaf, dict):
@@ -73,17 +76,25 @@ def _named(name: str, group: str, path: tuple[str, ...]) -> str:
     return ".".join((name, "input" if group in ("input_args", "input_kwargs") else group, *path))
 
 
-def _slot(group: str, path: tuple[str, ...], op: str, level: str, backward: bool, count: int) -> str:
+def _leaving(content: Any, op: str, level: str) -> list[Left]:
+    """Return whose gradients the members of a list are that left a call in the backward."""
+    gradients = content if isinstance(content, list) else [content]
+    if level == "module":
+        return [Left(f"grad_input.{k}") for k in range(len(gradients))]
+    return left_gradients(op, [names.sizes(one.get("shape")) if isinstance(one, dict) else None for one in gradients])
+
+
+def _slot(group: str, path: tuple[str, ...], op: str, left: Sequence[Left]) -> Left:
     first, rest = (path[0], path[1:]) if path else ("0", ())
     if group not in GROUPS:
-        return ".".join(("grad_param", group, *path[1:]))  # {parameter: [gradient]}
+        return Left(".".join(("grad_param", group, *path[1:])))  # {parameter: [gradient]}
     kind = GROUPS[group]
     if kind == "input":
-        return ".".join(("input", names.argument(op, first) if group == "input_args" else first, *rest))
-    if backward and group in ("output", "grad_input"):
-        slot = f"grad_input.{first}" if level == "module" else names.left_gradient(op, first, count)
-        return ".".join((slot, *rest))
-    return ".".join((kind, first, *rest))
+        return Left(".".join(("input", names.argument(op, first) if group == "input_args" else first, *rest)))
+    if left:
+        of = left[int(first)] if first.isdigit() and int(first) < len(left) else Left(f"grad_input.{first}")
+        return Left(".".join((of.slot, *rest)), of.transposed and not rest)
+    return Left(".".join((kind, first, *rest)))
 
 
 def _is_tensor(leaf: Any) -> bool:

@@ -69,16 +69,10 @@ def argument(op: str, position: str) -> str:
     return str(names[1 + place]) if 0 <= place < len(names) - 1 else position
 
 
-def left_gradient(op: str, position: str, count: int) -> str:
-    """Return the slot of a gradient that a tool saw leave the last autograd node of an API call.
-
-    It is a gradient of the call's input only where the function is one node; else it has a slot of its own, which another dump of
-    such a tool has too and a native capture has not.
-    """
-    names = _table()["nodes"].get(op)
-    if names is not None and len(names) == count and position.isdigit() and int(position) < count:
-        return f"grad_input.{names[int(position)]}"
-    return f"grad_input.node.{position}"
+def nodes(op: str) -> list[str] | None:
+    """Return which arguments' gradients leave the autograd node that a function is, in order; None where it is not one node."""
+    found = _table()["nodes"].get(op)
+    return None if found is None else [str(name) for name in found]
 
 
 def dtype(name: Any) -> str | None:

@@ -6,15 +6,14 @@
                           dump/Functional_linear_0_forward_input.0.npy
 
 A line is ``[name, flag, checksum or [], dtype, shape, [max, min, mean(, norm)]]``, or ``[name_stack_info, stack]``. In the backward
-``input`` is the gradient of the output and ``output`` what leaves the last autograd node (`names.left_gradient`).
+``input`` is the gradient of the output and ``output`` what leaves the last autograd node (`left_gradients`).
 """
 
 from __future__ import annotations
 
 import json
 import re
-from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
@@ -26,6 +25,7 @@ from trueup.model import TrueupError
 from trueup.readers import names, stacks
 from trueup.readers.arrays import read_npy
 from trueup.readers.dump import Array, Dump, ForeignCall, ForeignTensor, Frames, Part, UnreadableError
+from trueup.readers.left_gradients import Left, left_gradients, transposed
 from trueup.readers.notes import Notes
 from trueup.readers.placing import numbered
 from trueup.readers.statistics import told_statistics
@@ -39,6 +39,8 @@ LOOKED_AT = 20
 """Bytes and lines of a file among which there has to be a row."""
 OVERFLOW = 100
 """A flag above it marks a row of the overflow check, which has no statistics."""
+MOST_GRADIENTS = 64
+"""Gradients of one call that are told apart."""
 
 _VERSION = re.compile(r"_v(\d+\.\d+)(?:/|$)")
 _UNDERSCORES = re.compile(
@@ -180,15 +182,16 @@ class _Step:
             phase = "backward"
         elif rows.frames[1] and phase == "forward":
             phase = "recompute"
-        sides = Counter(tensor.side for tensor, _, _ in rows.tensors)
+        left = _leaving(rows, op)
         found, arguments = [], {}
         for part, text, row in rows.tensors:
-            slot = _slot(part, op, sides["output"])
+            slot, turned = _slot(part, op, left)
             if len(row) == 6 and isinstance(row[3], str) and row[3].startswith("<class"):
                 position = names.argument(op, part.slot) if part.side == "input" else f"output.{part.slot}"
                 arguments[position] = next(iter(row[5]), None) if isinstance(row[5], list) else None
             elif len(row) >= 5:
-                found.append(self._tensor(slot, text, row))
+                tensor = self._tensor(slot, text, row)
+                found.append(transposed(tensor) if turned else tensor)
             else:
                 self.notes.lose("a row has no tensor", text)
         forward = _key(name, "forward") if phase == "backward" else None
@@ -227,14 +230,25 @@ def _key(name: _Name, phase: str | None = None) -> str:
     return f"{name.kind}.{name.api}.{name.index}.{phase or name.phase}"
 
 
-def _slot(name: _Name, op: str, outputs: int) -> str:
+def _leaving(rows: _Rows, op: str) -> dict[str, Left]:
+    """Return whose gradients those are that left a call in the backward, by their place; of modules only version 6 hooks all."""
+    if rows.name.phase != "backward" or not rows.name.kind:
+        return {}
+    shapes = {part.slot or "0": names.sizes(row[4]) for part, _, row in rows.tensors if part.side == "output" and len(row) > 4}
+    places = [place for place in shapes if place.isdigit() and int(place) < MOST_GRADIENTS]
+    count = 1 + max(map(int, places), default=-1)  # one that is not there has no row
+    known = left_gradients(op, [shapes.get(str(k)) for k in range(count)])
+    return {str(k): left for k, left in enumerate(known)}
+
+
+def _slot(name: _Name, op: str, left: Mapping[str, Left]) -> Left:
     first, dot, rest = (name.slot or "0").partition(".")
     if name.phase == "forward":
-        return f"{name.side}.{names.argument(op, first) if name.side == 'input' else first}{dot}{rest}"
+        return Left(f"{name.side}.{names.argument(op, first) if name.side == 'input' else first}{dot}{rest}")
     if name.side == "input":
-        return f"grad_output.{first}{dot}{rest}"
-    slot = names.left_gradient(op, first, outputs) if name.kind else f"grad_input.{first}"  # only version 6 hooks modules in full
-    return f"{slot}{dot}{rest}"
+        return Left(f"grad_output.{first}{dot}{rest}")
+    of = left.get(first, Left(f"grad_input.{'node.' if name.kind else ''}{first}"))
+    return Left(f"{of.slot}{dot}{rest}", of.transposed and not rest)
 
 
 def _checksum(text: Any, dtype: str | None) -> str | None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -28,7 +27,8 @@ def coloured(call: Sequence[Line], layout: Layout) -> list[Line]:
     """Return the rows of one call with their colours."""
     inputs = [line.cells for line in call if line.is_input]
     return [
-        line if layout == "digest" else dataclasses.replace(line, colour=_colour(line, inputs, layout)) for line in call
+        line if layout == "digest" else Line(line.cells, _colour(line, inputs, layout), line.is_culprit, line.is_input)
+        for line in call
     ]
 
 

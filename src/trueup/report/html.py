@@ -158,7 +158,7 @@ def _card(finding: Finding, n: int = 0) -> dict[str, Any]:
         "evidence": evidence(finding),
         "slots": slot_rows(finding),
         "scale": [(name, sci(error), _position(error)) for name, error in scale],
-        "ratio": times(finding.ratio),
+        "ratio": times(finding.ratio) if math.isfinite(finding.expected) else "",
         "number": n,
         "evidence_of": evidence_of,
         "histograms": [one_line(spread.slot) for spread in evidence_of.histograms],

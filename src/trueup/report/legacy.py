@@ -54,31 +54,37 @@ def headings(layout: Layout) -> list[str]:
     return ["NPU Name", "Bench Name", *COLUMNS[layout], "NPU_Stack_Info", *OURS]
 
 
-def lines(result: Result) -> tuple[Layout, Iterator[Line]]:
-    """Return the layout and the rows, made as they are asked for.
+def lines(result: Result, *, colours: bool = True) -> tuple[Layout, Iterator[Line]]:
+    """Return the layout and the rows, made as they are asked for; without ``colours`` all rows are plain.
 
     Raises:
         TrueupError: a capture is gone.
     """
     pairs = SlotPairs(result)
     layout = layout_of(pairs)
-    return layout, (line for call in pairs for line in coloured(_call_lines(call, layout, pairs), layout))
+    made = (_call_lines(call, layout, pairs) for call in pairs)
+    return layout, (line for call in made for line in (coloured(call, layout) if colours else call))
 
 
 def _call_lines(call: CallPair, layout: Layout, pairs: SlotPairs) -> list[Line]:
-    made = []
+    made, ours, stack = [], _ours(call), _stack(call.stack)
     for n, slot in enumerate(call.slots):
         there = slot.there
         cells: Cells = {
             "NPU Name": _name(slot.candidate), "Bench Name": _name(slot.baseline),
             **_types(slot), **_compared(slot, layout, pairs),
-            "NPU_Stack_Info": shorten("\n".join(map(one_line, call.stack)), STACK_WIDTH) if n == 0 else "",
+            "NPU_Stack_Info": stack if n == 0 else "",
             "Rank": there["rank"], "Step": there["step"], "Phase": there["phase"], "Level": there["level"],
-            **_ours(call),
+            **ours,
         }  # fmt: skip
         role = call.judged["role"] if call.judged else ""
         made.append(Line(cells, is_culprit=role == "culprit", is_input=there["slot"].startswith(("input", "param", "grad_output"))))
     return made
+
+
+@lru_cache(maxsize=1 << 12)
+def _stack(frames: tuple[str, ...]) -> str:
+    return shorten("\n".join(map(one_line, frames)), STACK_WIDTH)
 
 
 def _name(record: Record | None) -> str:
@@ -103,7 +109,7 @@ def _ours(call: CallPair) -> Cells:
 def _types(slot: SlotPair) -> Cells:
     sides = (slot.candidate, slot.baseline)
     dtypes = [ABSENT if side is None or side["dtype"] is None else one_line(side["dtype"]) for side in sides]
-    shapes = [ABSENT if side is None or side["shape"] is None else str(list(side["shape"])) for side in sides]
+    shapes = [ABSENT if side is None or side["shape"] is None else str(side["shape"]) for side in sides]
     return dict(zip(TYPES, (*dtypes, *shapes), strict=True))
 
 

@@ -240,6 +240,8 @@ def _argument(finding: Finding) -> str:
 
 def _random(finding: Finding) -> str:
     error = _error(finding, expected=False)
+    if finding.because:  # it was found out why
+        return f"it draws random numbers, and its outputs differ ({error})"
     return f"it drew different random numbers ({error}): seed, generator or draws before it differ"
 
 
@@ -250,6 +252,8 @@ def _input(finding: Finding) -> str:
     if slot is not None and slot.state == "incomparable" and slot.shape[0] != slot.shape[1]:
         how = f"shape {slot.shape[0]} in the baseline, {slot.shape[1]} in the candidate"
     what = f"{name} differs ({how}) and no captured call produced it"
+    if finding.because:  # it was found out what it is
+        return what
     return f"{what}: the data, the weights or what was not captured before it differ"
 
 

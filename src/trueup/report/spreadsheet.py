@@ -30,7 +30,7 @@ def write_csv(result: Result, path: str | Path) -> Path:
     Raises:
         TrueupError: the file cannot be written, or a capture is gone.
     """
-    layout, rows = lines(result)
+    layout, rows = lines(result, colours=False)
     names = headings(layout)
     with (
         replaced(Path(path), "a file for the rows of the comparison") as temporary,
@@ -38,8 +38,7 @@ def write_csv(result: Result, path: str | Path) -> Path:
     ):
         table = csv.writer(file)
         table.writerow(names)
-        for line in rows:
-            table.writerow([text_cell(line.cells[name]) for name in names])
+        table.writerows([text_cell(line.cells[name]) for name in names] for line in rows)
     return Path(path)
 
 

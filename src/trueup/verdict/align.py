@@ -20,6 +20,7 @@ from trueup.verdict.closeness import Likeness
 from trueup.verdict.mapping import Mapping
 from trueup.verdict.renames import renamed
 from trueup.verdict.streams import Array, Numbers, Stream, spans
+from trueup.verdict.unscoped import without_scopes
 
 MAX_CELLS = 4_000_000
 """Largest table of similarities; a longer pair of sequences is aligned window by window."""
@@ -60,10 +61,11 @@ def align(baseline: Stream, candidate: Stream, mapping: Mapping | None = None) -
     mapping, streams = mapping or Mapping(), (baseline, candidate)
     keys = [mapping.keys(stream, candidate=bool(side)) for side, stream in enumerate(streams)]
     scopes, ops = [key[0] for key in keys], (keys[0][1], keys[1][1])
+    told = (scopes[1] != candidate.scope) | (ops[1] != candidate.op)
+    scopes = without_scopes(streams, scopes)
     others = renamed(baseline, candidate, (scopes[0], scopes[1]), ops)
     moved = np.isin(scopes[1], list(others))
     scopes[1] = np.array([others.get(scope, scope) for scope in scopes[1].tolist()], np.int64) if others else scopes[1]
-    told = (scopes[1] != candidate.scope) & ~moved | (ops[1] != candidate.op)
     kept = [mapping.kept(stream) for stream in streams]
     calls = [np.flatnonzero(side) for side in kept]
     found = _by_bucket(streams, (scopes[0], scopes[1]), ops, calls)

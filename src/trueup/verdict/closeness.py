@@ -14,6 +14,9 @@ DIGITS = 8
 RUN = 4096
 """Pairs of calls whose data are compared at a time."""
 
+FIRST = ("output.0", "grad_output.0")
+"""Slots that every tool records of a forward and of a backward call."""
+
 
 @dataclass(slots=True)
 class _Side:
@@ -42,7 +45,8 @@ class Likeness:
     ) -> None:
         kinds: dict[object, int] = {}
         sides = ((first, baseline, ops[0]), (second, candidate, ops[1]))
-        self._sides = tuple(_side(*side, kinds) for side in sides)
+        mixed = baseline.imported != candidate.imported
+        self._sides = tuple(_side(*side, kinds, mixed=mixed) for side in sides)
 
     def table(self, rows: slice, columns: slice) -> Array:
         """Return float64 ``(rows, columns)``: 0 where operators, slots or shapes differ, else 1 to 3 by closeness of data."""
@@ -114,9 +118,12 @@ def _has_equal(baseline: Stream, b: list[int], candidate: Stream, c: list[int]) 
     return np.asarray(both & (baseline.digest[b] == candidate.digest[c]), bool)
 
 
-def _side(calls: list[int], stream: Stream, ops: Array, kinds: dict[object, int]) -> _Side:
+def _side(calls: list[int], stream: Stream, ops: Array, kinds: dict[object, int], *, mixed: bool) -> _Side:
     arguments = stream.names.number("arguments")
     slots = [[k for name, k in sorted(stream.slots(call).items()) if name != arguments] for call in calls]
+    if mixed:  # another tool sees other slots of a call, but hardly another first result
+        first = [stream.names.number(name) for name in FIRST]
+        slots = [[k for k in its if stream.slot[k] in first] for its in slots]
     found = [
         (int(ops[call]), *((int(stream.slot[k]), int(stream.shapes.exact[k])) for k in its))
         for call, its in zip(calls, slots, strict=True)

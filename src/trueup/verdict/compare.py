@@ -27,15 +27,17 @@ from trueup.verdict.findings import by_itself, suspect_finding, unmatched_findin
 from trueup.verdict.forced import notes_on
 from trueup.verdict.foreign import statistics_note
 from trueup.verdict.gradients import Norm, norms_of
+from trueup.verdict.handed_out import replaced_note
 from trueup.verdict.judge import judge
 from trueup.verdict.judged import Verdicts
-from trueup.verdict.locate import SIDES, Part, Side, Suspect, is_quiet, locate, rank_culprits
+from trueup.verdict.locate import SIDES, Part, Side, Suspect, is_quiet, locate
 from trueup.verdict.mapping import Mapping
 from trueup.verdict.mapping import load as load_mapping
 from trueup.verdict.measure import STATISTICS, UNSIZED, Payload, measure
 from trueup.verdict.occurrences import first_received, occurrences
 from trueup.verdict.origins import Origins
 from trueup.verdict.overlap import Overlap, require_records, require_same_framework
+from trueup.verdict.ranking import rank_culprits
 from trueup.verdict.streams import Array, Located, Numbers, Read, Row, Stream, Vocabulary
 from trueup.verdict.summary import Overview, call_table, count, finish_table, loss_note, summarise, victims
 from trueup.verdict.yardstick import Yardstick, behind, distance_from, spread
@@ -128,12 +130,14 @@ class _Comparison:
         self._followed()
         for rank, origins in self.origins.items():
             self._unmatched(rank, [(SIDES[side], row) for side in (0, 1) for row in origins.pending[side].values()])
-        ranked = rank_culprits(self.suspects, first_received(self.exchange.received))
+        reached = first_received(self.exchange.received)
+        ranked = rank_culprits(self.suspects, reached)
         certain = [s for s in ranked if s.certain]
         table = finish_table(
             self.tables,
             {(s.rank, s.step, s.place) for s in certain if s.kind != "region"},
             (certain[0].step, certain[0].place) if certain else None,
+            reached,
         )
         counts = count(table, self.uncovered, len(self.steps))
         culprits = [self.findings[id(s)] for s in (certain or ranked[:1])]
@@ -345,6 +349,11 @@ class _Comparison:
         self.by_statistics += len(np.unique(errors.pair[errors.method == STATISTICS]))
         self.harmless += [suspect_finding(Suspect(j, "argument", False), *part.streams, sites) for j in part.harmless[:1]]
         self.n_harmless += len(part.harmless)
+        if part.elsewhere is not None:
+            self.notes.append(part.elsewhere)
+        if part.replaced is not None:
+            call = errors.streams[1].row(int(errors.calls[1][errors.pair[part.replaced]]))
+            self.notes.append(replaced_note(call, errors.error(part.replaced).slot))
         self.outputs += int(np.count_nonzero(part.verdicts.worst >= 0))
         self.tables.append(call_table(part.verdicts, part.alignment.paired, sites[1]))
 

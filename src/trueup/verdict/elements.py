@@ -6,13 +6,15 @@ Tensors are read in chunks from the mapped capture, so memory does not grow with
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from functools import partial
 from typing import Any
 
 import ml_dtypes
 import numpy as np
 
 from trueup.model import Histogram, WorstElement
+from trueup.verdict.histogram import histograms
 
 Array = np.ndarray[Any, Any]
 
@@ -20,6 +22,7 @@ BINS = 40
 WORST = 6
 CHUNK = 1 << 20
 """Elements that are converted to float64 at a time: 8 MB a side."""
+LARGEST = 1.7e308
 MOST = 1 << 26
 """Elements of a tensor that are looked at; of a larger one the first so many, and that is said."""
 
@@ -39,12 +42,14 @@ def compare_elements(slot: str, baseline: Array, candidate: Array) -> tuple[Hist
     size = baseline.size * (2 if baseline.dtype.kind == "c" else 1)
     if size > MOST:
         notes.append(f"{slot}: of {size:,} elements the first {MOST:,} are shown")
-    low, high, left_out = _range(baseline, candidate)
+    rows = histograms([partial(_shown, side) for side in (baseline, candidate)], BINS)
     histogram = None
-    if low <= high:
-        edges = _edges(low, high)
-        counts = [_count(side, edges) for side in (baseline, candidate)]
-        histogram = Histogram(slot, tuple(edges.tolist()), *(tuple(c.tolist()) for c in counts))
+    if rows:
+        counts = (tuple(row[2][side] for row in rows) for side in (0, 1))
+        histogram = Histogram(slot, _edges(rows), *counts)
+    left_out = sum(len(numbers) for side in (baseline, candidate) for _, numbers in _chunks(side)) - sum(
+        sum(row[2]) for row in rows
+    )
     if left_out:
         notes.append(f"{slot}: {left_out:,} elements that are not finite, or the largest their dtype has, are not in the histogram")
     return histogram, _worst(slot, baseline, candidate), notes
@@ -69,35 +74,20 @@ def _largest(dtype: np.dtype[Any]) -> float:
     return math.inf
 
 
-def _range(baseline: Array, candidate: Array) -> tuple[float, float, int]:
-    low, high, left_out = math.inf, -math.inf, 0
-    for side in (baseline, candidate):
-        largest = _largest(side.dtype)
-        for _, numbers in _chunks(side):
-            shown = numbers[np.abs(numbers) < largest]  # NaN and Inf are not
-            left_out += len(numbers) - len(shown)
-            if len(shown):
-                low, high = min(low, float(shown.min())), max(high, float(shown.max()))
-    return low, high, left_out
-
-
-def _edges(low: float, high: float) -> Array:
-    """Return rising edges from the least to the greatest; what is all one number gets a bin around it."""
-    if low == high or not math.isfinite(high - low):
-        margin = abs(low) * 0.5 or 0.5
-        low, high = max(low - margin, -1.7e308), min(high + margin, 1.7e308)
-        with np.errstate(over="ignore"):
-            return np.array([low, high]) if math.isinf(high - low) else np.linspace(low, high, 4)
-    edges = np.linspace(low, high, BINS + 1)
-    return edges if bool((np.diff(edges) > 0).all()) else np.array([low, high])
-
-
-def _count(side: Array, edges: Array) -> Array:
-    total = np.zeros(len(edges) - 1, dtype=np.int64)
+def _shown(side: Array) -> Iterator[Array]:
+    """Yield the elements that are counted: NaN, Inf and what masks are made of are not."""
     largest = _largest(side.dtype)
     for _, numbers in _chunks(side):
-        total += np.histogram(numbers[np.abs(numbers) < largest], edges)[0]
-    return total
+        yield numbers[np.abs(numbers) < largest]
+
+
+def _edges(rows: Sequence[tuple[float, float, list[int]]]) -> tuple[float, ...]:
+    """Return rising edges; what is all one number gets a bin around it."""
+    low, high = rows[0][0], rows[-1][1]
+    if low < high:
+        return (*(row[0] for row in rows), high)
+    margin = abs(low) * 0.5 or 0.5
+    return max(low - margin, -LARGEST), min(high + margin, LARGEST)
 
 
 def _worst(slot: str, baseline: Array, candidate: Array) -> list[WorstElement]:

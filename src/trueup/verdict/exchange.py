@@ -22,12 +22,10 @@ from typing import Any
 
 import numpy as np
 
+from trueup.verdict.handed_out import gives_only_root
 from trueup.verdict.judged import Verdicts
 from trueup.verdict.locate import Part, Suspect
 from trueup.verdict.streams import Stream, is_input, is_output
-
-FROM_ROOT = ("broadcast", "scatter")
-"""What only the root gives, by the operator's name."""
 
 HELD = 1
 """Steps before and after that are held, for receives that belong to the step before their send."""
@@ -223,8 +221,7 @@ def _is_receive(spoken: Spoken) -> bool:
 def _members(spoken: Spoken) -> list[int] | None:
     """Return the ranks whose inputs make the result."""
     root = spoken.arguments.get("root")
-    name = spoken.op.rpartition(":")[2].rpartition(".")[2]
-    if isinstance(root, int) and name.startswith(FROM_ROOT):
+    if isinstance(root, int) and gives_only_root(spoken.op):
         return [root]
     ranks = spoken.arguments.get("ranks")
     return _ranks(ranks) if isinstance(ranks, str) else None

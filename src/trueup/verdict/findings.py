@@ -47,7 +47,7 @@ def suspect_finding(
             judged.call.candidate.seq if suspect.sides[1] else -1,
         ),
         confidence="high" if suspect.certain else "could be rounding",
-        because=f"criterion {judged.row.name}: {judged.broke}" if judged.broke else "",
+        because="; ".join(filter(None, [suspect.because, f"criterion {judged.row.name}: {judged.broke}" if judged.broke else ""])),
     )
     return dataclasses.replace(made, sentence=f"{made.name}: {evidence(made)}")
 

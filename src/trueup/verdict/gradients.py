@@ -1,12 +1,13 @@
 """The norm of the gradients of each step, as training logs have it, told from a capture's records.
 
-Three ways, the first that the records allow:
+Four ways, the first that the records allow:
 
 1. *What the optimizer is given*: the gradients that are recorded by name before an optimizer's step, where there are ranks.
 2. *What the optimizer reads*: each tensor that a call of phase ``optimizer`` reads and a call of phase ``backward`` of the
    same step made. Clipping and unscaling read it before they write it, so the norm is that before them.
 3. *Leaf gradients*: each gradient that an api call's backward returns for an input which no forward call of the step made.
-   Uses of one parameter in several calls are not summed before the norm.
+   Uses of one parameter in several calls are not summed before the norm. Needs producers, which no imported capture has.
+4. *What parameters held*: of an imported capture, ``.grad`` of each module's parameters after the backward, as some tools dump it.
 
 All are sqrt(sum of l2²), the l2 of each tensor being that of its finite elements.
 """
@@ -29,6 +30,7 @@ LEAVES = ("api",)
 WAYS = {
     "given": "gradients that the optimizer was given, by the names of their parameters",
     "read": "gradients that the optimizer reads and a recorded backward call made, before clipping and unscaling",
+    "held": "what the parameters' .grad held after the backward",
     "leaf": "gradients of what no recorded forward call made; several uses of one parameter are not summed first",
 }
 PARTIAL = "; a gradient that is summed over several uses is recorded at level aten only, and left out here"
@@ -66,7 +68,8 @@ def norms_of(stream: Stream) -> list[Norm]:
     """Return the norm of each step of a rank of which the records tell one."""
     slots = _Slots(stream)
     found: dict[int, Norm] = {}
-    for way, levels, chosen in (("given", FINEST, slots.given), ("read", FINEST, slots.read), ("leaf", LEAVES, slots.leaf)):
+    last = ("held", ("module",), slots.held) if stream.imported else ("leaf", LEAVES, slots.leaf)
+    for way, levels, chosen in (("given", FINEST, slots.given), ("read", FINEST, slots.read), last):
         for level in levels:
             rows = chosen(level)
             told, of = np.unique(stream.step[stream.call[rows]], return_inverse=True)
@@ -93,6 +96,10 @@ class _Slots:
     def read(self, level: str) -> Numbers:
         rows = np.flatnonzero(self._at("optimizer", level) & self._known() & self._inputs() & self._made_in("backward"))
         return rows[_first_of_each(self.stream.producer[rows], self.stream.producer_slot[rows])]
+
+    def held(self, level: str) -> Numbers:
+        named = self.names.table(_is_held_gradient)[self.stream.slot]
+        return np.flatnonzero(self._at("backward", level) & self._known() & named)
 
     def leaf(self, level: str) -> Numbers:
         """Gradients whose forward input, the slot of the same name, is no output of a forward call of the step."""
@@ -131,6 +138,10 @@ class _Slots:
 
 def _is_given_gradient(slot: str) -> bool:
     return slot.startswith("input.") and slot.endswith(".grad")
+
+
+def _is_held_gradient(slot: str) -> bool:
+    return slot.startswith("grad_param.")
 
 
 def _is_plain_input(slot: str) -> bool:

@@ -243,13 +243,18 @@ class _Judge:
         outputs = {n: slots for n, slots in outputs.items() if slots}
         if not outputs:
             return {}
-        read = [set(zip(s.producer.tolist(), s.producer_slot.tolist(), strict=True)) for s in errors.streams]
         found = {}
-        untold = any(stream.imported for stream in errors.streams)  # another tool does not say who reads what
+        imported = [stream.imported for stream in errors.streams]  # another tool does not say who reads what
+        read = [_read(stream, optimizer=imported[0] == imported[1]) for stream in errors.streams]
         for n, slots in outputs.items():
             made = [int(stream.seq[calls[n]]) for stream, calls in zip(errors.streams, errors.calls, strict=True)]
             lasting = names.name(int(self.candidate.phase[self.calls[n]])) in LASTING
-            if untold or lasting or any((seq, slot) in known for seq, known in zip(made, read, strict=True) for slot in slots):
+            if imported[0] != imported[1]:  # what a native capture has more is compared where it is read
+                native, known = (made[0], read[0]) if imported[1] else (made[1], read[1])
+                lost = any((native, slot) not in known for slot in slots)
+            else:
+                lost = any((seq, slot) in known for seq, known in zip(made, read, strict=True) for slot in slots)
+            if lasting or lost or all(imported):
                 found[n] = f"only one side has {', '.join(errors.one_sided[n][:3])}"
         return found
 
@@ -287,6 +292,12 @@ class _Judge:
         found = np.full(self.count, len(self.errors.pair), np.int64)
         np.minimum.at(found, pair[at], outputs[at])
         return np.where(found < len(self.errors.pair), found, NONE)
+
+
+def _read(stream: Stream, *, optimizer: bool) -> set[tuple[int, int]]:
+    """Return ``(seq, slot)`` of all results that a call reads, those that only an optimizer does if that is wanted."""
+    at = np.flatnonzero((stream.phase != stream.names.number("optimizer"))[stream.call] | optimizer)
+    return set(zip(stream.producer[at].tolist(), stream.producer_slot[at].tolist(), strict=True))
 
 
 def _hashed(name: str) -> int:

@@ -1,8 +1,9 @@
 """Results that only a later step reads: what two sides with other calls wrote into weights and states, compared by what it is.
 
 A fused optimizer writes in one call what its parts write in ten, and in the last captured step nobody reads it. Each such result is
-held against the nearest of the same shape on the other side. Where all of a call's agree within what goes into both explains, the
-call did no harm. Where they do not, nothing is said: the nearest need not be its counterpart.
+held against the nearest of the same shape on the other side; so are gradients of weights where no optimizer was recorded. Where
+all of a call's agree within what goes into both explains, the call did no harm. Where they do not, nothing is said: the nearest
+need not be its counterpart.
 """
 
 from __future__ import annotations
@@ -41,26 +42,33 @@ def settle(regions: Regions, criterion: Criterion) -> None:
         return
     origins = _Origins(regions)
     for side, (mine, settled) in enumerate(zip(written, regions.settled, strict=True)):
-        settled.update(call for call in mine.calls if _agrees(call, side, written, origins, criterion))
+        ends = regions.ends[side]
+        settled.update(call for call in mine.calls if _agrees(call, side, ends.get(call), written, origins, criterion))
 
 
 def _written(regions: Regions, side: int) -> _Written:
     stream, loose = regions.tree.streams[side], regions.loose[side]
     lasting = np.r_[np.isin(stream.phase, [stream.names.number(phase) for phase in LASTING]), False] & loose
-    outputs = np.flatnonzero(stream.names.table(is_output)[stream.slot] & lasting[stream.call] & stream.measured)
+    ends = regions.ends[side]
+    chosen = stream.names.table(is_output)[stream.slot] & lasting[stream.call]
+    chosen[[k for slots in ends.values() for k in slots]] = True
+    outputs = np.flatnonzero(chosen & stream.measured)
     slots: defaultdict[Key, list[int]] = defaultdict(list)
     for k in outputs.tolist():
         slots[_key(stream, k)].append(k)
-    return _Written(stream, np.flatnonzero(lasting).tolist(), {key: np.array(found, np.int64) for key, found in slots.items()})
+    calls = [*np.flatnonzero(lasting).tolist(), *ends]
+    return _Written(stream, calls, {key: np.array(found, np.int64) for key, found in slots.items()})
 
 
 def _key(stream: Stream, k: int) -> Key:
     return int(stream.shapes.squeezed[k]), int(stream.dtype[k])
 
 
-def _agrees(call: int, side: int, written: list[_Written], origins: _Origins, criterion: Criterion) -> bool:
+def _agrees(
+    call: int, side: int, ends: list[int] | None, written: list[_Written], origins: _Origins, criterion: Criterion
+) -> bool:
     mine, other = written[side], written[1 - side]
-    outputs = _changed(mine.stream, call)
+    outputs = ends or _changed(mine.stream, call)
     if not outputs:
         return False
     row = criterion.rows[-1]
@@ -106,7 +114,8 @@ class _Origins:
     def of(self, side: int, call: int) -> Region:
         found = self._found.get((side, call))
         if found is None:
-            found = self._found[side, call] = self._regions.walk(None, None, [(side, call)])
+            covered = call in self._regions.ends[side]
+            found = self._found[side, call] = self._regions.walk(None, None, [(side, call)], covered=covered)
         return found
 
 

@@ -8,7 +8,7 @@ inputs are clean.
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Literal
 
@@ -16,11 +16,12 @@ import numpy as np
 
 from trueup.verdict.align import Alignment
 from trueup.verdict.arguments import equal_values
-from trueup.verdict.criteria import Criterion
+from trueup.verdict.criteria import UNIT_ROUNDOFF, Criterion
+from trueup.verdict.draws import begins_elsewhere, explain_draws
+from trueup.verdict.handed_out import Use, from_root, receives, use_of
 from trueup.verdict.judged import Judged, Verdicts
 from trueup.verdict.lasting import settle
 from trueup.verdict.measure import is_overwritten
-from trueup.verdict.names import normalised
 from trueup.verdict.origins import Origins, may_have_grown
 from trueup.verdict.regions import Region, Regions, judge_region, loose_calls
 from trueup.verdict.regions import operators as region_operators
@@ -32,12 +33,13 @@ Kind = Literal["operator", "argument", "random", "input", "overwritten", "region
 Side = Literal["baseline", "candidate"]
 SIDES: tuple[Side, Side] = ("baseline", "candidate")
 
-CLEAN_UNITS = 512
-"""Inputs within this many units of roundoff are clean: what a few rounded operators leave behind."""
-
-
 ENTERING = ("forward", "data")
 """Phases in which data and weights enter a step."""
+
+MOST_ENTRIES = 1000
+"""Tensors that enter a step and differ of which it is asked what becomes of them."""
+
+HANDED_OUT = "rank {0} hands it out to the other ranks: the difference starts in the weights or buffers that rank {0} began with"
 
 
 @dataclass(slots=True)
@@ -50,6 +52,10 @@ class Suspect:
     children: tuple[str, ...] = ()
     api: str | None = None
     reason: str = ""
+    unit: float = 2.0**-24
+    """Unit roundoff of its worst output's dtype."""
+    because: str = ""
+    """What else was found out about it, in words."""
     sides: tuple[bool, bool] = (True, True)
     """Whether the baseline and the candidate have the call (only a region may lack one)."""
 
@@ -87,6 +93,10 @@ class Part:
     """Unmatched calls that no coarser level and no consumer accounts for."""
     unexplained: list[tuple[Judged, str]] = field(default_factory=list)
     """``(call, input slot)`` where a difference comes in that no compared call made."""
+    replaced: int | None = None
+    """Entry of a tensor that differs when the first step begins and that another rank's replaces before anything reads it."""
+    elsewhere: str | None = None
+    """Where a random generator stands elsewhere, and no call shows it."""
     harmless: list[Judged] = field(default_factory=list)
     """Calls that were given other arguments, and whose results agree within rounding."""
 
@@ -119,7 +129,7 @@ def locate(
     suspects += [Suspect(judged, "overwritten", True, reason=slot) for judged, slot in overwritten[:1]]
     part.unexplained = [] if overwritten else part.unexplained
     if first_step:
-        suspects += _inputs(tree, criterion, from_start=from_start)
+        suspects += _inputs(part, tree, criterion, from_start=from_start)
     else:
         suspects += _later_inputs(part.unexplained, part.streams)
     suspects += _arguments(part, criterion, suspects)
@@ -129,6 +139,9 @@ def locate(
     told = {s.place for s in suspects if s.kind == "argument"}  # what a function was given, it hands on to its operators
     if told:
         suspects = [s for s in suspects if s.kind != "argument" or told.isdisjoint(_seqs_around(tree, stream.find(s.place)))]
+    explain_draws(part, suspects, criterion)
+    if first_step and not suspects:
+        part.elsewhere = begins_elsewhere(part)
     part.suspects = sorted(suspects, key=lambda s: s.place)
 
 
@@ -149,7 +162,7 @@ def _unmatched(part: Part, tree: Tree, criterion: Criterion, origins: Origins) -
     loose = loose_calls(tree)
     regions = Regions(tree, loose, origins)
     settle(regions, criterion)
-    uncovered = set(regions.uncompared)
+    uncovered = regions.uncompared | set(regions.untold())
     suspects = []
     for region in regions.found:
         judged = judge_region(region, criterion)
@@ -193,7 +206,9 @@ def _suspect(pair: int, criterion: Criterion, tree: Tree) -> Suspect:
     parent = candidate.row(around[0]) if around else None
     api = parent.op if parent is not None and parent.level == "api" else None
     certain = judged.is_certain(criterion) or (kind == "argument" and judged.error_in == 0)
-    return Suspect(judged, kind, certain, tree.operators(index), api)
+    worst = call.slots.get(judged.worst or "")
+    unit = UNIT_ROUNDOFF.get(baseline.dtype_of(worst.baseline) or "", 0.0) if worst is not None else 0.0
+    return Suspect(judged, kind, certain, tree.operators(index), api, unit=unit or 2.0**-24)
 
 
 def _equal_arguments(first: str | None, second: str | None) -> bool:
@@ -217,7 +232,7 @@ def _same_draw(judged: Judged, baseline: Stream, candidate: Stream) -> bool:
     return norms > 0 and float(np.dot(b, c)) / norms > 0.999
 
 
-def _inputs(tree: Tree, criterion: Criterion, *, from_start: bool) -> list[Suspect]:
+def _inputs(part: Part, tree: Tree, criterion: Criterion, *, from_start: bool) -> list[Suspect]:
     """Find the first tensor that no recorded call produced and that differs: the data, the weights, a state.
 
     Where a call without counterpart produced it on the candidate (a weight is cast there first), that call is suspected.
@@ -227,24 +242,50 @@ def _inputs(tree: Tree, criterion: Criterion, *, from_start: bool) -> list[Suspe
     errors = verdicts.errors
     candidate = errors.streams[1]
     phases = np.isin(candidate.phase, [candidate.names.number(phase) for phase in ENTERING])
-    enters = errors.inputs & phases[errors.calls[1][errors.pair]] & (errors.streams[0].producer[errors.slots[0]] == NONE)
+    unmade = errors.streams[0].producer[errors.slots[0]]
+    handing = from_root(candidate)[errors.calls[1][errors.pair]]
+    unmade = np.where(handing, errors.streams[0].index(unmade), unmade) == NONE  # what copied it there may be of another level
+    enters = errors.inputs & (phases[errors.calls[1][errors.pair]] | handing) & unmade
     shapes = [stream.shapes.squeezed[slots] for stream, slots in zip(errors.streams, errors.slots, strict=True)]
     limit = np.maximum.reduce([np.full(len(errors.pair), tolerance), verdicts.tolerated, may_have_grown(tree)])
     differ = enters & ((errors.relative > limit) | (shapes[0] != shapes[1]))
     producers = candidate.index(candidate.producer[errors.slots[1]])
     alone = tree.pairs[1][producers] == NONE
-    found = np.flatnonzero(differ & alone)
-    if not len(found):
+    first, use = _first_used(np.flatnonzero(differ & alone).tolist(), tree, part)
+    if first == NONE:
         return []
-    error, judged, producer = errors.error(int(found[0])), verdicts.at(int(errors.pair[found[0]])), int(producers[found[0]])
-    if candidate.producer[error.candidate] == NONE:
-        return [Suspect(judged, "input", not error.unsized, reason=error.slot)]
+    error, judged, producer = errors.error(first), verdicts.at(int(errors.pair[first])), int(producers[first])
+    if candidate.producer[error.candidate] == NONE or (use == "handed out" and producer == NONE):
+        because = HANDED_OUT.format(candidate.rank) if use == "handed out" else ""
+        return [Suspect(judged, "input", not error.unsized, reason=error.slot, because=because)]
     region = Region(judged, error, tree, (set(), {producer} - {NONE}))
     made = judge_region(region, criterion)
     certain = made.is_certain(criterion)
     if made.ratio <= criterion.suspect:
         return []
     return [Suspect(made, "region", certain, region_operators(region), sides=region.sides)]
+
+
+def _first_used(entries: list[int], tree: Tree, part: Part) -> tuple[int, Use]:
+    """Return the first of some entries that no call made which is used, and for what; what is replaced unused goes to the part."""
+    errors, stream = tree.verdicts.errors, tree.streams[1]
+    if not from_root(stream).any():
+        return entries[0] if entries else NONE, "read"
+    for n in entries[:MOST_ENTRIES]:
+        use = use_of(stream, int(errors.calls[1][errors.pair[n]]))
+        if use != "moved":
+            return n, use
+    if entries and len(entries) <= MOST_ENTRIES and receives(stream):
+        part.replaced = entries[0]
+        part.unexplained = [found for found in part.unexplained if not _is_only_moved(*found, tree)]
+        return NONE, "moved"
+    return entries[0] if entries else NONE, "moved"
+
+
+def _is_only_moved(judged: Judged, slot: str, tree: Tree) -> bool:
+    stream = tree.streams[1]
+    made = stream.producer_of(judged.call.slots[slot].candidate)
+    return made is None and use_of(stream, stream.find(judged.call.candidate.seq)) == "moved"
 
 
 def _later_inputs(unexplained: Iterable[tuple[Judged, str]], streams: tuple[Stream, Stream]) -> list[Suspect]:
@@ -307,63 +348,3 @@ def _is_recast(judged: Judged, streams: tuple[Stream, Stream]) -> bool:
     """Tell whether an output has another dtype for it: the rounding of the coarser one is then what was asked for."""
     outputs = (error for name, error in judged.call.slots.items() if is_output(name))
     return any(streams[0].dtype_of(error.baseline) != streams[1].dtype_of(error.candidate) for error in outputs)
-
-
-def rank_culprits(suspects: Iterable[Suspect], tainted: Mapping[int, tuple[int, int]] | None = None) -> list[Suspect]:
-    """Put the culprits first, in order of execution, and leave out what an earlier one explains.
-
-    Certain ones go before those that could be rounding. Within a step, what happens on a rank after another one's difference has
-    reached it comes last; the execution numbers of ranks are of one order only where they run the same program.
-
-    Args:
-        suspects: of all ranks and steps.
-        tainted: by rank, the step and place from which on it computes with what another rank got wrong.
-    """
-    reached = tainted or {}
-    culprits: list[Suspect] = []
-
-    def order(s: Suspect) -> tuple[int, bool, int, int]:
-        return s.step, s.rank in reached and (s.step, s.place) > reached[s.rank], s.place, s.rank
-
-    ordered = _first_of_a_kind(sorted(suspects, key=order))
-    for suspect in sorted(ordered, key=lambda s: not s.certain):
-        if not suspect.certain and culprits:
-            continue
-        together = suspect.phase == "collective" and any(c.rank != suspect.rank for c in culprits)  # it shows on all ranks
-        if not culprits or (_is_clean(suspect.judged) and not together and not _is_told(suspect, culprits)):
-            culprits.append(suspect)
-    return culprits
-
-
-def _is_told(suspect: Suspect, culprits: list[Suspect]) -> bool:
-    """Tell whether a culprit says it already: one other learning rate is passed to the update of every parameter."""
-    if suspect.kind not in ("argument", "random"):
-        return False
-    op = normalised(suspect.judged.call.candidate.op)
-    return any(
-        (c.kind, c.phase, normalised(c.judged.call.candidate.op)) == (suspect.kind, suspect.phase, op) for c in culprits
-    )
-
-
-def _is_clean(judged: Judged) -> bool:
-    unit = judged.own / max(judged.row.ulps, 1.0)
-    return judged.error_in <= CLEAN_UNITS * max(unit, 2.0**-24)
-
-
-def _first_of_a_kind(ordered: list[Suspect]) -> list[Suspect]:
-    """Make certain the earliest suspect of the operator that is the first certain one.
-
-    A broken operator shows wherever it runs; where its error is small it could be rounding, were it not for the others.
-    """
-    certain = next((s for s in ordered if s.certain), None)
-    if certain is None or certain.kind != "operator":
-        return ordered
-    wanted = _kind(certain)
-    first = next(s for s in ordered if s.kind == "operator" and _kind(s) == wanted)
-    first.certain = True
-    return ordered
-
-
-def _kind(suspect: Suspect) -> tuple[str, str, str]:
-    call = suspect.judged.call.candidate
-    return call.level, call.phase, call.op

@@ -39,8 +39,8 @@ class Origins:
         """Go through one step's calls in order; return ``(call, slot)`` of inputs whose difference has no origin."""
         verdicts, errors = tree.verdicts, tree.verdicts.errors
         suspicious, worst, largest = self._suspicious(tree)
-        # Else it is accounted for with the call that made it.
-        found = [n for n in suspicious.tolist() if not _from_unmatched(tree, n)]
+        plain = _plain(tree)
+        found = [n for n in suspicious.tolist() if not _is_accounted_for(tree, n, float(plain[n]))]
         self._remember(tree, worst, largest)
         return [(verdicts.at(int(errors.pair[n])), errors.error(n).slot) for n in found]
 
@@ -110,11 +110,22 @@ def _of_outputs(tree: Tree, relative: Array) -> Array:
     return worst
 
 
-def _from_unmatched(tree: Tree, entry: int) -> bool:
-    """Tell whether a call without counterpart made what an entry reads, on either side."""
-    for side, (stream, slots) in enumerate(zip(tree.streams, tree.verdicts.errors.slots, strict=True)):
+def _is_accounted_for(tree: Tree, entry: int, error: float) -> bool:
+    """Tell whether a call without counterpart made what an entry reads, and is judged: by itself, or by a call around it.
+
+    A module that was compared as a whole answers for what it returns and for what is read inside it. The gradient of a weight is
+    neither: the optimizer reads it.
+    """
+    errors = tree.verdicts.errors
+    for side, (stream, slots) in enumerate(zip(tree.streams, errors.slots, strict=True)):
         producer = stream.find(stream.producer_of(int(slots[entry])))
-        if producer != NONE and tree.pairs[side][producer] == NONE:
+        if producer == NONE or tree.pairs[side][producer] != NONE:
+            continue
+        covering = tree.covering(producer, side)
+        reader = tree.around(int(errors.calls[side][errors.pair[entry]]), side)
+        if not covering or any(errors.calls[side][n] in reader for n in covering):
+            return True
+        if error <= GROWTH * max(tree.verdicts.error_out[covering].tolist()):
             return True
     return False
 

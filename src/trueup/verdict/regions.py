@@ -18,7 +18,7 @@ from trueup.verdict.criteria import Row as CriterionRow
 from trueup.verdict.judged import LASTING, Judged
 from trueup.verdict.measure import Measured, SlotError
 from trueup.verdict.origins import Origins
-from trueup.verdict.streams import NONE, Array, Numbers, Row, is_input
+from trueup.verdict.streams import NONE, Array, Numbers, Row, Stream, is_input, is_output
 from trueup.verdict.tree import Tree
 
 
@@ -75,6 +75,12 @@ class Regions:
         self.uncompared: set[tuple[int, int]] = set()
         """``(side, call)`` of loose calls whose result a call with counterpart reads and was not compared there."""
         self.found: list[Region] = []
+        self.unmatched = tuple(_mask(calls.tolist(), len(s)) for calls, s in zip(tree.unmatched, tree.streams, strict=True))
+        self.ends = tuple(_ends(stream, mask) for stream, mask in zip(tree.streams, self.unmatched, strict=True))
+        """By side, and call of a backward without counterpart whose optimizer was not recorded: its results that nobody reads.
+
+        A module around it that was compared as a whole says nothing of them.
+        """
         if loose[0] or loose[1]:
             producers = [stream.index(stream.producer) for stream in tree.streams]
             for side in (0, 1):
@@ -116,9 +122,11 @@ class Regions:
         stream = self.tree.streams[side]
         return NONE if k is None else stream.find(stream.producer_of(k))
 
-    def walk(self, judged: Judged | None, error: SlotError | None, starts: list[tuple[int, int]]) -> Region:
-        """Gather the loose calls from ``(side, call)`` back to their sources."""
-        region = Region(judged, error, self.tree)
+    def walk(
+        self, judged: Judged | None, error: SlotError | None, starts: list[tuple[int, int]], *, covered: bool = False
+    ) -> Region:
+        """Gather the loose calls from ``(side, call)`` back to their sources; with ``covered`` those inside compared calls too."""
+        region, among = Region(judged, error, self.tree), self.unmatched if covered else self.loose
         pending = list(starts)
         while pending:
             side, call = pending.pop()
@@ -131,7 +139,7 @@ class Regions:
                 if seq is None or seq == stream.seq[call]:
                     continue
                 producer = stream.find(seq)
-                if self.loose[side][producer]:
+                if among[side][producer]:
                     pending.append((side, producer))
                 else:
                     self._source(region, side, seq, producer, stream.names.name(int(stream.producer_slot[k])))
@@ -151,8 +159,13 @@ class Regions:
             region.earlier = max(region.earlier, self.origins.error(seq))
 
     def _add(self, region: Region) -> None:
-        """Keep a region, as part of an earlier one when they share calls; the worse exit speaks for both."""
+        """Keep a region, as part of an earlier one of its phase when they share calls; the worse exit speaks for both.
+
+        What is wrong in the forward shows there, where its sources may be clean. In the backward other errors go in, too.
+        """
         for other in self.found:
+            if _phase(other) != _phase(region):
+                continue
             if other.calls[0] & region.calls[0] or other.calls[1] & region.calls[1]:
                 for mine, its in zip(other.calls, region.calls, strict=True):
                     mine |= its
@@ -166,13 +179,31 @@ class Regions:
 
     def lasting(self) -> Iterator[tuple[int, Row]]:
         """Yield ``(side, call)`` of the loose calls whose results later steps read."""
+        told = set(self.untold())
         for side, stream in enumerate(self.tree.streams):
             phases = [stream.names.number(phase) for phase in LASTING]
             done = self._with_family(side, self.readers[side] | self.settled[side])
             for call in np.flatnonzero(self.loose[side][:-1]).tolist():
                 if stream.phase[call] in phases and call not in done:
                     yield side, stream.row(call)
+            ends = [call for call in self.ends[side] if call not in self.settled[side] and (side, call) not in told]
+            yield from ((side, stream.row(call)) for call in ends)
 
+    def untold(self) -> Iterator[tuple[int, int]]:
+        """Yield ``(side, call)`` of the loose calls of which it is not known who reads their results, for a dump does not say.
+
+        Of a native capture they are those that a dump on the other side might have had and whose results nobody reads.
+        """
+        streams = self.tree.streams
+        for side, stream in enumerate(streams):
+            other = streams[1 - side]
+            if not stream.imported and not other.imported:
+                continue
+            listed = set(zip(other.op.tolist(), other.phase.tolist(), strict=True))
+            for call in np.flatnonzero(self.loose[side][:-1]).tolist():
+                is_listed = (int(stream.op[call]), int(stream.phase[call])) in listed and call not in self.readers[side]
+                if is_listed or (stream.imported and not _passes_on(stream, call)):
+                    yield side, call
 
     def _with_family(self, side: int, calls: set[int]) -> set[int]:
         """Add the loose calls inside and around calls: an operator and the function that is no more than it write one result.
@@ -189,6 +220,51 @@ class Regions:
                 found.add(outer)
                 outer = int(stream.parents[outer])
         return found
+
+
+def _phase(region: Region) -> str:
+    """Return the phase in which a region's result is read."""
+    return "" if region.exit is None else region.exit.call.candidate.phase
+
+
+def _passes_on(stream: Stream, call: int) -> bool:
+    """Tell whether all results of a call are what it got, by what is known of both: a module that does nothing (``Dropout(0)``)."""
+    slots = np.arange(*stream.starts[call : call + 2].tolist())
+    read, made = (slots[stream.names.table(of)[stream.slot[slots]]] for of in (is_input, is_output))
+    digests = np.where(stream.has_digest, stream.digest.astype(np.float64), 0)
+    told = np.stack([stream.numel, stream.mean, stream.l2, digests], axis=1)
+    return len(made) > 0 and all((told[k] == told[read]).all(axis=1).any() for k in made)
+
+
+def _ends(stream: Stream, unmatched: Array) -> dict[int, list[int]]:
+    """Return gradients that go to no recorded call: those of what no forward call made, and what a hook on a gradient computes.
+
+    Who reads them is the optimizer; where it was recorded, they are compared there.
+    """
+    number = stream.names.number
+    if stream.imported or (stream.phase == number("optimizer")).any():
+        return {}
+    fine = stream.level == number("aten")  # where who reads a result of a backward cannot be told from the end of it
+    calls = np.flatnonzero(unmatched[:-1] & (stream.phase == number("backward")) & ~fine).tolist()
+    read = set(zip(stream.producer.tolist(), stream.producer_slot.tolist(), strict=True)) if calls else set()
+    found = {}
+    for call in calls:
+        forward = stream.find(int(stream.forward_seq[call]))
+        given = stream.slots(forward) if forward != NONE else {}
+        slots = [
+            k for slot, k in stream.slots(call).items()
+            if is_output(stream.names.names[slot]) and (int(stream.seq[call]), slot) not in read
+            and (forward == NONE or _is_made_by_none(stream, given, stream.names.names[slot]))
+        ]  # fmt: skip
+        if slots:
+            found[call] = slots
+    return found
+
+
+def _is_made_by_none(stream: Stream, given: dict[int, int], gradient: str) -> bool:
+    """Tell whether a gradient is one of an input that no recorded call made."""
+    k = given.get(stream.names.number(gradient.removeprefix("grad_")))
+    return k is not None and stream.producer_of(k) is None
 
 
 def _mask(calls: list[int], count: int) -> Array:

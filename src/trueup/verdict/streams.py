@@ -183,6 +183,11 @@ class Stream:
         return {name: [text if isinstance(text, str) else None for text in found[name].to_pylist()] for name in FOREIGN}
 
     @cached_property
+    def invocations(self) -> pa.ChunkedArray:
+        """How each call was made, in the row of its arguments; nulls but at detail ``tensor``."""
+        return self._again(["invocation"])["invocation"]
+
+    @cached_property
     def details(self) -> pa.Table:
         """What findings show, and where payload lies."""
         return self._again([*NUMBERS, *_PLACE, "value", "digest"])

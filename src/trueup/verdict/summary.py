@@ -70,13 +70,18 @@ def _words(which: Array, words: Sequence[str | None]) -> pa.DictionaryArray:
     return pa.DictionaryArray.from_arrays(indices, pa.array([word or "" for word in words], pa.string()))
 
 
-def finish_table(tables: Sequence[pa.Table], culprits: set[tuple[int, int, int]], first: tuple[int, int] | None) -> pa.Table:
+def finish_table(
+    tables: Sequence[pa.Table], culprits: set[tuple[int, int, int]], first: tuple[int, int] | None,
+    reached: Mapping[int, tuple[int, int]] | None = None,
+) -> pa.Table:  # fmt: skip
     """Build the table of calls.
 
     Args:
         tables: what `call_table` made, of all parts.
         culprits: ``(rank, step, seq on the candidate)`` of the culprits.
         first: ``(step, seq)`` of the first culprit, or None: only what comes after it is a victim.
+        reached: by rank, ``(step, seq)`` of the first call that got the difference from another rank. Execution numbers are a
+            rank's own: a later stage of a pipeline has few calls before it receives what an earlier one made after many.
     """
     if not tables:
         return SCHEMA.empty_table()
@@ -88,6 +93,9 @@ def finish_table(tables: Sequence[pa.Table], culprits: set[tuple[int, int, int]]
     shown = {"carried": "agrees", "unsized": "incomparable"}
     state = np.array([states.index(shown.get(word, word)) for word in words], np.int8)[told]
     after = np.zeros(len(seq), bool) if first is None else (step > first[0]) | ((step == first[0]) & (seq > first[1]))
+    for place, got in (reached or {}).items() if first is not None else ():
+        since = min([got, *((s, n + 1) for r, s, n in culprits if r == place)])
+        after = np.where(rank == place, (step > since[0]) | ((step == since[0]) & (seq >= since[1])), after)
     victim = after & np.array([word in ("carried", "unsized") for word in words])[told]
     culprit = np.zeros(len(seq), bool)
     for one in culprits:

@@ -75,9 +75,13 @@ class Tree:
 
     def covers(self, call: int, side: int) -> bool:
         """Tell whether a call around this one was compared as a whole."""
+        return bool(self.covering(call, side))
+
+    def covering(self, call: int, side: int) -> list[int]:
+        """Return the matched calls around this one that were compared as a whole."""
         pairs = self.pairs[side][self.around(call, side)]
         outputs, entries = self.verdicts.errors.outputs, self.verdicts.errors.entries
-        return any(outputs[entries(n)].any() for n in pairs[pairs >= 0].tolist())
+        return [n for n in pairs[pairs >= 0].tolist() if outputs[entries(n)].any()]
 
     def operators(self, call: int) -> tuple[str, ...]:
         """Return the dispatcher operators inside a call of the candidate, each once: those that the baseline lacks first."""

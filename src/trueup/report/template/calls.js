@@ -101,6 +101,32 @@
     }
   };
 
+  // SlickGrid sorts by a click on a heading; Enter and Space do the same. It makes its headings anew when columns change.
+  const roots = (element) => [...element.querySelectorAll("*")].flatMap((one) => (one.shadowRoot ? [one.shadowRoot, ...roots(one.shadowRoot)] : []));
+  const sortByKeyboard = (target) => {
+    const reach = (root) => {
+      for (const heading of root.querySelectorAll(".slick-header-column.slick-header-sortable")) {
+        heading.tabIndex = 0;
+        heading.setAttribute("role", "button");
+        heading.setAttribute("aria-label", `sort by ${heading.textContent.trim()}`);
+      }
+    };
+    for (const root of roots(target)) {
+      root.addEventListener("keydown", (event) => {
+        const heading = event.target.closest?.(".slick-header-column");
+        if (!heading || (event.key !== "Enter" && event.key !== " ")) return;
+        event.preventDefault();
+        event.stopPropagation();
+        const name = heading.getAttribute("aria-label");
+        heading.click();
+        // The heading may be another one now.
+        [...root.querySelectorAll(".slick-header-column")].find((one) => one.getAttribute("aria-label") === name)?.focus();
+      }, true);
+      reach(root);
+      new MutationObserver(() => reach(root)).observe(root, { childList: true, subtree: true });
+    }
+  };
+
   const drawTable = async () => {
     const target = document.getElementById("calls-table");
     const nth = Bokeh.documents.length;
@@ -121,6 +147,7 @@
     });
     fill(form, calls);
     fit(table);
+    sortByKeyboard(target);
     let narrowing, waiting;
     window.addEventListener("resize", () => { clearTimeout(narrowing); narrowing = setTimeout(() => fit(table), 150); });
     form.addEventListener("input", () => { clearTimeout(waiting); waiting = setTimeout(apply, 60); });

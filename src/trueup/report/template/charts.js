@@ -78,13 +78,15 @@
   window.trueup.drawOverview = async (calls, choose) => {
     const doc = await draw("overview-model", document.getElementById("overview-chart"));
     const { op, scope, ordinal, error_out, seq_candidate } = calls.column;
+    // What is infinite, or beyond all sense, stands above the rest and does not press it flat.
+    const sized = error_out.at.filter((error) => error < 1e6), top = 100 * sized.reduce((most, error) => Math.max(most, error), 1);
     let drawn = 0;
     for (const { name, data_source } of doc.roots()[0].renderers) {
       const rows = thinned(calls, name);
       drawn += rows.length;
       data_source.data = {
         row: rows, seq: rows.map((row) => seq_candidate.at[row]),
-        error: rows.map((row) => Math.min(Math.max(error_out.at[row], FLOOR), 1e30)),
+        error: rows.map((row) => Math.min(Math.max(error_out.at[row], FLOOR), top)),
         call: rows.map((row) => `${scope.values[scope.at[row]]}/${op.values[op.at[row]]}#${ordinal.at[row]}`),
       };
     }
