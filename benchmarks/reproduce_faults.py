@@ -32,18 +32,19 @@ from trueup.adapters.torch.case_errors import judged, written
 from trueup.adapters.torch.replay_memory import NotReplayable
 from trueup.adapters.torch.replaying import Replayer
 from trueup.rerun.cases import Case
+from trueup.rerun.chains import Chain
 from trueup.rerun.recorded import RecordedCall, RecordedCalls
 from trueup.rerun.reproducer_files import write_files
 from trueup.rerun.trying import save_inputs
 from trueup.simdev import injection
 
 
-def reproducer(case: Case, folder: Path) -> Any:
-    """Write a case that has the CPU's results, and return its test as a module."""
-    told = written(case, "npu", "cpu", {})
+def reproducer(chain: Chain, folder: Path) -> Any:
+    """Write calls of which the last has the CPU's results, and return their test as a module."""
+    told = written(chain, "npu", "cpu", {})
     folder.mkdir(parents=True)
     told = save_inputs(told, folder)
-    test = write_files(folder, case, told, device="npu", against="cpu", notes=[], origin=[], simulated=True)
+    test = write_files(folder, chain.target, told, device="npu", against="cpu", notes=[], origin=[], simulated=True)
     spec = importlib.util.spec_from_file_location(f"reproducer_{folder.name}", test)
     assert spec is not None
     assert spec.loader is not None
@@ -52,7 +53,7 @@ def reproducer(case: Case, folder: Path) -> Any:
     return module
 
 
-def wrong_calls(calls: RecordedCalls, chosen: list[RecordedCall]) -> Iterator[tuple[RecordedCall, Case]]:
+def wrong_calls(calls: RecordedCalls, chosen: list[RecordedCall]) -> Iterator[tuple[RecordedCall, Chain]]:
     """Yield calls that the fault that is on makes wrong: the first of each level and phase."""
     found: set[tuple[str, str]] = set()
     replayer = Replayer(calls, "npu")
@@ -65,10 +66,10 @@ def wrong_calls(calls: RecordedCalls, chosen: list[RecordedCall]) -> Iterator[tu
         except NotReplayable:
             continue
         if injection._fired:
-            case, outcome = judged(Case.of(calls, call), "npu", "cpu")
+            chain, outcome = judged(Chain.alone(Case.of(calls, call)), "npu", "cpu")
             if outcome.verdict == "wrong":
                 found.add((call.key.level, call.key.phase))
-                yield call, case
+                yield call, chain
 
 
 def capture_rest(into: Path) -> None:
@@ -91,8 +92,8 @@ def rows(model: str, faults: list[str], work: Path) -> Iterator[tuple[str, Recor
         simdev.heal()
         with simdev.inject(fault):
             made = []
-            for call, case in wrong_calls(calls, chosen):
-                module = reproducer(case, work / f"{model}-{fault}-{call.seq}")
+            for call, chain in wrong_calls(calls, chosen):
+                module = reproducer(chain, work / f"{model}-{fault}-{call.seq}")
                 made.append((call, module, module.verdicts(module.run("npu"), module.run("cpu"))))
         for call, module, said in made:
             sound = module.verdicts(module.run("npu"), module.run("cpu")) + module.verdicts(module.run("cpu"), module.run("cpu"))

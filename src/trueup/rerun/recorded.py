@@ -33,7 +33,8 @@ from trueup.store.segment import numpy_dtype
 NUMBERS = ("min", "max", "mean", "l2", "n_nan", "n_posinf", "n_neginf", "n_zero")
 COLUMNS = (
     "rank", "step", "seq", "parent", "phase", "level", "scope", "op", "ordinal", "slot", "dtype", "shape", "strides", "device",
-    *NUMBERS, "digest", "payload_segment", "payload_key", "payload_view", "value", "forward_seq", "site",
+    *NUMBERS, "digest", "payload_segment", "payload_key", "payload_view", "value", "forward_seq", "site", "producer_seq",
+    "producer_slot",
 )  # fmt: skip
 
 MOST_TEXT = 1 << 20
@@ -56,6 +57,8 @@ class RecordedTensor:
     """``min``, ``max``, ``mean``, ``l2`` and the counts of NaN, Inf and zero; None each where nothing was measured."""
     digest: str | None
     _place: tuple[Capture, int, str, str, list[int] | None] | None = field(default=None, repr=False)
+    producer: tuple[int, str] | None = None
+    """Execution number and slot of the call that last wrote its memory; None: none that was recorded."""
 
     @property
     def kept(self) -> bool:
@@ -227,9 +230,11 @@ class RecordedCalls:
         if segment is not None and key is not None:
             place = (self.capture, columns["rank"][k], segment, key, columns["payload_view"][k])
         strides = columns["strides"][k]
+        seq, written = columns["producer_seq"][k], columns["producer_slot"][k]
         return RecordedTensor(
             columns["slot"][k], columns["dtype"][k], tuple(columns["shape"][k] or ()), None if strides is None else tuple(strides),
             columns["device"][k] or "", {name: columns[name][k] for name in NUMBERS}, columns["digest"][k], place,
+            None if seq is None or written is None else (seq, written),
         )  # fmt: skip
 
 
@@ -252,6 +257,20 @@ def read_state(text: Any) -> bytes | None:
         return zlib.decompressobj().decompress(base64.b64decode(text, validate=True), MOST_STATE)
     except (ValueError, zlib.error):
         return None
+
+
+def tensor_nodes(node: Any, depth: int = 0) -> Iterator[Mapping[str, Any]]:
+    """Yield the tensors of an invocation."""
+    if depth > 32:
+        return
+    if isinstance(node, dict):
+        if "tensor" in node:
+            yield node
+        for inner in node.values():
+            yield from tensor_nodes(inner, depth + 1)
+    elif isinstance(node, list):
+        for inner in node:
+            yield from tensor_nodes(inner, depth + 1)
 
 
 def _states(invocation: Mapping[str, Any]) -> Iterator[tuple[str, bytes]]:
