@@ -6,6 +6,7 @@ import ast
 import importlib.util
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -143,7 +144,7 @@ def test_every_call_gives_its_recorded_bits(calls: RecordedCalls, more: Recorded
 def executed(source: Source, folder: Path) -> dict[str, torch.Tensor]:
     """Execute the statements of a source as its test does, with the helpers of the template."""
     template = (Path(case_errors.__file__).parents[2] / "rerun" / "reproducer" / "test.py.j2").read_text()
-    helpers = template[template.index("def restore_random") : template.index("def generator")].split("{%")[0]
+    helpers = re.sub(r"{%.*?%}", "", template[template.index("def restore_random") : template.index("def generator")])
     scope: dict[str, Any] = {"torch": torch, "tensors": source.tensors}
     body = source.body.replace("\t", "    ")
     text = f"{helpers}\ndef run(device):\n    given = {{k: v.clone() for k, v in tensors.items()}}\n{body}\n"
@@ -265,7 +266,7 @@ def test_an_lstm_backward_shrinks_below_4_kb(more: RecordedCalls, tmp_path: Path
     monkeypatch.setenv("TRUEUP_SIMDEV_FAULT", "lstm-backward-cell-gate")
     with Trying("npu", "cpu", simulated=True) as trying:
         before = Signature.of(trying.judge(Chain.alone(case)))
-        small = minimise(Chain.alone(case), trying, 20.0)
+        small = minimise(Chain.alone(case), trying, 600.0, executions=120)
         assert before is not None
         assert before.same(Signature.of(trying.judge(small.chain)))
     with simdev.inject("lstm-backward-cell-gate"):

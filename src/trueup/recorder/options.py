@@ -68,7 +68,9 @@ class CaptureOptions:
     shadow: dict[str, Any] | None = None
     """Fields of `trueup.rerun.shadow_options.ShadowOptions`: operators are computed again, and judged, instead of recorded."""
     inputs_from: str | None = None
-    """A capture of detail ``tensor`` whose inputs the modules get instead of their own."""
+    """A capture of detail ``tensor`` whose inputs the modules, or calls, get instead of their own."""
+    force: str | None = None
+    """Level of the calls that get them; None: the first of module, api, aten that the capture has."""
 
     @classmethod
     def of(
@@ -85,6 +87,7 @@ class CaptureOptions:
         compile: str = "off",
         shadow: dict[str, Any] | None = None,
         inputs_from: str | None = None,
+        force: str | None = None,
     ) -> CaptureOptions:
         """Check the options of `trueup.capture`.
 
@@ -101,10 +104,15 @@ class CaptureOptions:
         if compile not in ("off", "through"):
             raise TrueupError(f"compile {compile!r} is unknown: expected off or through")
         includes, excludes = _patterns(include), _patterns(exclude)
+        if force is not None:
+            _words("force", force, LEVELS)
+            if inputs_from is None:
+                raise TrueupError("force says which calls get a baseline's inputs: name the baseline with inputs_from")
         Patterns(includes), Patterns(excludes)  # an unreadable pattern is reported now, not in the training run
         return cls(
             levels, detail, parse_numbers(steps, "steps"), parse_numbers(ranks, "ranks"), includes, excludes, phases,
             "stop" if on_error == "stop" else "continue", "off" if compile == "off" else "through", shadow, inputs_from,
+            force,
         )  # fmt: skip
 
     def to_json(self) -> str:

@@ -69,6 +69,7 @@ def find_context(calls: RecordedCalls, target: RecordedCall, trying: Trying, sec
     if spoiled is not None:
         named = next(c for c in before if c.seq == spoiled)
         notes.append(f"call {spoiled} before it ({named.key.op}) is wrong by itself and hands that on: name that one")
+        return Context(None, notes, spoiled)
     settled = trying.settle(search.chosen(fewest, linked=linked))
     return Context(settled.get("chain"), notes, spoiled)
 

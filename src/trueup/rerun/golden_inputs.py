@@ -1,4 +1,4 @@
-"""What a baseline's modules were given: the tensors that `trueup capture --inputs-from BASE` puts in place of a run's own.
+"""What a baseline's calls were given: the tensors that `trueup capture --inputs-from BASE` puts in place of a run's own.
 
 Knows no framework: arrays by the key of the forward call, read from a capture of detail ``tensor`` when a step is reached.
 """
@@ -12,11 +12,12 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from trueup.model import TrueupError
+from trueup.model import LEVELS, TrueupError
+from trueup.rerun.recorded import read_invocation, states_of
 from trueup.store import Capture, open_capture
 
 Key = tuple[str, str, str, int]
-"""Phase, scope, module class and ordinal of a forward or recompute call."""
+"""Phase, scope, operator (module class, function) and ordinal of a call."""
 
 COLUMNS = ("seq", "phase", "scope", "op", "ordinal", "slot", "dtype", "shape", "forward_seq", "payload_segment", "payload_key",
            "payload_view")  # fmt: skip
@@ -30,26 +31,38 @@ class Kept:
     """``input.0``, and its weights, ``param.weight``."""
     gradients: dict[str, dict[str, Any]] = field(default_factory=dict)
     """Of the call's outputs, as its backward got them: ``grad_output.0``."""
+    random: dict[str, bytes] = field(default_factory=dict)
+    """States of the generators that were noted when it began, by type of device."""
 
 
 class GoldenInputs:
     """The baseline of a forced run, a step at a time.
 
+    Args:
+        path: the baseline.
+        level: whose calls lend their inputs; None: ``module`` where the baseline has it, else ``api``, else ``aten``.
+
     Raises:
-        TrueupError: it is no capture, or lacks modules or tensors.
+        TrueupError: it is no capture, or lacks the level or tensors.
     """
 
-    def __init__(self, path: str | Path) -> None:
+    def __init__(self, path: str | Path, level: str | None = None) -> None:
         self.path = Path(path)
         self._capture: Capture = open_capture(self.path)
         root = self._capture.root
         levels, detail = root.get("levels"), root.get("detail")
-        if detail != "tensor" or not isinstance(levels, list) or "module" not in levels:
+        there = [name for name in LEVELS if isinstance(levels, list) and name in levels and level in (None, name)]
+        if detail != "tensor" or not there:
+            wanted = level or "module"
             raise TrueupError(
-                f"{path} cannot lend its inputs.\n  expected: a capture of level module with --detail tensor\n"
+                f"{path} cannot lend its inputs.\n  expected: a capture of level {wanted} with --detail tensor\n"
                 f"  got:      levels {levels}, detail {detail}\n"
-                "  next:     trueup capture --level module --detail tensor -o BASE -- COMMAND, where the run is trusted"
+                f"  next:     trueup capture --level {wanted} --detail tensor -o BASE -- COMMAND, where the run is trusted"
             )
+        self.level = there[0]
+        kinds = [str(name).partition(":")[0] for rank in self._capture.ranks.values() for name in rank.get("devices") or ()]
+        self.home = next((kind for kind in kinds if kind != "cpu"), "cpu")
+        """Type of device that it was taken on."""
         self._step: tuple[int, int] | None = None
         self._calls: dict[Key, Kept] = {}
 
@@ -80,14 +93,18 @@ class GoldenInputs:
     def _read(self, rank: int, step: int) -> dict[Key, Kept]:
         if step not in self._capture.steps or rank not in self._capture.ranks:
             return {}
-        rows = self._capture.records(COLUMNS, rank=rank, step=step, level="module").to_pylist()
+        names = [*COLUMNS, *({"invocation"} & self._capture.names)]
+        rows = self._capture.records(names, rank=rank, step=step, level=self.level).to_pylist()
         found: dict[Key, Kept] = {}
         by_seq: dict[int, Key] = {}
         for row in rows:
-            if row["phase"] != "backward" and row["slot"].startswith(("input.", "param.")):
-                key = row["phase"], row["scope"], row["op"], row["ordinal"]
+            key = row["phase"], row["scope"], row["op"], row["ordinal"]
+            if row["slot"].startswith(("input.", "param.")) and not (self.level == "module" and row["phase"] == "backward"):
                 by_seq[row["seq"]] = key
                 found.setdefault(key, Kept()).inputs[row["slot"]] = row
+            elif row.get("invocation") and (made := read_invocation(row["invocation"])) is not None and "random" in made:
+                by_seq[row["seq"]] = key
+                found.setdefault(key, Kept()).random |= dict(states_of(made))
         for row in rows:
             key_of = by_seq.get(row["forward_seq"]) if row["phase"] == "backward" else None
             if key_of is not None and row["slot"].startswith("grad_output."):

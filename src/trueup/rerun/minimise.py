@@ -63,19 +63,20 @@ class Signature:
         return self.error / FACTOR <= other.error <= self.error * FACTOR
 
 
-def minimise(chain: Chain, trying: Trying, seconds: float) -> Minimised:
+def minimise(chain: Chain, trying: Trying, seconds: float, executions: int | None = None) -> Minimised:
     """Shrink calls of which the last fails.
 
     Args:
         chain: it fails on the device of ``trying``; its elements are in memory.
         trying: executes candidates.
         seconds: after which the smallest one so far is returned.
+        executions: so is it after that many.
     """
     before = trying.tried
     first = Signature.of(trying.judge(chain))
     if first is None:
         return Minimised(chain, ["it was not shrunk, for by itself it does not fail"])
-    search = _Search(chain, trying, first, time.monotonic() + seconds)
+    search = _Search(chain, trying, first, time.monotonic() + seconds, math.inf if executions is None else before + executions)
     search.run()
     late = f"; stopped after {seconds:g} s, it may become smaller" if search.late else ""
     sizes = f"from {chain.size:,} to {search.best.size:,} bytes of inputs"
@@ -84,15 +85,15 @@ def minimise(chain: Chain, trying: Trying, seconds: float) -> Minimised:
 
 
 class _Search:
-    def __init__(self, chain: Chain, trying: Trying, wanted: Signature, until: float) -> None:
-        self.best, self._trying, self._wanted, self._until = chain, trying, wanted, until
+    def __init__(self, chain: Chain, trying: Trying, wanted: Signature, until: float, most: float) -> None:
+        self.best, self._trying, self._wanted, self._until, self._most = chain, trying, wanted, until, most
         self._seen: set[Any] = set()
         self._crashes: set[Any] = set()
 
     @property
     def late(self) -> bool:
-        """Whether the time is over."""
-        return time.monotonic() > self._until
+        """Whether the time is over, or all executions are made."""
+        return time.monotonic() > self._until or self._trying.tried >= self._most
 
     def run(self) -> None:
         """Shrink until nothing changes any more, or the time is over."""

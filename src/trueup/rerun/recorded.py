@@ -220,7 +220,7 @@ class RecordedCalls:
                 tensors.setdefault(columns["slot"][k], self._tensor(columns, k))
         invocation = read_invocation(text)
         if invocation is not None:
-            state.update(_states(invocation))
+            state.update(states_of(invocation))
         seq, parent, forward, site = (columns[name][at] for name in ("seq", "parent", "forward_seq", "site"))
         return RecordedCall(key, seq, parent, forward, site, tensors, value, invocation, dict(state))
 
@@ -273,7 +273,8 @@ def tensor_nodes(node: Any, depth: int = 0) -> Iterator[Mapping[str, Any]]:
             yield from tensor_nodes(inner, depth + 1)
 
 
-def _states(invocation: Mapping[str, Any]) -> Iterator[tuple[str, bytes]]:
+def states_of(invocation: Mapping[str, Any]) -> Iterator[tuple[str, bytes]]:
+    """Yield the states of generators that an invocation notes, by type of device."""
     random = invocation.get("random")
     for kind, text in random.items() if isinstance(random, dict) else ():
         state = read_state(text)

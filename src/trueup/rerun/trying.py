@@ -6,9 +6,9 @@
     with Trying("npu", "cpu", afresh=True) as trying:
         answer = trying.judge(Recorded("runs/cpu", 0, (4705, 4711)))    # on a device that has done nothing before
 
-The process reads lines of JSON from its standard input and answers in lines on what was its standard output. With ``afresh`` it
-touches no device itself: each chain is executed in a child of its own, so that nothing an earlier one left behind, in memory or in
-a kernel's state, decides what a later one gives.
+The process reads lines of JSON from its standard input and answers in lines on what was its standard output. It touches no device
+itself: a child does, forked from it when PyTorch is imported, so that a crash costs no start of Python. With ``afresh`` each chain
+has a child of its own: nothing that an earlier one left behind, in memory or in a kernel's state, decides what a later one gives.
 """
 
 from __future__ import annotations
@@ -20,9 +20,10 @@ import signal
 import sys
 import tempfile
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 from trueup.model import TrueupError
 from trueup.rerun.chains import Chain
@@ -80,8 +81,7 @@ class Trying(_Worker):
     ) -> None:  # fmt: skip
         self._folder = tempfile.TemporaryDirectory()
         self._settings = {
-            "device": device, "against": against, "simulated": simulated, "timeout": timeout,
-            "afresh": afresh and hasattr(os, "fork"),
+            "device": device, "against": against, "simulated": simulated, "timeout": timeout, "afresh": afresh,
         }  # fmt: skip
         self._timeout = timeout
         self._running = False
@@ -148,17 +148,88 @@ def main() -> None:
     calls: dict[str, RecordedCalls] = {}
     try:
         _check_torch()
-        if not settings["afresh"]:
-            _prepare(settings)
-        print(json.dumps({"ready": True, "notes": []}), file=answers, flush=True)
+        child = _Child(settings, calls)
+        first = child.ask({"do": "prepare"})
     except TrueupError as error:
-        print(json.dumps({"error": str(error)}), file=answers, flush=True)
+        first = {"error": str(error)}
+    if "crashed" in first:
+        first = {"error": f"Making the devices ready {first['crashed']}"}
+    print(json.dumps({"ready": True, "notes": []} | first), file=answers, flush=True)
+    if "error" in first:
         return
     for line in sys.stdin:
         message = json.loads(line)
-        _read_ahead(message, calls)
-        answer = _in_a_child(message, settings, calls) if settings["afresh"] else _answer(message, settings, calls)
-        print(json.dumps(answer), file=answers, flush=True)
+        if settings["afresh"]:
+            _read_ahead(message, calls)  # before the child is made, which then has it
+            child = _Child(settings, calls)
+        print(json.dumps(child.ask(message)), file=answers, flush=True)
+
+
+class _Child:
+    """A process that begins as this one is and does the work; after a crash there is a new one, at no cost of starting Python."""
+
+    def __init__(self, settings: dict[str, Any], calls: dict[str, RecordedCalls]) -> None:
+        self._settings, self._calls = settings, calls
+        self._pid = 0
+
+    def ask(self, message: dict[str, Any]) -> dict[str, Any]:
+        """Return the child's answer, or how it ended."""
+        if not self._pid:
+            self._fork()
+        try:
+            print(json.dumps(message), file=self._questions, flush=True)
+            line = self._answers.readline()
+        except BrokenPipeError:
+            line = ""
+        if self._settings["afresh"] or not line.endswith("\n"):
+            ended = self._end()
+            if not line.endswith("\n"):
+                return {"crashed": ended}
+        found: dict[str, Any] = json.loads(line)
+        return found
+
+    def _fork(self) -> None:
+        asked, asking = os.pipe()
+        answered, answering = os.pipe()
+        self._pid = os.fork()
+        if not self._pid:
+            try:
+                os.close(asking)
+                os.close(answered)
+                with os.fdopen(asked, encoding="utf-8") as lines, os.fdopen(answering, "w", encoding="utf-8") as out:
+                    _work(lines, out, self._settings, self._calls)
+            finally:
+                os._exit(0)  # nothing of the parent's is to be cleaned up here
+        os.close(asked)
+        os.close(answering)
+        self._questions = os.fdopen(asking, "w", encoding="utf-8")
+        self._answers = os.fdopen(answered, encoding="utf-8")
+
+    def _end(self) -> str:
+        with suppress(BrokenPipeError):
+            self._questions.close()
+        self._answers.close()
+        code = os.waitstatus_to_exitcode(os.waitpid(self._pid, 0)[1])
+        self._pid = 0
+        if code == -signal.SIGALRM:
+            return "took longer than it may and was ended"
+        return f"ended the process by {signal.Signals(-code).name}" if code < 0 else f"ended the process with code {code}"
+
+
+def _work(lines: IO[str], out: IO[str], settings: dict[str, Any], calls: dict[str, RecordedCalls]) -> None:
+    ready = False
+    for line in lines:
+        signal.alarm(math.ceil(settings["timeout"]))
+        message = json.loads(line)
+        try:
+            if not ready:
+                _prepare(settings)
+            ready = True
+            answer = {} if message["do"] == "prepare" else _answer(message, settings, calls)
+        except TrueupError as error:
+            answer = {"error": str(error)}
+        print(json.dumps(answer), file=out, flush=True)
+        signal.alarm(0)
 
 
 def _check_torch() -> None:
@@ -182,7 +253,7 @@ def _prepare(settings: dict[str, Any]) -> None:
 
 
 def _read_ahead(message: Mapping[str, Any], calls: dict[str, RecordedCalls]) -> None:
-    """Read records before a child is made: it then has them."""
+    """Read the records of the calls that are meant."""
     named = message.get("recorded_calls")
     if named is None:
         return
@@ -192,46 +263,16 @@ def _read_ahead(message: Mapping[str, Any], calls: dict[str, RecordedCalls]) -> 
         calls[named["capture"]].at(named["rank"], seq)
 
 
-def _in_a_child(message: dict[str, Any], settings: dict[str, Any], calls: dict[str, RecordedCalls]) -> dict[str, Any]:
-    """Answer in a process that begins as this one is now, and say how it ended where it gave no answer."""
-    reading, writing = os.pipe()
-    child = os.fork()
-    if not child:
-        code = 1
-        try:
-            os.close(reading)
-            signal.alarm(math.ceil(settings["timeout"]))
-            try:
-                _prepare(settings)
-                answer = _answer(message, settings, calls)
-            except TrueupError as error:
-                answer = {"error": " ".join(str(error).split())}
-            with os.fdopen(writing, "w", encoding="utf-8") as file:
-                json.dump(answer, file)
-            code = 0
-        finally:
-            os._exit(code)  # nothing of the parent's is to be cleaned up here
-    os.close(writing)
-    with os.fdopen(reading, encoding="utf-8") as file:
-        text = file.read()
-    code = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
-    if code == 0:
-        found: dict[str, Any] = json.loads(text)
-        return found
-    if code == -signal.SIGALRM:
-        return {"crashed": "took longer than it may and was ended"}
-    return {"crashed": f"ended the process by {signal.Signals(-code).name}" if code < 0 else f"ended the process with code {code}"}
-
-
-def _chain(message: Mapping[str, Any], calls: Mapping[str, RecordedCalls]) -> Chain:
+def _chain(message: Mapping[str, Any], calls: dict[str, RecordedCalls]) -> Chain:
     named = message.get("recorded_calls")
     if named is None:
         return Chain.read(Path(message["chain"]))
+    _read_ahead(message, calls)
     of = calls[named["capture"]]
     return Chain.of(of, [of.at(named["rank"], seq) for seq in named["seqs"]], linked=named["linked"])
 
 
-def _answer(message: dict[str, Any], settings: dict[str, Any], calls: Mapping[str, RecordedCalls]) -> dict[str, Any]:
+def _answer(message: dict[str, Any], settings: dict[str, Any], calls: dict[str, RecordedCalls]) -> dict[str, Any]:
     from trueup.adapters.torch import case_errors
     from trueup.adapters.torch.chain_running import ContextBroken
     from trueup.adapters.torch.recorded_call import NotReplayable

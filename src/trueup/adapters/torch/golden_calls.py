@@ -1,0 +1,99 @@
+"""Teacher forcing call by call: each function, or operator, of the live run computes with the baseline's recorded inputs.
+
+The values are written into the tensors that the call is given, past the version counter. So the call gets the very tensors that the
+program handed it: the autograd graph, views, aliases and writes in place are the program's own, a gradient passes on as if nothing
+had happened, and what autograd has saved holds the baseline's numbers too, which is what a backward of no accumulated error needs.
+
+At level ``api`` the gradient that a call's backward starts from is replaced as well, by a hook at its result; at level ``aten``
+backward's and the optimizer's operators are calls like any other. Random operators begin at the baseline's state of the generators.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import torch
+
+from trueup.adapters.torch.golden_forcing import Forcing
+from trueup.adapters.torch.layouts import is_plain
+from trueup.adapters.torch.recorded_call import restore_random
+from trueup.adapters.torch.replacing import Replacement
+from trueup.adapters.torch.replay_arguments import Place
+from trueup.adapters.torch.tensors import NamedTensors
+from trueup.recorder import Call
+from trueup.rerun.golden_inputs import GoldenInputs, Kept, Key
+
+if TYPE_CHECKING:
+    from trueup.adapters.torch.session import Session
+
+
+def forcing(session: Session, baseline: str, level: str | None) -> Forcing:
+    """Return what forces the modules of a session, or its single calls.
+
+    Raises:
+        TrueupError: the baseline cannot lend its inputs.
+    """
+    golden = GoldenInputs(baseline, level)
+    return Forcing(session, golden) if golden.level == "module" else CallForcing(session, golden)
+
+
+class CallForcing(Forcing):
+    """Writes the baseline's values into what calls of a level are given."""
+
+    def replacements(self) -> list[Replacement]:
+        """Return nothing: calls are met where they are recorded."""
+        return []
+
+    def give(self, call: Call, inputs: NamedTensors) -> None:
+        """Write the values into a call's inputs, which it is about to read."""
+        found = self._counterpart(call)
+        if found is None:
+            return
+        key, kept = found
+        if kept.random:
+            kinds = [t.device.type for _, t in inputs if t.device.type != "cpu"]
+            restore_random(kept.random, Place(kinds[0] if kinds else "cpu", self._golden.home))
+        done = False
+        for slot, tensor in inputs:
+            row = kept.inputs.get(slot)
+            if row is None:
+                self._keep("an input that the baseline's call lacks", key)
+            elif (value := self._value(key, row, tensor)) is not None:
+                done |= self._write(key, tensor, value)
+        self.forced += done
+
+    def watch(self, call: Call, outputs: NamedTensors) -> None:
+        """Let the backward of a function start from the baseline's gradients."""
+        found = self._counterpart(call, said=True)
+        for slot, tensor in outputs if found is not None and torch.is_grad_enabled() else ():
+            row = found[1].gradients.get(slot.replace("output", "grad_output", 1)) if found is not None else None
+            if row is not None and found is not None and tensor.grad_fn is not None and tensor.is_floating_point():
+                gradient = self._gradient(found[0], row, tensor)
+                tensor.register_hook(lambda own, gradient=gradient: own if (forced := gradient()) is None else forced)
+
+    def _counterpart(self, call: Call, *, said: bool = False) -> tuple[Key, Kept] | None:
+        """Return the baseline's call of the same place and number; ``said``: that there is none was counted already."""
+        step, kind = self._session.recorder.step, call.kind
+        self._step = step
+        key = kind.phase, kind.scope, kind.op, call.ordinal
+        found = self._golden.step(self._session.rank or 0, step).get(key)
+        if found is None and not said:
+            self._keep("the baseline has no such call" if self._golden.holds(step) else "the baseline has no such step", key)
+        return None if found is None else (key, found)
+
+    def _write(self, key: Key, own: torch.Tensor, value: torch.Tensor) -> bool:
+        into = own.data  # past the version counter: what autograd saved is to hold the baseline's numbers as well
+        if 0 in own.stride() and own.numel():  # repeated elements: each is written once
+            once = tuple(slice(0, 1) if stride == 0 else slice(None) for stride in own.stride())
+            into, value = into[once], value[once]
+        try:
+            with torch.no_grad():
+                into.copy_(value)
+        except RuntimeError:
+            self._keep("a tensor whose elements share memory", key)
+            return False
+        buffers = self._session.buffers
+        buffers.written(own)
+        if is_plain(own) and (storage := buffers.storage(own)) is not None:
+            storage.producers.clear()  # what is read now is the baseline's
+        return True
