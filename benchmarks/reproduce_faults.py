@@ -4,6 +4,8 @@ Each model trains two steps on the CPU, recorded with all tensors. For each faul
 device are judged one by one; of those found wrong the first of each level and phase becomes a reproducer, whose test is then loaded
 and run on the broken device, on the healthy one, and on the CPU.
 
+A fault that no single call shows is tried with `--context`: the calls that it may change, with the fewest calls before them.
+
     right    fails on the fault, passes on the healthy device and on the CPU
     weak     passes on the fault
     strict   fails where nothing is wrong
@@ -13,6 +15,7 @@ from __future__ import annotations
 
 import argparse
 import importlib.util
+import os
 import sys
 import tempfile
 import time
@@ -34,6 +37,7 @@ from trueup.adapters.torch.replaying import Replayer
 from trueup.rerun.cases import Case
 from trueup.rerun.chains import Chain
 from trueup.rerun.recorded import RecordedCall, RecordedCalls
+from trueup.rerun.reproduce import run_test
 from trueup.rerun.reproducer_files import write_files
 from trueup.rerun.trying import save_inputs
 from trueup.simdev import injection
@@ -100,6 +104,25 @@ def rows(model: str, faults: list[str], work: Path) -> Iterator[tuple[str, Recor
             yield fault, call, "strict" if sound else "right" if said else "weak", "; ".join(sound or said)
 
 
+def with_context(model: str, fault: str, work: Path) -> Iterator[tuple[RecordedCall, str, str]]:
+    """Yield the first call of a model that fails on a fault after other calls: as `trueup reproduce --context` finds it."""
+    calls = RecordedCalls(trueup.open_capture(work / model))
+    operators = {name.partition(".")[0] for name in simdev.FAULTS[fault].ops}
+    may = [call for call in calls.of_step(0, calls.capture.steps[-1], ("aten",)) if call.key.op in operators]
+    os.environ["TRUEUP_SIMDEV_FAULT"] = fault
+    try:
+        for call in may[:4]:
+            into = work / f"context-{model}-{call.seq}"
+            found = trueup.reproduce(work / model, call.seq, into, device="npu", simulated=True, context=True, seconds=120.0)
+            if found.fails:
+                del os.environ["TRUEUP_SIMDEV_FAULT"]
+                sound = [run_test(found.test, device, "cpu", simulated=True)[0] == 0 for device in ("npu", "cpu")]
+                yield call, "right" if found.checked and all(sound) else "strict", found.sentence
+                return
+    finally:
+        os.environ.pop("TRUEUP_SIMDEV_FAULT", None)
+
+
 def main() -> None:
     """Print the table."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
@@ -115,9 +138,19 @@ def main() -> None:
                 words.append(word)
                 felt.add(fault)
                 print(f"{model:12} {fault:36} {word:7} {call.key.level:4} {call.kind} {call.key.phase}: {said[:120]}", flush=True)
+        hidden = [fault for fault in options.faults if fault not in felt]
+        for fault in hidden:
+            for model in options.models:
+                for call, word, said in with_context(model, fault, Path(work)):
+                    words.append(word)
+                    felt.add(fault)
+                    print(f"{model:12} {fault:36} {word:7} {call.key.level:4} {call.kind} {call.key.phase}: {said}", flush=True)
+                if fault in felt:
+                    break
     print(f"{words.count('right')} of {len(words)} reproducers fail on the fault and pass without; "
           f"{len(felt)} of {len(options.faults)} faults; {time.perf_counter() - started:.0f} s")  # fmt: skip
-    print(f"no call shows by itself: {', '.join(f for f in options.faults if f not in felt) or 'none'}")
+    print(f"no single call shows: {', '.join(hidden) or 'none'}; nor with others before it: "
+          f"{', '.join(f for f in hidden if f not in felt) or 'none'}")  # fmt: skip
 
 
 if __name__ == "__main__":

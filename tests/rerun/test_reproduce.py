@@ -266,7 +266,7 @@ def test_an_lstm_backward_shrinks_below_4_kb(more: RecordedCalls, tmp_path: Path
     monkeypatch.setenv("TRUEUP_SIMDEV_FAULT", "lstm-backward-cell-gate")
     with Trying("npu", "cpu", simulated=True) as trying:
         before = Signature.of(trying.judge(Chain.alone(case)))
-        small = minimise(Chain.alone(case), trying, 600.0, executions=120)
+        small = minimise(Chain.alone(case), trying, 600.0, executions=300)
         assert before is not None
         assert before.same(Signature.of(trying.judge(small.chain)))
     with simdev.inject("lstm-backward-cell-gate"):

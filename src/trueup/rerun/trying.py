@@ -147,7 +147,7 @@ def main() -> None:
     settings = json.loads(sys.stdin.readline())
     calls: dict[str, RecordedCalls] = {}
     try:
-        _check_torch()
+        _import(simulated=settings["simulated"])
         child = _Child(settings, calls)
         first = child.ask({"do": "prepare"})
     except TrueupError as error:
@@ -232,13 +232,22 @@ def _work(lines: IO[str], out: IO[str], settings: dict[str, Any], calls: dict[st
         signal.alarm(0)
 
 
-def _check_torch() -> None:
+def _import(*, simulated: bool) -> None:
+    """Import what children need, which touches no device but the simulated one, whose memory is the host's."""
     try:
         import torch  # noqa: F401
 
-        from trueup.adapters.torch import case_errors  # noqa: F401 - so that children have it
+        from trueup.adapters.torch import case_errors  # noqa: F401
     except ImportError:
         raise TrueupError("reproduce executes calls with PyTorch, which is not installed\n  next:     pip install torch") from None
+    from trueup.rerun.local_error import thresholds
+    from trueup.rerun.rounding import criterion
+
+    criterion(), thresholds()
+    if simulated:
+        from trueup.adapters.torch.replaying import provide
+
+        provide("npu", simulated=True)
 
 
 def _prepare(settings: dict[str, Any]) -> None:
