@@ -70,7 +70,7 @@ class CaptureOptions:
     inputs_from: str | None = None
     """A capture of detail ``tensor`` whose inputs the modules, or calls, get instead of their own."""
     force: str | None = None
-    """Level of the calls that get them; None: the first of module, api, aten that the capture has."""
+    """Level of the calls that get them."""
 
     @classmethod
     def of(
@@ -104,10 +104,10 @@ class CaptureOptions:
         if compile not in ("off", "through"):
             raise TrueupError(f"compile {compile!r} is unknown: expected off or through")
         includes, excludes = _patterns(include), _patterns(exclude)
-        if force is not None:
-            _words("force", force, LEVELS)
-            if inputs_from is None:
-                raise TrueupError("force says which calls get a baseline's inputs: name the baseline with inputs_from")
+        if force is not None and inputs_from is None:
+            raise TrueupError("force says which calls get a baseline's inputs: name the baseline with inputs_from")
+        if inputs_from is not None:
+            force, levels = _forced(inputs_from, force, levels)
         Patterns(includes), Patterns(excludes)  # an unreadable pattern is reported now, not in the training run
         return cls(
             levels, detail, parse_numbers(steps, "steps"), parse_numbers(ranks, "ranks"), includes, excludes, phases,
@@ -129,6 +129,20 @@ class CaptureOptions:
         for name in ("levels", "include", "exclude", "phases"):
             values[name] = tuple(values[name])
         return cls(**values)
+
+
+def _forced(baseline: str, force: str | None, levels: tuple[str, ...]) -> tuple[str, tuple[str, ...]]:
+    """Return the level whose calls are given a baseline's inputs, and those to record: what is above it shows the run's own."""
+    from trueup.rerun.golden_inputs import GoldenInputs
+
+    if force is not None:
+        _words("force", force, LEVELS)
+    found = GoldenInputs(baseline, force).level
+    below = LEVELS[LEVELS.index(found) :]
+    kept = tuple(level for level in levels if level in below)
+    if not kept:
+        raise TrueupError(f"inputs are forced at level {found}, and levels above show the run's own: record {' or '.join(below)}")
+    return found, kept
 
 
 def _patterns(value: str | Sequence[str] | None) -> tuple[str, ...]:

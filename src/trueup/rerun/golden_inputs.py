@@ -5,6 +5,7 @@ Knows no framework: arrays by the key of the forward call, read from a capture o
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -93,8 +94,7 @@ class GoldenInputs:
     def _read(self, rank: int, step: int) -> dict[Key, Kept]:
         if step not in self._capture.steps or rank not in self._capture.ranks:
             return {}
-        names = [*COLUMNS, *({"invocation"} & self._capture.names)]
-        rows = self._capture.records(names, rank=rank, step=step, level=self.level).to_pylist()
+        rows = self._capture.records(COLUMNS, rank=rank, step=step, level=self.level).to_pylist()
         found: dict[Key, Kept] = {}
         by_seq: dict[int, Key] = {}
         for row in rows:
@@ -102,11 +102,23 @@ class GoldenInputs:
             if row["slot"].startswith(("input.", "param.")) and not (self.level == "module" and row["phase"] == "backward"):
                 by_seq[row["seq"]] = key
                 found.setdefault(key, Kept()).inputs[row["slot"]] = row
-            elif row.get("invocation") and (made := read_invocation(row["invocation"])) is not None and "random" in made:
-                by_seq[row["seq"]] = key
-                found.setdefault(key, Kept()).random |= dict(states_of(made))
         for row in rows:
             key_of = by_seq.get(row["forward_seq"]) if row["phase"] == "backward" else None
             if key_of is not None and row["slot"].startswith("grad_output."):
                 found[key_of].gradients.setdefault(row["slot"], row)
+        for seq, states in self._states(rank, step) if self.level != "module" else ():
+            if seq in by_seq:
+                found[by_seq[seq]].random = states
         return found
+
+    def _states(self, rank: int, step: int) -> Iterator[tuple[int, dict[str, bytes]]]:
+        """Yield execution numbers of a step's calls of all levels, with the generators' states when each began, as far as noted."""
+        if "invocation" not in self._capture.names:
+            return
+        rows = self._capture.records(["seq", "slot", "invocation"], rank=rank, step=step).to_pylist()
+        states: dict[str, bytes] = {}
+        for row in rows:
+            if row["slot"] == "arguments":
+                if '"random"' in (row["invocation"] or "") and (made := read_invocation(row["invocation"])) is not None:
+                    states = states | dict(states_of(made))
+                yield row["seq"], states

@@ -10,6 +10,7 @@ backward's and the optimizer's operators are calls like any other. Random operat
 
 from __future__ import annotations
 
+from functools import lru_cache
 from typing import TYPE_CHECKING
 
 import torch
@@ -37,6 +38,14 @@ def forcing(session: Session, baseline: str, level: str | None) -> Forcing:
     return Forcing(session, golden) if golden.level == "module" else CallForcing(session, golden)
 
 
+@lru_cache(maxsize=4096)
+def _draws(op: str) -> bool:
+    """Tell whether an operator draws random numbers."""
+    packet = getattr(torch.ops.aten, op.removeprefix("aten::"), None) if op.startswith("aten::") else None
+    overloads = packet.overloads() if packet is not None else ()
+    return any(torch.Tag.nondeterministic_seeded in getattr(packet, name).tags for name in overloads)
+
+
 class CallForcing(Forcing):
     """Writes the baseline's values into what calls of a level are given."""
 
@@ -50,7 +59,7 @@ class CallForcing(Forcing):
         if found is None:
             return
         key, kept = found
-        if kept.random:
+        if kept.random and (self.level == "api" or _draws(call.kind.op)):
             kinds = [t.device.type for _, t in inputs if t.device.type != "cpu"]
             restore_random(kept.random, Place(kinds[0] if kinds else "cpu", self._golden.home))
         done = False
