@@ -137,12 +137,12 @@ def _forced(baseline: str, force: str | None, levels: tuple[str, ...]) -> tuple[
 
     if force is not None:
         _words("force", force, LEVELS)
-    found = GoldenInputs(baseline, force).level
-    below = LEVELS[LEVELS.index(found) :]
+    found = GoldenInputs(baseline, force)
+    below = LEVELS[LEVELS.index(found.levels[0]) :]
     kept = tuple(level for level in levels if level in below)
     if not kept:
-        raise TrueupError(f"inputs are forced at level {found}, and levels above show the run's own: record {' or '.join(below)}")
-    return found, kept
+        raise TrueupError(f"inputs are forced at level {found.level}, and levels above show the run's own: record {' or '.join(below)}")
+    return found.level, kept
 
 
 def _patterns(value: str | Sequence[str] | None) -> tuple[str, ...]:

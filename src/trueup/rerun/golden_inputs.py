@@ -61,6 +61,9 @@ class GoldenInputs:
                 f"  next:     trueup capture --level {wanted} --detail tensor -o BASE -- COMMAND, where the run is trusted"
             )
         self.level = there[0]
+        both = [name for name in ("api", "aten") if isinstance(levels, list) and name in levels]
+        self.levels = (self.level,) if self.level == "module" else tuple(both) if self.level == "aten" else ("api",)
+        """Levels whose calls are forced: with operators the functions around them, whose records are then of the same inputs."""
         kinds = [str(name).partition(":")[0] for rank in self._capture.ranks.values() for name in rank.get("devices") or ()]
         self.home = next((kind for kind in kinds if kind != "cpu"), "cpu")
         """Type of device that it was taken on."""

@@ -42,7 +42,7 @@ class Overlap:
         for name in wanted:
             if name not in LEVELS:
                 raise TrueupError(f"level {name!r} is unknown: expected {', '.join(LEVELS)}")
-        held = [[name for name in LEVELS if name in capture.levels and _asked_for(capture, name)] for capture in self._captures]
+        held = [[name for name in LEVELS if name in capture.levels] for capture in self._captures]
         for capture, levels in zip(self._captures, held, strict=True):
             if not levels and capture.lost:
                 raise TrueupError(f"{capture.path} holds no readable records: {min(capture.lost)}; record again")
@@ -102,12 +102,6 @@ def require_same_framework(first: Capture, second: Capture) -> None:
             f"the captures are of different frameworks: {first.path} of {names[0]}, {second.path} of {names[1]}; "
             "their operators have no common names yet"
         )
-
-
-def _asked_for(capture: Capture, level: str) -> bool:
-    """Tell whether a capture was to hold a level: the loss is a call of level api in every one."""
-    asked = capture.root.get("levels")
-    return level != "api" or not isinstance(asked, list) or "api" in asked or set(capture.levels).isdisjoint(asked)
 
 
 def _numbers(values: list[int]) -> str:

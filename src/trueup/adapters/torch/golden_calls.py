@@ -47,7 +47,13 @@ def _draws(op: str) -> bool:
 
 
 class CallForcing(Forcing):
-    """Writes the baseline's values into what calls of a level are given."""
+    """Writes the baseline's values into what calls of a level are given; with operators, into what the functions around are, too."""
+
+    def __init__(self, session: Session, golden: GoldenInputs) -> None:
+        super().__init__(session, golden)
+        self._lenders = {
+            level: golden if level == golden.level else GoldenInputs(golden.path, level) for level in golden.levels
+        }  # fmt: skip
 
     def replacements(self) -> list[Replacement]:
         """Return nothing: calls are met where they are recorded."""
@@ -59,7 +65,7 @@ class CallForcing(Forcing):
         if found is None:
             return
         key, kept = found
-        if kept.random and (self.level == "api" or _draws(call.kind.op)):
+        if kept.random and (call.kind.level == "api" or _draws(call.kind.op)):
             kinds = [t.device.type for _, t in inputs if t.device.type != "cpu"]
             restore_random(kept.random, Place(kinds[0] if kinds else "cpu", self._golden.home))
         done = False
@@ -69,7 +75,7 @@ class CallForcing(Forcing):
                 self._keep("an input that the baseline's call lacks", key)
             elif (value := self._value(key, row, tensor)) is not None:
                 done |= self._write(key, tensor, value)
-        self.forced += done
+        self.forced += done and call.kind.level == self._golden.level
 
     def watch(self, call: Call, outputs: NamedTensors) -> None:
         """Let the backward of a function start from the baseline's gradients."""
@@ -85,9 +91,10 @@ class CallForcing(Forcing):
         step, kind = self._session.recorder.step, call.kind
         self._step = step
         key = kind.phase, kind.scope, kind.op, call.ordinal
-        found = self._golden.step(self._session.rank or 0, step).get(key)
+        golden = self._lenders[kind.level]
+        found = golden.step(self._session.rank or 0, step).get(key)
         if found is None and not said:
-            self._keep("the baseline has no such call" if self._golden.holds(step) else "the baseline has no such step", key)
+            self._keep("the baseline has no such call" if golden.holds(step) else "the baseline has no such step", key)
         return None if found is None else (key, found)
 
     def _write(self, key: Key, own: torch.Tensor, value: torch.Tensor) -> bool:

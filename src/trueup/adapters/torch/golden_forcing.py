@@ -71,9 +71,9 @@ class Forcing:
         self._first: dict[str, str] = {}
 
     @property
-    def level(self) -> str:
-        """Level of the calls that are forced."""
-        return self._golden.level
+    def levels(self) -> tuple[str, ...]:
+        """Levels of the calls that are forced."""
+        return self._golden.levels
 
     def give(self, call: Call, inputs: NamedTensors) -> None:
         """Hear that a single call begins."""

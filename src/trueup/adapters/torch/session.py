@@ -295,7 +295,7 @@ class Session:
 
     def forces(self, level: str) -> bool:
         """Tell whether calls of a level get a baseline's inputs."""
-        return self.forcing is not None and self.forcing.level == level
+        return self.forcing is not None and level in self.forcing.levels
 
     def notice_thread(self, state: ThreadState) -> None:
         """Note that modules run on a thread that is not observed otherwise."""
