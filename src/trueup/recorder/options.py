@@ -141,7 +141,8 @@ def _forced(baseline: str, force: str | None, levels: tuple[str, ...]) -> tuple[
     below = LEVELS[LEVELS.index(found.levels[0]) :]
     kept = tuple(level for level in levels if level in below)
     if not kept:
-        raise TrueupError(f"inputs are forced at level {found.level}, and levels above show the run's own: record {' or '.join(below)}")
+        rest = f"levels above show the run's own: record {' or '.join(below)}"
+        raise TrueupError(f"inputs are forced at level {found.level}, and {rest}")
     return found.level, kept
 
 

@@ -47,7 +47,7 @@ def _draws(op: str) -> bool:
 
 
 class CallForcing(Forcing):
-    """Writes the baseline's values into what calls of a level are given; with operators, into what the functions around are, too."""
+    """Writes the baseline's values into what calls of a level are given; where those are operators, the functions around, too."""
 
     def __init__(self, session: Session, golden: GoldenInputs) -> None:
         super().__init__(session, golden)
