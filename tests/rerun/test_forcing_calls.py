@@ -52,7 +52,7 @@ class Net(nn.Module):
         y[:, ::2] *= 2
         y = torch.relu_(y)
         left, right = y.chunk(2, dim=1)
-        z = torch.cat([left.exp(), right.t().t() + left], dim=1)
+        z = torch.cat([left.exp(), right.t().t() + left, left[:, :0]], dim=1)
         z = nn.functional.dropout(z, 0.5, training=True)
         return self.last(z + y.mean(0, keepdim=True).expand_as(z))
 

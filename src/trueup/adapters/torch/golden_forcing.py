@@ -11,11 +11,11 @@ from collections import Counter
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
 import torch
 
 from trueup.adapters.torch.layouts import is_plain
 from trueup.adapters.torch.replacing import Replacement
+from trueup.adapters.torch.replay_memory import from_numpy
 from trueup.adapters.torch.tensors import NamedTensors, named_tensors
 from trueup.model import TrueupError
 from trueup.recorder import Call
@@ -206,7 +206,7 @@ class Forcing:
             self._keep(str(error).splitlines()[0][:120], key)
             return None
         with torch.no_grad():
-            return _as_tensor(array, row["dtype"]).to(dtype).to(device)
+            return from_numpy(array).clone().to(dtype).to(device)  # memory of its own: a view may not be written in place
 
     def _keep(self, why: str, key: Key) -> None:
         self.unmatched[why] += 1
@@ -221,13 +221,6 @@ def _phase(state: ThreadState) -> str | None:
     if torch._C._current_graph_task_id() == -1:
         return "forward"
     return "recompute" if torch.is_grad_enabled() else None
-
-
-def _as_tensor(array: np.ndarray[Any, Any], dtype: str) -> torch.Tensor:
-    """Return a tensor with memory of its own: a view may not be written in place where a function of ours returned it."""
-    flat = np.ascontiguousarray(array).reshape(-1).view(np.uint8).copy()
-    held = torch.from_numpy(flat).view(getattr(torch, dtype)).reshape(array.shape)
-    return torch.empty_like(held).copy_(held)
 
 
 def _replaced(value: Any, changed: dict[int, torch.Tensor]) -> Any:
