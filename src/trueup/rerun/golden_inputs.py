@@ -5,6 +5,7 @@ Knows no framework: arrays by the key of the forward call, read from a capture o
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -34,6 +35,8 @@ class Kept:
     """Of the call's outputs, as its backward got them: ``grad_output.0``."""
     random: dict[str, bytes] = field(default_factory=dict)
     """States of the generators that were noted when it began, by type of device."""
+    place: tuple[Key | None, int] | None = None
+    """Of an operator: the function that it is executed for, and its number among that one's operators."""
 
 
 class GoldenInputs:
@@ -109,10 +112,25 @@ class GoldenInputs:
             key_of = by_seq.get(row["forward_seq"]) if row["phase"] == "backward" else None
             if key_of is not None and row["slot"].startswith("grad_output."):
                 found[key_of].gradients.setdefault(row["slot"], row)
+        if self.level == "aten":
+            self._place(rank, step, found, by_seq)
         for seq, states in self._states(rank, step) if self.level != "module" else ():
             if seq in by_seq:
                 found[by_seq[seq]].random = states
         return found
+
+    def _place(self, rank: int, step: int, found: dict[Key, Kept], by_seq: dict[int, Key]) -> None:
+        """Note of each operator what it is executed for, and its number there."""
+        names = ["seq", "parent", "forward_seq", "level", "phase", "scope", "op", "ordinal"]
+        rows = {row["seq"]: row for row in self._capture.records(names, rank=rank, step=step, level=["api", "aten"]).to_pylist()}
+        functions = {s: (r["phase"], r["scope"], r["op"], r["ordinal"]) for s, r in rows.items() if r["level"] == "api"}
+        counts: Counter[int | None] = Counter()
+        for seq, row in sorted(rows.items()):
+            if row["level"] == "aten":
+                owner = functions.get(row["forward_seq"] if row["phase"] == "backward" else row["parent"])
+                if seq in by_seq:
+                    found[by_seq[seq]].place = owner, counts[row["parent"]]
+                counts[row["parent"]] += 1
 
     def _states(self, rank: int, step: int) -> Iterator[tuple[int, dict[str, bytes]]]:
         """Yield execution numbers of a step's calls of all levels, with the generators' states when each began, as far as noted."""

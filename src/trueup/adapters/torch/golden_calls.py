@@ -10,6 +10,7 @@ backward's and the optimizer's operators are calls like any other. Random operat
 
 from __future__ import annotations
 
+from collections import Counter
 from functools import lru_cache
 from typing import TYPE_CHECKING
 
@@ -54,6 +55,12 @@ class CallForcing(Forcing):
         self._lenders = {
             level: golden if level == golden.level else GoldenInputs(golden.path, level) for level in golden.levels
         }  # fmt: skip
+        self._functions: dict[int, Key] = {}
+        """Functions of this step by execution number."""
+        self._counts: Counter[int | None] = Counter()
+        """Operators so far of each function."""
+        self._parted: set[int] = set()
+        """Functions that executed another operator than in the baseline."""
 
     def replacements(self) -> list[Replacement]:
         """Return nothing: calls are met where they are recorded."""
@@ -62,6 +69,12 @@ class CallForcing(Forcing):
     def give(self, call: Call, inputs: NamedTensors) -> None:
         """Write the values into a call's inputs, which it is about to read."""
         found = self._counterpart(call)
+        if call.kind.level == "api":
+            self._functions[call.seq] = call.kind.phase, call.kind.scope, call.kind.op, call.ordinal
+        elif not self._lines_up(call, None if found is None else found[1]):
+            if found is not None:
+                self._keep("the function around it executes other operators than in the baseline", found[0])
+            return
         if found is None:
             return
         key, kept = found
@@ -77,6 +90,19 @@ class CallForcing(Forcing):
                 done |= self._write(key, tensor, value)
         self.forced += done and call.kind.level == self._golden.level
 
+    def _lines_up(self, call: Call, kept: Kept | None) -> bool:
+        """Tell whether an operator is the same one in the same function: two devices may take a function apart otherwise."""
+        parent = call.parent
+        number = self._counts[parent]
+        self._counts[parent] += 1
+        around = call.forward_seq if call.kind.phase == "backward" else parent
+        owner = None if around is None else self._functions.get(around)
+        if kept is None or parent in self._parted or kept.place != (owner, number):
+            if parent is not None:
+                self._parted.add(parent)
+            return False
+        return True
+
     def watch(self, call: Call, outputs: NamedTensors) -> None:
         """Let the backward of a function start from the baseline's gradients."""
         found = self._counterpart(call, said=True)
@@ -89,6 +115,10 @@ class CallForcing(Forcing):
     def _counterpart(self, call: Call, *, said: bool = False) -> tuple[Key, Kept] | None:
         """Return the baseline's call of the same place and number; ``said``: that there is none was counted already."""
         step, kind = self._session.recorder.step, call.kind
+        if step != self._step:
+            self._functions.clear()
+            self._counts.clear()
+            self._parted.clear()
         self._step = step
         key = kind.phase, kind.scope, kind.op, call.ordinal
         golden = self._lenders[kind.level]
