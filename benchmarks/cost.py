@@ -152,6 +152,13 @@ def print_breakdown(model: str, inside: dict[tuple[str, str], Any], read: float,
         )
 
 
+def shadow() -> str:
+    """Return the table of what a shadow costs, measured in a process of its own."""
+    command = [sys.executable, str(Path(__file__).with_name("shadow_cost.py"))]
+    ended = subprocess.run(command, capture_output=True, text=True, check=False)
+    return ended.stdout.rstrip() or f"a shadow could not be measured: {ended.stderr.strip().splitlines()[-1:]}"
+
+
 def main() -> None:
     """Measure and print."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
@@ -163,6 +170,7 @@ def main() -> None:
     parser.add_argument("--patience", type=float, default=10.0, help="seconds to wait for a quiet machine, each time")
     parser.add_argument("--limit", type=float, default=8.0, help="minutes after which no further round begins")
     parser.add_argument("--no-compare", action="store_true")
+    parser.add_argument("--no-shadow", action="store_true")
     parser.add_argument("--json", type=Path, help="write every figure there")
     options = parser.parse_args()
     began = time.perf_counter()
@@ -199,6 +207,8 @@ def main() -> None:
         print_breakdown(model, inside, read, write)
         if not options.no_compare:
             print(f"\n{compare(model)}", flush=True)
+    if not options.no_shadow:
+        print(f"\n{shadow()}", flush=True)
     if options.json:
         parts = {"trueup": ours, "msprobe": theirs, "inside": inside}
         options.json.write_text(

@@ -4,6 +4,8 @@ Each model trains two steps on the CPU, recorded with all tensors. For each faul
 device are judged one by one; of those found wrong the first of each level and phase becomes a reproducer, whose test is then loaded
 and run on the broken device, on the healthy one, and on the CPU.
 
+A fault that no single call shows is tried with `--context`: the calls that it may change, with the fewest calls before them.
+
     right    fails on the fault, passes on the healthy device and on the CPU
     weak     passes on the fault
     strict   fails where nothing is wrong
@@ -13,6 +15,7 @@ from __future__ import annotations
 
 import argparse
 import importlib.util
+import os
 import sys
 import tempfile
 import time
@@ -32,18 +35,20 @@ from trueup.adapters.torch.case_errors import judged, written
 from trueup.adapters.torch.replay_memory import NotReplayable
 from trueup.adapters.torch.replaying import Replayer
 from trueup.rerun.cases import Case
+from trueup.rerun.chains import Chain
 from trueup.rerun.recorded import RecordedCall, RecordedCalls
+from trueup.rerun.reproduce import run_test
 from trueup.rerun.reproducer_files import write_files
 from trueup.rerun.trying import save_inputs
 from trueup.simdev import injection
 
 
-def reproducer(case: Case, folder: Path) -> Any:
-    """Write a case that has the CPU's results, and return its test as a module."""
-    told = written(case, "npu", "cpu", {})
+def reproducer(chain: Chain, folder: Path) -> Any:
+    """Write calls of which the last has the CPU's results, and return their test as a module."""
+    told = written(chain, "npu", "cpu", {})
     folder.mkdir(parents=True)
     told = save_inputs(told, folder)
-    test = write_files(folder, case, told, device="npu", against="cpu", notes=[], origin=[], simulated=True)
+    test = write_files(folder, chain.target, told, device="npu", against="cpu", notes=[], origin=[], simulated=True)
     spec = importlib.util.spec_from_file_location(f"reproducer_{folder.name}", test)
     assert spec is not None
     assert spec.loader is not None
@@ -52,7 +57,11 @@ def reproducer(case: Case, folder: Path) -> Any:
     return module
 
 
-def wrong_calls(calls: RecordedCalls, chosen: list[RecordedCall]) -> Iterator[tuple[RecordedCall, Case]]:
+FIRED: set[str] = set()
+"""Faults that changed the result of a call."""
+
+
+def wrong_calls(calls: RecordedCalls, chosen: list[RecordedCall]) -> Iterator[tuple[RecordedCall, Chain]]:
     """Yield calls that the fault that is on makes wrong: the first of each level and phase."""
     found: set[tuple[str, str]] = set()
     replayer = Replayer(calls, "npu")
@@ -65,20 +74,22 @@ def wrong_calls(calls: RecordedCalls, chosen: list[RecordedCall]) -> Iterator[tu
         except NotReplayable:
             continue
         if injection._fired:
-            case, outcome = judged(Case.of(calls, call), "npu", "cpu")
+            FIRED.update(fired.fault for fired in injection._fired)
+            chain, outcome = judged(Chain.alone(Case.of(calls, call)), "npu", "cpu")
             if outcome.verdict == "wrong":
                 found.add((call.key.level, call.key.phase))
-                yield call, case
+                yield call, chain
 
 
 def capture_rest(into: Path) -> None:
-    """Record what no model of the zoo does: a GRU, cumulative sums, scattered sums and masks."""
+    """Record what no model of the zoo does: a GRU, cumulative sums, scattered sums and masks, products beyond 65504."""
     torch.manual_seed(0)
     gru, x = torch.nn.GRU(6, 8), torch.randn(5, 3, 6, requires_grad=True)
     index = torch.randint(0, 3, (4, 40))
     with trueup.capture(into, model=gru, detail="tensor", level=["api", "aten"]):
         gru(x)[0].square().mean().backward()
         y = torch.randn(4, 40).cumsum(1)
+        torch.mm(300 * torch.randn(8, 64).half(), 300 * torch.randn(64, 8).half())
         torch.zeros(4, 40).scatter_add(1, index, y).masked_fill(y > 0, 9.0)
 
 
@@ -91,12 +102,31 @@ def rows(model: str, faults: list[str], work: Path) -> Iterator[tuple[str, Recor
         simdev.heal()
         with simdev.inject(fault):
             made = []
-            for call, case in wrong_calls(calls, chosen):
-                module = reproducer(case, work / f"{model}-{fault}-{call.seq}")
+            for call, chain in wrong_calls(calls, chosen):
+                module = reproducer(chain, work / f"{model}-{fault}-{call.seq}")
                 made.append((call, module, module.verdicts(module.run("npu"), module.run("cpu"))))
         for call, module, said in made:
             sound = module.verdicts(module.run("npu"), module.run("cpu")) + module.verdicts(module.run("cpu"), module.run("cpu"))
             yield fault, call, "strict" if sound else "right" if said else "weak", "; ".join(sound or said)
+
+
+def with_context(model: str, fault: str, work: Path) -> Iterator[tuple[RecordedCall, str, str]]:
+    """Yield the first call of a model that fails on a fault after other calls: as `trueup reproduce --context` finds it."""
+    calls = RecordedCalls(trueup.open_capture(work / model))
+    operators = {name.partition(".")[0] for name in simdev.FAULTS[fault].ops}
+    may = [call for call in calls.of_step(0, calls.capture.steps[-1], ("aten",)) if call.key.op in operators]
+    os.environ["TRUEUP_SIMDEV_FAULT"] = fault
+    try:
+        for call in may[:4]:
+            into = work / f"context-{model}-{call.seq}"
+            found = trueup.reproduce(work / model, call.seq, into, device="npu", simulated=True, context=True, seconds=120.0)
+            if found.fails:
+                del os.environ["TRUEUP_SIMDEV_FAULT"]
+                sound = [run_test(found.test, device, "cpu", simulated=True)[0] == 0 for device in ("npu", "cpu")]
+                yield call, "right" if found.checked and all(sound) else "strict", found.sentence
+                return
+    finally:
+        os.environ.pop("TRUEUP_SIMDEV_FAULT", None)
 
 
 def main() -> None:
@@ -114,9 +144,19 @@ def main() -> None:
                 words.append(word)
                 felt.add(fault)
                 print(f"{model:12} {fault:36} {word:7} {call.key.level:4} {call.kind} {call.key.phase}: {said[:120]}", flush=True)
+        hidden = [fault for fault in options.faults if fault not in felt]
+        for fault in [fault for fault in hidden if fault in FIRED]:
+            for model in options.models:
+                for call, word, said in with_context(model, fault, Path(work)):
+                    words.append(word)
+                    felt.add(fault)
+                    print(f"{model:12} {fault:36} {word:7} {call.key.level:4} {call.kind} {call.key.phase}: {said}", flush=True)
+                if fault in felt:
+                    break
     print(f"{words.count('right')} of {len(words)} reproducers fail on the fault and pass without; "
           f"{len(felt)} of {len(options.faults)} faults; {time.perf_counter() - started:.0f} s")  # fmt: skip
-    print(f"no call shows by itself: {', '.join(f for f in options.faults if f not in felt) or 'none'}")
+    print(f"no single call shows: {', '.join(hidden) or 'none'}; nor with others before it: "
+          f"{', '.join(f for f in hidden if f not in felt) or 'none'}")  # fmt: skip
 
 
 if __name__ == "__main__":

@@ -29,6 +29,7 @@ def capture(
     on_error: str = "continue",
     compile: str = "off",
     inputs_from: str | Path | None = None,
+    force: str | None = None,
 ) -> Capture | PaddleCapture:
     """Record what a training run does, in a ``with`` block.
 
@@ -51,9 +52,11 @@ def capture(
         compile: ``off`` runs the Python code of what torch.compile compiled, so that every level sees the whole run;
             ``through`` runs the compiled code and sees its modules from outside, library calls and fused kernels. A note in the
             capture tells which.
-        inputs_from: a capture of level ``module`` and detail ``tensor``: each module of this run computes with what it was given
-            there, and its backward with the gradients it got there, so that the capture holds each one's own error. This is the one
-            option that changes the training.
+        inputs_from: a capture of detail ``tensor``: each module of this run computes with what it was given there, and its backward
+            with the gradients it got there, so that the capture holds each one's own error. This is the one option that changes the
+            training.
+        force: what is given them: ``module``, or each call of level ``api`` or ``aten``; else the first of these that the capture
+            has.
         on_error: ``continue`` goes on training, loudly, when the capture cannot be written; ``stop`` raises in the training.
 
     Raises:
@@ -62,7 +65,7 @@ def capture(
     """
     options = CaptureOptions.of(
         level=level, detail=detail, steps=steps, ranks=ranks, include=include, exclude=exclude, phase=phase, on_error=on_error,
-        compile=compile, inputs_from=None if inputs_from is None else str(inputs_from),
+        compile=compile, inputs_from=None if inputs_from is None else str(inputs_from), force=force,
     )  # fmt: skip
     if framework_of(model) == "paddle":
         from trueup.adapters.paddle import capture as capture_paddle

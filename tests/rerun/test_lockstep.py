@@ -21,10 +21,10 @@ def pair(model: str) -> tuple[nn.Module, nn.Module, dict[str, torch.Tensor]]:
     return one.model.eval() if model != "resnet" else one.model, two.model.eval() if model != "resnet" else two.model, batch
 
 
-@pytest.mark.parametrize("model", ["bert", "gpt2-eager", "resnet"])
-def test_a_healthy_device_agrees(model: str) -> None:
+@pytest.mark.parametrize(("model", "level"), [("bert", "api"), ("resnet", "api"), ("gpt2-eager", "module"), ("resnet", "module")])
+def test_a_healthy_device_agrees(model: str, level: str) -> None:
     one, two, batch = pair(model)
-    result = trueup.lockstep(one, two, batch)
+    result = trueup.lockstep(one, two, batch, level=level)
     assert result.verdict == "sound", result.sentence
     assert result.compared["forward"] > 20
     assert result.compared["backward"] > 20
@@ -40,10 +40,11 @@ def test_a_healthy_device_agrees(model: str) -> None:
         ("resnet", "conv-padding-replicates-edge", "stem.0", "forward"),
     ],
 )
-def test_the_first_module_that_differs_is_named(model: str, fault: str, scope: str, phase: str) -> None:
+@pytest.mark.parametrize("level", ["api", "module"])
+def test_the_first_call_that_differs_is_named(model: str, fault: str, scope: str, phase: str, level: str) -> None:
     one, two, batch = pair(model)
     with simdev.inject(fault):
-        result = trueup.lockstep(one, two, batch)
+        result = trueup.lockstep(one, two, batch, level=level)
     assert result.culprit is not None, result.sentence
     assert (result.culprit.scope, result.culprit.phase) == (scope, phase)
     assert result.sentence.startswith(f"WRONG  first: {scope}, {phase}")
@@ -51,13 +52,14 @@ def test_the_first_module_that_differs_is_named(model: str, fault: str, scope: s
 
 def test_bfloat16_beside_float32() -> None:
     one, _, batch = pair("bert")
-    result = trueup.lockstep(one, copy.deepcopy(one).bfloat16(), batch)
-    assert result.verdict == "sound", result.sentence
     broken = copy.deepcopy(one).bfloat16().to("npu")
-    with simdev.inject("layer-norm-backward"):
-        result = trueup.lockstep(one, broken, batch)
-    assert result.culprit is not None
-    assert (result.culprit.module, result.culprit.phase) == ("LayerNorm", "backward")
+    for level, name in (("api", "torch.nn.functional.layer_norm"), ("module", "LayerNorm")):
+        result = trueup.lockstep(one, copy.deepcopy(one).bfloat16(), batch, level=level)
+        assert result.verdict == "sound", result.sentence
+        with simdev.inject("layer-norm-backward"):
+            result = trueup.lockstep(one, broken, batch, level=level)
+        assert result.culprit is not None
+        assert (result.culprit.module, result.culprit.phase) == (name, "backward")
 
 
 def test_gradients_buffers_and_random_state_are_put_back() -> None:
@@ -66,8 +68,14 @@ def test_gradients_buffers_and_random_state_are_put_back() -> None:
     two, x = copy.deepcopy(one), torch.randn(8, 4)
     before = [t.clone() for t in (*one.state_dict().values(), *two.state_dict().values())]
     kept = one[0].weight.grad = torch.ones(4, 4)
-    result = trueup.lockstep(one, two, x)
-    assert result.verdict == "sound", result.sentence  # one kind of device: the same numbers are drawn on both
+    state = torch.get_rng_state()
+    for level in ("api", "module"):
+        result = trueup.lockstep(one, two, x, level=level)
+        assert result.verdict == "sound", result.sentence  # one kind of device: the same numbers are drawn on both
+        drawn, _ = torch.get_rng_state(), torch.set_rng_state(state)
+        one(x), one[1].load_state_dict(two[1].state_dict())
+        assert torch.equal(drawn, torch.get_rng_state())  # as one run of the model leaves it
+        torch.set_rng_state(state)
     assert all(torch.equal(a, b) for a, b in zip(before, (*one.state_dict().values(), *two.state_dict().values()), strict=True))
     assert one[0].weight.grad is kept
     assert two[0].weight.grad is None
@@ -86,10 +94,63 @@ def test_other_weights_are_told_first() -> None:
 
 def test_random_numbers_of_two_devices_are_not_compared() -> None:
     one = nn.Sequential(nn.Linear(4, 4), nn.Dropout(0.5))
-    result = trueup.lockstep(one, copy.deepcopy(one).to("npu"), torch.randn(2, 4))
+    result = trueup.lockstep(one, copy.deepcopy(one).to("npu"), torch.randn(2, 4), level="module")
     assert (result.verdict, result.exit_code) == ("could not tell", 2)
     assert "random numbers were drawn" in result.sentence
     assert "eval()" in result.sentence
+
+
+class Writing(nn.Module):
+    """Views and writes in place, autocast, a buffer, a draw, a function that raises on the second device."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.batch = nn.Linear(6, 8), nn.BatchNorm1d(8)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        y = self.batch(self.first(x))
+        y[:, ::2] *= 2
+        y = torch.relu_(y)
+        left, right = y.chunk(2, dim=1)
+        with torch.autocast(x.device.type, torch.bfloat16):
+            z = torch.nn.functional.linear(left, self.first.weight[:4, :4]) + right
+        return nn.functional.dropout(z.float(), 0.5) + torch.arange(4, device=x.device)
+
+
+def test_calls_that_write_and_draw_are_compared_and_the_graph_is_the_programs_own() -> None:
+    torch.manual_seed(0)
+    one, x = Writing(), torch.randn(8, 6)
+    two = copy.deepcopy(one).to("npu")
+    state = torch.get_rng_state()
+    seen: list[torch.Tensor] = []
+    result = trueup.lockstep(one, two, x, loss=lambda out: seen.append(out) or out.square().sum())
+    assert result.verdict == "sound", result.sentence
+    assert result.compared["backward"] >= 6
+    one = copy.deepcopy(one)
+    torch.set_rng_state(state)
+    assert torch.equal(one(x), seen[0])
+    with simdev.inject("dropout-no-rescale"):
+        broken = trueup.lockstep(one, two, x)
+    assert broken.culprit is not None  # the same numbers are drawn on both, so that the scale is compared
+    assert (broken.culprit.module, broken.culprit.phase) == ("torch.nn.functional.dropout", "forward")
+
+
+def test_calls_inside_transforms_are_counted() -> None:
+    class Mapped(nn.Linear):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return super().forward(x) + torch.func.vmap(torch.sin)(x).sum()
+
+    result = trueup.lockstep(Mapped(3, 3), copy.deepcopy(Mapped(3, 3)), torch.ones(2, 3), backward=False)
+    assert result.culprit is not None  # other weights
+    one = Mapped(3, 3)
+    result = trueup.lockstep(one, copy.deepcopy(one), torch.ones(2, 3), backward=False)
+    assert result.verdict == "could not tell"
+    assert "inside a torch.func transform" in result.sentence
+
+
+def test_an_unknown_level_is_refused() -> None:
+    with pytest.raises(TrueupError, match="level 'aten' of a lockstep is unknown: expected api or module"):
+        trueup.lockstep(nn.Tanh(), nn.Tanh(), torch.ones(1), level="aten")
 
 
 def test_models_that_do_not_line_up_are_refused() -> None:

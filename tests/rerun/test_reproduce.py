@@ -6,6 +6,7 @@ import ast
 import importlib.util
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -28,6 +29,7 @@ from trueup.adapters.torch.source_paths import paths_of
 from trueup.cli import main
 from trueup.model import TrueupError
 from trueup.rerun.cases import Case, relaid
+from trueup.rerun.chains import Chain
 from trueup.rerun.minimise import Signature, minimise
 from trueup.rerun.recorded import RecordedCall, RecordedCalls
 from trueup.rerun.reproducer_files import write_files
@@ -69,9 +71,10 @@ def find(calls: RecordedCalls, op: str, phase: str = "forward") -> RecordedCall:
 
 def written(case: Case, folder: Path) -> tuple[Any, Path]:
     """Write a reproducer in this process and load its test."""
-    case = case_errors.settled(case, "cpu")
+    chain = case_errors.settled(Chain.alone(case), "cpu")
+    case = chain.target
     folder.mkdir(exist_ok=True)
-    told = save_inputs(case_errors.written(case, "npu", "cpu", {}), folder)
+    told = save_inputs(case_errors.written(chain, "npu", "cpu", {}), folder)
     path = write_files(folder, case, told, device="npu", against="cpu", notes=["so"], origin=[("scope", "a")], simulated=True)
     spec = importlib.util.spec_from_file_location(f"reproducer_{folder.name}", path)
     assert spec is not None
@@ -129,7 +132,8 @@ def test_every_call_gives_its_recorded_bits(calls: RecordedCalls, more: Recorded
                 continue
             seen.add(call.signature())
             case = Case.of(which, call)
-            source = Source.of(case, *paths_of(case, Place("cpu", "cpu")), random=bool(case.made.random))
+            drawing = frozenset({0} if case.made.random else ())
+            source = Source.of(Chain.alone(case), [paths_of(case, Place("cpu", "cpu"))], random=drawing)
             got = executed(source, tmp_path)
             for slot, tensor in call.outputs.items():
                 if tensor.kept:
@@ -140,7 +144,7 @@ def test_every_call_gives_its_recorded_bits(calls: RecordedCalls, more: Recorded
 def executed(source: Source, folder: Path) -> dict[str, torch.Tensor]:
     """Execute the statements of a source as its test does, with the helpers of the template."""
     template = (Path(case_errors.__file__).parents[2] / "rerun" / "reproducer" / "test.py.j2").read_text()
-    helpers = template[template.index("def restore_random") : template.index("def generator")].split("{%")[0]
+    helpers = re.sub(r"{%.*?%}", "", template[template.index("def restore_random") : template.index("def generator")])
     scope: dict[str, Any] = {"torch": torch, "tensors": source.tensors}
     body = source.body.replace("\t", "    ")
     text = f"{helpers}\ndef run(device):\n    given = {{k: v.clone() for k, v in tensors.items()}}\n{body}\n"
@@ -197,6 +201,10 @@ def test_statistics_alone_are_drawn_and_said_to_be(tmp_path: Path) -> None:
 HOSTILE = "'''\"\"\"\n__import__('os').system('touch /tmp/owned')#{{7*7}}{% raw %}"
 
 
+def source_of(case: Case, paths: dict[str, Any]) -> Source:
+    return Source.of(Chain.alone(case), [(paths, frozenset())])
+
+
 def hostile(case: Case, made: dict[str, Any]) -> Case:
     return case.with_invocation({"args": [{"tensor": "input.0"}], "kwargs": {}, "grad": False, "overload": ""} | made)
 
@@ -206,7 +214,7 @@ def test_text_of_a_capture_does_not_become_code(calls: RecordedCalls, tmp_path: 
     key = replace(gelu.call.key, op="aten::gelu", scope=HOSTILE)
     tensors = {s: t for s, t in gelu.call.tensors.items() if s == "input.0"} | {"output.0": gelu.call.tensors["output.0"]}
     case = replace(gelu, call=replace(gelu.call, key=key, tensors=tensors))
-    source = Source.of(hostile(case, {"kwargs": {"approximate": HOSTILE}}), {HOSTILE: ()}, frozenset(), random=False)
+    source = source_of(hostile(case, {"kwargs": {"approximate": HOSTILE}}), {HOSTILE: ()})
     tree = ast.parse(f"def run(device):\n{source.body}")
     called = {ast.unparse(n.func) for n in ast.walk(tree) if isinstance(n, ast.Call)}
     assert called == {"torch.ops.aten.gelu.default", "given['input_0'].to", "torch.no_grad"}
@@ -230,7 +238,7 @@ def test_text_of_a_capture_does_not_become_code(calls: RecordedCalls, tmp_path: 
 def test_what_is_no_plain_value_is_refused(calls: RecordedCalls, made: dict[str, Any]) -> None:
     case = Case.of(calls, find(calls, "aten::add"))
     with pytest.raises(NotReplayable):
-        Source.of(hostile(case, made), {"output.0": ()}, frozenset(), random=False)
+        source_of(hostile(case, made), {"output.0": ()})
 
 
 @pytest.mark.parametrize("op", ["os.system", "torch.load", "torch.linear(", "aten::add;x", "aten::from_file", HOSTILE])
@@ -246,9 +254,9 @@ def test_slots_of_any_name_get_variables_of_our_own(calls: RecordedCalls) -> Non
     for slot in (HOSTILE, "torch", "device", "__builtins__", "import"):
         renamed = replace(case, call=replace(case.call, tensors={slot: tensor}))
         made = {"args": [{"tensor": slot}, 1], "overload": "Scalar", "grad": False}
-        source = Source.of(renamed.with_invocation(made), {"output.0": ()}, frozenset(), random=False)
+        source = source_of(renamed.with_invocation(made), {"output.0": ()})
         assert list(source.tensors) == ["tensor"]
-        assert source.expression == "torch.ops.aten.add.Scalar(tensor, 1)"
+        assert source.expressions == ["torch.ops.aten.add.Scalar(tensor, 1)"]
 
 
 # -------------------------------------------------------------------- shrinking
@@ -257,16 +265,16 @@ def test_an_lstm_backward_shrinks_below_4_kb(more: RecordedCalls, tmp_path: Path
     case = Case.of(more, find(more, "torch.lstm", "backward"))
     monkeypatch.setenv("TRUEUP_SIMDEV_FAULT", "lstm-backward-cell-gate")
     with Trying("npu", "cpu", simulated=True) as trying:
-        before = Signature.of(trying.judge(case))
-        small = minimise(case, trying, 120.0)  # seconds, more than a busy machine needs: it ends where nothing shrinks
+        before = Signature.of(trying.judge(Chain.alone(case)))
+        small = minimise(Chain.alone(case), trying, 600.0, executions=300)
         assert before is not None
-        assert before.same(Signature.of(trying.judge(small.case)))
+        assert before.same(Signature.of(trying.judge(small.chain)))
     with simdev.inject("lstm-backward-cell-gate"):
-        module, _ = written(small.case, tmp_path / "r")
+        module, _ = written(small.chain.target, tmp_path / "r")
         assert module.verdicts(module.run("npu"), module.run("cpu")) != []
     assert module.verdicts(module.run("npu"), module.run("cpu")) == []
     assert case.size > 4096 > (tmp_path / "r" / "inputs.safetensors").stat().st_size
-    weights = [t.shape for s, t in small.case.inputs.items() if s.startswith("input.2.") and len(t.shape) == 2]
+    weights = [t.shape for s, t in small.chain.target.inputs.items() if s.startswith("input.2.") and len(t.shape) == 2]
     assert all(shape[0] == 4 * weights[1][1] for shape in weights)
 
 
@@ -274,8 +282,8 @@ def test_a_case_that_ends_its_process_is_told_and_the_next_is_tried(calls: Recor
     case = Case.of(calls, find(calls, "aten::native_layer_norm"))
     with Trying("npu", "cpu", simulated=True) as trying:
         os.kill(trying._process.pid, signal.SIGSEGV)
-        assert trying.judge(case) == {"crashed": "ended the process by SIGSEGV"}
-        assert trying.judge(case)["outcome"].verdict == "accurate"
+        assert trying.judge(Chain.alone(case)) == {"crashed": "ended the process by SIGSEGV"}
+        assert trying.judge(Chain.alone(case))["outcome"].verdict == "accurate"
 
 
 def test_another_failure_is_not_the_same() -> None:

@@ -111,6 +111,46 @@ def test_an_ill_conditioned_call_is_not_blamed() -> None:
     assert "one unit in the last place of the inputs explains" in result.sentence
 
 
+def cancelling(kind: str, dtype: torch.dtype) -> Any:
+    """Return a step whose results are what is left of numbers that nearly cancel, or nearly tie."""
+    torch.manual_seed(0)
+    x = (1000 + torch.randn(64, 256) * 1e-2).to(dtype).to("npu")
+    y = (x + torch.randn(64, 256).to("npu") * 1e-3).to(dtype)
+    steps: dict[str, Any] = {
+        "difference": lambda: (x - y), "softmax": lambda: torch.softmax(x, 1), "log_softmax": lambda: torch.log_softmax(x, 1),
+        "variance": lambda: x.var(1), "norm": lambda: nn.functional.layer_norm(x, (256,)), "sum": lambda: (x - x.mean()).sum(),
+        "product": lambda: (x - y) @ (x + y).T, "logsumexp": lambda: torch.logsumexp(-x, 1), "cosine": lambda: torch.sin(x * 1e4),
+    }  # fmt: skip
+    return steps[kind]
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize(
+    "kind", ["difference", "softmax", "log_softmax", "variance", "norm", "sum", "product", "logsumexp", "cosine"]
+)
+def test_cancellation_is_not_blamed(kind: str, dtype: torch.dtype) -> None:
+    simdev.install()
+    with simdev.noise("reordered-reductions"):
+        result = found(cancelling(kind, dtype))
+    assert result.culprits == [], result.sentence
+    assert result.counts.get("wrong", 0) == result.counts.get("suspicious", 0) == 0
+
+
+@pytest.mark.parametrize(("kind", "fault"), [("norm", "layer-norm-epsilon"), ("sum", "sum-saturates-65504")])
+def test_conditioning_excuses_no_more_than_it_explains(kind: str, fault: str) -> None:
+    step = cancelling(kind, torch.float32) if kind != "sum" else lambda: torch.full((64, 4096), 100.0, device="npu").sum(1)
+    with simdev.inject(fault):
+        assert len({c.op for c in found(step).culprits}) == 1
+
+    @torch.library.custom_op("trueup_test::bad_inverse", mutates_args=())
+    def bad_inverse(x: torch.Tensor) -> torch.Tensor:
+        return torch.linalg.inv(x) * 1.5
+
+    hilbert = torch.tensor([[1 / (i + j + 1) for j in range(4)] for i in range(4)])  # condition 15,000: a unit moves it by 1e-3
+    formula = {"trueup_test::bad_inverse": lambda a, _: {"output.0": torch.linalg.inv(a["x"])}}
+    assert [c.op for c in found(lambda: bad_inverse(hilbert), formulas=formula).culprits] == ["trueup_test::bad_inverse"]
+
+
 def test_rounding_of_bfloat16_is_not_blamed() -> None:
     layer = nn.Sequential(nn.Linear(64, 64), nn.LayerNorm(64), nn.GELU(), nn.Linear(64, 8)).bfloat16()
     x = torch.randn(16, 64, dtype=torch.bfloat16)

@@ -60,6 +60,13 @@ InputsFrom = Annotated[
         help="Give each module what it was given in this capture (of --detail tensor), so that it shows its own error alone.",
     ),
 ]  # fmt: skip
+Force = Annotated[
+    Word,
+    typer.Option(
+        metavar="LEVEL", show_default=False,
+        help="With --inputs-from: to which calls: module, api or aten; else the first of these that BASE has.",
+    ),
+]  # fmt: skip
 ShadowSample = Annotated[
     float, typer.Option("--shadow-sample", metavar="SHARE", help="Share of the calls; the first of each kind always.")
 ]
@@ -92,6 +99,7 @@ def capture(
     compile: Compile = "off",
     policy: Policy = None,
     inputs_from: InputsFrom = None,
+    force: Force = None,
     shadow: Shadow = None,
     shadow_sample: ShadowSample = 1.0,
     shadow_seed: ShadowSeed = 0,
@@ -126,8 +134,12 @@ def capture(
     if inputs_from is not None:
         from trueup.rerun.golden_inputs import GoldenInputs
 
-        GoldenInputs(inputs_from)  # that it can lend its inputs is found out before anything runs
-        options["inputs_from"] = str(inputs_from.absolute())
+        force = selection.one(force, LEVELS, "--force")
+        GoldenInputs(inputs_from, force)  # that it can lend its inputs is found out before anything runs
+        options |= {"inputs_from": str(inputs_from.absolute()), "force": force}
+    elif force is not None:
+        said = "--force needs a baseline.\n  expected: --inputs-from BASE\n  got:      none\n  next:     name one, or leave it out"
+        raise TrueupError(said)
 
     from trueup.recorder import launch
 

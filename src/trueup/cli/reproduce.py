@@ -23,7 +23,8 @@ def reproduce(
     device: Annotated[Word, typer.Option(metavar="DEVICE", help="Where it fails, if that is here: npu, cuda:1.")] = None,
     against: Annotated[str, typer.Option(metavar="DEVICE", help="Whose results are right.")] = "cpu",
     minimise: Annotated[bool, typer.Option("--minimise", help="Shrink it while the same failure stays.")] = False,
-    seconds: Annotated[float, typer.Option(metavar="N", min=1, help="How long shrinking may take.")] = 60.0,
+    context: Annotated[bool, typer.Option("--context", help="Right by itself: with the fewest calls before it.")] = False,
+    seconds: Annotated[float, typer.Option(metavar="N", min=1, help="How long shrinking, or finding calls, may take.")] = 60.0,
     simulated: Annotated[bool, typer.Option("--simulated", help="npu is Trueup's simulated device.")] = False,
     check: Annotated[bool, typer.Option(help="Run the test on both devices.")] = True,
     phase: Annotated[Word, typer.Option(metavar="PHASE", help=f"{', '.join(PHASES)}, where CALL means several.")] = None,
@@ -42,8 +43,8 @@ def reproduce(
     from trueup.rerun.reproduce import reproduce as write
 
     made = write(
-        capture, call, output, device=device, against=against, minimise=minimise, seconds=seconds, simulated=simulated, check=check,
-        phase=phase, step=step, rank=rank, level=level,
+        capture, call, output, device=device, against=against, minimise=minimise, context=context, seconds=seconds,
+        simulated=simulated, check=check, phase=phase, step=step, rank=rank, level=level,
     )  # fmt: skip
     console = Console(highlight=False)
     console.print(made.sentence, markup=False)

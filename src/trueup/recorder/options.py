@@ -68,7 +68,9 @@ class CaptureOptions:
     shadow: dict[str, Any] | None = None
     """Fields of `trueup.rerun.shadow_options.ShadowOptions`: operators are computed again, and judged, instead of recorded."""
     inputs_from: str | None = None
-    """A capture of detail ``tensor`` whose inputs the modules get instead of their own."""
+    """A capture of detail ``tensor`` whose inputs the modules, or calls, get instead of their own."""
+    force: str | None = None
+    """Level of the calls that get them."""
     stop: bool = False
     """End the run when the last of ``steps`` was recorded."""
 
@@ -87,6 +89,7 @@ class CaptureOptions:
         compile: str = "off",
         shadow: dict[str, Any] | None = None,
         inputs_from: str | None = None,
+        force: str | None = None,
         stop: bool = False,
     ) -> CaptureOptions:
         """Check the options of `trueup.capture`.
@@ -107,10 +110,14 @@ class CaptureOptions:
         if stop and (chosen is None or any(end is None for _, end in chosen)):
             raise TrueupError("a run is stopped after the last step that is recorded: give steps with an end, e.g. --steps 0:3")
         includes, excludes = _patterns(include), _patterns(exclude)
+        if force is not None and inputs_from is None:
+            raise TrueupError("force says which calls get a baseline's inputs: name the baseline with inputs_from")
+        if inputs_from is not None:
+            force, levels = _forced(inputs_from, force, levels)
         Patterns(includes), Patterns(excludes)  # an unreadable pattern is reported now, not in the training run
         return cls(
             levels, detail, chosen, parse_numbers(ranks, "ranks"), includes, excludes, phases,
-            "stop" if on_error == "stop" else "continue", "off" if compile == "off" else "through", shadow, inputs_from, stop,
+            "stop" if on_error == "stop" else "continue", "off" if compile == "off" else "through", shadow, inputs_from, force, stop,
         )  # fmt: skip
 
     def is_over(self, step: int) -> bool:
@@ -131,6 +138,21 @@ class CaptureOptions:
         for name in ("levels", "include", "exclude", "phases"):
             values[name] = tuple(values[name])
         return cls(**values)
+
+
+def _forced(baseline: str, force: str | None, levels: tuple[str, ...]) -> tuple[str, tuple[str, ...]]:
+    """Return the level whose calls are given a baseline's inputs, and those to record: what is above it shows the run's own."""
+    from trueup.rerun.golden_inputs import GoldenInputs
+
+    if force is not None:
+        _words("force", force, LEVELS)
+    found = GoldenInputs(baseline, force)
+    below = LEVELS[LEVELS.index(found.levels[0]) :]
+    kept = tuple(level for level in levels if level in below)
+    if not kept:
+        rest = f"levels above show the run's own: record {' or '.join(below)}"
+        raise TrueupError(f"inputs are forced at level {found.level}, and {rest}")
+    return found.level, kept
 
 
 def _patterns(value: str | Sequence[str] | None) -> tuple[str, ...]:

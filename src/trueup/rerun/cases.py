@@ -91,12 +91,26 @@ class Case:
             if call.forward_seq is None:
                 raise TrueupError("The capture does not say of which forward call this is the backward: name an aten call of it")
             forward = calls.at(call.key.rank, call.forward_seq)
+        ranks, home = Case.surroundings(calls)
+        return Case(call, forward, home, ranks).in_memory()
+
+    @staticmethod
+    def surroundings(calls: RecordedCalls) -> tuple[dict[int, dict[str, Any]], str]:
+        """Return devices and environment of the ranks of a capture, and the type of device that it was taken on."""
         ranks = {n: {k: rank.get(k) for k in ("devices", "environment")} for n, rank in calls.capture.ranks.items()}
         kinds = [name.partition(":")[0] for rank in ranks.values() for name in rank["devices"] or () if isinstance(name, str)]
+        return ranks, next((k for k in kinds if k != "cpu"), "cpu")
+
+    def in_memory(self) -> Case:
+        """Return it with its elements in memory; where only numbers were kept, drawn to match them.
+
+        Raises:
+            TrueupError: an input was kept by its digest alone, or its file is damaged.
+        """
         drawn: list[str] = []
-        held = replace(call, tensors=_held(call, drawn))
-        made = None if forward is None else replace(forward, tensors=_held(forward, drawn))
-        return Case(held, made, next((k for k in kinds if k != "cpu"), "cpu"), ranks, tuple(drawn))
+        held = replace(self.call, tensors=_held(self.call, drawn))
+        forward = self.forward and replace(self.forward, tensors=_held(self.forward, drawn))
+        return replace(self, call=held, forward=forward, drawn=(*self.drawn, *drawn))
 
     def with_tensors(self, arrays: Mapping[str, NDArray[Any]], *, plain: bool = False) -> Case:
         """Return it with other elements, also of other shapes; the order of strides stays.

@@ -33,7 +33,8 @@ from trueup.store.segment import numpy_dtype
 NUMBERS = ("min", "max", "mean", "l2", "n_nan", "n_posinf", "n_neginf", "n_zero")
 COLUMNS = (
     "rank", "step", "seq", "parent", "phase", "level", "scope", "op", "ordinal", "slot", "dtype", "shape", "strides", "device",
-    *NUMBERS, "digest", "payload_segment", "payload_key", "payload_view", "value", "forward_seq", "site",
+    *NUMBERS, "digest", "payload_segment", "payload_key", "payload_view", "value", "forward_seq", "site", "producer_seq",
+    "producer_slot",
 )  # fmt: skip
 
 MOST_TEXT = 1 << 20
@@ -56,6 +57,8 @@ class RecordedTensor:
     """``min``, ``max``, ``mean``, ``l2`` and the counts of NaN, Inf and zero; None each where nothing was measured."""
     digest: str | None
     _place: tuple[Capture, int, str, str, list[int] | None] | None = field(default=None, repr=False)
+    producer: tuple[int, str] | None = None
+    """Execution number and slot of the call that last wrote its memory; None: none that was recorded."""
 
     @property
     def kept(self) -> bool:
@@ -242,7 +245,7 @@ class RecordedCalls:
                 tensors.setdefault(columns["slot"][k], self._tensor(columns, k))
         invocation = read_invocation(text)
         if invocation is not None:
-            state.update(_states(invocation))
+            state.update(states_of(invocation))
         seq, parent, forward, site = (columns[name][at] for name in ("seq", "parent", "forward_seq", "site"))
         return RecordedCall(key, seq, parent, forward, site, tensors, value, invocation, dict(state))
 
@@ -252,9 +255,11 @@ class RecordedCalls:
         if segment is not None and key is not None:
             place = (self.capture, columns["rank"][k], segment, key, columns["payload_view"][k])
         strides = columns["strides"][k]
+        seq, written = columns["producer_seq"][k], columns["producer_slot"][k]
         return RecordedTensor(
             columns["slot"][k], columns["dtype"][k], tuple(columns["shape"][k] or ()), None if strides is None else tuple(strides),
             columns["device"][k] or "", {name: columns[name][k] for name in NUMBERS}, columns["digest"][k], place,
+            None if seq is None or written is None else (seq, written),
         )  # fmt: skip
 
 
@@ -279,7 +284,22 @@ def read_state(text: Any) -> bytes | None:
         return None
 
 
-def _states(invocation: Mapping[str, Any]) -> Iterator[tuple[str, bytes]]:
+def tensor_nodes(node: Any, depth: int = 0) -> Iterator[Mapping[str, Any]]:
+    """Yield the tensors of an invocation."""
+    if depth > 32:
+        return
+    if isinstance(node, dict):
+        if "tensor" in node:
+            yield node
+        for inner in node.values():
+            yield from tensor_nodes(inner, depth + 1)
+    elif isinstance(node, list):
+        for inner in node:
+            yield from tensor_nodes(inner, depth + 1)
+
+
+def states_of(invocation: Mapping[str, Any]) -> Iterator[tuple[str, bytes]]:
+    """Yield the states of generators that an invocation notes, by type of device."""
     random = invocation.get("random")
     for kind, text in random.items() if isinstance(random, dict) else ():
         state = read_state(text)

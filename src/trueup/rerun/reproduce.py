@@ -19,7 +19,9 @@ from typing import Any
 
 from trueup.model import TrueupError
 from trueup.rerun.cases import Case
-from trueup.rerun.minimise import Minimised
+from trueup.rerun.chains import Chain
+from trueup.rerun.context import Context, find_context
+from trueup.rerun.minimise import Minimised, Signature
 from trueup.rerun.minimise import minimise as shrink
 from trueup.rerun.outcomes import BLAMED
 from trueup.rerun.recorded import RecordedCall, RecordedCalls
@@ -52,8 +54,8 @@ class Reproducer:
 
 def reproduce(
     capture: str | Path, call: str | int, output: str | Path, *, device: str | None = None, against: str = "cpu",
-    minimise: bool = False, seconds: float = 60.0, simulated: bool = False, check: bool = True, phase: str | None = None,
-    step: int | None = None, rank: int | None = None, level: str | None = None,
+    minimise: bool = False, context: bool = False, seconds: float = 60.0, simulated: bool = False, check: bool = True,
+    phase: str | None = None, step: int | None = None, rank: int | None = None, level: str | None = None,
 ) -> Reproducer:  # fmt: skip
     """Write a recorded call as a test by itself.
 
@@ -67,7 +69,9 @@ def reproduce(
         device: where it fails; None: it is not here, and nothing is tried but what was recorded.
         against: the device whose results are right.
         minimise: shrink shapes, values and attributes while the same failure stays; takes the device.
-        seconds: how long that may take.
+        context: where the call is right by itself, find the fewest calls before it that make it fail; takes the device and a
+            capture of detail ``tensor``.
+        seconds: how long shrinking may take, and how long the search for a context.
         simulated: npu is Trueup's simulated device.
         check: run pytest on what was written, on both devices.
         phase: where ``call`` means several; so are the others.
@@ -78,28 +82,35 @@ def reproduce(
     where = {"phase": phase, "step": step, "rank": rank, "level": level}
     calls, recorded = _chosen(Path(capture), str(call), where)
     folder = _folder(Path(output))
-    if minimise and device is None:
-        raise TrueupError(
-            "A reproducer is shrunk on the device that fails.\n  expected: --device\n  got:      none\n"
-            "  next:     add --device npu where it is, or leave --minimise out"
-        )
+    for asked, option in ((minimise, "--minimise"), (context, "--context")):
+        if asked and device is None:
+            raise _without_a_device(option)
     case = Case.of(calls, recorded)
+    if context and case.drawn:
+        raise TrueupError(
+            "Calls are executed one after the other with what each was given.\n  expected: a capture of detail tensor\n"
+            "  got:      numbers only\n  next:     record again with --detail tensor, or leave --context out"
+        )
     notes = _drawn(case)
-    with Trying(device, against, simulated=simulated) as trying:
-        settled = trying.settle(case)
-        if "case" not in settled:
+    with Trying(device, against, simulated=simulated, afresh=context) as trying:
+        settled = trying.settle(Chain.alone(case))
+        if "chain" not in settled:
             raise _refused(settled, recorded, against)
-        original, case = (None if case.drawn else case), settled["case"]
+        original, chain = (None if case.drawn else Chain.alone(case)), settled["chain"]
+        if context:
+            found = _around(calls, recorded, chain, trying, seconds)
+            notes += found.notes
+            original, chain = (original, chain) if found.chain is None else (None, found.chain)
         if minimise:
-            shrunk = _shrink(case, trying, seconds)
+            shrunk = _shrink(chain, trying, seconds)
             notes += shrunk.notes
-            original = original if shrunk.case is case else None
-            case = shrunk.case
+            original = original if shrunk.chain is chain else None
+            chain = shrunk.chain
         folder.mkdir(parents=True, exist_ok=True)
-        told = trying.write(case, original, folder)
+        told = trying.write(chain, original, folder)
         if "crashed" in told and device is not None:
             notes.append(f"executing it on {device} {told['crashed']}")
-            told = _without_device(case, original, folder, against, simulated) | {"device": f"it {told['crashed']}"}
+            told = _without_device(chain, original, folder, against, simulated) | {"device": f"it {told['crashed']}"}
     if "source" not in told:
         raise _refused(told, recorded, against)
     if told["random"]:
@@ -107,9 +118,11 @@ def reproduce(
     fails = None if device is None else isinstance(told["device"], str) or worst_slot(told) is not None
     if fails is False:
         why = "what is wrong in the training comes of calls around it, or of a state"
-        notes.append(f"by itself the call is right on {device}: {why}")
-    origin = _origin(Path(capture), recorded)
+        if not context:
+            notes.append(f"by itself the call is right on {device}: {why}; --context looks for them")
+    origin = _origin(Path(capture), recorded, chain)
     page: dict[str, Any] = {"device": device, "against": against, "origin": origin, "simulated": simulated}
+    case = chain.target
     test = write_files(folder, case, told, notes=notes, **page)
     ran = check and device is not None and _checked(test, device, against, simulated, bool(fails), notes)
     write_files(folder, case, told, notes=notes, **page)  # the page says what was checked
@@ -171,28 +184,45 @@ def _drawn(case: Case) -> list[str]:
     return [f"the capture kept numbers only: {named} were drawn to match them"]
 
 
-def _shrink(case: Case, trying: Trying, seconds: float) -> Minimised:
-    found = trying.judge(case)
+def _without_a_device(option: str) -> TrueupError:
+    why = "shrunk" if option == "--minimise" else "given its context"
+    return TrueupError(
+        f"A reproducer is {why} on the device that fails.\n  expected: --device\n  got:      none\n"
+        f"  next:     add --device npu where it is, or leave {option} out"
+    )
+
+
+def _around(calls: RecordedCalls, call: RecordedCall, chain: Chain, trying: Trying, seconds: float) -> Context:
+    """Look for the calls that make it fail, unless it fails by itself."""
+    if Signature.of(trying.judge(chain)) is not None:
+        return Context(None, ["it fails by itself: no other call is needed"])
+    return find_context(calls, call, trying, seconds)
+
+
+def _shrink(chain: Chain, trying: Trying, seconds: float) -> Minimised:
+    found = trying.judge(chain)
     outcome = found.get("outcome")
     if "crashed" not in found and (outcome is None or outcome.verdict not in BLAMED):
         said = found.get("error") or getattr(outcome, "sentence", "")
-        return Minimised(case, [f"it was not shrunk, for by itself it does not fail: {said}"])
-    shrunk = shrink(case, trying, seconds)
-    settled = trying.settle(shrunk.case)
-    return Minimised(settled["case"], shrunk.notes) if "case" in settled else Minimised(case, ["shrinking it failed"])
+        return Minimised(chain, [f"it was not shrunk, for by itself it does not fail: {said}"])
+    shrunk = shrink(chain, trying, seconds)
+    settled = trying.settle(shrunk.chain)
+    return Minimised(settled["chain"], shrunk.notes) if "chain" in settled else Minimised(chain, ["shrinking it failed"])
 
 
-def _without_device(case: Case, original: Case | None, folder: Path, against: str, simulated: bool) -> dict[str, Any]:
+def _without_device(chain: Chain, original: Chain | None, folder: Path, against: str, simulated: bool) -> dict[str, Any]:
     with Trying(None, against, simulated=simulated) as trying:
-        return trying.write(case, original, folder)
+        return trying.write(chain, original, folder)
 
 
-def _origin(path: Path, call: RecordedCall) -> list[tuple[str, str]]:
+def _origin(path: Path, call: RecordedCall, chain: Chain) -> list[tuple[str, str]]:
+    others = [("before it", _place(case.call)) for case in chain.cases[:-1]]
+    return [("capture", str(path)), ("scope", call.key.scope or "(none)"), ("call", _place(call)), *others]
+
+
+def _place(call: RecordedCall) -> str:
     key = call.key
-    return [
-        ("capture", str(path)), ("scope", key.scope or "(none)"),
-        ("call", f"{key.op}#{key.ordinal}, {key.level}, {key.phase}, rank {key.rank}, step {key.step}, seq {call.seq}"),
-    ]  # fmt: skip
+    return f"{key.op}#{key.ordinal}, {key.level}, {key.phase}, rank {key.rank}, step {key.step}, seq {call.seq}"
 
 
 def _checked(test: Path, device: str, against: str, simulated: bool, fails: bool, notes: list[str]) -> bool:

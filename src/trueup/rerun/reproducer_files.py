@@ -59,7 +59,9 @@ def headline(case: Case, told: Mapping[str, Any], device: str | None) -> str:
     """Say in one sentence what the reproducer shows, by names that were looked up and numbers."""
     phase = case.call.key.phase
     phase = phase if phase in ("forward", "backward", "optimizer", "recompute") else "forward"
-    what = f"{told['function']}, {phase},"
+    others = told["calls"] - 1
+    after = "" if not others else " after another call," if others == 1 else f" after {others} other calls,"
+    what = f"{told['function']}, {phase},{after}"
     worst = worst_slot(told)
     where = device if isinstance(told["device"], dict) and told["device"] else "the recorded device"
     if isinstance(told["device"], str):

@@ -1,28 +1,63 @@
-"""A process that tries cases on a device, so that one that crashes it takes nothing along: both its ends.
+"""A process that tries chains of calls on a device, so that one that crashes it takes nothing along: both its ends.
 
     with Trying("npu", "cpu", simulated=True) as trying:
-        answer = trying.judge(case)         # {'case': Case, 'outcome': Outcome}, {'error': why}, or {'crashed': how}
-        answer = trying.write(case, folder) # what a reproducer says; inputs.safetensors lies in the folder
+        answer = trying.judge(chain)            # {'outcome': Outcome}, {'error': why}, or {'crashed': how}
+        answer = trying.write(chain, folder)    # what a reproducer says; inputs.safetensors lies in the folder
+    with Trying("npu", "cpu", afresh=True) as trying:
+        answer = trying.judge(Recorded("runs/cpu", 0, (4705, 4711)))    # on a device that has done nothing before
 
-The process reads lines of JSON from its standard input and answers in lines on what was its standard output.
+The process reads lines of JSON from its standard input and answers in lines on what was its standard output. It touches no device
+itself: a child does, forked from it when PyTorch is imported, so that a crash costs no start of Python. With ``afresh`` each chain
+has a child of its own: nothing that an earlier one left behind, in memory or in a kernel's state, decides what a later one gives.
 """
 
 from __future__ import annotations
 
 import json
+import math
 import os
+import signal
 import sys
 import tempfile
 from collections.abc import Mapping
+from contextlib import suppress
+from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 from trueup.model import TrueupError
-from trueup.rerun.cases import Case
+from trueup.rerun.chains import Chain
 from trueup.rerun.outcomes import Outcome
+from trueup.rerun.recorded import RecordedCall, RecordedCalls
 from trueup.rerun.replay import _Worker
+from trueup.store import Capture, open_capture
 
 INPUTS = "inputs.safetensors"
+
+
+@dataclass(frozen=True)
+class Recorded:
+    """Calls of a capture as a chain, by their execution numbers."""
+
+    capture: Path
+    rank: int
+    seqs: tuple[int, ...]
+    linked: bool = True
+    """Whether results are handed on (`Chain.of`)."""
+
+
+class _Remembered(RecordedCalls):
+    """The calls of a capture; those that were asked for stay in memory."""
+
+    def __init__(self, capture: Capture) -> None:
+        super().__init__(capture)
+        self._asked: dict[tuple[int, int], RecordedCall] = {}
+
+    def at(self, rank: int, seq: int) -> RecordedCall:
+        """Return the call with this execution number."""
+        if (rank, seq) not in self._asked:
+            self._asked[rank, seq] = super().at(rank, seq)
+        return self._asked[rank, seq]
 
 
 class Trying(_Worker):
@@ -32,7 +67,8 @@ class Trying(_Worker):
         device: the one that fails; None: it is not here, and nothing is judged.
         against: the one that it is compared with.
         simulated: ``npu`` is Trueup's simulated device.
-        timeout: seconds that a case may take.
+        timeout: seconds that a chain may take.
+        afresh: execute each in a process of its own, on a device that has done nothing before.
 
     Raises:
         TrueupError: a device is not there.
@@ -40,9 +76,13 @@ class Trying(_Worker):
 
     module = "trueup.rerun.trying"
 
-    def __init__(self, device: str | None, against: str, *, simulated: bool = False, timeout: float = 120.0) -> None:
+    def __init__(
+        self, device: str | None, against: str, *, simulated: bool = False, timeout: float = 120.0, afresh: bool = False
+    ) -> None:  # fmt: skip
         self._folder = tempfile.TemporaryDirectory()
-        self._settings = {"device": device, "against": against, "simulated": simulated}
+        self._settings = {
+            "device": device, "against": against, "simulated": simulated, "timeout": timeout, "afresh": afresh,
+        }  # fmt: skip
         self._timeout = timeout
         self._running = False
         self.tried = 0
@@ -60,34 +100,39 @@ class Trying(_Worker):
             self.end()
         self._folder.cleanup()
 
-    def judge(self, case: Case) -> dict[str, Any]:
-        """Execute a case on both devices and judge it."""
+    def judge(self, chain: Chain | Recorded) -> dict[str, Any]:
+        """Execute a chain on both devices and judge its last call."""
         self.tried += 1
-        answer = self._send(case, {"do": "judge"})
+        answer = self._send(chain, {"do": "judge"})
         if "outcome" in answer:
             answer["outcome"] = Outcome.from_json(answer["outcome"])
         return answer
 
-    def settle(self, case: Case) -> dict[str, Any]:
-        """Return under ``case`` the case with the results of ``against``."""
-        answer = self._send(case, {"do": "settle", "into": str(Path(self._folder.name) / "settled")})
+    def settle(self, chain: Chain | Recorded) -> dict[str, Any]:
+        """Return under ``chain`` the chain, in memory, with the results of ``against``."""
+        into = Path(self._folder.name) / "settled"
+        answer = self._send(chain, {"do": "settle", "into": str(into)})
         if "error" not in answer and "crashed" not in answer:
-            answer["case"] = Case.read(Path(self._folder.name) / "settled")
+            answer["chain"] = Chain.read(into)
         return answer
 
-    def write(self, case: Case, recorded: Case | None, folder: Path) -> dict[str, Any]:
-        """Write the tensors of a case to a folder and return what the test and its page say."""
+    def write(self, chain: Chain, recorded: Chain | None, folder: Path) -> dict[str, Any]:
+        """Write the tensors of a chain to a folder and return what the test and its page say."""
+        beside = None
         if recorded is not None:
-            recorded.write(Path(self._folder.name) / "recorded")
-        beside = None if recorded is None else str(Path(self._folder.name) / "recorded")
-        return self._send(case, {"do": "write", "into": str(folder), "recorded": beside})
+            beside = str(Path(self._folder.name) / "recorded")
+            recorded.write(Path(beside))
+        return self._send(chain, {"do": "write", "into": str(folder), "recorded": beside})
 
-    def _send(self, case: Case, message: Mapping[str, Any]) -> dict[str, Any]:
+    def _send(self, chain: Chain | Recorded, message: Mapping[str, Any]) -> dict[str, Any]:
         if not self._running:
             self._start()
-        path = Path(self._folder.name) / "case"
-        case.write(path)
-        answer = self._exchange({"case": str(path)} | dict(message), self._timeout)
+        if isinstance(chain, Recorded):
+            named: dict[str, Any] = {"recorded_calls": asdict(chain) | {"capture": str(chain.capture)}}
+        else:
+            named = {"chain": str(Path(self._folder.name) / "chain")}
+            chain.write(Path(named["chain"]))
+        answer = self._exchange(named | dict(message), self._timeout + 5)
         if answer is None:
             self._running = False
             return {"crashed": self.end()}
@@ -100,21 +145,113 @@ def main() -> None:
     answers = os.fdopen(os.dup(1), "w", encoding="utf-8")
     os.dup2(2, 1)
     settings = json.loads(sys.stdin.readline())
+    calls: dict[str, RecordedCalls] = {}
     try:
-        _prepare(settings)
-        print(json.dumps({"ready": True, "notes": []}), file=answers, flush=True)
+        _import(simulated=settings["simulated"])
+        child = _Child(settings, calls)
+        first = child.ask({"do": "prepare"})
     except TrueupError as error:
-        print(json.dumps({"error": str(error)}), file=answers, flush=True)
+        first = {"error": str(error)}
+    if "crashed" in first:
+        first = {"error": f"Making the devices ready {first['crashed']}"}
+    print(json.dumps({"ready": True, "notes": []} | first), file=answers, flush=True)
+    if "error" in first:
         return
     for line in sys.stdin:
-        print(json.dumps(_answer(json.loads(line), settings)), file=answers, flush=True)
+        message = json.loads(line)
+        if settings["afresh"]:
+            _read_ahead(message, calls)  # before the child is made, which then has it
+            child = _Child(settings, calls)
+        print(json.dumps(child.ask(message)), file=answers, flush=True)
+
+
+class _Child:
+    """A process that begins as this one is and does the work; after a crash there is a new one, at no cost of starting Python."""
+
+    def __init__(self, settings: dict[str, Any], calls: dict[str, RecordedCalls]) -> None:
+        self._settings, self._calls = settings, calls
+        self._pid = 0
+
+    def ask(self, message: dict[str, Any]) -> dict[str, Any]:
+        """Return the child's answer, or how it ended."""
+        if not self._pid:
+            self._fork()
+        try:
+            print(json.dumps(message), file=self._questions, flush=True)
+            line = self._answers.readline()
+        except BrokenPipeError:
+            line = ""
+        if self._settings["afresh"] or not line.endswith("\n"):
+            ended = self._end()
+            if not line.endswith("\n"):
+                return {"crashed": ended}
+        found: dict[str, Any] = json.loads(line)
+        return found
+
+    def _fork(self) -> None:
+        asked, asking = os.pipe()
+        answered, answering = os.pipe()
+        self._pid = os.fork()
+        if not self._pid:
+            try:
+                os.close(asking)
+                os.close(answered)
+                with os.fdopen(asked, encoding="utf-8") as lines, os.fdopen(answering, "w", encoding="utf-8") as out:
+                    _work(lines, out, self._settings, self._calls)
+            finally:
+                os._exit(0)  # nothing of the parent's is to be cleaned up here
+        os.close(asked)
+        os.close(answering)
+        self._questions = os.fdopen(asking, "w", encoding="utf-8")
+        self._answers = os.fdopen(answered, encoding="utf-8")
+
+    def _end(self) -> str:
+        with suppress(BrokenPipeError):
+            self._questions.close()
+        self._answers.close()
+        code = os.waitstatus_to_exitcode(os.waitpid(self._pid, 0)[1])
+        self._pid = 0
+        if code == -signal.SIGALRM:
+            return "took longer than it may and was ended"
+        return f"ended the process by {signal.Signals(-code).name}" if code < 0 else f"ended the process with code {code}"
+
+
+def _work(lines: IO[str], out: IO[str], settings: dict[str, Any], calls: dict[str, RecordedCalls]) -> None:
+    ready = False
+    for line in lines:
+        signal.alarm(math.ceil(settings["timeout"]))
+        message = json.loads(line)
+        try:
+            if not ready:
+                _prepare(settings)
+            ready = True
+            answer = {} if message["do"] == "prepare" else _answer(message, settings, calls)
+        except TrueupError as error:
+            answer = {"error": str(error)}
+        print(json.dumps(answer), file=out, flush=True)
+        signal.alarm(0)
+
+
+def _import(*, simulated: bool) -> None:
+    """Import what children need, which touches no device but the simulated one, whose memory is the host's."""
+    try:
+        import torch  # noqa: F401
+
+        from trueup.adapters.torch import case_errors  # noqa: F401
+    except ImportError:
+        raise TrueupError("reproduce executes calls with PyTorch, which is not installed\n  next:     pip install torch") from None
+    from trueup.rerun.local_error import thresholds
+    from trueup.rerun.rounding import criterion
+
+    criterion(), thresholds()
+    if simulated:
+        from trueup.adapters.torch.replaying import provide
+
+        provide("npu", simulated=True)
 
 
 def _prepare(settings: dict[str, Any]) -> None:
-    try:
-        import torch
-    except ImportError:
-        raise TrueupError("reproduce executes calls with PyTorch, which is not installed\n  next:     pip install torch") from None
+    import torch
 
     from trueup.adapters.torch.replaying import provide
 
@@ -124,33 +261,56 @@ def _prepare(settings: dict[str, Any]) -> None:
             provide(device, simulated=settings["simulated"])
 
 
-def _answer(message: dict[str, Any], settings: dict[str, Any]) -> dict[str, Any]:
+def _read_ahead(message: Mapping[str, Any], calls: dict[str, RecordedCalls]) -> None:
+    """Read the records of the calls that are meant."""
+    named = message.get("recorded_calls")
+    if named is None:
+        return
+    if named["capture"] not in calls:
+        calls[named["capture"]] = _Remembered(open_capture(named["capture"]))
+    for seq in named["seqs"]:
+        calls[named["capture"]].at(named["rank"], seq)
+
+
+def _chain(message: Mapping[str, Any], calls: dict[str, RecordedCalls]) -> Chain:
+    named = message.get("recorded_calls")
+    if named is None:
+        return Chain.read(Path(message["chain"]))
+    _read_ahead(message, calls)
+    of = calls[named["capture"]]
+    return Chain.of(of, [of.at(named["rank"], seq) for seq in named["seqs"]], linked=named["linked"])
+
+
+def _answer(message: dict[str, Any], settings: dict[str, Any], calls: dict[str, RecordedCalls]) -> dict[str, Any]:
     from trueup.adapters.torch import case_errors
+    from trueup.adapters.torch.chain_running import ContextBroken
     from trueup.adapters.torch.recorded_call import NotReplayable
 
-    case = Case.read(Path(message["case"]))
     try:
+        chain = _chain(message, calls)
         if message["do"] == "judge":
-            _, outcome = case_errors.judged(case, settings["device"], settings["against"])
+            _, outcome = case_errors.judged(chain, settings["device"], settings["against"])
             return {"outcome": outcome.to_json()}
         if message["do"] == "settle":
-            case_errors.settled(case, settings["against"]).write(Path(message["into"]))
+            case_errors.settled(chain, settings["against"]).held().write(Path(message["into"]))
             return {}
-        return _write(case, message, settings)
+        return _write(chain, message, settings)
+    except ContextBroken as reason:
+        return {"error": str(reason), "broken": reason.seq}
     except (NotReplayable, TrueupError) as reason:
         return {"error": " ".join(str(reason).split())}
     except (RuntimeError, TypeError, ValueError, IndexError, KeyError, MemoryError, OverflowError) as error:
         return {"error": f"{type(error).__name__}: {' '.join(str(error).split())[:300]}"}
 
 
-def _write(case: Case, message: dict[str, Any], settings: dict[str, Any]) -> dict[str, Any]:
+def _write(chain: Chain, message: dict[str, Any], settings: dict[str, Any]) -> dict[str, Any]:
     from trueup.adapters.torch import case_errors
 
     recorded = {}
     if message["recorded"] is not None:
-        before = Case.read(Path(message["recorded"]))
+        before = Chain.read(Path(message["recorded"])).target
         recorded = {slot: t.array() for slot, t in before.call.outputs.items() if t.kept}
-    return save_inputs(case_errors.written(case, settings["device"], settings["against"], recorded), Path(message["into"]))
+    return save_inputs(case_errors.written(chain, settings["device"], settings["against"], recorded), Path(message["into"]))
 
 
 def save_inputs(told: dict[str, Any], folder: Path) -> dict[str, Any]:
@@ -163,7 +323,7 @@ def save_inputs(told: dict[str, Any], folder: Path) -> dict[str, Any]:
     save_file({k: t.contiguous() for k, t in source.tensors.items()}, folder / INPUTS)
     (folder / INPUTS).chmod(0o644)
     parts = {
-        "expression": source.expression, "body": source.body, "helpers": sorted(source.helpers),
+        "expressions": source.expressions, "body": source.body, "helpers": sorted(source.helpers),
         "tensors": [[k, str(t.dtype), list(t.shape)] for k, t in source.tensors.items()],
     }  # fmt: skip
     return told | {"source": parts, "environment": switches()}

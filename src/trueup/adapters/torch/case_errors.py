@@ -4,20 +4,20 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from types import SimpleNamespace
 from typing import Any
 
 import torch
 from numpy.typing import NDArray
 
+from trueup.adapters.torch.chain_running import ChainReplayer
 from trueup.adapters.torch.recorded_call import Place
 from trueup.adapters.torch.replay_memory import NotReplayable
 from trueup.adapters.torch.replaying import Arrays, Replayer, Result
 from trueup.adapters.torch.source import Source
 from trueup.adapters.torch.source_names import function_name, plain_name
 from trueup.adapters.torch.source_paths import paths_of
-from trueup.model import TrueupError
 from trueup.rerun.cases import Case
+from trueup.rerun.chains import Chain
 from trueup.rerun.local_error import Distance, thresholds
 from trueup.rerun.outcomes import Outcome
 from trueup.rerun.recorded import RecordedCall, RecordedTensor
@@ -25,54 +25,42 @@ from trueup.rerun.results import parallel
 from trueup.rerun.rounding import Operation, criterion, rounding
 
 
-class _OneCall:
-    """Stands for a capture that holds a case and nothing else."""
+def settled(chain: Chain, against: str) -> Chain:
+    """Return a chain whose last call has the results of a device, computed now; a random call without a state is given one.
 
-    def __init__(self, case: Case) -> None:
-        self._case = case
-        self.capture = SimpleNamespace(ranks=dict(case.ranks))
-
-    def at(self, rank: int, seq: int) -> RecordedCall:
-        """Return the forward call."""
-        if self._case.forward is None:
-            raise TrueupError(f"no call {seq} on rank {rank}")
-        return self._case.forward
-
-    def of_step(self, *_: Any) -> list[RecordedCall]:
-        """Return no other calls."""
-        return []
-
-
-def settled(case: Case, against: str) -> Case:
-    """Return a case whose results are those of a device, computed now; a random call without a state is given one.
+    What calls before it draw at random is not handed on: it is loaded as it was recorded.
 
     Raises:
         NotReplayable: it is not executed there, and why.
     """
+    case = chain.target
     if not case.made.random:
         seeded = torch.Generator().manual_seed(0).get_state().numpy().tobytes()
-        case = case.with_random({case.home: seeded})
-    result = _execute(case, against)
-    return case.with_outputs(result.arrays)
+        chain = chain.with_target(case.with_random({case.home: seeded}))
+    result, random = _execute(chain, against)
+    if any(link.maker in random for links in chain.links for link in links.values()):
+        chain = chain.without_links_of(random)
+        result, _ = _execute(chain, against)
+    return chain.with_target(chain.target.with_outputs(result.arrays))
 
 
-def judged(case: Case, device: str, against: str) -> tuple[Case, Outcome]:
-    """Return a case with the results of one device as its baseline, and the verdict on another.
+def judged(chain: Chain, device: str, against: str) -> tuple[Chain, Outcome]:
+    """Return a chain whose last call has the results of one device as its baseline, and the verdict on another.
 
     Raises:
         NotReplayable: the baseline's device does not execute it.
     """
-    case = settled(case, against)
-    replayer = _replayer(case, device)
+    chain = settled(chain, against)
+    replayer = ChainReplayer(chain, device)
     with replayer.undisturbed():
-        return case, replayer.replay(case.call)
+        return chain, replayer.replay(chain.target.call)
 
 
-def written(case: Case, device: str | None, against: str, recorded: Arrays) -> dict[str, Any]:
+def written(chain: Chain, device: str | None, against: str, recorded: Arrays) -> dict[str, Any]:
     """Return what a reproducer says: source, limits, errors.
 
     Args:
-        case: its results are those of ``against``.
+        chain: its results are those of ``against``.
         device: where it is expected to fail; None: it is not here.
         against: the device that it is compared with.
         recorded: the results in the capture, by slot.
@@ -80,24 +68,30 @@ def written(case: Case, device: str | None, against: str, recorded: Arrays) -> d
     Raises:
         NotReplayable: it cannot be written, and why.
     """
-    replayer = _replayer(case, device or against)
+    replayer, case = ChainReplayer(chain, device or against), chain.target
     with replayer.undisturbed():
-        own = _execute(case, against)
+        own, random = _execute(chain, against)
         limits = _limits(replayer, case, own)
         try:
-            paths, written_slots = paths_of(case, Place(against, case.home))
+            found_at = [paths_of(each, Place(against, each.home), results=_read_of(chain, k)) for k, each in enumerate(chain.cases)]
         except Exception as error:  # noqa: BLE001 - whatever a kernel raises
             raise NotReplayable(f"{against} does not execute it: {error}") from None
-        source = Source.of(case, paths, written_slots, random=own.random)
+        last = len(chain.cases) - 1
+        source = Source.of(chain, found_at, random=random | ({last} if own.random else set()))
         found: dict[str, Any] = {}
         if device is not None:
             found = _found(replayer, case)
     results = {s: t.array() for s, t in case.call.outputs.items() if s in limits}
     return {
         "source": source, "limits": limits, "random": own.random, "name": plain_name(case.call),
-        "function": function_name(case.made),
+        "function": function_name(case.made), "calls": len(chain.cases),
         "device": _errors(results, found) if not isinstance(found, str) else found, "recorded": _errors(results, recorded),
     }  # fmt: skip
+
+
+def _read_of(chain: Chain, k: int) -> tuple[str, ...]:
+    """Return the results of a call that later ones read."""
+    return tuple({link.slot: 0 for links in chain.links for link in links.values() if link.maker == k})
 
 
 def _found(replayer: Replayer, case: Case) -> Any:
@@ -122,18 +116,10 @@ def _errors(expected: Arrays, found: Mapping[str, NDArray[Any]]) -> dict[str, di
     return errors
 
 
-def _replayer(case: Case, device: str) -> Replayer:
-    made = Replayer(_OneCall(case), device)  # type: ignore[arg-type]
-    made.home = case.home
-    made.target, made.truth = Place(device, case.home), Place(device, case.home, wide=True)
-    made.cpu, made.moved = Place("cpu", case.home), Place(device, case.home, wide=True, perturb=True)
-    return made
-
-
-def _execute(case: Case, device: str) -> Result:
-    replayer = _replayer(case, device)
+def _execute(chain: Chain, device: str) -> tuple[Result, frozenset[int]]:
+    replayer = ChainReplayer(chain, device)
     with replayer.undisturbed():
-        return replayer.execute(case.call, replayer.target)
+        return replayer.execute(chain.target.call, replayer.target), frozenset(replayer.random)
 
 
 # ---------------------------------------------------------------- limits

@@ -110,7 +110,7 @@ class DispatchMode(TorchDispatchMode):
         self._operators: dict[Any, Operator] = {}
         self._simple: dict[int, tuple[Any, Operator | None]] = {}
         """By address: operators that the short way, in C, records by their schema alone, or passes by (None)."""
-        short = session.slots.short
+        short = None if session.forces("aten") else session.slots.short
         self._call: Callable[..., Any] = self._at_length if short is None else short.operator
         if short is not None:
             short.teach(operators=self._simple, operator_at_length=self._at_length, begin_operator=self.begin)
@@ -133,6 +133,8 @@ class DispatchMode(TorchDispatchMode):
             operator = self._operator(func)
             if operator.recorded:
                 call = self.begin(operator, state)
+                if session.forcing is not None and session.forces("aten"):
+                    session.forcing.give(call, named_tensors("input", args, inputs_of(kwargs)))
                 self._before(call, func, args, kwargs)
         result = _execute(func, args, kwargs)
         if operator is not None and session.active:

@@ -85,7 +85,7 @@ class FunctionMode(TorchFunctionMode):
         self._names: dict[Any, str | None] = {}
         self._simple: dict[Any, str | None] = {}
         """Those of `_names` of which nothing more is to be known: what the short way, in C, works with."""
-        short = session.slots.short
+        short = None if session.forces("api") else session.slots.short
         self._call: Callable[..., Any] = self._at_length if short is None else short.function
         if short is not None:
             short.teach(
@@ -203,6 +203,8 @@ def begin(
 ) -> Context:  # fmt: skip
     """Begin an api call and record its inputs."""
     context = _begin(session, state, name)
+    if session.forcing is not None and session.forces("api"):
+        session.forcing.give(context.call, inputs)
     if context.call.kind.recorded:
         session.slots.inputs(context.call, inputs)
         if inputs:
@@ -221,6 +223,8 @@ def end(
     if call.kind.recorded and outputs and not inputs:  # a factory; without any tensor it is no computation and leaves no row
         record_values(session, call, func, args, kwargs)
     slots.results(call, inputs, outputs)
+    if session.forcing is not None and session.forces("api"):
+        session.forcing.watch(call, outputs)
     if edges is not None:
         watch(context, edges, outputs, slots if call.kind.recorded or session.records("api") else None, own=True)
 

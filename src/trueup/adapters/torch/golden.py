@@ -125,9 +125,12 @@ class Golden:
         """
         args, kwargs = call.args, call.kwargs
         with alone():
-            if change is not None or call.operator.written:
-                made = change or torch.clone
-                args, kwargs = _mapped(args, made), {k: _mapped(v, made) for k, v in kwargs.items()}
+            if change is not None:
+                args, kwargs = _mapped(args, change), {k: _mapped(v, change) for k, v in kwargs.items()}
+            elif call.operator.written:  # what it only reads need not be copied
+                places, names = ({place[k] for place in call.operator.written} for k in (0, 1))
+                args = tuple([_mapped(v, torch.clone) if k in places else v for k, v in enumerate(args)])
+                kwargs = {k: _mapped(v, torch.clone) if k in names else v for k, v in kwargs.items()}
             try:
                 return self._computed(Prepared(call.operator, call.func, args, kwargs, call.dtypes), actual)
             except (RuntimeError, TypeError, ValueError, IndexError, NotImplementedError) as error:

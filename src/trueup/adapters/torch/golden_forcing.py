@@ -9,16 +9,16 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
 import torch
 
 from trueup.adapters.torch.layouts import is_plain
 from trueup.adapters.torch.replacing import Replacement
-from trueup.adapters.torch.tensors import named_tensors
+from trueup.adapters.torch.replay_memory import from_numpy
+from trueup.adapters.torch.tensors import NamedTensors, named_tensors
 from trueup.model import TrueupError
+from trueup.recorder import Call
 from trueup.rerun.golden_inputs import GoldenInputs, Kept, Key
 
 if TYPE_CHECKING:
@@ -58,9 +58,9 @@ class _ForcedGradient(torch.autograd.Function):
 class Forcing:
     """Replaces what modules are given, while a capture runs."""
 
-    def __init__(self, session: Session, baseline: str | Path) -> None:
+    def __init__(self, session: Session, golden: GoldenInputs) -> None:
         self._session = session
-        self._golden = GoldenInputs(baseline)
+        self._golden = golden
         self._ordinals: Counter[tuple[str, str, str]] = Counter()
         self._step: int | None = None
         self._set: set[int] = set()
@@ -70,8 +70,22 @@ class Forcing:
         """What kept its own inputs, by why."""
         self._first: dict[str, str] = {}
 
-    def replacement(self) -> Replacement:
+    @property
+    def levels(self) -> tuple[str, ...]:
+        """Levels of the calls that are forced."""
+        return self._golden.levels
+
+    def give(self, call: Call, inputs: NamedTensors) -> None:
+        """Hear that a single call begins."""
+
+    def watch(self, call: Call, outputs: NamedTensors) -> None:
+        """Hear what a function returned."""
+
+    def replacements(self) -> list[Replacement]:
         """Return what goes around the module calls of the session; it must be installed after that."""
+        return [self._around_modules()]
+
+    def _around_modules(self) -> Replacement:
 
         def make(original: Callable[..., Any]) -> Callable[..., Any]:
             def call(module: torch.nn.Module, /, *args: Any, **kwargs: Any) -> Any:
@@ -99,10 +113,10 @@ class Forcing:
 
     def finish(self) -> None:
         """Say what was forced and what was not."""
-        calls, lender = f"{self.forced:,} module calls", self._golden.path
+        calls, lender = f"{self.forced:,} {self._golden.level} calls", self._golden.path
         note = f"{MARK}: {calls} computed with the inputs of {lender}, {self.gradients:,} gradients are its"
         if not self.forced:
-            note = f"{MARK} nowhere: no module call has a counterpart in {self._golden.path}"
+            note = f"{MARK} nowhere: no {self._golden.level} call has a counterpart in {self._golden.path}"
         self._session.recorder.note(note)
         for why, count in self.unmatched.most_common(8):
             self._session.recorder.note(f"own inputs were kept in {count:,} calls: {why}; the first is {self._first[why]}")
@@ -192,7 +206,7 @@ class Forcing:
             self._keep(str(error).splitlines()[0][:120], key)
             return None
         with torch.no_grad():
-            return _as_tensor(array, row["dtype"]).to(dtype).to(device)
+            return from_numpy(array).clone().to(dtype).to(device)  # memory of its own: a view may not be written in place
 
     def _keep(self, why: str, key: Key) -> None:
         self.unmatched[why] += 1
@@ -207,13 +221,6 @@ def _phase(state: ThreadState) -> str | None:
     if torch._C._current_graph_task_id() == -1:
         return "forward"
     return "recompute" if torch.is_grad_enabled() else None
-
-
-def _as_tensor(array: np.ndarray[Any, Any], dtype: str) -> torch.Tensor:
-    """Return a tensor with memory of its own: a view may not be written in place where a function of ours returned it."""
-    flat = np.ascontiguousarray(array).reshape(-1).view(np.uint8).copy()
-    held = torch.from_numpy(flat).view(getattr(torch, dtype)).reshape(array.shape)
-    return torch.empty_like(held).copy_(held)
 
 
 def _replaced(value: Any, changed: dict[int, torch.Tensor]) -> Any:

@@ -9,7 +9,8 @@ no error is handed on, and the first module that differs is the culprit.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -19,6 +20,7 @@ from trueup.adapters.torch.layouts import is_plain
 from trueup.adapters.torch.lockstep_call import (
     Call,
     Named,
+    Side,
     casts,
     dtype_of,
     kept_as_they_were,
@@ -62,7 +64,7 @@ class Lockstep:
         self._device = next((p.device for p in second.parameters()), torch.device("cpu"))
         self._random = RandomStates(next((p.device for p in first.parameters()), torch.device("cpu")), self._device)
         self._busy = False
-        self._calls: list[Call] = []
+        self._calls: list[Any] = []
         self._ordinals: Counter[str] = Counter()
         self.compared: Counter[str] = Counter()
         self.modules: set[str] = set()
@@ -74,15 +76,11 @@ class Lockstep:
         self, inputs: Any, keywords: Mapping[str, Any], loss: Callable[[Any], torch.Tensor] | None, *, backward: bool
     ) -> LockstepResult:
         """Run both models; return what they showed."""
-        replacement = Replacement(torch.nn.Module, "__call__", self._around)
         try:
             with kept_as_they_were(self._first, self._second):
                 self._weights()
-                replacement.install()
-                try:
+                with self._watching():
                     result = self._first(*inputs, **keywords)
-                finally:
-                    replacement.remove()
                 if backward:
                     self._backward(result, loss)
         except _Parted:
@@ -94,13 +92,25 @@ class Lockstep:
             word, self.culprit, tuple(self.suspects), dict(self.compared), len(self.modules), dict(self.left.most_common())
         )
 
+    @contextmanager
+    def _watching(self) -> Iterator[None]:
+        """Meet the first model's calls."""
+        replacement = Replacement(torch.nn.Module, "__call__", self._around)
+        replacement.install()
+        try:
+            yield
+        finally:
+            replacement.remove()
+
     # ---------------------------------------------------------------- forward
     def _around(self, original: Callable[..., Any]) -> Callable[..., Any]:
         def call(module: torch.nn.Module, /, *args: Any, **kwargs: Any) -> Any:
             path = self._paths.get(id(module))
             if path is None or self._busy or torch._C._current_graph_task_id() != -1:
                 return original(module, *args, **kwargs)
-            step = Call(path, module, self._others[path], self._ordinals[path])
+            step = Call(
+                path, type(module).__name__, "module", self._ordinals[path], module=module, other=self._others[path]
+            )  # fmt: skip
             self._ordinals[path] += 1
             self._calls.append(step)
             step.buffers = {name: b.detach().clone() for name, b in module.named_buffers()}
@@ -207,6 +217,9 @@ class Lockstep:
             self.left["nothing requires a gradient: no backward"] += 1
             return
         value.backward()
+        self._compare_all_backward()
+
+    def _compare_all_backward(self) -> None:
         summed: dict[tuple[str, str], torch.Tensor] = {}
         uses: Counter[tuple[str, str]] = Counter()
         # The module that began last is the first in backward, and comes before the module that it is part of.
@@ -236,7 +249,7 @@ class Lockstep:
         return holders > 1
 
     # -------------------------------------------------------------- comparing
-    def _moved(self, step: Call, phase: str, slot: str, expected: torch.Tensor) -> Distance | None:
+    def _moved(self, step: Any, phase: str, slot: str, expected: torch.Tensor) -> Distance | None:
         """Say how far the first model's result moves when its inputs are rounded as the second's, and by one unit more."""
         if step.drawn or step.given is None or slot.startswith("buffer."):
             return None
@@ -286,7 +299,7 @@ class Lockstep:
                 )  # fmt: skip
                 raise _Parted
 
-    def _compare(self, step: Call, phase: str, truth: Named, made: Named) -> None:
+    def _compare(self, step: Side, phase: str, truth: Named, made: Named) -> None:
         at_all = False
         for slot, expected in truth.items():
             other = made.get(slot)

@@ -20,19 +20,30 @@ from trueup.verdict.criteria import UNIT_ROUNDOFF
 Named = dict[str, torch.Tensor]
 
 
-@dataclass(slots=True)
-class Call:
-    """A module call of both models, waiting for its backward."""
+@dataclass
+class Side:
+    """A call of both models: where it stands, and what its judgement takes."""
 
     path: str
-    module: torch.nn.Module
-    other: torch.nn.Module
+    kind: str
+    """Class of a module, or name of a function."""
+    level: str
     ordinal: int
+    mine: Named = field(default_factory=dict)
+    """The second model's inputs: leaves of a graph of their own."""
+    gradients: Named = field(default_factory=dict)
+    """Of the first model's call: ``grad_output.0``, ``grad_input.0``."""
+
+
+@dataclass
+class Call(Side):
+    """A module call of both models, waiting for its backward."""
+
+    module: torch.nn.Module = field(default_factory=torch.nn.Module)
+    other: torch.nn.Module = field(default_factory=torch.nn.Module)
     inputs: Named = field(default_factory=dict)
     """What the first model's module got: copies in the graph, whose gradients are this module's own."""
     outputs: Named = field(default_factory=dict)
-    mine: Named = field(default_factory=dict)
-    """The second model's inputs: leaves of a graph of their own."""
     made: Named = field(default_factory=dict)
     """The second model's outputs."""
     call: Callable[..., Any] | None = None
@@ -43,18 +54,14 @@ class Call:
     """Whether random numbers were drawn."""
     buffers: Named = field(default_factory=dict)
     """Of the first model's module, before the call."""
-    gradients: Named = field(default_factory=dict)
-    """Of the first model's module: ``grad_output.0``, ``grad_input.0``."""
 
 
 def parting(
-    step: Call, phase: str, slot: str, expected: torch.Tensor, other: torch.Tensor, moved: Distance | None = None
+    step: Side, phase: str, slot: str, expected: torch.Tensor, other: torch.Tensor, moved: Distance | None = None
 ) -> Parting:
     """Judge one tensor; ``moved`` is how far rounding of the inputs moves the first model's own result."""
-    kind = type(step.module).__name__
-
     def said(state: str, error: float = 0.0, explained: float = 0.0, excess: float = 0.0, reason: str = "") -> Parting:
-        place = step.path, kind, phase, step.ordinal, slot, dtype_of(other), tuple(other.shape)
+        place = step.path, step.kind, phase, step.ordinal, slot, dtype_of(other), tuple(other.shape)
         return Parting(*place, error, explained, excess, state, reason)
 
     if expected.shape != other.shape:
@@ -62,7 +69,7 @@ def parting(
         return said("wrong", excess=float("inf"), reason=text)
     distance = Distance.of(wide(expected), to_numpy(other.cpu()))
     dtype = dtype_of(expected) if unit_of(expected) > unit_of(other) else dtype_of(other)
-    operation = Operation(kind, "module", phase)
+    operation = Operation(step.kind, step.level, phase)
     norm = distance.truth_rms * distance.counted**0.5
     operands = [operand(name, tensor) for name, tensor in (step.gradients | step.mine).items() if tensor.is_floating_point()]
     row = thresholds().of(operation)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
 from typing import Any
 
 import torch
@@ -13,6 +14,7 @@ class RandomStates:
     """States of the host's generator and of those of the devices of two models."""
 
     def __init__(self, first: torch.device, second: torch.device) -> None:
+        self._first, self._second = first, second
         self.shared = first.type == second.type
         """Whether both models draw from generators of one kind, so that the same state gives the same numbers."""
         self._modules: list[Any] = []
@@ -30,6 +32,18 @@ class RandomStates:
         torch.set_rng_state(states[0])
         for module, state in zip(self._modules, states[1:], strict=True):
             module.set_rng_state(state)
+
+    def lend(self, states: States) -> None:
+        """Let the second device's generator begin where the first one's did, where it takes that state."""
+        self.set(states)
+        if self.shared:
+            return
+        kinds = ["cpu", *sorted({self._first.type, self._second.type} - {"cpu"})]
+        state = dict(zip(kinds, states, strict=False)).get(self._first.type)
+        module = torch.random if self._second.type == "cpu" else torch.get_device_module(self._second.type)
+        if state is not None and hasattr(module, "set_rng_state"):
+            with suppress(RuntimeError, TypeError):  # a state of another kind of generator
+                module.set_rng_state(state)
 
     def drawn(self, before: States) -> bool:
         """Tell whether any number was drawn since."""

@@ -27,6 +27,7 @@ from trueup.adapters.torch.replay_arguments import Builder
 from trueup.adapters.torch.replay_arguments import Draw as Draw
 from trueup.adapters.torch.replay_arguments import Place as Place
 from trueup.adapters.torch.replay_arguments import as_tensor as as_tensor
+from trueup.adapters.torch.replay_arguments import load as load
 from trueup.adapters.torch.replay_arguments import writes as writes
 from trueup.adapters.torch.replay_guessing import assumed as assumed
 from trueup.adapters.torch.replay_memory import NotReplayable as NotReplayable
@@ -119,20 +120,23 @@ class Rebuilt:
         return {slot: t for slot, t in found.items() if slot in self.call.tensors or not slot.startswith("output.written")}
 
 
-def rebuild(call: RecordedCall, place: Place, *, grad: bool = False) -> Rebuilt:
+def rebuild(
+    call: RecordedCall, place: Place, *, grad: bool = False, given: Mapping[str, torch.Tensor] | None = None
+) -> Rebuilt:  # fmt: skip
     """Make a recorded call of level api or aten ready to be executed.
 
     Args:
         call: a forward call, or any call of level aten. Of a backward call of level api, its forward call.
         place: where.
         grad: gradients will be asked for.
+        given: tensors on the place to take for what was recorded, by slot: results of calls that were executed before.
 
     Raises:
         NotReplayable: it cannot be executed again, and why.
         TrueupError: the file that holds its tensors is damaged.
     """
     function = _function(call)
-    builder = Builder(call, place, grad)
+    builder = Builder(call, place, grad, given)
     invocation = call.invocation if call.invocation is not None else assumed(call)
     args = tuple(builder.value(v, f"input.{k}") for k, v in enumerate(invocation["args"]))
     kwargs = {str(name): builder.value(v, f"input.{name}") for name, v in dict(invocation.get("kwargs") or {}).items()}

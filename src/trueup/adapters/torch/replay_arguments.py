@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -12,7 +12,7 @@ import torch
 from numpy.typing import NDArray
 
 from trueup.adapters.torch.replay_memory import NotReplayable, constant, contiguous, damaged, extent, fill, natural
-from trueup.rerun.recorded import RecordedCall, RecordedTensor, read_state
+from trueup.rerun.recorded import RecordedCall, RecordedTensor, read_state, tensor_nodes
 from trueup.verdict.criteria import UNIT_ROUNDOFF
 
 ALIGNMENT = 64
@@ -59,8 +59,10 @@ class Place:
 class Builder:
     """Decodes the arguments of one call."""
 
-    def __init__(self, call: RecordedCall, place: Place, grad: bool) -> None:
-        self._call, self._place, self._grad = call, place, grad
+    def __init__(
+        self, call: RecordedCall, place: Place, grad: bool, given: Mapping[str, torch.Tensor] | None = None
+    ) -> None:  # fmt: skip
+        self._call, self._place, self._grad, self._given = call, place, grad, given or {}
         self._buffers: dict[str, _Buffer] = {}
         self._nodes: dict[str, Mapping[str, Any]] = {}
         self.tensors: dict[str, torch.Tensor] = {}
@@ -69,7 +71,7 @@ class Builder:
         self.unwritten: list[str] = []
         self._writes = writes(call)
         invocation = call.invocation or {}
-        for node in _tensor_nodes([invocation.get("args"), invocation.get("kwargs")]):
+        for node in tensor_nodes([invocation.get("args"), invocation.get("kwargs")]):
             self._nodes[str(node["tensor"])] = node
 
     def value(self, node: Any, slot: str, depth: int = 0) -> Any:
@@ -157,7 +159,7 @@ class Builder:
             if slot.replace("grad_", "") not in self.leaves and shared in self.leaves:
                 self.leaves[slot] = self.leaves[shared]
             return same
-        tensor = self._lay(recorded, node)
+        tensor = self._given[slot].detach() if slot in self._given else self._lay(recorded, node)
         wants = node.get("grad") is True and (tensor.is_floating_point() or tensor.is_complex())
         if call_grad(self._call, self._grad) and wants:
             leaf = tensor.requires_grad_()
@@ -222,6 +224,12 @@ class Builder:
             raise NotReplayable(f"{recorded.slot} was kept by its {'numbers' if recorded.measured else 'digest'} alone")
         self.unwritten.append(recorded.slot)
         return None
+
+
+def load(call: RecordedCall, place: Place, *, leave: frozenset[str]) -> dict[str, torch.Tensor]:
+    """Return the tensors that a call is given, by slot, but those in ``leave``; arguments that share memory share it."""
+    builder = Builder(call, place, grad=False)
+    return {slot: builder._tensor(node).detach() for slot, node in builder._nodes.items() if slot not in leave}
 
 
 def as_tensor(call: RecordedCall, recorded: RecordedTensor, place: Place) -> torch.Tensor:
@@ -298,19 +306,6 @@ def _unleafed(leaf: torch.Tensor) -> torch.Tensor:
 
 def _dense(tensor: torch.Tensor) -> bool:
     return extent(tuple(tensor.shape), tensor.stride()) >= tensor.numel() and 0 not in tensor.stride()
-
-
-def _tensor_nodes(node: Any, depth: int = 0) -> Iterator[Mapping[str, Any]]:
-    if depth > 32:
-        return
-    if isinstance(node, dict):
-        if "tensor" in node:
-            yield node
-        for inner in node.values():
-            yield from _tensor_nodes(inner, depth + 1)
-    elif isinstance(node, list):
-        for inner in node:
-            yield from _tensor_nodes(inner, depth + 1)
 
 
 def first_line(error: BaseException) -> str:

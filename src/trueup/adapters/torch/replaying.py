@@ -128,7 +128,7 @@ class Replayer:
         wanted = list(call.outputs)
         if not wanted:
             raise NotReplayable("nothing that it computes was recorded")
-        made = rebuild(self._forward(call) if backward else call, _with_host(place, call), grad=backward)
+        made = self._rebuild(self._forward(call) if backward else call, _with_host(place, call), backward)
         before = torch.default_generator.get_state()
         try:
             self._refill(call, made, place)
@@ -146,6 +146,9 @@ class Replayer:
         given = made.random.get("cpu") or before.numpy().tobytes()
         random = torch.default_generator.get_state().numpy().tobytes() != given
         return Result(arrays, random, bool(made.drawn), tuple(made.unwritten))
+
+    def _rebuild(self, call: RecordedCall, place: Place, grad: bool) -> Rebuilt:
+        return rebuild(call, place, grad=grad)
 
     def _refill(self, call: RecordedCall, made: Rebuilt, place: Place) -> None:
         """Fill a workspace, which no capture holds, by executing again the operator that made it."""

@@ -65,6 +65,11 @@ class Session:
         self.rank: int | None = None
         """Number of this process's folder, once it is claimed."""
         self._root = root
+        self.forcing: Forcing | None = None
+        if options.inputs_from is not None:
+            from trueup.adapters.torch.golden_calls import forcing
+
+            self.forcing = forcing(self, options.inputs_from, options.force)
         self.function_mode = FunctionMode(self)
         self.shadow: ShadowMode | None = None
         if options.shadow is not None:
@@ -75,12 +80,8 @@ class Session:
         self._modes = self._modes_for(options.levels)
         self.optimizers = Optimizers(self)
         self._always = [module_calls(self), *self.optimizers.replacements()]
-        self.forcing: Forcing | None = None
-        if options.inputs_from is not None:
-            from trueup.adapters.torch.golden_forcing import Forcing
-
-            self.forcing = Forcing(self, options.inputs_from)
-            self._always.insert(1, self.forcing.replacement())  # around the calls that are recorded
+        if self.forcing is not None:
+            self._always[1:1] = self.forcing.replacements()  # around the module calls that are recorded
         self._entrances = entrances(self, functions=bool(self._modes))
         self.compiling = Compiling(self)
         self._thread, self._on, self._paused = 0, False, False
@@ -294,6 +295,10 @@ class Session:
     def records(self, level: str) -> bool:
         """Tell whether calls of a level are recorded."""
         return level in self._kinds
+
+    def forces(self, level: str) -> bool:
+        """Tell whether calls of a level get a baseline's inputs."""
+        return self.forcing is not None and level in self.forcing.levels
 
     def notice_thread(self, state: ThreadState) -> None:
         """Note that modules run on a thread that is not observed otherwise."""

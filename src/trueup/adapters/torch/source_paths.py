@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -16,8 +17,13 @@ Path = tuple[int | str, ...]
 """How a result is reached: ``()`` the result itself, ``(0,)`` its first item, ``("input.0",)`` a tensor that was written."""
 
 
-def paths_of(case: Case, place: Place) -> tuple[dict[str, Path], frozenset[str]]:
+def paths_of(case: Case, place: Place, *, results: Sequence[str] = ()) -> tuple[dict[str, Path], frozenset[str]]:
     """Execute a case and tell where each of its results is found, and which arguments it writes.
+
+    Args:
+        case: the call.
+        place: where.
+        results: slots beside those that were recorded.
 
     Raises:
         Exception: whatever the function raises.
@@ -28,7 +34,8 @@ def paths_of(case: Case, place: Place) -> tuple[dict[str, Path], frozenset[str]]
         result = made.function(*made.args, **made.kwargs)
     named = made._named(result)
     wanted = case.call.outputs if case.forward is None else {s.removeprefix("grad_"): 0 for s in case.call.inputs if "grad_" in s}
-    paths = {slot: path for slot in wanted if slot in named and (path := _path(named[slot], result, made)) is not None}
+    slots = [slot for slot in dict.fromkeys([*wanted, *results]) if slot in named]
+    paths = {slot: path for slot in slots if (path := _path(named[slot], result, made)) is not None}
     return paths, frozenset(slot for slot, t in made.inputs.items() if t._version != versions[slot])
 
 
