@@ -15,6 +15,7 @@ from trueup import simdev
 from trueup.adapters.torch import allowed
 from trueup.adapters.torch.recorded_call import NotReplayable, Place, rebuild, to_numpy
 from trueup.adapters.torch.replaying import Replayer
+from trueup.adapters.torch.verifying import Verifier
 from trueup.model import TrueupError
 from trueup.rerun import replay as replaying
 from trueup.rerun.outcomes import Outcome
@@ -43,8 +44,8 @@ def base(calls: RecordedCalls) -> str:
 
 
 def test_every_call_gives_its_recorded_bits(calls: RecordedCalls) -> None:
-    replayer = Replayer(calls, "cpu", draws=False)
-    outcomes = [replayer.verify(call) for call in all_calls(calls)]
+    verifier = Verifier(calls, "cpu")
+    outcomes = [verifier.verify(call) for call in all_calls(calls)]
     assert [f"{o.kind} {o.sentence}" for o in outcomes if o.verdict != "accurate"] == []
     phases = {(o.level, o.phase) for o in outcomes}
     assert phases >= {(level, phase) for level in ("api", "aten") for phase in ("forward", "backward", "optimizer")}

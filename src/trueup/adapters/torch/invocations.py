@@ -21,6 +21,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import torch
 
+from trueup.adapters.torch import transforms
 from trueup.adapters.torch.layouts import is_plain
 from trueup.adapters.torch.shards import local
 from trueup.adapters.torch.tensors import MAX_DEPTH, describe_values
@@ -116,6 +117,8 @@ def _describe(func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str,
     if "out" in kwargs:
         found["out"] = _encode_out(kwargs["out"])
     found["grad"] = torch.is_grad_enabled()
+    if transforms.inside():
+        found["transforms"] = transforms.running()
     if autocast := _autocast():
         found["autocast"] = autocast
     text = json.dumps(found)
@@ -177,14 +180,18 @@ def _encode_tensor(tensor: torch.Tensor, slot: str, storages: dict[int, str]) ->
         return found | {"kind": str(tensor.layout).removeprefix("torch.") if plain else type(tensor).__name__}
     if tensor.is_conj() or tensor.is_neg():
         return found | {"kind": "conjugate or negative view"}
+    if transforms.inside() and (whole := transforms.below(tensor)) is not tensor:
+        if samples := transforms.batched(tensor):
+            found["samples"] = samples
+        tensor = whole
     try:
         if offset := tensor.storage_offset():
             found["offset"] = offset
         first = storages.setdefault(tensor.untyped_storage()._cdata, slot)
         if first != slot:
             found["shares"] = first
-    except (RuntimeError, NotImplementedError):  # inside torch.func, or without a storage
-        found["kind"] = "tensor inside a torch.func transform"
+    except (RuntimeError, NotImplementedError):
+        found["kind"] = "tensor without memory of its own"
     return found
 
 

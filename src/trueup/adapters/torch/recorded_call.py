@@ -19,8 +19,9 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import torch
+from torch.utils._pytree import tree_map_only
 
-from trueup.adapters.torch import allowed
+from trueup.adapters.torch import allowed, transforms
 from trueup.adapters.torch.dispatch import Operator, _outputs
 from trueup.adapters.torch.functions import BUFFERS_WRITTEN
 from trueup.adapters.torch.replay_arguments import Builder
@@ -31,7 +32,7 @@ from trueup.adapters.torch.replay_arguments import writes as writes
 from trueup.adapters.torch.replay_guessing import assumed as assumed
 from trueup.adapters.torch.replay_memory import NotReplayable as NotReplayable
 from trueup.adapters.torch.replay_memory import bits as bits
-from trueup.adapters.torch.replay_memory import constant
+from trueup.adapters.torch.replay_memory import constant, damaged
 from trueup.adapters.torch.replay_memory import fill as fill
 from trueup.adapters.torch.replay_memory import from_numpy as from_numpy
 from trueup.adapters.torch.replay_memory import to_numpy as to_numpy
@@ -59,6 +60,10 @@ class Rebuilt:
     """Slots whose elements were drawn to match recorded numbers."""
     unwritten: list[str] = field(default_factory=list)
     """Slots that nobody had written before the call."""
+    transforms: Sequence[transforms.Transform] = ()
+    """Those of `torch.func` that it was made in."""
+    samples: Mapping[str, Mapping[int, int]] = field(default_factory=dict)
+    """Slots with all samples of a vmap: where those lie, by the level of the vmap."""
     outputs: dict[str, torch.Tensor] = field(default_factory=dict)
 
     def execute(self) -> dict[str, torch.Tensor]:
@@ -68,9 +73,23 @@ class Rebuilt:
             Exception: whatever the function raises.
         """
         with self.modes():
-            result = self.function(*self.args, **self.kwargs)
-        self.outputs = self._named(result)
+            if self.transforms:
+                self._execute_inside()
+            else:
+                self.outputs = self._named(self.function(*self.args, **self.kwargs))
         return self.outputs
+
+    def _execute_inside(self) -> None:
+        """Execute the call inside the `torch.func` transforms that it was made in."""
+        slots = list(self.samples)
+
+        def call(given: list[torch.Tensor]) -> None:
+            inner = {id(self.inputs[slot]): tensor for slot, tensor in zip(slots, given, strict=True)}
+            args, kwargs = tree_map_only(torch.Tensor, lambda t: inner.get(id(t), t), (self.args, self.kwargs))
+            result = self.function(*args, **kwargs)
+            self.outputs = self._named(tree_map_only(torch.Tensor, transforms.below, result))
+
+        transforms.execute(self.transforms, [self.inputs[slot] for slot in slots], list(self.samples.values()), call)
 
     @contextmanager
     def modes(self) -> Iterator[None]:
@@ -139,10 +158,15 @@ def rebuild(call: RecordedCall, place: Place, *, grad: bool = False) -> Rebuilt:
     if "out" in invocation:
         kwargs["out"] = builder.out(invocation["out"])
     enabled = bool(invocation.get("grad", False)) or grad
+    around = invocation.get("transforms") or []
+    if not transforms.is_known(around):
+        damaged()
+    if grad and around:
+        raise NotReplayable("it is the backward of a call inside a torch.func transform; its aten calls are executed instead")
     autocast = {} if place.wide else {str(k): str(v) for k, v in dict(invocation.get("autocast") or {}).items()}
     return Rebuilt(
         call, place, function, args, kwargs, builder.tensors, builder.leaves, enabled, autocast, call.random, builder.drawn,
-        builder.unwritten,
+        builder.unwritten, around, builder.samples,
     )  # fmt: skip
 
 

@@ -67,6 +67,7 @@ class Builder:
         self.leaves: dict[str, torch.Tensor] = {}
         self.drawn: list[str] = []
         self.unwritten: list[str] = []
+        self.samples: dict[str, dict[int, int]] = {}
         self._writes = writes(call)
         invocation = call.invocation or {}
         for node in _tensor_nodes([invocation.get("args"), invocation.get("kwargs")]):
@@ -154,10 +155,14 @@ class Builder:
         shared = node.get("shares")
         if isinstance(shared, str) and (same := self._same(slot, shared)) is not None:
             self.tensors[slot] = same
+            if shared in self.samples:
+                self.samples[slot] = self.samples[shared]
             if slot.replace("grad_", "") not in self.leaves and shared in self.leaves:
                 self.leaves[slot] = self.leaves[shared]
             return same
         tensor = self._lay(recorded, node)
+        if node.get("samples"):
+            self.samples[slot] = _samples(node["samples"])
         wants = node.get("grad") is True and (tensor.is_floating_point() or tensor.is_complex())
         if call_grad(self._call, self._grad) and wants:
             leaf = tensor.requires_grad_()
@@ -298,6 +303,13 @@ def _unleafed(leaf: torch.Tensor) -> torch.Tensor:
 
 def _dense(tensor: torch.Tensor) -> bool:
     return extent(tuple(tensor.shape), tensor.stride()) >= tensor.numel() and 0 not in tensor.stride()
+
+
+def _samples(node: Any) -> dict[int, int]:
+    """Return where the samples of each vmap lie in a tensor, by the vmap's level."""
+    if not isinstance(node, list) or not all(isinstance(pair, list) and len(pair) == 2 for pair in node):
+        damaged()
+    return {natural(level): natural(dimension) for level, dimension in node}
 
 
 def _tensor_nodes(node: Any, depth: int = 0) -> Iterator[Mapping[str, Any]]:

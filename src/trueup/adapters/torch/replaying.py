@@ -21,7 +21,7 @@ from trueup.rerun.drawing import draw
 from trueup.rerun.local_error import WORDS, Distance, LocalError, judge, thresholds
 from trueup.rerun.outcomes import Outcome
 from trueup.rerun.recorded import RecordedCall, RecordedCalls, RecordedTensor
-from trueup.rerun.results import MASK, apart, of_one_draw, outcome, parallel, same_bytes, untold
+from trueup.rerun.results import MASK, of_one_draw, outcome, parallel, same_bytes, untold
 from trueup.rerun.rounding import Operand, Operation, criterion, rounding
 from trueup.verdict.precision import Precision, precision_of
 
@@ -170,38 +170,6 @@ class Replayer:
             return self._calls.at(call.key.rank, call.forward_seq)
         except TrueupError:
             raise NotReplayable("its forward call is not in the capture") from None
-
-    def verify(self, call: RecordedCall) -> Outcome:
-        """Execute a call where it was recorded and tell whether its results are the recorded ones, bit for bit."""
-        started = time.perf_counter()
-        try:
-            found = self._verified(call)
-        except (NotReplayable, TrueupError) as reason:
-            found = {"verdict": "not replayed", "sentence": " ".join(str(reason).split())}
-        return outcome(call, **found, seconds=time.perf_counter() - started)
-
-    def _verified(self, call: RecordedCall) -> dict[str, Any]:
-        result = self.execute(call, self.target)
-        kept = {slot: t.array() for slot, t in call.outputs.items() if t.kept}
-        if not kept:
-            raise NotReplayable("no result of it was kept")
-        got = result.arrays
-        differing = [slot for slot, array in kept.items() if slot not in got or not same_bytes(array, got[slot])]
-        if not differing:
-            return {"verdict": "accurate", "sentence": "bitwise"}
-        slot = differing[0]
-        again = self.execute(call, self.target)
-        if slot not in result.arrays:
-            why = f"it gives no {slot} when it is executed alone"
-        elif result.unwritten:
-            why = f"it reads {', '.join(result.unwritten)}, memory that the capture does not hold"
-        elif not same_bytes(result.arrays[slot], again.arrays[slot]):
-            why = "it is not deterministic: two executions differ"
-        elif result.random and not call.random:
-            why = "it draws random numbers, and the state of the generator is not in the capture"
-        else:
-            why = f"{slot} is another on this machine: {apart(kept[slot], result.arrays[slot])}"
-        return {"verdict": "wrong", "sentence": why, "slot": slot, "rule": "bitwise"}
 
     # ---------------------------------------------------------------- judging
     def _judge(self, call: RecordedCall, result: Result) -> tuple[str, LocalError]:

@@ -68,6 +68,8 @@ class Source:
 class _Writer:
     def __init__(self, case: Case, written: frozenset[str]) -> None:
         self._case, self._call, self._written = case, case.made, written
+        if (self._call.invocation or {}).get("transforms"):
+            raise NotReplayable("it was made inside a torch.func transform; its aten calls can be written, each by itself")
         self._grad = case.forward is not None
         self._invocation = self._call.invocation if self._call.invocation is not None else assumed(self._call)
         self._nodes = {str(n["tensor"]): n for n in _tensor_nodes([self._invocation.get("args"), self._invocation.get("kwargs")])}
