@@ -15,14 +15,12 @@ from trueup import simdev
 from trueup.adapters.torch import allowed
 from trueup.adapters.torch.recorded_call import NotReplayable, Place, rebuild, to_numpy
 from trueup.adapters.torch.replaying import Replayer
-from trueup.adapters.torch.verifying import Verifier
 from trueup.model import TrueupError
 from trueup.rerun import replay as replaying
 from trueup.rerun.outcomes import Outcome
 from trueup.rerun.recorded import RecordedCalls, read_invocation
 from trueup.rerun.replay import OUTCOMES, Settings
 from trueup.rerun.replay import run as replay
-from trueup.rerun.verify import verify
 
 from .programs import all_calls, record
 
@@ -41,14 +39,6 @@ def healthy() -> None:
 
 def base(calls: RecordedCalls) -> str:
     return str(calls.capture.path)
-
-
-def test_every_call_gives_its_recorded_bits(calls: RecordedCalls) -> None:
-    verifier = Verifier(calls, "cpu")
-    outcomes = [verifier.verify(call) for call in all_calls(calls)]
-    assert [f"{o.kind} {o.sentence}" for o in outcomes if o.verdict != "accurate"] == []
-    phases = {(o.level, o.phase) for o in outcomes}
-    assert phases >= {(level, phase) for level in ("api", "aten") for phase in ("forward", "backward", "optimizer")}
 
 
 def test_a_capture_changes_no_random_state(tmp_path: Path, calls: RecordedCalls) -> None:
@@ -207,23 +197,6 @@ def test_strides_alignment_and_shared_memory_are_as_they_were(tmp_path: Path) ->
     np.testing.assert_array_equal(to_numpy(made.execute()["output.0"]), added.outputs["output.0"].array())
     times = next(c for c in all_calls(calls) if c.key.op == "aten::mul")
     assert rebuild(times, Place("cpu")).inputs["input.0"].stride() == (0, 1)
-
-
-def test_verification_says_what_is_missing(tmp_path: Path) -> None:
-    import trueup
-
-    with trueup.capture(tmp_path / "c", detail="tensor", level=["api"], on_error="stop"):
-        torch.func.vmap(lambda x: x.sin())(torch.ones(3))
-        torch.ones(3).cos()
-    found = verify(tmp_path / "c", processes=0)
-    assert found.exit_code == 1
-    assert any("torch.func transform" in why for _, why, _ in found.reasons), found.reasons
-
-
-def test_verification_wants_elements(tmp_path: Path) -> None:
-    calls = record(tmp_path / "stats", detail="stats", steps=1)
-    with pytest.raises(TrueupError, match="expected: a capture of detail tensor"):
-        verify(calls.capture.path)
 
 
 def test_saved_results_are_json_and_parquet(calls: RecordedCalls, tmp_path: Path) -> None:

@@ -165,7 +165,7 @@ class _Tasks:
                         yield call
 
     def _chosen(self, call: RecordedCall) -> bool:
-        if not call.outputs:  # the loss on which backward() is called: nothing is computed there
+        if not call.computed:
             return False
         if not self._settings.patterns:
             return True

@@ -181,9 +181,14 @@ def _function(call: RecordedCall) -> Callable[..., Any]:
         found = allowed.operator(op, overload if isinstance(overload, str) else None)
     else:
         found = allowed.function(op)
+    if found is not None and op in TANGENTS:
+        raise NotReplayable("it is about tangents of forward-mode differentiation, which no capture holds")
     if found is None:
         raise NotReplayable(f"{op} is not among the functions that a capture may have executed")
     return found
+
+
+TANGENTS = frozenset({"torch._make_dual", "torch._unpack_dual", "aten::_make_dual", "aten::_unpack_dual"})
 
 
 def restore_random(random: Mapping[str, bytes], place: Place) -> None:

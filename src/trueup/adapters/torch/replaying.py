@@ -124,7 +124,7 @@ class Replayer:
         Raises:
             NotReplayable: it cannot be, or raises.
         """
-        backward = call.key.level == "api" and call.key.phase == "backward"
+        backward = call.delivers
         wanted = list(call.outputs)
         if not wanted:
             raise NotReplayable("nothing that it computes was recorded")
@@ -253,7 +253,7 @@ class Replayer:
 
     def _read(self, call: RecordedCall) -> list[RecordedTensor]:
         read = list(call.inputs.values())
-        if call.key.level == "api" and call.key.phase == "backward":
+        if call.delivers:
             read = [*self._forward(call).inputs.values(), *read]
         return read
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import time
 from collections import defaultdict
+from collections.abc import Sequence
 from typing import Any
 
 from trueup.adapters.torch.recorded_call import NotReplayable
@@ -71,8 +72,7 @@ class Verifier(Replayer):
             return None
         if len(parts) > MOST_PARTS:
             return {"verdict": "not replayed", "sentence": f"{said}; it has more than {MOST_PARTS:,} calls inside"}
-        known = {(t.digest, t.dtype) for part in parts for t in part.outputs.values()}
-        known |= {(t.digest, t.dtype) for t in call.inputs.values()}
+        known = _computed(call, parts)
         alien = [slot for slot, t in call.outputs.items() if t.digest is None or (t.digest, t.dtype) not in known]
         if alien:
             return {"verdict": "not replayed", "sentence": f"{said}; {alien[0]} is no result of the {len(parts)} calls inside it"}
@@ -89,7 +89,19 @@ class Verifier(Replayer):
         if self._inside is None or self._inside[0] != place:
             found: dict[int, list[RecordedCall]] = defaultdict(list)
             for other in self._calls.of_step(*place):
-                if other.parent is not None and other.outputs:
+                if other.parent is not None and other.computed:
                     found[other.parent].append(other)
             self._inside = place, found
         return self._inside[1].get(call.seq, [])
+
+
+def _computed(call: RecordedCall, parts: Sequence[RecordedCall]) -> set[tuple[str | None, str]]:
+    """Return digest and dtype of what a call was given and of what the calls inside it computed.
+
+    A call that passes on what it got (a view, a copy) computes nothing: what came from outside PyTorch stays unknown.
+    """
+    known = {(t.digest, t.dtype) for t in call.inputs.values()}
+    for part in parts:
+        given = {(t.digest, t.dtype) for t in part.inputs.values()}
+        known |= {(t.digest, t.dtype) for t in part.outputs.values()} - given
+    return known
