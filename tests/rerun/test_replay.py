@@ -14,7 +14,6 @@ import torch
 from trueup import simdev
 from trueup.adapters.torch import allowed
 from trueup.adapters.torch.recorded_call import NotReplayable, Place, rebuild, to_numpy
-from trueup.adapters.torch.replaying import Replayer
 from trueup.model import TrueupError
 from trueup.rerun import replay as replaying
 from trueup.rerun.outcomes import Outcome

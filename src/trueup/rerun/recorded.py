@@ -135,7 +135,7 @@ class RecordedCall:
 
     @property
     def computed(self) -> bool:
-        """Whether anything was computed: not by `backward()` on the loss, which has no result, nor where a result is a shape alone."""
+        """Whether anything was computed: not by `backward()` on the loss, which has no result, nor where results are shapes."""
         return any(t.device != "meta" for t in self.outputs.values())
 
     @property

@@ -1,8 +1,8 @@
 """Calls inside `torch.func` transforms: what holds the bytes of their tensors, and how such a call is made again.
 
-Inside ``vmap`` a function is given tensors of one sample; what exists is one tensor with all samples. That one is recorded, with the
-dimension along which they lie, so that the function can be called inside such a ``vmap`` again: once for all samples, by the
-kernels that the capture saw.
+Inside ``vmap`` a function is given tensors of one sample; what exists is one tensor with all samples. That one is recorded, with
+the dimension along which they lie, so that the function can be called inside such a ``vmap`` again: once for all samples, by
+the kernels that the capture saw.
 
 ``grad``, ``jvp`` and ``vjp`` wrap the tensors whose values they follow; the values are those of plain tensors.
 """

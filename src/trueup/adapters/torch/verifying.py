@@ -1,8 +1,8 @@
 """One recorded call, executed where it was recorded: does it give the recorded bits?
 
-A call that is code (a custom autograd function, a function that takes a function) is not in a capture and cannot be executed. What it
-computed was computed by the calls inside it, which can: it is reproduced by its parts where each of those gives its recorded bits and
-every result of the call is, bit for bit, one of theirs or one of its own inputs.
+A call that is code (a custom autograd function, a function that takes a function) is not in a capture and cannot be executed.
+What it computed was computed by the calls inside it, which can: it is reproduced by its parts where each of those gives its
+recorded bits and every result of the call is, bit for bit, one of theirs or one of its own inputs.
 """
 
 from __future__ import annotations
