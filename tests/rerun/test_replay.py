@@ -15,10 +15,10 @@ from trueup import simdev
 from trueup.adapters.torch import allowed
 from trueup.adapters.torch.recorded_call import NotReplayable, Place, rebuild, to_numpy
 from trueup.model import TrueupError
-from trueup.rerun import replay as replaying
-from trueup.rerun.outcomes import Outcome
-from trueup.rerun.recorded import RecordedCalls, read_invocation
-from trueup.rerun.replay import OUTCOMES, Settings
+from trueup.rerun import processes
+from trueup.rerun.journal import OUTCOMES
+from trueup.rerun.recorded import RecordedCall, RecordedCalls, read_invocation
+from trueup.rerun.replay import Settings
 from trueup.rerun.replay import run as replay
 
 from .programs import all_calls, record
@@ -120,26 +120,26 @@ def test_what_a_killed_replay_left_is_gone_on_with(calls: RecordedCalls, tmp_pat
         replay(Settings(base(calls), "cpu"), tmp_path / "out", processes=0)
 
 
-def test_a_worker_that_dies_is_a_finding_and_the_next_goes_on(
-    calls: RecordedCalls, monkeypatch: pytest.MonkeyPatch
-) -> None:  # fmt: skip
-    """The second call kills its process, as a segmentation fault in a native kernel does."""
-    asked = replaying._Worker.ask
-    seen: list[int] = []
+def test_a_worker_that_dies_is_a_finding_and_the_next_goes_on(calls: RecordedCalls, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It is killed at one of the calls that it was given together; those after it are executed by the next."""
+    send, sent, ahead = processes.Worker.send, [], 8
 
-    def ask(self: replaying._Worker, call: object, timeout: float) -> Outcome | None:
-        seen.append(1)
-        if len(seen) == 2:
+    def kill(self: processes.Worker, call: RecordedCall) -> None:
+        sent.append(call)
+        if len(sent) == ahead + 1:
             os.kill(self._process.pid, signal.SIGSEGV)
             self._process.wait()
-        return asked(self, call, timeout)  # type: ignore[arg-type]
+        send(self, call)
 
-    monkeypatch.setattr(replaying._Worker, "ask", ask)
-    found = replay(Settings(base(calls), "cpu", levels=("aten",), patterns=("aten::add*",), threads=1), processes=1)
+    monkeypatch.setattr(processes, "AHEAD", ahead)
+    monkeypatch.setattr(processes.Worker, "send", kill)
+    wanted = Settings(base(calls), "cpu", levels=("aten",), patterns=("aten::add*", "aten::mul*"), threads=1)
+    found = replay(wanted, processes=1)
     words = [o.verdict for o in found.outcomes]
-    assert words[1] == "crashed"
-    assert words.count("accurate") == len(words) - 1 > 2
-    assert "SIGSEGV" in found.outcomes[1].sentence
+    crashed = words.index("crashed")
+    assert 1 <= crashed <= ahead
+    assert words.count("accurate") == len(words) - 1 > ahead
+    assert "SIGSEGV" in found.outcomes[crashed].sentence
     assert found.exit_code == 1
 
 

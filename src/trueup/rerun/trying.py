@@ -20,12 +20,12 @@ from typing import Any
 from trueup.model import TrueupError
 from trueup.rerun.cases import Case
 from trueup.rerun.outcomes import Outcome
-from trueup.rerun.replay import _Worker
+from trueup.rerun.processes import Worker
 
 INPUTS = "inputs.safetensors"
 
 
-class Trying(_Worker):
+class Trying(Worker):
     """A process that tries cases.
 
     Args:
