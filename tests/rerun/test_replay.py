@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import signal
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -16,7 +17,7 @@ from trueup.adapters.torch import allowed
 from trueup.adapters.torch.recorded_call import NotReplayable, Place, rebuild, to_numpy
 from trueup.model import TrueupError
 from trueup.rerun import processes
-from trueup.rerun.journal import OUTCOMES
+from trueup.rerun.journal import OUTCOMES, SUMMARY
 from trueup.rerun.recorded import RecordedCall, RecordedCalls, read_invocation
 from trueup.rerun.replay import Settings
 from trueup.rerun.replay import run as replay
@@ -109,15 +110,24 @@ def test_in_python_the_random_state_of_the_process_stays(calls: RecordedCalls) -
 
 
 def test_what_a_killed_replay_left_is_gone_on_with(calls: RecordedCalls, tmp_path: Path) -> None:
-    settings = Settings(base(calls), "cpu", levels=("aten",), phases=("forward",))
-    whole = replay(settings, tmp_path / "out", processes=0)
-    lines = (tmp_path / "out" / OUTCOMES).read_text().splitlines(keepends=True)
-    (tmp_path / "out" / OUTCOMES).write_text("".join(lines[:10]) + lines[10][:30])
-    again = replay(settings, tmp_path / "out", processes=0)
-    assert [o.place for o in again.outcomes] == [o.place for o in whole.outcomes]
-    assert (tmp_path / "out" / OUTCOMES).read_text().splitlines(keepends=True)[:10] == lines[:10]
+    """It may have been killed at any byte."""
+    settings, out = Settings(base(calls), "cpu", phases=("forward",), dedup=True), tmp_path / "out"
+    whole = [replace(o, seconds=0) for o in replay(settings, out, processes=0).outcomes]
+    held = (out / OUTCOMES).read_bytes()
+    for cut in (0, 1, 700, len(held) // 2, len(held) - 1, len(held)):
+        (out / OUTCOMES).write_bytes(held[:cut])
+        again = [replace(o, seconds=0) for o in replay(settings, out, processes=0).outcomes]
+        assert repr(again) == repr(whole)  # NaN is like NaN
+        lines = held[:cut].splitlines(keepends=True)
+        kept = b"".join(line for line in lines if line.endswith(b"\n"))
+        assert (out / OUTCOMES).read_bytes().startswith(kept)  # not executed again
+    (out / SUMMARY).unlink()
+    (out / OUTCOMES).unlink()
+    (out / "outcomes.parquet").unlink()
+    (out / f"{SUMMARY}.tmp").write_text('{"sett')  # killed before it had begun
+    assert len(replay(settings, out, processes=0).outcomes) == len(whole)
     with pytest.raises(TrueupError, match="holds another replay"):
-        replay(Settings(base(calls), "cpu"), tmp_path / "out", processes=0)
+        replay(Settings(base(calls), "cpu"), out, processes=0)
 
 
 def test_a_worker_that_dies_is_a_finding_and_the_next_goes_on(calls: RecordedCalls, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -41,10 +41,10 @@ class Journal:
                 expected = "the same capture and options"
                 raise TrueupError(f"{output} holds another replay\n  expected: {expected}\n  next:     name another folder with -o")
             self._read(lines)
-        elif any(output.iterdir()):
+        elif any(path.name != f"{SUMMARY}.tmp" for path in output.iterdir()):
             raise TrueupError(f"{output} is not empty and holds no replay\n  next:     name another folder with -o")
         else:
-            summary.write_text(json.dumps({"settings": self._settings}, indent=1))
+            _replace(summary, json.dumps({"settings": self._settings}, indent=1))
         self._file = lines.open("a", encoding="utf-8")
 
     def _is_same(self, summary: Path) -> bool:
@@ -87,6 +87,11 @@ class Journal:
 
         pq.write_table(to_table(replayed), self._folder / TABLE)
         text = json.dumps({"settings": self._settings} | to_json(replayed), indent=1)
-        temporary = self._folder / f"{SUMMARY}.tmp"
-        temporary.write_text(text)
-        temporary.replace(self._folder / SUMMARY)
+        _replace(self._folder / SUMMARY, text)
+
+
+def _replace(path: Path, text: str) -> None:
+    """Write a file as a whole or not at all: the process may be killed meanwhile."""
+    temporary = path.with_name(f"{path.name}.tmp")
+    temporary.write_text(text)
+    temporary.replace(path)
