@@ -129,6 +129,22 @@ def test_code_is_not_reproduced_where_its_parts_are_not_there(tmp_path: Path) ->
     assert any("output.0 is no result of the" in why for _, why, _ in found.reasons), found.reasons
 
 
+def recurrent() -> None:
+    """A result that was computed from another one; weights that are cast once for several uses, or for each."""
+    cell, layer = torch.nn.LSTMCell(4, 3), torch.nn.GRU(4, 3)
+    hidden, _ = cell(torch.randn(2, 4))
+    hidden.square().sum().backward()
+    for caches in (True, False):
+        with torch.autocast("cpu", torch.bfloat16, cache_enabled=caches):
+            layer(torch.randn(6, 2, 4))[0].float().square().sum().backward()
+
+
+def test_gradients_add_up_as_they_did(tmp_path: Path) -> None:
+    assert verified(tmp_path, recurrent, "api").reasons == []
+    calls = calls_of(tmp_path, "torch.gru")
+    assert [(c.invocation or {}).get("autocast_cache") for c in calls if c.key.phase == "forward"] == [None, False]
+
+
 def test_tangents_are_named_as_missing(tmp_path: Path) -> None:
     found = verified(tmp_path / "c", lambda: jvp(torch.sin, (torch.ones(3),), (torch.ones(3),)))
     assert found.exit_code == 1

@@ -152,7 +152,9 @@ def _describe(func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str,
     if transforms.inside():
         found["transforms"] = transforms.running()
     if casts := autocast():
-        found["autocast"] = {kind: str(dtype).removeprefix("torch.") for kind, dtype in casts}
+        found["autocast"] = {kind: str(dtype).removeprefix("torch.") for kind, dtype in casts if dtype is not None}
+        if (CACHE_OFF, None) in casts:
+            found["autocast_cache"] = False
     text = json.dumps(found)
     return text if len(text) <= MOST else None
 
@@ -236,9 +238,13 @@ def _encode_out(value: Any) -> Any:
     return {"other": type(value).__name__}
 
 
-def autocast() -> tuple[tuple[str, torch.dtype], ...]:
-    """Return the devices for which autocast is on, each with the dtype it casts to."""
+CACHE_OFF = "no cache"
+
+
+def autocast() -> tuple[tuple[str, torch.dtype | None], ...]:
+    """Return the devices for which autocast is on, each with the dtype it casts to; `CACHE_OFF` where it keeps no casts."""
     if not torch._C._is_any_autocast_enabled():
         return ()
     kinds = ["cpu", "cuda", torch._C._get_privateuse1_backend_name()]
-    return tuple((kind, torch.get_autocast_dtype(kind)) for kind in kinds if torch.is_autocast_enabled(kind))
+    found = [(kind, torch.get_autocast_dtype(kind)) for kind in kinds if torch.is_autocast_enabled(kind)]
+    return (*found, *([] if torch.is_autocast_cache_enabled() else [(CACHE_OFF, None)]))

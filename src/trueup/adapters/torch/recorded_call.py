@@ -16,6 +16,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 import torch
@@ -55,6 +56,8 @@ class Rebuilt:
     """Those that gradients are taken of."""
     grad: bool = False
     autocast: dict[str, str] = field(default_factory=dict)
+    caches: bool = True
+    """Whether autocast casts a weight once for all its uses in the call, so that their gradients add up in the narrow dtype."""
     random: Mapping[str, bytes] = field(default_factory=dict)
     drawn: list[str] = field(default_factory=list)
     """Slots whose elements were drawn to match recorded numbers."""
@@ -100,7 +103,7 @@ class Rebuilt:
             stack.enter_context(torch.set_grad_enabled(self.grad))
             for kind, dtype in self.autocast.items():
                 where = self.place.of(kind).type
-                stack.enter_context(torch.autocast(where, dtype=constant(torch.dtype, dtype), cache_enabled=False))
+                stack.enter_context(torch.autocast(where, dtype=constant(torch.dtype, dtype), cache_enabled=self.caches))
             yield
 
     def gradients(self, received: Mapping[str, torch.Tensor], wanted: Sequence[str]) -> dict[str, torch.Tensor]:
@@ -116,6 +119,9 @@ class Rebuilt:
                 raise NotReplayable(f"the result that {slot} belongs to carries no gradient when the call is made alone")
             ends.append(output)
             given.append(gradient)
+            # What was recorded is all that arrived there, also from another result of the call that was computed from this one
+            # (the cell state of `lstm_cell`): it takes the place of what arrives now.
+            output.register_hook(partial(_instead, gradient))
         missing = [slot for slot in wanted if slot.removeprefix("grad_") not in self.leaves]
         if missing:
             raise NotReplayable(f"{missing[0]} belongs to no argument of the call")
@@ -136,6 +142,10 @@ class Rebuilt:
         if "out" in self.kwargs:
             found |= dict(named_tensors("output", (), {"out": self.kwargs["out"]}))
         return {slot: t for slot, t in found.items() if slot in self.call.tensors or not slot.startswith("output.written")}
+
+
+def _instead(recorded: torch.Tensor, arrived: torch.Tensor) -> torch.Tensor:
+    return recorded if recorded.shape == arrived.shape else arrived
 
 
 def rebuild(call: RecordedCall, place: Place, *, grad: bool = False) -> Rebuilt:
@@ -165,8 +175,8 @@ def rebuild(call: RecordedCall, place: Place, *, grad: bool = False) -> Rebuilt:
         raise NotReplayable("it is the backward of a call inside a torch.func transform; its aten calls are executed instead")
     autocast = {} if place.wide else {str(k): str(v) for k, v in dict(invocation.get("autocast") or {}).items()}
     return Rebuilt(
-        call, place, function, args, kwargs, builder.tensors, builder.leaves, enabled, autocast, call.random, builder.drawn,
-        builder.unwritten, around, builder.samples,
+        call, place, function, args, kwargs, builder.tensors, builder.leaves, enabled, autocast,
+        invocation.get("autocast_cache") is not False, call.random, builder.drawn, builder.unwritten, around, builder.samples,
     )  # fmt: skip
 
 

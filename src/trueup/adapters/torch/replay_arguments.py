@@ -165,7 +165,7 @@ class Builder:
             self.samples[slot] = _samples(node["samples"])
         wants = node.get("grad") is True and (tensor.is_floating_point() or tensor.is_complex())
         if call_grad(self._call, self._grad) and wants:
-            leaf = tensor.requires_grad_()
+            leaf = tensor.data.requires_grad_()  # no view: what is one, autocast casts anew for each use
             self.leaves[slot] = leaf
             tensor = _unleafed(leaf) if self._writes or may_write(self._call) else leaf
         self.tensors[slot] = tensor
@@ -285,8 +285,10 @@ _WRITING = frozenset(
 
 
 def may_write(call: RecordedCall) -> bool:
-    """Tell whether a flag of the call may be the ``inplace`` of ``relu(x, inplace=True)``."""
+    """Tell whether a flag of the call may be the ``inplace`` of ``relu(x, inplace=True)``; other functions have none (PyTorch 2.13)."""
     made = call.invocation or {}
+    if not call.key.op.startswith("torch.nn.functional."):
+        return False
     return True in [v for v in made.get("args") or () if isinstance(v, bool)] or bool(dict(made.get("kwargs") or {}).get("inplace"))
 
 
