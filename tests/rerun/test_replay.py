@@ -82,6 +82,32 @@ def test_a_fault_is_found_where_it_is(calls: RecordedCalls, fault: str, culprit:
     assert aten <= {culprit}, found.sentence
 
 
+def devices_differ() -> None:
+    """What devices do otherwise and none does wrong, and what a replay must put on the right one."""
+    gates = torch.randn(4, 6)
+    first, second = gates.chunk(2, 1)
+    first.mul_(second)  # both in one storage, the written one at its beginning
+    with torch.autocast("cpu", torch.bfloat16):
+        narrow = torch.randn(4, 4, requires_grad=True).bfloat16()
+        narrow.square().sum().backward()  # an accelerator's autocast widens both
+        torch.nn.GRU(4, 3)(torch.randn(6, 2, 4))[0].float().square().sum().backward()
+    packed = torch.nn.utils.rnn.pack_padded_sequence(torch.randn(3, 4, 2), torch.tensor([4, 2, 1]), batch_first=True)
+    torch.nn.utils.rnn.pad_packed_sequence(packed)  # lengths on the CPU
+    cell = torch.nn.LSTMCell(4, 3)
+    cell(torch.randn(2, 4))[0].sum().backward()  # the CPU computes the cell state on the way to the result, the device both at once
+
+
+def test_what_devices_do_otherwise_is_not_blamed(tmp_path: Path) -> None:
+    import trueup
+
+    with trueup.capture(tmp_path / "c", detail="tensor", level=["api", "aten"], on_error="stop"):
+        devices_differ()
+    found = replay(Settings(str(tmp_path / "c"), "npu", simulated=True), processes=0)
+    assert [f"{o.kind}: {o.sentence}" for o in found.outcomes if o.verdict in ("wrong", "suspicious", "crashed")] == []
+    left = {o.kind: o.sentence for o in found.outcomes if o.verdict != "accurate"}
+    assert list(left) == ["torch.lstm_cell backward"], left
+
+
 def test_a_capture_of_the_device_is_judged_on_the_cpu(tmp_path: Path) -> None:
     with simdev.inject("layer-norm-epsilon"):
         calls = record(tmp_path / "npu", steps=1, device="npu")

@@ -68,6 +68,8 @@ class Rebuilt:
     samples: Mapping[str, Mapping[int, int]] = field(default_factory=dict)
     """Slots with all samples of a vmap: where those lie, by the level of the vmap."""
     outputs: dict[str, torch.Tensor] = field(default_factory=dict)
+    inner: set[str] = field(default_factory=set)
+    """Gradients that the call itself sends to one of its results, beside what it is given."""
 
     def execute(self) -> dict[str, torch.Tensor]:
         """Execute the call and return what it computed, by the slots in which a capture records it.
@@ -117,17 +119,25 @@ class Rebuilt:
             output = self.outputs.get(slot.removeprefix("grad_"))
             if output is None or not output.requires_grad:
                 raise NotReplayable(f"the result that {slot} belongs to carries no gradient when the call is made alone")
+            gradient = gradient.to(output.dtype)
             ends.append(output)
             given.append(gradient)
             # What was recorded is all that arrived there, also from another result of the call that was computed from this one
             # (the cell state of `lstm_cell`): it takes the place of what arrives now.
-            output.register_hook(partial(_instead, gradient))
+            output.register_hook(partial(self._instead, slot, gradient))
         missing = [slot for slot in wanted if slot.removeprefix("grad_") not in self.leaves]
         if missing:
             raise NotReplayable(f"{missing[0]} belongs to no argument of the call")
         leaves = [self.leaves[slot.removeprefix("grad_")] for slot in wanted]
         found = torch.autograd.grad(ends, leaves, given, allow_unused=True)
         return {slot: gradient for slot, gradient in zip(wanted, found, strict=True) if gradient is not None}
+
+    def _instead(self, slot: str, recorded: torch.Tensor, arrived: torch.Tensor) -> torch.Tensor:
+        if recorded.shape != arrived.shape:
+            return arrived
+        if not torch.equal(recorded, arrived):
+            self.inner.add(slot)
+        return recorded
 
     def _named(self, result: Any) -> dict[str, torch.Tensor]:
         if self.call.key.level == "aten" and getattr(self.function, "_schema", None) is not None:
@@ -142,10 +152,6 @@ class Rebuilt:
         if "out" in self.kwargs:
             found |= dict(named_tensors("output", (), {"out": self.kwargs["out"]}))
         return {slot: t for slot, t in found.items() if slot in self.call.tensors or not slot.startswith("output.written")}
-
-
-def _instead(recorded: torch.Tensor, arrived: torch.Tensor) -> torch.Tensor:
-    return recorded if recorded.shape == arrived.shape else arrived
 
 
 def rebuild(call: RecordedCall, place: Place, *, grad: bool = False) -> Rebuilt:

@@ -184,7 +184,8 @@ class Builder:
         dtype = self._place.dtype(constant(torch.dtype, recorded.dtype))
         group = str(node.get("shares", recorded.slot))
         members = [n for n in self._nodes.values() if n.get("shares") == group or n["tensor"] == group] if self._writes else []
-        where = torch.device("cpu") if recorded.slot in self._place.hosted else self._place.of(recorded.device)
+        hosted = recorded.slot in self._place.hosted and recorded.dtype == "int64"  # else it is another argument at that place
+        where = torch.device("cpu") if hosted else self._place.of(recorded.device)
         strides = recorded.strides or ()
         if len(members) > 1 and (found := self._shared(group, members, dtype, where)) is not None:
             offset = natural(node.get("offset", 0)) - found.start
@@ -266,9 +267,10 @@ def _view(
         return host
     if buffer.there is None:
         buffer.there = buffer.host.to(buffer.where)
+        return torch.as_strided(buffer.there, shape, strides, offset)
     there = torch.as_strided(buffer.there, shape, strides, offset)
-    if buffer.start:  # memory that several share: filled one after the other
-        there.copy_(host.to(buffer.where))
+    with torch.no_grad():
+        there.copy_(host.to(buffer.where))  # memory that several share: filled one after the other
     return there
 
 
@@ -285,7 +287,7 @@ _WRITING = frozenset(
 
 
 def may_write(call: RecordedCall) -> bool:
-    """Tell whether a flag of the call may be the ``inplace`` of ``relu(x, inplace=True)``; other functions have none (PyTorch 2.13)."""
+    """Tell whether a flag of the call may be the ``inplace`` of ``relu(x, inplace=True)``: those of `nn.functional` have one."""
     made = call.invocation or {}
     if not call.key.op.startswith("torch.nn.functional."):
         return False
