@@ -25,7 +25,7 @@ from torch.utils._pytree import tree_map_only
 from trueup.adapters.torch import allowed, transforms
 from trueup.adapters.torch.dispatch import Operator, _outputs
 from trueup.adapters.torch.functions import BUFFERS_WRITTEN
-from trueup.adapters.torch.replay_arguments import Builder
+from trueup.adapters.torch.replay_arguments import Builder, first_line
 from trueup.adapters.torch.replay_arguments import Draw as Draw
 from trueup.adapters.torch.replay_arguments import Place as Place
 from trueup.adapters.torch.replay_arguments import as_tensor as as_tensor
@@ -167,6 +167,15 @@ def rebuild(call: RecordedCall, place: Place, *, grad: bool = False) -> Rebuilt:
         TrueupError: the file that holds its tensors is damaged.
     """
     function = _function(call)
+    try:
+        return _rebuild(call, place, function, grad)
+    except (TypeError, ValueError, KeyError, IndexError, OverflowError, AttributeError):  # no capture of ours
+        return damaged()  # type: ignore[no-any-return]
+    except RuntimeError as error:  # no memory, among others
+        raise NotReplayable(f"its arguments cannot be made on {place.device}: {first_line(error)}") from None
+
+
+def _rebuild(call: RecordedCall, place: Place, function: Callable[..., Any], grad: bool) -> Rebuilt:
     builder = Builder(call, place, grad)
     invocation = call.invocation if call.invocation is not None else assumed(call)
     args = tuple(builder.value(v, f"input.{k}") for k, v in enumerate(invocation["args"]))
