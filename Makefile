@@ -31,7 +31,7 @@ bench: $(VENV)/.dev $(MSPROBE)/.tried  ## Measure what capture and compare cost,
 
 bench-quick: $(VENV)/.dev $(MSPROBE)/.tried  ## The same for three modes, one round (2 minutes)
 	$(BIN)/python benchmarks/cost.py --models gpt resnet --modes idle 'api stats' 'api tensor' \
-		--rounds 1 --rival-rounds 1 --patience 3 --no-compare --no-shadow
+		--rounds 1 --rival-rounds 1 --patience 3 --no-compare --no-shadow --no-replay
 
 bench-kernel: $(VENV)/.dev  ## GB/s of the statistics kernel on the CPU (3 minutes)
 	$(BIN)/python benchmarks/kernel.py
@@ -45,7 +45,7 @@ bench-locate-paddle: $(VENV)/.dev  ## The same for faults in PaddlePaddle's kern
 bench-noise: $(VENV)/.dev  ## The same with HF32 products and other orders of sums switched on in the candidate (20 minutes)
 	$(BIN)/python benchmarks/locate_noise.py
 
-bench-replay: $(VENV)/.dev  ## Replay every call of every model on the broken device and print who was blamed (10 minutes)
+bench-replay: $(VENV)/.dev  ## Replay every call of every model on the broken device and print who was blamed (40 minutes)
 	$(BIN)/python benchmarks/replay_faults.py
 
 bench-reproduce: $(VENV)/.dev  ## Write a test for each fault of the broken device and run it on both (10 minutes)

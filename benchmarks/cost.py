@@ -159,6 +159,12 @@ def shadow() -> str:
     return ended.stdout.rstrip() or f"a shadow could not be measured: {ended.stderr.strip().splitlines()[-1:]}"
 
 
+def replay() -> str:
+    """Return the table of how fast recorded calls are replayed, measured in processes of their own."""
+    ended = subprocess.run([sys.executable, str(HERE / "replay_cost.py")], capture_output=True, text=True, check=False)
+    return ended.stdout.rstrip() or f"a replay could not be measured: {ended.stderr.strip().splitlines()[-1:]}"
+
+
 def main() -> None:
     """Measure and print."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
@@ -171,6 +177,7 @@ def main() -> None:
     parser.add_argument("--limit", type=float, default=8.0, help="minutes after which no further round begins")
     parser.add_argument("--no-compare", action="store_true")
     parser.add_argument("--no-shadow", action="store_true")
+    parser.add_argument("--no-replay", action="store_true")
     parser.add_argument("--json", type=Path, help="write every figure there")
     options = parser.parse_args()
     began = time.perf_counter()
@@ -209,6 +216,8 @@ def main() -> None:
             print(f"\n{compare(model)}", flush=True)
     if not options.no_shadow:
         print(f"\n{shadow()}", flush=True)
+    if not options.no_replay:
+        print(f"\n{replay()}", flush=True)
     if options.json:
         parts = {"trueup": ours, "msprobe": theirs, "inside": inside}
         options.json.write_text(

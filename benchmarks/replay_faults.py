@@ -58,11 +58,11 @@ class Cell:
     """Suspicious calls that it did not change."""
 
 
-def capture(model: str, into: Path) -> None:
-    """Record a model's first steps on the CPU, with all tensors."""
+def capture(model: str, into: Path, detail: str = "tensor") -> None:
+    """Record a model's first steps on the CPU, as a rule with all tensors."""
     shutil.rmtree(into, ignore_errors=True)
     training = zoo.build(model, "cpu")
-    with trueup.capture(into, model=training.model, detail="tensor", level=["api", "aten"]) as running:
+    with trueup.capture(into, model=training.model, detail=detail, level=["api", "aten"]) as running:
         for _ in range(STEPS):
             training.step()
             running.step()
@@ -137,11 +137,13 @@ def row(model: str, what: str, replayer: Remembering, chosen: Iterable[RecordedC
     return Cell(model, what, word, len(changed), len(blamed), len(beside), said, len(doubted))
 
 
-def table(models: Iterable[str], faults: Iterable[str], noise: Iterable[str], work: Path) -> Iterator[Cell]:
+def table(
+    models: Iterable[str], faults: Iterable[str], noise: Iterable[str], work: Path, detail: str = "tensor"
+) -> Iterator[Cell]:  # fmt: skip
     """Yield the cells of the table, model by model."""
     for model in models:
         into = work / model
-        capture(model, into)
+        capture(model, into, detail)
         calls = RecordedCalls(trueup.open_capture(into))
         chosen = distinct(calls)
         simdev.heal()
@@ -162,6 +164,7 @@ def main() -> None:
     parser.add_argument("--models", nargs="*", default=list(zoo.MODELS))
     parser.add_argument("--faults", nargs="*", default=list(simdev.FAULTS))
     parser.add_argument("--noise", nargs="*", default=list(simdev.NOISE))
+    parser.add_argument("--detail", choices=("tensor", "stats"), default="tensor", help="stats: inputs are drawn")
     parser.add_argument("--json", type=Path, help="write every cell there")
     options = parser.parse_args()
     torch.set_num_threads(1)
@@ -169,7 +172,7 @@ def main() -> None:
     cells = []
     started = time.perf_counter()
     with tempfile.TemporaryDirectory() as work:
-        for cell in table(options.models, options.faults, options.noise, Path(work)):
+        for cell in table(options.models, options.faults, options.noise, Path(work), options.detail):
             cells.append(cell)
             if cell.word not in ("ok", "sound") or cell.doubted:
                 print(f"{cell.model:12} {cell.what:34} {cell.word:7} {cell.changed:3} changed, {cell.blamed:3} blamed, "

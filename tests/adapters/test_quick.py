@@ -108,6 +108,48 @@ def test_arguments_that_are_no_tensors(level: str, tmp_path: Path, monkeypatch: 
     assert len(set(short["value"].to_pylist())) > 25
 
 
+def made() -> None:
+    """Calls that differ in one respect each: what finds a description again must tell them apart."""
+    x = torch.arange(24.0).reshape(4, 6)
+    w = torch.ones(4, 6, requires_grad=True)
+    base = torch.zeros(2, 24)
+    for _ in range(2):  # the second time all are known
+        for a, b in ((x, x), (x, x.clone()), (x, w), (w, x), (w, w), (x[:2].repeat(2, 1), x), (x, x.double())):
+            torch.add(a, b)
+            torch.cat([a, b])
+            torch.cat((a, b))
+        for view in (base[0], base[1]):  # one layout, another offset
+            view.sum()
+        base[0].add(base[1]), base[1].add(base[0])
+        for index in (..., False, 0, True, (0,), [0], (..., 0), (False, 0), slice(0, 1), (slice(0, 1),), None, (None, ...)):
+            x[index]
+        for value in (1, 1.0, True, -0.0, 0.0, 0, float("nan"), float("inf")):
+            torch.add(x, value)
+        x.sum(0, True), x.sum(dim=0, keepdim=True), x.sum(keepdim=True, dim=0), x.sum([0]), x.sum((0,)), x.sum()
+        x.view(torch.Size((24,))), x.view((24,)), x.view([24]), x.view(24)
+        x.clone(memory_format=torch.contiguous_format), x.clone(memory_format=torch.preserve_format), x.to(torch.float64)
+        torch.add(x, x, out=torch.empty(4, 6))
+        with torch.no_grad():
+            torch.add(x, w)
+        for dtype in (torch.bfloat16, torch.float16):
+            with torch.autocast("cpu", dtype):
+                torch.add(x, w)
+        torch.nn.functional.dropout(x, 0.5)
+        torch.rand(3), torch.zeros(3), torch.randn(2, generator=torch.Generator().manual_seed(3))
+        torch.func.vmap(lambda v: torch.add(v, w[0]))(x)
+
+
+@pytest.mark.parametrize("level", ["api", "aten", "api,aten"])
+def test_how_calls_were_made(level: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    short = record(made, tmp_path / "short", level, "tensor")
+    in_python(monkeypatch)
+    long = record(made, tmp_path / "long", level, "tensor")
+    same(short, long)
+    assert long["invocation"].equals(short["invocation"])
+    states = [text for text in short["invocation"].to_pylist() if text is not None and '"random"' in text]
+    assert 8 <= len(states) <= 12, len(states)  # each step: at the first call, and after each of those that draw
+
+
 @dataclasses.dataclass
 class Output:
     last: Any

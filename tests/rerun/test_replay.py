@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import signal
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -14,14 +15,12 @@ import torch
 from trueup import simdev
 from trueup.adapters.torch import allowed
 from trueup.adapters.torch.recorded_call import NotReplayable, Place, rebuild, to_numpy
-from trueup.adapters.torch.replaying import Replayer
 from trueup.model import TrueupError
-from trueup.rerun import replay as replaying
-from trueup.rerun.outcomes import Outcome
-from trueup.rerun.recorded import RecordedCalls, read_invocation
-from trueup.rerun.replay import OUTCOMES, Settings
+from trueup.rerun import processes
+from trueup.rerun.journal import OUTCOMES, SUMMARY
+from trueup.rerun.recorded import RecordedCall, RecordedCalls, read_invocation
+from trueup.rerun.replay import Settings
 from trueup.rerun.replay import run as replay
-from trueup.rerun.verify import verify
 
 from .programs import all_calls, record
 
@@ -40,14 +39,6 @@ def healthy() -> None:
 
 def base(calls: RecordedCalls) -> str:
     return str(calls.capture.path)
-
-
-def test_every_call_gives_its_recorded_bits(calls: RecordedCalls) -> None:
-    replayer = Replayer(calls, "cpu", draws=False)
-    outcomes = [replayer.verify(call) for call in all_calls(calls)]
-    assert [f"{o.kind} {o.sentence}" for o in outcomes if o.verdict != "accurate"] == []
-    phases = {(o.level, o.phase) for o in outcomes}
-    assert phases >= {(level, phase) for level in ("api", "aten") for phase in ("forward", "backward", "optimizer")}
 
 
 def test_a_capture_changes_no_random_state(tmp_path: Path, calls: RecordedCalls) -> None:
@@ -91,6 +82,32 @@ def test_a_fault_is_found_where_it_is(calls: RecordedCalls, fault: str, culprit:
     assert aten <= {culprit}, found.sentence
 
 
+def devices_differ() -> None:
+    """What devices do otherwise and none does wrong, and what a replay must put on the right one."""
+    gates = torch.randn(4, 6)
+    first, second = gates.chunk(2, 1)
+    first.mul_(second)  # both in one storage, the written one at its beginning
+    with torch.autocast("cpu", torch.bfloat16):
+        narrow = torch.randn(4, 4, requires_grad=True).bfloat16()
+        narrow.square().sum().backward()  # an accelerator's autocast widens both
+        torch.nn.GRU(4, 3)(torch.randn(6, 2, 4))[0].float().square().sum().backward()
+    packed = torch.nn.utils.rnn.pack_padded_sequence(torch.randn(3, 4, 2), torch.tensor([4, 2, 1]), batch_first=True)
+    torch.nn.utils.rnn.pad_packed_sequence(packed)  # lengths on the CPU
+    cell = torch.nn.LSTMCell(4, 3)
+    cell(torch.randn(2, 4))[0].sum().backward()  # the CPU computes the cell state on the way to the result, the device both at once
+
+
+def test_what_devices_do_otherwise_is_not_blamed(tmp_path: Path) -> None:
+    import trueup
+
+    with trueup.capture(tmp_path / "c", detail="tensor", level=["api", "aten"], on_error="stop"):
+        devices_differ()
+    found = replay(Settings(str(tmp_path / "c"), "npu", simulated=True), processes=0)
+    assert [f"{o.kind}: {o.sentence}" for o in found.outcomes if o.verdict in ("wrong", "suspicious", "crashed")] == []
+    left = {o.kind: o.sentence for o in found.outcomes if o.verdict != "accurate"}
+    assert list(left) == ["torch.lstm_cell backward"], left
+
+
 def test_a_capture_of_the_device_is_judged_on_the_cpu(tmp_path: Path) -> None:
     with simdev.inject("layer-norm-epsilon"):
         calls = record(tmp_path / "npu", steps=1, device="npu")
@@ -119,37 +136,46 @@ def test_in_python_the_random_state_of_the_process_stays(calls: RecordedCalls) -
 
 
 def test_what_a_killed_replay_left_is_gone_on_with(calls: RecordedCalls, tmp_path: Path) -> None:
-    settings = Settings(base(calls), "cpu", levels=("aten",), phases=("forward",))
-    whole = replay(settings, tmp_path / "out", processes=0)
-    lines = (tmp_path / "out" / OUTCOMES).read_text().splitlines(keepends=True)
-    (tmp_path / "out" / OUTCOMES).write_text("".join(lines[:10]) + lines[10][:30])
-    again = replay(settings, tmp_path / "out", processes=0)
-    assert [o.place for o in again.outcomes] == [o.place for o in whole.outcomes]
-    assert (tmp_path / "out" / OUTCOMES).read_text().splitlines(keepends=True)[:10] == lines[:10]
+    """It may have been killed at any byte."""
+    settings, out = Settings(base(calls), "cpu", phases=("forward",), dedup=True), tmp_path / "out"
+    whole = [replace(o, seconds=0) for o in replay(settings, out, processes=0).outcomes]
+    held = (out / OUTCOMES).read_bytes()
+    for cut in (0, 1, 700, len(held) // 2, len(held) - 1, len(held)):
+        (out / OUTCOMES).write_bytes(held[:cut])
+        again = [replace(o, seconds=0) for o in replay(settings, out, processes=0).outcomes]
+        assert repr(again) == repr(whole)  # NaN is like NaN
+        lines = held[:cut].splitlines(keepends=True)
+        kept = b"".join(line for line in lines if line.endswith(b"\n"))
+        assert (out / OUTCOMES).read_bytes().startswith(kept)  # not executed again
+    (out / SUMMARY).unlink()
+    (out / OUTCOMES).unlink()
+    (out / "outcomes.parquet").unlink()
+    (out / f"{SUMMARY}.tmp").write_text('{"sett')  # killed before it had begun
+    assert len(replay(settings, out, processes=0).outcomes) == len(whole)
     with pytest.raises(TrueupError, match="holds another replay"):
-        replay(Settings(base(calls), "cpu"), tmp_path / "out", processes=0)
+        replay(Settings(base(calls), "cpu"), out, processes=0)
 
 
-def test_a_worker_that_dies_is_a_finding_and_the_next_goes_on(
-    calls: RecordedCalls, monkeypatch: pytest.MonkeyPatch
-) -> None:  # fmt: skip
-    """The second call kills its process, as a segmentation fault in a native kernel does."""
-    asked = replaying._Worker.ask
-    seen: list[int] = []
+def test_a_worker_that_dies_is_a_finding_and_the_next_goes_on(calls: RecordedCalls, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It is killed at one of the calls that it was given together; those after it are executed by the next."""
+    send, sent, ahead = processes.Worker.send, [], 8
 
-    def ask(self: replaying._Worker, call: object, timeout: float) -> Outcome | None:
-        seen.append(1)
-        if len(seen) == 2:
+    def kill(self: processes.Worker, call: RecordedCall) -> None:
+        sent.append(call)
+        if len(sent) == ahead + 1:
             os.kill(self._process.pid, signal.SIGSEGV)
             self._process.wait()
-        return asked(self, call, timeout)  # type: ignore[arg-type]
+        send(self, call)
 
-    monkeypatch.setattr(replaying._Worker, "ask", ask)
-    found = replay(Settings(base(calls), "cpu", levels=("aten",), patterns=("aten::add*",), threads=1), processes=1)
+    monkeypatch.setattr(processes, "AHEAD", ahead)
+    monkeypatch.setattr(processes.Worker, "send", kill)
+    wanted = Settings(base(calls), "cpu", levels=("aten",), patterns=("aten::add*", "aten::mul*"), threads=1)
+    found = replay(wanted, processes=1)
     words = [o.verdict for o in found.outcomes]
-    assert words[1] == "crashed"
-    assert words.count("accurate") == len(words) - 1 > 2
-    assert "SIGSEGV" in found.outcomes[1].sentence
+    crashed = words.index("crashed")
+    assert 1 <= crashed <= ahead
+    assert words.count("accurate") == len(words) - 1 > ahead
+    assert "SIGSEGV" in found.outcomes[crashed].sentence
     assert found.exit_code == 1
 
 
@@ -174,6 +200,11 @@ def test_functions_that_load_save_or_take_code_are_never_found() -> None:
         '{"args": [{"slice": [1, 2]}]}',
         '{"args": [{"dtype": "load"}]}',
         '{"args": [{"complex": [1]}]}',
+        '{"args": [{"complex": 5}]}',
+        '{"args": [{"complex": ["text", "1"]}]}',
+        '{"args": [{"size": [1e99]}]}',
+        '{"args": [], "kwargs": [1, 2]}',
+        '{"args": [], "autocast": [1]}',
         '{"args": [{"other": "function"}]}',
         '{"args": [{"generator": {"device": "cpu", "state": "AAAA"}}]}',
         '{"args": [{"out": 1}], "out": {"empty": ["float32", [1000000000000], [1], "cpu"]}}',
@@ -181,10 +212,8 @@ def test_functions_that_load_save_or_take_code_are_never_found() -> None:
     ],
 )
 def test_damaged_descriptions_are_refused(calls: RecordedCalls, made: str) -> None:
-    from dataclasses import replace
-
     call = replace(next(c for c in all_calls(calls) if c.kind == "aten::mul.Tensor"), invocation=read_invocation(made))
-    with pytest.raises((NotReplayable, ValueError, TypeError)):
+    with pytest.raises(NotReplayable):
         rebuild(call, Place("cpu"))
 
 
@@ -206,23 +235,6 @@ def test_strides_alignment_and_shared_memory_are_as_they_were(tmp_path: Path) ->
     np.testing.assert_array_equal(to_numpy(made.execute()["output.0"]), added.outputs["output.0"].array())
     times = next(c for c in all_calls(calls) if c.key.op == "aten::mul")
     assert rebuild(times, Place("cpu")).inputs["input.0"].stride() == (0, 1)
-
-
-def test_verification_says_what_is_missing(tmp_path: Path) -> None:
-    import trueup
-
-    with trueup.capture(tmp_path / "c", detail="tensor", level=["api"], on_error="stop"):
-        torch.func.vmap(lambda x: x.sin())(torch.ones(3))
-        torch.ones(3).cos()
-    found = verify(tmp_path / "c", processes=0)
-    assert found.exit_code == 1
-    assert any("torch.func transform" in why for _, why, _ in found.reasons), found.reasons
-
-
-def test_verification_wants_elements(tmp_path: Path) -> None:
-    calls = record(tmp_path / "stats", detail="stats", steps=1)
-    with pytest.raises(TrueupError, match="expected: a capture of detail tensor"):
-        verify(calls.capture.path)
 
 
 def test_saved_results_are_json_and_parquet(calls: RecordedCalls, tmp_path: Path) -> None:

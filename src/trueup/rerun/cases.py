@@ -87,7 +87,7 @@ class Case:
             TrueupError: it is no call that can be executed by itself, or its file is damaged.
         """
         forward = None
-        if call.key.level == "api" and call.key.phase == "backward":
+        if call.delivers:
             if call.forward_seq is None:
                 raise TrueupError("The capture does not say of which forward call this is the backward: name an aten call of it")
             forward = calls.at(call.key.rank, call.forward_seq)

@@ -12,6 +12,8 @@ ReplayWord = Literal["wrong", "crashed", "suspicious", "ill-conditioned", "could
 ORDER: tuple[ReplayWord, ...] = ("crashed", "wrong", "suspicious", "ill-conditioned", "could not tell", "not replayed", "accurate")
 """From worst to best."""
 BLAMED = frozenset({"crashed", "wrong"})
+BY_PARTS = "parts"
+"""Rule of a call that is code: it was not executed itself, the calls inside it were."""
 OPEN = frozenset({"could not tell", "not replayed"})
 
 

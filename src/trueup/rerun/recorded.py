@@ -137,6 +137,20 @@ class RecordedCall:
         return {slot: t for slot, t in self.tensors.items() if slot.startswith(("output.", "grad_input."))}
 
     @property
+    def computed(self) -> bool:
+        """Whether anything was computed: not by `backward()` on the loss, which has no result, nor where results are shapes."""
+        return any(t.device != "meta" for t in self.outputs.values())
+
+    @property
+    def delivers(self) -> bool:
+        """Whether it is the backward of an api call: gradients in and out, of which the forward call tells how they are made.
+
+        A function that is called while a backward runs is none.
+        """
+        gradients = any(slot.startswith(("grad_input.", "grad_output.")) for slot in self.tensors)
+        return self.key.level == "api" and self.key.phase == "backward" and gradients
+
+    @property
     def values(self) -> dict[str, Any]:
         """What it was given beside tensors, by position or name; empty where it is not known."""
         try:

@@ -7,27 +7,21 @@
 
 from __future__ import annotations
 
-import json
-import os
-import signal
-import subprocess
-import sys
-import tempfile
 import threading
 import time
 from collections.abc import Iterator, Sequence
-from contextlib import suppress
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import IO, Any
+from typing import Any
 
 from trueup.model import PHASES, TrueupError
 from trueup.recorder.filters import Patterns
+from trueup.rerun import processes as processing
+from trueup.rerun.journal import Journal
 from trueup.rerun.outcomes import Outcome, Replay
 from trueup.rerun.recorded import RecordedCall, RecordedCalls
 from trueup.store import open_capture
 
-OUTCOMES, SUMMARY, TABLE = "outcomes.jsonl", "replay.json", "outcomes.parquet"
 LEVELS = ("aten", "api")
 
 
@@ -89,11 +83,11 @@ def run(settings: Settings, output: Path | None = None, *, processes: int = 1, t
     """
     started = time.perf_counter()
     capture = open_capture(settings.base)
-    journal = Journal(output, settings)
+    journal = Journal(output, asdict(settings))
     tasks = _Tasks(settings, RecordedCalls(capture), journal.done)
     notes: dict[str, None] = {}
     if processes:
-        _in_processes(settings, tasks, journal, processes, timeout, notes)
+        processing.execute(asdict(settings), tasks, journal, processes, timeout, notes)
     else:
         _here(settings, tasks, journal, notes)
     if not tasks.found and not journal.done:
@@ -165,89 +159,11 @@ class _Tasks:
                         yield call
 
     def _chosen(self, call: RecordedCall) -> bool:
-        if not call.outputs:  # the loss on which backward() is called: nothing is computed there
+        if not call.computed:
             return False
         if not self._settings.patterns:
             return True
         return call.seq in self._numbers or (bool(self._patterns) and self._patterns.match(call.key.scope, call.key.op))
-
-
-class Journal:
-    """The results so far, on disk if wanted.
-
-    Raises:
-        TrueupError: the folder holds another replay, or cannot be written.
-    """
-
-    def __init__(self, output: Path | None, settings: Settings) -> None:
-        self.done: dict[tuple[int, int, int], Outcome] = {}
-        self._lock = threading.Lock()
-        self._folder, self._settings = output, asdict(settings) | {"base": str(Path(settings.base).resolve())}
-        self._file: IO[str] | None = None
-        if output is not None:
-            try:
-                self._open(output)
-            except OSError as error:
-                said = f"{output} cannot be written: {error.strerror}\n  next:     name another folder with -o"
-                raise TrueupError(said) from None
-
-    def _open(self, output: Path) -> None:
-        output.mkdir(parents=True, exist_ok=True)
-        summary, lines = output / SUMMARY, output / OUTCOMES
-        if summary.exists():
-            if not self._is_same(summary):
-                expected = "the same capture and options"
-                raise TrueupError(f"{output} holds another replay\n  expected: {expected}\n  next:     name another folder with -o")
-            self._read(lines)
-        elif any(output.iterdir()):
-            raise TrueupError(f"{output} is not empty and holds no replay\n  next:     name another folder with -o")
-        else:
-            summary.write_text(json.dumps({"settings": self._settings}, indent=1))
-        self._file = lines.open("a", encoding="utf-8")
-
-    def _is_same(self, summary: Path) -> bool:
-        try:
-            held = json.loads(summary.read_text())["settings"]
-        except (ValueError, KeyError, TypeError):
-            return False
-        return bool(held == json.loads(json.dumps(self._settings)))
-
-    def _read(self, lines: Path) -> None:
-        if not lines.exists():
-            return
-        kept = 0
-        with lines.open("rb") as file:
-            for line in file:
-                try:
-                    found = Outcome.from_json(json.loads(line))
-                except (ValueError, TypeError, KeyError):
-                    break  # cut off when it was killed
-                self.done[found.place] = found
-                kept += len(line)
-        os.truncate(lines, kept)
-
-    def add(self, outcome: Outcome) -> None:
-        """Keep one result."""
-        with self._lock:
-            self.done[outcome.place] = outcome
-            if self._file is not None:
-                self._file.write(json.dumps(outcome.to_json()) + "\n")
-                self._file.flush()
-
-    def finish(self, replayed: Replay) -> None:
-        """Write the verdict and the table."""
-        if self._folder is None or self._file is None:
-            return
-        self._file.close()
-        import pyarrow.parquet as pq
-
-        from trueup.report.replayed import to_json, to_table
-
-        pq.write_table(to_table(replayed), self._folder / TABLE)
-        text = json.dumps({"settings": self._settings} | to_json(replayed), indent=1)
-        temporary = self._folder / f"{SUMMARY}.tmp"
-        temporary.write_text(text)
-        temporary.replace(self._folder / SUMMARY)
 
 
 def _here(settings: Settings, tasks: _Tasks, journal: Journal, notes: dict[str, None]) -> None:
@@ -258,105 +174,3 @@ def _here(settings: Settings, tasks: _Tasks, journal: Journal, notes: dict[str, 
     with replayer.undisturbed():
         while (call := tasks.next()) is not None:
             journal.add(replayer.verify(call) if settings.verify else replayer.replay(call))
-
-
-# ---------------------------------------------------------------- processes
-def _in_processes(
-    settings: Settings, tasks: _Tasks, journal: Journal, processes: int, timeout: float, notes: dict[str, None]
-) -> None:  # fmt: skip
-    failures: list[BaseException] = []
-
-    def serve() -> None:
-        try:
-            _serve(settings, tasks, journal, timeout, notes)
-        except BaseException as error:  # noqa: BLE001 - raised below, on the caller's thread
-            failures.append(error)
-
-    threads = [threading.Thread(target=serve, daemon=True) for _ in range(processes)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    if failures:
-        raise failures[0]
-
-
-def _serve(settings: Settings, tasks: _Tasks, journal: Journal, timeout: float, notes: dict[str, None]) -> None:
-    worker: _Worker | None = None
-    try:
-        while (call := tasks.next()) is not None:
-            if worker is None:
-                worker = _Worker(settings)
-                notes.update(dict.fromkeys(worker.notes))
-            answer = worker.ask(call, timeout)
-            if answer is None:
-                journal.add(_crashed(call, worker.end()))
-                worker = None
-            else:
-                journal.add(answer)
-    finally:
-        if worker is not None:
-            worker.end()
-
-
-class _Worker:
-    """A process that executes calls."""
-
-    def __init__(self, settings: Settings) -> None:
-        self._begin([sys.executable, "-m", "trueup.rerun.worker"], asdict(settings))
-
-    def _begin(self, command: list[str], settings: dict[str, Any]) -> None:
-        self._errors = tempfile.TemporaryFile()  # noqa: SIM115 - closed with the process
-        self._process = subprocess.Popen(
-            command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=self._errors, text=True, encoding="utf-8"
-        )
-        self._late = False
-        answer = self._exchange(settings, 600.0)
-        if answer is None or "error" in answer:
-            said = self.end() if answer is None else answer["error"]
-            raise TrueupError(said if answer is not None else f"The process that executes calls did not start: {said}")
-        self.notes: list[str] = answer["notes"]
-
-    def ask(self, call: RecordedCall, timeout: float) -> Outcome | None:
-        """Return the outcome of a call, or None where the process died of it or took too long."""
-        answer = self._exchange([call.key.rank, call.seq], timeout)
-        return None if answer is None else Outcome.from_json(answer)
-
-    def _exchange(self, message: Any, timeout: float) -> Any:
-        assert self._process.stdin is not None
-        assert self._process.stdout is not None
-        timer = threading.Timer(timeout, self._expire)
-        timer.start()
-        try:
-            print(json.dumps(message), file=self._process.stdin, flush=True)
-            line = self._process.stdout.readline()
-        except (BrokenPipeError, ValueError):
-            line = ""
-        finally:
-            timer.cancel()
-        return json.loads(line) if line.endswith("\n") else None
-
-    def _expire(self) -> None:
-        self._late = True
-        self._process.kill()
-
-    def end(self) -> str:
-        """End the process and say how it ended."""
-        with suppress(BrokenPipeError, OSError):
-            if self._process.stdin is not None:
-                self._process.stdin.close()
-        code = self._process.wait()
-        self._errors.seek(0)
-        last = self._errors.read()[-2000:].decode(errors="replace").strip().splitlines()
-        self._errors.close()
-        if self._late:
-            return "took longer than it may and was ended"
-        if code < 0:
-            return f"ended the process by {signal.Signals(-code).name}"
-        return f"ended the process with code {code}{': ' + last[-1][:200] if last else ''}"
-
-
-def _crashed(call: RecordedCall, how: str) -> Outcome:
-    from trueup.rerun.results import outcome
-
-    return outcome(call, verdict="crashed", sentence=f"executing it {how}", rule="process")

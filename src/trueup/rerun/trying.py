@@ -28,8 +28,8 @@ from typing import IO, Any
 from trueup.model import TrueupError
 from trueup.rerun.chains import Chain
 from trueup.rerun.outcomes import Outcome
+from trueup.rerun.processes import Worker
 from trueup.rerun.recorded import RecordedCall, RecordedCalls
-from trueup.rerun.replay import _Worker
 from trueup.store import Capture, open_capture
 
 INPUTS = "inputs.safetensors"
@@ -60,7 +60,7 @@ class _Remembered(RecordedCalls):
         return self._asked[rank, seq]
 
 
-class Trying(_Worker):
+class Trying(Worker):
     """A process that tries cases.
 
     Args:

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from trueup.model import TrueupError
-from trueup.rerun.outcomes import Replay
+from trueup.rerun.outcomes import BY_PARTS, Replay
 from trueup.rerun.replay import LEVELS, Settings, run
 from trueup.store import Capture, open_capture
 
@@ -26,6 +26,11 @@ class Verification:
         return sum(o.verdict == "accurate" for o in self.replay.outcomes)
 
     @property
+    def by_parts(self) -> int:
+        """Of those, calls that are code of the user's: reproduced by the calls inside them."""
+        return sum(o.verdict == "accurate" and o.rule == BY_PARTS for o in self.replay.outcomes)
+
+    @property
     def reasons(self) -> list[tuple[str, str, int]]:
         """``(operator, why, calls)`` of the others, most calls first."""
         found = Counter((f"{o.level} {o.kind}", o.sentence) for o in self.replay.outcomes if o.verdict != "accurate")
@@ -41,9 +46,10 @@ class Verification:
         """Say the result in one sentence."""
         total = len(self.replay.outcomes)
         share = f"{self.reproduced:,} of {total:,} calls ({self.reproduced / total:.1%})" if total else "no call"
+        code = f" ({self.by_parts:,} of them, whose code is in no capture, by the calls inside them)" if self.by_parts else ""
         if not self.reasons:
-            return f"All {total:,} calls give the recorded bits when they are executed again: the recording is complete."
-        return f"{share} give the recorded bits when they are executed again; the others are named below."
+            return f"All {total:,} calls give the recorded bits when they are executed again{code}: the recording is complete."
+        return f"{share} give the recorded bits when they are executed again{code}; the others are named below."
 
 
 def verify(

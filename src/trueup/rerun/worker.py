@@ -44,6 +44,7 @@ def prepare(settings: dict[str, Any]) -> tuple[Any, Any]:
         raise TrueupError("replay executes calls with PyTorch, which is not installed\n  next:     pip install torch") from None
 
     from trueup.adapters.torch.replaying import Replayer, provide
+    from trueup.adapters.torch.verifying import Verifier
     from trueup.rerun.recorded import RecordedCalls
     from trueup.store import open_capture
 
@@ -51,9 +52,11 @@ def prepare(settings: dict[str, Any]) -> tuple[Any, Any]:
     if settings["threads"]:
         torch.set_num_threads(settings["threads"])
     calls = RecordedCalls(open_capture(settings["base"]))
-    draws = settings["draws"] and not settings["verify"]
-    return Replayer(calls, settings["device"], draws=draws, recorded=settings["recorded"]), calls
+    if settings["verify"]:
+        return Verifier(calls, settings["device"]), calls
+    return Replayer(calls, settings["device"], draws=settings["draws"], recorded=settings["recorded"]), calls
 
 
 if __name__ == "__main__":
     main()
+    os._exit(0)  # every answer is flushed, and taking PyTorch apart lasts a second

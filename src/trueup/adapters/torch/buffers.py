@@ -9,11 +9,11 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import Callable
-from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 import torch
 
+from trueup.adapters.torch import transforms
 from trueup.adapters.torch.in_flight import InFlight
 from trueup.adapters.torch.layouts import STAND_INS, is_plain, parts
 from trueup.adapters.torch.shards import local
@@ -85,8 +85,8 @@ class Buffers:
         None when it has no dense bytes to read (meta, fake, sparse, nested, quantised).
         """
         if layout is None:
-            with _outside_transforms():
-                tensor = _below_transforms(tensor)
+            with transforms.outside():
+                tensor = transforms.below(tensor)
                 if not _has_bytes(tensor):
                     return None
                 layout = None if tensor.is_neg() or tensor.is_conj() else dense_layout(tensor)
@@ -220,19 +220,3 @@ def _forgetting(storages: dict[int, Storage]) -> Callable[[Any], None]:
 def _has_bytes(tensor: torch.Tensor) -> bool:
     """Tell whether there are numbers to read; a tensor that only stands for another has none."""
     return is_plain(tensor) and tensor.device.type != "meta" and type(tensor).__name__ not in STAND_INS
-
-
-def _outside_transforms() -> AbstractContextManager[Any]:
-    """Leave the transforms of `torch.func` that are running: inside them whatever we compute would be transformed too."""
-    if torch._C._functorch.maybe_current_level() is None:
-        return nullcontext()
-    from torch._functorch.pyfunctorch import temporarily_clear_interpreter_stack
-
-    return temporarily_clear_interpreter_stack()  # type: ignore[no-any-return]
-
-
-def _below_transforms(tensor: torch.Tensor) -> torch.Tensor:
-    """Return the tensor that holds the bytes of one inside `torch.func` transforms: all samples of a vmap at once."""
-    while torch._C._functorch.is_functorch_wrapped_tensor(tensor):
-        tensor = torch._C._functorch.get_unwrapped(tensor)
-    return tensor

@@ -262,7 +262,7 @@ def record_values(
 ) -> None:  # fmt: skip
     """Record what a call was given beside tensors and, at detail tensor, how exactly."""
     if session.invocations is not None:
-        session.recorder.value(call, session.invocations.describe(call, func, args, kwargs))
+        session.recorder.value(call, session.invocations.row(call, func, args, kwargs))
     elif (values := describe_values(args, kwargs)) is not None:
         session.recorder.value(call, values)
 

@@ -21,6 +21,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import torch
 
+from trueup.adapters.torch import transforms
 from trueup.adapters.torch.layouts import is_plain
 from trueup.adapters.torch.shards import local
 from trueup.adapters.torch.tensors import MAX_DEPTH, describe_values
@@ -32,6 +33,9 @@ if TYPE_CHECKING:
 MOST = 1 << 16
 """Longest description, without the state of generators; a longer one is left out, and the call cannot be executed again."""
 MOST_WAITING = 1 << 12
+
+Row = tuple[str | None, str | None]
+"""``(value, invocation)``."""
 
 
 class Invocations:
@@ -46,42 +50,71 @@ class Invocations:
         self._step = -1
         self._seeded: dict[Any, bool] = {}
         self._waiting: dict[int, dict[str, str]] = {}
+        self.last: tuple[int, bytes] | None = None
+        """Step, and the state of the CPU's generator as last described in it; None where calls are made on other devices, too."""
+        self._devices = -1
+        self._seen: tuple[str, ...] = ()
 
     def waits(self, call: Call, func: Callable[..., Any]) -> None:
         """Hear that a function begins that is given no tensor: only its result tells whether it is a call to record."""
         if len(self._waiting) >= MOST_WAITING:  # of functions that turned out to be no calls
             self._waiting.clear()
-        self._waiting[call.seq] = self._random(call, func)
+        self._waiting[call.seq] = self._random() if self._may_draw(func) else {}
+        self.last = None  # what was found belongs to the row of this call
 
-    def describe(
-        self, call: Call, func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
-    ) -> tuple[str | None, str | None]:  # fmt: skip
-        """Return the value of a call's row ``arguments``, and how the call was made."""
-        described = _describe(func, args, kwargs)
-        state = self._waiting.pop(call.seq) if call.seq in self._waiting else self._random(call, func)
-        if described is not None and state:
-            described = f'{described[:-1]}, "random": {json.dumps(state)}}}'
-        return describe_values(args, kwargs), described
+    def row(self, call: Call, func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Row:
+        """Return the row ``arguments`` of a call: its value, and how the call was made."""
+        row, draws = self.describe(func, args, kwargs)
+        return self.with_state(call, row) if draws else row
 
-    def _random(self, call: Call, func: Callable[..., Any]) -> dict[str, str]:
-        if call.kind.level == "aten" and not self._is_seeded(func):
-            return {}
+    def describe(self, func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any] | None) -> tuple[Row, bool]:
+        """Return the row ``arguments`` of a call, and whether the states of the generators belong to it; see `with_state`.
+
+        It is the same for all calls that are given alike: the compiled way (native/invocations.c) asks once.
+        """
+        kwargs = kwargs or {}
+        return (describe_values(args, kwargs), _describe(func, args, kwargs)), self._may_draw(func)
+
+    def with_state(self, call: Call, row: Row) -> Row:
+        """Add the states of generators, those that changed, to the row of a call."""
+        state = self._waiting.pop(call.seq) if call.seq in self._waiting else self._random()
+        value, described = row
+        if described is None or not state:
+            return row
+        return value, f'{described[:-1]}, "random": {json.dumps(state)}}}'
+
+    def _random(self) -> dict[str, str]:
         step = self._session.recorder.step
         if step != self._step:
             self._step = step
             self._states.clear()
+            self._waiting.clear()
         found = {}
-        for kind in {"cpu": None, **{name.partition(":")[0]: None for name in self._session.slots.devices}}:
-            state = _state(kind)
+        for kind in self._kinds():
+            with transforms.outside():
+                state = _state(kind)
             if state is not None and self._states.get(kind) != state:
                 self._states[kind] = state
                 found[kind] = encode_state(state)
+        cpu = self._states.get("cpu")
+        self.last = (step, cpu) if cpu is not None and self._kinds() == ("cpu",) and not self._waiting else None
         return found
 
-    def _is_seeded(self, func: Any) -> bool:
+    def _kinds(self) -> tuple[str, ...]:
+        """Return the types of the devices that tensors were seen on."""
+        devices = self._session.slots.devices
+        if len(devices) != self._devices:
+            self._devices = len(devices)
+            self._seen = tuple({"cpu": None, **{name.partition(":")[0]: None for name in devices}})
+        return self._seen
+
+    def _may_draw(self, func: Any) -> bool:
+        """Tell whether a function may draw random numbers: of level api any, of operators those that say so."""
+        if not isinstance(func, torch._ops.OpOverload):
+            return True
         found = self._seeded.get(func)
         if found is None:
-            found = self._seeded[func] = torch.Tag.nondeterministic_seeded in getattr(func, "tags", ())
+            found = self._seeded[func] = torch.Tag.nondeterministic_seeded in func.tags
         return found
 
 
@@ -116,8 +149,12 @@ def _describe(func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str,
     if "out" in kwargs:
         found["out"] = _encode_out(kwargs["out"])
     found["grad"] = torch.is_grad_enabled()
-    if autocast := _autocast():
-        found["autocast"] = autocast
+    if transforms.inside():
+        found["transforms"] = transforms.running()
+    if casts := autocast():
+        found["autocast"] = {kind: str(dtype).removeprefix("torch.") for kind, dtype in casts if dtype is not None}
+        if (CACHE_OFF, None) in casts:
+            found["autocast_cache"] = False
     text = json.dumps(found)
     return text if len(text) <= MOST else None
 
@@ -177,14 +214,18 @@ def _encode_tensor(tensor: torch.Tensor, slot: str, storages: dict[int, str]) ->
         return found | {"kind": str(tensor.layout).removeprefix("torch.") if plain else type(tensor).__name__}
     if tensor.is_conj() or tensor.is_neg():
         return found | {"kind": "conjugate or negative view"}
+    if transforms.inside() and (whole := transforms.below(tensor)) is not tensor:
+        if samples := transforms.batched(tensor):
+            found["samples"] = samples
+        tensor = whole
     try:
         if offset := tensor.storage_offset():
             found["offset"] = offset
         first = storages.setdefault(tensor.untyped_storage()._cdata, slot)
         if first != slot:
             found["shares"] = first
-    except (RuntimeError, NotImplementedError):  # inside torch.func, or without a storage
-        found["kind"] = "tensor inside a torch.func transform"
+    except (RuntimeError, NotImplementedError):
+        found["kind"] = "tensor without memory of its own"
     return found
 
 
@@ -197,9 +238,13 @@ def _encode_out(value: Any) -> Any:
     return {"other": type(value).__name__}
 
 
-def _autocast() -> dict[str, str]:
-    """Return the devices for which autocast is on, and the dtype it casts to."""
+CACHE_OFF = "no cache"
+
+
+def autocast() -> tuple[tuple[str, torch.dtype | None], ...]:
+    """Return the devices for which autocast is on, each with the dtype it casts to; `CACHE_OFF` where it keeps no casts."""
     if not torch._C._is_any_autocast_enabled():
-        return {}
+        return ()
     kinds = ["cpu", "cuda", torch._C._get_privateuse1_backend_name()]
-    return {k: str(torch.get_autocast_dtype(k)).removeprefix("torch.") for k in kinds if torch.is_autocast_enabled(k)}
+    found = [(kind, torch.get_autocast_dtype(kind)) for kind in kinds if torch.is_autocast_enabled(kind)]
+    return (*found, *([] if torch.is_autocast_cache_enabled() else [(CACHE_OFF, None)]))

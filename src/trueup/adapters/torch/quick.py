@@ -15,6 +15,7 @@ from trueup import kernels
 from trueup.adapters.torch.compiled import quick_module
 from trueup.adapters.torch.context import Context, phase_of, running_owner
 from trueup.adapters.torch.gradients import hook_sums, next_node
+from trueup.adapters.torch.invocations import autocast
 from trueup.adapters.torch.replays import link
 from trueup.adapters.torch.tensors import LAYOUTS, MAX_VALUES, encode_values
 from trueup.recorder.recorder import ARGUMENTS
@@ -46,11 +47,12 @@ def quick(session: Session, devices: dict[str, None], producing: str, slot: Call
         kinds=recorder._kinds, seqs=recorder._seqs, context_type=Context, no_task=-1, link=link,
         sites=sites, codes=sites._codes, known_sites=sites._known, scopes=session.scopes,
         values={}, most_values=MAX_VALUES, describe_values=encode_values, arguments=ARGUMENTS, size_type=torch.Size,
-        simple_types=frozenset({torch.dtype, torch.device}), tracing=torch._C._get_tracing_state, compiler=torch.compiler,
+        simple_types=frozenset({torch.dtype, torch.device, torch.layout, torch.memory_format}),
+        tracing=torch._C._get_tracing_state, compiler=torch.compiler,
         phase_of=phase_of, running_owner=running_owner, grad_enabled=torch.is_grad_enabled, next_node=next_node,
         function_modes=torch._C._len_torch_function_stack, output_buffer="output.buffer", own_names={}, usual={},
         is_usual=_is_usual,
-        invocation=session.invocations,
+        invocation=session.invocations, invocations={}, autocast=autocast, generator_state=torch.default_generator.get_state,
         hook_sums=lambda context, boundary: hook_sums(context, boundary, session.slots),
     )  # fmt: skip
     buffers.storage = short.storage  # type: ignore[method-assign]

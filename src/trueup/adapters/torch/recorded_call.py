@@ -16,14 +16,16 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 import torch
+from torch.utils._pytree import tree_map_only
 
-from trueup.adapters.torch import allowed
+from trueup.adapters.torch import allowed, transforms
 from trueup.adapters.torch.dispatch import Operator, _outputs
 from trueup.adapters.torch.functions import BUFFERS_WRITTEN
-from trueup.adapters.torch.replay_arguments import Builder
+from trueup.adapters.torch.replay_arguments import Builder, first_line
 from trueup.adapters.torch.replay_arguments import Draw as Draw
 from trueup.adapters.torch.replay_arguments import Place as Place
 from trueup.adapters.torch.replay_arguments import as_tensor as as_tensor
@@ -32,7 +34,7 @@ from trueup.adapters.torch.replay_arguments import writes as writes
 from trueup.adapters.torch.replay_guessing import assumed as assumed
 from trueup.adapters.torch.replay_memory import NotReplayable as NotReplayable
 from trueup.adapters.torch.replay_memory import bits as bits
-from trueup.adapters.torch.replay_memory import constant
+from trueup.adapters.torch.replay_memory import constant, damaged
 from trueup.adapters.torch.replay_memory import fill as fill
 from trueup.adapters.torch.replay_memory import from_numpy as from_numpy
 from trueup.adapters.torch.replay_memory import to_numpy as to_numpy
@@ -55,12 +57,20 @@ class Rebuilt:
     """Those that gradients are taken of."""
     grad: bool = False
     autocast: dict[str, str] = field(default_factory=dict)
+    caches: bool = True
+    """Whether autocast casts a weight once for all its uses in the call, so that their gradients add up in the narrow dtype."""
     random: Mapping[str, bytes] = field(default_factory=dict)
     drawn: list[str] = field(default_factory=list)
     """Slots whose elements were drawn to match recorded numbers."""
     unwritten: list[str] = field(default_factory=list)
     """Slots that nobody had written before the call."""
+    transforms: Sequence[transforms.Transform] = ()
+    """Those of `torch.func` that it was made in."""
+    samples: Mapping[str, Mapping[int, int]] = field(default_factory=dict)
+    """Slots with all samples of a vmap: where those lie, by the level of the vmap."""
     outputs: dict[str, torch.Tensor] = field(default_factory=dict)
+    inner: set[str] = field(default_factory=set)
+    """Gradients that the call itself sends to one of its results, beside what it is given."""
 
     def execute(self) -> dict[str, torch.Tensor]:
         """Execute the call and return what it computed, by the slots in which a capture records it.
@@ -69,9 +79,23 @@ class Rebuilt:
             Exception: whatever the function raises.
         """
         with self.modes():
-            result = self.function(*self.args, **self.kwargs)
-        self.outputs = self._named(result)
+            if self.transforms:
+                self._execute_inside()
+            else:
+                self.outputs = self._named(self.function(*self.args, **self.kwargs))
         return self.outputs
+
+    def _execute_inside(self) -> None:
+        """Execute the call inside the `torch.func` transforms that it was made in."""
+        slots = list(self.samples)
+
+        def call(given: list[torch.Tensor]) -> None:
+            inner = {id(self.inputs[slot]): tensor for slot, tensor in zip(slots, given, strict=True)}
+            args, kwargs = tree_map_only(torch.Tensor, lambda t: inner.get(id(t), t), (self.args, self.kwargs))
+            result = self.function(*args, **kwargs)
+            self.outputs = self._named(tree_map_only(torch.Tensor, transforms.below, result))
+
+        transforms.execute(self.transforms, [self.inputs[slot] for slot in slots], list(self.samples.values()), call)
 
     @contextmanager
     def modes(self) -> Iterator[None]:
@@ -82,7 +106,7 @@ class Rebuilt:
             stack.enter_context(torch.set_grad_enabled(self.grad))
             for kind, dtype in self.autocast.items():
                 where = self.place.of(kind).type
-                stack.enter_context(torch.autocast(where, dtype=constant(torch.dtype, dtype), cache_enabled=False))
+                stack.enter_context(torch.autocast(where, dtype=constant(torch.dtype, dtype), cache_enabled=self.caches))
             yield
 
     def gradients(self, received: Mapping[str, torch.Tensor], wanted: Sequence[str]) -> dict[str, torch.Tensor]:
@@ -96,14 +120,25 @@ class Rebuilt:
             output = self.outputs.get(slot.removeprefix("grad_"))
             if output is None or not output.requires_grad:
                 raise NotReplayable(f"the result that {slot} belongs to carries no gradient when the call is made alone")
+            gradient = gradient.to(output.dtype)
             ends.append(output)
             given.append(gradient)
+            # What was recorded is all that arrived there, also from another result of the call that was computed from this one
+            # (the cell state of `lstm_cell`): it takes the place of what arrives now.
+            output.register_hook(partial(self._instead, slot, gradient))
         missing = [slot for slot in wanted if slot.removeprefix("grad_") not in self.leaves]
         if missing:
             raise NotReplayable(f"{missing[0]} belongs to no argument of the call")
         leaves = [self.leaves[slot.removeprefix("grad_")] for slot in wanted]
         found = torch.autograd.grad(ends, leaves, given, allow_unused=True)
         return {slot: gradient for slot, gradient in zip(wanted, found, strict=True) if gradient is not None}
+
+    def _instead(self, slot: str, recorded: torch.Tensor, arrived: torch.Tensor) -> torch.Tensor:
+        if recorded.shape != arrived.shape:
+            return arrived
+        if not torch.equal(recorded, arrived):
+            self.inner.add(slot)
+        return recorded
 
     def _named(self, result: Any) -> dict[str, torch.Tensor]:
         if self.call.key.level == "aten" and getattr(self.function, "_schema", None) is not None:
@@ -136,6 +171,17 @@ def rebuild(
         TrueupError: the file that holds its tensors is damaged.
     """
     function = _function(call)
+    try:
+        return _rebuild(call, place, function, grad, given)
+    except (TypeError, ValueError, KeyError, IndexError, OverflowError, AttributeError):  # no capture of ours
+        return damaged()  # type: ignore[no-any-return]
+    except RuntimeError as error:  # no memory, among others
+        raise NotReplayable(f"its arguments cannot be made on {place.device}: {first_line(error)}") from None
+
+
+def _rebuild(
+    call: RecordedCall, place: Place, function: Callable[..., Any], grad: bool, given: Mapping[str, torch.Tensor] | None
+) -> Rebuilt:
     builder = Builder(call, place, grad, given)
     invocation = call.invocation if call.invocation is not None else assumed(call)
     args = tuple(builder.value(v, f"input.{k}") for k, v in enumerate(invocation["args"]))
@@ -143,10 +189,15 @@ def rebuild(
     if "out" in invocation:
         kwargs["out"] = builder.out(invocation["out"])
     enabled = bool(invocation.get("grad", False)) or grad
+    around = invocation.get("transforms") or []
+    if not transforms.is_known(around):
+        damaged()
+    if grad and around:
+        raise NotReplayable("it is the backward of a call inside a torch.func transform; its aten calls are executed instead")
     autocast = {} if place.wide else {str(k): str(v) for k, v in dict(invocation.get("autocast") or {}).items()}
     return Rebuilt(
-        call, place, function, args, kwargs, builder.tensors, builder.leaves, enabled, autocast, call.random, builder.drawn,
-        builder.unwritten,
+        call, place, function, args, kwargs, builder.tensors, builder.leaves, enabled, autocast,
+        invocation.get("autocast_cache") is not False, call.random, builder.drawn, builder.unwritten, around, builder.samples,
     )  # fmt: skip
 
 
@@ -161,9 +212,14 @@ def _function(call: RecordedCall) -> Callable[..., Any]:
         found = allowed.operator(op, overload if isinstance(overload, str) else None)
     else:
         found = allowed.function(op)
+    if found is not None and op in TANGENTS:
+        raise NotReplayable("it is about tangents of forward-mode differentiation, which no capture holds")
     if found is None:
         raise NotReplayable(f"{op} is not among the functions that a capture may have executed")
     return found
+
+
+TANGENTS = frozenset({"torch._make_dual", "torch._unpack_dual", "aten::_make_dual", "aten::_unpack_dual"})
 
 
 def restore_random(random: Mapping[str, bytes], place: Place) -> None:

@@ -69,6 +69,7 @@ class Builder:
         self.leaves: dict[str, torch.Tensor] = {}
         self.drawn: list[str] = []
         self.unwritten: list[str] = []
+        self.samples: dict[str, dict[int, int]] = {}
         self._writes = writes(call)
         invocation = call.invocation or {}
         for node in tensor_nodes([invocation.get("args"), invocation.get("kwargs")]):
@@ -156,13 +157,17 @@ class Builder:
         shared = node.get("shares")
         if isinstance(shared, str) and (same := self._same(slot, shared)) is not None:
             self.tensors[slot] = same
+            if shared in self.samples:
+                self.samples[slot] = self.samples[shared]
             if slot.replace("grad_", "") not in self.leaves and shared in self.leaves:
                 self.leaves[slot] = self.leaves[shared]
             return same
         tensor = self._given[slot].detach() if slot in self._given else self._lay(recorded, node)
+        if node.get("samples"):
+            self.samples[slot] = _samples(node["samples"])
         wants = node.get("grad") is True and (tensor.is_floating_point() or tensor.is_complex())
         if call_grad(self._call, self._grad) and wants:
-            leaf = tensor.requires_grad_()
+            leaf = tensor.data.requires_grad_()  # no view: what is one, autocast casts anew for each use
             self.leaves[slot] = leaf
             tensor = _unleafed(leaf) if self._writes or may_write(self._call) else leaf
         self.tensors[slot] = tensor
@@ -181,7 +186,8 @@ class Builder:
         dtype = self._place.dtype(constant(torch.dtype, recorded.dtype))
         group = str(node.get("shares", recorded.slot))
         members = [n for n in self._nodes.values() if n.get("shares") == group or n["tensor"] == group] if self._writes else []
-        where = torch.device("cpu") if recorded.slot in self._place.hosted else self._place.of(recorded.device)
+        hosted = recorded.slot in self._place.hosted and recorded.dtype == "int64"  # else it is another argument at that place
+        where = torch.device("cpu") if hosted else self._place.of(recorded.device)
         strides = recorded.strides or ()
         if len(members) > 1 and (found := self._shared(group, members, dtype, where)) is not None:
             offset = natural(node.get("offset", 0)) - found.start
@@ -269,9 +275,10 @@ def _view(
         return host
     if buffer.there is None:
         buffer.there = buffer.host.to(buffer.where)
+        return torch.as_strided(buffer.there, shape, strides, offset)
     there = torch.as_strided(buffer.there, shape, strides, offset)
-    if buffer.start:  # memory that several share: filled one after the other
-        there.copy_(host.to(buffer.where))
+    with torch.no_grad():
+        there.copy_(host.to(buffer.where))  # memory that several share: filled one after the other
     return there
 
 
@@ -288,8 +295,10 @@ _WRITING = frozenset(
 
 
 def may_write(call: RecordedCall) -> bool:
-    """Tell whether a flag of the call may be the ``inplace`` of ``relu(x, inplace=True)``."""
+    """Tell whether a flag of the call may be the ``inplace`` of ``relu(x, inplace=True)``: those of `nn.functional` have one."""
     made = call.invocation or {}
+    if not call.key.op.startswith("torch.nn.functional."):
+        return False
     return True in [v for v in made.get("args") or () if isinstance(v, bool)] or bool(dict(made.get("kwargs") or {}).get("inplace"))
 
 
@@ -306,6 +315,13 @@ def _unleafed(leaf: torch.Tensor) -> torch.Tensor:
 
 def _dense(tensor: torch.Tensor) -> bool:
     return extent(tuple(tensor.shape), tensor.stride()) >= tensor.numel() and 0 not in tensor.stride()
+
+
+def _samples(node: Any) -> dict[int, int]:
+    """Return where the samples of each vmap lie in a tensor, by the vmap's level."""
+    if not isinstance(node, list) or not all(isinstance(pair, list) and len(pair) == 2 for pair in node):
+        damaged()
+    return {natural(level): natural(dimension) for level, dimension in node}
 
 
 def first_line(error: BaseException) -> str:

@@ -61,6 +61,8 @@ def from_numpy(array: NDArray[Any]) -> torch.Tensor:
 
 def to_numpy(tensor: torch.Tensor) -> NDArray[Any]:
     """Return the elements of a tensor on any device, C order, in the dtype of NumPy or ml_dtypes that captures use."""
+    if tensor._is_zerotensor():  # zeros that autograd never allocated
+        tensor = torch.zeros(tensor.shape, dtype=tensor.dtype)
     host = tensor.detach().resolve_conj().resolve_neg().cpu().contiguous()
     name = str(host.dtype).removeprefix("torch.")
     wanted = numpy_dtype(name)

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from trueup.adapters.torch import transforms
 from trueup.adapters.torch.buffers import Storage
 from trueup.adapters.torch.context import Context
 from trueup.adapters.torch.gradients import GradientHook, Gradients
@@ -155,6 +156,8 @@ class Slots:
                 local(tensor), lambda can: self._at_length(call, name, tensor, storage, producer, now, late=True, readable=can)
             ):
                 return
+        if transforms.inside() and (whole := transforms.below(tensor)) is not tensor:
+            tensor, storage = whole, None  # all samples of a vmap: what exists, and what its numbers are of
         layout = layout_of(tensor)
         part = None
         if layout is None and (inner := local(tensor)) is not tensor:

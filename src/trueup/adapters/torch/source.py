@@ -86,6 +86,8 @@ class _Writer:
         self._case, self._call, self._paths = case, case.made, paths
         self._arguments, self._text = arguments, text
         self._grad = case.forward is not None
+        if self._call.invocation is not None and self._call.invocation.get("transforms"):
+            raise NotReplayable("it was made inside a torch.func transform; its aten calls can be written, each by itself")
         self._result = ""
         self._gradients: dict[str, str] = {}
         self.tracked = bool(arguments.invocation.get("grad", False)) or self._grad

@@ -25,6 +25,9 @@ PyObject *begin_call(const Quick *q, PyObject *level, const Place *place, PyObje
 PyObject *context_of(const Quick *q, PyObject *call, PyObject *parent, PyObject *scope, PyObject *task);
 /* values.c: the row of other arguments, if any; `func` where how it was called is described, too, else NULL */
 int add_values(const Quick *q, PyObject *of, PyObject *func, PyObject *args, PyObject *kwargs);
+PyObject *frozen_value(const Quick *q, PyObject *value); /* hashable, equal for values that are encoded alike; NULL: nothing so simple */
+/* invocations.c */
+PyObject *described_exactly(const Quick *q, PyObject *of, PyObject *func, PyObject *args, PyObject *kwargs);
 
 /* records.c */
 PyObject *new_call(PyObject *seq, PyObject *kind, PyObject *ordinal, PyObject *parent, PyObject *site, PyObject *forward_seq);
@@ -60,5 +63,7 @@ int record_outputs(const Quick *q, PyObject *of, PyObject *tensors, PyObject *in
 int note_produced(const Quick *q, PyObject *of, PyObject *tensors, PyObject *level);
 int note_written(const Quick *q, PyObject *tensor);
 int is_plain(const Quick *q, PyObject *tensor);
+int is_dense(const Quick *q, PyObject *tensor);  /* a plain tensor whose memory holds its elements as they are, of a known layout */
+int is_transformed(const Quick *q);              /* whether `torch.func` transforms run: 1, 0, or -1 with an exception set */
 
 #endif

@@ -13,7 +13,7 @@
     X(_new_kind) X(_parameters) X(_rows) X(_sequence_nr) X(_version) X(active) X(added) X(api) X(aten) X(backward) X(busy) \
     X(call) X(complex) X(contexts) X(data_ptr) X(device) X(device_name) X(dtype) X(f_back) X(f_lasti) \
     X(failed) X(failure) X(forget) X(forward) X(forward_seq) X(grad_fn) X(graph_task) X(host_kind) X(input) X(is_neg) X(kind) \
-    X(known) X(level) X(metadata) X(module) X(modules) X(name) X(next_functions) X(observed) X(op) X(ordinals) X(out) X(output) \
+    X(known) X(last) X(level) X(metadata) X(module) X(modules) X(name) X(next_functions) X(observed) X(op) X(ordinals) X(out) X(output) \
     X(output_nr) X(param) X(parent) X(passes_optimizer) X(path) X(phase) X(produced) X(producer) X(producers) X(readable) X(reads) \
     X(recorded) X(register_hook) X(register_prehook) X(requires_grad) X(running) X(runs) X(scope) X(seq) X(shape) X(site) \
     X(slots) X(start) X(state) X(step) X(stepping) X(stop) X(stop_if_asked) X(storage_offset) X(stride) X(task) X(trueup) \
@@ -27,7 +27,8 @@ NAMES(DECLARE)
     X(layouts) X(tensor) X(parameter) X(transforms) X(count_threads) X(graph_task) X(no_overrides) X(kinds) \
     X(seqs) X(context_type) X(sites) X(codes) X(known_sites) X(values) X(describe_values) X(arguments) \
     X(simple_types) X(size_type) X(tracing) X(compiler) X(phase_of) X(running_owner) X(link) X(scopes) X(grad_enabled) \
-    X(next_node) X(no_task) X(invocation) X(output_buffer) X(producing) X(own_names) X(usual) X(is_usual) X(function_modes) X(hook_sums)
+    X(next_node) X(no_task) X(invocation) X(output_buffer) X(producing) X(own_names) X(usual) X(is_usual) X(function_modes) X(hook_sums) \
+    X(autocast) X(invocations) X(generator_state)
 
 /* Those that functions, operators and modules bring with them; see `teach`. */
 #define TAUGHT(X) \

@@ -22,8 +22,7 @@ int is_plain(const Quick *q, PyObject *tensor)
     return type == q->tensor || type == q->parameter;
 }
 
-/* Tell whether `torch.func` transforms run: 1, 0, or -1 with an exception set. */
-static int transformed(const Quick *q)
+int is_transformed(const Quick *q)
 {
     PyObject *level = PyObject_CallObject(q->transforms, NULL);
     int found = level == NULL ? -1 : level != Py_None;
@@ -71,7 +70,7 @@ static int look_at(const Quick *q, PyObject *tensor, Look *look)
 {
     if (!is_plain(q, tensor) || PyDict_Size(q->in_flight))
         return 0;
-    int inside = transformed(q);
+    int inside = is_transformed(q);
     if (inside)
         return inside < 0 ? -1 : 0;
     PyObject *negative = call(tensor, s_is_neg);
@@ -92,6 +91,15 @@ static int look_at(const Quick *q, PyObject *tensor, Look *look)
     if (look->known == NULL && (raised(PyExc_RuntimeError) || raised(PyExc_TypeError)))
         PyErr_Clear(); /* sparse and nested tensors have no strides or no shape, symbols no hash */
     return look->known == NULL && PyErr_Occurred() ? -1 : 0;
+}
+
+int is_dense(const Quick *q, PyObject *tensor)
+{
+    Look look = {0};
+    int found = look_at(q, tensor, &look) == 0 && look.known != NULL && is_true(look.known, s_readable) == 1 &&
+                is_true(look.known, s_complex) == 0;
+    look_clear(&look);
+    return found;
 }
 
 /* Forget what a storage held before it was written: 0, or -1 with an exception set. */

@@ -102,10 +102,12 @@ static PyObject *described(const Quick *q, PyObject *args, PyObject *kwargs)
     return found;
 }
 
+PyObject *frozen_value(const Quick *q, PyObject *value) { return frozen(q, value, 0); }
+
 int add_values(const Quick *q, PyObject *of, PyObject *func, PyObject *args, PyObject *kwargs)
 {
-    PyObject *text = func == NULL || q->invocation == Py_None ? described(q, args, kwargs)
-                                                             : PyObject_CallMethod(q->invocation, "describe", "OOOO", of, func, args, kwargs);
+    int briefly = func == NULL || q->invocation == Py_None;
+    PyObject *text = briefly ? described(q, args, kwargs) : described_exactly(q, of, func, args, kwargs);
     int bad = text == NULL || (text != Py_None && add_row(q, of, q->arguments, text, Py_None, Py_None, Py_None));
     Py_XDECREF(text);
     return bad ? -1 : 0;
