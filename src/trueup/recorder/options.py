@@ -117,7 +117,8 @@ class CaptureOptions:
         Patterns(includes), Patterns(excludes)  # an unreadable pattern is reported now, not in the training run
         return cls(
             levels, detail, chosen, parse_numbers(ranks, "ranks"), includes, excludes, phases,
-            "stop" if on_error == "stop" else "continue", "off" if compile == "off" else "through", shadow, inputs_from, force, stop,
+            "stop" if on_error == "stop" else "continue", "off" if compile == "off" else "through", shadow, inputs_from, force,
+            stop,
         )  # fmt: skip
 
     def is_over(self, step: int) -> bool:

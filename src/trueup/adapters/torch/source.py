@@ -145,7 +145,8 @@ class _Writer:
         for kind, dtype in dict(self._arguments.invocation.get("autocast") or {}).items():
             where = "torch.device(device).type" if kind == self._case.home else '"cpu"'
             constant(torch.dtype, dtype)
-            yield f"torch.autocast({where}, dtype=torch.{dtype}, cache_enabled=False)"
+            cached = self._arguments.invocation.get("autocast_cache") is not False
+            yield f"torch.autocast({where}, dtype=torch.{dtype}, cache_enabled={cached})"
 
     def _received(self) -> dict[str, str]:
         """Load the gradients that a backward call receives, by the result that each belongs to."""
