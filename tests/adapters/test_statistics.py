@@ -14,6 +14,7 @@ from adapters.subjects import build
 from adapters.tensors import TENSORS
 from trueup import kernels
 from trueup.adapters.torch import statistics
+from trueup.adapters.torch.buffers import MOST_VIEWS
 from trueup.adapters.torch.host import to_numpy
 from trueup.store import open_capture
 
@@ -77,6 +78,17 @@ def test_an_unchanged_tensor_is_read_once(level: str, device: str, path: Path) -
         # Without the aten level a write to an alias cannot be told by version numbers, so the alias is read too.
         assert reads(lambda: x.data.mul_(3)) == (2 if level == "api" else 1)
         assert reads(lambda: torch.exp(x)) == 1
+
+
+@pytest.mark.parametrize("level", ["api", "aten"])
+def test_a_text_that_is_cut_anew_in_each_step_gathers_no_memory(level: str, device: str, path: Path) -> None:
+    text = torch.arange(3000.0).to(device)
+    capture = trueup.capture(path, level=level, on_error="stop")
+    with capture:
+        for k in range(2 * MOST_VIEWS):
+            torch.exp(text[k : k + 7])
+        known = [len(storage.known) for storage in capture._session.buffers.storages.values()]
+        assert 1 < max(known) <= MOST_VIEWS
 
 
 def test_a_write_through_data_is_seen(device: str, path: Path, rows) -> None:

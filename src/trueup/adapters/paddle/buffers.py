@@ -20,6 +20,9 @@ from trueup.recorder import Call, Recorder, Statistics
 
 MAX_RECENT = 1 << 16
 
+MOST_VIEWS = 256
+"""Views of a piece of memory of which statistics are kept: a text that each batch is cut from anew would gather them without end."""
+
 
 class Memory:
     """What is known of a piece of memory."""
@@ -91,6 +94,8 @@ class Buffers:
         if stats is None:
             stats = self._measure(tensor, layout, memory)
             if stats is not None:
+                if len(memory.known) >= MOST_VIEWS:
+                    memory.known.clear()
                 memory.known[key] = stats
                 if stats.data is not None and layout.contiguous and not key[0]:
                     memory.whole = layout.described.dtype, layout.numel, stats

@@ -22,6 +22,10 @@ from trueup.adapters.torch.tensors import PLAIN, Layout, dense_layout
 from trueup.recorder import Call, Recorder, Statistics
 
 
+MOST_VIEWS = 256
+"""Views of a storage of which statistics are kept: a text that each batch is cut from anew would gather them without end."""
+
+
 class Storage(weakref.ref[torch.UntypedStorage]):
     """What is known of a live storage: the weak reference that says when it goes, which spares an object of its own."""
 
@@ -113,6 +117,8 @@ class Buffers:
         if stats is None:
             stats = self._measure(tensor, storage)
             if stats is not None:
+                if len(storage.known) >= MOST_VIEWS:
+                    storage.known.clear()
                 storage.known[key] = stats
                 if stats.data is not None and layout.contiguous and storage.covered_by(tensor):
                     storage.whole = tensor.dtype, stats

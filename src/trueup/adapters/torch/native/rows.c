@@ -6,6 +6,8 @@
  */
 #include "calls.h"
 
+enum { MOST_VIEWS = 256 }; /* of a storage: as buffers.MOST_VIEWS */
+
 int is_true(PyObject *object, PyObject *name)
 {
     PyObject *value = PyObject_GetAttr(object, name);
@@ -172,6 +174,8 @@ static PyObject *statistics_of(const Quick *q, PyObject *tensor, const Look *loo
             if (kind != NULL && kind != Py_None)
                 found = measured(q, tensor, look, PyLong_AsLong(kind));
             Py_XDECREF(kind);
+            if (found != NULL && PyDict_Size(known) >= MOST_VIEWS)
+                PyDict_Clear(known);
             if (found != NULL && PyDict_SetItem(known, key, found))
                 Py_CLEAR(found);
             if (found != NULL) {
