@@ -21,7 +21,7 @@ from trueup.recorder import Call, Recorder, Statistics
 MAX_RECENT = 1 << 16
 
 MOST_VIEWS = 256
-"""Views of a piece of memory of which statistics are kept: a text that each batch is cut from anew would gather them without end."""
+"""Views of a piece of memory of which statistics are kept: a text that each batch is cut from would gather them without end."""
 
 
 class Memory:

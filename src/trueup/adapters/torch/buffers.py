@@ -21,7 +21,6 @@ from trueup.adapters.torch.statistics import measure
 from trueup.adapters.torch.tensors import PLAIN, Layout, dense_layout
 from trueup.recorder import Call, Recorder, Statistics
 
-
 MOST_VIEWS = 256
 """Views of a storage of which statistics are kept: a text that each batch is cut from anew would gather them without end."""
 
