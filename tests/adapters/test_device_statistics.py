@@ -11,8 +11,7 @@ import torch
 
 from adapters.tensors import TENSORS
 from trueup import kernels, simdev
-from trueup.adapters.torch import device_operators, device_statistics, statistics
-from trueup.adapters.torch.buffers import _below_transforms
+from trueup.adapters.torch import device_operators, device_statistics, statistics, transforms
 from trueup.adapters.torch.device_row import WIDTH, reals
 from trueup.adapters.torch.host import to_numpy
 from trueup.kernels import sketch
@@ -128,7 +127,7 @@ def test_inside_torch_func(monkeypatch: pytest.MonkeyPatch) -> None:
 
     def measured_inside(v: torch.Tensor) -> torch.Tensor:
         found.append(statistics.measure(x, "stats"))
-        found.append(statistics.measure(_below_transforms(v), "stats"))
+        found.append(statistics.measure(transforms.below(v), "stats"))
         return v.exp().sum()
 
     for transform in (torch.func.grad, torch.func.vmap, lambda f: torch.func.vmap(torch.func.grad(f))):

@@ -6,6 +6,7 @@ import json
 import os
 import random
 import shutil
+import struct
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -225,8 +226,8 @@ def _value(kind: pa.DataType, chance: random.Random) -> Any:
         return None
     if pa.types.is_dictionary(kind):
         kind = kind.value_type
-    if pa.types.is_fixed_size_list(kind):
-        return [chance.choice(FLOATS) for _ in range(kind.list_size)]
+    if pa.types.is_fixed_size_binary(kind):
+        return b"".join(struct.pack("<d", chance.choice(FLOATS)) for _ in range(kind.byte_width // 8))
     if pa.types.is_list(kind):
         return [_value(kind.value_type, chance) for _ in range(chance.choice((0, 1, 3, 7, 70)))]
     if pa.types.is_integer(kind):

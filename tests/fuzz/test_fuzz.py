@@ -9,6 +9,7 @@ import shutil
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
@@ -118,8 +119,8 @@ def extremes(kind: pa.DataType) -> list[Any]:
     """Return values that a column's type can hold and nobody expects."""
     if pa.types.is_dictionary(kind):
         kind = kind.value_type
-    if pa.types.is_fixed_size_list(kind):
-        return [[value] * kind.list_size for value in (0.0, 1e308, float("nan"), float("inf"))]
+    if pa.types.is_fixed_size_binary(kind):
+        return [np.full(kind.byte_width // 8, value).tobytes() for value in (0.0, 1e308, float("nan"), float("inf"))]
     if pa.types.is_list(kind):
         return [[], [0], [-1], [2**62] * 3, [1] * 100, [None]]
     if pa.types.is_integer(kind):
