@@ -38,7 +38,7 @@ def captures(source: Path, slots: int, into: Path, *, one_step: bool = False) ->
         into: kept between runs; what another number of slots left there is removed.
         one_step: repeat its calls within a step, as a large model has them, instead of the step.
     """
-    mark = into / f"{slots}-2.json"
+    mark = into / f"{slots}-3.json"
     sides = [into / "baseline", into / "candidate"]
     if not mark.exists():
         shutil.rmtree(into, ignore_errors=True)

@@ -12,6 +12,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from trueup.store import schema, seal
+from trueup.store.lanes import Lanes
 
 BROKEN = (pa.ArrowException, OSError, ValueError, TypeError, LookupError, OverflowError, MemoryError)
 """What reading a damaged Parquet file raises."""
@@ -35,6 +36,10 @@ class Part:
     segments: frozenset[str]
     levels: frozenset[str]
     has_sites: bool
+    seqs: tuple[int, int] | None = None
+    """``seq`` of the first row and of the last, where the rows are in order."""
+    lanes: Lanes | None = None
+    """Where its sketches lie."""
 
 
 def inspect(path: Path, rank: int, step: int) -> Part:
@@ -57,9 +62,12 @@ def contents(table: pa.Table, rank: int, step: int) -> dict[str, Any]:
     """Return what the seal of a part of records tells."""
     there = table.column_names
     held = {name: table[name].unique().drop_null().to_pylist() if name in there else [] for name in ("level", "payload_segment")}
+    seq = table["seq"].to_numpy() if "seq" in there and not table["seq"].null_count else np.empty(0, np.int64)
+    in_order = len(seq) > 0 and bool((seq[1:] >= seq[:-1]).all())
     return {
         "rank": rank, "step": step, "rows": table.num_rows, "names": there, "levels": held["level"],
         "segments": held["payload_segment"], "sites": "site" in there and table["site"].null_count < table.num_rows,
+        "seqs": [int(seq[0]), int(seq[-1])] if in_order else None,
     }  # fmt: skip
 
 
@@ -69,7 +77,9 @@ def _told(path: Path, told: Any) -> Part:
     names, levels, segments = (tuple(map(str, told[name])) for name in ("names", "levels", "segments"))
     if rows < 0:
         raise ValueError(f"claims {rows} rows")
-    return Part(path, rank, step, rows, names, frozenset(segments), frozenset(levels), bool(told["sites"]))
+    seqs = None if told.get("seqs") is None else (int(told["seqs"][0]), int(told["seqs"][1]))
+    lanes = Lanes.of(told.get("sketches"))
+    return Part(path, rank, step, rows, names, frozenset(segments), frozenset(levels), bool(told["sites"]), seqs, lanes)
 
 
 def _looked_up(path: Path) -> Part:

@@ -15,7 +15,7 @@ import pyarrow.parquet as pq
 from numpy.typing import NDArray
 
 from trueup.model import TrueupError
-from trueup.store import layout, manifest, parts, salvage, schema, seal
+from trueup.store import lanes, layout, manifest, parts, salvage, schema, seal
 from trueup.store.parallel import side_by_side
 from trueup.store.parts import BROKEN, Part
 from trueup.store.segment import Segment, open_segment
@@ -40,11 +40,15 @@ def open_capture(path: str | Path) -> Capture:
 
 @dataclass(frozen=True, slots=True)
 class Piece:
-    """A part of the records of a rank and step."""
+    """The sketches of a part of the records of a rank and step, which lie where they can be read by themselves."""
 
     rows: int
-    read: Callable[[Sequence[str]], pa.Table | None]
-    """Returns columns of it, ``rank``, ``step`` and ``seq`` beside; None if it is damaged, which `Capture.problems` then tells."""
+    """Of the part; those that have statistics have a sketch."""
+    count: int
+    """How many have."""
+    read: Callable[[NDArray[np.float64] | None], NDArray[np.float64] | None]
+    """Returns them, float64 ``(count, 64)``, in what it is given if that is large enough; None if they are damaged, which
+    `Capture.problems` then tells."""
 
 
 class Capture:
@@ -154,15 +158,22 @@ class Capture:
         extra = [name for name in there if name not in schema.NAMES]
         return _selected(parts.in_order(table), columns if columns is not None else [*ordered, *extra])
 
-    def pieces(self, rank: int, step: int) -> list[Piece]:
-        """Return the parts of the records of a rank and step, each to be read by itself, as they were written."""
-        return [Piece(part.rows, partial(self._piece, part)) for part in self._by_step.get(step, ()) if part.rank == rank]
+    def pieces(self, rank: int, steps: Collection[int]) -> list[Piece] | None:
+        """Return the sketches of a rank and some steps, part by part in the order of `records`, or None if no seal tells."""
+        found, last = [], (-1, -1)
+        for part in (part for step in sorted(steps) for part in self._by_step.get(step, ()) if part.rank == rank):
+            if part.lanes is None or part.seqs is None or (part.step, part.seqs[0]) < last:
+                return None
+            last = part.step, part.seqs[1]
+            found.append(Piece(part.rows, part.lanes.count, partial(self._lanes, part, part.lanes)))
+        return found
 
-    def _piece(self, part: Part, columns: Sequence[str]) -> pa.Table | None:
-        names = [*dict.fromkeys([*columns, *parts.KEYS])]
-        raw = self._read(part, names, ())
-        found = None if raw is None else self._settled([(part, raw)], names, {})
-        return found[0] if found else None
+    def _lanes(self, part: Part, where: lanes.Lanes, into: NDArray[np.float64] | None) -> NDArray[np.float64] | None:
+        try:
+            return lanes.read(part.path, where, into)
+        except BROKEN as error:
+            self._damaged(part, error)
+            return None
 
     def _joined(self, tables: list[pa.Table]) -> pa.Table:
         try:

@@ -20,6 +20,7 @@ import pyarrow.parquet as pq
 
 from trueup.model import TrueupError
 from trueup.store import direct, durable, layout, schema
+from trueup.store.lanes import PAGE_BYTES, Lanes, locate
 from trueup.store.ownership import Displaced, check_run, holder, take
 from trueup.store.parallel import side_by_side
 from trueup.store.parts import contents
@@ -115,7 +116,9 @@ class Writer:
             folder = self.folder / layout.step_name(step)
             folder.mkdir(exist_ok=True)  # without parents: a capture that was removed is not half resurrected
             part = self._parts.get(step, 0)
-            self._write(folder / f"records-{part:04d}.parquet", sealed(encode_records(table), contents(table, self.rank, step)))
+            file, lanes = encode_records(table)
+            told = contents(table, self.rank, step) | {"sketches": None if lanes is None else lanes.told()}
+            self._write(folder / f"records-{part:04d}.parquet", sealed(file, told))
             self._parts[step] = part + 1
         return rows
 
@@ -252,22 +255,27 @@ class Writer:
             check_run(self.directory, root.get("run"))
 
 
-def encode_records(table: pa.Table) -> pa.Buffer:
-    """Return a records part as Parquet: dictionaries, LZ4, page checksums; sketches plain, for they are noise.
+def encode_records(table: pa.Table) -> tuple[pa.Buffer, Lanes | None]:
+    """Return a records part as Parquet, and where its sketches lie.
 
+    Dictionaries, LZ4, page checksums; sketches plain, for they are noise.
     LZ4 takes two thirds of the time of zstd for 2 % more bytes: a part has many columns and few rows. Nobody looks for a part by
     its extremes; leaving them out saves a third.
     """
     if (place := table.schema.get_field_index("sketch")) >= 0:
         table = table.set_column(place, "sketch", schema.stored_sketches(table["sketch"]))
     leaves = [_leaf(field) for field in table.schema]
-    return _encode(
+    metadata: list[pq.FileMetaData] = []
+    file = _encode(
         table,
         compression={leaf: "none" if leaf == "sketch" else "lz4" for leaf in leaves},
         use_dictionary=[leaf for leaf in leaves if leaf in schema.DICTIONARIES],
         write_statistics=False,
         write_page_checksum=True,
+        data_page_size=PAGE_BYTES,
+        metadata_collector=metadata,
     )
+    return file, locate(file, metadata[0], table)
 
 
 def _leaf(field: pa.Field) -> str:

@@ -19,7 +19,7 @@ from trueup.verdict.streams import NEEDED, Read
 SKETCH = ("sketch",)
 
 ROWS = 1 << 15
-"""Rows up to which steps are compared at once; 16 MB of sketches a side. A single step may have more."""
+"""Rows up to which steps are compared at once. A single step may have more."""
 
 
 @dataclass(frozen=True)
@@ -90,23 +90,40 @@ class Records:
     def __len__(self) -> int:
         return len(self._table)
 
-    def sketches(self) -> Sketches | None:
-        """Return the sketches if they are read part by part."""
+    def sketches(self, start: int = 0, stop: int | None = None) -> Sketches | None:
+        """Return the sketches of all rows or of some, if they are read part by part."""
         if self.parts is None:
             return None
         self.sketched = True
-        return Sketches(self.parts, lambda: self(SKETCH)["sketch"], self.side_by_side)
+        return Sketches(self.parts, self.side_by_side, start, stop)
 
-    def in_parts(self, pieces: Sequence[Piece]) -> Parts | None:
+    def in_parts(self, pieces: Sequence[Piece] | None) -> Parts | None:
         """Have the sketches read part by part, if these are all the rows there are."""
-        if sum(piece.rows for piece in pieces) == len(self._table):
-            self.parts = Parts(pieces, self._table["seq"].to_numpy())
+        if pieces is not None and sum(piece.rows for piece in pieces) == len(self._table):
+            self.parts = Parts(pieces, self._table["n_nan"].is_valid().to_numpy())
         return self.parts
 
-    def of(self, step: int) -> Read:
+    def of(self, step: int) -> Records | RecordsOfStep:
         """Return what reads the records of one step alone."""
         start, stop = np.searchsorted(self._table["step"].to_numpy(), [step, step + 1]).tolist()
-        return self if stop - start == len(self) else lambda columns: self(columns).slice(start, stop - start)
+        return self if stop - start == len(self) else RecordsOfStep(self, start, stop)
+
+
+@dataclass(frozen=True)
+class RecordsOfStep:
+    """Rows ``start`` to ``stop`` of records of several steps."""
+
+    records: Records
+    start: int
+    stop: int
+
+    def __call__(self, columns: Sequence[str]) -> pa.Table:
+        """Return columns of them, as `Records` does."""
+        return self.records(columns).slice(self.start, self.stop - self.start)
+
+    def sketches(self) -> Sketches | None:
+        """Return their sketches if they are read part by part."""
+        return self.records.sketches(self.start, self.stop)
 
 
 class Ahead:
@@ -115,14 +132,12 @@ class Ahead:
     Args:
         captures: baseline, candidate, and others.
         levels: levels to read, None for all.
-        places: in the order in which they are compared. Of the next one the columns that every comparison needs
-            are read early, and the sketches too, which are most of the bytes, if this one needed them. Those of the first, and of
-            a large step, are read while its calls are paired.
+        places: in the order in which they are compared. Of the next one the columns that every comparison needs are read early.
+            The sketches are compared while calls are paired, if the place before needed them.
     """
 
     def __init__(self, captures: Sequence[Capture], levels: Sequence[str] | None, places: Sequence[Place]) -> None:
         self._captures, self._levels, self.places = captures, levels, list(places)
-        self._sizes = [capture.sizes for capture in captures]
         self._pool = ThreadPoolExecutor(len(captures), "trueup-reader")
         self._next: list[Future[pa.Table]] = []
         self._now: list[Records] = []
@@ -144,28 +159,20 @@ class Ahead:
         place, following = self.places[at], self.places[at + 1 : at + 2]
         now = self._next if self._now else self._begin(place, NEEDED)
         self._now = [Records(table.result(), partial(self._read, side, place)) for side, table in enumerate(now)]
-        if sketched:
-            self._sketch(at)
+        self._sketch(place, now=sketched)
         if following:
-            self._next = self._begin(following[0], NEEDED + SKETCH if sketched and not self._is_large(following[0]) else NEEDED)
+            self._next = self._begin(following[0], NEEDED)
         return self._now
 
-    def _sketch(self, at: int) -> None:
-        """Begin to read the sketches of this place, unless they are read."""
-        place, (baseline, candidate) = self.places[at], self._now[:2]
-        if self._is_large(place):
-            step = place.steps[0]
-            sides = [records.in_parts(c.pieces(place.rank, step)) for records, c in zip(self._now, self._captures, strict=True)]
-            first, second, *_ = sides
-            if first is not None and second is not None and len(baseline) == len(candidate):
-                baseline.side_by_side = SideBySide(first, second, self._pool)
-        elif at == 0:
-            for records, coming in zip(self._now, self._begin(place, SKETCH), strict=True):
-                records.coming = coming
-
-    def _is_large(self, place: Place) -> bool:
-        """Whether a place is a step whose sketches are not held as a whole."""
-        return len(place.steps) == 1 and all(size.get((place.rank, *place.steps), 0) > ROWS for size in self._sizes)
+    def _sketch(self, place: Place, *, now: bool) -> None:
+        """Prepare for reading the sketches of this place, and begin to if that is wanted."""
+        pieces = [capture.pieces(place.rank, place.steps) for capture in self._captures]
+        first, second, *_ = [records.in_parts(its) for records, its in zip(self._now, pieces, strict=True)]
+        if now and first is not None and second is not None and len(self._now[0]) == len(self._now[1]):
+            self._now[0].side_by_side = SideBySide(first, second, self._pool)
+        for side, records in enumerate(self._now):
+            if now and records.parts is None:
+                records.coming = self._pool.submit(self._read, side, place, SKETCH)
 
     def _begin(self, place: Place, columns: Sequence[str]) -> list[Future[pa.Table]]:
         return [self._pool.submit(self._read, side, place, columns) for side in range(len(self._captures))]

@@ -19,7 +19,7 @@ from trueup.report.sentence import NOISY, UNSEEN, harmless_argument, verdict_lin
 from trueup.report.wording import counted
 from trueup.store import Capture, open_capture
 from trueup.verdict import few
-from trueup.verdict.ahead import Ahead, Place, Records, places
+from trueup.verdict.ahead import Ahead, Place, Records, RecordsOfStep, places
 from trueup.verdict.align import Alignment, align
 from trueup.verdict.amplification import Amplification
 from trueup.verdict.criteria import FRAMEWORKS, Criterion
@@ -313,7 +313,7 @@ class _Comparison:
         for read, capture in zip(reads, self.runs, strict=True):
             like = found[0] if found else None
             translated = isinstance(capture, Translated)
-            sketches = read.sketches if isinstance(read, Records) else None
+            sketches = read.sketches if isinstance(read, (Records, RecordsOfStep)) else None
             found.append(
                 Stream(read, self.names, values, imported=capture.imported, translated=translated, like=like, sketches=sketches)
             )

@@ -1,17 +1,18 @@
-"""Sketches of slots: most of the bytes of a comparison, so they are looked at where they lie, chunk by chunk.
+"""The sketches of slots where they lie, and how far those of two runs are apart.
 
-Of a large step they are not even held: parts of the records are read one after the other, what two runs hold in the same place is
-compared while it is at hand, and a part that is asked for later is read again. New memory costs more than what is read into it.
+They are most of the bytes of records, and looked at once: those whose parts tell where they lie are read part by part, compared and
+forgotten, and a part that is asked for later is read again. New memory costs more than what is read into it.
 """
 
 from __future__ import annotations
 
 import threading
 from collections import OrderedDict
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from concurrent.futures import Executor, Future
 from dataclasses import dataclass
 from functools import cached_property
+from itertools import pairwise
 from typing import Any, Protocol
 
 import numpy as np
@@ -21,31 +22,43 @@ from trueup.kernels import distance, distances
 from trueup.model import LANES
 from trueup.store import Piece
 from trueup.store.schema import SKETCH_BYTES, sketch_rows
-from trueup.verdict.columns import Array, Numbers
+from trueup.verdict.columns import NONE, Array, Numbers
 
 BLOCK = 1 << 10
 """Sketches that are copied at a time."""
 
-KEPT = 2
-"""Parts of a side that are held after they were read, each of 16 MB at most."""
+KEPT = 1 << 16
+"""Sketches of a side that are held after they were read: 32 MB."""
 
-
-class Disordered(Exception):
-    """The rows of a part are not where the records have them."""
+AT_ONCE = 1 << 13
+"""Slots from which on comparing parts is worth a task of its own."""
 
 
 @dataclass(frozen=True)
 class Chunk:
-    """Sketches that lie one after the other: float64 ``(n, 64)``, and which are there; None: all."""
+    """Sketches that lie one after the other."""
 
-    rows: Array
-    there: Array | None
+    lanes: Array
+    """float64 ``(m, 64)``."""
+    places: Numbers | None
+    """Which of them each slot has, `NONE` for null; None: they are all there, in order."""
 
     @cached_property
     def addresses(self) -> Numbers:
-        """Where each lies; 0: it is null."""
-        found = self.rows.__array_interface__["data"][0] + SKETCH_BYTES * np.arange(len(self.rows))
-        return found if self.there is None else np.where(self.there, found, 0)
+        """Where each slot's lies; 0: it is null."""
+        start = self.lanes.__array_interface__["data"][0]
+        if self.places is None:
+            return np.asarray(start + SKETCH_BYTES * np.arange(len(self.lanes)))
+        return np.where(self.places == NONE, 0, start + SKETCH_BYTES * self.places)
+
+    def taken(self, slots: Numbers) -> Array:
+        """Return the sketches of slots, NaN for null."""
+        if self.places is None:
+            return np.asarray(self.lanes[slots])
+        found = np.full((len(slots), LANES), np.nan)
+        there = self.places[slots] != NONE
+        found[there] = self.lanes[self.places[slots[there]]]
+        return found
 
 
 class Chunks(Protocol):
@@ -60,49 +73,52 @@ class Column:
     """Chunks of a column that was read as a whole."""
 
     def __init__(self, column: pa.ChunkedArray) -> None:
-        self._chunks = [Chunk(*sketch_rows(chunk)) for chunk in column.chunks]
-        self.starts: Numbers = np.cumsum([0, *(len(chunk.rows) for chunk in self._chunks)])
+        self._chunks = []
+        for chunk in column.chunks:
+            rows, there = sketch_rows(chunk)
+            self._chunks.append(Chunk(rows, None if there is None else np.where(there, np.arange(len(rows)), NONE)))
+        self.starts: Numbers = np.cumsum([0, *(len(chunk) for chunk in column.chunks)])
 
     def __getitem__(self, n: int) -> Chunk:
         return self._chunks[n]
 
 
 class Parts:
-    """Chunks that are read when they are asked for: the parts of the records of a step.
+    """Chunks that are read when they are asked for.
 
     Args:
         pieces: the parts, in order.
-        seq: of each slot, as the records have them. A part that says otherwise raises `Disordered`.
+        there: bool ``(slots,)``, which have statistics, and so a sketch.
     """
 
-    def __init__(self, pieces: Sequence[Piece], seq: Numbers) -> None:
-        self._pieces, self._seq = pieces, seq
+    def __init__(self, pieces: Sequence[Piece], there: Array) -> None:
+        self._pieces, self._there = pieces, there
         self.starts: Numbers = np.cumsum([0, *(piece.rows for piece in pieces)])
+        self.largest = max((piece.count for piece in pieces), default=0)
+        """Sketches of the largest part."""
         self._kept: OrderedDict[int, Chunk] = OrderedDict()
-        self._lock, self._reading = threading.Lock(), [threading.Lock() for _ in pieces]
+        self._lock = threading.Lock()
 
     def __getitem__(self, n: int) -> Chunk:
-        with self._reading[n]:
-            with self._lock:
-                found = self._kept.get(n)
-            if found is None:
-                found = self._read(n)
-            with self._lock:
-                self._kept[n] = found
-                self._kept.move_to_end(n)
-                if len(self._kept) > KEPT:
-                    self._kept.popitem(last=False)
+        with self._lock:
+            found = self._kept.get(n)
+        if found is None:
+            found = self.read(n)
+        with self._lock:
+            self._kept[n] = found
+            self._kept.move_to_end(n)
+            while len(self._kept) > 1 and sum(len(chunk.lanes) for chunk in self._kept.values()) > KEPT:
+                self._kept.popitem(last=False)
         return found
 
-    def _read(self, n: int) -> Chunk:
+    def read(self, n: int, into: Array | None = None) -> Chunk:
+        """Read a part, into memory that is large enough or into new one."""
         start, stop = self.starts[n : n + 2].tolist()
-        table = self._pieces[n].read(["sketch"])
-        if table is None:  # damaged since
-            return Chunk(np.full((stop - start, LANES), np.nan), np.zeros(stop - start, bool))
-        if not np.array_equal(table["seq"].to_numpy(), self._seq[start:stop]):
-            raise Disordered
-        chunks = table["sketch"].chunks
-        return Chunk(*sketch_rows(chunks[0] if len(chunks) == 1 else pa.concat_arrays(chunks)))
+        there, piece = self._there[start:stop], self._pieces[n]
+        lanes = piece.read(into)
+        if lanes is None or piece.count != np.count_nonzero(there):  # damaged, or forged
+            return Chunk(np.empty((0, LANES)), np.full(stop - start, NONE))
+        return Chunk(lanes, None if len(lanes) == len(there) else np.where(there, np.cumsum(there) - 1, NONE))
 
 
 class SideBySide:
@@ -111,30 +127,38 @@ class SideBySide:
     def __init__(self, first: Parts, second: Parts, pool: Executor) -> None:
         self.first, self.second = first, second
         self._found = np.full(int(first.starts[-1]), np.nan)
-        self._jobs: list[Future[None]] = [pool.submit(self._compare, n) for n in range(len(first.starts) - 1)]
+        self._memory = threading.local()
+        tasks = np.unique(np.searchsorted(first.starts, np.arange(0, first.starts[-1] + AT_ONCE, AT_ONCE)))
+        edges = [0, *tasks[(tasks > 0) & (tasks < len(first.starts) - 1)].tolist(), len(first.starts) - 1]
+        self._tasks: list[Future[None]] = [pool.submit(self._compare, range(*edge)) for edge in pairwise(edges)]
 
     @cached_property
     def distances(self) -> Array:
-        """float64 ``(slots,)``; NaN where `distance` has to look at the lanes.
-
-        Raises:
-            Disordered: one of the sides is.
-        """
-        for job in self._jobs:
-            job.result()
+        """float64 ``(slots,)``; NaN where `distance` has to look at the lanes."""
+        for task in self._tasks:
+            task.result()
         return self._found
 
-    def _compare(self, n: int) -> None:
-        start, end = self.first.starts[n : n + 2].tolist()
-        mine = self.first[n]  # held: others may push it out
-        while start < end:
-            m = int(np.searchsorted(self.second.starts, start, "right")) - 1
-            other, begins = self.second[m], int(self.second.starts[m])
-            stop = min(end, int(self.second.starts[m + 1]))
-            apart = distances(mine.addresses[start - end : stop - end or None], other.addresses[start - begins : stop - begins])
-            if apart is not None:
-                self._found[start:stop] = apart
-            start = stop
+    def _compare(self, parts: range) -> None:
+        for n in parts:
+            start, end = self.first.starts[n : n + 2].tolist()
+            mine = self._read(self.first, n)
+            while start < end:
+                m = int(np.searchsorted(self.second.starts, start, "right")) - 1
+                other, begins = self._read(self.second, m), int(self.second.starts[m])
+                stop = min(end, int(self.second.starts[m + 1]))
+                apart = distances(mine.addresses[start - end : stop - end or None], other.addresses[start - begins : stop - begins])
+                if apart is not None:
+                    self._found[start:stop] = apart
+                start = stop
+
+    def _read(self, side: Parts, n: int) -> Chunk:
+        """Read a part over the one of that side that this thread read before."""
+        name = "first" if side is self.first else "second"
+        held = getattr(self._memory, name, None)
+        if held is None:
+            setattr(self._memory, name, held := np.empty((side.largest, LANES)))
+        return side.read(n, held)
 
 
 class Sketches:
@@ -142,49 +166,29 @@ class Sketches:
 
     Args:
         chunks: where they are.
-        whole: reads them as a whole, should a part of them not be in order.
         side_by_side: what is being found out about them and another run's meanwhile.
+        start: slot of the chunks that is the first here.
+        stop: slot after the last one; None: all.
     """
 
     def __init__(
-        self, chunks: Chunks, whole: Callable[[], pa.ChunkedArray] | None = None, side_by_side: SideBySide | None = None
+        self, chunks: Chunks, side_by_side: SideBySide | None = None, start: int = 0, stop: int | None = None
     ) -> None:
-        self._chunks, self._whole, self._side_by_side = chunks, whole, side_by_side
+        self._chunks, self._side_by_side, self._start = chunks, side_by_side, start
+        self._stop = int(chunks.starts[-1]) if stop is None else stop
 
     def __len__(self) -> int:
-        return int(self._chunks.starts[-1])
+        return self._stop - self._start
 
     def __getitem__(self, k: Any) -> Array:
-        try:
-            return self._taken(k)
-        except Disordered:
-            self._read_whole()
-            return self._taken(k)
+        found = self._taken(np.atleast_1d(k) + self._start)
+        return found if np.ndim(k) else found[0]
 
     def distances(self, k: Array, other: Sketches, j: Array) -> Array:
         """Estimate how far slots are from slots of another stream: float64 ``(len(k),)``, as `trueup.kernels.distance`."""
-        try:
-            return self._distances(k, other, j)
-        except Disordered:
-            self._read_whole()
-            other._read_whole()
-            return self._distances(k, other, j)
-
-    def _taken(self, k: Any) -> Array:
-        wanted = np.atleast_1d(k)
-        of = self._chunk_of(wanted)
-        found = np.empty((len(wanted), LANES))
-        for n in np.unique(of).tolist():
-            at = np.flatnonzero(of == n)
-            chunk, place = self._chunks[n], wanted[at] - self._chunks.starts[n]
-            found[at] = chunk.rows[place]
-            if chunk.there is not None:
-                found[at[~chunk.there[place]]] = np.nan
-        return found if np.ndim(k) else found[0]
-
-    def _distances(self, k: Array, other: Sketches, j: Array) -> Array:
         found = np.full(len(k), np.nan)
         rest = np.arange(len(k))
+        k, j = k + self._start, j + other._start
         beside = self._side_by_side
         if beside is not None and (beside.first, beside.second) == (self._chunks, other._chunks):
             found = np.where(k == j, beside.distances[np.minimum(k, j)], np.nan)
@@ -192,7 +196,15 @@ class Sketches:
         self._natively(found, rest, k, other, j)
         left = np.flatnonzero(np.isnan(found))
         for part in np.split(left, range(BLOCK, len(left), BLOCK)):  # copies of so many stay in a cache
-            found[part] = distance(self[k[part]], other[j[part]])
+            found[part] = distance(self._taken(k[part]), other._taken(j[part]))
+        return found
+
+    def _taken(self, wanted: Numbers) -> Array:
+        of = self._chunk_of(wanted)
+        found = np.empty((len(wanted), LANES))
+        for n in np.unique(of).tolist():
+            at = np.flatnonzero(of == n)
+            found[at] = self._chunks[n].taken(wanted[at] - self._chunks.starts[n])
         return found
 
     def _natively(self, found: Array, rest: Numbers, k: Array, other: Sketches, j: Array) -> None:
@@ -211,6 +223,3 @@ class Sketches:
     def _chunk_of(self, k: Array) -> Numbers:
         return np.asarray(np.searchsorted(self._chunks.starts, k, "right") - 1)
 
-    def _read_whole(self) -> None:
-        if self._whole is not None:
-            self._chunks, self._whole = Column(self._whole()), None

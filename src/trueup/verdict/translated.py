@@ -80,9 +80,9 @@ class Translated(Capture):
             table = table.filter(pc.is_in(table["slot"].cast(pa.string()), value_set=pa.array(sorted(kept))))
         return table.select(wanted)
 
-    def pieces(self, rank: int, step: int) -> list[Piece]:  # noqa: ARG002
-        """Return nothing: the parts are not in neutral terms."""
-        return []
+    def pieces(self, rank: int, steps: Collection[int]) -> list[Piece] | None:  # noqa: ARG002
+        """Return None: the parts are not in neutral terms."""
+        return None
 
     def payload(self, rank: int, segment: str, key: str, view: Sequence[int] | None = None) -> NDArray[Any]:
         """Return a recorded tensor, its axes in the neutral order."""
