@@ -247,8 +247,9 @@ def test_a_native_capture_compares_with_a_dump_as_far_as_both_go(dumps: Path, tm
         record_msprobe.loss_of(model, ids).backward()
     imported(dumps / "tensor-mix", tmp_path / "same")
     same = trueup.compare(tmp_path / "native", tmp_path / "same" / "capture")
-    assert (same.verdict, same.counts["equal"]) == ("aligned", same.counts["compared"])
-    assert same.counts["equal"] >= 80
+    assert (same.verdict, same.counts["equal"] + same.counts["agrees"]) == ("aligned", same.counts["compared"])
+    assert same.counts["compared"] >= 80
+    assert same.counts["equal"] > 0  # on the processor that the dump was made on, all
     imported(dumps / "tensor-mix-fault", tmp_path / "fault")
     fault = trueup.compare(tmp_path / "native", tmp_path / "fault" / "capture")
     assert fault.culprit is not None

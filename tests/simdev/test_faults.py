@@ -35,7 +35,7 @@ def _attention() -> None:
 
 
 def _optimize(kind, **settings) -> None:
-    weight = nn.Parameter(torch.randn(6).npu())
+    weight = nn.Parameter((1e-3 * torch.randn(6)).npu())  # so small that an epsilon of 1e-8 shows inside and outside of a root
     optimizer = kind([weight], **settings)
     for _ in range(2):
         optimizer.zero_grad()

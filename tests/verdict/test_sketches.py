@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from concurrent.futures import ThreadPoolExecutor
+from itertools import pairwise
 
 import numpy as np
 import pyarrow as pa
@@ -62,45 +63,55 @@ def test_sketches_come_back_from_512_bytes() -> None:
     assert read_sketches(stored_sketches(none)).null_count == 4
 
 
-def in_parts(matrix: np.ndarray, absent: np.ndarray, count: int, seq: np.ndarray) -> tuple[Parts, pa.ChunkedArray]:
-    """The same sketches in parts of unequal sizes, one of which is damaged, and as a column."""
-    whole = column(matrix, absent, 1)
+def in_parts(matrix: np.ndarray, absent: np.ndarray, count: int) -> tuple[Parts, pa.ChunkedArray]:
+    """The same sketches in parts of unequal sizes, and as a column."""
     edges = np.r_[0, np.sort(np.random.default_rng(count).choice(np.arange(1, len(matrix)), count - 1, replace=False)), len(matrix)]
 
     def piece(start: int, stop: int) -> Piece:
-        columns = {"seq": pa.array(np.arange(start, stop)), "sketch": whole.slice(start, stop - start)}
-        return Piece(stop - start, lambda names: pa.table({name: columns[name] for name in [*names, "seq"]}))
+        held = matrix[start:stop][~absent[start:stop]]
 
-    return Parts([piece(*edge) for edge in zip(edges[:-1].tolist(), edges[1:].tolist(), strict=True)], seq), whole
+        def read(into: np.ndarray | None) -> np.ndarray:
+            if into is None:
+                return held.copy()
+            into[: len(held)] = held
+            return into[: len(held)]
+
+        return Piece(stop - start, len(held), read)
+
+    pieces = [piece(*edge) for edge in pairwise(edges.tolist())]
+    return Parts(pieces, ~absent), column(matrix, absent, 1)
 
 
-@pytest.mark.parametrize("order", ["as written", "otherwise"])
+@pytest.mark.parametrize("window", [(0, None), (130, 1700)])
 @pytest.mark.parametrize("beside", [True, False])
-def test_parts_give_what_the_column_gives(order: str, beside: bool) -> None:
+def test_parts_give_what_the_column_gives(beside: bool, window: tuple[int, int | None]) -> None:
     random = np.random.default_rng(7)
     first = random.standard_normal((2000, LANES))
     matrices, absent = [first, first * (1 + 1e-3 * random.standard_normal((2000, LANES)))], random.random(2000) < 0.1
     matrices[1][:50] = first[:50]
-    seq = np.arange(2000) if order == "as written" else np.arange(2000)[::-1]
-    (one, two), columns = zip(*(in_parts(m, absent, n, seq) for m, n in zip(matrices, (9, 7), strict=True)), strict=True)
+    (one, two), columns = zip(*(in_parts(m, absent, n) for m, n in zip(matrices, (9, 7), strict=True)), strict=True)
     with ThreadPoolExecutor(2) as pool:
         running = SideBySide(one, two, pool) if beside else None
-    baseline = Sketches(one, lambda: columns[0], running)
-    candidate = Sketches(two, lambda: columns[1])
-    plain = [Sketches(Column(c)) for c in columns]
-    k, j = random.integers(0, 2000, (2, 3000))
+    baseline, candidate = Sketches(one, running, *window), Sketches(two, None, *window)
+    count = 2000 if window[1] is None else window[1] - window[0]
+    plain = [Sketches(Column(c), None, *window) for c in columns]
+    k, j = random.integers(0, count, (2, 3000))
     k[:1500] = j[:1500]
     np.testing.assert_array_equal(baseline.distances(k, candidate, j), plain[0].distances(k, plain[1], j))
     np.testing.assert_array_equal(baseline[k], plain[0][k])
     np.testing.assert_array_equal(candidate[3], plain[1][3])
-    assert len(baseline) == 2000
+    rows = np.where(absent[:, None], np.nan, matrices[0])[slice(*window)]
+    np.testing.assert_array_equal(baseline[np.arange(count)], rows)
+    assert len(baseline) == count
 
 
-def test_a_damaged_part_costs_its_own_sketches() -> None:
+@pytest.mark.parametrize("what", ["damaged", "of fewer"])
+def test_a_part_that_is_not_what_it_was_costs_its_own_sketches(what: str) -> None:
     matrix, absent = np.random.default_rng(8).standard_normal((600, LANES)), np.zeros(600, bool)
-    parts, _ = in_parts(matrix, absent, 3, np.arange(600))
+    parts, _ = in_parts(matrix, absent, 3)
     start, stop = parts.starts[1:3].tolist()
-    parts._pieces[1] = Piece(stop - start, lambda names: None)
+    count = stop - start if what == "damaged" else stop - start - 1
+    parts._pieces[1] = Piece(stop - start, count, lambda into: None if what == "damaged" else matrix[start : stop - 1])
     found = Sketches(parts)[np.arange(600)]
     assert np.isnan(found[start:stop]).all()
     np.testing.assert_array_equal(np.delete(found, np.s_[start:stop], 0), np.delete(matrix, np.s_[start:stop], 0))

@@ -105,12 +105,11 @@ def _unit(dtype: str) -> float:
 def _tensors(operands: Sequence[Operand], names: Vocabulary) -> Tensors:
     kept = [o for o in operands if UNIT_ROUNDOFF.get(o.dtype, 0.0) > 0] if operands else []
     zero = np.zeros(len(kept))
-    sizes = [o.shape or (1,) for o in kept]
-    first, second, last = (np.array([_size(s, n) for s in sizes], np.float64) for n in (0, 1, -1))
     return Tensors(
         np.zeros(len(kept), np.int64), np.array([names.number(o.slot) for o in kept], np.int64), zero, zero,
         np.array([o.l2 for o in kept], np.float64), np.array([math.prod(o.shape) for o in kept], np.float64),
-        np.array([_unit(o.dtype) for o in kept], np.float64), (first, second, last),
+        np.array([_unit(o.dtype) for o in kept], np.float64),
+        lambda at, dimension: np.array([_size(kept[n].shape, dimension) for n in at.tolist()], np.float64),
     )  # fmt: skip
 
 

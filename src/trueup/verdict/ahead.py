@@ -3,18 +3,21 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
+from collections.abc import Callable, Collection, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import partial
 from types import TracebackType
+from typing import TypeVar
 
 import numpy as np
 import pyarrow as pa
 
 from trueup.store import Capture, Piece
 from trueup.verdict.sketches import Parts, SideBySide, Sketches
-from trueup.verdict.streams import NEEDED, Read
+from trueup.verdict.streams import NEEDED, SHARED, Read, Stream
+
+Found = TypeVar("Found")
 
 SKETCH = ("sketch",)
 
@@ -61,11 +64,12 @@ class Records:
 
     Args:
         table: what was read already.
+        names: columns that the capture has; of others all is null.
         more: reads other columns of the same rows.
     """
 
-    def __init__(self, table: pa.Table, more: Read) -> None:
-        self._table, self._more = table, more
+    def __init__(self, table: pa.Table, names: Collection[str], more: Read) -> None:
+        self._table, self._names, self._more = table, names, more
         self.sketched = False
         """Whether the sketches were asked for."""
         self.parts: Parts | None = None
@@ -79,6 +83,9 @@ class Records:
         """Return these columns; of fewer rows if a part was damaged since."""
         self.sketched |= "sketch" in columns
         lacking = [name for name in columns if name not in self._table.column_names]
+        for name in [name for name in lacking if name not in self._names]:  # a column of imported captures, or of tensors
+            self._table = self._table.append_column(name, pa.nulls(len(self._table)))
+            lacking.remove(name)
         if lacking:
             found = self._more(lacking) if self.coming is None or lacking != [*SKETCH] else self.coming.result()
             if len(found) != len(self._table):
@@ -158,11 +165,18 @@ class Ahead:
         sketched = not self._now or any(records.sketched for records in self._now)
         place, following = self.places[at], self.places[at + 1 : at + 2]
         now = self._next if self._now else self._begin(place, NEEDED)
-        self._now = [Records(table.result(), partial(self._read, side, place)) for side, table in enumerate(now)]
+        self._now = [
+            Records(table.result(), capture.names, partial(self._read, side, place))
+            for side, (table, capture) in enumerate(zip(now, self._captures, strict=True))
+        ]
         self._sketch(place, now=sketched)
         if following:
             self._next = self._begin(following[0], NEEDED)
         return self._now
+
+    def meanwhile(self, work: Callable[[Stream], Found], stream: Stream) -> Future[Found]:
+        """Do something with a stream while somebody else works, after its sketches were compared."""
+        return self._pool.submit(work, stream)
 
     def _sketch(self, place: Place, *, now: bool) -> None:
         """Prepare for reading the sketches of this place, and begin to if that is wanted."""
@@ -179,11 +193,8 @@ class Ahead:
 
     def _read(self, side: int, place: Place, columns: Sequence[str]) -> pa.Table:
         capture = self._captures[side]
-        known = [name for name in columns if name in capture.names]
-        found = capture.records(columns=known, rank=place.rank, step=place.steps, level=self._levels)
-        for name in columns:
-            if name not in known:  # a column of imported captures
-                found = found.append_column(name, pa.nulls(len(found)))
-        # A part of the records is a chunk; what is done to a column is done to each. Sketches are too large to copy here.
-        whole = {name: found[name] if name == "sketch" else found[name].combine_chunks() for name in columns}
-        return pa.table(whole)
+        found = capture.records(columns=columns, rank=place.rank, step=place.steps, level=self._levels)
+        # A part of the records is a chunk; what is done to a column is done to each. Sketches are too large to copy here, and what
+        # the baseline as a rule holds alike is only compared with it.
+        apart = SKETCH if side == 0 else SKETCH + SHARED
+        return pa.table({name: found[name] if name in apart else found[name].combine_chunks() for name in columns})

@@ -47,12 +47,11 @@ class Amplification:
 
         Args:
             kinds: uint64 ``(n,)``, what tells one kind of output from another.
-            shares: float64 ``(n,)``, amplifications; NaN of outputs that say nothing and are not to be judged by others.
+            shares: float64 ``(n,)``, amplifications.
             witness: bool ``(n,)``, whether others may go by it.
         """
         found = np.ones(len(kinds))
-        told = ~np.isnan(shares)
-        mine, at = np.flatnonzero(told & witness), np.flatnonzero(told & (shares > 1))  # the only ones that can need it
+        mine, at = np.flatnonzero(witness), np.flatnonzero(shares > 1)  # the only ones that can need it
         kind, share = np.r_[kinds[mine], self.kinds], np.r_[shares[mine], self.shares]
         order = np.lexsort((share, kind))
         kind, share = kind[order], share[order]

@@ -75,9 +75,9 @@ class Shapes:
         return tuple(self._values[self._offsets[k] : self._offsets[k + 1]].tolist()) if self.known[k] else None
 
 
-def integers(column: pa.ChunkedArray) -> Numbers:
-    """Return int64, `NONE` for null."""
-    return np.asarray((column.fill_null(NONE) if column.null_count else column).to_numpy(), dtype=np.int64)
+def integers(column: pa.ChunkedArray, at: Numbers | slice = slice(None)) -> Numbers:
+    """Return int64 of all rows or those wanted, `NONE` for null."""
+    return np.asarray((column.fill_null(NONE) if column.null_count else column).to_numpy()[at], dtype=np.int64)
 
 
 def floats(column: pa.ChunkedArray) -> Array:

@@ -6,6 +6,7 @@ import dataclasses
 import math
 from collections import Counter
 from collections.abc import Callable, Sequence
+from concurrent.futures import Future
 from functools import partial
 from importlib import import_module
 from pathlib import Path
@@ -270,29 +271,30 @@ class _Comparison:
                     seen.update((place.rank, step) for step in place.steps)
                     for overview, records in zip(overviews, reads, strict=False):
                         overview.add(records(Overview.COLUMNS))
-                if len(place.steps) > 1 and self._at_once(place, reads):
+                if len(place.steps) > 1 and self._at_once(place, reads, ahead):
                     continue
                 for step in place.steps:
-                    self._part(place.rank, step, [records.of(step) for records in reads])
+                    self._part(place.rank, step, [records.of(step) for records in reads], ahead)
         for overview in overviews:
             overview.add_the_rest(seen)
         return overviews
 
-    def _at_once(self, place: Place, reads: Sequence[Read]) -> bool:
+    def _at_once(self, place: Place, reads: Sequence[Read], ahead: Ahead) -> bool:
         """Compare several small steps in one go, unless one of them has to be looked at by itself: return whether it was done."""
         streams = self._streams(reads)
         if not all(stream.is_ordered and len(stream.steps) == len(place.steps) for stream in streams):
             return False
         before = dataclasses.replace(self.amplification)
+        norms = [ahead.meanwhile(norms_of, stream) for stream in streams[:2]]
         alignment, verdicts, worse = self._judged(place.rank, streams)
         part = Part(place.rank, place.steps[0], verdicts, alignment)
         if not is_quiet(part, self.criterion, self.origins[place.rank]):
             self.amplification = before  # each step is judged again, and no call is a witness for itself
             return False
-        self._keep(part, worse)
+        self._keep(part, worse, norms)
         return True
 
-    def _part(self, rank: int, step: int, reads: Sequence[Read]) -> None:
+    def _part(self, rank: int, step: int, reads: Sequence[Read], ahead: Ahead) -> None:
         streams = self._streams(reads)
         held = [len(stream) > 0 for stream in streams[:2]]
         if not all(held):
@@ -303,10 +305,11 @@ class _Comparison:
         for capture, stream in zip(self.runs[2:], streams[2:], strict=True):
             if not len(stream):
                 self.notes.append(f"{capture.path} holds nothing of rank {rank} step {step}, which was judged without it")
+        norms = [ahead.meanwhile(norms_of, stream) for stream in streams[:2]]
         alignment, verdicts, worse = self._judged(rank, streams)
         part = Part(rank, step, verdicts, alignment)
         locate(part, self.criterion, self.origins[rank], first_step=step == self.steps[0], from_start=step == 0)
-        self._keep(part, worse)
+        self._keep(part, worse, norms)
 
     def _streams(self, reads: Sequence[Read]) -> list[Stream]:
         values, found = Vocabulary(), list[Stream]()
@@ -345,7 +348,7 @@ class _Comparison:
         self.repeats, self.runs = others[: len(repeats)], [*self.captures, *others]
         self.reference = None if reference is None else others[-1]
 
-    def _keep(self, part: Part, worse: Numbers) -> None:
+    def _keep(self, part: Part, worse: Numbers, coming: Sequence[Future[list[Norm]]]) -> None:
         """Turn what was found into findings and rows while the streams are at hand."""
         if self.see is not None:
             self.see(part.verdicts)
@@ -354,8 +357,8 @@ class _Comparison:
         self.behind += len(worse)
         if self.first_behind is None and len(worse):
             self.first_behind = part.streams[1].row(int(part.alignment.candidate[worse[0]]))
-        for stream, norms in zip(part.streams, self.norms, strict=True):
-            norms += norms_of(stream)
+        for found, norms in zip(coming, self.norms, strict=True):
+            norms += found.result()
         sites = self.sites[0][part.rank], self.sites[1][part.rank]
         for suspect in part.suspects:
             self.findings[id(suspect)] = suspect_finding(suspect, *part.streams, sites)

@@ -241,7 +241,7 @@ class Explanation:
         gradient = join.first(its == slot("grad_output.0"))
         backward = gradient >= 0
         operand = self.names.table(is_argument)[its] & (its != self._forward_slots()[out.slot][join.outputs])
-        bias_first = np.isin(self.names.table(normalised)[self.op], list(OPERANDS))
+        bias_first = self.names.table(_takes_bias_first)[self.op]
         operand &= ~(bias_first[join.outputs] & (its == slot("input.0")))
         other = join.first_largest(np.where(operand, inputs.numel[join.inputs], -1.0), operand)
         last = np.isin(out.slot, [slot("grad_input.2"), slot("grad_input.bias")])
@@ -277,9 +277,9 @@ class Explanation:
         out, number = self.outputs, self.names.number
         wanted = np.full((2, len(out.slot)), NONE, np.int64)
         kind = np.zeros(len(out.slot), np.int64)
-        named = self.names.table(normalised)[self.op]
         for name, factors in OPERANDS.items():
-            wanted[:, named == name] = np.array([number(f) for f in factors])[:, None]
+            named = self.names.table(normalised) == name
+            wanted[:, named[self.op]] = np.array([number(f) for f in factors])[:, None]
         convolution = self.names.table(is_convolution_backward)[self.op]
         kind[convolution] = SUMMED
         for slot, factors in CONVOLUTION_BACKWARD.items():
@@ -295,15 +295,17 @@ class Explanation:
 
     def _inner_length(self, one: Numbers, two: Numbers) -> Array:
         """Return how many products are summed into one element."""
-        first, second, last = self.inputs.sizes
         numel = self.inputs.numel
+        found = self._size(one, -1)
+        convolution = self.names.table(is_convolution)[self.op]  # forward or backward
+        if not convolution.any():
+            return found
         backward = self.names.table(is_convolution_backward)[self.op]
         weight = self.outputs.slot == self.names.number("output.1")  # its gradient: over batch and positions
-        of_weight = self._of(numel, one) / np.maximum(self._of(second, one), 1.0)
-        of_input = self._of(numel, two) / np.maximum(self._of(second, two), 1.0)
-        forward = self._of(numel, two) / np.maximum(self._of(first, two), 1.0)
-        convolution = self.names.table(is_convolution)[self.op]
-        found = np.where(convolution, np.maximum(forward, 1.0), self._of(last, one))
+        of_weight = self._of(numel, one) / np.maximum(self._size(one, 1), 1.0)
+        of_input = self._of(numel, two) / np.maximum(self._size(two, 1), 1.0)
+        forward = self._of(numel, two) / np.maximum(self._size(two, 0), 1.0)
+        found = np.where(convolution, np.maximum(forward, 1.0), found)
         return np.where(backward, np.maximum(np.where(weight, of_weight, of_input), 1.0), found)
 
     # ---------------------------------------------------------------- outputs beside their inputs
@@ -311,10 +313,21 @@ class Explanation:
         chosen = np.flatnonzero(at)
         return Join(np.repeat(chosen, self.count[chosen]), spans(self.first[chosen], self.count[chosen]), len(at))
 
+    def _size(self, at: Numbers, dimension: int) -> Array:
+        """Return one size of some inputs, 0 for `NONE`."""
+        found = np.zeros(len(at))
+        there = np.flatnonzero(at >= 0)
+        found[there] = self.inputs.size(at[there], dimension)
+        return found
+
     @staticmethod
     def _of(values: Array, at: Numbers) -> Array:
         """Return the values there, 0 for `NONE`."""
         return np.where(at >= 0, values[np.maximum(at, 0)], 0.0) if len(values) else np.zeros(len(at))
+
+
+def _takes_bias_first(op: str) -> bool:
+    return normalised(op) in OPERANDS
 
 
 SUMMED = 1

@@ -161,7 +161,7 @@ def compare_statistics(streams: tuple[Stream, Stream], slots: tuple[Numbers, Num
         estimate = np.where(bound > 0, estimate, 0.0)
         found = np.where(spread, estimate, bound)
     known = np.isfinite(peak) & np.isfinite(found) & _agree_where_overflown(streams, slots, bound)
-    counted = other_counts(*(stream.counts[side] for stream, side in zip(streams, slots, strict=True)))
+    counted = other_counts(streams, slots)
     # Ours leave out the largest finite number, of which the other tool's numbers would not mean what ours do (`compare_texts`).
     counted |= np.not_equal(*(np.nan_to_num(number) for number in _of_both("n_saturated", streams, slots)))
     empty = np.isnan(peak) & (streams[0].numel[slots[0]] == 0) & (streams[1].numel[slots[1]] == 0)

@@ -112,7 +112,7 @@ class _Slots:
         """Return, by number of a slot's name, a number that an input and its gradient share."""
         known: dict[str, int] = {}
         found = np.full(len(self.names.names), NONE, np.int64)
-        for number in np.unique(self.stream.slot).tolist():
+        for number in np.flatnonzero(np.bincount(self.stream.slot + 1)[1:]).tolist():
             name = self.names.names[number]
             found[number] = known.setdefault(name.removeprefix("grad_").removeprefix("input."), len(known))
         return found

@@ -8,6 +8,7 @@ import numpy as np
 
 from trueup.kernels.sketch import splitmix64
 from trueup.report.sentence import UNRECORDED
+from trueup.store.parallel import side_by_side
 from trueup.verdict import few
 from trueup.verdict.amplification import Amplification
 from trueup.verdict.criteria import UNIT_ROUNDOFF, Criterion
@@ -39,6 +40,9 @@ from trueup.verdict.yardstick import NOTHING, Yardstick
 
 CARRIED = 1e-5
 """Relative error from which a call that its inputs explain is shown as a victim; below, it agrees."""
+
+MANY = 1 << 15
+"""Outputs of a part from which on two threads explain them."""
 
 STEADY = 3
 """How many calls that round must be equal before a difference of unknown size is named."""
@@ -164,8 +168,20 @@ class _Judge:
         aten = stream.level[self.calls] == names.number("aten")
         optimizer = stream.phase[self.calls] == names.number("optimizer")
         calls = Calls(self.rows, stream.op[self.calls], aten, optimizer, lowest)
-        out, read = self._tensors(self.errors.pair[outputs], outputs), self._tensors(owner, entries)
-        return Explanation(out, read, calls, self.criterion, self.precision, names).explain()
+        pair = self.errors.pair[outputs]
+
+        def explained(these: range) -> tuple[Array, Array, Array]:
+            bounds = [these.start, these.stop]
+            at_out, at_read = (slice(*np.searchsorted(of, bounds).tolist()) for of in (pair, owner))
+            out = self._tensors(pair[at_out] - these.start, outputs[at_out])
+            read = self._tensors(owner[at_read] - these.start, entries[at_read])
+            return Explanation(out, read, calls.take(these), self.criterion, self.precision, names).explain()
+
+        # NumPy leaves the interpreter to others meanwhile, and half of a large step stays in a processor's cache.
+        middle = int(pair[len(pair) // 2]) if len(pair) > MANY else 0
+        found = side_by_side(explained, [range(middle), range(middle, self.count)] if middle else [range(self.count)])
+        own, expected, declared = (np.concatenate(halves) for halves in zip(*found, strict=True))
+        return own, expected, declared
 
     def _by_limits(self, owner: Numbers, entry: Numbers, outputs: Numbers) -> tuple[Array, Array, Numbers]:
         """Let limits decide: an output that fails is explained where an input fails; return own, expected and open outputs."""
@@ -186,7 +202,9 @@ class _Judge:
             share = np.maximum(error - own, 0.0) / carried
             told = np.isfinite(carried) & np.isfinite(share) & (carried > own)  # else it shows rounding, and no amplification
             sure = error > self.criterion.certain * (own - declared) + self.criterion.certain_carried * (carried + declared)
-            factor = self.seen.factors(self._kinds(outputs), np.where(told, share, np.nan), ~sure)
+            at = np.flatnonzero(told)
+            factor = np.ones(len(outputs))
+            factor[at] = self.seen.factors(self._kinds(outputs[at]), share[at], ~sure[at])
             wider = factor > 1
             return np.where(wider, own + factor * carried, expected), np.where(wider, ELSEWHERE, 0).astype(np.int8)
 
@@ -262,8 +280,10 @@ class _Judge:
         k, j = (side[entries] for side in errors.slots)
         unit = np.maximum(self.roundoffs[self.baseline.dtype[k]], self.roundoffs[self.candidate.dtype[j]])
         norm, numel = (np.where(np.isnan(x), 0.0, x) for x in (errors.norm[entries], self.baseline.numel[k]))
-        sizes = shapes.size(k, 0, 1.0), shapes.size(k, 1, 1.0), shapes.size(k, -1, 1.0)
-        return Tensors(owner, self.baseline.slot[k], self.relative[entries], errors.absolute[entries], norm, numel, unit, sizes)
+        return Tensors(
+            owner, self.baseline.slot[k], self.relative[entries], errors.absolute[entries], norm, numel, unit,
+            lambda at, dimension: shapes.size(k[at], dimension, 1.0),
+        )  # fmt: skip
 
     def _not_compared(self) -> dict[int, str]:
         errors = self.errors

@@ -306,13 +306,18 @@ def _from_sketches(errors: Errors, at: Numbers, differ: Array) -> None:
     """Take the estimates; where the digests of two integer tensors differ (``differ``), the distance is at least 1."""
     if not len(at):
         return
-    (baseline, candidate), (k, j) = errors.streams, (side[at] for side in errors.slots)
+    baseline, candidate = errors.streams
+    k = errors.slots[0][at]
+    j = k if errors.slots[0] is errors.slots[1] else errors.slots[1][at]
     sketched = baseline.sketch.distances(k, candidate.sketch, j)
     discrete = baseline.names.table(_is_discrete)[baseline.dtype[k]] & differ[at]
-    counted = other_counts(baseline.counts[k], candidate.counts[j])
-    masked, unequal = _masked(baseline, k), _masked(baseline, k) != _masked(candidate, j)
-    unequal &= (baseline.dtype[k] == candidate.dtype[j]) & ~counted
-    counted |= unequal
+    counted = other_counts(errors.streams, (k, j))
+    masked = _masked(baseline, k)
+    if k is j and baseline.saturated is candidate.saturated and baseline.dtype is candidate.dtype:
+        unequal = np.zeros(len(k), bool)
+    else:
+        unequal = (masked != _masked(candidate, j)) & (baseline.dtype[k] == candidate.dtype[j]) & ~counted
+    counted = counted | unequal
     known = ~np.isnan(sketched)
     found = np.where(discrete, np.maximum(sketched, 1.0), sketched)
     errors.absolute[at] = np.where(known & counted, np.inf, found)

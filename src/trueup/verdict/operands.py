@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
+from functools import cached_property
 
 import numpy as np
 
 from trueup.verdict.streams import NONE, Array, Numbers
 
 
-@dataclass(slots=True)
+@dataclass
 class Tensors:
     """Floating-point slots of matched calls, of the baseline: an entry each, sorted by call."""
 
@@ -22,21 +24,13 @@ class Tensors:
     numel: Array
     roundoff: Array
     """Unit roundoff of the coarser dtype of the two sides; 0 for integers."""
-    sizes: tuple[Array, Array, Array]
-    """Sizes of the first, second and last dimension, 1 where there is none."""
+    size: Callable[[Numbers, int], Array]
+    """Returns one size of some of them, of the first dimension (0), the second (1) or the last (-1): 1 where there is none."""
 
-    @property
+    @cached_property
     def rms(self) -> Array:
         """Root mean square."""
         return np.where(self.numel > 0, self.norm / np.sqrt(np.maximum(self.numel, 1.0)), 0.0)
-
-    def take(self, at: Numbers) -> Tensors:
-        """Return some of them."""
-        first, second, last = (size[at] for size in self.sizes)
-        return Tensors(
-            self.call[at], self.slot[at], self.relative[at], self.absolute[at], self.norm[at], self.numel[at], self.roundoff[at],
-            (first, second, last),
-        )  # fmt: skip
 
 
 @dataclass(slots=True)
@@ -51,6 +45,11 @@ class Calls:
     optimizer: Array
     lowest: Array
     """Unit roundoff of the lowest precision that the calls inside compute in (autocast)."""
+
+    def take(self, those: range) -> Calls:
+        """Return some of them that follow one another."""
+        at = slice(those.start, those.stop)
+        return Calls(self.row[at], self.op[at], self.aten[at], self.optimizer[at], self.lowest[at])
 
 
 @dataclass(slots=True)
@@ -72,10 +71,10 @@ class Join:
 
     def first(self, mask: Array) -> Numbers:
         """Return the first input of each output for which the mask is true, or `NONE`."""
-        found = np.full(self.count, len(self.inputs), np.int64)
-        at = np.flatnonzero(mask)
-        np.minimum.at(found, self.outputs[at], at)
-        return np.where(found < len(self.inputs), np.r_[self.inputs, NONE][found], NONE)
+        found = np.full(self.count, NONE, np.int64)
+        at = np.flatnonzero(mask)[::-1]
+        found[self.outputs[at]] = self.inputs[at]  # the first is written last
+        return found
 
     def first_largest(self, values: Array, mask: Array | None = None) -> Numbers:
         """Return the first input of each output with the largest value, or `NONE`."""

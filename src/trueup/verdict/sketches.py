@@ -191,8 +191,9 @@ class Sketches:
         k, j = k + self._start, j + other._start
         beside = self._side_by_side
         if beside is not None and (beside.first, beside.second) == (self._chunks, other._chunks):
-            found = np.where(k == j, beside.distances[np.minimum(k, j)], np.nan)
             rest = np.flatnonzero(k != j)
+            found = beside.distances[k]
+            found[rest] = np.nan
         self._natively(found, rest, k, other, j)
         left = np.flatnonzero(np.isnan(found))
         for part in np.split(left, range(BLOCK, len(left), BLOCK)):  # copies of so many stay in a cache

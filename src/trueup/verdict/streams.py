@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
+from threading import Lock
 from typing import Any
 
 import numpy as np
@@ -51,24 +52,28 @@ class Vocabulary:
         self.names: list[str] = []
         self._numbers: dict[str, int] = {}
         self._tables: dict[Callable[[str], Any], Array] = {}
+        self._lock = Lock()
 
     def number(self, name: str) -> int:
         """Return the number of a name, a new one if need be."""
         found = self._numbers.get(name)
         if found is None:
-            found = self._numbers[name] = len(self.names)
-            self.names.append(name)
+            with self._lock:  # names are asked for by several threads
+                found = self._numbers.get(name)
+                if found is None:
+                    self.names.append(name)
+                    found = self._numbers[name] = len(self.names) - 1
         return found
 
-    def numbers(self, column: pa.ChunkedArray) -> Numbers:
-        """Return int64 ``(n,)``, `NONE` for null."""
+    def numbers(self, column: pa.ChunkedArray, at: Numbers | None = None) -> Numbers:
+        """Return int64 ``(n,)`` for all rows or those wanted, `NONE` for null."""
         if column.null_count == len(column):
-            return np.full(len(column), NONE, np.int64)
+            return np.full(len(column) if at is None else len(at), NONE, np.int64)
         encoded = column.unify_dictionaries() if pa.types.is_dictionary(column.type) else column.dictionary_encode()
         known = np.array([self.number(name) for name in encoded.chunk(0).dictionary.to_pylist()] or [NONE], np.int64)
         places = [chunk.indices.fill_null(NONE).to_numpy(zero_copy_only=False) for chunk in encoded.chunks]
-        indices = np.concatenate(places)
-        return np.where(indices >= 0, known[np.maximum(indices, 0)], NONE)
+        indices = np.concatenate(places) if at is None else np.concatenate(places)[at]
+        return np.where(indices >= 0, known[indices], NONE)
 
     def name(self, number: int) -> str | None:
         """Return the name of a number."""
@@ -117,7 +122,7 @@ NEEDED = (
 
 _CALLS = ("seq", "step")
 _COUNTS = ("n_nan", "n_posinf", "n_neginf")
-_SHARED = (
+SHARED = (
     *_CALLS, *_COUNTS, "n_saturated", "parent", "phase", "level", "scope", "op", "ordinal", "forward_seq", "site", "slot", "dtype",
     "shape", "numel", "value", "producer_seq", "producer_slot", "payload_segment",
 )  # fmt: skip
@@ -158,8 +163,8 @@ class Stream:
         """Call of each slot."""
         self.rank = int(table["rank"][0].as_py()) if len(firsts) else 0
 
-        def of_calls(name: str, numbers: Callable[[pa.ChunkedArray], Numbers]) -> Numbers:
-            found: Numbers = taken(name, (*_CALLS, name), lambda: numbers(table[name])[firsts])
+        def of_calls(name: str, numbers: Callable[[pa.ChunkedArray, Numbers], Numbers]) -> Numbers:
+            found: Numbers = taken(name, (*_CALLS, name), lambda: numbers(table[name], firsts))
             return found
 
         self.seq, self.step, self.parent, self.ordinal, self.forward_seq, self.site = (
@@ -353,7 +358,7 @@ class Stream:
 
 def _alike(table: pa.Table, other: pa.Table) -> frozenset[str]:
     """Return the columns of which two tables hold the same rows."""
-    return frozenset(name for name in _SHARED if table[name].equals(other[name]))
+    return frozenset(name for name in SHARED if table[name].equals(other[name]))
 
 
 def _starts(table: pa.Table) -> Numbers:
@@ -364,9 +369,12 @@ def _starts(table: pa.Table) -> Numbers:
     return np.asarray(np.r_[0, 1 + np.flatnonzero((seq[1:] != seq[:-1]) | (step[1:] != step[:-1])), len(seq)])
 
 
-def other_counts(first: Array, second: Array) -> Array:
-    """Tell which rows of two `Stream.counts` differ."""
-    differ = first != second
+def other_counts(streams: tuple[Stream, Stream], slots: tuple[Numbers, Numbers]) -> Array:
+    """Tell which slots have other counts of NaN and Inf on the two sides, or none on one."""
+    first, second = streams
+    if first.counts is second.counts and slots[0] is slots[1]:
+        return ~first.measured[slots[0]]
+    differ = first.counts[slots[0]] != second.counts[slots[1]]
     return np.asarray(differ[:, 0] | differ[:, 1] | differ[:, 2])  # a reduction over so short an axis takes ten times as long
 
 
