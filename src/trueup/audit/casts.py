@@ -16,7 +16,7 @@ from typing import Any, Literal
 from trueup.anomalies.found import Place
 from trueup.audit.danger import Danger, Kind, Numbers, family, is_mask, judge
 from trueup.audit.operators import cast_source, is_product
-from trueup.audit.reading import Found, Places, Steps, calls, described, opened, outermost, parts
+from trueup.audit.reading import Found, Places, Steps, calls, described, dtypes, opened, outermost, parts
 from trueup.report.wording import clean, counted, short_source
 from trueup.store import Capture
 
@@ -95,8 +95,11 @@ class _Looking:
         self.looked = self.unmeasured = self.masks = 0
         self.implicit = "aten" not in capture.levels
         """Whether autocast's own casts, which are aten calls, are out of sight."""
+        self.narrowing = False
+        """Whether they are, and there may be any."""
 
     def part(self, rank: int, step: int) -> None:
+        self.narrowing = self.implicit and len(dtypes(self.capture, rank, step, is_product)) > 1
         held = calls(self.capture, rank, step, self._wanted, _COLUMNS, levels=("api", "aten"))
         for one in outermost([one for one in held if cast_source(one.op)]):
             pair = _sides(one)
@@ -108,7 +111,7 @@ class _Looking:
                     self._judge(rank, step, one, row, _numbers(row), Numbers(target, math.nan), implicit=True)
 
     def _wanted(self, op: str, level: str) -> bool:
-        return cast_source(op) is not None or (self.implicit and is_product(op, level))
+        return cast_source(op) is not None or (self.narrowing and is_product(op, level))
 
     def _judge(
         self, rank: int, step: int, one: Found, row: dict[str, Any], before: Numbers, after: Numbers, *, implicit: bool

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from trueup.audit.casts import Cast, dangerous_casts
 from trueup.audit.census import census, difference
+from trueup.audit.operators import is_product
+from trueup.audit.reading import dtypes
 from trueup.model import Finding
 from trueup.store import Capture
 
@@ -23,8 +25,11 @@ def notes_beside(captures: tuple[Capture, Capture], culprit: Finding) -> list[st
     seen = {_key(cast) for cast in dangerous_casts(baseline, step=step, rank=rank).dangerous}
     found = [cast for cast in dangerous_casts(candidate, step=step, rank=rank).dangerous if _key(cast) not in seen]
     notes = [f"dangerous cast{_more(found)} in the candidate alone: {found[0].sentence}"] if found else []
-    dtypes = difference(census(baseline, step=step, rank=rank), census(candidate, step=step, rank=rank))
-    return [*notes, *([dtypes.sentence] if dtypes.differs else [])]
+    there, here = (dtypes(capture, rank, step, is_product) for capture in captures)
+    if there == here and len(here) == 1:  # as a rule; to count the products takes time
+        return notes
+    other = difference(census(baseline, step=step, rank=rank), census(candidate, step=step, rank=rank))
+    return [*notes, *([other.sentence] if other.differs else [])]
 
 
 def _key(cast: Cast) -> tuple[str, str, str, int, str]:
