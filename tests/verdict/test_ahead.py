@@ -6,6 +6,7 @@ import dataclasses
 from pathlib import Path
 from typing import Any
 
+import pyarrow as pa
 import pytest
 import torch
 
@@ -100,3 +101,13 @@ def test_quiet_steps_are_not_looked_at_one_by_one(baseline: Path, monkeypatch: p
     monkeypatch.setattr(comparison, "_part", lambda self, *place: seen.append(place[1]) or part(self, *place))
     assert compare(baseline, baseline).verdict == "aligned"
     assert seen == [0]
+
+
+def test_a_part_that_is_damaged_meanwhile_gives_no_rows_of_any_column() -> None:
+    def more(columns: Any) -> pa.Table:
+        return pa.table({name: [1.0] for name in columns})
+
+    records = ahead.Records(pa.table({"seq": [1, 2], "mean": [0.5, 1.5]}), {"seq", "mean", "min"}, more)
+    assert records(["mean", "seq"]).num_rows == 2
+    assert records(["min", "mean"]).to_pydict() == {"min": [], "mean": []}
+    assert records(["mean", "invocation"])["invocation"].to_pylist() == [None, None]  # a column that the capture has not

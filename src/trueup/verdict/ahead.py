@@ -89,7 +89,7 @@ class Records:
         if lacking:
             found = self._more(lacking) if self.coming is None or lacking != [*SKETCH] else self.coming.result()
             if len(found) != len(self._table):
-                return found.slice(0, 0)
+                return pa.table({name: (found if name in lacking else self._table)[name].slice(0, 0) for name in columns})
             for name in lacking:
                 self._table = self._table.append_column(name, found[name])
         return self._table.select(list(columns))
