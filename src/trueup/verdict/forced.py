@@ -29,5 +29,5 @@ def notes_on(capture: Capture, levels: Sequence[str]) -> tuple[list[str], bool]:
     said = [note[:300] for note in notes if "inputs were forced" in note][:2] or [f"inputs were forced: those of {lender}"]
     said[0] += "; each call shows its own error alone"
     recorded = capture.root.get("levels")  # the loss is a call of level api in every capture
-    blind = not (set(levels) & set(recorded if isinstance(recorded, list) else ()) - {"module"})
+    blind = not any(level in recorded for level in {*levels} - {"module"}) if isinstance(recorded, list) else True
     return ([BLIND, *said] if blind else said), blind
