@@ -9,6 +9,7 @@ import pytest
 if TYPE_CHECKING:
     from nursery import Nursery
 
+pytest_plugins = ["frozen"]
 os.environ["USE_TF"] = "0"
 """transformers 4 is to leave TensorFlow alone: beside Keras 3 it does not import its Trainer otherwise."""
 

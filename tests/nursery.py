@@ -6,6 +6,7 @@ variables of its line. What it prints goes to the file named in the line.
 
 from __future__ import annotations
 
+import gc
 import importlib
 import json
 import os
@@ -130,6 +131,7 @@ def _serve() -> None:
     for line in iter(sys.stdin.readline, ""):
         order = json.loads(line)
         if order["what"] == "start":
+            gc.freeze()  # no collection of a child's looks at, and so copies, what it inherits
             pid = os.fork()
             if pid == 0:
                 os.environ.update(order["variables"])

@@ -108,7 +108,8 @@ def build(kernel: Kernels) -> tuple[tf.Graph, Any, Any, Any]:
         hidden = kernel("dense", "MatMul", [flat, own["weight"]], np.matmul, product)
         hidden = kernel("add", "BiasAdd", [hidden, own["bias"]], np.add, lambda g, y, x, b: [g, g.sum(0)])
         hidden = kernel("tanh", "Tanh", [hidden], np.tanh, lambda g, y, x: [g * (1 - y * y)])
-        gates = kernel("gating", "MatMul", [flat, own["gate"]], np.matmul, product)
+        with tf.control_dependencies([hidden]):  # else either of two products of one tensor is the first, run by run
+            gates = kernel("gating", "MatMul", [flat, own["gate"]], np.matmul, product)
         gates = kernel("sigmoid", "Sigmoid", [gates], lambda x: 1 / (1 + np.exp(-x)), lambda g, y, x: [g * y * (1 - y)])
         hidden = kernel("relu", "Relu", [hidden * gates], lambda x: np.maximum(x, 0), lambda g, y, x: [g * (x > 0)])
         scores = tf.reshape(kernel("query", "MatMul", [hidden, own["query"]], np.matmul, product), [4, 6])
