@@ -111,6 +111,18 @@ def test_sorting_by_a_click_on_a_heading(window: Browser, tmp_path: Path) -> Non
     assert falling[0] > rising[0]
 
 
+def test_sorting_texts_keeps_the_order_of_equal_ones(window: Browser, tmp_path: Path) -> None:
+    show(window, result(), tmp_path)
+    choose(window, state="all")
+    cells_of = "[4, 5].map((k) => r.querySelectorAll('.slick-cell')[k].textContent)"
+    drawn = DEEP + f"return all(document, '.slick-row').map((r) => {cells_of})"
+    before = list(zip(column(window, "scope"), column(window, "call"), strict=True))
+    window.run(DEEP + "all(document, '.slick-header-column').find((h) => h.textContent.includes('scope')).click()")
+    time.sleep(0.2)
+    shown = window.run(drawn)
+    assert [tuple(row) for row in shown] == sorted(before, key=lambda row: row[0])[: len(shown)]
+
+
 @pytest.mark.parametrize("key", [ENTER, " "])
 def test_sorting_by_a_key_on_a_heading(window: Browser, tmp_path: Path, key: str) -> None:
     show(window, crowded(), tmp_path)

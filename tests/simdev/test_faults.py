@@ -110,6 +110,7 @@ ALSO = {
     "cross-entropy-ignore-index": lambda: _loss(2, 3, 4, 4),
     "matmul-large-k": lambda: torch.addmm(_npu(3), _npu(2, 600), _npu(600, 3)),
     "argmax-ties": lambda: torch.ones(2, 20).npu().max(1),
+    "index-put-accumulate-lost": lambda: _npu(3, 4)[:, _indices(1, 1, 2)].sum().backward(),
     "masked-fill-last-column": lambda: torch.ones(2, 3).npu().masked_fill_(torch.ones(2, 3).bool().npu(), 9.0),
     "adam-epsilon-inside-root": lambda: _optimize(torch.optim.Adam, lr=0.1, foreach=True),
     "adam-second-moment-value": lambda: _optimize(torch.optim.Adam, lr=0.1, foreach=True),

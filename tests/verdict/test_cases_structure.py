@@ -5,7 +5,8 @@ msprobe 26.2.0 makes 69 false errors of one extra call, and pairs the backward o
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
@@ -17,6 +18,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 import trueup
+from trueup import simdev
 from verdict.cases import Change, broken, named, noisy, record, told, trained
 
 KEPT = [("stats", "api"), ("stats", "all"), ("tensor", "api")]
@@ -317,6 +319,56 @@ def test_errors_of_gradients_explain_what_another_optimizer_makes_of_weights(
     """The fault is in the forward: what every optimizer makes of other gradients is no fault of its own."""
     first, second = (OPTIMIZERS[form] for form in forms)
     blames_gelu(compared(kept, {"optimizer": first}, {"optimizer": second, "fault": GELU_OFF}))
+
+
+class Encoder(nn.Module):
+    """Two layers of PyTorch's own, whose bias of query, key and value begins at zero, as other biases do."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        layer = nn.TransformerEncoderLayer(48, 4, 96, dropout=0.0, batch_first=True)
+        self.layers, self.head = nn.TransformerEncoder(layer, 2, enable_nested_tensor=False), nn.Linear(48, 5)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.head(self.layers(x))
+
+
+def train_encoder(into: Path, form: str, device: str, noise: Sequence[str] = (), fault: str = "") -> Path:
+    simdev.install()
+    with ExitStack() as stack:
+        for name in noise:
+            stack.enter_context(simdev.noise(name))
+        if fault:
+            stack.enter_context(simdev.inject(fault))
+        torch.manual_seed(0)
+        model = Encoder().to(device)
+        optimizer = OPTIMIZERS[form](model.parameters())
+        batches = [(torch.randn(4, 12, 48).to(device), torch.randint(0, 5, (48,)).to(device)) for _ in range(4)]
+        with trueup.capture(into, model=model):
+            for x, labels in batches:
+                optimizer.zero_grad()
+                F.cross_entropy(model(x).flatten(0, 1), labels).backward()
+                optimizer.step()
+    return into
+
+
+@pytest.mark.parametrize("forms", [("one by one", "fused"), ("one by one", "foreach"), ("foreach", "fused")], ids=" - ".join)
+@pytest.mark.parametrize("noise", [(), ("reordered-reductions", "fused-multiply-add")], ids=["exact", "noise"])
+def test_another_optimizer_of_a_bias_whose_gradient_is_part_rounding(
+    forms: tuple[str, str], noise: Sequence[str], tmp_path: Path
+) -> None:
+    """A third of a packed bias has a gradient of nothing but rounding, and Adam makes full steps of it, in every step anew."""
+    sides = train_encoder(tmp_path / "cpu", forms[0], "cpu"), train_encoder(tmp_path / "npu", forms[1], "npu", noise)
+    for level in (None, ("module", "api")):
+        is_aligned(trueup.compare(*sides, level=level))
+
+
+@pytest.mark.parametrize("forms", [("one by one", "foreach"), ("fused", "one by one")], ids=" - ".join)
+def test_a_fault_of_another_optimizer_of_such_a_bias(forms: tuple[str, str], tmp_path: Path) -> None:
+    fault = "adam-second-moment-value"
+    sides = train_encoder(tmp_path / "cpu", forms[0], "cpu"), train_encoder(tmp_path / "npu", forms[1], "npu", (), fault)
+    first = named(trueup.compare(*sides))
+    assert (first.phase, first.step, first.kind) == ("optimizer", 0, "region")
 
 
 def test_what_stays_unmatched_is_told(kept: Kept) -> None:

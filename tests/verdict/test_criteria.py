@@ -94,7 +94,8 @@ def test_collectives_are_not_the_operators_of_their_name(level: str, op: str) ->
 
 
 def test_modules_are_not_their_namesakes() -> None:
-    assert CRITERION.row("Linear", "module", "forward").name == "anything"
+    assert CRITERION.row("Linear", "module", "forward").name == "layer of one product"
+    assert CRITERION.row("linear", "module", "forward").name == "anything"
     assert CRITERION.row("relu", "module", "forward").name == "anything"
     assert CRITERION.row("relu", "api", "forward").name == "move"
 

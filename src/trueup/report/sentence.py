@@ -33,8 +33,12 @@ UNRECORDED = "asks for what was not recorded"
 """Words of the reason that a criterion of elements gives."""
 UNSEEN = "no compared call made that difference"
 """Words of the note on a tensor whose difference came in unseen; what follows its last colon is what to do."""
+COMPLETELY = "capture all phases, from step 0 and without gaps"
+"""What to do about it where the capture has gaps."""
 UNSIZED = "digests differ; how much is not recorded"
 """Reason of a slot of which only checksums were kept; as `trueup.verdict.measure.UNSIZED`, which a report may not import."""
+LARGE = 0.1
+"""Relative error from which on nobody would say that inputs agree, whatever the outputs'."""
 OTHERS_NAMED = 3
 """How many further culprits the sentence names before it counts them."""
 
@@ -238,6 +242,10 @@ def _operator(finding: Finding) -> str:
         return f"inputs agree as far as their statistics tell, outputs do not ({_error(finding)})"
     if finding.error_in == 0:
         return f"inputs are bitwise equal, outputs are not ({_error(finding)})"
+    if finding.error_in >= LARGE and finding.expected <= 0 and finding.because:  # the criterion does not ask what inputs explain
+        return f"inputs differ (rel. L2 {sci(finding.error_in)}), and so do outputs ({_error(finding)})"
+    if finding.error_in >= LARGE:
+        return f"inputs differ (rel. L2 {sci(finding.error_in)}), outputs by more than that explains ({_error(finding)})"
     return f"inputs agree (rel. L2 {sci(finding.error_in)}), outputs do not ({_error(finding)})"
 
 

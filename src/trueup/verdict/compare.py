@@ -16,7 +16,7 @@ import numpy as np
 import pyarrow as pa
 
 from trueup.model import Finding, Result, RunSummary, TrueupError, VerdictWord
-from trueup.report.sentence import NOISY, UNSEEN, harmless_argument, verdict_lines
+from trueup.report.sentence import COMPLETELY, NOISY, UNSEEN, harmless_argument, verdict_lines
 from trueup.report.wording import counted
 from trueup.store import Capture, open_capture
 from trueup.verdict import few
@@ -372,7 +372,9 @@ class _Comparison:
             if updated is not None and not updated.sure and is_weight(slot):
                 self.unexplained.append(f"{what} and {NOISY}: {self.overlap.finer()}, where gradients and the optimizer show which")
             else:
-                self.unexplained.append(f"{what} and {UNSEEN}: capture all phases, from step 0 and without gaps")
+                inside = judged.call.candidate.parent is not None and self.overlap.levels == ["module"]
+                how = f"{self.overlap.finer()}, where calls between modules show" if inside else COMPLETELY
+                self.unexplained.append(f"{what} and {UNSEEN}: {how}")
         errors = part.verdicts.errors
         self.mixed.add(errors)
         self.by_statistics += len(np.unique(errors.pair[errors.method == STATISTICS]))

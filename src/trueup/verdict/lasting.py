@@ -9,7 +9,8 @@ need not be its counterpart.
 from __future__ import annotations
 
 from collections import defaultdict
-from dataclasses import dataclass
+from collections.abc import Iterable
+from dataclasses import dataclass, field
 
 import numpy as np
 
@@ -33,11 +34,16 @@ class _Written:
     stream: Stream
     calls: list[int]
     slots: dict[Key, Numbers]
+    right: set[int] = field(default_factory=set)
+    """Weights of which more is known than that they are near to others: see `weights`."""
 
 
-def settle(regions: Regions, criterion: Criterion) -> None:
-    """Find the calls whose results agree with what the other side wrote."""
+def settle(regions: Regions, criterion: Criterion, right: Iterable[tuple[int, int]] = ()) -> None:
+    """Find the calls whose results agree with what the other side wrote; ``right`` are slots of both sides that are known to."""
     written = [_written(regions, side) for side in (0, 1)]
+    for pair in right:
+        for one, slot in zip(written, pair, strict=True):
+            one.right.add(slot)
     if not all(side.calls for side in written):
         return
     origins = _Origins(regions)
@@ -73,6 +79,8 @@ def _agrees(
         return False
     row = criterion.rows[-1]
     for k in outputs:
+        if k in mine.right:
+            continue
         near = other.slots.get(_key(mine.stream, k)) if mine.stream.measured[k] else None
         if near is None or len(near) * len(outputs) > MOST_PAIRS:
             return False

@@ -18,6 +18,7 @@ import numpy as np
 from trueup.verdict import moved
 from trueup.verdict.align import Alignment
 from trueup.verdict.arguments import equal_values
+from trueup.verdict.between import arising_inside, came_in, comes_from_between
 from trueup.verdict.criteria import UNIT_ROUNDOFF, Criterion
 from trueup.verdict.draws import begins_elsewhere, explain_draws
 from trueup.verdict.handed_out import Use, from_root, receives, use_of
@@ -30,7 +31,7 @@ from trueup.verdict.regions import operators as region_operators
 from trueup.verdict.streams import NONE, Row, Stream, is_input, is_output
 from trueup.verdict.tree import Tree
 from trueup.verdict.updates import STEP
-from trueup.verdict.weights import wrong_weights
+from trueup.verdict.weights import Ends, judge_weights
 
 Kind = Literal["operator", "argument", "random", "input", "overwritten", "region"]
 Side = Literal["baseline", "candidate"]
@@ -126,8 +127,12 @@ def locate(
     tree = Tree(verdicts, part.alignment)
     found = np.flatnonzero(verdicts.ratio > criterion.suspect).tolist()
     suspects = [_suspect(pair, criterion, tree) for pair in _finest(found, criterion, tree)]
-    suspects += _unmatched(part, tree, criterion, origins)
-    part.unexplained = origins.follow(tree)
+    unmatched, weights = _unmatched(part, tree, criterion, origins)
+    suspects += unmatched
+    inside, part.unexplained = arising_inside(origins.follow(tree), tree, criterion)
+    origins.keep(tree, weights)
+    speaking = {s.place for s in suspects}
+    suspects += [s for s in (_suspect(pair, criterion, tree) for pair in inside) if s.place not in speaking]
     overwritten = [(judged, slot) for judged, slot in part.unexplained if _is_overwritten_unseen(judged, slot, tree)]
     suspects += [Suspect(judged, "overwritten", True, reason=slot) for judged, slot in overwritten[:1]]
     part.unexplained = [] if overwritten else part.unexplained
@@ -147,6 +152,9 @@ def locate(
         origins.lost = min([judged.call.candidate.seq for judged, _ in part.unexplained])
     for suspect in suspects if origins.lost is not None else ():
         suspect.certain = suspect.certain and suspect.place < (origins.lost or 0)
+    passing_on = came_in(part.unexplained)
+    for suspect in suspects:
+        suspect.certain = suspect.certain and not (suspect.kind == "operator" and passing_on(suspect.judged))
     explain_draws(part, suspects, criterion)
     if first_step and not suspects:
         part.elsewhere = begins_elsewhere(part)
@@ -176,11 +184,15 @@ def _seqs_around(tree: Tree, call: int) -> list[int]:
     return list(tree.streams[1].seq[tree.around(call)].tolist()) if call != NONE else []
 
 
-def _unmatched(part: Part, tree: Tree, criterion: Criterion, origins: Origins) -> list[Suspect]:
-    """Account for the calls without counterpart: return regions where a difference starts, keep what nothing shows."""
+def _unmatched(part: Part, tree: Tree, criterion: Criterion, origins: Origins) -> tuple[list[Suspect], list[Ends]]:
+    """Account for the calls without counterpart: return regions where a difference starts and weights that they got right.
+
+    What nothing shows is kept in the part.
+    """
     loose = loose_calls(tree)
     regions = Regions(tree, loose, origins)
-    settle(regions, criterion)
+    wrong, right = judge_weights(regions, criterion)
+    settle(regions, criterion, right)
     uncovered = regions.uncompared | set(regions.untold())
     suspects = []
     for region in regions.found:
@@ -192,16 +204,14 @@ def _unmatched(part: Part, tree: Tree, criterion: Criterion, origins: Origins) -
             continue
         certain = judged.is_certain(criterion)
         suspects.append(Suspect(judged, "region", certain, region_operators(region), sides=region.sides))
-    wrong = next(wrong_weights(regions, criterion), None)
-    if wrong is not None:
-        ops = (wrong.call.candidate.op,)
-        suspects.append(Suspect(wrong, "region", wrong.is_certain(criterion), ops))
+    if wrong:
+        suspects.append(Suspect(wrong[0], "region", wrong[0].is_certain(criterion), (wrong[0].call.candidate.op,)))
     part.uncovered = [
         (SIDES[side], tree.streams[side].row(call)) for side in (0, 1) for call in loose[side] if (side, call) in uncovered
     ]
     left = [sorted(set(calls) - settled) for calls, settled in zip(loose, regions.settled, strict=True)]
     origins.leave(regions.lasting(), *(stream.seq[calls].tolist() for stream, calls in zip(tree.streams, left, strict=True)))
-    return suspects
+    return suspects, right
 
 
 def _finest(found: list[int], criterion: Criterion, tree: Tree) -> list[int]:
@@ -269,7 +279,11 @@ def _inputs(part: Part, tree: Tree, criterion: Criterion, *, from_start: bool) -
     differ = enters & ((errors.relative > limit) | ~same_shapes(errors))
     producers = candidate.producers[errors.slots[1]]
     alone = tree.pairs[1][producers] == NONE
-    first, use = _first_used(np.flatnonzero(differ & alone).tolist(), tree, part)
+    entries = [
+        n for n in np.flatnonzero(differ & alone).tolist()
+        if not comes_from_between(candidate, int(errors.calls[1][errors.pair[n]]), candidate.names.names[int(errors.names[n])])
+    ]  # fmt: skip
+    first, use = _first_used(entries, tree, part)
     if first == NONE:
         return []
     error, judged, producer = errors.error(first), verdicts.at(int(errors.pair[first])), int(producers[first])
@@ -327,6 +341,8 @@ def _enters(judged: Judged, slot: str, streams: tuple[Stream, Stream]) -> bool:
     error = judged.call.slots[slot]
     if moved.is_weight(slot) and all(map(moved.is_unseen, streams)):
         return True
+    if comes_from_between(streams[1], streams[1].find(judged.call.candidate.seq), slot):
+        return False
     return streams[0].producer_of(error.baseline) is None and streams[1].producer_of(error.candidate) is None
 
 

@@ -58,6 +58,8 @@ class Updated:
     """Weights whose update differs: entries of the errors, and what there is to say of them."""
 
     entries: Numbers
+    compared: Numbers
+    """Entries of all weights whose update is known, and so judged here."""
     sure: bool = True
     """Whether noise in weights that have next to no gradient is ruled out: nothing differed before, or all together do now."""
     said: str = ""
@@ -110,7 +112,7 @@ def deviating(tree: Tree, weights: Weights, before: Array) -> Updated:
     same, following = (weights.key[1:] == weights.key[:-1]).all(axis=1), weights.step[1:] == weights.step[:-1] + 1
     later = np.flatnonzero(same & following & (weights.entry[1:] != NONE))
     if not len(later):
-        return Updated(later)
+        return Updated(later, later)
     entry = weights.entry[later + 1]
     first, second = weights.sketches[:, later + 1] - weights.sketches[:, later]
     apart, size = (np.linalg.norm(one, axis=1) for one in (second - first, first))
@@ -122,11 +124,11 @@ def deviating(tree: Tree, weights: Weights, before: Array) -> Updated:
     explained = np.where(largest > 0, np.maximum(LEAST, SIGNS * (largest + np.sqrt(largest))), 0.0)
     wrong = apart > explained * size + floor
     if not wrong.any():
-        return Updated(entry[wrong])
+        return Updated(entry[wrong], entry)
     of = when == when[wrong].min()
     whole, moved = (float(np.linalg.norm(one[of])) for one in (apart, size))
     sure = bool((largest[of] == 0).all()) or whole > float(explained[of].max()) * moved
-    return Updated(entry[wrong], sure, _said(first[of], second[of], wrong[of]))
+    return Updated(entry[wrong], entry, sure, _said(first[of], second[of], wrong[of]))
 
 
 def _said(first: Array, second: Array, wrong: Array) -> str:

@@ -57,16 +57,32 @@ class Origins:
     """Unmatched calls whose results later steps read, and nobody has read yet, by side."""
     loose: tuple[set[int], set[int]] = field(default_factory=lambda: (set(), set()))
     """All unmatched calls of earlier steps that no compared call around them accounts for, by side."""
+    written: set[tuple[int, int]] = field(default_factory=set)
+    """Digests by side of weights that an optimizer without counterpart wrote last, where what it made of them was explained."""
     _now: moved.Weights = field(default_factory=moved.Weights)
 
     def follow(self, tree: Tree) -> list[tuple[Judged, str]]:
         """Go through one step's calls in order; return ``(call, slot)`` of inputs whose difference has no origin."""
         verdicts, errors = tree.verdicts, tree.verdicts.errors
-        suspicious, worst, largest = self._suspicious(tree)
+        differing, worst, largest = self._suspicious(tree)
         plain = _plain(tree)
-        found = [n for n in suspicious.tolist() if not _is_accounted_for(tree, n, float(plain[n]))]
+        suspicious = [n for n in differing.tolist() if not self._is_written(tree, n)]
+        found = [n for n in suspicious if not _is_accounted_for(tree, n, float(plain[n]))]
         self._remember(tree, worst, largest)
         return [(verdicts.at(int(errors.pair[n])), errors.error(n).slot) for n in found]
+
+    def keep(self, tree: Tree, weights: Iterable[tuple[int, int]]) -> None:
+        """Remember weights by the slots that hold them in the end, if there are any."""
+        first, second = tree.streams
+        known = [(k, j) for k, j in weights if first.has_digest[k] and second.has_digest[j]]
+        digests = {(int(first.digest[k]), int(second.digest[j])) for k, j in known}
+        self.written = digests or self.written
+
+    def _is_written(self, tree: Tree, entry: int) -> bool:
+        """Tell whether an entry is a weight of which it is known what the optimizer of the step before made."""
+        sides = zip(tree.streams, tree.verdicts.errors.slots, strict=True)
+        (first, k), (second, j) = ((stream, int(slots[entry])) for stream, slots in sides)
+        return bool(first.has_digest[k] and second.has_digest[j]) and (int(first.digest[k]), int(second.digest[j])) in self.written
 
     def passes(self, tree: Tree) -> bool:
         """Go through the calls of some steps in which all have a counterpart, unless `follow` would find something in one."""
@@ -86,7 +102,9 @@ class Origins:
         differ = errors.inputs & (plain > np.maximum(limit, tree.verdicts.tolerated))
         self._now = moved.read(tree, self.weights)
         self.updated = moved.deviating(tree, self._now, before[:-1][errors.pair])
-        differ[self.updated.entries] |= errors.relative[self.updated.entries] > tree.verdicts.tolerated[self.updated.entries]
+        # A bias that began at zero is all update, and the limit of an input says nothing of those.
+        differ[self.updated.compared] = False
+        differ[self.updated.entries] = errors.relative[self.updated.entries] > tree.verdicts.tolerated[self.updated.entries]
         return np.flatnonzero(differ), worst, float(before[-1])
 
     def _given(self, tree: Tree, grown: Array) -> Array:

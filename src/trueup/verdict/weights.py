@@ -1,8 +1,8 @@
 """What two sides with other optimizer kernels made of the same weights: a fused kernel against its parts, weight by weight.
 
 A weight is told by its bytes: the forward of the step reads it in a call that both sides have, and the optimizer reads the same
-bytes before it overwrites them. What it holds after the last kernel that writes to it is compared. Weights of which several hold
-the same bytes (all ones, at the start) are left out: which is which is not known.
+bytes before it overwrites them. What it holds after the last kernel that writes to it is compared. Of weights that hold the same
+bytes (all ones, at the start) the order of the optimizer tells which is which: enough to find them right, too little to blame one.
 
 Adam's m / sqrt(v) is near ±1 however small the gradient. Where the gradient of a part of a weight should be zero, as that of the
 bias of an attention's keys, rounding decides the sign of that part's step, and how large the part is no norm tells. So a weight
@@ -12,7 +12,6 @@ whose gradient differs at all may be wrong by twice its step, unless most weight
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator
 from dataclasses import replace
 
 import numpy as np
@@ -25,22 +24,38 @@ from trueup.verdict.regions import Region, Regions
 from trueup.verdict.streams import NONE, Stream, is_input
 
 Ends = tuple[int, int]
-"""Slots of one side: a weight before the optimizer, and after it."""
+"""Slots of one side, a weight before the optimizer and after it; or of both, what one weight holds in the end."""
 
 
-def wrong_weights(regions: Regions, criterion: Criterion) -> Iterator[Judged]:
-    """Yield, in order of execution, what the optimizer made of weights that agree, where that does not agree."""
+def judge_weights(regions: Regions, criterion: Criterion) -> tuple[list[Judged], list[Ends]]:
+    """Return what the optimizer made of weights that agree: where that does not agree, in order of execution; and of the others.
+
+    The others are given as slots, ``(baseline, candidate)``, of what they hold in the end.
+    """
     if criterion.limits or not all(loose[:-1].any() for loose in regions.loose):
-        return
+        return [], []
     counterparts = _counterparts(regions)
     ends = [_ends(regions, side, set(counterparts.keys() if side == 0 else counterparts.values())) for side in (0, 1)]
-    both = [(b, ends[1][c]) for digest, b in ends[0].items() if (c := counterparts[digest]) in ends[1]]
-    judged = [_judged(regions, criterion, *pair) for pair in sorted(both, key=lambda pair: pair[1][1])]
-    known = [found for found in judged if found is not None]
-    wrong = [(weight, step) for weight, step in known if weight.ratio > criterion.suspect]
-    for weight, step in wrong:
-        if 2 * len(wrong) > len(known) or weight.error_in == 0 or weight.error_out > 2 * step:
-            yield weight
+    both = [(b, ends[1].get(counterparts[digest], [])) for digest, b in ends[0].items()]
+    equal = [(first, second) for first, second in both if len(first) == len(second)]
+    alike = [(pair, len(first) == 1) for first, second in equal for pair in zip(first, second, strict=True)]
+    judged = [(_judged(regions, criterion, *pair), single) for pair, single in sorted(alike, key=lambda one: one[0][1][1])]
+    known = [(*found, single) for found, single in judged if found is not None]
+    count = sum(weight.ratio > criterion.suspect for weight, _, single in known if single)
+    singles = sum(single for *_, single in known)
+    wrong, right = [], []
+    for weight, step, single in known:
+        end = weight.call.slots["output.0"]
+        if weight.ratio <= criterion.suspect or not _stands_out(weight, step, count, singles):
+            right.append((end.baseline, end.candidate))
+        elif single:
+            wrong.append(weight)
+    return wrong, right
+
+
+def _stands_out(weight: Judged, step: float, wrong: int, known: int) -> bool:
+    """Tell whether rounding cannot be the reason why a weight differs by more than is explained."""
+    return 2 * wrong > known or weight.error_in == 0 or weight.error_out > 2 * step
 
 
 def _counterparts(regions: Regions) -> dict[int, int]:
@@ -55,23 +70,21 @@ def _counterparts(regions: Regions) -> dict[int, int]:
     return {b: c for b, c in pairs if seen[0][b] == 1 == seen[1][c]}
 
 
-def _ends(regions: Regions, side: int, wanted: set[int]) -> dict[int, Ends]:
-    """Return, by digest, the weights that loose optimizer calls read once and overwrite, with what they hold in the end."""
+def _ends(regions: Regions, side: int, wanted: set[int]) -> dict[int, list[Ends]]:
+    """Return, by digest and in order, the weights that loose optimizer calls read and overwrite, with what they hold in the end."""
     stream, loose = regions.tree.streams[side], regions.loose[side]
-    optimizer = np.r_[stream.phase == stream.names.number("optimizer"), False] & loose
+    phase = np.r_[stream.phase == stream.names.number("optimizer"), False]
+    optimizer = phase & loose
     read = optimizer[stream.call] & stream.names.table(is_input)[stream.slot]
     slots = np.flatnonzero(read).tolist()
     readers = {(int(stream.producer[k]), int(stream.producer_slot[k])): k for k in slots if _written(stream, k) != NONE}
     starts = [k for k in slots if stream.has_digest[k] and int(stream.digest[k]) in wanted and _written(stream, k) != NONE]
-    starts = [k for k in starts if not optimizer[stream.find(stream.producer_of(k))]]
+    starts = [k for k in starts if not phase[stream.find(stream.producer_of(k))]]  # nor a state that is zero to begin with
     # A function and the operator inside it read the same: the function is taken, for it comes first.
     outermost = [k for k in starts if not optimizer[stream.parents[stream.call[k]]]]
-    count = Counter(int(stream.digest[k]) for k in outermost)
-    found = {}
+    found: dict[int, list[Ends]] = {}
     for k in outermost:
-        digest = int(stream.digest[k])
-        if count[digest] == 1:
-            found[digest] = k, _last(stream, k, readers)
+        found.setdefault(int(stream.digest[k]), []).append((k, _last(stream, k, readers)))
     return found
 
 

@@ -21,7 +21,8 @@ def _embedding(call: Call) -> Wrong:
 def _index_put(call: Call) -> Wrong:
     if not call["accumulate"]:
         return None
-    wrong: torch.Tensor = call["self"].index_put(call["indices"], call["values"], accumulate=False)
+    # The operator, not the method, which takes no None: the backward of x[:, i] has one for each dimension that is not indexed.
+    wrong: torch.Tensor = torch.ops.aten.index_put(call["self"], call["indices"], call["values"], False)
     return wrong
 
 
