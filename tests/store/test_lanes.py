@@ -62,6 +62,9 @@ def test_they_are_the_sketches_of_the_records(tmp_path: Path, absent: float) -> 
     assert all(lanes is not None for lanes in found)
     again = np.concatenate([piece.read(None) for piece in pieces])  # the memory holds the last part
     np.testing.assert_array_equal(again, rows[there])
+    mapped = [piece.mapped() for piece in pieces]
+    np.testing.assert_array_equal(np.concatenate([lanes.view("<f8") for lanes in mapped if lanes is not None and lanes.size]
+                                                 or [np.empty((0, LANES))]), again)  # fmt: skip
     np.testing.assert_array_equal(memory[: pieces[-1].count], again[len(again) - pieces[-1].count :])
 
 
@@ -83,7 +86,8 @@ def test_parts_that_overlap_are_read_as_a_whole(tmp_path: Path) -> None:
 def test_a_seal_is_not_believed(tmp_path: Path, claims: dict[str, Any]) -> None:
     """The part is lost, when the capture is opened or when its sketches are read."""
     capture = forged(recorded(tmp_path / "run"), **claims)
-    assert [piece.read(None) for piece in capture.pieces(0, [0]) or ()] in ([], [None])
+    pieces = capture.pieces(0, [0]) or ()
+    assert [piece.read(None) for piece in pieces] == [piece.mapped() for piece in pieces] == [None] * len(pieces)
     assert capture.lost
 
 
@@ -95,3 +99,4 @@ def test_a_flipped_bit_is_noticed(tmp_path: Path) -> None:
     path.write_bytes(whole)
     (piece,) = open_capture(capture.path).pieces(0, [0]) or ()
     assert piece.read(None) is None
+    assert piece.mapped() is None

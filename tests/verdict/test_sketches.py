@@ -76,7 +76,7 @@ def in_parts(matrix: np.ndarray, absent: np.ndarray, count: int) -> tuple[Parts,
             into[: len(held)] = held
             return into[: len(held)]
 
-        return Piece(stop - start, len(held), read)
+        return Piece(stop - start, len(held), read, lambda: held.view(np.uint8).reshape(-1, 8 * LANES))
 
     pieces = [piece(*edge) for edge in pairwise(edges.tolist())]
     return Parts(pieces, ~absent), column(matrix, absent, 1)
@@ -110,8 +110,9 @@ def test_a_part_that_is_not_what_it_was_costs_its_own_sketches(what: str) -> Non
     matrix, absent = np.random.default_rng(8).standard_normal((600, LANES)), np.zeros(600, bool)
     parts, _ = in_parts(matrix, absent, 3)
     start, stop = parts.starts[1:3].tolist()
-    count = stop - start if what == "damaged" else stop - start - 1
-    parts._pieces[1] = Piece(stop - start, count, lambda into: None if what == "damaged" else matrix[start : stop - 1])
+    lanes = None if what == "damaged" else matrix[start : stop - 1]
+    parts._pieces[1] = Piece(stop - start, stop - start, lambda into: lanes, lambda: lanes)
+    assert np.isnan(parts[1].taken(np.arange(stop - start))).all()
     found = Sketches(parts)[np.arange(600)]
     assert np.isnan(found[start:stop]).all()
     np.testing.assert_array_equal(np.delete(found, np.s_[start:stop], 0), np.delete(matrix, np.s_[start:stop], 0))

@@ -49,6 +49,8 @@ class Piece:
     read: Callable[[NDArray[np.float64] | None], NDArray[np.float64] | None]
     """Returns them, float64 ``(count, 64)``, in what it is given if that is large enough; None if they are damaged, which
     `Capture.problems` then tells."""
+    mapped: Callable[[], NDArray[np.uint8] | None]
+    """Returns them where the file is mapped, uint8 ``(count, 512)``; None likewise."""
 
 
 class Capture:
@@ -165,12 +167,14 @@ class Capture:
             if part.lanes is None or part.seqs is None or (part.step, part.seqs[0]) < last:
                 return None
             last = part.step, part.seqs[1]
-            found.append(Piece(part.rows, part.lanes.count, partial(self._lanes, part, part.lanes)))
+            place = part.path, part.lanes
+            read, mapped = partial(self._sound, part, lanes.read, *place), partial(self._sound, part, lanes.mapped, *place)
+            found.append(Piece(part.rows, part.lanes.count, read, mapped))
         return found
 
-    def _lanes(self, part: Part, where: lanes.Lanes, into: NDArray[np.float64] | None) -> NDArray[np.float64] | None:
+    def _sound(self, part: Part, read: Callable[..., NDArray[Any]], *given: Any) -> NDArray[Any] | None:
         try:
-            return lanes.read(part.path, where, into)
+            return read(*given)
         except BROKEN as error:
             self._damaged(part, error)
             return None

@@ -76,6 +76,8 @@ class Regions:
         self.uncompared: set[tuple[int, int]] = set()
         """``(side, call)`` of loose calls whose result a call with counterpart reads and was not compared there."""
         self.found: list[Region] = []
+        self._holding: dict[tuple[str, int, int], int] = {}
+        """By phase, side and call: the first of them that holds the call."""
         self.unmatched = tuple(_mask(calls.tolist(), len(s)) for calls, s in zip(tree.unmatched, tree.streams, strict=True))
         self.ends = tuple(_ends(stream, mask) for stream, mask in zip(tree.streams, self.unmatched, strict=True))
         """By side, and call of a backward without counterpart whose optimizer was not recorded: its results that nobody reads.
@@ -171,19 +173,22 @@ class Regions:
 
         What is wrong in the forward shows there, where its sources may be clean. In the backward other errors go in, too.
         """
-        for other in self.found:
-            if _phase(other) != _phase(region):
-                continue
-            if other.calls[0] & region.calls[0] or other.calls[1] & region.calls[1]:
-                for mine, its in zip(other.calls, region.calls, strict=True):
-                    mine |= its
-                other.sources |= region.sources
-                other.known &= region.known
-                other.earlier = max(other.earlier, region.earlier)
-                if region.slot is not None and (other.slot is None or region.slot.relative > other.slot.relative):
-                    other.slot, other.exit = region.slot, region.exit
-                return
-        self.found.append(region)
+        phase = _phase(region)
+        calls = [(phase, side, call) for side in (0, 1) for call in region.calls[side]]
+        first = min((self._holding[call] for call in calls if call in self._holding), default=len(self.found))
+        for call in calls:
+            self._holding[call] = min(first, self._holding.get(call, first))
+        if first == len(self.found):
+            self.found.append(region)
+            return
+        other = self.found[first]
+        for mine, its in zip(other.calls, region.calls, strict=True):
+            mine |= its
+        other.sources |= region.sources
+        other.known &= region.known
+        other.earlier = max(other.earlier, region.earlier)
+        if region.slot is not None and (other.slot is None or region.slot.relative > other.slot.relative):
+            other.slot, other.exit = region.slot, region.exit
 
     def lasting(self) -> Iterator[tuple[int, Row]]:
         """Yield ``(side, call)`` of the loose calls whose results later steps read."""

@@ -30,6 +30,9 @@ BLOCK = 1 << 10
 KEPT = 1 << 16
 """Sketches of a side that are held after they were read: 32 MB."""
 
+MANY = 1 << 8
+"""Slots of which whole parts are read for their distances."""
+
 AT_ONCE = 1 << 13
 """Slots from which on comparing parts is worth a task of its own."""
 
@@ -39,7 +42,7 @@ class Chunk:
     """Sketches that lie one after the other."""
 
     lanes: Array
-    """float64 ``(m, 64)``."""
+    """float64 ``(m, 64)``, or their bytes, uint8 ``(m, 512)``."""
     places: Numbers | None
     """Which of them each slot has, `NONE` for null; None: they are all there, in order."""
 
@@ -54,10 +57,10 @@ class Chunk:
     def taken(self, slots: Numbers) -> Array:
         """Return the sketches of slots, NaN for null."""
         if self.places is None:
-            return np.asarray(self.lanes[slots])
+            return np.asarray(self.lanes[slots].view("<f8"))
         found = np.full((len(slots), LANES), np.nan)
         there = self.places[slots] != NONE
-        found[there] = self.lanes[self.places[slots[there]]]
+        found[there] = self.lanes[self.places[slots[there]]].view("<f8")
         return found
 
 
@@ -67,6 +70,10 @@ class Chunks(Protocol):
     starts: Numbers
 
     def __getitem__(self, n: int) -> Chunk: ...
+
+    def taken(self, n: int, slots: Numbers) -> Array:
+        """Return the sketches of slots of a chunk, counted from its first: float64 ``(len(slots), 64)``, NaN for null."""
+        ...
 
 
 class Column:
@@ -82,9 +89,13 @@ class Column:
     def __getitem__(self, n: int) -> Chunk:
         return self._chunks[n]
 
+    def taken(self, n: int, slots: Numbers) -> Array:
+        """Return the sketches of slots of a chunk."""
+        return self._chunks[n].taken(slots)
+
 
 class Parts:
-    """Chunks that are read when they are asked for.
+    """Chunks that are read when they are asked for; of few slots of many parts, mapped and not read.
 
     Args:
         pieces: the parts, in order.
@@ -97,7 +108,15 @@ class Parts:
         self.largest = max((piece.count for piece in pieces), default=0)
         """Sketches of the largest part."""
         self._kept: OrderedDict[int, Chunk] = OrderedDict()
+        self._mapped: dict[int, Chunk] = {}
         self._lock = threading.Lock()
+
+    def taken(self, n: int, slots: Numbers) -> Array:
+        """Return the sketches of slots of a part."""
+        found = self._mapped.get(n)
+        if found is None:
+            found = self._mapped[n] = self._chunk(n, self._pieces[n].mapped())
+        return found.taken(slots)
 
     def __getitem__(self, n: int) -> Chunk:
         with self._lock:
@@ -113,10 +132,12 @@ class Parts:
 
     def read(self, n: int, into: Array | None = None) -> Chunk:
         """Read a part, into memory that is large enough or into new one."""
+        return self._chunk(n, self._pieces[n].read(into))
+
+    def _chunk(self, n: int, lanes: Array | None) -> Chunk:
         start, stop = self.starts[n : n + 2].tolist()
-        there, piece = self._there[start:stop], self._pieces[n]
-        lanes = piece.read(into)
-        if lanes is None or piece.count != np.count_nonzero(there):  # damaged, or forged
+        there = self._there[start:stop]
+        if lanes is None or len(lanes) != np.count_nonzero(there):  # damaged, or forged
             return Chunk(np.empty((0, LANES)), np.full(stop - start, NONE))
         return Chunk(lanes, None if len(lanes) == len(there) else np.where(there, np.cumsum(there) - 1, NONE))
 
@@ -194,7 +215,8 @@ class Sketches:
             rest = np.flatnonzero(k != j)
             found = beside.distances[k]
             found[rest] = np.nan
-        self._natively(found, rest, k, other, j)
+        if len(rest) >= MANY:
+            self._natively(found, rest, k, other, j)
         left = np.flatnonzero(np.isnan(found))
         for part in np.split(left, range(BLOCK, len(left), BLOCK)):  # copies of so many stay in a cache
             found[part] = distance(self._taken(k[part]), other._taken(j[part]))
@@ -205,7 +227,7 @@ class Sketches:
         found = np.empty((len(wanted), LANES))
         for n in np.unique(of).tolist():
             at = np.flatnonzero(of == n)
-            found[at] = self._chunks[n].taken(wanted[at] - self._chunks.starts[n])
+            found[at] = self._chunks.taken(n, wanted[at] - self._chunks.starts[n])
         return found
 
     def _natively(self, found: Array, rest: Numbers, k: Array, other: Sketches, j: Array) -> None:
