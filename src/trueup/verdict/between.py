@@ -30,7 +30,7 @@ def arising_inside(
     """
     stream = tree.streams[1]
     module, found, left = stream.names.number("module"), dict[int, None](), []
-    known = stream.neutral is None and not any(side.imported for side in tree.streams)
+    known = only_modules(stream) and stream.neutral is None and not any(side.imported for side in tree.streams)
     for judged, slot in unexplained:
         call = stream.find(judged.call.candidate.seq)
         around = tree.covering(call, 1)[:1] if known and stream.level[call] == module and not is_weight(slot) else []
@@ -41,19 +41,25 @@ def arising_inside(
     return list(found), left
 
 
-def came_in(unexplained: Sequence[Unexplained]) -> Callable[[Judged], bool]:
-    """Return what tells of a call whether its inputs differ, once a difference came in unseen: it may then only pass that on.
+def came_in(unexplained: Sequence[Unexplained], stream: Stream) -> Callable[[Judged], bool]:
+    """Return what tells of a module whether its inputs differ, once a difference came in unseen: it may then only pass that on.
 
-    Weights do not count: one that differs is read by one module.
+    Weights do not count: one that differs is read by one module. Nor does anything where functions or operators were recorded too.
     """
+    if not unexplained or not only_modules(stream):
+        return lambda judged: False  # noqa: ARG005
     first = min((judged.call.candidate.seq for judged, slot in unexplained if not is_weight(slot)), default=None)
     return lambda judged: first is not None and judged.call.candidate.seq >= first and judged.error_in > LEAST
 
 
 def comes_from_between(stream: Stream, call: int, slot: str) -> bool:
     """Tell whether nothing shows who made an input, for only modules were recorded and it is of one inside another."""
-    module = stream.names.number("module")
-    outputs = stream.call[stream.names.table(is_output)[stream.slot]]
-    if is_weight(slot) or (stream.level[outputs] != module).any():
+    if is_weight(slot) or not only_modules(stream):
         return False
-    return bool(stream.level[call] != module or stream.parents[call] != NONE)  # the loss is the only call of another level
+    return bool(stream.level[call] != stream.names.number("module") or stream.parents[call] != NONE)  # or it is the loss
+
+
+def only_modules(stream: Stream) -> bool:
+    """Tell whether all that computes anything is a module; the loss, which every capture has, is a call that only reads."""
+    outputs = stream.call[stream.names.table(is_output)[stream.slot]]
+    return bool((stream.level[outputs] == stream.names.number("module")).all())

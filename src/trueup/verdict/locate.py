@@ -152,7 +152,7 @@ def locate(
         origins.lost = min([judged.call.candidate.seq for judged, _ in part.unexplained])
     for suspect in suspects if origins.lost is not None else ():
         suspect.certain = suspect.certain and suspect.place < (origins.lost or 0)
-    passing_on = came_in(part.unexplained)
+    passing_on = came_in(part.unexplained, stream)
     for suspect in suspects:
         suspect.certain = suspect.certain and not (suspect.kind == "operator" and passing_on(suspect.judged))
     explain_draws(part, suspects, criterion)
