@@ -13,7 +13,7 @@ export OMP_NUM_THREADS := 1
 export USE_TF := 0
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test lint bench bench-quick bench-kernel bench-compare bench-locate bench-locate-paddle bench-align bench-locate-tensorflow bench-noise bench-overflow bench-replay bench-replay-paddle bench-reproduce bench-reproduce-paddle bench-shadow bench-startup fuzz soak docs wheels clean
+.PHONY: help demo test lint bench bench-quick bench-kernel bench-compare bench-locate bench-locate-paddle bench-align bench-locate-tensorflow bench-noise bench-overflow bench-replay bench-replay-paddle bench-reproduce bench-reproduce-paddle bench-shadow bench-silent bench-startup bench-strangers fuzz goldens soak docs wheels clean
 
 help:  ## List the targets
 	@sed -n 's/^\([a-z-]*\):.*## /  make \1\t/p' $(MAKEFILE_LIST) | expand -t 22
@@ -38,8 +38,9 @@ bench-quick: $(VENV)/.dev $(MSPROBE)/.tried  ## The same for three modes, one ro
 bench-kernel: $(VENV)/.dev  ## GB/s of the statistics kernel on the CPU (3 minutes)
 	$(BIN)/python benchmarks/kernel.py
 
-bench-locate: $(VENV)/.dev  ## Plant every fault in every model and print who was blamed
+bench-locate: $(VENV)/.dev  ## Plant every fault in every model and print who was blamed; compare other implementations, wrong and right
 	$(BIN)/python benchmarks/locate.py
+	$(BIN)/python benchmarks/implementations.py
 
 bench-locate-paddle: $(VENV)/.dev  ## The same for faults in PaddlePaddle's kernels (3 minutes)
 	$(BIN)/python benchmarks/locate_paddle.py
@@ -50,6 +51,9 @@ bench-locate-tensorflow: $(VENV)/.dev  ## The same for faults in TensorFlow (3 m
 bench-align: $(VENV)/.dev  ## Align models in PyTorch with ports to PaddlePaddle and Keras, and ports with planted differences (2 minutes)
 	$(BIN)/python benchmarks/align_frameworks.py
 	$(BIN)/python benchmarks/align_frameworks.py --other keras
+
+goldens: $(VENV)/.dev  ## Print each line in which a verdict differs from tests/verdict/goldens (10 minutes)
+	$(BIN)/python benchmarks/goldens.py --check
 
 bench-noise: $(VENV)/.dev  ## The same with HF32 products and other orders of sums switched on in the candidate (20 minutes)
 	$(BIN)/python benchmarks/locate_noise.py
@@ -72,6 +76,12 @@ bench-overflow: $(VENV)/.dev  ## Plant every overflow in every training and prin
 bench-shadow: $(VENV)/.dev  ## What a shadow costs a step, then every fault in every model through one (15 minutes)
 	$(BIN)/python benchmarks/shadow_cost.py
 	$(BIN)/python benchmarks/shadow_faults.py
+
+bench-silent: $(VENV)/.dev  ## Rebuild public silent bugs and print where each was found (4 minutes)
+	$(BIN)/python benchmarks/silent_bugs.py
+
+bench-strangers: $(VENV)/.dev  ## Plant faults in models that nobody ran before and print who was blamed (6 minutes)
+	$(BIN)/python benchmarks/strangers.py
 
 bench-compare: $(VENV)/.dev $(MSPROBE)/.tried  ## How fast captures are compared, beside msprobe (5 minutes and 6 GB in /tmp)
 	$(BIN)/python benchmarks/compare.py

@@ -17,6 +17,7 @@ import tempfile
 import time
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import asdict, dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -72,8 +73,8 @@ def run(model: str, device: str, into: Path) -> None:
             capture.step()
 
 
-def executed(model: str) -> set[str]:
-    """Train on the healthy device and return which of the operators that can be broken it executes."""
+def executed(train: Callable[[], object]) -> set[str]:
+    """Train on the healthy device and return which of the operators that can be broken that executes."""
     seen: set[str] = set()
 
     def note(plan: Plan, kernel: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
@@ -83,12 +84,17 @@ def executed(model: str) -> set[str]:
     simdev.heal()
     interceptors.update({injection._operator(op): note for row in simdev.FAULTS.values() for op in row.ops})
     try:
-        training = zoo.build(model, "npu")
-        for _ in range(STEPS):
-            training.step()
+        train()
     finally:
         simdev.heal()
     return seen
+
+
+def trained(model: str) -> None:
+    """Train a zoo model for `STEPS` steps on the device."""
+    training = zoo.build(model, "npu")
+    for _ in range(STEPS):
+        training.step()
 
 
 def fires(model: str, fault: str) -> bool:
@@ -119,7 +125,7 @@ def check(model: str, fault: str, baseline: Path, candidate: Path, fired: list[t
     float32): epsilon inside the root changes the last bits of many calls before one that anybody could tell from rounding.
     """
     whole = trueup.compare(baseline, candidate)
-    calls = whole.calls.select(["step", "seq_candidate", "error_out"]).to_pylist()
+    calls = whole.matched.select(["step", "seq_candidate", "error_out"]).to_pylist()
     errors = {(c["step"], c["seq_candidate"]): c["error_out"] for c in calls}
     truth = next((f for f in fired if errors.get(f, 1.0) > 2e-6), fired[0])
     columns = ["seq", "parent", "op", "scope", "phase", "level", "forward_seq"]
@@ -166,7 +172,7 @@ def table(models: Iterable[str], faults: Iterable[str], noise: Iterable[str], wo
                 with simdev.noise(what):
                     run(model, "npu", candidate)
             yield from check_sound(model, what, baseline, candidate)
-        operators = executed(model)
+        operators = executed(partial(trained, model))
         for fault in faults:
             if operators.isdisjoint(simdev.FAULTS[fault].ops) or not fires(model, fault):
                 continue  # a capture of it would be one of the healthy device

@@ -84,7 +84,7 @@ def noisy(stack: contextlib.ExitStack) -> None:
 def errors(result: Result) -> Errors:
     """Return the errors of all matched calls."""
     columns = ["step", "seq_candidate", "error_in", "error_out"]
-    rows = result.calls.select(columns).to_pylist()
+    rows = result.matched.select(columns).to_pylist()
     return {(r["step"], r["seq_candidate"]): (r["error_in"], r["error_out"]) for r in rows}
 
 

@@ -155,4 +155,16 @@ def test_the_old_import_names_are_of_the_same_version() -> None:
 
 def test_files_in_src_are_small() -> None:
     source = [path for path in files() if path.is_relative_to(ROOT / "src")]
-    assert [f"{name(path)}: {n} lines" for path in source if (n := len(text(path).splitlines())) > 400] == []
+    assert [f"{name(path)}: {n} lines" for path in source if (n := len(text(path).splitlines())) > 600] == []
+
+
+ROOMS = ("graph", "normalise", "measures", "verdict")
+
+
+@pytest.mark.parametrize("room", ROOMS)
+def test_a_room_of_the_comparison_imports_no_room_after_it(room: str) -> None:
+    after = "|".join(ROOMS[ROOMS.index(room) + 1 :]) or "nothing"
+    imported = re.compile(rf"^\s*(?:from|import) trueup\.comparison\.(?:{after})\b.*", re.MULTILINE)
+    source = [path for path in files() if path.is_relative_to(ROOT / "src/trueup/comparison" / room) and path.suffix == ".py"]
+    assert source
+    assert [f"{name(path)}: {line}" for path in source for line in imported.findall(text(path))] == []

@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     from trueup.audit import check as check
     from trueup.capturing import capture as capture
     from trueup.capturing import step as step
+    from trueup.comparison.verdict.compare import compare as compare
     from trueup.lockstepping import lockstep as lockstep
     from trueup.mitigating import apply_policy as apply_policy
     from trueup.model import Finding as Finding
@@ -42,7 +43,6 @@ if TYPE_CHECKING:
     from trueup.shadowing import shadow as shadow
     from trueup.store import Capture as Capture
     from trueup.store import open_capture as open_capture
-    from trueup.verdict import compare as compare
     from trueup.watching import WatchStopped as WatchStopped
     from trueup.watching import watch as watch
 
@@ -60,7 +60,7 @@ _HOMES = {
     "apply_policy": "trueup.mitigating",
     "capture": "trueup.capturing",
     "check": "trueup.audit",
-    "compare": "trueup.verdict",
+    "compare": "trueup.comparison.verdict.compare",
     "convert_weights": "trueup.pairing.models",
     "import_dump": "trueup.readers",
     "lockstep": "trueup.lockstepping",

@@ -105,6 +105,11 @@ class SlotComparison:
     candidate: TensorStats | str | None
     reason: str = ""
 
+    @property
+    def unsized(self) -> bool:
+        """Whether all that is known is that the digests differ: how much was not recorded."""
+        return self.method == "digest" and self.relative_l2 != 0
+
 
 @dataclass(frozen=True, slots=True)
 class Histogram:
@@ -242,6 +247,10 @@ class Finding:
     confidence: Literal["high", "could be rounding"] = "high"
     victims: int = 0
     """How many later calls deviate only because of this one."""
+    alike: int = 0
+    """Of a culprit: how many further calls of its kind, the same operator in the same phase, deviate by themselves, too."""
+    alike_in: tuple[str, ...] = ()
+    """Names of the first of them, each once."""
     evidence: Evidence | None = None
     """Of the first culprits."""
     neighbours: tuple[Neighbour, ...] = ()
@@ -319,9 +328,12 @@ class Result:
     baseline: RunSummary
     candidate: RunSummary
     counts: dict[str, int]
-    """Calls by state: ``compared``, ``equal``, ``agrees``, ``deviates``, ``incomparable``, ``unmatched``."""
+    """Calls by state: ``compared``, ``equal``, ``agrees`` (``inherited`` of them by more than rounding, which their inputs
+    explain), ``deviates``, ``incomparable``; of one run: ``only_baseline``, ``only_candidate``, and ``unmatched``, those of
+    them that nothing around them accounts for."""
     calls: pa.Table = field(repr=False)
-    """One row per matched call: key columns, both seq, error_in, error_out, expected, ratio, state, role, rule, source."""
+    """One row per call: key columns, both seq, error_in, error_out, expected, ratio, state, role, rule, source. A call of one run
+    has state ``only baseline`` or ``only candidate``, and null for the other run's seq and all that compares."""
     rules: Sequence[Rule] = ()
     """Rows of the criterion that judged calls, most calls first."""
     occurrences: Sequence[Occurrence] = ()
@@ -331,6 +343,14 @@ class Result:
     def culprit(self) -> Finding | None:
         """The first culprit, or None."""
         return self.culprits[0] if self.culprits else None
+
+    @property
+    def matched(self) -> pa.Table:
+        """The rows of ``calls`` that both runs made."""
+        found = self.calls
+        for name in ("seq_baseline", "seq_candidate"):
+            found = found.filter(found[name].is_valid()) if found[name].null_count else found
+        return found
 
     @property
     def exit_code(self) -> int:

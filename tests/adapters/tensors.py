@@ -46,6 +46,7 @@ TENSORS: dict[str, Callable[[], torch.Tensor]] = {
     "nan and inf": lambda: torch.tensor([NAN, INF, -INF, 0.0, -0.0, 1e-42, 3.4028235e38, 7.0]),
     "only nan": lambda: torch.full((5,), NAN),
     "attention mask": lambda: torch.full((40, 40), torch.finfo(torch.float32).min).triu(1),
+    "mask of bfloat16, cast": lambda: torch.randn(40, 40) + torch.full((40, 40), torch.finfo(torch.bfloat16).min).triu(1),
     "only masks": lambda: torch.full((5,), torch.finfo(torch.bfloat16).min, dtype=torch.bfloat16),
     "saturated half": lambda: torch.tensor([65504.0, -65504.0, 6e-8]).half(),
     "huge float32": lambda: torch.randn(3000) * 1e30,

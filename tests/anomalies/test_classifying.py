@@ -11,7 +11,7 @@ import pytest
 import trueup
 from trueup.anomalies import Memory, StepAnomalies, classify
 from trueup.store.schema import table
-from verdict.captures import Array, Recording, normal
+from verdict.captures import Array, Recording, Slot, normal
 
 INF = np.full((4, 4), math.inf, np.float32)
 
@@ -142,3 +142,15 @@ def test_a_long_chain_is_followed() -> None:
     found = rows(recording)
     assert len(found.anomalies) == 1
     assert found.anomalies[0].carried == 2000
+
+
+@pytest.mark.parametrize(("parts", "verdict"), [("digest", "inconclusive"), ("stats digest", "clean")])
+def test_a_result_without_statistics_is_not_clean(parts: str, verdict: str, tmp_path: Path) -> None:
+    recording = Recording()
+    recording.call("aten::exp", [normal(4, 4)], [normal(4, 4)], scope="a")
+    recording.call("aten::log", [normal(4, 4)], [Slot(normal(4, 4), parts=parts)], scope="b")
+    found = trueup.overflow(recording.write(tmp_path / "run"))
+    assert found.verdict == verdict
+    if verdict == "inconclusive":
+        assert found.exit_code == 2
+        assert found.sentence.endswith("overflowed: 1 result of calls without statistics: record with --detail stats")

@@ -33,7 +33,7 @@ def test_a_real_training_under_autocast(level: str, tmp_path: Path) -> None:
     assert on.weights == ("float32",)
     told = difference(off, on)
     assert told.differs
-    assert ("lstm", "forward") in {(here.scope, here.phase) for _, here in told.other}
+    assert ("mixer", "forward") in {(here.scope, here.phase) for _, here in told.other}
     assert all((before.dtype, after.dtype) == ("float32", "bfloat16") for before, after in told.other)
     assert not difference(on, on).differs
 
@@ -41,7 +41,13 @@ def test_a_real_training_under_autocast(level: str, tmp_path: Path) -> None:
 def test_modules_alone_tell_too(tmp_path: Path) -> None:
     found = census(train(tmp_path / "run", amp=True, level="module"))
     assert found.level == "module"
-    assert {(one.scope, one.dtype) for one in found.products} >= {("lstm", "bfloat16"), ("conv", "bfloat16"), ("head", "float32")}
+    assert {(one.scope, one.dtype) for one in found.products} >= {("mixer", "bfloat16"), ("conv", "bfloat16"), ("head", "float32")}
+
+
+def test_a_recurrent_layer_counts_by_its_result(tmp_path: Path) -> None:
+    recording = Recording()
+    recording.call("LSTM", [normal(4, 4)], [normal(4, 4).astype(BF16)], level="module", scope="lstm")
+    assert census(recording.write(tmp_path / "run")).counts() == {"bfloat16": 1}
 
 
 def matmul(recording: Recording, dtype: object, times: int = 1, scope: str = "block", op: str = "aten::mm") -> None:

@@ -39,7 +39,7 @@ class FakeCapture:
             table = table.filter(pc.is_in(table[name], pa.array(accepted, table[name].type)))
         return table.select(columns) if columns is not None else table
 
-    def payload(self, rank: int, segment: str, key: str, view: Any = None) -> np.ndarray[Any, Any]:
+    def payload(self, rank: int, segment: str, key: str, view: Any = None, digest: Any = None) -> np.ndarray[Any, Any]:
         assert (rank, segment, key) == (0, "tensors-0000.safetensors", "k0")
         return np.sin(np.arange(4096, dtype=np.float32)).reshape(64, 64)
 

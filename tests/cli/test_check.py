@@ -60,3 +60,32 @@ def test_could_not_tell_and_bad_usage(tmp_path: Path, capsys: pytest.CaptureFixt
     assert capsys.readouterr().err.startswith("trueup: ")
     assert main(["check", str(tmp_path / "run"), "--step", "9"]) == 2
     assert "The capture has no such step" in capsys.readouterr().err
+
+
+def test_modules_alone_tell_nothing_of_casts(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    recording = Recording()
+    recording.call("Linear", [normal(4, 4)], [normal(4, 4)], level="module", scope="a")
+    assert main(["check", str(recording.write(tmp_path / "run"))]) == 2
+    assert "could not tell of casts: the capture holds modules alone" in capsys.readouterr().out
+
+
+def steps(path: Path, count: int) -> Path:
+    recording = Recording()
+    for step in range(count):
+        recording.call("torch.matmul", [normal(4, 4), normal(4, 4)], [normal(4, 4)], level="api", scope="a", step=step)
+    return recording.write(path)
+
+
+def test_runs_of_other_lengths_are_not_alike(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    base, cand = steps(tmp_path / "base", 3), steps(tmp_path / "cand", 2)
+    assert main(["check", str(cand), "--against", str(base)]) == 2
+    assert "steps 2 are only in" in " ".join(capsys.readouterr().out.split())
+    assert main(["check", str(base), "--against", str(base)]) == 0
+
+
+def test_runs_without_products_are_not_of_the_same_dtypes(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    recording = Recording()
+    recording.call("torch.relu", [normal(4, 4)], [normal(4, 4)], level="api", scope="a")
+    run = recording.write(tmp_path / "run")
+    assert main(["check", str(run), "--against", str(run)]) == 2
+    assert "could not tell whether the runs compute in the same dtypes" in capsys.readouterr().out

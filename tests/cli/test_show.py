@@ -211,7 +211,10 @@ def test_a_payload_that_cannot_be_read(trueup: Trueup, capture: FakeCapture, mon
 
     monkeypatch.setattr(capture, "payload", lost)
     ran = trueup("show", "runs/npu", "--tensor", "4", "input.0")
-    assert (ran.code, ran.err) == (2, "trueup: tensors-0000.safetensors is missing\n")
+    assert (ran.code, ran.err.splitlines()) == (2, [
+        "trueup: The elements of neck.lstm/torch.lstm#0 input.0 cannot be trusted.", "  where:    seq 4, step 0, rank 0",
+        "  got:      tensors-0000.safetensors is missing",
+    ])  # fmt: skip
 
 
 @pytest.mark.parametrize(

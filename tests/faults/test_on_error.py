@@ -30,7 +30,7 @@ def test_stop_ends_a_run_in_words(tmp_path: Path) -> None:
     out = tmp_path / "capture"
     process = start(out, "--on-error", "stop", "--", *script("train.py", "forever"))
     (out / "rank-00000").rename(tmp_path / "gone")
-    _, err = process.communicate(timeout=60)
+    _, err = process.communicate(timeout=600)
     assert process.returncode == 2, err
     assert "Traceback" not in err
     assert err.count("trueup: capture stopped at step ") == 1
@@ -47,7 +47,7 @@ def test_continue_passes_the_exit_code_of_the_training_on(tmp_path: Path) -> Non
     time.sleep(2.5)
     assert process.poll() is None, "the training goes on"
     process.terminate()
-    _, err = process.communicate(timeout=60)
+    _, err = process.communicate(timeout=600)
     assert process.returncode == 5, err
     assert err.count("The training goes on without it.") == 1
     assert f"nothing was captured into {out}; the command ended with exit code 5: the directory was removed" in err

@@ -67,7 +67,7 @@ def test_two_runs_in_one_directory(tmp_path: Path) -> None:
         subprocess.Popen(command, env=environment(), stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
         for _ in range(2)
     ]
-    ended = [process.communicate(timeout=60) for process in pair]
+    ended = [process.communicate(timeout=600) for process in pair]
     codes = [process.returncode for process in pair]
     trained = ["step 2" in out for out, _ in ended]
     assert 0 in codes, ended

@@ -42,24 +42,29 @@ def place(i: int) -> tuple[int, float]:
 
 
 def reals(array: np.ndarray) -> tuple[list[float], float, float]:
-    """Return the elements as Python floats, and the dtype's smallest normal and largest finite number."""
+    """Return the elements as Python floats, the dtype's smallest normal number, and from where on a finite one is saturated."""
     dtype = array.dtype
     if dtype.kind == "c":
         parts = [part for z in array.reshape(-1).tolist() for part in (z.real, z.imag)]
         limits = np.finfo(dtype)
-        return parts, float(limits.smallest_normal), float(limits.max)
+        return parts, float(limits.smallest_normal), saturated(float(limits.max))
     values = [float(x) for x in array.reshape(-1)]
     if dtype in FLOATS:
         limits = ml_dtypes.finfo(dtype)
-        return values, float(limits.smallest_normal), float(limits.max)
+        return values, float(limits.smallest_normal), saturated(float(limits.max))
     return values, 0.0, math.inf
+
+
+def saturated(largest: float) -> float:
+    """Return the largest bfloat16 for float32, where masks are cast from it."""
+    return float(ml_dtypes.finfo(ml_dtypes.bfloat16).max) if largest == float(np.finfo(np.float32).max) else largest
 
 
 def summary(array: np.ndarray) -> np.ndarray:
     """Return what ``summarize`` must fill, with exactly rounded sums."""
     values, tiny, largest = reals(array)
     masking = largest if array.dtype.name in ("float32", "float64", "bfloat16", "complex64", "complex128") else math.nan
-    kept = [math.isfinite(x) and abs(x) != masking for x in values]
+    kept = [math.isfinite(x) and not abs(x) >= masking for x in values]
     finite = [x for x, is_kept in zip(values, kept, strict=True) if is_kept]
     exact = [Fraction(x) for x in finite]
     numbers = dict.fromkeys(NUMBERS, math.nan)
@@ -73,7 +78,7 @@ def summary(array: np.ndarray) -> np.ndarray:
         "n_neginf": values.count(-math.inf),
         "n_zero": finite.count(0.0),
         "n_subnormal": sum(0 < abs(x) < tiny for x in finite),
-        "n_saturated": sum(abs(x) == largest for x in values if math.isfinite(x)),
+        "n_saturated": sum(abs(x) >= largest for x in values if math.isfinite(x)),
     }
     lanes = [Fraction(0)] * (PACKED - len(NUMBERS))
     for i, x in enumerate(values):

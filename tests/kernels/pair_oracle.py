@@ -25,11 +25,11 @@ def reals(array: np.ndarray, parts: int) -> list[Any]:
 
 
 def limits(dtype: np.dtype) -> tuple[int, float, float, float]:
-    """Return bits of the significand, smallest normal, what is a mask (NaN: nothing), and epsilon."""
+    """Return bits of the significand, smallest normal, from where on a number is a mask (NaN: nowhere), and epsilon."""
     if "int" in dtype.name or dtype.kind == "b":
         return 64, 0.0, math.nan, 2.0**-52
     info = np.finfo(dtype) if dtype.kind == "c" else ml_dtypes.finfo(dtype)
-    mask = float(info.max) if dtype.name in MASKED else math.nan
+    mask = oracle.saturated(float(info.max)) if dtype.name in MASKED else math.nan
     return int(info.nmant) + 1, float(info.smallest_normal), mask, float(info.eps)
 
 
@@ -40,7 +40,7 @@ def special(x: Any, mask: float) -> str:
         return "nan"
     if math.isinf(x):
         return "posinf" if x > 0 else "neginf"
-    return ("+" if x > 0 else "-") + "mask" if abs(x) == mask else ""
+    return ("+" if x > 0 else "-") + "mask" if abs(x) >= mask else ""
 
 
 def code(x: Any, bits: int, tiny: float) -> int:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 import signal
 import subprocess
@@ -130,6 +131,17 @@ def test_threads_with_masks_and_huge_numbers() -> None:
     assert got["l2"] == pytest.approx(1e300 * np.sqrt(np.count_nonzero(kept == -1e300)), rel=1e-14)
     assert got["mean"] == pytest.approx(-1e300 * (np.count_nonzero(kept == -1e300) / kept.size), rel=1e-14)
     assert got["n_saturated"] == np.count_nonzero(array == np.finfo(np.float64).max)
+
+
+def test_a_mask_of_bfloat16_hides_nothing_in_float32() -> None:
+    """The softmax of a bfloat16 model casts its scores and their masks to float32."""
+    array = np.random.default_rng(0).standard_normal(5000).astype(np.float32)
+    expected = named(measured(array)[0])["l2"]
+    hidden = array[::3].astype(np.float64)
+    array[::3] = -np.float32(ml_dtypes.finfo(ml_dtypes.bfloat16).max)
+    got = named(measured(array)[0])
+    assert got["n_saturated"] == len(hidden)
+    assert got["l2"] == pytest.approx(math.sqrt(expected**2 - np.sum(hidden**2)), rel=1e-6)
 
 
 def test_python_threads_do_not_mix() -> None:

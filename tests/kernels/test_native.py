@@ -17,7 +17,7 @@ from trueup.kernels import _compiled
 from trueup.model import PACKED
 
 from . import oracle
-from .conftest import available, compiled_for
+from .conftest import KNOWN, SETS, compiled_for
 from .test_summarize import as_the_twin, close, values_of
 
 _native = pytest.importorskip("trueup.kernels._native", reason="the compiled kernel was not built")
@@ -33,6 +33,14 @@ def agree(array: np.ndarray) -> None:
     out, digest = measured(array)
     as_the_twin(out, array)
     assert digest == xxhash.xxh3_64_intdigest(array.tobytes())
+
+
+@pytest.mark.parametrize("name", KNOWN)
+def test_sets_of_this_processor(name: str) -> None:
+    if name not in SETS:
+        pytest.skip(f"this processor has no {name}: the tests of the kernel's code for it are left out")
+    with compiled_for(name):
+        assert _native.target(None) == name
 
 
 @pytest.mark.parametrize("dtype", [d for d in oracle.FLOATS if d.name in _compiled.KINDS], ids=str)
@@ -66,7 +74,7 @@ def test_every_bit_pattern(dtype: np.dtype, data: st.DataObject) -> None:
     array = data.draw(values_of(dtype))
     with np.errstate(all="ignore"):
         want = oracle.summary(array)
-    for instructions in available():
+    for instructions in SETS:
         with compiled_for(instructions), np.errstate(all="ignore"):
             out, digest = measured(array)
             close(out, want, array)

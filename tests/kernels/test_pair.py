@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 from trueup.kernels import Pair, _pair, pair
 
 from . import oracle, pair_oracle
-from .conftest import SETS, available, compiled_for
+from .conftest import SETS, compiled_for
 from .test_summarize import values_of
 
 BF16 = np.dtype(ml_dtypes.bfloat16)
@@ -43,7 +43,7 @@ def all_close(a: np.ndarray, b: np.ndarray) -> None:
     """Check the twin and every instruction set: what the oracle says, and hypothesis draws, is costlier than they are."""
     want = pair_oracle.compare(a, b)
     close(twin(a, b), want, a, b, "twin")
-    for instructions in available():
+    for instructions in SETS:
         with compiled_for(instructions):
             close(pair(a, b), want, a, b, instructions)
 
@@ -206,6 +206,8 @@ def test_masks(compare: Compare) -> None:
     p = compare(np.array([-top, top, -top, 1.0], np.float32), np.array([-brain, -brain, 5.0, 2.0], BF16))
     assert (p.mask, p.n_disagree, p.first_disagreement) == ((1, 2, 1), 2, 1)
     assert (p.counted, p.l2_baseline, p.l2_difference) == (1, 1.0, 1.0)
+    p = compare(np.array([-top, brain, 2.0], np.float32), np.array([-brain, top, 1.0], np.float32))
+    assert (p.mask, p.n_disagree, p.counted) == ((2, 0, 0), 0, 1)
 
 
 @pytest.mark.parametrize("value", [2**53, 2**62 - 3, 2**63 - 40, -(2**63) + 3, -(2**53) - 1])

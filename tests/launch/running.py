@@ -33,7 +33,7 @@ def trueup_run(*arguments: str | Path, cwd: Path | None = None, **more: str) -> 
     """Run ``trueup`` with these arguments and environment variables."""
     command = [*TRUEUP, *map(str, arguments)]
     return subprocess.run(
-        command, capture_output=True, text=True, check=False, env=environment(**more), cwd=cwd, timeout=100
+        command, capture_output=True, text=True, check=False, env=environment(**more), cwd=cwd, timeout=600
     )
 
 

@@ -127,7 +127,7 @@ def test_signals_reach_the_command(tmp_path: Path, number: signal.Signals) -> No
     while not ready.exists():
         time.sleep(0.02)
     process.send_signal(number)
-    _, err = process.communicate(timeout=30)
+    _, err = process.communicate(timeout=600)
     assert process.returncode == 5
     assert done.exists()
     assert "the command ended with exit code 5" in err

@@ -5,12 +5,12 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from trueup.comparison.normalise.mapping import load
 from trueup.pairing import map_file
 from trueup.pairing.converting import convert_state
 from trueup.pairing.proposing import Proposal, propose
 from trueup.pairing.trees import Node, Tree
 from trueup.pairing.weights import convert
-from trueup.verdict.mapping import load
 
 Modules = dict[str, tuple[str, dict[str, tuple[int, ...]]]]
 

@@ -201,7 +201,7 @@ def missing(side: Any = "candidate", k: int = 0, **changes: Any) -> Finding:
         api=None,
         phase="forward",
         slots=(),
-        sentence="exists on one side only",
+        sentence="exists in only one run",
         seq=(900 + k, -1) if side == "baseline" else (-1, 900 + k),
         evidence=None,
         neighbours=(

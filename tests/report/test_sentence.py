@@ -26,6 +26,11 @@ def test_aligned() -> None:
     )
 
 
+def test_what_inputs_explain_is_not_called_rounding() -> None:
+    line = verdict_lines("aligned", (), (), (), (), {"compared": 9, "equal": 2, "agrees": 7, "inherited": 4})[0]
+    assert line == "ALIGNED  9 calls compared: 2 bitwise equal, 3 within rounding, 4 explained by their inputs; nothing unmatched"
+
+
 def test_aligned_says_its_notes() -> None:
     lines = verdict_lines("aligned", (), (), (), ["step 3 is missing", "b", "c"], {"compared": 1, "equal": 1})
     assert lines == [
@@ -47,7 +52,7 @@ def test_aligned_says_its_notes() -> None:
          "2 of 9 calls could not be compared", "with --detail tensor"),
         (4, [f"input.1 differs and {sentence.UNSEEN}: capture it all"], {"compared": 9}, f"input.1 differs and {sentence.UNSEEN}",
          "capture it all"),
-        (1, [], {"compared": 9}, "1 call exists on one side only", "--level api"),
+        (1, [], {"compared": 9}, "1 call exists in only one run", "--level api"),
         (0, ["why"], {"compared": 9}, "why", "--detail tensor"),
     ],
 )  # fmt: skip
@@ -71,7 +76,7 @@ def test_several_culprits_are_named_and_counted() -> None:
         "5 further culprits deviate independently: neck.norm, forward, step 0, rank 0; "
         "head.size.0, backward, step 0, rank 0; backbone.conv1, forward, step 0, rank 0; and 2 more"
     )
-    assert lines[5].strip() == "23 calls exist on one side only"
+    assert lines[5].strip() == "23 calls exist in only one run"
 
 
 def test_what_could_be_rounding_is_a_suspect() -> None:
@@ -88,15 +93,25 @@ def test_deviation_without_a_culprit() -> None:
 
 def test_runs_that_do_not_line_up() -> None:
     lines = verdict_lines("deviates", (), (), [missing("baseline")], (), {})
-    assert lines[0] == "DEVIATES  the runs do not line up: 1 call exists on one side only"
+    assert lines[0] == "DEVIATES  the runs do not line up: 1 call exists in only one run"
     assert lines[1].strip() == "the first: decoder.0.proj, forward, step 0, rank 0  (aten::copy_), only in the baseline"
 
 
-def test_culprits_of_one_name_are_counted() -> None:
-    """An optimizer of single operators has one for each weight."""
-    others = [culprit(scope="", op="aten::add_", phase="optimizer", ordinal=k) for k in range(81)]
-    lines = verdict_lines("deviates", [culprit(), *others], (), (), (), {})
-    assert any(line.endswith("(81 calls)") for line in lines), lines
+def test_culprits_of_a_kind_are_counted() -> None:
+    """An optimizer of single operators has one for each weight, all of one name."""
+    other = culprit(scope="", op="aten::add_", phase="optimizer", alike=80, alike_in=("aten::add_, optimizer, step 0, rank 0",))
+    lines = verdict_lines("deviates", [culprit(), other], (), (), (), {})
+    assert lines[-1].endswith("1 further culprit deviates independently: aten::add_, optimizer, step 0, rank 0 (81 calls alike)")
+    alone = verdict_lines("deviates", [other], (), (), (), {})
+    assert alone[-1].endswith("80 further calls of its kind deviate by themselves, too")
+
+
+def test_calls_like_the_first_culprit_are_named() -> None:
+    names = tuple(f"layers.{n}.norm, forward, step 0, rank 0" for n in range(1, 6))
+    said = verdict_lines("deviates", [culprit(alike=5, alike_in=names)], (), (), (), {})[-1]
+    assert said.strip() == f"5 further calls of its kind deviate by themselves, too: {'; '.join(names[:3])}…"
+    one = verdict_lines("deviates", [culprit(alike=1, alike_in=names[:1])], (), (), (), {})[-1]
+    assert one.strip() == f"1 further call of its kind deviates by itself, too: {names[0]}"
 
 
 EPSILON = dataclasses.replace(

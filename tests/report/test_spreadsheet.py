@@ -13,13 +13,18 @@ from xml.etree import ElementTree
 
 import numpy as np
 import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
 
 import trueup
-from trueup.model import Result, TrueupError
+from trueup.kernels import summarize
+from trueup.model import NUMBERS, PACKED, Result, TrueupError
 from trueup.report import slot_pairs, spreadsheet
 from trueup.report.highlight import PLAIN, RED, YELLOW
 from trueup.report.legacy import headings, lines, text_cell
 from trueup.report.legacy_verdicts import MEASURES
+from trueup.report.reductions import reduced
 from trueup.report.spreadsheet import write_csv, write_xlsx
 from verdict.captures import Recording, Slot, compared
 
@@ -208,6 +213,46 @@ def test_nan_is_red_and_positions_that_differ_are_no_pass(tmp_path: Path) -> Non
     output = rows(result, tmp_path)[1]
     assert output["Err_message"] == "The position of inf or nan in NPU and bench Tensor do not match."
     assert (output["Cosine"], output["Accuracy Reached or Not"]) == ("N/A", "No")
+
+
+@pytest.mark.parametrize("detail", ["stats", "tensor"])
+def test_what_both_runs_overflow_is_infinite_in_the_table(tmp_path: Path, detail: str) -> None:
+    """A record leaves out what is not finite; the old tools reduce all of it, and so do their dumps."""
+    made = np.array([64352.0, -np.inf, np.inf, 2.0], np.float16)
+    below = np.array([-np.inf, 3.0], np.float32)
+    run = Recording(parts="stats digest tensor")
+    run.call("aten::exp", [X], [made, below, np.array([1.0, np.nan, np.inf], np.float32)], scope="a")
+    result = compared(tmp_path, run, run)
+    for side in (result.baseline, result.candidate):
+        with_detail(side.path, detail)
+    found = {row["NPU Name"].rpartition("_")[2]: row for row in rows(result, tmp_path)}
+    for side in ("NPU", "Bench"):
+        numbers = [[found[f"output.{k}"][f"{side} {name}"] for name in ("max", "min", "mean", "l2norm")] for k in range(3)]
+        assert numbers == [["inf", "'-inf", "nan", "inf"], ["3", "'-inf", "'-inf", "inf"], ["nan"] * 4]
+    verdict = "Result" if detail == "stats" else "Accuracy Reached or Not"
+    assert {row[verdict] for name, row in found.items() if "output" in name} == {"Nan" if detail == "stats" else "Yes"}
+    assert list(coloured(result)[1]) == [PLAIN, RED, RED, RED]
+
+
+def test_an_overflow_of_one_side_is_a_warning(tmp_path: Path) -> None:
+    sides = []
+    for largest in (2.0, np.inf):
+        run = Recording()
+        run.call("aten::exp", [X], [np.array([1.0, largest], np.float32)], scope="a")
+        sides.append(run)
+    result = compared(tmp_path, *sides)
+    output = rows(result, tmp_path)[1]
+    assert (output["Max diff"], output["NPU max"], output["Bench max"], output["Result"]) == ("inf", "inf", "2", "Warning")
+
+
+@given(st.lists(st.floats(width=32, allow_nan=True, allow_infinity=True), min_size=1, max_size=6))
+def test_reductions_are_those_of_pytorch(values: list[float]) -> None:
+    tensor = torch.tensor(values, dtype=torch.float64)
+    packed = np.empty(PACKED)
+    summarize(tensor.numpy(), packed)
+    found = reduced(dict(zip(NUMBERS, packed.tolist(), strict=False)))
+    expected = [tensor.max(), tensor.min(), tensor.mean(), tensor.norm()]
+    np.testing.assert_allclose(found, [float(x) for x in expected], rtol=1e-12)
 
 
 def test_a_sheet_that_is_full_is_followed_by_another(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

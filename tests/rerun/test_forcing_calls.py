@@ -13,7 +13,7 @@ from trueup import simdev
 from trueup.cli import main
 from trueup.model import TrueupError
 
-from .test_forcing import recorded
+from .test_forcing import recorded, scopes_of
 
 LEVELS = ["module", "api", "aten"]
 
@@ -33,7 +33,7 @@ def test_every_call_shows_its_own_error_alone(level: str, base: Path, tmp_path: 
     assert healthy.verdict == "aligned"
     broken = trueup.compare(base, recorded(tmp_path / "broken", "gpt2-eager", "npu", "softmax-backward", **options))
     assert {(c.op, c.phase) for c in broken.culprits} == {("aten::_softmax_backward_data", "backward")}
-    assert {c.scope for c in broken.culprits} == {"transformer.h.0.attn", "transformer.h.1.attn"}
+    assert scopes_of(broken) == {"transformer.h.0.attn", "transformer.h.1.attn"}
     assert broken.counts["deviates"] < 12  # the operator, and the functions and views around it
     assert f"{level} calls computed with the inputs of" in broken.sentence
     assert "its own error alone" in broken.sentence

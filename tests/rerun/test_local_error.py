@@ -8,9 +8,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from trueup.comparison.measures.roundoff import UNIT_ROUNDOFF
 from trueup.rerun.local_error import Distance, judge, thresholds
 from trueup.rerun.rounding import Operand, Operation, criterion, rounding
-from trueup.verdict.criteria import UNIT_ROUNDOFF
 
 TRUTH = np.random.default_rng(0).normal(size=4096)
 TANH = Operation("aten::tanh")

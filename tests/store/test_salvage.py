@@ -45,7 +45,8 @@ def test_truncated_at_every_kind_of_place(tmp_path: Path) -> None:
             r"rank 0 step 1: records-0001.parquet is truncated or damaged \(.+\); skipped, its calls are missing",
             capture.problems[0],
         )
-        assert capture.problems[1] == "rank 0 wrote 6 parts of records, 5 can be read"
+        missing = "rank 0: 1 part of records with 12 rows is missing after step-000001/records-0000.parquet"
+        assert capture.problems[1] == missing
 
 
 def test_flipped_bytes_are_noticed_or_harmless(tmp_path: Path) -> None:
@@ -75,7 +76,7 @@ def test_leftover_and_missing_files_are_named(tmp_path: Path) -> None:
         "rank 0 step 0: records-0000.parquet is missing, and its calls",
         "rank 0 step 2: records-0002.parquet.tmp was never finished; its calls are missing",
         "rank 0: tensors-0001.safetensors.tmp was never finished; what it would have held is missing",
-        "rank 0 wrote 6 parts of records, 5 can be read",
+        "rank 0: 1 part of records with 12 rows is missing at the beginning",
         f"rank 0: {run / SEGMENT} is missing: its tensors cannot be read; copy it back from the machine that recorded "
         "the capture, or record again",
         "rank 0: the call stacks (sites-*.parquet) are missing; findings have no source",

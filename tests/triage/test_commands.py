@@ -102,17 +102,20 @@ def test_bad_usage(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
 
 
 def test_a_late_command_is_ended_with_what_it_started(tmp_path: Path) -> None:
-    child = "import os, time; open('child', 'w').write(str(os.getpid())); time.sleep(100)"
+    child = "import os, time; open('pid', 'w').write(str(os.getpid())); os.rename('pid', 'child'); time.sleep(1000)"
     (tmp_path / "parent.py").write_text(
         f"import subprocess, sys\nsubprocess.run([sys.executable, '-c', {child!r}], cwd={str(tmp_path)!r})\n"
     )
     from trueup.recorder.options import CaptureOptions
 
-    code = launch.execute(
-        tmp_path / "run", CaptureOptions.of(), [sys.executable, str(tmp_path / "parent.py")], environment=environment(),
-        output=tmp_path / "said.txt", timeout=3.0,
-    )  # fmt: skip
-    assert code == launch.TIMED_OUT
+    for seconds in (3.0, 15.0, 60.0):  # until the child has begun: how long that takes is the machine's affair
+        code = launch.execute(
+            tmp_path / f"run-{seconds}", CaptureOptions.of(), [sys.executable, str(tmp_path / "parent.py")],
+            environment=environment(), output=tmp_path / "said.txt", timeout=seconds,
+        )  # fmt: skip
+        assert code == launch.TIMED_OUT
+        if (tmp_path / "child").exists():
+            break
     pid = int((tmp_path / "child").read_text())
     with pytest.raises(ProcessLookupError):
         for _ in range(200):

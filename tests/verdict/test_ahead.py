@@ -10,9 +10,10 @@ import pyarrow as pa
 import pytest
 import torch
 
+from trueup.comparison.graph import ahead
+from trueup.comparison.graph.ahead import Place, places
+from trueup.comparison.verdict.compare import compare
 from trueup.model import Result
-from trueup.verdict import ahead, compare
-from trueup.verdict.ahead import Place, places
 from verdict.cases import broken, noisy, trained
 
 STEPS = 7
@@ -98,7 +99,7 @@ def test_quiet_steps_are_not_looked_at_one_by_one(baseline: Path, monkeypatch: p
     seen: list[int] = []
     comparison = compare.__globals__["_Comparison"]
     part = comparison._part
-    monkeypatch.setattr(comparison, "_part", lambda self, *place: seen.append(place[1]) or part(self, *place))
+    monkeypatch.setattr(comparison, "_part", lambda self, *place: seen.extend(place[0].steps) or part(self, *place))
     assert compare(baseline, baseline).verdict == "aligned"
     assert seen == [0]
 

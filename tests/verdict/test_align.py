@@ -10,9 +10,10 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
+from trueup.comparison.graph.pairs import WAYS
+from trueup.comparison.graph.streams import Row, Stream
+from trueup.comparison.verdict.align import align
 from trueup.store import table
-from trueup.verdict.align import WAYS, align
-from trueup.verdict.streams import Row, Stream
 from verdict.captures import NAMES, VALUES, Array, Recording, changed, load, normal
 
 

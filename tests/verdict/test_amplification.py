@@ -7,9 +7,10 @@ from typing import Any
 import numpy as np
 import pytest
 
-from trueup.verdict.amplification import KEPT, LEAST, ROOM, WIDEST, Amplification
-from verdict.captures import Recording, changed, judged, normal
+from trueup.comparison.verdict.amplification import KEPT, LEAST, ROOM, Amplification
+from verdict.captures import CRITERION, Recording, changed, judged, normal
 
+WIDEST = CRITERION.certain_carried
 RULE = "smooth-backward and the same op elsewhere in the run"
 
 
@@ -18,7 +19,7 @@ def factors(
 ) -> list[float]:
     of = np.array([0] * len(shares) if kinds is None else kinds, np.uint64)
     witness = np.ones(len(shares), bool) if sure is None else ~np.array(sure)
-    return list((seen or Amplification()).factors(of, np.array(shares), witness).tolist())
+    return list((seen or Amplification()).factors(of, np.array(shares), witness, WIDEST).tolist())
 
 
 def test_the_lower_median_of_the_others_is_granted() -> None:

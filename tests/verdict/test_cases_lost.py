@@ -18,8 +18,8 @@ from torch import nn
 import trueup
 from verdict.cases import broken, named, noisy, record, told, trained
 
-SEGMENT = "rank-00000/tensors-0000.safetensors"
-ROUNDING = 1e-7
+SEGMENTS = "rank-00000/tensors-*.safetensors"
+ROUNDING = 3e-8
 """Noise on a softmax that no criterion objects to, so that both sides differ in bits from there on."""
 
 
@@ -70,7 +70,8 @@ def flipped(segment: Path) -> None:
 
 def damaged(capture: Path, into: Path, how: Callable[[Path], None]) -> Path:
     shutil.copytree(capture, into)
-    how(into / SEGMENT)
+    for segment in sorted(into.glob(SEGMENTS)):  # on a slow machine a capture is flushed in several
+        how(segment)
     return into
 
 
@@ -93,7 +94,7 @@ def test_damaged_payload_is_not_aligned(runs: dict[str, Path], how: Callable[[Pa
     sides[side] = damaged(sides[side], tmp_path / side, how)
     result = trueup.compare(sides["baseline"], sides["candidate"])
     assert result.verdict == "inconclusive", result.sentence
-    assert "tensors-0000.safetensors" in told(result)
+    assert "/tensors-0" in told(result)
 
 
 @pytest.mark.parametrize("how", [without, cut, without_header])
@@ -102,7 +103,7 @@ def test_damaged_payload_of_equal_runs_is_said(runs: dict[str, Path], how: Calla
     candidate = damaged(runs["twin"], tmp_path / "candidate", how)
     result = trueup.compare(runs["baseline"], candidate)
     assert result.culprit is None
-    assert result.verdict == "inconclusive" or "tensors-0000.safetensors" in told(result), result.sentence
+    assert result.verdict == "inconclusive" or "/tensors-0" in told(result), result.sentence
 
 
 @pytest.mark.parametrize("how", DAMAGES)
@@ -112,7 +113,7 @@ def test_a_fault_is_found_from_statistics_where_payload_is_damaged(
     candidate = damaged(runs["faulty"], tmp_path / "candidate", how)
     result = trueup.compare(runs["baseline"], candidate)
     assert "softmax" in named(result).op
-    assert "tensors-0000.safetensors" in told(result)
+    assert "/tensors-0" in told(result)
 
 
 # ---------------------------------------------------------------- records and steps

@@ -148,7 +148,20 @@ def blames_gelu(result: trueup.Result, scope: str = "blocks.2") -> None:
 
 
 # ---------------------------------------------------------------- one extra call
-@pytest.mark.parametrize("extra", ["dead end", "in the chain", "same operator"])
+@pytest.mark.parametrize("side", ["baseline", "candidate"])
+def test_one_extra_call_that_nobody_reads(side: str, kept: Kept) -> None:
+    """It changes nothing that was recorded, but a branch that one run lacks is no other implementation; it shifts no later call."""
+    more = partial(Small, extra="dead end")
+    sides: dict[str, dict[str, Any]] = {"baseline": {}, "candidate": {}}
+    sides[side]["make"] = more
+    result = compared(kept, **sides)
+    assert result.verdict == "inconclusive"
+    assert {(call.side, call.scope) for call in result.unmatched} == {(side, "blocks.1")}
+    assert any("in one run only compute what no recorded call reads" in note for note in result.notes)
+    blames_gelu(compared(kept, {}, {"make": more, "fault": GELU_OFF}))
+
+
+@pytest.mark.parametrize("extra", ["in the chain", "same operator"])
 def test_one_extra_call(extra: str, kept: Kept) -> None:
     """It changes nothing, so the runs are aligned; and it shifts no later call."""
     more = partial(Small, extra=extra)
@@ -307,8 +320,9 @@ def test_a_fault_of_a_fused_optimizer(forms: tuple[str, str], kept: Kept) -> Non
     """Another epsilon: the first thing that differs is what the optimizer made of the weights, which nobody has read yet."""
     other = partial(OPTIMIZERS[forms[1]], eps=1e-3)
     first = named(compared(kept, {"optimizer": OPTIMIZERS[forms[0]]}, {"optimizer": other}))
-    assert (first.phase, first.step, first.kind) == ("optimizer", 0, "region")
-    assert ("_fused_adamw_" in first.op) == (forms[1] == "fused")
+    assert (first.phase, first.step, first.kind, first.op) == ("optimizer", 0, "operator", "optimizer.step")
+    assert ("_fused_adamw_" in first.aten[0]) == (forms[1] == "fused")
+    assert "what the optimizer made of" in first.sentence
     assert first.error_in < 1e-6 < first.error_out
 
 
@@ -368,10 +382,10 @@ def test_a_fault_of_another_optimizer_of_such_a_bias(forms: tuple[str, str], tmp
     fault = "adam-second-moment-value"
     sides = train_encoder(tmp_path / "cpu", forms[0], "cpu"), train_encoder(tmp_path / "npu", forms[1], "npu", (), fault)
     first = named(trueup.compare(*sides))
-    assert (first.phase, first.step, first.kind) == ("optimizer", 0, "region")
+    assert (first.phase, first.step, first.kind) == ("optimizer", 0, "operator")
 
 
 def test_what_stays_unmatched_is_told(kept: Kept) -> None:
     """An extra call that feeds the result is counted and shown, on the side that has it."""
     result = compared(kept, {}, {"make": partial(Small, extra="in the chain")})
-    assert "one side only" in told(result), told(result)
+    assert "in only one run" in told(result), told(result)

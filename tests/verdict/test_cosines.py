@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 
 from cli.written import capture
-from trueup.verdict import compare
-from trueup.verdict.cosines import Cosines
+from trueup.comparison.verdict.compare import compare
+from trueup.report.view.cosines import Cosines
 
 RNG = np.random.default_rng(3)
 BASE = RNG.standard_normal((40, 50)).astype(np.float32)

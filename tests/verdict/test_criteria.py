@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import ast
 from pathlib import Path
 
 import ml_dtypes
 import pytest
 
+from trueup import comparison
+from trueup.comparison.measures.roundoff import UNIT_ROUNDOFF
+from trueup.comparison.verdict.criteria import CARRY, OWN, load, normalised
 from trueup.model import TrueupError
-from trueup.verdict.criteria import CARRY, OWN, UNIT_ROUNDOFF, load, normalised
 from verdict.captures import CRITERION
 
 NORMALISED = {
@@ -40,7 +43,8 @@ ROWS = {
     "torch.nn.functional.l1_loss",
     "cross-entropy": "torch.nn.functional.cross_entropy",
     "reduction": "aten::sum aten::cumsum aten::upsample_nearest2d torch.nn.functional.interpolate aten::linalg_vector_norm",
-    "add": "aten::add_ aten::sub torch.Tensor.__add__ torch.Tensor.__rsub__ aten::addcmul_ aten::lerp_ aten::_foreach_add_",
+    "add": "aten::add_ aten::sub torch.Tensor.__add__ torch.Tensor.__rsub__ aten::_foreach_add_",
+    "multiply-add": "aten::addcmul_ aten::lerp_ aten::_foreach_addcmul_",
     "update": "aten::addcdiv_ aten::_foreach_addcdiv_",
     "scale": "aten::mul torch.Tensor.__rmul__ aten::_foreach_mul_",
     "inverse": "aten::rsqrt torch.Tensor.reciprocal aten::_foreach_reciprocal_",
@@ -154,10 +158,9 @@ def test_the_file_in_the_documentation(tmp_path: Path) -> None:
 
 
 BAD = {
-    "{path}: own.kind 'magic' is unknown: expected exact, elementwise, additive, reduction, average, bilinear, composite": (
-        "composite", "magic",
-    ),
-    "{path}: carry.kind 'magic' is unknown: expected linear, sum, bilinear, exponential, smooth, "
+    "{path}: own.kind 'magic' is unknown: expected exact, elementwise, additive, accumulate, reduction, average, bilinear, "
+    "composite": ("composite", "magic"),
+    "{path}: carry.kind 'magic' is unknown: expected linear, accumulate, sum, bilinear, exponential, smooth, "
     "inverse, attention, branch, pole, sign": ("branch", "magic"),
     '{path}: the last row must match every call (ops = ["*"], no phases)': ('["*"]', '["mm"]'),
     "{path}: loss is missing; see docs/criteria.md": ("loss = 0.05", ""),
@@ -168,7 +171,9 @@ BAD = {
     "{path}: row 1 (all): ops must be a list of patterns, not '*'; see docs/criteria.md": ('["*"]', '"*"'),
     "{path}: row 1 (all): phase 'sideways' is unknown: expected forward, recompute, backward, optimizer, collective, data, "
     "aten-backward": ('ops = ["*"]', 'ops = ["*"]\nphases = ["sideways"]'),
-    "{path}: row 1 (all): 'ulp' is unknown: expected kind, ulps, products": ("ulps = 512", "ulps = 512, ulp = 1"),
+    "{path}: row 1 (all): 'ulp' is unknown: expected kind, ulps, products, roundings, stored_sums": (
+        "ulps = 512", "ulps = 512, ulp = 1",
+    ),
     "{path}: it holds no rows; see docs/criteria.md": (GOOD[GOOD.index("[[row]]") :], ""),
 }  # fmt: skip
 
@@ -196,3 +201,36 @@ def test_no_such_criterion(tmp_path: Path) -> None:
     path.write_text("name = ")
     with pytest.raises(TrueupError, match=r"^criterion file .*mine.toml cannot be read: Invalid value"):
         load(path)
+
+
+def _is_number(value: ast.expr | None) -> bool:
+    if isinstance(value, ast.BinOp):
+        return _is_number(value.left) and (_is_number(value.right) or isinstance(value.right, ast.Name))
+    if isinstance(value, ast.Tuple):
+        return bool(value.elts) and all(map(_is_number, value.elts))
+    if isinstance(value, ast.UnaryOp):
+        return _is_number(value.operand)
+    return isinstance(value, ast.Constant) and isinstance(value.value, int | float) and not isinstance(value.value, bool)
+
+
+def _unexplained(body: list[ast.stmt]) -> list[str]:
+    """Return the constants of a module that are numbers and that no docstring follows; those of one block share theirs."""
+    found, block = [], []
+    for statement in body:
+        if isinstance(statement, ast.Assign | ast.AnnAssign) and _is_number(statement.value):
+            block.append(ast.unparse(statement))
+            continue
+        if not (isinstance(statement, ast.Expr) and isinstance(statement.value, ast.Constant)):
+            found += block
+        block = []
+    return found + block
+
+
+@pytest.mark.parametrize("module", sorted(Path(comparison.__file__).parent.rglob("*.py")), ids=lambda path: path.stem)
+def test_every_number_beside_the_table_says_where_it_comes_from(module: Path) -> None:
+    assert _unexplained(ast.parse(module.read_text(encoding="utf-8")).body) == []
+
+
+def test_a_number_without_a_word_is_found() -> None:
+    code = 'A = 2.0\n"""Why."""\nB, C = 1, 2\nD = 4 * A\nE = "text"\n'
+    assert _unexplained(ast.parse(code).body) == ["B, C = (1, 2)", "D = 4 * A"]

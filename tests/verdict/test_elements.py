@@ -9,8 +9,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
-from trueup.verdict import elements
-from trueup.verdict.elements import WORST, compare_elements
+from trueup.report.view import elements
+from trueup.report.view.elements import WORST, compare_elements
 
 FLOATS = st.floats(width=32, allow_nan=True, allow_infinity=True)
 PAIRS = st.integers(1, 60).flatmap(

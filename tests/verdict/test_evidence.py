@@ -8,10 +8,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from trueup.comparison.verdict import criteria
 from trueup.model import Finding, Result
+from trueup.report.view import surroundings
+from trueup.report.view.evidence import with_evidence
 from trueup.store import open_capture
-from trueup.verdict import criteria, surroundings
-from trueup.verdict.evidence import with_evidence
 
 from .captures import Array, Recording, Slot, compared
 

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from trueup.verdict.forced import BLIND, notes_on
+from trueup.comparison.verdict.overlap import BLIND, notes_on
 
 
 @pytest.mark.parametrize(("recorded", "blind"), [

@@ -11,9 +11,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from trueup.comparison.graph.streams import Stream, Vocabulary
+from trueup.comparison.measures import foreign
+from trueup.comparison.measures.why import Why
 from trueup.store.schema import table
-from trueup.verdict import foreign
-from trueup.verdict.streams import Stream, Vocabulary
 
 from .captures import load, normal
 
@@ -38,10 +39,10 @@ def stream(*rows: dict[str, Any], imported: bool = True) -> Stream:
     return load(table({**{k: list(v) for k, v in fixed.items()}, **columns}), NAMES, Vocabulary(), imported=imported)
 
 
-def distances(first: dict[str, Any], second: dict[str, Any], *, spread: bool = False) -> tuple[float, str]:
+def distances(first: dict[str, Any], second: dict[str, Any], *, spread: bool = False) -> tuple[float, Why | None]:
     at = np.zeros(1, np.int64)
     found = foreign.compare_statistics((stream(first), stream(second)), (at, at), np.array([spread]))
-    return float(found.absolute[0]), found.reasons[0]
+    return float(found.absolute[0]), found.whys[0]
 
 
 @settings(max_examples=150, deadline=None)
@@ -51,15 +52,15 @@ def test_the_bound_is_never_above_the_distance(size: int, error: float, scale: f
     a = (chance.standard_normal(size) * scale).astype(np.float32)
     moved = chance.standard_normal(size) * error * scale * ((chance.random(size) < 0.02) if sparse else 1)
     b = (a + moved).astype(np.float32)
-    bound, reason = distances(told(a), told(b))
+    bound, why = distances(told(a), told(b))
     assert 0 <= bound <= np.linalg.norm(b.astype(np.float64) - a)
-    assert reason == (foreign.AT_LEAST if bound else "")
+    assert why is (Why.BOUND if bound else None)
 
 
 def test_each_statistic_bounds() -> None:
     a = normal(1000)
     norm = float(np.linalg.norm(a))
-    assert distances(told(a), told(a)) == (0.0, "")
+    assert distances(told(a), told(a)) == (0.0, None)
     assert distances(told(a), told(a * np.float32(1.01)))[0] == pytest.approx(0.01 * norm, rel=1e-2)  # the norm is that far
     assert distances(told(a), told(a + np.float32(0.1)))[0] == pytest.approx(0.1 * math.sqrt(1000), rel=1e-2)  # the mean
     b = a.copy()
@@ -69,7 +70,7 @@ def test_each_statistic_bounds() -> None:
 
 def test_what_statistics_do_not_see_is_left_at_zero() -> None:
     a = normal(1000)
-    assert distances(told(a), told(a[::-1])) == (0.0, "")
+    assert distances(told(a), told(a[::-1])) == (0.0, None)
 
 
 def test_what_is_read_is_taken_for_a_difference_of_all_elements() -> None:
@@ -79,23 +80,23 @@ def test_what_is_read_is_taken_for_a_difference_of_all_elements() -> None:
     distance = float(np.linalg.norm(b - a))
     assert bound < 0.2 * distance
     assert 0.2 * distance < estimate[0] < 4 * distance
-    assert estimate[1] == foreign.SPREAD
+    assert estimate[1] is Why.SPREAD
 
 
 def test_half_precision_may_be_off_by_more() -> None:
     a = told(normal(1000))
     b = a | {"l2": a["l2"] * 1.003}
     assert distances(a, b)[0] > 0
-    assert distances(a | {"dtype": "bfloat16"}, b | {"dtype": "bfloat16"}) == (0.0, "")
+    assert distances(a | {"dtype": "bfloat16"}, b | {"dtype": "bfloat16"}) == (0.0, None)
 
 
 def test_counts_that_differ_and_numbers_that_are_lacking() -> None:
     a = told(normal(10))
-    assert distances(a, a | {"n_nan": 1}) == (math.inf, foreign.COUNTS_DIFFER)
+    assert distances(a, a | {"n_nan": 1}) == (math.inf, Why.NOT_FINITE)
     assert math.isnan(distances(a, a | {"max": None})[0])
-    assert distances(a | {"mean": None, "l2": None}, a) == (0.0, "")  # integers have neither, and max and min agree
+    assert distances(a | {"mean": None, "l2": None}, a) == (0.0, None)  # integers have neither, and max and min agree
     overflown = a | {"l2": None, "foreign_statistics": '{"norm": "inf"}'}
-    assert distances(overflown, overflown) == (0.0, "")
+    assert distances(overflown, overflown) == (0.0, None)
     assert math.isnan(distances(overflown, a)[0])
 
 
@@ -144,17 +145,17 @@ def test_masks_are_none_of_our_extremes(second: dict[str, Any], expected: float)
 
 
 def test_a_tensor_with_masks_is_none_without() -> None:
-    assert distances(OURS, told(np.zeros(4))) == (math.inf, foreign.COUNTS_DIFFER)
-    assert distances(told(np.zeros(4)), told(np.zeros(4)) | {"n_saturated": 0}) == (0.0, "")
+    assert distances(OURS, told(np.zeros(4))) == (math.inf, Why.NOT_FINITE)
+    assert distances(told(np.zeros(4)), told(np.zeros(4)) | {"n_saturated": 0}) == (0.0, None)
 
 
 def test_numbers_of_another_meaning_are_equal_or_say_nothing() -> None:
     texts = [json.dumps({"max": 2.0, "min": 1.0, "mean": mean}) for mean in (1, 2)]
     magnitudes = [{"dtype": "complex64", "foreign_statistics": text} for text in texts]
     assert foreign.compare_texts((stream(magnitudes[0]), stream(magnitudes[0])), (0, 0)) == foreign.OfText(0.0)
-    distance, reason, _ = foreign.compare_texts((stream(magnitudes[0]), stream(magnitudes[1])), (0, 0))
+    distance, why, _ = foreign.compare_texts((stream(magnitudes[0]), stream(magnitudes[1])), (0, 0))
     assert math.isnan(distance)
-    assert "do not mean what ours do" in reason
+    assert why is Why.MEANING
 
 
 def test_checksums() -> None:

@@ -6,14 +6,17 @@ import math
 from collections.abc import Callable
 from typing import Any
 
+import ml_dtypes
 import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from trueup.verdict.criteria import TF32
-from trueup.verdict.judged import Judged
-from trueup.verdict.precision import Precision, precision_of
+from trueup.comparison.measures.why import Reason, Why
+from trueup.comparison.verdict import judge
+from trueup.comparison.verdict.criteria import TF32
+from trueup.comparison.verdict.judged import Judged
+from trueup.comparison.verdict.precision import Precision, precision_of
 from verdict.captures import CRITERION, Array, Recording, Slot, changed, judged, normal
 
 F = np.float32
@@ -340,14 +343,28 @@ def test_what_a_run_declares(environment: dict[str, str], device: str, expected:
     assert (found.matmul, found.convolution) == expected
 
 
+def test_what_is_explained_does_not_depend_on_how_a_step_is_divided(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A module whose insides nobody recorded may have computed in bfloat16, which another module of the step shows."""
+    x, w = normal(8, 8), normal(8, 8, seed=1)
+    runs = Recording(), Recording()
+    for run, factor in zip(runs, (1.0, 1.001), strict=True):
+        for scope in ("a", "b", "c"):
+            run.call("Attention", [x, w], [(x @ w * factor).astype(np.float32)], level="module", scope=scope)
+        run.call("Attention", [x, w], [(x @ w).astype(ml_dtypes.bfloat16)], level="module", scope="d")
+    whole = [call.expected for call in judged(*runs)]
+    monkeypatch.setattr(judge, "MANY", 1)
+    assert [call.expected for call in judged(*runs)] == whole
+    assert whole[0] > 2.0**-9
+
+
 # ---------------------------------------------------------------- nothing not measured is explained away
 def test_an_input_that_was_not_measured_excuses_nothing() -> None:
     x = normal(10)
     unknown = Slot(normal(10), "")
-    assert judge_one("aten::mul", [x, unknown], x, x).incomparable == ""
+    assert judge_one("aten::mul", [x, unknown], x, x).incomparable is None
     found = judge_one("aten::mul", [x, unknown], x, -x)
     assert found.ratio == 0
-    assert found.incomparable == "its result differs, and not all of its inputs were measured"
+    assert found.incomparable == Reason(Why.INPUTS)
 
 
 def test_fresh_memory_that_is_overwritten_does_not_matter() -> None:
@@ -358,8 +375,8 @@ def test_fresh_memory_that_is_overwritten_does_not_matter() -> None:
 
 def test_an_output_that_was_not_measured_is_incomparable() -> None:
     x = normal(10)
-    assert judge_one("aten::mul", [x], Slot(x, ""), Slot(x, "")).incomparable == "no statistics on both sides"
-    assert judge_one("aten::mul", [x], x, normal(5, 3)).incomparable == "shapes differ: (10,) and (5, 3)"
+    assert judge_one("aten::mul", [x], Slot(x, ""), Slot(x, "")).incomparable == Reason(Why.NO_STATISTICS)
+    assert judge_one("aten::mul", [x], x, normal(5, 3)).incomparable == Reason(Why.SHAPES, ("(10,)", "(5, 3)"))
 
 
 @pytest.mark.parametrize("phase", ["forward", "optimizer"])
@@ -371,7 +388,7 @@ def test_an_output_of_one_side_is_incomparable_where_it_is_read_or_lasts(read: b
         run.call("aten::max", [x], outputs, phase=phase)
     runs[0].call("aten::sum", [index if read else x], [normal(1)], scope="reader")
     found = judged(*runs)[0].incomparable
-    assert found == ("only one side has output.1" if read or phase == "optimizer" else "")
+    assert found == (Reason(Why.ONE_SIDED, ("output.1",)) if read or phase == "optimizer" else None)
 
 
 def test_digests_tell_that_a_view_is_wrong_and_not_that_a_product_is() -> None:

@@ -8,8 +8,8 @@ from typing import Any
 import numpy as np
 import pytest
 
+from trueup.comparison.verdict.criteria import PRESETS, load
 from trueup.model import Result, TrueupError
-from trueup.verdict.criteria import PRESETS, load
 from verdict.captures import Array, Recording, changed, compared, normal
 
 X = normal(64, 64)

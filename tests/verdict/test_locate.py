@@ -7,9 +7,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from trueup.verdict.locate import Part, Suspect
-from trueup.verdict.origins import Origins
-from trueup.verdict.ranking import rank_culprits
+from trueup.comparison.verdict.locate import Part, Suspect
+from trueup.comparison.verdict.origins import Origins
+from trueup.comparison.verdict.ranking import of_a_kind, rank_culprits
 from verdict.captures import Array, Recording, Slot, calls_of, changed, located, normal
 
 W = normal(16, 16, seed=50)
@@ -66,13 +66,58 @@ def test_another_culprit_with_clean_inputs_is_independent() -> None:
     assert [place for *_, place, _ in suspects(located(*runs))] == [1, 4]
 
 
-def test_a_second_error_downstream_of_the_first_is_not_independent() -> None:
+def test_a_second_error_downstream_that_its_inputs_do_not_explain_is_independent() -> None:
     runs = both()
     products(runs[0], normal(16, 16), 6)
     products(runs[1], normal(16, 16), 6, wrong={1: 1e-2, 4: 3.0})
     part = located(*runs)
+    assert [place for *_, place, _ in suspects(part)] == [1, 4]
+
+
+def test_what_inputs_explain_of_which_nothing_is_left_is_not_known() -> None:
+    runs = both()
+    products(runs[0], normal(16, 16), 6)
+    products(runs[1], normal(16, 16), 6, wrong={1: 2.0, 4: 300.0})
+    part = located(*runs)
     assert len([s for s in part.suspects if s.certain]) == 2
     assert [place for *_, place, _ in suspects(part)] == [1]
+
+
+def test_a_backward_reads_what_its_forward_got_wrong() -> None:
+    runs = both()
+    for side, run in enumerate(runs):
+        x, y = normal(16, 16), changed(normal(16, 16, seed=1), 1e-3 * side)
+        forward = run.call("torch.f", [x], [y], level="api")
+        grads = {"grad_output.0": normal(16, 16, seed=2)}, {"grad_input.0": changed(normal(16, 16, seed=3), 0.9 * side)}
+        run.call("torch.f", *grads, level="api", phase="backward", forward=forward)
+    part = located(*runs)
+    assert len([s for s in part.suspects if s.certain]) == 2
+    assert [place for *_, place, _ in suspects(part)] == [0]
+
+
+def test_culprits_of_a_kind_are_one_finding() -> None:
+    runs = both()
+    for run, wrong in zip(runs, ({}, {1: 0.1}), strict=True):
+        for start in (0, 3):
+            products(run, normal(16, 16, seed=start), 3, wrong=wrong)
+        run.call("aten::other", [normal(4)], [changed(normal(4, seed=1), 0.1 if wrong else 0.0)])
+    kinds = of_a_kind(rank_culprits(located(*runs).suspects))
+    assert [[s.place for s in kind] for kind in kinds] == [[1, 4], [6]]
+
+
+def test_a_call_that_went_on_while_another_ran_passes_on_what_that_got_wrong() -> None:
+    one, two, beside = (Suspect(s.judged, "operator", True) for s in 3 * located(*wrong_twice()).suspects[:1])
+    for suspect, began, ready in ((one, 0, 9), (two, 3, 5), (beside, 3, 12)):
+        suspect.began, suspect.ready = began, ready
+    assert rank_culprits([one, two]) == [two]
+    assert rank_culprits([one, beside]) == [one, beside]
+
+
+def wrong_twice() -> tuple[Recording, Recording]:
+    runs = both()
+    for run, wrong in zip(runs, ({}, {1: 0.1}), strict=True):
+        products(run, normal(16, 16), 3, wrong=wrong)
+    return runs
 
 
 def test_the_earliest_suspect_of_a_broken_operator_is_its_first_culprit() -> None:

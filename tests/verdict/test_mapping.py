@@ -6,9 +6,10 @@ from pathlib import Path
 
 import pytest
 
+from trueup.comparison.graph.pairs import WAYS
+from trueup.comparison.normalise.mapping import load
+from trueup.comparison.verdict.align import align
 from trueup.model import TrueupError
-from trueup.verdict.align import WAYS, align
-from trueup.verdict.mapping import load
 from verdict.captures import Recording, compared, normal
 
 
@@ -51,11 +52,11 @@ def test_a_scope_is_renamed_with_all_inside_it_and_not_what_only_begins_alike(tm
 
 def test_ignored_calls_are_not_compared_and_counted(tmp_path: Path) -> None:
     runs = run("layers", "aten::gelu"), run("layers", "aten::gelu", debris=True)
-    assert "3 calls exist on one side only" in compared(tmp_path, *runs).sentence
+    assert "3 calls exist in only one run" in compared(tmp_path, *runs).sentence
     result = compared(tmp_path, *runs, mapping=written(tmp_path, '[[ignore]]\nop = "aten::debug"\nphase = "forward"'))
     assert (result.verdict, result.counts["compared"]) == ("aligned", 3)
     assert "3 calls were not compared, as the map file says" in result.sentence
-    assert "exist on one side only" not in result.sentence
+    assert "exist in only one run" not in result.sentence
 
 
 @pytest.mark.parametrize(

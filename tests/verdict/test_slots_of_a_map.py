@@ -8,8 +8,8 @@ import pytest
 import torch
 
 import trueup
+from trueup.comparison.normalise.mapping import load
 from trueup.model import TrueupError
-from trueup.verdict.mapping import load
 
 LAYOUT = """
 [[slot]]

@@ -8,8 +8,8 @@ from typing import Any
 import numpy as np
 import pytest
 
+from trueup.comparison.verdict.compare import compare
 from trueup.model import Result, TrueupError
-from trueup.verdict import compare
 from verdict.captures import Array, Recording, changed, normal
 
 W = [normal(24, 24, seed=60 + k, dtype=np.float64) / 5 for k in range(6)]

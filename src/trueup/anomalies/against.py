@@ -11,9 +11,9 @@ import numpy as np
 import pyarrow as pa
 
 from trueup.anomalies.found import Anomaly
+from trueup.comparison.verdict.compare import compare
 from trueup.report.wording import sci
 from trueup.store import Capture
-from trueup.verdict import compare
 
 TRAINED = frozenset({"loss", "gradients", "parameters", "other ranks"})
 
@@ -34,7 +34,7 @@ def settled_against(found: Sequence[Anomaly], baseline: str | Path, capture: Cap
         TrueupError: the baseline cannot be read.
     """
     result = compare(baseline, capture.path)
-    places = _places(result.calls)
+    places = _places(result.matched)
     told = [_told(one, places.get((one.place.rank, one.place.seq))) for one in found]
     return told, [f"{result.counts.get('compared', 0):,} calls were compared with {baseline}"]
 

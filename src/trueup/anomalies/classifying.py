@@ -26,10 +26,10 @@ from trueup.anomalies.memory import Memory, lasting_slots, read_slots, remember
 from trueup.anomalies.outside import Outside
 from trueup.anomalies.reaching import GRADIENTS, LOST, PARAMETERS, RANKS, UNREAD, reach
 from trueup.anomalies.scaling import scale_steps
+from trueup.comparison.graph.names import normalised
+from trueup.comparison.graph.streams import NEEDED, NONE, Numbers, Stream
 from trueup.report.anomaly_sentence import sentence
 from trueup.store.schema import RECORDS
-from trueup.verdict.names import normalised
-from trueup.verdict.streams import NEEDED, NONE, Numbers, Stream
 
 COLUMNS = (*NEEDED, "min", "max", "mean", "n_zero", "n_subnormal", "n_saturated", "payload_key", "payload_view")
 """Columns of the records that are read; one that a table lacks is taken for null."""

@@ -7,9 +7,9 @@ from collections.abc import Mapping
 
 from trueup.anomalies.flow import VIEWS
 from trueup.anomalies.found import Led, Place, SlotNumbers
+from trueup.comparison.graph.names import normalised
+from trueup.comparison.graph.streams import NONE, Array, Stream
 from trueup.model import TensorStats
-from trueup.verdict.names import normalised
-from trueup.verdict.streams import NONE, Array, Stream
 
 Sites = Mapping[int, tuple[tuple[str, ...], "str | None"]]
 

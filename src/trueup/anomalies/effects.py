@@ -36,13 +36,13 @@ from trueup.anomalies.effect_tensors import (
 from trueup.anomalies.flow import LOSS, VIEWS
 from trueup.anomalies.found import Matters
 from trueup.anomalies.step_calls import Slot, StepCalls
+from trueup.comparison.graph.names import normalised
 from trueup.model import TrueupError
 from trueup.report.wording import counted, number
 from trueup.rerun.cases import HeldTensor
 from trueup.rerun.local_error import Distance, judge, thresholds
 from trueup.rerun.recorded import RecordedCall, RecordedTensor
 from trueup.rerun.rounding import Operand, Operation, rounding
-from trueup.verdict.names import normalised
 
 MOST_CALLS = 300
 MOST_SECONDS = 20.0

@@ -18,7 +18,7 @@ import numpy as np
 
 from trueup.anomalies import kinds
 from trueup.anomalies.kinds import CAST, NAN
-from trueup.verdict.streams import NONE, Numbers, Stream, is_input, is_output
+from trueup.comparison.graph.streams import NONE, Numbers, Stream, is_input, is_output
 
 LOSS = ("torch.Tensor.backward", "torch.autograd.backward", "torch.autograd.grad", "paddle.Tensor.backward",
         "tf.GradientTape.gradient", "tf.Session.run")  # fmt: skip

@@ -11,17 +11,18 @@ from pathlib import Path
 from trueup.anomalies.across import across_ranks
 from trueup.anomalies.classifying import classify_stream
 from trueup.anomalies.found import Anomaly, OverflowResult, OverflowWord, ScaleStep, StepAnomalies
+from trueup.anomalies.kinds import unmeasured
 from trueup.anomalies.magnitudes import Magnitudes
 from trueup.anomalies.mattering import Run, in_order, repetitions, settle
 from trueup.anomalies.memory import Memory
 from trueup.anomalies.narrower import WIDER, Gradients, would_overflow
 from trueup.anomalies.scaling import scale_findings
+from trueup.comparison.graph.streams import Read, Stream
 from trueup.model import TrueupError
 from trueup.report.anomaly_sentence import verdict_lines
 from trueup.report.scaling import loss_scale_of
-from trueup.report.wording import one_line
+from trueup.report.wording import counted, one_line
 from trueup.store import Capture, open_capture
-from trueup.verdict.streams import Read, Stream
 
 MOST = 1000
 """Anomalies that are kept; more are counted."""
@@ -87,7 +88,7 @@ class _Reading:
         self.more: list[Anomaly] = []
         self.notes: list[str] = []
         self.gradients = Gradients()
-        self.calls = self.measured = self.slots = 0
+        self.calls = self.measured = self.slots = self.unmeasured = 0
 
     def run(self, narrower: str | None, *, replay: bool, against: str | Path | None) -> OverflowResult:
         for step in self.steps:
@@ -129,6 +130,7 @@ class _Reading:
         stream = Stream(self._reader(rank, step), memory.names, memory.values, imported=self.capture.imported)
         sites = self.capture.sites(rank)
         self.slots += len(stream.slot)
+        self.unmeasured += unmeasured(stream)
         if narrower is not None:
             self.calls, self.measured = self.calls + len(stream), self.measured + int(stream.measured.sum())
             self.gradients.add(stream, narrower)
@@ -171,7 +173,7 @@ class _Reading:
     def _verdict(self, found: list[Anomaly]) -> OverflowWord:
         if any(one.matters != "harmless" for one in found):
             return "found"
-        if not self.measured or self.capture.lost:
+        if not self.measured or self.unmeasured or self.capture.lost:
             return "inconclusive"
         return "harmless" if found else "clean"
 
@@ -180,6 +182,8 @@ class _Reading:
         if not self.measured:
             why = "it holds digests, which tell nothing of NaN: record with --detail stats" if self.slots else "it holds no records"
             notes.append(f"no statistics to judge by: {why}")
+        elif self.unmeasured:
+            notes.append(f"{counted(self.unmeasured, 'result')} of calls without statistics: record with --detail stats")
         if self.capture.lost:
             notes.append(f"{len(self.capture.lost)} part(s) of the capture cannot be read: {self.capture.lost[0]}")
         if self.capture.imported and self.measured:

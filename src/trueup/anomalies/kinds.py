@@ -11,7 +11,7 @@ from typing import Any
 import ml_dtypes
 import numpy as np
 
-from trueup.verdict.streams import Array, Stream
+from trueup.comparison.graph.streams import Array, Stream, is_output
 
 NAN, POS, NEG, SAT, CAST = 1, 2, 4, 8, 16
 INF = POS | NEG
@@ -43,6 +43,19 @@ def bits_of(stream: Stream) -> Array:
     return bits
 
 
+def unmeasured(stream: Stream) -> int:
+    """Count the floating results with elements of which a stream tells nothing: what is wrong with them is not known.
+
+    What a call is given was made by another, or is memory that it only writes to, which nobody measures.
+    """
+    there = stream.names.table(is_output)[stream.slot] & stream.names.table(_is_floating)[stream.dtype]
+    there &= np.nan_to_num(stream.numel) > 0
+    told = stream.measured
+    if stream.imported:
+        told = told | np.array([text is not None for text in stream.foreign["foreign_statistics"]], bool)
+    return int(np.count_nonzero(there & ~told))
+
+
 def _bits_of_text(text: str) -> int:
     """Return what another tool's statistics say of a tensor with NaN or Inf, of which they mean no column: its max and min.
 
@@ -72,6 +85,10 @@ def words(bits: int) -> str:
     """Write bits as ``NaN, +Inf``."""
     names = ((NAN, "NaN"), (POS, "+Inf"), (NEG, "-Inf"), (SAT, "values at the dtype's largest"), (CAST, "casts of Inf"))
     return ", ".join(name for bit, name in names if bits & bit)
+
+
+def _is_floating(dtype: str) -> bool:
+    return dtype.startswith(("float", "bfloat"))
 
 
 def limits(dtype: str) -> tuple[float, float, float] | None:

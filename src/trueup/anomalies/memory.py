@@ -7,8 +7,8 @@ from dataclasses import dataclass, field
 import numpy as np
 from numpy.typing import NDArray
 
+from trueup.comparison.graph.streams import NONE, Array, Numbers, Stream, Vocabulary, is_input
 from trueup.kernels.sketch import splitmix64
-from trueup.verdict.streams import NONE, Array, Numbers, Stream, Vocabulary, is_input
 
 JUMP = 1e3
 """Growth of a weight's root mean square in one step from which the step is called bad. Adam moves a weight by about its learning

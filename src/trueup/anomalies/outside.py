@@ -6,7 +6,7 @@ import numpy as np
 
 from trueup.anomalies.flow import Source
 from trueup.anomalies.memory import Memory, grown
-from trueup.verdict.streams import NONE, Numbers, Stream
+from trueup.comparison.graph.streams import NONE, Numbers, Stream
 
 FAR = 20_000
 """Calls that are looked at behind an overflow, to find weights that grew."""

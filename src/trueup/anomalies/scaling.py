@@ -16,8 +16,8 @@ import numpy as np
 
 from trueup.anomalies.describing import step_of
 from trueup.anomalies.found import Anomaly, Place, ScaleStep
+from trueup.comparison.graph.streams import Stream
 from trueup.report.scaling import OPS
-from trueup.verdict.streams import Stream
 
 OFTEN = 3
 SHARE = 0.05

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections import defaultdict
 
 from trueup.anomalies.flow import LOSS
+from trueup.comparison.graph.streams import is_input
 from trueup.rerun.recorded import RecordedCall, RecordedCalls, RecordedTensor
 from trueup.store import Capture
-from trueup.verdict.streams import is_input
 
 Slot = tuple[int, str]
 """Execution number of a call, and one of its slots."""

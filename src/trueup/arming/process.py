@@ -107,7 +107,9 @@ class _Process:
         said = {"pid": os.getpid(), "argv": sys.argv[:64], "role": role_now, "failure": self._failure, **report}
         if self._switching:
             said["switches"] = {framework: switching.report() for framework, switching in self._switching.items()}
-        text = json.dumps(said, indent=1, default=str)
+        from trueup.redaction import redacted
+
+        text = json.dumps(redacted(said), indent=1, default=str)
         path = Path(self._order["directory"], "processes", f"{os.getpid()}.json")
         temporary = path.with_name(f"{path.name}.tmp")
         try:

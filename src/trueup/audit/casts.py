@@ -63,6 +63,8 @@ class Casts:
     """Casts without statistics."""
     masks: int
     """Casts that make a mask infinite, which is no loss."""
+    unsure: bool = False
+    """Whether casts may be there that were not judged; a run that has none is sure."""
 
     @property
     def dangerous(self) -> tuple[Cast, ...]:
@@ -139,7 +141,9 @@ class _Looking:
         bad = sum(cast.dangerous for cast in order)
         verdict: Literal["clean", "found", "inconclusive"]
         verdict = "found" if bad else "inconclusive" if self.unmeasured or not self.looked or self.capture.lost else "clean"
-        return Casts(verdict, self._sentence(order, bad), tuple(order), self.looked, self.unmeasured, self.masks)
+        blind = {"api", "aten"}.isdisjoint(self.capture.levels)
+        unsure = bool(self.unmeasured or blind or self.capture.lost)
+        return Casts(verdict, self._sentence(order, bad), tuple(order), self.looked, self.unmeasured, self.masks, unsure)
 
     def _sentence(self, order: list[Cast], bad: int) -> str:
         if not self.looked:

@@ -23,9 +23,9 @@ from trueup.anomalies.kinds import limits
 from trueup.audit.danger import family
 from trueup.audit.operators import is_product
 from trueup.audit.reading import Found, Places, Steps, calls, innermost, opened, parts
+from trueup.comparison.verdict.precision import precision_of
 from trueup.report.wording import clean, counted, one_line, short_source
 from trueup.store import Capture
-from trueup.verdict.precision import precision_of
 
 WHAT = "matrix products and convolutions"
 PHASES = {"forward": "forward", "recompute": "forward", "backward": "backward"}
@@ -136,12 +136,15 @@ class Difference:
     """Calls of the baseline and of the candidate, of the same scope, operator and phase, in dtypes that the other has none of."""
     differs: bool
     """False, too, where it could not be told."""
+    told: bool = True
+    """Whether both hold products."""
 
 
 def difference(baseline: Census, candidate: Census) -> Difference:
     """Say where two runs compute in other dtypes; of different frameworks, which name their operators differently, in total."""
     if not baseline.products or not candidate.products:
-        return Difference(f"could not tell whether the runs compute in the same dtypes: one has no {WHAT}", (), differs=False)
+        text = f"could not tell whether the runs compute in the same dtypes: one has no {WHAT}"
+        return Difference(text, (), differs=False, told=False)
     if baseline.framework != candidate.framework or baseline.level != candidate.level:
         same = set(baseline.counts()) == set(candidate.counts())
         word = "the same dtypes" if same else "other dtypes"

@@ -9,9 +9,9 @@ from trueup.audit.casts import Casts, dangerous_casts
 from trueup.audit.census import Census, Difference, census, difference
 from trueup.audit.reading import Steps, opened
 from trueup.audit.similarity import Similarity, similarity
+from trueup.comparison.verdict.overlap import require_records
 from trueup.model import TrueupError
 from trueup.store import Capture
-from trueup.verdict.overlap import require_records
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,11 +30,14 @@ class Check:
 
     @property
     def exit_code(self) -> int:
-        """1: a cast is dangerous, or the runs differ in dtypes or calls; else 2 where casts could not be judged; else 0."""
+        """1: a cast is dangerous, or the runs differ in dtypes or calls; else 2 where one of that could not be told; else 0."""
         differs = (self.dtypes is not None and self.dtypes.differs) or (self.graph is not None and not self.graph.same)
         if self.casts.dangerous or differs:
             return 1
-        return 2 if self.casts.verdict == "inconclusive" and self.casts.looked else 0
+        beside = self.against is not None and not (
+            self.dtypes is not None and self.dtypes.told and self.graph is not None and self.graph.whole
+        )
+        return 2 if self.casts.unsure or beside else 0
 
     @property
     def sentences(self) -> tuple[tuple[str, str], ...]:

@@ -8,9 +8,9 @@ from functools import cache
 from importlib import resources
 from typing import Any
 
-from trueup.verdict.criteria import Criterion
-from trueup.verdict.criteria import load as load_criterion
-from trueup.verdict.names import normalised
+from trueup.comparison.graph.names import normalised
+from trueup.comparison.verdict.criteria import Criterion
+from trueup.comparison.verdict.criteria import load as load_criterion
 
 if sys.version_info >= (3, 11):
     import tomllib

@@ -15,9 +15,9 @@ import pyarrow as pa
 from trueup.anomalies.describing import place_of
 from trueup.anomalies.found import Place
 from trueup.anomalies.judging import chosen
+from trueup.comparison.graph.streams import Stream, Vocabulary
 from trueup.report.wording import one_line
 from trueup.store import Capture, open_capture
-from trueup.verdict.streams import Stream, Vocabulary
 
 Steps = int | Sequence[int] | None
 """Steps, or ranks, that are asked for; None: all."""

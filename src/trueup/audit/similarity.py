@@ -22,10 +22,11 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from trueup.audit.reading import Places, opened
+from trueup.comparison.normalise.dialects import framework_of
+from trueup.comparison.verdict.overlap import Overlap
 from trueup.model import TrueupError
 from trueup.report.wording import clean, counted, one_line, short_source
 from trueup.store import Capture
-from trueup.verdict.overlap import Overlap, framework_of
 
 T = TypeVar("T", bound=Hashable)
 Kind = tuple[str, str, str]
@@ -65,6 +66,8 @@ class Similarity:
     extra: tuple[CallCount, ...]
     """Of which it has more."""
     notes: tuple[str, ...]
+    whole: bool = True
+    """Whether all that either run holds was counted: the same ranks and steps, no part unreadable, and calls on both sides."""
 
     @property
     def same(self) -> bool:
@@ -119,8 +122,10 @@ def similarity(baseline: str | Path | Capture, candidate: str | Path | Capture, 
     wired = dice(*edges) if all(edges) else float("nan")
     totals = counts[0].total(), counts[1].total()
     sentence = _sentence(alike, wired, totals, *lists)
+    lost = [f"{one.path.name}: {text}" for one in pair for text in one.lost]
+    whole = overlap.is_whole and not lost and min(totals) > 0
     return Similarity(
-        sentence, finest, alike, wired, *totals, tuple(lists[0][:LISTED]), tuple(lists[1][:LISTED]), tuple(overlap.notes)
+        sentence, finest, alike, wired, *totals, tuple(lists[0][:LISTED]), tuple(lists[1][:LISTED]), (*overlap.notes, *lost), whole
     )
 
 

@@ -34,7 +34,7 @@ def compare(
     criterion: Annotated[str, typer.Option(metavar="NAME|FILE", help="What is demanded of the candidate.")] = "default",
     repeat: Annotated[
         Optional[list[Path]],  # noqa: UP045
-        typer.Option(metavar="BASE2", show_default=False, help="The baseline run again: its own spread is explained."),
+        typer.Option(metavar="BASE2", show_default=False, help="A second baseline run: differences of this size count as noise."),
     ] = None,
     more: Annotated[Optional[list[Path]], typer.Argument(metavar="BASE3", hidden=True)] = None,  # noqa: UP045
     reference: Annotated[
@@ -60,11 +60,11 @@ def compare(
         raise typer.BadParameter(f"expected two captures, got {len(more) + 2}: repeats of BASE follow --repeat", param_hint="CAND")
 
     from trueup.cli.terminal import Terminal
+    from trueup.comparison.verdict.compare import compare as compare_captures
     from trueup.report.cosine_view import render_listing
     from trueup.report.spreadsheet import write_csv, write_xlsx, xlsxwriter
     from trueup.report.terminal import print_saved, print_written, render
-    from trueup.verdict import compare as compare_captures
-    from trueup.verdict.cosines import Cosines
+    from trueup.report.view.cosines import Cosines
 
     if xlsx is not None:
         xlsxwriter()  # said before the comparison, not after

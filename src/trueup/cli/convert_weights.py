@@ -17,13 +17,13 @@ def convert_weights(
     to: Annotated[str, typer.Option(metavar="FRAMEWORK", help="torch or paddle.")],
     partly: Annotated[bool, typer.Option("--partly", help="Write what can be converted, although something cannot.")] = False,
 ) -> int:
-    """Convert a model's weights by the class of each layer; nothing is told by shapes.
+    """Convert a model's weights: uses layer classes, never guesses from shapes.
 
     Exit code 0: all were converted, 2: some were not, and are named.
     """
+    from trueup.comparison.normalise.mapping import load
     from trueup.pairing import state_files
     from trueup.pairing.converting import convert_state
-    from trueup.verdict.mapping import load
 
     found = convert_state(state_files.read(source), load(mapping), to)
     typer.echo(str(found))

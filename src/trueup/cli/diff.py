@@ -42,12 +42,12 @@ def diff(
             )
 
     from trueup.cli.terminal import Terminal
+    from trueup.kernels.tolerance import Tolerance
     from trueup.report.diff_json import to_json
     from trueup.report.diff_view import render_diff
     from trueup.report.operands import operand, read_address
     from trueup.report.selecting import Selection
     from trueup.report.tensor_diff import compare_tensors
-    from trueup.verdict.tolerance import Tolerance
 
     chosen = Selection(Path(), phase=phase, step=step, rank=rank, level=level)
     first = read_address(baseline)

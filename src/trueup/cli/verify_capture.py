@@ -25,9 +25,9 @@ def verify_capture(
     ] = None,
     simulated: Annotated[bool, typer.Option("--simulated", help="npu is Trueup's simulated device.")] = False,
 ) -> int:
-    """Execute each call on the device that recorded it; its results must be the recorded bits.
+    """Execute each call on the device that recorded it; its results must be the recorded bits, its tensors undamaged.
 
-    Exit code 0: all are, 1: some calls are not reproducible, and why.
+    Exit code 0: all are, 1: some calls are not reproducible or some tensors are damaged, and why.
     """
     from trueup.cli.terminal import Terminal
     from trueup.report.replayed import render_verification

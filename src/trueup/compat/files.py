@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
@@ -11,6 +10,7 @@ import numpy as np
 import pyarrow as pa
 
 from trueup.model import TrueupError
+from trueup.report.reductions import COUNTS, REDUCED, reduced
 from trueup.store import Capture
 
 Row = dict[str, Any]
@@ -33,7 +33,8 @@ def payload_of(capture: Capture, rank: int, row: Row) -> Any | None:
     if row["payload_segment"] is None:
         return None
     try:
-        return capture.payload(rank, row["payload_segment"], row["payload_key"], row["payload_view"]).reshape(row["shape"])
+        place = (row[name] for name in ("payload_segment", "payload_key", "payload_view", "digest"))
+        return capture.payload(rank, *place).reshape(row["shape"])
     except (TrueupError, ValueError):  # what of it was kept is said by the native capture
         return None
 
@@ -47,15 +48,10 @@ def numbers_of(row: Mapping[str, Any], *, norm: bool) -> list[float]:
     """Return max, min, mean and, with ``norm``, the l2 norm, as PyTorch's reductions give them; empty where they mean nothing."""
     if row["max"] is None or row["dtype"] == "bool" or row["dtype"].startswith("complex") or not row["numel"]:
         return []
-    highest, lowest, mean, length = (float(row[name]) for name in ("max", "min", "mean", "l2"))
-    if row["n_nan"]:
-        highest = lowest = mean = length = math.nan
-    elif row["n_posinf"] or row["n_neginf"]:
-        highest = math.inf if row["n_posinf"] else highest if math.isfinite(highest) else -math.inf
-        lowest = -math.inf if row["n_neginf"] else lowest if math.isfinite(lowest) else math.inf
-        mean = math.nan if row["n_posinf"] and row["n_neginf"] else math.inf if row["n_posinf"] else -math.inf
-        length = math.inf
-    return [highest, lowest, mean, length] if norm else [highest, lowest, mean]
+    found = [float(row[name]) for name in REDUCED]
+    if any(row[name] for name in COUNTS):  # of the many rows of a dump few have such elements
+        found = reduced(row).tolist()
+    return found if norm else found[:3]
 
 
 _FRAME = re.compile(r"(?P<file>.*):(?P<line>\d+) in (?P<function>.*)", re.DOTALL)

@@ -15,7 +15,8 @@ def narrowed(path: Path, rank: int, step: int | None) -> Capture:
     Raises:
         TrueupError: it is no capture, or has no such rank or step.
     """
-    content, found = manifest.read_root(path), salvage.scan(path)
+    content = manifest.read_root(path)
+    found = salvage.scan(path, content)
     parts = [part for part in found.parts if part.rank == rank and step in (None, part.step)]
     if rank not in found.ranks or not parts:
         where = f"rank {rank}" if step is None else f"rank {rank}, step {step}"

@@ -18,7 +18,7 @@ TAPE = re.compile(r"(?:.*/)?gradient_tape/")
 PASSED_OVER = frozenset(
     """
     Placeholder PlaceholderWithDefault Const NoOp VarHandleOp DestroyResourceOp VarIsInitializedOp Shape ShapeN Size Rank
-    StopGradient PreventGradient ControlTrigger VariableShape PyFunc PyFuncStateless EagerPyFunc BroadcastGradientArgs
+    StopGradient PreventGradient ControlTrigger VariableShape BroadcastGradientArgs
     DebugIdentityV2 Assert Print PrintV2 MergeSummary ScalarSummary WriteScalarSummary DisableCopyOnRead EnsureShape
     """.split()
 )

@@ -81,7 +81,7 @@ class Pair:
     posinf: Positions
     neginf: Positions
     mask: Positions
-    """The largest finite number of float32, float64 and bfloat16, of either sign."""
+    """Saturated numbers of float32, float64 and bfloat16 (`trueup.kernels.summarize`), of either sign."""
     ulp: tuple[int, ...]
     """``BUCKETS`` counts: how many numbers of the coarser dtype apart the two sides are (0, 1, 2 to 3, 4 to 7, ...). The
     coarser dtype has the shorter significand; the other side is rounded to it first. Of two integers the unit is 1."""

@@ -94,8 +94,8 @@ class _Side:
         kinds[values == np.inf] = 2
         kinds[values == -np.inf] = 3
         if self.reals.dtype.name in MASKING:
-            kinds[values == self.reals.largest] = 4
-            kinds[values == -self.reals.largest] = -4
+            kinds[(kinds == 0) & (values >= self.reals.largest)] = 4
+            kinds[(kinds == 0) & (values <= -self.reals.largest)] = -4
         return kinds
 
 

@@ -31,7 +31,8 @@ class Reals:
     tiny: float
     """Smallest normal number; 0 for integers, which have no subnormals."""
     largest: float
-    """Largest finite number; Inf for integers: they have no saturation to speak of."""
+    """Magnitude from which on a finite number is saturated: the largest there is, and of float32 the largest bfloat16, for a mask
+    made in bfloat16 stays one when it is cast. Inf for integers: they have no saturation to speak of."""
 
 
 def _cast(array: Array) -> Floats:
@@ -65,7 +66,8 @@ def reals_of(dtype: np.dtype[Any]) -> Reals:
         return Reals(dtype, 1, _cast, 0.0, np.inf)
     if dtype.kind == "f" and dtype.itemsize <= 8 and dtype.name in ("float16", "float32", "float64"):
         limits = np.finfo(dtype)
-        return Reals(dtype, 1, _cast, float(limits.smallest_normal), float(limits.max))
+        largest = ml_dtypes.finfo(ml_dtypes.bfloat16).max if dtype.name == "float32" else limits.max
+        return Reals(dtype, 1, _cast, float(limits.smallest_normal), float(largest))
     if dtype.name.startswith(("bfloat16", "float4", "float6", "float8")):
         narrow = ml_dtypes.finfo(dtype)
         widen = _widen_bfloat16 if dtype.name == "bfloat16" else _widen_by_table(dtype)

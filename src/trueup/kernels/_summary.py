@@ -14,13 +14,13 @@ from trueup.kernels._reals import Reals, reals_of
 from trueup.model import NUMBERS, PACKED
 
 MASKING = frozenset({"float32", "float64", "bfloat16"})
-"""Dtypes that reach so far beyond any measurement that their largest finite number can only be a mask."""
+"""Dtypes that reach so far beyond any measurement that a saturated number can only be a mask."""
 
 _POSINF, _NEGINF, _SATURATED = (NUMBERS.index(n) for n in ("n_posinf", "n_neginf", "n_saturated"))
 
 
 def is_mask(value: float, dtype: str) -> bool:
-    """Tell whether a number is the largest finite one of a dtype of `MASKING`, to the seven digits that tools print.
+    """Tell whether a number is saturated in a dtype of `MASKING`, to the seven digits that tools print.
 
     >>> is_mask(-3.402823e38, "float32"), is_mask(65504.0, "float16")
     (True, False)
@@ -44,13 +44,14 @@ def summarize(array: NDArray[Any], out: NDArray[np.float64], threads: int = 1) -
         out: float64 ``(PACKED,)``, contiguous: ``model.NUMBERS`` in order, then the 64 lanes of the sketch.
         threads: most threads for arrays of 1 MB and more; what comes out does not depend on it.
 
-    The largest finite number of float32, float64 and bfloat16 is what attention masks are made of: it is counted in
-    ``n_saturated`` and otherwise left out like Inf, for one of it would drown all else in the sums.
+    The largest finite number of float32, float64 and bfloat16, and in float32 that of bfloat16, is what attention masks are
+    made of: it is counted in ``n_saturated`` and otherwise left out like Inf, for one of it would drown all else in the sums.
 
     ``min``, ``max``, ``mean``, ``l2`` are over the finite elements, NaN where there is none; NaN and Inf are counted
     and left out of sums and sketch. ``n_zero`` counts both zeros; ``n_subnormal`` and ``n_saturated`` (|x| is the
-    dtype's largest finite number) are 0 for integers and bool. Sums are float64; ``mean`` and ``l2`` do not overflow;
-    a lane of the sketch may where elements near 1e308 add up. Integers beyond 2**53 are rounded to float64.
+    dtype's largest finite number, of float32 at least that of bfloat16) are 0 for integers and bool. Sums are float64;
+    ``mean`` and ``l2`` do not overflow; a lane of the sketch may where elements near 1e308 add up. Integers beyond
+    2**53 are rounded to float64.
 
     Raises:
         TypeError: the dtype holds no numbers, or is wider than float64.
@@ -75,6 +76,6 @@ def _summarize_unmasked(array: NDArray[Any], reals: Reals, out: NDArray[np.float
     counts = out[[_POSINF, _NEGINF, _SATURATED]]
     values = np.array(array, order="C").reshape(-1).view(reals.dtype)
     with np.errstate(all="ignore"):
-        values[np.abs(reals.widen(values)) == reals.largest] = np.inf
+        values[np.abs(reals.widen(values)) >= reals.largest] = np.inf
     _twin.summarize(values, out)
     out[[_POSINF, _NEGINF, _SATURATED]] = counts

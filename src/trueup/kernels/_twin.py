@@ -59,7 +59,7 @@ class _Totals:
             self.zero += zero
             self.subnormal += small - zero
         if max(-low, high) >= reals.largest:
-            self.saturated += int(np.count_nonzero(np.abs(finite) == reals.largest))
+            self.saturated += int(np.count_nonzero(np.abs(finite) >= reals.largest))
         scaled = finite if self.scale == 1.0 else finite * self.scale
         self.sums.append(float(np.add.reduce(scaled)))  # pairwise within the block
         self.squares.append(float(np.einsum("i,i", scaled, scaled)))  # not dot: BLAS would start threads

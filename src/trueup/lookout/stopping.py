@@ -16,6 +16,7 @@ import time
 from contextlib import suppress
 from pathlib import Path
 
+from trueup.redaction import redacted
 from trueup.watching import STOPPED, WatchStopped
 
 FILE = "stop"
@@ -58,7 +59,7 @@ class Stopper:
         at = step + (self._world > 1)
         temporary = self._file.with_name(f"{FILE}.{self._rank}.tmp")
         temporary.parent.mkdir(parents=True, exist_ok=True)
-        temporary.write_text(json.dumps({"rank": self._rank, "step": step, "at": at, "said": said}))
+        temporary.write_text(json.dumps(redacted({"rank": self._rank, "step": step, "at": at, "said": said})))
         with suppress(FileExistsError):  # the first one counts
             os.link(temporary, self._file)
         temporary.unlink()

@@ -23,6 +23,7 @@ from trueup.recorder.keeping import Keeper, last_calls
 from trueup.recorder.recent import Recent
 from trueup.recorder.rows import FIELDS, Rows
 from trueup.recorder.session import BaseSession
+from trueup.redaction import redacted
 from trueup.watching import WatchOptions
 
 CALLS_OF_A_HIT = 4
@@ -221,7 +222,7 @@ class Watcher:
         directory = self._keeper.directory
         try:
             directory.mkdir(parents=True, exist_ok=True)
-            text = json.dumps(self.report() | {"all": [dataclasses.asdict(hit) for hit in self.hits]}, indent=1)
+            text = json.dumps(redacted(self.report() | {"all": [dataclasses.asdict(hit) for hit in self.hits]}), indent=1)
             temporary = directory / f"watch-rank-{rank:05d}.json.tmp"
             temporary.write_text(text)
             temporary.replace(directory / f"watch-rank-{rank:05d}.json")

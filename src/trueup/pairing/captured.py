@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from trueup.comparison.normalise.dialects import framework_of
 from trueup.frameworks.tables import FRAMEWORKS
 from trueup.model import TrueupError
 from trueup.pairing.trees import Node, Shape, Tree
 from trueup.store import Capture, open_capture
-from trueup.verdict.overlap import framework_of
 
 BUFFER = "output.buffer."
 COLUMNS = ("seq", "scope", "op", "slot", "shape", "l2")

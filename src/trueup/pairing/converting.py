@@ -7,11 +7,11 @@ from typing import Any
 
 import numpy as np
 
+from trueup.comparison.normalise.mapping import Mapping as LayerMap
 from trueup.frameworks.tables import FRAMEWORKS, layers_by_name
 from trueup.model import TrueupError
 from trueup.pairing.trees import Node, Shape, Tree, path
 from trueup.pairing.weights import Conversion, convert, neutral_names
-from trueup.verdict.mapping import Mapping as LayerMap
 
 Array = np.ndarray[Any, Any]
 

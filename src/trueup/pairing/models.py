@@ -6,12 +6,12 @@ import dataclasses
 from pathlib import Path
 from typing import Any
 
+from trueup.comparison.normalise.mapping import Mapping
+from trueup.comparison.normalise.mapping import load as load_mapping
 from trueup.model import TrueupError
 from trueup.pairing.proposing import Proposal, propose
 from trueup.pairing.trees import Tree, adapter_of, tree_of
 from trueup.pairing.weights import Conversion, convert
-from trueup.verdict.mapping import Mapping
-from trueup.verdict.mapping import load as load_mapping
 
 
 def map_models(baseline: Any, candidate: Any) -> Proposal:

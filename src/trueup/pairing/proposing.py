@@ -21,6 +21,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
+from trueup.comparison.verdict.align import best_pairs
 from trueup.pairing.trees import Node, Tree, path
 from trueup.pairing.weights import inside_recurrent, is_ambiguous
 
@@ -209,21 +210,7 @@ def _aligned(names: list[list[str]], kinds: list[list[Signature]]) -> list[tuple
         for j in range(m):
             if kinds[0][i] == kinds[1][j]:
                 score[i, j] = 1.0 + 0.1 * _alike(names[0][i], names[1][j])
-    best = np.zeros((n + 1, m + 1))
-    for i in range(n):
-        through = np.where(score[i] > 0, best[i, :-1] + score[i], 0.0)
-        best[i + 1, 1:] = np.maximum.accumulate(np.maximum(best[i, 1:], through))
-    pairs = []
-    i, j = n, m
-    while i and j:
-        if best[i, j] == best[i - 1, j]:
-            i -= 1
-        elif best[i, j] == best[i, j - 1]:
-            j -= 1
-        else:
-            i, j = i - 1, j - 1
-            pairs.append((i, j))
-    return pairs[::-1]
+    return best_pairs(score)
 
 
 def _alike(first: str, second: str) -> float:

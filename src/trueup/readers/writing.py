@@ -18,6 +18,7 @@ from trueup.readers.arrays import BROKEN, reason
 from trueup.readers.dump import Array, ForeignCall, ForeignTensor, Frames, UnreadableError
 from trueup.readers.notes import Notes
 from trueup.readers.numbering import Numbering, Place
+from trueup.redaction import redacted
 from trueup.store import Writer, statistics
 from trueup.store.segment import numpy_dtype
 
@@ -200,7 +201,7 @@ class RankWriter:
 
 def _encoded(arguments: Mapping[str, Any]) -> str:
     """Encode arguments as a native capture does: numbers that JSON has not are text, what is too long is told by its digest."""
-    text = json.dumps({key: _finite(value) for key, value in arguments.items()}, sort_keys=True, default=str)
+    text = json.dumps(redacted({key: _finite(value) for key, value in arguments.items()}), sort_keys=True, default=str)
     if len(text) <= MAX_VALUE:
         return text
     return json.dumps({"length": len(text), "xxh3": xxhash.xxh3_64_hexdigest(text.encode("utf-8", "replace"))})

@@ -2,7 +2,7 @@
 
 `recipe` reads a recipe (``paddle.toml`` is one), `readings` keeps what a comparison measured in the first step, `checks` are the
 steps, `bisecting` goes from module to module, `following` makes the steps in order, `deeper` records what is needed next. All that
-is measured comes from `trueup.verdict`. Used by ``trueup align --recipe`` and the reports.
+is measured comes from `trueup.comparison.verdict`. Used by ``trueup align --recipe`` and the reports.
 """
 
 from trueup.recipes.following import follow

@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from trueup.model import Finding, Result
-from trueup.recipes.bisecting import Trail, descend, tree
+from trueup.recipes.bisecting import tree, way_to
 from trueup.recipes.found import Outcome, Rung, Status
 from trueup.recipes.readings import FAILS, OPEN, Reading, Readings, percent
 from trueup.recipes.recipe import Step
@@ -75,7 +75,7 @@ def _inputs(step: Step, facts: Facts) -> Outcome:
     if found:
         return _outcome(step, "DEVIATES", found[0].sentence, [c.sentence for c in found[1:NAMED]], scope=found[0].scope)
     outside = facts.readings.outside
-    total = outside.equal + outside.alike + outside.close
+    total = outside.equal + outside.alike + outside.close + outside.apart
     if not total:
         return _outcome(step, "could not tell", "no data and no weights of the first step are in both captures")
     said = f"{counted(total, 'tensor')} that come into step {facts.readings.step}: {outside.equal:,} bitwise equal"
@@ -83,92 +83,122 @@ def _inputs(step: Step, facts: Facts) -> Outcome:
     said += f", {outside.close:,} within rounding" if outside.close else ""
     if outside.unknown:
         return _outcome(step, "could not tell", f"{outside.unknown:,} of the tensors that come in were not measured; {said}")
+    if outside.apart:
+        why = f"{outside.apart:,} of the tensors that come in differ by up to {percent(outside.furthest)}, more than rounding"
+        return _outcome(step, "could not tell", f"{why}, and the comparison does not say since when; {said}")
     return _outcome(step, "pass", said)
 
 
 # ----------------------------------------------------------------------------------------------------------------- the model
 def _modules(step: Step, facts: Facts) -> Outcome:
-    """Forward or backward of the first step."""
+    """Forward or backward of the first step.
+
+    A tensor beyond the recipe's numbers may differ by rounding alone, as what cancels does, and one within them by a fault; so the
+    comparison says whether anything is wrong, and where. Its culprits in the optimizer are wrong gradients, too.
+    """
     readings, phase = facts.readings, step.check
     held = readings.levels(phase)
-    if not held:
-        return _outcome(step, "could not tell", f"the captures have no {phase} of step {readings.step} in common")
     fine = next((level for level in ("api", "aten") if level in held), None)
-    levels = [level for level in ("module", fine) if level in held]
-    entries = readings.of(phase, levels)
-    ranks = sorted({reading.rank for reading in entries})
-    found: dict[int, Trail] = {}
-    for rank in ranks:
-        trail = descend(tree(r for r in entries if r.rank == rank), whole=phase == "backward")
-        if trail is not None:
-            found[rank] = trail
-    counted_ones = [r for r in entries if r.level == "module"] or entries
-    asked = entries if phase == "backward" else counted_ones
-    culprits = facts.culprits(phase, readings.step)
-    if found:
-        rank, trail = next(iter(found.items()))
-        others = f" (and on {counted(len(found) - 1, 'more rank')})" if len(found) > 1 else ""
-        return _outcome(
-            step,
-            "DEVIATES",
-            _trail(trail, rank, len(ranks)) + others,
-            _explained(trail, culprits, facts.result),
-            trail.rungs,
-            trail.scope,
-        )
+    entries = readings.of(phase, [level for level in ("module", fine) if level in held])
+    asked = entries if phase == "backward" else [r for r in entries if r.level == "module"] or entries
+    if not asked:
+        return _outcome(step, "could not tell", f"the captures have no {phase} of step {readings.step} in common")
+    beyond = [reading for reading in asked if reading.state == FAILS]
+    found = facts.culprits(phase, readings.step) + (facts.culprits("optimizer", readings.step) if phase == "backward" else [])
+    blamed = [c for c in found if beyond or c.phase != phase]
+    if blamed:
+        return _located(step, blamed, entries)
+    if beyond:
+        said = f"{_many(beyond, asked, phase)} beyond these numbers, the first, {_place(beyond[0])}: {beyond[0].figures}"
+        before = facts.culprits("forward", readings.step) + facts.culprits("data", readings.step)
+        if before:
+            return _outcome(step, "DEVIATES", one_line(said), [f"what they are made of differs already: {before[0].sentence}"])
+        doubts = readings.doubts[phase] or readings.doubts["forward"]
+        if doubts:
+            return _outcome(step, "could not tell", one_line(f"{doubts[0]}; {said}"))
     loss = _losses_apart(step, facts)
     if loss is not None:
-        remarks = [f"it starts at: {culprits[0].sentence}"] if culprits else []
-        return _outcome(step, "DEVIATES", loss, remarks, scope=culprits[0].scope if culprits else None)
-    return _passed(step, facts, asked, culprits, [r for r in entries if r.state == FAILS])
+        remarks = [f"it starts at: {found[0].sentence}"] if found else []
+        return _outcome(step, "DEVIATES", loss, remarks, scope=found[0].scope if found else None)
+    return _passed(step, facts, asked, [*_within(step, found, entries, asked), *_rounding(beyond, asked, phase)])
 
 
-def _passed(
-    step: Step, facts: Facts, asked: Sequence[Reading], culprits: Sequence[Finding], inside: Sequence[Reading]
-) -> Outcome:
-    """Say that the modules pass; ``inside`` are the operators in them that do not, and whose errors did not get out."""
-    what = "gradient" if step.check == "backward" else "tensor"
-    open_ = [reading for reading in asked if reading.state == OPEN]
+def _located(step: Step, culprits: Sequence[Finding], entries: Sequence[Reading]) -> Outcome:
+    """Say where the call is that the comparison blames, with the way to it."""
+    first = culprits[0]
+    if first.kind in ("input", "overwritten"):  # it is no fault of the call that reads it
+        return _outcome(step, "DEVIATES", f"what {one_line(first.scope or first.op)} got differs already", [first.sentence])
+    trail = way_to(first, tree(reading for reading in entries if reading.rank == first.rank))
+    ranks = {reading.rank for reading in entries}
+    more = {c.rank for c in culprits if (c.scope, c.op) == (first.scope, first.op)} - {first.rank}
+    said = f"{f'rank {first.rank}: ' if len(ranks) > 1 else ''}{trail.said}"
+    said += f" (and on {counted(len(more), 'more rank')})" if more else ""
+    return _outcome(step, "DEVIATES", one_line(said), [first.sentence], trail.rungs, first.scope)
+
+
+def _within(step: Step, culprits: Sequence[Finding], entries: Sequence[Reading], asked: Sequence[Reading]) -> list[str]:
+    """Say what is wrong within the numbers of the recipe, or did not leave its module."""
+    inside = [reading for reading in entries if reading.state == FAILS and reading not in asked]
     why = "inside a module that passes" if inside else "within these numbers, but more than rounding"
-    remarks = [f"{why}: {c.sentence}" for c in culprits[:1]]
     if inside and not culprits:
-        remarks.append(one_line(f"{why}: {inside[0].scope or inside[0].op}, {inside[0].slot}: {inside[0].figures}"))
-    level = "module" if any(reading.level == "module" for reading in asked) else asked[0].level
-    missing = [u for u in facts.result.unmatched if u.level == level and u.phase == step.check and u.step == facts.readings.step]
-    if open_:
-        first = f"{open_[0].scope or open_[0].op} {open_[0].slot}"
-        said = f"{len(open_):,} of {counted(len(asked), what)} were not measured, first {first}"
-        return _outcome(step, "could not tell", one_line(said), remarks)
-    if missing:
-        verb = "exists" if len(missing) == 1 else "exist"
-        said = f"{counted(len(missing), 'call')} of level {level} {verb} on one side only, first {missing[0].name}"
-        return _outcome(step, "could not tell", one_line(said), remarks)
-    worst = max(asked, key=lambda reading: reading.error)
-    said = f"{counted(len(asked), what)} of {counted(len({(r.rank, r.seq) for r in asked}), 'call')}"
-    bounds = sum(reading.is_bound for reading in asked)
-    same = f", the same as far as statistics tell ({bounds:,} had no more)" if bounds else ", all bitwise equal"
-    said += same if worst.error == 0 else f"; the worst, {worst.scope or worst.op} {worst.slot}: {worst.figures}"
+        return [one_line(f"{why}: {inside[0].scope or inside[0].op}, {inside[0].slot}: {inside[0].figures}")]
+    found = [f"{why}: {c.sentence}" for c in culprits[:1]]
     if step.check == "backward" and all(reading.level == "module" for reading in asked):
-        remarks.append("gradients of weights were not recorded: level api records them")
+        found.append("gradients of weights were not recorded: level api records them")
+    return found
+
+
+def _rounding(beyond: Sequence[Reading], asked: Sequence[Reading], phase: str) -> list[str]:
+    if not beyond:
+        return []
+    return [one_line(f"{_many(beyond, asked, phase)} beyond these numbers and explained by rounding, {_worst(beyond)}")]
+
+
+def _passed(step: Step, facts: Facts, asked: Sequence[Reading], remarks: Sequence[str]) -> Outcome:
+    """Say that the modules pass, unless something was not measured, or is no number."""
+    why = _open(step, facts, asked)
+    if why is not None:
+        return _outcome(step, "could not tell", one_line(why), remarks)
+    said = f"{_tensors(len(asked), step.check)} of {counted(len({(r.rank, r.seqs) for r in asked}), 'call')}"
+    rough = sum(not reading.exact for reading in asked)
+    if any(reading.error != 0 for reading in asked):
+        said += f"; {_worst([reading for reading in asked if reading.state != FAILS] or asked)}"
+    else:
+        said += f", the same as far as statistics tell ({rough:,} had no more)" if rough else ", all bitwise equal"
     return _outcome(step, "pass", one_line(said), remarks)
 
 
-def _trail(trail: Trail, rank: int, ranks: int) -> str:
-    reading = trail.reading
-    where = trail.scope or (reading.op if reading else "the model")
-    said = f"{where}{f', rank {rank}' if ranks > 1 else ''}"
-    return one_line(said if reading is None else f"{said}, {reading.op.rpartition('.')[2]} {reading.slot}: {reading.figures}")
+def _open(step: Step, facts: Facts, asked: Sequence[Reading]) -> str | None:
+    """Say what keeps a step from passing though nothing differs: tensors not measured, or no numbers; calls of one side only."""
+    open_ = [reading for reading in asked if reading.state == OPEN]
+    if open_:
+        return f"{len(open_):,} of {_tensors(len(asked), step.check)} were not measured, first {_place(open_[0])}"
+    level = "module" if any(reading.level == "module" for reading in asked) else asked[0].level
+    missing = [u for u in facts.result.unmatched if u.level == level and u.phase == step.check and u.step == facts.readings.step]
+    if missing:
+        verb = "exists" if len(missing) == 1 else "exist"
+        return f"{counted(len(missing), 'call')} of level {level} {verb} in only one run, first {missing[0].name}"
+    bad = [reading for reading in asked if reading.has_nan]
+    if bad:
+        return f"{len(bad):,} of {_tensors(len(asked), step.check)} hold NaN on both sides, first {_place(bad[0])}"
+    return None
 
 
-def _explained(trail: Trail, culprits: Sequence[Finding], result: Result) -> list[str]:
-    """Say which call the comparison by rounding blames, and whether it lies inside the module or before it."""
-    if not culprits and result.culprit is not None:
-        return [f"what it got differs already: {result.culprit.sentence}"]
-    if not culprits:
-        return ["no single call in it is to blame for certain by the criterion of compare"]
-    first = culprits[0]
-    inside = first.scope == trail.scope or first.scope.startswith(f"{trail.scope}.") or not trail.scope
-    return [first.sentence if inside else f"it starts earlier, within these numbers: {first.sentence}"]
+def _tensors(count: int, phase: str) -> str:
+    return counted(count, "gradient" if phase == "backward" else "tensor")
+
+
+def _many(some: Sequence[Reading], asked: Sequence[Reading], phase: str) -> str:
+    return f"{len(some):,} of {_tensors(len(asked), phase)} {'is' if len(some) == 1 else 'are'}"
+
+
+def _worst(readings: Sequence[Reading]) -> str:
+    worst = max(readings, key=lambda reading: -1.0 if math.isnan(reading.error) else reading.error)
+    return f"the worst, {_place(worst)}: {worst.figures}"
+
+
+def _place(reading: Reading) -> str:
+    return f"{reading.scope or reading.op} {reading.slot}"
 
 
 # ------------------------------------------------------------------------------------------------------------------ the run
@@ -193,6 +223,9 @@ def _losses(step: Step, facts: Facts) -> Outcome:
     if len(pairs) < 2:
         had = "no step has" if not pairs else f"only step {pairs[0][0]} has"
         return _outcome(step, "could not tell", f"{had} a loss on both sides: record several, --steps 0:20", remarks)
+    bad = [at for at, before, after in pairs if math.isnan(before) and math.isnan(after)]
+    if bad:
+        return _outcome(step, "could not tell", f"the losses of step {bad[0]} are NaN on both sides", remarks)
     relative = sum(_relative(before, after) for _, before, after in pairs) / len(pairs)
     absolute = sum(_apart(before, after) for _, before, after in pairs) / len(pairs)
     said = f"losses of {counted(len(pairs), 'step')}: on average {percent(relative)} apart, {absolute:.2g} absolute"
@@ -209,6 +242,8 @@ def _metric(step: Step, facts: Facts) -> Outcome:
     if facts.metric is None:
         return _outcome(step, "not asked", "train to the end on both sides and give what you got: --metric BASE CAND")
     before, after = facts.metric
+    if math.isnan(before) and math.isnan(after):
+        return _outcome(step, "could not tell", "both metrics are NaN")
     apart = _relative(before, after)
     said = f"{before:g} and {after:g}, {percent(apart)} apart"
     return _outcome(step, "pass" if apart <= step.limit else "DEVIATES", said)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 from pathlib import Path
 
+from trueup.comparison.verdict.compare import compare
 from trueup.model import TrueupError
 from trueup.recipes.checks import Facts, make
 from trueup.recipes.deeper import advice
@@ -12,7 +13,6 @@ from trueup.recipes.found import Outcome, RecipeResult
 from trueup.recipes.readings import Readings
 from trueup.recipes.recipe import Recipe, Step, load
 from trueup.store import Capture, open_capture
-from trueup.verdict import compare
 
 
 def follow(

@@ -10,17 +10,19 @@ from trueup.model import Result, VerdictWord
 
 Status = Literal["pass", "DEVIATES", "could not tell", "not asked", "not reached"]
 
+RungStatus = Literal["pass", "DEVIATES", "could not tell"]
+
 COUNTED: tuple[Status, ...] = ("pass", "DEVIATES", "could not tell")
 """Statuses of steps that were made; a metric that was not given is no step of this run."""
 
 
 @dataclass(frozen=True, slots=True)
 class Rung:
-    """A module on the way down to the one that differs; its siblings that were looked at before it stand above it."""
+    """A module on the way down to the call that is to blame; its siblings that were executed before it stand above it."""
 
     depth: int
     name: str
-    status: Literal["pass", "DEVIATES", "could not tell"]
+    status: RungStatus
     said: str
     """The figures of its worst tensor."""
 
@@ -40,9 +42,9 @@ class Outcome:
     """Where they come from."""
     remarks: tuple[str, ...] = ()
     rungs: tuple[Rung, ...] = ()
-    """The way from the top to the module that differs."""
+    """The way from the top to the call that is to blame."""
     scope: str | None = None
-    """That module."""
+    """The module of the call that is to blame; empty for one outside all modules, None where no call is."""
 
 
 @dataclass(frozen=True)
@@ -62,11 +64,15 @@ class RecipeResult:
 
     @property
     def verdict(self) -> VerdictWord:
-        """``deviates`` if a step does, ``aligned`` if all that were made pass, else ``inconclusive``."""
+        """``deviates`` if a step or the comparison does, ``aligned`` if both say so of all that was asked, else ``inconclusive``.
+
+        The numbers of a recipe are wide, and its steps look at the first step's tensors and at losses: the comparison at the rest.
+        """
         made = [outcome.status for outcome in self.outcomes if outcome.status in COUNTED]
-        if "DEVIATES" in made:
+        if "DEVIATES" in made or self.result.verdict == "deviates":
             return "deviates"
-        return "aligned" if made and set(made) == {"pass"} else "inconclusive"
+        passes = bool(made) and set(made) == {"pass"} and self.result.verdict == "aligned"
+        return "aligned" if passes else "inconclusive"
 
     @property
     def exit_code(self) -> int:

@@ -9,16 +9,21 @@ from functools import cached_property
 
 import numpy as np
 
+from trueup.comparison.graph.streams import NONE, Array, is_input, is_weight
+from trueup.comparison.measures.measure import DIGEST, STATISTICS, TENSOR
+from trueup.comparison.verdict.judged import Verdicts
+from trueup.comparison.verdict.limits import Limit, apply
+from trueup.comparison.verdict.locate import Part
+from trueup.comparison.verdict.tree import only_modules
+from trueup.report.reasons import in_words
 from trueup.report.wording import sci
-from trueup.verdict.judged import Verdicts
-from trueup.verdict.limits import Limit, apply
-from trueup.verdict.measure import STATISTICS
-from trueup.verdict.streams import Array, is_input
 
 PHASES = ("forward", "backward")
-COLUMNS = tuple("rank seq level phase scope op ordinal slot state error before after scale bound".split())
+COLUMNS = tuple("rank before_seq seq level phase scope op ordinal slot state error before after scale bound exact nan".split())
 NEAR_ZERO = 1e-3
 """Of the root mean square: a mean below this is what elements that cancel leave over; its relative difference tells nothing."""
+FLOAT32 = 2.0**-24
+"""Unit roundoff, of which the criterion grants some to what comes in."""
 PASSES, OPEN, FAILS = range(3)
 """States of a tensor, the worse the larger."""
 
@@ -28,7 +33,8 @@ class Reading:
     """A tensor on both sides."""
 
     rank: int
-    seq: int
+    seqs: tuple[int, int]
+    """Execution numbers of the call in the baseline and in the candidate."""
     level: str
     phase: str
     scope: str
@@ -36,7 +42,7 @@ class Reading:
     ordinal: int
     slot: str
     state: int
-    """`PASSES`, `FAILS` or `OPEN`, where the captures do not tell."""
+    """By the numbers of the recipe: `PASSES`, `FAILS` or `OPEN`, where the captures do not tell."""
     error: float
     """Relative L2 error; NaN where it was not measured."""
     means: tuple[float, float]
@@ -44,12 +50,16 @@ class Reading:
     """Root mean square of the baseline's elements."""
     is_bound: bool = False
     """Whether another tool's statistics are all that is known, so that the error is at least so much."""
+    exact: bool = False
+    """Whether all bytes were compared, or their digests."""
+    has_nan: bool = False
+    """Whether both sides hold NaN."""
 
     @property
     def figures(self) -> str:
         """Say the figures that the recipe asks about: ``mean 0.438 and 0.45 (2.7 % apart), tensor 17 % off``."""
         if self.error == 0:
-            return f"{'the same statistics' if self.is_bound else 'equal'}, mean {self.means[0]:.3g}"
+            return f"{'equal' if self.exact else 'the same statistics'}, mean {self.means[0]:.3g}"
         said = [self._mean] if not any(map(math.isnan, self.means)) else []
         said += [] if math.isnan(self.error) else [f"tensor {'at least ' if self.is_bound else ''}{percent(self.error)} off"]
         return ", ".join(said) or "not measured"
@@ -69,9 +79,13 @@ class Outside:
 
     equal: int = 0
     close: int = 0
-    """Not bitwise equal."""
+    """Not bitwise equal, and within the rounding that the criterion grants to what comes in."""
     alike: int = 0
     """Of which statistics are all that is known, and they are the same."""
+    apart: int = 0
+    """Further apart than rounding."""
+    furthest: float = 0.0
+    """Relative L2 error of the one that is furthest apart."""
     unknown: int = 0
 
 
@@ -87,13 +101,14 @@ class Readings:
     step: int | None = None
     """The first step that both runs hold."""
     outside: Outside = field(default_factory=Outside)
-    lost: list[str] = field(default_factory=list)
+    doubts: dict[str, list[str]] = field(default_factory=lambda: {phase: [] for phase in PHASES})
+    """By phase: what the comparison could not explain in that step, in words."""
     _parts: list[dict[str, Array]] = field(default_factory=list)
     _names: Sequence[str] = ()
 
-    def see(self, verdicts: Verdicts) -> None:
-        """Take in what was measured of a part."""
-        errors = verdicts.errors
+    def see(self, part: Part) -> None:
+        """Take in what was measured and judged of a part."""
+        errors = part.verdicts.errors
         candidate = errors.streams[1]
         if not len(candidate):
             return
@@ -111,27 +126,38 @@ class Readings:
                 continue
             applied = apply(limits, errors)
             call, (before, after) = errors.calls[1][errors.pair[chosen]], (side[chosen] for side in errors.slots)
+            baseline = errors.streams[0]
             self._parts.append({
-                "rank": np.full(len(chosen), candidate.rank), "seq": candidate.seq[call], "level": candidate.level[call],
+                "rank": np.full(len(chosen), candidate.rank), "level": candidate.level[call],
+                "before_seq": baseline.seq[errors.calls[0][errors.pair[chosen]]], "seq": candidate.seq[call],
                 "phase": phase[chosen], "scope": candidate.scope[call], "op": candidate.op[call],
                 "ordinal": candidate.ordinal[call], "slot": errors.names[chosen],
                 "state": np.where(applied.fails[chosen], FAILS, np.where(applied.open[chosen], OPEN, PASSES)),
-                "error": errors.relative[chosen], "before": errors.streams[0].mean[before], "after": candidate.mean[after],
-                "bound": errors.method[chosen] == STATISTICS,
-                "scale": errors.streams[0].l2[before] / np.sqrt(np.maximum(errors.streams[0].numel[before], 1)),
+                "error": errors.relative[chosen], "before": baseline.mean[before], "after": candidate.mean[after],
+                "bound": errors.method[chosen] == STATISTICS, "exact": np.isin(errors.method[chosen], (DIGEST, TENSOR)),
+                "nan": (baseline.number("n_nan")[before] > 0) & (candidate.number("n_nan")[after] > 0),
+                "scale": baseline.l2[before] / np.sqrt(np.maximum(baseline.numel[before], 1)),
             })  # fmt: skip
-        self._look_outside(verdicts, here & (phase == names.number("forward")))
+        self._look_outside(part.verdicts, here & (phase == names.number("forward")))
+        for name, found in self.doubts.items():
+            found += _doubts(part, name) if part.step == self.step else []
 
     def _look_outside(self, verdicts: Verdicts, here: Array) -> None:
         """Count the tensors of the outermost modules, and all weights, that no recorded call made."""
         errors = verdicts.errors
         candidate = errors.streams[1]
         read = here & candidate.names.table(is_input)[errors.names] & (candidate.producer[errors.slots[1]] < 0)
+        if only_modules(candidate):  # what is computed between modules was made by no recorded call either
+            outermost = (candidate.parents == NONE) & (candidate.level == candidate.names.number("module"))
+            read &= outermost[errors.calls[1][errors.pair]] | candidate.names.table(is_weight)[errors.names]
         error = errors.relative[read]
         known = errors.method[read] != STATISTICS
+        limit = verdicts.criterion.input_units * FLOAT32
         self.outside.equal += int(np.count_nonzero((error == 0) & known))
         self.outside.alike += int(np.count_nonzero((error == 0) & ~known))
-        self.outside.close += int(np.count_nonzero(error > 0))
+        self.outside.close += int(np.count_nonzero((error > 0) & (error <= limit)))
+        self.outside.apart += int(np.count_nonzero(error > limit))
+        self.outside.furthest = max([self.outside.furthest, *error[error > limit].tolist()])
         self.outside.unknown += int(np.count_nonzero(np.isnan(error)))
 
     def of(self, phase: str, levels: Sequence[str]) -> list[Reading]:
@@ -165,10 +191,29 @@ class Readings:
     def _at(self, n: int) -> Reading:
         c, name = {key: values[n] for key, values in self._columns.items()}, self._names
         return Reading(
-            int(c["rank"]), int(c["seq"]), name[int(c["level"])], name[int(c["phase"])], name[int(c["scope"])], name[int(c["op"])],
-            int(c["ordinal"]), name[int(c["slot"])], int(c["state"]), float(c["error"]), (float(c["before"]), float(c["after"])),
-            float(c["scale"]), bool(c["bound"]),
+            int(c["rank"]), (int(c["before_seq"]), int(c["seq"])), name[int(c["level"])], name[int(c["phase"])],
+            name[int(c["scope"])], name[int(c["op"])], int(c["ordinal"]), name[int(c["slot"])], int(c["state"]),
+            float(c["error"]), (float(c["before"]), float(c["after"])), float(c["scale"]), bool(c["bound"]), bool(c["exact"]),
+            bool(c["nan"]),
         )  # fmt: skip
+
+
+def _doubts(part: Part, phase: str) -> list[str]:
+    """Say what the comparison could not explain in a phase of a part: differences that came in unseen, calls not compared."""
+    errors = part.verdicts.errors
+    candidate = errors.streams[1]
+    unseen = [(judged.call.candidate, slot, judged.call.slots[slot].relative) for judged, slot in part.unexplained]
+    found = [
+        f"{slot} of {call.key} differs (rel. L2 {error:.2g}), and no compared call made that difference"
+        for call, slot, error in unseen if call.phase == phase
+    ]  # fmt: skip
+    alone = [(side, call) for side, call in part.uncovered if call.phase == phase]
+    found += [f"{call.key} is only in the {side}, and nothing compared shows what it did" for side, call in alone]
+    for pair, why in part.verdicts.incomparable.items():
+        call = candidate.row(int(errors.calls[1][pair]))
+        found += [f"{call.key} was not compared: {in_words(why)}"] if call.phase == phase else []
+    unsure = [suspect.judged.call.candidate for suspect in part.suspects if not suspect.certain and suspect.phase == phase]
+    return found + [f"{call.key} differs by more than is expected, and it could be rounding" for call in unsure]
 
 
 def percent(share: float) -> str:

@@ -8,9 +8,9 @@ from importlib import resources
 from pathlib import Path
 from typing import Any
 
+from trueup.comparison.verdict.limits import Limit
+from trueup.comparison.verdict.limits import parse as parse_limit
 from trueup.model import TrueupError
-from trueup.verdict.limits import Limit
-from trueup.verdict.limits import parse as parse_limit
 
 if sys.version_info >= (3, 11):
     import tomllib

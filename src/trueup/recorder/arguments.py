@@ -10,6 +10,8 @@ from typing import Any
 import numpy as np
 import xxhash
 
+from trueup.redaction import redacted
+
 MAX_LENGTH = 4000
 MAX_DEPTH = 8
 """Nesting that is followed; a structure may contain itself."""
@@ -70,7 +72,7 @@ class Arguments:
         values |= {k: v for k, v in kwargs.items() if self._is_value(v)}
         if not values:
             return None
-        text = json.dumps({k: self._encode(v) for k, v in values.items()}, sort_keys=True)
+        text = json.dumps(redacted({k: self._encode(v) for k, v in values.items()}), sort_keys=True)
         if len(text) <= MAX_LENGTH:
             return text
         return json.dumps({"length": len(text), "xxh3": xxhash.xxh3_64_hexdigest(text.encode())})

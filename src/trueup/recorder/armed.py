@@ -85,7 +85,7 @@ class BaseArmed(ABC):
         """Write what is left; ``ending`` is a note on how the process ended."""
         if self._session is not None:
             if ending is not None:
-                self._session.recorder.note(ending)
+                self._session.recorder.cut_off(ending)
             self._session.finish()
 
     def report(self) -> dict[str, Any]:

@@ -128,7 +128,11 @@ class CaptureOptions:
 
     def is_over(self, step: int) -> bool:
         """Tell whether the run is to end, as ``step`` begins and nothing that is wanted can follow."""
-        return self.stop and self.steps is not None and all(end is not None and step >= end for _, end in self.steps)
+        return self.stop and self.has_all(step)
+
+    def has_all(self, step: int) -> bool:
+        """Tell whether no step from ``step`` on is wanted."""
+        return self.steps is not None and all(end is not None and step >= end for _, end in self.steps)
 
     def to_json(self) -> str:
         """Encode for the environment of a child process."""

@@ -89,6 +89,9 @@ class Recorder:
         self._flusher: Flusher[Rows] = Flusher(load, self._hand_over, self._write, self._settle, self._fail, self._tell_waiting)
         self._writer: Writer | None = None
         self._closed = False
+        self._cut_off = False
+        self._over = self._gathered = self._said_over = False
+        """Whether no later step is wanted, whether all rows up to there are in the backlog, and whether the manifest says so."""
         self.failure: str | None = None
         self.displaced: str | None = None
         """Why this process gave way to those that have a rank."""
@@ -173,10 +176,16 @@ class Recorder:
         """Say what could not be seen; kept once, written to the manifest, shown in every report."""
         self.notes.setdefault(text)
 
+    def cut_off(self, text: str) -> None:
+        """Note that an error ended the run: what it would have done later is missing, unless no later step was wanted."""
+        self.note(text)
+        self._cut_off = True
+
     def end_step(self) -> None:
         """Finish the present step: ordinals start anew."""
         with self._lock:
             self.step += 1
+            self._over = self.options.has_all(self.step)
             for kind in self._kinds.values():
                 kind.ordinals = itertools.count()
         self.stop_if_asked()  # here too: it may be that no later call is recorded
@@ -235,6 +244,7 @@ class Recorder:
     def _hand_over(self) -> None:
         """Put the rows gathered so far into the backlog."""
         with self._lock:  # nobody else takes from the list
+            self._gathered = self._over
             rows = self._rows[: len(self._rows)]
             del self._rows[: len(rows)]
             payload, self._payload_bytes = self._payload_bytes, 0
@@ -275,6 +285,10 @@ class Recorder:
         """Write the rows that wait, every second, at the end, and when somebody asks for them."""
         if at_once or self._closed or time.monotonic() - self._settled >= flusher.FLUSH_SECONDS:
             self._write_rows()
+            if self._gathered and not self._said_over and self._writer is not None:
+                self._said_over = True
+                self._writer.update(steps_over=True)
+                self._writer.flush()
 
     def _write_rows(self) -> None:
         (rows, places), self._unwritten = self._unwritten, ([], [])  # whatever happens: memory must not grow on a full disk
@@ -328,7 +342,8 @@ class Recorder:
         if waited > backlog.LOUD_AFTER:
             self.note(f"the training waited {waited:.0f} s for the disk, which was slower than the capture")
         writer = self._open()
-        writer.close("stopped" if self.failure is not None else status)
+        cut_off = self._cut_off and not self._over
+        writer.close("stopped" if self.failure is not None else "interrupted" if cut_off else status)
 
     def _fail(self, error: BaseException) -> None:
         """End the capture because of ``error``, loudly, and never the training, unless the user asked for that."""

@@ -90,7 +90,12 @@ class Capture(Generic[S]):
         if error is not None:
             rank, world = self._session.rank_and_world()
             who = f"rank {rank}: " if world > 1 else ""
-            self._session.recorder.note(f"{who}the capture ended with {type(error).__name__}: {str(error)[:200]}")
+            said = f"{who}the capture ended with {type(error).__name__}: {str(error)[:200]}"
+            recorder = self._session.recorder
+            if isinstance(error, SystemExit) and not error.code:  # the program, or --stop, ended it as it meant to
+                recorder.note(said)
+            else:
+                recorder.cut_off(said)
         self._session.stop()
         if error is None:
             self._session.recorder.stop_if_asked()

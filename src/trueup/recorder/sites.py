@@ -15,6 +15,8 @@ from pathlib import Path
 from types import CodeType, FrameType
 from typing import Any
 
+from trueup.redaction import redacted_code
+
 MAX_FRAMES = 48
 OURS = str(Path(__file__).resolve().parents[1])
 
@@ -66,7 +68,7 @@ class Sites:
         kept = [one for one in frames if not one[0].startswith((*self._internal, "<"))][:MAX_FRAMES]
         if not kept:
             return None
-        text = linecache.getline(kept[0][0], kept[0][1]).strip() or None
+        text = _source(*kept[0][:2])
         return self._number(tuple(f"{name}:{line} in {function}" for name, line, function in kept), text)
 
     def frames(self, number: int | None) -> tuple[str, ...]:
@@ -101,7 +103,7 @@ class Sites:
         codes = [self._codes[number][1] for number in key[1::2]]
         places = [(code, _line(code, offset)) for code, offset in zip(codes, key[2::2], strict=True)]
         code, line = places[0]
-        text = linecache.getline(code.co_filename, line).strip() or None
+        text = _source(code.co_filename, line)
         with self._lock:  # forward and backward threads come here, and the writer takes the new ones away
             above = () if key[0] is None else self._frames[key[0]]
             frames = (*(f"{c.co_filename}:{n} in {c.co_name}" for c, n in places), *above)[:MAX_FRAMES]
@@ -115,6 +117,11 @@ class Sites:
                 self._frames.append(frames)
                 self._new.append((number, list(frames), text))
         return number
+
+
+def _source(file: str, line: int) -> str | None:
+    """Return the text of a line, its secrets masked; None where there is none."""
+    return redacted_code(linecache.getline(file, line).strip()) or None
 
 
 def _line(code: CodeType, offset: int) -> int:

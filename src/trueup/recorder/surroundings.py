@@ -4,14 +4,7 @@ from __future__ import annotations
 
 import os
 
-PREFIXES = (
-    "CUDA_", "CUBLAS_", "CUDNN_", "NCCL_", "HCCL_", "ASCEND_", "ACL_", "NPU_", "TORCH_", "PYTORCH_", "OMP_", "MKL_", "NVIDIA_TF32",
-    "TRUEUP_SIMDEV", "HIP_", "ROCM_", "XLA_", "ONEDNN_", "DNNL_", "LCCL_", "TASK_QUEUE_ENABLE", "ATEN_", "GLOO_", "FLAGS_",
-    "PADDLE_", "XPU_", "BKCL_", "CUSTOM_DEVICE_", "TF_",
-)  # fmt: skip
-"""Environment variables that change what a framework or a device library computes, or how."""
-
-SECRET = ("TOKEN", "SECRET", "PASSWORD", "KEY")
+from trueup.redaction.variables import recorded
 
 RANKS = (
     ("RANK", "WORLD_SIZE"),  # torchrun, accelerate, deepspeed
@@ -45,9 +38,5 @@ def ranks_in_words(ranks: list[int]) -> str:
 
 
 def variables() -> dict[str, str]:
-    """Return the environment variables that matter to numerics, without anything that looks like a secret."""
-    return {
-        name: value[:500]
-        for name, value in sorted(os.environ.items())
-        if name.startswith(PREFIXES) and not any(word in name for word in SECRET)
-    }
+    """Return the environment variables that matter to numerics (``redaction/variables.toml``)."""
+    return recorded(os.environ)

@@ -56,7 +56,7 @@ def _where(finding: Finding) -> list[tuple[str, str]] | None:
     if op is None or "::" in op:
         return None
     found = [("level", "module")] if finding.level == "module" else []
-    if finding.scope or finding.level == "module":
+    if not finding.alike and (finding.scope or finding.level == "module"):  # else it is wrong wherever it runs
         found.append(("scope", _exact(finding.scope)))
     found.append(("op", _exact(op)))
     if finding.phase == "optimizer":

@@ -52,8 +52,8 @@ class CaptureLike(Protocol):
     def records(self, columns: Any = None, **where: Any) -> pa.Table:
         """Return rows, one per slot."""
 
-    def payload(self, rank: int, segment: str, key: str, view: Any = None) -> np.ndarray[Any, Any]:
-        """Return a tensor."""
+    def payload(self, rank: int, segment: str, key: str, view: Any = None, digest: Any = None) -> np.ndarray[Any, Any]:
+        """Return a tensor, its bytes checked against the digest."""
 
     def sites(self, rank: int) -> Any:
         """Return stacks by site."""

@@ -17,7 +17,7 @@ from trueup.report.facts import StepRow
 COMPONENTS = ("bokeh", "bokeh-widgets", "bokeh-tables")
 TABLE_HEIGHT, ROW_HEIGHT, CHART_HEIGHT, HISTOGRAM_HEIGHT = 460, 30, 250, 190
 SERIES = (
-    ("agrees", "within rounding", "circle", 4), ("incomparable", "not comparable", "triangle", 6),
+    ("agrees", "agree", "circle", 4), ("incomparable", "not comparable", "triangle", 6),
     ("deviates", "deviates", "circle", 4), ("culprit", "culprit", "diamond", 13),
 )  # fmt: skip
 """What the overview draws, later ones over earlier ones; calls that are bitwise equal have no place on a logarithmic axis."""

@@ -16,8 +16,8 @@ from rich.panel import Panel
 from rich.table import Table
 from rich.text import Text
 
+from trueup.report.view.cosines import Dissimilar, Listing, SlotCosine
 from trueup.report.wording import counted, one_line, sci, shorten
-from trueup.verdict.cosines import Dissimilar, Listing, SlotCosine
 
 if TYPE_CHECKING:
     from rich.console import Console

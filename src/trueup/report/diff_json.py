@@ -7,10 +7,10 @@ import json
 import math
 from typing import Any
 
+from trueup.kernels.metrics import Metrics
 from trueup.report.histograms import histograms
 from trueup.report.operands import Operand
 from trueup.report.tensor_diff import TensorDiff, value
-from trueup.verdict.metrics import Metrics
 
 FORMAT_VERSION = 1
 

@@ -8,11 +8,11 @@ from typing import TYPE_CHECKING, Any
 from rich.table import Table
 from rich.text import Text
 
+from trueup.kernels.metrics import Metrics, differences
 from trueup.report.histograms import bar, histograms
 from trueup.report.operands import Operand
 from trueup.report.tensor_diff import TensorDiff, percent, value
 from trueup.report.wording import number, one_line, sci, times
-from trueup.verdict.metrics import Metrics, differences
 
 if TYPE_CHECKING:
     from rich.console import Console

@@ -1,4 +1,4 @@
-"""Histograms as rows of text; counted by `trueup.verdict.histogram`."""
+"""Histograms as rows of text; counted by `trueup.report.view.histogram`."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from trueup.verdict import histogram as counting
+from trueup.report.view import histogram as counting
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray

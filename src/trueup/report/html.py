@@ -49,8 +49,9 @@ UNMATCHED_ROWS = 500
 CULPRIT_CARDS = 20
 SCRIPTS = ("page.js", "charts.js", "calls.js")
 STATES = (
-    ("compared", "compared"), ("equal", "bitwise equal"), ("agrees", "within rounding"), ("deviates", "deviate"),
-    ("incomparable", "not comparable"), ("unmatched", "on one side only"),
+    ("compared", "compared"), ("equal", "bitwise equal"), ("agrees", "agree"),
+    ("inherited", "of them by what their inputs explain"), ("deviates", "deviate"),
+    ("incomparable", "not comparable"), ("only_baseline", "only in the baseline"), ("only_candidate", "only in the candidate"),
 )  # fmt: skip
 """The counts of a result, and what they are called."""
 FLOOR, CEILING = -10.0, 1.0
@@ -104,7 +105,7 @@ def _facts(result: Result) -> dict[str, Any]:
     lines = [line.strip() for line in result.sentence.splitlines()] or [""]
     head = HEADS[result.verdict].strip()
     first, _, named = lines[0].removeprefix(head).strip().partition("  (")
-    deviating = important_first(result.calls).slice(0, STATIC_ROWS).to_pylist()
+    deviating = important_first(result.matched).slice(0, STATIC_ROWS).to_pylist()
     return {
         "result": result,
         "head": head,
@@ -145,7 +146,7 @@ def _page_facts(result: Result) -> dict[str, Any]:
     return {
         "steps": step_lines(result),
         "norm_remarks": norm_remarks(result),
-        "tree": module_tree(result.calls if step is None else result.calls.filter(pc.equal(result.calls["step"], step))),
+        "tree": module_tree(result.matched if step is None else result.matched.filter(pc.equal(result.matched["step"], step))),
         "tree_step": step,
         "differing": [row for row in environment if row[3]],
         "alike": [row for row in environment if not row[3]],

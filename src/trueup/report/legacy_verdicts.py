@@ -9,16 +9,16 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from trueup.kernels.metrics import Metrics
 from trueup.model import TrueupError
 from trueup.report.highlight import Layout
+from trueup.report.reductions import COUNTS, REDUCED, reduced
 from trueup.report.slot_pairs import Aligned, SlotPairs
 from trueup.report.wording import one_line, shorten
-from trueup.verdict.metrics import Metrics
 
 Array = np.ndarray[Any, Any]
 
 ABSENT = "N/A"
-NUMBERS = ("max", "min", "mean", "l2")
 TYPES = ("NPU Tensor Dtype", "Bench Tensor Dtype", "NPU Tensor Shape", "Bench Tensor Shape")
 STATISTICS = tuple(f"{side} {name}" for side in ("NPU", "Bench") for name in ("max", "min", "mean", "l2norm"))
 MEASURES = ("Cosine", "MaxAbsErr", "MaxRelativeErr", "One Thousandth Err Ratio", "Five Thousandths Err Ratio")
@@ -118,8 +118,18 @@ def _is_equal(slots: Aligned) -> Array:
 
 
 def _statistics(slots: Aligned) -> dict[str, pa.Array]:
-    values = [table[name].combine_chunks() for table in (slots.candidate, slots.baseline) for name in NUMBERS]
+    values = [_masked(column) for table in (slots.candidate, slots.baseline) for column in _reduced(table)]
     return dict(zip(STATISTICS, values, strict=True))
+
+
+def _reduced(table: pa.Table) -> Any:
+    """Return max, min, mean and norm of each row, ``(4, n)``, as PyTorch reduces; masked where one was not recorded."""
+    numbers = {name: np.asarray(table[name].to_numpy(zero_copy_only=False), np.float64) for name in (*REDUCED, *COUNTS)}
+    return np.ma.masked_array(reduced(numbers), mask=[pc.is_null(table[name]).to_numpy() for name in REDUCED])
+
+
+def _masked(column: Any) -> pa.Array:
+    return pa.array(column.data, mask=np.ma.getmaskarray(column), from_pandas=False)
 
 
 def _digests(slots: Aligned) -> dict[str, pa.Array]:
@@ -128,9 +138,9 @@ def _digests(slots: Aligned) -> dict[str, pa.Array]:
 
 
 def _differences(slots: Aligned, left: Array, verdict: _Text, message: _Text) -> dict[str, pa.Array]:
-    sides = [[table[name].to_numpy(zero_copy_only=False) for name in NUMBERS] for table in (slots.candidate, slots.baseline)]
-    null = np.any([pc.is_null(t[name]).to_numpy() for t in (slots.candidate, slots.baseline) for name in NUMBERS], axis=0)
-    after, before = (np.array(side, np.float64) for side in sides)
+    sides = [_reduced(table) for table in (slots.candidate, slots.baseline)]
+    null = np.any([np.ma.getmaskarray(side) for side in sides], axis=(0, 1))
+    after, before = (side.data for side in sides)
     with np.errstate(all="ignore"):
         apart = after - before
         share = np.abs(apart) / (np.maximum(np.abs(after), np.abs(before)) + 1e-10)
@@ -139,7 +149,7 @@ def _differences(slots: Aligned, left: Array, verdict: _Text, message: _Text) ->
     message.put(left & null & ~equal, NOT_RECORDED)
     verdict.put(left & null & equal, "")
     verdict.put(known, "")
-    verdict.put(known & (share > 0.5).any(axis=0), "Warning")
+    verdict.put(known & ((share > 0.5) | np.isinf(apart)).any(axis=0), "Warning")
     verdict.put(known & np.isnan(apart).any(axis=0), "Nan")
     return {name: pa.array(column, mask=~known, from_pandas=False) for name, column in zip(DIFFERENCES, apart, strict=True)}
 
@@ -158,13 +168,13 @@ def _measured(slots: Aligned, pairs: SlotPairs, left: Array, verdict: _Text, mes
     numbers[:, equal] = np.array([1.0, 0.0, 0.0, 1.0, 1.0])[:, None]
     verdict.put(equal, "Yes")
     rows = np.flatnonzero(left & ~equal)
-    names = ("rank", "payload_segment", "payload_key", "payload_view")
+    names = ("rank", "payload_segment", "payload_key", "payload_view", "digest")
     sides = [table.select(list(names)).take(pa.array(rows)).to_pylist() for table in (slots.baseline, slots.candidate)]
     for row, *kept in zip(rows.tolist(), *sides, strict=True):
         word, reason = _row(pairs, kept, numbers[:, row])
         verdict.put(row, word)
         message.put(row, reason)
-    return {name: pa.array(column.data, mask=np.ma.getmaskarray(column)) for name, column in zip(MEASURES, numbers, strict=True)}
+    return {name: _masked(column) for name, column in zip(MEASURES, numbers, strict=True)}
 
 
 def _row(pairs: SlotPairs, kept: list[dict[str, Any]], numbers: Any) -> tuple[str, str]:
@@ -187,8 +197,7 @@ def _row(pairs: SlotPairs, kept: list[dict[str, Any]], numbers: Any) -> tuple[st
 def _payload(pairs: SlotPairs, side: int, place: dict[str, Any]) -> Array:
     if place["payload_segment"] is None:
         raise TrueupError(NOT_RECORDED)
-    view = place["payload_segment"], place["payload_key"], place["payload_view"]
-    elements: Array = pairs.captures[side].payload(place["rank"], *view).reshape(-1)
+    elements: Array = pairs.captures[side].payload(*place.values()).reshape(-1)
     return elements
 
 

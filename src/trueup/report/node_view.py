@@ -28,8 +28,8 @@ from trueup.report.cosine_view import cosine_text
 from trueup.report.facts import call_name, slot_row
 from trueup.report.nodes import Node, slots_of
 from trueup.report.terminal import slot_table
+from trueup.report.view.surroundings import Link, Surroundings
 from trueup.report.wording import clean, one_line, sci
-from trueup.verdict.surroundings import Link, Surroundings
 
 if TYPE_CHECKING:
     from rich.console import Console

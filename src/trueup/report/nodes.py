@@ -6,12 +6,12 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from trueup.kernels.tolerance import Tolerance
 from trueup.model import SlotComparison, TrueupError
 from trueup.report.operands import Operand, recorded
 from trueup.report.selecting import Call, Selection, chosen_calls, find_call
 from trueup.report.tensor_diff import TensorDiff, compare_tensors
 from trueup.report.tensor_view import record_of
-from trueup.verdict.tolerance import Tolerance
 
 if TYPE_CHECKING:
     from trueup.store import Capture

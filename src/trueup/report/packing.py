@@ -22,7 +22,8 @@ ROWS = 250_000
 TEXTS = ("phase", "level", "scope", "op", "state", "role", "rule", "source", "paired")
 WHOLE = ("rank", "step", "ordinal", "seq_baseline", "seq_candidate")
 ERRORS = ("error_in", "error_out", "expected", "ratio")
-ROLES, STATES = ("culprit", "victim"), ("deviates", "incomparable", "agrees", "equal")
+ROLES = ("culprit", "victim", "inherited")
+STATES = ("deviates", "incomparable", "only baseline", "only candidate", "agrees", "equal")
 
 
 def pack(calls: pa.Table, limit: int = ROWS) -> dict[str, Any]:
@@ -45,7 +46,7 @@ def pack(calls: pa.Table, limit: int = ROWS) -> dict[str, Any]:
 
 
 def important_first(calls: pa.Table) -> pa.Table:
-    """Sort calls: culprits, victims, deviating, not comparable, agreeing, equal; each in order of execution."""
+    """Sort calls: culprits, victims, deviating, not comparable, of one run, agreeing, equal; each in order of execution."""
     keys = {
         "by_role": _rank(_column(calls, "role", pa.string()), ROLES),
         "by_state": _rank(_column(calls, "state", pa.string()), STATES),

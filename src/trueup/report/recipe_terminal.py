@@ -55,11 +55,16 @@ def conclusion(found: RecipeResult) -> str:
     first = found.deviating
     if first is not None:
         return f"DEVIATES by recipe {one_line(found.recipe)}, at: {one_line(first.name)}"
-    made = [outcome.name for outcome in found.outcomes if outcome.status == "pass"]
+    recipe = f"recipe {one_line(found.recipe)}"
     if found.verdict == "aligned":
-        return f"ALIGNED by the numbers of recipe {one_line(found.recipe)}: {one_line(', '.join(made))}"
-    unknown = next(outcome for outcome in found.outcomes if outcome.status not in ("pass", "not asked"))
-    return f"COULD NOT TELL by recipe {one_line(found.recipe)}, at: {one_line(unknown.name)}"
+        made = [outcome.name for outcome in found.outcomes if outcome.status == "pass"]
+        return f"ALIGNED by the numbers of {recipe}: {one_line(', '.join(made))}"
+    unknown = next((outcome for outcome in found.outcomes if outcome.status not in ("pass", "not asked")), None)
+    if found.verdict == "deviates":
+        return f"DEVIATES by more than rounding, within the numbers of {recipe}: {one_line(found.result.sentence.splitlines()[0])}"
+    if unknown is not None:
+        return f"COULD NOT TELL by {recipe}, at: {one_line(unknown.name)}"
+    return f"COULD NOT TELL, though each step of {recipe} passes: {one_line(found.result.sentence.splitlines()[0])}"
 
 
 def _said(outcome: Outcome) -> str:

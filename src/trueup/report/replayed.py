@@ -125,11 +125,15 @@ def to_table(replay: Replay) -> pa.Table:
 
 def render_verification(found: Verification, console: Console) -> None:
     """Print which calls of a capture give the recorded bits again, and why the others do not."""
-    word, colour = ("REPRODUCED", "bold green") if not found.reasons else ("INCOMPLETE", "bold yellow")
+    word, colour = ("REPRODUCED", "bold green") if not found.exit_code else ("INCOMPLETE", "bold yellow")
     console.print(Text(f"{word}  ", style=colour).append(clean(found.sentence), style="default"))
     for kind, why, number in found.reasons[:REASONS_SHOWN]:
         console.print(Padding(Text(clean(one_line(f"{number:,} x {kind}: {why}"))), (0, 0, 0, 2)))
     if len(found.reasons) > REASONS_SHOWN:
         console.print(f"  and {len(found.reasons) - REASONS_SHOWN} more kinds of call", highlight=False)
+    for said in found.damaged[:REASONS_SHOWN]:
+        console.print(Padding(Text(clean(one_line(f"damaged: {said}"))), (0, 0, 0, 2)))
+    if len(found.damaged) > REASONS_SHOWN:
+        console.print(f"  and {len(found.damaged) - REASONS_SHOWN} more damaged tensors", highlight=False)
     for note in found.replay.notes:
         console.print(Text(f"  note: {clean(one_line(note))}", style="dim"))

@@ -12,11 +12,10 @@ from __future__ import annotations
 
 import json
 import math
-from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 
 from trueup.model import Finding, Occurrence, SlotComparison, VerdictWord
-from trueup.report.wording import ELLIPSIS, counted, one_line, sci, short_source, shorten, times
+from trueup.report.wording import ELLIPSIS, counted, number, one_line, sci, short_source, shorten, times
 
 HEADS: dict[VerdictWord, str] = {
     "deviates": "DEVIATES  ",
@@ -31,12 +30,28 @@ NOISY = (
 """Words of the note on a weight that differs after a step of which rounding may be the reason; what follows is what to do."""
 UNRECORDED = "asks for what was not recorded"
 """Words of the reason that a criterion of elements gives."""
+FRAGMENT = "is a fragment"
+"""Words of the reason that a run did not end, or was not recorded to its end; what follows its last colon is what to do."""
+DIFFERENT_FILTERS = "the runs were recorded through different filters"
+"""Words of the reason that calls have no counterpart because of that; likewise."""
+MISSING = "calls are missing that were recorded"
+"""Words of the reason that other calls refer to a call that is not there."""
 UNSEEN = "no compared call made that difference"
 """Words of the note on a tensor whose difference came in unseen; what follows its last colon is what to do."""
 COMPLETELY = "capture all phases, from step 0 and without gaps"
 """What to do about it where the capture has gaps."""
-UNSIZED = "digests differ; how much is not recorded"
-"""Reason of a slot of which only checksums were kept; as `trueup.verdict.measure.UNSIZED`, which a report may not import."""
+NO_OPTIMIZER = (
+    "the optimizer was not compared{more}: what they did was compared by how far the weights moved from one captured step to the "
+    "next; what the last captured step did to them is not known; record level api or aten with all phases to see it"
+)
+NO_OPTIMIZER_DUMPED = (
+    "the dump has no optimizer: what it did was compared where the next dumped step reads the weights; what the last dumped step "
+    "did to them is not known"
+)
+WEIGHTS_UNSEEN = (
+    "the weights were updated since, by what was not recorded: the gradients of weights, their clipping, the optimizer and its "
+    "learning rate; record levels api or aten with all phases to see which"
+)
 LARGE = 0.1
 """Relative error from which on nobody would say that inputs agree, whatever the outputs'."""
 OTHERS_NAMED = 3
@@ -51,6 +66,7 @@ def verdict_lines(
     notes: Sequence[str],
     counts: Mapping[str, int],
     occurrences: Sequence[Occurrence] = (),
+    always: Sequence[str] = (),
 ) -> list[str]:
     """Say a verdict in lines of plain text.
 
@@ -58,14 +74,16 @@ def verdict_lines(
         verdict: the word.
         culprits: ranked, the first is the one to look at.
         victims: calls that only pass on what they got.
-        unmatched: calls that exist on one side only.
+        unmatched: calls that exist in only one run.
         notes: what could not be seen or compared.
         counts: calls by state, as in ``Result.counts``; ``steps``, where given, is said too.
         occurrences: where the difference first appears on each rank.
+        always: those of the notes that are said whatever the verdict and however many there are.
 
     Returns:
         The head line, then lines that are indented by the width of the head's first word.
     """
+    notes = [note for note in notes if note not in always]
     if verdict == "aligned":
         said = _aligned(notes, counts)
     elif verdict == "inconclusive":
@@ -75,6 +93,8 @@ def verdict_lines(
         said += _other_ranks(culprits[0], occurrences)
     else:
         said = _no_culprit(victims, unmatched, counts)
+    place = len(said) if verdict == "deviates" else 1
+    said[place:place] = [f"note: {one_line(note)}" for note in always]
     head = HEADS[verdict]
     return [head + said[0], *(" " * len(head) + line for line in said[1:])]
 
@@ -159,18 +179,27 @@ def _culprit(culprits: Sequence[Finding], victims: Sequence[Finding], unmatched:
     passed_on = first.victims or (len(victims) if len(culprits) == 1 else 0)
     if passed_on:
         lines.append(f"{counted(passed_on, 'later call')} {_verb(passed_on, 'deviate')} only because of it")
+    if first.alike:
+        lines.append(_alike(first))
     if len(culprits) > 1:
         lines.append(_others(culprits[1:]))
     if unmatched:
-        lines.append(f"{counted(len(unmatched), 'call')} {_verb(len(unmatched), 'exist')} on one side only")
+        lines.append(f"{counted(len(unmatched), 'call')} {_verb(len(unmatched), 'exist')} in only one run")
     return lines
 
 
+def _alike(first: Finding) -> str:
+    """Say which further calls of the first culprit's kind deviate by themselves; an optimizer has one a weight, all of one name."""
+    where = [one_line(name) for name in first.alike_in if name != first.name][:OTHERS_NAMED]
+    named = f": {'; '.join(where)}{ELLIPSIS if first.alike > len(where) else ''}" if where else ""
+    itself = "itself" if first.alike == 1 else "themselves"
+    return f"{counted(first.alike, 'further call')} of its kind {_verb(first.alike, 'deviate')} by {itself}, too{named}"
+
+
 def _others(others: Sequence[Finding]) -> str:
-    names = Counter(one_line(other.name) for other in others)  # an optimizer has a call for each weight, all of one name
-    shown = list(names.items())[:OTHERS_NAMED]
-    named = "; ".join(f"{name} ({counted(count, 'call')})" if count > 1 else name for name, count in shown)
-    left = len(others) - sum(count for _, count in shown)
+    shown = others[:OTHERS_NAMED]
+    named = "; ".join(f"{one_line(o.name)} ({counted(1 + o.alike, 'call')} alike)" if o.alike else one_line(o.name) for o in shown)
+    left = len(others) - len(shown)
     rest = f"; and {left:,} more" if left else ""
     return f"{counted(len(others), 'further culprit')} {_verb(len(others), 'deviate')} independently: {named}{rest}"
 
@@ -180,7 +209,7 @@ def _no_culprit(victims: Sequence[Finding], unmatched: Sequence[Finding], counts
     if not deviating and unmatched:
         number = len(unmatched)
         return [
-            f"the runs do not line up: {counted(number, 'call')} {_verb(number, 'exist')} on one side only",
+            f"the runs do not line up: {counted(number, 'call')} {_verb(number, 'exist')} in only one run",
             f"the first: {one_line(unmatched[0].name)}  ({operators(unmatched[0])}), only in the {_side(unmatched[0])}",
         ]
     lines = [
@@ -188,15 +217,18 @@ def _no_culprit(victims: Sequence[Finding], unmatched: Sequence[Finding], counts
         "the difference starts before the first captured call: capture from step 0, with the data and the weights",
     ]
     if unmatched:
-        lines.append(f"{counted(len(unmatched), 'call')} {_verb(len(unmatched), 'exist')} on one side only")
+        lines.append(f"{counted(len(unmatched), 'call')} {_verb(len(unmatched), 'exist')} in only one run")
     return lines
 
 
 def _aligned(notes: Sequence[str], counts: Mapping[str, int]) -> list[str]:
     steps = f" over {counted(counts['steps'], 'step')}" if counts.get("steps") else ""
-    equal, agrees = counts.get("equal", 0), counts.get("agrees", 0)
+    equal, inherited = counts.get("equal", 0), counts.get("inherited", 0)
+    rounded = counts.get("agrees", 0) - inherited
     line = f"{counted(counts.get('compared', 0), 'call')} compared{steps}: {equal:,} bitwise equal"
-    line += f", {agrees:,} within rounding; nothing unmatched"
+    alone = [f"{number:,} only in the {side}" for side in ("baseline", "candidate") if (number := counts.get(f"only_{side}", 0))]
+    line += f", {rounded:,} within rounding" + (f", {inherited:,} explained by their inputs" if inherited else "")
+    line += f"; {', '.join(alone) or 'nothing unmatched'}"
     return [line, *(f"note: {one_line(note)}" for note in notes[:2]), *_more_notes(notes[2:])]
 
 
@@ -209,6 +241,10 @@ def _inconclusive(unmatched: Sequence[Finding], notes: Sequence[str], counts: Ma
     missing = max(len(unmatched), counts.get("unmatched", 0))
     if notes and "cannot be read" in notes[0]:
         because, step = one_line(notes[0]), "restore what is missing, or record that run again"
+    elif notes and (FRAGMENT in notes[0] or DIFFERENT_FILTERS in notes[0]):
+        because, _, step = one_line(notes[0]).rpartition(": ")
+    elif notes and notes[0].startswith(MISSING):
+        because, step = one_line(notes[0]), "record that run again; what else the runs say is in the report"
     elif not compared and not missing:
         because = one_line(notes[0]) if notes else "nothing was captured"
         step = "capture both runs again; `trueup show CAPTURE` lists what a capture holds"
@@ -222,7 +258,7 @@ def _inconclusive(unmatched: Sequence[Finding], notes: Sequence[str], counts: Ma
         detail = "tensor" if notes and UNRECORDED in notes[0] else "stats or tensor"
         step = f"capture both runs with --detail {detail}"
     elif missing:
-        because = f"{counted(missing, 'call')} {_verb(missing, 'exist')} on one side only"
+        because = f"{counted(missing, 'call')} {_verb(missing, 'exist')} in only one run"
         step = "compare at a coarser level, --level api or --level module, where the runs may line up"
     else:
         because = one_line(notes[0]) if notes else "the measured differences neither pass nor fail the criterion"
@@ -236,7 +272,7 @@ def _operator(finding: Finding) -> str:
     measured = [slot for slot in finding.slots if slot.slot.startswith(("input", "grad_output"))]
     if finding.slots and not measured:
         return f"it takes no tensors, and its outputs differ ({_error(finding)})"
-    if finding.error_in == 0 and any(slot.reason == UNSIZED for slot in finding.slots):
+    if finding.error_in == 0 and any(slot.unsized for slot in finding.slots):
         return "inputs agree by their checksums, outputs do not (the size of the error is not known)"
     if finding.error_in == 0 and any(slot.method == "statistics" for slot in measured):
         return f"inputs agree as far as their statistics tell, outputs do not ({_error(finding)})"
@@ -331,3 +367,39 @@ def _side(finding: Finding) -> str:
 
 def _verb(count: int, verb: str) -> str:
     return verb + "s" if count == 1 else verb
+
+
+def inner_note(calls: int) -> str:
+    """Say what was not compared where a dump tells gradients inside calls alone."""
+    return (
+        f"the dump lacks gradients of {counted(calls, 'backward call')}, mostly of weights (of a linear layer on three dimensions, "
+        "for one): they show in the weights that the next dumped step reads, and those of the last step are not known; level mix "
+        "dumps them"
+    )
+
+
+def statistics_note(calls: int, compared: int) -> str:
+    """Say how much of a comparison rests on statistics."""
+    return (
+        f"{calls:,} of {compared:,} calls were compared by statistics alone (max, min, mean, norm, XOR), which show no "
+        "permutation, no sign and no small error in few elements: dump tensors to see those"
+    )
+
+
+def hidden_note(count: int) -> list[str]:
+    """Say what statistics do not show of so many results."""
+    if not count:
+        return []
+    what = f"{counted(count, 'result')} {'was' if count == 1 else 'were'} compared by statistics only"
+    return [f"{what}; a few wrong elements could go unnoticed (--detail tensor shows them)"]
+
+
+def moved_weights(wrong: int, total: int, times: float) -> str:
+    """Say how the updates of weights differ: of ``wrong`` of them, by a factor where there is one."""
+    if wrong < total or wrong == 1:
+        what = "their gradients or what was done to them differ"
+        return f"{wrong} of {counted(total, 'weight')} were moved otherwise, the others were not: {what}"
+    if math.isnan(times):
+        return f"all {wrong} weights were moved otherwise: the optimizer, its settings, or all gradients differ"
+    far = f"all {wrong} weights were moved {number(times, 3)} times as far, the same way"
+    return f"{far}: another learning rate, or gradients clipped or scaled"

@@ -25,8 +25,8 @@ MADE = 30_000
 """Slots that are handed out at a time: what is made of them stays in the processor's caches."""
 KEYS = ("rank", "step", "seq")
 COLUMNS = (
-    *KEYS, "phase", "level", "scope", "op", "ordinal", "slot", "dtype", "shape", "numel",
-    "min", "max", "mean", "l2", "digest", "payload_segment", "payload_key", "payload_view", "value", "site",
+    *KEYS, "phase", "level", "scope", "op", "ordinal", "slot", "dtype", "shape", "numel", "min", "max", "mean", "l2",
+    "n_nan", "n_posinf", "n_neginf", "digest", "payload_segment", "payload_key", "payload_view", "value", "site",
 )  # fmt: skip
 JUDGED = ("state", "role", "rule", "error_out", "expected")
 
@@ -66,7 +66,7 @@ class SlotPairs:
         self.captures = open_capture(result.baseline.path), open_capture(result.candidate.path)
         compared = pc.unique(result.calls["level"]).to_pylist()
         self._levels = compared or sorted({level for c in self.captures for level in c.levels})
-        self._calls = result.calls.select(["rank", "step", "seq_baseline", "seq_candidate", *JUDGED])
+        self._calls = result.matched.select(["rank", "step", "seq_baseline", "seq_candidate", *JUDGED])
 
     def __iter__(self) -> Iterator[Aligned]:
         order = np.lexsort([self._calls[name].to_numpy() for name in ("rank", "step")])

@@ -8,10 +8,10 @@ from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 
+from trueup.kernels.metrics import Metrics
+from trueup.kernels.tolerance import Closeness, Element, Estimate, Tolerance, closeness, estimate, from_sketch
 from trueup.report.operands import Operand
 from trueup.report.wording import counted, sci, times
-from trueup.verdict.metrics import Metrics
-from trueup.verdict.tolerance import Closeness, Element, Estimate, Tolerance, closeness, estimate, from_sketch
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray

@@ -70,13 +70,19 @@ def render_tensor(
 
 
 def payload_of(capture: CaptureLike, record: dict[str, Any]) -> NDArray[Any]:
-    """Return the elements of a slot in its recorded shape, mapped.
+    """Return the elements of a slot in its recorded shape, mapped, their bytes checked against its digest.
 
     Raises:
-        TrueupError: they cannot be read.
+        TrueupError: they cannot be read, or are not those that were recorded; it names the slot.
     """
-    place = [record["rank"], *(record.get(f"payload_{part}") for part in ("segment", "key", "view"))]
-    values = np.asarray(capture.payload(*place))
+    place: list[Any] = [record[name] for name in ("rank", "payload_segment", "payload_key", "payload_view", "digest")]
+    try:
+        values = np.asarray(capture.payload(*place))
+    except TrueupError as error:
+        scope = f"{record['scope']}/" if record["scope"] else ""
+        name = one_line(f"{scope}{record['op']}#{record['ordinal']} {record['slot']}")
+        where = f"seq {record['seq']}, step {record['step']}, rank {record['rank']}"
+        raise TrueupError(f"The elements of {name} cannot be trusted.\n  where:    {where}\n  got:      {error}") from None
     shape = record.get("shape")
     return values.reshape(shape) if isinstance(shape, list) and values.size == math.prod(shape) else values
 

@@ -69,7 +69,7 @@ def render(result: Result, console: Console) -> None:
         _section(console, "further culprits", _findings(result.culprits[1 : CULPRITS_SHOWN + 1]))
         _more(console, len(result.culprits) - 1 - CULPRITS_SHOWN)
     if result.unmatched:
-        _section(console, f"on one side only  ({len(result.unmatched):,})", _unmatched(result))
+        _section(console, f"in only one run  ({len(result.unmatched):,})", _unmatched(result))
         _more(console, len(result.unmatched) - UNMATCHED_SHOWN)
     for first, (side, line) in enumerate(policy_lines_of(result)):
         _hanging(console, Text("policy  ", "dim"), Text(f"{side}: {one_line(line)}"), first=not first)

@@ -13,14 +13,14 @@ from datetime import datetime
 from pathlib import Path
 from typing import Any
 
+from trueup.kernels.metrics import Msaccucmp
 from trueup.model import CallKey, Result, TrueupError
 from trueup.report.facts import call_name
 from trueup.report.legacy import text_cell
 from trueup.report.saving import replaced
 from trueup.report.slot_pairs import Aligned, SlotPairs
+from trueup.report.view.cosines import Cosines, Dissimilar, Listing, SlotCosine
 from trueup.report.wording import one_line
-from trueup.verdict.cosines import Cosines, Dissimilar, Listing, SlotCosine
-from trueup.verdict.metrics import Msaccucmp
 
 COLUMNS = (
     "Index", "LeftOp", "RightOp", "TensorIndex", "CosineSimilarity", "MaxAbsoluteError", "AccumulatedRelativeError",
@@ -29,6 +29,7 @@ COLUMNS = (
 ABSENT = "NaN"
 READ = ("rank", "seq", "step", "phase", "scope", "op", "ordinal", "slot", "dtype", "digest", "numel",
         "payload_segment", "payload_key", "payload_view")  # fmt: skip
+PLACE = ("rank", "payload_segment", "payload_key", "payload_view", "digest")
 SIZE_LIMIT = 1 << 30
 MOST_ROWS = 4_000_000
 INPUTS = ("input", "param", "grad_output")
@@ -91,7 +92,7 @@ def _rows(slots: Aligned, pairs: SlotPairs, cosines: Cosines) -> Iterator[list[A
 def _measured(pairs: SlotPairs, right: Row, left: Row) -> list[Any]:
     try:
         arrays = [
-            pairs.captures[side].payload(row["rank"], *(row[f"payload_{part}"] for part in ("segment", "key", "view"))).reshape(-1)
+            pairs.captures[side].payload(*(row[name] for name in PLACE)).reshape(-1)
             for side, row in ((0, right), (1, left))
         ]
         if arrays[0].shape != arrays[1].shape:

@@ -9,9 +9,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from trueup.comparison.measures.roundoff import roundoff
 from trueup.rerun.recorded import RecordedTensor
 from trueup.store.segment import numpy_dtype
-from trueup.verdict.criteria import UNIT_ROUNDOFF
 
 INTEGERS = ("int", "uint")
 MOST = 1 << 28
@@ -70,7 +70,7 @@ def _integers(source: np.random.Generator, count: int, low: int, high: int, zero
 
 def moved(recorded: RecordedTensor) -> NDArray[Any]:
     """Return the elements, each one unit in its last place away, in float64."""
-    array, unit = recorded.array(), UNIT_ROUNDOFF.get(recorded.dtype, 0.0)
+    array, unit = recorded.array(), roundoff(recorded.dtype)
     if not unit or array.dtype.kind == "c":
         return array
     signs = np.random.default_rng(0).integers(0, 2, array.shape) * 2.0 - 1.0

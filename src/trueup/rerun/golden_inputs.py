@@ -22,7 +22,7 @@ Key = tuple[str, str, str, int]
 """Phase, scope, operator (module class, function) and ordinal of a call."""
 
 COLUMNS = ("seq", "phase", "scope", "op", "ordinal", "slot", "dtype", "shape", "forward_seq", "payload_segment", "payload_key",
-           "payload_view")  # fmt: skip
+           "payload_view", "digest")  # fmt: skip
 
 
 @dataclass(slots=True)
@@ -91,7 +91,8 @@ class GoldenInputs:
         """
         if row["payload_segment"] is None:
             raise TrueupError("its bytes were not kept")
-        array = self._capture.payload(rank, row["payload_segment"], row["payload_key"], row["payload_view"])
+        place = (row[name] for name in ("payload_segment", "payload_key", "payload_view", "digest"))
+        array = self._capture.payload(rank, *place)
         shape = [int(size) for size in row["shape"] or ()]
         if int(np.prod(shape)) != array.size:
             raise TrueupError(f"its {array.size} elements are not those of shape {shape}")

@@ -16,6 +16,8 @@ from typing import Any, Generic, TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
+from trueup.comparison.measures.roundoff import roundoff
+from trueup.comparison.verdict.precision import Precision, precision_of
 from trueup.model import TrueupError
 from trueup.rerun.drawing import draw
 from trueup.rerun.local_error import WORDS, Distance, LocalError, judge, thresholds
@@ -25,8 +27,6 @@ from trueup.rerun.recorded import RecordedCall, RecordedCalls, RecordedTensor
 from trueup.rerun.results import MASK, of_one_draw, outcome, parallel, same_bytes, untold
 from trueup.rerun.rounding import Operand, Operation, criterion, rounding
 from trueup.store.segment import numpy_dtype
-from trueup.verdict.criteria import UNIT_ROUNDOFF
-from trueup.verdict.precision import Precision, precision_of
 
 Arrays = dict[str, NDArray[Any]]
 P = TypeVar("P", bound=Place)
@@ -266,5 +266,5 @@ def _narrow(casts: Sequence[str], baseline: Distance) -> float:
     A float32 result (the gradient of a weight) then has the rounding of bfloat16 products. From 1/64 of that unit on the
     baseline's error is not float32's.
     """
-    unit = max((UNIT_ROUNDOFF.get(name, 0.0) for name in casts), default=0.0)
+    unit = max((roundoff(name) for name in casts), default=0.0)
     return unit if baseline.relative > unit / 64 else 0.0

@@ -95,12 +95,12 @@ class RecordedTensor:
         """Return the elements, read-only, C order, in the recorded shape.
 
         Raises:
-            TrueupError: they were not kept, or the file that holds them is damaged.
+            TrueupError: they were not kept, or the file that holds them is damaged, or holds other bytes than were recorded.
         """
         if self._place is None:
             raise TrueupError(f"{self.slot} has no elements in the capture: record with --detail tensor")
         capture, rank, segment, key, view = self._place
-        found = capture.payload(rank, segment, key, view)
+        found = capture.payload(rank, segment, key, view, self.digest)
         if found.dtype != numpy_dtype(self.dtype) or found.size != self.numel:
             held = f"{found.size} {found.dtype.name}"
             raise TrueupError(f"{self.slot}: the capture holds {held} where it says {self.numel} {self.dtype}")

@@ -4,7 +4,8 @@
 >>> rounding(Operation("aten::mm"), [a, b], [Operand("output.0", "float32", (64, 64), 1448.0, 90.0)])
 {'output.0': 8.6e-07}
 
-The units and formulas are those of ``verdict/criteria.toml`` (`trueup.verdict.explain`), with inputs that are equal on both sides.
+The units and formulas are those of ``verdict/criteria.toml`` (`verdict.explain`), with inputs that
+are equal on both sides.
 """
 
 from __future__ import annotations
@@ -16,13 +17,13 @@ from functools import lru_cache
 
 import numpy as np
 
-from trueup.verdict.criteria import UNIT_ROUNDOFF, Criterion, load
-from trueup.verdict.explain import Explanation
-from trueup.verdict.operands import Calls, Tensors
-from trueup.verdict.precision import Precision
-from trueup.verdict.streams import Vocabulary
+from trueup.comparison.graph.streams import Vocabulary
+from trueup.comparison.measures.roundoff import SINGLE, UNIT_ROUNDOFF, roundoff
+from trueup.comparison.verdict.criteria import Criterion, load
+from trueup.comparison.verdict.explain import Explanation
+from trueup.comparison.verdict.operands import Calls, Tensors
+from trueup.comparison.verdict.precision import Precision
 
-SINGLE = UNIT_ROUNDOFF["float32"]
 PLAIN = Precision()
 
 
@@ -78,14 +79,15 @@ def rounding(
     """
     names, table = Vocabulary(), criterion()
     row = table.row(operation.op, operation.level, operation.phase)
-    kept = [o for o in outputs if UNIT_ROUNDOFF.get(o.dtype, 0.0) > 0]
+    kept = [o for o in outputs if roundoff(o.dtype) > 0]
     if not kept:
         return {o.slot: 0.0 for o in outputs}
     calls = Calls(
         np.array([table.rows.index(row)]), np.array([names.number(operation.op)]), np.array([operation.level == "aten"]),
-        np.array([operation.phase == "optimizer"]), np.array([0.0]),
+        np.array([operation.phase == "optimizer"]), np.zeros(1), np.zeros(1),
     )  # fmt: skip
-    own = Explanation(_tensors(kept, names), _tensors(inputs, names), calls, table, precision, names).explain()[0]
+    narrowest = max(_unit(o.dtype) for o in kept)
+    own = Explanation(_tensors(kept, names), _tensors(inputs, names), calls, table, precision, names, narrowest).explain().own
     terms = max((o.l2 / math.sqrt(max(math.prod(o.shape), 1)) for o in inputs if math.isfinite(o.l2)), default=0.0)
     found = {o.slot: 0.0 for o in outputs}
     for output, relative in zip(kept, own.tolist(), strict=True):
@@ -99,11 +101,11 @@ def rounding(
 
 def _unit(dtype: str) -> float:
     """Return the unit roundoff of the arithmetic: kernels of narrow dtypes compute in float32."""
-    return min(UNIT_ROUNDOFF.get(dtype, 0.0), SINGLE)
+    return min(roundoff(dtype), SINGLE)
 
 
 def _tensors(operands: Sequence[Operand], names: Vocabulary) -> Tensors:
-    kept = [o for o in operands if UNIT_ROUNDOFF.get(o.dtype, 0.0) > 0] if operands else []
+    kept = [o for o in operands if roundoff(o.dtype) > 0] if operands else []
     zero = np.zeros(len(kept))
     return Tensors(
         np.zeros(len(kept), np.int64), np.array([names.number(o.slot) for o in kept], np.int64), zero, zero,

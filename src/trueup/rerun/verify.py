@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -12,6 +13,9 @@ from trueup.rerun.outcomes import BY_PARTS, Replay
 from trueup.rerun.replay import LEVELS, Settings, run
 from trueup.store import Capture, open_capture
 
+NAMED = ("scope", "op", "ordinal", "slot", "seq")
+PLACE = ("payload_segment", "payload_key", "payload_view", "digest")
+
 
 @dataclass(frozen=True)
 class Verification:
@@ -19,6 +23,8 @@ class Verification:
 
     capture: str
     replay: Replay = field(repr=False)
+    damaged: tuple[str, ...] = ()
+    """Recorded tensors whose bytes are not those that were recorded, a sentence each."""
 
     @property
     def reproduced(self) -> int:
@@ -38,8 +44,8 @@ class Verification:
 
     @property
     def exit_code(self) -> int:
-        """0: every call is reproduced, 1: some are not."""
-        return int(bool(self.reasons))
+        """0: every call is reproduced and every tensor is sound, 1: some are not."""
+        return int(bool(self.reasons or self.damaged))
 
     @property
     def sentence(self) -> str:
@@ -47,9 +53,13 @@ class Verification:
         total = len(self.replay.outcomes)
         share = f"{self.reproduced:,} of {total:,} calls ({self.reproduced / total:.1%})" if total else "no call"
         code = f" ({self.by_parts:,} of them, whose code is in no capture, by the calls inside them)" if self.by_parts else ""
-        if not self.reasons:
-            return f"All {total:,} calls give the recorded bits when they are executed again{code}: the recording is complete."
-        return f"{share} give the recorded bits when they are executed again{code}; the others are named below."
+        if self.reasons:
+            said = f"{share} give the recorded bits when they are executed again{code}; the others are named below."
+        else:
+            said = f"All {total:,} calls give the recorded bits when they are executed again{code}"
+            said += "." if self.damaged else ": the recording is complete."
+        lost = len(self.damaged)
+        return said + (f" {lost:,} recorded {'tensor is' if lost == 1 else 'tensors are'} damaged." if lost else "")
 
 
 def verify(
@@ -71,7 +81,23 @@ def verify(
     settings = Settings(
         str(capture), device, levels, patterns=patterns, simulated=simulated, threads=threads, verify=True, draws=False
     )
-    return Verification(str(capture), run(settings, output, processes=processes))
+    return Verification(str(capture), run(settings, output, processes=processes), tuple(damaged(opened)))
+
+
+def damaged(capture: Capture) -> Iterator[str]:
+    """Read all tensors that were kept; yield a sentence for each that is lost or holds other bytes than were recorded."""
+    seen: set[tuple[Any, ...]] = set()
+    for rank, step in capture.sizes:
+        for row in capture.records([*NAMED, *PLACE], rank=rank, step=step).to_pylist():
+            place = (rank, row["payload_segment"], row["payload_key"], str(row["payload_view"]), row["digest"])
+            if row["payload_segment"] is None or place in seen:
+                continue
+            seen.add(place)
+            try:
+                capture.payload(rank, *(row[name] for name in PLACE))
+            except TrueupError as error:
+                scope = f"{row['scope']}/" if row["scope"] else ""
+                yield f"{scope}{row['op']}#{row['ordinal']} {row['slot']} (seq {row['seq']}, step {step}, rank {rank}): {error}"
 
 
 def _where(capture: Capture) -> tuple[str, int]:

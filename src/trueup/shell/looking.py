@@ -87,7 +87,7 @@ def ni(
 ) -> int:
     """Show a call: inputs, outputs, numbers, its neighbours, and its counterpart on the other side: `trueup show --call`."""
     from trueup.report.node_view import render_node
-    from trueup.verdict.surroundings import Compared
+    from trueup.report.view.surroundings import Compared
 
     session: Session = context.obj
     wanted = _given(call, name, "ni CALL")
@@ -95,7 +95,7 @@ def ni(
     other = session.counterpart(found, node)
     judged = None
     if session.comparison is not None and not session.is_alone:
-        compared = Compared(session.comparison.result.calls, node.call.rank, [node.call.step])
+        compared = Compared(session.comparison.result.matched, node.call.rank, [node.call.step])
         judged = compared.row(compared.pair(node.call.seq, SIDES.index(found)))
     sides = (node, other) if found == "base" else (other, node)
     render_node(sides, session.console, judged=judged, alone=session.is_alone)
@@ -185,11 +185,11 @@ def cp(
 
     Returns 0 close, 1 not, 2 could not tell.
     """
+    from trueup.kernels.tolerance import Tolerance
     from trueup.report.diff_json import to_json
     from trueup.report.diff_view import render_diff, render_summary
     from trueup.report.saving import replaced
     from trueup.report.tensor_diff import compare_tensors
-    from trueup.verdict.tolerance import Tolerance
 
     session: Session = context.obj
     given = name or (_given(first, None, "cp CALL:SLOT"), second)

@@ -12,11 +12,11 @@ from rich.text import Text
 from trueup.model import Result, TrueupError
 from trueup.report.nodes import Node, at_seq, named_alike
 from trueup.report.selecting import Selection, find_first
+from trueup.report.view.cosines import Cosines
+from trueup.report.view.surroundings import Compared
 from trueup.report.wording import one_line
 from trueup.store import Capture, open_capture
 from trueup.store.manifest import read_root
-from trueup.verdict.cosines import Cosines
-from trueup.verdict.surroundings import Compared
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -110,7 +110,7 @@ class Session:
         self, *, level: Sequence[str] | None = None, criterion: str = "default", mapping: Path | None = None
     ) -> Comparison:
         """Compare the two, as `trueup compare` does, and keep what was found."""
-        from trueup.verdict import compare
+        from trueup.comparison.verdict.compare import compare
 
         cosines = Cosines()
         sides = self.capture("base"), self.capture("cand")
@@ -151,7 +151,7 @@ class Session:
         other = self.capture("cand" if side == "base" else "base")
         call = node.call
         if self.comparison is not None:
-            compared = Compared(self.comparison.result.calls, call.rank, [call.step])
+            compared = Compared(self.comparison.result.matched, call.rank, [call.step])
             seq = compared.pair(call.seq, SIDES.index(side))[1 - SIDES.index(side)]
             if seq >= 0:
                 return at_seq(other, Selection(other.path, step=call.step, rank=call.rank), seq)

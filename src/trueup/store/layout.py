@@ -46,6 +46,11 @@ def step_name(step: int) -> str:
     return f"step-{step:06d}"
 
 
+def records_name(part: int) -> str:
+    """Return ``records-0000.parquet``."""
+    return f"records-{part:04d}.parquet"
+
+
 def number(pattern: re.Pattern[str], name: str) -> int | None:
     """Return the number in a file name of that kind, None if it is of another kind."""
     match = pattern.fullmatch(name)

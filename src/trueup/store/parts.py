@@ -11,7 +11,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from trueup.store import schema, seal
+from trueup.store import layout, schema, seal
 from trueup.store.lanes import Lanes
 
 BROKEN = (pa.ArrowException, OSError, ValueError, TypeError, LookupError, OverflowError, MemoryError)
@@ -40,6 +40,10 @@ class Part:
     """``seq`` of the first row and of the last, where the rows are in order."""
     lanes: Lanes | None = None
     """Where its sketches lie."""
+    before: tuple[int, int] | None = None
+    """Parts and rows that the rank had written before this part; None where the seal does not tell."""
+    writer: str | None = None
+    """Which process wrote it, as in its rank's manifest; likewise."""
 
 
 def inspect(path: Path, rank: int, step: int) -> Part:
@@ -55,6 +59,8 @@ def inspect(path: Path, rank: int, step: int) -> Part:
     for name, expected, given in (("step", step, found.step), ("rank", rank, found.rank)):
         if given != expected:
             raise ValueError(f"rows are not of {name} {expected}, as the folder is")
+    if told is not None and (number := told.get("part")) not in (None, layout.number(layout.RECORDS, path.name)):
+        raise ValueError(f"it is a copy of {layout.records_name(int(number))}")
     return found
 
 
@@ -79,7 +85,11 @@ def _told(path: Path, told: Any) -> Part:
         raise ValueError(f"claims {rows} rows")
     seqs = None if told.get("seqs") is None else (int(told["seqs"][0]), int(told["seqs"][1]))
     lanes = Lanes.of(told.get("sketches"))
-    return Part(path, rank, step, rows, names, frozenset(segments), frozenset(levels), bool(told["sites"]), seqs, lanes)
+    counted = told.get("before")
+    before = None if counted is None else (int(counted["parts"]), int(counted["rows"]))
+    writer = None if told.get("writer") is None else str(told["writer"])
+    has_sites = bool(told["sites"])
+    return Part(path, rank, step, rows, names, frozenset(segments), frozenset(levels), has_sites, seqs, lanes, before, writer)
 
 
 def _looked_up(path: Path) -> Part:

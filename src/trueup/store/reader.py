@@ -14,6 +14,8 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 from numpy.typing import NDArray
 
+from trueup.kernels import digest as digest_of
+from trueup.kernels import hexadecimal
 from trueup.model import TrueupError
 from trueup.store import lanes, layout, manifest, parts, salvage, schema, seal
 from trueup.store.parallel import side_by_side
@@ -26,6 +28,9 @@ READERS = 2
 OPEN_SEGMENTS = 64
 """Segments that stay mapped."""
 
+WRITTEN = "written"
+"""Column that no file holds: the place of each row in the order in which rows were written."""
+
 
 def open_capture(path: str | Path) -> Capture:
     """Open a capture for reading, salvaging what an interrupted run left.
@@ -35,7 +40,7 @@ def open_capture(path: str | Path) -> Capture:
     """
     root = Path(path)
     content = manifest.read_root(root)
-    return Capture(root, content, salvage.scan(root))
+    return Capture(root, content, salvage.scan(root, content))
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,10 +74,12 @@ class Capture:
     """One sentence for each thing that is missing or damaged; grows when reading finds more."""
     lost: list[str]
     """The problems that mean records or tensors were there once and cannot be read; an interrupted run lost none."""
+    unfinished: list[str]
+    """The problems that mean the run or its capture ended before all was recorded that was wanted."""
 
     def __init__(self, root: Path, content: dict[str, Any], found: salvage.Found) -> None:
         self.path, self.root, self.ranks, self.problems = root, content, found.ranks, found.problems
-        self.lost = found.lost
+        self.lost, self.unfinished = found.lost, found.unfinished
         self._parts, self._site_files = found.parts, found.sites
         self._names = schema.NAMES.union(*{part.names for part in found.parts})
         self._by_step: dict[int, list[Part]] = {}
@@ -92,8 +99,8 @@ class Capture:
 
     @property
     def names(self) -> frozenset[str]:
-        """Columns that `records` can give: those of the format, and what any part has beside."""
-        return self._names
+        """Columns that `records` can give: those of the format, what any part has beside, and `WRITTEN`."""
+        return self._names | {WRITTEN}
 
     @property
     def levels(self) -> frozenset[str]:
@@ -129,7 +136,8 @@ class Capture:
         """Return records sorted by rank, step and seq, the slots of a call in the order in which they were written.
 
         Args:
-            columns: names, in order; None for all, those that a newer writer added included.
+            columns: names, in order; None for all, those that a newer writer added included. `WRITTEN` numbers the rows of a rank
+                and step in the order in which they were written: a call's results after all that ran before they were there.
             rank: one or several, None for all.
             step: likewise; parts of other steps and ranks are not opened.
             where: any other column: the value, or the values, to keep (``level="aten"``, ``phase=("forward",)``).
@@ -143,18 +151,20 @@ class Capture:
         """
         wanted = {name: _values(value) for name, value in {"rank": rank, "step": step, **where}.items()}
         accepted = {name: values for name, values in wanted.items() if values is not None}
-        unknown = sorted({*(columns or ()), *accepted} - self._names)
+        unknown = sorted(({*(columns or ())} - self.names) | ({*accepted} - self._names))
         if unknown:
             raise ValueError(f"no columns {unknown} in {self.path}: there are {sorted(self._names)}")
         steps = sorted(accepted["step"]) if "step" in accepted else self._by_step
         chosen = [part for step in steps for part in self._by_step.get(step, ()) if part.rank in accepted.get("rank", (part.rank,))]
-        names = None if columns is None else [*dict.fromkeys([*columns, *parts.KEYS])]
+        names = None if columns is None else [name for name in dict.fromkeys([*columns, *parts.KEYS]) if name != WRITTEN]
         others = {name: values for name, values in accepted.items() if name not in ("rank", "step")}  # each part has one of them
         raw = side_by_side(lambda part: self._read(part, names, others), chosen, READERS)
         tables = self._settled([pair for pair in zip(chosen, raw, strict=True) if pair[1] is not None], names, others)
         if not tables:
             return _selected(schema.RECORDS.empty_table(), columns or schema.RECORDS.names)
         table = self._joined(tables).unify_dictionaries()
+        if columns is not None and WRITTEN in columns:
+            table = table.append_column(WRITTEN, pa.array(np.arange(len(table))))
         there = table.column_names
         ordered = [name for name in schema.RECORDS.names if name in there]
         extra = [name for name in there if name not in schema.NAMES]
@@ -222,14 +232,21 @@ class Capture:
                 self.problems.append(text)
                 self.lost += [text] if lost else []
 
-    def payload(self, rank: int, segment: str, key: str, view: Sequence[int] | None = None) -> NDArray[Any]:
+    def payload(
+        self, rank: int, segment: str, key: str, view: Sequence[int] | None = None, digest: str | None = None
+    ) -> NDArray[Any]:
         """Return a recorded tensor as a read-only array over the mapped file.
 
-        A record names ``segment``, ``key`` and ``view`` (columns ``payload_...``); what has no view is flat or has the shape in
-        which it was written.
+        Args:
+            rank: that recorded it.
+            segment: file that holds it; a record names it, ``key`` and ``view`` in its columns ``payload_...``.
+            key: name of the tensor in that file.
+            view: part of it; None: all, flat or in the shape in which it was written.
+            digest: of the record, against which the bytes are checked; None: the record has none.
 
         Raises:
-            TrueupError: the file is missing or damaged, or does not hold the tensor; the message says what can be done.
+            TrueupError: the file is missing or damaged, or does not hold the tensor, or holds other bytes than were recorded; the
+                message says what can be done.
         """
         with self._lock:
             opened = self._segments.get((rank, segment))
@@ -242,7 +259,13 @@ class Capture:
                 if len(self._segments) >= OPEN_SEGMENTS:
                     self._segments.pop(next(iter(self._segments)))
                 self._segments[rank, segment] = opened
-        return opened.tensor(key, view)
+        found = opened.tensor(key, view)
+        if digest is not None and (got := hexadecimal(digest_of(found))) != digest:
+            raise TrueupError(
+                f"{opened.path}: tensor {key!r} is damaged: its bytes have the digest {got}, and those that were recorded had "
+                f"{digest[:40]}; copy the file back from the machine that recorded the capture, or record again"
+            )
+        return found
 
     def sites(self, rank: int) -> dict[int, tuple[tuple[str, ...], str | None]]:
         """Return the call stacks of a rank: site -> (frames, innermost first; text of the innermost line or None)."""

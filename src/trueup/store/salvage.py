@@ -3,19 +3,27 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from trueup.model import TrueupError
-from trueup.store import layout, manifest, parts
+from trueup.store import completeness, layout, manifest, parts
 from trueup.store.parallel import side_by_side
 from trueup.store.parts import BROKEN, Part
 from trueup.store.segment import open_segment
 
 HEAP = 64
 """Parts that a task looks at."""
+
+
+ENDED = {
+    "recording": "was interrupted or is still recording (status {status}): readable up to the last flush",
+    "interrupted": "was ended by an error (status {status}): what would have run later is missing",
+    "stopped": "stopped recording before the run ended (status {status}): what ran later is missing",
+}
+"""What a rank's status means that is not ``complete``."""
 
 
 @dataclass(slots=True)
@@ -28,6 +36,13 @@ class Found:
     problems: list[str] = field(default_factory=list)
     lost: list[str] = field(default_factory=list)
     """The problems that mean records or tensors were there once and cannot be read."""
+    unfinished: list[str] = field(default_factory=list)
+    """The problems that mean the run, or its capture, ended before all was recorded that was wanted."""
+
+    def lack(self, text: str) -> None:
+        """Add a problem of that kind."""
+        self.problems.append(text)
+        self.unfinished.append(text)
 
     def lose(self, text: str) -> None:
         """Add a problem of that kind."""
@@ -35,13 +50,15 @@ class Found:
         self.lost.append(text)
 
 
-def scan(root: Path) -> Found:
-    """Look at every folder, manifest and footer of a capture."""
+def scan(root: Path, run: Mapping[str, Any]) -> Found:
+    """Look at every folder, manifest and footer of a capture, whose own manifest is ``run``."""
     found = Found()
     for name, folder, _ in _entries(root, found):
         rank = layout.number(layout.RANK, name)
         if rank is not None and _is(root / name, folder, found):
             _scan_rank(root, rank, found)
+    for rank in completeness.absent(root, run, found.ranks):
+        found.lack(f"rank {rank} is missing: it left no folder, and no report that it had nothing to record")
     _check_references(root, found)
     return found
 
@@ -66,28 +83,28 @@ def _scan_rank(root: Path, rank: int, found: Found) -> None:
                 found.lose(part)
             else:
                 found.parts.append(part)
-    _check_count(rank, found)
+    for text in completeness.missing(rank, found.ranks[rank], [part for part in found.parts if part.rank == rank]):
+        found.lose(text)
 
 
 def _rank_manifest(root: Path, folder: Path, rank: int, found: Found) -> dict[str, Any]:
     try:
         content = manifest.read_object(root, folder / layout.MANIFEST)
     except FileNotFoundError:
-        found.problems.append(f"rank {rank} has no {layout.MANIFEST}: the process ended as it began to record")
+        found.lack(f"rank {rank} has no {layout.MANIFEST}: the process ended as it began to record")
         return {}
     except (TrueupError, OSError) as error:
-        found.problems.append(f"rank {rank}: {error}")
+        found.lack(f"rank {rank}: {error}")
         return {}
     is_imported = "imported" in content
     found.problems += [f"rank {rank}: {text}" for text in manifest.check_rank(content)]
     if is_imported:
         told = content.get("imported", {"lost": ["whether anything was cannot be read"]})
         found.lost += [f"rank {rank}: lost when it was imported: {text}" for text in told.get("lost", [])]
-    if content.get("status") != "complete":
-        found.problems.append(
-            f"rank {rank} was interrupted or is still recording (status {str(content.get('status'))[:40]!r}): "
-            "readable up to the last flush"
-        )
+    status = content.get("status")
+    if status != "complete" and content.get("steps_over") is not True:
+        ended = ENDED.get(status if isinstance(status, str) else "", ENDED["recording"])
+        found.lack(f"rank {rank} {ended.format(status=repr(str(status)[:40]))}")
     return content
 
 
@@ -116,16 +133,6 @@ def damaged(path: Path, rank: int, step: int, error: BaseException) -> str:
     """Return the note on a part that cannot be read."""
     reason = (str(error).strip() or type(error).__name__).splitlines()[0][:200]
     return f"rank {rank} step {step}: {path.name} is truncated or damaged ({reason}); skipped, its calls are missing"
-
-
-def _check_count(rank: int, found: Found) -> None:
-    """Compare with what the rank says that it wrote; a folder deleted afterwards leaves no other trace."""
-    written = found.ranks[rank].get("written")
-    if found.ranks[rank].get("status") != "complete" or not isinstance(written, dict):
-        return
-    here = sum(part.rank == rank for part in found.parts)
-    if written.get("parts") != here:
-        found.lose(f"rank {rank} wrote {str(written.get('parts'))[:20]} parts of records, {here} can be read")
 
 
 def _check_references(root: Path, found: Found) -> None:

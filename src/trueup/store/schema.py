@@ -43,7 +43,7 @@ COLUMNS: tuple[tuple[str, pa.DataType, str], ...] = (
     ("n_neginf", _INT, "elements that are -Inf"),
     ("n_zero", _INT, "elements that are +0 or -0"),
     ("n_subnormal", _INT, "elements nearer to zero than the dtype's smallest normal number"),
-    ("n_saturated", _INT, "elements whose magnitude is the dtype's largest finite number; 0 for integers"),
+    ("n_saturated", _INT, "finite elements of the dtype's largest size (float32: from the largest bfloat16 on); 0 for integers"),
     ("digest", pa.string(), "xxh3_64 of the bytes in logical C order, 16 hexadecimal digits"),
     ("sketch", pa.list_(_FLOAT, LANES), "64 signed sums, from which the distance of two tensors is estimated"),
     ("payload_segment", _NAME, "file in the rank's folder that holds the bytes; null: not kept"),

@@ -19,6 +19,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from trueup.model import TrueupError
+from trueup.redaction import redacted
 from trueup.store import direct, durable, layout, schema
 from trueup.store.lanes import PAGE_BYTES, Lanes, locate
 from trueup.store.ownership import Displaced, check_run, holder, take
@@ -71,6 +72,7 @@ class Writer:
         if lock.get("preferred_rank") not in (rank, None):
             notes.append(f"rank {lock.get('preferred_rank')} was taken by another process; this one is rank {rank}")
         self._manifest = {**manifest, "rank": rank, "pid": self._pid, "status": "recording", "notes": notes}
+        self._manifest["writer"] = os.urandom(8).hex()  # of two runs, the process may have the same number
         self._counts = {"parts": 0, "rows": 0, "payload_bytes": 0}
         self._parts: dict[int, int] = {}
         self._keys: dict[str, str] = {}
@@ -101,26 +103,34 @@ class Writer:
         """
         with self._lock:
             self._flush()
-            work = list(parts.items())
-            written = side_by_side(self._write_part, work) if len(work) > MANY else [self._write_part(item) for item in work]
-            self._counts["parts"] += sum(rows > 0 for rows in written)
-            self._counts["rows"] += sum(written)
+            tables = {step: part if isinstance(part, pa.Table) else schema.table(part) for step, part in parts.items()}
+            work = [(step, table) for step, table in tables.items() if table.num_rows]
+            together = []
+            for step, table in work:
+                part = (step, table, self._place(step))
+                if len(work) > MANY:
+                    together.append(part)
+                else:
+                    self._write_part(part)
+                self._counts["parts"] += 1
+                self._counts["rows"] += table.num_rows
+                self._parts[step] = self._parts.get(step, 0) + 1
+            side_by_side(self._write_part, together)  # one that fails leaves a gap in the count, and the capture ends with it
 
-    def _write_part(self, item: tuple[int, Mapping[str, Any] | pa.Table]) -> int:
-        """Write a part, in whichever thread, and return its rows."""
-        step, content = item
-        table = content if isinstance(content, pa.Table) else schema.table(content)
-        rows: int = table.num_rows
-        if rows:
-            table = schema.filled(table, step=step, rank=self.rank)
-            folder = self.folder / layout.step_name(step)
-            folder.mkdir(exist_ok=True)  # without parents: a capture that was removed is not half resurrected
-            part = self._parts.get(step, 0)
-            file, lanes = encode_records(table)
-            told = contents(table, self.rank, step) | {"sketches": None if lanes is None else lanes.told()}
-            self._write(folder / f"records-{part:04d}.parquet", sealed(file, told))
-            self._parts[step] = part + 1
-        return rows
+    def _place(self, step: int) -> dict[str, Any]:
+        """Return what the seal of a step's next part says of its place among all parts of this rank."""
+        before = {"parts": self._counts["parts"], "rows": self._counts["rows"]}
+        return {"part": self._parts.get(step, 0), "writer": self._manifest["writer"], "before": before}
+
+    def _write_part(self, item: tuple[int, pa.Table, dict[str, Any]]) -> None:
+        """Write a part, in whichever thread."""
+        step, table, place = item
+        table = schema.filled(table, step=step, rank=self.rank)
+        folder = self.folder / layout.step_name(step)
+        folder.mkdir(exist_ok=True)  # without parents: a capture that was removed is not half resurrected
+        file, lanes = encode_records(table)
+        told = contents(table, self.rank, step) | {"sketches": None if lanes is None else lanes.told(), **place}
+        self._write(folder / layout.records_name(place["part"]), sealed(file, told))
 
     def add_payload(self, digest: str, dtype: str, shape: Sequence[int], raw: Any) -> tuple[str, str]:
         """Keep a tensor's bytes, once; return ``(payload_segment, payload_key)`` for its record.
@@ -242,7 +252,7 @@ class Writer:
 
     def _write_manifest(self, status: str = "recording") -> None:
         content = {**self._manifest, "status": status, "written": dict(self._counts)}
-        durable.write_json(self.folder / layout.MANIFEST, content)
+        durable.write_json(self.folder / layout.MANIFEST, redacted(content))
         self._manifest["status"] = status
         self._noted = False
 
@@ -250,7 +260,7 @@ class Writer:
         created = datetime.now(timezone.utc).isoformat(timespec="seconds")
         content = {"created": created, **root, "format_version": layout.FORMAT_VERSION}
         try:
-            durable.write_json(self.directory / layout.MANIFEST, content, replace=False)
+            durable.write_json(self.directory / layout.MANIFEST, redacted(content), replace=False)
         except FileExistsError:
             check_run(self.directory, root.get("run"))
 
@@ -301,4 +311,4 @@ def write_process(directory: Path, report: Mapping[str, Any], pid: int | None = 
     """
     folder = Path(directory) / layout.PROCESSES
     durable.make_folder(folder, parents=True)
-    durable.write_json(folder / f"{pid or os.getpid()}.json", {"pid": pid or os.getpid(), **report})
+    durable.write_json(folder / f"{pid or os.getpid()}.json", redacted({"pid": pid or os.getpid(), **report}))

@@ -6,6 +6,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from trueup.model import TrueupError
+from trueup.redaction import redacted
 from trueup.store import open_capture
 from trueup.triage import anomalies, network, optimisations
 from trueup.triage.found import Outcome, Triage, Trial
@@ -61,7 +62,7 @@ def triage(
             else:
                 outcomes.append(look())
     named = None if before is None else str(before.path)
-    return Triage(tuple(command), folder, outcomes, runner.trials, named, as_it_is.framework)
+    return Triage(tuple(redacted(command)), folder, outcomes, runner.trials, named, as_it_is.framework)
 
 
 def _folder(output: str | Path | None) -> Path:

@@ -18,6 +18,9 @@ from pathlib import Path
 
 import pyarrow.compute as pc
 
+from trueup.comparison.measures.roundoff import SINGLE, UNIT_ROUNDOFF
+from trueup.comparison.verdict.compare import compare
+from trueup.comparison.verdict.precision import precision_of
 from trueup.model import Result, TrueupError
 from trueup.recipes.found import Status
 from trueup.report.wording import short_source
@@ -28,9 +31,6 @@ from trueup.triage.losses import apart, follows, gap, spread, tells
 from trueup.triage.running import Runner, losses_of
 from trueup.triage.table import Switch
 from trueup.triage.telling import by_hand, figure, named, percent
-from trueup.verdict import compare
-from trueup.verdict.criteria import UNIT_ROUNDOFF
-from trueup.verdict.precision import precision_of
 
 NAME = "compiler and fusion"
 PAGE = "optimisations"
@@ -219,7 +219,7 @@ class Search:
         trials = [self.runner.capture(f"{name}, recorded", off, steps) for name, off in both]
         if any(trial.failed for trial in trials):
             self.remarks.append(f"where they part was not recorded: {next(t.failed for t in trials if t.failed)}")
-            return UNIT_ROUNDOFF["float32"]
+            return SINGLE
         captures = [open_capture(trial.directory) for trial in trials]
         unit = rounding_unit(captures[0])
         assert self.off is not None
@@ -259,4 +259,4 @@ def rounding_unit(capture: Capture) -> float:
         [manifest.get("environment", {}) for manifest in manifests],
         [map(str, manifest.get("devices", ())) for manifest in manifests],
     )
-    return max([*told, declared.matmul, declared.convolution], default=0.0) or UNIT_ROUNDOFF["float32"]
+    return max([*told, declared.matmul, declared.convolution], default=0.0) or SINGLE

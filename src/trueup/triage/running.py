@@ -15,13 +15,15 @@ from pathlib import Path
 from typing import Any
 
 from trueup.adapters import ADAPTERS
+from trueup.comparison.verdict.micro_batches import LOSS_OPS
 from trueup.model import TrueupError
 from trueup.recorder import launch, summary
 from trueup.recorder.options import CaptureOptions
+from trueup.redaction import redacted
+from trueup.report.view.summary import Overview
 from trueup.store import Capture, open_capture
 from trueup.triage.found import Trial
 from trueup.triage.table import Switch, Table, fusion_file
-from trueup.verdict.summary import LOSS_OPS, Overview
 
 FUSION_FILE = "TRUEUP_FUSION_SWITCH_FILE"
 """Environment variable that names Ascend's fusion switch file, for scripts that hand it on themselves."""
@@ -156,7 +158,7 @@ def _last_line(output: Path) -> str:
             lines = [line.strip() for line in file.read().decode("utf-8", "replace").splitlines() if line.strip()]
     except OSError:
         lines = []
-    return f": {lines[-1][:200]} ({output})" if lines else ""
+    return f": {redacted(lines[-1])[:200]} ({output})" if lines else ""
 
 
 def _remarks(reports: Iterable[Mapping[str, Any]], off: Sequence[str]) -> list[str]:

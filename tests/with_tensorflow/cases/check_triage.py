@@ -15,13 +15,13 @@ import tensorflow as tf
 
 import trueup
 from trueup.adapters.tensorflow import switching
+from trueup.comparison.verdict.micro_batches import LOSS_OPS
 from trueup.recorder.switching import Switching
 from trueup.triage import network
 from trueup.triage.found import Trial
 from trueup.triage.optimisations import Search
 from trueup.triage.running import losses_of
 from trueup.triage.table import Switch, load
-from trueup.verdict.summary import LOSS_OPS
 
 EXAMPLE = Path(__file__).parents[3] / "examples" / "tensorflow_classifier"
 

@@ -29,6 +29,7 @@ from trueup.adapters.paddle import random_states
 from trueup.adapters.paddle.buffers import Base, base_of
 from trueup.adapters.paddle.tensors import PLACES, dtype_name, holds, is_dtype
 from trueup.recorder.arguments import MAX_DEPTH
+from trueup.redaction import conceals
 
 if TYPE_CHECKING:
     from trueup.adapters.paddle.session import Session
@@ -147,8 +148,11 @@ def _describe(args: tuple[Any, ...], kwargs: dict[str, Any], memories: Memories)
 
 def _encode(value: Any, slot: str, memories: Memories, depth: int = 0) -> Any:
     """Write an argument; what has no exact form here is named by its type alone."""
-    if value is None or isinstance(value, (bool, str)):
-        return value if value is None or isinstance(value, bool) else str.__str__(value)
+    if value is None or isinstance(value, bool):
+        return value
+    if isinstance(value, str):
+        text = str.__str__(value)
+        return {"other": "secret"} if conceals(text, slot) else text
     if isinstance(value, paddle.Tensor):
         return _encode_tensor(value, slot, memories)
     if isinstance(value, np.generic):

@@ -113,7 +113,10 @@ def _after(session: Session, layer: paddle.nn.Layer, context: Context, edges: Ed
     session.slots.outputs(context.call, outputs)
     if context.call.recorded and (layer._buffers or isinstance(layer._parameters.get(RUNNING[0]), paddle.Tensor)):
         running = [(name, tensor) for name in RUNNING if (tensor := layer._parameters.get(name)) is not None]
-        session.slots.outputs(context.call, _own("output.buffer", [*running, *layer._buffers.items()]))
+        buffers = _own("output.buffer", [*running, *layer._buffers.items()])
+        for _, tensor in buffers if not session.records("api") else ():
+            session.buffers.written(tensor)  # a batch norm does not count it in the version, and its operator is not seen
+        session.slots.outputs(context.call, buffers)
     if edges is not None:
         session.graph.watch(context, edges, outputs, listed=False, own=False)
 

@@ -24,6 +24,8 @@ class ThreadState:
     """Numbers of the backward passes under way."""
     brackets: list[tuple[Node | None, Any]] = field(default_factory=list)
     """Gradient functions under way, each with the graph that it builds in (None: it executes)."""
+    by_hand: list[Node] = field(default_factory=list)
+    """Gradient functions under way that users wrote: what they execute is inside them."""
     stepping: int = 0
     """How many optimizers' steps are under way, one inside another."""
     tracing: int = 0
@@ -33,7 +35,7 @@ class ThreadState:
     untapped: int = 0
     """How many things are under way whose graphs must get none: pipelines of data, XLA, saving."""
     busy: bool = False
-    """True while Trueup itself works: nothing it executes is a call."""
+    """True while nothing that executes is a call: Trueup itself works, or a Python function that is one call."""
     known: bool = False
     """Whether this thread began the capture, or was noted."""
 

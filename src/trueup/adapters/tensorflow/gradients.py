@@ -23,9 +23,11 @@ from tensorflow.python.framework import ops
 from tensorflow.python.framework import tensor as tensor_lib
 
 from trueup.adapters.tensorflow.context import ThreadState
+from trueup.adapters.tensorflow.custom_gradients import OP, Custom, CustomGradients
 from trueup.adapters.tensorflow.nodes import Node, number_of
-from trueup.adapters.tensorflow.operations import PASSED_OVER, PREFIX
+from trueup.adapters.tensorflow.operations import PREFIX
 from trueup.adapters.tensorflow.tensors import NamedTensors, holds_numbers, is_handle, named_tensors
+from trueup.frameworks.tensorflow_names import PASSED_OVER
 from trueup.recorder.replacing import Replacement
 
 if TYPE_CHECKING:
@@ -47,6 +49,7 @@ class Gradients:
         self.uses: Counter[int] = Counter()
         """How many operations read a tensor."""
         self._original = backprop._gradient_function
+        self._custom = CustomGradients(session)
 
     def forget(self) -> None:
         """Let go of what was seen, at the end of a step; what stands in graphs stays as long as they do."""
@@ -57,6 +60,7 @@ class Gradients:
         inputs = {k: [layer for layer in v if not layer.live] for k, v in self._layers_of_input.items()}
         self._layers_of_input = defaultdict(list, {k: v for k, v in inputs.items() if v})
         self.uses.clear()
+        self._custom.forget()
 
     # ------------------------------------------------------------------------------------------------------ in the forward
     def made(self, node: Node, attrs: Any) -> None:
@@ -65,6 +69,10 @@ class Gradients:
             self._by_attributes[id(attrs)] = attrs, node
         for number in node.outputs:
             self._by_output[number] = node
+
+    def maker(self, tensor: Any) -> Node | None:
+        """Return the operation that made a tensor, where it was seen."""
+        return self._by_output.get(number_of(tensor))
 
     def layer(self, node: Node) -> None:
         """Note which tensors a layer was given and returned."""
@@ -88,7 +96,7 @@ class Gradients:
         return [
             Replacement(tf.GradientTape, "gradient", self._around_tape),
             Replacement(ops, "get_gradient_function", self._around_lookup),
-            Replacement(execute, "record_gradient", self._around_record),
+            Replacement(execute, "record_gradient", self._around_record), *self._custom.replacements(),
         ]
 
     def _around_record(self, original: Callable[..., Any]) -> Callable[..., Any]:
@@ -116,7 +124,7 @@ class Gradients:
         node = None if known is None else known[1]
         if node is None:
             made = next((t for t in outputs or () if isinstance(t, tensor_lib.Tensor)), None)
-            node = None if made is None else self._by_output.get(number_of(made))
+            node = None if made is None else self.maker(made)
         return self._differentiated(op_name, node, out_grads, run)
 
     def _around_lookup(self, original: Callable[..., Any]) -> Callable[..., Any]:
@@ -130,7 +138,10 @@ class Gradients:
             @wraps(found)
             def gradient(op: Any, *out_grads: Any) -> Any:
                 made = op.outputs[0] if op.outputs else None
-                node = None if made is None else self._by_output.get(number_of(made))
+                custom = self._custom.of(found, made)
+                if custom is not None:
+                    return self.differentiated_by_hand(custom, out_grads, lambda: found(op, *out_grads))
+                node = None if made is None else self.maker(made)
                 return self._differentiated(op.type, node, out_grads, lambda: found(op, *out_grads))
 
             return gradient
@@ -147,7 +158,7 @@ class Gradients:
         node: Node | None = None
         received: NamedTensors = []
         with session.observing(state, f"the gradient of {kind}"):
-            node = self._begin(state, kind, forward, graph)
+            node = self._begin(state, f"{PREFIX}{kind}" if forward is None else forward.op, forward, graph)
             received = _flat("grad_output", out_grads)
             session.slots.unseen(node, [f"grad_output.{k}" for k, gradient in enumerate(out_grads) if is_handle(gradient)])
             session.slots.inputs(node, received)
@@ -165,18 +176,52 @@ class Gradients:
                 if graph is not None:
                     session.programs.tap(graph, node, received, made)
                 if forward is not None:
-                    self._of_layers(forward, received, made, graph)
+                    self._of_layers(forward, forward.parent, received, made, graph)
         return result
 
-    def _begin(self, state: ThreadState, kind: str, forward: Node | None, graph: Any) -> Node:
+    def differentiated_by_hand(self, custom: Custom, out_grads: Any, run: Callable[[], Any]) -> Any:
+        """Run a gradient function that a user wrote as a backward call; what it executes is inside.
+
+        Args:
+            custom: the function that has this gradient.
+            out_grads: what it is given; the gradients of arguments that pass through a graph with the results come last.
+            run: the gradient function.
+        """
+        session = self._session
+        state = session.threads.state
+        graph = session.graph_here()
+        if state.busy or not session.active or (graph is not None and not session.programs.follows(graph)):
+            return run()
+        node: Node | None = None
+        received = _flat("grad_output", out_grads[: custom.results])
+        with session.observing(state, OP):
+            node = self._begin(state, OP, custom.forward, graph)
+            session.slots.inputs(node, received)
+        if node is None:
+            return run()
+        brackets, state.brackets = state.brackets, []
+        state.by_hand.append(node)
+        try:
+            result = run()
+        finally:
+            state.by_hand.pop()
+            state.brackets = brackets
+        if session.active:
+            with session.observing(state, OP):
+                made = _flat("grad_input", result[custom.results :] if custom.shifted else result)
+                session.slots.outputs(node, made)
+                if graph is not None:
+                    session.programs.tap(graph, node, received, made)
+                self._of_layers(custom, custom.forward.parent, received, made, graph)
+        return result
+
+    def _begin(self, state: ThreadState, op: str, forward: Node | None, graph: Any) -> Node:
         session = self._session
         if forward is None:
-            return session.begin("api", "backward", "", f"{PREFIX}{kind}", parent=None, forward=None, site=None, graph=graph)
+            return session.begin("api", "backward", "", op, parent=None, forward=None, site=None, graph=graph)
         parent = None if forward.parent is None else self._backward_of(forward.parent, graph)
         phase = "optimizer" if state.stepping else "backward"
-        return session.begin(
-            "api", phase, forward.scope, forward.op, parent=parent, forward=forward, site=forward.site, graph=graph
-        )
+        return session.begin("api", phase, forward.scope, op, parent=parent, forward=forward, site=forward.site, graph=graph)
 
     def _backward_of(self, layer: Node, graph: Any) -> Node:
         """Return the backward call of a layer, begun once in a pass."""
@@ -190,7 +235,9 @@ class Gradients:
             )
         return layer.backward
 
-    def _of_layers(self, forward: Node, received: NamedTensors, made: NamedTensors, graph: Any) -> None:
+    def _of_layers(
+        self, forward: Node | Custom, inside: Node | None, received: NamedTensors, made: NamedTensors, graph: Any
+    ) -> None:
         """Record what a gradient is to the layers around the tensor that it belongs to."""
         outputs = {name: number for number, name in forward.outputs.items()}
         for name, gradient in received:
@@ -206,7 +253,7 @@ class Gradients:
         inputs = {name: number for number, name in forward.inputs.items()}
         for name, gradient in made:
             number = inputs.get(_slot(name))
-            around = forward.parent
+            around = inside
             while number is not None and around is not None:
                 if around.uses.get(number) == 1:
                     self._add(around, f"grad_{around.inputs[number]}{_suffix(name)}", gradient, graph)
@@ -230,7 +277,7 @@ class Gradients:
             state = session.threads.state
             graph = session.graph_here()
             follows = session.active and not state.busy and (graph is None or session.programs.follows(graph))
-            if follows:
+            if follows and not state.by_hand:  # a tape inside a gradient function differentiates no loss
                 with session.observing(state, LOSS):
                     self._loss(state, target, graph)
             state.passes.append(session.next_pass())

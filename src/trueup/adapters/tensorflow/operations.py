@@ -10,31 +10,23 @@ from __future__ import annotations
 import re
 from typing import TYPE_CHECKING, Any
 
-from tensorflow.python.framework import op_callbacks
+from tensorflow.python.framework import op_callbacks, tensor_util
 
 from trueup.adapters.tensorflow.context import ThreadState, is_backward, phase_of
 from trueup.adapters.tensorflow.nodes import Node, number_of
-from trueup.adapters.tensorflow.taps import TAP
 from trueup.adapters.tensorflow.tensors import NamedTensors, attributes, holds_numbers, is_handle
-from trueup.frameworks import tensorflow_names
-from trueup.frameworks.tensorflow_names import READ
+from trueup.frameworks.tensorflow_names import PASSED_OVER, READ
 
 if TYPE_CHECKING:
     from trueup.adapters.tensorflow.session import Session
 
 PREFIX = "tf.raw_ops."
 
-PASSED_OVER = tensorflow_names.PASSED_OVER | {TAP}
-"""Operations that compute nothing of a model's numbers: places, shapes, printing, and what was put there by a debugger."""
-
 CALLED = re.compile(r"__(?:inference|forward|backward)_+(?:inference_+|backward_+)*(.*?)(?:_\d+)+$")
 """Name of a function's graph when it executes: ``__inference_train_step_123``."""
 
-DATA = ("Iterator", "OptionalGet")
-"""How operations begin that give the data."""
-
-OUTSIDE = (*DATA, "Rng", "StatefulRandom", "StatefulUniform", "StatefulStandardNormal", "StatefulTruncatedNormal")
-"""How operations begin that bring in what no call made: a difference in it starts there."""
+OUTSIDE = ("Rng", "StatefulRandom", "StatefulUniform", "StatefulStandardNormal", "StatefulTruncatedNormal")
+"""How operations begin that bring in what no call made, besides those that give data: a difference in it starts there."""
 
 COUNTED_NOT = frozenset({"ZerosLike", "OnesLike"})
 """Operations that read a tensor's shape alone: no gradient of a layer's input comes from them."""
@@ -46,6 +38,8 @@ class Operations:
     def __init__(self, session: Session) -> None:
         self._session = session
         self._installed = False
+        self._newest = 0
+        """Largest number of a tensor that an operation made: tensors are numbered in the order in which they come to be."""
 
     def install(self) -> None:
         """Begin to hear, on this thread."""
@@ -67,6 +61,9 @@ class Operations:
         """Take note of an operation; what TensorFlow does goes on as if nobody had."""
         session = self._session
         state = session.threads.state
+        newest = self._newest
+        if graph is None and not state.busy:
+            self._newest = max([newest, *(number_of(tensor) for tensor in outputs if holds_numbers(tensor))])
         if state.busy or not session.active:
             return
         if graph is not None and not (state.tracing and not state.untapped and session.programs.follows(graph)):
@@ -77,9 +74,13 @@ class Operations:
         if state.brackets and state.brackets[-1][1] is graph:  # part of a gradient that is a call itself
             return
         with session.observing(state, kind):
-            self._record(state, kind, inputs, attrs, outputs, graph)
+            told = ((f"input.{k}", _constant(one, graph, newest)) for k, one in enumerate(inputs if len(outputs) else ()))
+            constants = {name: value for name, value in told if value is not None}
+            self._record(state, kind, inputs, attrs, outputs, graph, constants)
 
-    def _record(self, state: ThreadState, kind: str, inputs: Any, attrs: Any, outputs: Any, graph: Any) -> None:
+    def _record(
+        self, state: ThreadState, kind: str, inputs: Any, attrs: Any, outputs: Any, graph: Any, constants: dict[str, Any]
+    ) -> None:
         session = self._session
         if graph is None and kind.startswith("__"):
             if session.flush() or (state.tracing and not state.untapped):
@@ -89,17 +90,18 @@ class Operations:
             session.untold(op)
         else:
             op = f"{PREFIX}{kind}"
-        given, made = _numbered("input", inputs), _numbered("output", outputs)
+        given = [pair for pair in _numbered("input", inputs) if pair[0] not in constants]
+        made = _numbered("output", outputs)
         if not given and not made:
             return
-        node = begin(session, state, op, graph, phase="data" if kind.startswith(DATA) else None)
+        node = begin(session, state, op, graph, phase="data" if gives_data(kind, graph) else None)
         _remember(session, state, node, given, made, attrs, kind)
         if kind == READ:
             given = [("input.0", tensor) for _, tensor in made]
         if made:
-            session.slots.unseen(node, unseen(kind, inputs))
+            session.slots.unseen(node, unseen(kind, inputs, graph))
         session.slots.inputs(node, given)
-        if (values := attributes(attrs)) is not None and not kind.startswith("__"):
+        if (values := attributes(attrs, constants)) is not None and not kind.startswith("__"):
             session.slots.value(node, values)
         session.slots.outputs(node, made)
         if graph is not None:
@@ -109,16 +111,37 @@ class Operations:
 def begin(session: Session, state: ThreadState, op: str, graph: Any, *, phase: str | None = None) -> Node:
     """Begin an operation where execution stands."""
     layer = state.modules[-1] if state.modules else None
-    backward = is_backward(graph)
-    parent, scope = (None, "") if layer is None or backward else (layer, layer.scope)
+    parent = state.by_hand[-1] if state.by_hand and layer is None else None if is_backward(graph) else layer
+    scope = "" if parent is None else parent.scope
     return session.begin(
         "api", phase or phase_of(state, graph), scope, op, parent=parent, forward=None, site=session.site(state, graph), graph=graph
     )
 
 
-def unseen(kind: str, inputs: Any) -> list[str]:
+def gives_data(kind: str, graph: Any) -> bool:
+    """Tell whether an operation gives the data; Keras (3.15) returns a step's results, too, as an optional, and asks it at once."""
+    return kind.startswith("Iterator") or (graph is not None and kind.startswith("OptionalGet"))
+
+
+def unseen(kind: str, inputs: Any, graph: Any) -> list[str]:
     """Return the slots of what an operation is given and nobody sees: variables, lists of tensors."""
-    return [] if kind == READ or kind.startswith(OUTSIDE) else [f"input.{k}" for k, one in enumerate(inputs) if is_handle(one)]
+    if kind == READ or kind.startswith(OUTSIDE) or gives_data(kind, graph):
+        return []
+    return [f"input.{k}" for k, one in enumerate(inputs) if is_handle(one)]
+
+
+def _constant(tensor: Any, graph: Any, newest: int) -> Any:
+    """Return the number that a scalar holds which the code wrote down (``x * 0.5``), None of any other tensor.
+
+    Where operations execute at once it is a tensor that came to be after all that operations made, ``newest`` the last of them.
+    It is an argument of the call, and no tensor: of an argument that differs it is not asked where it came from.
+    """
+    if not holds_numbers(tensor) or tensor.shape.rank != 0:
+        return None
+    if graph is None:
+        return tensor.numpy().item() if number_of(tensor) > newest else None
+    value = tensor_util.constant_value(tensor) if tensor.op.type == "Const" else None
+    return None if value is None else value.item()
 
 
 def _numbered(prefix: str, tensors: Any) -> NamedTensors:

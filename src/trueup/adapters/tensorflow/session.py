@@ -22,6 +22,7 @@ from trueup.adapters.tensorflow.nodes import Node
 from trueup.adapters.tensorflow.operations import Operations
 from trueup.adapters.tensorflow.optimizers import Optimizers
 from trueup.adapters.tensorflow.programs import Programs
+from trueup.adapters.tensorflow.python_functions import PythonFunctions
 from trueup.adapters.tensorflow.scopes import Scopes, layer_class
 from trueup.adapters.tensorflow.sessions import Sessions
 from trueup.adapters.tensorflow.slots import Slots
@@ -68,7 +69,8 @@ class Session(BaseSession):
         self.functions = Functions(self)
         self.optimizers = Optimizers(self)
         self.sessions = Sessions(self)
-        self._operations = Operations(self)
+        self.operations = Operations(self)
+        self._python_functions = PythonFunctions(self)
         self._root = root
         self._levels = set(options.levels)
         self._thread = 0
@@ -81,8 +83,8 @@ class Session(BaseSession):
         self._thread = threading.get_ident()
         self.threads.state.known = True
         self._parts = [*self.optimizers.replacements(), *self.gradients.replacements(), *self.functions.replacements()]
-        self._parts += self.sessions.replacements()
-        self._parts += [self.gradients, self._operations, WhenLoaded("keras.src.layers.layer", self._layers)]
+        self._parts += [*self._python_functions.replacements(), *self.sessions.replacements()]
+        self._parts += [self.gradients, self.operations, WhenLoaded("keras.src.layers.layer", self._layers)]
         self._parts.append(WhenLoaded("keras.src.optimizers.base_optimizer", self.optimizers.keras_replacements))
         for part in self._parts:
             part.install()

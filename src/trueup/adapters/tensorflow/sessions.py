@@ -19,10 +19,10 @@ from tensorflow.python.framework import errors
 
 from trueup.adapters.tensorflow.host import measure
 from trueup.adapters.tensorflow.nodes import Node, number_of
-from trueup.adapters.tensorflow.operations import PASSED_OVER, PREFIX, unseen
+from trueup.adapters.tensorflow.operations import PREFIX, unseen
 from trueup.adapters.tensorflow.tensors import HANDLES, attributes, slot_of
 from trueup.frameworks import tensorflow_names
-from trueup.frameworks.tensorflow_names import APPLIES, READ, UPDATE, device_name
+from trueup.frameworks.tensorflow_names import APPLIES, PASSED_OVER, READ, UPDATE, device_name
 from trueup.recorder import Statistics
 from trueup.recorder.replacing import Replacement
 
@@ -30,8 +30,6 @@ if TYPE_CHECKING:
     from trueup.adapters.tensorflow.session import Session
 
 RUN = "tf.Session.run"
-OWN = frozenset({"PyFunc", "PyFuncStateless", "EagerPyFunc"})
-"""Operations in Python: in a session they are the user's."""
 MOST_PLANS = 64
 
 FETCHED = (
@@ -134,7 +132,7 @@ class Sessions:
             if op._get_control_flow_context() is not None or op.type in ("Switch", "Merge"):
                 self._session.recorder.note(INSIDE)
                 continue
-            if op.type in PASSED_OVER - OWN or op.type == "VarIsInitializedOp":
+            if op.type in PASSED_OVER or op.type == "VarIsInitializedOp":
                 continue
             tensors = [t for t in (*op.inputs, *op.outputs) if _fetchable(graph, t)]
             if tensors:
@@ -181,7 +179,7 @@ class Sessions:
             if standing.value is not None:
                 session.slots.value(node, standing.value)
             if op.outputs:
-                session.slots.unseen(node, unseen(op.type, op.inputs))
+                session.slots.unseen(node, unseen(op.type, op.inputs, op.graph))
             for prefix, tensors in (("input", op.outputs if op.type == READ else op.inputs), ("output", op.outputs)):
                 for k, tensor in enumerate(tensors):
                     if tensor.name in values:

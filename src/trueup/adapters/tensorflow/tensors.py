@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from typing import Any
 
 import tensorflow as tf
@@ -85,15 +86,20 @@ UNTOLD = frozenset(
     """
     container shared_name debug_name allowed_devices T Tidx Tshape Tperm Tpaddings Tmultiples Tblock_shape Tindices Tparams
     Taxis SrcT DstT dtype Index N Tdim Tlen DataType f config config_proto executor_type
-    output_shapes _output_shapes Tin Tout out_type index_type
+    output_shapes _output_shapes Tin Tout out_type index_type token is_async
     """.split()
 )
 """Attributes of operations that their tensors tell, or that name objects of the process."""
 
 
-def attributes(attrs: Any) -> str | None:
-    """Encode the attributes of an operation that say how it computes (``transpose_a``, ``padding``), or None."""
-    told: dict[str, Any] = {}
+def attributes(attrs: Any, constants: Mapping[str, Any] | None = None) -> str | None:
+    """Encode the attributes of an operation that say how it computes (``transpose_a``, ``padding``), or None.
+
+    Args:
+        attrs: names and values by turns.
+        constants: numbers that it was given, by the names of the slots that they stand for.
+    """
+    told: dict[str, Any] = dict(constants or {})
     for name, value in zip(attrs[::2], attrs[1::2], strict=False):
         if name not in UNTOLD and not str(name).startswith("_") and (value := _plain(value)) is not None:
             told[name] = value

@@ -51,11 +51,12 @@ def _block(part: torch.Tensor, limits: Limits, block: int) -> torch.Tensor:
         is_below = magnitude < below
         keep = is_below[1]
         low, high, kept = torch.where(keep, x, INF).amin(), torch.where(keep, x, -INF).amax(), torch.where(keep, x, 0.0)
-        counts = [(x == equal).sum(1), is_below.sum(1)]
+        beneath = is_below.sum(1)
+        counts = [(x == equal).sum(1), beneath[3:] - beneath[2:3], beneath[:2]]
     else:
         low, high, kept = x.amin(), x.amax(), x
         none = x.new_zeros(3)
-        counts = [none[:2], (x == 0).sum().view(1), none, x.new_full((1,), x.numel())]
+        counts = [none[:2], (x == 0).sum().view(1), none[:2], x.new_full((1,), x.numel())]
     if part.dtype is torch.float64:
         total, squares, extras = _scaled_sums(kept, magnitude)
     else:
@@ -69,12 +70,12 @@ _BOUNDS: dict[tuple[Limits, torch.device], tuple[torch.Tensor, torch.Tensor]] = 
 
 
 def _bounds(limits: Limits, device: torch.device) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return the numbers that are counted, ``(5, 1)``, and those that |x| is held against, ``(2, 1)``; filled on the device."""
+    """Return the numbers that are counted, ``(3, 1)``, and those that |x| is held against, ``(4, 1)``; filled on the device."""
     found = _BOUNDS.get((limits, device))
     if found is None:
-        values = (INF, -INF, 0.0, limits.largest, -limits.largest, limits.tiny, limits.keep_below)
+        values = (INF, -INF, 0.0, limits.tiny, limits.keep_below, limits.largest, INF)
         column = torch.cat([torch.full((1, 1), value, dtype=torch.float64, device=device) for value in values])
-        found = _BOUNDS[(limits, device)] = column[:5], column[5:]
+        found = _BOUNDS[(limits, device)] = column[:3], column[3:]
     return found
 
 

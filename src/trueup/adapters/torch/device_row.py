@@ -1,11 +1,11 @@
 """What a device writes for one tensor, and how the host turns it into the packed vector of `trueup.kernels`.
 
 A device only adds, counts and compares; roots, quotients and what follows from other counts are left to the host, for a whole
-flush at once. Columns 0 to 10 are `COLUMNS`, then 64 lanes, then `EXTRAS`, then padding to a multiple of 16 numbers::
+flush at once. Columns 0 to 9 are `COLUMNS`, then 64 lanes, then `EXTRAS`, then padding to a multiple of 16 numbers::
 
-    min max sum squares posinf neginf zero saturated saturated_below small kept | 64 lanes | sum_big squares_big squares_small
+    min max sum squares posinf neginf zero saturated small kept | 64 lanes | sum_big squares_big squares_small
 
-``small`` counts |x| below the smallest normal number, zeros too; saturated elements are the sum of two columns, by sign or not.
+``small`` counts |x| below the smallest normal number, zeros too.
 Squares and sums of numbers near the ends of the accumulator's range would leave it, so those are scaled by a fixed power of two and
 added apart, as in Blue's norm (J. L. Blue, A portable Fortran program to find the Euclidean norm, 1978; LAPACK's dnrm2).
 
@@ -27,11 +27,11 @@ from trueup.kernels import MASKING
 from trueup.model import LANES, NUMBERS, PACKED
 
 COLUMNS = (
-    "min", "max", "sum", "squares", "posinf", "neginf", "zero", "saturated", "saturated_below", "small", "kept",
+    "min", "max", "sum", "squares", "posinf", "neginf", "zero", "saturated", "small", "kept",
 )  # fmt: skip
 EXTRAS = ("sum_big", "squares_big", "squares_small")
 WIDTH = 80
-"""Numbers in a row: 78 of them mean something; rows start at multiples of 128 bytes."""
+"""Numbers in a row: 77 of them mean something; rows start at multiples of 128 bytes."""
 
 _PLACE = {name: k for k, name in enumerate(COLUMNS)} | {name: len(COLUMNS) + LANES + k for k, name in enumerate(EXTRAS)}
 
@@ -56,13 +56,13 @@ class Limits:
     tiny: float
     """Smallest normal number; 0 for integers."""
     largest: float
-    """Largest finite number; Inf for integers."""
+    """Magnitude from which on a finite number is saturated; Inf for integers."""
     keep_below: float
-    """|x| from here on is left out of sums and sketch: Inf, or the largest number where that is a mask."""
+    """|x| from here on is left out of sums and sketch: Inf, or what is saturated where that is a mask."""
 
 
 def is_masking(dtype: torch.dtype) -> bool:
-    """Tell whether the largest finite number of a real dtype is taken for a mask; see `trueup.kernels.summarize`."""
+    """Tell whether a saturated number of a real dtype is taken for a mask; see `trueup.kernels.summarize`."""
     return str(dtype).removeprefix("torch.") in MASKING
 
 
@@ -70,8 +70,9 @@ def limits_of(dtype: torch.dtype) -> Limits:
     """Return the limits of a real dtype."""
     if not dtype.is_floating_point:
         return Limits(0.0, float("inf"), float("inf"))
-    info = torch.finfo(dtype)
-    return Limits(info.smallest_normal, info.max, info.max if is_masking(dtype) else float("inf"))
+    tiny = torch.finfo(dtype).smallest_normal
+    largest = torch.finfo(torch.bfloat16 if dtype is torch.float32 else dtype).max
+    return Limits(tiny, largest, largest if is_masking(dtype) else float("inf"))
 
 
 def reals(tensor: torch.Tensor) -> torch.Tensor:
@@ -105,13 +106,12 @@ def finish(rows: NDArray[Any], numel: Sequence[int], masking: Sequence[bool], ac
         middle, big, little = (np.sqrt(column[name]) for name in ("squares", "squares_big", "squares_small"))
         l2 = np.hypot(np.hypot(big * scale, middle), little / scale)
     out = np.empty((len(rows), PACKED))
-    saturated = column["saturated"] + column["saturated_below"]
-    left_out = column["posinf"] + column["neginf"] + np.where(masking, saturated, 0.0)
+    left_out = column["posinf"] + column["neginf"] + np.where(masking, column["saturated"], 0.0)
     numbers = {
         "min": column["min"], "max": column["max"], "mean": mean, "l2": l2,
         "n_nan": np.asarray(numel, np.float64) - kept - left_out,
         "n_posinf": column["posinf"], "n_neginf": column["neginf"], "n_zero": column["zero"],
-        "n_subnormal": np.maximum(column["small"] - column["zero"], 0.0), "n_saturated": saturated,
+        "n_subnormal": np.maximum(column["small"] - column["zero"], 0.0), "n_saturated": column["saturated"],
     }  # fmt: skip
     for k, name in enumerate(NUMBERS):
         out[:, k] = numbers[name]

@@ -27,6 +27,7 @@ from trueup.adapters.torch.shards import local
 from trueup.adapters.torch.tensors import describe_values
 from trueup.recorder import Call
 from trueup.recorder.arguments import MAX_DEPTH
+from trueup.redaction import conceals
 
 if TYPE_CHECKING:
     from trueup.adapters.torch.session import Session
@@ -162,8 +163,11 @@ def _describe(func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str,
 
 def _encode(value: Any, slot: str, storages: dict[int, str], depth: int = 0) -> Any:
     """Write an argument; what has no exact form here is named by its type alone."""
-    if value is None or isinstance(value, (bool, str)):
-        return value if value is None or isinstance(value, bool) else str.__str__(value)
+    if value is None or isinstance(value, bool):
+        return value
+    if isinstance(value, str):
+        text = str.__str__(value)
+        return {"other": "secret"} if conceals(text, slot) else text
     if isinstance(value, torch.Tensor):
         return _encode_tensor(value, slot, storages)
     if isinstance(value, np.generic):

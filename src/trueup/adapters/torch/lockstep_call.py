@@ -12,10 +12,10 @@ import torch
 
 from trueup.adapters.torch.host import to_numpy
 from trueup.adapters.torch.tensors import named_tensors
+from trueup.comparison.measures.roundoff import roundoff
 from trueup.rerun.local_error import Distance, judge, thresholds
 from trueup.rerun.lockstep_result import Parting
 from trueup.rerun.rounding import Operand, Operation, rounding
-from trueup.verdict.criteria import UNIT_ROUNDOFF
 
 Named = dict[str, torch.Tensor]
 
@@ -180,4 +180,4 @@ def dtype_of(tensor: torch.Tensor) -> str:
 
 def unit_of(tensor: torch.Tensor) -> float:
     """Return the unit roundoff of a tensor's dtype, 0 for integers."""
-    return UNIT_ROUNDOFF.get(dtype_of(tensor), 0.0)
+    return roundoff(dtype_of(tensor))

@@ -14,10 +14,10 @@ from numpy.typing import NDArray
 
 from trueup.adapters.torch.golden import Change, Golden, NoReference, Prepared, Tensors, alone
 from trueup.adapters.torch.host import to_numpy
+from trueup.comparison.measures.roundoff import SINGLE, roundoff
+from trueup.comparison.verdict.precision import Precision
 from trueup.rerun.local_error import Distance, LocalError, judge, thresholds
-from trueup.rerun.rounding import PLAIN, SINGLE, Operand, Operation, criterion, rounding
-from trueup.verdict.criteria import UNIT_ROUNDOFF
-from trueup.verdict.precision import Precision
+from trueup.rerun.rounding import PLAIN, Operand, Operation, criterion, rounding
 
 Array = NDArray[Any]
 
@@ -99,7 +99,7 @@ def _plainly_accurate(distance: Distance, granted: float) -> bool:
 @lru_cache(maxsize=4096)
 def _granted(operation: Operation, dtype: str) -> float:
     """Return the least that `rounding` explains of an output of an operator; its formulas only grow with the operands."""
-    unit = UNIT_ROUNDOFF.get(dtype, 0.0)
+    unit = roundoff(dtype)
     if not unit:
         return 0.0
     row = criterion().row(operation.op, operation.level, operation.phase)

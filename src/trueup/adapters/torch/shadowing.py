@@ -22,6 +22,7 @@ from trueup.adapters.torch.functions import inputs_of
 from trueup.adapters.torch.golden import Golden, NoReference, Prepared
 from trueup.adapters.torch.shadow_judging import Case, judged
 from trueup.adapters.torch.tensors import describe_values, named_tensors
+from trueup.comparison.verdict.precision import Precision, precision_of
 from trueup.recorder import Call
 from trueup.rerun import shadow_table
 from trueup.rerun.rounding import PLAIN, Operation
@@ -29,7 +30,6 @@ from trueup.rerun.shadow_budget import Budget
 from trueup.rerun.shadow_options import ShadowOptions
 from trueup.rerun.shadow_table import NOT_JUDGED
 from trueup.store.layout import rank_name
-from trueup.verdict.precision import Precision, precision_of
 
 if TYPE_CHECKING:
     from trueup.adapters.torch.session import Session

@@ -13,8 +13,10 @@ from datetime import datetime
 from pathlib import Path
 from typing import Any
 
+from trueup.comparison.verdict.compare import compare as compare_captures
 from trueup.compat.dumper.hdf5 import h5py
 from trueup.compat.narrowing import beside
+from trueup.kernels.metrics import Msaccucmp
 from trueup.model import Result, TrueupError
 from trueup.readers import hdf5 as reader
 from trueup.readers import import_dump
@@ -25,8 +27,6 @@ from trueup.readers.tree import Tree
 from trueup.report import save
 from trueup.report.legacy import text_cell
 from trueup.report.saving import replaced
-from trueup.verdict import compare as compare_captures
-from trueup.verdict.metrics import Msaccucmp
 
 COLUMNS = (
     "Index", "NPUDump", "NPUDumpPath", "GroundTruthPath", "DataType", "Shape", "CosineSimilarity", "MaxAbsoluteError",

@@ -34,7 +34,7 @@ Seqids = Mapping[Key, int]
 
 COLUMNS = (
     "step", "seq", "phase", "scope", "op", "ordinal", "slot", "dtype", "shape", "strides", "device", "payload_segment",
-    "payload_key", "payload_view", "value",
+    "payload_key", "payload_view", "digest", "value",
 )  # fmt: skip
 
 

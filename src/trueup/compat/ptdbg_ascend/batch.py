@@ -12,11 +12,11 @@ from typing import Any
 import numpy as np
 
 from trueup.kernels import digest
+from trueup.kernels.metrics import Metrics
 from trueup.model import TrueupError
 from trueup.report.legacy import text_cell
 from trueup.report.npy import read_npy
 from trueup.report.saving import replaced
-from trueup.verdict.metrics import Metrics
 
 COLUMNS = ("NPU File Name", "Bench File Name", "Mean", "Bench Mean", "Md5 Consistency", "Max Abs Error", "Max Relative Error")
 UNKNOWN = "N/A"

@@ -10,6 +10,7 @@ from datetime import datetime
 from pathlib import Path
 from typing import Any
 
+from trueup.comparison.verdict.compare import compare as compare_captures
 from trueup.compat.narrowing import narrowed
 from trueup.compat.ptdbg_ascend import table
 from trueup.compat.ptdbg_ascend.errors import CompareException
@@ -21,7 +22,6 @@ from trueup.report import save
 from trueup.report.legacy import Named
 from trueup.report.wording import clean
 from trueup.store import Capture, open_capture
-from trueup.verdict import compare as compare_captures
 
 REQUIRED = ("npu_pkl_path", "bench_pkl_path")
 KNOWN = (*REQUIRED, "npu_dump_data_dir", "bench_dump_data_dir", "is_print_compare_log")

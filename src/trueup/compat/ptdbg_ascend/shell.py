@@ -59,11 +59,11 @@ def cn(
 ) -> int:
     """Compare two .npy files element by element."""
     from trueup.cli.terminal import Terminal
+    from trueup.kernels.tolerance import Tolerance
     from trueup.report.diff_view import render_diff
     from trueup.report.operands import Address, operand
     from trueup.report.selecting import Selection
     from trueup.report.tensor_diff import compare_tensors
-    from trueup.verdict.tolerance import Tolerance
 
     bench, npu = (operand(Address(Path(path)), Selection(Path())) for path in (golden, mine))
     found = compare_tensors(bench, npu, Tolerance(relative, absolute), top)

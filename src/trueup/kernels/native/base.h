@@ -34,11 +34,12 @@ typedef struct {
     int real;             /* the kind of one real: its own, but for complex kinds */
     int width, parts;     /* bytes of a real; reals in an element */
     int wide;             /* taken as float64 */
-    int masking;          /* the largest finite number can only be a mask: left out like Inf */
-    double tiny, largest; /* smallest normal and largest finite number; 0 and Inf where there is no such thing */
+    int masking;          /* what is saturated can only be a mask: left out like Inf */
+    double tiny, largest; /* smallest normal number, and from where on a finite one is saturated; 0 and Inf: there is no such thing */
 } Kind;
 
-#define SINGLE 1, 0x1p-126, 0x1.fffffep127
+/* A mask made in bfloat16 and cast to float32 is one there, too. */
+#define SINGLE 1, 0x1p-126, 0x1.fep127
 #define DOUBLE 1, 0x1p-1022, 0x1.fffffffffffffp1023
 #define HALF 0, 0x1p-14, 65504.0
 #define WHOLE 0, 0.0, INFINITY

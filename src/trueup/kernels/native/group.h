@@ -100,8 +100,8 @@ static NOINLINE int64_t FN(cleaned)(const REAL *x, int rows, const Kind *kind, R
     for (int i = 0; i < LANES * rows; i += FN(COUNT)) {
         VECTOR_OF v;
         memcpy(&v, x + i, sizeof v);
-        BITS_OF bits = FN(magnitude)(v), masked = largest == inf ? nothing : (BITS_OF)(bits == tops);
-        BITS_OF bad = (BITS_OF)((FN(Mask))bits >= (FN(Mask))infs);
+        BITS_OF bits = FN(magnitude)(v), bad = (BITS_OF)((FN(Mask))bits >= (FN(Mask))infs);
+        BITS_OF masked = largest == inf ? nothing : (BITS_OF)((FN(Mask))bits >= (FN(Mask))tops) & ~bad;
         nan -= (BITS_OF)((FN(Mask))bits > (FN(Mask))infs);
         posinf -= (BITS_OF)((BITS_OF)v == plus);
         neginf -= (BITS_OF)((BITS_OF)v == minus);

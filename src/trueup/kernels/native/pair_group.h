@@ -1,6 +1,6 @@
 /* Pieces of two tensors in a row: included for REAL float and double by level.h, within its names.
  *
- * All that counts is taken in one loop. NaN and Inf make a sum of squares NaN or Inf, masks are the largest number there is:
+ * All that counts is taken in one loop. NaN and Inf make a sum of squares NaN or Inf, masks are the largest numbers there are:
  * a piece that has some, or that does not fill its vectors, is done again with zeros in their place, which are then subtracted.
  */
 #define JOIN_(a, b) a##_##b
@@ -150,7 +150,7 @@ static ALWAYS_INLINE int FN(kind_of_special)(REAL x, const Kind *kind)
         return 1 + POSINFS;
     if (x == -(REAL)INFINITY)
         return 1 + NEGINFS;
-    if (kind->masking && (x == (REAL)kind->largest || x == -(REAL)kind->largest))
+    if (kind->masking && (x >= (REAL)kind->largest || x <= -(REAL)kind->largest))
         return 1 + MASKS;
     return 0;
 }

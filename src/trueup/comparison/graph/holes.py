@@ -1,0 +1,135 @@
+"""Calls that a capture lacks, as those that are there show: a capture whose counts agree may still have holes.
+
+What a recorder leaves out by its options leaves no trace here: a producer is named only if it was recorded, and the calls of one
+operator in one scope and phase are kept all or none. Numbers tell nothing: a call without tensors takes one and has no rows.
+So each of these means that a call was there and is gone::
+
+    input.0 of aten::gelu was made by call 412     and no call 412 is there
+    aten::add #0, #2                               and no #1
+    aten::mul in scope blocks.1.ln1                and the call around it is blocks.1
+    call 87 runs inside call 85                    and no call 85 is there, though all calls were to be kept
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+from trueup.comparison.graph.streams import NONE, Array, Numbers, Stream
+from trueup.model import LEVELS, PHASES
+
+SILENT = ("backward", "recompute")
+"""Phases in which a call may be begun, for what runs inside it, and record nothing: the backward of a module without gradients."""
+
+
+@dataclass(slots=True)
+class Recorded:
+    """The calls of one rank of a capture, place by place.
+
+    Args:
+        whole: whether the options kept all calls.
+        from_first: whether the first step that is read is the first there is, so that nothing refers to what was before.
+    """
+
+    whole: bool
+    from_first: bool
+    before: list[Numbers] = field(default_factory=list)
+    """The ``seq`` of all calls of each earlier place, sorted."""
+
+    def hole(self, stream: Stream) -> str | None:
+        """Say which call is missing in some steps, None where none is known to be; remember the steps.
+
+        Args:
+            stream: all calls of these steps, whatever levels are compared.
+        """
+        found, seqs = None, stream.seq
+        if len(stream) and stream.is_ordered:
+            found = self._maker(stream, seqs) or _around(stream) or _ordinal(stream)
+            found = found or (self._referred(stream, seqs) if self.whole else None)
+        self.before += [seqs] if len(seqs) else []
+        return found
+
+    def _maker(self, stream: Stream, seqs: Numbers) -> str | None:
+        lost = np.flatnonzero(self._are_lost(stream.producer, seqs))
+        if not len(lost):
+            return None
+        slot, call = stream.names.name(int(stream.slot[lost[0]])), int(stream.call[lost[0]])
+        return f"{slot} of {_name(stream, call)} was made by call {stream.producer[lost[0]]}, which is not there"
+
+    def _referred(self, stream: Stream, seqs: Numbers) -> str | None:
+        silent = _is_silent(stream)
+        for column, said in ((stream.parent, "runs inside"), (stream.forward_seq, "belongs to")):
+            lost = np.flatnonzero(self._are_lost(column, seqs) & ~(silent & (column is stream.parent)))
+            if len(lost):
+                return f"{_name(stream, int(lost[0]))} {said} call {column[lost[0]]}, which is not there"
+        return None
+
+    def _are_lost(self, references: Numbers, seqs: Numbers) -> Array:
+        """Tell which references are to a call that steps which were read should have and do not."""
+        missing = np.unique(references[references != NONE])
+        missing = missing[~_is_in(missing, seqs)]
+        lost, there = (missing > seqs[0]) & (missing < seqs[-1]), np.zeros(len(missing), bool)
+        nearest = np.searchsorted([known[0] for known in self.before], missing, side="right") - 1
+        for n in np.unique(np.r_[nearest, nearest - 1]).tolist():
+            if n >= 0:
+                known = self.before[n]
+                there |= _is_in(missing, known)
+                lost |= (missing > known[0]) & (missing < known[-1])
+        if self.from_first:
+            lost |= missing < (self.before or [seqs])[0][0]
+        gone = missing[lost & ~there]
+        return np.isin(references, gone) if len(gone) else np.zeros(len(references), bool)
+
+
+def _is_in(numbers: Numbers, known: Numbers) -> Array:
+    """Tell which numbers are among sorted ones, of which there is one at least."""
+    return np.asarray(known[np.minimum(np.searchsorted(known, numbers), len(known) - 1)] == numbers)
+
+
+def keeps_all(config: Any) -> bool:
+    """Tell whether options kept all calls: all phases, and all levels down to some."""
+    if not isinstance(config, dict) or config.get("include") != [] or config.get("exclude") != []:
+        return False
+    levels, phases = config.get("levels"), config.get("phases")
+    if not isinstance(levels, list) or not isinstance(phases, list):
+        return False
+    return levels == list(LEVELS[: len(levels)]) and set(map(str, phases)) >= set(PHASES)
+
+
+def _around(stream: Stream) -> str | None:
+    """Look for a function or operator whose module is gone: the call around it is of another scope."""
+    names, parents = stream.names, stream.parents
+    inner = (parents != NONE) & (stream.level != names.number("module")) & (stream.scope != stream.scope[parents])
+    found = np.flatnonzero(inner & ~_is_silent(stream))
+    if not len(found):
+        return None
+    call = int(found[0])
+    scope = names.name(int(stream.scope[parents[call]])) or "outside any module"
+    return f"{_name(stream, call)} runs inside a call of {scope}, and the module around it is not there"
+
+
+def _ordinal(stream: Stream) -> str | None:
+    """Look for an operator whose calls in one scope and phase of a step are not numbered 0, 1, 2, ..."""
+    keys = stream.step, stream.phase, stream.level, stream.scope, stream.op
+    number = np.zeros(len(stream), np.int64)
+    for key in keys:
+        number = number * (int(key.max(initial=0)) + 2) + key + 1
+    order = np.argsort(number, kind="stable")
+    starts = np.r_[True, number[order][1:] != number[order][:-1]]
+    place = np.arange(len(order)) - np.maximum.accumulate(np.where(starts, np.arange(len(order)), 0))
+    fine = stream.level[order] == stream.names.number("aten")
+    found = np.flatnonzero((stream.ordinal[order] > place) & (fine | ~_is_silent(stream)[order]))
+    if not len(found):
+        return None
+    return f"{_name(stream, int(order[found[0]]))} is there, and one of its kind before it is not"
+
+
+def _is_silent(stream: Stream) -> Array:
+    return np.isin(stream.phase, [stream.names.number(phase) for phase in SILENT])
+
+
+def _name(stream: Stream, call: int) -> str:
+    row = stream.row(call)
+    return f"{row.op} ({row.key})"

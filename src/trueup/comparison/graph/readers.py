@@ -1,0 +1,147 @@
+"""Who reads a result: in the records, through views and copies of it, and where autograd adds gradients up outside of any call."""
+
+from __future__ import annotations
+
+from functools import cached_property
+
+import numpy as np
+
+from trueup.comparison.graph.streams import NONE, Array, Numbers, Stream, is_input, is_output
+
+
+class Readers:
+    """The slots that read the results of one run's calls; slots and calls are indices into its stream.
+
+    Args:
+        stream: the run.
+    """
+
+    def __init__(self, stream: Stream) -> None:
+        self.stream = stream
+        reads = np.flatnonzero(stream.names.table(is_input)[stream.slot])
+        order = np.argsort(stream.producers[reads], kind="stable")
+        self._slots = reads[order]
+        self._makers = stream.producers[self._slots]
+
+    def of(self, k: int) -> list[int]:
+        """Return the slots that read a result, in whatever way; an empty list: nothing recorded does."""
+        return self._named(k) or list(dict.fromkeys([*self._added.get(k, []), *self._shown(k)]))
+
+    def is_added(self, call: int) -> bool:
+        """Tell whether autograd adds a gradient that a call made to others, and a recorded call reads the sum."""
+        return any(k in self._added for k in self.stream.slots(call).values())
+
+    def parts(self, k: int) -> list[int]:
+        """Return the gradients that autograd added up to what a slot reads; an empty list: one call made it."""
+        stream = self.stream
+        unknown = stream.producers[k] == NONE and _is_given(stream.names.names[stream.slot[k]])
+        return self._sums.get(k, []) if unknown else []
+
+    def backwards(self, call: int) -> list[int]:
+        """Return the backward and recomputed calls of a forward call, and of the dispatcher's operator those of its function."""
+        stream = self.stream
+        above, aten = int(stream.parents[call]), stream.names.number("aten")
+        if stream.level[call] != aten:
+            return self._backwards.get(int(stream.seq[call]), [])
+        of = self._backwards.get(int(stream.seq[above]), []) if above != NONE else []
+        return [n for n in of if stream.level[n] == aten]
+
+    def _named(self, k: int) -> list[int]:
+        """Return the slots of which a result is said to be the producer."""
+        call = int(self.stream.call[k])
+        found = self._slots[slice(*np.searchsorted(self._makers, [call, call + 1]).tolist())]
+        found = found[(self.stream.producer_slot[found] == self.stream.slot[k]) & (self.stream.call[found] != call)]
+        return list(found.tolist())
+
+    def _shown(self, k: int) -> list[int]:
+        """Return who reads the same bytes: a view names what wrote its memory, and one tensor is the result of several levels."""
+        stream = self.stream
+        if not stream.has_digest[k] or stream.numel[k] <= 1:
+            return []
+        order, sorted_digests = self._digests
+        span = np.searchsorted(sorted_digests, stream.digest[k], "left"), np.searchsorted(sorted_digests, stream.digest[k], "right")
+        found: list[int] = []
+        for other in order[slice(*span)].tolist():
+            if stream.call[other] == stream.call[k]:
+                continue
+            if self._reads[other]:
+                found += [other] if stream.call[other] > stream.call[k] else []
+            else:
+                found += self._named(other)
+        return list(dict.fromkeys(found))
+
+    @cached_property
+    def _reads(self) -> Array:
+        return np.asarray(self.stream.names.table(is_input)[self.stream.slot], bool)
+
+    @cached_property
+    def _digests(self) -> tuple[Numbers, Array]:
+        stream = self.stream
+        tensors = np.flatnonzero(stream.has_digest & (stream.numel > 1))
+        order = tensors[np.argsort(stream.digest[tensors], kind="stable")]
+        return order, stream.digest[order]
+
+    @cached_property
+    def _backwards(self) -> dict[int, list[int]]:
+        found: dict[int, list[int]] = {}
+        for call in np.flatnonzero(self.stream.forward_seq != NONE).tolist():
+            found.setdefault(int(self.stream.forward_seq[call]), []).append(call)
+        return found
+
+    @cached_property
+    def _added(self) -> dict[int, list[int]]:
+        """By gradient that a function's backward made and nothing recorded reads: what reads the sum that it is a part of.
+
+        The gradient of what a forward call read goes to the backward of the call that made it. Where several have read it, autograd
+        adds their gradients up between the recorded calls.
+        """
+        stream, names = self.stream, self.stream.names
+        waiting: dict[tuple[int, str], list[int]] = {}
+        unknown = (stream.producers == NONE) & self._reads & (stream.forward_seq[stream.call] != NONE)
+        for k in np.flatnonzero(unknown & names.table(_is_given)[stream.slot]).tolist():
+            made = names.names[stream.slot[k]].removeprefix("grad_")
+            waiting.setdefault((int(stream.forward_seq[stream.call[k]]), made), []).append(k)
+        found: dict[int, list[int]] = {}
+        views = self._views if waiting else {}
+        for k in np.flatnonzero(names.table(_is_made)[stream.slot] & (stream.forward_seq[stream.call] != NONE)).tolist():
+            forward = stream.find(int(stream.forward_seq[stream.call[k]]))
+            given = names.number(names.names[stream.slot[k]].removeprefix("grad_"))
+            read = stream.slots(forward).get(given) if forward != NONE else None
+            if read is None or self._named(k):
+                continue
+            direct = int(stream.producer[read]), names.name(int(stream.producer_slot[read])) or ""
+            place = views.get((direct[0], int(stream.digest[read])), direct)
+            if (readers := waiting.get(place) or waiting.get(direct)) is not None:
+                found[k] = readers
+        return found
+
+    @cached_property
+    def _views(self) -> dict[tuple[int, int], tuple[int, str]]:
+        """By who wrote the memory and the digest: the forward call, and its slot, that returned such a view of it."""
+        stream, names = self.stream, self.stream.names
+        wrote: dict[int, set[int]] = {}
+        forward = (stream.phase != names.number("backward")) & (stream.level != names.number("aten"))
+        for k in np.flatnonzero(forward[stream.call] & self._reads & (stream.producers != NONE)).tolist():
+            wrote.setdefault(int(stream.call[k]), set()).add(int(stream.producer[k]))
+        found: dict[tuple[int, int], tuple[int, str]] = {}
+        for k in np.flatnonzero(forward[stream.call] & names.table(is_output)[stream.slot] & stream.has_digest).tolist():
+            call = int(stream.call[k])
+            for seq in wrote.get(call, ()):
+                found[seq, int(stream.digest[k])] = int(stream.seq[call]), names.names[stream.slot[k]]
+        return found
+
+    @cached_property
+    def _sums(self) -> dict[int, list[int]]:
+        found: dict[int, list[int]] = {}
+        for part, readers in self._added.items():
+            for k in readers:
+                found.setdefault(k, []).append(part)
+        return found
+
+
+def _is_given(slot: str) -> bool:
+    return slot.startswith("grad_output.")
+
+
+def _is_made(slot: str) -> bool:
+    return slot.startswith("grad_input.") and is_output(slot)

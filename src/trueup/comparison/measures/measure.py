@@ -1,0 +1,413 @@
+"""How far apart the two sides of each matched slot are: digests first, then payload where both sides have it, else sketches.
+
+What another tool dumped may have none of these: `trueup.comparison.measures.foreign` compares its checksums and statistics.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from functools import cached_property, lru_cache
+from typing import Literal
+
+import numpy as np
+
+from trueup.comparison.graph.columns import alike
+from trueup.comparison.graph.names import normalised
+from trueup.comparison.graph.pairs import Alignment, same_slots
+from trueup.comparison.graph.streams import Array, Numbers, Row, Stream, is_input, is_output, other_counts
+from trueup.comparison.measures.arguments import differing_arguments
+from trueup.comparison.measures.foreign import compare_checksums, compare_statistics, compare_texts, is_foreign
+from trueup.comparison.measures.payloads import Payload, compare_payloads
+from trueup.comparison.measures.why import Reason, Why
+from trueup.comparison.normalise.dialects import BUFFER
+from trueup.comparison.normalise.updates import STEP
+from trueup.kernels import MASKING, Pair
+
+Method = Literal["none", "digest", "tensor", "sketch", "value", "statistics"]
+METHODS: tuple[Method, ...] = ("none", "digest", "tensor", "sketch", "value", "statistics")
+DIGEST, TENSOR, SKETCH, STATISTICS = 1, 2, 3, 5
+"""Indices into `METHODS`."""
+
+UNSIZED = Reason(Why.UNSIZED)
+
+
+@dataclass(slots=True)
+class SlotError:
+    """Distance of one slot: ``absolute`` is ‖candidate − baseline‖, ``norm`` is ‖baseline‖, both over finite elements."""
+
+    slot: str
+    baseline: int
+    candidate: int
+    absolute: float
+    norm: float
+    method: Method
+    reason: Reason | None = None
+
+    @property
+    def relative(self) -> float:
+        """``absolute / norm``; 0 where both are zero, Inf where only the baseline is, NaN where not measured."""
+        if self.absolute == 0:
+            return 0.0
+        if np.isnan(self.absolute):
+            return float("nan")
+        return self.absolute / self.norm if self.norm > 0 else float("inf")
+
+    @property
+    def unsized(self) -> bool:
+        """Whether all that is known is that the bytes differ."""
+        return self.reason == UNSIZED
+
+
+@dataclass(slots=True)
+class Measured:
+    """A matched call with the errors of its slots."""
+
+    baseline: Row
+    candidate: Row
+    slots: dict[str, SlotError]
+    arguments: tuple[str | None, str | None] | None
+    """The two sides' non-tensor arguments where they differ."""
+    one_sided: tuple[str, ...]
+    """Slots that only one side has."""
+
+
+@dataclass
+class Errors:
+    """The matched calls of one rank and step (`calls`), and an entry for each slot that both sides of one have, call by call."""
+
+    streams: tuple[Stream, Stream]
+    calls: tuple[Numbers, Numbers]
+    """Indices of the calls of each side, in the candidate's order."""
+    pair: Numbers
+    """Which of the matched calls an entry belongs to."""
+    slots: tuple[Numbers, Numbers]
+    """Indices of the slot in the streams."""
+    absolute: Array
+    norm: Array
+    method: Array
+    reasons: dict[int, Reason] = field(default_factory=dict)
+    """Why an entry was not measured, or is infinite."""
+    one_sided: dict[int, tuple[str, ...]] = field(default_factory=dict)
+    """Of matched calls: slots that only one side has."""
+    bytes: dict[int, Pair] = field(default_factory=dict)
+    """What the pass over both tensors gave, of entries whose bytes both captures kept; only where it was asked for."""
+    estimates: dict[int, float] = field(default_factory=dict)
+    """Of entries of which ``absolute`` is a lower bound: what it is if all elements differ alike."""
+    arguments: dict[int, tuple[str | None, str | None]] = field(default_factory=dict)
+    """Of matched calls: both sides' non-tensor arguments, where they differ."""
+    lone_weights: int = 0
+    """Weights that optimizers wrote and that the other side has no counterpart of."""
+    lone_gradients: int = 0
+    """Gradients of such weights."""
+    peaks: dict[int, tuple[float, int]] = field(default_factory=dict)
+    """Of entries whose tensors were measured: the largest difference of two elements, and how many differ."""
+
+    @cached_property
+    def relative(self) -> Array:
+        """``absolute / norm`` of each entry, as `SlotError.relative`."""
+        with np.errstate(all="ignore"):
+            found = np.where(self.norm > 0, self.absolute / self.norm, np.inf)
+        return np.where(self.absolute == 0, 0.0, np.where(np.isnan(self.absolute), np.nan, found))
+
+    @cached_property
+    def generous(self) -> Array:
+        """The same, but of entries that statistics only bound what they may be (`estimates`)."""
+        found = self.relative.copy()
+        for n, estimate in self.estimates.items():
+            if self.norm[n] > 0:
+                found[n] = max(found[n], estimate / self.norm[n])
+        return found
+
+    @cached_property
+    def names(self) -> Numbers:
+        """Number of each entry's slot name."""
+        return self.streams[0].slot[self.slots[0]]
+
+    @cached_property
+    def inputs(self) -> Array:
+        """Whether an entry is read by its call; memory that the call only writes to is not."""
+        names = self.streams[0].names
+        read = names.table(is_input)[self.names]
+        fresh = names.table(_overwrites)[self.streams[1].op[self.calls[1][self.pair]]]
+        written = np.isin(self.names, [names.number("input.0"), names.number("input.tensor")])
+        return np.asarray(read & ~(fresh & written))
+
+    @cached_property
+    def outputs(self) -> Array:
+        """Whether an entry is computed by its call."""
+        return self.streams[0].names.table(is_output)[self.names]
+
+    @cached_property
+    def unsized(self) -> Array:
+        """Whether all that is known of an entry is that the bytes differ."""
+        found = np.zeros(len(self.pair), bool)
+        found[[n for n, reason in self.reasons.items() if reason == UNSIZED]] = True
+        return found
+
+    def entries(self, pair: int) -> range:
+        """Return the entries of a matched call."""
+        return range(*np.searchsorted(self.pair, [pair, pair + 1]).tolist())
+
+    def error(self, n: int) -> SlotError:
+        """Return an entry as an object."""
+        b, c = self.slots
+        name, method = self.streams[0].names.names[int(self.names[n])], METHODS[self.method[n]]
+        absolute, norm = float(self.absolute[n]), float(self.norm[n])
+        return SlotError(name, int(b[n]), int(c[n]), absolute, norm, method, self.reasons.get(n))
+
+    def measured(self, pair: int) -> Measured:
+        """Return a matched call as an object."""
+        rows = [stream.row(int(calls[pair])) for stream, calls in zip(self.streams, self.calls, strict=True)]
+        errors = [self.error(n) for n in self.entries(pair)]
+        slots = {error.slot: error for error in errors}
+        return Measured(rows[0], rows[1], slots, self.arguments.get(pair), self.one_sided.get(pair, ()))
+
+
+def measure(
+    alignment: Alignment, baseline: Stream, candidate: Stream, payloads: tuple[Payload, Payload], *, in_full: bool = False
+) -> Errors:
+    """Measure all slots of all matched calls; ``in_full`` keeps all that is known of tensors (`Errors.bytes`)."""
+    streams, calls = (baseline, candidate), (alignment.baseline, alignment.candidate)
+    k, j, pair, odd = same_slots(*calls, *streams)
+    arguments = baseline.names.number("arguments")
+    more, one_sided, lone, packed = [], {}, 0, 0
+    for n in odd:
+        first, second = baseline.slots(int(calls[0][n])), candidate.slots(int(calls[1][n]))
+        more += [(n, at, second[name]) for name, at in first.items() if name in second]
+        lacking = sorted(baseline.names.names[name] for name in (first.keys() ^ second.keys()) - {arguments})
+        if baseline.imported != candidate.imported:
+            lacking = [name for name in lacking if not (is_foreign(name) or name.startswith(BUFFER))]  # no tool dumps buffers
+        if baseline.mixed:  # a framework hands functions what another keeps to itself
+            packed += sum(name.startswith("grad_param.") for name in lacking)
+            lacking = [name for name in lacking if is_output(name) and not name.startswith("grad_param.")]
+        if baseline.mixed and baseline.op[calls[0][n]] == baseline.names.number(STEP):  # a weight that one packs with others
+            lone += sum(map(is_output, lacking))
+            lacking = []
+        if lacking:
+            one_sided[n] = tuple(lacking)
+    if more:
+        pair, k, j = (np.r_[a, b] for a, b in zip((pair, k, j), np.array(more, np.int64).T, strict=True))
+        order = np.argsort(pair, kind="stable")
+        pair, k, j = pair[order], k[order], j[order]
+    kept = baseline.slot[k] != arguments
+    kept[kept] &= ~_is_compound(k[kept], j[kept], baseline, candidate)
+    alike = k is j
+    pair, k = pair[kept], k[kept]
+    j = k if alike else j[kept]
+    nothing = np.full(len(pair), np.nan)
+    errors = Errors(streams, calls, pair, (k, j), nothing, baseline.l2[k], np.zeros(len(pair), np.int8), one_sided=one_sided)
+    errors.lone_weights, errors.lone_gradients = lone, packed
+    _distances(errors, payloads, in_full)
+    errors.arguments = dict(differing_arguments(streams, calls))
+    return errors
+
+
+def _is_compound(k: Numbers, j: Numbers, baseline: Stream, candidate: Stream) -> Array:
+    """Tell which slots both sides recorded by their parts only (a sparse tensor by values and indices): those are measured."""
+    sides = ((baseline, k), (candidate, j))
+    bare = [~(stream.has_digest | stream.measured)[at] for stream, at in sides]
+    found: Array = bare[0] & bare[1]
+    for n in np.flatnonzero(found):
+        alike = baseline.dtype[k[n]] == candidate.dtype[j[n]] and baseline.shapes[k[n]] == candidate.shapes[j[n]]
+        found[n] = alike and all(_has_parts(stream, int(at[n])) for stream, at in sides)
+    return found
+
+
+def _has_parts(stream: Stream, k: int) -> bool:
+    name = stream.names.names[int(stream.slot[k])]
+    return any(stream.names.names[slot].startswith(f"{name}.") for slot in stream.slots(int(stream.call[k])))
+
+
+def _distances(errors: Errors, payloads: tuple[Payload, Payload], in_full: bool) -> None:
+    """Fill in ``absolute``, ``norm``, ``method`` and ``reasons``; the first rule that applies to a slot measures it."""
+    (baseline, candidate), (k, j) = errors.streams, errors.slots
+    fit = same_shapes(errors)
+    digests = baseline.has_digest[k] & candidate.has_digest[j]
+    typed = baseline.dtype[k] == candidate.dtype[j]
+    equal = fit & digests & typed & (baseline.digest[k] == candidate.digest[j])
+    errors.absolute[equal], errors.method[equal] = 0.0, DIGEST
+    errors.norm[equal & np.isnan(errors.norm)] = 0.0
+    for n in np.flatnonzero(~fit):
+        errors.reasons[int(n)] = Reason(Why.SHAPES, (str(baseline.shapes[int(k[n])]), str(candidate.shapes[int(j[n])])))
+    left = fit & ~equal
+    differ = _from_checksums(errors, left & ~digests & typed) if baseline.imported and candidate.imported else None
+    left &= np.isnan(errors.absolute)
+    stored = np.flatnonzero(left & baseline.has_payload[k] & candidate.has_payload[j])
+    if len(stored):
+        left[stored] = False
+        left[_from_payload(errors, stored, payloads, in_full)] = True
+    if baseline.imported or candidate.imported or baseline.translated:
+        _from_statistics(errors, np.flatnonzero(left))
+        if differ is not None:
+            _mark_differing(errors, differ)
+        left &= np.isnan(errors.absolute)
+    both = baseline.measured[k] & candidate.measured[j]
+    _from_sketches(errors, np.flatnonzero(left & both), digests & typed)
+    for n in np.flatnonzero(left & ~both):
+        if digests[n]:
+            _from_digests(errors, int(n), *(s.dtype_of(int(at[n])) for s, at in ((baseline, k), (candidate, j))))
+        else:
+            errors.reasons.setdefault(int(n), Reason(Why.NO_STATISTICS))
+
+
+def same_shapes(errors: Errors) -> Array:
+    """Tell which entries have the same shape on both sides, but for sizes of one."""
+    (baseline, candidate), slots = errors.streams, errors.slots
+    return alike(baseline.shapes, candidate.shapes, slots, named=baseline.imported or candidate.imported)
+
+
+def _from_checksums(errors: Errors, of: Array) -> Numbers:
+    """Settle entries by another tool's checksums; return those that it says differ, for how much may be told by something else."""
+    (baseline, candidate), (k, j) = errors.streams, errors.slots
+    at = np.flatnonzero(of & (baseline.shapes.exact[k] == candidate.shapes.exact[j]))
+    told = compare_checksums(errors.streams, (k[at], j[at]))
+    for same, method in ((told.equal, DIGEST), (told.weakly, STATISTICS)):
+        errors.absolute[at[same]], errors.method[at[same]] = 0.0, method
+    settled = at[told.equal | told.weakly]
+    errors.norm[settled[np.isnan(errors.norm[settled])]] = 0.0
+    return at[told.unequal]
+
+
+def _mark_differing(errors: Errors, at: Numbers) -> None:
+    """Say that entries differ by an unknown amount, unless something said by how much."""
+    unknown = at[(errors.method[at] != TENSOR) & ~(errors.absolute[at] > 0)]
+    errors.absolute[unknown], errors.method[unknown] = np.inf, DIGEST
+    errors.reasons.update(dict.fromkeys(unknown.tolist(), UNSIZED))
+
+
+def _from_statistics(errors: Errors, at: Numbers) -> None:
+    """Compare entries by max, min, mean and norm that have no sketch on both sides, as an import without tensors."""
+    (baseline, candidate), (k, j) = errors.streams, (side[at] for side in errors.slots)
+    both = baseline.measured[k] & candidate.measured[j]
+    bare = np.isnan(baseline.sketch[k]).all(axis=1) | np.isnan(candidate.sketch[j]).all(axis=1)
+    told = both & bare
+    found, where = compare_statistics(errors.streams, (k[told], j[told]), errors.inputs[at[told]]), at[told]
+    errors.estimates.update(zip(where.tolist(), found.estimates.tolist(), strict=True))
+    errors.absolute[where] = found.absolute
+    whys = [Why.ORDER if why and baseline.translated else why for why in found.whys]
+    errors.reasons.update({n: Reason(why) for n, why in zip(where.tolist(), whys, strict=True) if why})
+    for n in at[~both].tolist():
+        _from_text(errors, n)
+    errors.method[at[told | ~both]] = np.where(np.isnan(errors.absolute[at[told | ~both]]), 0, STATISTICS)
+    lacking = at[(told | ~both) & np.isnan(errors.norm[at])]
+    errors.norm[lacking] = _largest_norm(baseline, errors.slots[0][lacking])
+
+
+def _from_text(errors: Errors, n: int) -> None:
+    """Compare an entry of which a dump says that it holds NaN or Inf."""
+    found = compare_texts(errors.streams, (int(errors.slots[0][n]), int(errors.slots[1][n])))
+    errors.absolute[n] = found.absolute
+    if found.why:
+        errors.reasons[n] = Reason(found.why)
+    if found.peak:
+        root = float(np.sqrt(np.nan_to_num(errors.streams[0].numel[errors.slots[0][n]], nan=1.0)))
+        errors.norm[n], errors.estimates[n] = root * found.peak, root * found.absolute
+        errors.absolute[n] = errors.estimates[n] if errors.inputs[n] else found.absolute
+
+
+def _largest_norm(stream: Stream, k: Numbers) -> Array:
+    """Return what the norm of slots is at most, by their extremes; integers have no norm in the dumps of some tools."""
+    peak = np.fmax(np.abs(stream.number("min")[k]), np.abs(stream.number("max")[k]))
+    return np.asarray(np.nan_to_num(np.sqrt(stream.numel[k]) * peak, posinf=0.0))
+
+
+def _is_discrete(dtype: str) -> bool:
+    return dtype.startswith(("int", "uint", "bool"))
+
+
+def _from_sketches(errors: Errors, at: Numbers, differ: Array) -> None:
+    """Take the estimates; where the digests of two integer tensors differ (``differ``), the distance is at least 1."""
+    if not len(at):
+        return
+    baseline, candidate = errors.streams
+    k = errors.slots[0][at]
+    j = k if errors.slots[0] is errors.slots[1] else errors.slots[1][at]
+    sketched = baseline.sketch.distances(k, candidate.sketch, j)
+    discrete = baseline.names.table(_is_discrete)[baseline.dtype[k]] & differ[at]
+    counted = other_counts(errors.streams, (k, j))
+    masked = _masked(baseline, k)
+    if k is j and baseline.saturated is candidate.saturated and baseline.dtype is candidate.dtype:
+        unequal = np.zeros(len(k), bool)
+    else:
+        unequal = (masked != _masked(candidate, j)) & (baseline.dtype[k] == candidate.dtype[j]) & ~counted
+    counted = counted | unequal
+    known = ~np.isnan(sketched)
+    found = np.where(discrete, np.maximum(sketched, 1.0), sketched)
+    errors.absolute[at] = np.where(known & counted, np.inf, found)
+    errors.method[at] = np.where(known, SKETCH, 0)
+    empty = at[known & ~counted & np.isnan(errors.norm[at])]  # no finite element on the baseline
+    errors.norm[empty] = 0.0
+    for n in at[known & counted]:
+        errors.reasons[int(n)] = Reason(Why.NOT_FINITE)
+    errors.reasons.update(dict.fromkeys(at[known & unequal].tolist(), Reason(Why.MASKS)))
+    same = np.flatnonzero(known & ~counted & (found == 0) & differ[at])
+    moved = at[same[baseline.counts[k[same]].sum(axis=1) + masked[same] > 0]]
+    errors.absolute[moved] = np.inf
+    for n in moved:  # or a zero has another sign, which is less likely where there are NaN or Inf
+        errors.reasons[int(n)] = Reason(Why.SAME_BUT_BYTES)
+    for n in at[~known]:
+        errors.reasons[int(n)] = Reason(Why.SKETCH)
+
+
+def _masked(stream: Stream, k: Numbers) -> Array:
+    """Return how many elements of slots are masks, which neither norms nor sketches know of."""
+    return np.where(stream.names.table(_is_masking)[stream.dtype[k]], np.nan_to_num(stream.saturated[k]), 0.0)
+
+
+def _is_masking(dtype: str) -> bool:
+    return dtype in MASKING
+
+
+def _from_digests(errors: Errors, n: int, baseline: str | None, candidate: str | None) -> None:
+    if baseline != candidate:
+        errors.reasons[n] = Reason(Why.DTYPES, (str(baseline), str(candidate)))
+    else:
+        errors.absolute[n], errors.method[n], errors.reasons[n] = np.inf, DIGEST, UNSIZED
+
+
+def _from_payload(errors: Errors, at: Numbers, payloads: tuple[Payload, Payload], in_full: bool) -> Numbers:
+    """Measure from both sides' bytes, several slots at a time; return those whose bytes are lost or hold no numbers.
+
+    What one call returned others read: two tensors are measured once, however many slots show them.
+    """
+    wanted = []
+    for stream, side in zip(errors.streams, errors.slots, strict=True):
+        digests = [int(d) if known else None for d, known in zip(stream.digest[side[at]], stream.has_digest[side[at]], strict=True)]
+        wanted.append(list(zip(stream.places(side[at]), digests, strict=True)))
+    shown = list(zip(*wanted, strict=True))
+    both = list(dict.fromkeys(shown))
+    found = compare_payloads(payloads, both)
+    lost = []
+    for n, one in zip(at.tolist(), shown, strict=True):
+        measured = found[one]
+        if measured is None:
+            lost.append(n)
+            continue
+        errors.method[n], errors.norm[n], differing = TENSOR, measured.l2_baseline, measured.counted - measured.equal
+        errors.peaks[n] = measured.max_absolute, differing
+        if in_full:
+            errors.bytes[n] = measured
+        if measured.n_disagree:
+            errors.absolute[n], errors.reasons[n] = np.inf, Reason(Why.PLACES)
+        elif measured.l2_difference == 0 and measured.equal < measured.counted:  # integers beyond 2**53
+            errors.absolute[n] = np.sqrt(measured.counted - measured.equal)
+        else:
+            errors.absolute[n] = measured.l2_difference
+    return np.array(lost, np.int64)
+
+
+OVERWRITING = frozenset({
+    "copy", "fill", "zero", "normal", "uniform", "random", "bernoulli", "exponential", "log_normal", "cauchy", "geometric",
+    "_foreach_copy", "_foreach_zero",
+})  # fmt: skip
+"""In-place operators whose result does not depend on what was there before."""
+
+
+@lru_cache(maxsize=4096)
+def _overwrites(op: str) -> bool:
+    return op.endswith("_") and (normalised(op) in OVERWRITING or op.startswith("torch.nn.init."))
+
+
+def is_overwritten(error: SlotError, call: Measured) -> bool:
+    """Tell whether a slot is memory that the call only writes to: what was there before does not matter."""
+    return error.slot in ("input.0", "input.tensor") and _overwrites(call.candidate.op)

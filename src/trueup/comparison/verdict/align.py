@@ -1,0 +1,288 @@
+"""Which baseline call is which candidate call, within one rank and each of its steps.
+
+Calls are put in buckets of the same step, phase, level and scope. Where both sides of a bucket execute the same operators in
+the same order, the n-th is the n-th (the exact key). Where they do not, the two sequences are aligned so that the sum of
+similarities is largest: same operator and shapes required, then how close the data are. What is left over, on both sides, is
+paired whatever its order if operator, shapes and data are alike: autocast casts a weight before or after an input.
+
+Before that, scopes get one name on both sides: by what the user says (`mapping`), then by what they execute (`renames`). After it,
+calls that are left anywhere are paired where their data are bitwise the same. The rest is unmatched.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from trueup.comparison.graph.pairs import WAYS, Alignment, same_slots
+from trueup.comparison.graph.streams import Array, Numbers, Stream, spans
+from trueup.comparison.normalise.mapping import Mapping
+from trueup.comparison.verdict.closeness import Likeness
+from trueup.comparison.verdict.renames import renamed
+from trueup.kernels.sketch import splitmix64
+
+MAX_CELLS = 4_000_000
+"""Largest table of similarities; a longer pair of sequences is aligned window by window."""
+
+WINDOW = 1000
+"""Calls of each side in a window. Only the pairs of its first half are kept: the second half may depend on what follows."""
+
+ALIKE = 0.75
+"""Closeness from which calls at the same place are a pair without a look at the rest: a relative distance of 1e-6."""
+
+AKIN = 0.25
+"""Closeness from which left-over calls are a pair whatever their order: a relative distance of 1e-2."""
+
+Couples = list[tuple[int, int]]
+
+
+def align(baseline: Stream, candidate: Stream, mapping: Mapping | None = None) -> Alignment:
+    """Match the calls of two streams; what ``mapping`` says goes before anything that is found."""
+    mapping, streams = mapping or Mapping(), (baseline, candidate)
+    if mapping == Mapping() and baseline.is_like(candidate):
+        return _one_to_one(len(baseline))
+    keys = [mapping.keys(stream, candidate=bool(side)) for side, stream in enumerate(streams)]
+    scopes, ops = [key[0] for key in keys], (keys[0][1], keys[1][1])
+    told = (scopes[1] != candidate.scope) | (ops[1] != candidate.op)
+    scopes = _without_scopes(streams, scopes)
+    # a map of two frameworks names all modules that both have: what is left is an activation here and a container there
+    others = {} if baseline.mixed and mapping.modules else renamed(baseline, candidate, (scopes[0], scopes[1]), ops)
+    moved = np.isin(scopes[1], list(others))
+    scopes[1] = np.array([others.get(scope, scope) for scope in scopes[1].tolist()], np.int64) if others else scopes[1]
+    kept = [mapping.kept(stream) for stream in streams]
+    calls = [np.flatnonzero(side) for side in kept]
+    found = _by_bucket(streams, (scopes[0], scopes[1]), ops, calls)
+    by_data = _by_data(streams, ops, [np.setdiff1d(c, f, assume_unique=True) for c, f in zip(calls, found[:2], strict=True)])
+    ways = np.where(moved[found[1]], WAYS.index("renamed"), np.where(told[found[1]], WAYS.index("map"), found[2]))
+    found = np.concatenate([np.stack([found[0], found[1], ways]), by_data], axis=1)
+    found = found[:, np.argsort(found[1], kind="stable")]
+    alone = [np.setdiff1d(c, f, assume_unique=True) for c, f in zip(calls, found[:2], strict=True)]
+    names = candidate.names.names
+    ignored = sum(int(np.count_nonzero(~side)) for side in kept)
+    renames = {names[c]: names[b] for c, b in others.items()}
+    return Alignment(found[0], found[1], alone[0], alone[1], found[2].astype(np.int8), renames, ignored)
+
+
+def _without_scopes(streams: tuple[Stream, Stream], scopes: list[Numbers]) -> list[Numbers]:
+    """Return the scopes by which calls are matched: none at levels where an imported capture has none, on both sides.
+
+    ptdbg and msprobe's level L1 name functions alone: such calls are matched by their order in the whole step. A dump that names
+    scopes has none of a module that the model does not hold, as a loss that a forward makes.
+    """
+    if streams[0].imported == streams[1].imported:
+        return scopes
+    side = 0 if streams[0].imported else 1
+    dump, other = streams[side], streams[1 - side]
+    none = dump.names.number("")
+    named = np.unique(dump.level[scopes[side] != none])
+    bare = ~np.isin(other.level, named) & np.isin(other.level, dump.level)
+    found = list(scopes)
+    module = other.names.number("module")
+    held = other.scope[(other.level == module) & (other.scope != other.op)]
+    loose = other.scope[(other.level == module) & (other.scope == other.op)]
+    apart = np.isin(other.scope, loose) & ~np.isin(other.scope, np.r_[held, dump.scope])
+    found[1 - side] = np.where(bare | apart, none, scopes[1 - side])
+    return found
+
+
+def _one_to_one(count: int) -> Alignment:
+    """Match the n-th call with the n-th: what all that follows finds where both sides hold the same calls in the same order."""
+    calls, none = np.arange(count), np.empty(0, np.int64)
+    return Alignment(calls, calls, none, none, np.zeros(count, np.int8), {})
+
+
+def _by_bucket(
+    streams: tuple[Stream, Stream], scopes: tuple[Numbers, Numbers], ops: tuple[Numbers, Numbers], calls: list[Numbers]
+) -> Numbers:
+    """Match calls of the same step, phase, level and scope; return ``(3, n)``: baseline's, candidate's, how."""
+    buckets = [_Buckets(calls, key) for calls, key in zip(calls, _places(streams, scopes, calls), strict=True)]
+    shared = np.intersect1d(buckets[0].keys, buckets[1].keys, assume_unique=True)
+    if not len(shared):
+        return np.zeros((3, 0), np.int64)
+    at = [np.searchsorted(b.keys, shared) for b in buckets]
+    counts = [b.counts[k] for b, k in zip(buckets, at, strict=True)]
+    even = counts[0] == counts[1]
+    members = [b.order[spans(b.starts[k[even]], b.counts[k[even]])] for b, k in zip(buckets, at, strict=True)]
+    bucket = np.repeat(np.flatnonzero(even), counts[0][even])
+    same = _of_all(ops[0][members[0]] == ops[1][members[1]], bucket, len(shared)) & even
+    fit = _of_all(_fit(members[0], members[1], *streams), bucket, len(shared)) & same
+    exact = [m[fit[bucket]] for m in members]
+    found: dict[str, Couples] = {"exact": [], "sequence": []}
+    for k in np.flatnonzero(~fit):
+        first, second = (b.members(int(n[k])) for b, n in zip(buckets, at, strict=True))
+        if same[k]:
+            found["exact"] += _reordered(first, second, streams, ops)
+        else:
+            found["sequence"] += _sequences(first, second, streams, ops)
+    whole = [np.stack([*exact, np.zeros(len(exact[0]), np.int64)])]
+    for way, pairs in found.items():
+        couples = np.array(pairs, np.int64).reshape(-1, 2)
+        whole.append(np.stack([*couples.T, np.full(len(couples), WAYS.index(way))]))
+    return np.concatenate(whole, axis=1)
+
+
+def _by_data(streams: tuple[Stream, Stream], ops: tuple[Numbers, Numbers], left: list[Numbers]) -> Numbers:
+    """Match what is left by equal data: calls of one operator whose slots have the same digests, and no other call does."""
+    keys = [_data(stream, op, calls) for stream, op, calls in zip(streams, ops, left, strict=True)]
+    chosen = []
+    for key, known in keys:
+        single, at, count = np.unique(key[known], return_index=True, return_counts=True)
+        chosen.append((single[count == 1], np.flatnonzero(known)[at[count == 1]]))
+    _, b, c = np.intersect1d(chosen[0][0], chosen[1][0], assume_unique=True, return_indices=True)
+    pairs = [left[0][chosen[0][1][b]], left[1][chosen[1][1][c]]]
+    return np.stack([*pairs, np.full(len(b), WAYS.index("data"))])
+
+
+def _data(stream: Stream, ops: Numbers, calls: Numbers) -> tuple[Array, Array]:
+    """Return a hash of the operator and the data of each call, and whether there is data: some tensor of several elements."""
+    slots = spans(stream.starts[calls], stream.starts[calls + 1] - stream.starts[calls])
+    owner = np.repeat(np.arange(len(calls)), stream.starts[calls + 1] - stream.starts[calls])
+    tensor = stream.dtype[slots] >= 0
+    place = (stream.phase * len(stream.names.names) + stream.level)[calls].astype(np.uint64)
+    place = splitmix64(place ^ splitmix64(stream.step[calls].astype(np.uint64)))
+    key = splitmix64(ops[calls].astype(np.uint64) ^ place)
+    data = splitmix64(stream.digest[slots] ^ splitmix64(stream.slot[slots].astype(np.uint64)))
+    np.add.at(key, owner[tensor], data[tensor])
+    known = np.bincount(owner[tensor & (stream.numel[slots] > 1)], minlength=len(calls)) > 0
+    known[owner[tensor & ~stream.has_digest[slots]]] = False
+    return key, known
+
+
+def _places(streams: tuple[Stream, Stream], scopes: tuple[Numbers, Numbers], calls: list[Numbers]) -> list[Numbers]:
+    """Return a number for the step, phase, level and scope of each call, the same on both sides."""
+    keys = [np.zeros(len(side), np.int64) for side in calls]
+    for name in ("step", "phase", "level"):
+        columns = [getattr(stream, name)[side] for stream, side in zip(streams, calls, strict=True)]
+        distinct = np.unique(np.concatenate(columns))
+        keys = [key * len(distinct) + np.searchsorted(distinct, column) for key, column in zip(keys, columns, strict=True)]
+    size = len(streams[0].names.names) + 1
+    return [key * size + scope[side] for key, scope, side in zip(keys, scopes, calls, strict=True)]
+
+
+class _Buckets:
+    """Calls by a key: those of ``keys[k]`` are ``order[starts[k]:][:counts[k]]``."""
+
+    def __init__(self, calls: Numbers, key: Numbers) -> None:
+        order = np.argsort(key, kind="stable")
+        self.order = calls[order]
+        self.keys, self.starts, self.counts = np.unique(key[order], return_index=True, return_counts=True)
+
+    def members(self, k: int) -> list[int]:
+        start = int(self.starts[k])
+        return list(self.order[start : start + int(self.counts[k])].tolist())
+
+
+def _of_all(true: Array, bucket: Numbers, buckets: int) -> Array:
+    """Return, by bucket, whether all of its calls are true."""
+    return np.asarray(np.bincount(bucket[~true], minlength=buckets) == 0)
+
+
+def _fit(b: Numbers, c: Numbers, baseline: Stream, candidate: Stream) -> Array:
+    """Tell which pairs of calls have the same shapes in the slots that both have; sizes of one do not count."""
+    k, j, owner, rest = same_slots(b, c, baseline, candidate)
+    fits = np.ones(len(b), bool)
+    fits[owner[baseline.shapes.squeezed[k] != candidate.shapes.squeezed[j]]] = False
+    for n in rest:
+        first, second = baseline.slots(int(b[n])), candidate.slots(int(c[n]))
+        shared = ((i, second[slot]) for slot, i in first.items() if slot in second)
+        fits[n] = all(baseline.shapes.squeezed[i] == candidate.shapes.squeezed[m] for i, m in shared)
+    return fits
+
+
+def _sequences(first: list[int], second: list[int], streams: tuple[Stream, Stream], ops: tuple[Numbers, Numbers]) -> Couples:
+    likeness = Likeness(first, second, *streams, ops)
+    found = [(first[i], second[j]) for i, j in _align_sequences(likeness, len(first), len(second))]
+    return found + _left_over(found, first, second, streams, ops)
+
+
+def _reordered(first: list[int], second: list[int], streams: tuple[Stream, Stream], ops: tuple[Numbers, Numbers]) -> Couples:
+    """Pair the n-th with the n-th, but calls whose shapes differ with such as are alike, where there are any.
+
+    What is left of the dispatcher's operators stays without counterpart: the function around them speaks for them.
+    """
+    exact = list(zip(first, second, strict=True))
+    fits = _fit(np.array(first), np.array(second), *streams).tolist()
+    same = [pair for pair, fit in zip(exact, fits, strict=True) if fit]
+    moved = _left_over(same, first, second, streams, ops)
+    stream = streams[0]
+    if stream.names.name(int(stream.level[first[0]])) == "aten" and same:
+        return same + moved
+    return same + moved + list(zip(*_unpaired(same + moved, first, second), strict=True))
+
+
+def _unpaired(pairs: Couples, first: list[int], second: list[int]) -> tuple[list[int], list[int]]:
+    """Return the calls of both sides that are in none of the pairs."""
+    taken = {b for b, _ in pairs}, {c for _, c in pairs}
+    return [c for c in first if c not in taken[0]], [c for c in second if c not in taken[1]]
+
+
+def _left_over(
+    pairs: Couples, first: list[int], second: list[int], streams: tuple[Stream, Stream], ops: tuple[Numbers, Numbers]
+) -> Couples:
+    """Pair what no sequence holds: each call with the most alike one left, if they are alike at all."""
+    rest = _unpaired(pairs, first, second)
+    if not rest[0] or not rest[1] or len(rest[0]) * len(rest[1]) > MAX_CELLS:
+        return []
+    score = Likeness(rest[0], rest[1], *streams, ops).table(slice(0, len(rest[0])), slice(0, len(rest[1])))
+    found = []
+    for i, call in enumerate(rest[0]):
+        j = int(np.argmax(score[i]))
+        if score[i, j] >= 1 + 2 * AKIN:
+            found.append((call, rest[1][j]))
+            score[:, j] = 0
+    return found
+
+
+def _align_sequences(likeness: Likeness, n: int, m: int) -> list[tuple[int, int]]:
+    """Pair the calls of two sequences, in time and memory bounded by `MAX_CELLS` and their length."""
+    i = j = 0
+    pairs: list[tuple[int, int]] = []
+    tail = likeness.same(n - 1, m - 1, -1, min(n, m), ALIKE)
+    end, last = n - tail, m - tail
+    while i < end and j < last:
+        run = likeness.same(i, j, 1, min(end - i, last - j), ALIKE)
+        pairs += [(i + k, j + k) for k in range(run)]
+        i, j = i + run, j + run
+        whole = (end - i) * (last - j) <= MAX_CELLS
+        high, wide = (end - i, last - j) if whole else (min(WINDOW, end - i), min(WINDOW, last - j))
+        found = _best_pairs(likeness, i, j, high, wide)
+        if whole:
+            pairs += found
+            break
+        kept = [(a, b) for a, b in found if (a - i) * 2 < WINDOW and (b - j) * 2 < WINDOW]
+        pairs += kept
+        if kept:
+            i, j = kept[-1][0] + 1, kept[-1][1] + 1
+        elif end - i > last - j:  # nothing in common here: the longer side has to catch up
+            i += WINDOW // 2
+        else:
+            j += WINDOW // 2
+    return pairs + [(end + k, last + k) for k in range(tail)]
+
+
+def _best_pairs(likeness: Likeness, i: int, j: int, high: int, wide: int) -> list[tuple[int, int]]:
+    """Pair ``high`` calls from ``i`` on with ``wide`` calls from ``j`` on so that their likeness adds up to the most."""
+    return [(i + a, j + b) for a, b in best_pairs(likeness.table(slice(i, i + high), slice(j, j + wide)))]
+
+
+def best_pairs(score: Array) -> list[tuple[int, int]]:
+    """Return the pairs, in the order of both sequences, whose scores add up to the most.
+
+    Args:
+        score: float64 ``(high, wide)``, not negative; what scores 0 is not paired.
+    """
+    high, wide = score.shape
+    best = np.zeros((high + 1, wide + 1))
+    for row in range(high):
+        through = np.maximum(best[row, 1:], best[row, :-1] + score[row])
+        best[row + 1, 1:] = np.maximum.accumulate(through)
+    pairs = []
+    a, b = high, wide
+    while a and b:
+        if best[a, b] == best[a - 1, b]:
+            a -= 1
+        elif best[a, b] == best[a, b - 1]:
+            b -= 1
+        else:
+            a, b = a - 1, b - 1
+            pairs.append((a, b))
+    return pairs[::-1]

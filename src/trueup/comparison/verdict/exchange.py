@@ -1,0 +1,239 @@
+"""What ranks send each other: whether a difference that comes out of a collective was put in by another rank.
+
+Each rank is compared by itself. A receive, a broadcast or an all-reduce whose result differs, and whose own inputs do not, is held
+against what the ranks that contribute to it gave. The same communication is found on another rank by
+
+    its content     of a receive: the send of that rank to this one whose bytes (digest, else sketch) are what arrived, in this step
+                    or one beside it, for a receive before the first module of a step belongs to the step before;
+    its number      of all others: the n-th of that operator among these ranks in the step, where all of them made as many.
+
+Where what they gave differs enough, the difference came from the rank whose input differs most. Where it does not, the
+communication itself is at fault. Where it is not known what they gave, nothing is said.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from functools import lru_cache
+from typing import Any
+
+import numpy as np
+
+from trueup.comparison.graph.streams import Stream, is_input, is_output
+from trueup.comparison.verdict.handed_out import gives_only_root
+from trueup.comparison.verdict.judged import Verdicts
+from trueup.comparison.verdict.locate import Part, Suspect
+
+HELD = 1
+"""Steps before and after that are held, for receives that belong to the step before their send."""
+
+Key = tuple[str, ...]
+"""What tells the communications of one kind: level, operator, group and its ranks; of two ranks level, sender, receiver and tag."""
+
+
+@dataclass(frozen=True, slots=True)
+class Given:
+    """What one rank put into a communication: its relative error, NaN where it is not known; and its content, of a send."""
+
+    error: float
+    content: int = 0
+
+
+@dataclass(slots=True)
+class Spoken:
+    """A communication as one rank saw it."""
+
+    key: Key
+    number: int
+    """Among those of its key in the rank and step."""
+    arguments: dict[str, Any]
+    op: str
+    content: int
+    """Of what a receive got."""
+
+
+@dataclass(frozen=True, slots=True)
+class Received:
+    """A difference that came from another rank."""
+
+    suspect: Suspect
+    sender: int
+
+
+@dataclass(slots=True)
+class Exchange:
+    """The communications of a comparison, a few steps at a time.
+
+    Args:
+        ranks: that are compared.
+        limited: whether the criterion puts limits to measures; then an input that fails explains anything.
+    """
+
+    ranks: Sequence[int]
+    limited: bool = False
+    received: list[Received] = field(default_factory=list)
+    guilty: dict[int, float] = field(default_factory=dict)
+    """By ``id`` of the suspects that are at fault themselves: the largest error of what the ranks gave."""
+    unknown: list[tuple[Suspect, str]] = field(default_factory=list)
+    """Suspects of which it is not known whether another rank explains them, and why."""
+    _given: dict[int, dict[Key, dict[int, list[Given]]]] = field(default_factory=lambda: defaultdict(dict))
+    """By step, key and rank, in order."""
+    _open: dict[int, list[tuple[Suspect, Spoken]]] = field(default_factory=lambda: defaultdict(list))
+
+    def keep(self, part: Part) -> None:
+        """Remember what a rank gave in a step, and which of its results ask for what the others gave."""
+        asked = {s.place: s for s in part.suspects if s.phase == "collective" and s.kind == "operator"}
+        for step, seq, spoken, given in _spoken(part.verdicts, part.rank, limited=self.limited):
+            self._given[step].setdefault(spoken.key, defaultdict(list))[part.rank].append(given)
+            if seq in asked:
+                self._open[step].append((asked.pop(seq), spoken))
+        self.unknown += [(suspect, "its arguments were not recorded") for suspect in asked.values()]
+
+    def close(self, step: int) -> None:
+        """Answer for what can be answered where all steps before this one are kept, and forget what nobody needs any more."""
+        for before in [s for s in self._open if s < step - HELD]:
+            self._settle(before)
+        for before in [s for s in self._given if s < step - 2 * HELD]:
+            del self._given[before]
+
+    def finish(self) -> None:
+        """Answer for all that is left."""
+        for step in list(self._open):
+            self._settle(step)
+
+    @property
+    def answered(self) -> set[int]:
+        """``id`` of the suspects that are no culprits: explained by another rank, or not known to be."""
+        return {id(one.suspect) for one in self.received} | {id(suspect) for suspect, _ in self.unknown}
+
+    def _settle(self, step: int) -> None:
+        for suspect, spoken in self._open.pop(step):
+            found = self._contributions(step, suspect.rank, spoken)
+            if isinstance(found, str):
+                self.unknown.append((suspect, found))
+                continue
+            judged, sender = suspect.judged, max(found, key=lambda rank: found[rank], default=suspect.rank)
+            worst = found.get(sender, 0.0)
+            if judged.error_out <= judged.own + judged.row.factor * worst:
+                self.received.append(Received(suspect, sender))
+            else:
+                self.guilty[id(suspect)] = max(worst, judged.error_in)
+
+    def _contributions(self, step: int, rank: int, spoken: Spoken) -> dict[int, float] | str:
+        """Return the error of what each other rank gave, or why it is not known."""
+        if _is_receive(spoken):
+            return self._of_sender(step, rank, spoken)
+        members = _members(spoken)
+        if members is None:
+            return "the ranks that take part were not recorded"
+        by_rank = self._given[step].get(spoken.key, {})
+        here, found = len(by_rank[rank]), {}
+        for member in members:
+            if member == rank:
+                continue
+            if member not in self.ranks:
+                return f"what rank {member} gave is not in both captures"
+            given = by_rank.get(member, [])
+            if len(given) != here:
+                return f"rank {member} made {len(given)} of these calls in that step, and this rank {here}"
+            found[member] = given[spoken.number].error
+            if np.isnan(found[member]):
+                return f"what rank {member} gave was not compared"
+        return found
+
+    def _of_sender(self, step: int, rank: int, spoken: Spoken) -> dict[int, float] | str:
+        source = spoken.arguments.get("src")
+        senders = [source] if isinstance(source, int) else [r for r in self.ranks if r != rank]
+        for near in sorted(range(step - HELD, step + HELD + 1), key=lambda s: abs(s - step)):
+            for sender in senders:
+                for given in self._sent(near, sender, rank, spoken):
+                    if given.content == spoken.content:
+                        unknown = f"what rank {sender} sent was not compared"
+                        return unknown if np.isnan(given.error) else {sender: given.error}
+        if not isinstance(source, int) or source not in self.ranks:
+            return f"what rank {source} sent is not in both captures" if isinstance(source, int) else "its sender is not known"
+        sent, here = self._sent(step, source, rank, spoken), len(self._given[step].get(spoken.key, {}).get(rank, []))
+        if len(sent) != here or np.isnan(sent[spoken.number].error):
+            return f"what rank {source} sent in that step was not found"
+        return {source: sent[spoken.number].error}  # it was changed on its way
+
+    def _sent(self, step: int, sender: int, receiver: int, spoken: Spoken) -> list[Given]:
+        key = _between(spoken.key[0], "send", sender, receiver, spoken.arguments)
+        return self._given.get(step, {}).get(key, {}).get(sender, [])
+
+
+def _spoken(verdicts: Verdicts, rank: int, *, limited: bool) -> Iterator[tuple[int, int, Spoken, Given]]:
+    """Yield the communications of the candidate on one rank, in order: step, ``seq``, what it is, what the rank gave."""
+    errors = verdicts.errors
+    stream = errors.streams[1]
+    calls = np.flatnonzero(stream.phase == stream.names.number("collective")).tolist()
+    if not calls:
+        return
+    pairs = dict(zip(errors.calls[1].tolist(), range(len(verdicts)), strict=True))
+    numbers: defaultdict[tuple[int, Key], int] = defaultdict(int)
+    for call in calls:
+        arguments = stream.given(call)
+        level, op = (stream.names.name(int(code[call])) or "" for code in (stream.level, stream.op))
+        sends, receives = "dst" in arguments, "src" in arguments or "recv" in op
+        if sends or receives:
+            sender, receiver = (rank, arguments.get("dst")) if sends else (arguments.get("src"), rank)
+            key = _between(level, "send" if sends else "recv", sender, receiver, arguments)
+        else:
+            key = (level, op, str(arguments.get("group")), str(arguments.get("ranks")))
+        content = _content(stream, call, sends=sends) if sends or receives else 0
+        step = int(stream.step[call])
+        spoken = Spoken(key, numbers[step, key], arguments, op, content)
+        numbers[step, key] += 1
+        yield step, int(stream.seq[call]), spoken, Given(_error_given(verdicts, pairs.get(call), limited=limited), content)
+
+
+def _error_given(verdicts: Verdicts, pair: int | None, *, limited: bool) -> float:
+    if pair is None:
+        return float("nan")
+    errors = verdicts.errors
+    inputs = [n for n in errors.entries(pair) if errors.inputs[n]]
+    relative = errors.relative[inputs]
+    if limited:
+        return float("inf") if (relative > verdicts.tolerated[inputs]).any() else 0.0
+    return float(relative.max(initial=0.0))
+
+
+def _content(stream: Stream, call: int, *, sends: bool) -> int:
+    """Return a number for the bytes that a call sent or received: the digest, else a hash of the sketch."""
+    wanted = is_input if sends else is_output
+    for number, k in stream.slots(call).items():
+        if wanted(stream.names.names[number]):
+            return int(stream.digest[k]) if stream.has_digest[k] else hash(stream.sketch[k].tobytes())
+    return 0
+
+
+def _between(level: str, what: str, sender: Any, receiver: Any, arguments: dict[str, Any]) -> Key:
+    return level, what, str(sender), str(receiver), str(arguments.get("tag", 0))
+
+
+def _is_receive(spoken: Spoken) -> bool:
+    return spoken.key[1] == "recv"
+
+
+def _members(spoken: Spoken) -> list[int] | None:
+    """Return the ranks whose inputs make the result."""
+    root = spoken.arguments.get("root")
+    if isinstance(root, int) and gives_only_root(spoken.op):
+        return [root]
+    ranks = spoken.arguments.get("ranks")
+    return _ranks(ranks) if isinstance(ranks, str) else None
+
+
+@lru_cache(maxsize=256)
+def _ranks(text: str) -> list[int] | None:
+    """Read ``0-3,7``."""
+    found: list[int] = []
+    try:
+        for run in text.split(","):
+            first, _, last = run.partition("-")
+            found += range(int(first), min(int(last or first), int(first) + (1 << 20)) + 1)
+    except ValueError:
+        return None
+    return found

@@ -1,0 +1,137 @@
+"""Errors that sit in few elements: a norm hides them, and rounding does not make them.
+
+One wrong element among a million changes a norm by a millionth, which rounding explains if all elements share it. Rounding hits
+many elements, each by little. So where an error is known to sit in few elements, each must be explained by what rounding does to
+one: ``own`` times the largest element, instead of ``own`` times the norm.
+
+How few they are is known from tensors. Statistics tell it where the two sides are equal but for one lane of the sketch.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from trueup.comparison.graph.streams import Array, Numbers
+from trueup.comparison.measures.measure import SKETCH, Errors, SlotError
+from trueup.comparison.verdict.criteria import CARRY, Criterion
+
+AMONG = 256
+"""Elements of a tensor in which few can hide; of less a norm tells enough."""
+ALONE = 4
+"""So many elements may differ where all others are bitwise equal: that no rounding changed the others says how it rounds."""
+UNITS = 64.0
+"""Units of roundoff of the largest element that those are granted at most, for an operator whose sums end in a remainder loop."""
+ISOLATED = 8.0
+"""An error is one of few elements where the largest holds more than this part of its square."""
+TAIL = 10.0
+"""How many times the root mean square of rounding one element may get."""
+AMPLIFIED = 30.0
+"""How many times the largest error of an input, relative to its root mean square, an element of a result may get."""
+STEADY = tuple(CARRY.index(kind) for kind in ("linear", "sum", "bilinear", "smooth"))
+"""Operators of these kinds make no large error in one element of small errors in many."""
+
+
+@dataclass(frozen=True, slots=True)
+class Given:
+    """What is known of the calls that some outputs belong to: an entry for each output."""
+
+    clean: Array
+    """Whether all that the call read is known and bitwise equal."""
+    known: Array
+    """Whether all that it read is known, and no index, mask or NaN among it differs."""
+    peak: Array
+    """Largest error of what it read, relative to the root mean square there."""
+    row: Numbers
+    """Row of the criterion."""
+    module: Array
+
+
+def narrowed(
+    errors: Errors, outputs: Numbers, unit: Array, own: Array, expected: Array, given: Given, criterion: Criterion
+) -> Array:
+    """Return what is explained of each output, NaN where the norm decides as ever.
+
+    Args:
+        errors: of one rank and step.
+        outputs: entries of it.
+        unit: unit roundoff of each.
+        own: what rounding explains of each, relative to the norm.
+        expected: the same with what the inputs carry.
+        given: what the calls read.
+        criterion: its rows.
+    """
+    numel, error = errors.streams[0].numel[errors.slots[0][outputs]], errors.relative[outputs]
+    with np.errstate(all="ignore"):
+        least = np.minimum(own, UNITS * unit) / np.sqrt(numel)
+        steady = np.isin(np.array([CARRY.index(row.carry) for row in criterion.rows])[given.row], STEADY) & ~given.module
+        told = ~np.isnan(known(errors)[0][outputs]) & steady & given.known
+        asked = np.isfinite(error) & (error > least) & (numel >= AMONG) & (unit > 0) & (given.clean | told)
+        found = np.full(len(outputs), np.nan)
+        at = np.flatnonzero(asked & np.isfinite(expected))
+        if not len(at):
+            return found
+        peak, alone = largest(errors, outputs[at], sketches=given.clean[at])
+        size, norm = _largest_element(errors, outputs[at]), errors.norm[outputs[at]]
+        one = np.maximum(np.minimum(own[at], UNITS * unit[at]), 2 * unit[at])  # two neighbouring numbers are no further apart
+        isolated = ISOLATED * peak**2 >= errors.absolute[outputs[at]] ** 2
+        some = TAIL * own[at] + np.where(given.clean[at], 0.0, AMPLIFIED * given.peak[at])
+        some = np.where(isolated & (given.clean[at] | told[at]), some, np.nan)
+        limit = np.where(given.clean[at] & alone, one, some) * size / norm
+        found[at] = np.where(limit < expected[at], limit, np.nan)
+    return found
+
+
+def known(errors: Errors) -> tuple[Array, Array]:
+    """Return the largest difference and how many elements differ of each entry, NaN where tensors were not measured."""
+    found = np.full((2, len(errors.pair)), np.nan)
+    for n, both in errors.peaks.items():
+        found[:, n] = both
+    return found[0], found[1]
+
+
+def largest(errors: Errors, at: Numbers, sketches: Array) -> tuple[Array, Array]:
+    """Return the largest |candidate - baseline| of entries, NaN where it is not known, and whether hardly any other differs.
+
+    Args:
+        errors: of one rank and step.
+        at: entries of it.
+        sketches: of which of them the sketches are asked, for reading them takes time.
+    """
+    peak, differing = (values[at] for values in known(errors))
+    alone = differing <= ALONE
+    asked = np.flatnonzero(np.isnan(peak) & (errors.method[at] == SKETCH) & sketches)
+    if len(asked):
+        (baseline, candidate), (k, j) = errors.streams, (side[at[asked]] for side in errors.slots)
+        lanes = np.count_nonzero(baseline.sketch[k] - candidate.sketch[j], axis=1)
+        alone[asked[lanes == 1]] = True
+    return peak, alone
+
+
+def of_slot(errors: Errors, error: SlotError, own: float, unit: float) -> float:
+    """Return what is explained of the result of a run of calls that read nothing that differs; NaN where the norm decides."""
+    (k, j), stream = errors.slots, errors.streams[0]
+    at = np.flatnonzero((k == error.baseline) & (j == error.candidate))[:1]
+    norm, numel = error.norm, float(stream.numel[error.baseline])
+    if not len(at) or not np.isfinite(error.absolute) or norm == 0 or numel < AMONG or unit == 0:
+        return float("nan")
+    (peak,), (alone,) = largest(errors, at, np.ones(1, bool))
+    size = float(_largest_element(errors, at)[0])
+    if alone:
+        return max(min(own, UNITS * unit), 2 * unit) * size / norm
+    return TAIL * own * size / norm if ISOLATED * peak**2 >= error.absolute**2 else float("nan")
+
+
+def _largest_element(errors: Errors, at: Numbers) -> Array:
+    """Return the largest absolute value on either side."""
+    sides = zip(errors.streams, errors.slots, strict=True)
+    found = [np.maximum(*(np.abs(stream.number(name)[slots[at]]) for name in ("min", "max"))) for stream, slots in sides]
+    return np.asarray(np.maximum(*found))
+
+
+def hidden(errors: Errors) -> int:
+    """Count the results that differ and of which statistics alone are known, so that few wrong elements may hide among many."""
+    numel = errors.streams[0].numel[errors.slots[0]]
+    differ = errors.outputs & (errors.method == SKETCH) & (errors.absolute > 0) & np.isfinite(errors.absolute)
+    return int(np.count_nonzero(differ & (numel >= AMONG)))

@@ -1,0 +1,466 @@
+"""Is the error of a call explained by rounding and by the errors of its inputs? One rule of the criterion decides."""
+
+from __future__ import annotations
+
+import zlib
+
+import numpy as np
+
+from trueup.comparison.graph.streams import NONE, Array, Numbers, Stream, is_output, numbered, spans
+from trueup.comparison.measures.foreign import lacks_gradients
+from trueup.comparison.measures.measure import DIGEST, TENSOR, Errors
+from trueup.comparison.measures.roundoff import roundoff
+from trueup.comparison.measures.why import Reason, Why
+from trueup.comparison.normalise.updates import STEP
+from trueup.comparison.verdict import few
+from trueup.comparison.verdict.amplification import LEAST, Amplification
+from trueup.comparison.verdict.coherence import coherent
+from trueup.comparison.verdict.criteria import Criterion
+from trueup.comparison.verdict.explain import Budget, Explanation
+from trueup.comparison.verdict.judged import (
+    AGREES,
+    CARRIED_ON,
+    COHERENT,
+    ELSEWHERE,
+    EQUAL,
+    FEW,
+    INCOMPARABLE,
+    LASTING,
+    REPEATS,
+    TRUTH,
+    UNSIZED,
+    Verdicts,
+    excess,
+)  # fmt: skip
+from trueup.comparison.verdict.limits import Applied
+from trueup.comparison.verdict.limits import apply as apply_limits
+from trueup.comparison.verdict.operands import Calls, Tensors, element, is_listed
+from trueup.comparison.verdict.precision import Precision
+from trueup.comparison.verdict.quirks import known_differences
+from trueup.comparison.verdict.updated import explain_updates
+from trueup.comparison.verdict.yardstick import NOTHING, Yardstick
+from trueup.kernels.sketch import splitmix64
+from trueup.store.parallel import side_by_side
+
+CARRIED = 1e-5
+"""Relative error from which a call that its inputs explain is shown as a victim; below, it agrees."""
+
+MANY = 1 << 15
+"""Outputs of a part from which on two threads explain them."""
+
+NEAR = 0.5
+"""Share of what is explained from which a call is near it."""
+STEADY = 3
+"""How many calls that round must be equal before a difference of unknown size is named."""
+
+def judge(
+    errors: Errors, criterion: Criterion, precision: Precision, yardstick: Yardstick = NOTHING, seen: Amplification | None = None
+) -> Verdicts:
+    """Judge every measured call. A backward call also sees the errors of its forward call, whose tensors it saved.
+
+    Args:
+        errors: of one rank and step.
+        criterion: what is explained.
+        precision: how float32 products are rounded.
+        yardstick: of the user's own runs.
+        seen: what the operators made of their inputs' errors elsewhere in the run; brought up to date.
+    """
+    return _Judge(errors, criterion, precision, yardstick, seen or Amplification()).run()
+
+
+class _Judge:
+    def __init__(
+        self, errors: Errors, criterion: Criterion, precision: Precision, yardstick: Yardstick, seen: Amplification
+    ) -> None:
+        self.errors, self.criterion, self.precision, self.yardstick, self.seen = errors, criterion, precision, yardstick, seen
+        self.baseline, self.candidate = errors.streams
+        self.names = self.baseline.names
+        self.count = len(errors.calls[0])
+        self.calls = errors.calls[1]
+        self.relative = errors.relative
+        self.known = known_differences(errors)
+        self.applied: Applied | None = None
+        self.untold = 0
+        self.rows = self._rows()
+        self.roundoffs = self.names.table(roundoff)
+
+    def run(self) -> Verdicts:
+        errors, relative = self.errors, self.relative
+        owner, entry = self._read()
+        known = ~np.isnan(errors.absolute[entry])
+        unmeasured = np.bincount(owner[~known], minlength=self.count) > 0
+        owner, entry = owner[known], entry[known]
+        error_in = np.zeros(self.count)
+        np.maximum.at(error_in, owner, relative[entry])
+        is_float = self.roundoffs[self.baseline.dtype[errors.slots[0][entry]]] > 0
+        discrete = np.zeros(self.count, bool)  # an index or a mask differs
+        discrete[owner[~is_float & (errors.absolute[entry] != 0)]] = True
+        outputs = np.flatnonzero(errors.outputs & ~np.isnan(errors.absolute))
+        if self.criterion.limits:
+            relative, decided = relative[outputs], np.zeros(len(outputs), np.int8)
+            own, expected, open_ = self._by_limits(owner, entry, outputs)
+            declared = np.zeros(len(outputs))
+        else:
+            budget = self._explain(owner[is_float], entry[is_float], outputs)
+            own, expected, declared = budget.own, budget.expected, budget.declared
+            expected, decided = self._by_others(outputs, relative[outputs], own, expected, declared)
+            own, expected, decided = self._by_elements(owner, entry, outputs, discrete | unmeasured, own, expected, decided)
+            own, expected, decided = self._by_direction(outputs, budget, own, expected, decided)
+            own, expected = explain_updates(errors, outputs, own, expected, self.criterion.row(STEP, "module", "optimizer"))
+            expected = np.maximum(expected, self.known[outputs])
+            relative, own, expected, decided = self._by_yardstick(outputs, relative[outputs], own, expected, decided)
+            declared = np.where(decided < REPEATS, declared, 0.0)
+            open_ = outputs[:0]
+        pair = errors.pair[outputs]
+        incomparable = self._not_compared()
+        asks = Reason(Why.UNRECORDED, (self.criterion.name,))
+        incomparable |= dict.fromkeys(errors.pair[open_].tolist(), asks)
+        over = excess(relative, expected) > self.criterion.suspect
+        explained = (discrete | ~np.isfinite(error_in))[pair]
+        unseen = over & ~explained & unmeasured[pair]
+        incomparable |= dict.fromkeys(pair[unseen].tolist(), Reason(Why.INPUTS))
+        expected = np.where(explained | unseen, np.inf, expected)
+        incomparable |= self._one_sided()
+        unsized = self._unsized(outputs, error_in)
+        slot_expected = np.full(len(errors.pair), np.nan)
+        slot_expected[outputs] = expected
+        worst = self._worst(outputs, excess(relative, expected))
+        compared = worst >= 0
+        place = np.searchsorted(outputs, np.where(compared, worst, 0))
+        error_out, its_own, its_expected, its_decided, its_declared = (
+            np.where(compared, values[place], 0.0) if len(outputs) else np.zeros(self.count)
+            for values in (relative, own, expected, decided, declared)
+        )
+        found = Verdicts(
+            errors, self.criterion, self.rows, error_in, error_out, its_own, its_expected, worst, slot_expected, unsized,
+            incomparable, np.zeros(self.count, np.int8), its_decided.astype(np.int8), self._tolerated(),
+            its_declared, self._steady(outputs), np.zeros(self.count, bool), self.applied, self.untold,
+        )  # fmt: skip
+        found.role = _roles(found)
+        found.outlier = self._outliers(found.ratio)
+        return found
+
+    def _rows(self) -> Numbers:
+        stream, size = self.candidate, len(self.names.names)
+        op, level, phase = (code[self.calls] for code in (stream.op, stream.level, stream.phase))
+        distinct, which = np.unique((op * size + level) * size + phase, return_inverse=True)
+        name = self.names.names
+        places = {id(row): n for n, row in enumerate(self.criterion.rows)}
+        found = [
+            places[id(self.criterion.row(name[key // size // size], name[key // size % size], name[key % size]))]
+            for key in distinct.tolist()
+        ]
+        return np.asarray(np.array(found, np.int64)[which.reshape(-1)])
+
+    def _read(self) -> tuple[Numbers, Numbers]:
+        """Return ``(call, entry)`` of what the calls read, sorted by call; a backward reads what its `saved` call did, too."""
+        entries = np.flatnonzero(self.errors.inputs)
+        owner = self.errors.pair[entries]
+        stream, names = self.candidate, self.names
+        backward = stream.phase[self.calls] == names.number("backward")
+        backward &= (stream.level[self.calls] != names.number("aten")) & (stream.forward_seq[self.calls] >= 0)
+        pairs = np.flatnonzero(backward)
+        forward = numbered(self.calls, len(stream))[stream.saved[self.calls[pairs]]]
+        pairs, forward = pairs[forward >= 0], forward[forward >= 0]
+        start, stop = np.searchsorted(self.errors.pair, forward), np.searchsorted(self.errors.pair, forward + 1)
+        owner = np.r_[owner, np.repeat(pairs, stop - start)]
+        entries = np.r_[entries, spans(start, stop - start)]
+        order = np.argsort(owner, kind="stable")
+        return owner[order], entries[order]
+
+    def _explain(self, owner: Numbers, entries: Numbers, outputs: Numbers) -> Budget:
+        stream, names = self.candidate, self.names
+        sides = list(zip(self.errors.streams, self.errors.calls, strict=True))
+        alike = all(getattr(self.baseline, name) is getattr(stream, name) for name in ("seq", "step", "starts", "parent", "dtype"))
+        if alike and np.array_equal(*self.errors.calls):
+            del sides[0]  # both say the same
+        lowest = np.maximum.reduce([_roundoffs_inside(side, self.roundoffs)[calls] for side, calls in sides])
+        aten = stream.level[self.calls] == names.number("aten")
+        optimizer = stream.phase[self.calls] == names.number("optimizer")
+        inside = np.maximum.reduce([_leaves_inside(side)[calls] for side, calls in sides])
+        calls = Calls(self.rows, stream.op[self.calls], aten, optimizer, lowest, inside)
+        pair, order = self.errors.pair[outputs], None
+        if names.table(is_listed)[calls.op].any():
+            pair, owner, which = self._by_element(owner, entries, outputs)
+            calls = calls.pick(which)
+            order, sorted_read = np.argsort(pair, kind="stable"), np.argsort(owner, kind="stable")
+            pair, outputs, owner, entries = pair[order], outputs[order], owner[sorted_read], entries[sorted_read]
+        count, narrowest = len(calls.row), float(self._unit(outputs).max(initial=0.0))
+
+        def explained(these: range) -> Budget:
+            bounds = [these.start, these.stop]
+            at_out, at_read = (slice(*np.searchsorted(of, bounds).tolist()) for of in (pair, owner))
+            out = self._tensors(pair[at_out] - these.start, outputs[at_out])
+            read = self._tensors(owner[at_read] - these.start, entries[at_read])
+            return Explanation(out, read, calls.take(these), self.criterion, self.precision, names, narrowest).explain()
+
+        # NumPy leaves the interpreter to others meanwhile, and half of a large step stays in a processor's cache.
+        middle = int(pair[len(pair) // 2]) if len(pair) > MANY else 0
+        halves = side_by_side(explained, [range(middle), range(middle, count)] if middle else [range(count)])
+        found = Budget.joined(halves)
+        return found if order is None else found.take(np.argsort(order))
+
+    def _by_element(self, owner: Numbers, entries: Numbers, outputs: Numbers) -> tuple[Numbers, Numbers, Numbers]:
+        """Take calls on lists of tensors apart: what is done to one element of a list explains nothing of another.
+
+        Returns:
+            The part of a call that each output and each entry that is read belongs to, and the call of each part.
+        """
+        pair, of_name = self.errors.pair[outputs], self.names.table(element)
+        listed = self.names.table(is_listed)[self.candidate.op[self.calls]]
+        read, made = of_name[self.errors.names[entries]], of_name[self.errors.names[outputs]]
+        listed[owner[read == NONE]] = False  # one tensor for all elements
+        read, made = np.where(listed[owner], read, 0), np.where(listed[pair], made, 0)
+        stride = int(max(read.max(initial=0), made.max(initial=0))) + 1
+        parts = np.r_[pair * stride + made, owner * stride + read, np.arange(self.count) * stride]
+        found, which = np.unique(parts, return_inverse=True)
+        return which[: len(pair)], which[len(pair) : len(pair) + len(owner)], found // stride
+
+    def _by_limits(self, owner: Numbers, entry: Numbers, outputs: Numbers) -> tuple[Array, Array, Numbers]:
+        """Let limits decide: an output that fails is explained where an input fails; return own, expected and open outputs."""
+        self.applied = apply_limits(self.criterion.limits, self.errors)
+        fails, open_ = self.applied.fails, self.applied.open
+        bad = np.zeros(self.count, bool)
+        bad[owner[fails[entry]]] = True
+        bad = bad[self.errors.pair[outputs]]
+        wrong = fails[outputs]
+        return np.where(wrong, 0.0, np.inf), np.where(wrong & ~bad, 0.0, np.inf), outputs[open_[outputs] & ~bad]
+
+    def _by_others(
+        self, outputs: Numbers, error: Array, own: Array, expected: Array, declared: Array
+    ) -> tuple[Array, Array]:
+        """Let other calls of the kind say what this one may make of its inputs' errors; return expected and what decided."""
+        with np.errstate(all="ignore"):
+            carried = expected - own
+            share = np.maximum(error - own, 0.0) / carried
+            told = np.isfinite(carried) & np.isfinite(share) & (carried > own)  # else it shows rounding, and no amplification
+            sure = error > self.criterion.certain * (own - declared) + self.criterion.certain_carried * (carried + declared)
+            at = np.flatnonzero(told)
+            factor = np.ones(len(outputs))
+            factor[at] = self.seen.factors(self._kinds(outputs[at]), share[at], ~sure[at], self.criterion.certain_carried)
+            wider = factor > 1
+            return np.where(wider, own + factor * carried, expected), np.where(wider, ELSEWHERE, 0).astype(np.int8)
+
+    def _kinds(self, outputs: Numbers) -> Array:
+        """Return what tells kinds of outputs from one another: operator, phase, level, arguments, slot and shape."""
+        stream, hashed = self.baseline, self.names.table(_hashed).astype(np.uint64)
+        k = self.errors.slots[0][outputs]
+        of_calls = stream.values.table(_hashed).astype(np.uint64)[stream.arguments]
+        for codes in (stream.op, stream.phase, stream.level):
+            of_calls = splitmix64(of_calls ^ hashed[codes])
+        return splitmix64(splitmix64(of_calls[stream.call[k]] ^ hashed[stream.slot[k]]) ^ stream.shapes.squeezed[k])
+
+    def _by_elements(
+        self, owner: Numbers, entry: Numbers, outputs: Numbers, open_: Array, own: Array, expected: Array, decided: Array
+    ) -> tuple[Array, Array, Array]:
+        """Let what rounding does to one element decide where an error sits in few; return own, expected and what decided."""
+        errors, pair, names = self.errors, self.errors.pair[outputs], self.names
+        baseline = self.baseline
+        apart, peak = np.zeros(self.count), np.zeros(self.count)
+        np.maximum.at(apart, owner, errors.absolute[entry])
+        with np.errstate(all="ignore"):
+            told = few.known(errors)[0][entry]
+            largest = np.where(np.isnan(told), errors.absolute[entry], told)
+            rms = errors.norm[entry] / np.sqrt(baseline.numel[errors.slots[0][entry]])
+            np.maximum.at(peak, owner, np.where(errors.absolute[entry] > 0, np.nan_to_num(largest / rms, nan=np.inf), 0.0))
+        module = self.candidate.level[self.calls] == names.number("module")
+        given = few.Given(((apart == 0) & ~open_)[pair], ~open_[pair], peak[pair], self.rows[pair], module[pair])
+        limit = few.narrowed(errors, outputs, self._unit(outputs), own, expected, given, self.criterion)
+        narrow = ~np.isnan(limit)
+        return (
+            np.where(narrow, limit, own), np.where(narrow, limit, expected), np.where(narrow, FEW, decided).astype(np.int8),
+        )  # fmt: skip
+
+    def _by_direction(
+        self, outputs: Numbers, budget: Budget, own: Array, expected: Array, decided: Array
+    ) -> tuple[Array, Array, Array]:
+        """Let the part of an error that all elements share decide where it is more than rounding makes."""
+        shared = coherent(self.errors, outputs)
+        with np.errstate(all="ignore"):
+            limit = self.relative[outputs] * budget.coherent / shared
+        tighter = (shared > budget.coherent) & (limit < expected)
+        return (
+            np.where(tighter, limit, own), np.where(tighter, limit, expected),
+            np.where(tighter, COHERENT, decided).astype(np.int8),
+        )  # fmt: skip
+
+    def _by_yardstick(
+        self, outputs: Numbers, error: Array, own: Array, expected: Array, decided: Array
+    ) -> tuple[Array, Array, Array, Array]:
+        """Let the user's own runs say how much of an output's error is explained; return errors, own, expected and what decided."""
+        decided = decided.copy()
+        k, j = (side[outputs] for side in self.errors.slots)
+        allowed, yardstick = self.criterion.yardstick, self.yardstick
+        if yardstick.spread is not None:
+            spread = allowed * yardstick.spread[k]
+            wider = spread > expected
+            expected, own = np.where(wider, spread, expected), np.where(wider, spread, own)
+            decided[wider] = REPEATS
+        if yardstick.truth is not None:
+            baseline, candidate = yardstick.truth[0][k], yardstick.truth[1][j]
+            known = np.isfinite(baseline) & np.isfinite(candidate)
+            unit = self.roundoffs[self.baseline.dtype[k]]
+            with np.errstate(invalid="ignore"):
+                carried = np.where(np.isinf(expected), np.inf, expected - own)
+            measured = np.maximum(allowed * baseline, 2 * unit)
+            error = np.where(known, candidate, error)
+            expected, own = np.where(known, measured + carried, expected), np.where(known, measured, own)
+            decided[known] = TRUTH
+        return error, own, expected, decided
+
+    def _tolerated(self) -> Array:
+        if self.applied is not None:
+            return np.where(self.applied.fails, 0.0, np.inf)
+        if self.yardstick.spread is None:
+            return self.known
+        spread = self.yardstick.spread[self.errors.slots[0]]
+        return np.where(np.isnan(spread), 0.0, self.criterion.yardstick * spread)
+
+    def _tensors(self, owner: Numbers, entries: Numbers) -> Tensors:
+        errors, shapes = self.errors, self.baseline.shapes
+        k = errors.slots[0][entries]
+        norm, numel = (np.where(np.isnan(x), 0.0, x) for x in (errors.norm[entries], self.baseline.numel[k]))
+        return Tensors(
+            owner, self.baseline.slot[k], self.relative[entries], errors.absolute[entries], norm, numel, self._unit(entries),
+            lambda at, dimension: shapes.size(k[at], dimension, 1.0),
+        )  # fmt: skip
+
+    def _unit(self, entries: Numbers) -> Array:
+        """Return the unit roundoff of entries, of the coarser side's dtype."""
+        sides = zip(self.errors.streams, self.errors.slots, strict=True)
+        return np.asarray(np.maximum.reduce([self.roundoffs[stream.dtype[slots[entries]]] for stream, slots in sides]))
+
+    def _not_compared(self) -> dict[int, Reason]:
+        errors = self.errors
+        at = np.flatnonzero(errors.outputs & np.isnan(errors.absolute))
+        return {int(errors.pair[n]): errors.reasons.get(int(n), Reason(Why.UNMEASURED)) for n in at}
+
+    def _one_sided(self) -> dict[int, Reason]:
+        """Return calls of which one side has an output that the other lacks, and that is read: what nobody reads does no harm."""
+        errors, names = self.errors, self.names
+        outputs = {n: [names.number(s) for s in slots if is_output(s)] for n, slots in errors.one_sided.items()}
+        outputs = {n: slots for n, slots in outputs.items() if slots}
+        if not outputs:
+            return {}
+        found = {}
+        imported = [stream.imported for stream in errors.streams]  # another tool does not say who reads what
+        dump = 1 if imported[1] else 0
+        lacking = lacks_gradients(errors.streams[dump])
+        read = [_read(stream, optimizer=imported[0] == imported[1]) for stream in errors.streams]
+        for n, slots in outputs.items():
+            made = [int(stream.seq[calls[n]]) for stream, calls in zip(errors.streams, errors.calls, strict=True)]
+            lasting = names.name(int(self.candidate.phase[self.calls[n]])) in LASTING
+            if imported[0] != imported[1]:  # what a native capture has more is compared where it is read
+                native, known = (made[0], read[0]) if imported[1] else (made[1], read[1])
+                lost = any((native, slot) not in known for slot in slots)
+                if lost and lacking[errors.calls[dump][n]]:
+                    self.untold += 1
+                    continue
+            else:
+                lost = any((seq, slot) in known for seq, known in zip(made, read, strict=True) for slot in slots)
+            if lasting or lost or all(imported):
+                found[n] = Reason(Why.ONE_SIDED, (", ".join(errors.one_sided[n][:3]),))
+        return found
+
+    def _unsized(self, outputs: Numbers, error_in: Array) -> Array:
+        """Tell for which calls all that is known of an output is that it differs, which may be rounding."""
+        at = outputs[self.errors.unsized[outputs]]
+        pair = self.errors.pair[at]
+        rounds = np.array([row.own != "exact" for row in self.criterion.rows])[self.rows[pair]] | (error_in[pair] > 0)
+        found = np.zeros(self.count, bool)
+        found[pair[rounds & (self.roundoffs[self.baseline.dtype[self.errors.slots[0][at]]] > 0)]] = True
+        return found
+
+    def _steady(self, outputs: Numbers) -> Array:
+        """Tell before which calls nothing differed, and at least `STEADY` calls that round were equal to the last bit or checksum.
+
+        Then the two runs round alike, and the first difference is not what another library makes of the same inputs.
+        """
+        pair = self.errors.pair[outputs]
+        differs = np.zeros(self.count, bool)
+        differs[pair[self.errors.absolute[outputs] != 0]] = True
+        rounds = np.array([row.own != "exact" for row in self.criterion.rows])[self.rows]
+        compared = np.zeros(self.count, bool)
+        compared[pair] = True
+        equal = np.cumsum(compared & rounds & ~differs) - (compared & rounds & ~differs)
+        inside = self.candidate.has_children[self.calls]  # it shows what a call inside it made
+        before: Numbers = np.cumsum(differs & ~inside) - (differs & ~inside)
+        return np.asarray((before == 0) & (equal >= STEADY))
+
+    def _outliers(self, ratio: Array) -> Array:
+        """Tell which calls are off by more than is explained while hardly any other of their kind comes near that.
+
+        A kind is an operator in a phase. How a device rounds shows in all calls of a kind; where the others have room to spare,
+        what is explained was no underestimate.
+        """
+        stream, size = self.candidate, len(self.names.names)
+        op, level, phase = (code[self.calls] for code in (stream.op, stream.level, stream.phase))
+        _, kind, of = np.unique((op * size + level) * size + phase, return_inverse=True, return_counts=True)
+        loud = np.bincount(kind, ratio > NEAR * self.criterion.suspect, len(of))
+        alone = (of > LEAST) & (LEAST * loud <= of)  # one layer of four
+        return np.asarray(alone[kind] & (ratio > self.criterion.suspect))
+
+    def _worst(self, outputs: Numbers, over: Array) -> Numbers:
+        """Return the first output with the largest excess of each call."""
+        pair = self.errors.pair[outputs]
+        largest = np.full(self.count, -1.0)
+        np.maximum.at(largest, pair, over)
+        at = over == largest[pair]
+        found = np.full(self.count, len(self.errors.pair), np.int64)
+        np.minimum.at(found, pair[at], outputs[at])
+        return np.where(found < len(self.errors.pair), found, NONE)
+
+
+def _read(stream: Stream, *, optimizer: bool) -> set[tuple[int, int]]:
+    """Return ``(seq, slot)`` of all results that a call reads, those that only an optimizer does if that is wanted."""
+    at = np.flatnonzero((stream.phase != stream.names.number("optimizer"))[stream.call] | optimizer)
+    return set(zip(stream.producer[at].tolist(), stream.producer_slot[at].tolist(), strict=True))
+
+
+def _hashed(name: str) -> int:
+    return zlib.crc32(name.encode("utf-8", "surrogatepass"))
+
+
+def _roundoffs_inside(stream: Stream, roundoffs: Array) -> Array:
+    """Return, per call, the unit roundoff of the lowest precision that the calls inside it compute in (autocast)."""
+    own = np.zeros(len(stream) + 1)
+    np.maximum.at(own, stream.call, roundoffs[stream.dtype])
+    inside = np.zeros(len(stream) + 1)
+    depth, above = np.zeros(len(stream), np.int64), stream.parents
+    while (above >= 0).any():
+        depth += above >= 0
+        above = np.where(above >= 0, stream.parents[above], NONE)
+    for level in range(int(depth.max(initial=0)), 0, -1):
+        at = np.flatnonzero(depth == level)
+        np.maximum.at(inside, stream.parents[at], np.maximum(inside[at], own[at]))
+    return inside[:-1]
+
+
+def _leaves_inside(stream: Stream) -> Array:
+    """Return, per call, how many calls that hold no others run inside it, at whatever depth."""
+    found = np.zeros(len(stream) + 1)
+    found[:-1] = ~stream.has_children
+    count = np.zeros(len(stream) + 1)
+    above = np.r_[stream.parents, NONE]
+    at = np.flatnonzero(found[:-1])
+    while len(at):
+        at = above[at]
+        at = at[at >= 0]
+        np.add.at(count, at, 1.0)
+    return count[:-1]
+
+
+def _roles(verdicts: Verdicts) -> Array:
+    """Return incomparable, unsized, equal (bitwise), carried (more than rounding, and explained) or agrees, by call."""
+    errors, count = verdicts.errors, len(verdicts)
+    same = (errors.absolute == 0) & ((errors.method == DIGEST) | (errors.method == TENSOR))
+    same |= ~(errors.inputs | errors.outputs)  # memory that a call only writes to
+    equal = np.bincount(errors.pair[~same], minlength=count) == 0
+    # Without outputs, what a call reads is all there is.
+    least = 0.0 if verdicts.criterion.limits else CARRIED
+    limit = np.where(verdicts.worst < 0, CARRIED, np.maximum(8 * verdicts.own, least))
+    carried = np.where(verdicts.worst < 0, verdicts.error_in, verdicts.error_out) > limit
+    found = np.where(equal, EQUAL, np.where(carried, CARRIED_ON, AGREES))
+    found[verdicts.unsized] = UNSIZED
+    found[list(verdicts.incomparable)] = INCOMPARABLE
+    return found.astype(np.int8)

@@ -1,0 +1,223 @@
+"""Laws that a call keeps whatever it is given: one that breaks them in the candidate is wrong by itself, and no victim.
+
+The gradient of a softmax sums to zero, that of an embedding to the sum of the gradient that came in, and an addition adds. No
+table says so: the baseline does, by statistics. Of each kind of call (operator, phase, level, output) these are tried::
+
+    sum(output)  =  0,  sum(input),  sum(input) + sum(another),  sum(input) - sum(another)
+    output       =  a input + b another          for each lane of the sketches, operators of `LINEAR` alone
+
+A law that all calls of the kind keep in the baseline to rounding, and a call of the candidate does not, is broken there: the
+errors of its inputs, which are tensors like others, are no reason for it. Laws may hold by chance or by what the inputs are, so all
+that hold must be broken; and nothing is said where an input sums to zero itself, or was a constant and is another.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from itertools import combinations
+
+import numpy as np
+
+from trueup.comparison.graph.names import normalised
+from trueup.comparison.graph.streams import Array, Numbers
+from trueup.comparison.measures.roundoff import SINGLE, roundoff
+from trueup.comparison.verdict.criteria import Criterion
+from trueup.comparison.verdict.explain import BIASED
+from trueup.comparison.verdict.judged import CARRIED_ON
+from trueup.comparison.verdict.tree import Tree
+from trueup.report.wording import sci
+
+LINEAR = frozenset({
+    "add", "sub", "radd", "rsub", "mul", "rmul", "div", "lerp", "neg", "clone", "contiguous", "copy", "view", "reshape", "t",
+    "transpose", "permute", "_unsafe_view", "detach", "alias",
+})  # fmt: skip
+"""Operators that are linear in each tensor they get, wherever its elements lie; of several that are multiplied none fits a law."""
+ADDITIVE = frozenset({"add", "sub", "radd", "rsub"})
+"""Those of `LINEAR` that add."""
+FEWEST = 64
+"""Elements of an output of which a law is asked."""
+KEPT = 1e-2
+"""Residual that breaks a law, as a part of the largest norm in it: sums of elements of random signs have one near 1."""
+CHANCE = 1e-5
+"""Product of the residuals of a kind's calls that chance does not reach: as the probability that so many sums vanish so far."""
+TIMES = 100.0
+"""Times the baseline's largest residual of the kind from which a call breaks the law."""
+APART = 1e-3
+"""Smallest relative error of a call that is asked, and of lanes from which they fit no law."""
+UPRIGHT = 1e-2
+"""Smallest singular value, relative to the largest, from which two inputs tell their parts in a sum from one another."""
+ROUNDED = 1e-6
+"""Relative difference of a norm and that of a constant tensor with the same sum up to which a tensor is constant."""
+MOST_INPUTS = 4
+"""Inputs of which laws are tried, the first ones."""
+
+
+@dataclass(slots=True)
+class _Kind:
+    """Outputs of calls that do the same: entries of the errors, and those of their inputs by slot (a row each)."""
+
+    pairs: Numbers
+    outputs: Numbers
+    inputs: dict[int, Numbers]
+
+
+class Laws:
+    """The laws of one rank and step.
+
+    Args:
+        tree: both sides' calls.
+        criterion: what is certain.
+    """
+
+    def __init__(self, tree: Tree, criterion: Criterion) -> None:
+        self.verdicts, self.criterion = tree.verdicts, criterion
+        self.errors = errors = tree.verdicts.errors
+        self.names = tree.streams[0].names
+        self.leaves = tree.leaves()
+        sides = list(zip(errors.streams, errors.slots, strict=True))
+        self.norms = np.array([stream.l2[slots] for stream, slots in sides])
+        self.numel = errors.streams[0].numel[errors.slots[0]]
+        self.sums = np.array([stream.mean[slots] for stream, slots in sides]) * self.numel
+        unit = [stream.names.table(roundoff)[stream.dtype[slots]] for stream, slots in sides]
+        whole = [(stream.counts[slots].sum(axis=1) == 0) & (stream.saturated[slots] == 0) for stream, slots in sides]
+        self.unit = np.maximum(*unit)
+        self.known = (np.minimum(*unit) > 0) & whole[0] & whole[1] & np.isfinite(self.sums).all(axis=0)
+        self.known &= (self.norms > 0).all(axis=0) & np.isfinite(self.norms).all(axis=0)
+
+    def broken(self) -> dict[int, str]:
+        """Return the calls that break a law by themselves, and which, in words."""
+        found: dict[int, str] = {}
+        for kind in self._kinds():
+            asked = self._asked(kind)
+            if asked.any():
+                found |= self._by_sums(kind, asked)
+                found |= {pair: why for pair, why in self._by_lanes(kind, asked) if pair not in found}
+        return found
+
+    def _kinds(self) -> Iterator[_Kind]:
+        """Yield the kinds of which some call may be asked."""
+        errors, stream, size = self.errors, self.errors.streams[1], len(self.names.names)
+        at = np.flatnonzero(errors.outputs & self.known & self.leaves[errors.pair] & (self.numel >= FEWEST))
+        call = errors.calls[1][errors.pair[at]]
+        key = ((stream.op[call] * size + stream.level[call]) * size + stream.phase[call]) * size + errors.names[at]
+        _, kind = np.unique(key, return_inverse=True)
+        order = np.argsort(kind, kind="stable")
+        for outputs in np.split(at[order], np.flatnonzero(np.diff(kind[order])) + 1):
+            pairs = errors.pair[outputs]
+            dirty = (self.verdicts.error_in[pairs] > 0) & (errors.relative[outputs] >= APART)
+            if dirty.any():
+                yield _Kind(pairs, outputs, self._inputs(pairs))
+
+    def _inputs(self, pairs: Numbers) -> dict[int, Numbers]:
+        """Return, by slot, the entries of the floating-point inputs that all of some calls have."""
+        errors, found = self.errors, list[dict[int, int]]()
+        for pair in pairs.tolist():
+            its = np.array(errors.entries(pair))
+            found.append({int(errors.names[n]): n for n in its.tolist() if errors.inputs[n] and self.known[n]})
+        common = [name for name in found[0] if all(name in its for its in found[1:])] if found else []
+        return {name: np.array([its[name] for its in found], np.int64) for name in common[:MOST_INPUTS]}
+
+    def _asked(self, kind: _Kind) -> Array:
+        """Tell which calls are asked: those with errors in and out, and whose inputs are no reason for a law to hold no more."""
+        errors = self.errors
+        asked = (self.verdicts.error_in[kind.pairs] > 0) & (errors.relative[kind.outputs] >= APART)
+        asked &= self.verdicts.role[kind.pairs] <= CARRIED_ON
+        for n, pair in enumerate(kind.pairs.tolist()):
+            if not asked[n]:
+                continue
+            its = np.array(errors.entries(pair))
+            asked[n] = not self._excused(its[errors.inputs[its]])
+        return asked
+
+    def _excused(self, its: Numbers) -> bool:
+        """Tell whether a law may hold because of the inputs: one sums to zero, or is a constant and another in the candidate."""
+        known = self.known[its]
+        sums, norms = np.abs(self.sums[0, its]), np.where(known, self.norms[0, its], 1.0)
+        vanishing = known & (sums <= KEPT * norms)
+        constant = norms - sums / np.sqrt(np.maximum(self.numel[its], 1.0)) <= ROUNDED * norms
+        return bool((vanishing | ((constant | ~known) & (self.errors.absolute[its] != 0))).any())
+
+    def _rounding(self, kind: _Kind) -> Array:
+        """Return the residual that rounding explains of each output."""
+        own = self.criterion.certain * self.verdicts.own[kind.pairs]
+        biased = BIASED * np.minimum(self.unit[kind.outputs], SINGLE) * np.sqrt(self.numel[kind.outputs])
+        return np.maximum(own, biased)
+
+    def _by_sums(self, kind: _Kind, asked: Array) -> dict[int, str]:
+        rounding, broken, told = self._rounding(kind), asked, ""
+        for law in self._laws(kind):
+            before, after = (self._residual(kind, law, side) for side in (0, 1))
+            if (before > np.minimum(rounding, KEPT)).any() or np.log(np.maximum(before, 1e-16)).sum() > np.log(CHANCE):
+                continue
+            for entries in kind.inputs.values() if not law else ():  # what is centred by another number sums to zero no more
+                broken = broken & ~((self.numel[entries] < self.numel[kind.outputs]) & (self.errors.absolute[entries] != 0))
+            broken = broken & (after > np.maximum(rounding, np.maximum(KEPT, TIMES * before.max())))
+            told = told or self._words(law, kind, before)
+        return {int(kind.pairs[n]): told for n in np.flatnonzero(broken).tolist()} if told else {}
+
+    def _laws(self, kind: _Kind) -> list[dict[int, float]]:
+        """Return the laws to try, each as the parts that inputs have in the sum.
+
+        What does the same to each element is nearly linear where elements are small, so it may sum to zero alone.
+        """
+        names = list(kind.inputs)
+        resized = any((self.numel[entries] != self.numel[kind.outputs]).all() for entries in kind.inputs.values())
+        if not resized and not self._is_linear(kind):
+            return [{}]
+        pairs = [{one: 1.0, two: sign} for one, two in combinations(names, 2) for sign in (1.0, -1.0)]
+        return [{}, *({name: 1.0} for name in names), *pairs]
+
+    def _is_linear(self, kind: _Kind) -> bool:
+        """Tell whether an operator is linear in its tensors; to one alone a number is added, which may be too small to show."""
+        op = normalised(self.names.names[int(self.errors.streams[1].op[self.errors.calls[1][kind.pairs[0]]])])
+        alike = [bool((self.numel[entries] == self.numel[kind.outputs]).all()) for entries in kind.inputs.values()]
+        return op in LINEAR and (op not in ADDITIVE or (all(alike) and len(alike) > 1))
+
+    def _residual(self, kind: _Kind, law: dict[int, float], side: int) -> Array:
+        rest, largest = self.sums[side, kind.outputs].copy(), self.norms[side, kind.outputs]
+        for name, part in law.items():
+            rest -= part * self.sums[side, kind.inputs[name]]
+            largest = np.maximum(largest, self.norms[side, kind.inputs[name]])
+        return np.asarray(np.abs(rest) / largest)
+
+    def _words(self, law: dict[int, float], kind: _Kind, before: Array) -> str:
+        slot = self.names.name(int(self.errors.names[kind.outputs[0]]))
+        terms = [("- " if part < 0 else "+ ") + f"sum({self.names.name(name)})" for name, part in law.items()]
+        right = " ".join(terms).removeprefix("+ ") or "0"
+        among = f"all {len(kind.pairs)} calls of its kind keep" if len(kind.pairs) > 1 else "it keeps"
+        return f"it breaks sum({slot}) = {right} that {among} in the baseline (to {sci(float(before.max()))})"
+
+    def _by_lanes(self, kind: _Kind, asked: Array) -> Iterator[tuple[int, str]]:
+        """Yield the calls whose output is no more the sum of multiples of its inputs that it is in the baseline."""
+        errors, rounding = self.errors, self._rounding(kind)
+        if not self._is_linear(kind):
+            return
+        for n in np.flatnonzero(asked).tolist():
+            pair, out = int(kind.pairs[n]), int(kind.outputs[n])
+            its = [int(entries[n]) for entries in kind.inputs.values()]
+            same = [m for m in its if self.numel[m] == self.numel[out]]
+            others = np.array(errors.entries(pair))
+            others = others[errors.inputs[others] & ~np.isin(others, same)]
+            if not same or pair in errors.arguments or (errors.absolute[others] != 0).any():
+                continue
+            rest = self._apart(out, same)
+            if rest is not None and rest[1] > max(float(rounding[n]), KEPT, TIMES * rest[0]):
+                made = f"what it makes of its inputs in the baseline (to {sci(rest[0])}) is off by {sci(rest[1])} in the candidate"
+                yield pair, made
+
+    def _apart(self, out: int, inputs: list[int]) -> tuple[float, float] | None:
+        """Return how far an output is from the sum of multiples of its inputs that fits the baseline, on both sides."""
+        columns, results = [], []
+        for stream, slots in zip(self.errors.streams, self.errors.slots, strict=True):
+            columns.append(np.stack([stream.sketch[int(slots[n])] for n in inputs], axis=1))
+            results.append(np.asarray(stream.sketch[int(slots[out])]))
+        size = np.linalg.norm(columns[0], axis=0)
+        norms = [float(np.linalg.norm(result)) for result in results]
+        if not (size > 0).all() or min(norms) == 0 or not all(np.isfinite(each).all() for each in (*columns, *results)):
+            return None
+        parts, _, _, singular = np.linalg.lstsq(columns[0] / size, results[0], rcond=None)
+        if singular[-1] < UPRIGHT * singular[0]:
+            return None
+        rest = [float(np.linalg.norm(r - c @ (parts / size))) / n for c, r, n in zip(columns, results, norms, strict=True)]
+        return (rest[0], rest[1]) if rest[0] <= APART else None

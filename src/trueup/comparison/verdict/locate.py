@@ -1,0 +1,494 @@
+"""Culprits before victims: which suspected calls are where a difference starts, and which only pass one on.
+
+A call is suspected when its outputs differ by more than rounding and its inputs explain. Of the suspected calls at several
+levels the finest speaks; of several in a row the first is the culprit, and a later one is another culprit only if its own
+inputs are clean.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+from typing import Literal
+
+import numpy as np
+
+from trueup.comparison.graph.pairs import Alignment
+from trueup.comparison.graph.streams import NONE, Row, Stream, is_input, is_output, is_weight
+from trueup.comparison.measures.arguments import equal_values
+from trueup.comparison.measures.measure import is_overwritten, same_shapes
+from trueup.comparison.measures.roundoff import roundoff
+from trueup.comparison.normalise.updates import ADDED, STEP
+from trueup.comparison.verdict import micro_batches, moved
+from trueup.comparison.verdict.between import arising_inside, came_in, comes_from_between
+from trueup.comparison.verdict.criteria import Criterion
+from trueup.comparison.verdict.draws import begins_elsewhere, explain_draws
+from trueup.comparison.verdict.handed_out import Use, from_root, receives, use_of
+from trueup.comparison.verdict.judged import Judged, Verdicts
+from trueup.comparison.verdict.lasting import settle
+from trueup.comparison.verdict.laws import Laws
+from trueup.comparison.verdict.one_sided import dead_ends, unaccounted
+from trueup.comparison.verdict.origins import LEAST, Origins, may_have_grown
+from trueup.comparison.verdict.overwritten import overwritten
+from trueup.comparison.verdict.parts import Parts, coarsest
+from trueup.comparison.verdict.reconvergence import Reconvergence
+from trueup.comparison.verdict.regions import Region, Regions, is_part_of, judge_region, loose_calls
+from trueup.comparison.verdict.regions import operators as region_operators
+from trueup.comparison.verdict.settings import are_chosen, key_of
+from trueup.comparison.verdict.tree import Tree
+from trueup.report.wording import counted
+
+Kind = Literal["operator", "argument", "random", "input", "overwritten", "region"]
+Side = Literal["baseline", "candidate"]
+SIDES: tuple[Side, Side] = ("baseline", "candidate")
+
+ENTERING = ("forward", "data")
+"""Phases in which data and weights enter a step."""
+
+MOST_ENTRIES = 1000
+"""Tensors that enter a step and differ of which it is asked what becomes of them."""
+
+HANDED_OUT = "rank {0} hands it out to the other ranks: the difference starts in the weights or buffers that rank {0} began with"
+
+
+@dataclass(slots=True)
+class Suspect:
+    """A call where a difference may start; ``kind`` as in `trueup.model.Finding`."""
+
+    judged: Judged
+    kind: Kind
+    certain: bool
+    children: tuple[str, ...] = ()
+    api: str | None = None
+    reason: str = ""
+    unit: float = 2.0**-24
+    """Unit roundoff of its worst output's dtype."""
+    because: str = ""
+    """What else was found out about it, in words."""
+    sides: tuple[bool, bool] = (True, True)
+    """Whether the baseline and the candidate have the call (only a region may lack one)."""
+    began: int = 0
+    """When the call began on the candidate, on the scale of `Stream.ready`."""
+    independent: bool = False
+    """Whether it is known that the errors of its inputs are no reason for it, however large they are."""
+    ready: int = 0
+    """When the difference was there on the candidate: what is wrong with a call's inputs is there when it begins."""
+
+    @property
+    def step(self) -> int:
+        """Training step."""
+        return self.judged.call.candidate.step
+
+    @property
+    def rank(self) -> int:
+        """Process."""
+        return self.judged.call.candidate.rank
+
+    @property
+    def phase(self) -> str:
+        """Phase of the call."""
+        return self.judged.call.candidate.phase
+
+    @property
+    def place(self) -> int:
+        """Execution number on the candidate; of a region that it lacks, that of the call that reads the result."""
+        return self.judged.call.candidate.seq
+
+
+@dataclass(slots=True)
+class Part:
+    """One rank and step, judged."""
+
+    rank: int
+    step: int
+    verdicts: Verdicts
+    alignment: Alignment
+    suspects: list[Suspect] = field(default_factory=list)
+    uncovered: list[tuple[Side, Row]] = field(default_factory=list)
+    """Unmatched calls that no coarser level and no consumer accounts for."""
+    dead_ends: list[tuple[Side, Row]] = field(default_factory=list)
+    """Unmatched calls that compute what nobody reads."""
+    unexplained: list[tuple[Judged, str]] = field(default_factory=list)
+    """``(call, input slot)`` where a difference comes in that no compared call made."""
+    replaced: int | None = None
+    """Entry of a tensor that differs when the first step begins and that another rank's replaces before anything reads it."""
+    elsewhere: str | None = None
+    """Where a random generator stands elsewhere, and no call shows it."""
+    passes: tuple[int, int] | None = None
+    """How often each side goes backward in the step, where that differs and what accumulates agrees."""
+    rewritten: tuple[int, int] = (0, 0)
+    """How many calls of each side are written another way on the other, and compute what agrees."""
+    harmless: list[Judged] = field(default_factory=list)
+    """Calls that were given other arguments, and whose results agree within rounding."""
+
+    @property
+    def streams(self) -> tuple[Stream, Stream]:
+        """Both sides' calls."""
+        return self.verdicts.errors.streams
+
+
+def locate(
+    part: Part, criterion: Criterion, origins: Origins | None = None, *, first_step: bool, from_start: bool, forced: bool = False
+) -> None:
+    """Fill in what a part leaves open.
+
+    Args:
+        part: one rank and step.
+        criterion: what is suspicious.
+        origins: what is known of the earlier steps of the rank; brought up to date.
+        first_step: whether this is the first captured step of the rank.
+        from_start: whether that step is the first of the training.
+        forced: whether calls were given another run's inputs, so that what differs goes no further by itself.
+    """
+    origins = origins or Origins()
+    verdicts = part.verdicts
+    tree = Tree(verdicts, part.alignment)
+    regions = Regions(tree, loose_calls(tree), origins)
+    excused = Reconvergence(tree, regions, criterion, forced=forced)
+    found = [pair for pair in np.flatnonzero(verdicts.ratio > criterion.suspect).tolist() if not excused.pair(pair)]
+    alone = _unmatched(part, regions, criterion, excused)
+    found = [pair for pair in found if not excused.holds(pair)]
+    suspects = [*(_suspect(pair, criterion, tree) for pair in _finest(found, criterion, tree)), *alone]
+    origins.wrong = origins.wrong or any(suspect.certain for suspect in suspects)
+    suspects += _lawless(tree, criterion, suspects, excused) if origins.wrong else []
+    came = [(judged, slot) for judged, slot in origins.follow(tree) if not excused.reader(judged, slot)]
+    inside, part.unexplained = arising_inside(came, tree, criterion)
+    part.rewritten = excused.counts()
+    speaking = {s.place for s in suspects}
+    suspects += [s for s in (_suspect(pair, criterion, tree) for pair in inside) if s.place not in speaking]
+    unseen = overwritten(tree, criterion)
+    suspects += [Suspect(verdicts.at(pair), "overwritten", True, reason=slot) for pair, slot in unseen[:1]]
+    part.unexplained = [] if unseen else part.unexplained
+    if first_step:
+        suspects += _inputs(part, tree, criterion, from_start=from_start)
+    else:
+        suspects += _later_inputs(part.unexplained, part.streams, origins)
+    suspects += _arguments(part, criterion, suspects, excused)
+    suspects += _settings(part, tree, suspects, excused, from_start=first_step and from_start)
+    given = {s.place for s in suspects if s.kind in ("input", "overwritten")}  # what a call was given is not its own error
+    suspects = [s for s in suspects if s.kind != "operator" or s.place not in given]
+    stream = part.streams[1]
+    told = {s.place for s in suspects if s.kind == "argument"}  # what a function was given, it hands on to its operators
+    if told:
+        suspects = [s for s in suspects if s.kind != "argument" or told.isdisjoint(_seqs_around(tree, stream.find(s.place)))]
+    if part.unexplained and any(stream.imported for stream in part.streams):
+        # What came in unseen, a weight that another optimizer wrote, may be what these calls show: statistics tell inputs roughly.
+        origins.lost = min([judged.call.candidate.seq for judged, _ in part.unexplained])
+    for suspect in suspects if origins.lost is not None else ():
+        suspect.certain = suspect.certain and suspect.place < (origins.lost or 0)
+    passing_on = came_in(part.unexplained, stream)
+    for suspect in suspects:
+        suspect.certain = suspect.certain and not (suspect.kind == "operator" and passing_on(suspect.judged))
+    explain_draws(part, suspects, criterion)
+    part.passes = None if forced or criterion.limits else micro_batches.passes(tree)
+    if part.passes is not None:
+        suspects = [s for s in suspects if s.kind in ("input", "random")]
+    if first_step and not suspects:
+        part.elsewhere = begins_elsewhere(part)
+    for suspect in suspects:
+        _time(suspect, stream)
+        name_weight(suspect, part.streams)
+    part.suspects = sorted(suspects, key=lambda s: s.place)
+
+
+def _time(suspect: Suspect, stream: Stream) -> None:
+    """Say when a suspect began, and when its difference was there."""
+    call = min(int(np.searchsorted(stream.seq, suspect.place)), len(stream) - 1)
+    suspect.began = suspect.ready = int(stream.began[call])
+    worst = suspect.judged.call.slots.get(suspect.judged.worst or "")
+    if suspect.kind == "operator" and worst is not None:
+        suspect.ready = int(stream.ready[worst.candidate])
+
+
+def name_weight(suspect: Suspect, streams: tuple[Stream, Stream]) -> None:
+    """Say which weight an optimizer got wrong: the call that stands for it is one for all weights, outside any module."""
+    judged = suspect.judged
+    call = judged.call
+    if call.candidate.op != STEP or judged.worst is None:
+        return
+    scope, _, weight = judged.worst.removeprefix("output.").rpartition(".")
+    call.baseline, call.candidate = (dataclasses.replace(row, scope=scope) for row in (call.baseline, call.candidate))
+    weight, _, state = weight.partition(":")
+    wrong = {slot.partition(":")[0] for slot, limit in judged.slot_expected.items() if call.slots[slot].relative > limit}
+    more = f" and of {counted(len(wrong) - 1, 'more parameter')}" if len(wrong) > 1 else ""
+    part = "what it adds to " if state.startswith(ADDED) else f"state {state} of " if state else ""
+    said = [f"what the optimizer made of {part}{weight}{more}"]
+    ran = [stream.stands_for.get(call.candidate.step, Counter()) for stream in streams]
+    suspect.children = suspect.children or tuple(ran[1])[::-1]  # the last of them wrote the weight
+    alone = [first - second for first, second in (ran, ran[::-1])]
+    if bool(alone[0]) != bool(alone[1]):
+        side = 0 if alone[0] else 1
+        said.append(f"only the {SIDES[side]} runs {', '.join(f'{op} ({count} times)' for op, count in alone[side].most_common(3))}")
+    suspect.because = "; ".join(said)
+
+
+def is_quiet(part: Part, criterion: Criterion, origins: Origins) -> bool:
+    """Tell whether nothing in some later steps needs a closer look; if so, their errors are remembered as `locate` does it."""
+    verdicts, alignment = part.verdicts, part.alignment
+    if len(alignment.only_baseline) or len(alignment.only_candidate) or verdicts.errors.arguments:
+        return False
+    tree = Tree(verdicts, alignment)
+    return not bool((verdicts.ratio > criterion.suspect).any()) and not overwritten(tree, criterion) and origins.passes(tree)
+
+
+def _seqs_around(tree: Tree, call: int) -> list[int]:
+    return list(tree.streams[1].seq[tree.around(call)].tolist()) if call != NONE else []
+
+
+def _unmatched(part: Part, regions: Regions, criterion: Criterion, excused: Reconvergence) -> list[Suspect]:
+    """Account for the calls without counterpart: return regions where a difference starts.
+
+    What nothing shows is kept in the part.
+    """
+    tree, origins, loose = regions.tree, regions.origins, regions.given
+    settle(regions, criterion)
+    dead = dead_ends(regions, criterion)
+    part.dead_ends = [(SIDES[side], tree.streams[side].row(call)) for side, call in dead]
+    uncovered = regions.unread() | set(regions.untold()) | set(_phases_of_one(tree)) | set(dead) | unaccounted(regions, criterion)
+    suspects: list[Suspect] = []
+    parts = _parts(tree, loose, criterion)
+    judged_regions = [(region, judge_region(region, criterion, parts)) for region in regions.found]
+    wrong = [(region, judged) for region, judged in judged_regions if judged.ratio > criterion.suspect]
+    wrong = [(region, judged) for region, judged in wrong if judged.incomparable or not excused.region(region, parts)]
+    for region, judged in wrong:
+        if any(is_part_of(region, other) for other, _ in wrong if other is not region):
+            continue
+        if judged.incomparable:
+            uncovered |= {(side, call) for side in (0, 1) for call in region.calls[side]}
+            continue
+        certain = judged.is_certain(criterion)
+        suspects.append(Suspect(judged, "region", certain, region_operators(region), sides=region.sides))
+    part.uncovered = [
+        (SIDES[side], tree.streams[side].row(call)) for side, call in sorted(uncovered)
+    ]
+    left = [sorted(set(calls) - settled) for calls, settled in zip(loose, regions.settled, strict=True)]
+    origins.leave(regions.lasting(), *(stream.seq[calls].tolist() for stream, calls in zip(tree.streams, left, strict=True)))
+    return suspects
+
+
+def _phases_of_one(tree: Tree) -> list[tuple[int, int]]:
+    """Return the unmatched calls of a forward or a backward that the other side has nothing of."""
+    if any(stream.imported or stream.mixed for stream in tree.streams):
+        return []
+    found = []
+    for phase in ("forward", "backward"):
+        calls = [stream.phase == stream.names.number(phase) for stream in tree.streams]
+        held = [bool(side.any()) for side in calls]
+        found += [(s, c) for s in (0, 1) if not held[1 - s] for c in tree.unmatched[s].tolist() if calls[s][c]]
+    return found
+
+
+def _parts(tree: Tree, loose: tuple[list[int], list[int]], criterion: Criterion) -> tuple[Parts, Parts]:
+    unit = min(map(coarsest, tree.streams))
+    first, second = (Parts(s, np.array(calls, np.int64), criterion, unit) for s, calls in zip(tree.streams, loose, strict=True))
+    return first, second
+
+
+def _finest(found: list[int], criterion: Criterion, tree: Tree) -> list[int]:
+    """Drop a suspected call when a finer level accounts for it."""
+    calls = tree.verdicts.errors.calls[1]
+    certain = [int(calls[pair]) for pair in found if tree.verdicts.at(pair).is_certain(criterion)]
+    speaking = {around for call in certain for around in tree.around(call)}
+    return [pair for pair in found if calls[pair] not in speaking and not tree.resolved(pair)]
+
+
+def _suspect(pair: int, criterion: Criterion, tree: Tree) -> Suspect:
+    judged = tree.verdicts.at(pair)
+    call, (baseline, candidate) = judged.call, tree.streams
+    kind: Kind = "operator"
+    if (call.arguments is not None and not _equal_arguments(*call.arguments)) or any(map(is_input, call.one_sided)):
+        kind = "argument"
+    elif judged.row.random and not _same_draw(judged, baseline, candidate):
+        kind = "random"
+    index = int(tree.verdicts.errors.calls[1][pair])
+    around = tree.around(index)
+    parent = candidate.row(around[0]) if around else None
+    api = parent.op if parent is not None and parent.level == "api" else None
+    certain = judged.is_certain(criterion) or (kind == "argument" and judged.error_in == 0)
+    worst = call.slots.get(judged.worst or "")
+    unit = roundoff(baseline.dtype_of(worst.baseline)) if worst is not None else 0.0
+    return Suspect(judged, kind, certain, tree.operators(index), api, unit=unit or 2.0**-24)
+
+
+def _equal_arguments(first: str | None, second: str | None) -> bool:
+    try:
+        return equal_values(json.loads(first or "{}"), json.loads(second or "{}"))
+    except (ValueError, RecursionError):  # truncated, as very long arguments are, or nested beyond reason
+        return first == second
+
+
+def _same_draw(judged: Judged, baseline: Stream, candidate: Stream) -> bool:
+    """Tell whether a random operator drew the same numbers on both sides, so that only its arithmetic can differ.
+
+    Two draws of a mask agree on the number of zeros only by chance, and their results are not parallel; the same draw with
+    another scale is: the sketches' cosine is then 1.
+    """
+    error = judged.call.slots.get(judged.worst or "")
+    if error is None:
+        return False
+    b, c = baseline.sketch[error.baseline], candidate.sketch[error.candidate]
+    norms = float(np.linalg.norm(b) * np.linalg.norm(c))
+    return norms > 0 and float(np.dot(b, c)) / norms > 0.999
+
+
+def _inputs(part: Part, tree: Tree, criterion: Criterion, *, from_start: bool) -> list[Suspect]:
+    """Find the first tensor that no recorded call produced and that differs: the data, the weights, a state.
+
+    Where a call without counterpart produced it on the candidate (a weight is cast there first), that call is suspected.
+    """
+    verdicts = tree.verdicts
+    tolerance = criterion.input_units * 2.0**-24 if from_start else LEAST
+    errors = verdicts.errors
+    candidate = errors.streams[1]
+    phases = np.isin(candidate.phase, [candidate.names.number(phase) for phase in ENTERING])
+    unmade = errors.streams[0].producer[errors.slots[0]]
+    handing = from_root(candidate)[errors.calls[1][errors.pair]]
+    unmade = np.where(handing, errors.streams[0].index(unmade), unmade) == NONE  # what copied it there may be of another level
+    enters = errors.inputs & (phases[errors.calls[1][errors.pair]] | handing) & unmade
+    limit = np.maximum.reduce([np.full(len(errors.pair), tolerance), verdicts.tolerated, may_have_grown(tree)])
+    differ = enters & ((errors.relative > limit) | ~same_shapes(errors))
+    producers = candidate.producers[errors.slots[1]]
+    alone = tree.pairs[1][producers] == NONE
+    entries = [
+        n for n in np.flatnonzero(differ & alone).tolist()
+        if not comes_from_between(candidate, int(errors.calls[1][errors.pair[n]]), candidate.names.names[int(errors.names[n])])
+    ]  # fmt: skip
+    first, use = _first_used(entries, tree, part)
+    if first == NONE:
+        return []
+    error, judged, producer = errors.error(first), verdicts.at(int(errors.pair[first])), int(producers[first])
+    if candidate.producer[error.candidate] == NONE or (use == "handed out" and producer == NONE):
+        because = HANDED_OUT.format(candidate.rank) if use == "handed out" else ""
+        return [Suspect(judged, "input", not error.unsized, reason=error.slot, because=because)]
+    calls = {producer} - {NONE}
+    region = Region(tree, [(judged, error, [(1, call) for call in calls])], (set(), calls))
+    made = judge_region(region, criterion, _parts(tree, ([], sorted(calls)), criterion))
+    certain = made.is_certain(criterion)
+    if made.ratio <= criterion.suspect:
+        return []
+    return [Suspect(made, "region", certain, region_operators(region), sides=region.sides)]
+
+
+def _first_used(entries: list[int], tree: Tree, part: Part) -> tuple[int, Use]:
+    """Return the first of some entries that no call made which is used, and for what; what is replaced unused goes to the part."""
+    errors, stream = tree.verdicts.errors, tree.streams[1]
+    if not from_root(stream).any():
+        return entries[0] if entries else NONE, "read"
+    for n in entries[:MOST_ENTRIES]:
+        use = use_of(stream, int(errors.calls[1][errors.pair[n]]))
+        if use != "moved":
+            return n, use
+    if entries and len(entries) <= MOST_ENTRIES and receives(stream):
+        part.replaced = entries[0]
+        part.unexplained = [found for found in part.unexplained if not _is_only_moved(*found, tree)]
+        return NONE, "moved"
+    return entries[0] if entries else NONE, "moved"
+
+
+def _is_only_moved(judged: Judged, slot: str, tree: Tree) -> bool:
+    stream = tree.streams[1]
+    made = stream.producer_of(judged.call.slots[slot].candidate)
+    return made is None and use_of(stream, stream.find(judged.call.candidate.seq)) == "moved"
+
+
+def _later_inputs(unexplained: Iterable[tuple[Judged, str]], streams: tuple[Stream, Stream], origins: Origins) -> list[Suspect]:
+    """Find the first tensor of a later step that no recorded call produced and that differs: the batch, or a weight."""
+    for judged, slot in unexplained:
+        if _enters(judged, slot, streams):
+            weight = is_weight(slot)
+            if weight and (origins.told or not (origins.updated is None or origins.updated.sure)):
+                continue  # it is left unexplained
+            origins.told = origins.told or weight
+            return [Suspect(judged, "input", True, reason=slot, because=moved.why([slot], origins.updated))]
+    return []
+
+
+def _enters(judged: Judged, slot: str, streams: tuple[Stream, Stream]) -> bool:
+    """Tell whether a slot reads, in the forward, a tensor that no recorded call produced."""
+    if not is_input(slot) or judged.call.candidate.phase not in ENTERING:
+        return False
+    if is_overwritten(judged.call.slots[slot], judged.call):
+        return False
+    error = judged.call.slots[slot]
+    if is_weight(slot) and all(map(moved.is_unseen, streams)):
+        return True
+    if comes_from_between(streams[1], streams[1].find(judged.call.candidate.seq), slot):
+        return False
+    return streams[0].producer_of(error.baseline) is None and streams[1].producer_of(error.candidate) is None
+
+
+def _arguments(part: Part, criterion: Criterion, known: Sequence[Suspect], excused: Reconvergence) -> list[Suspect]:
+    """Find calls given other scalars on the two sides, whose results show it, and which are not suspects yet.
+
+    Where the results agree within rounding the part notes it, for it is no reason for anything. What an optimizer is given
+    acts again in every step, so there any effect counts; and where limits decide, for they know of no rounding.
+    """
+    verdicts, optimizer = part.verdicts, part.streams[1].names.number("optimizer")
+    suspected = {id(s.judged) for s in known}
+    found = []
+    for pair, arguments in verdicts.errors.arguments.items():
+        if excused.holds(pair):
+            continue
+        error, lost = float(verdicts.error_out[pair]), pair in verdicts.incomparable  # of another shape, it is not measured
+        judged = verdicts.at(pair)
+        if (error == 0 and not lost) or verdicts.error_in[pair] > 0 or id(judged) in suspected or _equal_arguments(*arguments):
+            continue
+        lasts = part.streams[1].phase[verdicts.errors.calls[1][pair]] == optimizer
+        shows = judged.ratio > criterion.suspect or _is_recast(judged, part.streams)
+        if lost or lasts or shows or criterion.limits:
+            found.append(Suspect(judged, "argument", True))
+        else:
+            part.harmless.append(judged)
+    return found
+
+
+def _lawless(tree: Tree, criterion: Criterion, known: Sequence[Suspect], excused: Reconvergence) -> list[Suspect]:
+    """Find calls that break by themselves what they keep in the baseline; what is known of them is that no input is a reason."""
+    if criterion.limits:
+        return []
+    suspects = {id(s.judged): s for s in known}
+    found = []
+    for pair, why in Laws(tree, criterion).broken().items():
+        suspect = suspects.get(id(tree.verdicts.at(pair)))
+        if excused.holds(pair):
+            continue
+        if suspect is None:
+            suspect = _suspect(pair, criterion, tree)
+            found.append(suspect)
+        if suspect.kind == "operator":
+            suspect.certain, suspect.independent, suspect.because = True, True, why
+    return [suspect for suspect in found if suspect.independent]
+
+
+def _settings(
+    part: Part, tree: Tree, known: Sequence[Suspect], excused: Reconvergence, *, from_start: bool
+) -> list[Suspect]:
+    """Find calls given other scalars for which the difference of their inputs is no reason; make certain those that are known.
+
+    What a backward is given, its forward was.
+    """
+    verdicts, stream = part.verdicts, part.streams[1]
+    backward = stream.phase[verdicts.errors.calls[1]] == stream.names.number("backward")
+    shown = {key_of(s.judged) for s in known if s.kind == "argument" and s.certain and s.judged.error_in == 0}
+    suspects = {id(s.judged): s for s in known if s.kind == "argument"}
+    found = []
+    for pair, arguments in verdicts.errors.arguments.items():
+        clean = verdicts.error_in[pair] == 0 or verdicts.error_out[pair] == 0
+        if clean or backward[pair] or excused.holds(pair) or _equal_arguments(*arguments):
+            continue
+        judged = verdicts.at(pair)
+        if key_of(judged) in shown or (from_start and are_chosen(judged, tree)):
+            suspect = suspects.get(id(judged)) or Suspect(judged, "argument", True)
+            suspect.certain = suspect.independent = True
+            if id(judged) not in suspects:
+                found.append(suspect)
+    return found
+
+
+def _is_recast(judged: Judged, streams: tuple[Stream, Stream]) -> bool:
+    """Tell whether an output has another dtype for it: the rounding of the coarser one is then what was asked for."""
+    outputs = (error for name, error in judged.call.slots.items() if is_output(name))
+    return any(streams[0].dtype_of(error.baseline) != streams[1].dtype_of(error.candidate) for error in outputs)

@@ -1,0 +1,208 @@
+"""What the formulas of a criterion work on: tensors of matched calls, outputs beside inputs, products, and what names tell."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import cached_property
+
+import numpy as np
+
+from trueup.comparison.graph.streams import NONE, Array, Numbers
+
+
+@dataclass
+class Tensors:
+    """Floating-point slots of matched calls, of the baseline: an entry each, sorted by call."""
+
+    call: Numbers
+    """Which of the matched calls it belongs to."""
+    slot: Numbers
+    relative: Array
+    absolute: Array
+    norm: Array
+    numel: Array
+    roundoff: Array
+    """Unit roundoff of the coarser dtype of the two sides; 0 for integers."""
+    size: Callable[[Numbers, int], Array]
+    """Returns one size of some of them, of the first dimension (0), the second (1) or the last (-1): 1 where there is none."""
+
+    @cached_property
+    def rms(self) -> Array:
+        """Root mean square."""
+        return np.where(self.numel > 0, self.norm / np.sqrt(np.maximum(self.numel, 1.0)), 0.0)
+
+
+@dataclass(slots=True)
+class Calls:
+    """What the formulas need to know of matched calls: an entry each."""
+
+    row: Numbers
+    """Row of the criterion."""
+    op: Numbers
+    aten: Array
+    """Whether it is one of the dispatcher's operators."""
+    optimizer: Array
+    lowest: Array
+    """Unit roundoff of the lowest precision that the calls inside compute in (autocast)."""
+    inside: Array
+    """How many calls with nothing inside ran inside it; 0 where none was recorded."""
+
+    def take(self, those: range) -> Calls:
+        """Return some of them that follow one another."""
+        at = slice(those.start, those.stop)
+        return Calls(self.row[at], self.op[at], self.aten[at], self.optimizer[at], self.lowest[at], self.inside[at])
+
+    def pick(self, which: Numbers) -> Calls:
+        """Return an entry for each of some calls, a call as often as it is named."""
+        return Calls(
+            self.row[which], self.op[which], self.aten[which], self.optimizer[which], self.lowest[which], self.inside[which]
+        )
+
+
+@dataclass(slots=True)
+class Join:
+    """Pairs of an output and a tensor that its call reads, sorted by both."""
+
+    outputs: Numbers
+    inputs: Numbers
+    count: int
+    """How many outputs there are."""
+
+    def sum(self, values: Array) -> Array:
+        """Return the sum for each output."""
+        return np.bincount(self.outputs, values, self.count)
+
+    def most(self, values: Array, least: float) -> Array:
+        """Return the maximum for each output, at least ``least``."""
+        return most(values, self.outputs, self.count, least)
+
+    def first(self, mask: Array) -> Numbers:
+        """Return the first input of each output for which the mask is true, or `NONE`."""
+        found = np.full(self.count, NONE, np.int64)
+        at = np.flatnonzero(mask)[::-1]
+        found[self.outputs[at]] = self.inputs[at]  # the first is written last
+        return found
+
+    def first_largest(self, values: Array, mask: Array | None = None) -> Numbers:
+        """Return the first input of each output with the largest value, or `NONE`."""
+        largest = self.most(values, -1.0)
+        reached = values == largest[self.outputs]
+        return self.first(reached if mask is None else reached & mask)
+
+
+@dataclass(slots=True)
+class Product:
+    """Sums of ``k`` products of two factors; ``scale`` is the norm had nothing cancelled, relative to the norm there is."""
+
+    k: Array
+    scale: Array
+    relative: Array
+    """Sum of the factors' relative errors."""
+    one: Numbers
+    two: Numbers
+    all: Array
+    """Whether the factors are not known, so that all inputs are taken for them."""
+    biased: Array
+    """Whether what is no factor is added to the product, as a bias is; a gradient's product is of two factors alone."""
+
+    @classmethod
+    def nothing(cls, count: int) -> Product:
+        """Return products of nothing."""
+        none = np.full(count, NONE, np.int64)
+        return cls(np.ones(count), np.ones(count), np.zeros(count), none, none, np.zeros(count, bool), np.zeros(count, bool))
+
+    def is_added(self, join: Join) -> Array:
+        """Tell which inputs are added to the products that their outputs are."""
+        at = join.outputs
+        factor = self.all[at] | (join.inputs == self.one[at]) | (join.inputs == self.two[at])
+        return np.asarray(self.biased[at] & ~factor)
+
+
+def most(values: Array, of: Numbers, count: int, least: float = 0.0) -> Array:
+    """Return the maximum of the values of each of ``count``, at least ``least``."""
+    found = np.full(count, least)
+    np.maximum.at(found, of, values)
+    return found
+
+
+def blocked(k: Array) -> Array:
+    """Growth of the rounding error of a sum of ``k`` terms that is blocked by a device's width."""
+    return 1 + np.sqrt(k) / 16
+
+
+# What the formulas ask of a name; `Vocabulary.table` asks once per name.
+def bare(op: str) -> str:
+    """Return an operator's name without its namespace."""
+    return op.rpartition("::")[2]
+
+
+def rounds_as_convolution(op: str) -> bool:
+    """Tell whether an operator is rounded as convolutions are."""
+    return "conv" in op.lower()
+
+
+def is_convolution(op: str) -> bool:
+    """Tell whether an operator is a convolution."""
+    return "conv" in bare(op)
+
+
+def is_convolution_backward(op: str) -> bool:
+    """Tell whether an operator is the backward of a convolution."""
+    return bare(op).startswith("convolution_backward")
+
+
+def is_attention(op: str) -> bool:
+    """Tell whether an operator is an attention, or the backward of one."""
+    return "attention" in op
+
+
+def is_root(op: str) -> bool:
+    """Tell whether an operator takes square roots."""
+    return "sqrt" in op
+
+
+def is_backward(op: str) -> bool:
+    """Tell whether an operator computes gradients."""
+    return "backward" in op
+
+
+def is_backward_operator(op: str) -> bool:
+    """Tell whether a dispatcher's operator takes the gradient first: ``aten::threshold_backward(grad_output, self)``."""
+    return op.startswith("aten::") and "_backward" in op
+
+
+def is_gradient_slot(slot: str) -> bool:
+    """Tell whether a slot holds a gradient."""
+    return "grad" in slot
+
+
+def is_incoming_gradient(slot: str) -> bool:
+    """Tell whether a slot holds the gradient that a backward gets."""
+    return slot.startswith("grad_output")
+
+
+def is_listed(op: str) -> bool:
+    """Tell whether an operator does the same to each tensor of a list."""
+    return bare(op).rpartition(".")[2].startswith(("_foreach_", "_fused_"))
+
+
+def element(slot: str) -> int:
+    """Return which element of a list a slot is, NONE where it is none: ``input.1.3``, ``output.self.3`` and ``output.3`` are 3."""
+    *head, last = slot.split(".")
+    return int(last) if last.isdigit() and (len(head) > 1 or is_result(slot)) else NONE
+
+
+def is_result(slot: str) -> bool:
+    """Tell whether a slot holds a result of a forward."""
+    return slot.startswith("output.")
+
+
+def is_argument(slot: str) -> bool:
+    """Tell whether a slot holds an argument of a forward."""
+    return slot.startswith("input.")
+
+
+def is_variance(slot: str) -> bool:
+    """Tell whether a slot holds a variance."""
+    return slot.endswith("var")

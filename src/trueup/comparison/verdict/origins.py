@@ -1,0 +1,252 @@
+"""Where differences come in that no compared call made: fail closed on what was not seen.
+
+A call whose inputs differ explains its outputs. That holds only if the difference of its inputs was seen to arise: after a gap
+in the captured steps, or in a capture of the backward alone, it may come from anywhere.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from trueup.comparison.graph.streams import NONE, Array, Numbers, Row, Stream
+from trueup.comparison.measures.roundoff import SINGLE, roundoff
+from trueup.comparison.verdict import moved
+from trueup.comparison.verdict.coherence import coherent
+from trueup.comparison.verdict.explain import unrecorded
+from trueup.comparison.verdict.judged import Judged
+from trueup.comparison.verdict.tree import Tree
+from trueup.report.sentence import NO_OPTIMIZER_DUMPED
+
+LEAST = 1e-3
+"""Relative error below which an unexplained input is left alone: it can be the growth of rounding outside the capture."""
+
+GROWTH = 100.0
+"""How many times the largest error seen before an input's may be: gradients that add up outside of any call may cancel."""
+
+GIVEN = 4 * SINGLE
+"""Relative error of what comes from outside a later step, and of which nothing recorded can be the reason: as ``input_units``."""
+
+
+@dataclass(slots=True)
+class Origins:
+    """What is remembered of one rank from step to step."""
+
+    alone: bool = True
+    """Whether no other rank takes part, whose differences may come in unseen."""
+    largest: float = 0.0
+    """Largest relative error of any output so far."""
+    step: int | None = None
+    """The last step that was gone through."""
+    trains: bool = False
+    """Whether the optimizer was recorded in it on both sides, so that weights do not come from outside."""
+    seen: tuple[set[str], set[str]] = field(default_factory=lambda: (set(), set()))
+    """Phases that were recorded, by side."""
+    imported: tuple[bool, bool] = (False, False)
+    """Whether a side is of another tool's dump."""
+    gradients: bool = False
+    """Whether a backward was recorded at a level that has the gradients of weights."""
+    told: bool = False
+    """Whether weights were found to be updated otherwise: from there on they differ in every step."""
+    lost: int | None = None
+    """Of another tool's dump: from which execution number on a difference goes around of which nobody knows where it came in."""
+    wrong: bool = False
+    """Whether a call was found to be wrong for certain, so that others are asked whether they are wrong by themselves."""
+    weights: moved.Weights = field(default_factory=moved.Weights)
+    updated: moved.Updated | None = None
+    """What there is to say of the weights of the step that `follow` went through last."""
+    errors: list[tuple[Numbers, Array]] = field(default_factory=list)
+    """Of each step: ``seq`` of the compared calls on the candidate, and the largest relative error of their outputs."""
+    pending: tuple[dict[int, Row], dict[int, Row]] = field(default_factory=lambda: ({}, {}))
+    """Unmatched calls whose results later steps read, and nobody has read yet, by side."""
+    loose: tuple[set[int], set[int]] = field(default_factory=lambda: (set(), set()))
+    """All unmatched calls of earlier steps that no compared call around them accounts for, by side."""
+    _now: moved.Weights = field(default_factory=moved.Weights)
+
+    def follow(self, tree: Tree) -> list[tuple[Judged, str]]:
+        """Go through one step's calls in order; return ``(call, slot)`` of inputs whose difference has no origin."""
+        verdicts, errors = tree.verdicts, tree.verdicts.errors
+        differing, worst, largest = self._suspicious(tree)
+        plain = _plain(tree)
+        found = [n for n in differing.tolist() if not _is_accounted_for(tree, n, float(plain[n]))]
+        self._remember(tree, worst, largest)
+        return [(verdicts.at(int(errors.pair[n])), errors.error(n).slot) for n in found]
+
+    def passes(self, tree: Tree) -> bool:
+        """Go through the calls of some steps in which all have a counterpart, unless `follow` would find something in one."""
+        suspicious, worst, largest = self._suspicious(tree)
+        if len(suspicious):
+            return False
+        self._remember(tree, worst, largest)
+        return True
+
+    def _suspicious(self, tree: Tree) -> tuple[Numbers, Array, float]:
+        """Return inputs that differ more than what was seen before, the largest error of each call's outputs, and of all."""
+        errors, plain = tree.verdicts.errors, _plain(tree)
+        worst = _of_outputs(tree, plain)
+        before = np.maximum.accumulate(np.r_[self.largest, np.where(tree.leaves(), worst, 0.0)])
+        grown = GROWTH * before[:-1][errors.pair]
+        least, shared = self._unseen(tree)
+        limit = np.where(self._given(tree, grown), np.maximum(GIVEN, grown), np.maximum(least, grown))
+        differ = errors.inputs & (plain > np.maximum(limit, tree.verdicts.tolerated))
+        differ |= errors.inputs & (shared > np.maximum(grown, tree.verdicts.tolerated))
+        if tree.streams[0].mixed:  # frameworks sum the gradient of a weight outside of any call that both have
+            differ &= ~tree.streams[0].names.table(_is_gradient)[errors.names]
+        self._now = moved.read(tree, self.weights)
+        self.updated = moved.deviating(tree, self._now, before[:-1][errors.pair])
+        # A bias that began at zero is all update, and the limit of an input says nothing of those.
+        differ[self.updated.compared] = False
+        differ[self.updated.entries] = errors.relative[self.updated.entries] > tree.verdicts.tolerated[self.updated.entries]
+        return np.flatnonzero(differ), worst, float(before[-1])
+
+    def _unseen(self, tree: Tree) -> tuple[Array, Array]:
+        """Return what rounding in calls that were not recorded explains of each entry, and by how much all its elements are off
+        alike beyond that.
+
+        Where a step is missing, its forward, or another tool recorded it, rounding may have grown outside for long.
+        """
+        errors, candidate = tree.verdicts.errors, tree.streams[1]
+        nothing = np.zeros(len(errors.pair))
+        steps = candidate.steps if self.step is None else np.r_[self.step, candidate.steps]
+        gap = (self.step is None and len(steps) and steps[0] > 0) or (np.diff(steps) > 1).any()
+        forward = all(bool((stream.phase == stream.names.number("forward")).any()) for stream in tree.streams)
+        if gap or not forward or not self.alone or any(stream.imported or stream.neutral is not None for stream in tree.streams):
+            return nothing + LEAST, nothing
+        # Under autocast float32 gradients come out of 16-bit products: what was not seen may have gone through any dtype there is.
+        held = np.unique(np.concatenate([stream.dtype[stream.dtype >= 0] for stream in tree.streams]))
+        coarsest = max((roundoff(candidate.names.names[dtype]) for dtype in held.tolist()), default=0.0)
+        own, biased = unrecorded(tree.verdicts.criterion, coarsest)
+        entries = np.flatnonzero(errors.inputs & (errors.absolute != 0) & ~np.isnan(errors.absolute))
+        nothing[entries] = np.where((shared := coherent(errors, entries)) > biased, shared, 0.0)
+        return np.full(len(errors.pair), own), nothing
+
+    def _given(self, tree: Tree, grown: Array) -> Array:
+        """Tell which entries come from outside, after steps that say what of them may be rounding.
+
+        Where no step is missing, and nothing differed before or the optimizer was recorded as well, no difference can have
+        grown outside of what was recorded: it is the batch that differs.
+        """
+        errors, (baseline, candidate) = tree.verdicts.errors, tree.streams
+        if self.step is None or not self.alone or baseline.imported or candidate.imported:
+            return np.zeros(len(errors.pair), bool)
+        steps = np.r_[self.step, candidate.steps]
+        if (np.diff(steps) > 1).any():
+            return np.zeros(len(errors.pair), bool)
+        outside = (baseline.producer[errors.slots[0]] == NONE) & (candidate.producer[errors.slots[1]] == NONE)
+        phases = np.isin(candidate.phase, [candidate.names.number(phase) for phase in ("forward", "data")])
+        return np.asarray(outside & phases[errors.calls[1][errors.pair]] & (self.trains | (grown == 0)))
+
+    def _remember(self, tree: Tree, worst: Array, largest: float) -> None:
+        self._read(tree)
+        self.largest = largest
+        self.weights = moved.last(self._now)
+        streams = tree.streams
+        if len(streams[1].steps):
+            self.step = int(streams[1].steps[-1])
+        self.imported = streams[0].imported, streams[1].imported
+        for seen, stream in zip(self.seen, streams, strict=True):
+            seen.update(stream.names.names[n] for n in np.unique(stream.phase).tolist() if n != NONE)
+        self.gradients |= _has_gradients(streams[1])
+        self.trains = all(bool((stream.phase == stream.names.number("optimizer")).any()) for stream in streams)
+        errors = tree.verdicts.errors
+        self.errors.append((errors.streams[1].seq[errors.calls[1]], worst))
+
+    def lacks_optimizer(self, side: int) -> bool:
+        """Tell whether a side is of a tool that records no optimizer, and the other's is there."""
+        return self.imported[side] and not self.imported[1 - side] and "optimizer" not in self.seen[side]
+
+    def unread(self, side: int) -> list[Row]:
+        """Return unmatched calls of a side whose results nobody has read, but for an optimizer that the other's tool leaves out."""
+        left_out = self.lacks_optimizer(1 - side)
+        return [row for row in self.pending[side].values() if not (left_out and row.phase == "optimizer")]
+
+    def error(self, seq: int) -> float:
+        """Return the largest relative error of the outputs of a compared call of an earlier step; 0 where there is none."""
+        for seqs, worst in reversed(self.errors):
+            at = int(np.searchsorted(seqs, seq))
+            if at < len(seqs) and seqs[at] == seq:
+                return float(worst[at])
+        return 0.0
+
+    def _read(self, tree: Tree) -> None:
+        """Take calls off the list whose results are read now: what became of them shows in the reader, or in its readers."""
+        for pending, stream in zip(self.pending, tree.streams, strict=True):
+            if pending:
+                for producer in np.unique(stream.producer).tolist():
+                    pending.pop(producer, None)
+
+    def leave(self, lasting: Iterable[tuple[int, Row]], *loose: Iterable[int]) -> None:
+        """Remember a step's unmatched calls: those whose results last, and by side the seqs of all."""
+        for side, row in lasting:
+            self.pending[side][row.seq] = row
+        for known, seqs in zip(self.loose, loose, strict=True):
+            known.update(seqs)
+
+
+def _is_gradient(slot: str) -> bool:
+    return slot.startswith("gradient.")
+
+
+def unseen(ranks: Iterable[Origins]) -> list[str]:
+    """Say what was not seen of a training's weights, if there is anything."""
+    held = list(ranks)
+    seen = [set().union(*(origins.seen[side] for origins in held)) for side in (0, 1)]
+    gradients = any(origins.gradients for origins in held)
+    trains, optimizer = ("backward" in seen[0] | seen[1]), ("optimizer" in seen[0] | seen[1])
+    if optimizer and any(origins.lacks_optimizer(side) for origins in held for side in (0, 1)):
+        return [NO_OPTIMIZER_DUMPED] if trains else []
+    return moved.unseen(trains=trains, optimizer=optimizer, gradients=gradients)
+
+
+def _has_gradients(stream: Stream) -> bool:
+    backward = stream.phase == stream.names.number("backward")
+    return bool((backward & (stream.level != stream.names.number("module"))).any())
+
+
+def may_have_grown(tree: Tree) -> Array:
+    """Return, by entry, the relative error that rounding seen before in the step can have become.
+
+    Of another tool's dump it is not known which call made what another reads: what is no larger than this came from one before.
+    """
+    errors = tree.verdicts.errors
+    if not any(stream.imported for stream in errors.streams):
+        return np.zeros(len(errors.pair))
+    worst = np.where(tree.leaves(), _of_outputs(tree, _plain(tree)), 0.0)
+    before: Array = GROWTH * np.maximum.accumulate(np.r_[0.0, worst])
+    return before[errors.pair]
+
+
+def _of_outputs(tree: Tree, relative: Array) -> Array:
+    """Return the largest error of the outputs of each matched call."""
+    worst, outputs = np.zeros(len(tree.verdicts)), np.flatnonzero(tree.verdicts.errors.outputs)
+    np.maximum.at(worst, tree.verdicts.errors.pair[outputs], relative[outputs])
+    return worst
+
+
+def _is_accounted_for(tree: Tree, entry: int, error: float) -> bool:
+    """Tell whether a call without counterpart made what an entry reads, and is judged: by itself, or by a call around it.
+
+    A module that was compared as a whole answers for what it returns and for what is read inside it. The gradient of a weight is
+    neither: the optimizer reads it.
+    """
+    errors = tree.verdicts.errors
+    for side, (stream, slots) in enumerate(zip(tree.streams, errors.slots, strict=True)):
+        producer = stream.find(stream.producer_of(int(slots[entry])))
+        if producer == NONE or tree.pairs[side][producer] != NONE:
+            continue
+        covering = tree.covering(producer, side)
+        reader = tree.around(int(errors.calls[side][errors.pair[entry]]), side)
+        if not covering or any(errors.calls[side][n] in reader for n in covering):
+            return True
+        if error <= GROWTH * max(tree.verdicts.error_out[covering].tolist()):
+            return True
+    return False
+
+
+def _plain(tree: Tree) -> Array:
+    """Return relative errors; 0 where they mean nothing: not measured, unknown in size, or relative to a zero."""
+    errors = tree.verdicts.errors
+    nothing = np.isnan(errors.absolute) | errors.unsized | ((errors.norm == 0) & np.isfinite(errors.absolute))
+    return np.where(nothing, 0.0, errors.generous)

@@ -1,0 +1,120 @@
+"""What a run of calls without counterpart may be wrong by: what its parts grant, carried through the run.
+
+Each call is judged against itself, so that the criterion's row says what rounding makes in it. From call to call relative errors
+add as independent ones do, by the root of their squares; an addition passes on absolute errors, so that what cancels grows, and an
+exponential makes a relative error of an absolute one. A half type that only one of the two runs computes in is a difference between
+them, so that its rounding is granted to no run of calls.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from copy import copy
+from dataclasses import dataclass
+from math import hypot
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from trueup.comparison.graph.pairs import Alignment
+from trueup.comparison.graph.streams import Numbers, Stream, is_input, is_output
+from trueup.comparison.measures.measure import measure
+from trueup.comparison.measures.roundoff import SINGLE, roundoff
+from trueup.comparison.verdict.criteria import Criterion, Row
+from trueup.comparison.verdict.judge import judge
+from trueup.comparison.verdict.precision import Precision
+
+BRANCHES = ("branch", "pole", "sign")
+"""Kinds of rows by which a small error of a few inputs may change an element by all of itself."""
+
+
+@dataclass(frozen=True, slots=True)
+class Grant:
+    """What a run makes of its own, and times what it multiplies the errors that go in; relative to its result."""
+
+    own: float
+    gain: float
+
+
+class Parts:
+    """The calls of one side that have no counterpart.
+
+    Args:
+        stream: the side.
+        calls: which.
+        criterion: its rows.
+        coarsest: largest unit roundoff that counts as rounding; what a coarser dtype loses is a difference.
+    """
+
+    def __init__(self, stream: Stream, calls: Numbers, criterion: Criterion, coarsest: float) -> None:
+        self.stream, self._ceiling = stream, coarsest
+        none = np.empty(0, np.int64)
+        alone = Alignment(calls, calls, none, none, np.zeros(len(calls), np.int8), {})
+        verdicts = judge(measure(alone, stream, stream, (_unread, _unread)), criterion, Precision())
+        own, rows = verdicts.own.tolist(), [criterion.rows[n] for n in verdicts.rows.tolist()]
+        self._own: dict[int, tuple[float, Row]] = dict(zip(calls.tolist(), zip(own, rows, strict=True), strict=True))
+        self._found: dict[int, Grant] = {}
+
+    def again(self) -> Parts:
+        """Return the same calls, of which no run was looked at yet."""
+        found = copy(self)
+        found._found = {}
+        return found
+
+    def of(self, ends: Iterable[int], calls: set[int]) -> Grant:
+        """Return what a run of calls grants the results of some of them."""
+        for call in sorted(calls - self._found.keys()):
+            self._found[call] = self._of(call)
+        found = [self._found[call] for call in ends]
+        return Grant(max((one.own for one in found), default=0.0), max((one.gain for one in found), default=1.0))
+
+    def rows(self, calls: Iterable[int]) -> list[Row]:
+        """Return the criterion's rows of some of the calls."""
+        return [self._own[call][1] for call in calls]
+
+    def coarsest(self, calls: Iterable[int]) -> float:
+        """Return the unit roundoff of the coarsest dtype among the results of some of the calls."""
+        return min(max((self._roundoffs(call)[1] for call in calls), default=0.0), self._ceiling)
+
+    def _roundoffs(self, call: int) -> tuple[list[float], float]:
+        """Return the unit roundoff of each floating-point tensor that a call reads, and of the coarsest that it makes."""
+        stream = self.stream
+        found = [
+            (stream.names.names[slot], roundoff(stream.dtype_of(k))) for slot, k in stream.slots(call).items()
+        ]
+        read = [unit for name, unit in found if is_input(name) and unit > 0]
+        return read, max((unit for name, unit in found if is_output(name)), default=0.0)
+
+    def _of(self, call: int) -> Grant:
+        stream, (own, row) = self.stream, self._own[call]
+        slots = [(k, stream.names.names[slot]) for slot, k in stream.slots(call).items()]
+        inputs, outputs = ([k for k, name in slots if of(name)] for of in (is_input, is_output))
+        norm, size = (max((float(of[k]) for k in outputs if np.isfinite(of[k])), default=0.0) for of in (stream.l2, stream.numel))
+        gain = 0.0
+        read, made = self._roundoffs(call)
+        if made > self._ceiling:
+            own, made = own * self._ceiling / made, self._ceiling
+        if made > SINGLE:  # a cast, or one inside: on the other side it need not be there
+            own = hypot(own, made * sum(unit < made for unit in read) ** 0.5)
+        for k in inputs:
+            given = self._found.get(int(stream.producers[k]), Grant(0.0, 1.0))
+            times, numel = 1.0, float(stream.numel[k])
+            if row.own == "additive" and norm > 0 < numel:
+                times = float(stream.l2[k]) / norm * max(1.0, size / numel) ** 0.5
+            elif row.carry == "exponential" and numel > 0:
+                times = max(1.0, float(stream.l2[k]) / numel**0.5)
+            times = times if np.isfinite(times) else 1.0
+            own, gain = hypot(own, times * given.own), hypot(gain, times * given.gain)
+        return Grant(own, gain)
+
+
+def coarsest(stream: Stream) -> float:
+    """Return the unit roundoff of the coarsest floating-point dtype of a run's results, at least that of float32."""
+    rounds = stream.names.table(roundoff)[stream.dtype]
+    return float(max(SINGLE, rounds[stream.names.table(is_output)[stream.slot]].max(initial=0.0)))
+
+
+def _unread(*_: object) -> NDArray[Any] | None:
+    """Stand for tensors that need no reading: a call is compared with itself, and its statistics do for that."""
+    return None

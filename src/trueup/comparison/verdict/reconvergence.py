@@ -1,0 +1,278 @@
+"""Formulas written another way: differences inside them that come together again are no fault of anybody.
+
+    baseline    -0.5 * (1 + l - m.square() - l.exp())          each pair of calls that both have (`exp`, `sub`, `mul`) stands
+    candidate   0.5 * ((0.5 * l).exp().square() + ...)         in both, and reads another intermediate result
+
+A run of calls that one side alone has, and a pair that reads what such a run made, may be a part of two forms of one formula.
+Following what differs forward, through pairs as long as their outputs differ, through the backward of each forward call and back to
+what else flows into them, gives two sets of calls that compute one thing each. They are excused if that thing agrees wherever
+it leaves the sets, within what rounding in them explains. What differs and is read by nothing recorded, by an optimizer, by a
+communication or by a later step (a biased running variance) has not come together, and excuses nothing.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable
+from functools import cached_property
+
+import numpy as np
+
+from trueup.comparison.graph.streams import NONE, is_input, is_output
+from trueup.comparison.measures.roundoff import roundoff
+from trueup.comparison.verdict.coherence import coherent
+from trueup.comparison.verdict.criteria import Criterion
+from trueup.comparison.verdict.explain import unrecorded
+from trueup.comparison.verdict.judged import LASTING, Judged
+from trueup.comparison.verdict.parts import Parts, coarsest
+from trueup.comparison.verdict.regions import Call, Region, Regions, granted, mask
+from trueup.comparison.verdict.tree import Tree
+
+MOST_CALLS = 20_000
+"""Calls of a step that are followed at most; beyond that nothing is excused."""
+
+FALL = 8.0
+"""Times that the difference inside a formula is larger than what is left of it behind: else it did not come together, but is hidden
+by what more calls grant. [measured] 40 in bfloat16, 1e5 in float32 in right formulas; 1 where a norm rounds before its weight."""
+
+MEANINGLESS = 0.5
+"""Relative error from which on what is wrong with the inputs explains nothing: a formula that agrees must do so by itself."""
+
+
+class Reconvergence:
+    """What of one rank and step is excused.
+
+    Args:
+        tree: both sides' calls.
+        regions: the runs of calls without counterpart.
+        criterion: its rows.
+        forced: whether calls were given another run's inputs, so that what differs goes no further by itself.
+    """
+
+    def __init__(self, tree: Tree, regions: Regions, criterion: Criterion, *, forced: bool = False) -> None:
+        self.tree, self.regions, self.criterion = tree, regions, criterion
+        foreign = any(stream.imported or stream.mixed for stream in tree.streams)
+        self.never = forced or foreign or bool(criterion.limits)
+        """Of another tool or framework it is not known who reads what, and limits know of no rounding."""
+        self.readers = regions.flow
+        self.left = MOST_CALLS
+        self.rewritten: tuple[set[int], set[int]] = set(), set()
+        """Calls of each side that are written another way on the other."""
+
+    def region(self, region: Region, parts: tuple[Parts, Parts]) -> bool:
+        """Tell whether what a run of calls without counterpart makes differs only inside a formula; ``parts`` are its calls'."""
+        if self.never:
+            return False
+        limits = [granted(region, self.criterion, parts, error, starts, region.worst)[1] for _, error, starts in region.exits]
+        exits = zip(region.exits, limits, strict=True)
+        wrong = {(error.baseline, error.candidate): error.relative for (_, error, _), limit in exits if not error.relative <= limit}
+        return self._follow([(side, call) for side in (0, 1) for call in region.calls[side]], region.worst, wrong)
+
+    def pair(self, pair: int, slot: str | None = None) -> bool:
+        """Tell whether a matched call stands in a formula that is written another way, and what differs there comes together.
+
+        With a slot, only if it is that slot by which it is no counterpart.
+        """
+        if self.never or not self.is_by_chance(pair, slot):
+            return False
+        errors, limits = self.tree.verdicts.errors, self.tree.verdicts.slot_expected
+        at = [n for n in errors.entries(pair) if errors.relative[n] > 0 and not errors.relative[n] <= limits[n]]
+        wrong = {(int(errors.slots[0][n]), int(errors.slots[1][n])): float(errors.relative[n]) for n in at}
+        return self._follow([(side, int(errors.calls[side][pair])) for side in (0, 1)], 0.0, wrong)
+
+    def reader(self, judged: Judged, slot: str) -> bool:
+        """Tell whether a call that reads what no compared call made different reads it by chance, as `pair`."""
+        call = self.tree.streams[1].find(judged.call.candidate.seq)
+        return self.pair(int(self.tree.pairs[1][call]), slot)
+
+    def holds(self, pair: int) -> bool:
+        """Tell whether a matched call stands in a formula that was excused."""
+        return pair != NONE and int(self.tree.verdicts.errors.calls[1][pair]) in self.rewritten[1]
+
+    def counts(self) -> tuple[int, int]:
+        """Return how many calls of each side were excused."""
+        return len(self.rewritten[0]), len(self.rewritten[1])
+
+    def is_by_chance(self, pair: int, slot: str | None = None) -> bool:
+        """Tell whether a matched call reads, on the two sides, what no two counterparts made."""
+        errors = self.tree.verdicts.errors
+        entries = [n for n in errors.entries(pair) if errors.inputs[n] and (slot is None or errors.error(n).slot == slot)]
+        return any(self._made(0, int(errors.slots[0][n])) != self._made(1, int(errors.slots[1][n])) for n in entries)
+
+    def fresh(self) -> tuple[Parts, Parts]:
+        """Return what each call of both sides grants."""
+        return self._parts[0].again(), self._parts[1].again()
+
+    @cached_property
+    def _parts(self) -> tuple[Parts, Parts]:
+        unit = min(map(coarsest, self.tree.streams))
+        first, second = (Parts(stream, np.arange(len(stream)), self.criterion, unit) for stream in self.tree.streams)
+        return first, second
+
+    def _made(self, side: int, k: int) -> tuple[object, ...]:
+        """Return what tells whether two slots hold what counterparts made; no two are alike where a call without one did."""
+        stream, pairs = self.tree.streams[side], self.tree.pairs[side]
+        made = stream.call[self.readers[side].parts(k)].tolist() or [int(stream.producers[k])]
+        return tuple(sorted((int(pairs[call]), 0 if call == NONE else -1 - side if pairs[call] == NONE else 1) for call in made))
+
+    def _follow(self, starts: Iterable[Call], worst: float, wrong: dict[tuple[int, int], float]) -> bool:
+        starts = list(starts)
+        if all(call in self.rewritten[side] for side, call in starts):
+            return True
+        walk = _Walk(self, worst, wrong)
+        found = walk.run(starts)
+        self.left -= sum(map(len, walk.calls))
+        if found:
+            for mine, its in zip(self.rewritten, walk.calls, strict=True):
+                mine |= its
+        return found
+
+
+class _Walk:
+    """One set of calls on each side, as it grows.
+
+    Args:
+        of: what is known of the step.
+        worst: the largest error of what is known to flow in.
+        wrong: slots of both sides that were found to disagree, whatever more calls grant, and by how much.
+    """
+
+    def __init__(self, of: Reconvergence, worst: float, wrong: dict[tuple[int, int], float]) -> None:
+        self.of, self.tree, self.readers = of, of.tree, of.readers
+        self.coarsest = 0.0
+        """Unit roundoff of the coarsest dtype that the calls compute in."""
+        self.wrong, self.least = wrong, max(wrong.values(), default=0.0) / FALL
+        self.errors, self.worst, self.parts = of.tree.verdicts.errors, worst, of.fresh()
+        self.calls: tuple[set[int], set[int]] = set(), set()
+        self.ends: dict[int, None] = {}
+        """Entries of the errors by which what the sets compute leaves them."""
+        self._pending: list[Call] = []
+        self._met: set[int] = set()
+
+    def run(self, starts: Iterable[Call]) -> bool:
+        """Follow all that differs; return whether it comes together."""
+        for side, call in starts:
+            self._absorb(side, call)
+        while self._pending:
+            if sum(map(len, self.calls)) > self.of.left:
+                return False
+            side, call = self._pending.pop()
+            if not self._forward(side, call):
+                return False
+            self._back(side, call)
+        return bool(self.ends) and self._agree()
+
+    def _absorb(self, side: int, call: int) -> None:
+        """Add a call, and the one that it is matched with."""
+        if call in self.calls[side]:
+            return
+        self.calls[side].add(call)
+        self.coarsest = max(self.coarsest, self.parts[side].coarsest([call]))
+        self._pending.append((side, call))
+        pair = int(self.tree.pairs[side][call])
+        if pair != NONE:
+            self._met.add(pair)
+            self.ends |= dict.fromkeys(n for n in self.errors.entries(pair) if self.errors.outputs[n] and self._agrees(n))
+            self._absorb(1 - side, int(self.errors.calls[1 - side][pair]))
+
+    def _forward(self, side: int, call: int) -> bool:
+        """Go on to who reads the results that differ; return whether all are read by a call that can be looked at."""
+        stream, pair = self.tree.streams[side], int(self.tree.pairs[side][call])
+        if stream.names.names[stream.phase[call]] in LASTING:
+            return False
+        agree = {int(self.errors.slots[side][n]) for n in self.ends} if pair != NONE else set()
+        for slot, k in stream.slots(call).items():
+            if not is_output(stream.names.names[slot]) or k in agree:
+                continue
+            readers = self.readers[side].of(k)
+            if not readers and (pair != NONE or roundoff(stream.dtype_of(k)) > 0):
+                return False
+            if not all(self._read(side, reader) for reader in readers):
+                return False
+        return all(self._meet(side, other, None) for other in self.readers[side].backwards(call))
+
+    def _read(self, side: int, k: int) -> bool:
+        call = int(self.tree.streams[side].call[k])
+        pair = int(self.tree.pairs[side][call])
+        entry = None if pair == NONE else next((n for n in self.errors.entries(pair) if self.errors.slots[side][n] == k), None)
+        return self._meet(side, call, entry)
+
+    def _meet(self, side: int, call: int, entry: int | None) -> bool:
+        """Take in a call that reads something, unless that agrees; return whether it can be looked at."""
+        pair = int(self.tree.pairs[side][call])
+        if pair == NONE:
+            self._absorb(side, call)
+            return True
+        if entry is not None and self._agrees(entry):
+            self.ends[entry] = None
+            return True
+        if pair in self._met:
+            return True
+        if not any(self.errors.outputs[n] for n in self.errors.entries(pair)):
+            return False
+        self._absorb(side, call)
+        return True
+
+    def _back(self, side: int, call: int) -> None:
+        """Take in what flows into a call and belongs to the formula: calls of one side, and pairs that differ by chance."""
+        stream = self.tree.streams[side]
+        for slot, k in stream.slots(call).items():
+            if not is_input(stream.names.names[slot]):
+                continue
+            for made in self.readers[side].parts(k) or [NONE]:
+                producer = int(stream.producers[k]) if made == NONE else int(stream.call[made])
+                pair = int(self.tree.pairs[side][producer])
+                if producer == NONE or producer in self.calls[side]:
+                    continue
+                if pair == NONE or (self._differs(pair) and self.of.is_by_chance(pair)):
+                    self._absorb(side, producer)
+
+    def _differs(self, pair: int) -> bool:
+        entries = [n for n in self.errors.entries(pair) if self.errors.outputs[n]]
+        return not float(self.errors.relative[entries].max(initial=0.0)) <= self.tree.verdicts.own[pair]
+
+    def _agrees(self, n: int) -> bool:
+        """Tell whether an entry is off by no more than the calls that made it grant."""
+        if (int(self.errors.slots[0][n]), int(self.errors.slots[1][n])) in self.wrong:
+            return False
+        return float(self.errors.relative[n]) <= min(sum(self._granted(n)), self.least)
+
+    def _granted(self, n: int) -> tuple[float, float]:
+        """Return the relative error that rounding makes in the calls, and what the worst of what flows in becomes in them."""
+        made = self._makers(n)
+        sides = [parts.of([c for s, c in made if s == side], self.calls[side]) for side, parts in enumerate(self.parts)]
+        factor = max((row.factor for side, call in made for row in self.parts[side].rows([call])), default=1.0)
+        flat = unrecorded(self.of.criterion, self._unit(n))[0] * math.sqrt(max(map(len, self.calls)))
+        carried = factor * max(side.gain for side in sides) * self.worst
+        return min(flat, math.hypot(*(side.own for side in sides))), carried if carried < MEANINGLESS else 0.0
+
+    def _unit(self, n: int) -> float:
+        """Return the unit roundoff of the coarsest dtype that went into an entry."""
+        slots = zip(self.tree.streams, self.errors.slots, strict=True)
+        return max(self.coarsest, *(roundoff(stream.dtype_of(int(side[n]))) for stream, side in slots))
+
+    def _agree(self) -> bool:
+        """Tell whether all that leaves the two sets agrees, by what their calls grant."""
+        region = Region(self.tree, calls=self.calls)
+        among = tuple(mask(calls, len(stream)) for calls, stream in zip(self.calls, self.tree.streams, strict=True))
+        for side in (0, 1):
+            for call in self.calls[side]:
+                self.of.regions._expand(region, side, call, among)
+        self.worst, self.parts = region.worst, self.of.fresh()
+        return region.known and all(map(self._is_granted, self.ends))
+
+    def _is_granted(self, n: int) -> bool:
+        own, carried = self._granted(n)
+        biased = unrecorded(self.of.criterion, self._unit(n))[1] * math.sqrt(max(map(len, self.calls)))
+        shared = float(coherent(self.errors, np.array([n]))[0])
+        return float(self.errors.relative[n]) <= min(own + carried, self.least) and shared <= biased + carried
+
+    def _makers(self, n: int) -> list[Call]:
+        """Return the calls in the sets that made an entry."""
+        found = []
+        for side, stream in enumerate(self.tree.streams):
+            k = int(self.errors.slots[side][n])
+            made = [int(stream.call[k])] if self.errors.outputs[n] else [int(stream.producers[k])]
+            made += stream.call[self.readers[side].parts(k)].tolist()
+            found += [(side, call) for call in made if call in self.calls[side]]
+        return found

@@ -1,0 +1,496 @@
+"""Runs of calls that only one side has: what goes into them, what comes out, and whether the difference starts there.
+
+A device may compute an LSTM in one operator and another in a hundred. Without a function around them that could be compared as
+a whole, what such calls did shows where their results are read by calls that do have a counterpart (the exits). Walking back
+from an exit through calls without counterpart to those that have one gives the sources.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, field, replace
+
+import numpy as np
+
+from trueup.comparison.graph.readers import Readers
+from trueup.comparison.graph.streams import NONE, Array, Numbers, Row, Stream, is_input, is_output
+from trueup.comparison.measures.measure import Measured, SlotError
+from trueup.comparison.measures.roundoff import roundoff
+from trueup.comparison.measures.why import Reason, Why
+from trueup.comparison.verdict import few
+from trueup.comparison.verdict.criteria import FLIPPED, Criterion
+from trueup.comparison.verdict.criteria import Row as CriterionRow
+from trueup.comparison.verdict.judged import FEW, LASTING, RULES, Judged, excess
+from trueup.comparison.verdict.origins import Origins
+from trueup.comparison.verdict.parts import BRANCHES, Parts
+from trueup.comparison.verdict.tree import Tree
+
+Call = tuple[int, int]
+"""Side and call."""
+
+
+@dataclass(slots=True)
+class Region:
+    """Calls without counterpart between their sources and one exit or several."""
+
+    tree: Tree
+    exits: list[tuple[Judged, SlotError, list[Call]]] = field(default_factory=list)
+    """Calls with a counterpart that read a result, what they read, and who made it."""
+    calls: tuple[set[int], set[int]] = field(default_factory=lambda: (set(), set()))
+    """Of the baseline and of the candidate."""
+    sources: dict[str, SlotError] = field(default_factory=dict)
+    earlier: float = 0.0
+    """Largest relative error of calls of earlier steps whose results go in: weights, states."""
+    known: bool = True
+    """Whether all sources that a recorded call produced were compared."""
+
+    @property
+    def worst(self) -> float:
+        """Largest relative error of what goes in."""
+        return max([self.earlier, *(source.relative for source in self.sources.values())])
+
+    @property
+    def unit(self) -> float:
+        """Unit roundoff of the coarsest dtype that goes in."""
+        stream = self.tree.streams[0]
+        return max((roundoff(stream.dtype_of(s.baseline)) for s in self.sources.values()), default=0.0)
+
+    @property
+    def sides(self) -> tuple[bool, bool]:
+        """Whether it has calls on the baseline, and on the candidate."""
+        return bool(self.calls[0]), bool(self.calls[1])
+
+    def take(self, other: Region) -> None:
+        """Take over what another one holds."""
+        for mine, its in zip(self.calls, other.calls, strict=True):
+            mine |= its
+        self.exits += other.exits
+        self.sources |= other.sources
+        self.known &= other.known
+        self.earlier = max(self.earlier, other.earlier)
+
+
+class Regions:
+    """The regions of one rank and step.
+
+    Args:
+        tree: both sides' calls.
+        loose: calls without counterpart and without a compared call around them that speaks for them, by side.
+        origins: what is known of earlier steps.
+    """
+
+    def __init__(self, tree: Tree, loose: tuple[list[int], list[int]], origins: Origins) -> None:
+        self.tree, self.origins, self.given = tree, origins, loose
+        self.flow = Readers(tree.streams[0]), Readers(tree.streams[1])
+        self.loose = tuple(mask(calls, len(stream)) for calls, stream in zip(loose, tree.streams, strict=True))
+        self.readers: tuple[set[int], set[int]] = set(), set()
+        """Loose calls whose result somebody reads."""
+        self.settled: tuple[set[int], set[int]] = set(), set()
+        """Loose calls whose results agree with what the other side wrote (`lasting`)."""
+        self.uncompared: set[Call] = set()
+        """``(side, call)`` of loose calls whose result a call with counterpart reads and was not compared there."""
+        self.compared: set[Call] = set()
+        """The same where it was compared: a transposed gradient beside one that is not has another shape, and tells nothing."""
+        self._all: dict[int, Region] = {}
+        self._holding: dict[tuple[int, int, int], int] = {}
+        """By phase of the exit, side and call: the region that holds the call, or held it before another took it over."""
+        self._taken: dict[int, int] = {}
+        """Regions that another one took over, and that."""
+        self.unmatched = tuple(mask(calls.tolist(), len(s)) for calls, s in zip(tree.unmatched, tree.streams, strict=True))
+        self.ends = tuple(_ends(stream, mask) for stream, mask in zip(tree.streams, self.unmatched, strict=True))
+        """By side, and call of a backward without counterpart whose optimizer was not recorded: its results that nobody reads.
+
+        A module around it that was compared as a whole says nothing of them.
+        """
+        if loose[0] or loose[1]:
+            producers = [stream.producers for stream in tree.streams]
+            for side in (0, 1):
+                self._read_by_unmatched(side, producers[side])
+            for pair in self._pairs_that_read(producers):
+                self._exits(tree.verdicts.at(pair))
+
+    @property
+    def found(self) -> list[Region]:
+        """The regions, each once; what is wrong in the forward shows there, and apart from that in the backward."""
+        return list(self._all.values())
+
+    def _read_by_unmatched(self, side: int, producers: Numbers) -> None:
+        stream = self.tree.streams[side]
+        reads = stream.names.table(is_input)[stream.slot] & (self.tree.pairs[side][stream.call] == NONE)
+        self.readers[side].update(producers[reads & (producers >= 0) & (producers != stream.call)].tolist())
+
+    def _pairs_that_read(self, producers: list[Numbers]) -> list[int]:
+        """Return the matched calls that read a result of a loose call, in order."""
+        found: list[Numbers] = []
+        for side, stream in enumerate(self.tree.streams):
+            reads = stream.names.table(is_input)[stream.slot] & self.loose[side][producers[side]]
+            found.append(self.tree.pairs[side][stream.call[reads]])
+        pairs = np.unique(np.concatenate(found))
+        return list(pairs[pairs >= 0].tolist())
+
+    def _exits(self, judged: Judged) -> None:
+        rows = judged.call.baseline, judged.call.candidate
+        stands = self._stands_alike(rows)
+        names = [s for s in dict.fromkeys([*rows[0].slots, *rows[1].slots]) if is_input(s)]
+        for name in names:
+            starts = [self._producer(side, rows[side].slots.get(name)) for side in (0, 1)]
+            loose = [(side, call) for side, call in enumerate(starts) if self.loose[side][call]]
+            if not loose:
+                continue
+            for side, call in loose:
+                self.readers[side].add(call)
+            error = judged.call.slots.get(name)
+            if not stands or (error is not None and self._is_of_other_kind(error)):
+                continue  # a mask of bools is read as one of floats: who applies it is compared
+            lost = any(self._is_lost(side, rows[side].slots.get(name)) for side in (0, 1) if starts[side] == NONE)
+            if error is None or math.isnan(error.absolute) or lost:
+                self.uncompared.update(loose)
+            else:
+                phase = self.tree.streams[1].names.number(judged.call.candidate.phase)
+                self._gather(phase, loose).exits.append((judged, error, loose))
+                self.compared.update(loose)
+
+    def _producer(self, side: int, k: int | None) -> int:
+        stream = self.tree.streams[side]
+        return NONE if k is None else stream.find(stream.producer_of(k))
+
+    def _stands_alike(self, rows: tuple[Row, Row]) -> bool:
+        """Tell whether the calls around two matched ones are each other's counterparts: else the operators are alike by chance."""
+        around = [stream.find(row.parent) for stream, row in zip(self.tree.streams, rows, strict=True)]
+        pairs = [int(self.tree.pairs[side][call]) for side, call in enumerate(around)]
+        return pairs[0] == pairs[1] and (pairs[0] != NONE or around == [NONE, NONE])
+
+    def _is_of_other_kind(self, error: SlotError) -> bool:
+        """Tell whether a slot holds numbers that round on one side alone."""
+        slots = zip(self.tree.streams, (error.baseline, error.candidate), strict=True)
+        first, second = (roundoff(stream.dtype_of(k)) for stream, k in slots)
+        return (first == 0) != (second == 0)
+
+    def _is_lost(self, side: int, k: int | None) -> bool:
+        """Tell whether the call that made what a slot holds was recorded and is missing."""
+        stream = self.tree.streams[side]
+        made = NONE if k is None else int(stream.producer[k])
+        complete = bool((stream.level == stream.names.number("aten")).any())  # else it may be of a level that was not read
+        return complete and not stream.imported and not stream.mixed and made > stream.seq[0] and stream.find(made) == NONE
+
+    def _gather(self, phase: int, starts: list[Call]) -> Region:
+        """Return the region of some loose calls that are read in a phase, joined with those that it meets on the way back."""
+        number, region = len(self._all) + len(self._taken), Region(self.tree)
+        met: set[int] = set()
+        pending = list(starts)
+        while pending:
+            side, call = pending.pop()
+            holder = self._holding.setdefault((phase, side, call), number)
+            if holder != number:
+                met.add(self._holder(holder))
+            elif call not in region.calls[side]:
+                pending += self._expand(region, side, call, self.loose)
+        kept = min(met, default=number)
+        if kept == number:
+            self._all[number] = region
+            return region
+        self._taken[number] = kept
+        self._all[kept].take(region)
+        for other in met - {kept}:
+            self._taken[other] = kept
+            self._all[kept].take(self._all.pop(other))
+        return self._all[kept]
+
+    def _holder(self, number: int) -> int:
+        while number in self._taken:
+            number = self._taken[number]
+        return number
+
+    def walk(self, starts: list[Call], *, covered: bool = False) -> Region:
+        """Gather the loose calls from ``(side, call)`` back to their sources; with ``covered`` those inside compared calls too."""
+        region, among = Region(self.tree), self.unmatched if covered else self.loose
+        pending = list(starts)
+        while pending:
+            side, call = pending.pop()
+            if call not in region.calls[side]:
+                pending += self._expand(region, side, call, among)
+        return region
+
+    def _expand(self, region: Region, side: int, call: int, among: tuple[Array, ...]) -> list[Call]:
+        """Add a call and its sources to a region; return the loose calls that it reads."""
+        region.calls[side].add(call)
+        stream, found = self.tree.streams[side], []
+        for number, k in self._given(side, call):
+            seq = stream.producer_of(k) if is_input(stream.names.names[number]) else None
+            if seq is None or seq == stream.seq[call]:
+                continue
+            producer = stream.find(seq)
+            if among[side][producer]:
+                found.append((side, producer))
+            else:
+                self._source(region, side, seq, producer, stream.names.name(int(stream.producer_slot[k])))
+        return found
+
+    def _given(self, side: int, call: int) -> list[tuple[int, int]]:
+        """Return a call's slots; between frameworks a backward's forward's too, of which it saved what no common operator shows."""
+        stream = self.tree.streams[side]
+        found = list(stream.slots(call).items())
+        forward = stream.find(int(stream.forward_seq[call])) if stream.mixed else NONE
+        return found if forward == NONE else found + list(stream.slots(forward).items())
+
+    def _source(self, region: Region, side: int, seq: int, producer: int, slot: str | None) -> None:
+        judged = self.tree.judged(side, producer)
+        if judged is not None:
+            error = judged.call.slots.get(slot or "")
+            if error is None or math.isnan(error.absolute):
+                region.known = False
+            else:
+                region.sources[f"{judged.call.candidate.seq} {slot}"] = error
+        elif producer != NONE or seq in self.origins.loose[side]:
+            region.known = False  # inside a function that was compared as a whole, or without counterpart itself
+        elif side == 1:
+            region.earlier = max(region.earlier, self.origins.error(seq))
+
+    def unread(self) -> set[Call]:
+        """Return loose calls whose result was read and compared nowhere, neither theirs nor that of a function around them."""
+        return {
+            (side, call) for side, call in self.uncompared
+            if not any((side, n) in self.compared for n in (call, *self.tree.around(call, side)))
+        }  # fmt: skip
+
+    def lasting(self) -> Iterator[tuple[int, Row]]:
+        """Yield ``(side, call)`` of the loose calls whose results later steps read."""
+        told = set(self.untold())
+        for side, stream in enumerate(self.tree.streams):
+            phases = [stream.names.number(phase) for phase in LASTING]
+            done = self._with_family(side, self.readers[side] | self.settled[side])
+            for call in np.flatnonzero(self.loose[side][:-1]).tolist():
+                if stream.phase[call] in phases and call not in done and not _makes_zeros(stream, call):
+                    yield side, stream.row(call)
+            ends = [call for call in self.ends[side] if call not in self.settled[side] and (side, call) not in told]
+            yield from ((side, stream.row(call)) for call in ends)
+
+    def dead_ends(self) -> Iterator[Call]:
+        """Yield loose calls that compute something which shows up nowhere else: nobody reads it, no call around returns it.
+
+        What another tool or framework records is not all that ran: of that nothing is said.
+        """
+        if any(stream.imported or stream.mixed for stream in self.tree.streams):
+            return
+        for side, stream in enumerate(self.tree.streams):
+            calls = np.flatnonzero(self.loose[side][:-1] & ~stream.has_children)
+            if not len(calls):
+                continue
+            family = self._with_family(side, self.readers[side] | self.settled[side])
+            chosen = np.zeros(len(stream), bool)
+            chosen[[call for call in calls.tolist() if call not in family]] = True
+            rounds = stream.names.table(roundoff)[stream.dtype] > 0
+            slots = np.flatnonzero(chosen[stream.call] & rounds & stream.names.table(is_output)[stream.slot] & stream.has_digest)
+            known = np.unique(stream.digest[slots])
+            shows: dict[int, set[int]] = {digest: set() for digest in known.tolist()}
+            for k in np.flatnonzero(np.isin(stream.digest, known) & stream.has_digest).tolist():
+                shows[int(stream.digest[k])].add(int(stream.call[k]))
+            for call in dict.fromkeys(stream.call[slots].tolist()):
+                around = {n for n in self.tree.around(call, side) if self.loose[side][n]}
+                made = slots[stream.call[slots] == call].tolist()
+                if all(not shows[int(stream.digest[k])] - around - {call} for k in made) and not self.flow[side].is_added(call):
+                    yield side, call
+
+    def untold(self) -> Iterator[tuple[int, int]]:
+        """Yield ``(side, call)`` of the loose calls of which it is not known who reads their results, for a dump does not say.
+
+        Of a native capture they are those that a dump on the other side might have had and whose results nobody reads.
+        """
+        streams = self.tree.streams
+        for side, stream in enumerate(streams):
+            other = streams[1 - side]
+            if not stream.imported and not other.imported:
+                continue
+            listed = set(zip(other.op.tolist(), other.phase.tolist(), strict=True))
+            for call in np.flatnonzero(self.loose[side][:-1]).tolist():
+                is_listed = (int(stream.op[call]), int(stream.phase[call])) in listed and call not in self.readers[side]
+                if is_listed or (stream.imported and not _passes_on(stream, call)):
+                    yield side, call
+
+    def _with_family(self, side: int, calls: set[int]) -> set[int]:
+        """Add the loose calls inside and around calls: an operator and the function that is no more than it write one result.
+
+        Only one of the two is named as the producer of what is read.
+        """
+        stream, loose, found = self.tree.streams[side], self.loose[side], set(calls)
+        for call in calls:
+            inner, outer = call, int(stream.parents[call])
+            while len(inside := stream.inside(inner)) == 1 and loose[inside[0]]:
+                inner = int(inside[0])
+                found.add(inner)
+            while outer != NONE and loose[outer] and len(stream.inside(outer)) == 1:
+                found.add(outer)
+                outer = int(stream.parents[outer])
+        return found
+
+
+def _makes_zeros(stream: Stream, call: int) -> bool:
+    """Tell whether all results of a call are zero: what is written there later shows by itself."""
+    slots = np.arange(*stream.starts[call : call + 2].tolist())
+    made = slots[stream.names.table(is_output)[stream.slot[slots]]]
+    return len(made) > 0 and bool((stream.l2[made] == 0).all())
+
+
+def _passes_on(stream: Stream, call: int) -> bool:
+    """Tell whether all results of a call are what it got, by what is known of both: a module that does nothing (``Dropout(0)``)."""
+    slots = np.arange(*stream.starts[call : call + 2].tolist())
+    read, made = (slots[stream.names.table(of)[stream.slot[slots]]] for of in (is_input, is_output))
+    return len(made) > 0 and bool((_told(stream, made)[:, None] == _told(stream, read)).all(axis=2).any(axis=1).all())
+
+
+def _told(stream: Stream, slots: Numbers) -> Array:
+    digests = np.where(stream.has_digest[slots], stream.digest[slots].astype(np.float64), 0)
+    return np.stack([stream.numel[slots], stream.mean[slots], stream.l2[slots], digests], axis=1)
+
+
+def _ends(stream: Stream, unmatched: Array) -> dict[int, list[int]]:
+    """Return gradients that go to no recorded call: those of what no forward call made, and what a hook on a gradient computes.
+
+    Who reads them is the optimizer; where it was recorded, they are compared there.
+    """
+    number = stream.names.number
+    if stream.imported or (stream.phase == number("optimizer")).any():
+        return {}
+    fine = stream.level == number("aten")  # where who reads a result of a backward cannot be told from the end of it
+    calls = np.flatnonzero(unmatched[:-1] & (stream.phase == number("backward")) & ~fine).tolist()
+    read = set(zip(stream.producer.tolist(), stream.producer_slot.tolist(), strict=True)) if calls else set()
+    found = {}
+    for call in calls:
+        forward = stream.find(int(stream.forward_seq[call]))
+        given = stream.slots(forward) if forward != NONE else {}
+        slots = [
+            k for slot, k in stream.slots(call).items()
+            if is_output(stream.names.names[slot]) and (int(stream.seq[call]), slot) not in read
+            and (forward == NONE or _is_made_by_none(stream, given, stream.names.names[slot]))
+            and not (stream.mixed and _is_told(stream, call, k))
+        ]  # fmt: skip
+        if slots:
+            found[call] = slots
+    return found
+
+
+def _is_told(stream: Stream, call: int, k: int) -> bool:
+    """Tell whether the backward of the layer around a call has a gradient as one of its parameters'."""
+    around = int(stream.parents[call])
+    slots = {} if around == NONE else stream.slots(around)
+    named = [j for name, j in slots.items() if stream.names.names[name].startswith("grad_param.")]
+    return any(stream.numel[j] == stream.numel[k] and stream.l2[j] == stream.l2[k] for j in named)
+
+
+def _is_made_by_none(stream: Stream, given: dict[int, int], gradient: str) -> bool:
+    """Tell whether a gradient is one of an input that no recorded call made."""
+    k = given.get(stream.names.number(gradient.removeprefix("grad_")))
+    return k is not None and stream.producer_of(k) is None
+
+
+def mask(calls: Iterable[int], count: int) -> Array:
+    """Return a mask of calls; its last entry, for `NONE`, is false."""
+    found = np.zeros(count + 1, bool)
+    found[list(calls)] = True
+    return found
+
+
+def judge_region(region: Region, criterion: Criterion, parts: tuple[Parts, Parts]) -> Judged:
+    """Judge a region that somebody reads as one call of its last operator, at the exit that is furthest from what is explained."""
+    worst = region.worst
+    limits = [granted(region, criterion, parts, error, starts, worst) for _, error, starts in region.exits]
+    errors = np.array([error.relative for _, error, _ in region.exits])
+    at = int(np.argmax(excess(errors, np.array([expected for _, expected in limits]))))
+    (exit_judged, error, _), (own, expected) = region.exits[at], limits[at]
+    tree, exit_ = region.tree, exit_judged.call
+    calls = [[tree.streams[side].row(call) for call in sorted(region.calls[side])] for side in (0, 1)]
+    row = criterion.rows[-1]
+    baseline, candidate = (rows[-1] if rows else None for rows in calls)
+    # A side without calls of its own stands where the result is read.
+    first = baseline or replace(exit_.baseline, slots={})
+    last = candidate or replace(baseline or exit_.candidate, seq=exit_.candidate.seq, slots={})
+    slots = {f"input.{n}": replace(s, slot=f"input.{n}") for n, s in enumerate(region.sources.values())}
+    slots["output.0"] = replace(error, slot="output.0")
+    judged = Judged(Measured(first, last, slots, None, ()), row, worst, error.relative, own, expected, "output.0")
+    limit = few.of_slot(tree.verdicts.errors, error, own, _unit(region, error)) if worst == 0 and region.known else math.nan
+    if not math.isnan(limit):
+        judged.own = judged.expected = min(limit, expected)
+        judged.decided = RULES[FEW] if limit < expected else ""
+    judged.slot_expected["output.0"] = judged.expected
+    judged.unsized = error.unsized
+    if not region.known:
+        judged.incomparable = Reason(Why.SOURCES)
+    return judged
+
+
+def is_part_of(region: Region, other: Region) -> bool:
+    """Tell whether a region is another one at a finer level, or the backward of that: all of its calls lie inside it."""
+    for side, calls in enumerate(region.calls):
+        stream, its = region.tree.streams[side], other.calls[side]
+        for call in calls:
+            forward = stream.find(int(stream.forward_seq[call]))
+            around = region.tree.around(call, side)
+            above = next((stream.find(int(stream.forward_seq[n])) for n in around if stream.forward_seq[n] >= 0), NONE)
+            if its.isdisjoint((*around, forward, above)):
+                return False
+    return region.calls != other.calls
+
+
+def _unit(region: Region, error: SlotError) -> float:
+    return max(roundoff(region.tree.streams[0].dtype_of(error.baseline)), region.unit)
+
+
+def granted(
+    region: Region, criterion: Criterion, parts: tuple[Parts, Parts], error: SlotError, starts: list[Call], worst: float
+) -> tuple[float, float]:
+    """Return the relative error that rounding makes in a run, and with what the worst of its sources explains.
+
+    What its parts grant, carried through the run, and no more than the row for what has no name.
+    """
+    row, count = criterion.rows[-1], max(map(len, region.calls))
+    unit = max(_unit(region, error), *(parts[side].coarsest(region.calls[side]) for side in (0, 1)))
+    flat = explained(row, unit, count, 0.0), explained(row, unit, count, worst)
+    if criterion.limits or region.tree.streams[0].mixed:  # parts of two frameworks are no parts of one another
+        return flat
+    sides = [parts[side].of([c for s, c in starts if s == side], region.calls[side]) for side in (0, 1)]
+    rows = [r for side in (0, 1) for r in parts[side].rows(region.calls[side])]
+    if not any(region.calls):
+        return flat
+    own = min(flat[0], math.hypot(*(side.own for side in sides)))
+    if any(r.carry in BRANCHES for r in rows):
+        return own, own + flat[1] - flat[0] if math.isfinite(flat[1]) else math.inf
+    carried = max((r.factor for r in rows), default=row.factor) * max(side.gain for side in sides) * worst
+    return own, min(flat[1], own + carried)
+
+
+def explained(row: CriterionRow, unit: float, calls: int, worst: float) -> float:
+    """Return the relative error that a run of calls may have, given the worst of what goes in."""
+    own = row.ulps * unit * math.sqrt(max(1, calls))
+    return own + row.factor * worst + FLIPPED * math.sqrt(worst) if math.isfinite(worst) else math.inf
+
+
+def operators(region: Region) -> tuple[str, ...]:
+    """Return the operators of a region, each once, in order: the candidate's, or the baseline's where it has none."""
+    stream = region.tree.streams[1 if region.calls[1] else 0]
+    calls = sorted(region.calls[1] or region.calls[0])
+    return tuple(dict.fromkeys(stream.names.names[int(stream.op[call])] for call in calls))
+
+
+def loose_calls(tree: Tree) -> tuple[list[int], list[int]]:
+    """Return the unmatched calls of each side that no compared call around them accounts for.
+
+    A function was compared by what it returns. A module was too, but what runs inside it may be wrong within the room of a whole
+    module, so it is judged by who reads it; of two frameworks, or another tool's dump, hardly anything inside a module is matched.
+    """
+    whole = any(stream.imported or stream.mixed for stream in tree.streams)
+    found: list[list[int]] = []
+    for side, calls in enumerate(tree.unmatched):
+        covered: dict[int, bool] = {}  # by the call around them
+        stream = tree.streams[side]
+        module = stream.names.number("module")
+        kept = []
+        for call in calls.tolist():
+            above = int(stream.parents[call])
+            if above not in covered:
+                around = [int(tree.verdicts.errors.calls[side][n]) for n in tree.covering(call, side)]
+                covered[above] = bool(around) if whole else any(stream.level[n] != module for n in around)
+            if not covered[above]:
+                kept.append(call)
+        found.append(kept)
+    return found[0], found[1]

@@ -1,0 +1,142 @@
+"""What a call breaks by itself: laws that the baseline keeps, asked where inputs differ anyway; settings that the program chose."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+
+from trueup.comparison.verdict.ranking import of_a_kind, rank_culprits
+from verdict.captures import Array, Recording, changed, located, normal
+
+WIDTH = 24
+
+
+def softmax(x: Array) -> Array:
+    found: Array = np.exp(x - x.max(-1, keepdims=True))
+    return found / found.sum(-1, keepdims=True)
+
+
+def softmax_backward(gradient: Array, output: Array, *, wrong: bool = False) -> Array:
+    whole = gradient * output
+    return (whole if wrong else whole - output * whole.sum(-1, keepdims=True)).astype(np.float32)
+
+
+def attention(run: Recording, *, first: float = 0.0, wrong: bool = False, layers: int = 2) -> None:
+    """Record a product that may be wrong, and softmax backwards that read it."""
+    x = normal(32, WIDTH, seed=1)
+    logits = changed((x @ normal(WIDTH, WIDTH, seed=2)).astype(np.float32), first, seed=9)
+    run.call("aten::mm", [x, normal(WIDTH, WIDTH, seed=2)], [logits])
+    for layer in range(layers):
+        output = softmax(logits).astype(np.float32)
+        run.call("aten::_softmax", [logits], [output])
+        gradient = changed(normal(32, WIDTH, seed=20 + layer), first, seed=30 + layer)
+        run.call("aten::mul", [logits, output], [gradient])
+        result = softmax_backward(gradient, output, wrong=wrong)
+        run.call("aten::_softmax_backward_data", [gradient, output], [result], phase="backward", scope=f"layer.{layer}")
+        logits = (logits + result).astype(np.float32)
+        run.call("aten::add", [logits, result], [logits])
+
+
+def culprits(*runs: Recording) -> list[list[tuple[str, int]]]:
+    kinds = of_a_kind(rank_culprits(located(*runs).suspects))
+    return [[(s.judged.call.candidate.op, s.place) for s in kind] for kind in kinds]
+
+
+def test_a_gradient_that_sums_to_zero_no_more_is_wrong_by_itself() -> None:
+    runs = Recording(), Recording()
+    attention(runs[0])
+    attention(runs[1], first=0.3, wrong=True)
+    assert culprits(*runs)[:2] == [[("aten::mm", 0)], [("aten::_softmax_backward_data", 3), ("aten::_softmax_backward_data", 7)]]
+    because = [s.because for s in rank_culprits(located(*runs).suspects) if "softmax" in s.judged.call.candidate.op]
+    assert because[0].startswith("it breaks sum(output.0) = 0 that all 2 calls of its kind keep in the baseline (to ")
+
+
+def test_a_right_operator_keeps_its_law_whatever_it_is_given() -> None:
+    runs = Recording(), Recording()
+    attention(runs[0])
+    attention(runs[1], first=0.3)
+    assert culprits(*runs) == [[("aten::mm", 0)]]
+
+
+def added(run: Recording, first: float, *, times: float, op: str = "aten::add", beside: float = 0.0) -> None:
+    """Record two products, and a sum of their results that may have another weight."""
+    made = []
+    for n in (0, 1):
+        x, w = normal(32, WIDTH, seed=n), normal(WIDTH, WIDTH, seed=10 + n)
+        made.append(changed((x @ w).astype(np.float32), first, seed=n))
+        run.call("aten::mm", [x, w], [made[-1]])
+    result: Any = made[0] + np.float32(times) * made[1] + np.float32(beside) * made[0] ** 2
+    run.call(op, made, [result.astype(np.float32)])
+
+
+@pytest.mark.parametrize("op", ["aten::add", "torch.Tensor.add_"])
+@pytest.mark.parametrize("candidate", [{"times": 0.9}, {"times": 1.0, "beside": 0.2}])
+def test_a_sum_of_other_parts_is_wrong_by_itself(candidate: dict[str, float], op: str) -> None:
+    runs = Recording(), Recording()
+    added(runs[0], 0.0, times=1.0, op=op)
+    added(runs[1], 0.3, op=op, **candidate)
+    assert culprits(*runs) == [[("aten::mm", 0), ("aten::mm", 1)], [(op, 2)]]
+
+
+def test_a_sum_of_what_differs_passes_it_on() -> None:
+    runs = Recording(), Recording()
+    added(runs[0], 0.0, times=1.0)
+    added(runs[1], 0.3, times=1.0)
+    assert culprits(*runs) == [[("aten::mm", 0), ("aten::mm", 1)]]
+
+
+def test_what_is_nearly_linear_where_it_is_small_has_no_law() -> None:
+    runs = Recording(), Recording()
+    for run, size in zip(runs, (1e-4, 3.0), strict=True):
+        x = normal(32, WIDTH, seed=1)
+        small = (normal(32, WIDTH, seed=2) * np.float32(size)).astype(np.float32)
+        run.call("aten::mm", [x, x], [small])
+        run.call("aten::tanh", [small], [np.tanh(small)])
+    assert culprits(*runs) == [[("aten::mm", 0)]]
+
+
+def test_a_number_that_was_too_small_to_show_is_no_law() -> None:
+    runs = Recording(), Recording()
+    for run, size in zip(runs, (1.0, 1e-8), strict=True):
+        x = normal(32, WIDTH, seed=1)
+        root = (np.abs(normal(32, WIDTH, seed=2)) * np.float32(size)).astype(np.float32)
+        run.call("aten::mm", [x, x], [root])
+        run.call("aten::add_", [root], [root + np.float32(1e-8)], arguments={"other": 1e-8})
+    assert culprits(*runs) == [[("aten::mm", 0)]]
+
+
+# ---------------------------------------------------------------- settings
+def norms(run: Recording, epsilons: tuple[float, float], *, first: float = 0.0, read_out: bool = False) -> None:
+    """Record a product, maybe a number read out of it, and two norms in a row with an epsilon each."""
+    x, w = normal(32, WIDTH, seed=1), normal(WIDTH, WIDTH, seed=2)
+    y = changed((x @ w).astype(np.float32), first, seed=3)
+    run.call("aten::mm", [x, w], [y])
+    if read_out:
+        run.call("aten::_local_scalar_dense", [y], [])
+    for n, epsilon in enumerate(epsilons):
+        z = (y / np.sqrt((y**2).mean(-1, keepdims=True) + np.float32(epsilon))).astype(np.float32)
+        run.call("torch.rms_norm", [y], [z], level="api", scope=f"norm{n}", arguments={"eps": epsilon})
+        y = z
+
+
+def test_an_epsilon_changed_twice_is_named_twice() -> None:
+    runs = Recording(), Recording()
+    norms(runs[0], (1e-6, 1e-6))
+    norms(runs[1], (0.5, 0.5))
+    assert culprits(*runs) == [[("torch.rms_norm", 1), ("torch.rms_norm", 2)]]
+
+
+def test_a_number_that_nothing_was_read_out_for_is_the_programs_choice() -> None:
+    runs = Recording(), Recording()
+    norms(runs[0], (1e-6, 1e-6))
+    norms(runs[1], (1e-6, 0.5), first=0.1)
+    assert culprits(*runs) == [[("aten::mm", 0)], [("torch.rms_norm", 2)]]
+
+
+def test_a_number_that_may_have_been_read_out_of_a_tensor_is_none() -> None:
+    runs = Recording(), Recording()
+    norms(runs[0], (1e-6, 1e-6), read_out=True)
+    norms(runs[1], (1e-6, 0.5), first=0.1, read_out=True)
+    assert culprits(*runs) == [[("aten::mm", 0)]]

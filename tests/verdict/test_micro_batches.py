@@ -1,0 +1,59 @@
+"""One batch against micro-batches of it: no call has a counterpart, what accumulates has."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+import trueup
+
+LEVELS = {"api": ["module", "api"], "all": None}
+
+
+def trained(into: Path, pieces: int, divided: float) -> Path:
+    """Train two steps on batches of 32, in equal pieces whose losses are divided by a number."""
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(16, 32), nn.Tanh(), nn.Linear(32, 4))
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    batches = torch.randn(2, 32, 20, generator=torch.Generator().manual_seed(1))
+    with trueup.capture(into, model=model, detail="stats") as capture:
+        for batch in batches:
+            optimizer.zero_grad()
+            for piece in batch.chunk(pieces):
+                (F.mse_loss(model(piece[:, :16]), piece[:, 16:]) / divided).backward()
+            optimizer.step()
+            capture.step()
+    return into
+
+
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return trained(tmp_path_factory.mktemp("runs") / "whole", 1, 1.0)
+
+
+@pytest.mark.parametrize("levels", LEVELS)
+def test_the_division_of_the_loss_is_not_blamed(levels: str, whole: Path, tmp_path: Path) -> None:
+    result = trueup.compare(whole, trained(tmp_path / "pieces", 4, 4.0), level=LEVELS[levels])
+    assert result.verdict == "inconclusive", result.sentence
+    assert (
+        "step 0 goes backward 1 time in the baseline and 4 times in the candidate, as with micro-batches: its calls are no "
+        "counterparts and nobody is blamed; the gradients that the optimizer reads and what it makes of them agree"
+    ) in result.notes
+
+
+@pytest.mark.parametrize("levels", LEVELS)
+def test_gradients_that_do_not_agree_are_blamed(levels: str, whole: Path, tmp_path: Path) -> None:
+    result = trueup.compare(whole, trained(tmp_path / "pieces", 4, 3.0), level=LEVELS[levels])
+    assert result.verdict == "deviates", result.sentence
+
+
+@pytest.mark.parametrize("levels", LEVELS)
+def test_as_many_pieces_on_both_sides_are_compared_call_by_call(levels: str, tmp_path: Path) -> None:
+    first, second = (trained(tmp_path / str(divided), 4, divided) for divided in (4.0, 3.0))
+    result = trueup.compare(first, second, level=LEVELS[levels])
+    assert result.culprit is not None
+    assert "div" in result.culprit.op
