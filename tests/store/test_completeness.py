@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import shutil
+from collections.abc import Iterable
 from pathlib import Path
+from time import sleep
 from typing import Any
 
 import pyarrow.parquet as pq
 import pytest
 
-from trueup.store import open_capture
+from trueup.store import durable, open_capture
 
 from .captures import columns, small, writer
 
@@ -153,3 +156,40 @@ def test_a_world_size_that_nobody_believes_costs_nothing(tmp_path: Path, world: 
     run = _of_two(tmp_path / "run")
     _held(run, world_size=world)
     assert open_capture(run).unfinished == []
+
+
+def test_parts_written_side_by_side_leave_no_hole_when_killed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The later a part, the sooner it is written; at each moment, what has its name is all up to one of them."""
+    run, steps = tmp_path / "run", 40
+    out = writer(run)
+    publish, stage, seen = durable.publish, durable.stage, []
+
+    def slowest_first(path: Path, chunks: Iterable[Any], *, sync: bool = False) -> None:
+        sleep(0.002 * (steps - int(path.parent.name[-6:])))
+        stage(path, chunks, sync=sync)
+
+    def watched(path: Path) -> None:
+        publish(path)
+        capture = open_capture(run)
+        seen.append((capture.lost, capture.steps))
+
+    monkeypatch.setattr(durable, "stage", slowest_first)
+    monkeypatch.setattr(durable, "publish", watched)
+    out.write_parts({step: columns() for step in range(steps)})
+    assert seen == [([], list(range(step + 1))) for step in range(steps)]
+
+
+def test_a_part_that_could_not_be_written_costs_no_other(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    run, stage = tmp_path / "run", durable.stage
+    out = writer(run)
+
+    def full(path: Path, chunks: Iterable[Any], *, sync: bool = False) -> None:
+        if path.parent.name == "step-000007":
+            raise OSError(errno.ENOSPC, "No space left on device")
+        stage(path, chunks, sync=sync)
+
+    monkeypatch.setattr(durable, "stage", full)
+    with pytest.raises(OSError, match="No space left"):
+        out.write_parts({step: columns() for step in range(40)})
+    assert open_capture(run).lost == ["rank 0: 1 part of records with 12 rows is missing after step-000006/records-0000.parquet"]
+    assert open_capture(run).steps[-1] == 39

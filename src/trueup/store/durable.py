@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Iterable
-from contextlib import suppress
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -27,25 +27,60 @@ def write_file(path: Path, chunks: Iterable[Any], *, replace: bool = True, sync:
     Raises:
         OSError: disk full, no permission, folder gone.
     """
-    temporary = path.with_name(path.name + TEMPORARY if replace else f"{path.name}.{os.getpid()}{TEMPORARY}")
-    try:
-        with temporary.open("wb") as file:
-            for chunk in chunks:
-                direct.write(file, chunk)
-            file.flush()
-            if sync:
-                os.fsync(file.fileno())
-        if replace:
-            temporary.replace(path)
-        else:
+    if replace:
+        stage(path, chunks, sync=sync)
+        publish(path)
+    else:
+        temporary = path.with_name(f"{path.name}.{os.getpid()}{TEMPORARY}")
+        _write(temporary, chunks, sync=sync)
+        with _removed_on_failure(temporary):
             os.link(temporary, path)  # unlike rename, a link never replaces
             temporary.unlink()
+    if sync:
+        sync_folder(path.parent)
+
+
+def stage(path: Path, chunks: Iterable[Any], *, sync: bool = False) -> None:
+    """Write a file that gets its name from `publish`; after a failure nothing of it is left.
+
+    Raises:
+        OSError: disk full, no permission, folder gone.
+    """
+    _write(_staged(path), chunks, sync=sync)
+
+
+def publish(path: Path) -> None:
+    """Give a staged file its name.
+
+    Raises:
+        OSError: no permission, folder gone.
+    """
+    temporary = _staged(path)
+    with _removed_on_failure(temporary):
+        temporary.replace(path)
+
+
+def _staged(path: Path) -> Path:
+    return path.with_name(path.name + TEMPORARY)
+
+
+def _write(temporary: Path, chunks: Iterable[Any], *, sync: bool) -> None:
+    with _removed_on_failure(temporary), temporary.open("wb") as file:
+        for chunk in chunks:
+            direct.write(file, chunk)
+        file.flush()
+        if sync:
+            os.fsync(file.fileno())
+
+
+@contextmanager
+def _removed_on_failure(temporary: Path) -> Iterator[None]:
+    try:
+        yield
     except BaseException:
         with suppress(OSError):
             temporary.unlink()
         raise
-    if sync:
-        sync_folder(path.parent)
 
 
 def write_json(path: Path, content: dict[str, Any], *, replace: bool = True) -> None:

@@ -91,8 +91,9 @@ class Writer:
     def write_parts(self, parts: Mapping[int, Mapping[str, Any] | pa.Table]) -> None:
         """Write a part of records for each of several steps, after what they refer to; ``rank`` and ``step`` are filled in.
 
-        Where short steps are many, a disk is waited for twice for each: they are written side by side. A few are not, for
-        threads that write take the processor, and the interpreter's lock, from the training.
+        Where short steps are many, a disk is waited for twice for each: they are written side by side, and get their names
+        one after the other, so that a killed process leaves all up to one of them. A few are not, for threads that write
+        take the processor, and the interpreter's lock, from the training.
 
         Args:
             parts: step, from 0, whose folder the part goes to -> columns, see ``schema.table``, or the table made of them.
@@ -111,26 +112,48 @@ class Writer:
                 if len(work) > MANY:
                     together.append(part)
                 else:
-                    self._write_part(part)
+                    self._publish(self._stage_part(part))
                 self._counts["parts"] += 1
                 self._counts["rows"] += table.num_rows
                 self._parts[step] = self._parts.get(step, 0) + 1
-            side_by_side(self._write_part, together)  # one that fails leaves a gap in the count, and the capture ends with it
+            self._publish_all(side_by_side(self._staged_or_failed, together))
 
     def _place(self, step: int) -> dict[str, Any]:
         """Return what the seal of a step's next part says of its place among all parts of this rank."""
         before = {"parts": self._counts["parts"], "rows": self._counts["rows"]}
         return {"part": self._parts.get(step, 0), "writer": self._manifest["writer"], "before": before}
 
-    def _write_part(self, item: tuple[int, pa.Table, dict[str, Any]]) -> None:
-        """Write a part, in whichever thread."""
+    def _stage_part(self, item: tuple[int, pa.Table, dict[str, Any]]) -> Path:
+        """Write a part, in whichever thread, and return the path that it is to have."""
         step, table, place = item
         table = schema.filled(table, step=step, rank=self.rank)
         folder = self.folder / layout.step_name(step)
         folder.mkdir(exist_ok=True)  # without parents: a capture that was removed is not half resurrected
         file, lanes = encode_records(table)
         told = contents(table, self.rank, step) | {"sketches": None if lanes is None else lanes.told(), **place}
-        self._write(folder / layout.records_name(place["part"]), sealed(file, told))
+        path = folder / layout.records_name(place["part"])
+        durable.stage(path, sealed(file, told))
+        return path
+
+    def _staged_or_failed(self, item: tuple[int, pa.Table, dict[str, Any]]) -> Path | OSError:
+        try:
+            return self._stage_part(item)
+        except OSError as error:
+            return error
+
+    def _publish_all(self, staged: Sequence[Path | OSError]) -> None:
+        """Publish what could be written; one that failed leaves a gap in the count, and the capture ends with its error."""
+        for path in staged:
+            if isinstance(path, Path):
+                self._publish(path)
+        for failed in staged:
+            if isinstance(failed, OSError):
+                raise failed
+
+    def _publish(self, path: Path) -> None:
+        """Give a staged file its name, and have it synced."""
+        durable.publish(path)
+        self._syncer.add(path)
 
     def add_payload(self, digest: str, dtype: str, shape: Sequence[int], raw: Any) -> tuple[str, str]:
         """Keep a tensor's bytes, once; return ``(payload_segment, payload_key)`` for its record.
