@@ -134,6 +134,8 @@ CUT = dataclasses.replace(EPSILON, slot="arguments", baseline='{"eps": 1', candi
         (culprit(error_in=4.0), "inputs differ (rel. L2 4e0), outputs by more than that explains (rel. L2 2.1e-1, 3.5e6 x the"),
         (culprit(error_in=0.3, expected=0.0, because="criterion ptdbg: cosine of output.0 is 0.5, below 0.9"),
          "inputs differ (rel. L2 3e-1), and so do outputs (rel. L2 2.1e-1); criterion ptdbg: cosine of"),
+        (culprit(error_in=0.016, error_out=0.04, expected=0.13, because="it breaks sum(output.0) = 0"),
+         "inputs differ (rel. L2 1.6e-2), and so do outputs (rel. L2 4e-2); it breaks sum(output.0) = 0"),
         (culprit(expected=0.0), "inputs agree (rel. L2 3e-8), outputs do not (rel. L2 2.1e-1, where none is expected)"),
         (culprit(error_out=NAN, slots=BROKEN), "inputs agree (rel. L2 3e-8), outputs do not (12 NaN on one side)"),
         (culprit(slots=BROKEN[1:], error_in=0.0), "it takes no tensors, and its outputs differ (rel. L2 2.1e-1, "),

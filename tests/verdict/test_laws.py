@@ -135,6 +135,38 @@ def test_a_number_that_nothing_was_read_out_for_is_the_programs_choice() -> None
     assert culprits(*runs) == [[("aten::mm", 0)], [("torch.rms_norm", 2)]]
 
 
+def test_a_cast_reads_nothing_out() -> None:
+    runs = Recording(), Recording()
+    for run, (first, epsilon) in zip(runs, ((0.0, 1e-6), (0.1, 0.5)), strict=True):
+        x, w = normal(32, WIDTH, seed=1), normal(WIDTH, WIDTH, seed=2)
+        y = changed((x @ w).astype(np.float32), first, seed=3)
+        run.call("aten::mm", [x, w], [y])
+        run.call("torch.Tensor.float", [y], [y], level="api")
+        z = (y / np.sqrt((y**2).mean(-1, keepdims=True) + np.float32(epsilon))).astype(np.float32)
+        run.call("torch.rms_norm", [y], [z], level="api", arguments={"eps": epsilon})
+    assert culprits(*runs) == [[("aten::mm", 0)], [("torch.rms_norm", 2)]]
+
+
+def resized(run: Recording, first: float, *, weights: Array) -> None:
+    """Record a product, and pairs of its elements taken together with some weights."""
+    for n in range(3):
+        x, w = np.abs(normal(32, WIDTH, seed=n)), np.abs(normal(WIDTH, WIDTH, seed=10 + n))
+        y = changed((x @ w).astype(np.float32), first, seed=n)
+        run.call("aten::mm", [x, w], [y])
+        run.call("aten::avg_pool2d", [y], [(y.reshape(-1, 2) @ weights).reshape(32, -1).astype(np.float32)])
+
+
+@pytest.mark.parametrize("wrong", [False, True])
+def test_a_mean_is_kept_where_elements_are_taken_together(wrong: bool) -> None:
+    runs = Recording(), Recording()
+    resized(runs[0], 0.0, weights=np.array([0.5, 0.5]))
+    resized(runs[1], 0.3, weights=np.array([0.5, 0.45] if wrong else [0.5, 0.5]))
+    assert [kind[0][0] for kind in culprits(*runs)] == ["aten::mm", "aten::avg_pool2d"][: 1 + wrong]
+    if wrong:
+        because = [s.because for s in rank_culprits(located(*runs).suspects) if "pool" in s.judged.call.candidate.op]
+        assert because[0].startswith("it breaks mean(output.0) = mean(input.0) that all 3 calls of its kind keep")
+
+
 def test_a_number_that_may_have_been_read_out_of_a_tensor_is_none() -> None:
     runs = Recording(), Recording()
     norms(runs[0], (1e-6, 1e-6), read_out=True)

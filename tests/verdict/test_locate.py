@@ -256,6 +256,16 @@ def test_the_same_draw_scaled_otherwise_is_a_wrong_operator() -> None:
     assert suspects(located(*runs)) == [("operator", "aten::native_dropout", 0, True)]
 
 
+def test_the_same_draw_is_a_wrong_operator_whatever_drew_before() -> None:
+    runs = Recording(), Recording()
+    for run, scale, drawing in ((runs[0], 1 / 0.9, "aten::add"), (runs[1], 1.0, "aten::bernoulli_")):
+        x, mask, other = normal(8, 24), normal(8, 24, seed=3) < 1.0, normal(8, 24, seed=4)
+        run.call(drawing, [x], [other], scope="inside")
+        run.call("torch.nn.functional.dropout", [x], [(x * mask * scale).astype(np.float32)], level="api")
+    found = [s for s in located(*runs).suspects if s.judged.call.candidate.level == "api"]
+    assert [s.kind for s in found] == ["operator"]
+
+
 @pytest.mark.parametrize(("relative", "found"), [(0.0, False), (2e-7, False), (1e-4, True)])
 def test_the_data_may_differ_by_a_few_units_from_the_start(relative: float, found: bool) -> None:
     runs = both()

@@ -278,8 +278,9 @@ def _operator(finding: Finding) -> str:
         return f"inputs agree as far as their statistics tell, outputs do not ({_error(finding)})"
     if finding.error_in == 0:
         return f"inputs are bitwise equal, outputs are not ({_error(finding)})"
-    if finding.error_in >= LARGE and finding.expected <= 0 and finding.because:  # the criterion does not ask what inputs explain
-        return f"inputs differ (rel. L2 {sci(finding.error_in)}), and so do outputs ({_error(finding)})"
+    unasked = finding.error_in >= LARGE and finding.expected <= 0  # the criterion does not ask what inputs explain
+    if finding.because and (unasked or finding.error_out <= finding.expected):  # or its size alone tells nothing
+        return f"inputs differ (rel. L2 {sci(finding.error_in)}), and so do outputs (rel. L2 {sci(finding.error_out)})"
     if finding.error_in >= LARGE:
         return f"inputs differ (rel. L2 {sci(finding.error_in)}), outputs by more than that explains ({_error(finding)})"
     return f"inputs agree (rel. L2 {sci(finding.error_in)}), outputs do not ({_error(finding)})"

@@ -48,7 +48,7 @@ def explain_draws(part: Part, suspects: Iterable[Suspect], criterion: Criterion)
             suspect.kind, suspect.because = "random", f"{_begins(part, states, criterion)}: {ELSEWHERE}"
         elif differ is False:
             suspect.because = SAME_STATE
-        else:
+        elif not (suspect.kind == "operator" and suspect.judged.row.random):  # else its result shows that it drew the same
             alone = _alone_before(part, criterion, suspect.place)
             if alone is not None or inside:
                 suspect.kind = "random"

@@ -16,6 +16,7 @@ from trueup.comparison.graph.streams import NONE, Array, Numbers, Vocabulary, sp
 from trueup.comparison.measures.roundoff import SINGLE
 from trueup.comparison.verdict.criteria import CARRY, FLIPPED, OWN, Criterion
 from trueup.comparison.verdict.operands import (
+    CENTRED,
     Calls,
     Join,
     Product,
@@ -122,8 +123,9 @@ class Explanation:
         count = len(calls.row)
         starts = np.searchsorted(inputs.call, np.arange(count + 1))
         self.first, self.count = starts[of], np.diff(starts)[of]
-        self.worst = most(inputs.relative, inputs.call, count)[of]
-        self.saved = most(np.where(self._gradients(), 0.0, inputs.relative), inputs.call, count)[of]
+        relative = self._relative()
+        self.worst = most(relative, inputs.call, count)[of]
+        self.saved = most(np.where(self._gradients(), 0.0, relative), inputs.call, count)[of]
         """Largest relative error of what is no incoming gradient: of it masks are made."""
         self.deviating = most((inputs.absolute != 0).astype(float), inputs.call, count)[of] > 0
         self.terms = most(inputs.norm, inputs.call, count)[of]
@@ -151,6 +153,18 @@ class Explanation:
             coherent = self._storage_unit() + BIASED * self.unit * grown + declared + carried
         found = [np.where(empty, value, of) for value, of in ((0.0, own), (nothing, expected), (0.0, declared), (np.inf, coherent))]
         return Budget(*found)
+
+    def _relative(self) -> Array:
+        """Return the relative errors of the inputs; of a mean beside what it is subtracted from, for it may be next to nothing."""
+        inputs, number = self.inputs, self.names.number
+        found, ops = inputs.relative.copy(), self.calls.op[inputs.call]
+        for op, (mean, other) in CENTRED.items():
+            its, beside = (np.flatnonzero((ops == number(op)) & (inputs.slot == number(slot))) for slot in (mean, other))
+            rms = np.zeros(len(self.calls.op))
+            rms[inputs.call[beside]] = inputs.rms[beside]
+            apart = inputs.absolute[its] / np.sqrt(np.maximum(inputs.numel[its], 1.0)) / rms[inputs.call[its]]
+            found[its] = np.fmin(found[its], apart)
+        return found
 
     def _gradients(self) -> Array:
         """Tell which inputs are gradients that a backward gets: of the dispatcher's backward operators the first."""

@@ -34,7 +34,7 @@ from trueup.comparison.verdict.judged import (
 )  # fmt: skip
 from trueup.comparison.verdict.limits import Applied
 from trueup.comparison.verdict.limits import apply as apply_limits
-from trueup.comparison.verdict.operands import Calls, Tensors, element, is_listed
+from trueup.comparison.verdict.operands import READ, Calls, Tensors, element, is_listed, is_partly_read
 from trueup.comparison.verdict.precision import Precision
 from trueup.comparison.verdict.quirks import known_differences
 from trueup.comparison.verdict.updated import explain_updates
@@ -180,8 +180,9 @@ class _Judge:
         inside = np.maximum.reduce([_leaves_inside(side)[calls] for side, calls in sides])
         calls = Calls(self.rows, stream.op[self.calls], aten, optimizer, lowest, inside)
         pair, order = self.errors.pair[outputs], None
-        if names.table(is_listed)[calls.op].any():
+        if (names.table(is_listed) | names.table(is_partly_read))[calls.op].any():
             pair, owner, which = self._by_element(owner, entries, outputs)
+            pair, owner, entries, which = self._by_read(pair, owner, entries, outputs, which)
             calls = calls.pick(which)
             order, sorted_read = np.argsort(pair, kind="stable"), np.argsort(owner, kind="stable")
             pair, outputs, owner, entries = pair[order], outputs[order], owner[sorted_read], entries[sorted_read]
@@ -215,6 +216,26 @@ class _Judge:
         parts = np.r_[pair * stride + made, owner * stride + read, np.arange(self.count) * stride]
         found, which = np.unique(parts, return_inverse=True)
         return which[: len(pair)], which[len(pair) : len(pair) + len(owner)], found // stride
+
+    def _by_read(
+        self, pair: Numbers, owner: Numbers, entries: Numbers, outputs: Numbers, which: Numbers
+    ) -> tuple[Numbers, Numbers, Numbers, Numbers]:
+        """Take results apart that are made of some inputs alone: each is a further part of its call, and reads these.
+
+        Returns:
+            The parts of outputs and of entries, the entries, some of them twice, and the calls of the parts.
+        """
+        names, errors = self.names, self.errors
+        op = self.candidate.op[self.calls]
+        for n in np.flatnonzero(names.table(is_partly_read)[op[errors.pair[outputs]]]).tolist():
+            call = int(errors.pair[outputs[n]])
+            its = READ[names.names[int(op[call])]].get(names.names[int(errors.names[outputs[n]])])
+            wanted = [names.number(slot) for slot in its or ()]
+            read = entries[(owner == pair[n]) & np.isin(errors.names[entries], wanted)]
+            if np.isin(errors.names[list(errors.entries(call))], wanted).any():  # named as it is known, integers or not
+                pair[n], owner, entries = len(which), np.r_[owner, np.full(len(read), len(which))], np.r_[entries, read]
+                which = np.r_[which, call]
+        return pair, owner, entries, which
 
     def _by_limits(self, owner: Numbers, entry: Numbers, outputs: Numbers) -> tuple[Array, Array, Numbers]:
         """Let limits decide: an output that fails is explained where an input fails; return own, expected and open outputs."""

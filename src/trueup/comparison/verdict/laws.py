@@ -4,6 +4,7 @@ The gradient of a softmax sums to zero, that of an embedding to the sum of the g
 table says so: the baseline does, by statistics. Of each kind of call (operator, phase, level, output) these are tried::
 
     sum(output)  =  0,  sum(input),  sum(input) + sum(another),  sum(input) - sum(another)
+    mean(output) =  mean(input)    where it has another number of elements
     output       =  a input + b another          for each lane of the sketches, operators of `LINEAR` alone
 
 A law that all calls of the kind keep in the baseline to rounding, and a call of the candidate does not, is broken there: the
@@ -13,7 +14,7 @@ that hold must be broken; and nothing is said where an input sums to zero itself
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from itertools import combinations
 
@@ -51,6 +52,10 @@ ROUNDED = 1e-6
 """Relative difference of a norm and that of a constant tensor with the same sum up to which a tensor is constant."""
 MOST_INPUTS = 4
 """Inputs of which laws are tried, the first ones."""
+
+
+Law = Mapping[int, "float | Array"]
+"""The parts that inputs have in the sum of an output, by slot; those in its mean are numbers of elements, call by call."""
 
 
 @dataclass(slots=True)
@@ -156,8 +161,8 @@ class Laws:
             told = told or self._words(law, kind, before)
         return {int(kind.pairs[n]): told for n in np.flatnonzero(broken).tolist()} if told else {}
 
-    def _laws(self, kind: _Kind) -> list[dict[int, float]]:
-        """Return the laws to try, each as the parts that inputs have in the sum.
+    def _laws(self, kind: _Kind) -> list[Law]:
+        """Return the laws to try.
 
         What does the same to each element is nearly linear where elements are small, so it may sum to zero alone.
         """
@@ -165,8 +170,9 @@ class Laws:
         resized = any((self.numel[entries] != self.numel[kind.outputs]).all() for entries in kind.inputs.values())
         if not resized and not self._is_linear(kind):
             return [{}]
-        pairs = [{one: 1.0, two: sign} for one, two in combinations(names, 2) for sign in (1.0, -1.0)]
-        return [{}, *({name: 1.0} for name in names), *pairs]
+        pairs: list[Law] = [{one: 1.0, two: sign} for one, two in combinations(names, 2) for sign in (1.0, -1.0)]
+        means: list[Law] = [{name: self.numel[kind.outputs] / self.numel[kind.inputs[name]]} for name in names if resized]
+        return [{}, *({name: 1.0} for name in names), *pairs, *means]
 
     def _is_linear(self, kind: _Kind) -> bool:
         """Tell whether an operator is linear in its tensors; to one alone a number is added, which may be too small to show."""
@@ -174,19 +180,20 @@ class Laws:
         alike = [bool((self.numel[entries] == self.numel[kind.outputs]).all()) for entries in kind.inputs.values()]
         return op in LINEAR and (op not in ADDITIVE or (all(alike) and len(alike) > 1))
 
-    def _residual(self, kind: _Kind, law: dict[int, float], side: int) -> Array:
+    def _residual(self, kind: _Kind, law: Law, side: int) -> Array:
         rest, largest = self.sums[side, kind.outputs].copy(), self.norms[side, kind.outputs]
         for name, part in law.items():
             rest -= part * self.sums[side, kind.inputs[name]]
             largest = np.maximum(largest, self.norms[side, kind.inputs[name]])
         return np.asarray(np.abs(rest) / largest)
 
-    def _words(self, law: dict[int, float], kind: _Kind, before: Array) -> str:
+    def _words(self, law: Law, kind: _Kind, before: Array) -> str:
         slot = self.names.name(int(self.errors.names[kind.outputs[0]]))
-        terms = [("- " if part < 0 else "+ ") + f"sum({self.names.name(name)})" for name, part in law.items()]
+        which = "mean" if any(isinstance(part, np.ndarray) for part in law.values()) else "sum"
+        terms = [("- " if np.any(part < 0) else "+ ") + f"{which}({self.names.name(name)})" for name, part in law.items()]
         right = " ".join(terms).removeprefix("+ ") or "0"
         among = f"all {len(kind.pairs)} calls of its kind keep" if len(kind.pairs) > 1 else "it keeps"
-        return f"it breaks sum({slot}) = {right} that {among} in the baseline (to {sci(float(before.max()))})"
+        return f"it breaks {which}({slot}) = {right} that {among} in the baseline (to {sci(float(before.max()))})"
 
     def _by_lanes(self, kind: _Kind, asked: Array) -> Iterator[tuple[int, str]]:
         """Yield the calls whose output is no more the sum of multiples of its inputs that it is in the baseline."""

@@ -26,6 +26,7 @@ from trueup.comparison.verdict import micro_batches, moved
 from trueup.comparison.verdict.between import arising_inside, came_in, comes_from_between
 from trueup.comparison.verdict.criteria import Criterion
 from trueup.comparison.verdict.draws import begins_elsewhere, explain_draws
+from trueup.comparison.verdict.facts import Facts
 from trueup.comparison.verdict.handed_out import Use, from_root, receives, use_of
 from trueup.comparison.verdict.judged import Judged, Verdicts
 from trueup.comparison.verdict.lasting import settle
@@ -451,7 +452,7 @@ def _lawless(tree: Tree, criterion: Criterion, known: Sequence[Suspect], excused
         return []
     suspects = {id(s.judged): s for s in known}
     found = []
-    for pair, why in Laws(tree, criterion).broken().items():
+    for pair, why in (Facts(tree, criterion).broken() | Laws(tree, criterion).broken()).items():
         suspect = suspects.get(id(tree.verdicts.at(pair)))
         if excused.holds(pair):
             continue

@@ -10,6 +10,23 @@ import numpy as np
 
 from trueup.comparison.graph.streams import NONE, Array, Numbers
 
+READ: dict[str, dict[str, tuple[str, ...]]] = {
+    "aten::nll_loss_forward": {"output.1": ("input.1", "input.2")},
+    "aten::nll_loss2d_forward": {"output.1": ("input.1", "input.2")},
+    "aten::nll_loss_backward": {"output.0": ("input.0", "input.2", "input.3", "input.6")},
+    "aten::nll_loss2d_backward": {"output.0": ("input.0", "input.2", "input.3", "input.6")},
+    "aten::max_pool2d_with_indices_backward": {"output.0": ("input.0", "input.7")},
+}
+"""Results that are made of some of a call's inputs alone, by the operator's definition (PyTorch's derivatives.yaml): what a loss
+was divided by is the weight of the targets, and its gradient is the same wherever the probabilities are."""
+
+CENTRED: dict[str, tuple[str, str]] = {
+    "aten::native_layer_norm_backward": ("input.3", "input.1"),
+    "aten::native_group_norm_backward": ("input.2", "input.1"),
+    "aten::native_batch_norm_backward": ("input.5", "input.1"),
+}
+"""A mean that is subtracted from another input: what counts is its error beside that one, for means may be next to nothing."""
+
 
 @dataclass
 class Tensors:
@@ -132,6 +149,11 @@ def blocked(k: Array) -> Array:
 
 
 # What the formulas ask of a name; `Vocabulary.table` asks once per name.
+def is_partly_read(op: str) -> bool:
+    """Tell whether some result of an operator is made of some inputs alone (`READ`)."""
+    return op in READ
+
+
 def bare(op: str) -> str:
     """Return an operator's name without its namespace."""
     return op.rpartition("::")[2]

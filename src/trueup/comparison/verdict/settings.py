@@ -23,6 +23,9 @@ READ_OUT = frozenset({
 })  # fmt: skip
 """Functions that take numbers out of a tensor, where no record follows them."""
 
+CASTS = (".bool", ".int", ".float")
+"""How functions end that are called like these and make tensors: ``torch.Tensor.float`` is a cast, ``__float__`` is none."""
+
 LEAST = 1e-6
 """Relative difference of two numbers from which they are not one number computed in two ways."""
 
@@ -72,4 +75,4 @@ def _first_read_out(tree: Tree) -> float:
 
 
 def _reads_out(op: str) -> bool:
-    return normalised(op) in READ_OUT
+    return normalised(op) in READ_OUT and not op.endswith(CASTS)

@@ -1,0 +1,235 @@
+"""Facts of operators that hold whatever they are given, asked of statistics: one that fails them is wrong by itself, and no victim.
+
+Of an elementwise y = f(x), whatever x is and however far it is from the baseline's::
+
+    max y = f(max x)     where f is largest there; the same of the smallest
+    ‖Δy‖ <= max |f'| ‖Δx‖
+
+of the gradient g f'(x), with maxima over the range that x has on both sides::
+
+    ‖Δ(g f'(x))‖ <= max |f'| ‖Δg‖ + max |f''| max |g| ‖Δx‖
+
+A product is zero wherever a factor is, and elements of one that was added up in float32 are no numbers of a 16-bit dtype.
+
+The factors of a criterion tell how errors usually grow, with room for what they do not know; these are bounds. An error of its own
+that is smaller than what came in exceeds none.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+
+import numpy as np
+
+from trueup.comparison.graph.names import normalised
+from trueup.comparison.graph.streams import Array, Numbers, numbered
+from trueup.comparison.measures.roundoff import roundoff
+from trueup.comparison.verdict.amplification import ROOM
+from trueup.comparison.verdict.criteria import Criterion
+from trueup.comparison.verdict.judged import CARRIED_ON
+from trueup.comparison.verdict.laws import APART
+from trueup.comparison.verdict.tree import Tree
+from trueup.report.wording import sci
+
+Function = Callable[[Array], Array]
+
+_erf = np.vectorize(math.erf, otypes=[float])
+
+
+def _sigmoid(x: Array) -> Array:
+    return np.asarray((1 + np.tanh(x / 2)) / 2)
+
+
+FUNCTIONS: dict[str, Function] = {
+    "gelu": lambda x: x * (1 + _erf(x / math.sqrt(2))) / 2, "silu": lambda x: x * _sigmoid(x), "swish": lambda x: x * _sigmoid(x),
+    "mish": lambda x: x * np.tanh(np.logaddexp(0, x)), "relu": lambda x: np.maximum(x, 0), "tanh": np.tanh, "sigmoid": _sigmoid,
+    "erf": _erf, "exp": np.exp, "sqrt": np.sqrt,
+}  # fmt: skip
+"""Functions by the names of their operators; what takes further arguments is none of them, but for a sum (`_function`)."""
+SLOPES: dict[str, Function] = {"tanh_backward": lambda y: 1 - y**2, "sigmoid_backward": lambda y: y * (1 - y)}
+"""Slopes that the dispatcher's backward computes of the result; the others do of what the function was given."""
+ADDING = {"add": 1.0, "radd": 1.0, "sub": -1.0}
+"""Operators that add a number to each element of one tensor, and its sign."""
+VANISHING = frozenset({"threshold_backward", "mul", "rmul", "native_dropout_backward"})
+"""Operators whose result is zero wherever an input is."""
+COARSE: dict[str, Callable[[Array], bool]] = {
+    "bfloat16": lambda x: bool(x.all() and not (x.astype(np.float32).view(np.uint32) & 0xFFFF).any()),
+    "float16": lambda x: bool(x.all() and (x.astype(np.float16) == x).all()),
+}
+"""Whether the smallest and the largest element are numbers of a dtype: by chance one in 2^26 of float32 is so."""
+APART_BY, MOST = 1 / 8, 512
+"""How far apart a function is computed, and at how many points at most: an eighth apart its slopes are told within 1 %."""
+
+
+class Facts:
+    """What is known of the calls of one rank and step.
+
+    Args:
+        tree: both sides' calls.
+        criterion: what is certain.
+    """
+
+    def __init__(self, tree: Tree, criterion: Criterion) -> None:
+        self.verdicts, self.criterion = tree.verdicts, criterion
+        self.errors = tree.verdicts.errors
+        self.streams, self.names = tree.streams, tree.streams[1].names
+        self.leaves = tree.leaves()
+        self.numbers: dict[tuple[int, str], Array] = {}
+
+    def broken(self) -> dict[int, str]:
+        """Return the calls that are wrong by themselves, and what tells so."""
+        verdicts, stream = self.verdicts, self.streams[1]
+        asked = self.leaves & (verdicts.role <= CARRIED_ON) & (verdicts.error_in > 0) & (verdicts.error_out >= APART)
+        product = np.array([row.own == "bilinear" for row in self.criterion.rows])[verdicts.rows]
+        asked &= product | self.names.table(_is_known)[stream.op[self.errors.calls[1]]]
+        found = {}
+        for pair in np.flatnonzero(asked).tolist():
+            with np.errstate(all="ignore"):
+                why = self._rounded(pair) if product[pair] else self._of(pair)
+            if why:
+                found[pair] = why
+        return found
+
+    def _of(self, pair: int) -> str:
+        call = int(self.errors.calls[1][pair])
+        stream = self.streams[1]
+        op = normalised(self.names.names[int(stream.op[call])])
+        out, inputs = self._floats(pair, outputs=True), self._floats(pair, outputs=False)
+        if not out or not inputs:
+            return ""
+        if op in VANISHING:
+            return self._zeros(out[0], inputs)
+        if op.endswith("_backward") or self.names.name(int(stream.phase[call])) == "backward":
+            return self._gradient(op, pair, out[0], inputs)
+        function = self._function(op, pair)
+        if function is None or len(inputs) != 1 or self._numel(inputs[0]) != self._numel(out[0]):
+            return ""
+        said = self._extremes(function, pair, out[0], inputs[0])
+        return said or self._bound(pair, out[0], _steepest(function, self._range(inputs[0]))[0] * self.errors.absolute[inputs[0]])
+
+    def _function(self, op: str, pair: int) -> Function | None:
+        """Return the function of a call: what adds a number has it among its arguments."""
+        if op not in ADDING:
+            return FUNCTIONS.get(op)
+        given = [self.streams[side].given(int(self.errors.calls[side][pair])) for side in (0, 1)]
+        numbers = [value for value in given[1].values() if isinstance(value, (int, float)) and not isinstance(value, bool)]
+        if given[0] != given[1] or len(numbers) != 1:
+            return None
+        return lambda x: x + ADDING[op] * numbers[0]
+
+    def _gradient(self, op: str, pair: int, out: int, inputs: list[int]) -> str:
+        """Ask a backward, which gets the gradient first: of an operator it reads x, of a function its forward did."""
+        function = FUNCTIONS.get(op.removesuffix("_backward"))
+        gradient, *others = inputs
+        if not op.endswith("_backward"):
+            stream = self.streams[1]
+            forward = int(numbered(self.errors.calls[1], len(stream))[stream.saved[int(self.errors.calls[1][pair])]])
+            others = self._floats(forward, outputs=False) if forward >= 0 else []
+        kinked = op.startswith("relu")  # its slope is another one however near two x are
+        if function is None or kinked or len(others) != 1 or self._numel(others[0]) != self._numel(out):
+            return ""
+        x = self._range(others[0])
+        slope, bend = _largest(SLOPES[op], x) if op in SLOPES else _steepest(function, x)
+        largest = float(np.abs(self._ends(0, gradient)).max())
+        given, saved = self.errors.absolute[[gradient, others[0]]].tolist()
+        return self._bound(pair, out, slope * given + (bend * largest * saved if saved else 0.0))
+
+    # ---------------------------------------------------------------- what is asked
+    def _extremes(self, function: Function, pair: int, out: int, x: int) -> str:
+        """Tell where the largest or the smallest result is none that the function has there, and is in the baseline."""
+        own = float(self.verdicts.own[pair])
+        for which, of in (("largest", np.max), ("smallest", np.min)):
+            apart = []
+            for side in (0, 1):
+                ends, results = self._ends(side, x), self._ends(side, out)
+                values = function(_points(ends[0], ends[1]))
+                expected, at_end = of(values), function(ends)
+                if expected not in at_end:
+                    break
+                stream, k = self.streams[side], int(self.errors.slots[side][out])
+                size = max(abs(expected), float(stream.l2[k]) / math.sqrt(self._numel(out)))
+                apart.append(abs(of(results) - expected) / size)
+            if len(apart) == 2 and apart[0] <= own and apart[1] > self.criterion.certain * own:
+                return f"its {which} element is off by {sci(apart[1])} from what it makes of its input's"
+        return ""
+
+    def _bound(self, pair: int, out: int, bound: float) -> str:
+        """Tell where the error of a result is more than a bound and what rounding makes for certain."""
+        own = self.criterion.certain * float(self.verdicts.own[pair]) * float(self.errors.norm[out])
+        if not float(self.errors.absolute[out]) > ROOM * bound + own:
+            return ""
+        return f"its inputs' errors can make {sci(bound / float(self.errors.norm[out]))} of its error at most, by its slope"
+
+    def _rounded(self, pair: int) -> str:
+        """Tell to which dtype a product's extreme elements are rounded, and neither the baseline's nor what it was given."""
+        made, given = self._floats(pair, outputs=True)[:1], self._floats(pair, outputs=False)
+        sides = list(zip(self.streams, self.errors.slots, strict=True))
+        if len({stream.dtype_of(int(slots[n])) for stream, slots in sides for n in made}) > 1:  # it was asked for
+            return ""
+        for dtype, is_rounded in COARSE.items():
+            of_made = [[is_rounded(self._ends(side, n)) for n in made] for side in (0, 1)]
+            if of_made == [[False], [True]] and not any(is_rounded(self._ends(1, n)) for n in given):
+                return f"its elements are rounded to {dtype}, the baseline's are not"
+        return ""
+
+    def _zeros(self, out: int, inputs: list[int]) -> str:
+        if self.streams[1].counts[self.errors.slots[1][inputs]].any():  # zero times infinity
+            return ""
+        for n in [n for n in inputs if self._numel(n) == self._numel(out)]:
+            zeros = [[self._number(side, m, "n_zero") for m in (n, out)] for side in (0, 1)]
+            if 0 < zeros[0][0] <= zeros[0][1] and zeros[1][0] > zeros[1][1]:
+                return f"{zeros[1][0]:,.0f} elements of an input are zero, {zeros[1][1]:,.0f} of the result"
+        return ""
+
+    # ---------------------------------------------------------------- what is known of a slot
+    def _floats(self, pair: int, *, outputs: bool) -> list[int]:
+        """Return the measured floating-point entries of a call."""
+        errors, table = self.errors, self.names.table(roundoff)
+        its: Numbers = np.array(errors.entries(pair), np.int64)
+        its = its[(errors.outputs if outputs else errors.inputs)[its] & ~np.isnan(errors.absolute[its])]
+        found: list[int] = its[table[self.streams[0].dtype[errors.slots[0][its]]] > 0].tolist()
+        return found
+
+    def _numel(self, n: int) -> float:
+        return float(self.streams[0].numel[self.errors.slots[0][n]])
+
+    def _ends(self, side: int, n: int) -> Array:
+        return np.array([self._number(side, n, name) for name in ("min", "max")])
+
+    def _number(self, side: int, n: int, name: str) -> float:
+        """Return one of the numbers of an entry on one side."""
+        if (side, name) not in self.numbers:
+            self.numbers[side, name] = self.streams[side].number(name)
+        return float(self.numbers[side, name][self.errors.slots[side][n]])
+
+    def _range(self, n: int) -> Array:
+        both = np.r_[self._ends(0, n), self._ends(1, n)]
+        return np.array([both.min(), both.max()])
+
+
+def _is_known(op: str) -> bool:
+    name = normalised(op)
+    return name in ADDING or name in VANISHING or name.removesuffix("_backward") in FUNCTIONS
+
+
+def _points(low: float, high: float) -> Array:
+    return np.linspace(low, high, int(min(MOST, (high - low) / APART_BY)) + 2 if math.isfinite(high - low) else 2)
+
+
+def _steepest(function: Function, ends: Array) -> tuple[float, float]:
+    """Return the largest size of a function's slope over a range, and of the slope's own; Inf where it is not known."""
+    x = _points(ends[0] - APART_BY, ends[1] + APART_BY)
+    slope = np.diff(function(x)) / (x[1] - x[0])
+    return _size(slope), _size(np.diff(slope) / (x[1] - x[0]))
+
+
+def _largest(slope: Function, ends: Array) -> tuple[float, float]:
+    """Return the same of a slope that is known."""
+    x = _points(ends[0] - APART_BY, ends[1] + APART_BY)
+    return _size(slope(x)), _size(np.diff(slope(x)) / (x[1] - x[0]))
+
+
+def _size(values: Array) -> float:
+    found = float(np.abs(values).max())
+    return found if found == found else math.inf

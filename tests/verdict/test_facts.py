@@ -1,0 +1,199 @@
+"""Facts of operators that hold whatever they are given: a call that fails them is a culprit behind a larger one."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+
+import numpy as np
+import pytest
+
+from trueup.comparison.verdict.facts import FUNCTIONS, SLOPES
+from trueup.comparison.verdict.ranking import rank_culprits
+from verdict.captures import Array, Recording, changed, judged, located, normal
+
+SHAPE = (32, 24)
+Kernel = Callable[[Array], Array]
+
+
+def first(run: Recording, error: float, size: float = 1.0) -> Array:
+    """Record a product that is wrong by so much, and return it."""
+    x, w = normal(*SHAPE, seed=1), normal(SHAPE[1], SHAPE[1], seed=2)
+    made = (changed((x @ w).astype(np.float32), error, seed=3) * np.float32(size)).astype(np.float32)
+    run.call("aten::mm", [x, w], [made])
+    return made
+
+
+def culprits(*runs: Recording) -> list[tuple[str, str]]:
+    found = rank_culprits(located(*runs).suspects)
+    return [(s.judged.call.candidate.op.removeprefix("aten::"), s.because) for s in found]
+
+
+def unary(run: Recording, op: str, kernel: Kernel, error: float) -> None:
+    x = first(run, error, 0.15)  # where the functions bend
+    run.call(op, [x], [kernel(x).astype(np.float32)])
+
+
+def gelu(x: Array) -> Array:
+    return FUNCTIONS["gelu"](x.astype(float))
+
+
+def tanh_gelu(x: Array) -> Array:
+    return x * (1 + np.tanh(math.sqrt(2 / math.pi) * (x + 0.044715 * x**3))) / 2
+
+
+@pytest.mark.parametrize(
+    ("op", "right", "wrong"),
+    [
+        ("aten::gelu", gelu, tanh_gelu),
+        ("torch.nn.functional.gelu", gelu, tanh_gelu),
+        ("aten::tanh", np.tanh, lambda x: np.tanh(x) * 0.999),
+        ("aten::exp", lambda x: np.exp(x / 8), lambda x: np.exp(x / 8)),
+    ],
+)
+def test_the_largest_element_is_the_functions_of_the_largest_input(op: str, right: Kernel, wrong: Kernel) -> None:
+    runs = Recording(), Recording()
+    unary(runs[0], op, right, 0.0)
+    unary(runs[1], op, wrong, 0.3)
+    found = culprits(*runs)
+    assert found[0][0] == "mm"
+    if wrong is tanh_gelu or op == "aten::tanh":
+        assert [name for name, _ in found[1:]] == [op.removeprefix("aten::")]
+        assert "element is off by" in found[1][1]
+    else:  # a function that is another one in the baseline, too, is none that is known
+        assert len(found) == 1
+
+
+@pytest.mark.parametrize("op", sorted(FUNCTIONS))
+@pytest.mark.parametrize("error", [0.01, 0.3, 1.5])
+def test_a_right_function_passes_on_what_it_gets(op: str, error: float) -> None:
+    runs = Recording(), Recording()
+    for run, wrong in zip(runs, (0.0, error), strict=True):
+        x = first(run, wrong, 0.15)
+        if op == "sqrt":
+            given, x = x, np.abs(x)
+            run.call("aten::abs", [given], [x])
+        run.call(f"aten::{op}", [x], [FUNCTIONS[op](x.astype(float)).astype(np.float32)])
+    assert [name for name, _ in culprits(*runs)] == ["mm"]
+
+
+def test_a_number_that_is_added_is_added_to_the_smallest_element() -> None:
+    def adam(run: Recording, error: float, *, inside: bool) -> None:
+        x = first(run, error, 1e-3)
+        root = np.abs(x)
+        run.call("aten::abs", [x], [root])
+        made = np.sqrt(root.astype(float) ** 2 + 1e-6) if inside else root + 1e-6
+        run.call("aten::add_", [root], [made.astype(np.float32)], arguments={"1": 1e-6}, phase="optimizer")
+
+    for inside, names in ((True, ["mm", "add_"]), (False, ["mm"])):
+        runs = Recording(), Recording()
+        adam(runs[0], 0.0, inside=False)
+        adam(runs[1], 0.3, inside=inside)
+        assert [name for name, _ in culprits(*runs)] == names
+
+
+def slope_of(op: str) -> Kernel:
+    known = SLOPES.get(f"{op}_backward")
+    return known or (lambda x: (FUNCTIONS[op](x + 1e-4) - FUNCTIONS[op](x - 1e-4)) / 2e-4)
+
+
+def backward(run: Recording, op: str, error: float, slope: Kernel) -> None:
+    """Record a gradient that comes in wrong by so much, and the backward of a function."""
+    gradient, x = first(run, error), normal(*SHAPE, seed=7)
+    result = gradient * slope(x.astype(float))
+    run.call(f"aten::{op}_backward", [gradient, x], [result.astype(np.float32)], phase="backward")
+
+
+@pytest.mark.parametrize("op", ["gelu", "silu", "mish", "tanh", "sigmoid"])
+@pytest.mark.parametrize("error", [0.01, 0.3, 1.5])
+def test_a_gradient_is_off_by_the_steepest_slope_at_most(op: str, error: float) -> None:
+    runs = Recording(), Recording()
+    backward(runs[0], op, 0.0, slope_of(op))
+    backward(runs[1], op, error, slope_of(op))
+    assert [name for name, _ in culprits(*runs)] == ["mm"]
+
+
+def test_a_gradient_that_is_off_by_more_is_wrong_by_itself() -> None:
+    runs = Recording(), Recording()
+    backward(runs[0], "silu", 0.0, slope_of("silu"))
+    backward(runs[1], "silu", 0.05, lambda x: 1 / (1 + np.exp(-x)))
+    found = culprits(*runs)
+    assert [name for name, _ in found] == ["mm", "silu_backward"]
+    assert found[1][1].startswith("its inputs' errors can make ")
+    assert found[1][1].endswith(" of its error at most, by its slope")
+
+
+@pytest.mark.parametrize("wrong", [False, True])
+def test_a_gradient_is_zero_where_the_activation_is(wrong: bool) -> None:
+    runs = Recording(), Recording()
+    for run, error in zip(runs, (0.0, 0.5), strict=True):
+        gradient, result = first(run, error), np.maximum(normal(*SHAPE, seed=7), 0)
+        passes = gradient if wrong and error else gradient * (result > 0)
+        run.call("aten::threshold_backward", [gradient, result], [passes.astype(np.float32)], phase="backward")
+    found = culprits(*runs)
+    assert [name for name, _ in found] == ["mm", "threshold_backward"][: 1 + wrong]
+    assert not wrong or "elements of an input are zero, 0 of the result" in found[1][1]
+
+
+@pytest.mark.parametrize("wrong", [False, True])
+def test_a_product_of_float32_has_no_elements_of_bfloat16(wrong: bool) -> None:
+    runs = Recording(), Recording()
+    for run, error in zip(runs, (0.0, 0.3), strict=True):
+        x, w = first(run, error), normal(SHAPE[1], SHAPE[1], seed=9)
+        made = (x @ w).astype(np.float32)
+        if wrong and error:
+            made = (made.view(np.uint32) & 0xFFFF0000).view(np.float32)
+        run.call("aten::addmm", [x, w], [made])
+    found = culprits(*runs)
+    assert [name for name, _ in found] == ["mm", "addmm"][: 1 + wrong]
+    assert not wrong or found[1][1] == "its elements are rounded to bfloat16, the baseline's are not"
+
+
+def test_what_copies_rounded_elements_rounds_nothing() -> None:
+    runs = Recording(), Recording()
+    for run, error in zip(runs, (0.0, 0.3), strict=True):
+        x = first(run, error)
+        if error:
+            x = (x.view(np.uint32) & 0xFFFF0000).view(np.float32)
+        run.call("aten::mul", [x], [x])
+        run.call("aten::mm", [x, np.eye(SHAPE[1], dtype=np.float32)], [x.copy()])
+    assert [name for name, _ in culprits(*runs)][1:] != ["mm"]
+
+
+# ---------------------------------------------------------------- what the budget knows of an operator
+def loss(run: Recording, error: float, *, ignored: int) -> None:
+    """Record log-probabilities that may be wrong, and a loss that is divided by how many targets it counts."""
+    logits = first(run, error)
+    targets = np.arange(SHAPE[0]) % SHAPE[1]
+    counted = SHAPE[0] - ignored
+    picked = -logits[np.arange(SHAPE[0]), targets][:counted].sum() / counted
+    total = np.array(counted, np.float32)
+    run.call("aten::nll_loss_forward", [logits, targets], [np.array(picked, np.float32), total])
+    gradient = np.zeros(SHAPE, np.float32)
+    gradient[np.arange(SHAPE[0]), targets] = -1 / counted
+    its = {"input.0": np.ones((), np.float32), "input.1": logits, "input.2": targets, "input.6": total}
+    run.call("aten::nll_loss_backward", its, [gradient], phase="backward")
+
+
+@pytest.mark.parametrize("ignored", [0, 6])
+def test_what_is_made_of_the_targets_alone_is_not_excused_by_the_logits(ignored: int) -> None:
+    runs = Recording(), Recording()
+    loss(runs[0], 0.0, ignored=6)
+    loss(runs[1], 0.5, ignored=ignored)
+    assert [name for name, _ in culprits(*runs)] == ["mm", "nll_loss_forward"][: 2 - bool(ignored)]
+    forward = judged(*runs)[1]
+    assert forward.slot_expected["output.1"] < 1e-5 < forward.slot_expected["output.0"]
+
+
+def test_a_mean_is_off_beside_what_it_is_subtracted_from() -> None:
+    runs = Recording(), Recording()
+    for run, error in zip(runs, (0.0, 1e-3), strict=True):
+        gradient, scale = normal(*SHAPE, seed=4), normal(SHAPE[1], seed=5)
+        x = first(run, error)
+        mean = np.full((SHAPE[0], 1), 1e-6 * (1 + 100 * error), np.float32)
+        rstd = np.ones((SHAPE[0], 1), np.float32)
+        inputs = {"input.0": gradient, "input.1": x, "input.3": mean, "input.4": rstd, "input.5": scale}
+        run.call("aten::native_layer_norm_backward", inputs, [changed(gradient, error, seed=6)], phase="backward")
+    found = judged(*runs)[1]
+    assert found.error_in == pytest.approx(0.1, rel=0.01)
+    assert found.expected < 0.1
