@@ -149,6 +149,16 @@ def test_a_product_of_float32_has_no_elements_of_bfloat16(wrong: bool) -> None:
     assert not wrong or found[1][1] == "its elements are rounded to bfloat16, the baseline's are not"
 
 
+def test_what_is_left_of_terms_that_cancel_has_few_digits() -> None:
+    runs = Recording(), Recording()
+    for run, error in zip(runs, (0.0, 0.3), strict=True):
+        x, w = first(run, error), normal(SHAPE[1], SHAPE[1], seed=9)
+        left = np.full(SHAPE, 2.0**-26 if error else 3e-9, np.float32)
+        left[0] = -left[0] * 2
+        run.call("aten::bmm", [x, w], [left])
+    assert [name for name, _ in culprits(*runs)] == ["mm"]
+
+
 def test_what_copies_rounded_elements_rounds_nothing() -> None:
     runs = Recording(), Recording()
     for run, error in zip(runs, (0.0, 0.3), strict=True):

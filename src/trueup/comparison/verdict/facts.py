@@ -82,6 +82,7 @@ class Facts:
         verdicts, stream = self.verdicts, self.streams[1]
         asked = self.leaves & (verdicts.role <= CARRIED_ON) & (verdicts.error_in > 0) & (verdicts.error_out >= APART)
         product = np.array([row.own == "bilinear" for row in self.criterion.rows])[verdicts.rows]
+        product &= (stream.level == self.names.number("aten"))[self.errors.calls[1]]  # a function may cast inside, and back
         asked &= product | self.names.table(_is_known)[stream.op[self.errors.calls[1]]]
         found = {}
         for pair in np.flatnonzero(asked).tolist():
@@ -162,14 +163,19 @@ class Facts:
         return f"its inputs' errors can make {sci(bound / float(self.errors.norm[out]))} of its error at most, by its slope"
 
     def _rounded(self, pair: int) -> str:
-        """Tell to which dtype a product's extreme elements are rounded, and neither the baseline's nor what it was given."""
-        made, given = self._floats(pair, outputs=True)[:1], self._floats(pair, outputs=False)
+        """Tell to which dtype a product's extreme elements are rounded, and neither the baseline's nor what it was given.
+
+        Where terms cancel, what is left has few digits, too.
+        """
+        made, given = self._floats(pair, outputs=True), self._floats(pair, outputs=False)
+        own = self.criterion.certain * float(self.verdicts.own[pair])
         sides = list(zip(self.streams, self.errors.slots, strict=True))
         if len({stream.dtype_of(int(slots[n])) for stream, slots in sides for n in made}) > 1:  # it was asked for
             return ""
         for dtype, is_rounded in COARSE.items():
             of_made = [[is_rounded(self._ends(side, n)) for n in made] for side in (0, 1)]
-            if of_made == [[False], [True]] and not any(is_rounded(self._ends(1, n)) for n in given):
+            apart = not any(of_made[0]) and all(of_made[1]) and own < roundoff(dtype)
+            if made and apart and not any(is_rounded(self._ends(1, n)) for n in given):
                 return f"its elements are rounded to {dtype}, the baseline's are not"
         return ""
 
