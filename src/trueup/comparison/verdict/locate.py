@@ -46,6 +46,9 @@ Kind = Literal["operator", "argument", "random", "input", "overwritten", "region
 Side = Literal["baseline", "candidate"]
 SIDES: tuple[Side, Side] = ("baseline", "candidate")
 
+OWN: tuple[Kind, ...] = ("operator", "argument", "random")
+"""Kinds of what a call does itself, and not of what it was given."""
+
 ENTERING = ("forward", "data")
 """Phases in which data and weights enter a step."""
 
@@ -154,7 +157,7 @@ def locate(
     found = [pair for pair in found if not excused.holds(pair)]
     suspects = [*(_suspect(pair, criterion, tree) for pair in _finest(found, criterion, tree)), *alone]
     origins.wrong = origins.wrong or any(suspect.certain for suspect in suspects)
-    suspects += _lawless(tree, criterion, suspects, excused) if origins.wrong else []
+    suspects += _lawless(tree, criterion, suspects) if origins.wrong else []
     came = [(judged, slot) for judged, slot in origins.follow(tree) if not excused.reader(judged, slot)]
     inside, part.unexplained = arising_inside(came, tree, criterion)
     part.rewritten = excused.counts()
@@ -168,7 +171,8 @@ def locate(
     else:
         suspects += _later_inputs(part.unexplained, part.streams, origins)
     suspects += _arguments(part, criterion, suspects, excused)
-    suspects += _settings(part, tree, suspects, excused, from_start=first_step and from_start)
+    suspects += _settings(part, tree, suspects, from_start=first_step and from_start)
+    suspects = [s for s in suspects if s.kind not in OWN or not excused.holds(int(tree.pairs[1][part.streams[1].find(s.place)]))]
     given = {s.place for s in suspects if s.kind in ("input", "overwritten")}  # what a call was given is not its own error
     suspects = [s for s in suspects if s.kind != "operator" or s.place not in given]
     stream = part.streams[1]
@@ -446,7 +450,7 @@ def _arguments(part: Part, criterion: Criterion, known: Sequence[Suspect], excus
     return found
 
 
-def _lawless(tree: Tree, criterion: Criterion, known: Sequence[Suspect], excused: Reconvergence) -> list[Suspect]:
+def _lawless(tree: Tree, criterion: Criterion, known: Sequence[Suspect]) -> list[Suspect]:
     """Find calls that break by themselves what they keep in the baseline; what is known of them is that no input is a reason."""
     if criterion.limits:
         return []
@@ -454,8 +458,6 @@ def _lawless(tree: Tree, criterion: Criterion, known: Sequence[Suspect], excused
     found = []
     for pair, why in (Facts(tree, criterion).broken() | Laws(tree, criterion).broken()).items():
         suspect = suspects.get(id(tree.verdicts.at(pair)))
-        if excused.holds(pair):
-            continue
         if suspect is None:
             suspect = _suspect(pair, criterion, tree)
             found.append(suspect)
@@ -464,9 +466,7 @@ def _lawless(tree: Tree, criterion: Criterion, known: Sequence[Suspect], excused
     return [suspect for suspect in found if suspect.independent]
 
 
-def _settings(
-    part: Part, tree: Tree, known: Sequence[Suspect], excused: Reconvergence, *, from_start: bool
-) -> list[Suspect]:
+def _settings(part: Part, tree: Tree, known: Sequence[Suspect], *, from_start: bool) -> list[Suspect]:
     """Find calls given other scalars for which the difference of their inputs is no reason; make certain those that are known.
 
     What a backward is given, its forward was.
@@ -478,7 +478,7 @@ def _settings(
     found = []
     for pair, arguments in verdicts.errors.arguments.items():
         clean = verdicts.error_in[pair] == 0 or verdicts.error_out[pair] == 0
-        if clean or backward[pair] or excused.holds(pair) or _equal_arguments(*arguments):
+        if clean or backward[pair] or _equal_arguments(*arguments):
             continue
         judged = verdicts.at(pair)
         if key_of(judged) in shown or (from_start and are_chosen(judged, tree)):
