@@ -87,6 +87,22 @@ def test_a_sum_of_what_differs_passes_it_on() -> None:
     assert culprits(*runs) == [[("aten::mm", 0), ("aten::mm", 1)]]
 
 
+@pytest.mark.parametrize("lost", [False, True])
+def test_a_sum_is_kept_whatever_is_chosen(lost: bool) -> None:
+    runs = Recording(), Recording()
+    for run, rows in zip(runs, (20, 21), strict=True):
+        for n in range(3):
+            x, w = normal(32, WIDTH, seed=n), normal(WIDTH, WIDTH, seed=10 + n)
+            y = changed((x @ w).astype(np.float32), 0.3 * (rows - 20), seed=n)
+            run.call("aten::mm", [x, w], [y])
+            gradient = np.abs(normal(rows, WIDTH, seed=20 + n))
+            put = np.zeros((32, WIDTH), np.float32)
+            put[: rows - 8 * (lost and rows > 20)] = gradient[: rows - 8 * (lost and rows > 20)]
+            run.call("aten::index_backward", [gradient, y], [put], phase="backward")
+    found = [kind[0][0] for kind in culprits(*runs)]
+    assert ("aten::index_backward" in found) is lost
+
+
 def test_what_is_nearly_linear_where_it_is_small_has_no_law() -> None:
     runs = Recording(), Recording()
     for run, size in zip(runs, (1e-4, 3.0), strict=True):

@@ -55,7 +55,7 @@ MOST_INPUTS = 4
 
 
 Law = Mapping[int, "float | Array"]
-"""The parts that inputs have in the sum of an output, by slot; those in its mean are numbers of elements, call by call."""
+"""The parts that inputs have in the sum of an output, by slot; those in its mean are numbers of elements, by side and call."""
 
 
 @dataclass(slots=True)
@@ -83,7 +83,8 @@ class Laws:
         sides = list(zip(errors.streams, errors.slots, strict=True))
         self.norms = np.array([stream.l2[slots] for stream, slots in sides])
         self.numel = errors.streams[0].numel[errors.slots[0]]
-        self.sums = np.array([stream.mean[slots] for stream, slots in sides]) * self.numel
+        self.numels = np.array([stream.numel[slots] for stream, slots in sides])
+        self.sums = np.array([stream.mean[slots] for stream, slots in sides]) * self.numels
         unit = [stream.names.table(roundoff)[stream.dtype[slots]] for stream, slots in sides]
         whole = [(stream.counts[slots].sum(axis=1) == 0) & (stream.saturated[slots] == 0) for stream, slots in sides]
         self.unit = np.maximum(*unit)
@@ -171,7 +172,7 @@ class Laws:
         if not resized and not self._is_linear(kind):
             return [{}]
         pairs: list[Law] = [{one: 1.0, two: sign} for one, two in combinations(names, 2) for sign in (1.0, -1.0)]
-        means: list[Law] = [{name: self.numel[kind.outputs] / self.numel[kind.inputs[name]]} for name in names if resized]
+        means: list[Law] = [{name: self.numels[:, kind.outputs] / self.numels[:, kind.inputs[name]]} for name in names if resized]
         return [{}, *({name: 1.0} for name in names), *pairs, *means]
 
     def _is_linear(self, kind: _Kind) -> bool:
@@ -183,7 +184,7 @@ class Laws:
     def _residual(self, kind: _Kind, law: Law, side: int) -> Array:
         rest, largest = self.sums[side, kind.outputs].copy(), self.norms[side, kind.outputs]
         for name, part in law.items():
-            rest -= part * self.sums[side, kind.inputs[name]]
+            rest -= (part[side] if isinstance(part, np.ndarray) else part) * self.sums[side, kind.inputs[name]]
             largest = np.maximum(largest, self.norms[side, kind.inputs[name]])
         return np.asarray(np.abs(rest) / largest)
 
