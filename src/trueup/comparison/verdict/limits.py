@@ -13,6 +13,7 @@ from typing import Any, Literal
 
 import numpy as np
 
+from trueup import toml
 from trueup.comparison.graph.streams import Array
 from trueup.comparison.measures.measure import DIGEST, STATISTICS, Errors
 from trueup.kernels import Pair
@@ -194,16 +195,13 @@ def parse(table: dict[str, Any], at: str) -> Limit:
     for name, value in table.items():
         if name in ("origin", "detail"):
             continue
-        if name not in MEASURES:
-            raise ValueError(f"{at}measure {name!r} is unknown: expected {', '.join(MEASURES)}")
+        toml.chosen(name, MEASURES, f"{at}measure")
         side: Any
         side, number = next(iter(value.items())) if isinstance(value, dict) and len(value) == 1 else ("", None)
         if side not in ("above", "below") or isinstance(number, bool) or not isinstance(number, (int, float)) or number != number:
             raise ValueError(f"{at}{name} must be {{ above = number }} or {{ below = number }}, not {value!r}")
         conditions.append((name, side, float(number)))
-    detail = table.get("detail", "")
-    if detail not in ("", "tensor", "stats"):
-        raise ValueError(f"{at}detail must be tensor or stats, not {detail!r}")
+    detail = toml.chosen(table.get("detail", ""), ("", "tensor", "stats"), f"{at}detail")
     if not conditions or not isinstance(table.get("origin"), str):
         raise ValueError(f"{at}expected a measure and an origin")
     return Limit(tuple(conditions), detail, table["origin"])
