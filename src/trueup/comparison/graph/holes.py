@@ -59,7 +59,7 @@ class Recorded:
         return f"{slot} of {_name(stream, call)} was made by call {stream.producer[lost[0]]}, which is not there"
 
     def _referred(self, stream: Stream, seqs: Numbers) -> str | None:
-        silent = _is_silent(stream)
+        silent = stream.during(*SILENT)
         for column, said in ((stream.parent, "runs inside"), (stream.forward_seq, "belongs to")):
             lost = np.flatnonzero(self._are_lost(column, seqs) & ~(silent & (column is stream.parent)))
             if len(lost):
@@ -101,8 +101,8 @@ def keeps_all(config: Any) -> bool:
 def _around(stream: Stream) -> str | None:
     """Look for a function or operator whose module is gone: the call around it is of another scope."""
     names, parents = stream.names, stream.parents
-    inner = (parents != NONE) & (stream.level != names.number("module")) & (stream.scope != stream.scope[parents])
-    found = np.flatnonzero(inner & ~_is_silent(stream))
+    inner = (parents != NONE) & ~stream.of_level("module") & (stream.scope != stream.scope[parents])
+    found = np.flatnonzero(inner & ~stream.during(*SILENT))
     if not len(found):
         return None
     call = int(found[0])
@@ -119,15 +119,11 @@ def _ordinal(stream: Stream) -> str | None:
     order = np.argsort(number, kind="stable")
     starts = np.r_[True, number[order][1:] != number[order][:-1]]
     place = np.arange(len(order)) - np.maximum.accumulate(np.where(starts, np.arange(len(order)), 0))
-    fine = stream.level[order] == stream.names.number("aten")
-    found = np.flatnonzero((stream.ordinal[order] > place) & (fine | ~_is_silent(stream)[order]))
+    fine = stream.of_level("aten")[order]
+    found = np.flatnonzero((stream.ordinal[order] > place) & (fine | ~stream.during(*SILENT)[order]))
     if not len(found):
         return None
     return f"{_name(stream, int(order[found[0]]))} is there, and one of its kind before it is not"
-
-
-def _is_silent(stream: Stream) -> Array:
-    return np.isin(stream.phase, [stream.names.number(phase) for phase in SILENT])
 
 
 def _name(stream: Stream, call: int) -> str:

@@ -5,23 +5,26 @@ What another tool dumped may have none of these: `trueup.comparison.measures.for
 
 from __future__ import annotations
 
+import json
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property, lru_cache
-from typing import Literal
+from typing import Any, Literal
 
 import numpy as np
 
 from trueup.comparison.graph.columns import alike
 from trueup.comparison.graph.names import normalised
 from trueup.comparison.graph.pairs import Alignment, same_slots
-from trueup.comparison.graph.streams import Array, Numbers, Row, Stream, is_input, is_output, other_counts
-from trueup.comparison.measures.arguments import differing_arguments
-from trueup.comparison.measures.foreign import compare_checksums, compare_statistics, compare_texts, is_foreign
-from trueup.comparison.measures.payloads import Payload, compare_payloads
+from trueup.comparison.graph.streams import Array, Located, Numbers, Row, Stream, is_input, is_output, other_counts
+from trueup.comparison.measures.foreign import compare_checksums, compare_statistics, compare_texts, is_foreign, shared
 from trueup.comparison.measures.why import Reason, Why
 from trueup.comparison.normalise.dialects import BUFFER
 from trueup.comparison.normalise.updates import STEP
-from trueup.kernels import MASKING, Pair
+from trueup.kernels import MASKING, Pair, hexadecimal, pair
+from trueup.model import TrueupError
+from trueup.store import Capture
+from trueup.store.parallel import side_by_side
 
 Method = Literal["none", "digest", "tensor", "sketch", "value", "statistics"]
 METHODS: tuple[Method, ...] = ("none", "digest", "tensor", "sketch", "value", "statistics")
@@ -29,6 +32,18 @@ DIGEST, TENSOR, SKETCH, STATISTICS = 1, 2, 3, 5
 """Indices into `METHODS`."""
 
 UNSIZED = Reason(Why.UNSIZED)
+
+Payload = Callable[[Located, "int | None"], Array | None]
+"""Returns the tensor that a record names, None where it is lost: also where it has not the digest that the record has."""
+
+Wanted = tuple[tuple[Located, "int | None"], ...]
+"""Where a tensor of the baseline and one of the candidate lie, with their digests."""
+
+HEAPS = 32
+"""Tasks that pairs of tensors are measured in, several at a time."""
+
+INCIDENTAL = frozenset({"group", "group_desc", "async_op", "tag"})
+"""What a collective is told beside its ranks: names that a run gives its groups, and when to wait."""
 
 
 @dataclass(slots=True)
@@ -411,3 +426,69 @@ def _overwrites(op: str) -> bool:
 def is_overwritten(error: SlotError, call: Measured) -> bool:
     """Tell whether a slot is memory that the call only writes to: what was there before does not matter."""
     return error.slot in ("input.0", "input.tensor") and _overwrites(call.candidate.op)
+
+
+def read_payload(capture: Capture, rank: int, place: Located, expected: int | None) -> Array | None:
+    """Return a tensor, None where it is lost: the capture then says so, and its sketch is measured instead."""
+    segment, key, view = place
+    try:
+        return capture.payload(rank, segment, key, view, None if expected is None else hexadecimal(expected))
+    except TrueupError as error:
+        text = f"rank {rank}: {error}"
+    if text not in capture.lost:
+        capture.lost.append(text)
+    return None
+
+
+def compare_payloads(payloads: tuple[Payload, Payload], wanted: Sequence[Wanted]) -> dict[Wanted, Pair | None]:
+    """Measure pairs of tensors, several at a time; None where one is lost, they differ in size, or a dtype holds no numbers."""
+    heaps = [wanted[first::HEAPS] for first in range(min(HEAPS, len(wanted)))]  # a task for each pair would cost more than it does
+    done = side_by_side(lambda heap: [(one, _pair(payloads, one)) for one in heap], heaps)
+    return dict(one for heap in done for one in heap)
+
+
+def _pair(payloads: tuple[Payload, Payload], wanted: Wanted) -> Pair | None:
+    first, second = (payload(*one) for payload, one in zip(payloads, wanted, strict=True))
+    if first is None or second is None or first.size != second.size:
+        return None
+    try:
+        return pair(*((first, second) if first.shape == second.shape else (first.reshape(-1), second.reshape(-1))))
+    except TypeError:  # a dtype that holds no numbers
+        return None
+
+
+def differing_arguments(
+    streams: tuple[Stream, Stream], calls: tuple[Numbers, Numbers]
+) -> Iterator[tuple[int, tuple[str | None, str | None]]]:
+    """Yield the matched calls whose non-tensor arguments differ, with both sides'."""
+    (baseline, candidate), (b, c) = streams, calls
+    collective = candidate.names.number("collective")
+    for n in np.flatnonzero(baseline.arguments[b] != candidate.arguments[c]):
+        sides = baseline.value(int(baseline.arguments[b[n]])), candidate.value(int(candidate.arguments[c[n]]))
+        if baseline.imported or candidate.imported:
+            sides = shared(*sides)
+        if sides[0] != sides[1] and (candidate.phase[c[n]] != collective or _told(sides[0]) != _told(sides[1])):
+            yield int(n), sides
+
+
+def _told(arguments: str | None) -> dict[str, Any] | str | None:
+    """Return the arguments of a collective without those that do not matter to its result."""
+    try:
+        told = json.loads(arguments or "{}")
+    except (ValueError, RecursionError):
+        return arguments
+    return {name: value for name, value in told.items() if name not in INCIDENTAL} if isinstance(told, dict) else arguments
+
+
+def equal_values(first: Any, second: Any) -> bool:
+    """Tell whether two decoded arguments are the same, floats to the last digits of a printed double."""
+    if isinstance(first, float) or isinstance(second, float):
+        try:
+            return bool(np.isclose(float(first), float(second), rtol=1e-12, atol=0, equal_nan=True))
+        except (TypeError, ValueError):
+            return bool(first == second)
+    if isinstance(first, dict) and isinstance(second, dict):
+        return first.keys() == second.keys() and all(equal_values(first[k], second[k]) for k in first)
+    if isinstance(first, list) and isinstance(second, list):
+        return len(first) == len(second) and all(map(equal_values, first, second))
+    return bool(first == second)

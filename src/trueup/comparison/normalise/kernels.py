@@ -51,7 +51,7 @@ def applies(streams: Sequence[Stream], captures: Sequence[Capture]) -> Numbers:
 def _same_sequence(baseline: Stream, candidate: Stream, step: int) -> bool:
     found: list[Array] = []
     for stream in (baseline, candidate):
-        at = (stream.phase == stream.names.number("optimizer")) & (stream.step == step)
+        at = stream.during("optimizer") & (stream.step == step)
         tensors = np.bincount(stream.call[stream.slot != stream.names.number("arguments")], minlength=len(stream))
         found.append(np.stack([stream.op[at], stream.level[at], tensors[at]]))
     return (found[0].shape == found[1].shape and bool((found[0] == found[1]).all())) or not all(side.size for side in found)
@@ -81,7 +81,7 @@ def rewrite(streams: Sequence[Stream], captures: Sequence[Capture], steps: Numbe
 
 def _read_later(stream: Stream, capture: Capture) -> set[Place]:
     """Return what optimizers read of earlier steps, in those of a stream and the next one, by who made it."""
-    at = (stream.phase == stream.names.number("optimizer"))[stream.call]
+    at = stream.during("optimizer")[stream.call]
     at &= (stream.producers != NONE) & (stream.step[stream.producers] < stream.step[stream.call])
     found = set(zip(stream.producer[at].tolist(), stream.producer_slot[at].tolist(), strict=True))
     following = [step for step in capture.steps if step > stream.steps[-1]][:1]

@@ -18,10 +18,9 @@ import pyarrow.compute as pc
 from numpy.typing import NDArray
 
 from trueup.comparison.normalise import layer_gradients
-from trueup.comparison.normalise.data_layouts import channels_last
+from trueup.comparison.normalise.data_layouts import channels_last, unpadded
 from trueup.comparison.normalise.dialects import Dialect, framework_of
 from trueup.comparison.normalise.mapping import Mapping
-from trueup.comparison.normalise.padded import unpadded
 from trueup.comparison.normalise.updates import Updates
 from trueup.frameworks.tables import Axes
 from trueup.store import Capture, Piece

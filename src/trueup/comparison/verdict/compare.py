@@ -19,8 +19,7 @@ from trueup.comparison.graph.ahead import Ahead, Place, Records, RecordsOfStep, 
 from trueup.comparison.graph.holes import Recorded, keeps_all
 from trueup.comparison.graph.pairs import Alignment
 from trueup.comparison.graph.streams import Numbers, Read, Row, Stream, Vocabulary, is_weight
-from trueup.comparison.measures.measure import STATISTICS, measure
-from trueup.comparison.measures.payloads import read_payload
+from trueup.comparison.measures.measure import STATISTICS, measure, read_payload
 from trueup.comparison.measures.why import Reason
 from trueup.comparison.normalise import kernels
 from trueup.comparison.normalise.mapping import Mapping

@@ -168,7 +168,7 @@ def _spoken(verdicts: Verdicts, rank: int, *, limited: bool) -> Iterator[tuple[i
     """Yield the communications of the candidate on one rank, in order: step, ``seq``, what it is, what the rank gave."""
     errors = verdicts.errors
     stream = errors.streams[1]
-    calls = np.flatnonzero(stream.phase == stream.names.number("collective")).tolist()
+    calls = np.flatnonzero(stream.during("collective")).tolist()
     if not calls:
         return
     pairs = dict(zip(errors.calls[1].tolist(), range(len(verdicts)), strict=True))

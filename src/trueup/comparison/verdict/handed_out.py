@@ -34,8 +34,7 @@ def replaced_note(call: Row, slot: str) -> str:
 
 def from_root(stream: Stream) -> Array:
     """Tell which calls hand something out from one rank to all."""
-    collective = stream.phase == stream.names.number("collective")
-    return np.asarray(collective & stream.names.table(gives_only_root)[stream.op])
+    return np.asarray(stream.during("collective") & stream.names.table(gives_only_root)[stream.op])
 
 
 def receives(stream: Stream) -> bool:

@@ -48,7 +48,7 @@ def settle(regions: Regions, criterion: Criterion) -> None:
 
 def _written(regions: Regions, side: int) -> _Written:
     stream, loose = regions.tree.streams[side], regions.loose[side]
-    lasting = np.r_[np.isin(stream.phase, [stream.names.number(phase) for phase in LASTING]), False] & loose
+    lasting = np.r_[stream.during(*LASTING), False] & loose
     ends = regions.ends[side]
     chosen = stream.names.table(is_output)[stream.slot] & lasting[stream.call]
     chosen[[k for slots in ends.values() for k in slots]] = True

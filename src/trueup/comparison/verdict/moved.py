@@ -78,7 +78,7 @@ def read(tree: Tree, before: Weights) -> Weights:
 
 def is_unseen(stream: Stream) -> bool:
     """Tell whether what writes the weights is not compared: no optimizer is there, though the capture may hold its calls."""
-    return not bool((stream.phase == stream.names.number("optimizer")).any())
+    return not bool(stream.during("optimizer").any())
 
 
 def last(weights: Weights) -> Weights:

@@ -43,7 +43,7 @@ class Tree:
         what is inside is matched, or lies between what is matched. That takes its functions, so modules alone are not looked into.
         """
         stream = self.streams[1]
-        if stream.neutral is None or not (stream.level == stream.names.number("api")).any():
+        if stream.neutral is None or not stream.of_level("api").any():
             return frozenset()
         matched = self.verdicts.errors.calls[1]
         above = np.unique(stream.parents[matched])
@@ -59,11 +59,7 @@ class Tree:
 
     def around(self, call: int, side: int = 1) -> list[int]:
         """Return the calls around a call, innermost first."""
-        found: list[int] = []
-        parents = self.streams[side].parents
-        while call >= 0 and (call := int(parents[call])) >= 0:
-            found.append(call)
-        return found
+        return list(self.streams[side].around(call))
 
     def inside(self, call: int, side: int = 1) -> Iterator[int]:
         """Yield the calls inside a call, at any depth."""
@@ -108,8 +104,7 @@ class Tree:
         """
         stream = self.streams[side]
         found = stream.inside(call)
-        ahead = [stream.names.number(phase) for phase in ("forward", "recompute")]
-        if len(found) or stream.phase[call] not in ahead:
+        if len(found) or stream.names.name(int(stream.phase[call])) not in ("forward", "recompute"):
             return found
         own = slice(stream.starts[call], stream.starts[call + 1])
         last = stream.ready[own].max(initial=NONE)
@@ -161,4 +156,4 @@ class Tree:
 def only_modules(stream: Stream) -> bool:
     """Tell whether all that computes anything is a module; the loss, which every capture has, is a call that only reads."""
     outputs = stream.call[stream.names.table(is_output)[stream.slot]]
-    return bool((stream.level[outputs] == stream.names.number("module")).all())
+    return bool(stream.of_level("module")[outputs].all())

@@ -18,8 +18,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from trueup.comparison.graph.streams import Array, Numbers, Stream
-from trueup.comparison.measures.measure import STATISTICS, Errors, measure
-from trueup.comparison.measures.payloads import Payload
+from trueup.comparison.measures.measure import STATISTICS, Errors, Payload, measure
 from trueup.comparison.normalise.mapping import Mapping
 from trueup.comparison.verdict.align import align
 from trueup.model import RunSummary
