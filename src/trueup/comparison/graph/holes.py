@@ -69,23 +69,17 @@ class Recorded:
     def _are_lost(self, references: Numbers, seqs: Numbers) -> Array:
         """Tell which references are to a call that steps which were read should have and do not."""
         missing = np.unique(references[references != NONE])
-        missing = missing[~_is_in(missing, seqs)]
+        missing = missing[np.isin(missing, seqs, invert=True)]
         lost, there = (missing > seqs[0]) & (missing < seqs[-1]), np.zeros(len(missing), bool)
         nearest = np.searchsorted([known[0] for known in self.before], missing, side="right") - 1
         for n in np.unique(np.r_[nearest, nearest - 1]).tolist():
             if n >= 0:
                 known = self.before[n]
-                there |= _is_in(missing, known)
+                there |= np.isin(missing, known)
                 lost |= (missing > known[0]) & (missing < known[-1])
         if self.from_first:
             lost |= missing < (self.before or [seqs])[0][0]
-        gone = missing[lost & ~there]
-        return np.isin(references, gone) if len(gone) else np.zeros(len(references), bool)
-
-
-def _is_in(numbers: Numbers, known: Numbers) -> Array:
-    """Tell which numbers are among sorted ones, of which there is one at least."""
-    return np.asarray(known[np.minimum(np.searchsorted(known, numbers), len(known) - 1)] == numbers)
+        return np.isin(references, missing[lost & ~there])
 
 
 def keeps_all(config: Any) -> bool:

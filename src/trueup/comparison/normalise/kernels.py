@@ -24,15 +24,9 @@ import pyarrow.compute as pc
 
 from trueup.comparison.graph.optimizers import Optimizer, Place, Step, Update
 from trueup.comparison.graph.streams import NONE, Array, Numbers, Stream
-from trueup.comparison.normalise.updates import ADDED, STEP
+from trueup.comparison.normalise.updates import ADDED, OF_STEP
 from trueup.kernels import distance
 from trueup.store import Capture
-
-CALL = {
-    "parent": None, "phase": "optimizer", "level": "module", "scope": "", "op": STEP, "ordinal": 0, "value": None,
-    "forward_seq": None, "invocation": None,
-}  # fmt: skip
-"""What `STEP` is called in the records."""
 
 
 def applies(streams: Sequence[Stream], captures: Sequence[Capture]) -> Numbers:
@@ -194,7 +188,8 @@ class _Rows:
             return found.slice(0, 0).select(list(columns))
         found = found.take(pa.array(self._rows))
         count = len(self._slots)
-        replaced: dict[str, tuple[Array, list[Any]]] = {name: (self._made, [value] * count) for name, value in CALL.items()}
+        of_step: dict[str, Any] = {**OF_STEP, "invocation": None}
+        replaced: dict[str, tuple[Array, list[Any]]] = {name: (self._made, [of_step[name]] * count) for name in of_step}
         replaced |= {"slot": (self._made, self._slots), "seq": (np.ones(len(found), bool), self._seq.tolist())}
         seqs, slots = (found[name].to_pylist() for name in ("producer_seq", "producer_slot"))
         at = np.array([seq in self._seqs for seq in seqs], bool)

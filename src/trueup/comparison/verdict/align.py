@@ -237,10 +237,10 @@ def _left_over(
     return found
 
 
-def _align_sequences(likeness: Likeness, n: int, m: int) -> list[tuple[int, int]]:
+def _align_sequences(likeness: Likeness, n: int, m: int) -> Couples:
     """Pair the calls of two sequences, in time and memory bounded by `MAX_CELLS` and their length."""
     i = j = 0
-    pairs: list[tuple[int, int]] = []
+    pairs: Couples = []
     tail = likeness.same(n - 1, m - 1, -1, min(n, m), ALIKE)
     end, last = n - tail, m - tail
     while i < end and j < last:
@@ -249,7 +249,7 @@ def _align_sequences(likeness: Likeness, n: int, m: int) -> list[tuple[int, int]
         i, j = i + run, j + run
         whole = (end - i) * (last - j) <= MAX_CELLS
         high, wide = (end - i, last - j) if whole else (min(WINDOW, end - i), min(WINDOW, last - j))
-        found = _best_pairs(likeness, i, j, high, wide)
+        found = [(i + a, j + b) for a, b in best_pairs(likeness.table(slice(i, i + high), slice(j, j + wide)))]
         if whole:
             pairs += found
             break
@@ -264,12 +264,7 @@ def _align_sequences(likeness: Likeness, n: int, m: int) -> list[tuple[int, int]
     return pairs + [(end + k, last + k) for k in range(tail)]
 
 
-def _best_pairs(likeness: Likeness, i: int, j: int, high: int, wide: int) -> list[tuple[int, int]]:
-    """Pair ``high`` calls from ``i`` on with ``wide`` calls from ``j`` on so that their likeness adds up to the most."""
-    return [(i + a, j + b) for a, b in best_pairs(likeness.table(slice(i, i + high), slice(j, j + wide)))]
-
-
-def best_pairs(score: Array) -> list[tuple[int, int]]:
+def best_pairs(score: Array) -> Couples:
     """Return the pairs, in the order of both sequences, whose scores add up to the most.
 
     Args:
@@ -322,7 +317,7 @@ def renamed(baseline: Stream, candidate: Stream, scopes: tuple[Numbers, Numbers]
     return found | _by_name(baseline, found, [set(one.tolist()) for one in alone])
 
 
-def _executed(stream: Stream, scopes: Numbers, ops: Numbers, wanted: Numbers) -> list[tuple[int, int]]:
+def _executed(stream: Stream, scopes: Numbers, ops: Numbers, wanted: Numbers) -> Couples:
     """Return ``(scope, what it executes)`` in order of execution."""
     slots = splitmix64(stream.shapes.squeezed ^ splitmix64(stream.slot.astype(np.uint64)))
     kind = _summed(slots, stream.call, len(stream))
