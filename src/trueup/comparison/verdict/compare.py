@@ -383,7 +383,7 @@ class _Comparison:
         errors = measure(alignment, baseline, candidate, (payloads[0], payloads[1]), in_full=in_full)
         yardstick = yardstick_of(streams, payloads, len(self.repeats), self.mapping)
         verdicts = judge(errors, self.criterion, self.overlap.precision, yardstick, self.amplification)
-        return alignment, verdicts, behind(errors, yardstick, self.criterion.yardstick)
+        return alignment, verdicts, behind(errors, yardstick, self.criterion)
 
     def measure_by(self, repeats: Sequence[Capture], reference: Capture | None) -> None:
         """Judge by more runs than two: repeats of the baseline, and a run in float64.

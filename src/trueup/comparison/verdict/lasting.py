@@ -9,7 +9,9 @@ need not be its counterpart.
 from __future__ import annotations
 
 from collections import defaultdict
+from collections.abc import Callable
 from dataclasses import dataclass
+from functools import cache
 
 import numpy as np
 
@@ -24,6 +26,9 @@ MOST_PAIRS = 1 << 20
 
 Key = tuple[int, int]
 """Shape and dtype of a result."""
+
+Walk = Callable[[int, int], Region]
+"""Returns what goes into a call of a side."""
 
 
 @dataclass(slots=True)
@@ -40,10 +45,10 @@ def settle(regions: Regions, criterion: Criterion) -> None:
     written = [_written(regions, side) for side in (0, 1)]
     if not all(side.calls for side in written):
         return
-    origins = _Origins(regions)
+    walked = cache(lambda side, call: regions.walk([(side, call)], covered=call in regions.ends[side]))  # each once
     for side, (mine, settled) in enumerate(zip(written, regions.settled, strict=True)):
         ends = regions.ends[side]
-        settled.update(call for call in mine.calls if _agrees(call, side, ends.get(call), written, origins, criterion))
+        settled.update(call for call in mine.calls if _agrees(call, side, ends.get(call), written, walked, criterion))
 
 
 def _written(regions: Regions, side: int) -> _Written:
@@ -65,7 +70,7 @@ def _key(stream: Stream, k: int) -> Key:
 
 
 def _agrees(
-    call: int, side: int, ends: list[int] | None, written: list[_Written], origins: _Origins, criterion: Criterion
+    call: int, side: int, ends: list[int] | None, written: list[_Written], walked: Walk, criterion: Criterion
 ) -> bool:
     mine, other = written[side], written[1 - side]
     outputs = ends or _changed(mine.stream, call)
@@ -81,7 +86,7 @@ def _agrees(
             return False
         best = int(np.nanargmin(apart))
         norm = max(float(mine.stream.l2[k]), float(other.stream.l2[near[best]]))
-        regions = origins.of(side, call), origins.of(1 - side, int(other.stream.call[near[best]]))
+        regions = walked(side, call), walked(1 - side, int(other.stream.call[near[best]]))
         if not all(region.known for region in regions):
             return False
         worst = max(region.worst for region in regions)
@@ -102,20 +107,3 @@ def _changed(stream: Stream, call: int) -> list[int]:
     same = stream.has_digest[slots] & np.isin(stream.digest[slots], stream.digest[slots[~written & stream.has_digest[slots]]])
     changed = written & ~same
     return list(slots[changed if changed.any() else written].tolist())
-
-
-class _Origins:
-    """What goes into loose calls, each walked back once."""
-
-    def __init__(self, regions: Regions) -> None:
-        self._regions = regions
-        self._found: dict[tuple[int, int], Region] = {}
-
-    def of(self, side: int, call: int) -> Region:
-        found = self._found.get((side, call))
-        if found is None:
-            covered = call in self._regions.ends[side]
-            found = self._found[side, call] = self._regions.walk([(side, call)], covered=covered)
-        return found
-
-

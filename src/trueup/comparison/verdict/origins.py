@@ -32,9 +32,6 @@ LEAST = 1e-3
 GROWTH = 100.0
 """How many times the largest error seen before an input's may be: gradients that add up outside of any call may cancel."""
 
-GIVEN = 4 * SINGLE
-"""Relative error of what comes from outside a later step, and of which nothing recorded can be the reason: as ``input_units``."""
-
 Unexplained = tuple[Judged, str]
 """A call, and the slot where a difference comes in that no compared call made."""
 
@@ -98,7 +95,8 @@ class Origins:
         before = np.maximum.accumulate(np.r_[self.largest, np.where(tree.leaves(), worst, 0.0)])
         grown = GROWTH * before[:-1][errors.pair]
         least, shared = self._unseen(tree)
-        limit = np.where(self._given(tree, grown), np.maximum(GIVEN, grown), np.maximum(least, grown))
+        given = tree.verdicts.criterion.input_units * SINGLE
+        limit = np.where(self._given(tree, grown), np.maximum(given, grown), np.maximum(least, grown))
         differ = errors.inputs & (plain > np.maximum(limit, tree.verdicts.tolerated))
         differ |= errors.inputs & (shared > np.maximum(grown, tree.verdicts.tolerated))
         if tree.streams[0].mixed:  # frameworks sum the gradient of a weight outside of any call that both have

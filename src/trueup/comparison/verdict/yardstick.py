@@ -19,12 +19,11 @@ import numpy as np
 
 from trueup.comparison.graph.streams import Array, Numbers, Stream
 from trueup.comparison.measures.measure import STATISTICS, Errors, Payload, measure
+from trueup.comparison.measures.roundoff import SINGLE
 from trueup.comparison.normalise.mapping import Mapping
 from trueup.comparison.verdict.align import align
+from trueup.comparison.verdict.criteria import Criterion
 from trueup.model import RunSummary
-
-LEAST = 1e-6
-"""Relative distance from the truth that no baseline is blamed for: 16 units of float32."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,12 +75,15 @@ def spread(baseline: Stream, repeats: Sequence[Stream], payloads: Sequence[Paylo
     return found
 
 
-def behind(errors: Errors, yardstick: Yardstick, allowed: float) -> Numbers:
-    """Return the matched calls of which the baseline is several times further from the float64 run than the candidate."""
+def behind(errors: Errors, yardstick: Yardstick, criterion: Criterion) -> Numbers:
+    """Return the matched calls of which the baseline is several times further from the float64 run than the candidate.
+
+    What may differ of a tensor that no recorded call made, no baseline is blamed for.
+    """
     if yardstick.truth is None:
         return np.zeros(0, np.int64)
     baseline, candidate = (truth[slots] for truth, slots in zip(yardstick.truth, errors.slots, strict=True))
-    worse = errors.outputs & (baseline > np.maximum(allowed * candidate, LEAST))
+    worse = errors.outputs & (baseline > np.maximum(criterion.yardstick * candidate, criterion.input_units * SINGLE))
     return np.unique(errors.pair[worse])
 
 
