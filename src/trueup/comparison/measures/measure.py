@@ -159,6 +159,15 @@ class Errors:
         found[[n for n, reason in self.reasons.items() if reason == UNSIZED]] = True
         return found
 
+    def say(self, at: Numbers, why: Why) -> None:
+        """Say why entries were not measured, or are infinite."""
+        self.reasons.update(dict.fromkeys(at.tolist(), Reason(why)))
+
+    def agree(self, at: Numbers, method: int) -> None:
+        """Settle entries whose two sides are equal, whether or not a norm is known."""
+        self.absolute[at], self.method[at] = 0.0, method
+        self.norm[at[np.isnan(self.norm[at])]] = 0.0
+
     def entries(self, pair: int) -> range:
         """Return the entries of a matched call."""
         return range(*np.searchsorted(self.pair, [pair, pair + 1]).tolist())
@@ -240,10 +249,9 @@ def _distances(errors: Errors, payloads: tuple[Payload, Payload], in_full: bool)
     digests = baseline.has_digest[k] & candidate.has_digest[j]
     typed = baseline.dtype[k] == candidate.dtype[j]
     equal = fit & digests & typed & (baseline.digest[k] == candidate.digest[j])
-    errors.absolute[equal], errors.method[equal] = 0.0, DIGEST
-    errors.norm[equal & np.isnan(errors.norm)] = 0.0
-    for n in np.flatnonzero(~fit):
-        errors.reasons[int(n)] = Reason(Why.SHAPES, (str(baseline.shapes[int(k[n])]), str(candidate.shapes[int(j[n])])))
+    errors.agree(np.flatnonzero(equal), DIGEST)
+    for n in np.flatnonzero(~fit).tolist():
+        errors.reasons[n] = Reason(Why.SHAPES, (str(baseline.shapes[k[n]]), str(candidate.shapes[j[n]])))
     left = fit & ~equal
     differ = _from_checksums(errors, left & ~digests & typed) if baseline.imported and candidate.imported else None
     left &= np.isnan(errors.absolute)
@@ -258,11 +266,13 @@ def _distances(errors: Errors, payloads: tuple[Payload, Payload], in_full: bool)
         left &= np.isnan(errors.absolute)
     both = baseline.measured[k] & candidate.measured[j]
     _from_sketches(errors, np.flatnonzero(left & both), digests & typed)
-    for n in np.flatnonzero(left & ~both):
+    left &= ~both
+    _mark_differing(errors, np.flatnonzero(left & digests & typed))
+    for n in np.flatnonzero(left & ~(digests & typed)).tolist():
         if digests[n]:
-            _from_digests(errors, int(n), *(s.dtype_of(int(at[n])) for s, at in ((baseline, k), (candidate, j))))
+            errors.reasons[n] = Reason(Why.DTYPES, (str(baseline.dtype_of(k[n])), str(candidate.dtype_of(j[n]))))
         else:
-            errors.reasons.setdefault(int(n), Reason(Why.NO_STATISTICS))
+            errors.reasons.setdefault(n, Reason(Why.NO_STATISTICS))
 
 
 def same_shapes(errors: Errors) -> Array:
@@ -276,10 +286,8 @@ def _from_checksums(errors: Errors, of: Array) -> Numbers:
     (baseline, candidate), (k, j) = errors.streams, errors.slots
     at = np.flatnonzero(of & (baseline.shapes.exact[k] == candidate.shapes.exact[j]))
     told = compare_checksums(errors.streams, (k[at], j[at]))
-    for same, method in ((told.equal, DIGEST), (told.weakly, STATISTICS)):
-        errors.absolute[at[same]], errors.method[at[same]] = 0.0, method
-    settled = at[told.equal | told.weakly]
-    errors.norm[settled[np.isnan(errors.norm[settled])]] = 0.0
+    errors.agree(at[told.equal], DIGEST)
+    errors.agree(at[told.weakly], STATISTICS)
     return at[told.unequal]
 
 
@@ -287,7 +295,7 @@ def _mark_differing(errors: Errors, at: Numbers) -> None:
     """Say that entries differ by an unknown amount, unless something said by how much."""
     unknown = at[(errors.method[at] != TENSOR) & ~(errors.absolute[at] > 0)]
     errors.absolute[unknown], errors.method[unknown] = np.inf, DIGEST
-    errors.reasons.update(dict.fromkeys(unknown.tolist(), UNSIZED))
+    errors.say(unknown, Why.UNSIZED)
 
 
 def _from_statistics(errors: Errors, at: Numbers) -> None:
@@ -352,16 +360,13 @@ def _from_sketches(errors: Errors, at: Numbers, differ: Array) -> None:
     errors.method[at] = np.where(known, SKETCH, 0)
     empty = at[known & ~counted & np.isnan(errors.norm[at])]  # no finite element on the baseline
     errors.norm[empty] = 0.0
-    for n in at[known & counted]:
-        errors.reasons[int(n)] = Reason(Why.NOT_FINITE)
-    errors.reasons.update(dict.fromkeys(at[known & unequal].tolist(), Reason(Why.MASKS)))
+    errors.say(at[known & counted], Why.NOT_FINITE)
+    errors.say(at[known & unequal], Why.MASKS)
     same = np.flatnonzero(known & ~counted & (found == 0) & differ[at])
     moved = at[same[baseline.counts[k[same]].sum(axis=1) + masked[same] > 0]]
     errors.absolute[moved] = np.inf
-    for n in moved:  # or a zero has another sign, which is less likely where there are NaN or Inf
-        errors.reasons[int(n)] = Reason(Why.SAME_BUT_BYTES)
-    for n in at[~known]:
-        errors.reasons[int(n)] = Reason(Why.SKETCH)
+    errors.say(moved, Why.SAME_BUT_BYTES)  # or a zero has another sign, which is less likely where there are NaN or Inf
+    errors.say(at[~known], Why.SKETCH)
 
 
 def _masked(stream: Stream, k: Numbers) -> Array:
@@ -371,13 +376,6 @@ def _masked(stream: Stream, k: Numbers) -> Array:
 
 def _is_masking(dtype: str) -> bool:
     return dtype in MASKING
-
-
-def _from_digests(errors: Errors, n: int, baseline: str | None, candidate: str | None) -> None:
-    if baseline != candidate:
-        errors.reasons[n] = Reason(Why.DTYPES, (str(baseline), str(candidate)))
-    else:
-        errors.absolute[n], errors.method[n], errors.reasons[n] = np.inf, DIGEST, UNSIZED
 
 
 def _from_payload(errors: Errors, at: Numbers, payloads: tuple[Payload, Payload], in_full: bool) -> Numbers:

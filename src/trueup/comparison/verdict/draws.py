@@ -114,33 +114,31 @@ class RandomStates:
         known: Known = {}
         self.sides = tuple(states_of(stream, known) for stream in streams)
         self._calls = calls
-        self.devices = sorted(self.sides[0].before.keys() & self.sides[1].before.keys())
+        devices = sorted(self.sides[0].before.keys() & self.sides[1].before.keys())
+        self.states = {
+            device: tuple(side.before[device][of] for side, of in zip(self.sides, calls, strict=True)) for device in devices
+        }
+        """By device, before each matched call, on both sides."""
 
     def differ(self, pair: int) -> bool | None:
         """Tell whether a generator stands elsewhere when a matched call begins; None where that is not known."""
-        told = [self._at(pair, device) for device in self.devices]
-        known = [first != second for first, second in told if NONE not in (first, second)]
+        known = [first[pair] != second[pair] for first, second in self.states.values() if NONE not in (first[pair], second[pair])]
         return any(known) if known else None
 
     def draw(self, pair: int) -> bool:
         """Tell whether a matched call draws random numbers, on either side."""
         return any(
             side.draws(int(calls[pair]), device)
-            for device in self.devices for side, calls in zip(self.sides, self._calls, strict=True)
+            for device in self.states for side, calls in zip(self.sides, self._calls, strict=True)
         )  # fmt: skip
 
     def first(self) -> tuple[int, str] | None:
         """Return the first matched call before which a generator stands elsewhere, and its device; None where there is none."""
         found = []
-        for device in self.devices:
-            first, second = (side.before[device][calls] for side, calls in zip(self.sides, self._calls, strict=True))
+        for device, (first, second) in self.states.items():
             apart = np.flatnonzero((first != second) & (first != NONE) & (second != NONE))
             found += [(int(apart[0]), device)] if len(apart) else []
         return min(found, default=None)
-
-    def _at(self, pair: int, device: str) -> tuple[int, int]:
-        first, second = (int(side.before[device][calls[pair]]) for side, calls in zip(self.sides, self._calls, strict=True))
-        return first, second
 
 
 def explain_draws(part: Part, suspects: Iterable[Suspect], criterion: Criterion) -> None:
@@ -201,11 +199,10 @@ def _alone_before(part: Part, criterion: Criterion, place: int) -> str | None:
     """Name the last call before a place that only one side has and that draws random numbers."""
     for side, only in ((1, part.alignment.only_candidate), (0, part.alignment.only_baseline)):
         stream = part.streams[side]
-        until = place if side else _counterpart(part, place)
-        drawing = [call for call in _before(stream, only, until) if _is_random(stream, call, criterion)]
-        if drawing:
-            row = stream.row(drawing[-1])
-            return f"{_named(row)}, which only the {SIDES[side]} has,"
+        before = only[stream.seq[only] < (place if side else _counterpart(part, place))].tolist()
+        for row in map(stream.row, reversed(before)):
+            if criterion.row(row.op, row.level, row.phase).random:
+                return f"{_named(row)}, which only the {SIDES[side]} has,"
     return None
 
 
@@ -213,21 +210,11 @@ def _named(row: Row) -> str:
     return f"{row.op} ({row.scope})" if row.scope else row.op
 
 
-def _before(stream: Stream, calls: Numbers, place: int) -> list[int]:
-    return list(calls[stream.seq[calls] < place].tolist())
-
-
 def _counterpart(part: Part, place: int) -> int:
     baseline, candidate = part.streams
     calls = part.verdicts.errors.calls
     at = int(np.searchsorted(candidate.seq[calls[1]], place))
     return int(baseline.seq[calls[0][at]]) if at < len(calls[0]) else 0
-
-
-def _is_random(stream: Stream, call: int, criterion: Criterion) -> bool:
-    name = stream.names.name
-    op, level, phase = (name(int(code[call])) or "" for code in (stream.op, stream.level, stream.phase))
-    return criterion.row(op, level, phase).random
 
 
 def _draws_inside(stream: Stream, call: int) -> bool:
