@@ -132,7 +132,8 @@ class _Translation:
             other = level != "module" and self._dialect.is_other(op, set(slots[start:stop]), told)
             called = self._dialect.neutral(level, scope, op, other=other)
             if level == "api" and not other and self._phases[start] in FORWARD and "arguments" not in slots[start:stop]:
-                self._left_out(start, op)
+                value = self._dialect.arguments(op, None) if self._dialect.framework else None
+                self._defaults |= {} if value is None else {start: value}
             for k in range(start, stop):
                 neutral[k] = called
                 if slots[k] == "arguments" and self._dialect.framework:
@@ -150,10 +151,6 @@ class _Translation:
         if self._dialect.framework:
             axes = channels_last(self._table, self._columns, self._starts, self._dialect) | axes
         return self._made(names, neutral, values, self._reordering(axes), kept)
-
-    def _left_out(self, start: int, op: str) -> None:
-        if (value := self._dialect.arguments(op, None)) is not None and self._dialect.framework:
-            self._defaults[start] = value
 
     def _shared(self) -> set[tuple[int, str]]:
         """Return ``(seq, slot)`` of inputs that are one tensor: a framework tells the gradient of each, another their sum."""
@@ -186,15 +183,15 @@ class _Translation:
         if "producer_slot" in table.column_names:
             table = put(table, "producer_slot", self._producers(names))
         found = layer_gradients.find(self._table, self._columns, self._dialect) if self._dialect.framework else None
+        added = []
         if found is not None and found.slots:
-            made = layer_gradients.rows(table, found)
+            added.append(layer_gradients.rows(table, found))
             axes = axes | {len(table) + n: order for n, order in found.axes.items()}
-            kept = np.r_[kept, np.ones(len(made), bool)]
-            table = pa.concat_tables([table, made], promote_options="permissive").unify_dictionaries()
         if self._defaults:
-            made = _as_arguments(table.take(pa.array(list(self._defaults))), list(self._defaults.values()))
-            kept = np.r_[kept, np.ones(len(made), bool)]
-            table = pa.concat_tables([table, made], promote_options="permissive").unify_dictionaries()
+            added.append(_as_arguments(table.take(pa.array(list(self._defaults))), list(self._defaults.values())))
+        if added:
+            table = pa.concat_tables([table, *added], promote_options="permissive").unify_dictionaries()
+            kept = np.r_[kept, np.ones(len(table) - len(kept), bool)]
         if axes:
             table = laid_out(table, axes)
         if not self._dialect.framework:
