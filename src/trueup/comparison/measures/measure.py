@@ -13,7 +13,6 @@ from typing import Any, Literal
 
 import numpy as np
 
-from trueup.comparison.graph.columns import alike
 from trueup.comparison.graph.names import normalised
 from trueup.comparison.graph.pairs import Alignment, same_slots
 from trueup.comparison.graph.streams import Array, Located, Numbers, Row, Stream, is_input, is_output, other_counts
@@ -277,8 +276,12 @@ def _distances(errors: Errors, payloads: tuple[Payload, Payload], in_full: bool)
 
 def same_shapes(errors: Errors) -> Array:
     """Tell which entries have the same shape on both sides, but for sizes of one."""
-    (baseline, candidate), slots = errors.streams, errors.slots
-    return alike(baseline.shapes, candidate.shapes, slots, named=baseline.imported or candidate.imported)
+    (first, second), (k, j) = (stream.shapes for stream in errors.streams), errors.slots
+    if first is second and k is j:
+        return np.ones(len(k), bool)
+    same = np.asarray(first.squeezed[k] == second.squeezed[j])
+    named = any(stream.imported for stream in errors.streams)  # by a name alone: its shape is unknown then, and not another one
+    return same | ~(first.known[k] & second.known[j]) if named else same
 
 
 def _from_checksums(errors: Errors, of: Array) -> Numbers:

@@ -9,7 +9,7 @@ does not tell all weights the step's optimizer is not compared, and `Updates.uns
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 
 import numpy as np
 import pyarrow as pa
@@ -158,18 +158,12 @@ class Updates:
         return (table.select(list(columns)).take(pa.array(rows)), names, layouts) if rows else None
 
 
-def _places(table: pa.Table) -> Iterator[tuple[str, str, tuple[int, ...]]]:
-    scopes, slots = (table[name].cast(pa.string()).to_pylist() for name in ("scope", "slot"))
-    for scope, slot, shape in zip(scopes, slots, table["shape"].to_pylist(), strict=True):
-        yield scope, slot, tuple(shape or ())
-
-
 def _first(table: pa.Table, step: int) -> dict[Param, int]:
     """Return where each parameter is first read in a step."""
     found: dict[Param, int] = {}
-    steps = table["step"].to_pylist()
-    for k, (scope, slot, _) in enumerate(_places(table)):
-        if steps[k] == step:
+    scopes, slots = (table[name].cast(pa.string()).to_pylist() for name in ("scope", "slot"))
+    for k, (scope, slot, read) in enumerate(zip(scopes, slots, table["step"].to_pylist(), strict=True)):
+        if read == step:
             found.setdefault((scope, slot), k)
     return found
 

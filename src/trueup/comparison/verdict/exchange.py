@@ -123,7 +123,7 @@ class Exchange:
 
     def _contributions(self, step: int, rank: int, spoken: Spoken) -> dict[int, float] | str:
         """Return the error of what each other rank gave, or why it is not known."""
-        if _is_receive(spoken):
+        if spoken.key[1] == "recv":
             return self._of_sender(step, rank, spoken)
         members = _members(spoken)
         if members is None:
@@ -211,10 +211,6 @@ def _content(stream: Stream, call: int, *, sends: bool) -> int:
 
 def _between(level: str, what: str, sender: Any, receiver: Any, arguments: dict[str, Any]) -> Key:
     return level, what, str(sender), str(receiver), str(arguments.get("tag", 0))
-
-
-def _is_receive(spoken: Spoken) -> bool:
-    return spoken.key[1] == "recv"
 
 
 def _members(spoken: Spoken) -> list[int] | None:
