@@ -122,7 +122,7 @@ class Mapping:
         kept = np.ones(len(stream), bool)
         for rule in self.ignored:
             table = stream.names.table
-            at = table(_matcher(rule.scope))[stream.scope] & table(_matcher(rule.op))[stream.op]
+            at = table(rule.scope.fullmatch)[stream.scope].astype(bool) & table(rule.op.fullmatch)[stream.op].astype(bool)
             for name, numbers in ((rule.phase, stream.phase), (rule.level, stream.level)):
                 at &= name is None or numbers == stream.names.number(name)
             kept &= ~at
@@ -137,14 +137,6 @@ def _translated(stream: Stream, numbers: Numbers, rename: Any) -> Numbers:
     distinct, which = np.unique(numbers, return_inverse=True)
     names = [stream.names.name(number) or "" for number in distinct.tolist()]
     return np.asarray(np.array([stream.names.number(rename(name)) for name in names], np.int64)[which.reshape(-1)])
-
-
-_MATCHERS: dict[re.Pattern[str], Any] = {}
-
-
-def _matcher(pattern: re.Pattern[str]) -> Any:
-    """Return the same function for the same pattern: `Vocabulary.table` remembers what it said."""
-    return _MATCHERS.setdefault(pattern, lambda name: pattern.fullmatch(name) is not None)
 
 
 def load(path: str | Path) -> Mapping:

@@ -30,9 +30,8 @@ from trueup.comparison.verdict.align import align
 from trueup.comparison.verdict.amplification import Amplification
 from trueup.comparison.verdict.criteria import FRAMEWORKS, Criterion
 from trueup.comparison.verdict.criteria import load as load_criterion
-from trueup.comparison.verdict.exchange import Exchange
+from trueup.comparison.verdict.exchange import Exchange, replaced_note
 from trueup.comparison.verdict.fragments import filtered_note, fragment_notes, repeated_note
-from trueup.comparison.verdict.handed_out import replaced_note
 from trueup.comparison.verdict.judge import judge
 from trueup.comparison.verdict.judged import Verdicts
 from trueup.comparison.verdict.locate import SIDES, Part, Side, Suspect, is_quiet, locate

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cached_property, partial
+from operator import attrgetter
 from typing import Any, Literal
 
 import numpy as np
@@ -133,10 +134,7 @@ MEASURES: dict[str, Callable[[Measures], Array]] = {
     "relative_l2": Measures.relative_l2,
     "error": Measures.error,
     "mean_scaled_difference": Measures.mean_scaled,
-    "max_absolute": _of_bytes(lambda p: p.max_absolute),
-    "max_relative": _of_bytes(lambda p: p.max_relative),
-    "mean_relative": _of_bytes(lambda p: p.mean_relative),
-    "rmse": _of_bytes(lambda p: p.rmse),
+    **{name: _of_bytes(attrgetter(name)) for name in ("max_absolute", "max_relative", "mean_relative", "rmse")},
     "thousandth": _of_bytes(lambda p: p.n_thousandth / p.counted if p.counted else 1.0),
     "five_thousandths": _of_bytes(lambda p: p.n_five_thousandths / p.counted if p.counted else 1.0),
     "new_nonfinite": Measures.new_nonfinite,

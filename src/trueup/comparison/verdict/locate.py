@@ -24,7 +24,7 @@ from trueup.comparison.normalise.updates import ADDED, STEP
 from trueup.comparison.verdict import micro_batches, moved
 from trueup.comparison.verdict.criteria import Criterion
 from trueup.comparison.verdict.draws import begins_elsewhere, explain_draws
-from trueup.comparison.verdict.handed_out import Use, from_root, receives, use_of
+from trueup.comparison.verdict.exchange import Use, from_root, receives, use_of
 from trueup.comparison.verdict.judged import Judged, Verdicts
 from trueup.comparison.verdict.lasting import settle
 from trueup.comparison.verdict.laws import Laws

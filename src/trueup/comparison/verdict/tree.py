@@ -131,10 +131,6 @@ class Tree:
         at = np.flatnonzero(self.streams[0].names.table(is_weight)[errors.names])
         return errors.pair[at], np.nan_to_num(errors.relative[at])
 
-    def covers(self, call: int, side: int) -> bool:
-        """Tell whether a call around this one was compared as a whole."""
-        return bool(self.covering(call, side))
-
     def covering(self, call: int, side: int) -> list[int]:
         """Return the matched calls around this one that were compared as a whole."""
         pairs = self.pairs[side][self.around(call, side)]
