@@ -17,6 +17,7 @@ gives is where a difference starts: in what that rank began with. What another r
 
 from __future__ import annotations
 
+import math
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
@@ -25,7 +26,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 
-from trueup.comparison.graph.streams import Array, Numbers, Row, Stream, is_input, is_output
+from trueup.comparison.graph.streams import Array, Row, Stream, is_input, is_output
 from trueup.comparison.verdict.judged import Verdicts
 
 if TYPE_CHECKING:
@@ -36,9 +37,6 @@ HELD = 1
 
 FROM_ROOT = ("broadcast", "scatter")
 """What only the root gives, by the operator's name."""
-
-SAME = 1e-9
-"""Relative difference of the norms of the same elements, added in another order."""
 
 Use = Literal["handed out", "moved", "read"]
 """What becomes of a tensor: this rank gives it to all; a call shows or copies it, and nobody reads that; it is computed with."""
@@ -299,8 +297,7 @@ def _readers(stream: Stream, call: int) -> list[int]:
 def _moves(stream: Stream, call: int) -> bool:
     """Tell whether a call returns the elements that it got and no others: a view, a concatenation."""
     slots = np.arange(*stream.starts[call : call + 2].tolist())
-    sides: list[Numbers] = [slots[stream.names.table(of)[stream.slot[slots]]] for of in (is_input, is_output)]
-    numel, squares = ([float(column.sum()) for column in columns] for columns in (
-        [stream.numel[side] for side in sides], [stream.l2[side] ** 2 for side in sides]
-    ))  # fmt: skip
-    return len(sides[1]) > 0 and numel[0] == numel[1] and bool(np.isclose(squares[1], squares[0], rtol=SAME, atol=0.0))
+    read, made = (slots[stream.names.table(of)[stream.slot[slots]]] for of in (is_input, is_output))
+    if not len(made) or stream.numel[read].sum() != stream.numel[made].sum():
+        return False
+    return math.isclose((stream.l2[read] ** 2).sum(), (stream.l2[made] ** 2).sum())  # added in another order

@@ -15,9 +15,6 @@ from trueup.comparison.verdict.judged import Judged, Verdicts
 SPREAD = 1000.0
 """A call's error may be this many times the largest error inside it: gradients of several uses add up, and may cancel."""
 
-PASSED_ON = 2.0
-"""Times the error of what no call made up to which a module's error is what it was given."""
-
 
 class Tree:
     """The calls of both sides by their ``parent``; calls are indices into the streams of their side.
@@ -91,7 +88,7 @@ class Tree:
         inner = self.pairs[1][below]
         inner = inner[inner >= 0]
         if self._is_of_modules:  # what arises between the modules inside one is read there, and no call is seen to make it
-            inner = inner[verdicts.error_out[inner] > PASSED_ON * self._unmade[inner]]
+            inner = inner[verdicts.error_out[inner] > verdicts.criterion.certain_carried * self._unmade[inner]]
         if verdicts.unsized[inner].any() or any(n in verdicts.incomparable for n in inner.tolist()):
             of, errors = self._weights
             return bool(errors[np.isin(of, inner)].max(initial=0.0) * SPREAD >= verdicts.error_out[pair])
