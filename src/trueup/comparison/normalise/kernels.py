@@ -112,11 +112,8 @@ def _match(baseline: Step, candidate: Step, streams: tuple[Stream, Stream]) -> b
 
 def _last_is_shared(first: Update, second: Update, streams: tuple[Stream, Stream]) -> bool:
     """Tell whether one operator with the same arguments writes a weight last on both sides, so that it reads the same there."""
-    sides = zip(streams, (first, second), strict=True)
-    told = []
-    for stream, update in sides:
-        call = stream.call[update.after]
-        told.append((stream.op[call], stream.arguments[call], [stream.slot[k] for k in update.added]))
+    sides = [(stream, stream.call[update.after], update) for stream, update in zip(streams, (first, second), strict=True)]
+    told = [(stream.op[call], stream.arguments[call], [stream.slot[k] for k in update.added]) for stream, call, update in sides]
     return bool(told[0] == told[1])
 
 
