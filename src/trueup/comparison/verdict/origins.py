@@ -23,6 +23,7 @@ from trueup.comparison.verdict.coherence import coherent
 from trueup.comparison.verdict.criteria import Criterion
 from trueup.comparison.verdict.explain import unrecorded
 from trueup.comparison.verdict.judged import Judged
+from trueup.comparison.verdict.operands import most
 from trueup.comparison.verdict.tree import Tree, only_modules
 from trueup.report.sentence import NO_OPTIMIZER_DUMPED
 
@@ -221,9 +222,8 @@ def may_have_grown(tree: Tree) -> Array:
 
 def _of_outputs(tree: Tree, relative: Array) -> Array:
     """Return the largest error of the outputs of each matched call."""
-    worst, outputs = np.zeros(len(tree.verdicts)), np.flatnonzero(tree.verdicts.errors.outputs)
-    np.maximum.at(worst, tree.verdicts.errors.pair[outputs], relative[outputs])
-    return worst
+    outputs = np.flatnonzero(tree.verdicts.errors.outputs)
+    return most(relative[outputs], tree.verdicts.errors.pair[outputs], len(tree.verdicts))
 
 
 def _is_accounted_for(tree: Tree, entry: int, error: float) -> bool:

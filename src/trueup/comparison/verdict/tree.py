@@ -11,6 +11,7 @@ from trueup.comparison.graph.pairs import Alignment
 from trueup.comparison.graph.streams import NONE, Array, Numbers, Stream, is_output, is_weight, numbered
 from trueup.comparison.normalise.dialects import MODULE
 from trueup.comparison.verdict.judged import Judged, Verdicts
+from trueup.comparison.verdict.operands import most
 
 SPREAD = 1000.0
 """A call's error may be this many times the largest error inside it: gradients of several uses add up, and may cancel."""
@@ -117,9 +118,7 @@ class Tree:
         """Relative error of what each matched call reads and no compared call made, but for weights."""
         errors, stream = self.verdicts.errors, self.streams[1]
         read = errors.inputs & ~stream.names.table(is_weight)[errors.names] & (stream.producers[errors.slots[1]] < 0)
-        found = np.zeros(len(self.verdicts))
-        np.maximum.at(found, errors.pair[read], np.nan_to_num(errors.relative[read]))
-        return found
+        return most(np.nan_to_num(errors.relative[read]), errors.pair[read], len(self.verdicts))
 
     @cached_property
     def _weights(self) -> tuple[Numbers, Array]:
