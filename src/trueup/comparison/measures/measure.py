@@ -167,6 +167,20 @@ class Errors:
         self.absolute[at], self.method[at] = 0.0, method
         self.norm[at[np.isnan(self.norm[at])]] = 0.0
 
+    @cached_property
+    def same(self) -> Array:
+        """Whether the bytes of an entry are the same on both sides, or are memory that a call only writes to."""
+        found = (self.absolute == 0) & ((self.method == DIGEST) | (self.method == TENSOR))
+        return np.asarray(found | ~(self.inputs | self.outputs))
+
+    @cached_property
+    def all_same(self) -> bool:
+        """Whether both sides made the same calls, of the same to the same, to the last bit, so that nothing needs a reason."""
+        if self.arguments or self.one_sided or self.lone_weights or self.lone_gradients:
+            return False
+        matched = all(len(calls) == len(stream) for calls, stream in zip(self.calls, self.streams, strict=True))
+        return matched and bool(self.same.all())
+
     def entries(self, pair: int) -> range:
         """Return the entries of a matched call."""
         return range(*np.searchsorted(self.pair, [pair, pair + 1]).tolist())
