@@ -36,8 +36,8 @@ from trueup.comparison.verdict.origins import (
     came_in,
     comes_from_between,
     may_have_grown,
-    overwritten,
 )
+from trueup.comparison.verdict.overwritten import overwritten
 from trueup.comparison.verdict.parts import Parts, coarsest
 from trueup.comparison.verdict.reconvergence import Reconvergence
 from trueup.comparison.verdict.regions import Region, Regions, is_part_of, judge_region, loose_calls

@@ -1,8 +1,7 @@
 """Where differences come in that no compared call made: fail closed on what was not seen.
 
 A call whose inputs differ explains its outputs. That holds only if the difference of its inputs was seen to arise: after a gap
-in the captured steps, or in a capture of the backward alone, it may come from anywhere. Something unseen may have written to memory
-between the call that made a tensor and the call that read it (`overwritten`).
+in the captured steps, or in a capture of the backward alone, it may come from anywhere.
 
 Where only modules were compared, a module's own arithmetic, the attention between its projections, a residual addition, is no
 call. What it gets wrong comes in at the module that reads it, which only passes it on; so the module around them is the one whose
@@ -290,40 +289,3 @@ def comes_from_between(stream: Stream, call: int, slot: str) -> bool:
     if is_weight(slot) or not only_modules(stream):
         return False
     return bool(stream.level[call] != stream.names.number("module") or stream.parents[call] != NONE)  # or it is the loss
-
-
-def overwritten(tree: Tree, criterion: Criterion) -> list[tuple[int, str]]:
-    """Return ``(matched call, input slot)`` of what was written to unseen, in order.
-
-    The baseline read bit by bit what a recorded call had written, the candidate read something else; and that is further from the
-    baseline's than what the call had written, so that it is not the rounding of a kernel that writes twice.
-    """
-    errors = tree.verdicts.errors
-    apart = np.flatnonzero(errors.inputs & (errors.relative > criterion.input_units * SINGLE))
-    if not len(apart):
-        return []
-    (of_baseline, first), (of_candidate, second) = (
-        _written(stream, slots[apart]) for stream, slots in zip(tree.streams, errors.slots, strict=True)
-    )
-    known = (of_baseline != NONE) & (of_candidate != NONE) & first & ~second
-    made = np.zeros(len(tree.streams[1].slot))
-    made[errors.slots[1]] = np.nan_to_num(errors.relative, posinf=np.inf)
-    at = apart[known & (errors.relative[apart] > 2 * made[of_candidate] + criterion.input_units * SINGLE)]
-    names = tree.streams[1].names.names
-    return [(int(errors.pair[n]), names[errors.names[n]]) for n in at.tolist()]
-
-
-def _written(stream: Stream, slots: Numbers) -> tuple[Numbers, Array]:
-    """Return the slots that the producers of some slots had written, and whether these hold the same bytes.
-
-    The slot is `NONE` where that is not known: another view, another type, no digest.
-    """
-    size = len(stream.names.names)
-    keys = stream.call * size + stream.slot
-    order = np.argsort(keys, kind="stable")
-    producer = stream.producers[slots]
-    wanted = producer * size + stream.producer_slot[slots]
-    found = order[np.minimum(np.searchsorted(keys[order], wanted), len(order) - 1)]
-    known = (producer != NONE) & (keys[found] == wanted) & stream.has_digest[found] & stream.has_digest[slots]
-    known &= (stream.dtype[found] == stream.dtype[slots]) & (stream.shapes.exact[found] == stream.shapes.exact[slots])
-    return np.where(known, found, NONE), np.asarray(stream.digest[found] == stream.digest[slots])

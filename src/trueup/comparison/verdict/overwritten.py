@@ -1,0 +1,47 @@
+"""Memory that something unseen wrote to between the call that made a tensor and the call that read it, in the candidate alone."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from trueup.comparison.graph.streams import NONE, Array, Numbers, Stream
+from trueup.comparison.measures.roundoff import SINGLE
+from trueup.comparison.verdict.criteria import Criterion
+from trueup.comparison.verdict.tree import Tree
+
+
+def overwritten(tree: Tree, criterion: Criterion) -> list[tuple[int, str]]:
+    """Return ``(matched call, input slot)`` of what was written to unseen, in order.
+
+    The baseline read bit by bit what a recorded call had written, the candidate read something else; and that is further from the
+    baseline's than what the call had written, so that it is not the rounding of a kernel that writes twice.
+    """
+    errors = tree.verdicts.errors
+    apart = np.flatnonzero(errors.inputs & (errors.relative > criterion.input_units * SINGLE))
+    if not len(apart):
+        return []
+    (of_baseline, first), (of_candidate, second) = (
+        _written(stream, slots[apart]) for stream, slots in zip(tree.streams, errors.slots, strict=True)
+    )
+    known = (of_baseline != NONE) & (of_candidate != NONE) & first & ~second
+    made = np.zeros(len(tree.streams[1].slot))
+    made[errors.slots[1]] = np.nan_to_num(errors.relative, posinf=np.inf)
+    at = apart[known & (errors.relative[apart] > 2 * made[of_candidate] + criterion.input_units * SINGLE)]
+    names = tree.streams[1].names.names
+    return [(int(errors.pair[n]), names[errors.names[n]]) for n in at.tolist()]
+
+
+def _written(stream: Stream, slots: Numbers) -> tuple[Numbers, Array]:
+    """Return the slots that the producers of some slots had written, and whether these hold the same bytes.
+
+    The slot is `NONE` where that is not known: another view, another type, no digest.
+    """
+    size = len(stream.names.names)
+    keys = stream.call * size + stream.slot
+    order = np.argsort(keys, kind="stable")
+    producer = stream.producers[slots]
+    wanted = producer * size + stream.producer_slot[slots]
+    found = order[np.minimum(np.searchsorted(keys[order], wanted), len(order) - 1)]
+    known = (producer != NONE) & (keys[found] == wanted) & stream.has_digest[found] & stream.has_digest[slots]
+    known &= (stream.dtype[found] == stream.dtype[slots]) & (stream.shapes.exact[found] == stream.shapes.exact[slots])
+    return np.where(known, found, NONE), np.asarray(stream.digest[found] == stream.digest[slots])
