@@ -189,7 +189,7 @@ class _Judge:
         if (names.table(is_listed) | names.table(is_partly_read))[calls.op].any():
             pair, owner, which = self._by_element(owner, entries, outputs)
             pair, owner, entries, which = self._by_read(pair, owner, entries, outputs, which)
-            calls = calls.pick(which)
+            calls = calls.take(which)
             order, sorted_read = np.argsort(pair, kind="stable"), np.argsort(owner, kind="stable")
             pair, outputs, owner, entries = pair[order], outputs[order], owner[sorted_read], entries[sorted_read]
         count, narrowest = len(calls.row), float(self._unit(outputs).max(initial=0.0))
