@@ -36,6 +36,8 @@ DIFFERENT_FILTERS = "the runs were recorded through different filters"
 """Words of the reason that calls have no counterpart because of that; likewise."""
 MISSING = "calls are missing that were recorded"
 """Words of the reason that other calls refer to a call that is not there."""
+ALONE = "which does the same, is bitwise equal"
+"""Words of the note on a call that differs within rounding, where another one that does the same does not differ at all."""
 UNSEEN = "no compared call made that difference"
 """Words of the note on a tensor whose difference came in unseen; what follows its last colon is what to do."""
 COMPLETELY = "capture all phases, from step 0 and without gaps"
@@ -253,6 +255,9 @@ def _inconclusive(unmatched: Sequence[Finding], notes: Sequence[str], counts: Ma
         step = "capture the same model and steps on both sides, with the same --level, --steps and --include"
     elif notes and (UNSEEN in notes[0] or NOISY in notes[0]):
         because, _, step = one_line(notes[0]).rpartition(": ")
+    elif notes and ALONE in notes[0]:
+        because = one_line(notes[0])
+        step = "look at what it computes in both runs; levels api and aten show what runs inside a module"
     elif incomparable:
         because = f"{incomparable:,} of {counted(compared, 'call')} could not be compared"
         detail = "tensor" if notes and UNRECORDED in notes[0] else "stats or tensor"

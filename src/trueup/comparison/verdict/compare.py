@@ -277,7 +277,8 @@ class _Comparison:
             self.notes.insert(0, f"the first call whose outputs differ: {suspect.sentence}; it could be rounding")
         elif suspect is not None:
             times = f", {suspect.ratio:.1f} x what is explained" if math.isfinite(suspect.ratio) else ""
-            self.notes.append(f"could be rounding: {suspect.name} ({suspect.op}){times}")
+            why = f"; {suspect.because}" if suspect.because else ""
+            self.notes.append(f"could be rounding: {suspect.name} ({suspect.op}){times}{why}")
         if not self.suspects:
             self.notes += [*unseen(self.origins.values()), *self.remarks.blind()]
         for capture in self.captures:  # reading may have found more

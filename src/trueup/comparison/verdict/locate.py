@@ -22,7 +22,7 @@ from trueup.comparison.measures.arguments import equal_values
 from trueup.comparison.measures.measure import is_overwritten, same_shapes
 from trueup.comparison.measures.roundoff import roundoff
 from trueup.comparison.normalise.updates import ADDED, STEP
-from trueup.comparison.verdict import micro_batches, moved
+from trueup.comparison.verdict import micro_batches, moved, peers
 from trueup.comparison.verdict.between import arising_inside, came_in, comes_from_between
 from trueup.comparison.verdict.criteria import Criterion
 from trueup.comparison.verdict.draws import begins_elsewhere, explain_draws
@@ -39,6 +39,7 @@ from trueup.comparison.verdict.regions import Region, Regions, is_part_of, judge
 from trueup.comparison.verdict.regions import operators as region_operators
 from trueup.comparison.verdict.settings import are_chosen, key_of
 from trueup.comparison.verdict.tree import Tree
+from trueup.report.sentence import ALONE
 from trueup.report.wording import counted
 
 Kind = Literal["operator", "argument", "random", "input", "overwritten", "region"]
@@ -159,6 +160,7 @@ def locate(
     part.rewritten = excused.counts()
     speaking = {s.place for s in suspects}
     suspects += [s for s in (_suspect(pair, criterion, tree) for pair in inside) if s.place not in speaking]
+    suspects += [] if forced else _apart_from_peers(tree, criterion, suspects, excused)
     unseen = overwritten(tree, criterion)
     suspects += [Suspect(verdicts.at(pair), "overwritten", True, reason=slot) for pair, slot in unseen[:1]]
     part.unexplained = [] if unseen else part.unexplained
@@ -231,7 +233,8 @@ def is_quiet(part: Part, criterion: Criterion, origins: Origins) -> bool:
     if len(alignment.only_baseline) or len(alignment.only_candidate) or verdicts.errors.arguments:
         return False
     tree = Tree(verdicts, alignment)
-    return not bool((verdicts.ratio > criterion.suspect).any()) and not overwritten(tree, criterion) and origins.passes(tree)
+    quiet = not bool((verdicts.ratio > criterion.suspect).any()) and not peers.unlike(tree)
+    return quiet and not overwritten(tree, criterion) and origins.passes(tree)
 
 
 def _seqs_around(tree: Tree, call: int) -> list[int]:
@@ -461,6 +464,20 @@ def _lawless(tree: Tree, criterion: Criterion, known: Sequence[Suspect], excused
         if suspect.kind == "operator":
             suspect.certain, suspect.independent, suspect.because = True, True, why
     return [suspect for suspect in found if suspect.independent]
+
+
+def _apart_from_peers(
+    tree: Tree, criterion: Criterion, known: Sequence[Suspect], excused: Reconvergence
+) -> list[Suspect]:
+    """Find calls that differ of equal inputs within what rounding explains, and no other that does the same differs at all."""
+    speaking, found = {s.place for s in known}, []
+    for pair, peer in peers.unlike(tree).items():
+        suspect = _suspect(pair, criterion, tree)
+        if suspect.place not in speaking and not excused.holds(pair):
+            other = tree.verdicts.at(peer).call.candidate
+            suspect.because = f"{other.scope or other.op}, {ALONE}"
+            found.append(suspect)
+    return found
 
 
 def _settings(
