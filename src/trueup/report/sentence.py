@@ -38,6 +38,8 @@ MISSING = "calls are missing that were recorded"
 """Words of the reason that other calls refer to a call that is not there."""
 ALONE = "which does the same, is bitwise equal"
 """Words of the note on a call that differs within rounding, where another one that does the same does not differ at all."""
+ROUNDS = "other calls of its kind do not"
+"""Words of the note on a call that rounds in the candidate alone; likewise."""
 UNSEEN = "no compared call made that difference"
 """Words of the note on a tensor whose difference came in unseen; what follows its last colon is what to do."""
 COMPLETELY = "capture all phases, from step 0 and without gaps"
@@ -253,7 +255,7 @@ def _inconclusive(unmatched: Sequence[Finding], notes: Sequence[str], counts: Ma
     elif not compared:
         because = f"no call of one run was found in the other ({missing:,} unmatched)"
         step = "capture the same model and steps on both sides, with the same --level, --steps and --include"
-    elif notes and (UNSEEN in notes[0] or NOISY in notes[0]):
+    elif notes and any(words in notes[0] for words in (UNSEEN, NOISY, ROUNDS)):
         because, _, step = one_line(notes[0]).rpartition(": ")
     elif notes and ALONE in notes[0]:
         because = one_line(notes[0])
@@ -372,6 +374,12 @@ def _side(finding: Finding) -> str:
 
 def _verb(count: int, verb: str) -> str:
     return verb + "s" if count == 1 else verb
+
+
+def rounds_note(call: str, candidate: str, baseline: str) -> str:
+    """Say that a call makes a coarser dtype in the candidate; what follows the last colon is what to do."""
+    what = f"{call} makes {candidate} in the candidate and {baseline} in the baseline, and {ROUNDS}"
+    return f"{what}: cast there as the baseline does, or compare with a run that does not"
 
 
 def inner_note(calls: int) -> str:

@@ -19,7 +19,7 @@ from trueup.comparison.graph.ahead import Ahead, Place, Records, RecordsOfStep, 
 from trueup.comparison.graph.holes import Recorded, keeps_all
 from trueup.comparison.graph.pairs import Alignment
 from trueup.comparison.graph.streams import Numbers, Read, Row, Stream, Vocabulary, is_weight
-from trueup.comparison.measures.measure import STATISTICS, measure
+from trueup.comparison.measures.measure import STATISTICS, Errors, measure
 from trueup.comparison.measures.payloads import read_payload
 from trueup.comparison.measures.why import Reason
 from trueup.comparison.normalise import kernels
@@ -44,7 +44,7 @@ from trueup.comparison.verdict.ranking import of_a_kind, rank_culprits
 from trueup.comparison.verdict.yardstick import behind, loss_note, yardstick_of
 from trueup.model import Finding, Result, RunSummary, TrueupError, VerdictWord
 from trueup.report.reasons import in_words
-from trueup.report.sentence import COMPLETELY, MISSING, NOISY, UNSEEN, inner_note, statistics_note, verdict_lines
+from trueup.report.sentence import COMPLETELY, MISSING, NOISY, UNSEEN, inner_note, rounds_note, statistics_note, verdict_lines
 from trueup.report.view.evidence import with_evidence
 from trueup.report.view.findings import by_itself, suspect_finding, unmatched_finding, victim_findings
 from trueup.report.view.gradients import Norm, norms_of
@@ -431,6 +431,8 @@ class _Comparison:
                 how = f"{self.overlap.finer()}, where calls between modules show" if inside else COMPLETELY
                 self.unexplained.append(f"{what} and {UNSEEN}: {how}")
         errors = part.verdicts.errors
+        if part.narrowed is not None:
+            self.unexplained.append(_rounds(errors, part.narrowed))
         self.mixed.add(errors)
         self.by_statistics += len(np.unique(errors.pair[errors.method == STATISTICS]))
         self.untold += part.verdicts.untold
@@ -458,3 +460,10 @@ class _Comparison:
         self.covered -= len(calls)
         for side, call in calls[: MAX_FINDINGS - len(self.unmatched)]:
             self.unmatched.append(unmatched_finding(call, side, self.sites[SIDES.index(side)][rank]))
+
+
+def _rounds(errors: Errors, entry: int) -> str:
+    """Say of a result that it is coarser in the candidate."""
+    first, second = (stream.dtype_of(int(slots[entry])) for stream, slots in zip(errors.streams, errors.slots, strict=True))
+    call = errors.streams[1].row(int(errors.calls[1][errors.pair[entry]]))
+    return rounds_note(f"{call.op} ({call.key})", second or "", first or "")

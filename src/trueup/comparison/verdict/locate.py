@@ -30,6 +30,7 @@ from trueup.comparison.verdict.handed_out import Use, from_root, receives, use_o
 from trueup.comparison.verdict.judged import Judged, Verdicts
 from trueup.comparison.verdict.lasting import settle
 from trueup.comparison.verdict.laws import Laws
+from trueup.comparison.verdict.narrowed import narrowed
 from trueup.comparison.verdict.one_sided import dead_ends, unaccounted
 from trueup.comparison.verdict.origins import LEAST, Origins, may_have_grown
 from trueup.comparison.verdict.overwritten import overwritten
@@ -114,6 +115,8 @@ class Part:
     """Unmatched calls that compute what nobody reads."""
     unexplained: list[tuple[Judged, str]] = field(default_factory=list)
     """``(call, input slot)`` where a difference comes in that no compared call made."""
+    narrowed: int | None = None
+    """Entry of a result that is coarser in the candidate by what its call does, while those of others of its kind are not."""
     replaced: int | None = None
     """Entry of a tensor that differs when the first step begins and that another rank's replaces before anything reads it."""
     elsewhere: str | None = None
@@ -158,6 +161,7 @@ def locate(
     came = [(judged, slot) for judged, slot in origins.follow(tree) if not excused.reader(judged, slot)]
     inside, part.unexplained = arising_inside(came, tree, criterion)
     part.rewritten = excused.counts()
+    part.narrowed = None if forced or criterion.limits else narrowed(tree)
     speaking = {s.place for s in suspects}
     suspects += [s for s in (_suspect(pair, criterion, tree) for pair in inside) if s.place not in speaking]
     suspects += [] if forced else _apart_from_peers(tree, criterion, suspects, excused)
@@ -233,7 +237,7 @@ def is_quiet(part: Part, criterion: Criterion, origins: Origins) -> bool:
     if len(alignment.only_baseline) or len(alignment.only_candidate) or verdicts.errors.arguments:
         return False
     tree = Tree(verdicts, alignment)
-    quiet = not bool((verdicts.ratio > criterion.suspect).any()) and not peers.unlike(tree)
+    quiet = not bool((verdicts.ratio > criterion.suspect).any()) and not peers.unlike(tree) and narrowed(tree) is None
     return quiet and not overwritten(tree, criterion) and origins.passes(tree)
 
 
