@@ -40,6 +40,8 @@ ALONE = "which does the same, is bitwise equal"
 """Words of the note on a call that differs within rounding, where another one that does the same does not differ at all."""
 ROUNDS = "other calls of its kind do not"
 """Words of the note on a call that rounds in the candidate alone; likewise."""
+STALE = "the candidate made it in an earlier step"
+"""Words of the note on a tensor that was left from there; likewise."""
 UNSEEN = "no compared call made that difference"
 """Words of the note on a tensor whose difference came in unseen; what follows its last colon is what to do."""
 COMPLETELY = "capture all phases, from step 0 and without gaps"
@@ -255,7 +257,7 @@ def _inconclusive(unmatched: Sequence[Finding], notes: Sequence[str], counts: Ma
     elif not compared:
         because = f"no call of one run was found in the other ({missing:,} unmatched)"
         step = "capture the same model and steps on both sides, with the same --level, --steps and --include"
-    elif notes and any(words in notes[0] for words in (UNSEEN, NOISY, ROUNDS)):
+    elif notes and any(words in notes[0] for words in (UNSEEN, NOISY, ROUNDS, STALE)):
         because, _, step = one_line(notes[0]).rpartition(": ")
     elif notes and ALONE in notes[0]:
         because = one_line(notes[0])
@@ -380,6 +382,12 @@ def rounds_note(call: str, candidate: str, baseline: str) -> str:
     """Say that a call makes a coarser dtype in the candidate; what follows the last colon is what to do."""
     what = f"{call} makes {candidate} in the candidate and {baseline} in the baseline, and {ROUNDS}"
     return f"{what}: cast there as the baseline does, or compare with a run that does not"
+
+
+def stale_note(slot: str, error: float, made: int) -> str:
+    """Say that a call reads what was left from an earlier step, made by a call; what follows the last colon is what to do."""
+    what = f"{slot} differs (rel. L2 {sci(error)}), {STALE} (call {made}) and the baseline in this one"
+    return f"{what}: look for a cache that is not cleared (of casts under autocast, for one), or a tensor that is not updated"
 
 
 def inner_note(calls: int) -> str:

@@ -44,7 +44,17 @@ from trueup.comparison.verdict.ranking import of_a_kind, rank_culprits
 from trueup.comparison.verdict.yardstick import behind, loss_note, yardstick_of
 from trueup.model import Finding, Result, RunSummary, TrueupError, VerdictWord
 from trueup.report.reasons import in_words
-from trueup.report.sentence import COMPLETELY, MISSING, NOISY, UNSEEN, inner_note, rounds_note, statistics_note, verdict_lines
+from trueup.report.sentence import (
+    COMPLETELY,
+    MISSING,
+    NOISY,
+    UNSEEN,
+    inner_note,
+    rounds_note,
+    stale_note,
+    statistics_note,
+    verdict_lines,
+)
 from trueup.report.view.evidence import with_evidence
 from trueup.report.view.findings import by_itself, suspect_finding, unmatched_finding, victim_findings
 from trueup.report.view.gradients import Norm, norms_of
@@ -433,6 +443,9 @@ class _Comparison:
         errors = part.verdicts.errors
         if part.narrowed is not None:
             self.unexplained.append(_rounds(errors, part.narrowed))
+        if part.stale is not None:
+            error, reader = errors.error(part.stale[0]), errors.streams[1].row(int(errors.calls[1][errors.pair[part.stale[0]]]))
+            self.unexplained.append(stale_note(f"{error.slot} of {reader.op} ({reader.key})", error.relative, part.stale[1]))
         self.mixed.add(errors)
         self.by_statistics += len(np.unique(errors.pair[errors.method == STATISTICS]))
         self.untold += part.verdicts.untold

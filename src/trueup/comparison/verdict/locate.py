@@ -33,7 +33,7 @@ from trueup.comparison.verdict.laws import Laws
 from trueup.comparison.verdict.narrowed import narrowed
 from trueup.comparison.verdict.one_sided import dead_ends, unaccounted
 from trueup.comparison.verdict.origins import LEAST, Origins, may_have_grown
-from trueup.comparison.verdict.overwritten import overwritten
+from trueup.comparison.verdict.overwritten import overwritten, stale
 from trueup.comparison.verdict.parts import Parts, coarsest
 from trueup.comparison.verdict.reconvergence import Reconvergence
 from trueup.comparison.verdict.regions import Region, Regions, is_part_of, judge_region, loose_calls
@@ -117,6 +117,8 @@ class Part:
     """``(call, input slot)`` where a difference comes in that no compared call made."""
     narrowed: int | None = None
     """Entry of a result that is coarser in the candidate by what its call does, while those of others of its kind are not."""
+    stale: tuple[int, int] | None = None
+    """Entry of what was left from an earlier step in the candidate alone, and who made it."""
     replaced: int | None = None
     """Entry of a tensor that differs when the first step begins and that another rank's replaces before anything reads it."""
     elsewhere: str | None = None
@@ -161,6 +163,7 @@ def locate(
     came = [(judged, slot) for judged, slot in origins.follow(tree) if not excused.reader(judged, slot)]
     inside, part.unexplained = arising_inside(came, tree, criterion)
     part.rewritten = excused.counts()
+    part.stale = None if forced or criterion.limits else stale(tree, origins.made)
     part.narrowed = None if forced or criterion.limits else narrowed(tree)
     speaking = {s.place for s in suspects}
     suspects += [s for s in (_suspect(pair, criterion, tree) for pair in inside) if s.place not in speaking]
@@ -237,7 +240,8 @@ def is_quiet(part: Part, criterion: Criterion, origins: Origins) -> bool:
     if len(alignment.only_baseline) or len(alignment.only_candidate) or verdicts.errors.arguments:
         return False
     tree = Tree(verdicts, alignment)
-    quiet = not bool((verdicts.ratio > criterion.suspect).any()) and not peers.unlike(tree) and narrowed(tree) is None
+    quiet = not bool((verdicts.ratio > criterion.suspect).any()) and not peers.unlike(tree)
+    quiet = quiet and narrowed(tree) is None and stale(tree, lambda _: 0.0) is None
     return quiet and not overwritten(tree, criterion) and origins.passes(tree)
 
 
