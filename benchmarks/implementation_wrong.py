@@ -206,6 +206,10 @@ MISTAKES: tuple[Mistake, ...] = (
     Mistake("unet norm", "epsilon", by_hand.group_norm, "eps", sizes=(1e-3, 1e-1), wheres=ONE, sides=("library",), held_out=True),
     Mistake("llama silu", "beta 1 +", by_hand.silu, "beta", plus, (1e-4, 1e-2, 1e-1), ONE, held_out=True),
     Mistake("bert norm", "unbiased variance", partial(hand_bert_norm, unbiased=True), wheres=ONE + STEP, held_out=True),
+    Mistake("norm", "rounded before the weight", by_hand.rounded_norm, wheres=ONE + ALL, sides=("library",), held_out=True),
+    Mistake("attention", "query's gradient lost", by_hand.attention_without_query_gradient, wheres=ONE, held_out=True),
+    Mistake("linear", "bias twice", by_hand.linear_with_bias_twice, wheres=ONE + STEP, sides=("library",), held_out=True),
+    Mistake("gpt2 gelu", "cubic", by_hand.gelu_by_tanh, "cubic", float, (0.045, 0.05), ALL, ("library",), held_out=True),
     Mistake("norm", "epsilon 1e-3 outside the root", partial(by_hand.layer_norm, outside=True, eps=1e-3), wheres=ONE),
     Mistake("between", "x * (1 + x *", quadratic, "by", sizes=SIZES, wheres=ONE, sides=("library",)),
     Mistake("between", "x *", live, "factor", sizes=(1.0003, 1.5), sides=("library",)),
@@ -250,9 +254,10 @@ def optimizer_rows() -> Iterator[Row]:
                 "optimizer", f"adamw: {name}, {where}", "text", change, baseline, "adamw", held_out=name in HELD_OUT, steps=MOVED,
                 levels=("api", "aten") if steps else ("module", "api", "aten"),  # the step after it is not read
             )  # fmt: skip
-    wrong = partial(by_hand.momentum, dampening=0.9)
     right = partial(optimized, by_hand.momentum, None, None)
-    yield Row("optimizer", "sgd: dampened", "deep", partial(optimized, wrong, by_hand.momentum, None), right, "sgd", steps=MOVED)
+    for name, wrong in {"dampened": {"dampening": 0.9}, "ahead": {"nesterov": True}}.items():
+        change = partial(optimized, partial(by_hand.momentum, **wrong), by_hand.momentum, None)
+        yield Row("optimizer", f"sgd: {name}", "deep", change, right, "sgd", held_out=name == "ahead", steps=MOVED)
 
 
 # ---------------------------------------------------------------- calls that one run makes and the other does not
