@@ -45,17 +45,19 @@ def stale(tree: Tree, made: Callable[[int], float | None]) -> tuple[int, int] | 
         made: the largest relative error of the results of a compared call of an earlier step, None where there is no such call.
     """
     errors, (baseline, candidate) = tree.verdicts.errors, tree.streams
-    if any(stream.imported or stream.mixed for stream in tree.streams):
+    least = tree.verdicts.criterion.input_units * SINGLE
+    apart = np.flatnonzero(errors.inputs & (errors.relative > least))
+    if not len(apart) or any(stream.imported or stream.mixed for stream in tree.streams):
         return None
-    k, j = errors.slots
+    k, j = (slots[apart] for slots in errors.slots)
     forward = candidate.phase[candidate.call[j]] == candidate.names.number("forward")
     anew = (baseline.producer[k] != NONE) & ~_is_earlier(baseline, k)
     earlier = (candidate.producer[j] != NONE) & _is_earlier(candidate, j)
-    differs = errors.relative > tree.verdicts.criterion.input_units * SINGLE
-    for n in np.flatnonzero(errors.inputs & forward & anew & earlier & differs).tolist():
-        before = made(int(candidate.producer[j[n]]))
-        if before is not None and errors.relative[n] > 2 * before + tree.verdicts.criterion.input_units * SINGLE:
-            return n, int(candidate.producer[j[n]])
+    for n in apart[forward & anew & earlier].tolist():
+        maker = int(candidate.producer[errors.slots[1][n]])
+        before = made(maker)
+        if before is not None and errors.relative[n] > 2 * before + least:
+            return n, maker
     return None
 
 
