@@ -152,6 +152,9 @@ def locate(
     origins = origins or Origins()
     verdicts = part.verdicts
     tree = Tree(verdicts, part.alignment)
+    if verdicts.errors.all_same and origins.passes(tree):
+        part.elsewhere = begins_elsewhere(part) if first_step else None
+        return
     regions = Regions(tree, loose_calls(tree), origins)
     excused = Reconvergence(tree, regions, criterion, forced=forced)
     found = [pair for pair in np.flatnonzero(verdicts.ratio > criterion.suspect).tolist() if not excused.pair(pair)]
@@ -240,6 +243,8 @@ def is_quiet(part: Part, criterion: Criterion, origins: Origins) -> bool:
     if len(alignment.only_baseline) or len(alignment.only_candidate) or verdicts.errors.arguments:
         return False
     tree = Tree(verdicts, alignment)
+    if verdicts.errors.all_same:
+        return origins.passes(tree)
     quiet = not bool((verdicts.ratio > criterion.suspect).any()) and not peers.unlike(tree)
     quiet = quiet and narrowed(tree) is None and stale(tree, lambda _: 0.0) is None
     return quiet and not overwritten(tree, criterion) and origins.passes(tree)
