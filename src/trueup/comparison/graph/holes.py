@@ -63,7 +63,7 @@ class Recorded:
         return f"{slot} of {_name(stream, call)} was made by call {stream.producer[lost[0]]}, which is not there"
 
     def _referred(self, stream: Stream, seqs: Numbers) -> str | None:
-        silent = _is_silent(stream)
+        silent = stream.during(*SILENT)
         for column, said in ((stream.parent, "runs inside"), (stream.forward_seq, "belongs to")):
             lost = np.flatnonzero(self._are_lost(column, seqs) & ~(silent & (column is stream.parent)))
             if len(lost):
@@ -73,23 +73,17 @@ class Recorded:
     def _are_lost(self, references: Numbers, seqs: Numbers) -> Array:
         """Tell which references are to a call that steps which were read should have and do not."""
         missing = np.unique(references[references != NONE])
-        missing = missing[~_is_in(missing, seqs)]
+        missing = missing[np.isin(missing, seqs, invert=True)]
         lost, there = (missing > seqs[0]) & (missing < seqs[-1]), np.zeros(len(missing), bool)
         nearest = np.searchsorted([known[0] for known in self.before], missing, side="right") - 1
         for n in np.unique(np.r_[nearest, nearest - 1]).tolist():
             if n >= 0:
                 known = self.before[n]
-                there |= _is_in(missing, known)
+                there |= np.isin(missing, known)
                 lost |= (missing > known[0]) & (missing < known[-1])
         if self.from_first:
             lost |= missing < (self.before or [seqs])[0][0]
-        gone = missing[lost & ~there]
-        return np.isin(references, gone) if len(gone) else np.zeros(len(references), bool)
-
-
-def _is_in(numbers: Numbers, known: Numbers) -> Array:
-    """Tell which numbers are among sorted ones, of which there is one at least."""
-    return np.asarray(known[np.minimum(np.searchsorted(known, numbers), len(known) - 1)] == numbers)
+        return np.isin(references, missing[lost & ~there])
 
 
 def keeps_all(config: Any) -> bool:
@@ -105,8 +99,8 @@ def keeps_all(config: Any) -> bool:
 def _around(stream: Stream) -> str | None:
     """Look for a function or operator whose module is gone: the call around it is of another scope."""
     names, parents = stream.names, stream.parents
-    inner = (parents != NONE) & (stream.level != names.number("module")) & (stream.scope != stream.scope[parents])
-    found = np.flatnonzero(inner & ~_is_silent(stream))
+    inner = (parents != NONE) & ~stream.of_level("module") & (stream.scope != stream.scope[parents])
+    found = np.flatnonzero(inner & ~stream.during(*SILENT))
     if not len(found):
         return None
     call = int(found[0])
@@ -123,8 +117,8 @@ def _ordinal(stream: Stream) -> str | None:
     order = np.argsort(number, kind="stable")
     starts = np.r_[True, number[order][1:] != number[order][:-1]]
     place = np.arange(len(order)) - np.maximum.accumulate(np.where(starts, np.arange(len(order)), 0))
-    fine = stream.level[order] == stream.names.number("aten")
-    found = np.flatnonzero((stream.ordinal[order] > place) & (fine | ~_is_silent(stream)[order]))
+    fine = stream.of_level("aten")[order]
+    found = np.flatnonzero((stream.ordinal[order] > place) & (fine | ~stream.during(*SILENT)[order]))
     if not len(found):
         return None
     return f"{_name(stream, int(order[found[0]]))} is there, and one of its kind before it is not"
@@ -133,8 +127,8 @@ def _ordinal(stream: Stream) -> str | None:
 def _without_forward(stream: Stream) -> str | None:
     """Look for the backward of a function or module whose forward is gone: each names its own."""
     names = stream.names
-    backward = (stream.phase == names.number("backward")) & (stream.level != names.number("aten"))
-    found = np.flatnonzero(backward & (stream.forward_seq == NONE) & (stream.phase == names.number("forward")).any())
+    backward = stream.during("backward") & (stream.level != names.number("aten"))
+    found = np.flatnonzero(backward & (stream.forward_seq == NONE) & stream.during("forward").any())
     return f"{_name(stream, int(found[0]))} belongs to no forward call" if len(found) else None
 
 
@@ -146,7 +140,7 @@ def _empty(stream: Stream) -> str | None:
     names = stream.names
     if not (stream.level == names.number("aten")).any():
         return None
-    functions = np.flatnonzero((stream.level == names.number("api")) & (stream.phase != names.number("backward")))
+    functions = np.flatnonzero((stream.level == names.number("api")) & ~stream.during("backward"))
     runs = stream.has_children[functions]
     mixed = np.intersect1d(stream.op[functions[runs]], stream.op[functions[~runs]])
     calls = functions[np.isin(stream.op[functions], mixed)].tolist()
@@ -163,10 +157,6 @@ def _given(stream: Stream, call: int, strides: pa.ChunkedArray) -> tuple[object,
     slots = ((stream.names.names[slot], k) for slot, k in stream.slots(call).items())
     layouts = [(name, stream.dtype[k], stream.shapes.exact[k], str(strides[k])) for name, k in slots if not is_output(name)]
     return int(stream.phase[call]), int(stream.op[call]), int(stream.arguments[call]), *layouts
-
-
-def _is_silent(stream: Stream) -> Array:
-    return np.isin(stream.phase, [stream.names.number(phase) for phase in SILENT])
 
 
 def _name(stream: Stream, call: int) -> str:

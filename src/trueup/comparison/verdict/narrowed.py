@@ -39,9 +39,8 @@ def narrowed(tree: Tree) -> int | None:
 def _computes(tree: Tree) -> Array:
     """Tell which matched calls round in a forward, and not by calls inside them; a backward has the dtypes of its forward."""
     stream, verdicts = tree.streams[1], tree.verdicts
-    phases = [stream.names.number(phase) for phase in ("forward", "recompute")]
     rounds = np.array([row.own != "exact" for row in verdicts.criterion.rows])[verdicts.rows]
-    return np.asarray(rounds & tree.leaves() & np.isin(stream.phase[verdicts.errors.calls[1]], phases))
+    return np.asarray(rounds & tree.leaves() & stream.during("forward", "recompute")[verdicts.errors.calls[1]])
 
 
 def _enters(tree: Tree, coarse: Array) -> bool:

@@ -50,7 +50,7 @@ def stale(tree: Tree, made: Callable[[int], float | None]) -> tuple[int, int] | 
     if not len(apart) or any(stream.imported or stream.mixed for stream in tree.streams):
         return None
     k, j = (slots[apart] for slots in errors.slots)
-    forward = candidate.phase[candidate.call[j]] == candidate.names.number("forward")
+    forward = candidate.during("forward")[candidate.call[j]]
     anew = (baseline.producer[k] != NONE) & ~_is_earlier(baseline, k)
     earlier = (candidate.producer[j] != NONE) & _is_earlier(candidate, j)
     for n in apart[forward & anew & earlier].tolist():

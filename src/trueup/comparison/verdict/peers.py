@@ -35,8 +35,7 @@ def unlike(tree: Tree) -> dict[int, int]:
     count = len(verdicts)
     given = np.bincount(errors.pair[errors.inputs], minlength=count) > 0
     clean = given & (verdicts.error_in == 0) & (np.bincount(errors.pair[errors.inputs & ~same], minlength=count) == 0)
-    stream, names = tree.streams[0], tree.streams[0].names
-    clean &= np.isin(stream.phase[errors.calls[0]], [names.number(phase) for phase in PHASES])
+    clean &= tree.streams[0].during(*PHASES)[errors.calls[0]]
     at = np.flatnonzero(errors.outputs & clean[errors.pair])
     differ = at[_differs(tree, at)]
     if not len(differ):
