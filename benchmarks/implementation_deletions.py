@@ -111,6 +111,10 @@ def first(choice: Choice) -> Choice:
     return lambda calls: list(choice(calls))[:1]
 
 
+def last(choice: Choice) -> Choice:
+    return lambda calls: list(choice(calls))[-1:]
+
+
 def whole(choice: Choice) -> Choice:
     """Return a choice with all that was called inside."""
     return lambda calls: with_inner(calls, choice(calls))
@@ -152,7 +156,7 @@ DELETIONS: dict[str, Choice] = {
     "every tenth function, and in it": whole(every(10, of(level="api"))),
     "the last tenth": tail(0.1),
     "the last quarter": tail(0.25),
-    "the last call": lambda calls: calls[-1:],
+    "the last update": whole(last(of(level="api", phase="optimizer"))),
     "the first operator": first(of(level="aten")),
     "the loss": whole(first(of(op="torch.nn.functional.cross_entropy"))),
     "the root module": first(of(level="module", scope="")),

@@ -39,6 +39,12 @@ def detached_norm(x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
     return (x - mean) * torch.rsqrt(variance + 1e-5) * weight + bias
 
 
+def rounded_norm(x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
+    """Return what `layer_norm` does, rounded before the weight is applied."""
+    plain = layer_norm(x, torch.ones_like(weight), torch.zeros_like(bias))
+    return plain.to(torch.bfloat16).to(x.dtype) * weight + bias
+
+
 def double_norm(x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
     return layer_norm(x.double(), weight.double(), bias.double()).to(x.dtype)
 
@@ -105,6 +111,10 @@ def attention(
     return F.softmax(scores, axis) @ value
 
 
+def attention_without_query_gradient(query: Tensor, key: Tensor, value: Tensor, mask: Tensor) -> Tensor:
+    return attention(query.detach(), key, value, mask)
+
+
 def attention_by_einsum(query: Tensor, key: Tensor, value: Tensor, mask: Tensor) -> Tensor:
     scores = torch.einsum("bhqd,bhkd->bhqk", query * query.shape[-1] ** -0.5, key)
     weights = torch.softmax(scores.masked_fill(~mask, torch.finfo(scores.dtype).min), -1)
@@ -122,6 +132,10 @@ def linear(x: Tensor, weight: Tensor, bias: Tensor, *, scale: float = 1.0, biase
     y = x @ weight.t()
     y = y + bias if biased else y
     return y if scale == 1.0 else y * scale
+
+
+def linear_with_bias_twice(x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
+    return F.linear(x, weight, bias) + bias
 
 
 def linear_by_einsum(x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:

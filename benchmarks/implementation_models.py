@@ -403,3 +403,5 @@ class Row:
     near: Sequence[str] = ()
     """Modules that read what arises between modules: level module can name no other place."""
     held_out: bool = False
+    steps: int = 2
+    """Training steps that are captured."""

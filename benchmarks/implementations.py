@@ -36,7 +36,6 @@ from implementation_deletions import Choice
 from implementation_models import DOUBLE, PRECISIONS, Alteration, Planted, Row, build
 from trueup.model import Finding, Result
 
-STEPS = 2
 LEVELS = {"module": ["module"], "api": ["module", "api"], "aten": None}
 COHERENT = 8.0
 """Coherence of a wrong formula: rounding was measured at 0 to 5, wrong formulas from 11 on."""
@@ -72,29 +71,29 @@ class Bench:
 
     work: Path
 
-    def record(self, base: str, precision: str, change: object, into: Path) -> Alteration:
-        """Train for `STEPS` steps under capture."""
+    def record(self, row: Row, precision: str, change: object, into: Path) -> Alteration:
+        """Train the model of a row under capture."""
         shutil.rmtree(into, ignore_errors=True)
-        alteration = Alteration(build(base, precision), precision)
+        alteration = Alteration(build(row.base, precision), precision)
         if callable(change):
             change(alteration)
         training = alteration.training
         with trueup.capture(into, model=training.model, detail="stats", on_error="stop") as capture:
-            for _ in range(STEPS):
+            for _ in range(row.steps):
                 training.step()
                 capture.step()
         return alteration
 
     def baseline(self, row: Row, precision: str) -> Path:
-        into = self.work / re.sub(r"\W+", "-", f"{row.base} {precision} {row.against}")
+        into = self.work / re.sub(r"\W+", "-", f"{row.base} {precision} {row.against} {row.steps}")
         if not into.exists():
-            self.record(row.base, precision, row.baseline, into)
+            self.record(row, precision, row.baseline, into)
         return into
 
     def cells(self, row: Row, precision: str, table: str, levels: Iterable[str] = LEVELS) -> Iterator[Cell]:
         """Compare a row at each level."""
         baseline, candidate = self.baseline(row, precision), self.work / "candidate"
-        planted = self.record(row.base, precision, row.candidate, candidate).planted
+        planted = self.record(row, precision, row.candidate, candidate).planted
         large = any(shows(p, precision) for p in planted)
         for level in (level for level in levels if level in row.levels):
             counts = table if table == "right" or large or level in row.missing else "below"
@@ -188,14 +187,14 @@ def mentions(words: str, scope: str) -> bool:
 def is_right(first: Finding, expected: Sequence[Planted], scopes: set[str], level: str) -> bool:
     """Tell whether a culprit is at the place of the mistake.
 
-    What an optimizer does wrong to its state is read in the next step, where level module also sees what it did to weights.
+    What an optimizer does wrong to its state is read in the next step; level module sees what it did to weights one step later.
     """
     steps, phases = {p.step for p in expected}, {p.phase for p in expected}
     if not expected:  # a call that one run lacks, and that changed nothing
         return first.scope in scopes
     if "optimizer" in phases:
-        later = {step + 1 for step in steps}
-        return first.step in steps | later and (first.phase == "optimizer" or level == "module")
+        later = {step + n for step in steps for n in range(3 if level == "module" else 2)}
+        return first.step in later and (first.phase == "optimizer" or level == "module")
     return first.step in steps and first.scope in scopes and (first.phase in phases or "data" in phases)
 
 

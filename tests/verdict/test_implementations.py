@@ -50,7 +50,7 @@ def losses(row: Row, change: Callable[[Alteration], Any] | None) -> list[float]:
     alteration = Alteration(build(row.base))
     if change is not None:
         change(alteration)
-    return [alteration.training.step().item() for _ in range(implementations.STEPS)]
+    return [alteration.training.step().item() for _ in range(row.steps)]
 
 
 @pytest.mark.parametrize("row", implementation_right.rows(), ids=lambda row: row.name)
@@ -67,7 +67,7 @@ def test_a_mistake_is_measured_in_float64(tmp_path: Path) -> None:
     """The unbiased variance of 2048 numbers is off by a half in 2048; where that is, is known, and that it has a direction."""
     row = next(row for row in implementation_wrong.rows() if row.name.startswith("norm, width 2048: unbiased"))
     for precision in ("float32", "bfloat16"):
-        planted = implementations.Bench(tmp_path).record(row.base, precision, row.candidate, tmp_path / "run").planted
+        planted = implementations.Bench(tmp_path).record(row, precision, row.candidate, tmp_path / "run").planted
         forward = [p for p in planted if p.phase == "forward"]
         assert [(p.scope, p.step) for p in forward] == [("layers.1.norm", 0), ("layers.1.norm", 1)]
         assert {round(p.size * 2048 * 2, 1) for p in forward} <= {0.7, 0.8, 0.9, 1.0}  # the bias is no part of what is off

@@ -15,7 +15,7 @@ LAYERS = 3
 
 def training(
     directory: Path, *, optimizer: str = "SGD", clip: float = 0.0, gradient: float = 1.0, noise: float = 0.0, flipped: int = 0,
-    level: Any = "module", steps: int = 3, **options: Any,
+    level: Any = "module", steps: int = 3, dtype: str = "float32", **options: Any,
 ) -> Path:  # fmt: skip
     """Train a small network; ``gradient`` multiplies that of one weight, ``flipped`` elements of a bias' have another sign.
 
@@ -26,7 +26,8 @@ def training(
     torch.set_num_threads(1)
     torch.manual_seed(0)
     layers = [module for n in range(LAYERS) for module in (torch.nn.Linear(16, 16), torch.nn.Tanh())]
-    model = torch.nn.Sequential(*layers)
+    kind = getattr(torch, dtype)
+    model = torch.nn.Sequential(*layers).to(kind)
     chosen = getattr(torch.optim, optimizer)(model.parameters(), **({"lr": 0.01} | options))
     if noise:
         generator = torch.Generator().manual_seed(5)
@@ -35,7 +36,7 @@ def training(
     with trueup.capture(directory, model=model, level=level):
         for _ in range(steps):
             chosen.zero_grad()
-            (model(torch.randn(32, 16)) - torch.randn(32, 16)).square().mean().backward()
+            (model(torch.randn(32, 16).to(kind)) - torch.randn(32, 16).to(kind)).square().mean().backward()
             if gradient != 1:
                 layers[2].weight.grad.mul_(gradient)
             layers[2].bias.grad[:flipped].neg_()
@@ -74,6 +75,17 @@ def test_what_an_alignment_does_not_show_is_said(tmp_path: Path) -> None:
     assert "the optimizer was not compared, nor the gradients of weights" in result.notes[0]
     sides = [training(tmp_path / name, level=["module", "api", "aten"]) for name in ("one", "other")]
     assert not trueup.compare(*sides).notes
+
+
+@pytest.mark.parametrize("times", [0.5, 2])
+def test_steps_of_another_length_show_where_each_is_less_than_a_unit(tmp_path: Path, times: float) -> None:
+    """Most steps are lost in the rounding of a bfloat16 weight, and no weight by itself tells what the others are."""
+    sides = [training(tmp_path / str(lr), dtype="bfloat16", lr=lr) for lr in (0.05, 0.05 * times)]
+    result = trueup.compare(*sides)
+    assert (result.verdict, result.culprits) == ("inconclusive", [])
+    assert "what moved the weights since the step before was not compared" in result.notes[0]
+    again = training(tmp_path / "again", dtype="bfloat16", lr=0.05)
+    assert trueup.compare(sides[0], again).verdict == "aligned"
 
 
 def test_rounding_of_an_optimizer_is_no_other_update(tmp_path: Path) -> None:

@@ -36,6 +36,12 @@ DIFFERENT_FILTERS = "the runs were recorded through different filters"
 """Words of the reason that calls have no counterpart because of that; likewise."""
 MISSING = "calls are missing that were recorded"
 """Words of the reason that other calls refer to a call that is not there."""
+ALONE = "which does the same, is bitwise equal"
+"""Words of the note on a call that differs within rounding, where another one that does the same does not differ at all."""
+ROUNDS = "other calls of its kind do not"
+"""Words of the note on a call that rounds in the candidate alone; likewise."""
+STALE = "the candidate made it in an earlier step"
+"""Words of the note on a tensor that was left from there; likewise."""
 UNSEEN = "no compared call made that difference"
 """Words of the note on a tensor whose difference came in unseen; what follows its last colon is what to do."""
 COMPLETELY = "capture all phases, from step 0 and without gaps"
@@ -251,8 +257,11 @@ def _inconclusive(unmatched: Sequence[Finding], notes: Sequence[str], counts: Ma
     elif not compared:
         because = f"no call of one run was found in the other ({missing:,} unmatched)"
         step = "capture the same model and steps on both sides, with the same --level, --steps and --include"
-    elif notes and (UNSEEN in notes[0] or NOISY in notes[0]):
+    elif notes and any(words in notes[0] for words in (UNSEEN, NOISY, ROUNDS, STALE)):
         because, _, step = one_line(notes[0]).rpartition(": ")
+    elif notes and ALONE in notes[0]:
+        because = one_line(notes[0])
+        step = "look at what it computes in both runs; levels api and aten show what runs inside a module"
     elif incomparable:
         because = f"{incomparable:,} of {counted(compared, 'call')} could not be compared"
         detail = "tensor" if notes and UNRECORDED in notes[0] else "stats or tensor"
@@ -368,6 +377,18 @@ def _side(finding: Finding) -> str:
 
 def _verb(count: int, verb: str) -> str:
     return verb + "s" if count == 1 else verb
+
+
+def rounds_note(call: str, candidate: str, baseline: str) -> str:
+    """Say that a call makes a coarser dtype in the candidate; what follows the last colon is what to do."""
+    what = f"{call} makes {candidate} in the candidate and {baseline} in the baseline, and {ROUNDS}"
+    return f"{what}: cast there as the baseline does, or compare with a run that does not"
+
+
+def stale_note(slot: str, error: float, made: int) -> str:
+    """Say that a call reads what was left from an earlier step, made by a call; what follows the last colon is what to do."""
+    what = f"{slot} differs (rel. L2 {sci(error)}), {STALE} (call {made}) and the baseline in this one"
+    return f"{what}: look for a cache that is not cleared (of casts under autocast, for one), or a tensor that is not updated"
 
 
 def inner_note(calls: int) -> str:

@@ -8,6 +8,8 @@ So each of these means that a call was there and is gone::
     aten::add #0, #2                               and no #1
     aten::mul in scope blocks.1.ln1                and the call around it is blocks.1
     call 87 runs inside call 85                    and no call 85 is there, though all calls were to be kept
+    blocks.1.ln1, backward                         and it belongs to no forward, though forwards were to be kept
+    torch.Tensor.unflatten #0 runs nothing         and #1 runs aten::view on a tensor of the same layout
 """
 
 from __future__ import annotations
@@ -16,8 +18,9 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
+import pyarrow as pa
 
-from trueup.comparison.graph.streams import NONE, Array, Numbers, Stream
+from trueup.comparison.graph.streams import NONE, Array, Numbers, Stream, is_output
 from trueup.model import LEVELS, PHASES
 
 SILENT = ("backward", "recompute")
@@ -47,7 +50,8 @@ class Recorded:
         found, seqs = None, stream.seq
         if len(stream) and stream.is_ordered:
             found = self._maker(stream, seqs) or _around(stream) or _ordinal(stream)
-            found = found or (self._referred(stream, seqs) if self.whole else None)
+            if self.whole:
+                found = found or self._referred(stream, seqs) or _without_forward(stream) or _empty(stream)
         self.before += [seqs] if len(seqs) else []
         return found
 
@@ -118,6 +122,41 @@ def _ordinal(stream: Stream) -> str | None:
     if not len(found):
         return None
     return f"{_name(stream, int(order[found[0]]))} is there, and one of its kind before it is not"
+
+
+def _without_forward(stream: Stream) -> str | None:
+    """Look for the backward of a function or module whose forward is gone: each names its own."""
+    names = stream.names
+    backward = stream.during("backward") & (stream.level != names.number("aten"))
+    found = np.flatnonzero(backward & (stream.forward_seq == NONE) & stream.during("forward").any())
+    return f"{_name(stream, int(found[0]))} belongs to no forward call" if len(found) else None
+
+
+def _empty(stream: Stream) -> str | None:
+    """Look for a function that runs no operator, though it runs some elsewhere where it is given just the same.
+
+    Of the backward nothing is said: which gradients a call is asked for is no argument of it.
+    """
+    names = stream.names
+    if not (stream.level == names.number("aten")).any():
+        return None
+    functions = np.flatnonzero((stream.level == names.number("api")) & ~stream.during("backward"))
+    runs = stream.has_children[functions]
+    mixed = np.intersect1d(stream.op[functions[runs]], stream.op[functions[~runs]])
+    calls = functions[np.isin(stream.op[functions], mixed)].tolist()
+    if not calls:
+        return None
+    strides = stream.read(("strides",))["strides"]
+    full = {_given(stream, call, strides) for call in calls if stream.has_children[call]}
+    found = next((call for call in calls if not stream.has_children[call] and _given(stream, call, strides) in full), None)
+    return None if found is None else f"{_name(stream, found)} runs no operator, and elsewhere it does on the same"
+
+
+def _given(stream: Stream, call: int, strides: pa.ChunkedArray) -> tuple[object, ...]:
+    """Return all that tells what a function runs: what it is called with, and how that lies in memory."""
+    slots = ((stream.names.names[slot], k) for slot, k in stream.slots(call).items())
+    layouts = [(name, stream.dtype[k], stream.shapes.exact[k], str(strides[k])) for name, k in slots if not is_output(name)]
+    return int(stream.phase[call]), int(stream.op[call]), int(stream.arguments[call]), *layouts
 
 
 def _name(stream: Stream, call: int) -> str:

@@ -19,7 +19,7 @@ from trueup.comparison.graph.ahead import Ahead, Place, Records, RecordsOfStep, 
 from trueup.comparison.graph.holes import Recorded, keeps_all
 from trueup.comparison.graph.pairs import Alignment
 from trueup.comparison.graph.streams import Numbers, Read, Row, Stream, Vocabulary, is_weight
-from trueup.comparison.measures.measure import STATISTICS, measure, read_payload
+from trueup.comparison.measures.measure import STATISTICS, Errors, measure, read_payload
 from trueup.comparison.measures.why import Reason
 from trueup.comparison.normalise import kernels
 from trueup.comparison.normalise.mapping import Mapping
@@ -42,7 +42,17 @@ from trueup.comparison.verdict.ranking import of_a_kind, rank_culprits
 from trueup.comparison.verdict.yardstick import behind, loss_note, yardstick_of
 from trueup.model import Finding, Result, RunSummary, TrueupError, VerdictWord
 from trueup.report.reasons import in_words
-from trueup.report.sentence import COMPLETELY, MISSING, NOISY, UNSEEN, inner_note, statistics_note, verdict_lines
+from trueup.report.sentence import (
+    COMPLETELY,
+    MISSING,
+    NOISY,
+    UNSEEN,
+    inner_note,
+    rounds_note,
+    stale_note,
+    statistics_note,
+    verdict_lines,
+)
 from trueup.report.view.evidence import with_evidence
 from trueup.report.view.findings import by_itself, suspect_finding, unmatched_finding, victim_findings
 from trueup.report.view.gradients import Norm, norms_of
@@ -275,7 +285,8 @@ class _Comparison:
             self.notes.insert(0, f"the first call whose outputs differ: {suspect.sentence}; it could be rounding")
         elif suspect is not None:
             times = f", {suspect.ratio:.1f} x what is explained" if math.isfinite(suspect.ratio) else ""
-            self.notes.append(f"could be rounding: {suspect.name} ({suspect.op}){times}")
+            why = f"; {suspect.because}" if suspect.because else ""
+            self.notes.append(f"could be rounding: {suspect.name} ({suspect.op}){times}{why}")
         if not self.suspects:
             self.notes += [*unseen(self.origins.values()), *self.remarks.blind()]
         for capture in self.captures:  # reading may have found more
@@ -429,6 +440,11 @@ class _Comparison:
                 how = f"{self.overlap.finer()}, where calls between modules show" if inside else COMPLETELY
                 self.unexplained.append(f"{what} and {UNSEEN}: {how}")
         errors = part.verdicts.errors
+        if part.narrowed is not None:
+            self.unexplained.append(_rounds(errors, part.narrowed))
+        if part.stale is not None:
+            error, reader = errors.error(part.stale[0]), errors.streams[1].row(int(errors.calls[1][errors.pair[part.stale[0]]]))
+            self.unexplained.append(stale_note(f"{error.slot} of {reader.op} ({reader.key})", error.relative, part.stale[1]))
         self.mixed.add(errors)
         self.by_statistics += len(np.unique(errors.pair[errors.method == STATISTICS]))
         self.untold += part.verdicts.untold
@@ -456,3 +472,10 @@ class _Comparison:
         self.covered -= len(calls)
         for side, call in calls[: MAX_FINDINGS - len(self.unmatched)]:
             self.unmatched.append(unmatched_finding(call, side, self.sites[SIDES.index(side)][rank]))
+
+
+def _rounds(errors: Errors, entry: int) -> str:
+    """Say of a result that it is coarser in the candidate."""
+    first, second = (stream.dtype_of(int(slots[entry])) for stream, slots in zip(errors.streams, errors.slots, strict=True))
+    call = errors.streams[1].row(int(errors.calls[1][errors.pair[entry]]))
+    return rounds_note(f"{call.op} ({call.key})", second or "", first or "")

@@ -21,7 +21,7 @@ from trueup.comparison.graph.streams import NONE, Row, Stream, is_input, is_outp
 from trueup.comparison.measures.measure import equal_values, is_overwritten, same_shapes
 from trueup.comparison.measures.roundoff import roundoff
 from trueup.comparison.normalise.updates import ADDED, STEP
-from trueup.comparison.verdict import micro_batches, moved
+from trueup.comparison.verdict import micro_batches, moved, peers
 from trueup.comparison.verdict.criteria import Criterion
 from trueup.comparison.verdict.draws import begins_elsewhere, explain_draws
 from trueup.comparison.verdict.exchange import Use, from_root, receives, use_of
@@ -29,6 +29,7 @@ from trueup.comparison.verdict.facts import Facts
 from trueup.comparison.verdict.judged import Judged, Verdicts
 from trueup.comparison.verdict.lasting import settle
 from trueup.comparison.verdict.laws import Laws
+from trueup.comparison.verdict.narrowed import narrowed
 from trueup.comparison.verdict.one_sided import dead_ends, unaccounted
 from trueup.comparison.verdict.origins import (
     LEAST,
@@ -38,13 +39,14 @@ from trueup.comparison.verdict.origins import (
     comes_from_between,
     may_have_grown,
 )
-from trueup.comparison.verdict.overwritten import overwritten
+from trueup.comparison.verdict.overwritten import overwritten, stale
 from trueup.comparison.verdict.parts import Parts, coarsest
 from trueup.comparison.verdict.reconvergence import Reconvergence
 from trueup.comparison.verdict.regions import Region, Regions, is_part_of, judge_region, loose_calls
 from trueup.comparison.verdict.regions import operators as region_operators
 from trueup.comparison.verdict.settings import are_chosen, key_of
 from trueup.comparison.verdict.tree import Tree
+from trueup.report.sentence import ALONE
 from trueup.report.wording import counted
 
 Kind = Literal["operator", "argument", "random", "input", "overwritten", "region"]
@@ -122,6 +124,10 @@ class Part:
     """Unmatched calls that compute what nobody reads."""
     unexplained: list[tuple[Judged, str]] = field(default_factory=list)
     """``(call, input slot)`` where a difference comes in that no compared call made."""
+    narrowed: int | None = None
+    """Entry of a result that is coarser in the candidate by what its call does, while those of others of its kind are not."""
+    stale: tuple[int, int] | None = None
+    """Entry of what was left from an earlier step in the candidate alone, and who made it."""
     replaced: int | None = None
     """Entry of a tensor that differs when the first step begins and that another rank's replaces before anything reads it."""
     elsewhere: str | None = None
@@ -169,8 +175,11 @@ def locate(
     came = [(judged, slot) for judged, slot in origins.follow(tree) if not excused.reader(judged, slot)]
     inside, part.unexplained = arising_inside(came, tree, criterion)
     part.rewritten = excused.counts()
+    part.stale = None if forced or criterion.limits else stale(tree, origins.made)
+    part.narrowed = None if forced or criterion.limits else narrowed(tree)
     speaking = {s.place for s in suspects}
     suspects += [s for s in (_suspect(pair, criterion, tree) for pair in inside) if s.place not in speaking]
+    suspects += [] if forced else _apart_from_peers(tree, criterion, suspects, excused)
     unseen = overwritten(tree, criterion)
     suspects += [Suspect(verdicts.at(pair), "overwritten", True, reason=slot) for pair, slot in unseen[:1]]
     part.unexplained = [] if unseen else part.unexplained
@@ -246,7 +255,9 @@ def is_quiet(part: Part, criterion: Criterion, origins: Origins) -> bool:
     tree = Tree(verdicts, alignment)
     if verdicts.errors.all_same:
         return origins.passes(tree)
-    return not bool((verdicts.ratio > criterion.suspect).any()) and not overwritten(tree, criterion) and origins.passes(tree)
+    quiet = not bool((verdicts.ratio > criterion.suspect).any()) and not peers.unlike(tree)
+    quiet = quiet and narrowed(tree) is None and stale(tree, lambda _: 0.0) is None
+    return quiet and not overwritten(tree, criterion) and origins.passes(tree)
 
 
 def _seqs_around(tree: Tree, call: int) -> list[int]:
@@ -474,6 +485,20 @@ def _lawless(tree: Tree, criterion: Criterion, known: Sequence[Suspect]) -> list
         if suspect.kind == "operator":
             suspect.certain, suspect.independent, suspect.because = True, True, why
     return [suspect for suspect in found if suspect.independent]
+
+
+def _apart_from_peers(
+    tree: Tree, criterion: Criterion, known: Sequence[Suspect], excused: Reconvergence
+) -> list[Suspect]:
+    """Find calls that differ of equal inputs within what rounding explains, and no other that does the same differs at all."""
+    speaking, found = {s.place for s in known}, []
+    for pair, peer in peers.unlike(tree).items():
+        suspect = _suspect(pair, criterion, tree)
+        if suspect.place not in speaking and not excused.holds(pair):
+            other = tree.verdicts.at(peer).call.candidate
+            suspect.because = f"{other.scope or other.op}, {ALONE}"
+            found.append(suspect)
+    return found
 
 
 def _settings(part: Part, tree: Tree, known: Sequence[Suspect], *, from_start: bool) -> list[Suspect]:

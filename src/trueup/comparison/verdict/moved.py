@@ -23,6 +23,12 @@ LEAST = 0.02
 """Relative error of an update that is explained after any difference: an optimizer that divides by the root of a mean square makes
 that of rounding where gradients are near zero, and sketches tell it within some 18 %."""
 
+LENGTH = 0.25
+"""Part by which the updates of all weights together may be longer in one run. [measured] 0.07 at most over right implementations
+in 16-bit dtypes, where each update is mostly rounding: it has no direction, and adds as much to the length on both sides."""
+FLIPPED = 64.0
+"""Roundings that a step must change before the length of its updates tells anything: of so many an eighth is chance."""
+
 
 @dataclass(frozen=True, slots=True)
 class Weights:
@@ -112,12 +118,34 @@ def deviating(tree: Tree, weights: Weights, before: Array) -> Updated:
     explained = np.where(largest > 0, np.maximum(LEAST, signs), 0.0)
     wrong = apart > explained * size + floor
     if not wrong.any():
-        return Updated(entry[wrong], entry)
+        lengths = np.stack([size, np.linalg.norm(second, axis=1)])
+        numel = errors.streams[0].numel[errors.slots[0][entry]]
+        with np.errstate(all="ignore"):
+            roundings = numel * (lengths.max(axis=0) / (2 * unit * errors.norm[entry])) ** 2
+        chosen = _longer(when, lengths, np.nan_to_num(roundings), largest)
+        return Updated(entry[chosen], entry, sure=False, wrong=int(chosen.sum()), total=int(chosen.sum()))
     of = when == when[wrong].min()
     whole, moved = (float(np.linalg.norm(one[of])) for one in (apart, size))
     sure = bool((largest[of] == 0).all()) or whole > float(explained[of].max()) * moved
     chosen = of & wrong
     return Updated(entry[wrong], entry, sure, int(chosen.sum()), int(of.sum()), _times(first[chosen], second[chosen]))
+
+
+def _longer(when: Numbers, lengths: Array, roundings: Array, before: Array) -> Array:
+    """Return the updates of the first step in which those of one run are longer, all together, than any rounding makes them.
+
+    Args:
+        when: step of each update.
+        lengths: of it in both runs, float64 ``(2, n)``.
+        roundings: how many elements of the weight it changes by a unit.
+        before: the largest relative error of what was computed before.
+    """
+    for step in np.unique(when).tolist():
+        of = when == step
+        short, long = sorted(np.linalg.norm(lengths[:, of], axis=1).tolist())
+        if roundings[of].sum() >= FLIPPED and long - short > (LENGTH + before[of].max()) * long:
+            return np.asarray(of)
+    return np.zeros(len(when), bool)
 
 
 def _times(first: Array, second: Array) -> float:

@@ -170,11 +170,15 @@ class Origins:
 
     def error(self, seq: int) -> float:
         """Return the largest relative error of the outputs of a compared call of an earlier step; 0 where there is none."""
+        return self.made(seq) or 0.0
+
+    def made(self, seq: int) -> float | None:
+        """Return the same, None where there is no such call."""
         for seqs, worst in reversed(self.errors):
             at = int(np.searchsorted(seqs, seq))
             if at < len(seqs) and seqs[at] == seq:
                 return float(worst[at])
-        return 0.0
+        return None
 
     def _read(self, tree: Tree) -> None:
         """Take calls off the list whose results are read now: what became of them shows in the reader, or in its readers."""

@@ -1,6 +1,10 @@
-"""Memory that something unseen wrote to between the call that made a tensor and the call that read it, in the candidate alone."""
+"""Tensors that are not what they should be when they are read: memory that something unseen wrote to since, and what is left of an
+earlier step where the baseline makes it anew, in the candidate alone.
+"""
 
 from __future__ import annotations
+
+from collections.abc import Callable
 
 import numpy as np
 
@@ -29,6 +33,38 @@ def overwritten(tree: Tree, criterion: Criterion) -> list[tuple[int, str]]:
     at = apart[known & (errors.relative[apart] > 2 * made[of_candidate] + criterion.input_units * SINGLE)]
     names = tree.streams[1].names.names
     return [(int(errors.pair[n]), names[errors.names[n]]) for n in at.tolist()]
+
+
+def stale(tree: Tree, made: Callable[[int], float | None]) -> tuple[int, int] | None:
+    """Return the first entry of a forward that the candidate reads from an earlier step, where it agreed, and that step.
+
+    The baseline's was made in this step. A table that both need once, and one of them keeps, differs as little as when it was made.
+
+    Args:
+        tree: both sides' calls.
+        made: the largest relative error of the results of a compared call of an earlier step, None where there is no such call.
+    """
+    errors, (baseline, candidate) = tree.verdicts.errors, tree.streams
+    least = tree.verdicts.criterion.input_units * SINGLE
+    apart = np.flatnonzero(errors.inputs & (errors.relative > least))
+    if not len(apart) or any(stream.imported or stream.mixed for stream in tree.streams):
+        return None
+    k, j = (slots[apart] for slots in errors.slots)
+    forward = candidate.during("forward")[candidate.call[j]]
+    anew = (baseline.producer[k] != NONE) & ~_is_earlier(baseline, k)
+    earlier = (candidate.producer[j] != NONE) & _is_earlier(candidate, j)
+    for n in apart[forward & anew & earlier].tolist():
+        maker = int(candidate.producer[errors.slots[1][n]])
+        before = made(maker)
+        if before is not None and errors.relative[n] > 2 * before + least:
+            return n, maker
+    return None
+
+
+def _is_earlier(stream: Stream, slots: Numbers) -> Array:
+    """Tell which slots no call of their own step made."""
+    made = stream.producers[slots]
+    return np.asarray((made == NONE) | (stream.step[made] < stream.step[stream.call[slots]]))
 
 
 def _written(stream: Stream, slots: Numbers) -> tuple[Numbers, Array]:

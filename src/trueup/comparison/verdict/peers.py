@@ -1,0 +1,83 @@
+"""One layer of several that computes otherwise: it differs of equal inputs, and another that does the same does not.
+
+    blocks.0.attn   inputs bitwise equal   output bitwise equal
+    blocks.1.attn   inputs bitwise equal   output differs by 2 units of roundoff
+
+Two runs that execute one kernel round alike wherever it runs; where they execute two, results are equal to the last bit by chance,
+and of many elements never all. So it is no rounding, however small it is, that one of two such calls differs in many elements.
+Nothing is said of calls inside which other operators ran: there the difference is seen to arise.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from trueup.comparison.graph.streams import Numbers
+from trueup.comparison.measures.measure import DIGEST, TENSOR
+from trueup.comparison.measures.roundoff import roundoff
+from trueup.comparison.verdict.tree import Tree
+from trueup.kernels.sketch import splitmix64
+
+MANY = 64.0
+"""Elements that differ by a unit: that none differs in another call of one kernel has a probability of exp(-64) where elements are
+independent, which leaves room for data that are rounded less often."""
+
+PHASES = ("forward", "backward", "recompute")
+"""Phases in which a call reads only what its slots show, and does the same wherever it runs."""
+
+
+def unlike(tree: Tree) -> dict[int, int]:
+    """Return the matched calls that differ of equal inputs, each with one that does the same and is bitwise equal."""
+    verdicts, errors = tree.verdicts, tree.verdicts.errors
+    if verdicts.criterion.limits or any(stream.imported or stream.mixed for stream in tree.streams):
+        return {}
+    same = (errors.absolute == 0) & np.isin(errors.method, (DIGEST, TENSOR))
+    count = len(verdicts)
+    given = np.bincount(errors.pair[errors.inputs], minlength=count) > 0
+    clean = given & (verdicts.error_in == 0) & (np.bincount(errors.pair[errors.inputs & ~same], minlength=count) == 0)
+    clean &= tree.streams[0].during(*PHASES)[errors.calls[0]]
+    at = np.flatnonzero(errors.outputs & clean[errors.pair])
+    differ = at[_differs(tree, at)]
+    if not len(differ):
+        return {}
+    kinds = dict(zip(at.tolist(), _kinds(tree, at).tolist(), strict=True))
+    peers = {kinds[n]: int(errors.pair[n]) for n in at[same[at]][::-1].tolist()}
+    found = {int(errors.pair[n]): peers[kinds[n]] for n in differ.tolist() if kinds[n] in peers}
+    return {pair: peer for pair, peer in found.items() if _is_closed(tree, pair)}
+
+
+def _differs(tree: Tree, at: Numbers) -> np.ndarray[tuple[int], np.dtype[np.bool_]]:
+    """Tell which entries differ in many elements, as far as their norms tell."""
+    errors = tree.verdicts.errors
+    sides = zip(tree.streams, errors.slots, strict=True)
+    unit = np.maximum.reduce([stream.names.table(roundoff)[stream.dtype[slots[at]]] for stream, slots in sides])
+    numel, relative = tree.streams[0].numel[errors.slots[0][at]], errors.relative[at]
+    with np.errstate(all="ignore"):
+        many = numel * (relative / (2 * unit)) ** 2 >= MANY
+    told = ~errors.unsized[at] & np.isfinite(relative) & (relative > tree.verdicts.tolerated[at])
+    return np.asarray(told & many & (unit > 0) & (numel >= MANY))
+
+
+def _kinds(tree: Tree, at: Numbers) -> Numbers:
+    """Return numbers that are the same for outputs of calls that do the same."""
+    errors, stream = tree.verdicts.errors, tree.streams[0]
+    k = errors.slots[0][at]
+    call = stream.call[k]
+    # Where one is given zeros, as layers that begin at zero are, and the other is not, it has nothing to round.
+    zeros = (stream.l2 == 0).astype(np.int64)
+    slots = np.asarray(stream.shapes.exact, np.uint64)
+    for column in (stream.slot, stream.dtype, zeros):
+        slots = splitmix64(slots ^ column.view(np.uint64))
+    given = np.add.reduceat(slots, stream.starts[:-1]).view(np.int64)
+    columns = stream.op, stream.phase, stream.level, stream.arguments, given
+    keys = np.stack([*(column[call] for column in columns), stream.slot[k]])
+    return np.asarray(np.unique(keys, axis=1, return_inverse=True)[1].reshape(-1))
+
+
+def _is_closed(tree: Tree, pair: int) -> bool:
+    """Tell whether nothing inside a call shows why it differs: neither an operator of one run alone, nor a call that differs."""
+    errors = tree.verdicts.errors
+    random = tree.verdicts.criterion.rows[int(tree.verdicts.rows[pair])].random
+    inside = [list(tree.inside(int(errors.calls[side][pair]), side)) for side in (0, 1)]
+    alone = any((tree.pairs[side][inside[side]] < 0).any() for side in (0, 1))
+    return not random and pair not in errors.arguments and not alone and not tree.resolved(pair)
