@@ -22,7 +22,6 @@ from trueup.comparison.measures.measure import STATISTICS, Errors, measure
 from trueup.comparison.measures.payloads import Payload
 from trueup.comparison.normalise.mapping import Mapping
 from trueup.comparison.verdict.align import align
-from trueup.model import RunSummary
 
 LEAST = 1e-6
 """Relative distance from the truth that no baseline is blamed for: 16 units of float32."""
@@ -98,20 +97,20 @@ def distance_from(
 
 
 def loss_note(
-    baseline: RunSummary, candidate: RunSummary, limit: float, repeats: Sequence[Map[int, float]] = (), allowed: float = 0.0
-) -> str | None:
+    baseline: Map[int, float], candidate: Map[int, float], limit: float, repeats: Sequence[Map[int, float]] = (),
+    allowed: float = 0.0,
+) -> str | None:  # fmt: skip
     """Say that the losses are too far apart to call two runs aligned, or return None.
 
     Args:
-        baseline: one run.
-        candidate: the other.
+        baseline: losses per step of one run.
+        candidate: those of the other.
         limit: largest relative distance.
         repeats: losses per step of the baseline's repeats.
         allowed: how many times their distance from the baseline's is allowed besides.
     """
-    other = dict(candidate.losses)
-    for step, loss in baseline.losses:
-        value = other.get(step, loss)  # a step that one side lacks is said elsewhere
+    for step, loss in baseline.items():
+        value = candidate.get(step, loss)  # a step that one side lacks is said elsewhere
         if loss == value or (math.isnan(loss) and math.isnan(value)):
             continue
         apart = abs(value - loss) / max(abs(loss), 1e-12)
