@@ -23,6 +23,7 @@ BATCH = 16
 """Steps that are handed to the writer at once."""
 
 SCALED = ("min", "max", "mean", "l2")
+KIND = ("op", "level", "phase", "scope")
 NUMBERED = ("seq", "parent", "producer_seq", "forward_seq")
 
 
@@ -38,7 +39,7 @@ def captures(source: Path, slots: int, into: Path, *, one_step: bool = False) ->
         into: kept between runs; what another number of slots left there is removed.
         one_step: repeat its calls within a step, as a large model has them, instead of the step.
     """
-    mark = into / f"{slots}-3.json"
+    mark = into / f"{slots}-4.json"
     sides = [into / "baseline", into / "candidate"]
     if not mark.exists():
         shutil.rmtree(into, ignore_errors=True)
@@ -71,9 +72,18 @@ def _joined(tables: list[pa.Table], times: range) -> pa.Table:
     counted = []
     for table, time in zip(tables, times, strict=True):
         place = table.column_names.index("ordinal")
-        more = pc.add(table["ordinal"], pa.scalar(time * 1000, pa.int32()))
+        more = pc.add(table["ordinal"], pc.multiply(_calls_of_a_kind(table), pa.scalar(time, pa.int32())))
         counted.append(table.set_column(place, table.schema.field(place), more))
     return pa.concat_tables(counted).unify_dictionaries()
+
+
+def _calls_of_a_kind(table: pa.Table) -> pa.Array:
+    """Return, by row, how many calls of its operator, level, phase and scope the step has."""
+    kinds = np.stack([table[name].cast(pa.string()).combine_chunks().dictionary_encode().indices.to_numpy() for name in KIND])
+    which = np.unique(kinds, axis=1, return_inverse=True)[1].reshape(-1)
+    last = np.zeros(int(which.max(initial=0)) + 1, np.int32)
+    np.maximum.at(last, which, table["ordinal"].to_numpy())
+    return pa.array(last[which] + 1)
 
 
 class _Template:

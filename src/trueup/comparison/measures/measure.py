@@ -144,6 +144,20 @@ class Errors:
         found[[n for n, reason in self.reasons.items() if reason == UNSIZED]] = True
         return found
 
+    @cached_property
+    def same(self) -> Array:
+        """Whether the bytes of an entry are the same on both sides, or are memory that a call only writes to."""
+        found = (self.absolute == 0) & ((self.method == DIGEST) | (self.method == TENSOR))
+        return np.asarray(found | ~(self.inputs | self.outputs))
+
+    @cached_property
+    def all_same(self) -> bool:
+        """Whether both sides made the same calls, of the same to the same, to the last bit, so that nothing needs a reason."""
+        if self.arguments or self.one_sided or self.lone_weights or self.lone_gradients:
+            return False
+        matched = all(len(calls) == len(stream) for calls, stream in zip(self.calls, self.streams, strict=True))
+        return matched and bool(self.same.all())
+
     def entries(self, pair: int) -> range:
         """Return the entries of a matched call."""
         return range(*np.searchsorted(self.pair, [pair, pair + 1]).tolist())

@@ -386,7 +386,8 @@ class _Comparison:
         in_full = bool(self.criterion.limits) or self.see is not None
         errors = measure(alignment, baseline, candidate, (payloads[0], payloads[1]), in_full=in_full)
         yardstick = yardstick_of(streams, payloads, len(self.repeats), self.mapping)
-        verdicts = judge(errors, self.criterion, self.overlap.precision, yardstick, self.amplification)
+        by = self.overlap.precision, yardstick, self.amplification
+        verdicts = judge(errors, self.criterion, *by, explain=not errors.all_same)
         return alignment, verdicts, behind(errors, yardstick, self.criterion.yardstick)
 
     def measure_by(self, repeats: Sequence[Capture], reference: Capture | None) -> None:

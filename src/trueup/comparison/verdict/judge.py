@@ -8,7 +8,7 @@ import numpy as np
 
 from trueup.comparison.graph.streams import NONE, Array, Numbers, Stream, is_output, numbered, spans
 from trueup.comparison.measures.foreign import lacks_gradients
-from trueup.comparison.measures.measure import DIGEST, TENSOR, Errors
+from trueup.comparison.measures.measure import Errors
 from trueup.comparison.measures.roundoff import SINGLE, roundoff, underflow
 from trueup.comparison.measures.why import Reason, Why
 from trueup.comparison.normalise.updates import STEP
@@ -54,8 +54,9 @@ STEADY = 3
 """How many calls that round must be equal before a difference of unknown size is named."""
 
 def judge(
-    errors: Errors, criterion: Criterion, precision: Precision, yardstick: Yardstick = NOTHING, seen: Amplification | None = None
-) -> Verdicts:
+    errors: Errors, criterion: Criterion, precision: Precision, yardstick: Yardstick = NOTHING, seen: Amplification | None = None,
+    *, explain: bool = True,
+) -> Verdicts:  # fmt: skip
     """Judge every measured call. A backward call also sees the errors of its forward call, whose tensors it saved.
 
     Args:
@@ -64,14 +65,16 @@ def judge(
         precision: how float32 products are rounded.
         yardstick: of the user's own runs.
         seen: what the operators made of their inputs' errors elsewhere in the run; brought up to date.
+        explain: False where nothing differs, and nobody asks what rounding would explain.
     """
-    return _Judge(errors, criterion, precision, yardstick, seen or Amplification()).run()
+    return _Judge(errors, criterion, precision, yardstick, seen or Amplification(), explain).run()
 
 
 class _Judge:
     def __init__(
-        self, errors: Errors, criterion: Criterion, precision: Precision, yardstick: Yardstick, seen: Amplification
+        self, errors: Errors, criterion: Criterion, precision: Precision, yardstick: Yardstick, seen: Amplification, explain: bool
     ) -> None:
+        self.explain = explain
         self.errors, self.criterion, self.precision, self.yardstick, self.seen = errors, criterion, precision, yardstick, seen
         self.baseline, self.candidate = errors.streams
         self.names = self.baseline.names
@@ -100,6 +103,9 @@ class _Judge:
             relative, decided = relative[outputs], np.zeros(len(outputs), np.int8)
             own, expected, open_ = self._by_limits(owner, entry, outputs)
             declared = np.zeros(len(outputs))
+        elif not self.explain:
+            relative, own, expected, declared = (np.zeros(len(outputs)) for _ in range(4))
+            decided, open_ = np.zeros(len(outputs), np.int8), outputs[:0]
         else:
             budget = self._explain(owner[is_float], entry[is_float], outputs)
             rounded, apart = self._rounded_once(outputs), self._rounded_apart(outputs, error_in)
@@ -475,9 +481,7 @@ def _leaves_inside(stream: Stream) -> Array:
 def _roles(verdicts: Verdicts) -> Array:
     """Return incomparable, unsized, equal (bitwise), carried (more than rounding, and explained) or agrees, by call."""
     errors, count = verdicts.errors, len(verdicts)
-    same = (errors.absolute == 0) & ((errors.method == DIGEST) | (errors.method == TENSOR))
-    same |= ~(errors.inputs | errors.outputs)  # memory that a call only writes to
-    equal = np.bincount(errors.pair[~same], minlength=count) == 0
+    equal = np.bincount(errors.pair[~errors.same], minlength=count) == 0
     # Without outputs, what a call reads is all there is.
     least = 0.0 if verdicts.criterion.limits else CARRIED
     limit = np.where(verdicts.worst < 0, CARRIED, np.maximum(8 * verdicts.own, least))

@@ -146,6 +146,9 @@ def locate(
     origins = origins or Origins()
     verdicts = part.verdicts
     tree = Tree(verdicts, part.alignment)
+    if verdicts.errors.all_same and origins.passes(tree):
+        part.elsewhere = begins_elsewhere(part) if first_step else None
+        return
     regions = Regions(tree, loose_calls(tree), origins)
     excused = Reconvergence(tree, regions, criterion, forced=forced)
     found = [pair for pair in np.flatnonzero(verdicts.ratio > criterion.suspect).tolist() if not excused.pair(pair)]
@@ -234,6 +237,8 @@ def is_quiet(part: Part, criterion: Criterion, origins: Origins) -> bool:
     if len(alignment.only_baseline) or len(alignment.only_candidate) or verdicts.errors.arguments:
         return False
     tree = Tree(verdicts, alignment)
+    if verdicts.errors.all_same:
+        return origins.passes(tree)
     return not bool((verdicts.ratio > criterion.suspect).any()) and not overwritten(tree, criterion) and origins.passes(tree)
 
 
