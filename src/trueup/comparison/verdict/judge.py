@@ -108,7 +108,7 @@ class _Judge:
             decided, open_ = np.zeros(len(outputs), np.int8), outputs[:0]
         else:
             budget = self._explain(owner[is_float], entry[is_float], outputs)
-            rounded, apart = self._rounded_once(outputs), self._rounded_apart(outputs, error_in)
+            rounded, apart = self._rounded_once(outputs), self._rounded_apart(outputs, owner[~errors.same[entry]])
             own, expected, declared = np.hypot(budget.own, rounded), budget.expected + rounded + apart, budget.declared
             expected, decided = self._by_others(outputs, relative[outputs], own, expected, declared)
             own, expected, decided = self._by_elements(owner, entry, outputs, discrete | unmeasured, own, expected, decided)
@@ -343,15 +343,18 @@ class _Judge:
         alone = exact & (first > np.maximum(second, SINGLE))
         return np.where(alone, first, 0.0) + np.where(exact | ~np.isfinite(small), 0.0, small)
 
-    def _rounded_apart(self, outputs: Numbers, error_in: Array) -> Array:
-        """Return what a cast makes of its largest number where the sides, which differ before it, round that to two neighbours."""
+    def _rounded_apart(self, outputs: Numbers, differ: Numbers) -> Array:
+        """Return what is one unit of the largest number, which a cast may round to two neighbours where the sides differ before it.
+
+        Two numbers that differ may also cancel in a sketch, and after a transposition they do not.
+        """
         exact = np.array([row.own == "exact" for row in self.criterion.rows])[self.rows[self.errors.pair[outputs]]]
         unit, k = self._unit(outputs), self.errors.slots[0][outputs]
         with np.errstate(all="ignore"):
             peak = np.fmax(np.abs(self.baseline.number("min")[k]), np.abs(self.baseline.number("max")[k]))
             apart = 2 * unit * peak / self.errors.norm[outputs]
-        differ = exact & (unit > SINGLE) & (error_in[self.errors.pair[outputs]] > 0)
-        return np.where(differ & np.isfinite(apart), apart, 0.0)
+        known = exact & (unit > SINGLE) & np.isin(self.errors.pair[outputs], differ)
+        return np.where(known & np.isfinite(apart), apart, 0.0)
 
     def _unit(self, entries: Numbers) -> Array:
         """Return the unit roundoff of entries, of the coarser side's dtype."""
