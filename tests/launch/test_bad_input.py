@@ -232,11 +232,12 @@ def test_unknown_names(complete: Path, capsys: Capsys) -> None:
 
 NUMBERS = "name = 'mine'\nsuspect = 1\ncertain = 1\ninput_units = 1\nloss = 1\n"
 CRITERIA = {
-    "suspect = ": "cannot be read: Invalid value (at end of document)",
+    "suspect = ": "cannot be read: Invalid value (at end of document); see docs/criteria.md",
     "name = 'mine'": "suspect is missing; see docs/criteria.md",
     NUMBERS: "it holds no rows; see docs/criteria.md",
     f"{NUMBERS}row = [{{name = 'x', ops = ['*'], own = {{kind = 'magic'}}, carry = {{kind = 'sum'}}}}]": (
-        "own.kind 'magic' is unknown: expected exact, elementwise, additive, accumulate, reduction, average, bilinear, composite"
+        "own.kind 'magic' is unknown: expected exact, elementwise, additive, accumulate, reduction, average, bilinear, composite; "
+        "see docs/criteria.md"
     ),
 }
 

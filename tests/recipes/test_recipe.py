@@ -46,7 +46,7 @@ def test_a_file_of_ones_own(tmp_path: Path) -> None:
     ("change", "message"),
     [
         (("check = \"forward\"", "check = \"sideways\""), r"step 1: check 'sideways' is unknown: expected environment"),
-        (("origin = \"our guide\"\n", ""), r"step 1: origin is missing, or no text"),
+        (("origin = \"our guide\"\n", ""), r"step 1: origin is missing"),
         (("error = { above = 0.001 }", "errors = { above = 0.001 }"), "measure .errors. is unknown: expected equal"),
         (("name = \"ours\"", "name = \"ours\"\nsteps = 3"), r"'steps' is unknown: expected name, step"),
         (("origin = \"our guide\"\n", "origin = \"our guide\"\nlimit = 3\n"), r"step 1: 'limit' is unknown: expected name"),

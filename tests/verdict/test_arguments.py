@@ -1,6 +1,6 @@
 from __future__ import annotations
 
-from trueup.comparison.measures.arguments import equal_values
+from trueup.comparison.measures.measure import equal_values
 
 
 def test_arguments_are_equal_by_value() -> None:

@@ -66,7 +66,7 @@ def test_ignored_calls_are_not_compared_and_counted(tmp_path: Path) -> None:
         ("[[scope]]\ncandidate = '('\nbaseline = 'b'", "scope 1: candidate '(' is no regular expression"),
         ("[[op]]\ncandidate = 'a'\nbaseline = '\\1'", "op 1: baseline '\\\\1' is no replacement for 'a'"),
         ("[[op]]\ncandidate = 1\nbaseline = 'b'", "op 1: candidate must be a text, not 1"),
-        ("[[ignore]]", "ignore 1 ignores every call"),
+        ("[[ignore]]", "ignore 1: it ignores every call"),
         ("[[ignore]]\nphase = 'fwd'", "ignore 1: phase 'fwd' is unknown: expected forward, recompute"),
         ("[[rename]]\na = 1", "'rename' is unknown: expected scope, op, ignore"),
         ("scope = 3", "scope must be tables, each headed [[scope]]"),

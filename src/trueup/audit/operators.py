@@ -3,19 +3,13 @@
 from __future__ import annotations
 
 import fnmatch
-import sys
 from functools import cache
-from importlib import resources
 from typing import Any
 
+from trueup import toml
 from trueup.comparison.graph.names import normalised
 from trueup.comparison.verdict.criteria import Criterion
 from trueup.comparison.verdict.criteria import load as load_criterion
-
-if sys.version_info >= (3, 11):
-    import tomllib
-else:
-    import tomli as tomllib
 
 
 @cache
@@ -42,7 +36,7 @@ def _matches(name: str, patterns: list[str]) -> bool:
 
 @cache
 def _table() -> dict[str, dict[str, Any]]:
-    return tomllib.loads(resources.files(__package__).joinpath("operators.toml").read_text())
+    return toml.packaged(__package__, "operators.toml")
 
 
 @cache

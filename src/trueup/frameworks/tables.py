@@ -3,17 +3,12 @@
 from __future__ import annotations
 
 import re
-import sys
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import lru_cache
-from importlib import resources
 from typing import Any
 
-if sys.version_info >= (3, 11):
-    import tomllib
-else:
-    import tomli as tomllib
+from trueup import toml
 
 FRAMEWORKS: tuple[str, ...] = ("torch", "paddle", "tensorflow")
 """Frameworks that the tables have columns for."""
@@ -161,7 +156,7 @@ def functions_by_op(framework: str) -> dict[str, Function]:
 
 
 def _read(name: str) -> dict[str, Any]:
-    return tomllib.loads(resources.files(__package__).joinpath(name).read_text("utf-8"))
+    return toml.packaged(__package__, name)
 
 
 def _spread(rows: list[dict[str, Any]]) -> Iterator[dict[str, Any]]:

@@ -6,16 +6,11 @@ count is not kept, for it runs over the whole step and one more call would renam
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Iterator
 from functools import lru_cache
-from pathlib import Path
 from typing import Any
 
-if sys.version_info >= (3, 11):
-    import tomllib
-else:
-    import tomli as tomllib
+from trueup import toml
 
 PREFIXES = {
     "Functional": "torch.nn.functional.", "Tensor": "torch.Tensor.", "Torch": "torch.", "VF": "torch.", "NPU": "torch_npu.",
@@ -37,7 +32,7 @@ DTYPES = {"float": "float32", "double": "float64", "half": "float16", "long": "i
 
 @lru_cache(maxsize=1)
 def _table() -> dict[str, dict[str, Any]]:
-    return tomllib.loads((Path(__file__).with_name("torch_names.toml")).read_text("utf-8"))
+    return toml.packaged(__package__, "torch_names.toml")
 
 
 def operator(kind: str, api: str, framework: str | None = "torch") -> tuple[str, str, str]:

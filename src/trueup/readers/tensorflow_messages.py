@@ -6,18 +6,12 @@ A message takes memory in proportion to its file: fields that the table lacks st
 from __future__ import annotations
 
 import importlib.util
-import sys
 from functools import cache
-from importlib import resources
 from typing import Any
 
+from trueup import toml
 from trueup.model import TrueupError
 from trueup.readers.dump import UnreadableError
-
-if sys.version_info >= (3, 11):
-    import tomllib
-else:
-    import tomli as tomllib
 
 MOST = 1 << 30
 """Bytes of a message; protobuf itself ends at 2 GiB."""
@@ -64,7 +58,7 @@ def _classes() -> dict[str, Any]:
 
     file = descriptor_pb2.FileDescriptorProto(name="trueup_tensorflow.proto", package=PACKAGE, syntax="proto3")
     kinds = descriptor_pb2.FieldDescriptorProto
-    table = tomllib.loads(resources.files(__package__).joinpath("tensorflow_messages.toml").read_text())
+    table = toml.packaged(__package__, "tensorflow_messages.toml")
     for name, fields in table.items():
         message = file.message_type.add(name=name)
         for field, (number, kind) in fields.items():

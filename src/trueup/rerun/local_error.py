@@ -13,22 +13,16 @@ their origins are in ``local_error.toml``, by class of operator; what rounding e
 from __future__ import annotations
 
 import math
-import sys
 from dataclasses import dataclass
 from functools import lru_cache
-from importlib import resources
 from typing import Any, Literal
 
 import ml_dtypes
 import numpy as np
 from numpy.typing import NDArray
 
+from trueup import toml
 from trueup.rerun.rounding import Operation, criterion
-
-if sys.version_info >= (3, 11):
-    import tomllib
-else:
-    import tomli as tomllib
 
 Word = Literal["accurate", "suspicious", "wrong", "ill-conditioned", "could not tell"]
 
@@ -202,7 +196,7 @@ class Thresholds:
 @lru_cache(maxsize=1)
 def thresholds() -> Thresholds:
     """Return the table, read once."""
-    content = tomllib.loads(resources.files(__package__).joinpath("local_error.toml").read_text())
+    content = toml.packaged(__package__, "local_error.toml")
     rows = tuple(Class(**{**row, "rows": tuple(row["rows"])}) for row in content["class"])
     return Thresholds(float(content["certain"]), float(content["perturbed"]), rows)
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import binascii
-from collections.abc import Iterator
 from functools import cached_property
 from typing import Any
 
@@ -104,7 +103,10 @@ for _digits in (b"0123456789abcdef", b"0123456789ABCDEF"):
 def digests(column: pa.ChunkedArray) -> tuple[NDArray[np.uint64], Array]:
     """Return digests as numbers, and which are there: what has not 16 hexadecimal digits is none."""
     found, there = np.zeros(len(column), np.uint64), np.zeros(len(column), bool)
-    for start, chunk in _placed(column):
+    edges = np.cumsum([0, *map(len, column.chunks)]).tolist()
+    for start, chunk in zip(edges, column.chunks, strict=False):
+        if not len(chunk):
+            continue
         _, offsets, data = chunk.buffers()
         ends = np.frombuffer(offsets, np.int32)[chunk.offset : chunk.offset + len(chunk) + 1]
         whole = np.flatnonzero((np.diff(ends) == 16) & chunk.is_valid().to_numpy(zero_copy_only=False))
@@ -122,24 +124,3 @@ def _parsed(data: memoryview, ends: Array, whole: Numbers) -> tuple[Array, Array
             pass
     digits = _HEXADECIMAL[np.frombuffer(data, np.uint8)[ends[whole][:, None] + np.arange(16)]]
     return ((digits[:, ::2] << 4) | digits[:, 1::2]).view(">u8")[:, 0], digits.max(axis=1) < 16
-
-
-def _placed(column: pa.ChunkedArray) -> Iterator[tuple[int, pa.Array]]:
-    start = 0
-    for chunk in column.chunks:
-        if len(chunk):
-            yield start, chunk
-        start += len(chunk)
-
-
-def alike(first: Shapes, second: Shapes, slots: tuple[Numbers, Numbers], *, named: bool) -> Array:
-    """Tell which slots have the same shape, but for sizes of one.
-
-    Args:
-        named: whether a tensor may be known by its name alone, as in a dump: its shape is unknown then, and not another one.
-    """
-    k, j = slots
-    if first is second and k is j:
-        return np.ones(len(k), bool)
-    same = np.asarray(first.squeezed[k] == second.squeezed[j])
-    return same | ~(first.known[k] & second.known[j]) if named else same

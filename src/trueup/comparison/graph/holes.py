@@ -59,7 +59,7 @@ class Recorded:
         return f"{slot} of {_name(stream, call)} was made by call {stream.producer[lost[0]]}, which is not there"
 
     def _referred(self, stream: Stream, seqs: Numbers) -> str | None:
-        silent = _is_silent(stream)
+        silent = stream.during(*SILENT)
         for column, said in ((stream.parent, "runs inside"), (stream.forward_seq, "belongs to")):
             lost = np.flatnonzero(self._are_lost(column, seqs) & ~(silent & (column is stream.parent)))
             if len(lost):
@@ -69,23 +69,17 @@ class Recorded:
     def _are_lost(self, references: Numbers, seqs: Numbers) -> Array:
         """Tell which references are to a call that steps which were read should have and do not."""
         missing = np.unique(references[references != NONE])
-        missing = missing[~_is_in(missing, seqs)]
+        missing = missing[np.isin(missing, seqs, invert=True)]
         lost, there = (missing > seqs[0]) & (missing < seqs[-1]), np.zeros(len(missing), bool)
         nearest = np.searchsorted([known[0] for known in self.before], missing, side="right") - 1
         for n in np.unique(np.r_[nearest, nearest - 1]).tolist():
             if n >= 0:
                 known = self.before[n]
-                there |= _is_in(missing, known)
+                there |= np.isin(missing, known)
                 lost |= (missing > known[0]) & (missing < known[-1])
         if self.from_first:
             lost |= missing < (self.before or [seqs])[0][0]
-        gone = missing[lost & ~there]
-        return np.isin(references, gone) if len(gone) else np.zeros(len(references), bool)
-
-
-def _is_in(numbers: Numbers, known: Numbers) -> Array:
-    """Tell which numbers are among sorted ones, of which there is one at least."""
-    return np.asarray(known[np.minimum(np.searchsorted(known, numbers), len(known) - 1)] == numbers)
+        return np.isin(references, missing[lost & ~there])
 
 
 def keeps_all(config: Any) -> bool:
@@ -101,8 +95,8 @@ def keeps_all(config: Any) -> bool:
 def _around(stream: Stream) -> str | None:
     """Look for a function or operator whose module is gone: the call around it is of another scope."""
     names, parents = stream.names, stream.parents
-    inner = (parents != NONE) & (stream.level != names.number("module")) & (stream.scope != stream.scope[parents])
-    found = np.flatnonzero(inner & ~_is_silent(stream))
+    inner = (parents != NONE) & ~stream.of_level("module") & (stream.scope != stream.scope[parents])
+    found = np.flatnonzero(inner & ~stream.during(*SILENT))
     if not len(found):
         return None
     call = int(found[0])
@@ -119,15 +113,11 @@ def _ordinal(stream: Stream) -> str | None:
     order = np.argsort(number, kind="stable")
     starts = np.r_[True, number[order][1:] != number[order][:-1]]
     place = np.arange(len(order)) - np.maximum.accumulate(np.where(starts, np.arange(len(order)), 0))
-    fine = stream.level[order] == stream.names.number("aten")
-    found = np.flatnonzero((stream.ordinal[order] > place) & (fine | ~_is_silent(stream)[order]))
+    fine = stream.of_level("aten")[order]
+    found = np.flatnonzero((stream.ordinal[order] > place) & (fine | ~stream.during(*SILENT)[order]))
     if not len(found):
         return None
     return f"{_name(stream, int(order[found[0]]))} is there, and one of its kind before it is not"
-
-
-def _is_silent(stream: Stream) -> Array:
-    return np.isin(stream.phase, [stream.names.number(phase) for phase in SILENT])
 
 
 def _name(stream: Stream, call: int) -> str:

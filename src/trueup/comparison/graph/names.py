@@ -3,14 +3,9 @@
 from __future__ import annotations
 
 import re
-import sys
 from functools import lru_cache
-from importlib import resources
 
-if sys.version_info >= (3, 11):
-    import tomllib
-else:
-    import tomli as tomllib
+from trueup import toml
 
 TENSORFLOW = "tf.raw_ops."
 
@@ -32,4 +27,4 @@ def normalised(op: str) -> str:
 
 @lru_cache(maxsize=1)
 def _of_tensorflow() -> dict[str, str]:
-    return tomllib.loads(resources.files(__package__).joinpath("tensorflow_operators.toml").read_text())
+    return toml.packaged(__package__, "tensorflow_operators.toml")

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import re
 from collections import defaultdict
-from collections.abc import Collection, Iterable, Iterator
+from collections.abc import Collection, Iterable
 from dataclasses import dataclass, field
 from functools import cached_property
 
@@ -64,7 +64,7 @@ class Optimizer:
 
     def __init__(self, stream: Stream, step: int, later: Collection[Place]) -> None:
         self.stream, self.step, self.later = stream, step, later
-        optimizer = (stream.phase == stream.names.number("optimizer")) & (stream.step == step)
+        optimizer = stream.during("optimizer") & (stream.step == step)
         outermost = optimizer & ~np.r_[optimizer, False][stream.parents]
         self.calls: list[int] = np.flatnonzero(outermost).tolist()
         self.made: dict[Place, int] = {}
@@ -150,8 +150,8 @@ class Optimizer:
 
         The outermost reader names a parameter: its layer, or a function outside of layers that were recorded.
         """
-        stream, number = self.stream, self.stream.names.number
-        forward = np.isin(stream.phase, [number(phase) for phase in FORWARD]) & (stream.step == self.step)
+        stream = self.stream
+        forward = stream.during(*FORWARD) & (stream.step == self.step)
         slots = np.flatnonzero(forward[stream.call] & stream.names.table(is_input)[stream.slot])
         slots = slots[(stream.producer[slots] != NONE) | stream.has_digest[slots]]
         found: dict[Place, list[str]] = defaultdict(list)
@@ -160,17 +160,13 @@ class Optimizer:
             place, call = self._place(k), int(stream.call[k])
             if place not in wanted:
                 continue
-            inside = any((above, place) in readers for above in self._around(call))
+            inside = any((above, place) in readers for above in stream.around(call))
             readers.add((call, place))
             name = self._parameter(k)
             if not inside and place not in seen[name]:
                 found[place].append(f"{name}~{len(seen[name])}" if seen[name] else name)  # a function runs again with another
                 seen[name][place] = None
         return found
-
-    def _around(self, call: int) -> Iterator[int]:
-        while (call := int(self.stream.parents[call])) != NONE:
-            yield call
 
     def _parameter(self, k: int) -> str:
         """Return ``encoder.fc.weight``, or where no layers were recorded the function that reads it: ``encoder.fc.linear(1)``."""

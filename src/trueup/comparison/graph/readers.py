@@ -120,7 +120,7 @@ class Readers:
         """By who wrote the memory and the digest: the forward call, and its slot, that returned such a view of it."""
         stream, names = self.stream, self.stream.names
         wrote: dict[int, set[int]] = {}
-        forward = (stream.phase != names.number("backward")) & (stream.level != names.number("aten"))
+        forward = ~stream.during("backward") & ~stream.of_level("aten")
         for k in np.flatnonzero(forward[stream.call] & self._reads & (stream.producers != NONE)).tolist():
             wrote.setdefault(int(stream.call[k]), set()).add(int(stream.producer[k]))
         found: dict[tuple[int, int], tuple[int, str]] = {}

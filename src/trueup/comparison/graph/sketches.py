@@ -13,7 +13,7 @@ from concurrent.futures import Executor, Future
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import pairwise
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -64,20 +64,8 @@ class Chunk:
         return found
 
 
-class Chunks(Protocol):
-    """Chunks of sketches; chunk ``n`` has the slots ``starts[n]`` to ``starts[n + 1]``."""
-
-    starts: Numbers
-
-    def __getitem__(self, n: int) -> Chunk: ...
-
-    def taken(self, n: int, slots: Numbers) -> Array:
-        """Return the sketches of slots of a chunk, counted from its first: float64 ``(len(slots), 64)``, NaN for null."""
-        ...
-
-
 class Column:
-    """Chunks of a column that was read as a whole."""
+    """Chunks of a column that was read as a whole; chunk ``n`` has the slots ``starts[n]`` to ``starts[n + 1]``."""
 
     def __init__(self, column: pa.ChunkedArray) -> None:
         self._chunks = []
@@ -90,12 +78,12 @@ class Column:
         return self._chunks[n]
 
     def taken(self, n: int, slots: Numbers) -> Array:
-        """Return the sketches of slots of a chunk."""
+        """Return the sketches of slots of a chunk, counted from its first: float64 ``(len(slots), 64)``, NaN for null."""
         return self._chunks[n].taken(slots)
 
 
 class Parts:
-    """Chunks that are read when they are asked for; of few slots of many parts, mapped and not read.
+    """The same, read when they are asked for; of few slots of many parts, mapped and not read.
 
     Args:
         pieces: the parts, in order.
@@ -193,7 +181,7 @@ class Sketches:
     """
 
     def __init__(
-        self, chunks: Chunks, side_by_side: SideBySide | None = None, start: int = 0, stop: int | None = None
+        self, chunks: Column | Parts, side_by_side: SideBySide | None = None, start: int = 0, stop: int | None = None
     ) -> None:
         self._chunks, self._side_by_side, self._start = chunks, side_by_side, start
         self._stop = int(chunks.starts[-1]) if stop is None else stop

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property, lru_cache
 from threading import Lock
@@ -326,9 +326,9 @@ class Stream:
         of = self.index(self.forward_seq)
         latest = np.arange(len(self) + 1)
         latest[-1] = NONE
-        again = np.flatnonzero((self.phase == self.names.number("recompute")) & (of != NONE))
+        again = np.flatnonzero(self.during("recompute") & (of != NONE))
         latest[of[again]] = again
-        backward = (self.phase == self.names.number("backward")) & (self.forward_seq != NONE)
+        backward = self.during("backward") & (self.forward_seq != NONE)
         found = np.where(backward, latest[of], NONE)
         return np.where(self.step[found] == self.step, found, NONE)
 
@@ -337,6 +337,19 @@ class Stream:
         """Calls in the order of their parents, and those parents."""
         order = np.argsort(self.parents, kind="stable")
         return order, self.parents[order]
+
+    def around(self, call: int) -> Iterator[int]:
+        """Yield the calls around a call, innermost first."""
+        while call >= 0 and (call := int(self.parents[call])) >= 0:
+            yield call
+
+    def during(self, *phases: str) -> Array:
+        """Tell which calls are of some phases."""
+        return np.isin(self.phase, [self.names.number(phase) for phase in phases])
+
+    def of_level(self, *levels: str) -> Array:
+        """Tell which calls are of some levels."""
+        return np.isin(self.level, [self.names.number(level) for level in levels])
 
     def inside(self, call: int) -> Numbers:
         """Return the calls directly inside a call, in order."""

@@ -5,23 +5,25 @@ What another tool dumped may have none of these: `trueup.comparison.measures.for
 
 from __future__ import annotations
 
+import json
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property, lru_cache
-from typing import Literal
+from typing import Any, Literal
 
 import numpy as np
 
-from trueup.comparison.graph.columns import alike
 from trueup.comparison.graph.names import normalised
 from trueup.comparison.graph.pairs import Alignment, same_slots
-from trueup.comparison.graph.streams import Array, Numbers, Row, Stream, is_input, is_output, other_counts
-from trueup.comparison.measures.arguments import differing_arguments
-from trueup.comparison.measures.foreign import compare_checksums, compare_statistics, compare_texts, is_foreign
-from trueup.comparison.measures.payloads import Payload, compare_payloads
+from trueup.comparison.graph.streams import Array, Located, Numbers, Row, Stream, is_input, is_output, other_counts
+from trueup.comparison.measures.foreign import compare_checksums, compare_statistics, compare_texts, is_foreign, shared
 from trueup.comparison.measures.why import Reason, Why
 from trueup.comparison.normalise.dialects import BUFFER
 from trueup.comparison.normalise.updates import STEP
-from trueup.kernels import MASKING, Pair
+from trueup.kernels import MASKING, Pair, hexadecimal, pair
+from trueup.model import TrueupError
+from trueup.store import Capture
+from trueup.store.parallel import side_by_side
 
 Method = Literal["none", "digest", "tensor", "sketch", "value", "statistics"]
 METHODS: tuple[Method, ...] = ("none", "digest", "tensor", "sketch", "value", "statistics")
@@ -29,6 +31,18 @@ DIGEST, TENSOR, SKETCH, STATISTICS = 1, 2, 3, 5
 """Indices into `METHODS`."""
 
 UNSIZED = Reason(Why.UNSIZED)
+
+Payload = Callable[[Located, "int | None"], Array | None]
+"""Returns the tensor that a record names, None where it is lost: also where it has not the digest that the record has."""
+
+Wanted = tuple[tuple[Located, "int | None"], ...]
+"""Where a tensor of the baseline and one of the candidate lie, with their digests."""
+
+HEAPS = 32
+"""Tasks that pairs of tensors are measured in, several at a time."""
+
+INCIDENTAL = frozenset({"group", "group_desc", "async_op", "tag"})
+"""What a collective is told beside its ranks: names that a run gives its groups, and when to wait."""
 
 
 @dataclass(slots=True)
@@ -144,6 +158,15 @@ class Errors:
         found[[n for n, reason in self.reasons.items() if reason == UNSIZED]] = True
         return found
 
+    def say(self, at: Numbers, why: Why) -> None:
+        """Say why entries were not measured, or are infinite."""
+        self.reasons.update(dict.fromkeys(at.tolist(), Reason(why)))
+
+    def agree(self, at: Numbers, method: int) -> None:
+        """Settle entries whose two sides are equal, whether or not a norm is known."""
+        self.absolute[at], self.method[at] = 0.0, method
+        self.norm[at[np.isnan(self.norm[at])]] = 0.0
+
     @cached_property
     def same(self) -> Array:
         """Whether the bytes of an entry are the same on both sides, or are memory that a call only writes to."""
@@ -239,10 +262,9 @@ def _distances(errors: Errors, payloads: tuple[Payload, Payload], in_full: bool)
     digests = baseline.has_digest[k] & candidate.has_digest[j]
     typed = baseline.dtype[k] == candidate.dtype[j]
     equal = fit & digests & typed & (baseline.digest[k] == candidate.digest[j])
-    errors.absolute[equal], errors.method[equal] = 0.0, DIGEST
-    errors.norm[equal & np.isnan(errors.norm)] = 0.0
-    for n in np.flatnonzero(~fit):
-        errors.reasons[int(n)] = Reason(Why.SHAPES, (str(baseline.shapes[int(k[n])]), str(candidate.shapes[int(j[n])])))
+    errors.agree(np.flatnonzero(equal), DIGEST)
+    for n in np.flatnonzero(~fit).tolist():
+        errors.reasons[n] = Reason(Why.SHAPES, (str(baseline.shapes[k[n]]), str(candidate.shapes[j[n]])))
     left = fit & ~equal
     differ = _from_checksums(errors, left & ~digests & typed) if baseline.imported and candidate.imported else None
     left &= np.isnan(errors.absolute)
@@ -257,17 +279,23 @@ def _distances(errors: Errors, payloads: tuple[Payload, Payload], in_full: bool)
         left &= np.isnan(errors.absolute)
     both = baseline.measured[k] & candidate.measured[j]
     _from_sketches(errors, np.flatnonzero(left & both), digests & typed)
-    for n in np.flatnonzero(left & ~both):
+    left &= ~both
+    _mark_differing(errors, np.flatnonzero(left & digests & typed))
+    for n in np.flatnonzero(left & ~(digests & typed)).tolist():
         if digests[n]:
-            _from_digests(errors, int(n), *(s.dtype_of(int(at[n])) for s, at in ((baseline, k), (candidate, j))))
+            errors.reasons[n] = Reason(Why.DTYPES, (str(baseline.dtype_of(k[n])), str(candidate.dtype_of(j[n]))))
         else:
-            errors.reasons.setdefault(int(n), Reason(Why.NO_STATISTICS))
+            errors.reasons.setdefault(n, Reason(Why.NO_STATISTICS))
 
 
 def same_shapes(errors: Errors) -> Array:
     """Tell which entries have the same shape on both sides, but for sizes of one."""
-    (baseline, candidate), slots = errors.streams, errors.slots
-    return alike(baseline.shapes, candidate.shapes, slots, named=baseline.imported or candidate.imported)
+    (first, second), (k, j) = (stream.shapes for stream in errors.streams), errors.slots
+    if first is second and k is j:
+        return np.ones(len(k), bool)
+    same = np.asarray(first.squeezed[k] == second.squeezed[j])
+    named = any(stream.imported for stream in errors.streams)  # by a name alone: its shape is unknown then, and not another one
+    return same | ~(first.known[k] & second.known[j]) if named else same
 
 
 def _from_checksums(errors: Errors, of: Array) -> Numbers:
@@ -275,10 +303,8 @@ def _from_checksums(errors: Errors, of: Array) -> Numbers:
     (baseline, candidate), (k, j) = errors.streams, errors.slots
     at = np.flatnonzero(of & (baseline.shapes.exact[k] == candidate.shapes.exact[j]))
     told = compare_checksums(errors.streams, (k[at], j[at]))
-    for same, method in ((told.equal, DIGEST), (told.weakly, STATISTICS)):
-        errors.absolute[at[same]], errors.method[at[same]] = 0.0, method
-    settled = at[told.equal | told.weakly]
-    errors.norm[settled[np.isnan(errors.norm[settled])]] = 0.0
+    errors.agree(at[told.equal], DIGEST)
+    errors.agree(at[told.weakly], STATISTICS)
     return at[told.unequal]
 
 
@@ -286,7 +312,7 @@ def _mark_differing(errors: Errors, at: Numbers) -> None:
     """Say that entries differ by an unknown amount, unless something said by how much."""
     unknown = at[(errors.method[at] != TENSOR) & ~(errors.absolute[at] > 0)]
     errors.absolute[unknown], errors.method[unknown] = np.inf, DIGEST
-    errors.reasons.update(dict.fromkeys(unknown.tolist(), UNSIZED))
+    errors.say(unknown, Why.UNSIZED)
 
 
 def _from_statistics(errors: Errors, at: Numbers) -> None:
@@ -351,16 +377,13 @@ def _from_sketches(errors: Errors, at: Numbers, differ: Array) -> None:
     errors.method[at] = np.where(known, SKETCH, 0)
     empty = at[known & ~counted & np.isnan(errors.norm[at])]  # no finite element on the baseline
     errors.norm[empty] = 0.0
-    for n in at[known & counted]:
-        errors.reasons[int(n)] = Reason(Why.NOT_FINITE)
-    errors.reasons.update(dict.fromkeys(at[known & unequal].tolist(), Reason(Why.MASKS)))
+    errors.say(at[known & counted], Why.NOT_FINITE)
+    errors.say(at[known & unequal], Why.MASKS)
     same = np.flatnonzero(known & ~counted & (found == 0) & differ[at])
     moved = at[same[baseline.counts[k[same]].sum(axis=1) + masked[same] > 0]]
     errors.absolute[moved] = np.inf
-    for n in moved:  # or a zero has another sign, which is less likely where there are NaN or Inf
-        errors.reasons[int(n)] = Reason(Why.SAME_BUT_BYTES)
-    for n in at[~known]:
-        errors.reasons[int(n)] = Reason(Why.SKETCH)
+    errors.say(moved, Why.SAME_BUT_BYTES)  # or a zero has another sign, which is less likely where there are NaN or Inf
+    errors.say(at[~known], Why.SKETCH)
 
 
 def _masked(stream: Stream, k: Numbers) -> Array:
@@ -370,13 +393,6 @@ def _masked(stream: Stream, k: Numbers) -> Array:
 
 def _is_masking(dtype: str) -> bool:
     return dtype in MASKING
-
-
-def _from_digests(errors: Errors, n: int, baseline: str | None, candidate: str | None) -> None:
-    if baseline != candidate:
-        errors.reasons[n] = Reason(Why.DTYPES, (str(baseline), str(candidate)))
-    else:
-        errors.absolute[n], errors.method[n], errors.reasons[n] = np.inf, DIGEST, UNSIZED
 
 
 def _from_payload(errors: Errors, at: Numbers, payloads: tuple[Payload, Payload], in_full: bool) -> Numbers:
@@ -425,3 +441,69 @@ def _overwrites(op: str) -> bool:
 def is_overwritten(error: SlotError, call: Measured) -> bool:
     """Tell whether a slot is memory that the call only writes to: what was there before does not matter."""
     return error.slot in ("input.0", "input.tensor") and _overwrites(call.candidate.op)
+
+
+def read_payload(capture: Capture, rank: int, place: Located, expected: int | None) -> Array | None:
+    """Return a tensor, None where it is lost: the capture then says so, and its sketch is measured instead."""
+    segment, key, view = place
+    try:
+        return capture.payload(rank, segment, key, view, None if expected is None else hexadecimal(expected))
+    except TrueupError as error:
+        text = f"rank {rank}: {error}"
+    if text not in capture.lost:
+        capture.lost.append(text)
+    return None
+
+
+def compare_payloads(payloads: tuple[Payload, Payload], wanted: Sequence[Wanted]) -> dict[Wanted, Pair | None]:
+    """Measure pairs of tensors, several at a time; None where one is lost, they differ in size, or a dtype holds no numbers."""
+    heaps = [wanted[first::HEAPS] for first in range(min(HEAPS, len(wanted)))]  # a task for each pair would cost more than it does
+    done = side_by_side(lambda heap: [(one, _pair(payloads, one)) for one in heap], heaps)
+    return dict(one for heap in done for one in heap)
+
+
+def _pair(payloads: tuple[Payload, Payload], wanted: Wanted) -> Pair | None:
+    first, second = (payload(*one) for payload, one in zip(payloads, wanted, strict=True))
+    if first is None or second is None or first.size != second.size:
+        return None
+    try:
+        return pair(*((first, second) if first.shape == second.shape else (first.reshape(-1), second.reshape(-1))))
+    except TypeError:  # a dtype that holds no numbers
+        return None
+
+
+def differing_arguments(
+    streams: tuple[Stream, Stream], calls: tuple[Numbers, Numbers]
+) -> Iterator[tuple[int, tuple[str | None, str | None]]]:
+    """Yield the matched calls whose non-tensor arguments differ, with both sides'."""
+    (baseline, candidate), (b, c) = streams, calls
+    collective = candidate.names.number("collective")
+    for n in np.flatnonzero(baseline.arguments[b] != candidate.arguments[c]):
+        sides = baseline.value(int(baseline.arguments[b[n]])), candidate.value(int(candidate.arguments[c[n]]))
+        if baseline.imported or candidate.imported:
+            sides = shared(*sides)
+        if sides[0] != sides[1] and (candidate.phase[c[n]] != collective or _told(sides[0]) != _told(sides[1])):
+            yield int(n), sides
+
+
+def _told(arguments: str | None) -> dict[str, Any] | str | None:
+    """Return the arguments of a collective without those that do not matter to its result."""
+    try:
+        told = json.loads(arguments or "{}")
+    except (ValueError, RecursionError):
+        return arguments
+    return {name: value for name, value in told.items() if name not in INCIDENTAL} if isinstance(told, dict) else arguments
+
+
+def equal_values(first: Any, second: Any) -> bool:
+    """Tell whether two decoded arguments are the same, floats to the last digits of a printed double."""
+    if isinstance(first, float) or isinstance(second, float):
+        try:
+            return bool(np.isclose(float(first), float(second), rtol=1e-12, atol=0, equal_nan=True))
+        except (TypeError, ValueError):
+            return bool(first == second)
+    if isinstance(first, dict) and isinstance(second, dict):
+        return first.keys() == second.keys() and all(equal_values(first[k], second[k]) for k in first)
+    if isinstance(first, list) and isinstance(second, list):
+        return len(first) == len(second) and all(map(equal_values, first, second))
+    return bool(first == second)

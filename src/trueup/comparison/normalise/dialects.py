@@ -8,7 +8,10 @@ from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any
 
-from trueup.comparison.graph.streams import decoded
+import numpy as np
+import pyarrow as pa
+
+from trueup.comparison.graph.streams import Array, decoded
 from trueup.comparison.normalise.mapping import Mapping
 from trueup.frameworks.tables import Axes, Function, Layer, Named, functions_by_op, layers_by_class, layers_by_name
 from trueup.store import Capture
@@ -20,6 +23,12 @@ ALONE = "only {framework}'s: {op}"
 """Neutral name of a function that the others do not have."""
 
 BUFFER = "output.buffer."
+
+NEUTRAL = "neutral"
+"""Column that a translated capture has beside those of the format: the name by which a call is matched."""
+
+MARK = "\0"
+"""Begins what a payload's name is told of its layout; no framework's tensor names hold it."""
 
 
 def framework_of(capture: Capture) -> str | None:
@@ -163,3 +172,39 @@ def _valued(value: Any, one: Named, values: Lookup[str, Any]) -> Any:
     if one.how == "1-" and is_number:
         return round(1 - value, 12)
     return float(value) if is_number else value
+
+
+def put(table: pa.Table, name: str, column: Any) -> pa.Table:
+    """Return a table with another column in place of one."""
+    return table.set_column(table.schema.get_field_index(name), name, column)
+
+
+def masked(column: pa.ChunkedArray, kept: Array) -> pa.ChunkedArray:
+    """Return a column with nulls where it is not kept."""
+    return column.take(pa.array(np.arange(len(column)), mask=~kept))
+
+
+def laid_out(table: pa.Table, axes: dict[int, Axes]) -> pa.Table:
+    """Turn the shapes of some slots, and leave out what depends on the order of their elements."""
+    shapes = table["shape"].to_pylist()
+    reordered = np.zeros(len(table), bool)
+    layouts: dict[int, str] = {}
+    digests = table["digest"].to_pylist()
+    for k, order in axes.items():
+        shape = shapes[k]
+        shapes[k] = [shape[n] for n in order]
+        moved = [n for n in order if shape[n] != 1]
+        if moved != sorted(moved):
+            reordered[k] = True
+            layouts[k] = json.dumps({"shape": shape, "axes": list(order), "digest": digests[k]})
+    table = put(table, "shape", pa.array(shapes, pa.list_(pa.int64())))
+    for name in ("digest", "sketch"):
+        if name in table.column_names:
+            table = put(table, name, masked(table[name], ~reordered))
+    if "payload_key" in table.column_names:
+        keys = table["payload_key"].to_pylist()
+        for k, layout in layouts.items():
+            if keys[k] is not None:
+                keys[k] = f"{keys[k]}{MARK}{layout}"
+        table = put(table, "payload_key", pa.array(keys, pa.string()))
+    return table

@@ -24,15 +24,9 @@ import pyarrow.compute as pc
 
 from trueup.comparison.graph.optimizers import Optimizer, Place, Step, Update
 from trueup.comparison.graph.streams import NONE, Array, Numbers, Stream
-from trueup.comparison.normalise.updates import ADDED, STEP
+from trueup.comparison.normalise.updates import ADDED, OF_STEP
 from trueup.kernels import distance
 from trueup.store import Capture
-
-CALL = {
-    "parent": None, "phase": "optimizer", "level": "module", "scope": "", "op": STEP, "ordinal": 0, "value": None,
-    "forward_seq": None, "invocation": None,
-}  # fmt: skip
-"""What `STEP` is called in the records."""
 
 
 def applies(streams: Sequence[Stream], captures: Sequence[Capture]) -> Numbers:
@@ -51,7 +45,7 @@ def applies(streams: Sequence[Stream], captures: Sequence[Capture]) -> Numbers:
 def _same_sequence(baseline: Stream, candidate: Stream, step: int) -> bool:
     found: list[Array] = []
     for stream in (baseline, candidate):
-        at = (stream.phase == stream.names.number("optimizer")) & (stream.step == step)
+        at = stream.during("optimizer") & (stream.step == step)
         tensors = np.bincount(stream.call[stream.slot != stream.names.number("arguments")], minlength=len(stream))
         found.append(np.stack([stream.op[at], stream.level[at], tensors[at]]))
     return (found[0].shape == found[1].shape and bool((found[0] == found[1]).all())) or not all(side.size for side in found)
@@ -81,7 +75,7 @@ def rewrite(streams: Sequence[Stream], captures: Sequence[Capture], steps: Numbe
 
 def _read_later(stream: Stream, capture: Capture) -> set[Place]:
     """Return what optimizers read of earlier steps, in those of a stream and the next one, by who made it."""
-    at = (stream.phase == stream.names.number("optimizer"))[stream.call]
+    at = stream.during("optimizer")[stream.call]
     at &= (stream.producers != NONE) & (stream.step[stream.producers] < stream.step[stream.call])
     found = set(zip(stream.producer[at].tolist(), stream.producer_slot[at].tolist(), strict=True))
     following = [step for step in capture.steps if step > stream.steps[-1]][:1]
@@ -118,11 +112,8 @@ def _match(baseline: Step, candidate: Step, streams: tuple[Stream, Stream]) -> b
 
 def _last_is_shared(first: Update, second: Update, streams: tuple[Stream, Stream]) -> bool:
     """Tell whether one operator with the same arguments writes a weight last on both sides, so that it reads the same there."""
-    sides = zip(streams, (first, second), strict=True)
-    told = []
-    for stream, update in sides:
-        call = stream.call[update.after]
-        told.append((stream.op[call], stream.arguments[call], [stream.slot[k] for k in update.added]))
+    sides = [(stream, stream.call[update.after], update) for stream, update in zip(streams, (first, second), strict=True)]
+    told = [(stream.op[call], stream.arguments[call], [stream.slot[k] for k in update.added]) for stream, call, update in sides]
     return bool(told[0] == told[1])
 
 
@@ -194,7 +185,8 @@ class _Rows:
             return found.slice(0, 0).select(list(columns))
         found = found.take(pa.array(self._rows))
         count = len(self._slots)
-        replaced: dict[str, tuple[Array, list[Any]]] = {name: (self._made, [value] * count) for name, value in CALL.items()}
+        of_step: dict[str, Any] = {**OF_STEP, "invocation": None}
+        replaced: dict[str, tuple[Array, list[Any]]] = {name: (self._made, [of_step[name]] * count) for name in of_step}
         replaced |= {"slot": (self._made, self._slots), "seq": (np.ones(len(found), bool), self._seq.tolist())}
         seqs, slots = (found[name].to_pylist() for name in ("producer_seq", "producer_slot"))
         at = np.array([seq in self._seqs for seq in seqs], bool)

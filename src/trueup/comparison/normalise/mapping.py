@@ -24,25 +24,16 @@
 from __future__ import annotations
 
 import re
-import sys
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
+from trueup import toml
 from trueup.comparison.graph.streams import Array, Numbers, Stream
 from trueup.frameworks.tables import layers_by_name
 from trueup.model import LEVELS, PHASES, TrueupError
-
-if sys.version_info >= (3, 11):
-    import tomllib
-else:
-    import tomli as tomllib
-
-SEE = "see docs/alignment.md"
-LARGEST = 1 << 20
-"""Bytes that such a file may have."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -131,7 +122,7 @@ class Mapping:
         kept = np.ones(len(stream), bool)
         for rule in self.ignored:
             table = stream.names.table
-            at = table(_matcher(rule.scope))[stream.scope] & table(_matcher(rule.op))[stream.op]
+            at = table(rule.scope.fullmatch)[stream.scope].astype(bool) & table(rule.op.fullmatch)[stream.op].astype(bool)
             for name, numbers in ((rule.phase, stream.phase), (rule.level, stream.level)):
                 at &= name is None or numbers == stream.names.number(name)
             kept &= ~at
@@ -148,77 +139,56 @@ def _translated(stream: Stream, numbers: Numbers, rename: Any) -> Numbers:
     return np.asarray(np.array([stream.names.number(rename(name)) for name in names], np.int64)[which.reshape(-1)])
 
 
-_MATCHERS: dict[re.Pattern[str], Any] = {}
-
-
-def _matcher(pattern: re.Pattern[str]) -> Any:
-    """Return the same function for the same pattern: `Vocabulary.table` remembers what it said."""
-    return _MATCHERS.setdefault(pattern, lambda name: pattern.fullmatch(name) is not None)
-
-
 def load(path: str | Path) -> Mapping:
     """Read a mapping from a TOML file.
 
     Raises:
         TrueupError: there is no such file, or it is not one.
     """
-    file = Path(path)
+    file, see = Path(path), "see docs/alignment.md"
+    content = toml.read(file, "map file", see)
     try:
-        if file.stat().st_size > LARGEST:
-            raise TrueupError(f"map file {file} has {file.stat().st_size} bytes, expected at most {LARGEST}; is it the right file?")
-        content = tomllib.loads(file.read_text())
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError, OSError) as error:
-        raise TrueupError(f"map file {file} cannot be read: {error}; {SEE}") from None
-    try:
-        _known(content, ("scope", "op", "ignore", "slot", "layer", "made"), "")
+        toml.known(content, ("scope", "op", "ignore", "slot", "layer", "made"))
         return Mapping(
-            tuple(_rename(table, at, r"(?=\.|$)") for table, at in _tables(content, "scope")),
-            tuple(_rename(table, at, r"(?!.)") for table, at in _tables(content, "op")),
-            tuple(_ignored(table, at) for table, at in _tables(content, "ignore")),
-            tuple(_slot(table, at) for table, at in _tables(content, "slot")),
+            tuple(_rename(*table, r"(?=\.|$)") for table in toml.tables(content, "scope")),
+            tuple(_rename(*table, r"(?!.)") for table in toml.tables(content, "op")),
+            tuple(_ignored(*table) for table in toml.tables(content, "ignore")),
+            tuple(_slot(*table) for table in toml.tables(content, "slot")),
             *_layers(content),
             _made(content),
         )
     except ValueError as error:
-        raise TrueupError(f"map file {file}: {error}; {SEE}") from None
-
-
-def _tables(content: dict[str, Any], name: str) -> list[tuple[dict[str, Any], str]]:
-    tables = content.get(name, [])
-    if not isinstance(tables, list) or not all(isinstance(table, dict) for table in tables):
-        raise ValueError(f"{name} must be tables, each headed [[{name}]]")
-    return [(table, f"{name} {n}") for n, table in enumerate(tables, 1)]
+        raise TrueupError(f"map file {file}: {error}; {see}") from None
 
 
 def _rename(table: dict[str, Any], at: str, end: str) -> Rename:
-    _known(table, ("candidate", "baseline"), f"{at}: ")
-    candidate, baseline = (_text(table, name, at) for name in ("candidate", "baseline"))
-    pattern = _pattern(candidate, f"{at}: candidate", end)
+    toml.known(table, ("candidate", "baseline"), at)
+    candidate, baseline = (toml.text(table, name, at) for name in ("candidate", "baseline"))
+    pattern = _pattern(candidate, f"{at}candidate", end)
     try:
         re.sub(pattern, baseline, "")
     except (re.error, IndexError) as error:
-        raise ValueError(f"{at}: baseline {baseline!r} is no replacement for {candidate!r} ({error})") from None
+        raise ValueError(f"{at}baseline {baseline!r} is no replacement for {candidate!r} ({error})") from None
     return Rename(pattern, baseline)
 
 
 def _slot(table: dict[str, Any], at: str) -> SlotRule:
-    _known(table, ("scope", "op", "slot", "baseline", "permute"), f"{at}: ")
-    slot = _text(table, "slot", at)
+    toml.known(table, ("scope", "op", "slot", "baseline", "permute"), at)
+    slot = toml.text(table, "slot", at)
     if "baseline" not in table and "permute" not in table:
-        raise ValueError(f"{at} says nothing of {slot!r}: give its name in the baseline (baseline) or its axes' order (permute)")
+        raise ValueError(f"{at}it says nothing of {slot!r}: give its name in the baseline (baseline) or its axes' order (permute)")
     permute = table.get("permute")
     if permute is not None and (not isinstance(permute, list) or sorted(permute, key=str) != list(range(len(permute)))):
-        raise ValueError(f"{at}: permute {permute!r} is no order of axes: expected each of 0 to n-1 once, as [0, 3, 1, 2]")
-    names = {"candidate": slot, "baseline": _text(table, "baseline", at, r"\g<0>")}
-    scope, op = (_pattern(_text(table, name, at, ".*"), f"{at}: {name}", "") for name in ("scope", "op"))
-    return SlotRule(scope, op, _rename(names, at, r"(?!.)"), None if permute is None else tuple(permute))
+        raise ValueError(f"{at}permute {permute!r} is no order of axes: expected each of 0 to n-1 once, as [0, 3, 1, 2]")
+    names = {"candidate": slot, "baseline": toml.text(table, "baseline", at, r"\g<0>")}
+    return SlotRule(*_where(table, at), _rename(names, at, r"(?!.)"), None if permute is None else tuple(permute))
 
 
 def _made(content: dict[str, Any]) -> dict[str, str]:
     made = content.get("made", {})
     if not isinstance(made, dict) or not all(isinstance(value, str) for value in made.values()):
         raise ValueError(f"made must name each side's framework, {{ baseline = 'torch', candidate = 'paddle' }}, not {made!r:.80}")
-    _known(made, ("baseline", "candidate"), "made: ")
+    toml.known(made, ("baseline", "candidate"), "made: ")
     return dict(made)
 
 
@@ -226,18 +196,16 @@ def _layers(content: dict[str, Any]) -> tuple[dict[str, str], dict[str, str], di
     modules: dict[str, str] = {}
     alone: dict[str, dict[str, str]] = {"baseline": {}, "candidate": {}}
     kinds: dict[str, str] = {}
-    for table, at in _tables(content, "layer"):
-        _known(table, ("candidate", "baseline", "kind", "unsure"), f"{at}: ")
-        kind = _text(table, "kind", at, "")
-        if kind and kind not in layers_by_name():
-            raise ValueError(f"{at}: kind {kind!r} is unknown: expected {', '.join(sorted(layers_by_name()))}, or none")
+    for table, at in toml.tables(content, "layer"):
+        toml.known(table, ("candidate", "baseline", "kind", "unsure"), at)
+        kind = toml.chosen(toml.text(table, "kind", at, ""), ("", *sorted(layers_by_name())), f"{at}kind")
         if len({"candidate", "baseline"} & table.keys()) == 1:  # what it is, for the other side has none
             side = "candidate" if "candidate" in table else "baseline"
-            alone[side][_text(table, side, at)] = kind
+            alone[side][toml.text(table, side, at)] = kind
             continue
-        candidate, baseline = (_text(table, name, at) for name in ("candidate", "baseline"))
+        candidate, baseline = (toml.text(table, name, at) for name in ("candidate", "baseline"))
         if candidate in modules:
-            raise ValueError(f"{at}: the candidate's {candidate!r} is two layers: {modules[candidate]!r} and {baseline!r}")
+            raise ValueError(f"{at}the candidate's {candidate!r} is two layers: {modules[candidate]!r} and {baseline!r}")
         modules[candidate] = baseline
         if kind:
             kinds[baseline] = kind
@@ -245,14 +213,19 @@ def _layers(content: dict[str, Any]) -> tuple[dict[str, str], dict[str, str], di
 
 
 def _ignored(table: dict[str, Any], at: str) -> Ignored:
-    _known(table, ("scope", "op", "phase", "level"), f"{at}: ")
+    toml.known(table, ("scope", "op", "phase", "level"), at)
     if not table:
-        raise ValueError(f"{at} ignores every call; name a scope, op, phase or level")
-    for name, known in (("phase", PHASES), ("level", LEVELS)):
-        if table.get(name) not in (None, *known):
-            raise ValueError(f"{at}: {name} {table[name]!r} is unknown: expected {', '.join(known)}")
-    scope, op = (_pattern(_text(table, name, at, ".*"), f"{at}: {name}", "") for name in ("scope", "op"))
-    return Ignored(scope, op, table.get("phase"), table.get("level"))
+        raise ValueError(f"{at}it ignores every call; name a scope, op, phase or level")
+    for name, words in (("phase", PHASES), ("level", LEVELS)):
+        if name in table:
+            toml.chosen(table[name], words, f"{at}{name}")
+    return Ignored(*_where(table, at), table.get("phase"), table.get("level"))
+
+
+def _where(table: dict[str, Any], at: str) -> tuple[re.Pattern[str], re.Pattern[str]]:
+    """Return the patterns of scopes and of operators; one that is left out matches all."""
+    scope, op = (_pattern(toml.text(table, name, at, ".*"), f"{at}{name}", "") for name in ("scope", "op"))
+    return scope, op
 
 
 def _pattern(text: str, at: str, end: str) -> re.Pattern[str]:
@@ -260,16 +233,3 @@ def _pattern(text: str, at: str, end: str) -> re.Pattern[str]:
         return re.compile(f"(?:{text}){end}", re.DOTALL)
     except re.error as error:
         raise ValueError(f"{at} {text!r} is no regular expression ({error})") from None
-
-
-def _text(table: dict[str, Any], name: str, at: str, default: str | None = None) -> str:
-    value = table.get(name, default)
-    if not isinstance(value, str):
-        raise ValueError(f"{at}: {name} must be a text, not {value!r}" if name in table else f"{at}: {name} is missing")
-    return value
-
-
-def _known(table: dict[str, Any], names: tuple[str, ...], at: str) -> None:
-    for name in table:
-        if name not in names:
-            raise ValueError(f"{at}{name!r} is unknown: expected {', '.join(names)}")

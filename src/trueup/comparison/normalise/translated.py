@@ -18,23 +18,16 @@ import pyarrow.compute as pc
 from numpy.typing import NDArray
 
 from trueup.comparison.normalise import layer_gradients
-from trueup.comparison.normalise.data_layouts import channels_last
-from trueup.comparison.normalise.dialects import Dialect, framework_of
+from trueup.comparison.normalise.data_layouts import channels_last, unpadded
+from trueup.comparison.normalise.dialects import MARK, NEUTRAL, Dialect, framework_of, laid_out, put
 from trueup.comparison.normalise.mapping import Mapping
-from trueup.comparison.normalise.padded import unpadded
 from trueup.comparison.normalise.updates import Updates
 from trueup.frameworks.tables import Axes
 from trueup.store import Capture, Piece
 
-NEUTRAL = "neutral"
-"""Column that a translated capture has beside those of the format: the name by which a call is matched."""
-
 KEYS = ("rank", "step", "seq", "level", "phase", "scope", "op", "slot", "shape", "value", "digest", "producer_seq", "forward_seq")
 
 FORWARD = ("forward", "recompute")
-
-MARK = "\0"
-"""Begins what a payload's name is told of its layout; no framework's tensor names hold it."""
 
 
 class Translated(Capture):
@@ -139,7 +132,8 @@ class _Translation:
             other = level != "module" and self._dialect.is_other(op, set(slots[start:stop]), told)
             called = self._dialect.neutral(level, scope, op, other=other)
             if level == "api" and not other and self._phases[start] in FORWARD and "arguments" not in slots[start:stop]:
-                self._left_out(start, op)
+                value = self._dialect.arguments(op, None) if self._dialect.framework else None
+                self._defaults |= {} if value is None else {start: value}
             for k in range(start, stop):
                 neutral[k] = called
                 if slots[k] == "arguments" and self._dialect.framework:
@@ -157,10 +151,6 @@ class _Translation:
         if self._dialect.framework:
             axes = channels_last(self._table, self._columns, self._starts, self._dialect) | axes
         return self._made(names, neutral, values, self._reordering(axes), kept)
-
-    def _left_out(self, start: int, op: str) -> None:
-        if (value := self._dialect.arguments(op, None)) is not None and self._dialect.framework:
-            self._defaults[start] = value
 
     def _shared(self) -> set[tuple[int, str]]:
         """Return ``(seq, slot)`` of inputs that are one tensor: a framework tells the gradient of each, another their sum."""
@@ -187,21 +177,21 @@ class _Translation:
     def _made(
         self, names: list[str], neutral: list[str], values: list[str | None], axes: dict[int, Axes], kept: NDArray[np.bool_]
     ) -> pa.Table:
-        table = _set(self._table, "slot", pa.array(names).dictionary_encode())
-        table = _set(table, "value", pa.array(values, pa.string()))
+        table = put(self._table, "slot", pa.array(names).dictionary_encode())
+        table = put(table, "value", pa.array(values, pa.string()))
         table = table.append_column(NEUTRAL, pa.array(neutral, pa.string()).dictionary_encode())
         if "producer_slot" in table.column_names:
-            table = _set(table, "producer_slot", self._producers(names))
+            table = put(table, "producer_slot", self._producers(names))
         found = layer_gradients.find(self._table, self._columns, self._dialect) if self._dialect.framework else None
+        added = []
         if found is not None and found.slots:
-            made = layer_gradients.rows(table, found)
+            added.append(layer_gradients.rows(table, found))
             axes = axes | {len(table) + n: order for n, order in found.axes.items()}
-            kept = np.r_[kept, np.ones(len(made), bool)]
-            table = pa.concat_tables([table, made], promote_options="permissive").unify_dictionaries()
         if self._defaults:
-            made = _as_arguments(table.take(pa.array(list(self._defaults))), list(self._defaults.values()))
-            kept = np.r_[kept, np.ones(len(made), bool)]
-            table = pa.concat_tables([table, made], promote_options="permissive").unify_dictionaries()
+            added.append(_as_arguments(table.take(pa.array(list(self._defaults))), list(self._defaults.values())))
+        if added:
+            table = pa.concat_tables([table, *added], promote_options="permissive").unify_dictionaries()
+            kept = np.r_[kept, np.ones(len(table) - len(kept), bool)]
         if axes:
             table = laid_out(table, axes)
         if not self._dialect.framework:
@@ -226,43 +216,6 @@ def _as_arguments(table: pa.Table, values: list[str]) -> pa.Table:
     made = {name: table[name] if name in known else pa.nulls(len(table), table[name].type) for name in table.column_names}
     slots = pa.array(["arguments"] * len(table)).dictionary_encode()
     return pa.table({**made, "slot": slots, "value": pa.array(values, pa.string())})
-
-
-def laid_out(table: pa.Table, axes: dict[int, Axes]) -> pa.Table:
-    """Turn the shapes of some slots, and leave out what depends on the order of their elements."""
-    shapes = table["shape"].to_pylist()
-    reordered = np.zeros(len(table), bool)
-    layouts: dict[int, str] = {}
-    digests = table["digest"].to_pylist()
-    for k, order in axes.items():
-        shape = shapes[k]
-        shapes[k] = [shape[n] for n in order]
-        moved = [n for n in order if shape[n] != 1]
-        if moved != sorted(moved):
-            reordered[k] = True
-            layouts[k] = json.dumps({"shape": shape, "axes": list(order), "digest": digests[k]})
-    table = _set(table, "shape", pa.array(shapes, pa.list_(pa.int64())))
-    mask = pa.array(~reordered)
-    for name in ("digest", "sketch"):
-        if name in table.column_names:
-            table = _set(table, name, _masked(table[name], mask))
-    if "payload_key" in table.column_names:
-        keys = table["payload_key"].to_pylist()
-        for k, layout in layouts.items():
-            if keys[k] is not None:
-                keys[k] = f"{keys[k]}{MARK}{layout}"
-        table = _set(table, "payload_key", pa.array(keys, pa.string()))
-    return table
-
-
-def _masked(column: pa.ChunkedArray, kept: pa.Array) -> pa.Array:
-    """Return a column with nulls where it is not kept."""
-    places = pc.if_else(kept, pa.array(np.arange(len(column))), pa.scalar(None, pa.int64()))
-    return column.take(places)
-
-
-def _set(table: pa.Table, name: str, column: Any) -> pa.Table:
-    return table.set_column(table.schema.get_field_index(name), name, column)
 
 
 def _inserted(table: pa.Table, made: pa.Table) -> pa.Table:

@@ -9,27 +9,30 @@ does not tell all weights the step's optimizer is not compared, and `Updates.uns
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from typing import TYPE_CHECKING
+from collections.abc import Sequence
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
 from trueup.comparison.normalise import layer_gradients
+from trueup.comparison.normalise.dialects import NEUTRAL, Dialect, laid_out, masked, put
 from trueup.frameworks.tables import Axes
 from trueup.kernels import distance
 from trueup.store import Capture
 from trueup.store.schema import TYPES, sketch_rows
-
-if TYPE_CHECKING:
-    from trueup.comparison.normalise.dialects import Dialect
 
 STEP = "optimizer.step"
 """Operator of the call that stands for an optimizer's."""
 
 ADDED = "added"
 """In the slots of `STEP`: what a weight's last call reads beside it."""
+
+OF_STEP = {
+    "parent": None, "phase": "optimizer", "level": "module", "scope": "", "op": STEP, "ordinal": 0, "value": None,
+    "forward_seq": None,
+}  # fmt: skip
+"""What `STEP` is called in the records."""
 
 UNTOLD = "digest sketch min max mean n_nan n_posinf n_neginf n_zero n_subnormal n_saturated payload_segment payload_key \
 payload_view"
@@ -155,18 +158,12 @@ class Updates:
         return (table.select(list(columns)).take(pa.array(rows)), names, layouts) if rows else None
 
 
-def _places(table: pa.Table) -> Iterator[tuple[str, str, tuple[int, ...]]]:
-    scopes, slots = (table[name].cast(pa.string()).to_pylist() for name in ("scope", "slot"))
-    for scope, slot, shape in zip(scopes, slots, table["shape"].to_pylist(), strict=True):
-        yield scope, slot, tuple(shape or ())
-
-
 def _first(table: pa.Table, step: int) -> dict[Param, int]:
     """Return where each parameter is first read in a step."""
     found: dict[Param, int] = {}
-    steps = table["step"].to_pylist()
-    for k, (scope, slot, _) in enumerate(_places(table)):
-        if steps[k] == step:
+    scopes, slots = (table[name].cast(pa.string()).to_pylist() for name in ("scope", "slot"))
+    for k, (scope, slot, read) in enumerate(zip(scopes, slots, table["step"].to_pylist(), strict=True)):
+        if read == step:
             found.setdefault((scope, slot), k)
     return found
 
@@ -183,38 +180,26 @@ def _apart(table: pa.Table, pairs: list[tuple[int, int]]) -> list[float]:
 
 def _with_norms(table: pa.Table, slots: list[str], norms: dict[str, float]) -> pa.Table:
     """Return rows of which those named ``step.…`` hold nothing but a norm."""
-    step = np.array([slot.startswith("step.") for slot in slots])
-    places = pc.if_else(pa.array(step), pa.scalar(None, pa.int64()), pa.array(np.arange(len(step))))
+    others = np.array([not slot.startswith("step.") for slot in slots])
     for name in UNTOLD.split():
         if name in table.column_names:
-            table = table.set_column(table.schema.get_field_index(name), name, table[name].take(places))
+            table = put(table, name, masked(table[name], others))
     l2 = [norms.get(slot, value) for slot, value in zip(slots, table["l2"].to_pylist(), strict=True)]
-    return table.set_column(table.schema.get_field_index("l2"), "l2", pa.array(l2, pa.float64()))
+    return put(table, "l2", pa.array(l2, pa.float64()))
 
 
 def _as_call(
     table: pa.Table, slots: list[str], layouts: dict[int, Axes], step: int, seq: int, columns: Sequence[str]
 ) -> pa.Table:
     """Return rows as those of one call."""
-    from trueup.comparison.normalise.translated import NEUTRAL, laid_out
-
     if layouts:
         table = laid_out(table, layouts)
-    count = len(table)
-    fixed = {
-        "step": step, "seq": seq, "parent": None, "phase": "optimizer", "level": "module", "scope": "", "op": STEP, "ordinal": 0,
-        "value": None, "producer_seq": None, "producer_slot": None, "forward_seq": None, "site": None,
-    }  # fmt: skip
-    arrays = {}
-    for name in columns:
-        if name == "slot":
-            arrays[name] = pa.array(slots).dictionary_encode()
-        elif name in fixed:
-            kind = TYPES[name]
-            plain = kind.value_type if pa.types.is_dictionary(kind) else kind
-            repeated = pa.array([fixed[name]] * count, plain)
-            arrays[name] = repeated.dictionary_encode() if pa.types.is_dictionary(kind) else repeated
-        else:
-            arrays[name] = table[name]
-    arrays[NEUTRAL] = pa.array([STEP] * count).dictionary_encode()
+    fixed = {**OF_STEP, "step": step, "seq": seq, "producer_seq": None, "producer_slot": None, "site": None}
+    arrays = {name: table[name] for name in columns} | {"slot": pa.array(slots).dictionary_encode()}
+    for name in fixed.keys() & arrays.keys():
+        kind = TYPES[name]
+        plain = kind.value_type if pa.types.is_dictionary(kind) else kind
+        repeated = pa.repeat(pa.scalar(fixed[name], plain), len(table))
+        arrays[name] = repeated.dictionary_encode() if pa.types.is_dictionary(kind) else repeated
+    arrays[NEUTRAL] = pa.array([STEP] * len(table)).dictionary_encode()
     return pa.table(arrays)

@@ -5,19 +5,21 @@ the same order, the n-th is the n-th (the exact key). Where they do not, the two
 similarities is largest: same operator and shapes required, then how close the data are. What is left over, on both sides, is
 paired whatever its order if operator, shapes and data are alike: autocast casts a weight before or after an input.
 
-Before that, scopes get one name on both sides: by what the user says (`mapping`), then by what they execute (`renames`). After it,
+Before that, scopes get one name on both sides: by what the user says (`mapping`), then by what they execute (`renamed`). After it,
 calls that are left anywhere are paired where their data are bitwise the same. The rest is unmatched.
 """
 
 from __future__ import annotations
 
+from collections import Counter
+from difflib import SequenceMatcher
+
 import numpy as np
 
 from trueup.comparison.graph.pairs import WAYS, Alignment, same_slots
-from trueup.comparison.graph.streams import Array, Numbers, Stream, spans
+from trueup.comparison.graph.streams import NONE, Array, Numbers, Stream, spans
 from trueup.comparison.normalise.mapping import Mapping
 from trueup.comparison.verdict.closeness import Likeness
-from trueup.comparison.verdict.renames import renamed
 from trueup.kernels.sketch import splitmix64
 
 MAX_CELLS = 4_000_000
@@ -31,6 +33,9 @@ ALIKE = 0.75
 
 AKIN = 0.25
 """Closeness from which left-over calls are a pair whatever their order: a relative distance of 1e-2."""
+
+MANY = 2000
+"""Scopes of a side beyond which only equal names are looked for: sequences are matched in quadratic time."""
 
 Couples = list[tuple[int, int]]
 
@@ -239,10 +244,10 @@ def _left_over(
     return found
 
 
-def _align_sequences(likeness: Likeness, n: int, m: int) -> list[tuple[int, int]]:
+def _align_sequences(likeness: Likeness, n: int, m: int) -> Couples:
     """Pair the calls of two sequences, in time and memory bounded by `MAX_CELLS` and their length."""
     i = j = 0
-    pairs: list[tuple[int, int]] = []
+    pairs: Couples = []
     tail = likeness.same(n - 1, m - 1, -1, min(n, m), ALIKE)
     end, last = n - tail, m - tail
     while i < end and j < last:
@@ -251,7 +256,7 @@ def _align_sequences(likeness: Likeness, n: int, m: int) -> list[tuple[int, int]
         i, j = i + run, j + run
         whole = (end - i) * (last - j) <= MAX_CELLS
         high, wide = (end - i, last - j) if whole else (min(WINDOW, end - i), min(WINDOW, last - j))
-        found = _best_pairs(likeness, i, j, high, wide)
+        found = [(i + a, j + b) for a, b in best_pairs(likeness.table(slice(i, i + high), slice(j, j + wide)))]
         if whole:
             pairs += found
             break
@@ -266,12 +271,7 @@ def _align_sequences(likeness: Likeness, n: int, m: int) -> list[tuple[int, int]
     return pairs + [(end + k, last + k) for k in range(tail)]
 
 
-def _best_pairs(likeness: Likeness, i: int, j: int, high: int, wide: int) -> list[tuple[int, int]]:
-    """Pair ``high`` calls from ``i`` on with ``wide`` calls from ``j`` on so that their likeness adds up to the most."""
-    return [(i + a, j + b) for a, b in best_pairs(likeness.table(slice(i, i + high), slice(j, j + wide)))]
-
-
-def best_pairs(score: Array) -> list[tuple[int, int]]:
+def best_pairs(score: Array) -> Couples:
     """Return the pairs, in the order of both sequences, whose scores add up to the most.
 
     Args:
@@ -293,3 +293,76 @@ def best_pairs(score: Array) -> list[tuple[int, int]]:
             a, b = a - 1, b - 1
             pairs.append((a, b))
     return pairs[::-1]
+
+
+def renamed(baseline: Stream, candidate: Stream, scopes: tuple[Numbers, Numbers], ops: tuple[Numbers, Numbers]) -> dict[int, int]:
+    """Pair scopes that one side lacks: candidate's number -> baseline's.
+
+    Two scopes are one when they execute the same operators on the same shapes, at the same place in the order of such scopes. What
+    their names have in common then names those that are left: ``blocks.0`` is ``layers.0``, so ``blocks.1`` may be ``layers.1``.
+
+    Args:
+        baseline: one side.
+        candidate: the other.
+        scopes: by call of each side, the number of the scope by which it is matched.
+        ops: likewise of the operator.
+    """
+    if baseline.mixed:  # frameworks make other functions of a layer
+        module = baseline.names.number("module")
+        one, two = (np.where(s.level == module, side, NONE) for s, side in zip((baseline, candidate), scopes, strict=True))
+        scopes = one, two
+    held = [set(np.unique(side[side != NONE]).tolist()) for side in scopes]
+    alone = [np.array(sorted(one - other), np.int64) for one, other in (held, held[::-1])]
+    if not all(0 < len(one) <= MANY for one in alone):
+        return {}
+    orders = [_executed(*side) for side in zip((baseline, candidate), scopes, ops, alone, strict=True)]
+    first, second = ([key for _, key in order] for order in orders)
+    found: dict[int, int] = {}
+    for block in SequenceMatcher(None, first, second, autojunk=False).get_matching_blocks():
+        for n in range(block.size):
+            found[orders[1][block.b + n][0]] = orders[0][block.a + n][0]
+    return found | _by_name(baseline, found, [set(one.tolist()) for one in alone])
+
+
+def _executed(stream: Stream, scopes: Numbers, ops: Numbers, wanted: Numbers) -> Couples:
+    """Return ``(scope, what it executes)`` in order of execution."""
+    slots = splitmix64(stream.shapes.squeezed ^ splitmix64(stream.slot.astype(np.uint64)))
+    kind = _summed(slots, stream.call, len(stream))
+    for numbers in (stream.phase, stream.level, ops):
+        kind = splitmix64(kind ^ splitmix64(numbers.astype(np.uint64)))
+    at = np.flatnonzero(np.isin(scopes, wanted))
+    which = np.searchsorted(wanted, scopes[at])
+    keys = _summed(kind[at], which, len(wanted))
+    order = dict.fromkeys(which.tolist())
+    return [(int(wanted[n]), int(keys[n])) for n in order]
+
+
+def _summed(values: Array, of: Numbers, count: int) -> Array:
+    found = np.zeros(count, np.uint64)
+    np.add.at(found, of, values)
+    return found
+
+
+def _by_name(stream: Stream, found: dict[int, int], alone: list[set[int]]) -> dict[int, int]:
+    """Apply the most frequent change of a name's beginning to the scopes that are left."""
+    names = stream.names
+    left = alone[0] - set(found.values()), alone[1] - set(found)
+    changes = Counter(_change(names.names[c], names.names[b]) for c, b in found.items())
+    more: dict[int, int] = {}
+    for (before, after), _ in changes.most_common():
+        for number in sorted(left[1] - set(more)):
+            name = names.names[number]
+            if name == before or name.startswith(f"{before}."):
+                other = names.number(after + name[len(before) :])
+                if other in left[0] - set(more.values()):
+                    more[number] = other
+    return more
+
+
+def _change(candidate: str, baseline: str) -> tuple[str, str]:
+    """Return what is left of two names without the end that they share: ``a`` and ``b`` of ``a.0.fc`` and ``b.0.fc``."""
+    first, second = candidate.split("."), baseline.split(".")
+    while len(first) > 1 and len(second) > 1 and first[-1] == second[-1]:
+        first.pop()
+        second.pop()
+    return ".".join(first), ".".join(second)

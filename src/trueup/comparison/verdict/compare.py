@@ -19,8 +19,7 @@ from trueup.comparison.graph.ahead import Ahead, Place, Records, RecordsOfStep, 
 from trueup.comparison.graph.holes import Recorded, keeps_all
 from trueup.comparison.graph.pairs import Alignment
 from trueup.comparison.graph.streams import Numbers, Read, Row, Stream, Vocabulary, is_weight
-from trueup.comparison.measures.measure import STATISTICS, measure
-from trueup.comparison.measures.payloads import read_payload
+from trueup.comparison.measures.measure import STATISTICS, measure, read_payload
 from trueup.comparison.measures.why import Reason
 from trueup.comparison.normalise import kernels
 from trueup.comparison.normalise.mapping import Mapping
@@ -31,9 +30,8 @@ from trueup.comparison.verdict.align import align
 from trueup.comparison.verdict.amplification import Amplification
 from trueup.comparison.verdict.criteria import FRAMEWORKS, Criterion
 from trueup.comparison.verdict.criteria import load as load_criterion
-from trueup.comparison.verdict.exchange import Exchange
+from trueup.comparison.verdict.exchange import Exchange, replaced_note
 from trueup.comparison.verdict.fragments import filtered_note, fragment_notes, repeated_note
-from trueup.comparison.verdict.handed_out import replaced_note
 from trueup.comparison.verdict.judge import judge
 from trueup.comparison.verdict.judged import Verdicts
 from trueup.comparison.verdict.locate import SIDES, Part, Side, Suspect, is_quiet, locate
@@ -388,7 +386,7 @@ class _Comparison:
         yardstick = yardstick_of(streams, payloads, len(self.repeats), self.mapping)
         by = self.overlap.precision, yardstick, self.amplification
         verdicts = judge(errors, self.criterion, *by, explain=not errors.all_same)
-        return alignment, verdicts, behind(errors, yardstick, self.criterion.yardstick)
+        return alignment, verdicts, behind(errors, yardstick, self.criterion)
 
     def measure_by(self, repeats: Sequence[Capture], reference: Capture | None) -> None:
         """Judge by more runs than two: repeats of the baseline, and a run in float64.

@@ -4,32 +4,24 @@ from __future__ import annotations
 
 import fnmatch
 import re
-import sys
 from dataclasses import dataclass, field, replace
 from functools import cache
-from importlib import resources
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
+from trueup import toml
 from trueup.comparison.graph.names import normalised
 from trueup.comparison.verdict.limits import Limit
 from trueup.comparison.verdict.limits import parse as parse_limit
 from trueup.model import PHASES, TrueupError
-
-if sys.version_info >= (3, 11):
-    import tomllib
-else:
-    import tomli as tomllib
 
 Own = Literal["exact", "elementwise", "additive", "accumulate", "reduction", "average", "bilinear", "composite"]
 Carry = Literal[
     "linear", "accumulate", "sum", "bilinear", "exponential", "smooth", "inverse", "attention", "branch", "pole", "sign",
 ]  # fmt: skip
 
-OWN: tuple[str, ...] = ("exact", "elementwise", "additive", "accumulate", "reduction", "average", "bilinear", "composite")
-CARRY: tuple[str, ...] = (
-    "linear", "accumulate", "sum", "bilinear", "exponential", "smooth", "inverse", "attention", "branch", "pole", "sign",
-)  # fmt: skip
+OWN: tuple[str, ...] = get_args(Own)
+CARRY: tuple[str, ...] = get_args(Carry)
 
 KINDS: tuple[str, ...] = (*PHASES, "aten-backward")
 """What ``phases`` of a row may name."""
@@ -128,124 +120,79 @@ def load(criterion: str | Path) -> Criterion:
     Raises:
         TrueupError: there is no such criterion, or the file is not one.
     """
-    if str(criterion) == "default":
-        return _packaged("criteria.toml")
-    if str(criterion) == FRAMEWORKS:
-        return _between_frameworks()
-    if str(criterion) in PRESETS:
-        return _packaged("presets", f"{criterion}.toml")
-    path = Path(criterion)
+    name, path = str(criterion), Path(criterion)
+    if name in ("default", FRAMEWORKS, *PRESETS):
+        return _packaged(name)
     if not path.is_file():
         known = ", ".join(("default", *PRESETS))
-        raise TrueupError(f"criterion {str(criterion)!r} is unknown: expected {known}, or the path of a criterion file")
-    try:
-        return _parse(tomllib.loads(path.read_text()), str(path))
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError, OSError) as error:
-        raise TrueupError(f"criterion file {path} cannot be read: {error}") from None
+        raise TrueupError(f"criterion {name!r} is unknown: expected {known}, or the path of a criterion file")
+    return _parsed(toml.read(path, "criterion file", SEE), str(path))
 
 
 @cache
-def _between_frameworks() -> Criterion:
-    """Return the default table with further rows before its own."""
-    package = resources.files(__package__)
-    paths = (("criteria.toml",), ("presets", f"{FRAMEWORKS}.toml"))
-    table, over = (tomllib.loads(package.joinpath(*path).read_text()) for path in paths)
-    return _parse({**table, **over, "row": [*over["row"], *table["row"]]}, f"{FRAMEWORKS}.toml")
+def _packaged(name: str) -> Criterion:
+    default = toml.packaged(__package__, "criteria.toml")
+    if name == "default":
+        return _parsed(default, "criteria.toml")
+    found = toml.packaged(__package__, "presets", f"{name}.toml")
+    if name == FRAMEWORKS:  # further rows before those of the default table
+        found = {**default, **found, "row": [*found["row"], *default["row"]]}
+    return _parsed(found, f"{name}.toml")
 
 
-@cache
-def _packaged(*path: str) -> Criterion:
-    return _parse(tomllib.loads(resources.files(__package__).joinpath(*path).read_text()), path[-1])
-
-
-def _parse(content: dict[str, Any], where: str) -> Criterion:
+def _parsed(content: dict[str, Any], where: str) -> Criterion:
     try:
         return _limits(content) if "fail" in content else _table(content)
     except (TypeError, AttributeError, ValueError) as error:
-        raise TrueupError(f"criterion file {where}: {error}") from None
+        raise TrueupError(f"criterion file {where}: {error}; {SEE}") from None
 
 
 def _limits(content: dict[str, Any]) -> Criterion:
-    _known(content, ("name", "loss", "yardstick", "fail"), "")
-    name = str(_get(content, "name", "name"))
-    tables = content["fail"]
-    if not isinstance(tables, list) or not tables or not all(isinstance(table, dict) for table in tables):
-        raise ValueError(f"fail must be tables, each headed [[fail]]; {SEE}")
-    limits = tuple(parse_limit(table, f"fail {n}: ") for n, table in enumerate(tables, 1))
+    toml.known(content, ("name", "loss", "yardstick", "fail"))
+    name = str(toml.given(content, "name"))
+    limits = tuple(parse_limit(*table) for table in toml.tables(content, "fail"))
+    if not limits:
+        raise ValueError("it holds no limits")
     row = Row(name, ("*",), (), "composite", 512.0, "branch", 32.0, False, True, "; ".join(limit.origin for limit in limits))
-    numbers = {key: _number(content, key, key) for key in ("loss", "yardstick") if key in content}
+    numbers = {key: toml.number(content[key], key) for key in ("loss", "yardstick") if key in content}
     return replace(load("default"), name=name, rows=(row,), limits=limits, _found={}, **numbers)
 
 
 def _table(content: dict[str, Any]) -> Criterion:
-    numbers = {name: _number(content, name, name) for name in ("suspect", "certain", "input_units", "loss")}
-    optional = ("yardstick", "certain_carried")
-    yardstick, certain_carried = (
-        _number(content, name, name) if name in content else getattr(load("default"), name) for name in optional
-    )
-    name = str(_get(content, "name", "name"))
-    if not content.get("row"):
-        raise ValueError(f"it holds no rows; {SEE}")
-    if not isinstance(content["row"], list) or not all(isinstance(row, dict) for row in content["row"]):
-        raise ValueError(f"row must be tables, each headed [[row]], not {content['row']!r:.60}; {SEE}")
-    rows = tuple(_row(row, n) for n, row in enumerate(content["row"], 1))
+    needed = ("suspect", "certain", "input_units", "loss")
+    numbers: dict[str, Any] = {key: toml.number(toml.given(content, key), key) for key in needed}
+    for key in ("certain_carried", "yardstick"):
+        numbers[key] = toml.number(content[key], key) if key in content else getattr(load("default"), key)
+    rows = tuple(_row(*table) for table in toml.tables(content, "row"))
+    if not rows:
+        raise ValueError("it holds no rows")
     if "*" not in rows[-1].ops or rows[-1].phases:
         raise ValueError('the last row must match every call (ops = ["*"], no phases)')
-    suspect, certain, input_units, loss = numbers.values()
-    return Criterion(name, suspect, certain, input_units, loss, certain_carried, yardstick, rows)
+    return Criterion(str(toml.given(content, "name")), rows=rows, **numbers)
 
 
-def _row(row: dict[str, Any], number: int) -> Row:
-    at = f"row {number} ({row.get('name', '?')}): "
-    own, carry = _get(row, "own", f"{at}own"), _get(row, "carry", f"{at}carry")
-    for table, known, what in ((own, OWN, "own"), (carry, CARRY, "carry")):
-        kind = _get(table, "kind", f"{at}{what}.kind")
-        if kind not in known:
-            raise ValueError(f"{what}.kind {kind!r} is unknown: expected {', '.join(known)}")
-    _known(own, ("kind", "ulps", "products", "roundings", "stored_sums"), at)
-    _known(carry, ("kind", "factor"), at)
-    _known(row, ("name", "ops", "phases", "own", "carry", "random", "matmul", "origin"), at)
-    phases = _words(row.get("phases", []), f"{at}phases")
+def _row(row: dict[str, Any], place: str) -> Row:
+    at = f"{place.removesuffix(': ')} ({row.get('name', '?')}): "
+    toml.known(row, ("name", "ops", "phases", "own", "carry", "random", "matmul", "origin"), at)
+    own, carry = (toml.given(row, key, at) for key in ("own", "carry"))
+    toml.known(own, ("kind", "ulps", "products", "roundings", "stored_sums"), at)
+    toml.known(carry, ("kind", "factor"), at)
+    phases = toml.texts(row.get("phases", []), f"{at}phases")
     for phase in phases:
-        if phase not in KINDS:
-            raise ValueError(f"{at}phase {phase!r} is unknown: expected {', '.join(KINDS)}")
+        toml.chosen(phase, KINDS, f"{at}phase")
+    kinds = toml.chosen(own.get("kind"), OWN, f"{at}own.kind"), toml.chosen(carry.get("kind"), CARRY, f"{at}carry.kind")
     return Row(
-        str(_get(row, "name", f"{at}name")),
-        _words(_get(row, "ops", f"{at}ops"), f"{at}ops"),
+        str(toml.given(row, "name", at)),
+        toml.texts(toml.given(row, "ops", at), f"{at}ops"),
         phases,
-        own["kind"],
-        _number(own, "ulps", f"{at}own.ulps"),
-        carry["kind"],
-        _number(carry, "factor", f"{at}carry.factor"),
+        kinds[0],
+        toml.number(toml.given(own, "ulps", f"{at}own."), f"{at}own.ulps"),
+        kinds[1],
+        toml.number(toml.given(carry, "factor", f"{at}carry."), f"{at}carry.factor"),
         bool(row.get("random", False)),
         bool(row.get("matmul", False)),
-        str(_get(row, "origin", f"{at}origin")),
-        _number({"products": 1.0, **own}, "products", f"{at}own.products"),
-        _number({"roundings": 16.0 if own["kind"] == "composite" else 1.0, **own}, "roundings", f"{at}own.roundings"),
+        str(toml.given(row, "origin", at)),
+        toml.number(own.get("products", 1.0), f"{at}own.products"),
+        toml.number(own.get("roundings", 16.0 if kinds[0] == "composite" else 1.0), f"{at}own.roundings"),
         bool(own.get("stored_sums", False)),
     )
-
-
-def _get(table: dict[str, Any], key: str, what: str) -> Any:
-    if key not in table:
-        raise ValueError(f"{what} is missing; {SEE}")
-    return table[key]
-
-
-def _number(table: dict[str, Any], key: str, what: str) -> float:
-    value = _get(table, key, what)
-    if isinstance(value, bool) or not isinstance(value, (int, float)) or not 0 < value < float("inf"):
-        raise ValueError(f"{what} must be a number above 0, not {value!r}; {SEE}")
-    return float(value)
-
-
-def _words(value: Any, what: str) -> tuple[str, ...]:
-    if not isinstance(value, list):
-        raise ValueError(f"{what} must be a list of patterns, not {value!r}; {SEE}")
-    return tuple(map(str, value))
-
-
-def _known(table: dict[str, Any], names: tuple[str, ...], at: str) -> None:
-    for name in table:
-        if name not in names:
-            raise ValueError(f"{at}{name!r} is unknown: expected {', '.join(names)}")

@@ -1,16 +1,27 @@
-"""Whether a suspected call is wrong, or draws from a generator that stands elsewhere: what is known of the generator decides."""
+"""Whether a suspected call is wrong, or draws from a generator that stands elsewhere.
+
+Captures of detail ``tensor`` keep the state of the generators (docs/format.md). A dropout whose generator stands elsewhere draws
+another mask: the difference begins in the random state, not in the call. A call that draws among other things (attention with
+dropout) is known by the state that it leaves behind.
+"""
 
 from __future__ import annotations
 
+import base64
+import json
+import zlib
+from collections import defaultdict
 from collections.abc import Iterable
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
 
 from trueup.comparison.graph.names import normalised
 from trueup.comparison.graph.streams import NONE, Numbers, Row, Stream
 from trueup.comparison.verdict.criteria import Criterion
-from trueup.comparison.verdict.random_state import RandomStates
 
 if TYPE_CHECKING:
     from trueup.comparison.verdict.locate import Part, Suspect
@@ -27,6 +38,107 @@ SIDES = ("baseline", "candidate")
 ELSEWHERE = "the difference begins in the random state, not in the call"
 SAME_STATE = "the state of the generator is the same on both sides"
 UNKNOWN = "others, or its result is wrong: with --detail tensor captures keep the state of the generator, which tells"
+
+
+MOST_TEXT = 1 << 20
+MOST_STATE = 1 << 16
+"""Characters of a description and bytes of a state that are read; the largest known state (of the CPU) has 5,056."""
+
+Known = dict[bytes, int]
+"""Numbers of states: the same on both sides."""
+
+
+@dataclass
+class States:
+    """The generators of one side, by device: the number of the state before each call, `NONE` where it is not known."""
+
+    stream: Stream
+    before: dict[str, Numbers] = field(default_factory=dict)
+    described: Numbers = field(default_factory=lambda: np.empty(0, np.int64))
+    """Calls of which it is known how they were made, in order."""
+
+    def draws(self, call: int, device: str) -> bool:
+        """Tell whether the state after a call is another one than before."""
+        before = self.before[device]
+        for later in self.described[np.searchsorted(self.described, call, "right") :].tolist():
+            if self.stream.step[later] != self.stream.step[call]:
+                return False
+            if call not in self.stream.around(later):
+                return bool(before[later] != before[call])
+        return False
+
+
+def states_of(stream: Stream, known: Known) -> States:
+    """Read the states that a capture keeps; it keeps one where it is not what it was at the call before, anew in each step."""
+    column = stream.invocations
+    if not (pa.types.is_string(column.type) or pa.types.is_large_string(column.type)):
+        return States(stream)
+    told: defaultdict[str, list[tuple[int, int]]] = defaultdict(list)
+    for k in np.flatnonzero(pc.fill_null(pc.match_substring(column, '"random"'), False).to_numpy()).tolist():
+        for device, state in _read(column[k].as_py()).items():
+            told[device].append((int(stream.call[k]), known.setdefault(state, len(known))))
+    found = States(stream, described=np.unique(stream.call[np.flatnonzero(column.is_valid().to_numpy())]))
+    found.before = {device: _carried(stream, places) for device, places in told.items()}
+    return found
+
+
+def _carried(stream: Stream, told: list[tuple[int, int]]) -> Numbers:
+    """Return, by call, the state that was described last in its step."""
+    calls, states = (np.array(side, np.int64) for side in zip(*told, strict=True))
+    last = np.searchsorted(calls, np.arange(len(stream)), "right") - 1
+    at = np.maximum(last, 0)
+    return np.where((last >= 0) & (stream.step[calls[at]] == stream.step), states[at], NONE)
+
+
+def _read(text: str) -> dict[str, bytes]:
+    found = {}
+    try:
+        random = json.loads(text).get("random") if len(text) <= MOST_TEXT else None
+        for device, state in random.items() if isinstance(random, dict) else ():
+            if isinstance(state, str) and len(state) <= 2 * MOST_STATE:
+                found[str(device)] = zlib.decompressobj().decompress(base64.b64decode(state, validate=True), MOST_STATE)
+    except (ValueError, AttributeError, RecursionError, zlib.error):
+        return {}
+    return found
+
+
+class RandomStates:
+    """The generators of both sides.
+
+    Args:
+        streams: baseline and candidate.
+        calls: the matched calls, indices into either.
+    """
+
+    def __init__(self, streams: tuple[Stream, Stream], calls: tuple[Numbers, Numbers]) -> None:
+        known: Known = {}
+        self.sides = tuple(states_of(stream, known) for stream in streams)
+        self._calls = calls
+        devices = sorted(self.sides[0].before.keys() & self.sides[1].before.keys())
+        self.states = {
+            device: tuple(side.before[device][of] for side, of in zip(self.sides, calls, strict=True)) for device in devices
+        }
+        """By device, before each matched call, on both sides."""
+
+    def differ(self, pair: int) -> bool | None:
+        """Tell whether a generator stands elsewhere when a matched call begins; None where that is not known."""
+        known = [first[pair] != second[pair] for first, second in self.states.values() if NONE not in (first[pair], second[pair])]
+        return any(known) if known else None
+
+    def draw(self, pair: int) -> bool:
+        """Tell whether a matched call draws random numbers, on either side."""
+        return any(
+            side.draws(int(calls[pair]), device)
+            for device in self.states for side, calls in zip(self.sides, self._calls, strict=True)
+        )  # fmt: skip
+
+    def first(self) -> tuple[int, str] | None:
+        """Return the first matched call before which a generator stands elsewhere, and its device; None where there is none."""
+        found = []
+        for device, (first, second) in self.states.items():
+            apart = np.flatnonzero((first != second) & (first != NONE) & (second != NONE))
+            found += [(int(apart[0]), device)] if len(apart) else []
+        return min(found, default=None)
 
 
 def explain_draws(part: Part, suspects: Iterable[Suspect], criterion: Criterion) -> None:
@@ -87,11 +199,10 @@ def _alone_before(part: Part, criterion: Criterion, place: int) -> str | None:
     """Name the last call before a place that only one side has and that draws random numbers."""
     for side, only in ((1, part.alignment.only_candidate), (0, part.alignment.only_baseline)):
         stream = part.streams[side]
-        until = place if side else _counterpart(part, place)
-        drawing = [call for call in _before(stream, only, until) if _is_random(stream, call, criterion)]
-        if drawing:
-            row = stream.row(drawing[-1])
-            return f"{_named(row)}, which only the {SIDES[side]} has,"
+        before = only[stream.seq[only] < (place if side else _counterpart(part, place))].tolist()
+        for row in map(stream.row, reversed(before)):
+            if criterion.row(row.op, row.level, row.phase).random:
+                return f"{_named(row)}, which only the {SIDES[side]} has,"
     return None
 
 
@@ -99,21 +210,11 @@ def _named(row: Row) -> str:
     return f"{row.op} ({row.scope})" if row.scope else row.op
 
 
-def _before(stream: Stream, calls: Numbers, place: int) -> list[int]:
-    return list(calls[stream.seq[calls] < place].tolist())
-
-
 def _counterpart(part: Part, place: int) -> int:
     baseline, candidate = part.streams
     calls = part.verdicts.errors.calls
     at = int(np.searchsorted(candidate.seq[calls[1]], place))
     return int(baseline.seq[calls[0][at]]) if at < len(calls[0]) else 0
-
-
-def _is_random(stream: Stream, call: int, criterion: Criterion) -> bool:
-    name = stream.names.name
-    op, level, phase = (name(int(code[call])) or "" for code in (stream.op, stream.level, stream.phase))
-    return criterion.row(op, level, phase).random
 
 
 def _draws_inside(stream: Stream, call: int) -> bool:

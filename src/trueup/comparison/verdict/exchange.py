@@ -9,25 +9,37 @@ against what the ranks that contribute to it gave. The same communication is fou
 
 Where what they gave differs enough, the difference came from the rank whose input differs most. Where it does not, the
 communication itself is at fault. Where it is not known what they gave, nothing is said.
+
+A rank begins with tensors that one rank hands out to all (DDP's first weights and buffers, a loop of broadcasts). What the root
+gives is where a difference starts: in what that rank began with. What another rank had is replaced, and no reason for anything
+(`use_of`); a capture holds no input of its broadcast.
 """
 
 from __future__ import annotations
 
+import math
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
-from typing import Any
+from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 
-from trueup.comparison.graph.streams import Stream, is_input, is_output
-from trueup.comparison.verdict.handed_out import gives_only_root
+from trueup.comparison.graph.streams import Array, Row, Stream, is_input, is_output
 from trueup.comparison.verdict.judged import Verdicts
-from trueup.comparison.verdict.locate import Part, Suspect
+
+if TYPE_CHECKING:
+    from trueup.comparison.verdict.locate import Part, Suspect
 
 HELD = 1
 """Steps before and after that are held, for receives that belong to the step before their send."""
+
+FROM_ROOT = ("broadcast", "scatter")
+"""What only the root gives, by the operator's name."""
+
+Use = Literal["handed out", "moved", "read"]
+"""What becomes of a tensor: this rank gives it to all; a call shows or copies it, and nobody reads that; it is computed with."""
 
 Key = tuple[str, ...]
 """What tells the communications of one kind: level, operator, group and its ranks; of two ranks level, sender, receiver and tag."""
@@ -123,7 +135,7 @@ class Exchange:
 
     def _contributions(self, step: int, rank: int, spoken: Spoken) -> dict[int, float] | str:
         """Return the error of what each other rank gave, or why it is not known."""
-        if _is_receive(spoken):
+        if spoken.key[1] == "recv":
             return self._of_sender(step, rank, spoken)
         members = _members(spoken)
         if members is None:
@@ -168,7 +180,7 @@ def _spoken(verdicts: Verdicts, rank: int, *, limited: bool) -> Iterator[tuple[i
     """Yield the communications of the candidate on one rank, in order: step, ``seq``, what it is, what the rank gave."""
     errors = verdicts.errors
     stream = errors.streams[1]
-    calls = np.flatnonzero(stream.phase == stream.names.number("collective")).tolist()
+    calls = np.flatnonzero(stream.during("collective")).tolist()
     if not calls:
         return
     pairs = dict(zip(errors.calls[1].tolist(), range(len(verdicts)), strict=True))
@@ -213,10 +225,6 @@ def _between(level: str, what: str, sender: Any, receiver: Any, arguments: dict[
     return level, what, str(sender), str(receiver), str(arguments.get("tag", 0))
 
 
-def _is_receive(spoken: Spoken) -> bool:
-    return spoken.key[1] == "recv"
-
-
 def _members(spoken: Spoken) -> list[int] | None:
     """Return the ranks whose inputs make the result."""
     root = spoken.arguments.get("root")
@@ -237,3 +245,59 @@ def _ranks(text: str) -> list[int] | None:
     except ValueError:
         return None
     return found
+
+
+def gives_only_root(op: str) -> bool:
+    """Tell whether a collective takes what one rank gives and no other: ``c10d::broadcast_``."""
+    return op.rpartition(":")[2].rpartition(".")[2].startswith(FROM_ROOT)
+
+
+def replaced_note(call: Row, slot: str) -> str:
+    """Say of a tensor that differs that it does no harm."""
+    return f"{slot} of {call.key} differs when the run begins, and what another rank hands out replaces it before anything reads it"
+
+
+def from_root(stream: Stream) -> Array:
+    """Tell which calls hand something out from one rank to all."""
+    return np.asarray(stream.during("collective") & stream.names.table(gives_only_root)[stream.op])
+
+
+def receives(stream: Stream) -> bool:
+    """Tell whether this rank gets something that another one hands out."""
+    return any(_root(stream, int(call)) not in (None, stream.rank) for call in np.flatnonzero(from_root(stream)))
+
+
+def use_of(stream: Stream, call: int) -> Use:
+    """Tell what a call does with a tensor that no recorded call made."""
+    if _hands_out(stream, [call]):
+        return "handed out"
+    if not _moves(stream, call):
+        return "read"
+    readers = _readers(stream, call)
+    return "handed out" if _hands_out(stream, readers) else "read" if readers else "moved"
+
+
+def _hands_out(stream: Stream, calls: list[int]) -> bool:
+    collective, from_one = stream.names.number("collective"), stream.names.table(gives_only_root)
+    return any(
+        stream.phase[call] == collective and from_one[stream.op[call]] and _root(stream, call) == stream.rank for call in calls
+    )
+
+
+def _root(stream: Stream, call: int) -> int | None:
+    root = stream.given(call).get("root")
+    return root if isinstance(root, int) else None
+
+
+def _readers(stream: Stream, call: int) -> list[int]:
+    at = np.flatnonzero((stream.producer == stream.seq[call]) & (stream.call != call))
+    return list(np.unique(stream.call[at[stream.names.table(is_input)[stream.slot[at]]]]).tolist())
+
+
+def _moves(stream: Stream, call: int) -> bool:
+    """Tell whether a call returns the elements that it got and no others: a view, a concatenation."""
+    slots = np.arange(*stream.starts[call : call + 2].tolist())
+    read, made = (slots[stream.names.table(of)[stream.slot[slots]]] for of in (is_input, is_output))
+    if not len(made) or stream.numel[read].sum() != stream.numel[made].sum():
+        return False
+    return math.isclose((stream.l2[read] ** 2).sum(), (stream.l2[made] ** 2).sum())  # added in another order

@@ -189,7 +189,7 @@ class _Judge:
         pair, order = self.errors.pair[outputs], None
         if names.table(is_listed)[calls.op].any():
             pair, owner, which = self._by_element(owner, entries, outputs)
-            calls = calls.pick(which)
+            calls = calls.take(which)
             order, sorted_read = np.argsort(pair, kind="stable"), np.argsort(owner, kind="stable")
             pair, outputs, owner, entries = pair[order], outputs[order], owner[sorted_read], entries[sorted_read]
         count, narrowest = len(calls.row), float(self._unit(outputs).max(initial=0.0))

@@ -1,21 +1,20 @@
-"""Results that only a later step reads: what two sides with other calls wrote into weights and states, compared by what it is.
+"""Gradients of weights where no optimizer was recorded: nothing reads them, so they are compared by what they are.
 
-A fused optimizer writes in one call what its parts write in ten, and in the last captured step nobody reads it. Each such result is
-held against the nearest of the same shape on the other side; so are gradients of weights where no optimizer was recorded. Where
-all of a call's agree within what goes into both explains, the call did no harm. Where they do not, nothing is said: the nearest
-need not be its counterpart.
+Two sides that run other calls end in the same gradients. Each is held against the nearest of its shape and dtype on the other side.
+Where all of a call's agree within what goes into both explains, the call did no harm. Where they do not, nothing is said: the
+nearest need not be its counterpart.
 """
 
 from __future__ import annotations
 
 from collections import defaultdict
-from dataclasses import dataclass
+from collections.abc import Callable
+from functools import cache
 
 import numpy as np
 
-from trueup.comparison.graph.streams import Numbers, Stream, is_output
+from trueup.comparison.graph.streams import Numbers, Stream
 from trueup.comparison.verdict.criteria import Criterion
-from trueup.comparison.verdict.judged import LASTING
 from trueup.comparison.verdict.regions import Region, Regions, explained
 from trueup.kernels import distance
 
@@ -23,41 +22,28 @@ MOST_PAIRS = 1 << 20
 """Distances that are taken for one shape; more are not looked at."""
 
 Key = tuple[int, int]
-"""Shape and dtype of a result."""
+"""Shape and dtype of a gradient."""
 
-
-@dataclass(slots=True)
-class _Written:
-    """What the loose calls of one side wrote, by shape and dtype."""
-
-    stream: Stream
-    calls: list[int]
-    slots: dict[Key, Numbers]
+Walk = Callable[[int, int], Region]
+"""Returns what goes into a call of a side."""
 
 
 def settle(regions: Regions, criterion: Criterion) -> None:
-    """Find the calls whose results agree with what the other side wrote."""
-    written = [_written(regions, side) for side in (0, 1)]
-    if not all(side.calls for side in written):
+    """Find the calls whose gradients of weights agree with what the other side computed."""
+    if not all(regions.ends):
         return
-    origins = _Origins(regions)
-    for side, (mine, settled) in enumerate(zip(written, regions.settled, strict=True)):
-        ends = regions.ends[side]
-        settled.update(call for call in mine.calls if _agrees(call, side, ends.get(call), written, origins, criterion))
+    made = [_by_kind(stream, ends) for stream, ends in zip(regions.tree.streams, regions.ends, strict=True)]
+    walked = cache(lambda side, call: regions.walk([(side, call)], covered=True))  # each once
+    for side, (ends, settled) in enumerate(zip(regions.ends, regions.settled, strict=True)):
+        near = made[1 - side]
+        settled.update(call for call, slots in ends.items() if _agrees((side, call), slots, regions, near, walked, criterion))
 
 
-def _written(regions: Regions, side: int) -> _Written:
-    stream, loose = regions.tree.streams[side], regions.loose[side]
-    lasting = np.r_[np.isin(stream.phase, [stream.names.number(phase) for phase in LASTING]), False] & loose
-    ends = regions.ends[side]
-    chosen = stream.names.table(is_output)[stream.slot] & lasting[stream.call]
-    chosen[[k for slots in ends.values() for k in slots]] = True
-    outputs = np.flatnonzero(chosen & stream.measured)
-    slots: defaultdict[Key, list[int]] = defaultdict(list)
-    for k in outputs.tolist():
-        slots[_key(stream, k)].append(k)
-    calls = [*np.flatnonzero(lasting).tolist(), *ends]
-    return _Written(stream, calls, {key: np.array(found, np.int64) for key, found in slots.items()})
+def _by_kind(stream: Stream, ends: dict[int, list[int]]) -> dict[Key, Numbers]:
+    found: defaultdict[Key, list[int]] = defaultdict(list)
+    for k in sorted(k for slots in ends.values() for k in slots if stream.measured[k]):
+        found[_key(stream, k)].append(k)
+    return {key: np.array(slots, np.int64) for key, slots in found.items()}
 
 
 def _key(stream: Stream, k: int) -> Key:
@@ -65,57 +51,24 @@ def _key(stream: Stream, k: int) -> Key:
 
 
 def _agrees(
-    call: int, side: int, ends: list[int] | None, written: list[_Written], origins: _Origins, criterion: Criterion
+    end: tuple[int, int], slots: list[int], regions: Regions, made: dict[Key, Numbers], walked: Walk, criterion: Criterion
 ) -> bool:
-    mine, other = written[side], written[1 - side]
-    outputs = ends or _changed(mine.stream, call)
-    if not outputs:
-        return False
-    row = criterion.rows[-1]
-    for k in outputs:
-        near = other.slots.get(_key(mine.stream, k)) if mine.stream.measured[k] else None
-        if near is None or len(near) * len(outputs) > MOST_PAIRS:
+    side, call = end
+    mine, other = regions.tree.streams[side], regions.tree.streams[1 - side]
+    for k in slots:
+        near = made.get(_key(mine, k)) if mine.measured[k] else None
+        if near is None or len(near) * len(slots) > MOST_PAIRS:
             return False
-        apart = distance(mine.stream.sketch[k], other.stream.sketch[near])
+        apart = distance(mine.sketch[k], other.sketch[near])
         if np.isnan(apart).all():
             return False
         best = int(np.nanargmin(apart))
-        norm = max(float(mine.stream.l2[k]), float(other.stream.l2[near[best]]))
-        regions = origins.of(side, call), origins.of(1 - side, int(other.stream.call[near[best]]))
-        if not all(region.known for region in regions):
+        norm = max(float(mine.l2[k]), float(other.l2[near[best]]))
+        sources = walked(side, call), walked(1 - side, int(other.call[near[best]]))
+        if not all(region.known for region in sources):
             return False
-        worst = max(region.worst for region in regions)
-        unit = max(region.unit for region in regions)
-        calls = max(sum(map(len, region.calls)) for region in regions)
-        if apart[best] > norm * explained(row, unit, calls, worst):
+        worst, unit = max(region.worst for region in sources), max(region.unit for region in sources)
+        calls = max(sum(map(len, region.calls)) for region in sources)
+        if apart[best] > norm * explained(criterion.rows[-1], unit, calls, worst):
             return False
     return True
-
-
-def _changed(stream: Stream, call: int) -> list[int]:
-    """Return the outputs of a call, without those that are what it read: a fused optimizer names the gradients too.
-
-    Where all of them are (a counter of steps that is 1 is what was added to it), all of them.
-    """
-    slots = np.arange(*stream.starts[call : call + 2].tolist())
-    written = stream.names.table(is_output)[stream.slot[slots]]
-    same = stream.has_digest[slots] & np.isin(stream.digest[slots], stream.digest[slots[~written & stream.has_digest[slots]]])
-    changed = written & ~same
-    return list(slots[changed if changed.any() else written].tolist())
-
-
-class _Origins:
-    """What goes into loose calls, each walked back once."""
-
-    def __init__(self, regions: Regions) -> None:
-        self._regions = regions
-        self._found: dict[tuple[int, int], Region] = {}
-
-    def of(self, side: int, call: int) -> Region:
-        found = self._found.get((side, call))
-        if found is None:
-            covered = call in self._regions.ends[side]
-            found = self._found[side, call] = self._regions.walk([(side, call)], covered=covered)
-        return found
-
-

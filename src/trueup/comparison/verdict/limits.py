@@ -9,10 +9,12 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cached_property, partial
+from operator import attrgetter
 from typing import Any, Literal
 
 import numpy as np
 
+from trueup import toml
 from trueup.comparison.graph.streams import Array
 from trueup.comparison.measures.measure import DIGEST, STATISTICS, Errors
 from trueup.kernels import Pair
@@ -132,10 +134,7 @@ MEASURES: dict[str, Callable[[Measures], Array]] = {
     "relative_l2": Measures.relative_l2,
     "error": Measures.error,
     "mean_scaled_difference": Measures.mean_scaled,
-    "max_absolute": _of_bytes(lambda p: p.max_absolute),
-    "max_relative": _of_bytes(lambda p: p.max_relative),
-    "mean_relative": _of_bytes(lambda p: p.mean_relative),
-    "rmse": _of_bytes(lambda p: p.rmse),
+    **{name: _of_bytes(attrgetter(name)) for name in ("max_absolute", "max_relative", "mean_relative", "rmse")},
     "thousandth": _of_bytes(lambda p: p.n_thousandth / p.counted if p.counted else 1.0),
     "five_thousandths": _of_bytes(lambda p: p.n_five_thousandths / p.counted if p.counted else 1.0),
     "new_nonfinite": Measures.new_nonfinite,
@@ -194,16 +193,13 @@ def parse(table: dict[str, Any], at: str) -> Limit:
     for name, value in table.items():
         if name in ("origin", "detail"):
             continue
-        if name not in MEASURES:
-            raise ValueError(f"{at}measure {name!r} is unknown: expected {', '.join(MEASURES)}")
+        toml.chosen(name, MEASURES, f"{at}measure")
         side: Any
         side, number = next(iter(value.items())) if isinstance(value, dict) and len(value) == 1 else ("", None)
         if side not in ("above", "below") or isinstance(number, bool) or not isinstance(number, (int, float)) or number != number:
             raise ValueError(f"{at}{name} must be {{ above = number }} or {{ below = number }}, not {value!r}")
         conditions.append((name, side, float(number)))
-    detail = table.get("detail", "")
-    if detail not in ("", "tensor", "stats"):
-        raise ValueError(f"{at}detail must be tensor or stats, not {detail!r}")
+    detail = toml.chosen(table.get("detail", ""), ("", "tensor", "stats"), f"{at}detail")
     if not conditions or not isinstance(table.get("origin"), str):
         raise ValueError(f"{at}expected a measure and an origin")
     return Limit(tuple(conditions), detail, table["origin"])

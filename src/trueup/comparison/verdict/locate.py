@@ -18,20 +18,25 @@ import numpy as np
 
 from trueup.comparison.graph.pairs import Alignment
 from trueup.comparison.graph.streams import NONE, Row, Stream, is_input, is_output, is_weight
-from trueup.comparison.measures.arguments import equal_values
-from trueup.comparison.measures.measure import is_overwritten, same_shapes
+from trueup.comparison.measures.measure import equal_values, is_overwritten, same_shapes
 from trueup.comparison.measures.roundoff import roundoff
 from trueup.comparison.normalise.updates import ADDED, STEP
 from trueup.comparison.verdict import micro_batches, moved
-from trueup.comparison.verdict.between import arising_inside, came_in, comes_from_between
 from trueup.comparison.verdict.criteria import Criterion
 from trueup.comparison.verdict.draws import begins_elsewhere, explain_draws
-from trueup.comparison.verdict.handed_out import Use, from_root, receives, use_of
+from trueup.comparison.verdict.exchange import Use, from_root, receives, use_of
 from trueup.comparison.verdict.judged import LASTING, Judged, Verdicts
 from trueup.comparison.verdict.lasting import settle
 from trueup.comparison.verdict.laws import Laws
 from trueup.comparison.verdict.one_sided import dead_ends, unaccounted
-from trueup.comparison.verdict.origins import LEAST, Origins, may_have_grown
+from trueup.comparison.verdict.origins import (
+    LEAST,
+    Origins,
+    arising_inside,
+    came_in,
+    comes_from_between,
+    may_have_grown,
+)
 from trueup.comparison.verdict.overwritten import overwritten
 from trueup.comparison.verdict.parts import Parts, coarsest
 from trueup.comparison.verdict.reconvergence import Reconvergence

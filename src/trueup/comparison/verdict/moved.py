@@ -13,6 +13,8 @@ import numpy as np
 
 from trueup.comparison.graph.streams import NONE, Array, Numbers, Stream, is_weight
 from trueup.comparison.measures.roundoff import roundoff
+from trueup.comparison.normalise.updates import STEP
+from trueup.comparison.verdict.factors import SHARED
 from trueup.comparison.verdict.tree import Tree
 from trueup.comparison.verdict.updated import ROUNDINGS
 from trueup.report.sentence import NO_OPTIMIZER, WEIGHTS_UNSEEN, moved_weights
@@ -20,11 +22,6 @@ from trueup.report.sentence import NO_OPTIMIZER, WEIGHTS_UNSEEN, moved_weights
 LEAST = 0.02
 """Relative error of an update that is explained after any difference: an optimizer that divides by the root of a mean square makes
 that of rounding where gradients are near zero, and sketches tell it within some 18 %."""
-SIGNS = 8.0
-"""Times ``e + sqrt(e)`` of the largest error e seen before that is explained, too: of so many gradients the sign flips."""
-LEFT, SAME = 0.1, 0.03
-"""Updates differ in length alone where no more than this part of the difference is left when both are as long, and where the ratios
-of their lengths are so close to each other."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,7 +75,7 @@ def read(tree: Tree, before: Weights) -> Weights:
 
 def is_unseen(stream: Stream) -> bool:
     """Tell whether what writes the weights is not compared: no optimizer is there, though the capture may hold its calls."""
-    return not bool((stream.phase == stream.names.number("optimizer")).any())
+    return not bool(stream.during("optimizer").any())
 
 
 def last(weights: Weights) -> Weights:
@@ -111,7 +108,8 @@ def deviating(tree: Tree, weights: Weights, before: Array) -> Updated:
     when = weights.step[later + 1]
     begins = np.searchsorted(errors.streams[1].step[errors.calls[1][errors.pair]], when)
     largest = before[begins]
-    explained = np.where(largest > 0, np.maximum(LEAST, SIGNS * (largest + np.sqrt(largest))), 0.0)
+    signs = tree.verdicts.criterion.row(STEP, "module", "optimizer").factor * (largest + np.sqrt(largest))  # as in one that is seen
+    explained = np.where(largest > 0, np.maximum(LEAST, signs), 0.0)
     wrong = apart > explained * size + floor
     if not wrong.any():
         return Updated(entry[wrong], entry)
@@ -128,7 +126,7 @@ def _times(first: Array, second: Array) -> float:
         ratio = (first * second).sum(axis=1) / (first**2).sum(axis=1)
         left = np.linalg.norm(second - first * ratio[:, None], axis=1) / np.linalg.norm(second - first, axis=1)
     middle = float(np.median(ratio))
-    return middle if (left <= LEFT).all() and np.ptp(ratio) <= SAME * abs(middle) else float("nan")
+    return middle if (left <= SHARED).all() and np.ptp(ratio) <= SHARED * abs(middle) else float("nan")
 
 
 def why(slots: Sequence[str], updated: Updated | None) -> str:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from functools import cached_property
 
 import numpy as np
@@ -48,16 +48,10 @@ class Calls:
     inside: Array
     """How many calls with nothing inside ran inside it; 0 where none was recorded."""
 
-    def take(self, those: range) -> Calls:
-        """Return some of them that follow one another."""
-        at = slice(those.start, those.stop)
-        return Calls(self.row[at], self.op[at], self.aten[at], self.optimizer[at], self.lowest[at], self.inside[at])
-
-    def pick(self, which: Numbers) -> Calls:
-        """Return an entry for each of some calls, a call as often as it is named."""
-        return Calls(
-            self.row[which], self.op[which], self.aten[which], self.optimizer[which], self.lowest[which], self.inside[which]
-        )
+    def take(self, which: Numbers | range) -> Calls:
+        """Return an entry for each of some calls, a call as often as it is named; a range gives views."""
+        at = slice(which.start, which.stop) if isinstance(which, range) else which
+        return Calls(*(getattr(self, column.name)[at] for column in fields(self)))
 
 
 @dataclass(slots=True)
@@ -132,6 +126,17 @@ def blocked(k: Array) -> Array:
 
 
 # What the formulas ask of a name; `Vocabulary.table` asks once per name.
+Asked = Callable[[str], bool]
+
+
+def _holds(part: str) -> Asked:
+    return lambda name: part in name
+
+
+def _begins(*parts: str) -> Asked:
+    return lambda name: name.startswith(parts)
+
+
 def bare(op: str) -> str:
     """Return an operator's name without its namespace."""
     return op.rpartition("::")[2]
@@ -152,34 +157,9 @@ def is_convolution_backward(op: str) -> bool:
     return bare(op).startswith("convolution_backward")
 
 
-def is_attention(op: str) -> bool:
-    """Tell whether an operator is an attention, or the backward of one."""
-    return "attention" in op
-
-
-def is_root(op: str) -> bool:
-    """Tell whether an operator takes square roots."""
-    return "sqrt" in op
-
-
-def is_backward(op: str) -> bool:
-    """Tell whether an operator computes gradients."""
-    return "backward" in op
-
-
 def is_backward_operator(op: str) -> bool:
     """Tell whether a dispatcher's operator takes the gradient first: ``aten::threshold_backward(grad_output, self)``."""
     return op.startswith("aten::") and "_backward" in op
-
-
-def is_gradient_slot(slot: str) -> bool:
-    """Tell whether a slot holds a gradient."""
-    return "grad" in slot
-
-
-def is_incoming_gradient(slot: str) -> bool:
-    """Tell whether a slot holds the gradient that a backward gets."""
-    return slot.startswith("grad_output")
 
 
 def is_listed(op: str) -> bool:
@@ -187,22 +167,28 @@ def is_listed(op: str) -> bool:
     return bare(op).rpartition(".")[2].startswith(("_foreach_", "_fused_"))
 
 
-def element(slot: str) -> int:
-    """Return which element of a list a slot is, NONE where it is none: ``input.1.3``, ``output.self.3`` and ``output.3`` are 3."""
-    *head, last = slot.split(".")
-    return int(last) if last.isdigit() and (len(head) > 1 or is_result(slot)) else NONE
-
-
-def is_result(slot: str) -> bool:
-    """Tell whether a slot holds a result of a forward."""
-    return slot.startswith("output.")
-
-
-def is_argument(slot: str) -> bool:
-    """Tell whether a slot holds an argument of a forward."""
-    return slot.startswith("input.")
+is_attention: Asked = _holds("attention")
+"""Whether an operator is an attention, or the backward of one."""
+is_root: Asked = _holds("sqrt")
+"""Whether an operator takes square roots."""
+is_backward: Asked = _holds("backward")
+"""Whether an operator computes gradients."""
+is_gradient_slot: Asked = _holds("grad")
+"""Whether a slot holds a gradient."""
+is_incoming_gradient: Asked = _begins("grad_output")
+"""Whether a slot holds the gradient that a backward gets."""
+is_result: Asked = _begins("output.")
+"""Whether a slot holds a result of a forward."""
+is_argument: Asked = _begins("input.")
+"""Whether a slot holds an argument of a forward."""
 
 
 def is_variance(slot: str) -> bool:
     """Tell whether a slot holds a variance."""
     return slot.endswith("var")
+
+
+def element(slot: str) -> int:
+    """Return which element of a list a slot is, NONE where it is none: ``input.1.3``, ``output.self.3`` and ``output.3`` are 3."""
+    *head, last = slot.split(".")
+    return int(last) if last.isdigit() and (len(head) > 1 or is_result(slot)) else NONE

@@ -2,22 +2,28 @@
 
 A call whose inputs differ explains its outputs. That holds only if the difference of its inputs was seen to arise: after a gap
 in the captured steps, or in a capture of the backward alone, it may come from anywhere.
+
+Where only modules were compared, a module's own arithmetic, the attention between its projections, a residual addition, is no
+call. What it gets wrong comes in at the module that reads it, which only passes it on; so the module around them is the one whose
+inputs agree and whose outputs do not (`arising_inside`).
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
 
-from trueup.comparison.graph.streams import NONE, Array, Numbers, Row, Stream
+from trueup.comparison.graph.streams import NONE, Array, Numbers, Row, Stream, is_weight
 from trueup.comparison.measures.roundoff import SINGLE, roundoff
 from trueup.comparison.verdict import moved
 from trueup.comparison.verdict.coherence import coherent
+from trueup.comparison.verdict.criteria import Criterion
 from trueup.comparison.verdict.explain import unrecorded
 from trueup.comparison.verdict.judged import Judged
-from trueup.comparison.verdict.tree import Tree
+from trueup.comparison.verdict.operands import most
+from trueup.comparison.verdict.tree import Tree, only_modules
 from trueup.report.sentence import NO_OPTIMIZER_DUMPED
 
 LEAST = 1e-3
@@ -26,8 +32,8 @@ LEAST = 1e-3
 GROWTH = 100.0
 """How many times the largest error seen before an input's may be: gradients that add up outside of any call may cancel."""
 
-GIVEN = 4 * SINGLE
-"""Relative error of what comes from outside a later step, and of which nothing recorded can be the reason: as ``input_units``."""
+Unexplained = tuple[Judged, str]
+"""A call, and the slot where a difference comes in that no compared call made."""
 
 
 @dataclass(slots=True)
@@ -91,7 +97,8 @@ class Origins:
         before = np.maximum.accumulate(np.r_[self.largest, np.where(tree.leaves(), worst, 0.0)])
         grown = GROWTH * before[:-1][errors.pair]
         least, shared = self._unseen(tree)
-        limit = np.where(self._given(tree, grown), np.maximum(GIVEN, grown), np.maximum(least, grown))
+        given = tree.verdicts.criterion.input_units * SINGLE
+        limit = np.where(self._given(tree, grown), np.maximum(given, grown), np.maximum(least, grown))
         differ = errors.inputs & (plain > np.maximum(limit, tree.verdicts.tolerated))
         differ |= errors.inputs & (shared > np.maximum(grown, tree.verdicts.tolerated))
         if tree.streams[0].mixed:  # frameworks sum the gradient of a weight outside of any call that both have
@@ -115,7 +122,7 @@ class Origins:
         nothing = np.zeros(len(errors.pair))
         steps = candidate.steps if self.step is None else np.r_[self.step, candidate.steps]
         gap = (self.step is None and len(steps) and steps[0] > 0) or (np.diff(steps) > 1).any()
-        forward = all(bool((stream.phase == stream.names.number("forward")).any()) for stream in tree.streams)
+        forward = all(bool(stream.during("forward").any()) for stream in tree.streams)
         if gap or not forward or not self.alone or any(stream.imported or stream.neutral is not None for stream in tree.streams):
             return nothing + LEAST, nothing
         # Under autocast float32 gradients come out of 16-bit products: what was not seen may have gone through any dtype there is.
@@ -138,9 +145,8 @@ class Origins:
         steps = np.r_[self.step, candidate.steps]
         if (np.diff(steps) > 1).any():
             return np.zeros(len(errors.pair), bool)
-        outside = (baseline.producer[errors.slots[0]] == NONE) & (candidate.producer[errors.slots[1]] == NONE)
-        phases = np.isin(candidate.phase, [candidate.names.number(phase) for phase in ("forward", "data")])
-        return np.asarray(outside & phases[errors.calls[1][errors.pair]] & (self.trains | (grown == 0)))
+        found = (baseline.producer[errors.slots[0]] == NONE) & (candidate.producer[errors.slots[1]] == NONE)
+        return np.asarray(found & candidate.during("forward", "data")[errors.calls[1][errors.pair]] & (self.trains | (grown == 0)))
 
     def _remember(self, tree: Tree, worst: Array, largest: float) -> None:
         self._read(tree)
@@ -152,8 +158,8 @@ class Origins:
         self.imported = streams[0].imported, streams[1].imported
         for seen, stream in zip(self.seen, streams, strict=True):
             seen.update(stream.names.names[n] for n in np.unique(stream.phase).tolist() if n != NONE)
-        self.gradients |= _has_gradients(streams[1])
-        self.trains = all(bool((stream.phase == stream.names.number("optimizer")).any()) for stream in streams)
+        self.gradients |= bool((streams[1].during("backward") & ~streams[1].of_level("module")).any())
+        self.trains = not any(map(moved.is_unseen, streams))
         errors = tree.verdicts.errors
         self.errors.append((errors.streams[1].seq[errors.calls[1]], worst))
 
@@ -204,11 +210,6 @@ def unseen(ranks: Iterable[Origins]) -> list[str]:
     return moved.unseen(trains=trains, optimizer=optimizer, gradients=gradients)
 
 
-def _has_gradients(stream: Stream) -> bool:
-    backward = stream.phase == stream.names.number("backward")
-    return bool((backward & (stream.level != stream.names.number("module"))).any())
-
-
 def may_have_grown(tree: Tree) -> Array:
     """Return, by entry, the relative error that rounding seen before in the step can have become.
 
@@ -224,9 +225,8 @@ def may_have_grown(tree: Tree) -> Array:
 
 def _of_outputs(tree: Tree, relative: Array) -> Array:
     """Return the largest error of the outputs of each matched call."""
-    worst, outputs = np.zeros(len(tree.verdicts)), np.flatnonzero(tree.verdicts.errors.outputs)
-    np.maximum.at(worst, tree.verdicts.errors.pair[outputs], relative[outputs])
-    return worst
+    outputs = np.flatnonzero(tree.verdicts.errors.outputs)
+    return most(relative[outputs], tree.verdicts.errors.pair[outputs], len(tree.verdicts))
 
 
 def _is_accounted_for(tree: Tree, entry: int, error: float) -> bool:
@@ -261,3 +261,42 @@ def _plain(tree: Tree) -> Array:
     errors = tree.verdicts.errors
     nothing = np.isnan(errors.absolute) | errors.unsized | ((errors.norm == 0) & np.isfinite(errors.absolute))
     return np.where(nothing, 0.0, errors.generous)
+
+
+def arising_inside(
+    unexplained: Iterable[Unexplained], tree: Tree, criterion: Criterion
+) -> tuple[list[int], list[Unexplained]]:
+    """Return the matched modules inside which differences arise that came in unseen, and those that this leaves open.
+
+    The innermost module around the reader that was compared as a whole answers, if its own outputs are certainly wrong. Dumps of
+    other tools tell inputs by statistics at best, and modules of two frameworks are not the same: of those nothing is said.
+    """
+    stream = tree.streams[1]
+    module, found, left = stream.names.number("module"), dict[int, None](), []
+    known = only_modules(stream) and stream.neutral is None and not any(side.imported for side in tree.streams)
+    for judged, slot in unexplained:
+        call = stream.find(judged.call.candidate.seq)
+        around = tree.covering(call, 1)[:1] if known and stream.level[call] == module and not is_weight(slot) else []
+        if around and tree.verdicts.at(around[0]).is_certain(criterion):
+            found[around[0]] = None
+        else:
+            left.append((judged, slot))
+    return list(found), left
+
+
+def came_in(unexplained: Sequence[Unexplained], stream: Stream) -> Callable[[Judged], bool]:
+    """Return what tells of a module whether its inputs differ, once a difference came in unseen: it may then only pass that on.
+
+    Weights do not count: one that differs is read by one module. Nor does anything where functions or operators were recorded too.
+    """
+    if not unexplained or not only_modules(stream):
+        return lambda judged: False  # noqa: ARG005
+    first = min((judged.call.candidate.seq for judged, slot in unexplained if not is_weight(slot)), default=None)
+    return lambda judged: first is not None and judged.call.candidate.seq >= first and judged.error_in > LEAST
+
+
+def comes_from_between(stream: Stream, call: int, slot: str) -> bool:
+    """Tell whether nothing shows who made an input, for only modules were recorded and it is of one inside another."""
+    if is_weight(slot) or not only_modules(stream):
+        return False
+    return bool(stream.level[call] != stream.names.number("module") or stream.parents[call] != NONE)  # or it is the loss

@@ -11,12 +11,10 @@ from trueup.comparison.graph.pairs import Alignment
 from trueup.comparison.graph.streams import NONE, Array, Numbers, Stream, is_output, is_weight, numbered
 from trueup.comparison.normalise.dialects import MODULE
 from trueup.comparison.verdict.judged import Judged, Verdicts
+from trueup.comparison.verdict.operands import most
 
 SPREAD = 1000.0
 """A call's error may be this many times the largest error inside it: gradients of several uses add up, and may cancel."""
-
-PASSED_ON = 2.0
-"""Times the error of what no call made up to which a module's error is what it was given."""
 
 
 class Tree:
@@ -43,7 +41,7 @@ class Tree:
         what is inside is matched, or lies between what is matched. That takes its functions, so modules alone are not looked into.
         """
         stream = self.streams[1]
-        if stream.neutral is None or not (stream.level == stream.names.number("api")).any():
+        if stream.neutral is None or not stream.of_level("api").any():
             return frozenset()
         matched = self.verdicts.errors.calls[1]
         above = np.unique(stream.parents[matched])
@@ -59,11 +57,7 @@ class Tree:
 
     def around(self, call: int, side: int = 1) -> list[int]:
         """Return the calls around a call, innermost first."""
-        found: list[int] = []
-        parents = self.streams[side].parents
-        while call >= 0 and (call := int(parents[call])) >= 0:
-            found.append(call)
-        return found
+        return list(self.streams[side].around(call))
 
     def inside(self, call: int, side: int = 1) -> Iterator[int]:
         """Yield the calls inside a call, at any depth."""
@@ -97,7 +91,7 @@ class Tree:
         if any(map(len, alone)) and pair not in self.opened and not self._are_judged(pair, alone, inner):
             return False
         if self._is_of_modules:  # what arises between the modules inside one is read there, and no call is seen to make it
-            inner = inner[verdicts.error_out[inner] > PASSED_ON * self._unmade[inner]]
+            inner = inner[verdicts.error_out[inner] > verdicts.criterion.certain_carried * self._unmade[inner]]
         if verdicts.unsized[inner].any() or any(n in verdicts.incomparable for n in inner.tolist()):
             of, errors = self._weights
             return bool(errors[np.isin(of, inner)].max(initial=0.0) * SPREAD >= verdicts.error_out[pair])
@@ -122,8 +116,7 @@ class Tree:
         """
         stream = self.streams[side]
         found = stream.inside(call)
-        ahead = [stream.names.number(phase) for phase in ("forward", "recompute")]
-        if len(found) or stream.phase[call] not in ahead:
+        if len(found) or stream.names.name(int(stream.phase[call])) not in ("forward", "recompute"):
             return found
         own = slice(stream.starts[call], stream.starts[call + 1])
         last = stream.ready[own].max(initial=NONE)
@@ -139,9 +132,7 @@ class Tree:
         """Relative error of what each matched call reads and no compared call made, but for weights."""
         errors, stream = self.verdicts.errors, self.streams[1]
         read = errors.inputs & ~stream.names.table(is_weight)[errors.names] & (stream.producers[errors.slots[1]] < 0)
-        found = np.zeros(len(self.verdicts))
-        np.maximum.at(found, errors.pair[read], np.nan_to_num(errors.relative[read]))
-        return found
+        return most(np.nan_to_num(errors.relative[read]), errors.pair[read], len(self.verdicts))
 
     @cached_property
     def _weights(self) -> tuple[Numbers, Array]:
@@ -149,10 +140,6 @@ class Tree:
         errors = self.verdicts.errors
         at = np.flatnonzero(self.streams[0].names.table(is_weight)[errors.names])
         return errors.pair[at], np.nan_to_num(errors.relative[at])
-
-    def covers(self, call: int, side: int) -> bool:
-        """Tell whether a call around this one was compared as a whole."""
-        return bool(self.covering(call, side))
 
     def covering(self, call: int, side: int) -> list[int]:
         """Return the matched calls around this one that were compared as a whole."""
@@ -175,4 +162,4 @@ class Tree:
 def only_modules(stream: Stream) -> bool:
     """Tell whether all that computes anything is a module; the loss, which every capture has, is a call that only reads."""
     outputs = stream.call[stream.names.table(is_output)[stream.slot]]
-    return bool((stream.level[outputs] == stream.names.number("module")).all())
+    return bool(stream.of_level("module")[outputs].all())

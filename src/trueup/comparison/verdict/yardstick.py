@@ -18,13 +18,11 @@ from dataclasses import dataclass
 import numpy as np
 
 from trueup.comparison.graph.streams import Array, Numbers, Stream
-from trueup.comparison.measures.measure import STATISTICS, Errors, measure
-from trueup.comparison.measures.payloads import Payload
+from trueup.comparison.measures.measure import STATISTICS, Errors, Payload, measure
+from trueup.comparison.measures.roundoff import SINGLE
 from trueup.comparison.normalise.mapping import Mapping
 from trueup.comparison.verdict.align import align
-
-LEAST = 1e-6
-"""Relative distance from the truth that no baseline is blamed for: 16 units of float32."""
+from trueup.comparison.verdict.criteria import Criterion
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,51 +47,36 @@ def yardstick_of(streams: Sequence[Stream], payloads: Sequence[Payload], repeats
         repeats: how many.
         mapping: what the candidate calls things.
     """
-    baseline, candidate, *others = streams
-    found = spread(baseline, others[:repeats], [payloads[0], *payloads[2 : 2 + repeats]]) if repeats else None
-    if len(others) == repeats:
-        return Yardstick(found)
-    truth, payload = others[-1], payloads[-1]
-    far = (
-        distance_from(truth, baseline, (payload, payloads[0])),
-        distance_from(truth, candidate, (payload, payloads[1]), mapping),
-    )
-    return Yardstick(found, far)
 
+    def apart(reference: int, run: int, names: Mapping | None = None) -> Errors:
+        first, second = streams[reference], streams[run]
+        return measure(align(first, second, names), first, second, (payloads[reference], payloads[run]))
 
-def spread(baseline: Stream, repeats: Sequence[Stream], payloads: Sequence[Payload]) -> Array:
-    """Return how far each slot of the baseline is from its repeats.
-
-    Args:
-        baseline: the run.
-        repeats: the same run, again.
-        payloads: of the baseline, then of each repeat.
-    """
-    found = np.full(len(baseline.slot), np.nan)
-    for repeat, payload in zip(repeats, payloads[1:], strict=True):
-        errors = measure(align(baseline, repeat), baseline, repeat, (payloads[0], payload))
+    found = np.full(len(streams[0].slot), np.nan)
+    for run in range(2, 2 + repeats):
+        errors = apart(0, run)
         np.fmax.at(found, errors.slots[0], errors.relative)
-    return found
+    spread = found if repeats else None
+    if len(streams) == 2 + repeats:
+        return Yardstick(spread)
+    truth = [np.full(len(stream.slot), np.nan) for stream in streams[:2]]
+    for run, found in enumerate(truth):
+        errors = apart(-1, run, mapping if run else None)
+        known = errors.method != STATISTICS  # which only bound a distance
+        np.fmax.at(found, errors.slots[1][known], errors.relative[known])
+    return Yardstick(spread, (truth[0], truth[1]))
 
 
-def behind(errors: Errors, yardstick: Yardstick, allowed: float) -> Numbers:
-    """Return the matched calls of which the baseline is several times further from the float64 run than the candidate."""
+def behind(errors: Errors, yardstick: Yardstick, criterion: Criterion) -> Numbers:
+    """Return the matched calls of which the baseline is several times further from the float64 run than the candidate.
+
+    What may differ of a tensor that no recorded call made, no baseline is blamed for.
+    """
     if yardstick.truth is None:
         return np.zeros(0, np.int64)
     baseline, candidate = (truth[slots] for truth, slots in zip(yardstick.truth, errors.slots, strict=True))
-    worse = errors.outputs & (baseline > np.maximum(allowed * candidate, LEAST))
+    worse = errors.outputs & (baseline > np.maximum(criterion.yardstick * candidate, criterion.input_units * SINGLE))
     return np.unique(errors.pair[worse])
-
-
-def distance_from(
-    reference: Stream, stream: Stream, payloads: tuple[Payload, Payload], mapping: Mapping | None = None
-) -> Array:
-    """Return how far each slot of a run is from the float64 run, relative to the latter."""
-    found = np.full(len(stream.slot), np.nan)
-    errors = measure(align(reference, stream, mapping), reference, stream, payloads)
-    known = errors.method != STATISTICS  # which only bound a distance
-    np.fmax.at(found, errors.slots[1][known], errors.relative[known])
-    return found
 
 
 def loss_note(
