@@ -45,6 +45,13 @@ def rounded_norm(x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
     return plain.to(torch.bfloat16).to(x.dtype) * weight + bias
 
 
+def norm_by_moments(x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
+    """Return the norm in float32, by the inverse root of a variance that one call takes with the mean."""
+    wide = x.float() if x.dtype in (torch.float16, torch.bfloat16) else x
+    variance, mean = torch.var_mean(wide, -1, correction=0, keepdim=True)
+    return torch.addcmul(bias, ((wide - mean) * torch.rsqrt(variance + 1e-5)).to(bias.dtype), weight)
+
+
 def double_norm(x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
     return layer_norm(x.double(), weight.double(), bias.double()).to(x.dtype)
 
@@ -121,6 +128,16 @@ def attention_by_einsum(query: Tensor, key: Tensor, value: Tensor, mask: Tensor)
     return torch.einsum("bhqk,bhkd->bhqd", weights, value)
 
 
+def attention_head_by_head(query: Tensor, key: Tensor, value: Tensor, mask: Tensor) -> Tensor:
+    """Return attention computed for each head by itself, the mask added to the scores."""
+    added = torch.zeros_like(mask, dtype=query.dtype).masked_fill(~mask, float("-inf"))
+    heads = []
+    for q, k, v in zip(query.unbind(1), key.unbind(1), value.unbind(1), strict=True):
+        scores = torch.baddbmm(added.expand(len(q), *added.shape[-2:]), q, k.transpose(1, 2), alpha=q.shape[-1] ** -0.5)
+        heads.append(torch.bmm(F.softmax(scores, -1), v))
+    return torch.stack(heads, 1)
+
+
 def softmax_by_hand(query: Tensor, key: Tensor, value: Tensor, mask: Tensor) -> Tensor:
     scores = (query @ key.transpose(-2, -1) / math.sqrt(query.shape[-1])).masked_fill(~mask, float("-inf"))
     raised = torch.exp(scores - scores.amax(-1, keepdim=True))
@@ -151,6 +168,11 @@ def linear_in_halves(x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
     """Return the product, its sum in two parts."""
     half = x.shape[-1] // 2
     return x[..., :half] @ weight[:, :half].t() + (x[..., half:] @ weight[:, half:].t() + bias)
+
+
+def linear_with_bias_as_column(x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
+    """Return one product of the input and a column of ones with the weight and the bias."""
+    return torch.cat([x, x.new_ones(*x.shape[:-1], 1)], -1) @ torch.cat([weight, bias[:, None]], 1).t()
 
 
 def double_linear(x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:

@@ -258,3 +258,28 @@ def test_what_streams_hold_alike_is_read_as_it_is_alone() -> None:
         np.testing.assert_array_equal(getattr(near, name), getattr(far, name), err_msg=name)
     assert near.shapes is baseline.shapes
     assert near.l2 is not baseline.l2
+
+
+def test_a_pair_of_unlike_data_gives_way_where_its_calls_are_alike_out_of_order() -> None:
+    """A backward transposes a weight first on one side and last on the other; gradients of that shape are no counterparts."""
+    weight, gradient = normal(8, 8, seed=1), normal(8, 8, seed=2)
+    first, second = Recording(), Recording()
+    for run, order in ((first, (weight, gradient)), (second, (gradient, weight))):
+        run.call("aten::view" if run is first else "aten::sum", [normal(3)], [normal(3)])
+        for tensor in order:
+            run.call("aten::t", [tensor], [tensor.T])
+    assert sorted(numbers(aligned(first, second))) == [(1, 2), (2, 1)]
+
+
+def test_unlike_data_stay_a_pair_where_nothing_is_alike() -> None:
+    first, second = chain([normal(8, seed=1)]), chain([normal(8, seed=2), normal(3)])
+    assert numbers(aligned(first, second)) == [(0, 0)]
+
+
+def test_equal_data_of_another_shape_are_no_pair() -> None:
+    kernel = normal(8, 8, 3, 3)
+    first, second = Recording(), Recording()
+    first.call("aten::_to_copy", [kernel], [kernel])
+    second.call("aten::im2col", [normal(3)], [normal(3)])
+    second.call("aten::_to_copy", [kernel.reshape(8, 72)], [kernel.reshape(8, 72)])
+    assert not aligned(first, second).pairs

@@ -12,7 +12,7 @@ import pytest
 import trueup
 from trueup.comparison.verdict.compare import MAX_FINDINGS, compare
 from trueup.comparison.verdict.yardstick import loss_note
-from trueup.model import RunSummary, TrueupError
+from trueup.model import TrueupError
 from verdict.captures import Recording, Slot, changed, compared, normal
 
 W = normal(8, 8, seed=50)
@@ -196,10 +196,6 @@ def test_an_unmatched_call_without_parent(tmp_path: Path) -> None:
     assert [(f.op, f.side, f.seq) for f in result.unmatched] == [("aten::extra", "candidate", (-1, 10))]
 
 
-def losses(*values: float) -> RunSummary:
-    return RunSummary("run", "torch", ("cpu",), 1, len(values), 1, tuple(enumerate(values)), {}, ())
-
-
 @pytest.mark.parametrize(
     ("first", "second", "apart"),
     [
@@ -214,7 +210,7 @@ def losses(*values: float) -> RunSummary:
     ],
 )
 def test_losses_apart(first: float, second: float, apart: str | None) -> None:
-    note = loss_note(losses(first), losses(second), 0.05)
+    note = loss_note({0: first}, {0: second}, 0.05)
     if apart is None:
         assert note is None
     else:

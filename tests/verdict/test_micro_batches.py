@@ -36,13 +36,20 @@ def whole(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.mark.parametrize("levels", LEVELS)
-def test_the_division_of_the_loss_is_not_blamed(levels: str, whole: Path, tmp_path: Path) -> None:
+def test_one_batch_and_micro_batches_of_it_are_aligned_by_what_accumulates(levels: str, whole: Path, tmp_path: Path) -> None:
     result = trueup.compare(whole, trained(tmp_path / "pieces", 4, 4.0), level=LEVELS[levels])
-    assert result.verdict == "inconclusive", result.sentence
+    assert result.verdict == "aligned", result.sentence
     assert (
         "step 0 goes backward 1 time in the baseline and 4 times in the candidate, as with micro-batches: its calls are no "
         "counterparts and nobody is blamed; the gradients that the optimizer reads and what it makes of them agree"
     ) in result.notes
+
+
+@pytest.mark.parametrize("levels", LEVELS)
+def test_a_divisor_that_is_off_by_little_is_not_aligned(levels: str, whole: Path, tmp_path: Path) -> None:
+    result = trueup.compare(whole, trained(tmp_path / "pieces", 4, 4.0 * (1 + 1e-5)), level=LEVELS[levels])
+    assert result.verdict == "inconclusive", result.sentence
+    assert any("agree but for a part of the difference that all elements share" in note for note in result.notes)
 
 
 @pytest.mark.parametrize("levels", LEVELS)

@@ -138,14 +138,15 @@ def _by_data(streams: tuple[Stream, Stream], ops: tuple[Numbers, Numbers], left:
 
 
 def _data(stream: Stream, ops: Numbers, calls: Numbers) -> tuple[Array, Array]:
-    """Return a hash of the operator and the data of each call, and whether there is data: some tensor of several elements."""
+    """Return a hash of the operator, shapes and data of each call, and whether there is data: some tensor of several elements."""
     slots = spans(stream.starts[calls], stream.starts[calls + 1] - stream.starts[calls])
     owner = np.repeat(np.arange(len(calls)), stream.starts[calls + 1] - stream.starts[calls])
     tensor = stream.dtype[slots] >= 0
     place = (stream.phase * len(stream.names.names) + stream.level)[calls].astype(np.uint64)
     place = splitmix64(place ^ splitmix64(stream.step[calls].astype(np.uint64)))
     key = splitmix64(ops[calls].astype(np.uint64) ^ place)
-    data = splitmix64(stream.digest[slots] ^ splitmix64(stream.slot[slots].astype(np.uint64)))
+    form = stream.slot[slots].astype(np.uint64) ^ splitmix64(stream.shapes.squeezed[slots].astype(np.uint64))
+    data = splitmix64(stream.digest[slots] ^ splitmix64(form))
     np.add.at(key, owner[tensor], data[tensor])
     known = np.bincount(owner[tensor & (stream.numel[slots] > 1)], minlength=len(calls)) > 0
     known[owner[tensor & ~stream.has_digest[slots]]] = False
@@ -194,9 +195,15 @@ def _fit(b: Numbers, c: Numbers, baseline: Stream, candidate: Stream) -> Array:
 
 
 def _sequences(first: list[int], second: list[int], streams: tuple[Stream, Stream], ops: tuple[Numbers, Numbers]) -> Couples:
+    """Pair two sequences in order; a pair of unlike data gives way where its calls are alike with others out of order."""
     likeness = Likeness(first, second, *streams, ops)
-    found = [(first[i], second[j]) for i, j in _align_sequences(likeness, len(first), len(second))]
-    return found + _left_over(found, first, second, streams, ops)
+    ordered = _align_sequences(likeness, len(first), len(second))
+    close = likeness.of(ordered) >= AKIN
+    found = [(first[i], second[j]) for i, j in ordered]
+    akin = [pair for pair, alike in zip(found, close.tolist(), strict=True) if alike]
+    akin += _left_over(akin, first, second, streams, ops)
+    free = [set(side) for side in _unpaired(akin, first, second)]
+    return akin + [pair for pair in found if pair[0] in free[0] and pair[1] in free[1]]
 
 
 def _reordered(first: list[int], second: list[int], streams: tuple[Stream, Stream], ops: tuple[Numbers, Numbers]) -> Couples:

@@ -57,6 +57,11 @@ class Likeness:
             score[np.ix_(i, j)] = 1.0 + 2.0 * self._close(i + rows.start, j + columns.start)
         return score
 
+    def of(self, pairs: list[tuple[int, int]]) -> Array:
+        """Return how close the data of some pairs of calls are, each of one kind: 1 for equal to 0 for unrelated."""
+        i, j = np.array(pairs, np.int64).reshape(-1, 2).T
+        return self._pairwise(i, j)
+
     def same(self, i: int, j: int, step: int, length: int, least: float) -> int:
         """Count how many of ``length`` calls from ``i`` and ``j`` on, forwards or backwards, are alike pair by pair."""
         a, b = (side.kind[k::step][:length] for side, k in zip(self._sides, (i, j), strict=True))
@@ -74,7 +79,7 @@ class Likeness:
         (first, second), count = self._sides, len(i)
         b = [k for call in i.tolist() for k in first.slots[call]]
         c = [k for call in j.tolist() for k in second.slots[call]]
-        slots = np.array([len(first.slots[call]) for call in i.tolist()])
+        slots = np.array([len(first.slots[call]) for call in i.tolist()], np.int64)
         equal = _has_equal(first.stream, b, second.stream, c)
         close = equal.astype(np.float64)
         rest = np.flatnonzero(~equal)

@@ -134,6 +134,8 @@ class _Comparison:
         self.forced = any(lender_of(capture) is not None for capture in self.captures)
         self.rewritten = 0
         """Calls that are written another way on the other side, and compute what agrees."""
+        self.passes: dict[int, micro_batches.Passes] = {}
+        """How often each side goes backward in the steps that were compared by what accumulates in them."""
         self.repeats: list[Capture] = []
         self.reference: Capture | None = None
         self.runs: list[Capture] = [baseline, candidate]
@@ -248,7 +250,8 @@ class _Comparison:
         """Decide; whatever was not compared, or not seen to arise, keeps two runs from being called aligned."""
         if deviates:
             return "deviates"
-        apart = loss_note(summaries[0], summaries[1], self.criterion.loss, repeated, self.criterion.yardstick)
+        losses = [micro_batches.summed(dict(run.losses), self.passes, side) for side, run in enumerate(summaries)]
+        apart = loss_note(losses[0], losses[1], self.criterion.loss, repeated, self.criterion.yardstick)
         one_sided = self.covered + self.uncovered
         filtered = filtered_note(self.overlap.filters, one_sided) if self.overlap.filters and one_sided else None
         reasons = [r for r in (*fragment_notes(self.captures), filtered, apart, *self.unexplained[:1]) if r]
@@ -429,7 +432,9 @@ class _Comparison:
         self.rewritten += max(part.rewritten)
         self.dead_ends += part.dead_ends
         if part.passes is not None:
-            self.unexplained.append(micro_batches.said(part.step, part.passes))
+            self.passes[part.step] = part.passes
+            said = micro_batches.said(part.step, part.passes)
+            (self.notes if part.passes.sure else self.unexplained).append(said)
         for judged, slot in part.unexplained[:1]:
             what = f"{slot} of {judged.call.candidate.key} differs (rel. L2 {judged.call.slots[slot].relative:.2g})"
             updated = self.origins[part.rank].updated

@@ -9,7 +9,7 @@ import numpy as np
 from trueup.comparison.graph.streams import NONE, Array, Numbers, Stream, is_output, numbered, spans
 from trueup.comparison.measures.foreign import lacks_gradients
 from trueup.comparison.measures.measure import Errors
-from trueup.comparison.measures.roundoff import roundoff
+from trueup.comparison.measures.roundoff import SINGLE, roundoff, underflow
 from trueup.comparison.measures.why import Reason, Why
 from trueup.comparison.normalise.updates import STEP
 from trueup.comparison.verdict import few
@@ -108,7 +108,8 @@ class _Judge:
             decided, open_ = np.zeros(len(outputs), np.int8), outputs[:0]
         else:
             budget = self._explain(owner[is_float], entry[is_float], outputs)
-            own, expected, declared = budget.own, budget.expected, budget.declared
+            rounded, apart = self._rounded_once(outputs), self._rounded_apart(outputs, owner[~errors.same[entry]])
+            own, expected, declared = np.hypot(budget.own, rounded), budget.expected + rounded + apart, budget.declared
             expected, decided = self._by_others(outputs, relative[outputs], own, expected, declared)
             own, expected, decided = self._by_elements(owner, entry, outputs, discrete | unmeasured, own, expected, decided)
             own, expected, decided = self._by_direction(outputs, budget, own, expected, decided)
@@ -351,6 +352,30 @@ class _Judge:
             owner, self.baseline.slot[k], self.relative[entries], errors.absolute[entries], norm, numel, self._unit(entries),
             lambda at, dimension: shapes.size(k[at], dimension, 1.0),
         )  # fmt: skip
+
+    def _rounded_once(self, outputs: Numbers) -> Array:
+        """Return what storing results rounds beyond the budget: a cast on the baseline alone, and numbers near the smallest."""
+        sides = list(zip(self.errors.streams, self.errors.slots, strict=True))
+        first, second = (self.roundoffs[stream.dtype[slots[outputs]]] for stream, slots in sides)
+        exact = np.array([row.own == "exact" for row in self.criterion.rows])[self.rows[self.errors.pair[outputs]]]
+        least = np.maximum.reduce([self.names.table(underflow)[stream.dtype[slots[outputs]]] for stream, slots in sides])
+        with np.errstate(all="ignore"):
+            small = least * np.sqrt(self.baseline.numel[self.errors.slots[0][outputs]]) / self.errors.norm[outputs]
+        alone = exact & (first > np.maximum(second, SINGLE))
+        return np.where(alone, first, 0.0) + np.where(exact | ~np.isfinite(small), 0.0, small)
+
+    def _rounded_apart(self, outputs: Numbers, differ: Numbers) -> Array:
+        """Return what is one unit of the largest number, which a cast may round to two neighbours where the sides differ before it.
+
+        Two numbers that differ may also cancel in a sketch, and after a transposition they do not.
+        """
+        exact = np.array([row.own == "exact" for row in self.criterion.rows])[self.rows[self.errors.pair[outputs]]]
+        unit, k = self._unit(outputs), self.errors.slots[0][outputs]
+        with np.errstate(all="ignore"):
+            peak = np.fmax(np.abs(self.baseline.number("min")[k]), np.abs(self.baseline.number("max")[k]))
+            apart = 2 * unit * peak / self.errors.norm[outputs]
+        known = exact & (unit > SINGLE) & np.isin(self.errors.pair[outputs], differ)
+        return np.where(known & np.isfinite(apart), apart, 0.0)
 
     def _unit(self, entries: Numbers) -> Array:
         """Return the unit roundoff of entries, of the coarser side's dtype."""

@@ -26,7 +26,7 @@ from trueup.comparison.verdict.criteria import Criterion
 from trueup.comparison.verdict.draws import begins_elsewhere, explain_draws
 from trueup.comparison.verdict.exchange import Use, from_root, receives, use_of
 from trueup.comparison.verdict.facts import Facts
-from trueup.comparison.verdict.judged import Judged, Verdicts
+from trueup.comparison.verdict.judged import LASTING, Judged, Verdicts
 from trueup.comparison.verdict.lasting import settle
 from trueup.comparison.verdict.laws import Laws
 from trueup.comparison.verdict.narrowed import narrowed
@@ -132,7 +132,7 @@ class Part:
     """Entry of a tensor that differs when the first step begins and that another rank's replaces before anything reads it."""
     elsewhere: str | None = None
     """Where a random generator stands elsewhere, and no call shows it."""
-    passes: tuple[int, int] | None = None
+    passes: micro_batches.Passes | None = None
     """How often each side goes backward in the step, where that differs and what accumulates agrees."""
     rewritten: tuple[int, int] = (0, 0)
     """How many calls of each side are written another way on the other, and compute what agrees."""
@@ -208,6 +208,9 @@ def locate(
     part.passes = None if forced or criterion.limits else micro_batches.passes(tree)
     if part.passes is not None:
         suspects = [s for s in suspects if s.kind in ("input", "random")]
+        if part.passes.sure:  # of the calls before the optimizer none is another's counterpart, and what they make was compared
+            part.uncovered = [(side, row) for side, row in part.uncovered if row.phase in LASTING]
+            part.unexplained = [found for found in part.unexplained if found[0].call.candidate.phase != "backward"]
     if first_step and not suspects:
         part.elsewhere = begins_elsewhere(part)
     for suspect in suspects:
@@ -525,6 +528,8 @@ def _settings(part: Part, tree: Tree, known: Sequence[Suspect], *, from_start: b
 
 
 def _is_recast(judged: Judged, streams: tuple[Stream, Stream]) -> bool:
-    """Tell whether an output has another dtype for it: the rounding of the coarser one is then what was asked for."""
+    """Tell whether an output has a coarser dtype for it: its rounding is then what was asked for. A finer one rounds less."""
     outputs = (error for name, error in judged.call.slots.items() if is_output(name))
-    return any(streams[0].dtype_of(error.baseline) != streams[1].dtype_of(error.candidate) for error in outputs)
+    return any(
+        roundoff(streams[1].dtype_of(error.candidate)) > roundoff(streams[0].dtype_of(error.baseline)) for error in outputs
+    )

@@ -44,7 +44,8 @@ def dead_ends(regions: Regions, criterion: Criterion) -> list[Call]:
         seen = np.isin(stream.digest[made], other.digest[other.has_digest]) & stream.has_digest[made]
         makers = stream.producers[_slots(stream, call, is_input)].tolist()
         part = not rewritten[side].isdisjoint(makers) or not read[1 - side].isdisjoint(_sources(tree, side, call))
-        if fine and not part and computes(stream, call, criterion) and not seen.all():
+        read_back = bool((stream.numel[made] == 1).all()) and bool(regions.flow[side].backwards(call))  # a backward starts there
+        if fine and not part and not read_back and computes(stream, call, criterion) and not seen.all():
             found.append((side, call))
     return found
 

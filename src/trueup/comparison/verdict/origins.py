@@ -70,6 +70,8 @@ class Origins:
     loose: tuple[set[int], set[int]] = field(default_factory=lambda: (set(), set()))
     """All unmatched calls of earlier steps that no compared call around them accounts for, by side."""
     _now: moved.Weights = field(default_factory=moved.Weights)
+    _rounded: float = 0.0
+    """Unit roundoff of the coarsest dtype that so far held results on one side alone."""
 
     def follow(self, tree: Tree) -> list[tuple[Judged, str]]:
         """Go through one step's calls in order; return ``(call, slot)`` of inputs whose difference has no origin."""
@@ -102,7 +104,9 @@ class Origins:
         if tree.streams[0].mixed:  # frameworks sum the gradient of a weight outside of any call that both have
             differ &= ~tree.streams[0].names.table(_is_gradient)[errors.names]
         self._now = moved.read(tree, self.weights)
-        self.updated = moved.deviating(tree, self._now, before[:-1][errors.pair])
+        rounded = np.maximum.accumulate(np.r_[self._rounded, _of_outputs(tree, _recast(tree))])
+        self._rounded = float(rounded[-1])
+        self.updated = moved.deviating(tree, self._now, np.maximum(before, rounded)[:-1][errors.pair])
         # A bias that began at zero is all update, and the limit of an input says nothing of those.
         differ[self.updated.compared] = False
         differ[self.updated.entries] = errors.relative[self.updated.entries] > tree.verdicts.tolerated[self.updated.entries]
@@ -247,6 +251,13 @@ def _is_accounted_for(tree: Tree, entry: int, error: float) -> bool:
         if error <= GROWTH * max(tree.verdicts.error_out[covering].tolist()):
             return True
     return False
+
+
+def _recast(tree: Tree) -> Array:
+    """Return the unit roundoff of the coarser dtype where the sides hold results in two: then equal numbers are so by chance."""
+    sides = zip(tree.streams, tree.verdicts.errors.slots, strict=True)
+    first, second = (stream.names.table(roundoff)[stream.dtype[slots]] for stream, slots in sides)
+    return np.where(first != second, np.maximum(first, second), 0.0)
 
 
 def _plain(tree: Tree) -> Array:

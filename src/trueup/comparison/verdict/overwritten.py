@@ -13,6 +13,9 @@ from trueup.comparison.measures.roundoff import SINGLE
 from trueup.comparison.verdict.criteria import Criterion
 from trueup.comparison.verdict.tree import Tree
 
+ANY_ORDER = 1e-9
+"""Relative distance up to which two norms are of the same numbers, summed in float64 in another order."""
+
 
 def overwritten(tree: Tree, criterion: Criterion) -> list[tuple[int, str]]:
     """Return ``(matched call, input slot)`` of what was written to unseen, in order.
@@ -70,7 +73,8 @@ def _is_earlier(stream: Stream, slots: Numbers) -> Array:
 def _written(stream: Stream, slots: Numbers) -> tuple[Numbers, Array]:
     """Return the slots that the producers of some slots had written, and whether these hold the same bytes.
 
-    The slot is `NONE` where that is not known: another view, another type, no digest.
+    The slot is `NONE` where that is not known: another view, another type, no digest. The same numbers in another order are a view
+    too: of a square matrix that was transposed.
     """
     size = len(stream.names.names)
     keys = stream.call * size + stream.slot
@@ -80,4 +84,7 @@ def _written(stream: Stream, slots: Numbers) -> tuple[Numbers, Array]:
     found = order[np.minimum(np.searchsorted(keys[order], wanted), len(order) - 1)]
     known = (producer != NONE) & (keys[found] == wanted) & stream.has_digest[found] & stream.has_digest[slots]
     known &= (stream.dtype[found] == stream.dtype[slots]) & (stream.shapes.exact[found] == stream.shapes.exact[slots])
-    return np.where(known, found, NONE), np.asarray(stream.digest[found] == stream.digest[slots])
+    same = stream.digest[found] == stream.digest[slots]
+    moved = np.logical_and.reduce([stream.number(name)[found] == stream.number(name)[slots] for name in ("min", "max", "n_zero")])
+    moved &= np.isclose(stream.l2[found], stream.l2[slots], rtol=ANY_ORDER, atol=0)
+    return np.where(known & (same | ~moved), found, NONE), np.asarray(same)

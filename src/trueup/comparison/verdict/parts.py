@@ -74,8 +74,15 @@ class Parts:
         return [self._own[call][1] for call in calls]
 
     def coarsest(self, calls: Iterable[int]) -> float:
-        """Return the unit roundoff of the coarsest dtype among the results of some of the calls."""
-        return min(max((self._roundoffs(call)[1] for call in calls), default=0.0), self._ceiling)
+        """Return the unit roundoff of the coarsest dtype that some of the calls compute in.
+
+        It is that of their results; of a function, whose operators may have cast what it was given, that of its operands too.
+        """
+        aten, found = self.stream.names.number("aten"), [0.0]
+        for call in calls:
+            read, made = self._roundoffs(call)
+            found += [made] if self.stream.level[call] == aten else [made, *read]
+        return min(max(found), self._ceiling)
 
     def _roundoffs(self, call: int) -> tuple[list[float], float]:
         """Return the unit roundoff of each floating-point tensor that a call reads, and of the coarsest that it makes."""

@@ -217,15 +217,23 @@ class Regions:
         region.calls[side].add(call)
         stream, found = self.tree.streams[side], []
         for number, k in self._given(side, call):
-            seq = stream.producer_of(k) if is_input(stream.names.names[number]) else None
-            if seq is None or seq == stream.seq[call]:
-                continue
-            producer = stream.find(seq)
-            if among[side][producer]:
-                found.append((side, producer))
-            else:
-                self._source(region, side, seq, producer, stream.names.name(int(stream.producer_slot[k])))
+            for seq, slot in self._made(side, k) if is_input(stream.names.names[number]) else ():
+                if seq == stream.seq[call]:
+                    continue
+                producer = stream.find(seq)
+                if among[side][producer]:
+                    found.append((side, producer))
+                else:
+                    self._source(region, side, seq, producer, slot)
         return found
+
+    def _made(self, side: int, k: int) -> list[tuple[int, str | None]]:
+        """Return who made what a slot holds, and as which slot; of gradients that autograd added up, who made each."""
+        stream = self.tree.streams[side]
+        seq, name = stream.producer_of(k), stream.names.name
+        terms = self.flow[side].parts(k)
+        found = [(int(stream.seq[stream.call[term]]), name(int(stream.slot[term]))) for term in terms]
+        return found or ([] if seq is None else [(seq, name(int(stream.producer_slot[k])))])
 
     def _given(self, side: int, call: int) -> list[tuple[int, int]]:
         """Return a call's slots; between frameworks a backward's forward's too, of which it saved what no common operator shows."""

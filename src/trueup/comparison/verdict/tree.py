@@ -82,18 +82,32 @@ class Tree:
         verdicts = self.verdicts
         calls = [int(side[pair]) for side in verdicts.errors.calls]
         direct = [self._ran_inside(call, side) for side, call in enumerate(calls)]
-        alone = any((self.pairs[side][direct[side]] < 0).any() for side in (0, 1))
-        if not len(direct[1]) or (alone and pair not in self.opened):
+        alone = [direct[side][self.pairs[side][direct[side]] < 0] for side in (0, 1)]
+        if not len(direct[1]):
             return False
         below = [inner for call in direct[1].tolist() for inner in (call, *self.inside(call))]
         inner = self.pairs[1][below]
         inner = inner[inner >= 0]
+        if any(map(len, alone)) and pair not in self.opened and not self._are_judged(pair, alone, inner):
+            return False
         if self._is_of_modules:  # what arises between the modules inside one is read there, and no call is seen to make it
             inner = inner[verdicts.error_out[inner] > verdicts.criterion.certain_carried * self._unmade[inner]]
         if verdicts.unsized[inner].any() or any(n in verdicts.incomparable for n in inner.tolist()):
             of, errors = self._weights
             return bool(errors[np.isin(of, inner)].max(initial=0.0) * SPREAD >= verdicts.error_out[pair])
         return bool(verdicts.error_out[inner].max(initial=0.0) * SPREAD >= verdicts.error_out[pair])
+
+    def _are_judged(self, pair: int, alone: list[Numbers], inner: Numbers) -> bool:
+        """Tell whether what a module was given differs in weights inside, and calls there without counterpart are judged.
+
+        They are where they are read (`regions.loose_calls`); a function, and a module inside, is compared by what it returns.
+        """
+        module = self.streams[1].names.number("module")
+        inside = any((stream.level[calls] == module).any() for stream, calls in zip(self.streams, alone, strict=True))
+        if inside or any(s.imported or s.mixed for s in self.streams):
+            return False
+        of, errors = self._weights
+        return bool(self.streams[1].level[self.verdicts.errors.calls[1][pair]] == module and (errors[np.isin(of, inner)] > 0).any())
 
     def _ran_inside(self, call: int, side: int) -> Numbers:
         """Return the calls right inside a call: where none names it, those of a forward that began while it ran.

@@ -23,7 +23,6 @@ from trueup.comparison.measures.roundoff import SINGLE
 from trueup.comparison.normalise.mapping import Mapping
 from trueup.comparison.verdict.align import align
 from trueup.comparison.verdict.criteria import Criterion
-from trueup.model import RunSummary
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,20 +80,20 @@ def behind(errors: Errors, yardstick: Yardstick, criterion: Criterion) -> Number
 
 
 def loss_note(
-    baseline: RunSummary, candidate: RunSummary, limit: float, repeats: Sequence[Map[int, float]] = (), allowed: float = 0.0
-) -> str | None:
+    baseline: Map[int, float], candidate: Map[int, float], limit: float, repeats: Sequence[Map[int, float]] = (),
+    allowed: float = 0.0,
+) -> str | None:  # fmt: skip
     """Say that the losses are too far apart to call two runs aligned, or return None.
 
     Args:
-        baseline: one run.
-        candidate: the other.
+        baseline: losses per step of one run.
+        candidate: those of the other.
         limit: largest relative distance.
         repeats: losses per step of the baseline's repeats.
         allowed: how many times their distance from the baseline's is allowed besides.
     """
-    other = dict(candidate.losses)
-    for step, loss in baseline.losses:
-        value = other.get(step, loss)  # a step that one side lacks is said elsewhere
+    for step, loss in baseline.items():
+        value = candidate.get(step, loss)  # a step that one side lacks is said elsewhere
         if loss == value or (math.isnan(loss) and math.isnan(value)):
             continue
         apart = abs(value - loss) / max(abs(loss), 1e-12)

@@ -1,0 +1,165 @@
+"""What another right implementation may do (cast elsewhere, transpose a gradient, go backward from a sum) and its wrong twins."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import ml_dtypes
+import numpy as np
+import pytest
+import torch
+from torch import Tensor, nn
+
+import implementation_right
+import implementations
+import strangers
+import trueup
+from strange import AGAIN, PLAIN, STRANGERS
+from trueup.comparison.measures.roundoff import LEAST, underflow
+from verdict.captures import Array, Recording, changed, judged, located, normal
+
+LEVELS = {"api": ["module", "api"], "all": None}
+
+
+# ---------------------------------------------------------------- casts
+def cast(run: Recording, x: Array, dtype: type) -> None:
+    """Record a softmax's cast, with the dtype as its argument."""
+    run.call("aten::_to_copy", [x], [x.astype(dtype)], arguments={"dtype": np.dtype(dtype).name})
+
+
+@pytest.mark.parametrize(("first", "second", "kinds"), [
+    (ml_dtypes.bfloat16, np.float32, []),
+    (np.float32, ml_dtypes.bfloat16, ["argument"]),
+])  # fmt: skip
+def test_a_finer_dtype_is_no_fault_and_a_coarser_one_is(first: type, second: type, kinds: list[str]) -> None:
+    runs, x = (Recording(), Recording()), normal(32, 32)
+    for run, dtype in zip(runs, (first, second), strict=True):
+        cast(run, x, dtype)
+    assert [suspect.kind for suspect in located(*runs).suspects] == kinds
+
+
+def test_a_cast_on_one_side_explains_its_rounding_and_no_more() -> None:
+    """The baseline rounds to bfloat16; a candidate that keeps float32 is off by that rounding."""
+    x = normal(64, 64)
+    ratios = []
+    for wrong in (0.0, 0.1):
+        first, second = Recording(), Recording()
+        first.call("aten::_to_copy", [x], [x.astype(ml_dtypes.bfloat16)])
+        second.call("aten::_to_copy", [x], [changed(x, wrong)])
+        ratios += [call.ratio for call in judged(first, second)]
+    assert ratios[0] <= 1 < ratios[1]
+
+
+def test_one_large_number_may_be_rounded_to_two_neighbours() -> None:
+    """Inputs that differ in the last bit, on two sides of a boundary: the largest number of the cast is off by a whole unit."""
+    boundary, x = np.float32(4 + 2.0**-6), np.clip(normal(4096), -3, 3)
+    y = x.copy()
+    x[0], y[0] = np.nextafter(boundary, np.float32(0)), np.nextafter(boundary, np.float32(8))
+    first, second = Recording(), Recording()
+    for run, given in ((first, x), (second, y)):
+        run.call("aten::_to_copy", [given], [given.astype(ml_dtypes.bfloat16)])
+    (call,) = judged(first, second)
+    assert call.error_out > 2.0**-5 / float(np.linalg.norm(x)) * 0.99
+    assert call.ratio <= 1
+
+
+# ---------------------------------------------------------------- numbers near the smallest
+def test_the_smallest_numbers_are_those_of_the_dtypes() -> None:
+    for name, least in LEAST.items():
+        if name != "complex32":
+            assert least == float(ml_dtypes.finfo(name).smallest_subnormal)
+    assert (underflow("float16"), underflow("float32"), underflow(None)) == (2.0**-25, 0.0, 0.0)
+
+
+def test_squares_that_underflow_are_rounded_by_more_than_their_precision() -> None:
+    """Numbers of two units of the smallest in float16: half a unit more or less is rounding, and of larger ones it is not."""
+    ratios = []
+    for size in (2, 2**12):
+        right = np.full(4096, size * 2.0**-24, np.float16)
+        wrong = right.copy()
+        wrong[::16] += right[0] / 2
+        wrong[8::16] -= right[0] / 2
+        first, second = Recording(), Recording()
+        for run, result in ((first, right), (second, wrong)):
+            run.call("aten::mul", [normal(4096, dtype=np.float16), normal(4096, seed=1, dtype=np.float16)], [result])
+        ratios += [call.ratio for call in judged(first, second)]
+    assert ratios[0] <= 1 < ratios[1]
+
+
+# ---------------------------------------------------------------- memory read through another view
+def test_a_square_matrix_read_transposed_is_not_overwritten() -> None:
+    first, second = Recording(), Recording()
+    made = normal(16, 16)
+    for run in (first, second):
+        run.call("aten::mm", [normal(16, 16, seed=1)], [made])
+        read = made if run is first else np.ascontiguousarray(made.T)
+        run.made[id(read)] = run.made[id(made)]
+        run.call("aten::add", [read], [read + np.float32(1)])
+        run.kept.append(read)
+    assert "overwritten" not in [suspect.kind for suspect in located(first, second).suspects]
+
+
+# ---------------------------------------------------------------- real trainings
+def trained(into: Path, slope: Callable[[nn.Module, Tensor], Tensor], active: Callable[[Tensor], Tensor]) -> Path:
+    """Train on the slope of a network along its input, as physics-informed losses do."""
+    torch.manual_seed(0)
+    first, second = nn.Linear(8, 16), nn.Linear(16, 1)
+    model = nn.Sequential(first, second)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    batches = torch.randn(2, 32, 8, generator=torch.Generator().manual_seed(1))
+    with trueup.capture(into, model=model, detail="stats") as capture:
+        for batch in batches:
+            optimizer.zero_grad()
+            x = batch.requires_grad_()
+            slope(lambda given: second(active(first(given))), x).square().mean().backward()
+            optimizer.step()
+            capture.step()
+    return into
+
+
+def by_ones(model: Callable[[Tensor], Tensor], x: Tensor) -> Tensor:
+    y = model(x)
+    return torch.autograd.grad(y, x, torch.ones_like(y), create_graph=True)[0]
+
+
+def by_sum(model: Callable[[Tensor], Tensor], x: Tensor) -> Tensor:
+    return torch.autograd.grad(model(x).sum(), x, create_graph=True)[0]
+
+
+def by_sum_and_a_dead_end(model: Callable[[Tensor], Tensor], x: Tensor) -> Tensor:
+    y = model(x)
+    (y * 1.5).sum()
+    return torch.autograd.grad(y.sum(), x, create_graph=True)[0]
+
+
+@pytest.mark.parametrize("levels", LEVELS)
+@pytest.mark.parametrize(("slope", "verdict"), [(by_sum, "aligned"), (by_sum_and_a_dead_end, "inconclusive")])
+def test_a_sum_that_a_backward_starts_from_is_no_dead_end(
+    levels: str, slope: Callable[..., Tensor], verdict: str, tmp_path: Path
+) -> None:
+    runs = [trained(tmp_path / one.__name__, one, torch.tanh) for one in (by_ones, slope)]
+    assert trueup.compare(*runs, level=LEVELS[levels]).verdict == verdict
+
+
+@pytest.mark.parametrize(("name", "level"), [("state-space", "api"), ("neural-field", "aten")])
+def test_sums_of_gradients_and_square_weights_of_strangers_are_not_blamed(name: str, level: str, tmp_path: Path) -> None:
+    """Under autocast a scan by einsum differs before autograd adds two gradients up; a square weight's is read transposed."""
+    for form in (PLAIN, AGAIN):
+        strangers.run(STRANGERS[name], form, "bfloat16", tmp_path / form)
+    result = trueup.compare(tmp_path / PLAIN, tmp_path / AGAIN, level=implementations.LEVELS[level])
+    assert result.culprit is None, result.sentence
+
+
+@pytest.mark.parametrize(("row", "precision", "level"), [
+    ("gpt2: sdpa against eager", "float16", "api"),  # a model is given its weights too
+    ("vit linear: einsum", "autocast", "module"),  # results that two dtypes hold are equal by chance
+    ("linear: in float64", "autocast", "aten"),
+])  # fmt: skip
+def test_right_implementations_in_half_precision_are_not_blamed(row: str, precision: str, level: str, tmp_path: Path) -> None:
+    bench = implementations.Bench(tmp_path)
+    (chosen,) = (one for one in implementation_right.rows() if one.name == row)
+    bench.record(chosen.base, precision, chosen.baseline, tmp_path / "baseline")
+    bench.record(chosen.base, precision, chosen.candidate, tmp_path / "candidate")
+    result = trueup.compare(tmp_path / "baseline", tmp_path / "candidate", level=implementations.LEVELS[level])
+    assert result.culprit is None, result.sentence
