@@ -20,8 +20,8 @@ from trueup.comparison.measures import measure
 from trueup.comparison.verdict import align, criteria, judge, locate
 from trueup.comparison.verdict.compare import compare
 from trueup.comparison.verdict.judged import Judged
+from trueup.comparison.verdict.operands import Precision
 from trueup.comparison.verdict.origins import Origins
-from trueup.comparison.verdict.precision import Precision
 from trueup.kernels import digest, hexadecimal, summarize
 from trueup.model import PACKED, Result
 from trueup.store import Writer, claim, statistics

@@ -10,8 +10,7 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
-from trueup.comparison.graph.pairs import WAYS
-from trueup.comparison.graph.streams import Row, Stream
+from trueup.comparison.graph.streams import WAYS, Row, Stream
 from trueup.comparison.verdict.align import align
 from trueup.store import table
 from verdict.captures import NAMES, VALUES, Array, Recording, changed, load, normal

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from trueup.comparison.verdict.amplification import KEPT, LEAST, ROOM, Amplification
+from trueup.comparison.verdict.evidence import KEPT, LEAST, ROOM, Amplification
 from verdict.captures import CRITERION, Recording, changed, judged, normal
 
 WIDEST = CRITERION.certain_carried

@@ -11,7 +11,7 @@ import pytest
 
 import trueup
 from trueup.comparison.verdict.compare import MAX_FINDINGS, compare
-from trueup.comparison.verdict.yardstick import loss_note
+from trueup.comparison.verdict.evidence import loss_note
 from trueup.model import TrueupError
 from verdict.captures import Recording, Slot, changed, compared, normal
 

@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from trueup.comparison.verdict.factors import factor
+from trueup.comparison.verdict.evidence import factor
 from trueup.kernels import summarize
 from trueup.model import NUMBERS, PACKED
 from verdict.captures import Array, Recording, changed, compared, normal

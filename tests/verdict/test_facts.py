@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from trueup.comparison.verdict.facts import FUNCTIONS, SLOPES
-from trueup.comparison.verdict.ranking import rank_culprits
+from trueup.comparison.verdict.locate import rank_culprits
 from verdict.captures import Array, Recording, changed, judged, located, normal
 
 SHAPE = (32, 24)

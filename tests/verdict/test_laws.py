@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from trueup.comparison.verdict.ranking import of_a_kind, rank_culprits
+from trueup.comparison.verdict.locate import of_a_kind, rank_culprits
 from verdict.captures import Array, Recording, changed, located, normal
 
 WIDTH = 24

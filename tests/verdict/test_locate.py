@@ -7,9 +7,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from trueup.comparison.verdict.locate import Part, Suspect
+from trueup.comparison.verdict.judged import Part, Suspect
+from trueup.comparison.verdict.locate import of_a_kind, rank_culprits
 from trueup.comparison.verdict.origins import Origins
-from trueup.comparison.verdict.ranking import of_a_kind, rank_culprits
 from verdict.captures import Array, Recording, Slot, calls_of, changed, located, normal
 
 W = normal(16, 16, seed=50)

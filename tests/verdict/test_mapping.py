@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from trueup.comparison.graph.pairs import WAYS
+from trueup.comparison.graph.streams import WAYS
 from trueup.comparison.normalise.mapping import load
 from trueup.comparison.verdict.align import align
 from trueup.model import TrueupError

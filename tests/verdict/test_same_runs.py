@@ -63,4 +63,4 @@ def test_nothing_is_explained(runs: tuple[Path, Path], monkeypatch: pytest.Monke
 def test_few_files_are_entered(runs: tuple[Path, Path]) -> None:
     with entered() as files:
         assert trueup.compare(*runs).verdict == "aligned"
-    assert len(files) <= 40, sorted(files)
+    assert len(files) <= 25, sorted(files)

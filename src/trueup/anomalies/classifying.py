@@ -26,7 +26,7 @@ from trueup.anomalies.memory import Memory, lasting_slots, read_slots, remember
 from trueup.anomalies.outside import Outside
 from trueup.anomalies.reaching import GRADIENTS, LOST, PARAMETERS, RANKS, UNREAD, reach
 from trueup.anomalies.scaling import scale_steps
-from trueup.comparison.graph.names import normalised
+from trueup.comparison.graph.columns import normalised
 from trueup.comparison.graph.streams import NEEDED, NONE, Numbers, Stream
 from trueup.report.anomaly_sentence import sentence
 from trueup.store.schema import RECORDS

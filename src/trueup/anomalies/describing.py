@@ -7,7 +7,7 @@ from collections.abc import Mapping
 
 from trueup.anomalies.flow import VIEWS
 from trueup.anomalies.found import Led, Place, SlotNumbers
-from trueup.comparison.graph.names import normalised
+from trueup.comparison.graph.columns import normalised
 from trueup.comparison.graph.streams import NONE, Array, Stream
 from trueup.model import TensorStats
 

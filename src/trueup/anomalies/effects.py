@@ -36,7 +36,7 @@ from trueup.anomalies.effect_tensors import (
 from trueup.anomalies.flow import LOSS, VIEWS
 from trueup.anomalies.found import Matters
 from trueup.anomalies.step_calls import Slot, StepCalls
-from trueup.comparison.graph.names import normalised
+from trueup.comparison.graph.columns import normalised
 from trueup.model import TrueupError
 from trueup.report.wording import counted, number
 from trueup.rerun.cases import HeldTensor

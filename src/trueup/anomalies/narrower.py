@@ -20,7 +20,7 @@ from trueup.anomalies.describing import Sites, led_to, place_of, slots_of
 from trueup.anomalies.flow import VIEWS
 from trueup.anomalies.found import Anomaly
 from trueup.anomalies.suggesting import policy_row
-from trueup.comparison.graph.names import normalised
+from trueup.comparison.graph.columns import normalised
 from trueup.comparison.graph.streams import NONE, Array, Numbers, Stream, is_output
 from trueup.model import TrueupError
 from trueup.report.wording import counted, number

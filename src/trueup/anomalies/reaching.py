@@ -11,7 +11,7 @@ from collections import defaultdict
 import numpy as np
 
 from trueup.anomalies.flow import LOSS, VIEWS, Flow, Source
-from trueup.comparison.graph.names import normalised
+from trueup.comparison.graph.columns import normalised
 from trueup.comparison.graph.streams import NONE
 
 UNSCALING = "_amp_foreach_non_finite_check_and_unscale"

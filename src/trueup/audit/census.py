@@ -23,7 +23,7 @@ from trueup.anomalies.kinds import limits
 from trueup.audit.danger import family
 from trueup.audit.operators import is_product
 from trueup.audit.reading import Found, Places, Steps, calls, innermost, opened, parts
-from trueup.comparison.verdict.precision import precision_of
+from trueup.comparison.verdict.operands import precision_of
 from trueup.report.wording import clean, counted, one_line, short_source
 from trueup.store import Capture
 

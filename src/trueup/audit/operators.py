@@ -7,7 +7,7 @@ from functools import cache
 from typing import Any
 
 from trueup import toml
-from trueup.comparison.graph.names import normalised
+from trueup.comparison.graph.columns import normalised
 from trueup.comparison.verdict.criteria import Criterion
 from trueup.comparison.verdict.criteria import load as load_criterion
 

@@ -11,10 +11,8 @@ import numpy as np
 
 from trueup.comparison.graph.streams import NONE, Array, is_input, is_weight
 from trueup.comparison.measures.measure import DIGEST, STATISTICS, TENSOR
-from trueup.comparison.verdict.judged import Verdicts
-from trueup.comparison.verdict.limits import Limit, apply
-from trueup.comparison.verdict.locate import Part
-from trueup.comparison.verdict.tree import only_modules
+from trueup.comparison.verdict.criteria import Limit, apply
+from trueup.comparison.verdict.judged import Part, Verdicts, only_modules
 from trueup.report.reasons import in_words
 from trueup.report.wording import sci
 

@@ -7,8 +7,8 @@ from pathlib import Path
 from typing import Any
 
 from trueup import toml
-from trueup.comparison.verdict.limits import Limit
-from trueup.comparison.verdict.limits import parse as parse_limit
+from trueup.comparison.verdict.criteria import Limit
+from trueup.comparison.verdict.criteria import parse as parse_limit
 from trueup.model import TrueupError
 
 RECIPES = ("paddle",)

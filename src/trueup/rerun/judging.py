@@ -17,7 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from trueup.comparison.measures.roundoff import roundoff
-from trueup.comparison.verdict.precision import Precision, precision_of
+from trueup.comparison.verdict.operands import Precision, precision_of
 from trueup.model import TrueupError
 from trueup.rerun.drawing import draw
 from trueup.rerun.local_error import WORDS, Distance, LocalError, judge, thresholds

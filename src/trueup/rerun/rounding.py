@@ -21,8 +21,7 @@ from trueup.comparison.graph.streams import Vocabulary
 from trueup.comparison.measures.roundoff import SINGLE, UNIT_ROUNDOFF, roundoff
 from trueup.comparison.verdict.criteria import Criterion, load
 from trueup.comparison.verdict.explain import Explanation
-from trueup.comparison.verdict.operands import Calls, Tensors
-from trueup.comparison.verdict.precision import Precision
+from trueup.comparison.verdict.operands import Calls, Precision, Tensors
 
 PLAIN = Precision()
 

@@ -20,7 +20,7 @@ import pyarrow.compute as pc
 
 from trueup.comparison.measures.roundoff import SINGLE, UNIT_ROUNDOFF
 from trueup.comparison.verdict.compare import compare
-from trueup.comparison.verdict.precision import precision_of
+from trueup.comparison.verdict.operands import precision_of
 from trueup.model import Result, TrueupError
 from trueup.recipes.found import Status
 from trueup.report.wording import short_source

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from trueup.adapters import ADAPTERS
-from trueup.comparison.verdict.micro_batches import LOSS_OPS
+from trueup.comparison.verdict.rewritten import LOSS_OPS
 from trueup.model import TrueupError
 from trueup.recorder import launch, summary
 from trueup.recorder.options import CaptureOptions

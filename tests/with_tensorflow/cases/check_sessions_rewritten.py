@@ -16,7 +16,7 @@ from tensorflow.core.protobuf import config_pb2, rewriter_config_pb2
 
 import trueup
 from trueup.adapters.tensorflow import switching
-from trueup.comparison.verdict.micro_batches import LOSS_OPS
+from trueup.comparison.verdict.rewritten import LOSS_OPS
 from trueup.recorder.switching import Switching
 
 EXAMPLE = Path(__file__).parents[3] / "examples" / "tensorflow_classifier"

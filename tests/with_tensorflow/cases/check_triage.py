@@ -15,7 +15,7 @@ import tensorflow as tf
 
 import trueup
 from trueup.adapters.tensorflow import switching
-from trueup.comparison.verdict.micro_batches import LOSS_OPS
+from trueup.comparison.verdict.rewritten import LOSS_OPS
 from trueup.recorder.switching import Switching
 from trueup.triage import network
 from trueup.triage.found import Trial

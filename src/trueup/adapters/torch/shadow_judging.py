@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from trueup.adapters.torch.golden import Change, Golden, NoReference, Prepared, Tensors, alone
 from trueup.adapters.torch.host import to_numpy
 from trueup.comparison.measures.roundoff import SINGLE, roundoff
-from trueup.comparison.verdict.precision import Precision
+from trueup.comparison.verdict.operands import Precision
 from trueup.rerun.local_error import Distance, LocalError, judge, thresholds
 from trueup.rerun.rounding import PLAIN, Operand, Operation, criterion, rounding
 

@@ -22,7 +22,7 @@ from trueup.adapters.torch.functions import inputs_of
 from trueup.adapters.torch.golden import Golden, NoReference, Prepared
 from trueup.adapters.torch.shadow_judging import Case, judged
 from trueup.adapters.torch.tensors import describe_values, named_tensors
-from trueup.comparison.verdict.precision import Precision, precision_of
+from trueup.comparison.verdict.operands import Precision, precision_of
 from trueup.recorder import Call
 from trueup.rerun import shadow_table
 from trueup.rerun.rounding import PLAIN, Operation

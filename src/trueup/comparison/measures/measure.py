@@ -13,9 +13,19 @@ from typing import Any, Literal
 
 import numpy as np
 
-from trueup.comparison.graph.names import normalised
-from trueup.comparison.graph.pairs import Alignment, same_slots
-from trueup.comparison.graph.streams import Array, Located, Numbers, Row, Stream, is_input, is_output, other_counts
+from trueup.comparison.graph.columns import normalised
+from trueup.comparison.graph.streams import (
+    Alignment,
+    Array,
+    Located,
+    Numbers,
+    Row,
+    Stream,
+    is_input,
+    is_output,
+    other_counts,
+    same_slots,
+)
 from trueup.comparison.measures.foreign import compare_checksums, compare_statistics, compare_texts, is_foreign, shared
 from trueup.comparison.measures.why import Reason, Why
 from trueup.comparison.normalise.dialects import BUFFER

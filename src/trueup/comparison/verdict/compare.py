@@ -17,29 +17,34 @@ import pyarrow as pa
 
 from trueup.comparison.graph.ahead import Ahead, Place, Records, RecordsOfStep, places
 from trueup.comparison.graph.holes import Recorded, keeps_all
-from trueup.comparison.graph.pairs import Alignment
-from trueup.comparison.graph.streams import Numbers, Read, Row, Stream, Vocabulary, is_weight
+from trueup.comparison.graph.streams import Alignment, Numbers, Read, Row, Stream, Vocabulary, is_weight
 from trueup.comparison.measures.measure import STATISTICS, Errors, measure, read_payload
 from trueup.comparison.measures.why import Reason
 from trueup.comparison.normalise import kernels
 from trueup.comparison.normalise.mapping import Mapping
 from trueup.comparison.normalise.mapping import load as load_mapping
 from trueup.comparison.normalise.translated import Translated, sides, translated
-from trueup.comparison.verdict import micro_batches
+from trueup.comparison.verdict import rewritten
 from trueup.comparison.verdict.align import align
-from trueup.comparison.verdict.amplification import Amplification
 from trueup.comparison.verdict.criteria import FRAMEWORKS, Criterion
 from trueup.comparison.verdict.criteria import load as load_criterion
+from trueup.comparison.verdict.evidence import Amplification, behind, loss_note, yardstick_of
 from trueup.comparison.verdict.exchange import Exchange, replaced_note
-from trueup.comparison.verdict.fragments import filtered_note, fragment_notes, repeated_note
 from trueup.comparison.verdict.judge import judge
-from trueup.comparison.verdict.judged import Verdicts
-from trueup.comparison.verdict.locate import SIDES, Part, Side, Suspect, is_quiet, locate
-from trueup.comparison.verdict.mixed import Mixed
+from trueup.comparison.verdict.judged import SIDES, Part, Passes, Side, Suspect, Verdicts
+from trueup.comparison.verdict.locate import is_quiet, locate, of_a_kind, rank_culprits
 from trueup.comparison.verdict.origins import Origins, unseen
-from trueup.comparison.verdict.overlap import Overlap, lender_of, notes_on, require_common_names, require_records
-from trueup.comparison.verdict.ranking import of_a_kind, rank_culprits
-from trueup.comparison.verdict.yardstick import behind, loss_note, yardstick_of
+from trueup.comparison.verdict.overlap import (
+    Mixed,
+    Overlap,
+    filtered_note,
+    fragment_notes,
+    lender_of,
+    notes_on,
+    repeated_note,
+    require_common_names,
+    require_records,
+)
 from trueup.model import Finding, Result, RunSummary, TrueupError, VerdictWord
 from trueup.report.reasons import in_words
 from trueup.report.sentence import (
@@ -134,7 +139,7 @@ class _Comparison:
         self.forced = any(lender_of(capture) is not None for capture in self.captures)
         self.rewritten = 0
         """Calls that are written another way on the other side, and compute what agrees."""
-        self.passes: dict[int, micro_batches.Passes] = {}
+        self.passes: dict[int, Passes] = {}
         """How often each side goes backward in the steps that were compared by what accumulates in them."""
         self.repeats: list[Capture] = []
         self.reference: Capture | None = None
@@ -250,7 +255,9 @@ class _Comparison:
         """Decide; whatever was not compared, or not seen to arise, keeps two runs from being called aligned."""
         if deviates:
             return "deviates"
-        losses = [micro_batches.summed(dict(run.losses), self.passes, side) for side, run in enumerate(summaries)]
+        losses = [dict(run.losses) for run in summaries]
+        if self.passes:
+            losses = [rewritten.summed(of_run, self.passes, side) for side, of_run in enumerate(losses)]
         apart = loss_note(losses[0], losses[1], self.criterion.loss, repeated, self.criterion.yardstick)
         one_sided = self.covered + self.uncovered
         filtered = filtered_note(self.overlap.filters, one_sided) if self.overlap.filters and one_sided else None
@@ -433,7 +440,7 @@ class _Comparison:
         self.dead_ends += part.dead_ends
         if part.passes is not None:
             self.passes[part.step] = part.passes
-            said = micro_batches.said(part.step, part.passes)
+            said = rewritten.said(part.step, part.passes)
             (self.notes if part.passes.sure else self.unexplained).append(said)
         for judged, slot in part.unexplained[:1]:
             what = f"{slot} of {judged.call.candidate.key} differs (rel. L2 {judged.call.slots[slot].relative:.2g})"

@@ -13,18 +13,15 @@ import zlib
 from collections import defaultdict
 from collections.abc import Iterable
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from trueup.comparison.graph.names import normalised
+from trueup.comparison.graph.columns import normalised
 from trueup.comparison.graph.streams import NONE, Numbers, Row, Stream
 from trueup.comparison.verdict.criteria import Criterion
-
-if TYPE_CHECKING:
-    from trueup.comparison.verdict.locate import Part, Suspect
+from trueup.comparison.verdict.judged import Part, Suspect
 
 DROPOUT: dict[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
     "scaled_dot_product_attention": (("dropout_p", "4"), ()),

@@ -22,15 +22,12 @@ from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any, Literal
 
 import numpy as np
 
 from trueup.comparison.graph.streams import Array, Row, Stream, is_input, is_output
-from trueup.comparison.verdict.judged import Verdicts
-
-if TYPE_CHECKING:
-    from trueup.comparison.verdict.locate import Part, Suspect
+from trueup.comparison.verdict.judged import Part, Suspect, Verdicts
 
 HELD = 1
 """Steps before and after that are held, for receives that belong to the step before their send."""

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from trueup.comparison.graph.names import normalised
+from trueup.comparison.graph.columns import normalised
 from trueup.comparison.graph.streams import NONE, Array, Numbers, Vocabulary, spans
 from trueup.comparison.measures.roundoff import SINGLE
 from trueup.comparison.verdict.criteria import CARRY, FLIPPED, OWN, Criterion
@@ -19,6 +19,7 @@ from trueup.comparison.verdict.operands import (
     CENTRED,
     Calls,
     Join,
+    Precision,
     Product,
     Tensors,
     blocked,
@@ -35,7 +36,6 @@ from trueup.comparison.verdict.operands import (
     most,
     rounds_as_convolution,
 )  # fmt: skip
-from trueup.comparison.verdict.precision import Precision
 
 OPERANDS: dict[str, tuple[str, str]] = {
     "addmm": ("input.1", "input.2"), "baddbmm": ("input.1", "input.2"), "addbmm": ("input.1", "input.2"),

@@ -22,14 +22,13 @@ from collections.abc import Callable
 
 import numpy as np
 
-from trueup.comparison.graph.names import normalised
+from trueup.comparison.graph.columns import normalised
 from trueup.comparison.graph.streams import Array, Numbers, numbered
 from trueup.comparison.measures.roundoff import roundoff
-from trueup.comparison.verdict.amplification import ROOM
 from trueup.comparison.verdict.criteria import Criterion
-from trueup.comparison.verdict.judged import CARRIED_ON
-from trueup.comparison.verdict.laws import APART
-from trueup.comparison.verdict.tree import Tree
+from trueup.comparison.verdict.evidence import ROOM
+from trueup.comparison.verdict.independent import APART
+from trueup.comparison.verdict.judged import CARRIED_ON, Tree
 from trueup.report.wording import sci
 
 Function = Callable[[Array], Array]

@@ -13,9 +13,9 @@ from trueup.comparison.measures.roundoff import SINGLE, roundoff, underflow
 from trueup.comparison.measures.why import Reason, Why
 from trueup.comparison.normalise.updates import STEP
 from trueup.comparison.verdict import few
-from trueup.comparison.verdict.amplification import LEAST, Amplification
-from trueup.comparison.verdict.coherence import coherent
-from trueup.comparison.verdict.criteria import Criterion
+from trueup.comparison.verdict.criteria import Applied, Criterion
+from trueup.comparison.verdict.criteria import apply as apply_limits
+from trueup.comparison.verdict.evidence import LEAST, NOTHING, Amplification, Yardstick, coherent, known_differences
 from trueup.comparison.verdict.explain import Budget, Explanation
 from trueup.comparison.verdict.judged import (
     AGREES,
@@ -32,13 +32,8 @@ from trueup.comparison.verdict.judged import (
     Verdicts,
     excess,
 )  # fmt: skip
-from trueup.comparison.verdict.limits import Applied
-from trueup.comparison.verdict.limits import apply as apply_limits
-from trueup.comparison.verdict.operands import READ, Calls, Tensors, element, is_listed, is_partly_read
-from trueup.comparison.verdict.precision import Precision
-from trueup.comparison.verdict.quirks import known_differences
-from trueup.comparison.verdict.updated import explain_updates
-from trueup.comparison.verdict.yardstick import NOTHING, Yardstick
+from trueup.comparison.verdict.moved import explain_updates
+from trueup.comparison.verdict.operands import READ, Calls, Precision, Tensors, element, is_listed, is_partly_read
 from trueup.kernels.sketch import splitmix64
 from trueup.store.parallel import side_by_side
 

@@ -1,17 +1,26 @@
-"""What judging says of the matched calls: in columns of a rank and step, and of the few that somebody looks at as objects."""
+"""What is known of one rank and step once it is judged: verdicts in columns, calls as objects, suspects, and the tree of calls.
+
+`Verdicts` holds the matched calls in columns, `Judged` one of the few that somebody looks at; `Tree` says which calls ran inside
+which on both sides, and which of them were compared; `Part` is all of it, with what locating found.
+"""
 
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator
 from dataclasses import dataclass, field
+from functools import cached_property
+from typing import Literal
 
 import numpy as np
 
-from trueup.comparison.graph.streams import Array, Numbers
+from trueup.comparison.graph.streams import NONE, Alignment, Array, Numbers, Row, Stream, is_output, is_weight, numbered
 from trueup.comparison.measures.measure import Errors, Measured
 from trueup.comparison.measures.why import Reason
-from trueup.comparison.verdict.criteria import Criterion, Row
-from trueup.comparison.verdict.limits import Applied
+from trueup.comparison.normalise.dialects import MODULE
+from trueup.comparison.verdict import criteria
+from trueup.comparison.verdict.criteria import Applied, Criterion
+from trueup.comparison.verdict.operands import most
 
 RULES = (
     "", " and the same op elsewhere in the run", " and the repeats' spread", " and the float64 run", " in few elements",
@@ -25,6 +34,10 @@ ELSEWHERE, REPEATS, TRUTH, FEW, COHERENT = 1, 2, 3, 4, 5
 LASTING = ("optimizer", "collective")
 """Phases whose results are read in a later step, or on another rank: nobody reading them here does not make them harmless."""
 
+Kind = Literal["operator", "argument", "random", "input", "overwritten", "region"]
+Side = Literal["baseline", "candidate"]
+SIDES: tuple[Side, Side] = ("baseline", "candidate")
+
 ROLES = ("agrees", "equal", "carried", "unsized", "incomparable")
 AGREES, EQUAL, CARRIED_ON, UNSIZED, INCOMPARABLE = range(5)
 
@@ -34,7 +47,7 @@ class Judged:
     """A measured call with its verdict: ``expected`` explains ``error_out``, ``own`` is the part that rounding explains."""
 
     call: Measured
-    row: Row
+    row: criteria.Row
     error_in: float
     error_out: float
     own: float
@@ -151,3 +164,244 @@ class Verdicts:
             {slot: expected for slot, expected in slots if not math.isnan(expected)}, RULES[self.decided[pair]],
             float(self.declared[pair]), bool(self.steady[pair]), bool(self.outlier[pair]), why,
         )  # fmt: skip
+
+
+@dataclass(slots=True)
+class Suspect:
+    """A call where a difference may start; ``kind`` as in `trueup.model.Finding`."""
+
+    judged: Judged
+    kind: Kind
+    certain: bool
+    children: tuple[str, ...] = ()
+    api: str | None = None
+    reason: str = ""
+    unit: float = 2.0**-24
+    """Unit roundoff of its worst output's dtype."""
+    because: str = ""
+    """What else was found out about it, in words."""
+    sides: tuple[bool, bool] = (True, True)
+    """Whether the baseline and the candidate have the call (only a region may lack one)."""
+    began: int = 0
+    """When the call began on the candidate, on the scale of `Stream.ready`."""
+    independent: bool = False
+    """Whether it is known that the errors of its inputs are no reason for it, however large they are."""
+    ready: int = 0
+    """When the difference was there on the candidate: what is wrong with a call's inputs is there when it begins."""
+
+    @property
+    def step(self) -> int:
+        """Training step."""
+        return self.judged.call.candidate.step
+
+    @property
+    def rank(self) -> int:
+        """Process."""
+        return self.judged.call.candidate.rank
+
+    @property
+    def phase(self) -> str:
+        """Phase of the call."""
+        return self.judged.call.candidate.phase
+
+    @property
+    def place(self) -> int:
+        """Execution number on the candidate; of a region that it lacks, that of the call that reads the result."""
+        return self.judged.call.candidate.seq
+
+
+@dataclass(frozen=True, slots=True)
+class Passes:
+    """How often each side goes backward in a step in which all that accumulates agrees; ``sure``: also in direction."""
+
+    baseline: int
+    candidate: int
+    sure: bool
+
+
+@dataclass(slots=True)
+class Part:
+    """One rank and step, judged."""
+
+    rank: int
+    step: int
+    verdicts: Verdicts
+    alignment: Alignment
+    suspects: list[Suspect] = field(default_factory=list)
+    uncovered: list[tuple[Side, Row]] = field(default_factory=list)
+    """Unmatched calls that no coarser level and no consumer accounts for."""
+    dead_ends: list[tuple[Side, Row]] = field(default_factory=list)
+    """Unmatched calls that compute what nobody reads."""
+    unexplained: list[tuple[Judged, str]] = field(default_factory=list)
+    """``(call, input slot)`` where a difference comes in that no compared call made."""
+    narrowed: int | None = None
+    """Entry of a result that is coarser in the candidate by what its call does, while those of others of its kind are not."""
+    stale: tuple[int, int] | None = None
+    """Entry of what was left from an earlier step in the candidate alone, and who made it."""
+    replaced: int | None = None
+    """Entry of a tensor that differs when the first step begins and that another rank's replaces before anything reads it."""
+    elsewhere: str | None = None
+    """Where a random generator stands elsewhere, and no call shows it."""
+    passes: Passes | None = None
+    """How often each side goes backward in the step, where that differs and what accumulates agrees."""
+    rewritten: tuple[int, int] = (0, 0)
+    """How many calls of each side are written another way on the other, and compute what agrees."""
+    harmless: list[Judged] = field(default_factory=list)
+    """Calls that were given other arguments, and whose results agree within rounding."""
+
+    @property
+    def streams(self) -> tuple[Stream, Stream]:
+        """Both sides' calls."""
+        return self.verdicts.errors.streams
+
+
+SPREAD = 1000.0
+"""A call's error may be this many times the largest error inside it: gradients of several uses add up, and may cancel."""
+
+
+class Tree:
+    """The calls of both sides by their ``parent``; calls are indices into the streams of their side.
+
+    Args:
+        verdicts: the matched calls.
+        alignment: what is matched, and what is not.
+    """
+
+    def __init__(self, verdicts: Verdicts, alignment: Alignment) -> None:
+        self.verdicts, self.streams = verdicts, verdicts.errors.streams
+        self.unmatched = alignment.only_baseline, alignment.only_candidate
+        self.pairs = tuple(
+            numbered(calls, len(stream)) for calls, stream in zip(verdicts.errors.calls, self.streams, strict=True)
+        )
+        """By side: the matched call of each call, `NONE` where it has no counterpart; one more entry, for `NONE`."""
+
+    @cached_property
+    def opened(self) -> frozenset[int]:
+        """Matched modules of two frameworks that are none of the known layers, and inside which calls were matched.
+
+        Two frameworks make other functions of nearly every module, so such a module is looked into instead of compared as a whole:
+        what is inside is matched, or lies between what is matched. That takes its functions, so modules alone are not looked into.
+        """
+        stream = self.streams[1]
+        if stream.neutral is None or not stream.of_level("api").any():
+            return frozenset()
+        matched = self.verdicts.errors.calls[1]
+        above = np.unique(stream.parents[matched])
+        modules = [call for call in above[above >= 0].tolist() if stream.neutral[call] == stream.names.number(MODULE)]
+        outer = {other for call in modules for other in self.around(call) if stream.neutral[other] == stream.neutral[call]}
+        pairs = self.pairs[1][sorted({*modules, *outer})]
+        return frozenset(pairs[pairs >= 0].tolist())
+
+    def judged(self, side: int, call: int) -> Judged | None:
+        """Return the verdict of a call, None where it has no counterpart."""
+        pair = int(self.pairs[side][call])
+        return None if pair < 0 else self.verdicts.at(pair)
+
+    def around(self, call: int, side: int = 1) -> list[int]:
+        """Return the calls around a call, innermost first."""
+        return list(self.streams[side].around(call))
+
+    def inside(self, call: int, side: int = 1) -> Iterator[int]:
+        """Yield the calls inside a call, at any depth."""
+        pending = [call]
+        while pending:
+            children = self.streams[side].inside(pending.pop()).tolist()
+            pending += children
+            yield from children
+
+    def leaves(self) -> np.ndarray[tuple[int], np.dtype[np.bool_]]:
+        """Tell of each matched call whether no finer call was recorded inside, on either side."""
+        sides = zip(self.streams, self.verdicts.errors.calls, strict=True)
+        first, second = (stream.has_children[calls] for stream, calls in sides)
+        return ~(first | second)
+
+    def resolved(self, pair: int) -> bool:
+        """Tell whether the calls inside a matched call speak for it.
+
+        They do when each of them was matched and compared, and one of them has an error that the call's own may come from. Where
+        some could not be compared, weights that differ inside speak: the call was given them, though they are none of its slots.
+        """
+        verdicts = self.verdicts
+        calls = [int(side[pair]) for side in verdicts.errors.calls]
+        direct = [self._ran_inside(call, side) for side, call in enumerate(calls)]
+        alone = [direct[side][self.pairs[side][direct[side]] < 0] for side in (0, 1)]
+        if not len(direct[1]):
+            return False
+        below = [inner for call in direct[1].tolist() for inner in (call, *self.inside(call))]
+        inner = self.pairs[1][below]
+        inner = inner[inner >= 0]
+        if any(map(len, alone)) and pair not in self.opened and not self._are_judged(pair, alone, inner):
+            return False
+        if self._is_of_modules:  # what arises between the modules inside one is read there, and no call is seen to make it
+            inner = inner[verdicts.error_out[inner] > verdicts.criterion.certain_carried * self._unmade[inner]]
+        if verdicts.unsized[inner].any() or any(n in verdicts.incomparable for n in inner.tolist()):
+            of, errors = self._weights
+            return bool(errors[np.isin(of, inner)].max(initial=0.0) * SPREAD >= verdicts.error_out[pair])
+        return bool(verdicts.error_out[inner].max(initial=0.0) * SPREAD >= verdicts.error_out[pair])
+
+    def _are_judged(self, pair: int, alone: list[Numbers], inner: Numbers) -> bool:
+        """Tell whether what a module was given differs in weights inside, and calls there without counterpart are judged.
+
+        They are where they are read (`regions.loose_calls`); a function, and a module inside, is compared by what it returns.
+        """
+        module = self.streams[1].names.number("module")
+        inside = any((stream.level[calls] == module).any() for stream, calls in zip(self.streams, alone, strict=True))
+        if inside or any(s.imported or s.mixed for s in self.streams):
+            return False
+        of, errors = self._weights
+        return bool(self.streams[1].level[self.verdicts.errors.calls[1][pair]] == module and (errors[np.isin(of, inner)] > 0).any())
+
+    def _ran_inside(self, call: int, side: int) -> Numbers:
+        """Return the calls right inside a call: where none names it, those of a forward that began while it ran.
+
+        A function that calls modules (a reentrant checkpoint) is not named by them, for modules know the modules around them alone.
+        """
+        stream = self.streams[side]
+        found = stream.inside(call)
+        if len(found) or stream.names.name(int(stream.phase[call])) not in ("forward", "recompute"):
+            return found
+        own = slice(stream.starts[call], stream.starts[call + 1])
+        last = stream.ready[own].max(initial=NONE)
+        meanwhile = (stream.began > stream.began[call]) & (stream.began < last) & (stream.step == stream.step[call])
+        return np.flatnonzero(meanwhile & (stream.parents == stream.parents[call]))
+
+    @cached_property
+    def _is_of_modules(self) -> bool:
+        return only_modules(self.streams[1])
+
+    @cached_property
+    def _unmade(self) -> Array:
+        """Relative error of what each matched call reads and no compared call made, but for weights."""
+        errors, stream = self.verdicts.errors, self.streams[1]
+        read = errors.inputs & ~stream.names.table(is_weight)[errors.names] & (stream.producers[errors.slots[1]] < 0)
+        return most(np.nan_to_num(errors.relative[read]), errors.pair[read], len(self.verdicts))
+
+    @cached_property
+    def _weights(self) -> tuple[Numbers, Array]:
+        """Matched calls by the weights they were given, and the relative errors of these."""
+        errors = self.verdicts.errors
+        at = np.flatnonzero(self.streams[0].names.table(is_weight)[errors.names])
+        return errors.pair[at], np.nan_to_num(errors.relative[at])
+
+    def covering(self, call: int, side: int) -> list[int]:
+        """Return the matched calls around this one that were compared as a whole."""
+        pairs = self.pairs[side][self.around(call, side)]
+        outputs, entries = self.verdicts.errors.outputs, self.verdicts.errors.entries
+        return [n for n in pairs[pairs >= 0].tolist() if n not in self.opened and outputs[entries(n)].any()]
+
+    def operators(self, call: int) -> tuple[str, ...]:
+        """Return the dispatcher operators inside a call of the candidate, each once: those that the baseline lacks first."""
+        stream = self.streams[1]
+        aten = stream.names.number("aten")
+        found: dict[str, bool] = {}
+        for inner in self.inside(call):
+            if stream.level[inner] == aten:
+                op = stream.names.names[int(stream.op[inner])]
+                found[op] = found.get(op, False) or bool(self.pairs[1][inner] < 0)
+        return tuple(sorted(found, key=lambda op: (not found[op], not op.rpartition("::")[2].startswith("_"))))
+
+
+def only_modules(stream: Stream) -> bool:
+    """Tell whether all that computes anything is a module; the loss, which every capture has, is a call that only reads."""
+    outputs = stream.call[stream.names.table(is_output)[stream.slot]]
+    return bool(stream.of_level("module")[outputs].all())

@@ -14,7 +14,7 @@ import numpy as np
 
 from trueup.comparison.graph.streams import NONE, Array
 from trueup.comparison.measures.roundoff import SINGLE, roundoff
-from trueup.comparison.verdict.tree import Tree
+from trueup.comparison.verdict.judged import Tree
 
 
 def narrowed(tree: Tree) -> int | None:

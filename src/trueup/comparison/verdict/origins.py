@@ -18,12 +18,11 @@ import numpy as np
 from trueup.comparison.graph.streams import NONE, Array, Numbers, Row, Stream, is_weight
 from trueup.comparison.measures.roundoff import SINGLE, roundoff
 from trueup.comparison.verdict import moved
-from trueup.comparison.verdict.coherence import coherent
 from trueup.comparison.verdict.criteria import Criterion
+from trueup.comparison.verdict.evidence import coherent
 from trueup.comparison.verdict.explain import unrecorded
-from trueup.comparison.verdict.judged import Judged
+from trueup.comparison.verdict.judged import Judged, Tree, only_modules
 from trueup.comparison.verdict.operands import most
-from trueup.comparison.verdict.tree import Tree, only_modules
 from trueup.report.sentence import NO_OPTIMIZER_DUMPED
 
 LEAST = 1e-3

@@ -1,16 +1,194 @@
-"""What two captures have in common, so that it can be compared: a framework, levels, ranks, steps; and inputs of their own."""
+"""What two captures have in common, so that it can be compared: a framework, levels, ranks, steps; and inputs of their own.
+
+What keeps a capture from being all that its run did, in words: a run that did not end, other filters, slots recorded twice.
+
+Two runs that were asked to record the same and did so to their end are whole, however little that is. Of a fragment nobody knows
+what is missing, so no agreement of what is there makes two runs aligned.
+
+What there is to say when the two captures are of different frameworks, or lay tensors out in other ways.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
+import numpy as np
+
+from trueup.comparison.graph.streams import NONE, Stream
+from trueup.comparison.measures.measure import STATISTICS, Errors
+from trueup.comparison.measures.why import Why
 from trueup.comparison.normalise.dialects import framework_of
-from trueup.comparison.verdict.fragments import detail_note, filters
-from trueup.comparison.verdict.precision import Precision, precision_of
+from trueup.comparison.normalise.translated import Translated
+from trueup.comparison.normalise.updates import STEP
+from trueup.comparison.verdict.evidence import known_differences
+from trueup.comparison.verdict.operands import Precision, precision_of
 from trueup.frameworks.tables import FRAMEWORKS
-from trueup.model import LEVELS, TrueupError
+from trueup.model import LEVELS, PHASES, TrueupError
 from trueup.remedy import policy_note, recorded_uses
+from trueup.report.reasons import in_words
+from trueup.report.sentence import DIFFERENT_FILTERS, FRAGMENT
+from trueup.report.wording import counted
 from trueup.store import Capture
+
+SIDES = ("baseline", "candidate")
+LONGEST = 120
+"""Characters of a filter that are shown."""
+
+
+def fragment_notes(captures: Sequence[Capture]) -> list[str]:
+    """Say of each capture whose run did not end, or was not recorded to its end, why that is and what to do."""
+    found = []
+    for side, capture in zip(SIDES, captures, strict=True):
+        if capture.unfinished:
+            more = f" (and {len(capture.unfinished) - 1} more)" if len(capture.unfinished) > 1 else ""
+            end = f" that ends in step {capture.steps[-1]}" if capture.steps else ""
+            found.append(f"the {side} {FRAGMENT}{end}: {capture.unfinished[0]}{more}: record that run again, to its end")
+    return found
+
+
+def filters(captures: Sequence[Capture]) -> str | None:
+    """Name the filters of two captures where they differ, or return None.
+
+    Levels, ranks and steps show in what was recorded; `Overlap` compares those.
+    """
+    first, second = (_filters(capture) for capture in captures)
+    if first is None or second is None or first == second:
+        return None
+    said = [", ".join(its[name] for name in its if first[name] != second[name]) for its in (first, second)]
+    return f"baseline {said[0]}, candidate {said[1]}"
+
+
+def filtered_note(differ: str, one_sided: int) -> str:
+    """Say that calls have no counterpart where the runs were recorded through different filters."""
+    have = f"{counted(one_sided, 'call')} {'exists' if one_sided == 1 else 'exist'} in one run only"
+    return f"{DIFFERENT_FILTERS} ({differ}), and {have}: record both with the same --phase, --include and --exclude"
+
+
+def detail_note(captures: Sequence[Capture]) -> str | None:
+    """Say that one run keeps less of each tensor than the other, or return None."""
+    first, second = (capture.root.get("detail") for capture in captures)
+    if first == second or not (isinstance(first, str) and isinstance(second, str)):
+        return None
+    return f"the baseline keeps detail {first[:LONGEST]}, the candidate {second[:LONGEST]}; tensors are compared by what both keep"
+
+
+def repeated_note(capture: Capture, stream: Stream) -> str | None:
+    """Say that a call has a slot twice, which no run records: some part of the records is there twice; or return None."""
+    if stream.imported or stream.translated or (slot := _repeated(stream)) == NONE:
+        return None
+    row = stream.row(int(stream.call[slot]))
+    name = stream.names.name(int(stream.slot[slot]))
+    place = f"records of rank {row.rank} step {row.step} were copied over others"
+    return f"{capture.path.name}: {name} of {row.op} ({row.key}) is recorded twice: {place}"
+
+
+def _repeated(stream: Stream) -> int:
+    """Return a slot that begins its call a second time, `NONE` where there is none.
+
+    A later slot may be there twice: of ``mul(x, x)`` both factors have one gradient.
+    """
+    begins = stream.starts[:-1][stream.call]
+    again = (stream.slot == stream.slot[begins]) & (np.arange(len(stream.slot)) > begins)
+    return int(np.argmax(again)) if again.any() else NONE
+
+
+def _filters(capture: Capture) -> dict[str, str] | None:
+    """Return the filters of a capture in words, None where it tells none (another tool's, or one made by hand)."""
+    config = capture.root.get("config")
+    if not isinstance(config, dict) or not all(isinstance(config.get(name), list) for name in ("phases", "include", "exclude")):
+        return None
+    said = {}
+    for name, option in (("phases", "--phase"), ("include", "--include"), ("exclude", "--exclude")):
+        values: list[Any] = sorted(map(str, config[name]))
+        nothing = not values or (name == "phases" and set(values) >= set(PHASES))
+        said[name] = f"without {option}" if nothing else f"{option} {' '.join(values)[:LONGEST]}"
+    return said
+
+
+class Mixed:
+    """Gathers what was compared in other ways than within one framework.
+
+    Args:
+        captures: baseline and candidate.
+    """
+
+    def __init__(self, captures: Sequence[Capture]) -> None:
+        self._captures = captures
+        self._translated = [capture for capture in captures if isinstance(capture, Translated)]
+        self._first_shapes: str | None = None
+        self._stepped = False
+        """Whether what optimizers made of weights was compared."""
+        self._lone_gradients = self._lone = self._bounded = self._known = 0
+
+    def add(self, errors: Errors) -> None:
+        """Count in one part of a comparison."""
+        if not self._translated:
+            return
+        self._lone += errors.lone_weights
+        self._lone_gradients += errors.lone_gradients
+        stream = errors.streams[1]
+        self._stepped |= bool((stream.op[errors.calls[1]] == stream.names.number(STEP)).any())
+        self._bounded += int(np.count_nonzero(errors.method == STATISTICS))
+        shapes = [n for n, reason in errors.reasons.items() if reason.why is Why.SHAPES and errors.outputs[n]]
+        if shapes and self._first_shapes is None:
+            n = min(shapes)
+            call = errors.streams[1].row(int(errors.calls[1][errors.pair[n]]))
+            why = in_words(errors.reasons[n])
+            self._first_shapes = f"{call.scope or call.op}, {call.phase}, step {call.step} ({call.op}): {why}"
+        known = known_differences(errors)
+        self._known += int(np.count_nonzero((known > 0) & (errors.absolute > 0)))
+
+    @property
+    def is_blind(self) -> bool:
+        """Whether something that both runs did was not compared."""
+        return any(capture.updates.unseen for capture in self._translated) or self._are_gradients_blind
+
+    @property
+    def _are_gradients_blind(self) -> bool:
+        return self._lone_gradients > 0 and not self._stepped
+
+    def notes(self) -> list[str]:
+        """Return a sentence for each thing to know."""
+        if not self._translated:
+            return []
+        names = [framework_of(capture) for capture in self._captures]
+        found = []
+        if self._first_shapes is not None:
+            found.append(f"the first result that has another shape is that of {self._first_shapes}")
+        if unseen := sorted(set().union(*(capture.updates.unseen for capture in self._translated))):
+            rank, step = unseen[0]
+            found.append(
+                f"what the optimizer wrote in step {step} of rank {rank} was not compared, for no later forward was recorded that "
+                "reads it: record one forward more"
+            )
+        if self._are_gradients_blind:
+            found.append(
+                f"the gradients of {self._lone_gradients:,} weights were not compared, for one framework packs these with others: "
+                "record an optimizer step and a forward after it, which show them"
+            )
+        if names[0] != names[1]:
+            found.append(
+                f"{names[0]} against {names[1]}: layers and functions that both have were compared, by the tables of "
+                "trueup.frameworks; of optimizers the weights that they made"
+            )
+        if self._bounded:
+            found.append(
+                f"{self._bounded:,} tensors lie in another order on the two sides and were compared by what no order changes (min, "
+                "max, mean, norm); capture with --detail tensor to compare their elements"
+            )
+        if self._known:
+            found.append(
+                "running variances differ as the frameworks define them (torch: of the unbiased variance of a batch, others: of "
+                f"the biased one); {self._known:,} were allowed that much"
+            )
+        if self._lone:
+            found.append(
+                f"{self._lone:,} weights are packed with others in one framework: they were compared by what their layers made of "
+                "them"
+            )
+        return found
+
 
 BLIND = "at level module a forced run does not show what functions between modules compute: compare at level api or aten too"
 

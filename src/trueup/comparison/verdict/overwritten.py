@@ -11,7 +11,7 @@ import numpy as np
 from trueup.comparison.graph.streams import NONE, Array, Numbers, Stream
 from trueup.comparison.measures.roundoff import SINGLE
 from trueup.comparison.verdict.criteria import Criterion
-from trueup.comparison.verdict.tree import Tree
+from trueup.comparison.verdict.judged import Tree
 
 ANY_ORDER = 1e-9
 """Relative distance up to which two norms are of the same numbers, summed in float64 in another order."""

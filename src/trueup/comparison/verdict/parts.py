@@ -17,13 +17,12 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from trueup.comparison.graph.pairs import Alignment
-from trueup.comparison.graph.streams import Numbers, Stream, is_input, is_output
+from trueup.comparison.graph.streams import Alignment, Numbers, Stream, is_input, is_output
 from trueup.comparison.measures.measure import measure
 from trueup.comparison.measures.roundoff import SINGLE, roundoff
 from trueup.comparison.verdict.criteria import Criterion, Row
 from trueup.comparison.verdict.judge import judge
-from trueup.comparison.verdict.precision import Precision
+from trueup.comparison.verdict.operands import Precision
 
 BRANCHES = ("branch", "pole", "sign")
 """Kinds of rows by which a small error of a few inputs may change an element by all of itself."""

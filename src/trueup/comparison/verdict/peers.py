@@ -15,7 +15,7 @@ import numpy as np
 from trueup.comparison.graph.streams import Numbers
 from trueup.comparison.measures.measure import DIGEST, TENSOR
 from trueup.comparison.measures.roundoff import roundoff
-from trueup.comparison.verdict.tree import Tree
+from trueup.comparison.verdict.judged import Tree
 from trueup.kernels.sketch import splitmix64
 
 MANY = 64.0

@@ -21,10 +21,9 @@ from trueup.comparison.measures.why import Reason, Why
 from trueup.comparison.verdict import few
 from trueup.comparison.verdict.criteria import FLIPPED, Criterion
 from trueup.comparison.verdict.criteria import Row as CriterionRow
-from trueup.comparison.verdict.judged import FEW, LASTING, RULES, Judged, excess
+from trueup.comparison.verdict.judged import FEW, LASTING, RULES, Judged, Tree, excess
 from trueup.comparison.verdict.origins import Origins
 from trueup.comparison.verdict.parts import BRANCHES, Parts
-from trueup.comparison.verdict.tree import Tree
 
 Call = tuple[int, int]
 """Side and call."""

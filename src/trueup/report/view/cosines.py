@@ -15,7 +15,7 @@ import numpy as np
 from trueup.comparison.graph.streams import Array, Numbers, Vocabulary
 from trueup.comparison.measures.measure import DIGEST, SKETCH, Errors
 from trueup.comparison.measures.why import Reason, Why
-from trueup.comparison.verdict.locate import Part
+from trueup.comparison.verdict.judged import Part
 from trueup.kernels.metrics import cosine
 from trueup.model import CallKey
 from trueup.report.reasons import in_words

@@ -17,8 +17,7 @@ from typing import Any, TypeVar
 import numpy as np
 import pyarrow as pa
 
-from trueup.comparison.verdict.criteria import Criterion, Row
-from trueup.comparison.verdict.limits import Limit
+from trueup.comparison.verdict.criteria import Criterion, Limit, Row
 from trueup.model import Evidence, Finding, Histogram, Neighbour, Result, Rule, SlotComparison, TrueupError, WorstElement
 from trueup.report.view.elements import compare_elements
 from trueup.report.view.gradients import Norm, over_steps

@@ -11,9 +11,8 @@ import pyarrow as pa
 
 from trueup.comparison.graph.streams import Row, Stream, is_input, is_output
 from trueup.comparison.measures.measure import SlotError
-from trueup.comparison.verdict.factors import factor
-from trueup.comparison.verdict.judged import Judged
-from trueup.comparison.verdict.locate import Suspect
+from trueup.comparison.verdict.evidence import factor
+from trueup.comparison.verdict.judged import Judged, Suspect
 from trueup.model import Finding, SlotComparison, SlotState
 from trueup.report.reasons import in_words
 from trueup.report.sentence import evidence

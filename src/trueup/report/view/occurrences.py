@@ -7,7 +7,7 @@ from collections.abc import Iterable, Sequence
 
 from trueup.comparison.verdict.criteria import Criterion
 from trueup.comparison.verdict.exchange import Received
-from trueup.comparison.verdict.locate import Suspect
+from trueup.comparison.verdict.judged import Suspect
 from trueup.model import Occurrence
 from trueup.report.sentence import occurrence_text
 

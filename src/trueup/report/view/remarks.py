@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from trueup.comparison.graph.streams import Numbers, Row
 from trueup.comparison.verdict import few
-from trueup.comparison.verdict.locate import Part, Suspect
+from trueup.comparison.verdict.judged import Part, Suspect
 from trueup.model import Finding
 from trueup.report.sentence import harmless_argument, hidden_note
 from trueup.report.view.dtypes import Dtypes
@@ -43,7 +43,7 @@ class Remarks:
         self._overflowed.add(errors, self._path)
         self._renames |= part.alignment.scopes
         self._ignored += part.alignment.ignored
-        self._sketched += few.hidden(errors)
+        self._sketched += 0 if errors.all_same else few.hidden(errors)
         self._behind += len(worse)
         if self._first_behind is None and len(worse):
             self._first_behind = part.streams[1].row(int(part.alignment.candidate[worse[0]]))

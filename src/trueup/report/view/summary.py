@@ -10,10 +10,9 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from trueup.comparison.graph.pairs import WAYS, Alignment
-from trueup.comparison.graph.streams import NONE, Array, Numbers, Stream, Vocabulary
+from trueup.comparison.graph.streams import NONE, WAYS, Alignment, Array, Numbers, Stream, Vocabulary
 from trueup.comparison.verdict.judged import ROLES, RULES, Verdicts
-from trueup.comparison.verdict.micro_batches import LOSS_OPS
+from trueup.comparison.verdict.rewritten import LOSS_OPS
 from trueup.model import RunSummary
 from trueup.remedy import policy_lines
 from trueup.report.scaling import COLUMNS as SCALE_COLUMNS

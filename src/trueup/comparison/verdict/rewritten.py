@@ -1,4 +1,18 @@
-"""Formulas written another way: differences inside them that come together again are no fault of anybody.
+"""Calls that one run alone has, and formulas that the two runs write another way.
+
+Unmatched calls that nothing on the other side stands for: what they computed was computed there by no call, or not at all.
+
+Two implementations of one formula execute other operators, and their results are compared where somebody reads them. That
+explains an unmatched call only where the other side has calls of its own, or passes on what went in. It does not where
+
+- nobody reads the result (an added dead end, a branch that was cut),
+- the other side reads a result there that no call made, although what it is made of was computed in the same step,
+- the function around it computes by operators on one side and by none on the other,
+- it is the backward of a call that both sides made, and the other side's has none.
+
+Data movement, comparisons and what returns a tensor that it was given compute nothing, and need no counterpart.
+
+Formulas written another way: differences inside them that come together again are no fault of anybody.
 
     baseline    -0.5 * (1 + l - m.square() - l.exp())          each pair of calls that both have (`exp`, `sub`, `mul`) stands
     candidate   0.5 * ((0.5 * l).exp().square() + ...)         in both, and reads another intermediate result
@@ -8,25 +22,172 @@ Following what differs forward, through pairs as long as their outputs differ, t
 what else flows into them, gives two sets of calls that compute one thing each. They are excused if that thing agrees wherever
 it leaves the sets, within what rounding in them explains. What differs and is read by nothing recorded, by an optimizer, by a
 communication or by a later step (a biased running variance) has not come together, and excuses nothing.
+
+Steps in which the two runs go backward another number of times: micro-batches against one batch, or against fewer.
+
+Their calls are no counterparts: each computes with another part of the batch, and the loss of each is divided. What accumulates is
+the same, the gradients that the optimizer reads and what it makes of them. Where that agrees no call of the step is blamed for what
+it computes. Where it is not off in one direction either, as by a wrong divisor, nor are the sums of the losses apart, the step is
+aligned: all that leaves it was compared.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from functools import cached_property
 
 import numpy as np
 
-from trueup.comparison.graph.streams import NONE, is_input, is_output
+from trueup.comparison.graph.streams import NONE, Numbers, Stream, is_input, is_output
 from trueup.comparison.measures.roundoff import roundoff
-from trueup.comparison.verdict.coherence import coherent
 from trueup.comparison.verdict.criteria import Criterion
+from trueup.comparison.verdict.evidence import coherent
 from trueup.comparison.verdict.explain import unrecorded
-from trueup.comparison.verdict.judged import LASTING, Judged
+from trueup.comparison.verdict.judged import LASTING, Judged, Passes, Tree
 from trueup.comparison.verdict.parts import Parts, coarsest
 from trueup.comparison.verdict.regions import Call, Region, Regions, granted, mask
-from trueup.comparison.verdict.tree import Tree
+
+Source = tuple[int, int]
+"""A matched call and a slot of it, or `NONE` and a digest."""
+
+
+def dead_ends(regions: Regions, criterion: Criterion) -> list[Call]:
+    """Return the unmatched calls that compute what shows up nowhere else, in neither run.
+
+    The gradients of functions and modules are summed outside of any of them: who reads those is not known. Where the other side
+    has a calculation of its own on the same tensor, or of what becomes of it, it is another implementation that has a by-product.
+    """
+    tree, found = regions.tree, []
+    rewritten = [set().union(*(region.calls[side] for region in regions.found if all(region.sides))) for side in (0, 1)]
+    read: list[set[Source]] = []
+    for side, call in regions.dead_ends():
+        read = read or [_read_by_loose(regions, n, criterion) for n in (0, 1)]
+        stream, other = tree.streams[side], tree.streams[1 - side]
+        fine = stream.level[call] == stream.names.number("aten") or stream.phase[call] != stream.names.number("backward")
+        made = _slots(stream, call, is_output)
+        seen = np.isin(stream.digest[made], other.digest[other.has_digest]) & stream.has_digest[made]
+        makers = stream.producers[_slots(stream, call, is_input)].tolist()
+        part = not rewritten[side].isdisjoint(makers) or not read[1 - side].isdisjoint(_sources(tree, side, call))
+        read_back = bool((stream.numel[made] == 1).all()) and bool(regions.flow[side].backwards(call))  # a backward starts there
+        if fine and not part and not read_back and computes(stream, call, criterion) and not seen.all():
+            found.append((side, call))
+    return found
+
+
+def _read_by_loose(regions: Regions, side: int, criterion: Criterion) -> set[Source]:
+    stream = regions.tree.streams[side]
+    calls = [call for call in np.flatnonzero(regions.loose[side][:-1]).tolist() if computes(stream, call, criterion)]
+    return {source for call in calls for source in _sources(regions.tree, side, call)}
+
+
+def _sources(tree: Tree, side: int, call: int) -> set[Source]:
+    """Return what a call reads, named alike on both sides: by the matched call that made it, or by its bytes."""
+    stream = tree.streams[side]
+    slots = _slots(stream, call, is_input)
+    made = tree.pairs[side][stream.producers[slots]]
+    named = {(pair, int(stream.producer_slot[k])) for pair, k in zip(made.tolist(), slots.tolist(), strict=True) if pair != NONE}
+    return named | {(NONE, int(stream.digest[k])) for k in slots.tolist() if stream.has_digest[k]}
+
+
+def unaccounted(regions: Regions, criterion: Criterion) -> set[Call]:
+    """Return the other unmatched calls that nothing on the other side stands for."""
+    tree = regions.tree
+    if any(stream.imported or stream.mixed for stream in tree.streams):
+        return set()
+    return {*_from_nowhere(regions), *_without_operators(tree, criterion), *_without_backward(tree, criterion)}
+
+
+def computes(stream: Stream, call: int, criterion: Criterion) -> bool:
+    """Tell whether a call makes numbers that round and that it was not given."""
+    made, given = _slots(stream, call, is_output), _slots(stream, call, is_input)
+    rounds = stream.names.table(roundoff)
+    made = made[rounds[stream.dtype[made]] > 0]
+    if not len(made):
+        return False
+    name = stream.names.names
+    op, level, phase = (name[int(of[call])] for of in (stream.op, stream.level, stream.phase))
+    if criterion.row(op, level, phase).own == "exact":
+        return False
+    return not (stream.has_digest[made] & np.isin(stream.digest[made], stream.digest[given[stream.has_digest[given]]])).all()
+
+
+def _from_nowhere(regions: Regions) -> Iterator[Call]:
+    """Yield the calls whose results the other side reads too, where they are what no call there made.
+
+    What a region makes of weights and constants alone may have been made before the capture began.
+    """
+    for region in regions.found:
+        side = 1 if region.sides[1] else 0
+        if region.sides[0] == region.sides[1] or not _reads_results(regions.tree.streams[side], region.calls[side]):
+            continue
+        other = regions.tree.streams[1 - side]
+        if any(_is_made_by_none(other, error.candidate if side == 0 else error.baseline) for _, error, _ in region.exits):
+            yield from ((side, call) for call in region.calls[side])
+
+
+def _reads_results(stream: Stream, calls: set[int]) -> bool:
+    """Tell whether some calls read what another one computed before in these steps."""
+    chosen = np.zeros(len(stream) + 1, bool)
+    chosen[list(calls)] = True
+    reads = chosen[stream.call] & stream.names.table(is_input)[stream.slot] & (stream.producer >= stream.seq[0])
+    return bool((reads & ~chosen[stream.producers]).any())
+
+
+def _is_made_by_none(stream: Stream, k: int) -> bool:
+    """Tell whether no call made what a slot holds, in a capture that shows who made what: one of modules alone does not."""
+    return int(stream.producer[k]) == NONE and _shows_operators(stream)
+
+
+def _shows_operators(stream: Stream) -> bool:
+    if (stream.level == stream.names.number("aten")).any():
+        return True
+    return bool(((stream.producer > stream.seq[0]) & (stream.producers == NONE)).any())  # of a level that was not read
+
+
+def _without_operators(tree: Tree, criterion: Criterion) -> Iterator[Call]:
+    """Yield operators in a function that both sides called, and that has none on the other side which computes."""
+    aten, api = (tree.streams[0].names.number(level) for level in ("aten", "api"))
+    if not any(len(calls) and (s.level[calls] == aten).any() for s, calls in zip(tree.streams, tree.unmatched, strict=True)):
+        return
+    functions = np.flatnonzero(tree.streams[1].level[tree.verdicts.errors.calls[1]] == api)
+    inside = [s.has_children[calls[functions]] for s, calls in zip(tree.streams, tree.verdicts.errors.calls, strict=True)]
+    for side, (stream, calls) in enumerate(zip(tree.streams, tree.unmatched, strict=True)):
+        above = tree.pairs[side][stream.parents[calls[stream.level[calls] == aten]]]
+        pairs = {*functions[inside[side] & ~inside[1 - side]].tolist(), *above[np.isin(above, functions)].tolist()}
+        for pair in sorted(pairs):
+            if not _operators(tree, pair, 1 - side, criterion):
+                yield from ((side, call) for call in _operators(tree, pair, side, criterion))
+
+
+def _operators(tree: Tree, pair: int, side: int, criterion: Criterion) -> list[int]:
+    """Return what computes inside a matched call."""
+    stream, around = tree.streams[side], int(tree.verdicts.errors.calls[side][pair])
+    return [call for call in tree.inside(around, side) if not stream.has_children[call] and computes(stream, call, criterion)]
+
+
+def _without_backward(tree: Tree, criterion: Criterion) -> Iterator[Call]:
+    """Yield the backward of functions and modules that both sides called, where the other side's has none."""
+    for side, (stream, calls) in enumerate(zip(tree.streams, tree.unmatched, strict=True)):
+        other, aten = tree.streams[1 - side], stream.names.number("aten")
+        backward = (stream.phase[calls] == stream.names.number("backward")) & (stream.level[calls] != aten)
+        chosen = calls[backward & (stream.saved[calls] != NONE)]
+        pairs = tree.pairs[side][_forward(stream, chosen)]
+        partner = np.where(pairs != NONE, tree.verdicts.errors.calls[1 - side][pairs], NONE)
+        theirs = np.flatnonzero((other.phase == other.names.number("backward")) & (other.level != aten))
+        missing = chosen[(partner != NONE) & ~np.isin(partner, _forward(other, theirs))]
+        forward = _forward(stream, missing).tolist()
+        yield from ((side, call) for call, of in zip(missing.tolist(), forward, strict=True) if computes(stream, of, criterion))
+
+
+def _forward(stream: Stream, calls: Numbers) -> Numbers:
+    return stream.index(stream.forward_seq[calls])
+
+
+def _slots(stream: Stream, call: int, of: Callable[[str], bool]) -> Numbers:
+    slots = np.arange(*stream.starts[call : call + 2].tolist())
+    return np.asarray(slots[stream.names.table(of)[stream.slot[slots]]])
+
 
 MOST_CALLS = 20_000
 """Calls of a step that are followed at most; beyond that nothing is excused."""
@@ -276,3 +437,59 @@ class _Walk:
             made += stream.call[self.readers[side].parts(k)].tolist()
             found += [(side, call) for call in made if call in self.calls[side]]
         return found
+
+
+LOSS_OPS = ("torch.Tensor.backward", "paddle.Tensor.backward", "tf.GradientTape.gradient", "tf.Session.run")
+"""Calls that a loss goes backward from."""
+
+HALF = 0.5
+"""Relative error from which on gradients do not agree, however coarse the dtype."""
+
+
+def passes(tree: Tree) -> Passes | None:
+    """Return how often each side goes backward in a step, if that differs and all that accumulates agrees; else None."""
+    first, second = (_count(stream) for stream in tree.streams)
+    if not 0 < first != second > 0:
+        return None
+    accumulated = _accumulated(tree)
+    own, biased = unrecorded(tree.verdicts.criterion, _coarsest(tree))
+    errors, calls = tree.verdicts.errors, max(map(len, tree.streams))
+    if not len(accumulated) or not bool((errors.relative[accumulated] <= min(own * math.sqrt(calls), HALF)).all()):
+        return None
+    return Passes(first, second, bool((coherent(errors, accumulated) <= biased).all()))
+
+
+def said(step: int, found: Passes) -> str:
+    """Say that a step was compared by what accumulates in it."""
+    first, second = (f"{n} time{'s' if n > 1 else ''}" for n in (found.baseline, found.candidate))
+    alike = "" if found.sure else " but for a part of the difference that all elements share"
+    return (
+        f"step {step} goes backward {first} in the baseline and {second} in the candidate, as with micro-batches: its calls are no "
+        f"counterparts and nobody is blamed; the gradients that the optimizer reads and what it makes of them agree{alike}"
+    )
+
+
+def summed(losses: dict[int, float], steps: Mapping[int, Passes], side: int) -> dict[int, float]:
+    """Return the losses of steps, their means over micro-batches, as sums where the two sides have other numbers of these."""
+    counts = {step: (found.baseline, found.candidate)[side] for step, found in steps.items()}
+    return {step: loss * counts.get(step, 1) for step, loss in losses.items()}
+
+
+def _count(stream: Stream) -> int:
+    ops = [stream.names.number(op) for op in LOSS_OPS]
+    return int(np.count_nonzero(np.isin(stream.op, ops) & (stream.level == stream.names.number("api"))))
+
+
+def _accumulated(tree: Tree) -> Numbers:
+    """Return what the calls of the optimizer read and make; nothing if one of them has no counterpart."""
+    errors, names = tree.verdicts.errors, tree.streams[1].names
+    optimizer = [stream.phase == names.number("optimizer") for stream in tree.streams]
+    alone = any(side[calls].any() for side, calls in zip(optimizer, tree.unmatched, strict=True))
+    at = (errors.inputs | errors.outputs) & optimizer[1][errors.calls[1]][errors.pair]
+    return np.flatnonzero(at & ~np.bool_(alone))
+
+
+def _coarsest(tree: Tree) -> float:
+    """Return the unit roundoff of the coarsest dtype that the baseline holds."""
+    names = tree.streams[0].names.names
+    return max(roundoff(names[dtype]) for dtype in np.unique(tree.streams[0].dtype).tolist() if dtype >= 0)
