@@ -159,7 +159,7 @@ def test_sums_of_gradients_and_square_weights_of_strangers_are_not_blamed(name: 
 def test_right_implementations_in_half_precision_are_not_blamed(row: str, precision: str, level: str, tmp_path: Path) -> None:
     bench = implementations.Bench(tmp_path)
     (chosen,) = (one for one in implementation_right.rows() if one.name == row)
-    bench.record(chosen.base, precision, chosen.baseline, tmp_path / "baseline")
-    bench.record(chosen.base, precision, chosen.candidate, tmp_path / "candidate")
+    bench.record(chosen, precision, chosen.baseline, tmp_path / "baseline")
+    bench.record(chosen, precision, chosen.candidate, tmp_path / "candidate")
     result = trueup.compare(tmp_path / "baseline", tmp_path / "candidate", level=implementations.LEVELS[level])
     assert result.culprit is None, result.sentence
