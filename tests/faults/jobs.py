@@ -64,14 +64,14 @@ def slow_disk(out: str, steps: int, megabytes_per_second: float, wide: int, **op
     """Train on a disk that takes ``megabytes_per_second``, then say the memory that came on top of the training's own."""
     import torch
 
-    write = durable.write_file
+    write = durable.put
 
-    def throttled(path: Path, chunks: Any, *, replace: bool = True, sync: bool = True) -> None:
-        chunks = [bytes(chunk) for chunk in chunks] if path.suffix == ".json" else list(chunks)
+    def throttled(path: Path, chunks: Any, *, sync: bool) -> None:
+        chunks = [bytes(chunk) for chunk in chunks] if ".json" in path.suffixes else list(chunks)
         time.sleep(sum(memoryview(chunk).nbytes for chunk in chunks) / megabytes_per_second / MB)
-        write(path, chunks, replace=replace, sync=sync)
+        write(path, chunks, sync=sync)
 
-    durable.write_file = throttled
+    durable.put = throttled
     layers = torch.nn.Sequential(*(torch.nn.Linear(wide, wide) for _ in range(4)))
     optimizer = torch.optim.SGD(layers.parameters(), lr=0.01)
 
@@ -100,17 +100,17 @@ def hanging_disk(out: str, steps: int, patience: float, **options: Any) -> None:
     """Train on a disk that takes the first parts and then hangs for ever."""
     backlog.PATIENCE, backlog.LOUD_AFTER = patience, patience / 4
     backlog.PORTION_BYTES, backlog.HELD_BYTES = MB, 2 * MB
-    write = durable.write_file
+    write = durable.put
     written: list[Path] = []
 
-    def hangs(path: Path, chunks: Any, *, replace: bool = True, sync: bool = True) -> None:
+    def hangs(path: Path, chunks: Any, *, sync: bool) -> None:
         if len(written) > 8:
             print("hanging", flush=True)
             time.sleep(10**6)
         written.append(path)
-        write(path, chunks, replace=replace, sync=sync)
+        write(path, chunks, sync=sync)
 
-    durable.write_file = hangs
+    durable.put = hangs
     train(out, steps, 0.05, **options)
 
 
@@ -139,9 +139,9 @@ def jumping_clock(out: str, steps: int) -> None:
 def forks_while_writing(out: str, steps: int, how: str) -> None:
     """Fork in the middle of a flush; the child ends as ``how`` says, the parent trains on."""
     middle: list[str] = []
-    write = durable.write_file
+    write = durable.put
 
-    def in_two_halves(path: Path, chunks: Any, *, replace: bool = True, sync: bool = True) -> None:
+    def in_two_halves(path: Path, chunks: Any, *, sync: bool) -> None:
         def halves() -> Any:
             for chunk in chunks:
                 view = memoryview(chunk).cast("B")
@@ -151,15 +151,15 @@ def forks_while_writing(out: str, steps: int, how: str) -> None:
                 middle.clear()
                 yield view[len(view) // 2 :]
 
-        write(path, halves(), replace=replace, sync=sync)
+        write(path, halves(), sync=sync)
 
-    durable.write_file = in_two_halves
+    durable.put = in_two_halves
     flusher.FLUSH_SECONDS = 0.02
     training, children = Training(), []
     with trueup.capture(out, model=training.model):
         for step in range(steps):
             print("step", step, training.step().hex(), flush=True)
-            if any(name.endswith(".parquet") for name in middle):
+            if any(".parquet" in name for name in middle):
                 pid = os.fork()
                 if pid == 0:
                     training.step()

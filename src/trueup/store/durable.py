@@ -32,7 +32,7 @@ def write_file(path: Path, chunks: Iterable[Any], *, replace: bool = True, sync:
         publish(path)
     else:
         temporary = path.with_name(f"{path.name}.{os.getpid()}{TEMPORARY}")
-        _write(temporary, chunks, sync=sync)
+        put(temporary, chunks, sync=sync)
         with _removed_on_failure(temporary):
             os.link(temporary, path)  # unlike rename, a link never replaces
             temporary.unlink()
@@ -46,7 +46,7 @@ def stage(path: Path, chunks: Iterable[Any], *, sync: bool = False) -> None:
     Raises:
         OSError: disk full, no permission, folder gone.
     """
-    _write(_staged(path), chunks, sync=sync)
+    put(_staged(path), chunks, sync=sync)
 
 
 def publish(path: Path) -> None:
@@ -64,7 +64,8 @@ def _staged(path: Path) -> Path:
     return path.with_name(path.name + TEMPORARY)
 
 
-def _write(temporary: Path, chunks: Iterable[Any], *, sync: bool) -> None:
+def put(temporary: Path, chunks: Iterable[Any], *, sync: bool) -> None:
+    """Write a file under its temporary name, as all files here are; after a failure nothing of it is left."""
     with _removed_on_failure(temporary), temporary.open("wb") as file:
         for chunk in chunks:
             direct.write(file, chunk)

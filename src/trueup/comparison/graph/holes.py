@@ -125,11 +125,19 @@ def _ordinal(stream: Stream) -> str | None:
 
 
 def _without_forward(stream: Stream) -> str | None:
-    """Look for the backward of a function or module whose forward is gone: each names its own."""
+    """Look for the backward of a function or module whose forward is gone: each names its own.
+
+    What Python code calls while a backward runs is no backward of anything: it reads inputs and makes outputs, no gradients.
+    """
     names = stream.names
     backward = stream.during("backward") & (stream.level != names.number("aten"))
+    backward &= np.bincount(stream.call[names.table(_is_gradient)[stream.slot]], minlength=len(stream)) > 0
     found = np.flatnonzero(backward & (stream.forward_seq == NONE) & stream.during("forward").any())
     return f"{_name(stream, int(found[0]))} belongs to no forward call" if len(found) else None
+
+
+def _is_gradient(slot: str) -> bool:
+    return slot.startswith("grad_")
 
 
 def _empty(stream: Stream) -> str | None:
