@@ -365,7 +365,7 @@ class _Comparison:
         part = Part(rank, step, verdicts, alignment)
         locate(part, self.criterion, self.origins[rank], first_step=step == self.steps[0], from_start=step == 0,
                forced=self.forced)  # fmt: skip
-        part.suspects = [suspect for suspect in part.suspects if not (cut_off and suspect.kind == "region")]
+        part.suspects = [suspect for suspect in part.suspects if not (cut_off and _is_cut(suspect))]
         self._keep(part, worse, norms)
 
     def _streams(self, reads: Sequence[Read]) -> list[Stream]:
@@ -491,3 +491,8 @@ def _rounds(errors: Errors, entry: int) -> str:
     first, second = (stream.dtype_of(int(slots[entry])) for stream, slots in zip(errors.streams, errors.slots, strict=True))
     call = errors.streams[1].row(int(errors.calls[1][errors.pair[entry]]))
     return rounds_note(f"{call.op} ({call.key})", second or "", first or "")
+
+
+def _is_cut(suspect: Suspect) -> bool:
+    """Tell whether what a suspect lacks may be what a kill cut off: the calls after it, or its own results and arguments."""
+    return suspect.kind == "region" or (suspect.kind == "argument" and suspect.judged.worst is None)
