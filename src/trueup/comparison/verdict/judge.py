@@ -366,10 +366,12 @@ class _Judge:
         """
         exact = np.array([row.own == "exact" for row in self.criterion.rows])[self.rows[self.errors.pair[outputs]]]
         unit, k = self._unit(outputs), self.errors.slots[0][outputs]
+        known = exact & (unit > SINGLE) & np.isin(self.errors.pair[outputs], differ)
+        if not known.any():  # the extreme elements would be read for nothing
+            return np.zeros(len(outputs))
         with np.errstate(all="ignore"):
             peak = np.fmax(np.abs(self.baseline.number("min")[k]), np.abs(self.baseline.number("max")[k]))
             apart = 2 * unit * peak / self.errors.norm[outputs]
-        known = exact & (unit > SINGLE) & np.isin(self.errors.pair[outputs], differ)
         return np.where(known & np.isfinite(apart), apart, 0.0)
 
     def _unit(self, entries: Numbers) -> Array:
