@@ -94,6 +94,11 @@ class Criterion:
     """Where it has any, these decide and not the rows; then its only row names the criterion."""
     _found: dict[tuple[str, str], Row] = field(default_factory=dict, repr=False, compare=False)
 
+    @cached_property
+    def exact(self) -> Array:
+        """Whether operators of a row round nothing, by row."""
+        return np.array([row.own == "exact" for row in self.rows])
+
     def is_certain(self, error: float, own: float, expected: float, declared: float = 0.0, *, sharp: bool = False) -> bool:
         """Tell whether an error is more than an estimate may be wrong by.
 

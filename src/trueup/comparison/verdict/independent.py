@@ -61,8 +61,7 @@ def key_of(judged: Judged) -> tuple[str, ...]:
 
 def are_chosen(judged: Judged, tree: Tree) -> bool:
     """Tell whether a call in the first step of a training gets other real numbers that nothing before it can have made."""
-    streams = tree.streams
-    if judged.call.arguments is None or any(stream.imported or stream.mixed for stream in streams):
+    if judged.call.arguments is None or tree.is_foreign:
         return False
     try:
         first, second = (json.loads(side or "{}") for side in judged.call.arguments)

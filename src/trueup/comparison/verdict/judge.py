@@ -352,7 +352,7 @@ class _Judge:
         """Return what storing results rounds beyond the budget: a cast on the baseline alone, and numbers near the smallest."""
         sides = list(zip(self.errors.streams, self.errors.slots, strict=True))
         first, second = (self.roundoffs[stream.dtype[slots[outputs]]] for stream, slots in sides)
-        exact = np.array([row.own == "exact" for row in self.criterion.rows])[self.rows[self.errors.pair[outputs]]]
+        exact = self.criterion.exact[self.rows[self.errors.pair[outputs]]]
         least = np.maximum.reduce([self.names.table(underflow)[stream.dtype[slots[outputs]]] for stream, slots in sides])
         with np.errstate(all="ignore"):
             small = least * np.sqrt(self.baseline.numel[self.errors.slots[0][outputs]]) / self.errors.norm[outputs]
@@ -364,7 +364,7 @@ class _Judge:
 
         Two numbers that differ may also cancel in a sketch, and after a transposition they do not.
         """
-        exact = np.array([row.own == "exact" for row in self.criterion.rows])[self.rows[self.errors.pair[outputs]]]
+        exact = self.criterion.exact[self.rows[self.errors.pair[outputs]]]
         unit, k = self._unit(outputs), self.errors.slots[0][outputs]
         known = exact & (unit > SINGLE) & np.isin(self.errors.pair[outputs], differ)
         if not known.any():  # the extreme elements would be read for nothing
@@ -415,7 +415,7 @@ class _Judge:
         """Tell for which calls all that is known of an output is that it differs, which may be rounding."""
         at = outputs[self.errors.unsized[outputs]]
         pair = self.errors.pair[at]
-        rounds = np.array([row.own != "exact" for row in self.criterion.rows])[self.rows[pair]] | (error_in[pair] > 0)
+        rounds = ~self.criterion.exact[self.rows[pair]] | (error_in[pair] > 0)
         found = np.zeros(self.count, bool)
         found[pair[rounds & (self.roundoffs[self.baseline.dtype[self.errors.slots[0][at]]] > 0)]] = True
         return found
@@ -428,10 +428,10 @@ class _Judge:
         pair = self.errors.pair[outputs]
         differs = np.zeros(self.count, bool)
         differs[pair[self.errors.absolute[outputs] != 0]] = True
-        rounds = np.array([row.own != "exact" for row in self.criterion.rows])[self.rows]
+        rounds = ~self.criterion.exact[self.rows]
         compared = np.zeros(self.count, bool)
         compared[pair] = True
-        equal = np.cumsum(compared & rounds & ~differs) - (compared & rounds & ~differs)
+        equal: Numbers = np.cumsum(compared & rounds & ~differs) - (compared & rounds & ~differs)
         inside = self.candidate.has_children[self.calls]  # it shows what a call inside it made
         before: Numbers = np.cumsum(differs & ~inside) - (differs & ~inside)
         return np.asarray((before == 0) & (equal >= STEADY))

@@ -276,6 +276,11 @@ class Tree:
         """By side: the matched call of each call, `NONE` where it has no counterpart; one more entry, for `NONE`."""
 
     @cached_property
+    def is_foreign(self) -> bool:
+        """Whether a side is another tool's dump, or the sides are of two frameworks: then what is recorded is not all that ran."""
+        return any(stream.imported or stream.mixed for stream in self.streams)
+
+    @cached_property
     def opened(self) -> frozenset[int]:
         """Matched modules of two frameworks that are none of the known layers, and inside which calls were matched.
 
@@ -346,7 +351,7 @@ class Tree:
         """
         module = self.streams[1].names.number("module")
         inside = any((stream.level[calls] == module).any() for stream, calls in zip(self.streams, alone, strict=True))
-        if inside or any(s.imported or s.mixed for s in self.streams):
+        if inside or self.is_foreign:
             return False
         of, errors = self._weights
         return bool(self.streams[1].level[self.verdicts.errors.calls[1][pair]] == module and (errors[np.isin(of, inner)] > 0).any())

@@ -206,7 +206,7 @@ def _unmatched(part: Part, regions: Regions, criterion: Criterion, excused: Reco
 
 def _phases_of_one(tree: Tree) -> list[tuple[int, int]]:
     """Return the unmatched calls of a forward or a backward that the other side has nothing of."""
-    if any(stream.imported or stream.mixed for stream in tree.streams):
+    if tree.is_foreign:
         return []
     found = []
     for phase in ("forward", "backward"):

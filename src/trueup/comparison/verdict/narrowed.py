@@ -20,7 +20,7 @@ from trueup.comparison.verdict.judged import Tree
 def narrowed(tree: Tree) -> int | None:
     """Return the entry of the first result that is of a 16-bit or 8-bit dtype in the candidate alone by what its call does."""
     errors, streams = tree.verdicts.errors, tree.streams
-    if streams[0].dtype is streams[1].dtype or any(stream.imported or stream.mixed for stream in streams):
+    if streams[0].dtype is streams[1].dtype or tree.is_foreign:
         return None
     table = streams[0].names.table(roundoff)
     first, second = (table[stream.dtype[slots]] for stream, slots in zip(streams, errors.slots, strict=True))
@@ -39,7 +39,7 @@ def narrowed(tree: Tree) -> int | None:
 def _computes(tree: Tree) -> Array:
     """Tell which matched calls round in a forward, and not by calls inside them; a backward has the dtypes of its forward."""
     stream, verdicts = tree.streams[1], tree.verdicts
-    rounds = np.array([row.own != "exact" for row in verdicts.criterion.rows])[verdicts.rows]
+    rounds = ~verdicts.criterion.exact[verdicts.rows]
     return np.asarray(rounds & tree.leaves() & stream.during("forward", "recompute")[verdicts.errors.calls[1]])
 
 

@@ -50,7 +50,7 @@ def stale(tree: Tree, made: Callable[[int], float | None]) -> tuple[int, int] | 
     errors, (baseline, candidate) = tree.verdicts.errors, tree.streams
     least = tree.verdicts.criterion.input_units * SINGLE
     apart = np.flatnonzero(errors.inputs & (errors.relative > least))
-    if not len(apart) or any(stream.imported or stream.mixed for stream in tree.streams):
+    if not len(apart) or tree.is_foreign:
         return None
     k, j = (slots[apart] for slots in errors.slots)
     forward = candidate.during("forward")[candidate.call[j]]

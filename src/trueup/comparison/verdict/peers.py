@@ -29,7 +29,7 @@ PHASES = ("forward", "backward", "recompute")
 def unlike(tree: Tree) -> dict[int, int]:
     """Return the matched calls that differ of equal inputs, each with one that does the same and is bitwise equal."""
     verdicts, errors = tree.verdicts, tree.verdicts.errors
-    if verdicts.criterion.limits or any(stream.imported or stream.mixed for stream in tree.streams):
+    if verdicts.criterion.limits or tree.is_foreign:
         return {}
     same = (errors.absolute == 0) & np.isin(errors.method, (DIGEST, TENSOR))
     count = len(verdicts)

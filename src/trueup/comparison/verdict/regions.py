@@ -278,7 +278,7 @@ class Regions:
 
         What another tool or framework records is not all that ran: of that nothing is said.
         """
-        if any(stream.imported or stream.mixed for stream in self.tree.streams):
+        if self.tree.is_foreign:
             return
         for side, stream in enumerate(self.tree.streams):
             calls = np.flatnonzero(self.loose[side][:-1] & ~stream.has_children)
@@ -485,7 +485,7 @@ def loose_calls(tree: Tree) -> tuple[list[int], list[int]]:
     A function was compared by what it returns. A module was too, but what runs inside it may be wrong within the room of a whole
     module, so it is judged by who reads it; of two frameworks, or another tool's dump, hardly anything inside a module is matched.
     """
-    whole = any(stream.imported or stream.mixed for stream in tree.streams)
+    whole = tree.is_foreign
     found: list[list[int]] = []
     for side, calls in enumerate(tree.unmatched):
         covered: dict[int, bool] = {}  # by the call around them

@@ -93,7 +93,7 @@ def _sources(tree: Tree, side: int, call: int) -> set[Source]:
 def unaccounted(regions: Regions, criterion: Criterion) -> set[Call]:
     """Return the other unmatched calls that nothing on the other side stands for."""
     tree = regions.tree
-    if any(stream.imported or stream.mixed for stream in tree.streams):
+    if tree.is_foreign:
         return set()
     return {*_from_nowhere(regions), *_without_operators(tree, criterion), *_without_backward(tree, criterion)}
 
@@ -212,8 +212,7 @@ class Reconvergence:
 
     def __init__(self, tree: Tree, regions: Regions, criterion: Criterion, *, forced: bool = False) -> None:
         self.tree, self.regions, self.criterion = tree, regions, criterion
-        foreign = any(stream.imported or stream.mixed for stream in tree.streams)
-        self.never = forced or foreign or bool(criterion.limits)
+        self.never = forced or tree.is_foreign or bool(criterion.limits)
         """Of another tool or framework it is not known who reads what, and limits know of no rounding."""
         self.readers = regions.flow
         self.left = MOST_CALLS
