@@ -27,7 +27,7 @@ from trueup.comparison.verdict.draws import begins_elsewhere, explain_draws
 from trueup.comparison.verdict.exchange import Use, from_root, receives, use_of
 from trueup.comparison.verdict.facts import Facts
 from trueup.comparison.verdict.independent import Laws, are_chosen, key_of
-from trueup.comparison.verdict.judged import LASTING, SIDES, Judged, Kind, Part, Suspect, Tree
+from trueup.comparison.verdict.judged import GONE, LASTING, SIDES, Judged, Kind, Part, Suspect, Tree
 from trueup.comparison.verdict.lasting import settle
 from trueup.comparison.verdict.narrowed import narrowed
 from trueup.comparison.verdict.origins import LEAST, Origins, arising_inside, came_in, comes_from_between, may_have_grown
@@ -77,7 +77,7 @@ def locate(
     found = [pair for pair in found if not excused.holds(pair)]
     suspects = [*(_suspect(pair, criterion, tree) for pair in _finest(found, criterion, tree)), *alone]
     origins.wrong = origins.wrong or any(suspect.certain for suspect in suspects)
-    suspects += _lawless(tree, criterion, suspects) if origins.wrong else []
+    suspects += _lawless(tree, criterion, suspects, origins) if origins.wrong else []
     came = [(judged, slot) for judged, slot in origins.follow(tree) if not excused.reader(judged, slot)]
     inside, part.unexplained = arising_inside(came, tree, criterion)
     part.rewritten = excused.counts()
@@ -380,13 +380,14 @@ def _arguments(part: Part, criterion: Criterion, known: Sequence[Suspect], excus
     return found
 
 
-def _lawless(tree: Tree, criterion: Criterion, known: Sequence[Suspect]) -> list[Suspect]:
+def _lawless(tree: Tree, criterion: Criterion, known: Sequence[Suspect], origins: Origins) -> list[Suspect]:
     """Find calls that break by themselves what they keep in the baseline; what is known of them is that no input is a reason."""
     if criterion.limits:
         return []
     suspects = {id(s.judged): s for s in known}
     found = []
-    for pair, why in (Facts(tree, criterion).broken() | Laws(tree, criterion).broken()).items():
+    facts = Facts(tree, criterion)
+    for pair, why in (facts.shifted(origins.shifts) | facts.broken() | Laws(tree, criterion).broken()).items():
         suspect = suspects.get(id(tree.verdicts.at(pair)))
         if suspect is None:
             suspect = _suspect(pair, criterion, tree)
@@ -439,12 +440,6 @@ def _is_recast(judged: Judged, streams: tuple[Stream, Stream]) -> bool:
     return any(
         roundoff(streams[1].dtype_of(error.candidate)) > roundoff(streams[0].dtype_of(error.baseline)) for error in outputs
     )
-
-
-GONE = 1.0
-"""Relative error of inputs from which on nothing of the baseline's is left in them: what they explain, formulas of first order, is
-not known. Of 125,000 healthy calls behind single faults (six models of tests/zoo) whose inputs were closer, none was certain but
-what ran around a faulty call or read what it saved; of 7,724 beyond it 28 were."""
 
 
 def rank_culprits(suspects: Iterable[Suspect], tainted: Mapping[int, tuple[int, int]] | None = None) -> list[Suspect]:
