@@ -7,9 +7,9 @@ from functools import cache
 from typing import Any
 
 from trueup import toml
-from trueup.comparison.graph.columns import normalised
 from trueup.comparison.verdict.criteria import Criterion
 from trueup.comparison.verdict.criteria import load as load_criterion
+from trueup.facts.operators import normalised
 
 
 @cache

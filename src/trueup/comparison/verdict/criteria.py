@@ -20,9 +20,9 @@ from typing import Any, Literal, get_args
 import numpy as np
 
 from trueup import toml
-from trueup.comparison.graph.columns import normalised
 from trueup.comparison.graph.streams import Array
 from trueup.comparison.measures.measure import DIGEST, STATISTICS, Errors
+from trueup.facts.operators import normalised
 from trueup.kernels import Pair
 from trueup.model import PHASES, TrueupError
 

@@ -47,6 +47,7 @@ from trueup.comparison.verdict.explain import unrecorded
 from trueup.comparison.verdict.judged import LASTING, Judged, Passes, Tree
 from trueup.comparison.verdict.parts import Parts, coarsest
 from trueup.comparison.verdict.regions import Call, Region, Regions, granted, mask
+from trueup.facts.operators import having
 
 Source = tuple[int, int]
 """A matched call and a slot of it, or `NONE` and a digest."""
@@ -438,9 +439,6 @@ class _Walk:
         return found
 
 
-LOSS_OPS = ("torch.Tensor.backward", "paddle.Tensor.backward", "tf.GradientTape.gradient", "tf.Session.run")
-"""Calls that a loss goes backward from."""
-
 HALF = 0.5
 """Relative error from which on gradients do not agree, however coarse the dtype."""
 
@@ -475,8 +473,8 @@ def summed(losses: dict[int, float], steps: Mapping[int, Passes], side: int) -> 
 
 
 def _count(stream: Stream) -> int:
-    ops = [stream.names.number(op) for op in LOSS_OPS]
-    return int(np.count_nonzero(np.isin(stream.op, ops) & (stream.level == stream.names.number("api"))))
+    losses = stream.names.table(having("loss"))[stream.op]
+    return int(np.count_nonzero(losses & (stream.level == stream.names.number("api"))))
 
 
 def _accumulated(tree: Tree) -> Numbers:
