@@ -19,7 +19,7 @@ import numpy as np
 
 from trueup.comparison.graph.streams import Array, Numbers, Stream, other_counts
 from trueup.comparison.measures.roundoff import roundoff
-from trueup.comparison.measures.why import Why
+from trueup.facts.why import Why
 from trueup.kernels import MASKING, is_mask
 
 SUMS = 1e-5

@@ -29,7 +29,7 @@ from trueup.comparison.verdict.criteria import Criterion
 from trueup.comparison.verdict.evidence import ROOM
 from trueup.comparison.verdict.independent import APART
 from trueup.comparison.verdict.judged import CARRIED_ON, Tree
-from trueup.report.wording import sci
+from trueup.words.wording import sci
 
 Function = Callable[[Array], Array]
 

@@ -36,7 +36,7 @@ from trueup.comparison.verdict.criteria import Row
 from trueup.comparison.verdict.evidence import SHARED
 from trueup.comparison.verdict.judged import Tree
 from trueup.kernels import distance
-from trueup.report.sentence import NO_OPTIMIZER, WEIGHTS_UNSEEN, moved_weights
+from trueup.words.sentence import NO_OPTIMIZER, WEIGHTS_UNSEEN, moved_weights
 
 ROUNDINGS = 4.0
 """Units of a weight: on each side it is rounded when it decays and when the step is added."""

@@ -23,7 +23,7 @@ from trueup.comparison.verdict.evidence import coherent
 from trueup.comparison.verdict.explain import unrecorded
 from trueup.comparison.verdict.judged import Judged, Tree, only_modules
 from trueup.comparison.verdict.operands import most
-from trueup.report.sentence import NO_OPTIMIZER_DUMPED
+from trueup.words.sentence import NO_OPTIMIZER_DUMPED
 
 LEAST = 1e-3
 """Relative error below which an unexplained input is left alone: it can be the growth of rounding outside the capture."""
