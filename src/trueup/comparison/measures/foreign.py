@@ -20,7 +20,7 @@ import numpy as np
 from trueup.comparison.graph.streams import Array, Numbers, Stream, other_counts
 from trueup.comparison.measures.roundoff import roundoff
 from trueup.comparison.measures.thresholds import SHOWN, SINGLE_DIGITS, SMALL
-from trueup.comparison.measures.why import Why
+from trueup.facts.why import Why
 from trueup.kernels import MASKING, is_mask
 
 INNER = "grad_input.node."

@@ -21,6 +21,9 @@ QUORUM = 4
 """Other calls, or elements, that must agree before one stands alone: with three, two culprits would be a majority."""
 
 # ---------------------------------------------------------------- relative errors, from the smallest
+ANY_ORDER = 1e-9
+"""Relative difference up to which two norms are of the same numbers, summed in float64 in another order."""
+
 SINGLE_DIGITS = 1e-6
 """Relative difference of two numbers up to which they may be one number, computed or printed with the digits of float32."""
 

@@ -13,6 +13,7 @@ How alike two calls are: the same operator, slots and shapes, and then how close
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from dataclasses import dataclass
 from difflib import SequenceMatcher
@@ -20,12 +21,10 @@ from difflib import SequenceMatcher
 import numpy as np
 
 from trueup.comparison.graph.streams import NONE, WAYS, Alignment, Array, Numbers, Stream, same_slots, spans
+from trueup.comparison.measures.roundoff import SINGLE
 from trueup.comparison.measures.thresholds import PRECISE, SINGLE_DIGITS
 from trueup.comparison.normalise.mapping import Mapping
 from trueup.kernels.sketch import splitmix64
-
-DIGITS = 8
-"""Relative distances below 10**-DIGITS are as good as equal."""
 
 RUN = 4096
 """Pairs of calls whose data are compared at a time."""
@@ -133,9 +132,8 @@ def _closeness(apart: Array, squares: Array) -> Array:
 
 
 def _closeness_at(relative: Array | float) -> Array:
-    """Return the share of `DIGITS` to which two tensors at a relative distance agree."""
-    with np.errstate(all="ignore"):
-        return np.clip(-np.log10(np.maximum(relative, 10.0**-DIGITS)) / DIGITS, 0, 1)
+    """Return on how much of the digits of float32 two tensors agree that are so far apart, from 0 to 1."""
+    return np.clip(np.log(np.maximum(relative, SINGLE)) / math.log(SINGLE), 0, 1)
 
 
 def _has_equal(baseline: Stream, b: list[int], candidate: Stream, c: list[int]) -> Array:

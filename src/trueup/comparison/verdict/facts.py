@@ -28,7 +28,7 @@ from trueup.comparison.measures.roundoff import roundoff
 from trueup.comparison.measures.thresholds import ROOM, SMALL
 from trueup.comparison.verdict.criteria import Criterion
 from trueup.comparison.verdict.judged import CARRIED_ON, Tree
-from trueup.report.wording import sci
+from trueup.words.wording import sci
 
 Function = Callable[[Array], Array]
 

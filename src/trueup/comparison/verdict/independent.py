@@ -37,7 +37,7 @@ from trueup.comparison.measures.roundoff import SINGLE, roundoff
 from trueup.comparison.measures.thresholds import BIASED, CANCELLED, ENOUGH, PRECISE, SINGLE_DIGITS, SMALL, UNLIKELY
 from trueup.comparison.verdict.criteria import Criterion
 from trueup.comparison.verdict.judged import CARRIED_ON, Judged, Tree
-from trueup.report.wording import sci
+from trueup.words.wording import sci
 
 READ_OUT = frozenset({
     "item", "_local_scalar_dense", "tolist", "numpy", "bool", "int", "float", "index", "array", "cpu", "nonzero", "is_nonzero",

@@ -11,7 +11,6 @@ from trueup.comparison.measures.foreign import lacks_gradients
 from trueup.comparison.measures.measure import Errors
 from trueup.comparison.measures.roundoff import SINGLE, roundoff, underflow
 from trueup.comparison.measures.thresholds import HALF, QUORUM, SHOWN
-from trueup.comparison.measures.why import Reason, Why
 from trueup.comparison.normalise.updates import STEP
 from trueup.comparison.verdict import few
 from trueup.comparison.verdict.criteria import Applied, Criterion
@@ -35,6 +34,7 @@ from trueup.comparison.verdict.judged import (
 )  # fmt: skip
 from trueup.comparison.verdict.moved import explain_updates
 from trueup.comparison.verdict.operands import READ, Calls, Precision, Tensors, element, is_listed, is_partly_read
+from trueup.facts.why import Reason, Why
 from trueup.kernels.sketch import splitmix64
 from trueup.store.parallel import side_by_side
 

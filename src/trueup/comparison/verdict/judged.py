@@ -17,11 +17,11 @@ import numpy as np
 from trueup.comparison.graph.streams import NONE, Alignment, Array, Numbers, Row, Stream, is_output, is_weight, numbered
 from trueup.comparison.measures.measure import Errors, Measured
 from trueup.comparison.measures.thresholds import NESTED
-from trueup.comparison.measures.why import Reason
 from trueup.comparison.normalise.dialects import MODULE
 from trueup.comparison.verdict import criteria
 from trueup.comparison.verdict.criteria import Applied, Criterion
 from trueup.comparison.verdict.operands import most
+from trueup.facts.why import Reason
 
 RULES = (
     "", " and the same op elsewhere in the run", " and the repeats' spread", " and the float64 run", " in few elements",

@@ -36,7 +36,7 @@ from trueup.comparison.normalise.updates import ADDED, STEP
 from trueup.comparison.verdict.criteria import Row
 from trueup.comparison.verdict.judged import Tree
 from trueup.kernels import distance
-from trueup.report.sentence import NO_OPTIMIZER, WEIGHTS_UNSEEN, moved_weights
+from trueup.words.sentence import NO_OPTIMIZER, WEIGHTS_UNSEEN, moved_weights
 
 
 def explain_updates(errors: Errors, outputs: Numbers, own: Array, expected: Array, row: Row) -> tuple[Array, Array]:

@@ -24,7 +24,7 @@ from trueup.comparison.verdict.evidence import coherent
 from trueup.comparison.verdict.explain import unrecorded
 from trueup.comparison.verdict.judged import Judged, Tree, only_modules
 from trueup.comparison.verdict.operands import most
-from trueup.report.sentence import NO_OPTIMIZER_DUMPED
+from trueup.words.sentence import NO_OPTIMIZER_DUMPED
 
 Unexplained = tuple[Judged, str]
 """A call, and the slot where a difference comes in that no compared call made."""

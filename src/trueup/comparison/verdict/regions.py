@@ -18,13 +18,13 @@ from trueup.comparison.graph.streams import NONE, Array, Numbers, Row, Stream, i
 from trueup.comparison.measures.measure import Measured, SlotError
 from trueup.comparison.measures.roundoff import roundoff
 from trueup.comparison.measures.thresholds import FLIPPED
-from trueup.comparison.measures.why import Reason, Why
 from trueup.comparison.verdict import few
 from trueup.comparison.verdict.criteria import Criterion
 from trueup.comparison.verdict.criteria import Row as CriterionRow
 from trueup.comparison.verdict.judged import FEW, LASTING, RULES, Judged, Tree, excess
 from trueup.comparison.verdict.origins import Origins
 from trueup.comparison.verdict.parts import BRANCHES, Parts
+from trueup.facts.why import Reason, Why
 
 Call = tuple[int, int]
 """Side and call."""
