@@ -5,8 +5,8 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 
-from trueup.anomalies.found import Led, Place, SlotNumbers
 from trueup.comparison.graph.streams import NONE, Array, Stream
+from trueup.facts.anomaly import Led, Place, SlotNumbers
 from trueup.facts.operators import has
 from trueup.model import TensorStats
 

@@ -1,4 +1,5 @@
-"""What is known before any run is looked at: facts of operators, in one table (``operators.toml``), asked by name (`operators`).
+"""Facts: frozen ones that one room finds and another says, and what is known of operators before any run is looked at.
 
-Every room may import this one; it imports `trueup.toml` alone.
+`why` holds reasons and remarks of a comparison, `anomaly` what overflows, `operators` the table of operators (``operators.toml``).
+Nothing is decided or written here. Imports `trueup.model` and `trueup.toml` alone, and may be imported by all.
 """

@@ -19,7 +19,6 @@ from trueup.comparison.graph.ahead import Ahead, Place, Records, RecordsOfStep, 
 from trueup.comparison.graph.holes import Recorded, keeps_all
 from trueup.comparison.graph.streams import Alignment, Numbers, Read, Row, Stream, Vocabulary, is_weight
 from trueup.comparison.measures.measure import STATISTICS, Errors, measure, read_payload
-from trueup.comparison.measures.why import Reason
 from trueup.comparison.normalise import kernels
 from trueup.comparison.normalise.mapping import Mapping
 from trueup.comparison.normalise.mapping import load as load_mapping
@@ -45,19 +44,8 @@ from trueup.comparison.verdict.overlap import (
     require_common_names,
     require_records,
 )
+from trueup.facts.why import Reason
 from trueup.model import Finding, Result, RunSummary, TrueupError, VerdictWord
-from trueup.report.reasons import in_words
-from trueup.report.sentence import (
-    COMPLETELY,
-    MISSING,
-    NOISY,
-    UNSEEN,
-    inner_note,
-    rounds_note,
-    stale_note,
-    statistics_note,
-    verdict_lines,
-)
 from trueup.report.view.evidence import with_evidence
 from trueup.report.view.findings import by_itself, suspect_finding, unmatched_finding, victim_findings
 from trueup.report.view.gradients import Norm, norms_of
@@ -73,8 +61,20 @@ from trueup.report.view.summary import (
     victims,
     with_one_sided,
 )
-from trueup.report.wording import counted
 from trueup.store import Capture, open_capture
+from trueup.words.reasons import in_words
+from trueup.words.sentence import (
+    COMPLETELY,
+    MISSING,
+    NOISY,
+    UNSEEN,
+    inner_note,
+    rounds_note,
+    stale_note,
+    statistics_note,
+    verdict_lines,
+)
+from trueup.words.wording import counted
 
 ALIKE_NAMED = 20
 """Calls of a culprit's kind that are named beside it; all are counted, and marked in the table of calls."""
