@@ -435,11 +435,6 @@ class _Walk:
         return found
 
 
-LOSS_OPS = ("torch.Tensor.backward", "paddle.Tensor.backward", "tf.GradientTape.gradient", "tf.Session.run")
-"""Calls that a loss goes backward from."""
-
-
-
 def passes(tree: Tree) -> Passes | None:
     """Return how often each side goes backward in a step, if that differs and all that accumulates agrees; else None."""
     first, second = (_count(stream) for stream in tree.streams)
