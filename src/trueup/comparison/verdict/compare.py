@@ -15,9 +15,8 @@ from typing import Literal
 import numpy as np
 import pyarrow as pa
 
-from trueup.comparison.graph.ahead import Ahead, Place, Records, RecordsOfStep, places
 from trueup.comparison.graph.holes import Recorded, keeps_all
-from trueup.comparison.graph.streams import Alignment, Numbers, Read, Row, Stream, Vocabulary, is_weight
+from trueup.comparison.graph.streams import NEEDED, SHARED, Alignment, Numbers, Read, Row, Stream, Vocabulary, is_weight
 from trueup.comparison.measures.measure import STATISTICS, Errors, measure, read_payload
 from trueup.comparison.normalise import kernels
 from trueup.comparison.normalise.mapping import Mapping
@@ -62,6 +61,7 @@ from trueup.report.view.summary import (
     with_one_sided,
 )
 from trueup.store import Capture, open_capture
+from trueup.store.ahead import Ahead, Place, Records, RecordsOfStep, places
 from trueup.words.reasons import in_words
 from trueup.words.sentence import (
     COMPLETELY,
@@ -310,7 +310,7 @@ class _Comparison:
         found = places(self.runs, self.ranks, self.steps)
         overviews = [Overview(capture) for capture in self.runs[: 2 + len(self.repeats)]]
         seen: set[tuple[int, int]] = set()
-        with Ahead(self.runs, self.overlap.chosen, found) as ahead:
+        with Ahead(self.runs, self.overlap.chosen, found, NEEDED, SHARED) as ahead:
             for at, place in enumerate(found):
                 self.exchange.close(place.steps[0])
                 reads = ahead.reads(at)
