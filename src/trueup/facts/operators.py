@@ -1,4 +1,6 @@
-"""What is known of operators by their names: one table, ``operators.toml``, asked by every room and read when first asked.
+"""What is known of operators by their names: one table, asked by every room and read when first asked.
+
+``operators.toml`` has what is known by name, ``rounding.toml`` how operators round and carry errors.
 
 >>> has("aten::_scaled_dot_product_flash_attention", "attention")
 True
@@ -65,6 +67,12 @@ def named(fact: str) -> tuple[str, ...]:
 def table() -> dict[str, Any]:
     """Return the table."""
     return toml.packaged(__package__, "operators.toml")
+
+
+@cache
+def rounding() -> dict[str, Any]:
+    """Return how operators round: ``row``, as a criterion has them, and ``replay``, the classes that these name."""
+    return toml.packaged(__package__, "rounding.toml")
 
 
 @lru_cache(maxsize=4096)

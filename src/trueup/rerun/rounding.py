@@ -4,7 +4,7 @@
 >>> rounding(Operation("aten::mm"), [a, b], [Operand("output.0", "float32", (64, 64), 1448.0, 90.0)])
 {'output.0': 8.6e-07}
 
-The units and formulas are those of ``verdict/criteria.toml`` (`verdict.explain`), with inputs that
+The units and formulas are those of ``facts/rounding.toml`` (`verdict.explain`), with inputs that
 are equal on both sides.
 """
 

@@ -1,6 +1,6 @@
 """How much error rounding and the errors of the inputs explain: the formulas of a criterion, for all outputs of a step at once.
 
-criteria.toml says what each kind means and where it comes from; here they are array operations over `Outputs` and `Operands`.
+facts/rounding.toml says what each kind means and where it comes from; here they are array operations over `Outputs` and `Operands`.
 """
 
 from __future__ import annotations
