@@ -361,7 +361,8 @@ class _Judge:
         """
         exact = self.criterion.exact[self.rows[self.errors.pair[outputs]]]
         unit, k = self._unit(outputs), self.errors.slots[0][outputs]
-        known = exact & (unit > SINGLE) & np.isin(self.errors.pair[outputs], differ)
+        known = exact & (unit > SINGLE)
+        known[known] = np.isin(self.errors.pair[outputs[known]], differ)
         if not known.any():  # the extreme elements would be read for nothing
             return np.zeros(len(outputs))
         with np.errstate(all="ignore"):

@@ -120,8 +120,8 @@ class Origins:
         if gap or not forward or not self.alone or any(stream.imported or stream.neutral is not None for stream in tree.streams):
             return nothing + SMALL, nothing
         # Under autocast float32 gradients come out of 16-bit products: what was not seen may have gone through any dtype there is.
-        held = np.unique(np.concatenate([stream.dtype[stream.dtype >= 0] for stream in tree.streams]))
-        coarsest = max((roundoff(candidate.names.names[dtype]) for dtype in held.tolist()), default=0.0)
+        roundoffs = candidate.names.table(roundoff)
+        coarsest = float(max(roundoffs[stream.dtype].max(initial=0.0) for stream in tree.streams))
         own, biased = unrecorded(tree.verdicts.criterion, coarsest)
         entries = np.flatnonzero(errors.inputs & (errors.absolute != 0) & ~np.isnan(errors.absolute))
         nothing[entries] = np.where((shared := coherent(errors, entries)) > biased, shared, 0.0)
