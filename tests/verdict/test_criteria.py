@@ -12,6 +12,7 @@ import pytest
 from trueup import comparison
 from trueup.comparison.measures.roundoff import UNIT_ROUNDOFF
 from trueup.comparison.verdict.criteria import CARRY, OWN, load
+from trueup.facts.operators import has, named, table
 from trueup.model import TrueupError
 from verdict.captures import CRITERION
 
@@ -56,6 +57,22 @@ ROWS = {
 def test_operators_find_their_row(name: str, op: str) -> None:
     phase = "backward" if "backward" in op else "forward"
     assert CRITERION.row(op, "aten" if op.startswith("aten") else "api", phase).name == name
+
+
+@pytest.mark.parametrize("op", [*named("view"), *named("cast")])
+def test_what_is_a_view_or_a_cast_rounds_nothing(op: str) -> None:
+    assert CRITERION.row(op, "api", "forward").own == "exact"
+
+
+@pytest.mark.parametrize("op", [op.replace("*", "") for row in CRITERION.rows if row.random for op in row.ops])
+def test_what_draws_may_draw(op: str) -> None:
+    assert has(op, "may-draw")
+
+
+@pytest.mark.parametrize("op", table()["tensorflow"])
+def test_what_tensorflow_has_a_name_for_finds_a_row(op: str) -> None:
+    phase = "optimizer" if op in ("sgd", "momentum", "adam", "rmsprop", "adagrad") else "forward"
+    assert CRITERION.row(op, "api", phase).name != "anything"
 
 
 @pytest.mark.parametrize("op", [op for ops in ROWS.values() for op in ops.split() if not op.startswith("aten")])
