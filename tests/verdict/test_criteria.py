@@ -11,24 +11,9 @@ import pytest
 
 from trueup import comparison
 from trueup.comparison.measures.roundoff import UNIT_ROUNDOFF
-from trueup.comparison.verdict.criteria import CARRY, OWN, load, normalised
+from trueup.comparison.verdict.criteria import CARRY, OWN, load
 from trueup.model import TrueupError
 from verdict.captures import CRITERION
-
-NORMALISED = {
-    "aten::add": "add",
-    "aten::add_": "add",
-    "torch.Tensor.__iadd__": "add",
-    "torch.Tensor.__isub__": "sub",
-    "torch.Tensor.__imul__": "mul",
-    "torch.Tensor.__radd__": "radd",
-    "torch.Tensor.__getitem__": "getitem",
-    "torch.nn.functional.layer_norm": "layer_norm",
-    "aten::_softmax": "_softmax",
-    "torch._foreach_add_": "_foreach_add",
-    "aten::native_layer_norm_backward": "native_layer_norm_backward",
-    "_": "_",
-}
 
 ROWS = {
     "move": "aten::view aten::t aten::transpose aten::cat aten::copy_ aten::relu aten::relu_ aten::slice torch.Tensor.T "
@@ -65,11 +50,6 @@ ROWS = {
     "optimizer": "aten::_fused_adamw_ torch._fused_sgd_",
     "anything": "aten::never_heard_of torch.special.entr",
 }
-
-
-@pytest.mark.parametrize(("op", "name"), NORMALISED.items())
-def test_normalised(op: str, name: str) -> None:
-    assert normalised(op) == name
 
 
 @pytest.mark.parametrize(("name", "op"), [(name, op) for name, ops in ROWS.items() for op in ops.split()])

@@ -16,7 +16,6 @@ from collections.abc import Iterable, Mapping, Sequence
 
 import numpy as np
 
-from trueup.comparison.graph.columns import normalised
 from trueup.comparison.graph.streams import NONE, Stream, is_input, is_output, is_weight
 from trueup.comparison.measures.measure import equal_values, is_overwritten, same_shapes
 from trueup.comparison.measures.roundoff import SINGLE, roundoff
@@ -37,6 +36,7 @@ from trueup.comparison.verdict.parts import Parts, coarsest
 from trueup.comparison.verdict.regions import Region, Regions, is_part_of, judge_region, loose_calls
 from trueup.comparison.verdict.regions import operators as region_operators
 from trueup.comparison.verdict.rewritten import Reconvergence, dead_ends, unaccounted
+from trueup.facts.operators import normalised
 from trueup.words.sentence import ALONE
 from trueup.words.wording import counted
 

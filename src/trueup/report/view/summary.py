@@ -12,8 +12,8 @@ import pyarrow.compute as pc
 
 from trueup.comparison.graph.streams import NONE, WAYS, Alignment, Array, Numbers, Stream, Vocabulary
 from trueup.comparison.verdict.judged import ROLES, RULES, Verdicts
-from trueup.comparison.verdict.rewritten import LOSS_OPS
 from trueup.facts.anomaly import SCALERS
+from trueup.facts.operators import named
 from trueup.model import RunSummary
 from trueup.remedy import policy_lines
 from trueup.report.scaling import COLUMNS as SCALE_COLUMNS
@@ -179,7 +179,7 @@ class Overview:
             column = table[name].to_numpy()
             changes |= column[1:] != column[:-1]
         self.calls += int(np.count_nonzero(changes)) + bool(table.num_rows)
-        found = table.take(pa.array(_rows_of(table["op"], {*LOSS_OPS, *SCALERS})))
+        found = table.take(pa.array(_rows_of(table["op"], {*named("loss"), *SCALERS})))
         for row in found.to_pylist():
             if row["op"] in SCALERS:
                 self._scaled.add(row["step"])
