@@ -20,16 +20,16 @@ import pyarrow as pa
 
 from trueup.anomalies import kinds
 from trueup.anomalies.describing import Sites, led_to, place_of, slot_of, slots_of, step_of
-from trueup.anomalies.flow import LOSS, VIEWS, Flow, Source
-from trueup.anomalies.found import Anomaly, Crossing, Kind, Reached, Severity, StepAnomalies
+from trueup.anomalies.flow import Flow, Source
 from trueup.anomalies.memory import Memory, lasting_slots, read_slots, remember
 from trueup.anomalies.outside import Outside
 from trueup.anomalies.reaching import GRADIENTS, LOST, PARAMETERS, RANKS, UNREAD, reach
 from trueup.anomalies.scaling import scale_steps
-from trueup.comparison.graph.columns import normalised
 from trueup.comparison.graph.streams import NEEDED, NONE, Numbers, Stream
-from trueup.report.anomaly_sentence import sentence
+from trueup.facts.anomaly import NAN, Anomaly, Crossing, Kind, Reached, Severity, StepAnomalies
+from trueup.facts.operators import has, having
 from trueup.store.schema import RECORDS
+from trueup.words.anomaly_sentence import bad_numbers, sentence
 
 COLUMNS = (*NEEDED, "min", "max", "mean", "n_zero", "n_subnormal", "n_saturated", "payload_key", "payload_view")
 """Columns of the records that are read; one that a table lacks is taken for null."""
@@ -123,7 +123,7 @@ class _Step:
         return found
 
     def _is_view(self, call: int) -> bool:
-        return normalised(self.stream.names.name(int(self.stream.op[call])) or "") in VIEWS
+        return has(self.stream.names.name(int(self.stream.op[call])) or "", "view")
 
     def _expect(self, source: Source) -> None:
         stream = self.stream
@@ -169,7 +169,7 @@ class _Step:
             return "collective"
         if source.bits & kinds.INF:  # Inf and NaN of clean inputs in one call: the overflow came first
             return "overflow"
-        return "nan" if source.bits & kinds.NAN else "saturated"
+        return "nan" if source.bits & NAN else "saturated"
 
     @staticmethod
     def _severity(kind: Kind, source: Source) -> Severity:
@@ -182,7 +182,7 @@ class _Step:
     def _asked_note(self, root: int) -> str:
         source = self.flow.sources[root]
         name = "a tensor from outside" if source.outside else self._call(source.call)
-        return f"the {kinds.words(source.bits)} that it read were asked for, by {name}"
+        return f"the {bad_numbers(source.bits)} that it read were asked for, by {name}"
 
     def _call(self, call: int) -> str:
         row = self.stream.row(call)
@@ -211,18 +211,18 @@ class _Step:
     # ------------------------------------------------------------------ the rest of the step
     def _bad_loss(self) -> bool:
         stream = self.stream
-        loss = np.isin(stream.op, [stream.names.number(op) for op in LOSS])
+        loss = stream.names.table(having("loss"))[stream.op]
         return bool(np.any(loss[stream.call] & (self.flow.bits > 0)))
 
     def _clean_weights(self) -> bool:
         """Tell whether the step read lasting tensors, and none of them was bad."""
-        return len(self.lasting) > 0 and not np.any(self.flow.bits[self.lasting] & (kinds.NAN | kinds.INF))
+        return len(self.lasting) > 0 and not np.any(self.flow.bits[self.lasting] & (NAN | kinds.INF))
 
     def _clean_gradients(self) -> bool:
         stream = self.stream
         later = np.isin(stream.phase, [stream.names.number(name) for name in ("backward", "collective", "optimizer")])[stream.call]
         recorded = (stream.phase == stream.names.number("backward"))[stream.call] & stream.measured
-        loss = np.isin(stream.op, [stream.names.number(op) for op in LOSS])[stream.call]
+        loss = stream.names.table(having("loss"))[stream.op][stream.call]
         return bool(recorded.any()) and not np.any(self.flow.bits[later & ~loss])
 
     def _crossings(self) -> tuple[Crossing, ...]:

@@ -20,9 +20,10 @@ from typing import Any, Literal, get_args
 import numpy as np
 
 from trueup import toml
-from trueup.comparison.graph.columns import normalised
 from trueup.comparison.graph.streams import Array
 from trueup.comparison.measures.measure import DIGEST, STATISTICS, Errors
+from trueup.facts import operators
+from trueup.facts.operators import normalised
 from trueup.kernels import Pair
 from trueup.model import PHASES, TrueupError
 
@@ -45,10 +46,6 @@ PRESETS: tuple[str, ...] = ("bitwise", "ptdbg", "ptdbg-summary", "precision-tool
 FRAMEWORKS = "frameworks"
 """The default where the two runs are of different frameworks: rows for layers, before those of the default table."""
 
-FLIPPED = 2.0
-"""Times the root of the inputs' relative error that flipped masks explain. Of normally distributed numbers a share of 0.8 e
-lies within e root mean squares of zero. There a branch goes the other way and an element changes by all of itself: an error of
-root(0.8 e). Twice that is granted, for distributions with more of their mass at zero."""
 
 TF32 = 2.0**-11
 """Unit roundoff of a float32 operand rounded to the 10 stored bits of TF32 and HF32."""
@@ -147,7 +144,8 @@ def load(criterion: str | Path) -> Criterion:
 
 @cache
 def _packaged(name: str) -> Criterion:
-    default = toml.packaged(__package__, "criteria.toml")
+    rows = [{key: value for key, value in row.items() if key != "replay"} for row in operators.rounding()["row"]]
+    default = {**toml.packaged(__package__, "criteria.toml"), "row": rows}
     if name == "default":
         return _parsed(default, "criteria.toml")
     found = toml.packaged(__package__, "presets", f"{name}.toml")

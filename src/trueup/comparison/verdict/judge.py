@@ -10,12 +10,12 @@ from trueup.comparison.graph.streams import NONE, Array, Numbers, Stream, is_out
 from trueup.comparison.measures.foreign import lacks_gradients
 from trueup.comparison.measures.measure import Errors
 from trueup.comparison.measures.roundoff import SINGLE, roundoff, underflow
-from trueup.comparison.measures.why import Reason, Why
+from trueup.comparison.measures.thresholds import HALF, QUORUM, SHOWN
 from trueup.comparison.normalise.updates import STEP
 from trueup.comparison.verdict import few
 from trueup.comparison.verdict.criteria import Applied, Criterion
 from trueup.comparison.verdict.criteria import apply as apply_limits
-from trueup.comparison.verdict.evidence import LEAST, NOTHING, Amplification, Yardstick, coherent, known_differences
+from trueup.comparison.verdict.evidence import NOTHING, Amplification, Yardstick, coherent, known_differences
 from trueup.comparison.verdict.explain import Budget, Explanation
 from trueup.comparison.verdict.judged import (
     AGREES,
@@ -33,20 +33,15 @@ from trueup.comparison.verdict.judged import (
     excess,
 )  # fmt: skip
 from trueup.comparison.verdict.moved import explain_updates
-from trueup.comparison.verdict.operands import READ, Calls, Precision, Tensors, element, is_listed, is_partly_read
+from trueup.comparison.verdict.operands import Calls, Precision, Tensors, element
+from trueup.facts.operators import having, says
+from trueup.facts.why import Reason, Why
 from trueup.kernels.sketch import splitmix64
 from trueup.store.parallel import side_by_side
-
-CARRIED = 1e-5
-"""Relative error from which a call that its inputs explain is shown as a victim; below, it agrees."""
 
 MANY = 1 << 15
 """Outputs of a part from which on two threads explain them."""
 
-NEAR = 0.5
-"""Share of what is explained from which a call is near it."""
-STEADY = 3
-"""How many calls that round must be equal before a difference of unknown size is named."""
 
 def judge(
     errors: Errors, criterion: Criterion, precision: Precision, yardstick: Yardstick = NOTHING, seen: Amplification | None = None,
@@ -182,7 +177,7 @@ class _Judge:
         inside = np.maximum.reduce([_leaves_inside(side)[calls] for side, calls in sides])
         calls = Calls(self.rows, stream.op[self.calls], aten, optimizer, lowest, inside)
         pair, order = self.errors.pair[outputs], None
-        if (names.table(is_listed) | names.table(is_partly_read))[calls.op].any():
+        if (names.table(having("listed")) | names.table(having("read")))[calls.op].any():
             pair, owner, which = self._by_element(owner, entries, outputs)
             pair, owner, entries, which = self._by_read(pair, owner, entries, outputs, which)
             calls = calls.take(which)
@@ -210,7 +205,7 @@ class _Judge:
             The part of a call that each output and each entry that is read belongs to, and the call of each part.
         """
         pair, of_name = self.errors.pair[outputs], self.names.table(element)
-        listed = self.names.table(is_listed)[self.candidate.op[self.calls]]
+        listed = self.names.table(having("listed"))[self.candidate.op[self.calls]]
         read, made = of_name[self.errors.names[entries]], of_name[self.errors.names[outputs]]
         listed[owner[read == NONE]] = False  # one tensor for all elements
         read, made = np.where(listed[owner], read, 0), np.where(listed[pair], made, 0)
@@ -229,9 +224,9 @@ class _Judge:
         """
         names, errors = self.names, self.errors
         op = self.candidate.op[self.calls]
-        for n in np.flatnonzero(names.table(is_partly_read)[op[errors.pair[outputs]]]).tolist():
+        for n in np.flatnonzero(names.table(having("read"))[op[errors.pair[outputs]]]).tolist():
             call = int(errors.pair[outputs[n]])
-            its = READ[names.names[int(op[call])]].get(names.names[int(errors.names[outputs[n]])])
+            its = says(names.names[int(op[call])], "read").get(names.names[int(errors.names[outputs[n]])])
             wanted = [names.number(slot) for slot in its or ()]
             read = entries[(owner == pair[n]) & np.isin(errors.names[entries], wanted)]
             if np.isin(errors.names[list(errors.entries(call))], wanted).any():  # named as it is known, integers or not
@@ -366,7 +361,8 @@ class _Judge:
         """
         exact = self.criterion.exact[self.rows[self.errors.pair[outputs]]]
         unit, k = self._unit(outputs), self.errors.slots[0][outputs]
-        known = exact & (unit > SINGLE) & np.isin(self.errors.pair[outputs], differ)
+        known = exact & (unit > SINGLE)
+        known[known] = np.isin(self.errors.pair[outputs[known]], differ)
         if not known.any():  # the extreme elements would be read for nothing
             return np.zeros(len(outputs))
         with np.errstate(all="ignore"):
@@ -421,7 +417,7 @@ class _Judge:
         return found
 
     def _steady(self, outputs: Numbers) -> Array:
-        """Tell before which calls nothing differed, and at least `STEADY` calls that round were equal to the last bit or checksum.
+        """Tell before which calls nothing differed, and at least `QUORUM` calls that round were equal to the last bit or checksum.
 
         Then the two runs round alike, and the first difference is not what another library makes of the same inputs.
         """
@@ -434,7 +430,7 @@ class _Judge:
         equal: Numbers = np.cumsum(compared & rounds & ~differs) - (compared & rounds & ~differs)
         inside = self.candidate.has_children[self.calls]  # it shows what a call inside it made
         before: Numbers = np.cumsum(differs & ~inside) - (differs & ~inside)
-        return np.asarray((before == 0) & (equal >= STEADY))
+        return np.asarray((before == 0) & (equal >= QUORUM))
 
     def _outliers(self, ratio: Array) -> Array:
         """Tell which calls are off by more than is explained while hardly any other of their kind comes near that.
@@ -445,8 +441,8 @@ class _Judge:
         stream, size = self.candidate, len(self.names.names)
         op, level, phase = (code[self.calls] for code in (stream.op, stream.level, stream.phase))
         _, kind, of = np.unique((op * size + level) * size + phase, return_inverse=True, return_counts=True)
-        loud = np.bincount(kind, ratio > NEAR * self.criterion.suspect, len(of))
-        alone = (of > LEAST) & (LEAST * loud <= of)  # one layer of four
+        loud = np.bincount(kind, ratio > HALF * self.criterion.suspect, len(of))
+        alone = (of > QUORUM) & (QUORUM * loud <= of)  # one layer of four
         return np.asarray(alone[kind] & (ratio > self.criterion.suspect))
 
     def _worst(self, outputs: Numbers, over: Array) -> Numbers:
@@ -504,8 +500,8 @@ def _roles(verdicts: Verdicts) -> Array:
     errors, count = verdicts.errors, len(verdicts)
     equal = np.bincount(errors.pair[~errors.same], minlength=count) == 0
     # Without outputs, what a call reads is all there is.
-    least = 0.0 if verdicts.criterion.limits else CARRIED
-    limit = np.where(verdicts.worst < 0, CARRIED, np.maximum(8 * verdicts.own, least))
+    least = 0.0 if verdicts.criterion.limits else SHOWN
+    limit = np.where(verdicts.worst < 0, SHOWN, np.maximum(8 * verdicts.own, least))
     carried = np.where(verdicts.worst < 0, verdicts.error_in, verdicts.error_out) > limit
     found = np.where(equal, EQUAL, np.where(carried, CARRIED_ON, AGREES))
     found[verdicts.unsized] = UNSIZED

@@ -41,12 +41,14 @@ import numpy as np
 
 from trueup.comparison.graph.streams import NONE, Numbers, Stream, is_input, is_output
 from trueup.comparison.measures.roundoff import roundoff
+from trueup.comparison.measures.thresholds import CHANCE, HALF
 from trueup.comparison.verdict.criteria import Criterion
 from trueup.comparison.verdict.evidence import coherent
 from trueup.comparison.verdict.explain import unrecorded
 from trueup.comparison.verdict.judged import LASTING, Judged, Passes, Tree
 from trueup.comparison.verdict.parts import Parts, coarsest
 from trueup.comparison.verdict.regions import Call, Region, Regions, granted, mask
+from trueup.facts.operators import having
 
 Source = tuple[int, int]
 """A matched call and a slot of it, or `NONE` and a digest."""
@@ -192,12 +194,7 @@ def _slots(stream: Stream, call: int, of: Callable[[str], bool]) -> Numbers:
 MOST_CALLS = 20_000
 """Calls of a step that are followed at most; beyond that nothing is excused."""
 
-FALL = 8.0
-"""Times that the difference inside a formula is larger than what is left of it behind: else it did not come together, but is hidden
-by what more calls grant. [measured] 40 in bfloat16, 1e5 in float32 in right formulas; 1 where a norm rounds before its weight."""
 
-MEANINGLESS = 0.5
-"""Relative error from which on what is wrong with the inputs explains nothing: a formula that agrees must do so by itself."""
 
 
 class Reconvergence:
@@ -301,7 +298,7 @@ class _Walk:
         self.of, self.tree, self.readers = of, of.tree, of.readers
         self.coarsest = 0.0
         """Unit roundoff of the coarsest dtype that the calls compute in."""
-        self.wrong, self.least = wrong, max(wrong.values(), default=0.0) / FALL
+        self.wrong, self.least = wrong, max(wrong.values(), default=0.0) / CHANCE
         self.errors, self.worst, self.parts = of.tree.verdicts.errors, worst, of.fresh()
         self.calls: tuple[set[int], set[int]] = set(), set()
         self.ends: dict[int, None] = {}
@@ -404,7 +401,7 @@ class _Walk:
         factor = max((row.factor for side, call in made for row in self.parts[side].rows([call])), default=1.0)
         flat = unrecorded(self.of.criterion, self._unit(n))[0] * math.sqrt(max(map(len, self.calls)))
         carried = factor * max(side.gain for side in sides) * self.worst
-        return min(flat, math.hypot(*(side.own for side in sides))), carried if carried < MEANINGLESS else 0.0
+        return min(flat, math.hypot(*(side.own for side in sides))), carried if carried < HALF else 0.0
 
     def _unit(self, n: int) -> float:
         """Return the unit roundoff of the coarsest dtype that went into an entry."""
@@ -438,13 +435,6 @@ class _Walk:
         return found
 
 
-LOSS_OPS = ("torch.Tensor.backward", "paddle.Tensor.backward", "tf.GradientTape.gradient", "tf.Session.run")
-"""Calls that a loss goes backward from."""
-
-HALF = 0.5
-"""Relative error from which on gradients do not agree, however coarse the dtype."""
-
-
 def passes(tree: Tree) -> Passes | None:
     """Return how often each side goes backward in a step, if that differs and all that accumulates agrees; else None."""
     first, second = (_count(stream) for stream in tree.streams)
@@ -475,8 +465,8 @@ def summed(losses: dict[int, float], steps: Mapping[int, Passes], side: int) -> 
 
 
 def _count(stream: Stream) -> int:
-    ops = [stream.names.number(op) for op in LOSS_OPS]
-    return int(np.count_nonzero(np.isin(stream.op, ops) & (stream.level == stream.names.number("api"))))
+    losses = stream.names.table(having("loss"))[stream.op]
+    return int(np.count_nonzero(losses & (stream.level == stream.names.number("api"))))
 
 
 def _accumulated(tree: Tree) -> Numbers:

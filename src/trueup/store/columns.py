@@ -1,44 +1,16 @@
-"""Columns of records as arrays: counts, digests and shapes of slots.
-
-Names of operators, without what does not change their arithmetic.
-"""
+"""Columns of records as arrays: counts, digests and shapes of slots."""
 
 from __future__ import annotations
 
 import binascii
-import re
-from functools import cached_property, lru_cache
+from functools import cached_property
 from typing import Any
 
 import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
-from trueup import toml
 from trueup.kernels.sketch import splitmix64
-
-TENSORFLOW = "tf.raw_ops."
-
-
-@lru_cache(maxsize=4096)
-def normalised(op: str) -> str:
-    """Strip what does not change the arithmetic: ``aten::add_`` and ``torch.Tensor.__iadd__`` are both ``add``.
-
-    So is ``tf.raw_ops.AddV2``: TensorFlow's operations go by the names of ``tensorflow_operators.toml``.
-    """
-    name = re.split(r"::|\.", op)[-1]
-    if op.startswith(TENSORFLOW):
-        return _of_tensorflow().get(name) or re.sub(r"(?<=[a-z0-9])(?=[A-Z])", "_", name).lower()
-    if name.startswith("__") and name.endswith("__"):
-        name = name[2:-2]
-        return name[1:] if name in ("iadd", "isub", "imul", "itruediv") else name
-    return name[:-1] if name.endswith("_") and len(name) > 1 else name
-
-
-@lru_cache(maxsize=1)
-def _of_tensorflow() -> dict[str, str]:
-    return toml.packaged(__package__, "tensorflow_operators.toml")
-
 
 Array = np.ndarray[Any, Any]
 Numbers = NDArray[np.int64]
