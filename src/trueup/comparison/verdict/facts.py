@@ -32,7 +32,7 @@ from trueup.comparison.measures.thresholds import CHANCE, GONE, PRECISE, QUORUM,
 from trueup.comparison.verdict.criteria import Criterion
 from trueup.comparison.verdict.judged import CARRIED_ON, Tree
 from trueup.facts.operators import has, normalised, says
-from trueup.words.wording import sci
+from trueup.facts.why import Reason, Why
 
 Function = Callable[[Array], Array]
 Shifts = dict[tuple[str | float, ...], list[tuple[float, float]]]
@@ -80,7 +80,7 @@ class Facts:
         self.numbers: dict[tuple[int, str], Array] = {}
         self.products = np.array([row.own == "bilinear" for row in criterion.rows])[self.verdicts.rows]
 
-    def broken(self) -> dict[int, str]:
+    def broken(self) -> dict[int, Reason]:
         """Return the calls that are wrong by themselves, and what tells so."""
         verdicts, stream = self.verdicts, self.streams[1]
         asked = self.leaves & (verdicts.role <= CARRIED_ON) & (verdicts.error_in > 0) & (verdicts.error_out >= SMALL)
@@ -94,13 +94,13 @@ class Facts:
                 found[pair] = why
         return found
 
-    def _of(self, pair: int) -> str:
+    def _of(self, pair: int) -> Reason | None:
         call = int(self.errors.calls[1][pair])
         stream = self.streams[1]
         op = normalised(self.names.names[int(stream.op[call])])
         out, inputs = self._floats(pair, outputs=True), self._floats(pair, outputs=False)
         if not out or not inputs:
-            return ""
+            return None
         if has(op, "vanishes"):
             return self._zeros(out[0], inputs)
         if has(op, "counts"):
@@ -109,7 +109,7 @@ class Facts:
             return self._gradient(op, pair, out[0], inputs)
         function = self._function(op, pair)
         if function is None or len(inputs) != 1 or self._numel(inputs[0]) != self._numel(out[0]):
-            return ""
+            return None
         said = self._extremes(function, pair, out[0], inputs[0])
         return said or self._bound(pair, out[0], _steepest(function, self._range(inputs[0]))[0] * self.errors.absolute[inputs[0]])
 
@@ -124,11 +124,11 @@ class Facts:
             return None
         return lambda x: signs[0] * x + signs[1] * numbers[0]
 
-    def _gradient(self, op: str, pair: int, out: int, inputs: list[int]) -> str:
+    def _gradient(self, op: str, pair: int, out: int, inputs: list[int]) -> Reason | None:
         """Ask a backward, which gets the gradient first."""
         known = self._slope_of(op, pair, out, inputs)
         if known is None:
-            return ""
+            return None
         function, saved = known
         x = self._range(saved)
         slope, bend = _largest(SLOPES[op], x) if op in SLOPES else _steepest(function, x)
@@ -153,7 +153,7 @@ class Facts:
         return int(numbered(self.errors.calls[1], len(stream))[stream.saved[int(self.errors.calls[1][pair])]])
 
     # ---------------------------------------------------------------- what all calls of a kind have in common
-    def shifted(self, shifts: Shifts) -> dict[int, str]:
+    def shifted(self, shifts: Shifts) -> dict[int, Reason]:
         """Return the calls whose results are larger or smaller than their inputs make them, alike in all calls of their kind.
 
         Args:
@@ -202,7 +202,7 @@ class Facts:
         return float(np.log(np.average(np.gradient(function(x), x) ** 2, weights=np.exp(-(NORMAL**2) / 2)))) / 2
 
     # ---------------------------------------------------------------- what is asked
-    def _extremes(self, function: Function, pair: int, out: int, x: int) -> str:
+    def _extremes(self, function: Function, pair: int, out: int, x: int) -> Reason | None:
         """Tell where the largest or the smallest result is none that the function has there, and is in the baseline."""
         own = float(self.verdicts.own[pair])
         for which, of in (("largest", np.max), ("smallest", np.min)):
@@ -217,17 +217,17 @@ class Facts:
                 size = max(abs(expected), float(stream.l2[k]) / math.sqrt(self._numel(out)))
                 apart.append(abs(of(results) - expected) / size)
             if len(apart) == 2 and apart[0] <= own and apart[1] > self.criterion.certain * own:
-                return f"its {which} element is off by {sci(apart[1])} from what it makes of its input's"
-        return ""
+                return Why.EXTREME(which, apart[1])
+        return None
 
-    def _bound(self, pair: int, out: int, bound: float) -> str:
+    def _bound(self, pair: int, out: int, bound: float) -> Reason | None:
         """Tell where the error of a result is more than a bound and what rounding makes for certain."""
         own = self.criterion.certain * float(self.verdicts.own[pair]) * float(self.errors.norm[out])
         if not float(self.errors.absolute[out]) > ROOM * bound + own:
-            return ""
-        return f"its inputs' errors can make {sci(bound / float(self.errors.norm[out]))} of its error at most, by its slope"
+            return None
+        return Why.SLOPE(bound / float(self.errors.norm[out]))
 
-    def _rounded(self, pair: int) -> str:
+    def _rounded(self, pair: int) -> Reason | None:
         """Tell to which dtype a product's extreme elements are rounded, and neither the baseline's nor what it was given.
 
         Where terms cancel, what is left has few digits, too.
@@ -236,15 +236,15 @@ class Facts:
         own = self.criterion.certain * float(self.verdicts.own[pair])
         sides = list(zip(self.streams, self.errors.slots, strict=True))
         if len({stream.dtype_of(int(slots[n])) for stream, slots in sides for n in made}) > 1:  # it was asked for
-            return ""
+            return None
         for dtype, is_rounded in COARSE.items():
             of_made = [[is_rounded(self._ends(side, n)) for n in made] for side in (0, 1)]
             apart = not any(of_made[0]) and all(of_made[1]) and own < roundoff(dtype)
             if made and apart and not any(is_rounded(self._ends(1, n)) for n in given):
-                return f"its elements are rounded to {dtype}, the baseline's are not"
-        return ""
+                return Why.NARROWED(dtype)
+        return None
 
-    def _counted(self, pair: int, out: int, gradient: int) -> str:
+    def _counted(self, pair: int, out: int, gradient: int) -> Reason | None:
         """Ask what a cross-entropy is divided by: its gradient is one over it where the probability of a target is near 0."""
         forward = self._forward(pair)
         its = np.array(self.errors.entries(forward) if forward >= 0 else [], np.int64)
@@ -252,21 +252,21 @@ class Facts:
         targets = its[self.errors.inputs[its] & whole]
         zeros = [self._number(side, out, "n_zero") for side in (0, 1)]
         if not len(targets) or zeros[0] != zeros[1]:
-            return ""
+            return None
         rows = self._numel(int(targets[0])) * (1 - zeros[0] / self._numel(out))  # those of targets that are ignored are zero
         divided = [float(np.abs(self._ends(side, gradient)).max() / -self._ends(side, out)[0]) for side in (0, 1)]
         if abs(divided[0] / rows - 1) > PRECISE or abs(divided[1] / rows - 1) <= 10 * PRECISE:
-            return ""
-        return f"it is divided by {divided[1]:.1f}, and {rows:,.0f} of its targets are not ignored"
+            return None
+        return Why.DIVIDED(divided[1], rows)
 
-    def _zeros(self, out: int, inputs: list[int]) -> str:
+    def _zeros(self, out: int, inputs: list[int]) -> Reason | None:
         if self.streams[1].counts[self.errors.slots[1][inputs]].any():  # zero times infinity
-            return ""
+            return None
         for n in [n for n in inputs if self._numel(n) == self._numel(out)]:
             zeros = [[self._number(side, m, "n_zero") for m in (n, out)] for side in (0, 1)]
             if 0 < zeros[0][0] <= zeros[0][1] and zeros[1][0] > zeros[1][1]:
-                return f"{zeros[1][0]:,.0f} elements of an input are zero, {zeros[1][1]:,.0f} of the result"
-        return ""
+                return Why.ZEROS(*zeros[1])
+        return None
 
     # ---------------------------------------------------------------- what is known of a slot
     def _floats(self, pair: int, *, outputs: bool) -> list[int]:
@@ -299,7 +299,7 @@ def _is_known(op: str) -> bool:
     return has(op, "adds") or has(op, "vanishes") or has(op, "counts") or name.removesuffix("_backward") in FUNCTIONS
 
 
-def _alike(shifts: list[tuple[float, float]]) -> str:
+def _alike(shifts: list[tuple[float, float]]) -> Reason | None:
     """Say that a kind is off alike in all its calls, and by more than an error does that comes in and passes half as well.
 
     [measured] in nine models with planted faults, of 816 kinds that only carried errors none came nearer than two fifths of it.
@@ -308,9 +308,8 @@ def _alike(shifts: list[tuple[float, float]]) -> str:
     mean = float(of.mean())
     diluted = math.log1p(float(error_in.min()) ** 2) / 4
     if len(of) < QUORUM or abs(mean) <= max(SHARED, diluted, CHANCE * float(of.std(ddof=1)) / math.sqrt(len(of))):
-        return ""
-    how = f"{abs(math.expm1(mean)):.0%} {'larger' if mean > 0 else 'smaller'}"
-    return f"its results are {how} beside its inputs than in the baseline, alike in all {len(of)} calls of its kind"
+        return None
+    return Why.ALIKE(abs(math.expm1(mean)), "larger" if mean > 0 else "smaller", len(of))
 
 
 def _points(low: float, high: float) -> Array:
