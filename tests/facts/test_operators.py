@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import doctest
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -111,6 +112,19 @@ def facts_asked(path: Path) -> set[str]:
 def test_each_fact_is_asked_for_by_somebody() -> None:
     asked = set().union(*map(facts_asked, SOURCE.rglob("*.py")))
     assert {row["name"] for row in table()["fact"]} <= asked
+
+
+OPERATOR = re.compile(r"(?:aten|c10d)::\w+|(?:torch|paddle)(?:\.\w+){2,}|tf\.raw_ops\.\w+")
+ROOMS = "anomalies audit comparison lookout recipes recorder remedy report rerun triage words".split()
+
+
+@pytest.mark.parametrize("room", ROOMS)
+def test_no_room_but_the_adapters_names_an_operator(room: str) -> None:
+    found = []
+    for path in sorted((SOURCE / room).rglob("*.py")):
+        constants = [node for node in ast.walk(ast.parse(path.read_text("utf-8"))) if isinstance(node, ast.Constant)]
+        found += [f"{path.name}:{one.lineno}: {one.value}" for one in constants if OPERATOR.fullmatch(str(one.value))]
+    assert found == []
 
 
 def test_an_operation_of_tensorflow_has_one_name() -> None:
