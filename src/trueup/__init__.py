@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from trueup.audit import check as check
     from trueup.capturing import capture as capture
     from trueup.capturing import step as step
-    from trueup.comparison.verdict.compare import compare as compare
+    from trueup.comparing import compare as compare
     from trueup.lockstepping import lockstep as lockstep
     from trueup.mitigating import apply_policy as apply_policy
     from trueup.model import Finding as Finding
@@ -60,7 +60,7 @@ _HOMES = {
     "apply_policy": "trueup.mitigating",
     "capture": "trueup.capturing",
     "check": "trueup.audit",
-    "compare": "trueup.comparison.verdict.compare",
+    "compare": "trueup.comparing",
     "convert_weights": "trueup.pairing.models",
     "import_dump": "trueup.readers",
     "lockstep": "trueup.lockstepping",

@@ -117,7 +117,7 @@ def align(
             if off:
                 notes.append(f"dropout of {off} layers of the {name} was off: frameworks draw other masks")
             _train(model, into / name, batch, losses[n], optimizer, steps, detail)
-    from trueup.comparison.verdict.compare import compare
+    from trueup.comparing import compare
 
     result = compare(into / "baseline", into / "candidate", mapping=told)
     result.save(into / "report")
