@@ -37,13 +37,13 @@ if TYPE_CHECKING:
     from trueup.pairing.models import convert_weights as convert_weights
     from trueup.pairing.models import map_models as map_models
     from trueup.readers import import_dump as import_dump
+    from trueup.recorder.watch_options import WatchStopped as WatchStopped
     from trueup.rerun.replay import replay as replay
     from trueup.rerun.reproduce import reproduce as reproduce
     from trueup.seeds import seed_all as seed_all
     from trueup.shadowing import shadow as shadow
     from trueup.store import Capture as Capture
     from trueup.store import open_capture as open_capture
-    from trueup.watching import WatchStopped as WatchStopped
     from trueup.watching import watch as watch
 
 __version__ = "0.1.0"
@@ -55,7 +55,7 @@ _HOMES = {
     "Result": "trueup.model",
     "TrainerCallback": "trueup.adapters.torch.huggingface",
     "TrueupError": "trueup.model",
-    "WatchStopped": "trueup.watching",
+    "WatchStopped": "trueup.recorder.watch_options",
     "align": "trueup.aligning",
     "apply_policy": "trueup.mitigating",
     "capture": "trueup.capturing",
