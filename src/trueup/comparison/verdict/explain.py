@@ -87,7 +87,7 @@ def unrecorded(criterion: Criterion, roundoff: float) -> tuple[float, float]:
         roundoff: unit roundoff of the coarsest dtype that they may have gone through.
     """
     row, arithmetic, coarse = criterion.rows[-1], min(roundoff, SINGLE), roundoff if roundoff > SINGLE else 0.0
-    return row.ulps * arithmetic + math.sqrt(row.roundings) * coarse, BIASED * arithmetic + coarse
+    return row.ulps * arithmetic + math.sqrt(row.roundings) * coarse, BIASED * arithmetic + 2 * coarse  # each run may round a factor
 
 
 class Explanation:
@@ -134,6 +134,8 @@ class Explanation:
         self.unit, self.stored, self.rounded = self._units()
         self.attended = np.ones(len(self.op))
         """How much of the gradient of an attention has cancelled."""
+        self.centred = np.ones(len(self.op))
+        """How much larger than a mean the numbers are that it was taken of."""
 
     def explain(self) -> Budget:
         """Return what is explained of each output."""
@@ -244,7 +246,8 @@ class Explanation:
         if at.any():
             grown[at] = self._attended(at, norm)[at]
             backward = self.names.table(is_backward)[self.op] | self.names.table(is_gradient_slot)[self.outputs.slot]
-            grown[at] *= np.where(backward, self._cancelled(at & backward, norm), self._centred())[at]
+            self.centred = np.where(at & ~backward, self._centred(), 1.0)
+            grown[at] *= np.where(backward, self._cancelled(at & backward, norm), self.centred)[at]
         return grown
 
     def _attended(self, at: Array, norm: Array) -> Array:
@@ -335,6 +338,7 @@ class Explanation:
         kinds, worst = self.carry_kind, self.worst
         # Of a product (1 + e) (1 + e) - 1: where little is left of a tensor its square is off by far more.
         carried = self.factor * worst * np.where(self._is("attention", kinds), sharp * self.attended, 1 + worst)
+        carried = np.maximum(carried, worst * self.centred)  # of a mean no more than of what it is taken of, if that is larger
         # Of few elements with an error near 0 none is expected to flip. In many calls one does.
         branch = FLIPPED * np.sqrt(self.saved + 1 / np.maximum(self.outputs.numel, 1.0))
         flipped = np.where(self._is("branch", kinds), branch, 0.0)

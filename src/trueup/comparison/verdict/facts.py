@@ -219,7 +219,7 @@ def _is_known(op: str) -> bool:
 
 
 def _points(low: float, high: float) -> Array:
-    return np.linspace(low, high, int(min(MOST, (high - low) / APART_BY)) + 2 if math.isfinite(high - low) else 2)
+    return np.linspace(low, high, int(min(MOST, (high - low) / APART_BY)) + 2 if math.isfinite(high - low) else 3)
 
 
 def _steepest(function: Function, ends: Array) -> tuple[float, float]:

@@ -111,8 +111,9 @@ def locate(
     for suspect in suspects:
         suspect.certain = suspect.certain and not (suspect.kind == "operator" and passing_on(suspect.judged))
     explain_draws(part, suspects, criterion)
-    part.passes = None if forced or criterion.limits else rewritten.passes(tree)
+    part.passes = None if forced or criterion.limits else rewritten.passes(tree, origins.accumulated)
     if part.passes is not None:
+        origins.accumulated, part.stale = part.passes.worst, None
         suspects = [s for s in suspects if s.kind in ("input", "random")]
         if part.passes.sure:  # of the calls before the optimizer none is another's counterpart, and what they make was compared
             part.uncovered = [(side, row) for side, row in part.uncovered if row.phase in LASTING]

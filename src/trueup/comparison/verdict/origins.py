@@ -59,6 +59,8 @@ class Origins:
     """Of another tool's dump: from which execution number on a difference goes around of which nobody knows where it came in."""
     wrong: bool = False
     """Whether a call was found to be wrong for certain, so that others are asked whether they are wrong by themselves."""
+    accumulated: float = 0.0
+    """Largest relative error of gradients in the steps that were compared by what accumulates in them (`rewritten.passes`)."""
     weights: moved.Weights = field(default_factory=moved.Weights)
     updated: moved.Updated | None = None
     """What there is to say of the weights of the step that `follow` went through last."""
@@ -99,7 +101,7 @@ class Origins:
         given = tree.verdicts.criterion.input_units * SINGLE
         limit = np.where(self._given(tree, grown), np.maximum(given, grown), np.maximum(least, grown))
         differ = errors.inputs & (plain > np.maximum(limit, tree.verdicts.tolerated))
-        differ |= errors.inputs & (shared > np.maximum(grown, tree.verdicts.tolerated))
+        differ |= errors.inputs & (plain > 0) & (shared > np.maximum(grown, tree.verdicts.tolerated))
         if tree.streams[0].mixed:  # frameworks sum the gradient of a weight outside of any call that both have
             differ &= ~tree.streams[0].names.table(_is_gradient)[errors.names]
         self._now = moved.read(tree, self.weights)
@@ -260,9 +262,13 @@ def _recast(tree: Tree) -> Array:
 
 
 def _plain(tree: Tree) -> Array:
-    """Return relative errors; 0 where they mean nothing: not measured, unknown in size, or relative to a zero."""
+    """Return relative errors; 0 where they mean nothing: not measured, unknown in size, relative to a zero, or of a mask of bools
+    and one of 0 and -Inf, which are numbers of two kinds: what reads them is compared.
+    """
     errors = tree.verdicts.errors
-    nothing = np.isnan(errors.absolute) | errors.unsized | ((errors.norm == 0) & np.isfinite(errors.absolute))
+    rounds = tree.streams[0].names.table(roundoff) > 0
+    first, second = (rounds[stream.dtype[slots]] for stream, slots in zip(tree.streams, errors.slots, strict=True))
+    nothing = np.isnan(errors.absolute) | errors.unsized | ((errors.norm == 0) & np.isfinite(errors.absolute)) | (first != second)
     return np.where(nothing, 0.0, errors.generous)
 
 

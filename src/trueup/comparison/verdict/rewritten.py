@@ -445,8 +445,12 @@ HALF = 0.5
 """Relative error from which on gradients do not agree, however coarse the dtype."""
 
 
-def passes(tree: Tree) -> Passes | None:
-    """Return how often each side goes backward in a step, if that differs and all that accumulates agrees; else None."""
+def passes(tree: Tree, before: float = 0.0) -> Passes | None:
+    """Return how often each side goes backward in a step, if that differs and all that accumulates agrees; else None.
+
+    Gradients that were off by ``before`` in earlier steps moved the weights by as much of a step, and what that makes of these has
+    a direction.
+    """
     first, second = (_count(stream) for stream in tree.streams)
     if not 0 < first != second > 0:
         return None
@@ -455,7 +459,8 @@ def passes(tree: Tree) -> Passes | None:
     errors, calls = tree.verdicts.errors, max(map(len, tree.streams))
     if not len(accumulated) or not bool((errors.relative[accumulated] <= min(own * math.sqrt(calls), HALF)).all()):
         return None
-    return Passes(first, second, bool((coherent(errors, accumulated) <= biased).all()))
+    sure = bool((coherent(errors, accumulated) <= biased + before).all())
+    return Passes(first, second, sure, max(before, float(errors.relative[accumulated].max())))
 
 
 def said(step: int, found: Passes) -> str:
