@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import re
 import subprocess
 import sys
@@ -168,3 +169,28 @@ def test_a_room_of_the_comparison_imports_no_room_after_it(room: str) -> None:
     source = [path for path in files() if path.is_relative_to(ROOT / "src/trueup/comparison" / room) and path.suffix == ".py"]
     assert source
     assert [f"{name(path)}: {line}" for path in source for line in imported.findall(text(path))] == []
+
+
+def imports(path: Path) -> list[str]:
+    """Return the modules that a file imports, also for typing alone and inside functions."""
+    found = []
+    for node in ast.walk(ast.parse(text(path))):
+        if isinstance(node, ast.ImportFrom):
+            found += [f"{node.module}.{alias.name}" for alias in node.names]
+        elif isinstance(node, ast.Import):
+            found += [alias.name for alias in node.names]
+    return found
+
+
+def imported_of_ours(folder: str, *allowed: str) -> list[str]:
+    """Return what files of a folder import of Trueup beside what is allowed."""
+    source = [path for path in files() if path.is_relative_to(ROOT / "src/trueup" / folder) and path.suffix == ".py"]
+    assert source
+    ours = rf"trueup\.(?!(?:{'|'.join(map(re.escape, allowed))})\b)"
+    return [f"{name(path)}: {each}" for path in source for each in imports(path) if re.match(ours, each)]
+
+
+def test_words_are_made_of_facts_alone() -> None:
+    results = "rerun.shadow_result", "rerun.lockstep_result"  # facts that stay beside the code that writes their tables
+    assert imported_of_ours("words", "model", "facts", "words", *results) == []
+    assert imported_of_ours("facts", "model", "facts") == []

@@ -11,6 +11,7 @@ import itertools
 
 import paddle
 from recogniser_paddle import Recogniser, losses
+
 from words import batches, held_out, read
 
 

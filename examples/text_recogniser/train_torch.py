@@ -11,6 +11,7 @@ import itertools
 
 import torch
 from recogniser_torch import Recogniser, losses
+
 from words import batches, held_out, read
 
 

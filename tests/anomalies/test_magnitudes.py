@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 import trueup
-from trueup.anomalies.found import OverflowResult
+from trueup.facts.anomaly import OverflowResult
 from verdict.captures import Array, Recording, normal
 
 

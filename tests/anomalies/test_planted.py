@@ -11,7 +11,7 @@ import torch
 import trueup
 from anomalies import planted
 from anomalies.planted import ORIGINS
-from trueup.anomalies.found import OverflowResult
+from trueup.facts.anomaly import OverflowResult
 from trueup.remedy import load
 
 LEVELS = ("api", "aten")

@@ -32,7 +32,7 @@ def test_help_imports_nothing_heavy() -> None:
 
 
 @pytest.mark.parametrize(
-    "module", ["trueup.report", "trueup.report.sentence", "trueup.report.terminal", "trueup.cli.app"]
+    "module", ["trueup.report", "trueup.words.sentence", "trueup.report.terminal", "trueup.cli.app"]
 )
 def test_text_needs_no_numbers(module: str) -> None:
     assert not imported(f"import {module}") & set(HEAVY)

@@ -22,7 +22,7 @@ from trueup.model import (
     TensorStats,
     WorstElement,
 )
-from trueup.report.sentence import occurrence_text, verdict_lines
+from trueup.words.sentence import occurrence_text, verdict_lines
 
 HOSTILE = "</script><script>window.hacked=1</script><img src=x onerror=window.hacked=1>'\"{{7*7}}\x1b[2J\u202e<!--"
 

@@ -173,7 +173,7 @@ def test_the_notebook_fragment() -> None:
 
 
 def test_bokeh_is_imported_only_for_a_page() -> None:
-    code = "import sys, trueup.report, trueup.report.sentence, trueup.report.terminal; print('bokeh' in sys.modules)"
+    code = "import sys, trueup.report, trueup.words.sentence, trueup.report.terminal; print('bokeh' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout == "False\n"
 
 

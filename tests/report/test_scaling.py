@@ -13,7 +13,7 @@ from rich.console import Console
 
 import trueup
 from trueup.report.capture_view import Selection, render_header
-from trueup.report.scaling import COLUMNS, loss_scale, scales
+from trueup.report.scaling import COLUMNS, loss_scale_in, scales
 
 
 def table(*steps: tuple[float | None, float | None, dict[str, object]]) -> pa.Table:
@@ -39,7 +39,7 @@ def table(*steps: tuple[float | None, float | None, dict[str, object]]) -> pa.Ta
     ],
 )  # fmt: skip
 def test_history_in_words(steps: tuple, said: str | None) -> None:
-    assert loss_scale(table(*steps)) == said
+    assert loss_scale_in(table(*steps)) == said
 
 
 def test_history_by_step() -> None:

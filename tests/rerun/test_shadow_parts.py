@@ -10,11 +10,11 @@ import pyarrow as pa
 import pytest
 
 from trueup.model import TrueupError
-from trueup.report.shadow_sentence import lines
 from trueup.rerun import shadow_table
 from trueup.rerun.shadow_budget import LEAST_SHARE, SHARE, TIME, Budget
 from trueup.rerun.shadow_options import ShadowOptions
 from trueup.rerun.shadow_result import summarise
+from trueup.words.shadow_sentence import lines
 
 
 def chosen(budget: Budget, calls: int = 2000) -> list[int]:

@@ -7,7 +7,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from trueup.comparison.verdict.evidence import KEPT, LEAST, ROOM, Amplification
+from trueup.comparison.measures.thresholds import QUORUM, ROOM
+from trueup.comparison.verdict.evidence import KEPT, Amplification
 from verdict.captures import CRITERION, Recording, changed, judged, normal
 
 WIDEST = CRITERION.certain_carried
@@ -32,8 +33,8 @@ def test_nobody_is_granted_more_than_the_limit_of_a_culprit() -> None:
 
 
 def test_too_few_others_say_nothing() -> None:
-    assert factors([2.0] * LEAST) == [1.0] * LEAST
-    assert factors([2.0] * (LEAST + 1)) == [ROOM * 2.0] * (LEAST + 1)
+    assert factors([2.0] * QUORUM) == [1.0] * QUORUM
+    assert factors([2.0] * (QUORUM + 1)) == [ROOM * 2.0] * (QUORUM + 1)
 
 
 def test_a_call_is_no_witness_for_itself() -> None:

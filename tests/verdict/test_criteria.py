@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import re
 from pathlib import Path
 
 import ml_dtypes
@@ -234,3 +235,14 @@ def test_every_number_beside_the_table_says_where_it_comes_from(module: Path) ->
 def test_a_number_without_a_word_is_found() -> None:
     code = 'A = 2.0\n"""Why."""\nB, C = 1, 2\nD = 4 * A\nE = "text"\n'
     assert _unexplained(ast.parse(code).body) == ["B, C = (1, 2)", "D = 4 * A"]
+
+
+NUMBER = re.compile(r"^[A-Z_]+ = [-0-9.e]+$", re.MULTILINE)
+
+
+def test_the_numbers_that_decide_stand_in_one_file() -> None:
+    rooms, one = Path(comparison.__file__).parent, Path("measures/thresholds.py")
+    numbers = {path.relative_to(rooms): NUMBER.findall(path.read_text(encoding="utf-8")) for path in rooms.rglob("*.py")}
+    assert 0 < len(numbers.pop(one)) <= 20
+    fractions = [line for lines in numbers.values() for line in lines if "." in line or "e-" in line]
+    assert fractions == ["SYMMETRIC = 1e-10"]  # of an old tool's formula

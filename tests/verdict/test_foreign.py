@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from trueup.comparison.graph.streams import Stream, Vocabulary
 from trueup.comparison.measures import foreign
-from trueup.comparison.measures.why import Why
+from trueup.facts.why import Why
 from trueup.store.schema import table
 
 from .captures import load, normal

@@ -12,11 +12,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from trueup.comparison.measures.why import Reason, Why
 from trueup.comparison.verdict import judge
 from trueup.comparison.verdict.criteria import TF32
 from trueup.comparison.verdict.judged import Judged
 from trueup.comparison.verdict.operands import Precision, precision_of
+from trueup.facts.why import Reason, Why
 from verdict.captures import CRITERION, Array, Recording, Slot, changed, judged, normal
 
 F = np.float32

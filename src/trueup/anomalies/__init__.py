@@ -13,8 +13,8 @@ step; several tables of several ranks go through `trueup.anomalies.across.first_
 """
 
 from trueup.anomalies.classifying import classify
-from trueup.anomalies.found import Anomaly, StepAnomalies
 from trueup.anomalies.judging import overflow
 from trueup.anomalies.memory import Memory
+from trueup.facts.anomaly import Anomaly, StepAnomalies
 
 __all__ = ["Anomaly", "Memory", "StepAnomalies", "classify", "overflow"]

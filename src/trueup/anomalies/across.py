@@ -12,7 +12,7 @@ import dataclasses
 from collections import defaultdict
 from collections.abc import Sequence
 
-from trueup.anomalies.found import Anomaly, Crossing, StepAnomalies
+from trueup.facts.anomaly import Anomaly, Crossing, StepAnomalies
 
 Key = tuple[int, str, str, int, "str | None"]
 

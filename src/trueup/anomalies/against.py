@@ -10,10 +10,10 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
-from trueup.anomalies.found import Anomaly
 from trueup.comparison.verdict.compare import compare
-from trueup.report.wording import sci
+from trueup.facts.anomaly import Anomaly
 from trueup.store import Capture
+from trueup.words.wording import sci
 
 TRAINED = frozenset({"loss", "gradients", "parameters", "other ranks"})
 

@@ -21,15 +21,15 @@ import pyarrow as pa
 from trueup.anomalies import kinds
 from trueup.anomalies.describing import Sites, led_to, place_of, slot_of, slots_of, step_of
 from trueup.anomalies.flow import LOSS, VIEWS, Flow, Source
-from trueup.anomalies.found import Anomaly, Crossing, Kind, Reached, Severity, StepAnomalies
 from trueup.anomalies.memory import Memory, lasting_slots, read_slots, remember
 from trueup.anomalies.outside import Outside
 from trueup.anomalies.reaching import GRADIENTS, LOST, PARAMETERS, RANKS, UNREAD, reach
 from trueup.anomalies.scaling import scale_steps
 from trueup.comparison.graph.columns import normalised
 from trueup.comparison.graph.streams import NEEDED, NONE, Numbers, Stream
-from trueup.report.anomaly_sentence import sentence
+from trueup.facts.anomaly import NAN, Anomaly, Crossing, Kind, Reached, Severity, StepAnomalies
 from trueup.store.schema import RECORDS
+from trueup.words.anomaly_sentence import bad_numbers, sentence
 
 COLUMNS = (*NEEDED, "min", "max", "mean", "n_zero", "n_subnormal", "n_saturated", "payload_key", "payload_view")
 """Columns of the records that are read; one that a table lacks is taken for null."""
@@ -169,7 +169,7 @@ class _Step:
             return "collective"
         if source.bits & kinds.INF:  # Inf and NaN of clean inputs in one call: the overflow came first
             return "overflow"
-        return "nan" if source.bits & kinds.NAN else "saturated"
+        return "nan" if source.bits & NAN else "saturated"
 
     @staticmethod
     def _severity(kind: Kind, source: Source) -> Severity:
@@ -182,7 +182,7 @@ class _Step:
     def _asked_note(self, root: int) -> str:
         source = self.flow.sources[root]
         name = "a tensor from outside" if source.outside else self._call(source.call)
-        return f"the {kinds.words(source.bits)} that it read were asked for, by {name}"
+        return f"the {bad_numbers(source.bits)} that it read were asked for, by {name}"
 
     def _call(self, call: int) -> str:
         row = self.stream.row(call)
@@ -216,7 +216,7 @@ class _Step:
 
     def _clean_weights(self) -> bool:
         """Tell whether the step read lasting tensors, and none of them was bad."""
-        return len(self.lasting) > 0 and not np.any(self.flow.bits[self.lasting] & (kinds.NAN | kinds.INF))
+        return len(self.lasting) > 0 and not np.any(self.flow.bits[self.lasting] & (NAN | kinds.INF))
 
     def _clean_gradients(self) -> bool:
         stream = self.stream

@@ -6,9 +6,9 @@ import math
 from collections.abc import Mapping
 
 from trueup.anomalies.flow import VIEWS
-from trueup.anomalies.found import Led, Place, SlotNumbers
 from trueup.comparison.graph.columns import normalised
 from trueup.comparison.graph.streams import NONE, Array, Stream
+from trueup.facts.anomaly import Led, Place, SlotNumbers
 from trueup.model import TensorStats
 
 Sites = Mapping[int, tuple[tuple[str, ...], "str | None"]]

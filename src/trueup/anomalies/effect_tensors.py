@@ -11,11 +11,11 @@ from numpy.typing import NDArray
 
 from trueup.anomalies import kinds
 from trueup.model import TrueupError
-from trueup.report.wording import number, one_line
 from trueup.rerun.cases import HeldTensor
 from trueup.rerun.local_error import Distance
 from trueup.rerun.recorded import RecordedCall, RecordedTensor
 from trueup.rerun.rounding import Operand
+from trueup.words.wording import number, one_line
 
 
 class Untold(Exception):

@@ -34,15 +34,15 @@ from trueup.anomalies.effect_tensors import (
     with_tensors,
 )
 from trueup.anomalies.flow import LOSS, VIEWS
-from trueup.anomalies.found import Matters
 from trueup.anomalies.step_calls import Slot, StepCalls
 from trueup.comparison.graph.columns import normalised
+from trueup.facts.anomaly import Matters
 from trueup.model import TrueupError
-from trueup.report.wording import counted, number
 from trueup.rerun.cases import HeldTensor
 from trueup.rerun.local_error import Distance, judge, thresholds
 from trueup.rerun.recorded import RecordedCall, RecordedTensor
 from trueup.rerun.rounding import Operand, Operation, rounding
+from trueup.words.wording import counted, number
 
 MOST_CALLS = 300
 MOST_SECONDS = 20.0

@@ -17,8 +17,8 @@ from functools import cached_property
 import numpy as np
 
 from trueup.anomalies import kinds
-from trueup.anomalies.kinds import CAST, NAN
 from trueup.comparison.graph.streams import NONE, Numbers, Stream, is_input, is_output
+from trueup.facts.anomaly import CAST, NAN
 
 LOSS = ("torch.Tensor.backward", "torch.autograd.backward", "torch.autograd.grad", "paddle.Tensor.backward",
         "tf.GradientTape.gradient", "tf.Session.run")  # fmt: skip

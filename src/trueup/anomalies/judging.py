@@ -10,7 +10,6 @@ from pathlib import Path
 
 from trueup.anomalies.across import across_ranks
 from trueup.anomalies.classifying import classify_stream
-from trueup.anomalies.found import Anomaly, OverflowResult, OverflowWord, ScaleStep, StepAnomalies
 from trueup.anomalies.kinds import unmeasured
 from trueup.anomalies.magnitudes import Magnitudes
 from trueup.anomalies.mattering import Run, in_order, repetitions, settle
@@ -18,11 +17,12 @@ from trueup.anomalies.memory import Memory
 from trueup.anomalies.narrower import WIDER, Gradients, would_overflow
 from trueup.anomalies.scaling import scale_findings
 from trueup.comparison.graph.streams import Read, Stream
+from trueup.facts.anomaly import Anomaly, OverflowResult, OverflowWord, ScaleStep, StepAnomalies
 from trueup.model import TrueupError
-from trueup.report.anomaly_sentence import verdict_lines
-from trueup.report.scaling import loss_scale_of
-from trueup.report.wording import counted, one_line
 from trueup.store import Capture, open_capture
+from trueup.words.anomaly_sentence import verdict_lines
+from trueup.words.scaling import loss_scale
+from trueup.words.wording import counted, one_line
 
 MOST = 1000
 """Anomalies that are kept; more are counted."""
@@ -153,9 +153,11 @@ class _Reading:
         for judged in self.judged:
             expected.update(dict(judged.expected))
         verdict = self._verdict(found)
+        first = min((one.rank for one in scale), default=0)  # all ranks have one scale
+        history = loss_scale([(one.scale, one.skipped) for one in scale if one.rank == first])
         lines = verdict_lines(verdict, found, notes, self.measured, len(self.steps), tuple(expected.most_common()), narrower)
         return OverflowResult(
-            verdict, "\n".join(lines), tuple(found[:MOST]), tuple(expected.most_common()), scale, loss_scale_of(scale),
+            verdict, "\n".join(lines), tuple(found[:MOST]), tuple(expected.most_common()), scale, history,
             tuple(notes), str(self.capture.path), len(self.ranks), len(self.steps), self.calls, self.measured, narrower,
             self._try_next(found) if narrower is None else "",
         )  # fmt: skip

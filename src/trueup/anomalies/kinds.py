@@ -12,8 +12,8 @@ import ml_dtypes
 import numpy as np
 
 from trueup.comparison.graph.streams import Array, Stream, is_output
+from trueup.facts.anomaly import CAST, NAN, NEG, POS, SAT
 
-NAN, POS, NEG, SAT, CAST = 1, 2, 4, 8, 16
 INF = POS | NEG
 
 INTEGERS = {"int64": 2.0**63, "int32": 2.0**31}
@@ -79,12 +79,6 @@ def _at_the_end(stream: Stream) -> Array:
         if held.any():
             found |= held & ((stream.number("min") <= -end) | (stream.number("max") >= end - 1))
     return found
-
-
-def words(bits: int) -> str:
-    """Write bits as ``NaN, +Inf``."""
-    names = ((NAN, "NaN"), (POS, "+Inf"), (NEG, "-Inf"), (SAT, "values at the dtype's largest"), (CAST, "casts of Inf"))
-    return ", ".join(name for bit, name in names if bits & bit)
 
 
 def _is_floating(dtype: str) -> bool:

@@ -13,9 +13,9 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from trueup.anomalies.describing import Sites, place_of, slots_of
-from trueup.anomalies.found import Anomaly, Kind
 from trueup.comparison.graph.streams import Array, Numbers, Stream, is_output
-from trueup.report.wording import counted, number
+from trueup.facts.anomaly import Anomaly, Kind
+from trueup.words.wording import counted, number
 
 SUBNORMAL_SHARE = 0.5
 """Share of the elements of all gradients of a step that are not zero, from which the step counts as underflowing. In Micikevicius

@@ -18,9 +18,9 @@ import shlex
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from trueup.anomalies.found import Anomaly, Matters, ScaleStep, StepAnomalies
 from trueup.anomalies.suggesting import policy_row
-from trueup.report.wording import one_line
+from trueup.facts.anomaly import Anomaly, Matters, ScaleStep, StepAnomalies
+from trueup.words.wording import one_line
 
 FOLLOWED = ("nan", "overflow", "saturated")
 """Kinds of which executing calls again (`trueup.anomalies.settling`) can tell more."""

@@ -18,12 +18,12 @@ import numpy as np
 from trueup.anomalies import kinds
 from trueup.anomalies.describing import Sites, led_to, place_of, slots_of
 from trueup.anomalies.flow import VIEWS
-from trueup.anomalies.found import Anomaly
 from trueup.anomalies.suggesting import policy_row
 from trueup.comparison.graph.columns import normalised
 from trueup.comparison.graph.streams import NONE, Array, Numbers, Stream, is_output
+from trueup.facts.anomaly import Anomaly
 from trueup.model import TrueupError
-from trueup.report.wording import counted, number
+from trueup.words.wording import counted, number
 
 DTYPES = {"fp16": "float16", "bf16": "bfloat16", "fp8_e4m3": "float8_e4m3fn", "fp8_e5m2": "float8_e5m2"}
 WIDER = {name: ("float64", "float32", *(["bfloat16"] if name != "bf16" else []), *(["float16"] if "8" in name else []))

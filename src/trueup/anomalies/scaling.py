@@ -15,9 +15,8 @@ from typing import Any
 import numpy as np
 
 from trueup.anomalies.describing import step_of
-from trueup.anomalies.found import Anomaly, Place, ScaleStep
 from trueup.comparison.graph.streams import Stream
-from trueup.report.scaling import OPS
+from trueup.facts.anomaly import SCALERS, Anomaly, Place, ScaleStep
 
 OFTEN = 3
 SHARE = 0.05
@@ -30,7 +29,7 @@ LEAST = 1.0
 def scale_steps(stream: Stream) -> tuple[ScaleStep, ...]:
     """Return what a GradScaler did in a step, one entry an optimizer: its scale, and whether the step was skipped."""
     found = []
-    for call in np.flatnonzero(np.isin(stream.op, [stream.names.number(name) for name in OPS])).tolist():
+    for call in np.flatnonzero(np.isin(stream.op, [stream.names.number(name) for name in SCALERS])).tolist():
         scale, overflow = None, False
         for k in range(*stream.starts[call : call + 2].tolist()):
             name = stream.names.name(int(stream.slot[k])) or ""

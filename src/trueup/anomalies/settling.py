@@ -9,9 +9,9 @@ import dataclasses
 from collections.abc import Sequence
 
 from trueup.anomalies.effects import Effect, Followed
-from trueup.anomalies.found import Anomaly, Severity
 from trueup.anomalies.mattering import FOLLOWED
 from trueup.anomalies.step_calls import StepCalls
+from trueup.facts.anomaly import Anomaly, Severity
 from trueup.model import TrueupError
 from trueup.store import Capture
 

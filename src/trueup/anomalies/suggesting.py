@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import re
 
-from trueup.anomalies.found import Anomaly
+from trueup.facts.anomaly import Anomaly
 
 NARROW = ("float16", "bfloat16", "float8_e4m3fn", "float8_e5m2")
 ELSEWHERE = ("input", "parameters", "loss_scale", "collective")

@@ -13,12 +13,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
-from trueup.anomalies.found import Place
 from trueup.audit.danger import Danger, Kind, Numbers, family, is_mask, judge
 from trueup.audit.operators import cast_source, is_product
 from trueup.audit.reading import Found, Places, Steps, calls, described, dtypes, opened, outermost, parts
-from trueup.report.wording import clean, counted, short_source
+from trueup.facts.anomaly import Place
 from trueup.store import Capture
+from trueup.words.wording import clean, counted, short_source
 
 MOST = 1000
 """Casts that are described."""

@@ -24,8 +24,8 @@ from trueup.audit.danger import family
 from trueup.audit.operators import is_product
 from trueup.audit.reading import Found, Places, Steps, calls, innermost, opened, parts
 from trueup.comparison.verdict.operands import precision_of
-from trueup.report.wording import clean, counted, one_line, short_source
 from trueup.store import Capture
+from trueup.words.wording import clean, counted, one_line, short_source
 
 WHAT = "matrix products and convolutions"
 PHASES = {"forward": "forward", "recompute": "forward", "backward": "backward"}

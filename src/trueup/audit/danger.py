@@ -18,7 +18,7 @@ import numpy as np
 
 from trueup.anomalies.kinds import limits
 from trueup.kernels import MASKING, distance
-from trueup.report.wording import counted, number, sci
+from trueup.words.wording import counted, number, sci
 
 Kind = Literal["overflow", "not finite", "range", "vanishes", "flushed", "fraction", "rounded"]
 

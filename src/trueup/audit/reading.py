@@ -13,11 +13,11 @@ import numpy as np
 import pyarrow as pa
 
 from trueup.anomalies.describing import place_of
-from trueup.anomalies.found import Place
 from trueup.anomalies.judging import chosen
 from trueup.comparison.graph.streams import Stream, Vocabulary
-from trueup.report.wording import one_line
+from trueup.facts.anomaly import Place
 from trueup.store import Capture, open_capture
+from trueup.words.wording import one_line
 
 Steps = int | Sequence[int] | None
 """Steps, or ranks, that are asked for; None: all."""

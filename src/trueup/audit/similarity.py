@@ -25,8 +25,8 @@ from trueup.audit.reading import Places, opened
 from trueup.comparison.normalise.dialects import framework_of
 from trueup.comparison.verdict.overlap import Overlap
 from trueup.model import TrueupError
-from trueup.report.wording import clean, counted, one_line, short_source
 from trueup.store import Capture
+from trueup.words.wording import clean, counted, one_line, short_source
 
 T = TypeVar("T", bound=Hashable)
 Kind = tuple[str, str, str]

@@ -111,7 +111,7 @@ def run(arguments: Sequence[str] | None = None) -> int:
 
 
 def _fail(message: str) -> int:
-    from trueup.report.wording import clean
+    from trueup.words.wording import clean
 
     typer.echo(f"trueup: {clean(message)}", err=True)
     return 2

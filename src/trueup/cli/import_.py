@@ -34,7 +34,7 @@ def import_(
 
     from trueup.cli.terminal import Terminal
     from trueup.readers import import_dump
-    from trueup.report.wording import clean
+    from trueup.words.wording import clean
 
     imported = import_dump(source, output, format=format)
     Terminal(soft_wrap=True).print(escape(clean(str(imported))))

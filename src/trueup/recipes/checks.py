@@ -12,7 +12,7 @@ from trueup.recipes.bisecting import tree, way_to
 from trueup.recipes.found import Outcome, Rung, Status
 from trueup.recipes.readings import FAILS, OPEN, Reading, Readings, percent
 from trueup.recipes.recipe import Step
-from trueup.report.wording import counted, one_line
+from trueup.words.wording import counted, one_line
 
 FROM_OUTSIDE = ("input", "argument", "random")
 """Kinds of culprit that are no operator's fault: data, weights, numbers and flags, random numbers."""

@@ -9,9 +9,9 @@ from pathlib import Path
 from trueup.model import TrueupError
 from trueup.recipes.found import RecipeResult
 from trueup.recorder import launch
-from trueup.report.advice import next_command
-from trueup.report.wording import one_line
+from trueup.remedy.advice import next_command
 from trueup.store import Capture, open_capture
+from trueup.words.wording import one_line
 
 Advice = tuple[str, tuple[str, ...]]
 

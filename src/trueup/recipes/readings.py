@@ -13,8 +13,8 @@ from trueup.comparison.graph.streams import NONE, Array, is_input, is_weight
 from trueup.comparison.measures.measure import DIGEST, STATISTICS, TENSOR
 from trueup.comparison.verdict.criteria import Limit, apply
 from trueup.comparison.verdict.judged import Part, Verdicts, only_modules
-from trueup.report.reasons import in_words
-from trueup.report.wording import sci
+from trueup.words.reasons import in_words
+from trueup.words.wording import sci
 
 PHASES = ("forward", "backward")
 COLUMNS = tuple("rank before_seq seq level phase scope op ordinal slot state error before after scale bound exact nan".split())

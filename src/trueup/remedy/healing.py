@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Literal
 
 from trueup.anomalies import overflow
-from trueup.anomalies.found import Anomaly, OverflowResult
+from trueup.facts.anomaly import Anomaly, OverflowResult
 from trueup.model import TrueupError
 from trueup.recorder import launch
 from trueup.remedy.policy import load

@@ -15,7 +15,7 @@ import json
 import re
 
 from trueup.model import Finding
-from trueup.report.wording import one_line
+from trueup.words.wording import one_line
 
 HALVES = ("float16", "bfloat16")
 ROUNDING = 64.0

@@ -11,7 +11,7 @@ from rich.text import Text
 from trueup.report.capture_view import CaptureLike
 from trueup.report.facts import call_name
 from trueup.report.selecting import KEYS, Call, Selection, scan
-from trueup.report.wording import counted, one_line
+from trueup.words.wording import counted, one_line
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

@@ -17,13 +17,13 @@ import pyarrow.compute as pc
 from rich.text import Text
 from rich.tree import Tree
 
+from trueup.facts.anomaly import SCALERS
 from trueup.model import LEVELS
 from trueup.remedy import policy_lines
 from trueup.report.scaling import COLUMNS as SCALE_COLUMNS
-from trueup.report.scaling import OPS as SCALERS
-from trueup.report.scaling import loss_scale
+from trueup.report.scaling import loss_scale_in
 from trueup.report.selecting import KEYS, Call, Selection, chosen_calls, nothing, scan
-from trueup.report.wording import clean, counted, number, one_line, shorten
+from trueup.words.wording import clean, counted, number, one_line, shorten
 
 if TYPE_CHECKING:
     import numpy as np
@@ -85,7 +85,7 @@ def render_header(capture: CaptureLike, chosen: Selection, console: Console) -> 
         *([", ".join(sorted(states))] if states else []),
     ]
     console.print(Text.assemble((clean(str(chosen.path)), "bold"), "  ", one_line(", ".join(facts))))
-    if scaled and (scale := loss_scale(capture.records(list(SCALE_COLUMNS), op=SCALERS, step=scaled))):
+    if scaled and (scale := loss_scale_in(capture.records(list(SCALE_COLUMNS), op=SCALERS, step=scaled))):
         console.print(Text(f"loss scale  {scale}"))
     for line in policy_lines(manifests)[:RULES_SHOWN]:
         console.print(Text(f"policy  {one_line(line)}", "yellow"))

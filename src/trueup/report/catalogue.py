@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Protocol
 from rich.padding import Padding
 from rich.text import Text
 
-from trueup.report.wording import counted
+from trueup.words.wording import counted
 
 if TYPE_CHECKING:
     from rich.console import Console

@@ -18,7 +18,7 @@ from rich.table import Table
 from rich.text import Text
 
 from trueup.report.terminal import print_lines
-from trueup.report.wording import clean, counted, one_line, short_source
+from trueup.words.wording import clean, counted, one_line, short_source
 
 if TYPE_CHECKING:
     from rich.console import Console

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from trueup.model import NUMBERS, TrueupError
-from trueup.report.wording import one_line
+from trueup.words.wording import one_line
 
 if TYPE_CHECKING:
     import pyarrow as pa

@@ -17,7 +17,7 @@ from rich.table import Table
 from rich.text import Text
 
 from trueup.report.view.cosines import Dissimilar, Listing, SlotCosine
-from trueup.report.wording import counted, one_line, sci, shorten
+from trueup.words.wording import counted, one_line, sci, shorten
 
 if TYPE_CHECKING:
     from rich.console import Console

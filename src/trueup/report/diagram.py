@@ -9,7 +9,7 @@ import math
 from dataclasses import dataclass
 
 from trueup.model import Edge, Evidence, Neighbour
-from trueup.report.wording import one_line, sci, shorten
+from trueup.words.wording import one_line, sci, shorten
 
 WIDTH, HEIGHT = 196, 66
 GAP_X, GAP_Y = 36, 12

@@ -12,7 +12,7 @@ from trueup.kernels.metrics import Metrics, differences
 from trueup.report.histograms import bar, histograms
 from trueup.report.operands import Operand
 from trueup.report.tensor_diff import TensorDiff, percent, value
-from trueup.report.wording import number, one_line, sci, times
+from trueup.words.wording import number, one_line, sci, times
 
 if TYPE_CHECKING:
     from rich.console import Console

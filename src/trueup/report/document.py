@@ -12,7 +12,7 @@ from importlib import resources
 from typing import Any
 
 from trueup.model import Evidence, Finding, Neighbour, Occurrence, Result, RunSummary, SlotComparison
-from trueup.report.advice import next_command, policy_to_try
+from trueup.remedy.advice import next_command, policy_to_try
 
 SCHEMA_VERSION = 1
 """Raised when a field changes its meaning or goes; new fields may come at any time."""

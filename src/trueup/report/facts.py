@@ -8,8 +8,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from trueup.model import Finding, Neighbour, Result, SlotComparison, TensorStats
-from trueup.report.sentence import changed_arguments
-from trueup.report.wording import number, one_line, sci, shorten
+from trueup.words.sentence import changed_arguments
+from trueup.words.wording import number, one_line, sci, shorten
 
 METHODS = {
     "digest": "bitwise equal",

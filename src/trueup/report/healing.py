@@ -12,7 +12,7 @@ from rich.padding import Padding
 from rich.text import Text
 
 from trueup.report.terminal import print_lines
-from trueup.report.wording import clean, one_line
+from trueup.words.wording import clean, one_line
 
 if TYPE_CHECKING:
     from rich.console import Console

@@ -19,8 +19,8 @@ from jinja2 import Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup
 
 from trueup.model import Evidence, Finding, Result
+from trueup.remedy.advice import next_command, policy_to_try
 from trueup.report import charts
-from trueup.report.advice import next_command, policy_to_try
 from trueup.report.diagram import diagram, edge_rows
 from trueup.report.facts import (
     METHODS,
@@ -37,8 +37,8 @@ from trueup.report.facts import (
 )
 from trueup.report.modules import module_tree
 from trueup.report.packing import important_first, pack
-from trueup.report.sentence import HEADS, evidence, operators
-from trueup.report.wording import clean, counted, number, one_line, sci, times
+from trueup.words.sentence import HEADS, evidence, operators
+from trueup.words.wording import clean, counted, number, one_line, sci, times
 
 if TYPE_CHECKING:
     from trueup.recipes.found import RecipeResult

@@ -20,7 +20,7 @@ from trueup.model import Result
 from trueup.report.highlight import Layout, colours
 from trueup.report.legacy_verdicts import ABSENT, TYPES, VERDICTS, compared, shapes
 from trueup.report.slot_pairs import Aligned, SlotPairs
-from trueup.report.wording import clean, one_line, shorten
+from trueup.words.wording import clean, one_line, shorten
 
 Array = np.ndarray[Any, Any]
 

@@ -14,7 +14,7 @@ from trueup.model import TrueupError
 from trueup.report.highlight import Layout
 from trueup.report.reductions import COUNTS, REDUCED, reduced
 from trueup.report.slot_pairs import Aligned, SlotPairs
-from trueup.report.wording import one_line, shorten
+from trueup.words.wording import one_line, shorten
 
 Array = np.ndarray[Any, Any]
 

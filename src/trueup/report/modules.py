@@ -14,7 +14,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from trueup.model import PHASES
-from trueup.report.wording import one_line, sci
+from trueup.words.wording import one_line, sci
 
 NODES = 2500
 """Most nodes shown; of a larger tree the upper levels."""

@@ -29,7 +29,7 @@ from trueup.report.facts import call_name, slot_row
 from trueup.report.nodes import Node, slots_of
 from trueup.report.terminal import slot_table
 from trueup.report.view.surroundings import Link, Surroundings
-from trueup.report.wording import clean, one_line, sci
+from trueup.words.wording import clean, one_line, sci
 
 if TYPE_CHECKING:
     from rich.console import Console

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from trueup.model import TrueupError
-from trueup.report.wording import one_line
+from trueup.words.wording import one_line
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray

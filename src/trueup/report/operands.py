@@ -12,7 +12,7 @@ from trueup.model import NUMBERS, TensorStats, TrueupError
 from trueup.report.npy import read_npy
 from trueup.report.selecting import Call, Selection, find_call
 from trueup.report.tensor_view import payload_of, record_of
-from trueup.report.wording import one_line
+from trueup.words.wording import one_line
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray

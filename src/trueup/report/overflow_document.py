@@ -10,13 +10,13 @@ import json
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from trueup.anomalies.kinds import words
 from trueup.model import TensorStats
 from trueup.report.document import json_number
 from trueup.report.saving import replaced
+from trueup.words.anomaly_sentence import bad_numbers
 
 if TYPE_CHECKING:
-    from trueup.anomalies.found import Anomaly, Led, OverflowResult, Place, SlotNumbers
+    from trueup.facts.anomaly import Anomaly, Led, OverflowResult, Place, SlotNumbers
 
 SCHEMA_VERSION = 1
 """Raised when a field changes its meaning or goes; new fields may come at any time."""
@@ -101,11 +101,11 @@ def _slot(slot: SlotNumbers) -> dict[str, Any]:
     held: Any = slot.stats
     if isinstance(held, TensorStats):
         held = {name: json_number(v) if isinstance(v, float) else v for name, v in dataclasses.asdict(held).items()}
-    return {"slot": slot.slot, "dtype": slot.dtype, "shape": slot.shape, "bad": words(slot.bad), "held": held}
+    return {"slot": slot.slot, "dtype": slot.dtype, "shape": slot.shape, "bad": bad_numbers(slot.bad), "held": held}
 
 
 def _led(led: Led) -> dict[str, Any]:
     return {
         "call": _place(led.place), "slot": led.slot, "dtype": led.dtype, "shape": led.shape,
-        "largest": json_number(led.largest), "bad": words(led.bad),
+        "largest": json_number(led.largest), "bad": bad_numbers(led.bad),
     }  # fmt: skip

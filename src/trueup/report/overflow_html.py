@@ -8,15 +8,14 @@ from typing import TYPE_CHECKING, Any
 
 from markupsafe import Markup
 
-from trueup.anomalies.kinds import words
 from trueup.model import TensorStats
-from trueup.report.anomaly_sentence import HEADS, counts, operators
 from trueup.report.facts import numbers
 from trueup.report.html import environment, ours, policy
-from trueup.report.wording import number, one_line
+from trueup.words.anomaly_sentence import HEADS, bad_numbers, counts, operators
+from trueup.words.wording import number, one_line
 
 if TYPE_CHECKING:
-    from trueup.anomalies.found import Anomaly, OverflowResult, Place, ScaleStep
+    from trueup.facts.anomaly import Anomaly, OverflowResult, Place, ScaleStep
 
 CARDS = 50
 STEPS = 500
@@ -80,7 +79,7 @@ def _card(one: Anomaly) -> dict[str, Any]:
             (slot, numbers(slot.stats) if isinstance(slot.stats, TensorStats) else None, counts(slot), str(slot.stats or ""))
             for slot in one.slots
         ],
-        "led": [(_name(led.place), led, number(led.largest), words(led.bad)) for led in one.led],
+        "led": [(_name(led.place), led, number(led.largest), bad_numbers(led.bad)) for led in one.led],
     }
 
 

@@ -17,15 +17,15 @@ from rich.table import Table
 from rich.text import Text
 
 from trueup.model import TensorStats
-from trueup.report.anomaly_sentence import HEADS, counts
 from trueup.report.facts import numbers
 from trueup.report.terminal import print_lines
-from trueup.report.wording import clean, counted, number, one_line, short_source, shorten
+from trueup.words.anomaly_sentence import HEADS, counts
+from trueup.words.wording import clean, counted, number, one_line, short_source, shorten
 
 if TYPE_CHECKING:
     from rich.console import Console, RenderableType
 
-    from trueup.anomalies.found import Anomaly, OverflowResult, SlotNumbers
+    from trueup.facts.anomaly import Anomaly, OverflowResult, SlotNumbers
 
 FURTHER, NOTES, SLOTS = 10, 6, 12
 COLOURS = {"found": "bold red", "clean": "bold green", "harmless": "bold green", "inconclusive": "bold yellow"}

@@ -14,7 +14,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from trueup.report.wording import one_line
+from trueup.words.wording import one_line
 
 ROWS = 250_000
 """How many calls a page holds; the rest stays in calls.parquet and the page says so."""

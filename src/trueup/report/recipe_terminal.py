@@ -13,7 +13,7 @@ from rich.padding import Padding
 from rich.table import Table
 from rich.text import Text
 
-from trueup.report.wording import clean, one_line
+from trueup.words.wording import clean, one_line
 
 if TYPE_CHECKING:
     from rich.console import Console

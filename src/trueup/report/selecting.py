@@ -19,7 +19,7 @@ import pyarrow.compute as pc
 
 from trueup.model import TrueupError
 from trueup.report.conditions import Conditions
-from trueup.report.wording import one_line
+from trueup.words.wording import one_line
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray

@@ -10,8 +10,8 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from trueup.report.wording import counted, one_line, sci, times
 from trueup.rerun.shadow_result import WORST, ShadowResult
+from trueup.words.wording import counted, one_line, sci, times
 
 
 @dataclass

@@ -11,7 +11,7 @@ import numpy as np
 from trueup.kernels.metrics import Metrics
 from trueup.kernels.tolerance import Closeness, Element, Estimate, Tolerance, closeness, estimate, from_sketch
 from trueup.report.operands import Operand
-from trueup.report.wording import counted, sci, times
+from trueup.words.wording import counted, sci, times
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray

@@ -10,7 +10,7 @@ from rich.table import Table
 from rich.text import Text
 
 from trueup.report.saving import replaced
-from trueup.report.wording import number, one_line
+from trueup.words.wording import number, one_line
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray

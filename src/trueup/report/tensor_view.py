@@ -17,7 +17,7 @@ from trueup.report.capture_view import CaptureLike
 from trueup.report.histograms import bar, histogram
 from trueup.report.npy import write_npy
 from trueup.report.selecting import Call, Selection, find_call
-from trueup.report.wording import clean, number, one_line
+from trueup.words.wording import clean, number, one_line
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray

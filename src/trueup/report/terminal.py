@@ -23,7 +23,7 @@ from rich.padding import Padding
 from rich.table import Table
 from rich.text import Text
 
-from trueup.report.advice import next_command, policy_to_try
+from trueup.remedy.advice import next_command, policy_to_try
 from trueup.report.facts import (
     SlotRow,
     StepRow,
@@ -35,8 +35,8 @@ from trueup.report.facts import (
     slot_rows,
     worst_lines,
 )
-from trueup.report.sentence import HEADS, evidence, operators
-from trueup.report.wording import clean, counted, one_line, sci, short_source
+from trueup.words.sentence import HEADS, evidence, operators
+from trueup.words.wording import clean, counted, one_line, sci, short_source
 
 if TYPE_CHECKING:
     from rich.console import Console, RenderableType

@@ -14,7 +14,7 @@ from rich.table import Table
 from rich.text import Text
 
 from trueup.report.recipe_terminal import COLOURS
-from trueup.report.wording import clean, counted, number, one_line, shorten
+from trueup.words.wording import clean, counted, number, one_line, shorten
 
 if TYPE_CHECKING:
     from rich.console import Console

@@ -20,7 +20,7 @@ from trueup.report.legacy import text_cell
 from trueup.report.saving import replaced
 from trueup.report.slot_pairs import Aligned, SlotPairs
 from trueup.report.view.cosines import Cosines, Dissimilar, Listing, SlotCosine
-from trueup.report.wording import one_line
+from trueup.words.wording import one_line
 
 COLUMNS = (
     "Index", "LeftOp", "RightOp", "TensorIndex", "CosineSimilarity", "MaxAbsoluteError", "AccumulatedRelativeError",

@@ -63,7 +63,7 @@ class LockstepResult:
     @property
     def sentence(self) -> str:
         """The verdict in full, several lines of plain text."""
-        from trueup.report.shadow_sentence import lockstep_lines
+        from trueup.words.shadow_sentence import lockstep_lines
 
         return "\n".join(lockstep_lines(self))
 

@@ -13,8 +13,8 @@ from typing import Any
 
 import jinja2
 
-from trueup.report.wording import one_line, sci
 from trueup.rerun.cases import Case
+from trueup.words.wording import one_line, sci
 
 TEMPLATES = "reproducer"
 

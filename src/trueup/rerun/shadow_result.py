@@ -93,7 +93,7 @@ class ShadowResult:
     @property
     def sentence(self) -> str:
         """The verdict in full, several lines of plain text."""
-        from trueup.report.shadow_sentence import lines
+        from trueup.words.shadow_sentence import lines
 
         return "\n".join(lines(self))
 

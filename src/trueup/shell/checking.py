@@ -10,8 +10,8 @@ import typer
 from rich.text import Text
 
 from trueup.model import TrueupError
-from trueup.report.wording import clean
 from trueup.shell.session import NAMES, Session
+from trueup.words.wording import clean
 
 Word = Optional[str]  # noqa: UP045 - typer evaluates it on Python 3.10
 Place = Optional[Path]  # noqa: UP045

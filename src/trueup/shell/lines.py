@@ -12,9 +12,9 @@ from rich.text import Text
 from typer.main import get_command
 
 from trueup.model import TrueupError
-from trueup.report.wording import one_line
 from trueup.shell import checking, looking, rerunning
 from trueup.shell.session import Session
+from trueup.words.wording import one_line
 
 USAGE_ERRORS: tuple[type[Exception], ...] = tuple(
     kind for kind in typer.BadParameter.__mro__ if kind.__name__ in ("ClickException", "UsageError")

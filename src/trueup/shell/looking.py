@@ -12,8 +12,8 @@ from rich.text import Text
 
 from trueup.cli import selection
 from trueup.model import LEVELS, PHASES, TrueupError
-from trueup.report.wording import one_line
 from trueup.shell.session import NAMES, SIDES, Session, Side
+from trueup.words.wording import one_line
 
 Word = Optional[str]  # noqa: UP045 - typer evaluates it on Python 3.10
 Number = Optional[int]  # noqa: UP045

@@ -12,9 +12,9 @@ from rich.console import Console
 from rich.text import Text
 
 from trueup.model import TrueupError
-from trueup.report.wording import clean, one_line
 from trueup.shell.lines import execute
 from trueup.shell.session import NAMES, Session
+from trueup.words.wording import clean, one_line
 
 if TYPE_CHECKING:
     from prompt_toolkit import PromptSession

@@ -13,9 +13,9 @@ from rich.text import Text
 
 from trueup.cli import selection
 from trueup.model import TrueupError
-from trueup.report.wording import one_line
 from trueup.shell.session import NAMES, Session, Side
 from trueup.store.manifest import read_root
+from trueup.words.wording import one_line
 
 Several = Optional[list[str]]  # noqa: UP045 - typer evaluates it on Python 3.10
 Word = Optional[str]  # noqa: UP045

@@ -14,9 +14,9 @@ from trueup.report.nodes import Node, at_seq, named_alike
 from trueup.report.selecting import Selection, find_first
 from trueup.report.view.cosines import Cosines
 from trueup.report.view.surroundings import Compared
-from trueup.report.wording import one_line
 from trueup.store import Capture, open_capture
 from trueup.store.manifest import read_root
+from trueup.words.wording import one_line
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

@@ -9,7 +9,7 @@ from pathlib import Path
 from trueup.comparison.verdict.compare import compare
 from trueup.model import LEVELS, Result, TrueupError
 from trueup.recorder.options import CaptureOptions
-from trueup.report.advice import next_command
+from trueup.remedy.advice import next_command
 from trueup.store import Capture, open_capture
 from trueup.triage.found import Outcome
 from trueup.triage.running import Runner

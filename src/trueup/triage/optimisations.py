@@ -23,7 +23,6 @@ from trueup.comparison.verdict.compare import compare
 from trueup.comparison.verdict.operands import precision_of
 from trueup.model import Result, TrueupError
 from trueup.recipes.found import Status
-from trueup.report.wording import short_source
 from trueup.store import Capture, open_capture
 from trueup.triage.bisecting import fewest
 from trueup.triage.found import Outcome, Trial
@@ -31,6 +30,7 @@ from trueup.triage.losses import apart, follows, gap, spread, tells
 from trueup.triage.running import Runner, losses_of
 from trueup.triage.table import Switch
 from trueup.triage.telling import by_hand, figure, named, percent
+from trueup.words.wording import short_source
 
 NAME = "compiler and fusion"
 PAGE = "optimisations"

@@ -19,19 +19,17 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
-from trueup.comparison.graph.columns import NONE as NONE
-from trueup.comparison.graph.columns import Array as Array
-from trueup.comparison.graph.columns import Numbers as Numbers
-from trueup.comparison.graph.columns import Shapes, counts, digests, floats, integers
-from trueup.comparison.graph.sketches import Column, Sketches
 from trueup.model import NUMBERS, CallKey, TensorStats
+from trueup.store.ahead import Read as Read
+from trueup.store.columns import NONE as NONE
+from trueup.store.columns import Array as Array
+from trueup.store.columns import Numbers as Numbers
+from trueup.store.columns import Shapes, counts, digests, floats, integers
 from trueup.store.reader import WRITTEN
+from trueup.store.sketches import Column, Sketches
 
 Located = tuple[str, str, "tuple[int, ...] | None"]
 """Where a slot's payload lies: segment, key, and which part of that tensor it is."""
-Read = Callable[[Sequence[str]], pa.Table]
-"""Reads columns of the records of one rank and some steps, sorted by step and ``seq``."""
-
 FOREIGN = ("foreign_checksum", "foreign_statistics")
 """Columns of imported captures that are compared."""
 

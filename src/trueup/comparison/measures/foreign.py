@@ -19,17 +19,9 @@ import numpy as np
 
 from trueup.comparison.graph.streams import Array, Numbers, Stream, other_counts
 from trueup.comparison.measures.roundoff import roundoff
-from trueup.comparison.measures.why import Why
+from trueup.comparison.measures.thresholds import SHOWN, SINGLE_DIGITS, SMALL
+from trueup.facts.why import Why
 from trueup.kernels import MASKING, is_mask
-
-SUMS = 1e-5
-"""By how much of the norm a tool's mean and norm may be off: float32 sums, printed. Wider where they are of the tensor's dtype."""
-
-EXTREMES = 1e-6
-"""By how much of its magnitude a tool's max or min may be off: it is an element, printed with at least seven digits."""
-
-MEANS = 1e-3
-"""Relative distance of two means of masks and numbers that is none: masks are all that counts, in whole elements."""
 
 INNER = "grad_input.node."
 """How slots begin that are gradients of tensors inside a call (`trueup.readers.left_gradients`)."""
@@ -129,8 +121,8 @@ def compare_statistics(streams: tuple[Stream, Stream], slots: tuple[Numbers, Num
         peak = np.max(np.abs([*low, *high]), axis=0)
         largest = np.fmax(np.fmax(*norm), 0.0)
         largest = np.where(largest > 0, largest, root * peak)
-        off = np.maximum(SUMS, 2 * unit) * largest
-        printed = np.where(units[0] == units[1], EXTREMES, np.maximum(EXTREMES, 2 * unit)) * peak
+        off = np.maximum(SHOWN, 2 * unit) * largest
+        printed = np.where(units[0] == units[1], SINGLE_DIGITS, np.maximum(SINGLE_DIGITS, 2 * unit)) * peak
         apart = np.maximum(np.abs(low[1] - low[0]), np.abs(high[1] - high[0])) - printed
         sums = [np.abs(norm[1] - norm[0]) - off, root * np.abs(mean[1] - mean[0]) - off]
         bound = np.maximum(np.fmax.reduce([apart, *sums]), 0.0)  # an unknown mean or norm bounds nothing
@@ -175,7 +167,7 @@ def compare_texts(streams: tuple[Stream, Stream], slots: tuple[int, int]) -> OfT
     finite = [(a, b) for a, b in pairs if math.isfinite(a) and math.isfinite(b)]
     if any(a != b and not (math.isnan(a) and math.isnan(b)) for a, b in pairs if (a, b) not in finite):
         return OfText(math.inf, Why.NOT_FINITE)
-    bound = max((abs(a - b) - EXTREMES * max(abs(a), abs(b)) for a, b in finite), default=0.0)
+    bound = max((abs(a - b) - SINGLE_DIGITS * max(abs(a), abs(b)) for a, b in finite), default=0.0)
     if bound > 0:
         return OfText(bound, Why.BOUND, max(abs(value) for one in finite for value in one))
     if len(finite) == len(pairs):
@@ -189,7 +181,7 @@ def _other_means(texts: Sequence[str | None]) -> bool:
         first, second = (float(json.loads(text or "{}")["mean"]) for text in texts)
     except (ValueError, TypeError, LookupError, OverflowError, RecursionError):
         return False
-    return abs(first - second) > MEANS * max(abs(first), abs(second))
+    return abs(first - second) > SMALL * max(abs(first), abs(second))
 
 
 def _extremes(stream: Stream, k: int, text: str | None) -> tuple[float, float] | None:

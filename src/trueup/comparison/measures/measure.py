@@ -27,9 +27,9 @@ from trueup.comparison.graph.streams import (
     same_slots,
 )
 from trueup.comparison.measures.foreign import compare_checksums, compare_statistics, compare_texts, is_foreign, shared
-from trueup.comparison.measures.why import Reason, Why
 from trueup.comparison.normalise.dialects import BUFFER
 from trueup.comparison.normalise.updates import STEP
+from trueup.facts.why import Reason, Why
 from trueup.kernels import MASKING, Pair, hexadecimal, pair
 from trueup.model import TrueupError
 from trueup.store import Capture

@@ -13,6 +13,7 @@ How alike two calls are: the same operator, slots and shapes, and then how close
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from dataclasses import dataclass
 from difflib import SequenceMatcher
@@ -20,11 +21,10 @@ from difflib import SequenceMatcher
 import numpy as np
 
 from trueup.comparison.graph.streams import NONE, WAYS, Alignment, Array, Numbers, Stream, same_slots, spans
+from trueup.comparison.measures.roundoff import SINGLE
+from trueup.comparison.measures.thresholds import PRECISE, SINGLE_DIGITS
 from trueup.comparison.normalise.mapping import Mapping
 from trueup.kernels.sketch import splitmix64
-
-DIGITS = 8
-"""Relative distances below 10**-DIGITS are as good as equal."""
 
 RUN = 4096
 """Pairs of calls whose data are compared at a time."""
@@ -128,8 +128,12 @@ def _closeness(apart: Array, squares: Array) -> Array:
     """Return 0.99 for a distance of next to nothing down to 0 for one as large as the tensor; both are squared."""
     with np.errstate(all="ignore"):
         relative = np.sqrt(apart / squares)
-        close = np.clip(-np.log10(np.maximum(relative, 10.0**-DIGITS)) / DIGITS, 0, 0.99)
-    return np.where(np.isfinite(relative), close, 0.0)
+    return np.where(np.isfinite(relative), np.minimum(_closeness_at(relative), 0.99), 0.0)
+
+
+def _closeness_at(relative: Array | float) -> Array:
+    """Return on how much of the digits of float32 two tensors agree that are so far apart, from 0 to 1."""
+    return np.clip(np.log(np.maximum(relative, SINGLE)) / math.log(SINGLE), 0, 1)
 
 
 def _has_equal(baseline: Stream, b: list[int], candidate: Stream, c: list[int]) -> Array:
@@ -157,11 +161,11 @@ MAX_CELLS = 4_000_000
 WINDOW = 1000
 """Calls of each side in a window. Only the pairs of its first half are kept: the second half may depend on what follows."""
 
-ALIKE = 0.75
-"""Closeness from which calls at the same place are a pair without a look at the rest: a relative distance of 1e-6."""
+ALIKE = float(_closeness_at(SINGLE_DIGITS))
+"""Closeness from which calls at the same place are a pair without a look at the rest."""
 
-AKIN = 0.25
-"""Closeness from which left-over calls are a pair whatever their order: a relative distance of 1e-2."""
+AKIN = float(_closeness_at(PRECISE))
+"""Closeness from which left-over calls are a pair whatever their order."""
 
 MANY = 2000
 """Scopes of a side beyond which only equal names are looked for: sequences are matched in quadratic time."""

@@ -15,11 +15,9 @@ from typing import Literal
 import numpy as np
 import pyarrow as pa
 
-from trueup.comparison.graph.ahead import Ahead, Place, Records, RecordsOfStep, places
 from trueup.comparison.graph.holes import Recorded, keeps_all
-from trueup.comparison.graph.streams import Alignment, Numbers, Read, Row, Stream, Vocabulary, is_weight
+from trueup.comparison.graph.streams import NEEDED, SHARED, Alignment, Numbers, Read, Row, Stream, Vocabulary, is_weight
 from trueup.comparison.measures.measure import STATISTICS, Errors, measure, read_payload
-from trueup.comparison.measures.why import Reason
 from trueup.comparison.normalise import kernels
 from trueup.comparison.normalise.mapping import Mapping
 from trueup.comparison.normalise.mapping import load as load_mapping
@@ -45,19 +43,8 @@ from trueup.comparison.verdict.overlap import (
     require_common_names,
     require_records,
 )
+from trueup.facts.why import Reason
 from trueup.model import Finding, Result, RunSummary, TrueupError, VerdictWord
-from trueup.report.reasons import in_words
-from trueup.report.sentence import (
-    COMPLETELY,
-    MISSING,
-    NOISY,
-    UNSEEN,
-    inner_note,
-    rounds_note,
-    stale_note,
-    statistics_note,
-    verdict_lines,
-)
 from trueup.report.view.evidence import with_evidence
 from trueup.report.view.findings import by_itself, suspect_finding, unmatched_finding, victim_findings
 from trueup.report.view.gradients import Norm, norms_of
@@ -73,8 +60,21 @@ from trueup.report.view.summary import (
     victims,
     with_one_sided,
 )
-from trueup.report.wording import counted
 from trueup.store import Capture, open_capture
+from trueup.store.ahead import Ahead, Place, Records, RecordsOfStep, places
+from trueup.words.reasons import in_words
+from trueup.words.sentence import (
+    COMPLETELY,
+    MISSING,
+    NOISY,
+    UNSEEN,
+    inner_note,
+    rounds_note,
+    stale_note,
+    statistics_note,
+    verdict_lines,
+)
+from trueup.words.wording import counted
 
 ALIKE_NAMED = 20
 """Calls of a culprit's kind that are named beside it; all are counted, and marked in the table of calls."""
@@ -310,7 +310,7 @@ class _Comparison:
         found = places(self.runs, self.ranks, self.steps)
         overviews = [Overview(capture) for capture in self.runs[: 2 + len(self.repeats)]]
         seen: set[tuple[int, int]] = set()
-        with Ahead(self.runs, self.overlap.chosen, found) as ahead:
+        with Ahead(self.runs, self.overlap.chosen, found, NEEDED, SHARED) as ahead:
             for at, place in enumerate(found):
                 self.exchange.close(place.steps[0])
                 reads = ahead.reads(at)

@@ -45,10 +45,6 @@ PRESETS: tuple[str, ...] = ("bitwise", "ptdbg", "ptdbg-summary", "precision-tool
 FRAMEWORKS = "frameworks"
 """The default where the two runs are of different frameworks: rows for layers, before those of the default table."""
 
-FLIPPED = 2.0
-"""Times the root of the inputs' relative error that flipped masks explain. Of normally distributed numbers a share of 0.8 e
-lies within e root mean squares of zero. There a branch goes the other way and an element changes by all of itself: an error of
-root(0.8 e). Twice that is granted, for distributions with more of their mass at zero."""
 
 TF32 = 2.0**-11
 """Unit roundoff of a float32 operand rounded to the 10 stored bits of TF32 and HF32."""

@@ -29,7 +29,7 @@ what the table grants, is its *amplification*::
 
     (error of the output - what rounding explains) / what the errors of the inputs explain
 
-Where half of the other calls of its kind, and at least `LEAST` of them, make as much of it or more, so may this one.
+Where half of the other calls of its kind, and at least `QUORUM` of them, make as much of it or more, so may this one.
 
 A call is no witness for itself, nor is one that is a culprit for certain. A fault that adds the same error whatever goes in
 is no amplification: it weighs less the larger the errors of the inputs are, and the first call that has it was given none. It is
@@ -67,13 +67,10 @@ import numpy as np
 from trueup.comparison.graph.streams import Array, Numbers, Stream
 from trueup.comparison.measures.measure import SKETCH, STATISTICS, TENSOR, Errors, Payload, measure
 from trueup.comparison.measures.roundoff import SINGLE
+from trueup.comparison.measures.thresholds import CHANCE, ENOUGH, PRECISE, QUORUM, ROOM, SHARED
 from trueup.comparison.normalise.mapping import Mapping
 from trueup.comparison.verdict.align import align
 from trueup.comparison.verdict.criteria import Criterion
-
-CHANCE = 8.0
-"""Times the expectation that independent errors reach by chance. [measured] 5 at most over the products and sums of GPT-2 and
-ViT with operands rounded to HF32 and with other orders of sums; normally distributed sums reach 8 in 1e-15 of all cases."""
 
 
 def coherent(errors: Errors, at: Numbers) -> Array:
@@ -92,14 +89,8 @@ def coherent(errors: Errors, at: Numbers) -> Array:
     return np.where(known & (apart < norm) & np.isfinite(found), np.maximum(found, 0.0), 0.0)
 
 
-SHARED = 0.02
-"""Largest part of a difference that is not along the baseline where one factor makes all of it."""
-ALONE = 8
-"""Fewest elements that say by themselves that they share a factor; of fewer, a number that somebody would write has to say it."""
 LARGEST = 4096
 """Largest integer, or integer under a root, that is looked for: heads, ranks, widths."""
-FACTOR_CHANCE = 0.01
-"""Part of all numbers that may lie as near to an integer, or to a root of one, as the factor does."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -136,7 +127,7 @@ def factor(baseline: Array, candidate: Array, rounding: float, elements: int) ->
     if value == 0 or rest > SHARED * apart or rest > max(rounding, 2.0**-40) * size:
         return None
     exact = _exact(value, max(rounding, rest / size))
-    return Factor(value, exact) if exact or elements >= ALONE else None
+    return Factor(value, exact) if exact or elements >= CHANCE else None
 
 
 def _exact(value: float, within: float) -> str:
@@ -147,20 +138,16 @@ def _exact(value: float, within: float) -> str:
     for number, what, gap in ((round(large), "{}", 1.0), (round(large * large), "sqrt({})", 0.5)):
         target = float(number) if gap == 1.0 else math.sqrt(number)
         near = abs(large - target) <= within * large
-        if 1 <= number <= LARGEST and near and within * number / gap <= FACTOR_CHANCE:
+        if 1 <= number <= LARGEST and near and within * number / gap <= PRECISE:
             found = what.format(number)
             return sign + (f"1/{found}" if inverse else found)
     simple = Fraction(size).limit_denominator(8)
-    if abs(size - simple) <= within * size and 64 * within <= FACTOR_CHANCE and simple.numerator <= 8:
+    if abs(size - simple) <= within * size and ENOUGH * within <= PRECISE and simple.numerator <= 8:
         return f"{sign}{simple}"
     return ""
 
 
-LEAST = 4
-"""How many other calls must tell: with three, two culprits would be a majority."""
 
-ROOM = 1.5
-"""Times the others' median that is granted: both errors are estimates from sketches, within about 18 % each."""
 
 KEPT = 32
 """Amplifications that are remembered of a kind from step to step, spread evenly over those seen."""
@@ -191,7 +178,7 @@ class Amplification:
             places = np.full(len(kinds) + len(self.kinds), -1)
             places[np.r_[mine, np.full(len(self.kinds), len(kinds))][order]] = np.arange(len(order))
             middle, others = _median_of_others(kind, share, kinds[at], places[at])
-            more = (others >= LEAST) & (ROOM * middle > 1)
+            more = (others >= QUORUM) & (ROOM * middle > 1)
             found[at[more]] = np.minimum(ROOM * middle[more], widest)
         self.kinds, self.shares = _thinned(kind, share)
         return found
@@ -219,8 +206,6 @@ def _thinned(kind: Array, share: Array) -> tuple[Array, Array]:
     return kind[kept], share[kept]
 
 
-VARIANCE_ROOM = 1.1
-"""Times the bound that is granted: both sides' batch variances have rounding of their own."""
 
 
 def known_differences(errors: Errors) -> Array:
@@ -238,7 +223,7 @@ def known_differences(errors: Errors) -> Array:
     function = (called == names.number("batch_norm")) & np.isin(errors.names, [names.number(f"{s}.2") for s in ("input", "output")])
     at = np.flatnonzero(layer | function)
     n = first[errors.pair[at]] / np.maximum(baseline.numel[errors.slots[0][at]], 1)
-    found[at] = np.where(n >= 2, VARIANCE_ROOM / n, 0.0)
+    found[at] = np.where(n >= 2, ROOM / n, 0.0)
     return found
 
 

@@ -14,7 +14,8 @@ import numpy as np
 from trueup.comparison.graph.columns import normalised
 from trueup.comparison.graph.streams import NONE, Array, Numbers, Vocabulary, spans
 from trueup.comparison.measures.roundoff import SINGLE
-from trueup.comparison.verdict.criteria import CARRY, FLIPPED, OWN, Criterion
+from trueup.comparison.measures.thresholds import BIASED, FLIPPED
+from trueup.comparison.verdict.criteria import CARRY, OWN, Criterion
 from trueup.comparison.verdict.operands import (
     CENTRED,
     Calls,
@@ -51,9 +52,6 @@ CONVOLUTION_BACKWARD: dict[str, tuple[str, str]] = {
 SUMMED = 1
 """Kind of an output that is a sum of one operand: a bias's gradient."""
 
-BIASED = 32.0
-"""Units of the arithmetic by which all elements may be off alike. Library functions have a bias of a unit or two: [measured] 2.5
-for erf, 4 for variances in one pass."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -25,11 +25,10 @@ import numpy as np
 from trueup.comparison.graph.columns import normalised
 from trueup.comparison.graph.streams import Array, Numbers, numbered
 from trueup.comparison.measures.roundoff import roundoff
+from trueup.comparison.measures.thresholds import ROOM, SMALL
 from trueup.comparison.verdict.criteria import Criterion
-from trueup.comparison.verdict.evidence import ROOM
-from trueup.comparison.verdict.independent import APART
 from trueup.comparison.verdict.judged import CARRIED_ON, Tree
-from trueup.report.wording import sci
+from trueup.words.wording import sci
 
 Function = Callable[[Array], Array]
 
@@ -79,7 +78,7 @@ class Facts:
     def broken(self) -> dict[int, str]:
         """Return the calls that are wrong by themselves, and what tells so."""
         verdicts, stream = self.verdicts, self.streams[1]
-        asked = self.leaves & (verdicts.role <= CARRIED_ON) & (verdicts.error_in > 0) & (verdicts.error_out >= APART)
+        asked = self.leaves & (verdicts.role <= CARRIED_ON) & (verdicts.error_in > 0) & (verdicts.error_out >= SMALL)
         product = np.array([row.own == "bilinear" for row in self.criterion.rows])[verdicts.rows]
         product &= (stream.level == self.names.number("aten"))[self.errors.calls[1]]  # a function may cast inside, and back
         asked &= product | self.names.table(_is_known)[stream.op[self.errors.calls[1]]]

@@ -15,20 +15,9 @@ import numpy as np
 
 from trueup.comparison.graph.streams import Array, Numbers
 from trueup.comparison.measures.measure import SKETCH, Errors, SlotError
+from trueup.comparison.measures.thresholds import CHANCE, ENOUGH, QUORUM
 from trueup.comparison.verdict.criteria import CARRY, Criterion
 
-AMONG = 256
-"""Elements of a tensor in which few can hide; of less a norm tells enough."""
-ALONE = 4
-"""So many elements may differ where all others are bitwise equal: that no rounding changed the others says how it rounds."""
-UNITS = 64.0
-"""Units of roundoff of the largest element that those are granted at most, for an operator whose sums end in a remainder loop."""
-ISOLATED = 8.0
-"""An error is one of few elements where the largest holds more than this part of its square."""
-TAIL = 10.0
-"""How many times the root mean square of rounding one element may get."""
-AMPLIFIED = 30.0
-"""How many times the largest error of an input, relative to its root mean square, an element of a result may get."""
 STEADY = tuple(CARRY.index(kind) for kind in ("linear", "sum", "bilinear", "smooth"))
 """Operators of these kinds make no large error in one element of small errors in many."""
 
@@ -64,19 +53,19 @@ def narrowed(
     """
     numel, error = errors.streams[0].numel[errors.slots[0][outputs]], errors.relative[outputs]
     with np.errstate(all="ignore"):
-        least = np.minimum(own, UNITS * unit) / np.sqrt(numel)
+        least = np.minimum(own, ENOUGH * unit) / np.sqrt(numel)
         steady = np.isin(np.array([CARRY.index(row.carry) for row in criterion.rows])[given.row], STEADY) & ~given.module
         told = ~np.isnan(known(errors)[0][outputs]) & steady & given.known
-        asked = np.isfinite(error) & (error > least) & (numel >= AMONG) & (unit > 0) & (given.clean | told)
+        asked = np.isfinite(error) & (error > least) & (numel >= ENOUGH) & (unit > 0) & (given.clean | told)
         found = np.full(len(outputs), np.nan)
         at = np.flatnonzero(asked & np.isfinite(expected))
         if not len(at):
             return found
         peak, alone = largest(errors, outputs[at], sketches=given.clean[at])
         size, norm = _largest_element(errors, outputs[at]), errors.norm[outputs[at]]
-        one = np.maximum(np.minimum(own[at], UNITS * unit[at]), 2 * unit[at])  # two neighbouring numbers are no further apart
-        isolated = ISOLATED * peak**2 >= errors.absolute[outputs[at]] ** 2
-        some = TAIL * own[at] + np.where(given.clean[at], 0.0, AMPLIFIED * given.peak[at])
+        one = np.maximum(np.minimum(own[at], ENOUGH * unit[at]), 2 * unit[at])  # two neighbouring numbers are no further apart
+        isolated = CHANCE * peak**2 >= errors.absolute[outputs[at]] ** 2
+        some = criterion.certain * (own[at] + np.where(given.clean[at], 0.0, criterion.certain_carried * given.peak[at]))
         some = np.where(isolated & (given.clean[at] | told[at]), some, np.nan)
         limit = np.where(given.clean[at] & alone, one, some) * size / norm
         found[at] = np.where(limit < expected[at], limit, np.nan)
@@ -100,7 +89,7 @@ def largest(errors: Errors, at: Numbers, sketches: Array) -> tuple[Array, Array]
         sketches: of which of them the sketches are asked, for reading them takes time.
     """
     peak, differing = (values[at] for values in known(errors))
-    alone = differing <= ALONE
+    alone = differing <= QUORUM
     asked = np.flatnonzero(np.isnan(peak) & (errors.method[at] == SKETCH) & sketches)
     if len(asked):
         (baseline, candidate), (k, j) = errors.streams, (side[at[asked]] for side in errors.slots)
@@ -109,18 +98,18 @@ def largest(errors: Errors, at: Numbers, sketches: Array) -> tuple[Array, Array]
     return peak, alone
 
 
-def of_slot(errors: Errors, error: SlotError, own: float, unit: float) -> float:
+def of_slot(errors: Errors, error: SlotError, own: float, unit: float, criterion: Criterion) -> float:
     """Return what is explained of the result of a run of calls that read nothing that differs; NaN where the norm decides."""
     (k, j), stream = errors.slots, errors.streams[0]
     at = np.flatnonzero((k == error.baseline) & (j == error.candidate))[:1]
     norm, numel = error.norm, float(stream.numel[error.baseline])
-    if not len(at) or not np.isfinite(error.absolute) or norm == 0 or numel < AMONG or unit == 0:
+    if not len(at) or not np.isfinite(error.absolute) or norm == 0 or numel < ENOUGH or unit == 0:
         return float("nan")
     (peak,), (alone,) = largest(errors, at, np.ones(1, bool))
     size = float(_largest_element(errors, at)[0])
     if alone:
-        return max(min(own, UNITS * unit), 2 * unit) * size / norm
-    return TAIL * own * size / norm if ISOLATED * peak**2 >= error.absolute**2 else float("nan")
+        return max(min(own, ENOUGH * unit), 2 * unit) * size / norm
+    return criterion.certain * own * size / norm if CHANCE * peak**2 >= error.absolute**2 else float("nan")
 
 
 def _largest_element(errors: Errors, at: Numbers) -> Array:
@@ -134,4 +123,4 @@ def hidden(errors: Errors) -> int:
     """Count the results that differ and of which statistics alone are known, so that few wrong elements may hide among many."""
     numel = errors.streams[0].numel[errors.slots[0]]
     differ = errors.outputs & (errors.method == SKETCH) & (errors.absolute > 0) & np.isfinite(errors.absolute)
-    return int(np.count_nonzero(differ & (numel >= AMONG)))
+    return int(np.count_nonzero(differ & (numel >= ENOUGH)))

@@ -34,10 +34,10 @@ import numpy as np
 from trueup.comparison.graph.columns import normalised
 from trueup.comparison.graph.streams import Array, Numbers
 from trueup.comparison.measures.roundoff import SINGLE, roundoff
+from trueup.comparison.measures.thresholds import BIASED, CANCELLED, ENOUGH, PRECISE, SINGLE_DIGITS, SMALL, UNLIKELY
 from trueup.comparison.verdict.criteria import Criterion
-from trueup.comparison.verdict.explain import BIASED
 from trueup.comparison.verdict.judged import CARRIED_ON, Judged, Tree
-from trueup.report.wording import sci
+from trueup.words.wording import sci
 
 READ_OUT = frozenset({
     "item", "_local_scalar_dense", "tolist", "numpy", "bool", "int", "float", "index", "array", "cpu", "nonzero", "is_nonzero",
@@ -48,8 +48,6 @@ READ_OUT = frozenset({
 CASTS = (".bool", ".int", ".float")
 """How functions end that are called like these and make tensors: ``torch.Tensor.float`` is a cast, ``__float__`` is none."""
 
-LEAST = 1e-6
-"""Relative difference of two numbers from which they are not one number computed in two ways."""
 
 
 def key_of(judged: Judged) -> tuple[str, ...]:
@@ -80,7 +78,7 @@ def _differ(first: Any, second: Any) -> bool:
     numbers = all(isinstance(side, (int, float)) and not isinstance(side, bool) for side in (first, second))
     if not numbers or not (isinstance(first, float) or isinstance(second, float)):
         return False
-    return not bool(np.isclose(first, second, rtol=LEAST, atol=0, equal_nan=True))
+    return not bool(np.isclose(first, second, rtol=SINGLE_DIGITS, atol=0, equal_nan=True))
 
 
 def _first_read_out(tree: Tree) -> float:
@@ -106,20 +104,6 @@ LINEAR = frozenset({
 """Operators that are linear in each tensor they get, wherever its elements lie; of several that are multiplied none fits a law."""
 ADDITIVE = frozenset({"add", "sub", "radd", "rsub"})
 """Those of `LINEAR` that add."""
-FEWEST = 64
-"""Elements of an output of which a law is asked."""
-KEPT = 1e-2
-"""Residual that breaks a law, as a part of the largest norm in it: sums of elements of random signs have one near 1."""
-CHANCE = 1e-5
-"""Product of the residuals of a kind's calls that chance does not reach: as the probability that so many sums vanish so far."""
-TIMES = 100.0
-"""Times the baseline's largest residual of the kind from which a call breaks the law."""
-APART = 1e-3
-"""Smallest relative error of a call that is asked, and of lanes from which they fit no law."""
-UPRIGHT = 1e-2
-"""Smallest singular value, relative to the largest, from which two inputs tell their parts in a sum from one another."""
-ROUNDED = 1e-6
-"""Relative difference of a norm and that of a constant tensor with the same sum up to which a tensor is constant."""
 MOST_INPUTS = 4
 """Inputs of which laws are tried, the first ones."""
 
@@ -174,14 +158,14 @@ class Laws:
     def _kinds(self) -> Iterator[_Kind]:
         """Yield the kinds of which some call may be asked."""
         errors, stream, size = self.errors, self.errors.streams[1], len(self.names.names)
-        at = np.flatnonzero(errors.outputs & self.known & self.leaves[errors.pair] & (self.numel >= FEWEST))
+        at = np.flatnonzero(errors.outputs & self.known & self.leaves[errors.pair] & (self.numel >= ENOUGH))
         call = errors.calls[1][errors.pair[at]]
         key = ((stream.op[call] * size + stream.level[call]) * size + stream.phase[call]) * size + errors.names[at]
         _, kind = np.unique(key, return_inverse=True)
         order = np.argsort(kind, kind="stable")
         for outputs in np.split(at[order], np.flatnonzero(np.diff(kind[order])) + 1):
             pairs = errors.pair[outputs]
-            dirty = (self.verdicts.error_in[pairs] > 0) & (errors.relative[outputs] >= APART)
+            dirty = (self.verdicts.error_in[pairs] > 0) & (errors.relative[outputs] >= SMALL)
             if dirty.any():
                 yield _Kind(pairs, outputs, self._inputs(pairs))
 
@@ -197,7 +181,7 @@ class Laws:
     def _asked(self, kind: _Kind) -> Array:
         """Tell which calls are asked: those with errors in and out, and whose inputs are no reason for a law to hold no more."""
         errors = self.errors
-        asked = (self.verdicts.error_in[kind.pairs] > 0) & (errors.relative[kind.outputs] >= APART)
+        asked = (self.verdicts.error_in[kind.pairs] > 0) & (errors.relative[kind.outputs] >= SMALL)
         asked &= self.verdicts.role[kind.pairs] <= CARRIED_ON
         for n, pair in enumerate(kind.pairs.tolist()):
             if not asked[n]:
@@ -210,8 +194,8 @@ class Laws:
         """Tell whether a law may hold because of the inputs: one sums to zero, or is a constant and another in the candidate."""
         known = self.known[its]
         sums, norms = np.abs(self.sums[0, its]), np.where(known, self.norms[0, its], 1.0)
-        vanishing = known & (sums <= KEPT * norms)
-        constant = norms - sums / np.sqrt(np.maximum(self.numel[its], 1.0)) <= ROUNDED * norms
+        vanishing = known & (sums <= PRECISE * norms)
+        constant = norms - sums / np.sqrt(np.maximum(self.numel[its], 1.0)) <= SINGLE_DIGITS * norms
         return bool((vanishing | ((constant | ~known) & (self.errors.absolute[its] != 0))).any())
 
     def _rounding(self, kind: _Kind) -> Array:
@@ -224,11 +208,11 @@ class Laws:
         rounding, broken, told = self._rounding(kind), asked, ""
         for law in self._laws(kind):
             before, after = (self._residual(kind, law, side) for side in (0, 1))
-            if (before > np.minimum(rounding, KEPT)).any() or np.log(np.maximum(before, 1e-16)).sum() > np.log(CHANCE):
+            if (before > np.minimum(rounding, PRECISE)).any() or np.log(np.maximum(before, 1e-16)).sum() > np.log(UNLIKELY):
                 continue
             for entries in kind.inputs.values() if not law else ():  # what is centred by another number sums to zero no more
                 broken = broken & ~((self.numel[entries] < self.numel[kind.outputs]) & (self.errors.absolute[entries] != 0))
-            broken = broken & (after > np.maximum(rounding, np.maximum(KEPT, TIMES * before.max())))
+            broken = broken & (after > np.maximum(rounding, np.maximum(PRECISE, CANCELLED * before.max())))
             told = told or self._words(law, kind, before)
         return {int(kind.pairs[n]): told for n in np.flatnonzero(broken).tolist()} if told else {}
 
@@ -280,7 +264,7 @@ class Laws:
             if not same or pair in errors.arguments or (errors.absolute[others] != 0).any():
                 continue
             rest = self._apart(out, same)
-            if rest is not None and rest[1] > max(float(rounding[n]), KEPT, TIMES * rest[0]):
+            if rest is not None and rest[1] > max(float(rounding[n]), PRECISE, CANCELLED * rest[0]):
                 made = f"what it makes of its inputs in the baseline (to {sci(rest[0])}) is off by {sci(rest[1])} in the candidate"
                 yield pair, made
 
@@ -295,7 +279,7 @@ class Laws:
         if not (size > 0).all() or min(norms) == 0 or not all(np.isfinite(each).all() for each in (*columns, *results)):
             return None
         parts, _, _, singular = np.linalg.lstsq(columns[0] / size, results[0], rcond=None)
-        if singular[-1] < UPRIGHT * singular[0]:
+        if singular[-1] < PRECISE * singular[0]:
             return None
         rest = [float(np.linalg.norm(r - c @ (parts / size))) / n for c, r, n in zip(columns, results, norms, strict=True)]
-        return (rest[0], rest[1]) if rest[0] <= APART else None
+        return (rest[0], rest[1]) if rest[0] <= SMALL else None

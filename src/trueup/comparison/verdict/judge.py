@@ -10,12 +10,12 @@ from trueup.comparison.graph.streams import NONE, Array, Numbers, Stream, is_out
 from trueup.comparison.measures.foreign import lacks_gradients
 from trueup.comparison.measures.measure import Errors
 from trueup.comparison.measures.roundoff import SINGLE, roundoff, underflow
-from trueup.comparison.measures.why import Reason, Why
+from trueup.comparison.measures.thresholds import HALF, QUORUM, SHOWN
 from trueup.comparison.normalise.updates import STEP
 from trueup.comparison.verdict import few
 from trueup.comparison.verdict.criteria import Applied, Criterion
 from trueup.comparison.verdict.criteria import apply as apply_limits
-from trueup.comparison.verdict.evidence import LEAST, NOTHING, Amplification, Yardstick, coherent, known_differences
+from trueup.comparison.verdict.evidence import NOTHING, Amplification, Yardstick, coherent, known_differences
 from trueup.comparison.verdict.explain import Budget, Explanation
 from trueup.comparison.verdict.judged import (
     AGREES,
@@ -34,19 +34,13 @@ from trueup.comparison.verdict.judged import (
 )  # fmt: skip
 from trueup.comparison.verdict.moved import explain_updates
 from trueup.comparison.verdict.operands import READ, Calls, Precision, Tensors, element, is_listed, is_partly_read
+from trueup.facts.why import Reason, Why
 from trueup.kernels.sketch import splitmix64
 from trueup.store.parallel import side_by_side
-
-CARRIED = 1e-5
-"""Relative error from which a call that its inputs explain is shown as a victim; below, it agrees."""
 
 MANY = 1 << 15
 """Outputs of a part from which on two threads explain them."""
 
-NEAR = 0.5
-"""Share of what is explained from which a call is near it."""
-STEADY = 3
-"""How many calls that round must be equal before a difference of unknown size is named."""
 
 def judge(
     errors: Errors, criterion: Criterion, precision: Precision, yardstick: Yardstick = NOTHING, seen: Amplification | None = None,
@@ -421,7 +415,7 @@ class _Judge:
         return found
 
     def _steady(self, outputs: Numbers) -> Array:
-        """Tell before which calls nothing differed, and at least `STEADY` calls that round were equal to the last bit or checksum.
+        """Tell before which calls nothing differed, and at least `QUORUM` calls that round were equal to the last bit or checksum.
 
         Then the two runs round alike, and the first difference is not what another library makes of the same inputs.
         """
@@ -434,7 +428,7 @@ class _Judge:
         equal: Numbers = np.cumsum(compared & rounds & ~differs) - (compared & rounds & ~differs)
         inside = self.candidate.has_children[self.calls]  # it shows what a call inside it made
         before: Numbers = np.cumsum(differs & ~inside) - (differs & ~inside)
-        return np.asarray((before == 0) & (equal >= STEADY))
+        return np.asarray((before == 0) & (equal >= QUORUM))
 
     def _outliers(self, ratio: Array) -> Array:
         """Tell which calls are off by more than is explained while hardly any other of their kind comes near that.
@@ -445,8 +439,8 @@ class _Judge:
         stream, size = self.candidate, len(self.names.names)
         op, level, phase = (code[self.calls] for code in (stream.op, stream.level, stream.phase))
         _, kind, of = np.unique((op * size + level) * size + phase, return_inverse=True, return_counts=True)
-        loud = np.bincount(kind, ratio > NEAR * self.criterion.suspect, len(of))
-        alone = (of > LEAST) & (LEAST * loud <= of)  # one layer of four
+        loud = np.bincount(kind, ratio > HALF * self.criterion.suspect, len(of))
+        alone = (of > QUORUM) & (QUORUM * loud <= of)  # one layer of four
         return np.asarray(alone[kind] & (ratio > self.criterion.suspect))
 
     def _worst(self, outputs: Numbers, over: Array) -> Numbers:
@@ -504,8 +498,8 @@ def _roles(verdicts: Verdicts) -> Array:
     errors, count = verdicts.errors, len(verdicts)
     equal = np.bincount(errors.pair[~errors.same], minlength=count) == 0
     # Without outputs, what a call reads is all there is.
-    least = 0.0 if verdicts.criterion.limits else CARRIED
-    limit = np.where(verdicts.worst < 0, CARRIED, np.maximum(8 * verdicts.own, least))
+    least = 0.0 if verdicts.criterion.limits else SHOWN
+    limit = np.where(verdicts.worst < 0, SHOWN, np.maximum(8 * verdicts.own, least))
     carried = np.where(verdicts.worst < 0, verdicts.error_in, verdicts.error_out) > limit
     found = np.where(equal, EQUAL, np.where(carried, CARRIED_ON, AGREES))
     found[verdicts.unsized] = UNSIZED

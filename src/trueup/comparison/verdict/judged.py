@@ -16,11 +16,12 @@ import numpy as np
 
 from trueup.comparison.graph.streams import NONE, Alignment, Array, Numbers, Row, Stream, is_output, is_weight, numbered
 from trueup.comparison.measures.measure import Errors, Measured
-from trueup.comparison.measures.why import Reason
+from trueup.comparison.measures.thresholds import NESTED
 from trueup.comparison.normalise.dialects import MODULE
 from trueup.comparison.verdict import criteria
 from trueup.comparison.verdict.criteria import Applied, Criterion
 from trueup.comparison.verdict.operands import most
+from trueup.facts.why import Reason
 
 RULES = (
     "", " and the same op elsewhere in the run", " and the repeats' spread", " and the float64 run", " in few elements",
@@ -257,8 +258,6 @@ class Part:
         return self.verdicts.errors.streams
 
 
-SPREAD = 1000.0
-"""A call's error may be this many times the largest error inside it: gradients of several uses add up, and may cancel."""
 
 
 class Tree:
@@ -343,8 +342,8 @@ class Tree:
             inner = inner[verdicts.error_out[inner] > verdicts.criterion.certain_carried * self._unmade[inner]]
         if verdicts.unsized[inner].any() or any(n in verdicts.incomparable for n in inner.tolist()):
             of, errors = self._weights
-            return bool(errors[np.isin(of, inner)].max(initial=0.0) * SPREAD >= verdicts.error_out[pair])
-        return bool(verdicts.error_out[inner].max(initial=0.0) * SPREAD >= verdicts.error_out[pair])
+            return bool(errors[np.isin(of, inner)].max(initial=0.0) * NESTED >= verdicts.error_out[pair])
+        return bool(verdicts.error_out[inner].max(initial=0.0) * NESTED >= verdicts.error_out[pair])
 
     def _are_judged(self, pair: int, alone: list[Numbers], inner: Numbers) -> bool:
         """Tell whether what a module was given differs in weights inside, and calls there without counterpart are judged.

@@ -19,7 +19,8 @@ import numpy as np
 from trueup.comparison.graph.columns import normalised
 from trueup.comparison.graph.streams import NONE, Stream, is_input, is_output, is_weight
 from trueup.comparison.measures.measure import equal_values, is_overwritten, same_shapes
-from trueup.comparison.measures.roundoff import roundoff
+from trueup.comparison.measures.roundoff import SINGLE, roundoff
+from trueup.comparison.measures.thresholds import GONE, SMALL
 from trueup.comparison.normalise.updates import ADDED, STEP
 from trueup.comparison.verdict import moved, peers, rewritten
 from trueup.comparison.verdict.criteria import Criterion
@@ -30,14 +31,14 @@ from trueup.comparison.verdict.independent import Laws, are_chosen, key_of
 from trueup.comparison.verdict.judged import LASTING, SIDES, Judged, Kind, Part, Suspect, Tree
 from trueup.comparison.verdict.lasting import settle
 from trueup.comparison.verdict.narrowed import narrowed
-from trueup.comparison.verdict.origins import LEAST, Origins, arising_inside, came_in, comes_from_between, may_have_grown
+from trueup.comparison.verdict.origins import Origins, arising_inside, came_in, comes_from_between, may_have_grown
 from trueup.comparison.verdict.overwritten import overwritten, stale
 from trueup.comparison.verdict.parts import Parts, coarsest
 from trueup.comparison.verdict.regions import Region, Regions, is_part_of, judge_region, loose_calls
 from trueup.comparison.verdict.regions import operators as region_operators
 from trueup.comparison.verdict.rewritten import Reconvergence, dead_ends, unaccounted
-from trueup.report.sentence import ALONE
-from trueup.report.wording import counted
+from trueup.words.sentence import ALONE
+from trueup.words.wording import counted
 
 OWN: tuple[Kind, ...] = ("operator", "argument", "random")
 """Kinds of what a call does itself, and not of what it was given."""
@@ -276,7 +277,7 @@ def _inputs(part: Part, tree: Tree, criterion: Criterion, *, from_start: bool) -
     Where a call without counterpart produced it on the candidate (a weight is cast there first), that call is suspected.
     """
     verdicts = tree.verdicts
-    tolerance = criterion.input_units * 2.0**-24 if from_start else LEAST
+    tolerance = criterion.input_units * SINGLE if from_start else SMALL
     errors = verdicts.errors
     candidate = errors.streams[1]
     phases = np.isin(candidate.phase, [candidate.names.number(phase) for phase in ENTERING])
@@ -442,10 +443,6 @@ def _is_recast(judged: Judged, streams: tuple[Stream, Stream]) -> bool:
     )
 
 
-GONE = 1.0
-"""Relative error of inputs from which on nothing of the baseline's is left in them: what they explain, formulas of first order, is
-not known. Of 125,000 healthy calls behind single faults (six models of tests/zoo) whose inputs were closer, none was certain but
-what ran around a faulty call or read what it saved; of 7,724 beyond it 28 were."""
 
 
 def rank_culprits(suspects: Iterable[Suspect], tainted: Mapping[int, tuple[int, int]] | None = None) -> list[Suspect]:

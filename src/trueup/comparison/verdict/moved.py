@@ -31,19 +31,12 @@ import numpy as np
 from trueup.comparison.graph.streams import NONE, Array, Numbers, Stream, is_weight
 from trueup.comparison.measures.measure import Errors
 from trueup.comparison.measures.roundoff import SINGLE, roundoff
+from trueup.comparison.measures.thresholds import ENOUGH, LENGTH, ROOM, ROUNDINGS, SHARED, STEP_BIAS
 from trueup.comparison.normalise.updates import ADDED, STEP
 from trueup.comparison.verdict.criteria import Row
-from trueup.comparison.verdict.evidence import SHARED
 from trueup.comparison.verdict.judged import Tree
 from trueup.kernels import distance
-from trueup.report.sentence import NO_OPTIMIZER, WEIGHTS_UNSEEN, moved_weights
-
-ROUNDINGS = 4.0
-"""Units of a weight: on each side it is rounded when it decays and when the step is added."""
-BIAS = 512.0
-"""Units of the step: Adam's 1 - 0.999 has an error of 1000 units where it is computed in float32, and its root half of that."""
-CARRIED = 2.0
-"""Times the error of the weight before, which decay and the step hardly change: room for what sketches estimate."""
+from trueup.words.sentence import NO_OPTIMIZER, WEIGHTS_UNSEEN, moved_weights
 
 
 def explain_updates(errors: Errors, outputs: Numbers, own: Array, expected: Array, row: Row) -> tuple[Array, Array]:
@@ -74,8 +67,8 @@ def explain_updates(errors: Errors, outputs: Numbers, own: Array, expected: Arra
             continue
         before = entries.get((pair, f"input.{name}"))
         share = _moved(errors, n, before, entries.get((pair, f"step.{name}")))
-        own[at] = (ROUNDINGS + share * BIAS) * unit
-        carried = CARRIED * float(np.nan_to_num(errors.relative[before])) if before is not None else 0.0
+        own[at] = (ROUNDINGS + share * STEP_BIAS) * unit
+        carried = ROOM * float(np.nan_to_num(errors.relative[before])) if before is not None else 0.0
         moved = share * row.factor * (r + np.sqrt(r))
         # A weight that was zero, and one of which only a digest is known, has no size to compare the step with.
         own[at], expected[at] = (own[at], own[at] + carried + moved) if np.isfinite(moved) else (0.0, np.inf)
@@ -128,15 +121,7 @@ def _worst_gradients(errors: Errors) -> dict[int, float]:
     return found
 
 
-LEAST = 0.02
-"""Relative error of an update that is explained after any difference: an optimizer that divides by the root of a mean square makes
-that of rounding where gradients are near zero, and sketches tell it within some 18 %."""
 
-LENGTH = 0.25
-"""Part by which the updates of all weights together may be longer in one run. [measured] 0.07 at most over right implementations
-in 16-bit dtypes, where each update is mostly rounding: it has no direction, and adds as much to the length on both sides."""
-FLIPPED = 64.0
-"""Roundings that a step must change before the length of its updates tells anything: of so many an eighth is chance."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -224,7 +209,7 @@ def deviating(tree: Tree, weights: Weights, before: Array) -> Updated:
     begins = np.searchsorted(errors.streams[1].step[errors.calls[1][errors.pair]], when)
     largest = before[begins]
     signs = tree.verdicts.criterion.row(STEP, "module", "optimizer").factor * (largest + np.sqrt(largest))  # as in one that is seen
-    explained = np.where(largest > 0, np.maximum(LEAST, signs), 0.0)
+    explained = np.where(largest > 0, np.maximum(SHARED, signs), 0.0)
     wrong = apart > explained * size + floor
     if not wrong.any():
         lengths = np.stack([size, np.linalg.norm(second, axis=1)])
@@ -252,7 +237,7 @@ def _longer(when: Numbers, lengths: Array, roundings: Array, before: Array) -> A
     for step in np.unique(when).tolist():
         of = when == step
         short, long = sorted(np.linalg.norm(lengths[:, of], axis=1).tolist())
-        if roundings[of].sum() >= FLIPPED and long - short > (LENGTH + before[of].max()) * long:
+        if roundings[of].sum() >= ENOUGH and long - short > (LENGTH + before[of].max()) * long:
             return np.asarray(of)
     return np.zeros(len(when), bool)
 

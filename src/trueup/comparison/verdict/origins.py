@@ -17,19 +17,14 @@ import numpy as np
 
 from trueup.comparison.graph.streams import NONE, Array, Numbers, Row, Stream, is_weight
 from trueup.comparison.measures.roundoff import SINGLE, roundoff
+from trueup.comparison.measures.thresholds import CANCELLED, SMALL
 from trueup.comparison.verdict import moved
 from trueup.comparison.verdict.criteria import Criterion
 from trueup.comparison.verdict.evidence import coherent
 from trueup.comparison.verdict.explain import unrecorded
 from trueup.comparison.verdict.judged import Judged, Tree, only_modules
 from trueup.comparison.verdict.operands import most
-from trueup.report.sentence import NO_OPTIMIZER_DUMPED
-
-LEAST = 1e-3
-"""Relative error below which an unexplained input is left alone: it can be the growth of rounding outside the capture."""
-
-GROWTH = 100.0
-"""How many times the largest error seen before an input's may be: gradients that add up outside of any call may cancel."""
+from trueup.words.sentence import NO_OPTIMIZER_DUMPED
 
 Unexplained = tuple[Judged, str]
 """A call, and the slot where a difference comes in that no compared call made."""
@@ -96,7 +91,7 @@ class Origins:
         errors, plain = tree.verdicts.errors, _plain(tree)
         worst = _of_outputs(tree, plain)
         before = np.maximum.accumulate(np.r_[self.largest, np.where(tree.leaves(), worst, 0.0)])
-        grown = GROWTH * before[:-1][errors.pair]
+        grown = CANCELLED * before[:-1][errors.pair]
         least, shared = self._unseen(tree)
         given = tree.verdicts.criterion.input_units * SINGLE
         limit = np.where(self._given(tree, grown), np.maximum(given, grown), np.maximum(least, grown))
@@ -125,7 +120,7 @@ class Origins:
         gap = (self.step is None and len(steps) and steps[0] > 0) or (np.diff(steps) > 1).any()
         forward = all(bool(stream.during("forward").any()) for stream in tree.streams)
         if gap or not forward or not self.alone or any(stream.imported or stream.neutral is not None for stream in tree.streams):
-            return nothing + LEAST, nothing
+            return nothing + SMALL, nothing
         # Under autocast float32 gradients come out of 16-bit products: what was not seen may have gone through any dtype there is.
         held = np.unique(np.concatenate([stream.dtype[stream.dtype >= 0] for stream in tree.streams]))
         coarsest = max((roundoff(candidate.names.names[dtype]) for dtype in held.tolist()), default=0.0)
@@ -224,7 +219,7 @@ def may_have_grown(tree: Tree) -> Array:
     if not any(stream.imported for stream in errors.streams):
         return np.zeros(len(errors.pair))
     worst = np.where(tree.leaves(), _of_outputs(tree, _plain(tree)), 0.0)
-    before: Array = GROWTH * np.maximum.accumulate(np.r_[0.0, worst])
+    before: Array = CANCELLED * np.maximum.accumulate(np.r_[0.0, worst])
     return before[errors.pair]
 
 
@@ -249,7 +244,7 @@ def _is_accounted_for(tree: Tree, entry: int, error: float) -> bool:
         reader = tree.around(int(errors.calls[side][errors.pair[entry]]), side)
         if not covering or any(errors.calls[side][n] in reader for n in covering):
             return True
-        if error <= GROWTH * max(tree.verdicts.error_out[covering].tolist()):
+        if error <= CANCELLED * max(tree.verdicts.error_out[covering].tolist()):
             return True
     return False
 
@@ -301,7 +296,7 @@ def came_in(unexplained: Sequence[Unexplained], stream: Stream) -> Callable[[Jud
     if not unexplained or not only_modules(stream):
         return lambda judged: False  # noqa: ARG005
     first = min((judged.call.candidate.seq for judged, slot in unexplained if not is_weight(slot)), default=None)
-    return lambda judged: first is not None and judged.call.candidate.seq >= first and judged.error_in > LEAST
+    return lambda judged: first is not None and judged.call.candidate.seq >= first and judged.error_in > SMALL
 
 
 def comes_from_between(stream: Stream, call: int, slot: str) -> bool:

@@ -17,19 +17,19 @@ import numpy as np
 
 from trueup.comparison.graph.streams import NONE, Stream
 from trueup.comparison.measures.measure import STATISTICS, Errors
-from trueup.comparison.measures.why import Why
 from trueup.comparison.normalise.dialects import framework_of
 from trueup.comparison.normalise.translated import Translated
 from trueup.comparison.normalise.updates import STEP
 from trueup.comparison.verdict.evidence import known_differences
 from trueup.comparison.verdict.operands import Precision, precision_of
+from trueup.facts.why import Why
 from trueup.frameworks.tables import FRAMEWORKS
 from trueup.model import LEVELS, PHASES, TrueupError
 from trueup.remedy import policy_note, recorded_uses
-from trueup.report.reasons import in_words
-from trueup.report.sentence import DIFFERENT_FILTERS, FRAGMENT
-from trueup.report.wording import counted
 from trueup.store import Capture
+from trueup.words.reasons import in_words
+from trueup.words.sentence import DIFFERENT_FILTERS, FRAGMENT
+from trueup.words.wording import counted
 
 SIDES = ("baseline", "candidate")
 LONGEST = 120

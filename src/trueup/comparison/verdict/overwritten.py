@@ -10,11 +10,9 @@ import numpy as np
 
 from trueup.comparison.graph.streams import NONE, Array, Numbers, Stream
 from trueup.comparison.measures.roundoff import SINGLE
+from trueup.comparison.measures.thresholds import ANY_ORDER
 from trueup.comparison.verdict.criteria import Criterion
 from trueup.comparison.verdict.judged import Tree
-
-ANY_ORDER = 1e-9
-"""Relative distance up to which two norms are of the same numbers, summed in float64 in another order."""
 
 
 def overwritten(tree: Tree, criterion: Criterion) -> list[tuple[int, str]]:

@@ -19,12 +19,9 @@ import numpy as np
 from trueup.comparison.graph.streams import Numbers
 from trueup.comparison.measures.measure import DIGEST, TENSOR
 from trueup.comparison.measures.roundoff import roundoff
+from trueup.comparison.measures.thresholds import ENOUGH
 from trueup.comparison.verdict.judged import Tree
 from trueup.kernels.sketch import splitmix64
-
-MANY = 64.0
-"""Elements that differ by a unit: that none differs in another call of one kernel has a probability of exp(-64) where elements are
-independent, which leaves room for data that are rounded less often."""
 
 PHASES = ("forward", "backward", "recompute")
 """Phases in which a call reads only what its slots show, and does the same wherever it runs."""
@@ -57,9 +54,9 @@ def _differs(tree: Tree, at: Numbers) -> np.ndarray[tuple[int], np.dtype[np.bool
     unit = np.maximum.reduce([stream.names.table(roundoff)[stream.dtype[slots[at]]] for stream, slots in sides])
     numel, relative = tree.streams[0].numel[errors.slots[0][at]], errors.relative[at]
     with np.errstate(all="ignore"):
-        many = numel * (relative / (2 * unit)) ** 2 >= MANY
+        many = numel * (relative / (2 * unit)) ** 2 >= ENOUGH
     told = ~errors.unsized[at] & np.isfinite(relative) & (relative > tree.verdicts.tolerated[at])
-    return np.asarray(told & many & (unit > 0) & (numel >= MANY))
+    return np.asarray(told & many & (unit > 0) & (numel >= ENOUGH))
 
 
 def _kinds(tree: Tree, at: Numbers) -> Numbers:

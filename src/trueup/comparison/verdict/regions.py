@@ -17,13 +17,14 @@ from trueup.comparison.graph.readers import Readers
 from trueup.comparison.graph.streams import NONE, Array, Numbers, Row, Stream, is_input, is_output
 from trueup.comparison.measures.measure import Measured, SlotError
 from trueup.comparison.measures.roundoff import roundoff
-from trueup.comparison.measures.why import Reason, Why
+from trueup.comparison.measures.thresholds import FLIPPED
 from trueup.comparison.verdict import few
-from trueup.comparison.verdict.criteria import FLIPPED, Criterion
+from trueup.comparison.verdict.criteria import Criterion
 from trueup.comparison.verdict.criteria import Row as CriterionRow
 from trueup.comparison.verdict.judged import FEW, LASTING, RULES, Judged, Tree, excess
 from trueup.comparison.verdict.origins import Origins
 from trueup.comparison.verdict.parts import BRANCHES, Parts
+from trueup.facts.why import Reason, Why
 
 Call = tuple[int, int]
 """Side and call."""
@@ -415,7 +416,9 @@ def judge_region(region: Region, criterion: Criterion, parts: tuple[Parts, Parts
     slots = {f"input.{n}": replace(s, slot=f"input.{n}") for n, s in enumerate(region.sources.values())}
     slots["output.0"] = replace(error, slot="output.0")
     judged = Judged(Measured(first, last, slots, None, ()), row, worst, error.relative, own, expected, "output.0")
-    limit = few.of_slot(tree.verdicts.errors, error, own, _unit(region, error)) if worst == 0 and region.known else math.nan
+    limit = math.nan
+    if worst == 0 and region.known:
+        limit = few.of_slot(tree.verdicts.errors, error, own, _unit(region, error), criterion)
     if not math.isnan(limit):
         judged.own = judged.expected = min(limit, expected)
         judged.decided = RULES[FEW] if limit < expected else ""

@@ -41,6 +41,7 @@ import numpy as np
 
 from trueup.comparison.graph.streams import NONE, Numbers, Stream, is_input, is_output
 from trueup.comparison.measures.roundoff import roundoff
+from trueup.comparison.measures.thresholds import CHANCE, HALF
 from trueup.comparison.verdict.criteria import Criterion
 from trueup.comparison.verdict.evidence import coherent
 from trueup.comparison.verdict.explain import unrecorded
@@ -192,12 +193,7 @@ def _slots(stream: Stream, call: int, of: Callable[[str], bool]) -> Numbers:
 MOST_CALLS = 20_000
 """Calls of a step that are followed at most; beyond that nothing is excused."""
 
-FALL = 8.0
-"""Times that the difference inside a formula is larger than what is left of it behind: else it did not come together, but is hidden
-by what more calls grant. [measured] 40 in bfloat16, 1e5 in float32 in right formulas; 1 where a norm rounds before its weight."""
 
-MEANINGLESS = 0.5
-"""Relative error from which on what is wrong with the inputs explains nothing: a formula that agrees must do so by itself."""
 
 
 class Reconvergence:
@@ -301,7 +297,7 @@ class _Walk:
         self.of, self.tree, self.readers = of, of.tree, of.readers
         self.coarsest = 0.0
         """Unit roundoff of the coarsest dtype that the calls compute in."""
-        self.wrong, self.least = wrong, max(wrong.values(), default=0.0) / FALL
+        self.wrong, self.least = wrong, max(wrong.values(), default=0.0) / CHANCE
         self.errors, self.worst, self.parts = of.tree.verdicts.errors, worst, of.fresh()
         self.calls: tuple[set[int], set[int]] = set(), set()
         self.ends: dict[int, None] = {}
@@ -404,7 +400,7 @@ class _Walk:
         factor = max((row.factor for side, call in made for row in self.parts[side].rows([call])), default=1.0)
         flat = unrecorded(self.of.criterion, self._unit(n))[0] * math.sqrt(max(map(len, self.calls)))
         carried = factor * max(side.gain for side in sides) * self.worst
-        return min(flat, math.hypot(*(side.own for side in sides))), carried if carried < MEANINGLESS else 0.0
+        return min(flat, math.hypot(*(side.own for side in sides))), carried if carried < HALF else 0.0
 
     def _unit(self, n: int) -> float:
         """Return the unit roundoff of the coarsest dtype that went into an entry."""
@@ -441,8 +437,6 @@ class _Walk:
 LOSS_OPS = ("torch.Tensor.backward", "paddle.Tensor.backward", "tf.GradientTape.gradient", "tf.Session.run")
 """Calls that a loss goes backward from."""
 
-HALF = 0.5
-"""Relative error from which on gradients do not agree, however coarse the dtype."""
 
 
 def passes(tree: Tree, before: float = 0.0) -> Passes | None:

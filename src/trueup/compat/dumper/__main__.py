@@ -35,7 +35,7 @@ def extract(
 ) -> None:
     """Take operators out of a file."""
     from trueup.compat.dumper.extracting import extract as extract_from
-    from trueup.report.wording import counted
+    from trueup.words.wording import counted
 
     typer.echo(f"{counted(extract_from(source, target, group), 'operator')} copied into {target}")
 

@@ -21,8 +21,8 @@ from trueup.compat.precision_tool import config
 from trueup.compat.precision_tool.recording import saved_steps
 from trueup.model import TrueupError
 from trueup.readers import import_dump
-from trueup.report.wording import clean
 from trueup.store import layout
+from trueup.words.wording import clean
 
 PROMPT = "PrecisionTool > "
 SAME = {"compare": "cp", "vector_compare": "vc"}

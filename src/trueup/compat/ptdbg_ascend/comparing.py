@@ -20,8 +20,8 @@ from trueup.readers import import_dump
 from trueup.readers.marker import Marker, beside, names_beside
 from trueup.report import save
 from trueup.report.legacy import Named
-from trueup.report.wording import clean
 from trueup.store import Capture, open_capture
+from trueup.words.wording import clean
 
 REQUIRED = ("npu_pkl_path", "bench_pkl_path")
 KNOWN = (*REQUIRED, "npu_dump_data_dir", "bench_dump_data_dir", "is_print_compare_log")

@@ -16,7 +16,7 @@ import typer
 from typer.main import get_command
 
 from trueup.model import TrueupError
-from trueup.report.wording import clean, one_line
+from trueup.words.wording import clean, one_line
 
 Word = Optional[str]  # noqa: UP045 - typer evaluates it on Python 3.10
 PROMPT = "Parse >>> "

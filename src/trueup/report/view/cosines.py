@@ -14,11 +14,11 @@ import numpy as np
 
 from trueup.comparison.graph.streams import Array, Numbers, Vocabulary
 from trueup.comparison.measures.measure import DIGEST, SKETCH, Errors
-from trueup.comparison.measures.why import Reason, Why
 from trueup.comparison.verdict.judged import Part
+from trueup.facts.why import Reason, Why
 from trueup.kernels.metrics import cosine
 from trueup.model import CallKey
-from trueup.report.reasons import in_words
+from trueup.words.reasons import in_words
 
 MOST_REASONS = 100_000
 BLOCK = 4096

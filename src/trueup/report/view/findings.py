@@ -14,9 +14,9 @@ from trueup.comparison.measures.measure import SlotError
 from trueup.comparison.verdict.evidence import factor
 from trueup.comparison.verdict.judged import Judged, Suspect
 from trueup.model import Finding, SlotComparison, SlotState
-from trueup.report.reasons import in_words
-from trueup.report.sentence import evidence
-from trueup.report.wording import sci
+from trueup.words.reasons import in_words
+from trueup.words.sentence import evidence
+from trueup.words.wording import sci
 
 ROUNDINGS = 8.0
 """Units of roundoff that a multiple may be off by."""

@@ -9,7 +9,7 @@ from trueup.comparison.verdict.criteria import Criterion
 from trueup.comparison.verdict.exchange import Received
 from trueup.comparison.verdict.judged import Suspect
 from trueup.model import Occurrence
-from trueup.report.sentence import occurrence_text
+from trueup.words.sentence import occurrence_text
 
 
 def first_received(received: Iterable[Received]) -> dict[int, tuple[int, int]]:

@@ -8,10 +8,10 @@ from trueup.comparison.graph.streams import Numbers, Row
 from trueup.comparison.verdict import few
 from trueup.comparison.verdict.judged import Part, Suspect
 from trueup.model import Finding
-from trueup.report.sentence import harmless_argument, hidden_note
 from trueup.report.view.dtypes import Dtypes
 from trueup.report.view.findings import Frames, suspect_finding
 from trueup.report.view.overflowed import Overflowed
+from trueup.words.sentence import harmless_argument, hidden_note
 
 RENAMES = 3
 """Scopes of another name that are shown."""

@@ -13,11 +13,11 @@ import pyarrow.compute as pc
 from trueup.comparison.graph.streams import NONE, WAYS, Alignment, Array, Numbers, Stream, Vocabulary
 from trueup.comparison.verdict.judged import ROLES, RULES, Verdicts
 from trueup.comparison.verdict.rewritten import LOSS_OPS
+from trueup.facts.anomaly import SCALERS
 from trueup.model import RunSummary
 from trueup.remedy import policy_lines
 from trueup.report.scaling import COLUMNS as SCALE_COLUMNS
-from trueup.report.scaling import OPS as SCALERS
-from trueup.report.scaling import loss_scale
+from trueup.report.scaling import loss_scale_in
 from trueup.report.view.findings import Frames
 from trueup.store import Capture
 
@@ -203,7 +203,7 @@ class Overview:
         """How the scale of a GradScaler went, in words; None where there was none."""
         if not self._scaled:
             return None
-        return loss_scale(self._capture.records(columns=list(SCALE_COLUMNS), step=self._scaled, op=SCALERS))
+        return loss_scale_in(self._capture.records(columns=list(SCALE_COLUMNS), step=self._scaled, op=SCALERS))
 
 
 def _rows_of(names: pa.ChunkedArray, wanted: Collection[str]) -> Numbers:

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from trueup.comparison.measures.why import Reason, Why
-from trueup.report.sentence import UNRECORDED
+from trueup.facts.why import Reason, Why
+from trueup.words.sentence import UNRECORDED
 
 WORDS = {
     Why.SHAPES: "shapes differ: {} and {}",

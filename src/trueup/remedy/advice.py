@@ -7,7 +7,7 @@ import shlex
 from trueup.adapters import ADAPTERS
 from trueup.model import Finding, Result
 from trueup.remedy import suggest
-from trueup.report.wording import one_line
+from trueup.words.wording import one_line
 
 
 def next_command(result: Result) -> tuple[str, str] | None:

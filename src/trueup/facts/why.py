@@ -1,6 +1,6 @@
 """Why two tensors could not be measured, or are apart by more than a number says: facts, of which `words` makes sentences.
 
-Imports nothing, so that what writes the words (`trueup.report.reasons`) may be used by anything.
+Imports nothing, so that what writes the words (`trueup.words.reasons`) may be used by anything.
 """
 
 from __future__ import annotations

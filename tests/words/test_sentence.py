@@ -4,10 +4,9 @@ import dataclasses
 
 import pytest
 
-from trueup.report import sentence
-from trueup.report.sentence import evidence, operators, verdict_lines
-
-from .results import HOSTILE, crowded, culprit, missing, ranks, result, slot
+from report.results import HOSTILE, crowded, culprit, missing, ranks, result, slot
+from trueup.words import sentence
+from trueup.words.sentence import evidence, operators, verdict_lines
 
 
 def test_the_sentence_of_the_readme() -> None:

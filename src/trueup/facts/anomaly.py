@@ -7,6 +7,12 @@ from typing import Literal
 
 from trueup.model import TensorStats
 
+NAN, POS, NEG, SAT, CAST = 1, 2, 4, 8, 16
+"""What is wrong with the numbers of a slot, as bits: NaN, +Inf, -Inf, the dtype's largest number, an integer cast from an Inf."""
+
+SCALERS = ("torch.amp.GradScaler.step", "paddle.amp.GradScaler.step")
+"""Operators under which adapters record a step of a GradScaler."""
+
 Kind = Literal[
     "nan", "overflow", "saturated", "input", "parameters", "collective", "loss_scale",
     "underflow", "vanishes", "explodes", "would_overflow", "would_underflow",
@@ -38,7 +44,7 @@ class SlotNumbers:
     shape: str
     stats: TensorStats | str | None
     bad: int = 0
-    """Bits of `trueup.anomalies.kinds`."""
+    """Bits: `NAN` and those beside it."""
 
     @property
     def largest(self) -> float:

@@ -15,7 +15,7 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 
 from trueup.model import Finding, Occurrence, SlotComparison, VerdictWord
-from trueup.report.wording import ELLIPSIS, counted, number, one_line, sci, short_source, shorten, times
+from trueup.words.wording import ELLIPSIS, counted, number, one_line, sci, short_source, shorten, times
 
 HEADS: dict[VerdictWord, str] = {
     "deviates": "DEVIATES  ",

@@ -18,10 +18,10 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
-from trueup.comparison.graph.columns import NONE, Array, Numbers
 from trueup.kernels import distance, distances
 from trueup.model import LANES
-from trueup.store import Piece
+from trueup.store.columns import NONE, Array, Numbers
+from trueup.store.reader import Piece
 from trueup.store.schema import SKETCH_BYTES, sketch_rows
 
 BLOCK = 1 << 10

@@ -12,10 +12,13 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Iterable
+from typing import TYPE_CHECKING
 
-from trueup.report.wording import counted, one_line, sci, short_source, times
-from trueup.rerun.lockstep_result import LockstepResult, Parting
-from trueup.rerun.shadow_result import Blame, ShadowResult
+from trueup.words.wording import counted, one_line, sci, short_source, times
+
+if TYPE_CHECKING:
+    from trueup.rerun.lockstep_result import LockstepResult, Parting
+    from trueup.rerun.shadow_result import Blame, ShadowResult
 
 HEADS = {"wrong": "WRONG  ", "sound": "NOTHING WRONG  ", "could not tell": "COULD NOT TELL  "}
 NAMED = 3

@@ -9,12 +9,12 @@ import math
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from trueup.anomalies.kinds import words
+from trueup.facts.anomaly import CAST, NAN, NEG, POS, SAT
 from trueup.model import TensorStats
-from trueup.report.wording import counted, number, one_line, short_source
+from trueup.words.wording import counted, number, one_line, short_source
 
 if TYPE_CHECKING:
-    from trueup.anomalies.found import Anomaly, SlotNumbers
+    from trueup.facts.anomaly import Anomaly, SlotNumbers
 
 
 def sentence(found: Anomaly) -> str:
@@ -37,11 +37,17 @@ def counts(slot: SlotNumbers) -> str:
     """Count what is bad in a slot: ``12 NaN, 3 +Inf of 64``."""
     stats = slot.stats
     if not isinstance(stats, TensorStats):
-        return words(slot.bad)  # another tool's statistics, which do not count
+        return bad_numbers(slot.bad)  # another tool's statistics, which do not count
     told = [(stats.n_nan, "NaN"), (stats.n_posinf, "+Inf"), (stats.n_neginf, "-Inf")]
-    told += [(stats.n_saturated, f"at the largest {slot.dtype}")] if slot.bad & 8 else []
+    told += [(stats.n_saturated, f"at the largest {slot.dtype}")] if slot.bad & SAT else []
     named = ", ".join(f"{count:,} {name}" for count, name in told if count)
     return f"{named} of {counted(stats.numel, 'element')}" if named else ""
+
+
+def bad_numbers(bits: int) -> str:
+    """Write bits as ``NaN, +Inf``."""
+    names = ((NAN, "NaN"), (POS, "+Inf"), (NEG, "-Inf"), (SAT, "values at the dtype's largest"), (CAST, "casts of Inf"))
+    return ", ".join(name for bit, name in names if bits & bit)
 
 
 def _happened(found: Anomaly) -> str:

@@ -13,11 +13,14 @@ from typing import TypeVar
 import numpy as np
 import pyarrow as pa
 
-from trueup.comparison.graph.sketches import Parts, SideBySide, Sketches
-from trueup.comparison.graph.streams import NEEDED, SHARED, Read, Stream
-from trueup.store import Capture, Piece
+from trueup.store.reader import Capture, Piece
+from trueup.store.sketches import Parts, SideBySide, Sketches
 
 Found = TypeVar("Found")
+Given = TypeVar("Given")
+
+Read = Callable[[Sequence[str]], pa.Table]
+"""Reads columns of the records of one rank and some steps, sorted by step and ``seq``."""
 
 SKETCH = ("sketch",)
 
@@ -141,10 +144,16 @@ class Ahead:
         levels: levels to read, None for all.
         places: in the order in which they are compared. Of the next one the columns that every comparison needs are read early.
             The sketches are compared while calls are paired, if the place before needed them.
+        needed: columns that every comparison reads.
+        shared: columns that two runs of one structure hold alike.
     """
 
-    def __init__(self, captures: Sequence[Capture], levels: Sequence[str] | None, places: Sequence[Place]) -> None:
-        self._captures, self._levels, self.places = captures, levels, list(places)
+    def __init__(
+        self, captures: Sequence[Capture], levels: Sequence[str] | None, places: Sequence[Place], needed: Sequence[str],
+        shared: Collection[str] = (),
+    ) -> None:  # fmt: skip
+        self._captures, self._levels, self.places, self._needed = captures, levels, list(places), needed
+        self._apart = {*SKETCH, *shared}
         self._pool = ThreadPoolExecutor(len(captures), "trueup-reader")
         self._next: list[Future[pa.Table]] = []
         self._now: list[Records] = []
@@ -164,19 +173,19 @@ class Ahead:
         """Return the records of the ``at``-th place, of each capture; begin with those of the next."""
         sketched = not self._now or any(records.sketched for records in self._now)
         place, following = self.places[at], self.places[at + 1 : at + 2]
-        now = self._next if self._now else self._begin(place, NEEDED)
+        now = self._next if self._now else self._begin(place, self._needed)
         self._now = [
             Records(table.result(), capture.names, partial(self._read, side, place))
             for side, (table, capture) in enumerate(zip(now, self._captures, strict=True))
         ]
         self._sketch(place, now=sketched)
         if following:
-            self._next = self._begin(following[0], NEEDED)
+            self._next = self._begin(following[0], self._needed)
         return self._now
 
-    def meanwhile(self, work: Callable[[Stream], Found], stream: Stream) -> Future[Found]:
-        """Do something with a stream while somebody else works, after its sketches were compared."""
-        return self._pool.submit(work, stream)
+    def meanwhile(self, work: Callable[[Given], Found], given: Given) -> Future[Found]:
+        """Do something while somebody else works, after the sketches were compared."""
+        return self._pool.submit(work, given)
 
     def _sketch(self, place: Place, *, now: bool) -> None:
         """Prepare for reading the sketches of this place, and begin to if that is wanted."""
@@ -196,5 +205,5 @@ class Ahead:
         found = capture.records(columns=columns, rank=place.rank, step=place.steps, level=self._levels)
         # A part of the records is a chunk; what is done to a column is done to each. Sketches are too large to copy here, and what
         # the baseline as a rule holds alike is only compared with it.
-        apart = SKETCH if side == 0 else SKETCH + SHARED
+        apart = SKETCH if side == 0 else self._apart
         return pa.table({name: found[name] if name in apart else found[name].combine_chunks() for name in columns})

@@ -10,10 +10,10 @@ import pyarrow as pa
 import pytest
 import torch
 
-from trueup.comparison.graph import ahead
-from trueup.comparison.graph.ahead import Place, places
 from trueup.comparison.verdict.compare import compare
 from trueup.model import Result
+from trueup.store import ahead
+from trueup.store.ahead import Place, places
 from verdict.cases import broken, noisy, trained
 
 STEPS = 7

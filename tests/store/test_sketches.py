@@ -9,11 +9,11 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
-from trueup.comparison.graph.sketches import Column, Parts, SideBySide, Sketches
 from trueup.kernels import distance
 from trueup.model import LANES
 from trueup.store import Piece
 from trueup.store.schema import RECORDS, read_sketches, stored_sketches
+from trueup.store.sketches import Column, Parts, SideBySide, Sketches
 
 
 def column(matrix: np.ndarray, absent: np.ndarray, chunks: int) -> pa.ChunkedArray:

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from trueup.comparison.measures.why import Reason, Why
-from trueup.report.reasons import WORDS, in_words
+from trueup.facts.why import Reason, Why
+from trueup.words.reasons import WORDS, in_words
 
 FACTS = {
     Why.SHAPES: ("(2, 5)", "(5, 2)"), Why.DTYPES: ("float32", "float64"), Why.UNRECORDED: ("ptdbg",), Why.ONE_SIDED: ("output.1",),
