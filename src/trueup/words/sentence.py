@@ -44,6 +44,8 @@ STALE = "the candidate made it in an earlier step"
 """Words of the note on a tensor that was left from there; likewise."""
 UNSEEN = "no compared call made that difference"
 """Words of the note on a tensor whose difference came in unseen; what follows its last colon is what to do."""
+NOTHING_MADE = "no output of any module was compared"
+"""Words of the note on modules without counterparts, as of micro-batches; likewise."""
 COMPLETELY = "capture all phases, from step 0 and without gaps"
 """What to do about it where the capture has gaps."""
 NO_OPTIMIZER = (
@@ -247,7 +249,7 @@ def _inconclusive(unmatched: Sequence[Finding], notes: Sequence[str], counts: Ma
     missing = max(len(unmatched), counts.get("unmatched", 0))
     if notes and "cannot be read" in notes[0]:
         because, step = one_line(notes[0]), "restore what is missing, or record that run again"
-    elif notes and (FRAGMENT in notes[0] or DIFFERENT_FILTERS in notes[0]):
+    elif notes and any(words in notes[0] for words in (FRAGMENT, DIFFERENT_FILTERS, NOTHING_MADE)):
         because, _, step = one_line(notes[0]).rpartition(": ")
     elif notes and notes[0].startswith(MISSING):
         because, step = one_line(notes[0]), "record that run again; what else the runs say is in the report"

@@ -67,6 +67,7 @@ from trueup.words.sentence import (
     COMPLETELY,
     MISSING,
     NOISY,
+    NOTHING_MADE,
     UNSEEN,
     inner_note,
     rounds_note,
@@ -268,7 +269,9 @@ class _Comparison:
         if lost:
             reasons.insert(0, f"{len(lost)} part{'s' if len(lost) > 1 else ''} of the captures cannot be read: {lost[0]}")
         self.notes[:0] = [*reasons, *self._why_not()]
-        if counts["compared"] and not self.outputs:
+        if one_sided and not self.outputs and self.overlap.levels == ["module"]:
+            self.notes.insert(0, f"{NOTHING_MADE}: {self.overlap.finer()}, where what the optimizer reads and makes is compared")
+        elif counts["compared"] and not self.outputs:
             self.notes.insert(0, "no output of any call was compared")
         open_ = counts["unmatched"] or counts["incomparable"] or self.uncompared or ranked
         return "inconclusive" if reasons or open_ or not self.outputs else "aligned"

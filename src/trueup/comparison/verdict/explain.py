@@ -14,7 +14,7 @@ import numpy as np
 from trueup.comparison.graph.columns import normalised
 from trueup.comparison.graph.streams import NONE, Array, Numbers, Vocabulary, spans
 from trueup.comparison.measures.roundoff import SINGLE
-from trueup.comparison.measures.thresholds import BIASED, FLIPPED
+from trueup.comparison.measures.thresholds import BIASED, FLIPPED, ROOM
 from trueup.comparison.verdict.criteria import CARRY, OWN, Criterion
 from trueup.comparison.verdict.operands import (
     CENTRED,
@@ -85,7 +85,7 @@ def unrecorded(criterion: Criterion, roundoff: float) -> tuple[float, float]:
         roundoff: unit roundoff of the coarsest dtype that they may have gone through.
     """
     row, arithmetic, coarse = criterion.rows[-1], min(roundoff, SINGLE), roundoff if roundoff > SINGLE else 0.0
-    return row.ulps * arithmetic + math.sqrt(row.roundings) * coarse, BIASED * arithmetic + 2 * coarse  # each run may round a factor
+    return row.ulps * arithmetic + math.sqrt(row.roundings) * coarse, BIASED * arithmetic + coarse
 
 
 class Explanation:
@@ -336,7 +336,7 @@ class Explanation:
         kinds, worst = self.carry_kind, self.worst
         # Of a product (1 + e) (1 + e) - 1: where little is left of a tensor its square is off by far more.
         carried = self.factor * worst * np.where(self._is("attention", kinds), sharp * self.attended, 1 + worst)
-        carried = np.maximum(carried, worst * self.centred)  # of a mean no more than of what it is taken of, if that is larger
+        carried = np.maximum(carried, ROOM * worst * self.centred)  # a mean is off by no more than what it is taken of
         # Of few elements with an error near 0 none is expected to flip. In many calls one does.
         branch = FLIPPED * np.sqrt(self.saved + 1 / np.maximum(self.outputs.numel, 1.0))
         flipped = np.where(self._is("branch", kinds), branch, 0.0)

@@ -105,7 +105,9 @@ class Origins:
         self.updated = moved.deviating(tree, self._now, np.maximum(before, rounded)[:-1][errors.pair])
         # A bias that began at zero is all update, and the limit of an input says nothing of those.
         differ[self.updated.compared] = False
-        differ[self.updated.entries] = errors.relative[self.updated.entries] > tree.verdicts.tolerated[self.updated.entries]
+        few = not self.updated.sure and 2 * self.updated.wrong <= self.updated.total
+        shows = np.array([not few or _shows(tree, n) for n in self.updated.entries.tolist()], bool)
+        differ[self.updated.entries] = shows & (errors.relative > tree.verdicts.tolerated)[self.updated.entries]
         return np.flatnonzero(differ), worst, float(before[-1])
 
     def _unseen(self, tree: Tree) -> tuple[Array, Array]:
@@ -193,6 +195,14 @@ class Origins:
             self.pending[side][row.seq] = row
         for known, seqs in zip(self.loose, loose, strict=True):
             known.update(seqs)
+
+
+def _shows(tree: Tree, entry: int) -> bool:
+    """Tell whether a weight's difference is one to what is computed with it: a bias of an attention's keys changes no result."""
+    errors, stream, verdicts = tree.verdicts.errors, tree.streams[1], tree.verdicts
+    pair = int(errors.pair[entry])
+    readers = [pair, *tree.covering(int(errors.calls[1][pair]), 1)[:1]]
+    return bool(verdicts.error_out[readers].min() > verdicts.criterion.input_units * SINGLE)
 
 
 def _is_gradient(slot: str) -> bool:

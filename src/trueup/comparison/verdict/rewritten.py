@@ -174,7 +174,7 @@ def _without_backward(tree: Tree, criterion: Criterion) -> Iterator[Call]:
         backward = (stream.phase[calls] == stream.names.number("backward")) & (stream.level[calls] != aten)
         chosen = calls[backward & (stream.saved[calls] != NONE)]
         pairs = tree.pairs[side][_forward(stream, chosen)]
-        partner = np.where(pairs != NONE, tree.verdicts.errors.calls[1 - side][pairs], NONE)
+        partner = np.r_[tree.verdicts.errors.calls[1 - side], NONE][pairs]
         theirs = np.flatnonzero((other.phase == other.names.number("backward")) & (other.level != aten))
         missing = chosen[(partner != NONE) & ~np.isin(partner, _forward(other, theirs))]
         forward = _forward(stream, missing).tolist()
