@@ -50,9 +50,9 @@ LARGE = 100.0
 class Cell:
     """One comparison.
 
-    ``table`` is wrong, right, below, a difference too small to count, or beyond, of which modules alone tell nothing. ``word`` is the verdict in a word: aligned, named (the
-    right place), hinted (could not tell, but its words name the place), unplaced (could not tell), elsewhere (blamed another
-    place); of right implementations aligned, inconclusive or blamed.
+    ``table`` is wrong, right, below (a difference too small to count) or beyond (of which modules alone tell nothing). ``word`` is
+    the verdict in a word: aligned, named (the right place), hinted (could not tell, but its words name the place), unplaced (could
+    not tell), elsewhere (blamed another place); of right implementations aligned, inconclusive or blamed.
     """
 
     table: str

@@ -9,6 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from trueup.comparison.measures.roundoff import UNIT_ROUNDOFF
+from trueup.facts import operators
 from trueup.rerun.local_error import Distance, judge, thresholds
 from trueup.rerun.rounding import Operand, Operation, criterion, rounding
 
@@ -23,9 +24,11 @@ def distance(error: float, truth: np.ndarray = TRUTH, dtype: str = "float64") ->
 
 
 def test_every_row_of_the_criterion_has_a_class() -> None:
-    named = [row for kind in thresholds().classes for row in kind.rows]
-    assert sorted(set(named)) == sorted({row.name for row in criterion().rows})
-    assert len(named) == len(set(named))
+    assert thresholds().classes.keys() == {row.name for row in criterion().rows}
+    kinds = {row["name"]: set() for row in operators.rounding()["row"]}
+    for row in operators.rounding()["row"]:
+        kinds[row["name"]].add(row["replay"])
+    assert all(len(found) == 1 for found in kinds.values())
 
 
 def test_an_error_as_large_as_the_baselines_is_accurate() -> None:

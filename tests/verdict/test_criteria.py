@@ -11,24 +11,10 @@ import pytest
 
 from trueup import comparison
 from trueup.comparison.measures.roundoff import UNIT_ROUNDOFF
-from trueup.comparison.verdict.criteria import CARRY, OWN, load, normalised
+from trueup.comparison.verdict.criteria import CARRY, OWN, load
+from trueup.facts.operators import has, named, table
 from trueup.model import TrueupError
 from verdict.captures import CRITERION
-
-NORMALISED = {
-    "aten::add": "add",
-    "aten::add_": "add",
-    "torch.Tensor.__iadd__": "add",
-    "torch.Tensor.__isub__": "sub",
-    "torch.Tensor.__imul__": "mul",
-    "torch.Tensor.__radd__": "radd",
-    "torch.Tensor.__getitem__": "getitem",
-    "torch.nn.functional.layer_norm": "layer_norm",
-    "aten::_softmax": "_softmax",
-    "torch._foreach_add_": "_foreach_add",
-    "aten::native_layer_norm_backward": "native_layer_norm_backward",
-    "_": "_",
-}
 
 ROWS = {
     "move": "aten::view aten::t aten::transpose aten::cat aten::copy_ aten::relu aten::relu_ aten::slice torch.Tensor.T "
@@ -67,15 +53,26 @@ ROWS = {
 }
 
 
-@pytest.mark.parametrize(("op", "name"), NORMALISED.items())
-def test_normalised(op: str, name: str) -> None:
-    assert normalised(op) == name
-
-
 @pytest.mark.parametrize(("name", "op"), [(name, op) for name, ops in ROWS.items() for op in ops.split()])
 def test_operators_find_their_row(name: str, op: str) -> None:
     phase = "backward" if "backward" in op else "forward"
     assert CRITERION.row(op, "aten" if op.startswith("aten") else "api", phase).name == name
+
+
+@pytest.mark.parametrize("op", [*named("view"), *named("cast")])
+def test_what_is_a_view_or_a_cast_rounds_nothing(op: str) -> None:
+    assert CRITERION.row(op, "api", "forward").own == "exact"
+
+
+@pytest.mark.parametrize("op", [op.replace("*", "") for row in CRITERION.rows if row.random for op in row.ops])
+def test_what_draws_may_draw(op: str) -> None:
+    assert has(op, "may-draw")
+
+
+@pytest.mark.parametrize("op", table()["tensorflow"])
+def test_what_tensorflow_has_a_name_for_finds_a_row(op: str) -> None:
+    phase = "optimizer" if op in ("sgd", "momentum", "adam", "rmsprop", "adagrad") else "forward"
+    assert CRITERION.row(op, "api", phase).name != "anything"
 
 
 @pytest.mark.parametrize("op", [op for ops in ROWS.values() for op in ops.split() if not op.startswith("aten")])

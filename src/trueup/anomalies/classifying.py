@@ -20,14 +20,14 @@ import pyarrow as pa
 
 from trueup.anomalies import kinds
 from trueup.anomalies.describing import Sites, led_to, place_of, slot_of, slots_of, step_of
-from trueup.anomalies.flow import LOSS, VIEWS, Flow, Source
+from trueup.anomalies.flow import Flow, Source
 from trueup.anomalies.memory import Memory, lasting_slots, read_slots, remember
 from trueup.anomalies.outside import Outside
 from trueup.anomalies.reaching import GRADIENTS, LOST, PARAMETERS, RANKS, UNREAD, reach
 from trueup.anomalies.scaling import scale_steps
-from trueup.comparison.graph.columns import normalised
 from trueup.comparison.graph.streams import NEEDED, NONE, Numbers, Stream
 from trueup.facts.anomaly import NAN, Anomaly, Crossing, Kind, Reached, Severity, StepAnomalies
+from trueup.facts.operators import has, having
 from trueup.store.schema import RECORDS
 from trueup.words.anomaly_sentence import bad_numbers, sentence
 
@@ -123,7 +123,7 @@ class _Step:
         return found
 
     def _is_view(self, call: int) -> bool:
-        return normalised(self.stream.names.name(int(self.stream.op[call])) or "") in VIEWS
+        return has(self.stream.names.name(int(self.stream.op[call])) or "", "view")
 
     def _expect(self, source: Source) -> None:
         stream = self.stream
@@ -211,7 +211,7 @@ class _Step:
     # ------------------------------------------------------------------ the rest of the step
     def _bad_loss(self) -> bool:
         stream = self.stream
-        loss = np.isin(stream.op, [stream.names.number(op) for op in LOSS])
+        loss = stream.names.table(having("loss"))[stream.op]
         return bool(np.any(loss[stream.call] & (self.flow.bits > 0)))
 
     def _clean_weights(self) -> bool:
@@ -222,7 +222,7 @@ class _Step:
         stream = self.stream
         later = np.isin(stream.phase, [stream.names.number(name) for name in ("backward", "collective", "optimizer")])[stream.call]
         recorded = (stream.phase == stream.names.number("backward"))[stream.call] & stream.measured
-        loss = np.isin(stream.op, [stream.names.number(op) for op in LOSS])[stream.call]
+        loss = stream.names.table(having("loss"))[stream.op][stream.call]
         return bool(recorded.any()) and not np.any(self.flow.bits[later & ~loss])
 
     def _crossings(self) -> tuple[Crossing, ...]:

@@ -5,10 +5,9 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 
-from trueup.anomalies.flow import VIEWS
-from trueup.comparison.graph.columns import normalised
 from trueup.comparison.graph.streams import NONE, Array, Stream
 from trueup.facts.anomaly import Led, Place, SlotNumbers
+from trueup.facts.operators import has
 from trueup.model import TensorStats
 
 Sites = Mapping[int, tuple[tuple[str, ...], "str | None"]]
@@ -78,7 +77,7 @@ def led_to(stream: Stream, call: int, bits: Array, sites: Sites) -> tuple[Led, .
             break
         call, k = made
         seen.add(call)
-        if normalised(stream.names.name(int(stream.op[call])) or "") not in VIEWS:
+        if not has(stream.names.name(int(stream.op[call])) or "", "view"):
             one = slot_of(stream, k, int(bits[k]))
             found.append(Led(place_of(stream, call, sites), one.slot, one.dtype, one.shape, one.largest, one.bad))
     return tuple(found)

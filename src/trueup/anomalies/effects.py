@@ -33,10 +33,9 @@ from trueup.anomalies.effect_tensors import (
     wide,
     with_tensors,
 )
-from trueup.anomalies.flow import LOSS, VIEWS
 from trueup.anomalies.step_calls import Slot, StepCalls
-from trueup.comparison.graph.columns import normalised
 from trueup.facts.anomaly import Matters
+from trueup.facts.operators import has
 from trueup.model import TrueupError
 from trueup.rerun.cases import HeldTensor
 from trueup.rerun.local_error import Distance, judge, thresholds
@@ -170,11 +169,11 @@ class Followed:
 
     @staticmethod
     def _is_view(call: RecordedCall) -> bool:
-        return normalised(call.key.op) in VIEWS
+        return has(call.key.op, "view")
 
     def _give(self, seq: int, name: str, changed: Changed) -> None:
         reader = self._step.calls[seq]
-        if reader.key.op in LOSS:
+        if has(reader.key.op, "loss"):
             self._lasts(f"the loss is {sizes(changed)}", changed)
             return
         try:

@@ -19,17 +19,8 @@ import numpy as np
 from trueup.anomalies import kinds
 from trueup.comparison.graph.streams import NONE, Numbers, Stream, is_input, is_output
 from trueup.facts.anomaly import CAST, NAN
+from trueup.facts.operators import has
 
-LOSS = ("torch.Tensor.backward", "torch.autograd.backward", "torch.autograd.grad", "paddle.Tensor.backward",
-        "tf.GradientTape.gradient", "tf.Session.run")  # fmt: skip
-"""Calls that take a loss and give nothing."""
-
-VIEWS = frozenset(
-    """view _unsafe_view reshape transpose t permute expand select slice getitem unsqueeze squeeze detach alias split chunk unbind
-    narrow as_strided flatten unflatten to contiguous movedim swapaxes mT T H mH get_mT get_T unfold diagonal view_as expand_as
-    reshape_as ravel broadcast_to unsafe_chunk unsafe_split tensor_split swapdims moveaxis lift_fresh""".split()
-)
-"""Operators whose result is mostly a view: the calls that read it are recorded as readers of what is behind it."""
 
 @dataclass(slots=True)
 class Source:
@@ -251,7 +242,7 @@ class Flow:
         if made not in self.root:
             made = NONE  # what made it is around others, and looked at after them
         # Autograd adds gradients without a call; a function between two modules is none at level module; another tool lists few.
-        lost = self._in_gradients or self.phase(call) == "backward" or self.op(call) in LOSS or self.stream.imported
+        lost = self._in_gradients or self.phase(call) == "backward" or has(self.op(call), "loss") or self.stream.imported
         if made < 0 and self._latest != NONE and lost:
             self.root[k], self.asked[k] = self._latest, False
             return

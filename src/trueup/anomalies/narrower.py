@@ -17,11 +17,10 @@ import numpy as np
 
 from trueup.anomalies import kinds
 from trueup.anomalies.describing import Sites, led_to, place_of, slots_of
-from trueup.anomalies.flow import VIEWS
 from trueup.anomalies.suggesting import policy_row
-from trueup.comparison.graph.columns import normalised
 from trueup.comparison.graph.streams import NONE, Array, Numbers, Stream, is_output
 from trueup.facts.anomaly import Anomaly
+from trueup.facts.operators import has
 from trueup.model import TrueupError
 from trueup.words.wording import counted, number
 
@@ -68,7 +67,7 @@ def would_overflow(stream: Stream, narrower: str, sites: Sites) -> list[Anomaly]
     for kind, slots in (("would_overflow", np.flatnonzero(over & gives & ~asked)), ("would_underflow", np.flatnonzero(under))):
         bad = over if kind == "would_overflow" else under
         calls = _first_calls(stream, slots, bad)
-        calls = [c for c in calls if normalised(stream.names.name(int(stream.op[c])) or "") not in VIEWS]
+        calls = [c for c in calls if not has(stream.names.name(int(stream.op[c])) or "", "view")]
         for call in calls[:MOST]:
             made.append(_described(stream, call, kind, bad, dtype, (largest, normal), (magnitude, rms), sites, len(calls)))
     return made

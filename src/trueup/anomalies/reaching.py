@@ -10,14 +10,11 @@ from collections import defaultdict
 
 import numpy as np
 
-from trueup.anomalies.flow import LOSS, VIEWS, Flow, Source
-from trueup.comparison.graph.columns import normalised
+from trueup.anomalies.flow import Flow, Source
 from trueup.comparison.graph.streams import NONE
+from trueup.facts.operators import has
 
 UNSCALING = "_amp_foreach_non_finite_check_and_unscale"
-
-SHAPES = frozenset("ones_like zeros_like empty_like full_like rand_like randn_like new_ones new_zeros new_empty new_full".split())
-"""Operators that look at a tensor's shape alone: that they give clean numbers heals nothing."""
 
 GRADIENTS, LOST, PARAMETERS, UNREAD, RANKS = 1, 2, 4, 8, 16
 """What a value reaches, as bits."""
@@ -69,11 +66,11 @@ class _Reach:
         ``asked`` is the source of an infinity that was asked for, else `NONE`: what a call gives that is bad for another reason is
         not its doing.
         """
-        if self.flow.op(call) in LOSS:
+        if has(self.flow.op(call), "loss"):
             return LOST | GRADIENTS, True
         given = self.flow.bad_outputs(call)
         if not given:
-            computes = normalised(self.flow.op(call)) not in SHAPES
+            computes = not has(self.flow.op(call), "shape")
             tells = self.flow.is_float if whole else self.flow.is_number
             return 0, computes and any(self.flow.gives[k] and tells(k) for k in self.flow.slots(call))
         if asked != NONE and not any(self._is_of(self.flow.root[k], asked) for k in given):
@@ -81,7 +78,7 @@ class _Reach:
         mark = self._by_call.get(call, 0)
         if self.flow.phase(call) == "collective":
             return mark | RANKS, True
-        if mark == UNREAD and (all(self.flow.asked[k] for k in given) or normalised(self.flow.op(call)) in VIEWS):
+        if mark == UNREAD and (all(self.flow.asked[k] for k in given) or has(self.flow.op(call), "view")):
             return 0, False  # a view tells nothing: what reads the view is said to read the tensor
         return mark, True
 
@@ -110,7 +107,7 @@ class _Reach:
                 return self._by_call[parent]
         phase = self.flow.phase(call)
         if phase == "backward":  # what a view shows may be a tensor that the forward saved
-            return UNREAD if self.flow.asked.get(k) or normalised(self.flow.op(call)) in VIEWS else GRADIENTS
+            return UNREAD if self.flow.asked.get(k) or has(self.flow.op(call), "view") else GRADIENTS
         if phase == "optimizer":
             return PARAMETERS if self._writes_lasting(call, k) else GRADIENTS
         if phase == "collective":

@@ -16,7 +16,8 @@ import numpy as np
 
 from trueup.anomalies.describing import step_of
 from trueup.comparison.graph.streams import Stream
-from trueup.facts.anomaly import SCALERS, Anomaly, Place, ScaleStep
+from trueup.facts.anomaly import Anomaly, Place, ScaleStep
+from trueup.facts.operators import having
 
 OFTEN = 3
 SHARE = 0.05
@@ -29,7 +30,7 @@ LEAST = 1.0
 def scale_steps(stream: Stream) -> tuple[ScaleStep, ...]:
     """Return what a GradScaler did in a step, one entry an optimizer: its scale, and whether the step was skipped."""
     found = []
-    for call in np.flatnonzero(np.isin(stream.op, [stream.names.number(name) for name in SCALERS])).tolist():
+    for call in np.flatnonzero(stream.names.table(having("scaler"))[stream.op]).tolist():
         scale, overflow = None, False
         for k in range(*stream.starts[call : call + 2].tolist()):
             name = stream.names.name(int(stream.slot[k])) or ""

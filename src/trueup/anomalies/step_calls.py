@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections import defaultdict
 
-from trueup.anomalies.flow import LOSS
 from trueup.comparison.graph.streams import is_input
+from trueup.facts.operators import has
 from trueup.rerun.recorded import RecordedCall, RecordedCalls, RecordedTensor
 from trueup.store import Capture
 
@@ -38,7 +38,7 @@ class StepCalls:
     def readers(self, slot: Slot) -> list[Slot]:
         """Return who reads what a call gave, and in which slot: calls that can be executed, and the call of the loss."""
         found = {reader: None for same in self.same(slot) for reader in self._readers.get(same, ())}
-        return [(seq, name) for seq, name in found if seq not in self._outer or self.calls[seq].key.op in LOSS]
+        return [(seq, name) for seq, name in found if seq not in self._outer or has(self.calls[seq].key.op, "loss")]
 
     def same(self, slot: Slot) -> list[Slot]:
         """Return the slot, and those of the calls around its call that show the same bytes."""

@@ -1,4 +1,6 @@
-"""Frozen facts that one room finds and another says: `why` (reasons and remarks of a comparison), `anomaly` (what overflows).
+"""Facts: frozen ones that one room finds and another says, and what is known of operators before any run is looked at.
 
-Nothing is decided, read or written here. Imports `trueup.model` alone, and may be imported by all.
+`why` holds reasons and remarks of a comparison, `anomaly` what overflows, `operators` the table of operators (``operators.toml``,
+``rounding.toml``).
+Nothing is decided or written here. Imports `trueup.model` and `trueup.toml` alone, and may be imported by all.
 """

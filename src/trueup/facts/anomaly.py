@@ -10,9 +10,6 @@ from trueup.model import TensorStats
 NAN, POS, NEG, SAT, CAST = 1, 2, 4, 8, 16
 """What is wrong with the numbers of a slot, as bits: NaN, +Inf, -Inf, the dtype's largest number, an integer cast from an Inf."""
 
-SCALERS = ("torch.amp.GradScaler.step", "paddle.amp.GradScaler.step")
-"""Operators under which adapters record a step of a GradScaler."""
-
 Kind = Literal[
     "nan", "overflow", "saturated", "input", "parameters", "collective", "loss_scale",
     "underflow", "vanishes", "explodes", "would_overflow", "would_underflow",

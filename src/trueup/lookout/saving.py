@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 
+from trueup.facts.operators import has
 from trueup.model import LANES, NUMBERS
 from trueup.recorder import Call, CaptureOptions, Slot, Statistics
 from trueup.recorder.keeping import write_rows
@@ -41,7 +42,7 @@ def around(rows: Rows, calls: Sequence[Call], frames: int) -> Rows:
             wanted.add(producer[0])
     kept: Rows = []
     for row in each(rows):
-        if row[1].seq in wanted or first <= order[row[1].seq] <= last or row[1].op == "torch.Tensor.backward":
+        if row[1].seq in wanted or first <= order[row[1].seq] <= last or has(row[1].op, "loss"):
             kept += row
     return kept
 

@@ -17,7 +17,7 @@ import pyarrow.compute as pc
 from rich.text import Text
 from rich.tree import Tree
 
-from trueup.facts.anomaly import SCALERS
+from trueup.facts.operators import named
 from trueup.model import LEVELS
 from trueup.remedy import policy_lines
 from trueup.report.scaling import COLUMNS as SCALE_COLUMNS
@@ -72,7 +72,7 @@ def render_header(capture: CaptureLike, chosen: Selection, console: Console) -> 
     for rows in scan(capture, Selection(chosen.path), (*KEYS, "level", "op")):
         calls += rows.select(KEYS).group_by(list(KEYS)).aggregate([]).num_rows
         found.update(rows["level"].unique().to_pylist())
-        if not set(SCALERS).isdisjoint(rows["op"].unique().to_pylist()):
+        if not set(named("scaler")).isdisjoint(rows["op"].unique().to_pylist()):
             scaled += rows["step"].unique().to_pylist()
     levels = [level for level in LEVELS if level in found]
     states = {str(one.get("status")) for one in manifests if one.get("status")}
@@ -85,7 +85,7 @@ def render_header(capture: CaptureLike, chosen: Selection, console: Console) -> 
         *([", ".join(sorted(states))] if states else []),
     ]
     console.print(Text.assemble((clean(str(chosen.path)), "bold"), "  ", one_line(", ".join(facts))))
-    if scaled and (scale := loss_scale_in(capture.records(list(SCALE_COLUMNS), op=SCALERS, step=scaled))):
+    if scaled and (scale := loss_scale_in(capture.records(list(SCALE_COLUMNS), op=named("scaler"), step=scaled))):
         console.print(Text(f"loss scale  {scale}"))
     for line in policy_lines(manifests)[:RULES_SHOWN]:
         console.print(Text(f"policy  {one_line(line)}", "yellow"))

@@ -16,7 +16,7 @@ def scales(table: pa.Table) -> list[tuple[int, float, bool]]:
     """Return ``(step, scale, skipped)`` for each step of a GradScaler, in the order of the rows.
 
     Args:
-        table: rows of `trueup.facts.anomaly.SCALERS`, in order of execution, with at least `COLUMNS`.
+        table: rows of steps of a GradScaler, in order of execution, with at least `COLUMNS`.
     """
     found: list[tuple[int, float, bool]] = []
     overflow, scale = False, None

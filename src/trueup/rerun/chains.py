@@ -19,6 +19,7 @@ from typing import Any
 
 from numpy.typing import NDArray
 
+from trueup.facts.operators import has
 from trueup.model import TrueupError
 from trueup.rerun.cases import Case
 from trueup.rerun.recorded import RecordedCall, RecordedCalls, RecordedTensor, tensor_nodes
@@ -194,7 +195,7 @@ def _written(slot: str) -> str:
 
 def _offset(case: Case, slot: str) -> int:
     node = _nodes(case).get(slot)
-    if node is None and slot.startswith("output.") and case.made.key.op.endswith("_"):  # in place: the result is the first argument
+    if node is None and slot.startswith("output.") and has(case.made.key.op, "in-place"):  # the result is the first argument
         node = _nodes(case).get("input.0")
     offset = (node or {}).get("offset", 0)
     return offset if type(offset) is int else 0

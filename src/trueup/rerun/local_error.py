@@ -7,7 +7,7 @@
 ('wrong', 100000, 'its error is 4.6e-04 of the result, 100,000 times the baseline\'s; rounding explains 2.0e-06')
 
 Nothing here reads a tensor but `Distance.of`, of NumPy arrays; a device fills a `Distance` with its own sums. Factors and
-their origins are in ``local_error.toml``, by class of operator; what rounding explains comes from `trueup.rerun.rounding`.
+their origins are in ``facts/rounding.toml``, by class of operator; what rounding explains comes from `trueup.rerun.rounding`.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ import ml_dtypes
 import numpy as np
 from numpy.typing import NDArray
 
-from trueup import toml
+from trueup.facts import operators
 from trueup.rerun.rounding import Operation, criterion
 
 Word = Literal["accurate", "suspicious", "wrong", "ill-conditioned", "could not tell"]
@@ -168,10 +168,9 @@ def _of_integers(truth: NDArray[Any], result: NDArray[Any]) -> Distance:
 
 @dataclass(frozen=True, slots=True)
 class Class:
-    """A row of ``local_error.toml``."""
+    """How much worse than the baseline operators of a kind may compute (``facts/rounding.toml``)."""
 
     name: str
-    rows: tuple[str, ...]
     factor: float
     backward: float
     roundings: float
@@ -185,20 +184,21 @@ class Thresholds:
 
     certain: float
     perturbed: float
-    classes: tuple[Class, ...]
+    classes: dict[str, Class]
+    """By the name of a row of the criterion."""
 
     def of(self, operation: Operation) -> Class:
         """Return the class of an operator: that of its row in the criterion."""
-        row = criterion().row(operation.op, operation.level, operation.phase)
-        return next((c for c in self.classes if row.name in c.rows), self.classes[-1])
+        return self.classes[criterion().row(operation.op, operation.level, operation.phase).name]
 
 
 @lru_cache(maxsize=1)
 def thresholds() -> Thresholds:
     """Return the table, read once."""
-    content = toml.packaged(__package__, "local_error.toml")
-    rows = tuple(Class(**{**row, "rows": tuple(row["rows"])}) for row in content["class"])
-    return Thresholds(float(content["certain"]), float(content["perturbed"]), rows)
+    rounding = operators.rounding()
+    replay = rounding["replay"]
+    classes = {name: Class(name, **its) for name, its in replay["class"].items()}
+    return Thresholds(replay["certain"], replay["perturbed"], {row["name"]: classes[row["replay"]] for row in rounding["row"]})
 
 
 @dataclass(frozen=True, slots=True)

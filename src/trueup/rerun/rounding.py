@@ -4,7 +4,7 @@
 >>> rounding(Operation("aten::mm"), [a, b], [Operand("output.0", "float32", (64, 64), 1448.0, 90.0)])
 {'output.0': 8.6e-07}
 
-The units and formulas are those of ``verdict/criteria.toml`` (`verdict.explain`), with inputs that
+The units and formulas are those of ``facts/rounding.toml`` (`verdict.explain`), with inputs that
 are equal on both sides.
 """
 
@@ -22,6 +22,7 @@ from trueup.comparison.measures.roundoff import SINGLE, UNIT_ROUNDOFF, roundoff
 from trueup.comparison.verdict.criteria import Criterion, load
 from trueup.comparison.verdict.explain import Explanation
 from trueup.comparison.verdict.operands import Calls, Precision, Tensors
+from trueup.facts.operators import has
 
 PLAIN = Precision()
 
@@ -38,7 +39,7 @@ class Operation:
     @property
     def backward(self) -> bool:
         """Whether it computes gradients."""
-        return self.phase == "backward" or "_backward" in self.op
+        return self.phase == "backward" or has(self.op, "backward")
 
 
 @dataclass(frozen=True, slots=True)

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from trueup.adapters import ADAPTERS
-from trueup.comparison.verdict.rewritten import LOSS_OPS
+from trueup.facts.operators import named
 from trueup.model import TrueupError
 from trueup.recorder import launch, summary
 from trueup.recorder.options import CaptureOptions
@@ -53,7 +53,7 @@ class Runner:
     # --------------------------------------------------------------------------------------------------- what there is to run
     def losses(self, name: str, off: Iterable[Switch] = (), steps: int | None = None) -> Trial:
         """Run it and read its losses; nothing else is recorded, so that nothing keeps the framework from optimising."""
-        return self._run(name, tuple(off), self._of_steps(f"0:{steps or self.steps}", level="api", include=LOSS_OPS))
+        return self._run(name, tuple(off), self._of_steps(f"0:{steps or self.steps}", level="api", include=named("loss")))
 
     def capture(self, name: str, off: Iterable[Switch], steps: str) -> Trial:
         """Run it and record its modules and functions in some steps; no optimizer, which makes much of little rounding."""

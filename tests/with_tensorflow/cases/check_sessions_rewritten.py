@@ -16,7 +16,7 @@ from tensorflow.core.protobuf import config_pb2, rewriter_config_pb2
 
 import trueup
 from trueup.adapters.tensorflow import switching
-from trueup.comparison.verdict.rewritten import LOSS_OPS
+from trueup.facts.operators import named
 from trueup.recorder.switching import Switching
 
 EXAMPLE = Path(__file__).parents[3] / "examples" / "tensorflow_classifier"
@@ -65,7 +65,7 @@ def test_values_that_the_optimizer_takes_away_are_not_fetched(activations: Modul
 
 def test_losses_alone_leave_the_graph_to_its_optimizer(activations: ModuleType, tmp_path: Path) -> None:
     plain = trained(lambda x: activations.gelu(x, "wrong"))
-    with trueup.capture(tmp_path / "losses", include=LOSS_OPS):
+    with trueup.capture(tmp_path / "losses", include=named("loss")):
         captured = trained(lambda x: activations.gelu(x, "wrong"))
     assert captured == plain
     assert {row["op"] for row in rows_of(tmp_path / "losses")} == {"tf.Session.run"}

@@ -15,7 +15,7 @@ import tensorflow as tf
 
 import trueup
 from trueup.adapters.tensorflow import switching
-from trueup.comparison.verdict.rewritten import LOSS_OPS
+from trueup.facts.operators import named
 from trueup.recorder.switching import Switching
 from trueup.triage import network
 from trueup.triage.found import Trial
@@ -69,7 +69,7 @@ class InProcess:
         self._folder, self._run = folder, run
 
     def losses(self, name: str, off: Iterable[Switch] = (), steps: int | None = None) -> Trial:
-        return self._captured(name, off, level="api", include=LOSS_OPS)
+        return self._captured(name, off, level="api", include=named("loss"))
 
     def capture(self, name: str, off: Iterable[Switch], steps: str) -> Trial:
         return self._captured(name, off, level=("module", "api"), phase=("forward", "backward"))

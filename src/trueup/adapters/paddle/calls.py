@@ -11,20 +11,12 @@ from trueup.adapters.paddle.context import Context, ThreadState, enclosing, phas
 from trueup.adapters.paddle.gradients import Edges
 from trueup.adapters.paddle.invocations import Made
 from trueup.adapters.paddle.tensors import NamedTensors, describe_values, lists_of_tensors, named_tensors
+from trueup.facts.operators import has, says
 from trueup.recorder import Call
 from trueup.recorder.repeats import link
 
 if TYPE_CHECKING:
     from trueup.adapters.paddle.session import Session
-
-ALLOCATIONS = frozenset({"empty", "empty_like"})
-"""Operators whose result has no content yet."""
-
-WRITES = frozenset({"batch_norm", "sync_batch_norm_", "coalesce_tensor", "share_data_", "fused_batch_norm_act", "batch_norm_"})
-"""Operators that write memory which they return as another tensor, without counting it in the version (Paddle 3.3.1)."""
-
-UNWRITTEN: dict[str, tuple[str, ...]] = {"rnn": ("output.1", "output.3")}
-"""Results with parts that nobody wrote: the LSTM kernel's mask of dropout, where there is none, and its workspace."""
 
 Function = Callable[..., Any]
 
@@ -114,17 +106,17 @@ def _end(
     session: Session, context: Context, edges: Edges | None, inputs: NamedTensors, versions: list[int], result: Any,
     args: tuple[Any, ...], kwargs: dict[str, Any], made: Made | None, *, listed: bool,
 ) -> None:  # fmt: skip
-    call, name = context.call, name_of(context.call.op)
+    call, op = context.call, context.call.op
     outputs = named_tensors("output", result)
-    if name in ALLOCATIONS:
+    if has(op, "allocates"):
         for _, tensor in outputs:
             session.buffers.allocated(tensor)
         return
     if isinstance(out := kwargs.get("out"), paddle.Tensor) and not any(out is tensor for _, tensor in outputs):
         outputs.append(("output.out", out))
-    written = _written(session, name, inputs, versions, outputs)
-    if name in UNWRITTEN:
-        outputs = [(slot, tensor) for slot, tensor in outputs if not slot.startswith(UNWRITTEN[name])]
+    written = _written(session, op, inputs, versions, outputs)
+    if (unwritten := says(op, "unwritten")) is not None:
+        outputs = [(slot, tensor) for slot, tensor in outputs if not slot.startswith(tuple(unwritten))]
     if outputs and call.recorded and not inputs:  # a factory
         _describe(session, call, args, kwargs, made)
     session.slots.results(call, inputs, outputs, written)
@@ -132,7 +124,7 @@ def _end(
         session.graph.watch(context, edges, outputs, listed=listed, own=True)
 
 
-def _written(session: Session, name: str, inputs: NamedTensors, versions: list[int], outputs: NamedTensors) -> set[int]:
+def _written(session: Session, op: str, inputs: NamedTensors, versions: list[int], outputs: NamedTensors) -> set[int]:
     """Return which outputs lie in memory that the operator was given and wrote; inputs that it wrote become outputs."""
     given = {id(tensor) for _, tensor in inputs}
     results = {id(tensor) for _, tensor in outputs}
@@ -141,7 +133,7 @@ def _written(session: Session, name: str, inputs: NamedTensors, versions: list[i
             outputs.append((slot.replace("input", "output.written", 1), tensor))
             results.add(id(tensor))
     written = {number for number in results if number in given}
-    if name in WRITES or (name.endswith("_") and not name.endswith("__")):
+    if has(op, "rewrites") or has(op, "in-place"):
         memory = session.buffers.memory
         before = {id(found) for _, tensor in inputs if (found := memory(tensor)) is not None}
         written |= {id(tensor) for _, tensor in outputs if id(memory(tensor)) in before}

@@ -28,17 +28,12 @@ from trueup.adapters.paddle.policies_entrances import PolicyEntrances
 from trueup.adapters.paddle.policies_layers import layer_call
 from trueup.adapters.paddle.policies_tensors import tensors_in
 from trueup.adapters.paddle.scopes import WRAPPERS, Scopes
+from trueup.facts.operators import has
 from trueup.model import TrueupError
 from trueup.remedy import Policy, RuleUse, load
 from trueup.remedy.calls import CONVERTS, INSIDE
 from trueup.remedy.holding import forward_replaced
 from trueup.remedy.running import Rules, Running
-
-CONVERSIONS = frozenset(
-    [f"paddle._C_ops.{name}" for name in ("cast", "cast_", "copy_to", "memcpy_d2h", "memcpy_h2d", "npu_identity", "trans_layout")]
-    + ["paddle.Tensor._copy_to", "paddle.Tensor.contiguous"]
-)
-"""Operators whose result is the dtype or the place that they were asked for: another way to run them is another result."""
 
 DYNAMIC = "a Layer was given to to_static: its Python code runs while a policy is applied, for no rule reaches into a program"
 
@@ -115,7 +110,7 @@ class AppliedPolicy:
         running = self.rules.first("api", scope, name, optimizer=bool(state.stepping) and not state.layers)
         if running is None or not tensors_in((args, kwargs)):
             return function(*args, **kwargs)
-        if name in CONVERSIONS and running.rule.moves:
+        if has(name, "converts") and running.rule.moves:
             running.count(CONVERTS)
             return function(*args, **kwargs)
         return self._execute(running, operator_call(running.rule, scope, name, function, args, kwargs, self._alone))

@@ -9,7 +9,6 @@ from typing import Any
 import paddle
 from paddle.base import core, framework
 
-from trueup.adapters.paddle.calls import WRITES, name_of
 from trueup.adapters.paddle.policies_captures import quietly
 from trueup.adapters.paddle.policies_deterministic import deterministic
 from trueup.adapters.paddle.policies_random import drew, state
@@ -25,6 +24,7 @@ from trueup.adapters.paddle.policies_tensors import (
     tensors_in,
 )  # fmt: skip
 from trueup.adapters.paddle.tensors import dtype_name
+from trueup.facts.operators import has
 from trueup.remedy import PolicyRule
 from trueup.remedy.calls import Arguments, RuledCall
 
@@ -145,8 +145,7 @@ def operator_call(
 
 def _written(name: str, arguments: Arguments) -> frozenset[int]:
     """Return the tensors that an operator may write without counting it: of batch norms and optimizers those without gradient."""
-    op = name_of(name)
-    if op not in WRITES and not (op.endswith("_") and not op.endswith("__")):
+    if not (has(name, "rewrites") or has(name, "in-place")):
         return frozenset()
     return frozenset(id(tensor) for tensor in tensors_in(arguments) if tensor.stop_gradient or not paddle.is_grad_enabled())
 

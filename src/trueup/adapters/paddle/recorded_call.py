@@ -22,9 +22,10 @@ from paddle.amp.amp_lists import black_list, white_list
 from paddle.base import core, framework
 
 from trueup.adapters.paddle import allowed, random_states
-from trueup.adapters.paddle.calls import UNWRITTEN, name_of
+from trueup.adapters.paddle.calls import name_of
 from trueup.adapters.paddle.replay_arguments import Builder, Place, first_line
 from trueup.adapters.paddle.tensors import named_tensors
+from trueup.facts.operators import says
 from trueup.rerun.decoding import damaged
 from trueup.rerun.places import NotReplayable
 from trueup.rerun.recorded import RecordedCall
@@ -108,8 +109,8 @@ class Rebuilt:
         return {slot: gradient for slot, gradient in zip(wanted, found, strict=True) if gradient is not None}
 
     def _named(self, result: Any) -> dict[str, paddle.Tensor]:
-        name = name_of(self.call.key.op)
-        found = {s: t for s, t in named_tensors("output", result) if not s.startswith(UNWRITTEN.get(name, ("none",)))}
+        unwritten = tuple(says(self.call.key.op, "unwritten") or ())
+        found = {s: t for s, t in named_tensors("output", result) if not s.startswith(unwritten)}
         if isinstance(out := self.kwargs.get("out"), paddle.Tensor):
             found.setdefault("output.out", out)
         for slot, tensor in self.inputs.items():

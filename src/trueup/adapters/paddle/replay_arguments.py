@@ -10,8 +10,8 @@ import numpy as np
 import paddle
 from numpy.typing import NDArray
 
-from trueup.adapters.paddle.calls import name_of
 from trueup.adapters.paddle.replay_memory import buffer, dtype_of, from_numpy, place_of, view_of
+from trueup.facts.operators import has
 from trueup.rerun import places
 from trueup.rerun.cases import contiguous
 from trueup.rerun.decoding import Decoder, damaged, extent, natural
@@ -24,9 +24,6 @@ ALIGNMENT = 64
 """Bytes to which Paddle's allocators align at least; where a view begins within such a block may decide how it is vectorised."""
 SPARSE = 1 << 26
 """Elements between the first and last of a tensor up to which its strides are kept however few they are."""
-
-WRITING = frozenset({"__setitem__", "copy_", "batch_norm", "sync_batch_norm_"})
-
 
 class Place(places.Place):
     """Where and how Paddle executes calls."""
@@ -159,9 +156,8 @@ class Builder(Decoder):
 
 def writes(call: RecordedCall) -> bool:
     """Tell whether a call writes some of its arguments."""
-    name = name_of(call.key.op)
-    in_place = (name.endswith("_") and not name.endswith("__")) or name in WRITING
-    return in_place or any(s.startswith("output.written") for s in call.outputs)
+    op = call.key.op
+    return has(op, "in-place") or has(op, "rewrites") or any(s.startswith("output.written") for s in call.outputs)
 
 
 def first_line(error: BaseException) -> str:

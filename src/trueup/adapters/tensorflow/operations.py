@@ -15,6 +15,7 @@ from tensorflow.python.framework import op_callbacks, tensor_util
 from trueup.adapters.tensorflow.context import ThreadState, is_backward, phase_of
 from trueup.adapters.tensorflow.nodes import Node, number_of
 from trueup.adapters.tensorflow.tensors import NamedTensors, attributes, holds_numbers, is_handle
+from trueup.facts.operators import has
 from trueup.frameworks.tensorflow_names import PASSED_OVER, READ
 
 if TYPE_CHECKING:
@@ -27,10 +28,6 @@ CALLED = re.compile(r"__(?:inference|forward|backward)_+(?:inference_+|backward_
 
 OUTSIDE = ("Rng", "StatefulRandom", "StatefulUniform", "StatefulStandardNormal", "StatefulTruncatedNormal")
 """How operations begin that bring in what no call made, besides those that give data: a difference in it starts there."""
-
-COUNTED_NOT = frozenset({"ZerosLike", "OnesLike"})
-"""Operations that read a tensor's shape alone: no gradient of a layer's input comes from them."""
-
 
 class Operations:
     """Hears of operations and records them."""
@@ -158,7 +155,7 @@ def _remember(
     node.inputs = {number_of(tensor): name for name, tensor in given}
     node.outputs = {number_of(tensor): name for name, tensor in made}
     gradients.made(node, attrs)
-    if kind in COUNTED_NOT:
+    if has(f"{PREFIX}{kind}", "shape"):
         return
     for number in node.inputs:
         gradients.uses[number] += 1

@@ -12,56 +12,15 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from trueup.adapters.torch.context import ThreadState, enclosing, phase_of, running_owner
 from trueup.adapters.torch.functions import inputs_of, record_values
 from trueup.adapters.torch.tensors import NamedTensors, named_tensors
+from trueup.facts.operators import has, says
 from trueup.recorder import Call
 from trueup.recorder.repeats import link
 
 if TYPE_CHECKING:
     from trueup.adapters.torch.session import Session
 
-UNMARKED_WRITES: dict[str, tuple[str, ...]] = {
-    "aten::native_batch_norm": ("running_mean", "running_var"),
-    "aten::cudnn_batch_norm": ("running_mean", "running_var"),
-    "aten::miopen_batch_norm": ("running_mean", "running_var"),
-    "aten::_batch_norm_impl_index": ("running_mean", "running_var"),
-    "aten::batch_norm_update_stats": ("running_mean", "running_var"),
-    "aten::batch_norm_gather_stats": ("running_mean", "running_var"),
-    "aten::batch_norm_gather_stats_with_counts": ("running_mean", "running_var"),
-    "aten::_fused_moving_avg_obs_fq_helper": ("running_min", "running_max", "scale", "zero_point"),
-    "fsdp::all_gather_copy_in": ("all_gather_output",),
-}
-"""Operators that write arguments which their schema does not mark (PyTorch 2.13, native_functions)."""
-
-NOT_RECORDED = frozenset({"aten::detach", "aten::alias", "aten::is_same_size", "aten::_local_scalar_dense", "aten::equal"})
-"""Operators that compute no tensor: an alias of the same bytes, or a Python scalar."""
-
-ALLOCATIONS = frozenset(
-    {
-        "aten::empty",
-        "aten::empty_like",
-        "aten::empty_strided",
-        "aten::new_empty",
-        "aten::new_empty_strided",
-        "aten::empty_permuted",
-    }
-)
-"""Operators whose result has no content yet; it is measured once something was written to it."""
-
-UNMARKED_VIEWS = frozenset({"aten::_unsafe_view"})
-"""Operators whose result shares the input's storage although their schema does not say so."""
-
 COMMUNICATION = ("c10d::", "_c10d_functional::", "_c10d_functional_autograd::")
 """Operators that are recorded by `trueup.adapters.torch.collectives`, whichever levels are."""
-
-UNWRITTEN: dict[str, tuple[str, ...]] = {"fsdp::all_gather_copy_in": ("output.1", "output.all_gather_output")}
-"""Outputs that hold, in part, what the allocator left there: the operator fills this rank's share, an all-gather the rest."""
-
-WORKSPACES: dict[str, tuple[str, ...]] = {
-    "aten::mkldnn_rnn_layer": ("output.3",), "aten::_cudnn_rnn": ("output.3",), "aten::miopen_rnn": ("output.3",),
-}  # fmt: skip
-"""Outputs that only the operator's own backward understands: bytes, not all of them written, that differ from run to run."""
-
-LEFT_OUT = UNWRITTEN | WORKSPACES
-
 
 @dataclass(frozen=True, slots=True)
 class Operator:
@@ -83,15 +42,15 @@ class Operator:
         if schema is None:
             return cls(f"higher_order::{func.name()}", recorded=True, written=(), view=False, opaque=True)
         name = schema.name
-        unmarked = UNMARKED_WRITES.get(name, ())
+        unmarked = says(name, "writes") or ()
         written = tuple(
             (k, a.name)
             for k, a in enumerate(schema.arguments)
             if a.name in unmarked or (a.alias_info is not None and a.alias_info.is_write)
         )
-        recorded = name not in NOT_RECORDED | ALLOCATIONS and not name.startswith(("prim::", "profiler::", *COMMUNICATION))
-        view = name in UNMARKED_VIEWS or any(r.alias_info is not None and not r.alias_info.is_write for r in schema.returns)
-        return cls(name, recorded, written, view)
+        silent = has(name, "no-tensor") or has(name, "allocates") or name.startswith(("prim::", "profiler::", *COMMUNICATION))
+        view = has(name, "shares") or any(r.alias_info is not None and not r.alias_info.is_write for r in schema.returns)
+        return cls(name, not silent, written, view)
 
 
 class DispatchMode(TorchDispatchMode):
@@ -141,7 +100,7 @@ class DispatchMode(TorchDispatchMode):
             with session.observing(state, operator.name):
                 if call is not None:
                     self._after(operator, call, args, kwargs, result)
-                elif operator.name in ALLOCATIONS:
+                elif has(operator.name, "allocates"):
                     session.buffers.allocated(result)
         return result
 
@@ -149,7 +108,7 @@ class DispatchMode(TorchDispatchMode):
         operator = self._operators.get(func)
         if operator is None:
             operator = self._operators[func] = Operator.of(func)
-            if not (operator.opaque or operator.name in LEFT_OUT or operator.name in ALLOCATIONS):
+            if not (operator.opaque or has(operator.name, "unwritten") or has(operator.name, "allocates")):
                 self._simple[id(func)] = func, operator if operator.recorded else None
         return operator
 
@@ -163,11 +122,11 @@ class DispatchMode(TorchDispatchMode):
     def _after(self, operator: Operator, call: Call, args: tuple[Any, ...], kwargs: dict[str, Any], result: Any) -> None:
         session = self._session
         outputs, written = _outputs(operator, args, kwargs, result)
-        if operator.name in LEFT_OUT:
+        if (unwritten := says(operator.name, "unwritten")) is not None:
             for slot, tensor in outputs:
-                if slot in WORKSPACES.get(operator.name, ()):
+                if slot in unwritten and has(operator.name, "workspace"):
                     session.buffers.allocated(tensor)
-            outputs = [(slot, tensor) for slot, tensor in outputs if slot not in LEFT_OUT[operator.name]]
+            outputs = [(slot, tensor) for slot, tensor in outputs if slot not in unwritten]
         if operator.opaque:
             written = [tensor for _, tensor in named_tensors("input", args, kwargs)]
         for tensor in written:

@@ -18,6 +18,7 @@ from trueup.adapters.torch.context import Context, ThreadState, in_optimizer, ph
 from trueup.adapters.torch.gradients import Edges, watch
 from trueup.adapters.torch.replays import scope_of_replay
 from trueup.adapters.torch.tensors import NamedTensors, describe_values, named_tensors
+from trueup.facts.operators import has, says
 from trueup.recorder import Call
 from trueup.recorder.repeats import link
 
@@ -43,12 +44,6 @@ EXPOSES = frozenset(
 )
 """Functions that hand out the memory itself, to kernels that no dispatcher sees: what was known of it holds no longer."""
 
-ALLOCATIONS = frozenset(
-    {"torch.empty", "torch.empty_like", "torch.empty_strided", "torch.empty_permuted", "torch.Tensor.new_empty",
-     "torch.Tensor.new_empty_strided", "torch.Tensor.new"}
-)  # fmt: skip
-"""Functions whose result has no content yet."""
-
 NOT_COMPUTING = (
     "torch.autograd.", "torch._C._set", "profiler.", "torch.ops.profiler", "torch.distributed.distributed_c10d.",
     "torch.distributed._functional_collectives.", "torch.ops.c10d", "torch.ops._c10d", "c10d.", "_c10d_functional",
@@ -57,9 +52,6 @@ NOT_COMPUTING = (
 
 PROPERTIES = frozenset({"T", "mT", "H", "mH", "real", "imag"})
 """Attributes whose read is a computation."""
-
-UNWRITTEN: dict[str, tuple[str, ...]] = {"fsdp.all_gather_copy_in": ("output.1", "output.written.1")}
-"""Outputs that hold, in part, what the allocator left there: this rank's share was filled, an all-gather fills the rest."""
 
 BUFFERS_WRITTEN: dict[str, dict[str, tuple[int, str]]] = {
     "torch.nn.functional.batch_norm": {"running_mean": (1, "running_mean"), "running_var": (2, "running_var")},
@@ -120,7 +112,7 @@ class FunctionMode(TorchFunctionMode):
             with session.observing(state, "the loss"):
                 session.slots.loss(args, kwargs)
             return func(*args, **kwargs)
-        if name in ALLOCATIONS:
+        if has(name, "allocates"):
             result = func(*args, **kwargs)
             with session.observing(state, name):
                 session.buffers.allocated(result)
@@ -140,7 +132,8 @@ def _is_simple(func: Callable[..., Any], name: str | None) -> bool:
     """Tell whether all calls of a function are recorded alike, or none."""
     if name is None:
         return getattr(func, "__name__", "") not in EXPOSES
-    return not (name == "torch.Tensor.backward" or name in ALLOCATIONS or name in UNWRITTEN or name.startswith(UNVERSIONED))
+    special = name == "torch.Tensor.backward" or has(name, "allocates") or has(name, "unwritten")
+    return not (special or name.startswith(UNVERSIONED))
 
 
 def _name_of(func: Callable[..., Any]) -> str | None:
@@ -183,8 +176,8 @@ def execute(
             _add_written(outputs, inputs, versions, silently=name.startswith(UNVERSIONED))
             if "out" in kwargs:
                 _add_out(session, outputs, kwargs["out"])
-            if name in UNWRITTEN:
-                outputs = [(slot, tensor) for slot, tensor in outputs if slot not in UNWRITTEN[name]]
+            if (unwritten := says(name, "unwritten")) is not None:
+                outputs = [(slot, tensor) for slot, tensor in outputs if slot not in unwritten]
             if name in BUFFERS_WRITTEN:
                 _add_buffers(outputs, name, args, kwargs)
             end(session, context, edges, inputs, outputs, func, args, kwargs)

@@ -21,8 +21,9 @@ import torch
 from torch.utils._python_dispatch import _disable_current_modes
 
 from trueup.adapters.torch.dispatch import Operator, _outputs
-from trueup.adapters.torch.golden_formulas import FORMULAS, UNCHECKED, Formula
+from trueup.adapters.torch.golden_formulas import FORMULAS, Formula
 from trueup.adapters.torch.layouts import is_plain
+from trueup.facts.operators import has, says
 
 Tensors = dict[str, torch.Tensor]
 Change = Callable[[torch.Tensor], torch.Tensor]
@@ -32,15 +33,6 @@ FOREIGN = "an operator of another library, for which no reference is known"
 OPAQUE = "a higher-order operator: what it executes is not seen"
 HANDED_OUT = "it hands out memory and computes nothing"
 SUBCLASS = "a tensor that is no plain array"
-
-COMPARED = frozenset(
-    {"eq", "ne", "lt", "le", "gt", "ge", "eq_", "ne_", "lt_", "le_", "gt_", "ge_", "threshold", "threshold_", "threshold_backward",
-     "hardtanh_backward", "hardshrink", "hardshrink_backward", "softshrink", "softshrink_backward"}
-)  # fmt: skip
-"""Operators that compare a tensor with a number: ``x > 0.1`` asks for the 0.1 of x's dtype (TensorIterator casts numbers)."""
-
-MEMORY = frozenset({"aten::resize_", "aten::resize_as_", "aten::set_", "aten::_resize_output_", "aten::resize", "aten::set"})
-"""Operators that hand out memory or exchange it: what it holds is nobody's result, and a storage is no array to be copied."""
 
 INSTEAD: dict[str, Any] = {"half_to_float": False, "pin_memory": None, "generator": None}
 """Arguments that mean nothing, or the wrong thing, to the reference."""
@@ -89,7 +81,7 @@ class Golden:
             return OPAQUE
         if operator.name in self._formulas:
             return None
-        if operator.name in MEMORY:
+        if has(operator.name, "memory"):
             return HANDED_OUT
         if torch.Tag.nondeterministic_seeded in func.tags:
             return RANDOM
@@ -108,7 +100,7 @@ class Golden:
         with alone():
             copied = tuple([self._argument(name, v, operator, seen) for name, v in zip(names, args, strict=False)])
             named = {name: self._argument(name, v, operator, seen) for name, v in kwargs.items()}
-        if func._opname in COMPARED and seen:
+        if has(func._opname, "compares") and seen:
             copied, named = tuple([_rounded(v, seen[0]) for v in copied]), {k: _rounded(v, seen[0]) for k, v in named.items()}
         return Prepared(operator, func, copied, named, tuple(seen))
 
@@ -146,7 +138,7 @@ class Golden:
             return found
         result = call.func(*call.args, **call.kwargs)
         outputs, _ = _outputs(call.operator, call.args, call.kwargs, result)
-        unchecked = UNCHECKED.get(call.operator.name, ())
+        unchecked = says(call.operator.name, "unchecked") or ()
         return {slot: tensor for slot, tensor in outputs if slot not in unchecked}
 
     def _argument(self, name: str, value: Any, operator: Operator, seen: list[torch.dtype]) -> Any:

@@ -272,19 +272,3 @@ FORMULAS: dict[str, Formula] = {
     "aten::cudnn_batch_norm_backward": _batch_norm_backward,
     "aten::miopen_batch_norm_backward": _batch_norm_backward,
 }
-
-UNCHECKED: dict[str, tuple[str, ...]] = {
-    "aten::_ctc_loss": ("output.1",),  # the table of alphas: its layout is the kernel's
-    "aten::_embedding_bag": ("output.1", "output.2", "output.3"),
-    "aten::_embedding_bag_forward_only": ("output.1", "output.2", "output.3"),
-    "aten::_batch_norm_with_update": ("output.3",),  # reserve space
-    "aten::_native_batch_norm_legit": ("output.3",),
-    "aten::log_sigmoid_forward": ("output.1",),  # a buffer that only the CPU's backward reads
-    "aten::_linalg_eigh": ("output.1",),  # eigenvectors and their kin are unique up to sign or phase at best
-    "aten::linalg_eig": ("output.1",),
-    "aten::_linalg_eig": ("output.1",),
-    "aten::_linalg_svd": ("output.0", "output.2"),
-    "aten::linalg_qr": ("output.0", "output.1"),
-    "aten::geqrf": ("output.0", "output.1"),
-}
-"""Outputs of ordinary operators that are private to the device's own backward, or that another device may choose otherwise."""

@@ -19,11 +19,12 @@ from typing import Any
 import torch
 from torch.overrides import TorchFunctionMode
 
-from trueup.adapters.torch.functions import ALLOCATIONS, _name_of
+from trueup.adapters.torch.functions import _name_of
 from trueup.adapters.torch.layouts import is_plain
 from trueup.adapters.torch.lockstep import NOT_PLAIN, RAISED, RANDOM, Lockstep, _keeps
 from trueup.adapters.torch.lockstep_call import Named, Side, mapped, wide
 from trueup.adapters.torch.tensors import named_tensors
+from trueup.facts.operators import has
 from trueup.recorder.replacing import Replacement
 from trueup.rerun.local_error import Distance
 from trueup.rerun.results import parallel
@@ -238,7 +239,7 @@ class _Mode(TorchFunctionMode):
         if func not in self._names:
             self._names[func] = _name_of(func)
         name = self._names[func]
-        if name is None or name in ALLOCATIONS or name in PASSED:
+        if name is None or has(name, "allocates") or name in PASSED:
             return func(*args, **kwargs)
         return self._owner.called(name, func, args, kwargs)
 

@@ -30,21 +30,13 @@ from trueup.adapters.torch.policies_entrances import entrances, meets_compiled
 from trueup.adapters.torch.policies_modules import module_call
 from trueup.adapters.torch.policies_tensors import tensors_in
 from trueup.adapters.torch.scopes import WRAPPER_CLASSES, Scopes
+from trueup.facts.operators import has
 from trueup.model import TrueupError
 from trueup.recorder.replacing import Replacement
 from trueup.remedy import Policy, RuleUse, load
 from trueup.remedy.calls import CONVERTS, INSIDE
 from trueup.remedy.holding import forward_replaced
 from trueup.remedy.running import Rules, Running
-
-CONVERSIONS = frozenset(
-    f"torch.Tensor.{name}"
-    for name in (
-        "to", "type", "type_as", "float", "double", "half", "bfloat16", "cfloat", "cdouble", "chalf", "cpu", "cuda", "npu", "xpu",
-        "detach", "backward",
-    )
-)  # fmt: skip
-"""Functions whose result is the dtype or device that they were asked for: another way to run them is another result."""
 
 EAGER = "torch.compile was used: its Python code runs while a policy is applied, for no rule reaches into compiled code"
 
@@ -179,7 +171,7 @@ class AppliedPolicy:
         running = self.rules.first("api", scope, name, optimizer=state.stepping and not state.modules)
         if running is None or not any(True for _ in tensors_in((args, kwargs))):
             return func(*args, **kwargs)
-        if name in CONVERSIONS and running.rule.moves:
+        if has(name, "converts") and running.rule.moves:
             running.count(CONVERTS)
             return func(*args, **kwargs)
         return self._execute(running, function_call(running.rule, scope, name, func, args, kwargs, quietly, self._alone))

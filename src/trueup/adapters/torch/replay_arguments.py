@@ -11,6 +11,7 @@ import torch
 from numpy.typing import NDArray
 
 from trueup.adapters.torch.replay_memory import NotReplayable, constant, contiguous, damaged, extent, fill, natural
+from trueup.facts.operators import has
 from trueup.rerun import places
 from trueup.rerun.decoding import Decoder
 from trueup.rerun.drawing import moved
@@ -231,14 +232,7 @@ def _view(
 
 def writes(call: RecordedCall) -> bool:
     """Tell whether a call writes some of its arguments."""
-    last = call.key.op.rpartition("::")[2].rpartition(".")[2]
-    in_place = (last.endswith("_") and not last.endswith("__")) or last in _WRITING
-    return in_place or any(s.startswith("output.written") for s in call.outputs)
-
-
-_WRITING = frozenset(
-    {"__setitem__", "__iadd__", "__isub__", "__imul__", "__itruediv__", "__ior__", "__iand__", "__ipow__", "__imod__"}
-)
+    return has(call.key.op, "in-place") or any(s.startswith("output.written") for s in call.outputs)
 
 
 def may_write(call: RecordedCall) -> bool:

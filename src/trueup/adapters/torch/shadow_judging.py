@@ -16,6 +16,7 @@ from trueup.adapters.torch.golden import Change, Golden, NoReference, Prepared, 
 from trueup.adapters.torch.host import to_numpy
 from trueup.comparison.measures.roundoff import SINGLE, roundoff
 from trueup.comparison.verdict.operands import Precision
+from trueup.facts.operators import has, normalised
 from trueup.rerun.local_error import Distance, LocalError, judge, thresholds
 from trueup.rerun.rounding import PLAIN, Operand, Operation, criterion, rounding
 
@@ -23,16 +24,6 @@ Array = NDArray[Any]
 
 DRAWS = 2
 """How many times the inputs of a call that looks wrong are moved by one unit in their last place."""
-
-TIES = frozenset({"aten::sort", "aten::topk", "aten::argsort", "aten::kthvalue", "aten::median", "aten::nanmedian", "aten::mode"})
-"""Operators whose indices are anybody's choice where values tie (their pages in torch's documentation); argmax's are not."""
-
-LAST_WRITE = ("index_put", "_index_put_impl", "_unsafe_index_put", "scatter", "index_copy", "put", "masked_scatter")
-"""Operators that leave open which of several values for one place stays, unless they add."""
-
-CHOSEN = frozenset({"floor_divide", "div", "remainder", "fmod", "floor", "ceil", "round", "trunc", "frac", "_to_copy"})
-"""Operators that round or compare what was rounded before, so that a tiny error may change a whole unit."""
-
 
 @dataclass(frozen=True, slots=True)
 class Judgement:
@@ -227,11 +218,11 @@ def _of_integers(case: Case, slot: str, distance: Distance, truth: Array) -> tup
     """Judge indices, masks and counts: computed from the very same numbers, they are the same, but for a choice left open."""
     share = f"{distance.differing:,} of {distance.counted:,} elements are not the reference's"
     op = case.operation.op
-    if op in TIES and slot == "output.1" and _same_values(case, slot, truth):
+    if has(op, "ties") and slot == "output.1" and _same_values(case, slot, truth):
         return "accurate", ""
-    if op in TIES or op.startswith(("aten::unique", "aten::_unique")):
+    if has(op, "ties") or has(op, "unordered"):
         return "could not tell", f"{share}, and ties leave the choice open"
-    if op.removeprefix("aten::").rstrip("_") in CHOSEN:
+    if has(op, "rounds-whole"):
         return "could not tell", f"{share}, and what is rounded before decides them"
     if _unordered(case):
         return "could not tell", f"{share}, and several values go to one place"
@@ -255,8 +246,7 @@ def _same_values(case: Case, slot: str, truth: Array) -> bool:
 
 def _unordered(case: Case) -> bool:
     """Tell whether a call writes several values to one place without adding them."""
-    name = case.operation.op.removeprefix("aten::").rstrip("_")
-    if name not in LAST_WRITE:
+    if not has(case.operation.op, "last-write"):
         return False
     named = case.call.named()
     if named.get("accumulate") or named.get("reduce"):
@@ -264,7 +254,7 @@ def _unordered(case: Case) -> bool:
     indices = named.get("indices", named.get("index"))
     of = [i for i in indices if i is not None] if isinstance(indices, (list, tuple)) else [indices]
     if len(of) != 1 or not isinstance(of[0], torch.Tensor) or of[0].dtype == torch.bool:
-        return len(of) > 1 or name == "scatter"
+        return len(of) > 1 or normalised(case.operation.op) == "scatter"
     return bool(of[0].unique().numel() < of[0].numel())
 
 

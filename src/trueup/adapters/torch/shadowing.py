@@ -16,13 +16,14 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from trueup.adapters.torch.context import ThreadState, enclosing, running_owner
-from trueup.adapters.torch.dispatch import ALLOCATIONS, LEFT_OUT, DispatchMode, Operator, _execute, _outputs
+from trueup.adapters.torch.dispatch import DispatchMode, Operator, _execute, _outputs
 from trueup.adapters.torch.environment import switches
 from trueup.adapters.torch.functions import inputs_of
 from trueup.adapters.torch.golden import Golden, NoReference, Prepared
 from trueup.adapters.torch.shadow_judging import Case, judged
 from trueup.adapters.torch.tensors import describe_values, named_tensors
 from trueup.comparison.verdict.operands import Precision, precision_of
+from trueup.facts.operators import has, says
 from trueup.recorder import Call
 from trueup.rerun import shadow_table
 from trueup.rerun.rounding import PLAIN, Operation
@@ -90,7 +91,7 @@ class ShadowMode(DispatchMode):
                     self._follow(operator, call, waiting, args, kwargs, result)
                     if waiting is not None:
                         self._judge(call, waiting, operator, args, kwargs, result, state)
-                elif operator.name in ALLOCATIONS:
+                elif has(operator.name, "allocates"):
                     session.buffers.allocated(result)
         return result
 
@@ -145,7 +146,7 @@ class ShadowMode(DispatchMode):
         """Keep account of buffers as a capture does, and record the outputs of a call that is judged."""
         session = self._session
         outputs, written = _outputs(operator, args, kwargs, result)
-        outputs = [(slot, tensor) for slot, tensor in outputs if slot not in LEFT_OUT.get(operator.name, ())]
+        outputs = [(slot, tensor) for slot, tensor in outputs if slot not in (says(operator.name, "unwritten") or ())]
         for tensor in written:
             session.buffers.written(tensor)
         if not operator.view:
@@ -180,7 +181,7 @@ class ShadowMode(DispatchMode):
     ) -> list[Row]:  # fmt: skip
         device = self.golden.device
         outputs, _ = _outputs(operator, args, kwargs, result)
-        private = LEFT_OUT.get(operator.name, ())
+        private = says(operator.name, "unwritten") or ()
         moved = {slot: t if t.device == device else t.to(device) for slot, t in outputs if slot not in private}
         prepared = waiting.prepared
         copies = named_tensors("input", prepared.args, inputs_of(prepared.kwargs))

@@ -20,15 +20,12 @@ from torch.utils import _pytree
 
 from trueup.adapters.torch.tensors import NamedTensors, named_tensors
 from trueup.adapters.torch.watching_surroundings import Surroundings, surroundings
+from trueup.facts.operators import has
 
 MOST_EVENTS = 1024
 """Events of a step; with more, the tape begins anew and earlier calls cannot be executed again."""
 MOST_BYTES = 256 << 20
 """Held in tensors that the training itself may have let go."""
-RANDOM = (
-    "rand", "dropout", "bernoulli", "multinomial", "normal", "poisson", "exponential", "uniform", "gumbel", "rrelu", "attention",
-)  # fmt: skip
-"""Parts of the names of functions that may draw random numbers."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -132,7 +129,7 @@ class Tape:
 
     def function(self, name: str, function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Event:
         """Begin the event of a function outside modules."""
-        return self._begin("function", name, function, args, kwargs, draws=any(word in name for word in RANDOM))
+        return self._begin("function", name, function, args, kwargs, draws=has(name, "may-draw"))
 
     def backward(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Event:
         """Begin the event of a backward pass."""

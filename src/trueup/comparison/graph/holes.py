@@ -56,7 +56,7 @@ class Recorded:
         return found
 
     def _maker(self, stream: Stream, seqs: Numbers) -> str | None:
-        lost = np.flatnonzero(self._are_lost(stream.producer, seqs))
+        lost = np.flatnonzero(self._are_lost(stream.producer, stream.producers, seqs))
         if not len(lost):
             return None
         slot, call = stream.names.name(int(stream.slot[lost[0]])), int(stream.call[lost[0]])
@@ -64,16 +64,17 @@ class Recorded:
 
     def _referred(self, stream: Stream, seqs: Numbers) -> str | None:
         silent = stream.during(*SILENT)
-        for column, said in ((stream.parent, "runs inside"), (stream.forward_seq, "belongs to")):
-            lost = np.flatnonzero(self._are_lost(column, seqs) & ~(silent & (column is stream.parent)))
+        forwards = stream.forward_seq, stream.index(stream.forward_seq), "belongs to"
+        for column, calls, said in ((stream.parent, stream.parents, "runs inside"), forwards):
+            lost = np.flatnonzero(self._are_lost(column, calls, seqs) & ~(silent & (column is stream.parent)))
             if len(lost):
                 return f"{_name(stream, int(lost[0]))} {said} call {column[lost[0]]}, which is not there"
         return None
 
-    def _are_lost(self, references: Numbers, seqs: Numbers) -> Array:
-        """Tell which references are to a call that steps which were read should have and do not."""
-        missing = np.unique(references[references != NONE])
-        missing = missing[np.isin(missing, seqs, invert=True)]
+    def _are_lost(self, references: Numbers, calls: Numbers, seqs: Numbers) -> Array:
+        """Tell which references are to a call that steps which were read should have and do not; ``calls`` are those found here."""
+        astray = np.flatnonzero((calls == NONE) & (references != NONE))
+        missing = np.unique(references[astray])
         lost, there = (missing > seqs[0]) & (missing < seqs[-1]), np.zeros(len(missing), bool)
         nearest = np.searchsorted([known[0] for known in self.before], missing, side="right") - 1
         for n in np.unique(np.r_[nearest, nearest - 1]).tolist():
@@ -83,7 +84,9 @@ class Recorded:
                 lost |= (missing > known[0]) & (missing < known[-1])
         if self.from_first:
             lost |= missing < (self.before or [seqs])[0][0]
-        return np.isin(references, missing[lost & ~there])
+        found = np.zeros(len(references), bool)
+        found[astray] = np.isin(references[astray], missing[lost & ~there])
+        return found
 
 
 def keeps_all(config: Any) -> bool:

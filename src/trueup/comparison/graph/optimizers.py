@@ -9,7 +9,6 @@ way to weights and states belong to the update; what else ran in that phase, an 
 
 from __future__ import annotations
 
-import re
 from collections import defaultdict
 from collections.abc import Collection, Iterable
 from dataclasses import dataclass, field
@@ -18,11 +17,9 @@ from functools import cached_property
 import numpy as np
 
 from trueup.comparison.graph.streams import NONE, Numbers, Stream, is_input, is_output
+from trueup.facts.operators import has
 
 FORWARD = ("forward", "recompute")
-
-IN_PLACE = re.compile(r"(.*[^_])?_|__i\w+__")
-"""Names of functions that overwrite their first tensors: ``add_``, ``__iadd__``; `normalise` has no other mark of them."""
 
 Place = tuple[int, int]
 """``seq`` of a call and the number of a slot's name: how a slot says who made it."""
@@ -96,7 +93,7 @@ class Optimizer:
         the argument's name, in the order of the arguments (``output.self.0``, ``output.exp_avgs.0``).
         """
         stream = self.stream
-        if not IN_PLACE.fullmatch(self._op(call)):
+        if not has(self._op(call), "in-place"):
             return {}
         read: dict[str, dict[str, int]] = defaultdict(dict)
         wrote: dict[str, dict[str, int]] = defaultdict(dict)
@@ -178,7 +175,7 @@ class Optimizer:
         return ".".join(filter(None, [scope, f"{self._op(call)}({given})"]))
 
     def _op(self, call: int) -> str:
-        return re.split(r"::|\.", self.stream.names.names[int(self.stream.op[call])])[-1]
+        return self.stream.names.names[int(self.stream.op[call])]
 
     def _sources(self, end: int) -> tuple[list[int], list[int]]:
         """Return what a slot was made of, tensors of as many elements: slots that other calls made, and those made here."""
@@ -289,7 +286,7 @@ class Optimizer:
         slots = [k for k in stream.slots(call).values() if stream.has_digest[k]]
         read = {int(stream.digest[k]) for k in slots if is_input(name(k))}
         made = [int(stream.digest[k]) for k in slots if is_output(name(k))]
-        return bool(made) and read.issuperset(made) and not IN_PLACE.fullmatch(self._op(call))
+        return bool(made) and read.issuperset(made) and not has(self._op(call), "in-place")
 
 
 def _number(group: str) -> tuple[int, str]:

@@ -8,12 +8,11 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
-from functools import cached_property, lru_cache
+from functools import cached_property
 from typing import Any, Literal
 
 import numpy as np
 
-from trueup.comparison.graph.columns import normalised
 from trueup.comparison.graph.streams import (
     Alignment,
     Array,
@@ -29,6 +28,7 @@ from trueup.comparison.graph.streams import (
 from trueup.comparison.measures.foreign import compare_checksums, compare_statistics, compare_texts, is_foreign, shared
 from trueup.comparison.normalise.dialects import BUFFER
 from trueup.comparison.normalise.updates import STEP
+from trueup.facts.operators import has, having
 from trueup.facts.why import Reason, Why
 from trueup.kernels import MASKING, Pair, hexadecimal, pair
 from trueup.model import TrueupError
@@ -152,7 +152,7 @@ class Errors:
         """Whether an entry is read by its call; memory that the call only writes to is not."""
         names = self.streams[0].names
         read = names.table(is_input)[self.names]
-        fresh = names.table(_overwrites)[self.streams[1].op[self.calls[1][self.pair]]]
+        fresh = names.table(having("overwrites"))[self.streams[1].op[self.calls[1][self.pair]]]
         written = np.isin(self.names, [names.number("input.0"), names.number("input.tensor")])
         return np.asarray(read & ~(fresh & written))
 
@@ -436,21 +436,9 @@ def _from_payload(errors: Errors, at: Numbers, payloads: tuple[Payload, Payload]
     return np.array(lost, np.int64)
 
 
-OVERWRITING = frozenset({
-    "copy", "fill", "zero", "normal", "uniform", "random", "bernoulli", "exponential", "log_normal", "cauchy", "geometric",
-    "_foreach_copy", "_foreach_zero",
-})  # fmt: skip
-"""In-place operators whose result does not depend on what was there before."""
-
-
-@lru_cache(maxsize=4096)
-def _overwrites(op: str) -> bool:
-    return op.endswith("_") and (normalised(op) in OVERWRITING or op.startswith("torch.nn.init."))
-
-
 def is_overwritten(error: SlotError, call: Measured) -> bool:
     """Tell whether a slot is memory that the call only writes to: what was there before does not matter."""
-    return error.slot in ("input.0", "input.tensor") and _overwrites(call.candidate.op)
+    return error.slot in ("input.0", "input.tensor") and has(call.candidate.op, "overwrites")
 
 
 def read_payload(capture: Capture, rank: int, place: Located, expected: int | None) -> Array | None:

@@ -20,9 +20,10 @@ from typing import Any, Literal, get_args
 import numpy as np
 
 from trueup import toml
-from trueup.comparison.graph.columns import normalised
 from trueup.comparison.graph.streams import Array
 from trueup.comparison.measures.measure import DIGEST, STATISTICS, Errors
+from trueup.facts import operators
+from trueup.facts.operators import normalised
 from trueup.kernels import Pair
 from trueup.model import PHASES, TrueupError
 
@@ -143,7 +144,8 @@ def load(criterion: str | Path) -> Criterion:
 
 @cache
 def _packaged(name: str) -> Criterion:
-    default = toml.packaged(__package__, "criteria.toml")
+    rows = [{key: value for key, value in row.items() if key != "replay"} for row in operators.rounding()["row"]]
+    default = {**toml.packaged(__package__, "criteria.toml"), "row": rows}
     if name == "default":
         return _parsed(default, "criteria.toml")
     found = toml.packaged(__package__, "presets", f"{name}.toml")

@@ -18,18 +18,10 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from trueup.comparison.graph.columns import normalised
 from trueup.comparison.graph.streams import NONE, Numbers, Row, Stream
 from trueup.comparison.verdict.criteria import Criterion
 from trueup.comparison.verdict.judged import Part, Suspect
-
-DROPOUT: dict[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
-    "scaled_dot_product_attention": (("dropout_p", "4"), ()),
-    "multi_head_attention_forward": (("dropout_p", "10"), ("training", "11")),
-    **dict.fromkeys(("lstm", "gru", "rnn_tanh", "rnn_relu"), (("5",), ("6",))),
-}
-"""Functions that draw random numbers inside, by their last name: which arguments are the share of zeros, and whether it is training
-(signatures of PyTorch 2.13)."""
+from trueup.facts.operators import says
 
 SIDES = ("baseline", "candidate")
 ELSEWHERE = "the difference begins in the random state, not in the call"
@@ -216,9 +208,9 @@ def _counterpart(part: Part, place: int) -> int:
 
 def _draws_inside(stream: Stream, call: int) -> bool:
     """Tell by its arguments whether a function drops something out."""
-    names = DROPOUT.get(normalised(stream.names.name(int(stream.op[call])) or ""))
-    if names is None:
+    drops = says(stream.names.name(int(stream.op[call])) or "", "drops")
+    if drops is None:
         return False
     given = stream.given(call)
-    shares, training = ([given[name] for name in of if name in given] for of in names)
+    shares, training = ([given[name] for name in drops[of] if name in given] for of in ("share", "training"))
     return any(isinstance(p, (int, float)) and p > 0 for p in shares) and all(told is not False for told in training)

@@ -28,12 +28,10 @@ import numpy as np
 
 from trueup.comparison.graph.streams import Array, Row, Stream, is_input, is_output
 from trueup.comparison.verdict.judged import Part, Suspect, Verdicts
+from trueup.facts.operators import has, having
 
 HELD = 1
 """Steps before and after that are held, for receives that belong to the step before their send."""
-
-FROM_ROOT = ("broadcast", "scatter")
-"""What only the root gives, by the operator's name."""
 
 Use = Literal["handed out", "moved", "read"]
 """What becomes of a tensor: this rank gives it to all; a call shows or copies it, and nobody reads that; it is computed with."""
@@ -225,7 +223,7 @@ def _between(level: str, what: str, sender: Any, receiver: Any, arguments: dict[
 def _members(spoken: Spoken) -> list[int] | None:
     """Return the ranks whose inputs make the result."""
     root = spoken.arguments.get("root")
-    if isinstance(root, int) and gives_only_root(spoken.op):
+    if isinstance(root, int) and has(spoken.op, "from-root"):
         return [root]
     ranks = spoken.arguments.get("ranks")
     return _ranks(ranks) if isinstance(ranks, str) else None
@@ -244,11 +242,6 @@ def _ranks(text: str) -> list[int] | None:
     return found
 
 
-def gives_only_root(op: str) -> bool:
-    """Tell whether a collective takes what one rank gives and no other: ``c10d::broadcast_``."""
-    return op.rpartition(":")[2].rpartition(".")[2].startswith(FROM_ROOT)
-
-
 def replaced_note(call: Row, slot: str) -> str:
     """Say of a tensor that differs that it does no harm."""
     return f"{slot} of {call.key} differs when the run begins, and what another rank hands out replaces it before anything reads it"
@@ -256,7 +249,7 @@ def replaced_note(call: Row, slot: str) -> str:
 
 def from_root(stream: Stream) -> Array:
     """Tell which calls hand something out from one rank to all."""
-    return np.asarray(stream.during("collective") & stream.names.table(gives_only_root)[stream.op])
+    return np.asarray(stream.during("collective") & stream.names.table(having("from-root"))[stream.op])
 
 
 def receives(stream: Stream) -> bool:
@@ -275,7 +268,7 @@ def use_of(stream: Stream, call: int) -> Use:
 
 
 def _hands_out(stream: Stream, calls: list[int]) -> bool:
-    collective, from_one = stream.names.number("collective"), stream.names.table(gives_only_root)
+    collective, from_one = stream.names.number("collective"), stream.names.table(having("from-root"))
     return any(
         stream.phase[call] == collective and from_one[stream.op[call]] and _root(stream, call) == stream.rank for call in calls
     )

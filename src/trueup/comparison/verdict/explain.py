@@ -1,6 +1,6 @@
 """How much error rounding and the errors of the inputs explain: the formulas of a criterion, for all outputs of a step at once.
 
-criteria.toml says what each kind means and where it comes from; here they are array operations over `Outputs` and `Operands`.
+facts/rounding.toml says what each kind means and where it comes from; here they are array operations over `Outputs` and `Operands`.
 """
 
 from __future__ import annotations
@@ -8,16 +8,15 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 
-from trueup.comparison.graph.columns import normalised
 from trueup.comparison.graph.streams import NONE, Array, Numbers, Vocabulary, spans
 from trueup.comparison.measures.roundoff import SINGLE
 from trueup.comparison.measures.thresholds import BIASED, FLIPPED, ROOM
 from trueup.comparison.verdict.criteria import CARRY, OWN, Criterion
 from trueup.comparison.verdict.operands import (
-    CENTRED,
     Calls,
     Join,
     Precision,
@@ -25,29 +24,13 @@ from trueup.comparison.verdict.operands import (
     Tensors,
     blocked,
     is_argument,
-    is_attention,
-    is_backward,
-    is_backward_operator,
-    is_convolution,
-    is_convolution_backward,
     is_gradient_slot,
     is_incoming_gradient,
-    is_root,
     is_variance,
     most,
-    rounds_as_convolution,
 )  # fmt: skip
-
-OPERANDS: dict[str, tuple[str, str]] = {
-    "addmm": ("input.1", "input.2"), "baddbmm": ("input.1", "input.2"), "addbmm": ("input.1", "input.2"),
-    "addmv": ("input.1", "input.2"),
-}  # fmt: skip
-"""The factors of a bilinear operator, where they are not its first two tensors."""
-
-CONVOLUTION_BACKWARD: dict[str, tuple[str, str]] = {
-    "output.0": ("input.0", "input.2"), "output.1": ("input.0", "input.1"),
-}  # fmt: skip
-"""Factors per output of ``convolution_backward(grad_output, input, weight)``."""
+from trueup.facts import operators
+from trueup.facts.operators import having
 
 SUMMED = 1
 """Kind of an output that is a sum of one operand: a bias's gradient."""
@@ -158,18 +141,28 @@ class Explanation:
         """Return the relative errors of the inputs; of a mean beside what it is subtracted from, for it may be next to nothing."""
         inputs, number = self.inputs, self.names.number
         found, ops = inputs.relative.copy(), self.calls.op[inputs.call]
-        for op, (mean, other) in CENTRED.items():
-            its, beside = (np.flatnonzero((ops == number(op)) & (inputs.slot == number(slot))) for slot in (mean, other))
+        for op, (mean, other) in self._said(self.calls.op, "centred"):
+            its, beside = (np.flatnonzero((ops == op) & (inputs.slot == number(slot))) for slot in (mean, other))
             rms = np.zeros(len(self.calls.op))
             rms[inputs.call[beside]] = inputs.rms[beside]
             apart = inputs.absolute[its] / np.sqrt(np.maximum(inputs.numel[its], 1.0)) / rms[inputs.call[its]]
             found[its] = np.fmin(found[its], apart)
         return found
 
+    def _said(self, ops: Numbers, fact: str) -> list[tuple[int, Any]]:
+        """Return the operators of some of which a fact says something, and what."""
+        names = self.names
+        known = np.unique(ops[names.table(having(fact))[ops]]).tolist()
+        return [(op, operators.says(names.names[op], fact)) for op in known]
+
+    def _is_known(self, fact: str) -> Array:
+        """Tell of which outputs' operators a fact is known."""
+        return self.names.table(having(fact))[self.op]
+
     def _gradients(self) -> Array:
         """Tell which inputs are gradients that a backward gets: of the dispatcher's backward operators the first."""
         inputs, names = self.inputs, self.names
-        backward = names.table(is_backward_operator)[self.calls.op[inputs.call]]
+        backward = names.table(having("backward"))[self.calls.op[inputs.call]]
         return np.asarray(names.table(is_incoming_gradient)[inputs.slot] | (backward & (inputs.slot == names.number("input.0"))))
 
     def _is(self, kind: str, which: Array | None = None) -> Array:
@@ -182,7 +175,7 @@ class Explanation:
         A kernel of a 16-bit or 8-bit dtype computes in float32 and rounds what it stores.
         """
         coarse, calls, of = self.coarse, self.calls, self.outputs.call
-        convolution = self.names.table(rounds_as_convolution)[self.op]
+        convolution = self._is_known("convolution")
         declared = np.where(convolution, self.precision.convolution, self.precision.matmul)
         rounded = np.where(coarse == SINGLE, declared, 0.0)
         # Of what ran inside each call may round; a function whose inside was not recorded is two calls at least.
@@ -243,7 +236,7 @@ class Explanation:
         at = self._is("composite")
         if at.any():
             grown[at] = self._attended(at, norm)[at]
-            backward = self.names.table(is_backward)[self.op] | self.names.table(is_gradient_slot)[self.outputs.slot]
+            backward = self._is_known("backward") | self.names.table(is_gradient_slot)[self.outputs.slot]
             self.centred = np.where(at & ~backward, self._centred(), 1.0)
             grown[at] *= np.where(backward, self._cancelled(at & backward, norm), self.centred)[at]
         return grown
@@ -254,9 +247,8 @@ class Explanation:
         Of L keys and weights near 1/L a gradient of the logits is P * (dP - D), where dP = dO V^T and its mean D nearly cancel.
         Otherwise the gradient of the queries has a root mean square of rms(dO) rms(V) rms(K) / sqrt(L); of the keys, with Q for K.
         """
-        table, number = self.names.table, self.names.number
-        inner = table(is_backward_operator)[self.op]
-        asked = at & table(is_attention)[self.op] & (inner | table(is_gradient_slot)[self.outputs.slot])
+        number, inner = self.names.number, self._is_known("backward")
+        asked = at & self._is_known("attention") & (inner | self.names.table(is_gradient_slot)[self.outputs.slot])
         if not asked.any():
             return np.ones(len(at))
         join = self._join(asked)
@@ -286,12 +278,12 @@ class Explanation:
 
     def _sharpness(self) -> Array:
         """Return how large the logits of an attention are, at least 1: times the operands' relative errors, they are its error."""
-        attends = self.names.table(is_attention)[self.op]
+        attends = self._is_known("attention")
         sharp = np.ones(len(attends))
         if attends.any():
             join, number = self._join(attends), self.names.number
             its = self.inputs.slot[join.inputs]
-            first = self.names.table(is_backward_operator)[self.op].astype(np.int64)  # the gradient goes before
+            first = self._is_known("backward").astype(np.int64)  # the gradient goes before
             slots = np.array([number(f"input.{n}") for n in range(3)])
             query, key = (join.first(its == slots[first + n][join.outputs]) for n in range(2))
             logits = self._of(self.inputs.rms, query) * self._of(self.inputs.rms, key)
@@ -371,7 +363,7 @@ class Explanation:
 
     def _of_inverses(self) -> Array:
         """Return the root mean square of 1/x times that of x, at least 1: 1 where all elements are of one size."""
-        root = self.names.table(is_root)[self.op]
+        root = self._is_known("root")
         first = np.where(self.count > 0, self.first, NONE)
         return np.asarray(np.maximum(1.0, self._of(self.inputs.rms, first) * self.outputs.rms ** np.where(root, 2, 1)))
 
@@ -387,7 +379,7 @@ class Explanation:
         gradient = join.first(its == slot("grad_output.0"))
         backward = gradient >= 0
         operand = self.names.table(is_argument)[its] & (its != self._forward_slots()[out.slot][join.outputs])
-        bias_first = self.names.table(_takes_bias_first)[self.op]
+        bias_first = self._is_known("factors")
         operand &= ~(bias_first[join.outputs] & (its == slot("input.0")))
         other = join.first_largest(np.where(operand, inputs.numel[join.inputs], -1.0), operand)
         last = np.isin(out.slot, [slot("grad_input.2"), slot("grad_input.bias")])
@@ -407,7 +399,7 @@ class Explanation:
         found.scale = np.maximum(found.scale, 1.0)
         found.one, found.two = one, two
         found.all = at & (one < 0) & (two < 0)
-        found.biased = at & ~backward & ~self.names.table(is_convolution_backward)[self.op]
+        found.biased = at & ~backward & ~self._is_known("backward")
         first_error, second_error = self._of(inputs.relative, one), self._of(inputs.relative, two)
         relative = first_error + second_error + first_error * second_error
         relative = np.where(summed, relative * k_summed**0.25, relative)  # partly coherent, as in any sum
@@ -424,15 +416,12 @@ class Explanation:
         out, number = self.outputs, self.names.number
         wanted = np.full((2, len(out.slot)), NONE, np.int64)
         kind = np.zeros(len(out.slot), np.int64)
-        for name, factors in OPERANDS.items():
-            named = self.names.table(normalised) == name
-            wanted[:, named[self.op]] = np.array([number(f) for f in factors])[:, None]
-        convolution = self.names.table(is_convolution_backward)[self.op]
-        kind[convolution] = SUMMED
-        for slot, factors in CONVOLUTION_BACKWARD.items():
-            at = convolution & (out.slot == number(slot))
-            wanted[:, at] = np.array([number(f) for f in factors])[:, None]
-            kind[at] = 0
+        kind[self._is_known("factors")] = SUMMED
+        for op, factors in self._said(self.op, "factors"):
+            for slot, both in factors.items():
+                at = (self.op == op) & (out.slot == number(slot))
+                wanted[:, at] = np.array([number(one) for one in both])[:, None]
+                kind[at] = 0
         given = (wanted[0] >= 0)[join.outputs]
         plain = ~given & (its != number("input.bias"))
         first = join.first((given & (its == wanted[0][join.outputs])) | plain)
@@ -444,15 +433,16 @@ class Explanation:
         """Return how many products are summed into one element."""
         numel = self.inputs.numel
         found = self._size(one, -1)
-        convolution = self.names.table(is_convolution)[self.op]  # forward or backward
+        convolution = self._is_known("convolution")  # forward or backward
         if not convolution.any():
             return found
-        backward = self.names.table(is_convolution_backward)[self.op]
+        backward = convolution & self._is_known("backward")
         weight = self.outputs.slot == self.names.number("output.1")  # its gradient: over batch and positions
         of_weight = self._of(numel, one) / np.maximum(self._size(one, 1), 1.0)
         of_input = self._of(numel, two) / np.maximum(self._size(two, 1), 1.0)
-        forward = self._of(numel, two) / np.maximum(self._size(two, 0), 1.0)
-        found = np.where(convolution, np.maximum(forward, 1.0), found)
+        for op, layout in self._said(self.op, "convolution"):
+            forward = self._of(numel, two) / np.maximum(self._size(two, layout["filters"]), 1.0)
+            found = np.where(self.op == op, np.maximum(forward, 1.0), found)
         return np.where(backward, np.maximum(np.where(weight, of_weight, of_input), 1.0), found)
 
     # ---------------------------------------------------------------- outputs beside their inputs
@@ -471,7 +461,3 @@ class Explanation:
     def _of(values: Array, at: Numbers) -> Array:
         """Return the values there, 0 for `NONE`."""
         return np.where(at >= 0, values[np.maximum(at, 0)], 0.0) if len(values) else np.zeros(len(at))
-
-
-def _takes_bias_first(op: str) -> bool:
-    return normalised(op) in OPERANDS

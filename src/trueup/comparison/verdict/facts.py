@@ -22,12 +22,12 @@ from collections.abc import Callable
 
 import numpy as np
 
-from trueup.comparison.graph.columns import normalised
 from trueup.comparison.graph.streams import Array, Numbers, numbered
 from trueup.comparison.measures.roundoff import roundoff
 from trueup.comparison.measures.thresholds import ROOM, SMALL
 from trueup.comparison.verdict.criteria import Criterion
 from trueup.comparison.verdict.judged import CARRIED_ON, Tree
+from trueup.facts.operators import has, normalised, says
 from trueup.words.wording import sci
 
 Function = Callable[[Array], Array]
@@ -47,10 +47,6 @@ FUNCTIONS: dict[str, Function] = {
 """Functions by the names of their operators; what takes further arguments is none of them, but for a sum (`_function`)."""
 SLOPES: dict[str, Function] = {"tanh_backward": lambda y: 1 - y**2, "sigmoid_backward": lambda y: y * (1 - y)}
 """Slopes that the dispatcher's backward computes of the result; the others do of what the function was given."""
-ADDING = {"add": 1.0, "radd": 1.0, "sub": -1.0}
-"""Operators that add a number to each element of one tensor, and its sign."""
-VANISHING = frozenset({"threshold_backward", "mul", "rmul", "native_dropout_backward"})
-"""Operators whose result is zero wherever an input is."""
 COARSE: dict[str, Callable[[Array], bool]] = {
     "bfloat16": lambda x: bool(x.all() and not (x.astype(np.float32).view(np.uint32) & 0xFFFF).any()),
     "float16": lambda x: bool(x.all() and (x.astype(np.float16) == x).all()),
@@ -97,7 +93,7 @@ class Facts:
         out, inputs = self._floats(pair, outputs=True), self._floats(pair, outputs=False)
         if not out or not inputs:
             return ""
-        if op in VANISHING:
+        if has(op, "vanishes"):
             return self._zeros(out[0], inputs)
         if op.endswith("_backward") or self.names.name(int(stream.phase[call])) == "backward":
             return self._gradient(op, pair, out[0], inputs)
@@ -109,13 +105,14 @@ class Facts:
 
     def _function(self, op: str, pair: int) -> Function | None:
         """Return the function of a call: what adds a number has it among its arguments."""
-        if op not in ADDING:
+        signs = says(op, "adds")
+        if signs is None:
             return FUNCTIONS.get(op)
         given = [self.streams[side].given(int(self.errors.calls[side][pair])) for side in (0, 1)]
         numbers = [value for value in given[1].values() if isinstance(value, (int, float)) and not isinstance(value, bool)]
         if given[0] != given[1] or len(numbers) != 1:
             return None
-        return lambda x: x + ADDING[op] * numbers[0]
+        return lambda x: signs[0] * x + signs[1] * numbers[0]
 
     def _gradient(self, op: str, pair: int, out: int, inputs: list[int]) -> str:
         """Ask a backward, which gets the gradient first: of an operator it reads x, of a function its forward did."""
@@ -214,7 +211,7 @@ class Facts:
 
 def _is_known(op: str) -> bool:
     name = normalised(op)
-    return name in ADDING or name in VANISHING or name.removesuffix("_backward") in FUNCTIONS
+    return has(op, "adds") or has(op, "vanishes") or name.removesuffix("_backward") in FUNCTIONS
 
 
 def _points(low: float, high: float) -> Array:

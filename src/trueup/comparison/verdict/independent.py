@@ -14,7 +14,7 @@ table says so: the baseline does, by statistics. Of each kind of call (operator,
 
     sum(output)  =  0,  sum(input),  sum(input) + sum(another),  sum(input) - sum(another)
     mean(output) =  mean(input)    where it has another number of elements
-    output       =  a input + b another          for each lane of the sketches, operators of `LINEAR` alone
+    output       =  a input + b another          for each lane of the sketches, linear operators alone
 
 A law that all calls of the kind keep in the baseline to rounding, and a call of the candidate does not, is broken there: the
 errors of its inputs, which are tensors like others, are no reason for it. Laws may hold by chance or by what the inputs are, so all
@@ -31,23 +31,13 @@ from typing import Any
 
 import numpy as np
 
-from trueup.comparison.graph.columns import normalised
 from trueup.comparison.graph.streams import Array, Numbers
 from trueup.comparison.measures.roundoff import SINGLE, roundoff
 from trueup.comparison.measures.thresholds import BIASED, CANCELLED, ENOUGH, PRECISE, SINGLE_DIGITS, SMALL, UNLIKELY
 from trueup.comparison.verdict.criteria import Criterion
 from trueup.comparison.verdict.judged import CARRIED_ON, Judged, Tree
+from trueup.facts.operators import has, having, normalised
 from trueup.words.wording import sci
-
-READ_OUT = frozenset({
-    "item", "_local_scalar_dense", "tolist", "numpy", "bool", "int", "float", "index", "array", "cpu", "nonzero", "is_nonzero",
-    "equal", "allclose",
-})  # fmt: skip
-"""Functions that take numbers out of a tensor, where no record follows them."""
-
-CASTS = (".bool", ".int", ".float")
-"""How functions end that are called like these and make tensors: ``torch.Tensor.float`` is a cast, ``__float__`` is none."""
-
 
 
 def key_of(judged: Judged) -> tuple[str, ...]:
@@ -87,23 +77,12 @@ def _first_read_out(tree: Tree) -> float:
     if not np.isin(stream.level, [stream.names.number(level) for level in ("api", "aten")]).any():
         return -np.inf  # what happens between modules was not recorded
     calls = verdicts.errors.calls[1]
-    reads = stream.names.table(_reads_out)[stream.op]
+    reads = stream.names.table(having("read-out"))[stream.op]
     alone = np.flatnonzero(reads & (tree.pairs[1][:-1] < 0))
     differing = calls[reads[calls] & (np.maximum(verdicts.error_in, verdicts.error_out) > 0)]
     return float(min(stream.seq[np.r_[alone, differing]].tolist(), default=np.inf))
 
 
-def _reads_out(op: str) -> bool:
-    return normalised(op) in READ_OUT and not op.endswith(CASTS)
-
-
-LINEAR = frozenset({
-    "add", "sub", "radd", "rsub", "mul", "rmul", "div", "lerp", "neg", "clone", "contiguous", "copy", "view", "reshape", "t",
-    "transpose", "permute", "_unsafe_view", "detach", "alias",
-})  # fmt: skip
-"""Operators that are linear in each tensor they get, wherever its elements lie; of several that are multiplied none fits a law."""
-ADDITIVE = frozenset({"add", "sub", "radd", "rsub"})
-"""Those of `LINEAR` that add."""
 MOST_INPUTS = 4
 """Inputs of which laws are tried, the first ones."""
 
@@ -231,9 +210,9 @@ class Laws:
 
     def _is_linear(self, kind: _Kind) -> bool:
         """Tell whether an operator is linear in its tensors; to one alone a number is added, which may be too small to show."""
-        op = normalised(self.names.names[int(self.errors.streams[1].op[self.errors.calls[1][kind.pairs[0]]])])
+        op = self.names.names[int(self.errors.streams[1].op[self.errors.calls[1][kind.pairs[0]]])]
         alike = [bool((self.numel[entries] == self.numel[kind.outputs]).all()) for entries in kind.inputs.values()]
-        return op in LINEAR and (op not in ADDITIVE or (all(alike) and len(alike) > 1))
+        return has(op, "linear") and (not has(op, "adds") or (all(alike) and len(alike) > 1))
 
     def _residual(self, kind: _Kind, law: Law, side: int) -> Array:
         rest, largest = self.sums[side, kind.outputs].copy(), self.norms[side, kind.outputs]

@@ -33,7 +33,8 @@ from trueup.comparison.verdict.judged import (
     excess,
 )  # fmt: skip
 from trueup.comparison.verdict.moved import explain_updates
-from trueup.comparison.verdict.operands import READ, Calls, Precision, Tensors, element, is_listed, is_partly_read
+from trueup.comparison.verdict.operands import Calls, Precision, Tensors, element
+from trueup.facts.operators import having, says
 from trueup.facts.why import Reason, Why
 from trueup.kernels.sketch import splitmix64
 from trueup.store.parallel import side_by_side
@@ -176,7 +177,7 @@ class _Judge:
         inside = np.maximum.reduce([_leaves_inside(side)[calls] for side, calls in sides])
         calls = Calls(self.rows, stream.op[self.calls], aten, optimizer, lowest, inside)
         pair, order = self.errors.pair[outputs], None
-        if (names.table(is_listed) | names.table(is_partly_read))[calls.op].any():
+        if (names.table(having("listed")) | names.table(having("read")))[calls.op].any():
             pair, owner, which = self._by_element(owner, entries, outputs)
             pair, owner, entries, which = self._by_read(pair, owner, entries, outputs, which)
             calls = calls.take(which)
@@ -204,7 +205,7 @@ class _Judge:
             The part of a call that each output and each entry that is read belongs to, and the call of each part.
         """
         pair, of_name = self.errors.pair[outputs], self.names.table(element)
-        listed = self.names.table(is_listed)[self.candidate.op[self.calls]]
+        listed = self.names.table(having("listed"))[self.candidate.op[self.calls]]
         read, made = of_name[self.errors.names[entries]], of_name[self.errors.names[outputs]]
         listed[owner[read == NONE]] = False  # one tensor for all elements
         read, made = np.where(listed[owner], read, 0), np.where(listed[pair], made, 0)
@@ -223,9 +224,9 @@ class _Judge:
         """
         names, errors = self.names, self.errors
         op = self.candidate.op[self.calls]
-        for n in np.flatnonzero(names.table(is_partly_read)[op[errors.pair[outputs]]]).tolist():
+        for n in np.flatnonzero(names.table(having("read"))[op[errors.pair[outputs]]]).tolist():
             call = int(errors.pair[outputs[n]])
-            its = READ[names.names[int(op[call])]].get(names.names[int(errors.names[outputs[n]])])
+            its = says(names.names[int(op[call])], "read").get(names.names[int(errors.names[outputs[n]])])
             wanted = [names.number(slot) for slot in its or ()]
             read = entries[(owner == pair[n]) & np.isin(errors.names[entries], wanted)]
             if np.isin(errors.names[list(errors.entries(call))], wanted).any():  # named as it is known, integers or not
@@ -360,7 +361,8 @@ class _Judge:
         """
         exact = self.criterion.exact[self.rows[self.errors.pair[outputs]]]
         unit, k = self._unit(outputs), self.errors.slots[0][outputs]
-        known = exact & (unit > SINGLE) & np.isin(self.errors.pair[outputs], differ)
+        known = exact & (unit > SINGLE)
+        known[known] = np.isin(self.errors.pair[outputs[known]], differ)
         if not known.any():  # the extreme elements would be read for nothing
             return np.zeros(len(outputs))
         with np.errstate(all="ignore"):

@@ -16,7 +16,6 @@ from collections.abc import Iterable, Mapping, Sequence
 
 import numpy as np
 
-from trueup.comparison.graph.columns import normalised
 from trueup.comparison.graph.streams import NONE, Stream, is_input, is_output, is_weight
 from trueup.comparison.measures.measure import equal_values, is_overwritten, same_shapes
 from trueup.comparison.measures.roundoff import SINGLE, roundoff
@@ -37,6 +36,7 @@ from trueup.comparison.verdict.parts import Parts, coarsest
 from trueup.comparison.verdict.regions import Region, Regions, is_part_of, judge_region, loose_calls
 from trueup.comparison.verdict.regions import operators as region_operators
 from trueup.comparison.verdict.rewritten import Reconvergence, dead_ends, unaccounted
+from trueup.facts.operators import normalised
 from trueup.words.sentence import ALONE
 from trueup.words.wording import counted
 
@@ -96,35 +96,51 @@ def locate(
         suspects += _later_inputs(part.unexplained, part.streams, origins)
     suspects += _arguments(part, criterion, suspects, excused)
     suspects += _settings(part, tree, suspects, from_start=first_step and from_start)
-    suspects = [s for s in suspects if s.kind not in OWN or not excused.holds(int(tree.pairs[1][part.streams[1].find(s.place)]))]
-    given = {s.place for s in suspects if s.kind in ("input", "overwritten")}  # what a call was given is not its own error
-    suspects = [s for s in suspects if s.kind != "operator" or s.place not in given]
-    stream = part.streams[1]
-    told = {s.place for s in suspects if s.kind == "argument"}  # what a function was given, it hands on to its operators
-    if told:
-        suspects = [s for s in suspects if s.kind != "argument" or told.isdisjoint(_seqs_around(tree, stream.find(s.place)))]
-    if part.unexplained and any(stream.imported for stream in part.streams):
-        # What came in unseen, a weight that another optimizer wrote, may be what these calls show: statistics tell inputs roughly.
-        origins.lost = min([judged.call.candidate.seq for judged, _ in part.unexplained])
-    for suspect in suspects if origins.lost is not None else ():
-        suspect.certain = suspect.certain and suspect.place < (origins.lost or 0)
-    passing_on = came_in(part.unexplained, stream)
-    for suspect in suspects:
-        suspect.certain = suspect.certain and not (suspect.kind == "operator" and passing_on(suspect.judged))
+    suspects = _at_fault(suspects, tree, excused)
+    _doubt(suspects, part, origins)
     explain_draws(part, suspects, criterion)
-    part.passes = None if forced or criterion.limits else rewritten.passes(tree, origins.accumulated)
-    if part.passes is not None:
-        origins.accumulated, part.stale = part.passes.worst, None
-        suspects = [s for s in suspects if s.kind in ("input", "random")]
-        if part.passes.sure:  # of the calls before the optimizer none is another's counterpart, and what they make was compared
-            part.uncovered = [(side, row) for side, row in part.uncovered if row.phase in LASTING]
-            part.unexplained = [found for found in part.unexplained if found[0].call.candidate.phase != "backward"]
+    suspects = suspects if forced or criterion.limits else _of_equal_passes(suspects, part, tree, origins)
     if first_step and not suspects:
         part.elsewhere = begins_elsewhere(part)
     for suspect in suspects:
-        _time(suspect, stream)
+        _time(suspect, part.streams[1])
         name_weight(suspect, part.streams)
     part.suspects = sorted(suspects, key=lambda s: s.place)
+
+
+def _at_fault(suspects: Iterable[Suspect], tree: Tree, excused: Reconvergence) -> list[Suspect]:
+    """Leave out suspects that stand in an excused formula, and those of which another one says what they were given."""
+    stream = tree.streams[1]
+    found = [s for s in suspects if s.kind not in OWN or not excused.holds(int(tree.pairs[1][stream.find(s.place)]))]
+    given = {s.place for s in found if s.kind in ("input", "overwritten")}  # what a call was given is not its own error
+    told = {s.place for s in found if s.kind == "argument"}  # what a function was given, it hands on to its operators
+    handed_on = {place for place in told if not told.isdisjoint(_seqs_around(tree, stream.find(place)))}
+    dropped: dict[Kind, set[int]] = {"operator": given, "argument": handed_on}
+    return [s for s in found if s.place not in dropped.get(s.kind, set())]
+
+
+def _doubt(suspects: Iterable[Suspect], part: Part, origins: Origins) -> None:
+    """Make uncertain what may only show a difference that came in unseen."""
+    stream = part.streams[1]
+    if part.unexplained and any(stream.imported for stream in part.streams):
+        # What came in, a weight that another optimizer wrote, may be what all later calls show: statistics tell inputs roughly.
+        origins.lost = min([judged.call.candidate.seq for judged, _ in part.unexplained])
+    passing_on = came_in(part.unexplained, stream)
+    for suspect in suspects:
+        lost = origins.lost is not None and suspect.place >= origins.lost
+        suspect.certain = suspect.certain and not (lost or (suspect.kind == "operator" and passing_on(suspect.judged)))
+
+
+def _of_equal_passes(suspects: list[Suspect], part: Part, tree: Tree, origins: Origins) -> list[Suspect]:
+    """Return the suspects that remain where the runs go backward another number of times; the part keeps how often."""
+    part.passes = rewritten.passes(tree, origins.accumulated)
+    if part.passes is None:
+        return suspects
+    origins.accumulated, part.stale = part.passes.worst, None
+    if part.passes.sure:  # of the calls before the optimizer none is another's counterpart, and what they make was compared
+        part.uncovered = [(side, row) for side, row in part.uncovered if row.phase in LASTING]
+        part.unexplained = [found for found in part.unexplained if found[0].call.candidate.phase != "backward"]
+    return [s for s in suspects if s.kind in ("input", "random")]
 
 
 def _time(suspect: Suspect, stream: Stream) -> None:

@@ -39,24 +39,6 @@ def precision_of(environments: Iterable[dict[str, str]], devices: Iterable[Itera
     return Precision(matmul, convolution)
 
 
-READ: dict[str, dict[str, tuple[str, ...]]] = {
-    "aten::nll_loss_forward": {"output.1": ("input.1", "input.2")},
-    "aten::nll_loss2d_forward": {"output.1": ("input.1", "input.2")},
-    "aten::nll_loss_backward": {"output.0": ("input.0", "input.2", "input.3", "input.6")},
-    "aten::nll_loss2d_backward": {"output.0": ("input.0", "input.2", "input.3", "input.6")},
-    "aten::max_pool2d_with_indices_backward": {"output.0": ("input.0", "input.7")},
-}
-"""Results that are made of some of a call's inputs alone, by the operator's definition (PyTorch's derivatives.yaml): what a loss
-was divided by is the weight of the targets, and its gradient is the same wherever the probabilities are."""
-
-CENTRED: dict[str, tuple[str, str]] = {
-    "aten::native_layer_norm_backward": ("input.3", "input.1"),
-    "aten::native_group_norm_backward": ("input.2", "input.1"),
-    "aten::native_batch_norm_backward": ("input.5", "input.1"),
-}
-"""A mean that is subtracted from another input: what counts is its error beside that one, for means may be next to nothing."""
-
-
 @dataclass
 class Tensors:
     """Floating-point slots of matched calls, of the baseline: an entry each, sorted by call."""
@@ -183,47 +165,6 @@ def _begins(*parts: str) -> Asked:
     return lambda name: name.startswith(parts)
 
 
-def is_partly_read(op: str) -> bool:
-    """Tell whether some result of an operator is made of some inputs alone (`READ`)."""
-    return op in READ
-
-
-def bare(op: str) -> str:
-    """Return an operator's name without its namespace."""
-    return op.rpartition("::")[2]
-
-
-def rounds_as_convolution(op: str) -> bool:
-    """Tell whether an operator is rounded as convolutions are."""
-    return "conv" in op.lower()
-
-
-def is_convolution(op: str) -> bool:
-    """Tell whether an operator is a convolution."""
-    return "conv" in bare(op)
-
-
-def is_convolution_backward(op: str) -> bool:
-    """Tell whether an operator is the backward of a convolution."""
-    return bare(op).startswith("convolution_backward")
-
-
-def is_backward_operator(op: str) -> bool:
-    """Tell whether a dispatcher's operator takes the gradient first: ``aten::threshold_backward(grad_output, self)``."""
-    return op.startswith("aten::") and "_backward" in op
-
-
-def is_listed(op: str) -> bool:
-    """Tell whether an operator does the same to each tensor of a list."""
-    return bare(op).rpartition(".")[2].startswith(("_foreach_", "_fused_"))
-
-
-is_attention: Asked = _holds("attention")
-"""Whether an operator is an attention, or the backward of one."""
-is_root: Asked = _holds("sqrt")
-"""Whether an operator takes square roots."""
-is_backward: Asked = _holds("backward")
-"""Whether an operator computes gradients."""
 is_gradient_slot: Asked = _holds("grad")
 """Whether a slot holds a gradient."""
 is_incoming_gradient: Asked = _begins("grad_output")

@@ -124,8 +124,8 @@ class Origins:
         if gap or not forward or not self.alone or any(stream.imported or stream.neutral is not None for stream in tree.streams):
             return nothing + SMALL, nothing
         # Under autocast float32 gradients come out of 16-bit products: what was not seen may have gone through any dtype there is.
-        held = np.unique(np.concatenate([stream.dtype[stream.dtype >= 0] for stream in tree.streams]))
-        coarsest = max((roundoff(candidate.names.names[dtype]) for dtype in held.tolist()), default=0.0)
+        roundoffs = candidate.names.table(roundoff)
+        coarsest = float(max(roundoffs[stream.dtype].max(initial=0.0) for stream in tree.streams))
         own, biased = unrecorded(tree.verdicts.criterion, coarsest)
         entries = np.flatnonzero(errors.inputs & (errors.absolute != 0) & ~np.isnan(errors.absolute))
         nothing[entries] = np.where((shared := coherent(errors, entries)) > biased, shared, 0.0)
@@ -199,7 +199,7 @@ class Origins:
 
 def _shows(tree: Tree, entry: int) -> bool:
     """Tell whether a weight's difference is one to what is computed with it: a bias of an attention's keys changes no result."""
-    errors, stream, verdicts = tree.verdicts.errors, tree.streams[1], tree.verdicts
+    errors, verdicts = tree.verdicts.errors, tree.verdicts
     pair = int(errors.pair[entry])
     readers = [pair, *tree.covering(int(errors.calls[1][pair]), 1)[:1]]
     return bool(verdicts.error_out[readers].min() > verdicts.criterion.input_units * SINGLE)

@@ -48,6 +48,7 @@ from trueup.comparison.verdict.explain import unrecorded
 from trueup.comparison.verdict.judged import LASTING, Judged, Passes, Tree
 from trueup.comparison.verdict.parts import Parts, coarsest
 from trueup.comparison.verdict.regions import Call, Region, Regions, granted, mask
+from trueup.facts.operators import having
 
 Source = tuple[int, int]
 """A matched call and a slot of it, or `NONE` and a digest."""
@@ -434,11 +435,6 @@ class _Walk:
         return found
 
 
-LOSS_OPS = ("torch.Tensor.backward", "paddle.Tensor.backward", "tf.GradientTape.gradient", "tf.Session.run")
-"""Calls that a loss goes backward from."""
-
-
-
 def passes(tree: Tree, before: float = 0.0) -> Passes | None:
     """Return how often each side goes backward in a step, if that differs and all that accumulates agrees; else None.
 
@@ -474,8 +470,8 @@ def summed(losses: dict[int, float], steps: Mapping[int, Passes], side: int) -> 
 
 
 def _count(stream: Stream) -> int:
-    ops = [stream.names.number(op) for op in LOSS_OPS]
-    return int(np.count_nonzero(np.isin(stream.op, ops) & (stream.level == stream.names.number("api"))))
+    losses = stream.names.table(having("loss"))[stream.op]
+    return int(np.count_nonzero(losses & (stream.level == stream.names.number("api"))))
 
 
 def _accumulated(tree: Tree) -> Numbers:

@@ -12,8 +12,7 @@ import pyarrow.compute as pc
 
 from trueup.comparison.graph.streams import NONE, WAYS, Alignment, Array, Numbers, Stream, Vocabulary
 from trueup.comparison.verdict.judged import ROLES, RULES, Verdicts
-from trueup.comparison.verdict.rewritten import LOSS_OPS
-from trueup.facts.anomaly import SCALERS
+from trueup.facts.operators import named
 from trueup.model import RunSummary
 from trueup.remedy import policy_lines
 from trueup.report.scaling import COLUMNS as SCALE_COLUMNS
@@ -179,9 +178,9 @@ class Overview:
             column = table[name].to_numpy()
             changes |= column[1:] != column[:-1]
         self.calls += int(np.count_nonzero(changes)) + bool(table.num_rows)
-        found = table.take(pa.array(_rows_of(table["op"], {*LOSS_OPS, *SCALERS})))
+        found = table.take(pa.array(_rows_of(table["op"], {*named("loss"), *named("scaler")})))
         for row in found.to_pylist():
-            if row["op"] in SCALERS:
+            if row["op"] in named("scaler"):
                 self._scaled.add(row["step"])
             elif row["mean"] is not None:  # else no statistics were kept
                 self._losses[row["step"]].append(float(row["mean"]))
@@ -203,7 +202,7 @@ class Overview:
         """How the scale of a GradScaler went, in words; None where there was none."""
         if not self._scaled:
             return None
-        return loss_scale_in(self._capture.records(columns=list(SCALE_COLUMNS), step=self._scaled, op=SCALERS))
+        return loss_scale_in(self._capture.records(columns=list(SCALE_COLUMNS), step=self._scaled, op=named("scaler")))
 
 
 def _rows_of(names: pa.ChunkedArray, wanted: Collection[str]) -> Numbers:
