@@ -194,3 +194,8 @@ def test_words_are_made_of_facts_alone() -> None:
     results = "rerun.shadow_result", "rerun.lockstep_result"  # facts that stay beside the code that writes their tables
     assert imported_of_ours("words", "model", "facts", "words", *results) == []
     assert imported_of_ours("facts", "model", "toml", "facts") == []
+
+
+def test_a_comparison_gives_facts_and_no_sentences() -> None:
+    rooms = "model", "facts", "comparison", "store", "kernels", "frameworks", "remedy", "toml"
+    assert imported_of_ours("comparison", *rooms) == []

@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from trueup.audit import check as check
     from trueup.capturing import capture as capture
     from trueup.capturing import step as step
-    from trueup.comparison.verdict.compare import compare as compare
+    from trueup.comparing import compare as compare
     from trueup.lockstepping import lockstep as lockstep
     from trueup.mitigating import apply_policy as apply_policy
     from trueup.model import Finding as Finding
@@ -37,13 +37,13 @@ if TYPE_CHECKING:
     from trueup.pairing.models import convert_weights as convert_weights
     from trueup.pairing.models import map_models as map_models
     from trueup.readers import import_dump as import_dump
+    from trueup.recorder.watch_options import WatchStopped as WatchStopped
     from trueup.rerun.replay import replay as replay
     from trueup.rerun.reproduce import reproduce as reproduce
     from trueup.seeds import seed_all as seed_all
     from trueup.shadowing import shadow as shadow
     from trueup.store import Capture as Capture
     from trueup.store import open_capture as open_capture
-    from trueup.watching import WatchStopped as WatchStopped
     from trueup.watching import watch as watch
 
 __version__ = "0.1.0"
@@ -55,12 +55,12 @@ _HOMES = {
     "Result": "trueup.model",
     "TrainerCallback": "trueup.adapters.torch.huggingface",
     "TrueupError": "trueup.model",
-    "WatchStopped": "trueup.watching",
+    "WatchStopped": "trueup.recorder.watch_options",
     "align": "trueup.aligning",
     "apply_policy": "trueup.mitigating",
     "capture": "trueup.capturing",
     "check": "trueup.audit",
-    "compare": "trueup.comparison.verdict.compare",
+    "compare": "trueup.comparing",
     "convert_weights": "trueup.pairing.models",
     "import_dump": "trueup.readers",
     "lockstep": "trueup.lockstepping",

@@ -15,13 +15,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from trueup.adapters.models import adapter_of, facts_of, tree_of
 from trueup.model import Result, TrueupError
 from trueup.pairing import map_file
 from trueup.pairing.models import convert_weights
-from trueup.pairing.optimizers import compare_optimizers, facts_of
+from trueup.pairing.optimizers import compare_optimizers
 from trueup.pairing.proposing import Proposal, propose
 from trueup.pairing.settings import Difference, compare_settings
-from trueup.pairing.trees import adapter_of, tree_of
 from trueup.pairing.weights import Conversion
 
 Loss = Callable[..., Any]
@@ -117,7 +117,7 @@ def align(
             if off:
                 notes.append(f"dropout of {off} layers of the {name} was off: frameworks draw other masks")
             _train(model, into / name, batch, losses[n], optimizer, steps, detail)
-    from trueup.comparison.verdict.compare import compare
+    from trueup.comparing import compare
 
     result = compare(into / "baseline", into / "candidate", mapping=told)
     result.save(into / "report")

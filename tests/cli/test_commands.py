@@ -45,7 +45,7 @@ def compared(monkeypatch: pytest.MonkeyPatch, answer: Result | Exception) -> lis
             raise answer
         return answer
 
-    monkeypatch.setattr("trueup.comparison.verdict.compare.compare", compare, raising=False)
+    monkeypatch.setattr("trueup.comparing.compare", compare, raising=False)
     return asked
 
 
@@ -141,7 +141,7 @@ def test_an_interrupt_ends_with_130(trueup: Trueup, monkeypatch: pytest.MonkeyPa
     def interrupt(*_: object, **__: object) -> None:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr("trueup.comparison.verdict.compare.compare", interrupt, raising=False)
+    monkeypatch.setattr("trueup.comparing.compare", interrupt, raising=False)
     assert trueup("compare", "a", "b").code == 130
 
 

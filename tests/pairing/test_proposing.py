@@ -6,10 +6,10 @@ import numpy as np
 import pytest
 
 from trueup.comparison.normalise.mapping import load
+from trueup.frameworks.trees import Node, Tree
 from trueup.pairing import map_file
 from trueup.pairing.converting import convert_state
 from trueup.pairing.proposing import Proposal, propose
-from trueup.pairing.trees import Node, Tree
 from trueup.pairing.weights import convert
 
 Modules = dict[str, tuple[str, dict[str, tuple[int, ...]]]]

@@ -10,7 +10,7 @@ import pyarrow as pa
 import pytest
 import torch
 
-from trueup.comparison.verdict.compare import compare
+from trueup.comparing import compare
 from trueup.model import Result
 from trueup.store import ahead
 from trueup.store.ahead import Place, places
@@ -97,7 +97,7 @@ def comparable(result: Result) -> dict[str, Any]:
 
 def test_quiet_steps_are_not_looked_at_one_by_one(baseline: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     seen: list[int] = []
-    comparison = compare.__globals__["_Comparison"]
+    comparison = compare.__globals__["Comparison"]
     part = comparison._part
     monkeypatch.setattr(comparison, "_part", lambda self, *place: seen.extend(place[0].steps) or part(self, *place))
     assert compare(baseline, baseline).verdict == "aligned"

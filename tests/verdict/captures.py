@@ -15,10 +15,10 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
+from trueup.comparing import compare
 from trueup.comparison.graph.streams import Stream, Vocabulary
 from trueup.comparison.measures import measure
 from trueup.comparison.verdict import align, criteria, judge, locate
-from trueup.comparison.verdict.compare import compare
 from trueup.comparison.verdict.judged import Judged
 from trueup.comparison.verdict.operands import Precision
 from trueup.comparison.verdict.origins import Origins

@@ -9,6 +9,7 @@ import pytest
 
 from trueup.comparison.measures.thresholds import QUORUM, ROOM
 from trueup.comparison.verdict.evidence import KEPT, Amplification
+from trueup.words.reasons import DECIDED
 from verdict.captures import CRITERION, Recording, changed, judged, normal
 
 WIDEST = CRITERION.certain_carried
@@ -83,7 +84,7 @@ def layers(amplified: list[float], shapes: list[int] | None = None) -> Any:
             result = changed(y, error * times, seed=k + 9) if error else y
             run.call("torch.nn.functional.gelu", {"grad_output.0": given}, {"grad_input.0": result}, level="api", phase="backward",
                      scope=f"layers.{k}")  # fmt: skip
-    return [(call.rule, call.ratio > 1) for call in judged(*runs)]
+    return [(call.row.name + DECIDED[call.decided], call.ratio > 1) for call in judged(*runs)]
 
 
 def test_calls_of_a_kind_that_amplify_alike_explain_each_other() -> None:

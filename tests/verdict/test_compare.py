@@ -10,9 +10,11 @@ import numpy as np
 import pytest
 
 import trueup
-from trueup.comparison.verdict.compare import MAX_FINDINGS, compare
-from trueup.comparison.verdict.evidence import loss_note
+from trueup.comparing import compare
+from trueup.comparison.verdict.evidence import losses_apart
 from trueup.model import TrueupError
+from trueup.report.view.assembly import MAX_FINDINGS
+from trueup.words.reasons import in_words
 from verdict.captures import Recording, Slot, changed, compared, normal
 
 W = normal(8, 8, seed=50)
@@ -210,11 +212,11 @@ def test_an_unmatched_call_without_parent(tmp_path: Path) -> None:
     ],
 )
 def test_losses_apart(first: float, second: float, apart: str | None) -> None:
-    note = loss_note({0: first}, {0: second}, 0.05)
+    note = losses_apart({0: first}, {0: second}, 0.05)
     if apart is None:
         assert note is None
     else:
-        assert f"the losses are {apart}" in str(note)
+        assert f"the losses are {apart}" in in_words(note)
 
 
 @pytest.mark.parametrize("loss", [1.06, np.nan])

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from cli.written import capture
-from trueup.comparison.verdict.compare import compare
+from trueup.comparing import compare
 from trueup.report.view.cosines import Cosines
 
 RNG = np.random.default_rng(3)

@@ -11,6 +11,7 @@ import pytest
 from trueup.comparison.verdict.evidence import factor
 from trueup.kernels import summarize
 from trueup.model import NUMBERS, PACKED
+from trueup.words.reasons import in_words
 from verdict.captures import Array, Recording, changed, compared, normal
 
 UNIT = 2.0**-24
@@ -36,8 +37,8 @@ def test_a_factor_is_told_to_rounding(times: float, words: str, statistics: bool
     both = [sketch_of(side) if statistics else side.astype(np.float64).ravel() for side in (right, wrong)]
     found = factor(both[0], both[1], 8 * UNIT, right.size)
     assert found is not None
-    assert found.exact == words
-    assert found.value == pytest.approx(times, rel=1e-6)
+    assert found.facts[0] == words
+    assert found.facts[1] == pytest.approx(times, rel=1e-6)
 
 
 @pytest.mark.parametrize("statistics", [False, True])
@@ -52,7 +53,7 @@ def test_coarse_numbers_are_near_everything() -> None:
     right = normal(64, 33, seed=4).astype(np.float64).ravel()
     found = factor(right, right * math.sqrt(1023), 2.0**-8, right.size)
     assert found is not None
-    assert found.exact == ""
+    assert found.facts[0] == ""
 
 
 def test_one_number_has_a_factor_only_if_somebody_would_write_it() -> None:
@@ -60,7 +61,7 @@ def test_one_number_has_a_factor_only_if_somebody_would_write_it() -> None:
     assert factor(one, one * 1.0173, 8 * UNIT, 1) is None
     found = factor(one, one * 4, 8 * UNIT, 1)
     assert found is not None
-    assert str(found) == "off by a factor of exactly 4"
+    assert in_words(found) == "off by a factor of exactly 4"
 
 
 def test_the_finding_says_it(tmp_path: Path) -> None:

@@ -10,6 +10,7 @@ import pytest
 
 from trueup.comparison.verdict.facts import FUNCTIONS, SLOPES, _steepest
 from trueup.comparison.verdict.locate import rank_culprits
+from trueup.words.reasons import joined
 from verdict.captures import Array, Recording, changed, judged, located, normal
 
 SHAPE = (32, 24)
@@ -26,7 +27,7 @@ def first(run: Recording, error: float, size: float = 1.0) -> Array:
 
 def culprits(*runs: Recording) -> list[tuple[str, str]]:
     found = rank_culprits(located(*runs).suspects)
-    return [(s.judged.call.candidate.op.removeprefix("aten::"), s.because) for s in found]
+    return [(s.judged.call.candidate.op.removeprefix("aten::"), joined(s.because)) for s in found]
 
 
 def unary(run: Recording, op: str, kernel: Kernel, error: float) -> None:

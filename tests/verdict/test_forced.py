@@ -7,7 +7,9 @@ from typing import Any
 
 import pytest
 
-from trueup.comparison.verdict.overlap import BLIND, notes_on
+from trueup.comparison.verdict.overlap import forced
+from trueup.facts.why import Why
+from trueup.words.reasons import in_words
 
 
 @pytest.mark.parametrize(("recorded", "blind"), [
@@ -16,7 +18,7 @@ from trueup.comparison.verdict.overlap import BLIND, notes_on
 ])  # fmt: skip
 def test_agreement_proves_nothing_where_only_modules_were_recorded(recorded: Any, blind: bool) -> None:
     capture: Any = SimpleNamespace(root={"config": {"inputs_from": "base"}, "levels": recorded}, ranks={0: {"notes": None}})
-    notes, found = notes_on(capture, ["module", "api"])
+    notes, found = forced(capture, ["module", "api"])
     assert found == blind
-    assert (notes[0] == BLIND) == blind
-    assert "those of base" in notes[-1]
+    assert (notes[0] == Why.BLIND()) == blind
+    assert "those of base" in in_words(notes[-1])

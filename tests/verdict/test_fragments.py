@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from trueup.comparison.verdict.compare import compare
+from trueup.comparing import compare
 from trueup.store import Writer, claim
 
 from .captures import Recording, compared

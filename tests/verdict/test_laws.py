@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 from trueup.comparison.verdict.locate import of_a_kind, rank_culprits
+from trueup.words.reasons import joined
 from verdict.captures import Array, Recording, changed, located, normal
 
 WIDTH = 24
@@ -49,7 +50,7 @@ def test_a_gradient_that_sums_to_zero_no_more_is_wrong_by_itself() -> None:
     attention(runs[0])
     attention(runs[1], first=0.3, wrong=True)
     assert culprits(*runs)[:2] == [[("aten::mm", 0)], [("aten::_softmax_backward_data", 3), ("aten::_softmax_backward_data", 7)]]
-    because = [s.because for s in rank_culprits(located(*runs).suspects) if "softmax" in s.judged.call.candidate.op]
+    because = [joined(s.because) for s in rank_culprits(located(*runs).suspects) if "softmax" in s.judged.call.candidate.op]
     assert because[0].startswith("it breaks sum(output.0) = 0 that all 2 calls of its kind keep in the baseline (to ")
 
 
@@ -179,7 +180,7 @@ def test_a_mean_is_kept_where_elements_are_taken_together(wrong: bool) -> None:
     resized(runs[1], 0.3, weights=np.array([0.5, 0.45] if wrong else [0.5, 0.5]))
     assert [kind[0][0] for kind in culprits(*runs)] == ["aten::mm", "aten::avg_pool2d"][: 1 + wrong]
     if wrong:
-        because = [s.because for s in rank_culprits(located(*runs).suspects) if "pool" in s.judged.call.candidate.op]
+        because = [joined(s.because) for s in rank_culprits(located(*runs).suspects) if "pool" in s.judged.call.candidate.op]
         assert because[0].startswith("it breaks mean(output.0) = mean(input.0) that all 3 calls of its kind keep")
 
 

@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as arrays
 
-from trueup.comparison.measures.measure import Measured, SlotError, measure
+from trueup.comparison.measures.measure import Distance, Measured, measure
 from trueup.comparison.verdict.align import align
 from trueup.words.reasons import in_words
 from verdict.captures import Array, Recording, Slot, no_payload, normal
@@ -33,7 +33,7 @@ def measured(baseline: Any, candidate: Any, parts: str = "stats digest", **call:
     return measure(align(first, second), first, second, payloads).measured(0)
 
 
-def error(baseline: Any, candidate: Any, parts: str = "stats digest") -> SlotError:
+def error(baseline: Any, candidate: Any, parts: str = "stats digest") -> Distance:
     return measured(baseline, candidate, parts).slots["output.0"]
 
 
@@ -43,7 +43,7 @@ def reals(array: Array) -> Array:
 
 def test_equal_digests_are_bitwise_equal() -> None:
     found = error(normal(7), normal(7))
-    assert (found.absolute, found.method, found.relative) == (0.0, "digest", 0.0)
+    assert (found.low, found.kind, found.relative) == (0.0, "digest", 0.0)
 
 
 @settings(max_examples=60, deadline=None)
@@ -56,7 +56,7 @@ def test_distance_is_that_of_the_oracle(dtype: Any, size: int, relative: float, 
     found = error(baseline, candidate, parts)
     assert found.norm == pytest.approx(norm, rel=1e-12)
     exact = parts == "tensor" or size <= 64
-    assert found.absolute == pytest.approx(true, rel=1e-9 if exact else 0.6, abs=1e-12)
+    assert found.low == pytest.approx(true, rel=1e-9 if exact else 0.6, abs=1e-12)
 
 
 @settings(max_examples=40, deadline=None)
@@ -67,15 +67,15 @@ def test_non_finite_values_elsewhere_are_infinitely_far(values: Array, position:
     other[k] = np.float32(0) if not math.isfinite(values[k]) else np.float32(np.nan)
     for parts in ("stats digest", "stats", "tensor"):
         found = error(values, other, parts)
-        assert found.absolute == math.inf
-        assert "NaN or Inf" in in_words(found.reason)
+        assert found.low == math.inf
+        assert "NaN or Inf" in in_words(found.why)
 
 
 def test_nan_in_different_places_is_found_in_tensors_and_sketches() -> None:
     first, second = normal(50), normal(50)
     first[3] = second[4] = np.nan
-    assert in_words(error(first, second, "tensor").reason) == "NaN or Inf in different places"
-    assert error(first, second).absolute > 0
+    assert in_words(error(first, second, "tensor").why) == "NaN or Inf in different places"
+    assert error(first, second).low > 0
 
 
 @pytest.mark.parametrize("parts", ["stats", "stats digest", "tensor"])
@@ -84,9 +84,9 @@ def test_non_finite_values_in_the_same_places_are_no_difference(dtype: Any, part
     first = normal(50, dtype=dtype)
     first[[3, 7]] = np.nan, np.inf
     second = first.copy()
-    assert error(first, second, parts).absolute == 0
+    assert error(first, second, parts).low == 0
     second[5] += np.float32(0.5)
-    assert error(first, second, parts).absolute == pytest.approx(0.5, rel=1e-5)
+    assert error(first, second, parts).low == pytest.approx(0.5, rel=1e-5)
 
 
 @pytest.mark.parametrize("parts", ["stats", "tensor"])
@@ -104,9 +104,9 @@ def test_masks_of_the_largest_number_are_counted_and_have_places(parts: str) -> 
     wrong, moved = mask.copy(), mask.copy()
     wrong[0, 5] = 0
     moved[0, 5], moved[5, 0] = 0, lowest
-    assert error(mask, mask.copy(), parts).absolute == 0
-    assert error(mask, wrong, parts).absolute == math.inf
-    assert error(mask, moved, parts).absolute == math.inf
+    assert error(mask, mask.copy(), parts).low == 0
+    assert error(mask, wrong, parts).low == math.inf
+    assert error(mask, moved, parts).low == math.inf
     half = np.array([65504.0, 1.0], np.float16)  # no mask: a number like others
     assert error(half, half * np.float16(0.5), parts).relative == pytest.approx(0.5)
 
@@ -128,12 +128,12 @@ def test_scalars_and_empty_tensors(parts: str) -> None:
 @pytest.mark.parametrize("parts", ["stats digest", "tensor"])
 def test_integers_and_bools_by_value(parts: str) -> None:
     assert error(np.array([3, 4]), np.array([3, 5]), parts).relative == pytest.approx(0.2)
-    assert error(np.array([True, False, True]), np.array([True, True, True]), parts).absolute == 1.0
+    assert error(np.array([True, False, True]), np.array([True, True, True]), parts).low == 1.0
 
 
 @pytest.mark.parametrize("parts", ["stats digest", "tensor"])
 def test_integers_beyond_the_digits_of_a_double_are_not_equal(parts: str) -> None:
-    assert error(np.array([2**53]), np.array([2**53 + 1]), parts).absolute >= 1
+    assert error(np.array([2**53]), np.array([2**53 + 1]), parts).low >= 1
 
 
 def test_a_swap_that_the_sketch_cannot_see_is_not_equal() -> None:
@@ -142,17 +142,17 @@ def test_a_swap_that_the_sketch_cannot_see_is_not_equal() -> None:
     swapped = next(
         other
         for row in range(1, 64)
-        if error(mask, other := np.roll(mask, 64 * row), "stats").absolute == 0
+        if error(mask, other := np.roll(mask, 64 * row), "stats").low == 0
         or row == 63
     )
-    assert error(mask, swapped).absolute > 0
+    assert error(mask, swapped).low > 0
 
 
 def test_complex_values_are_two_reals() -> None:
     first = normal(20, dtype=np.complex64)
     second = first + np.complex64(0.25j)
     for parts in ("stats", "tensor"):
-        assert error(first, second, parts).absolute == pytest.approx(0.25 * math.sqrt(20), rel=1e-5)
+        assert error(first, second, parts).low == pytest.approx(0.25 * math.sqrt(20), rel=1e-5)
 
 
 def test_complex_norms_do_not_overflow_their_dtype() -> None:
@@ -163,21 +163,21 @@ def test_complex_norms_do_not_overflow_their_dtype() -> None:
 @pytest.mark.parametrize("parts", ["stats digest", "tensor"])
 def test_other_dtypes_are_measured_by_value(parts: str) -> None:
     exact = np.arange(8).astype(np.float32)
-    assert error(exact, exact.astype(ml_dtypes.bfloat16), parts).absolute == 0
+    assert error(exact, exact.astype(ml_dtypes.bfloat16), parts).low == 0
     rounded = normal(500)
     assert 1e-4 < error(rounded, rounded.astype(ml_dtypes.bfloat16), parts).relative < 2**-8
 
 
 def test_digests_of_other_dtypes_say_nothing() -> None:
     found = error(normal(5), normal(5).astype(np.float64), "digest")
-    assert math.isnan(found.absolute)
-    assert in_words(found.reason) == "dtypes differ (float32 and float64) and only digests were recorded"
+    assert math.isnan(found.low)
+    assert in_words(found.why) == "dtypes differ (float32 and float64) and only digests were recorded"
 
 
 def test_digests_alone_tell_that_and_not_how_much() -> None:
     found = error(normal(5), normal(5, seed=1), "digest")
-    assert (found.absolute, found.method) == (math.inf, "digest")
-    assert in_words(found.reason) == "digests differ; how much is not recorded"
+    assert (found.low, found.kind) == (math.inf, "digest")
+    assert in_words(found.why) == "digests differ; how much is not recorded"
 
 
 @pytest.mark.parametrize("parts", ["stats digest", "tensor", "digest"])
@@ -185,26 +185,26 @@ def test_other_shapes_are_not_measured(parts: str) -> None:
     for other in (normal(5, 2), normal(3, 2)):
         found = error(normal(2, 5), other, parts)
         assert math.isnan(found.relative)
-        assert in_words(found.reason) == f"shapes differ: (2, 5) and {other.shape}"
+        assert in_words(found.why) == f"shapes differ: (2, 5) and {other.shape}"
 
 
 def test_sizes_of_one_do_not_matter() -> None:
-    assert error(normal(1, 5), normal(5)).absolute == 0
-    assert error(normal(1).reshape(()), normal(1)).absolute == 0
+    assert error(normal(1, 5), normal(5)).low == 0
+    assert error(normal(1).reshape(()), normal(1)).low == 0
 
 
 @pytest.mark.parametrize(("first", "second"), [("stats", "digest"), ("", "stats digest"), ("digest", "stats"), ("", "")])
 def test_nothing_in_common_is_not_measured(first: str, second: str) -> None:
     found = error(Slot(normal(5), first), Slot(normal(5), second))
-    assert math.isnan(found.absolute)
-    assert (found.method, in_words(found.reason)) == ("none", "no statistics on both sides")
+    assert math.isnan(found.low)
+    assert (found.kind, in_words(found.why)) == ("none", "no statistics on both sides")
 
 
 def test_a_sum_beyond_float64_is_not_measured() -> None:
     huge = np.full(4096, 1.5e308)
     found = error(huge, huge / 2, "stats")
-    assert math.isnan(found.absolute)
-    assert in_words(found.reason) == "a sum of the sketch left the range of float64; capture with detail tensor"
+    assert math.isnan(found.low)
+    assert in_words(found.why) == "a sum of the sketch left the range of float64; capture with detail tensor"
 
 
 def test_one_sided_slots_and_arguments() -> None:

@@ -55,7 +55,7 @@ def test_modules_alone_cannot_tell_and_say_which_level_can(whole: Path, tmp_path
     first, *_, last = result.sentence.splitlines()
     assert first == "COULD NOT TELL  because no output of any module was compared"
     assert last.strip() == (
-        "next: compare at level api too, which both captures hold, where what the optimizer reads and makes is compared"
+        "next: compare at level api too, which both captures hold, where gradients and the optimizer show which"
     )
 
 

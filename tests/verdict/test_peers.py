@@ -8,6 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from trueup.words.reasons import joined
 from verdict.captures import Recording, compared, located, normal
 
 UNIT = 2.0**-24
@@ -35,7 +36,7 @@ def found(errors: Sequence[float], **options: object) -> list[tuple[str, bool, s
     runs = Recording(), Recording()
     layers(runs[0], [0.0] * len(errors), **{name: value for name, value in options.items() if name in ("dtype", "given", "scope")})  # type: ignore[arg-type]
     layers(runs[1], errors, **options)  # type: ignore[arg-type]
-    return [(s.judged.call.candidate.scope, s.certain, s.because) for s in located(*runs).suspects]
+    return [(s.judged.call.candidate.scope, s.certain, joined(s.because)) for s in located(*runs).suspects]
 
 
 SAID = "layer.0, which does the same, is bitwise equal"

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from trueup.comparison.verdict.compare import compare
+from trueup.comparing import compare
 from trueup.model import Result, TrueupError
 from verdict.captures import Array, Recording, changed, normal
 

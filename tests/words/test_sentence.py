@@ -5,8 +5,11 @@ import dataclasses
 import pytest
 
 from report.results import HOSTILE, crowded, culprit, missing, ranks, result, slot
-from trueup.words import sentence
+from trueup.facts.why import Reason, Why
+from trueup.model import CallKey
 from trueup.words.sentence import evidence, operators, verdict_lines
+
+CALL = CallKey(0, 1, "forward", "aten", "layer.2", "aten::mm", 3)
 
 
 def test_the_sentence_of_the_readme() -> None:
@@ -47,17 +50,22 @@ def test_aligned_says_its_notes() -> None:
         (0, ["the candidate is empty"], {}, "the candidate is empty", "capture both runs again"),
         (3, [], {}, "no call of one run was found in the other (3 unmatched)", "the same --level, --steps"),
         (0, [], {"compared": 9, "incomparable": 2}, "2 of 9 calls could not be compared", "--detail stats or tensor"),
-        (0, [f"2 calls not compared: criterion ptdbg {sentence.UNRECORDED}"], {"compared": 9, "incomparable": 2},
+        (0, [Why.NOT_COMPARED(2, Why.UNRECORDED("ptdbg"), CALL)], {"compared": 9, "incomparable": 2},
          "2 of 9 calls could not be compared", "with --detail tensor"),
-        (4, [f"input.1 differs and {sentence.UNSEEN}: capture it all"], {"compared": 9}, f"input.1 differs and {sentence.UNSEEN}",
-         "capture it all"),
+        (4, [Why.UNSEEN("input.1", CALL, 0.5, Why.ALL_PHASES())], {"compared": 9},
+         f"input.1 of {CALL} differs (rel. L2 0.5) and no compared call made that difference", "capture all phases, from step 0"),
+        (4, [Why.UNSEEN("input.1", CALL, 0.5, Why.ALL_PHASES())], {}, "no call of one run was found in the other (4 unmatched)",
+         "the same --level, --steps"),
+        (0, [Why.MISSING("run", Why.NO_FORWARD(CALL))], {}, "calls are missing that were recorded: run: aten::mm",
+         "record that run"),
+        (0, [Why.UNLIKE_PEERS("a", "b", None, "c")], {"compared": 9}, "could be rounding: a (b); c", "look at what it computes"),
         (1, [], {"compared": 9}, "1 call exists in only one run", "--level api"),
         (0, ["why"], {"compared": 9}, "why", "--detail tensor"),
     ],
 )  # fmt: skip
-def test_could_not_tell(unmatched: int, notes: list[str], counts: dict[str, int], because: str, next_step: str) -> None:
+def test_could_not_tell(unmatched: int, notes: list[Reason | str], counts: dict[str, int], because: str, next_step: str) -> None:
     lines = verdict_lines("inconclusive", (), (), [missing(k=k) for k in range(unmatched)], notes, counts)
-    assert lines[0] == f"COULD NOT TELL  because {because}"
+    assert lines[0].startswith(f"COULD NOT TELL  because {because}")
     assert lines[-1].startswith("                next: ")
     assert next_step in lines[-1]
     assert sum(because in line for line in lines) == 1

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
-from trueup.comparison.verdict.compare import compare
+from trueup.comparing import compare
 from trueup.facts.anomaly import Anomaly
 from trueup.store import Capture
 from trueup.words.wording import sci

@@ -38,7 +38,7 @@ from trueup.facts.anomaly import Matters
 from trueup.facts.operators import has
 from trueup.model import TrueupError
 from trueup.rerun.cases import HeldTensor
-from trueup.rerun.local_error import Distance, judge, thresholds
+from trueup.rerun.local_error import Distance, judge
 from trueup.rerun.recorded import RecordedCall, RecordedTensor
 from trueup.rerun.rounding import Operand, Operation, rounding
 from trueup.words.wording import counted, number
@@ -243,7 +243,7 @@ class Followed:
         read = [operand(tensor) for tensor in call.inputs.values()]
         rms = distance.truth_rms * np.sqrt(max(distance.counted, 1))
         output = Operand(slot, dtype, call.outputs[slot].shape, float(rms))
-        explained = rounding(operation, read, [output], roundings=thresholds().of(operation).roundings)[slot]
+        explained = rounding(operation, read, [output])[slot]
         return judge(operation, dtype, distance, None, rounding=explained).verdict != "accurate"
 
     # ---------------------------------------------------------------- where it ends

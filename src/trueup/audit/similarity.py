@@ -26,6 +26,7 @@ from trueup.comparison.normalise.dialects import framework_of
 from trueup.comparison.verdict.overlap import Overlap
 from trueup.model import TrueupError
 from trueup.store import Capture
+from trueup.words.reasons import in_words
 from trueup.words.wording import clean, counted, one_line, short_source
 
 T = TypeVar("T", bound=Hashable)
@@ -124,8 +125,9 @@ def similarity(baseline: str | Path | Capture, candidate: str | Path | Capture, 
     sentence = _sentence(alike, wired, totals, *lists)
     lost = [f"{one.path.name}: {text}" for one in pair for text in one.lost]
     whole = overlap.is_whole and not lost and min(totals) > 0
+    notes = (*map(in_words, overlap.notes), *lost)
     return Similarity(
-        sentence, finest, alike, wired, *totals, tuple(lists[0][:LISTED]), tuple(lists[1][:LISTED]), (*overlap.notes, *lost), whole
+        sentence, finest, alike, wired, *totals, tuple(lists[0][:LISTED]), tuple(lists[1][:LISTED]), notes, whole
     )
 
 

@@ -60,7 +60,7 @@ def compare(
         raise typer.BadParameter(f"expected two captures, got {len(more) + 2}: repeats of BASE follow --repeat", param_hint="CAND")
 
     from trueup.cli.terminal import Terminal
-    from trueup.comparison.verdict.compare import compare as compare_captures
+    from trueup.comparing import compare as compare_captures
     from trueup.report.cosine_view import render_listing
     from trueup.report.spreadsheet import write_csv, write_xlsx, xlsxwriter
     from trueup.report.terminal import print_saved, print_written, render

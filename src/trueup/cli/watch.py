@@ -9,7 +9,7 @@ import typer
 
 from trueup.cli import capture, selection
 from trueup.model import PHASES, TrueupError
-from trueup.watching import FRAMES
+from trueup.recorder.watch_options import FRAMES
 
 Output = Annotated[
     Optional[Path],  # noqa: UP045 - typer evaluates it on Python 3.10
@@ -48,7 +48,7 @@ def watch(
             "  next:     trueup watch --stop-after 1 -- python train.py"
         )
     from trueup.recorder import launch_watch
-    from trueup.watching import WatchOptions, capture_options
+    from trueup.recorder.watch_options import WatchOptions, capture_options
 
     options = capture_options(
         selection.levels(level), selection.words(phase) or None, tuple(include or ()) or None, tuple(exclude or ()) or None,

@@ -16,8 +16,8 @@ import time
 from contextlib import suppress
 from pathlib import Path
 
+from trueup.recorder.watch_options import STOPPED, WatchStopped
 from trueup.redaction import redacted
-from trueup.watching import STOPPED, WatchStopped
 
 FILE = "stop"
 LOOK_SECONDS = 2.0

@@ -23,8 +23,8 @@ from trueup.recorder.keeping import Keeper, last_calls
 from trueup.recorder.recent import Recent
 from trueup.recorder.rows import FIELDS, Rows
 from trueup.recorder.session import BaseSession
+from trueup.recorder.watch_options import WatchOptions
 from trueup.redaction import redacted
-from trueup.watching import WatchOptions
 
 CALLS_OF_A_HIT = 4
 """Calls that are saved with their tensors, the first ones."""

@@ -6,8 +6,8 @@ from pathlib import Path
 
 from trueup.comparison.normalise.dialects import framework_of
 from trueup.frameworks.tables import FRAMEWORKS
+from trueup.frameworks.trees import Node, Shape, Tree
 from trueup.model import TrueupError
-from trueup.pairing.trees import Node, Shape, Tree
 from trueup.store import Capture, open_capture
 
 BUFFER = "output.buffer."

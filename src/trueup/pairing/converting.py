@@ -9,8 +9,8 @@ import numpy as np
 
 from trueup.comparison.normalise.mapping import Mapping as LayerMap
 from trueup.frameworks.tables import FRAMEWORKS, layers_by_name
+from trueup.frameworks.trees import Node, Shape, Tree, path
 from trueup.model import TrueupError
-from trueup.pairing.trees import Node, Shape, Tree, path
 from trueup.pairing.weights import Conversion, convert, neutral_names
 
 Array = np.ndarray[Any, Any]

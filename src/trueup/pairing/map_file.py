@@ -5,9 +5,9 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
+from trueup.frameworks.trees import Tree
 from trueup.model import TrueupError
 from trueup.pairing.proposing import Pair, Proposal
-from trueup.pairing.trees import Tree
 
 HEAD = """\
 # Which module of the candidate is which of the baseline: proposed by `trueup map`, to be read before it is believed.

@@ -6,11 +6,12 @@ import dataclasses
 from pathlib import Path
 from typing import Any
 
+from trueup.adapters.models import adapter_of, tree_of
 from trueup.comparison.normalise.mapping import Mapping
 from trueup.comparison.normalise.mapping import load as load_mapping
+from trueup.frameworks.trees import Tree
 from trueup.model import TrueupError
 from trueup.pairing.proposing import Proposal, propose
-from trueup.pairing.trees import Tree, adapter_of, tree_of
 from trueup.pairing.weights import Conversion, convert
 
 

@@ -2,54 +2,9 @@
 
 from __future__ import annotations
 
-import sys
-from collections.abc import Mapping
-from dataclasses import dataclass, field
-from typing import Any
-
 from trueup.frameworks.tables import Optimizer, optimizers_by_class
-from trueup.model import TrueupError
+from trueup.frameworks.trees import OptimizerFacts
 from trueup.pairing.settings import Difference, neutral_settings, same
-
-
-@dataclass(frozen=True, slots=True)
-class OptimizerFacts:
-    """What an optimizer of a framework is."""
-
-    framework: str
-    classes: tuple[str, ...]
-    settings: Mapping[str, Any]
-    """Of its first group, by the framework's names."""
-    groups: tuple[Mapping[str, Any], ...] = field(default_factory=tuple)
-    """What further groups have in another way."""
-    clipping: str = ""
-    """How it clips gradients itself, in words."""
-    schedule: str = ""
-    """What changes its learning rate by itself."""
-
-
-def facts_of(optimizer: Any) -> OptimizerFacts:
-    """Return what an optimizer is.
-
-    Raises:
-        TrueupError: it is none of torch.optim, paddle.optimizer or keras.optimizers.
-    """
-    torch, paddle = sys.modules.get("torch"), sys.modules.get("paddle")
-    if torch is not None and isinstance(optimizer, torch.optim.Optimizer):
-        from trueup.adapters.torch.models import optimizer_facts
-
-        return optimizer_facts(optimizer)
-    if paddle is not None and isinstance(optimizer, paddle.optimizer.Optimizer):
-        from trueup.adapters.paddle.models import optimizer_facts as paddle_facts
-
-        return paddle_facts(optimizer)
-    keras = sys.modules.get("keras")
-    if keras is not None and isinstance(optimizer, keras.optimizers.Optimizer):
-        from trueup.adapters.tensorflow.models import optimizer_facts as keras_facts
-
-        return keras_facts(optimizer)
-    expected = "one of torch.optim, paddle.optimizer or keras.optimizers"
-    raise TrueupError(f"{type(optimizer).__name__} is no optimizer: expected {expected}")
 
 
 def compare_optimizers(baseline: OptimizerFacts, candidate: OptimizerFacts) -> list[Difference]:

@@ -22,7 +22,7 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from trueup.comparison.verdict.align import best_pairs
-from trueup.pairing.trees import Node, Tree, path
+from trueup.frameworks.trees import Node, Tree, path
 from trueup.pairing.weights import inside_recurrent, is_ambiguous
 
 SAME = 1e-4

@@ -8,8 +8,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from trueup.frameworks.tables import Named, Own
+from trueup.frameworks.trees import Tree
 from trueup.pairing.proposing import Pair
-from trueup.pairing.trees import Tree
 
 CONVERTED: Mapping[str, Callable[[Any], Any]] = {
     "num_directions": lambda value: value == 2,

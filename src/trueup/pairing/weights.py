@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 
 from trueup.frameworks.tables import Layer
-from trueup.pairing.trees import Shape, Tree, path
+from trueup.frameworks.trees import Shape, Tree, path
 
 Array = np.ndarray[Any, Any]
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 from pathlib import Path
 
-from trueup.comparison.verdict.compare import compare
+from trueup.comparing import compare
 from trueup.model import TrueupError
 from trueup.recipes.checks import Facts, make
 from trueup.recipes.deeper import advice

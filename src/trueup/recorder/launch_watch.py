@@ -11,7 +11,7 @@ from typing import Any
 
 from trueup.recorder import launch, summary
 from trueup.recorder.options import CaptureOptions
-from trueup.watching import STOPPED, WatchOptions
+from trueup.recorder.watch_options import STOPPED, WatchOptions
 
 DIRECTORY = "trueup-watch"
 NAMED = 8

@@ -2,7 +2,7 @@
 
 Renderers take a finished ``Result`` (or a table of records, for ``trueup show``) and return text, a document or bytes;
 only ``save`` writes files. Nothing here imports a framework, and pyarrow, rich, jinja2 and bokeh are imported by the
-renderer that needs them, so that ``trueup --help`` stays quick and ``report.sentence`` may be used by the verdict.
+renderer that needs them, so that ``trueup --help`` stays quick. Sentences come from `trueup.words`.
 """
 
 from __future__ import annotations

@@ -233,7 +233,7 @@ def _limit(
     own = Distance.of(truth, known)
     if recorded.dtype.startswith(("int", "uint", "bool")):
         return {"differing": int((factor + 1) * own.differing), "origin": kind.origin, "rule": f"{kind.name}: integers"}
-    explained = rounding(operation, read, [replayer._operand(recorded, own)], replayer.precision, kind.roundings)[recorded.slot]
+    explained = rounding(operation, read, [replayer._operand(recorded, own)], replayer.precision)[recorded.slot]
     if exact is None:
         explained *= 2  # both sides round
     elif kind.exact and own.rms == 0 and own.truth_rms > 0:

@@ -20,12 +20,12 @@ from trueup.comparison.measures.roundoff import roundoff
 from trueup.comparison.verdict.operands import Precision, precision_of
 from trueup.model import TrueupError
 from trueup.rerun.drawing import draw
-from trueup.rerun.local_error import WORDS, Distance, LocalError, judge, thresholds
+from trueup.rerun.local_error import WORDS, Distance, LocalError, judge
 from trueup.rerun.outcomes import Outcome
 from trueup.rerun.places import NotReplayable, Place
 from trueup.rerun.recorded import RecordedCall, RecordedCalls, RecordedTensor
 from trueup.rerun.results import MASK, of_one_draw, outcome, parallel, same_bytes, untold
-from trueup.rerun.rounding import Operand, Operation, criterion, rounding
+from trueup.rerun.rounding import Operand, Operation, criterion, rounding, storing
 from trueup.store.segment import numpy_dtype
 
 Arrays = dict[str, NDArray[Any]]
@@ -190,10 +190,9 @@ class Judging(ABC, Generic[P]):
             return untold(operation, f"{missing}, and there is no baseline to compare with")
         against, own = (known, None) if exact is None else (exact, known)
         assert against is not None
-        kind = thresholds().of(operation)
         distance = Distance.of(against, target)
         output = self._operand(recorded, distance)
-        explained = rounding(operation, read, [output], self.precision, kind.roundings)[slot]
+        explained = rounding(operation, read, [output], self.precision)[slot]
         if exact is None:
             explained *= 2  # the baseline rounds as well
             found = judge(operation, recorded.dtype, distance, None, rounding=explained)
@@ -202,7 +201,7 @@ class Judging(ABC, Generic[P]):
             return found
         beside = None if own is None else Distance.of(exact, own)
         if beside is not None:
-            explained += kind.roundings * _narrow(self._casts(call), beside)
+            explained += storing(operation) * _narrow(self._casts(call), beside)
         found = judge(operation, recorded.dtype, distance, beside, rounding=explained)
         if found.verdict in ("wrong", "suspicious") and not result.drawn and (moved := self._moved(call, slot, exact)) is not None:
             found = judge(operation, recorded.dtype, distance, beside, rounding=explained, perturbed=moved)

@@ -173,7 +173,6 @@ class Class:
     name: str
     factor: float
     backward: float
-    roundings: float
     origin: str
     exact: bool = False
 

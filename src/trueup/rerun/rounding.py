@@ -63,9 +63,8 @@ def criterion() -> Criterion:
 
 
 def rounding(
-    operation: Operation, inputs: Sequence[Operand], outputs: Sequence[Operand], precision: Precision = PLAIN,
-    roundings: float = 2.0,
-) -> dict[str, float]:  # fmt: skip
+    operation: Operation, inputs: Sequence[Operand], outputs: Sequence[Operand], precision: Precision = PLAIN
+) -> dict[str, float]:
     """Return for each floating-point output the error that rounding explains, relative to its norm (0: none, or nothing known).
 
     An output that is all zero has the error of its terms instead, an absolute root mean square: relative errors mean nothing.
@@ -75,7 +74,6 @@ def rounding(
         inputs: in the order of its slots.
         outputs: with the norms of the truth.
         precision: what the device declares about float32 products.
-        roundings: units of a 16-bit or 8-bit result that its own rounding takes; the arithmetic behind it is float32's.
     """
     names, table = Vocabulary(), criterion()
     row = table.row(operation.op, operation.level, operation.phase)
@@ -95,8 +93,19 @@ def rounding(
         if not output.l2 > 0:
             relative = row.ulps * unit * terms
         coarse = UNIT_ROUNDOFF[output.dtype]
-        found[output.slot] = relative + (roundings * coarse if coarse > SINGLE else 0.0)
+        found[output.slot] = relative + (storing(operation) * coarse if coarse > SINGLE else 0.0)
     return found
+
+
+@lru_cache(maxsize=4096)
+def storing(operation: Operation) -> float:
+    """Return how many units of its dtype a 16-bit or 8-bit result may be off a truth, which is not rounded: one, for it is stored.
+
+    And what the criterion grants two results that are both stored (`trueup.comparison.verdict.explain`).
+    """
+    row = criterion().row(operation.op, operation.level, operation.phase)
+    roundings = row.roundings if operation.level == "aten" else max(row.roundings, 2.0)
+    return 1.0 + (0.0 if row.own == "exact" else math.sqrt(roundings))
 
 
 def _unit(dtype: str) -> float:

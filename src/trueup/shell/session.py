@@ -110,7 +110,7 @@ class Session:
         self, *, level: Sequence[str] | None = None, criterion: str = "default", mapping: Path | None = None
     ) -> Comparison:
         """Compare the two, as `trueup compare` does, and keep what was found."""
-        from trueup.comparison.verdict.compare import compare
+        from trueup.comparing import compare
 
         cosines = Cosines()
         sides = self.capture("base"), self.capture("cand")

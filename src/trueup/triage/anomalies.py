@@ -9,9 +9,9 @@ from typing import Any
 from trueup.anomalies import overflow
 from trueup.model import TrueupError
 from trueup.recorder import summary
+from trueup.recorder.watch_options import WatchOptions, capture_options
 from trueup.triage.found import Outcome
 from trueup.triage.running import Runner
-from trueup.watching import WatchOptions, capture_options
 
 NAME = "float anomalies"
 PAGE = "overflow"

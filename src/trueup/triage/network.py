@@ -6,7 +6,7 @@ import json
 from dataclasses import replace
 from pathlib import Path
 
-from trueup.comparison.verdict.compare import compare
+from trueup.comparing import compare
 from trueup.model import LEVELS, Result, TrueupError
 from trueup.recorder.options import CaptureOptions
 from trueup.remedy.advice import next_command

@@ -18,8 +18,8 @@ from pathlib import Path
 
 import pyarrow.compute as pc
 
+from trueup.comparing import compare
 from trueup.comparison.measures.roundoff import SINGLE, UNIT_ROUNDOFF
-from trueup.comparison.verdict.compare import compare
 from trueup.comparison.verdict.operands import precision_of
 from trueup.model import Result, TrueupError
 from trueup.recipes.found import Status

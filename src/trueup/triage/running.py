@@ -15,12 +15,12 @@ from pathlib import Path
 from typing import Any
 
 from trueup.adapters import ADAPTERS
+from trueup.comparison.graph.overview import Overview
 from trueup.facts.operators import named
 from trueup.model import TrueupError
 from trueup.recorder import launch, summary
 from trueup.recorder.options import CaptureOptions
 from trueup.redaction import redacted
-from trueup.report.view.summary import Overview
 from trueup.store import Capture, open_capture
 from trueup.triage.found import Trial
 from trueup.triage.table import Switch, Table, fusion_file

@@ -5,7 +5,7 @@
               your code: centernet.py:57 in forward
               37 later calls deviate only because of it
 
-Pure, and dependent on ``trueup.model`` alone: the verdict package fills ``Result.sentence`` with it.
+Pure, and dependent on facts alone: ``Result.sentence`` is filled with it.
 """
 
 from __future__ import annotations
@@ -14,8 +14,10 @@ import json
 import math
 from collections.abc import Callable, Mapping, Sequence
 
+from trueup.facts.why import Reason, Why
 from trueup.model import Finding, Occurrence, SlotComparison, VerdictWord
-from trueup.words.wording import ELLIPSIS, counted, number, one_line, sci, short_source, shorten, times
+from trueup.words.reasons import in_words, what_and_next
+from trueup.words.wording import ELLIPSIS, counted, one_line, sci, short_source, shorten, times
 
 HEADS: dict[VerdictWord, str] = {
     "deviates": "DEVIATES  ",
@@ -23,43 +25,6 @@ HEADS: dict[VerdictWord, str] = {
     "inconclusive": "COULD NOT TELL  ",
 }
 ARGUMENT_WIDTH = 60
-NOISY = (
-    "it could be rounding: what moved the weights since the step before was not compared, and an optimizer that divides by "
-    "the size of gradients makes as much of those that are next to nothing"
-)
-"""Words of the note on a weight that differs after a step of which rounding may be the reason; what follows is what to do."""
-UNRECORDED = "asks for what was not recorded"
-"""Words of the reason that a criterion of elements gives."""
-FRAGMENT = "is a fragment"
-"""Words of the reason that a run did not end, or was not recorded to its end; what follows its last colon is what to do."""
-DIFFERENT_FILTERS = "the runs were recorded through different filters"
-"""Words of the reason that calls have no counterpart because of that; likewise."""
-MISSING = "calls are missing that were recorded"
-"""Words of the reason that other calls refer to a call that is not there."""
-ALONE = "which does the same, is bitwise equal"
-"""Words of the note on a call that differs within rounding, where another one that does the same does not differ at all."""
-ROUNDS = "other calls of its kind do not"
-"""Words of the note on a call that rounds in the candidate alone; likewise."""
-STALE = "the candidate made it in an earlier step"
-"""Words of the note on a tensor that was left from there; likewise."""
-UNSEEN = "no compared call made that difference"
-"""Words of the note on a tensor whose difference came in unseen; what follows its last colon is what to do."""
-NOTHING_MADE = "no output of any module was compared"
-"""Words of the note on modules without counterparts, as of micro-batches; likewise."""
-COMPLETELY = "capture all phases, from step 0 and without gaps"
-"""What to do about it where the capture has gaps."""
-NO_OPTIMIZER = (
-    "the optimizer was not compared{more}: what they did was compared by how far the weights moved from one captured step to the "
-    "next; what the last captured step did to them is not known; record level api or aten with all phases to see it"
-)
-NO_OPTIMIZER_DUMPED = (
-    "the dump has no optimizer: what it did was compared where the next dumped step reads the weights; what the last dumped step "
-    "did to them is not known"
-)
-WEIGHTS_UNSEEN = (
-    "the weights were updated since, by what was not recorded: the gradients of weights, their clipping, the optimizer and its "
-    "learning rate; record levels api or aten with all phases to see which"
-)
 LARGE = 0.1
 """Relative error from which on nobody would say that inputs agree, whatever the outputs'."""
 OTHERS_NAMED = 3
@@ -71,10 +36,10 @@ def verdict_lines(
     culprits: Sequence[Finding],
     victims: Sequence[Finding],
     unmatched: Sequence[Finding],
-    notes: Sequence[str],
+    notes: Sequence[Reason | str],
     counts: Mapping[str, int],
     occurrences: Sequence[Occurrence] = (),
-    always: Sequence[str] = (),
+    always: Sequence[Reason | str] = (),
 ) -> list[str]:
     """Say a verdict in lines of plain text.
 
@@ -102,7 +67,7 @@ def verdict_lines(
     else:
         said = _no_culprit(victims, unmatched, counts)
     place = len(said) if verdict == "deviates" else 1
-    said[place:place] = [f"note: {one_line(note)}" for note in always]
+    said[place:place] = [f"note: {one_line(in_words(note))}" for note in always]
     head = HEADS[verdict]
     return [head + said[0], *(" " * len(head) + line for line in said[1:])]
 
@@ -229,7 +194,7 @@ def _no_culprit(victims: Sequence[Finding], unmatched: Sequence[Finding], counts
     return lines
 
 
-def _aligned(notes: Sequence[str], counts: Mapping[str, int]) -> list[str]:
+def _aligned(notes: Sequence[Reason | str], counts: Mapping[str, int]) -> list[str]:
     steps = f" over {counted(counts['steps'], 'step')}" if counts.get("steps") else ""
     equal, inherited = counts.get("equal", 0), counts.get("inherited", 0)
     rounded = counts.get("agrees", 0) - inherited
@@ -237,46 +202,45 @@ def _aligned(notes: Sequence[str], counts: Mapping[str, int]) -> list[str]:
     alone = [f"{number:,} only in the {side}" for side in ("baseline", "candidate") if (number := counts.get(f"only_{side}", 0))]
     line += f", {rounded:,} within rounding" + (f", {inherited:,} explained by their inputs" if inherited else "")
     line += f"; {', '.join(alone) or 'nothing unmatched'}"
-    return [line, *(f"note: {one_line(note)}" for note in notes[:2]), *_more_notes(notes[2:])]
+    return [line, *(f"note: {one_line(in_words(note))}" for note in notes[:2]), *_more_notes(notes[2:])]
 
 
-def _more_notes(notes: Sequence[str]) -> list[str]:
+def _more_notes(notes: Sequence[Reason | str]) -> list[str]:
     return [f"and {counted(len(notes), 'more note')} in the report"] if notes else []
 
 
-def _inconclusive(unmatched: Sequence[Finding], notes: Sequence[str], counts: Mapping[str, int]) -> list[str]:
+DECISIVE = (Why.UNREADABLE, Why.FRAGMENT, Why.FILTERS, Why.MISSING, Why.NO_MODULE)
+"""Reasons beside which no number of calls matters."""
+OPEN = (Why.UNSEEN, Why.NOISY, Why.ROUNDS, Why.STALE, Why.UNLIKE_PEERS)
+"""Reasons that say what to do themselves, once calls were compared."""
+
+
+def _inconclusive(unmatched: Sequence[Finding], notes: Sequence[Reason | str], counts: Mapping[str, int]) -> list[str]:
     compared, incomparable = counts.get("compared", 0), counts.get("incomparable", 0)
     missing = max(len(unmatched), counts.get("unmatched", 0))
-    if notes and "cannot be read" in notes[0]:
-        because, step = one_line(notes[0]), "restore what is missing, or record that run again"
-    elif notes and any(words in notes[0] for words in (FRAGMENT, DIFFERENT_FILTERS, NOTHING_MADE)):
-        because, _, step = one_line(notes[0]).rpartition(": ")
-    elif notes and notes[0].startswith(MISSING):
-        because, step = one_line(notes[0]), "record that run again; what else the runs say is in the report"
+    first = notes[0] if notes else None
+    why = first.why if isinstance(first, Reason) else None
+    noted, because = "", ""  # what the first note says where that is the reason, else what the counts say
+    if isinstance(first, Reason) and (why in DECISIVE or (compared and why in OPEN)):
+        noted, step = what_and_next(first)
     elif not compared and not missing:
-        because = one_line(notes[0]) if notes else "nothing was captured"
+        noted, because = in_words(first), "nothing was captured"
         step = "capture both runs again; `trueup show CAPTURE` lists what a capture holds"
     elif not compared:
         because = f"no call of one run was found in the other ({missing:,} unmatched)"
         step = "capture the same model and steps on both sides, with the same --level, --steps and --include"
-    elif notes and any(words in notes[0] for words in (UNSEEN, NOISY, ROUNDS, STALE)):
-        because, _, step = one_line(notes[0]).rpartition(": ")
-    elif notes and ALONE in notes[0]:
-        because = one_line(notes[0])
-        step = "look at what it computes in both runs; levels api and aten show what runs inside a module"
     elif incomparable:
         because = f"{incomparable:,} of {counted(compared, 'call')} could not be compared"
-        detail = "tensor" if notes and UNRECORDED in notes[0] else "stats or tensor"
-        step = f"capture both runs with --detail {detail}"
+        asked = isinstance(first, Reason) and first.involves(Why.UNRECORDED)
+        step = f"capture both runs with --detail {'tensor' if asked else 'stats or tensor'}"
     elif missing:
         because = f"{counted(missing, 'call')} {_verb(missing, 'exist')} in only one run"
         step = "compare at a coarser level, --level api or --level module, where the runs may line up"
     else:
-        because = one_line(notes[0]) if notes else "the measured differences neither pass nor fail the criterion"
+        noted, because = in_words(first), "the measured differences neither pass nor fail the criterion"
         step = "capture both runs with --detail tensor, where every error is measured and not estimated"
-    said = 1 if notes and one_line(notes[0]).startswith(because) else 0
-    rest = [f"note: {one_line(note)}" for note in notes[said:2]]
-    return [f"because {because}", *rest, *_more_notes(notes[2:]), f"next: {step}"]
+    rest = [f"note: {one_line(in_words(note))}" for note in notes[1 if noted else 0 : 2]]
+    return [f"because {one_line(noted) if noted else because}", *rest, *_more_notes(notes[2:]), f"next: {one_line(step)}"]
 
 
 def _operator(finding: Finding) -> str:
@@ -381,49 +345,9 @@ def _verb(count: int, verb: str) -> str:
     return verb + "s" if count == 1 else verb
 
 
-def rounds_note(call: str, candidate: str, baseline: str) -> str:
-    """Say that a call makes a coarser dtype in the candidate; what follows the last colon is what to do."""
-    what = f"{call} makes {candidate} in the candidate and {baseline} in the baseline, and {ROUNDS}"
-    return f"{what}: cast there as the baseline does, or compare with a run that does not"
-
-
-def stale_note(slot: str, error: float, made: int) -> str:
-    """Say that a call reads what was left from an earlier step, made by a call; what follows the last colon is what to do."""
-    what = f"{slot} differs (rel. L2 {sci(error)}), {STALE} (call {made}) and the baseline in this one"
-    return f"{what}: look for a cache that is not cleared (of casts under autocast, for one), or a tensor that is not updated"
-
-
-def inner_note(calls: int) -> str:
-    """Say what was not compared where a dump tells gradients inside calls alone."""
-    return (
-        f"the dump lacks gradients of {counted(calls, 'backward call')}, mostly of weights (of a linear layer on three dimensions, "
-        "for one): they show in the weights that the next dumped step reads, and those of the last step are not known; level mix "
-        "dumps them"
-    )
-
-
-def statistics_note(calls: int, compared: int) -> str:
-    """Say how much of a comparison rests on statistics."""
-    return (
-        f"{calls:,} of {compared:,} calls were compared by statistics alone (max, min, mean, norm, XOR), which show no "
-        "permutation, no sign and no small error in few elements: dump tensors to see those"
-    )
-
-
 def hidden_note(count: int) -> list[str]:
     """Say what statistics do not show of so many results."""
     if not count:
         return []
     what = f"{counted(count, 'result')} {'was' if count == 1 else 'were'} compared by statistics only"
     return [f"{what}; a few wrong elements could go unnoticed (--detail tensor shows them)"]
-
-
-def moved_weights(wrong: int, total: int, times: float) -> str:
-    """Say how the updates of weights differ: of ``wrong`` of them, by a factor where there is one."""
-    if wrong < total or wrong == 1:
-        what = "their gradients or what was done to them differ"
-        return f"{wrong} of {counted(total, 'weight')} were moved otherwise, the others were not: {what}"
-    if math.isnan(times):
-        return f"all {wrong} weights were moved otherwise: the optimizer, its settings, or all gradients differ"
-    far = f"all {wrong} weights were moved {number(times, 3)} times as far, the same way"
-    return f"{far}: another learning rate, or gradients clipped or scaled"

@@ -16,7 +16,7 @@ from recording import bits, rows_of
 import trueup
 from models import MODELS, build
 from trueup.model import TrueupError
-from trueup.watching import WatchStopped
+from trueup.recorder.watch_options import WatchStopped
 
 STEPS = 4
 

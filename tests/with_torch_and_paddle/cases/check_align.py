@@ -98,7 +98,7 @@ def test_what_the_last_optimizer_wrote_is_not_taken_for_compared(tmp_path: Path)
     twins = pairs.PAIRS["lstm tagger"]("")
     trueup.convert_weights(twins.torch, twins.paddle)
     for name, model, optimizer, n in zip(("a", "b"), (twins.torch, twins.paddle), pairs.optimizers(twins), (0, 1), strict=True):
-        from trueup.pairing.trees import adapter_of
+        from trueup.adapters.models import adapter_of
 
         given = [adapter_of(model).tensor(one) for one in twins.batch]
         with trueup.capture(tmp_path / name, model=model, level=["module", "api"]) as running:

@@ -13,7 +13,8 @@ from paddle import nn as pnn
 from torch import nn
 
 import trueup
-from trueup.pairing.optimizers import compare_optimizers, facts_of
+from trueup.adapters.models import facts_of
+from trueup.pairing.optimizers import compare_optimizers
 
 P = paddle.optimizer
 

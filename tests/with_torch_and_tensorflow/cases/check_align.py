@@ -9,9 +9,10 @@ import tensorflow as tf
 
 import keras_pairs as pairs
 import trueup
+from trueup.adapters.models import facts_of
 from trueup.aligning import Alignment
 from trueup.cli.app import run
-from trueup.pairing.optimizers import compare_optimizers, facts_of
+from trueup.pairing.optimizers import compare_optimizers
 
 
 def aligned(name: str, difference: str, into: Path, *, steps: int = 1, detail: str = "tensor") -> Alignment:

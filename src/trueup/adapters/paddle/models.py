@@ -11,10 +11,9 @@ import paddle
 
 from trueup.adapters.paddle.host import to_numpy
 from trueup.adapters.paddle.tensors import layout_of
+from trueup.frameworks.trees import Node, OptimizerFacts, Tree, path
 from trueup.model import TrueupError
-from trueup.pairing.changing import attributes_set
-from trueup.pairing.optimizers import OptimizerFacts
-from trueup.pairing.trees import Node, Tree, path
+from trueup.recorder.replacing import attributes_set
 
 
 def tree(model: paddle.nn.Layer) -> Tree:

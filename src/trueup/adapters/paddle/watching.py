@@ -12,7 +12,7 @@ from trueup.adapters.paddle.watching_session import WatchSession
 from trueup.lookout.watch import Watch
 from trueup.recorder import CaptureOptions
 from trueup.recorder.running import root_manifest
-from trueup.watching import WatchOptions
+from trueup.recorder.watch_options import WatchOptions
 
 
 def watch(directory: Path, models: Iterable[paddle.nn.Layer], options: CaptureOptions, chosen: WatchOptions) -> Watch:

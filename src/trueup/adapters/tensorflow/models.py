@@ -12,10 +12,9 @@ import tensorflow as tf
 
 from trueup.adapters.tensorflow.composites import Composite, composite
 from trueup.adapters.tensorflow.scopes import layers_of
+from trueup.frameworks.trees import Node, OptimizerFacts, Tree, path
 from trueup.model import TrueupError
-from trueup.pairing.changing import attributes_set
-from trueup.pairing.optimizers import OptimizerFacts
-from trueup.pairing.trees import Node, Tree, path
+from trueup.recorder.replacing import attributes_set
 
 Array = np.ndarray[Any, Any]
 

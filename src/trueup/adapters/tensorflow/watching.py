@@ -11,7 +11,7 @@ from trueup.adapters.tensorflow.watching_session import WatchSession
 from trueup.lookout.watch import Watch
 from trueup.recorder import CaptureOptions
 from trueup.recorder.running import root_manifest
-from trueup.watching import WatchOptions
+from trueup.recorder.watch_options import WatchOptions
 
 
 def watch(directory: Path, models: Iterable[Any], options: CaptureOptions, chosen: WatchOptions) -> Watch:

@@ -14,7 +14,7 @@ from trueup.lookout.session import WatchedSession
 from trueup.lookout.watcher import Watcher
 from trueup.recorder import Call, CaptureOptions
 from trueup.recorder.keeping import Keeper
-from trueup.watching import WatchOptions
+from trueup.recorder.watch_options import WatchOptions
 
 NO_REPLAY = (
     "that is not there for TensorFlow; for its tensors run `trueup capture --steps {step}:{following} --detail tensor --stop` "

@@ -20,7 +20,6 @@ from trueup.adapters.torch.replaying import Replayer, with_host
 from trueup.rerun.case_errors import OneCall
 from trueup.rerun.cases import Case
 from trueup.rerun.chains import Chain, Link
-from trueup.rerun.local_error import thresholds
 from trueup.rerun.places import ContextBroken as ContextBroken
 from trueup.rerun.recorded import RecordedCall
 from trueup.rerun.results import MASK
@@ -104,7 +103,7 @@ class ChainReplayer(Replayer):
         operation = Operation(key.op, key.level, key.phase)
         read = [self._operand(t, None) for t in case.inputs.values()]
         written = self._operand(case.call.tensors[link.slot], None)
-        return rounding(operation, read, [written], self.precision, thresholds().of(operation).roundings)[link.slot]
+        return rounding(operation, read, [written], self.precision)[link.slot]
 
 
 def read_of(

@@ -13,7 +13,7 @@ import torch
 from trueup.adapters.torch.host import to_numpy
 from trueup.adapters.torch.tensors import named_tensors
 from trueup.comparison.measures.roundoff import roundoff
-from trueup.rerun.local_error import Distance, judge, thresholds
+from trueup.rerun.local_error import Distance, judge
 from trueup.rerun.lockstep_result import Parting
 from trueup.rerun.rounding import Operand, Operation, rounding
 
@@ -72,9 +72,8 @@ def parting(
     operation = Operation(step.kind, step.level, phase)
     norm = distance.truth_rms * distance.counted**0.5
     operands = [operand(name, tensor) for name, tensor in (step.gradients | step.mine).items() if tensor.is_floating_point()]
-    row = thresholds().of(operation)
     output = Operand(slot, dtype, tuple(other.shape), norm, distance.truth_largest)
-    allowed = rounding(operation, operands if phase == "backward" else [], [output], roundings=row.roundings)[slot]
+    allowed = rounding(operation, operands if phase == "backward" else [], [output])[slot]
     found = judge(operation, dtype_of(other), distance, rounding=allowed, perturbed=moved)
     return said(found.verdict, found.error, found.explained, found.excess, found.sentence)
 

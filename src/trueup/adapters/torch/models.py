@@ -10,10 +10,9 @@ import numpy as np
 import torch
 
 from trueup.adapters.torch.host import to_numpy
+from trueup.frameworks.trees import Node, OptimizerFacts, Tree, path
 from trueup.model import TrueupError
-from trueup.pairing.changing import attributes_set
-from trueup.pairing.optimizers import OptimizerFacts
-from trueup.pairing.trees import Node, Tree, path
+from trueup.recorder.replacing import attributes_set
 
 PLAIN = (bool, int, float, str, tuple, list, type(None))
 

@@ -17,8 +17,8 @@ from trueup.adapters.torch.host import to_numpy
 from trueup.comparison.measures.roundoff import SINGLE, roundoff
 from trueup.comparison.verdict.operands import Precision
 from trueup.facts.operators import has, normalised
-from trueup.rerun.local_error import Distance, LocalError, judge, thresholds
-from trueup.rerun.rounding import PLAIN, Operand, Operation, criterion, rounding
+from trueup.rerun.local_error import Distance, LocalError, judge
+from trueup.rerun.rounding import PLAIN, Operand, Operation, criterion, rounding, storing
 
 Array = NDArray[Any]
 
@@ -94,7 +94,7 @@ def _granted(operation: Operation, dtype: str) -> float:
     if not unit:
         return 0.0
     row = criterion().row(operation.op, operation.level, operation.phase)
-    return row.ulps * min(unit, SINGLE) + (thresholds().of(operation).roundings * unit if unit > SINGLE else 0.0)
+    return row.ulps * min(unit, SINGLE) + (storing(operation) * unit if unit > SINGLE else 0.0)
 
 
 def _at_length(
@@ -125,9 +125,8 @@ def _allowed(case: Case, slot: str, distance: Distance, dtype: str, precision: P
     shape = tuple(case.outputs[slot].shape)
     norm = distance.truth_rms * math.sqrt(max(distance.counted, 0))
     output = Operand(slot, dtype, shape, norm, distance.truth_largest)
-    kind = thresholds().of(case.operation)
     tiny = _tiny(dtype) / distance.truth_rms if distance.truth_rms > 0 else _tiny(dtype)
-    return rounding(case.operation, inputs, [output], precision, kind.roundings)[slot] + tiny
+    return rounding(case.operation, inputs, [output], precision)[slot] + tiny
 
 
 def _tiny(dtype: str) -> float:

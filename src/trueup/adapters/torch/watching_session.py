@@ -24,7 +24,7 @@ from trueup.lookout.watcher import Watcher
 from trueup.recorder import Call, CaptureOptions
 from trueup.recorder.keeping import Keeper
 from trueup.recorder.replacing import Replacement
-from trueup.watching import WatchOptions
+from trueup.recorder.watch_options import WatchOptions
 
 
 class WatchSession(WatchedSession, Session):

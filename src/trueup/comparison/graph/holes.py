@@ -21,7 +21,8 @@ import numpy as np
 import pyarrow as pa
 
 from trueup.comparison.graph.streams import NONE, Array, Numbers, Stream, is_output
-from trueup.model import LEVELS, PHASES
+from trueup.facts.why import Reason, Why
+from trueup.model import LEVELS, PHASES, CallKey
 
 SILENT = ("backward", "recompute")
 """Phases in which a call may be begun, for what runs inside it, and record nothing: the backward of a module without gradients."""
@@ -41,8 +42,8 @@ class Recorded:
     before: list[Numbers] = field(default_factory=list)
     """The ``seq`` of all calls of each earlier place, sorted."""
 
-    def hole(self, stream: Stream) -> str | None:
-        """Say which call is missing in some steps, None where none is known to be; remember the steps.
+    def hole(self, stream: Stream) -> Reason | None:
+        """Return which call is missing in some steps, None where none is known to be; remember the steps.
 
         Args:
             stream: all calls of these steps, whatever levels are compared.
@@ -55,20 +56,20 @@ class Recorded:
         self.before += [seqs] if len(seqs) else []
         return found
 
-    def _maker(self, stream: Stream, seqs: Numbers) -> str | None:
+    def _maker(self, stream: Stream, seqs: Numbers) -> Reason | None:
         lost = np.flatnonzero(self._are_lost(stream.producer, stream.producers, seqs))
         if not len(lost):
             return None
         slot, call = stream.names.name(int(stream.slot[lost[0]])), int(stream.call[lost[0]])
-        return f"{slot} of {_name(stream, call)} was made by call {stream.producer[lost[0]]}, which is not there"
+        return Why.MAKER_GONE(slot, _key(stream, call), int(stream.producer[lost[0]]))
 
-    def _referred(self, stream: Stream, seqs: Numbers) -> str | None:
+    def _referred(self, stream: Stream, seqs: Numbers) -> Reason | None:
         silent = stream.during(*SILENT)
-        forwards = stream.forward_seq, stream.index(stream.forward_seq), "belongs to"
-        for column, calls, said in ((stream.parent, stream.parents, "runs inside"), forwards):
+        forwards = stream.forward_seq, stream.index(stream.forward_seq), Why.FORWARD_GONE
+        for column, calls, why in ((stream.parent, stream.parents, Why.OUTER_GONE), forwards):
             lost = np.flatnonzero(self._are_lost(column, calls, seqs) & ~(silent & (column is stream.parent)))
             if len(lost):
-                return f"{_name(stream, int(lost[0]))} {said} call {column[lost[0]]}, which is not there"
+                return why(_key(stream, lost[0]), int(column[lost[0]]))
         return None
 
     def _are_lost(self, references: Numbers, calls: Numbers, seqs: Numbers) -> Array:
@@ -99,7 +100,7 @@ def keeps_all(config: Any) -> bool:
     return levels == list(LEVELS[: len(levels)]) and set(map(str, phases)) >= set(PHASES)
 
 
-def _around(stream: Stream) -> str | None:
+def _around(stream: Stream) -> Reason | None:
     """Look for a function or operator whose module is gone: the call around it is of another scope."""
     names, parents = stream.names, stream.parents
     inner = (parents != NONE) & ~stream.of_level("module") & (stream.scope != stream.scope[parents])
@@ -107,11 +108,10 @@ def _around(stream: Stream) -> str | None:
     if not len(found):
         return None
     call = int(found[0])
-    scope = names.name(int(stream.scope[parents[call]])) or "outside any module"
-    return f"{_name(stream, call)} runs inside a call of {scope}, and the module around it is not there"
+    return Why.MODULE_GONE(_key(stream, call), names.name(int(stream.scope[parents[call]])))
 
 
-def _ordinal(stream: Stream) -> str | None:
+def _ordinal(stream: Stream) -> Reason | None:
     """Look for an operator whose calls in one scope and phase of a step are not numbered 0, 1, 2, ..."""
     keys = stream.step, stream.phase, stream.level, stream.scope, stream.op
     number = np.zeros(len(stream), np.int64)
@@ -122,12 +122,10 @@ def _ordinal(stream: Stream) -> str | None:
     place = np.arange(len(order)) - np.maximum.accumulate(np.where(starts, np.arange(len(order)), 0))
     fine = stream.of_level("aten")[order]
     found = np.flatnonzero((stream.ordinal[order] > place) & (fine | ~stream.during(*SILENT)[order]))
-    if not len(found):
-        return None
-    return f"{_name(stream, int(order[found[0]]))} is there, and one of its kind before it is not"
+    return Why.EARLIER_GONE(_key(stream, order[found[0]])) if len(found) else None
 
 
-def _without_forward(stream: Stream) -> str | None:
+def _without_forward(stream: Stream) -> Reason | None:
     """Look for the backward of a function or module whose forward is gone: each names its own.
 
     What Python code calls while a backward runs is no backward of anything: it reads inputs and makes outputs, no gradients.
@@ -136,14 +134,14 @@ def _without_forward(stream: Stream) -> str | None:
     backward = stream.during("backward") & (stream.level != names.number("aten"))
     backward &= np.bincount(stream.call[names.table(_is_gradient)[stream.slot]], minlength=len(stream)) > 0
     found = np.flatnonzero(backward & (stream.forward_seq == NONE) & stream.during("forward").any())
-    return f"{_name(stream, int(found[0]))} belongs to no forward call" if len(found) else None
+    return Why.NO_FORWARD(_key(stream, found[0])) if len(found) else None
 
 
 def _is_gradient(slot: str) -> bool:
     return slot.startswith("grad_")
 
 
-def _empty(stream: Stream) -> str | None:
+def _empty(stream: Stream) -> Reason | None:
     """Look for a function that runs no operator, though it runs some elsewhere where it is given just the same.
 
     Of the backward nothing is said: which gradients a call is asked for is no argument of it.
@@ -160,7 +158,7 @@ def _empty(stream: Stream) -> str | None:
     strides = stream.read(("strides",))["strides"]
     full = {_given(stream, call, strides) for call in calls if stream.has_children[call]}
     found = next((call for call in calls if not stream.has_children[call] and _given(stream, call, strides) in full), None)
-    return None if found is None else f"{_name(stream, found)} runs no operator, and elsewhere it does on the same"
+    return None if found is None else Why.RUNS_NOTHING(_key(stream, found))
 
 
 def _given(stream: Stream, call: int, strides: pa.ChunkedArray) -> tuple[object, ...]:
@@ -170,6 +168,5 @@ def _given(stream: Stream, call: int, strides: pa.ChunkedArray) -> tuple[object,
     return int(stream.phase[call]), int(stream.op[call]), int(stream.arguments[call]), *layouts
 
 
-def _name(stream: Stream, call: int) -> str:
-    row = stream.row(call)
-    return f"{row.op} ({row.key})"
+def _key(stream: Stream, call: int) -> CallKey:
+    return stream.row(int(call)).key

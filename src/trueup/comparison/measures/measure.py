@@ -6,6 +6,7 @@ What another tool dumped may have none of these: `trueup.comparison.measures.for
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -55,31 +56,36 @@ INCIDENTAL = frozenset({"group", "group_desc", "async_op", "tag"})
 """What a collective is told beside its ranks: names that a run gives its groups, and when to wait."""
 
 
-@dataclass(slots=True)
-class SlotError:
-    """Distance of one slot: ``absolute`` is ‖candidate − baseline‖, ``norm`` is ‖baseline‖, both over finite elements."""
+@dataclass(frozen=True, slots=True)
+class Distance:
+    """How far the two sides of a slot are apart: one entry of `Errors`."""
 
     slot: str
     baseline: int
     candidate: int
-    absolute: float
+    """Indices of the slot in the two streams."""
+    low: float
+    """‖candidate − baseline‖ over finite elements, or what it is at least; NaN where it was not measured."""
+    high: float
+    """The same, or what it may be where ``low`` is a bound: statistics of a dump tell no more."""
     norm: float
-    method: Method
-    reason: Reason | None = None
+    """‖baseline‖ over finite elements."""
+    kind: Method
+    """What it was measured from."""
+    why: Reason | None = None
+    """Why it was not measured, or is infinite, a bound or an estimate."""
 
     @property
     def relative(self) -> float:
-        """``absolute / norm``; 0 where both are zero, Inf where only the baseline is, NaN where not measured."""
-        if self.absolute == 0:
-            return 0.0
-        if np.isnan(self.absolute):
-            return float("nan")
-        return self.absolute / self.norm if self.norm > 0 else float("inf")
+        """``low / norm``; 0 where both are zero, Inf where only the baseline is, NaN where not measured."""
+        if self.low == 0 or math.isnan(self.low):
+            return self.low
+        return self.low / self.norm if self.norm > 0 else math.inf
 
     @property
     def unsized(self) -> bool:
         """Whether all that is known is that the bytes differ."""
-        return self.reason == UNSIZED
+        return self.why == UNSIZED
 
 
 @dataclass(slots=True)
@@ -88,7 +94,7 @@ class Measured:
 
     baseline: Row
     candidate: Row
-    slots: dict[str, SlotError]
+    slots: dict[str, Distance]
     arguments: tuple[str | None, str | None] | None
     """The two sides' non-tensor arguments where they differ."""
     one_sided: tuple[str, ...]
@@ -128,7 +134,7 @@ class Errors:
 
     @cached_property
     def relative(self) -> Array:
-        """``absolute / norm`` of each entry, as `SlotError.relative`."""
+        """``absolute / norm`` of each entry, as `Distance.relative`."""
         with np.errstate(all="ignore"):
             found = np.where(self.norm > 0, self.absolute / self.norm, np.inf)
         return np.where(self.absolute == 0, 0.0, np.where(np.isnan(self.absolute), np.nan, found))
@@ -195,18 +201,17 @@ class Errors:
         """Return the entries of a matched call."""
         return range(*np.searchsorted(self.pair, [pair, pair + 1]).tolist())
 
-    def error(self, n: int) -> SlotError:
+    def distance(self, n: int) -> Distance:
         """Return an entry as an object."""
-        b, c = self.slots
-        name, method = self.streams[0].names.names[int(self.names[n])], METHODS[self.method[n]]
-        absolute, norm = float(self.absolute[n]), float(self.norm[n])
-        return SlotError(name, int(b[n]), int(c[n]), absolute, norm, method, self.reasons.get(n))
+        (b, c), low = self.slots, float(self.absolute[n])
+        name, kind = self.streams[0].names.names[int(self.names[n])], METHODS[self.method[n]]
+        high = max(low, self.estimates.get(n, low))
+        return Distance(name, int(b[n]), int(c[n]), low, high, float(self.norm[n]), kind, self.reasons.get(n))
 
     def measured(self, pair: int) -> Measured:
         """Return a matched call as an object."""
         rows = [stream.row(int(calls[pair])) for stream, calls in zip(self.streams, self.calls, strict=True)]
-        errors = [self.error(n) for n in self.entries(pair)]
-        slots = {error.slot: error for error in errors}
+        slots = {found.slot: found for found in map(self.distance, self.entries(pair))}
         return Measured(rows[0], rows[1], slots, self.arguments.get(pair), self.one_sided.get(pair, ()))
 
 
@@ -436,7 +441,7 @@ def _from_payload(errors: Errors, at: Numbers, payloads: tuple[Payload, Payload]
     return np.array(lost, np.int64)
 
 
-def is_overwritten(error: SlotError, call: Measured) -> bool:
+def is_overwritten(error: Distance, call: Measured) -> bool:
     """Tell whether a slot is memory that the call only writes to: what was there before does not matter."""
     return error.slot in ("input.0", "input.tensor") and has(call.candidate.op, "overwrites")
 

@@ -24,6 +24,7 @@ from trueup.comparison.graph.streams import Array
 from trueup.comparison.measures.measure import DIGEST, STATISTICS, Errors
 from trueup.facts import operators
 from trueup.facts.operators import normalised
+from trueup.facts.why import Reason, Why
 from trueup.kernels import Pair
 from trueup.model import PHASES, TrueupError
 
@@ -346,14 +347,13 @@ class Applied:
     known: dict[str, Array]
     """The measures that conditions name, by entry."""
 
-    def why(self, limits: tuple[Limit, ...], entry: int, slot: str) -> str:
-        """Name the figures that made an entry fail: ``mean_symmetric of output.0 is 0.73, above 0.5``; empty where it did not."""
+    def why(self, limits: tuple[Limit, ...], entry: int, slot: str) -> tuple[Reason, ...]:
+        """Return the figures that made an entry fail: ``mean_symmetric of output.0 is 0.73, above 0.5``; none where it did not."""
         for limit in limits if self.fails[entry] else ():
             values = [(name, float(self.known[name][entry]), side, number) for name, side, number in limit.conditions]
             if all(value > number if side == "above" else value < number for _, value, side, number in values):
-                told = (f"{name} of {slot} is {value:.3g}, {side} {number:g}" for name, value, side, number in values)
-                return " and ".join(told)
-        return ""
+                return tuple(Why.FIGURE(name, slot, value, side, number) for name, value, side, number in values)
+        return ()
 
 
 def apply(limits: tuple[Limit, ...], errors: Errors) -> Applied:

@@ -18,16 +18,11 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from trueup.comparison.graph.streams import NONE, Numbers, Row, Stream
+from trueup.comparison.graph.streams import NONE, Numbers, Stream
 from trueup.comparison.verdict.criteria import Criterion
-from trueup.comparison.verdict.judged import Part, Suspect
+from trueup.comparison.verdict.judged import SIDES, Part, Suspect
 from trueup.facts.operators import says
-
-SIDES = ("baseline", "candidate")
-ELSEWHERE = "the difference begins in the random state, not in the call"
-SAME_STATE = "the state of the generator is the same on both sides"
-UNKNOWN = "others, or its result is wrong: with --detail tensor captures keep the state of the generator, which tells"
-
+from trueup.facts.why import Reason, Why
 
 MOST_TEXT = 1 << 20
 MOST_STATE = 1 << 16
@@ -146,57 +141,47 @@ def explain_draws(part: Part, suspects: Iterable[Suspect], criterion: Criterion)
         if not (suspect.judged.row.random or inside or states.draw(pair)):
             continue
         if differ:
-            suspect.kind, suspect.because = "random", f"{_begins(part, states, criterion)}: {ELSEWHERE}"
+            suspect.kind, suspect.because = "random", (_begins(part, states, criterion),)
         elif differ is False:
-            suspect.because = SAME_STATE
+            suspect.because = (Why.SAME_STATE(),)
         elif not (suspect.kind == "operator" and suspect.judged.row.random):  # else its result shows that it drew the same
             alone = _alone_before(part, criterion, suspect.place)
             if alone is not None or inside:
                 suspect.kind = "random"
-                why = f"{alone} drew before it, so its random numbers may be others"
-                suspect.because = why if alone else f"its random numbers are {UNKNOWN}"
+                suspect.because = (Why.DREW_BEFORE(alone) if alone else Why.UNKNOWN_STATE(),)
 
 
-def begins_elsewhere(part: Part) -> str | None:
-    """Say that a generator stands elsewhere when a step begins, None where none is known to."""
+def begins_elsewhere(part: Part) -> Reason | None:
+    """Return that a generator stands elsewhere when a step begins, None where none is known to."""
     states = RandomStates(part.streams, part.verdicts.errors.calls)
     found = states.first()
     if found is None:
         return None
-    call = part.streams[1].row(int(part.verdicts.errors.calls[1][found[0]]))
-    return (
-        f"rank {part.rank}: the state of the random generator ({found[1]}) is another one from step {call.step} on, and no "
-        "compared call shows it"
-    )
+    step = int(part.streams[1].step[part.verdicts.errors.calls[1][found[0]]])
+    return Why.GENERATOR_SINCE(part.rank, found[1], step)
 
 
-def _begins(part: Part, states: RandomStates, criterion: Criterion) -> str:
+def _begins(part: Part, states: RandomStates, criterion: Criterion) -> Reason:
     first = states.first()
     assert first is not None
     pair, device = first
     call = part.streams[1].row(int(part.verdicts.errors.calls[1][pair]))
     alone = _alone_before(part, criterion, call.seq)
-    after = f", after {alone} drew" if alone else ""
     earlier = any(
         states.differ(n) is False for n in range(pair) if part.streams[1].step[part.verdicts.errors.calls[1][n]] == call.step
     )
-    since = f"from {_named(call)} on{after}" if earlier else f"when step {call.step} begins{after}"
-    return f"the state of the generator ({device}) is another one {since}"
+    return Why.GENERATOR(device, Why.SINCE_CALL(call.key, alone) if earlier else Why.SINCE_STEP(call.step, alone))
 
 
-def _alone_before(part: Part, criterion: Criterion, place: int) -> str | None:
-    """Name the last call before a place that only one side has and that draws random numbers."""
+def _alone_before(part: Part, criterion: Criterion, place: int) -> Reason | None:
+    """Return the last call before a place that only one side has and that draws random numbers."""
     for side, only in ((1, part.alignment.only_candidate), (0, part.alignment.only_baseline)):
         stream = part.streams[side]
         before = only[stream.seq[only] < (place if side else _counterpart(part, place))].tolist()
         for row in map(stream.row, reversed(before)):
             if criterion.row(row.op, row.level, row.phase).random:
-                return f"{_named(row)}, which only the {SIDES[side]} has,"
+                return Why.ONE_SIDE_DREW(row.key, SIDES[side])
     return None
-
-
-def _named(row: Row) -> str:
-    return f"{row.op} ({row.scope})" if row.scope else row.op
 
 
 def _counterpart(part: Part, place: int) -> int:

@@ -71,6 +71,7 @@ from trueup.comparison.measures.thresholds import CHANCE, ENOUGH, PRECISE, QUORU
 from trueup.comparison.normalise.mapping import Mapping
 from trueup.comparison.verdict.align import align
 from trueup.comparison.verdict.criteria import Criterion
+from trueup.facts.why import Reason, Why
 
 
 def coherent(errors: Errors, at: Numbers) -> Array:
@@ -93,22 +94,7 @@ LARGEST = 4096
 """Largest integer, or integer under a root, that is looked for: heads, ranks, widths."""
 
 
-@dataclass(frozen=True, slots=True)
-class Factor:
-    """One number by which all elements are off."""
-
-    value: float
-    exact: str
-    """What it is to rounding, ``2``, ``1/3``, ``sqrt(24)``; empty where it is none of them."""
-
-    def __str__(self) -> str:
-        """Say it in words."""
-        if self.exact:
-            return f"off by a factor of exactly {self.exact}"
-        return f"all elements are off by the same factor, {self.value:.5g}"
-
-
-def factor(baseline: Array, candidate: Array, rounding: float, elements: int) -> Factor | None:
+def factor(baseline: Array, candidate: Array, rounding: float, elements: int) -> Reason | None:
     """Return the factor between two sides, None where they are no multiples of one another.
 
     Args:
@@ -127,7 +113,7 @@ def factor(baseline: Array, candidate: Array, rounding: float, elements: int) ->
     if value == 0 or rest > SHARED * apart or rest > max(rounding, 2.0**-40) * size:
         return None
     exact = _exact(value, max(rounding, rest / size))
-    return Factor(value, exact) if exact or elements >= CHANCE else None
+    return Why.FACTOR(exact, value) if exact or elements >= CHANCE else None
 
 
 def _exact(value: float, within: float) -> str:
@@ -281,11 +267,11 @@ def behind(errors: Errors, yardstick: Yardstick, criterion: Criterion) -> Number
     return np.unique(errors.pair[worse])
 
 
-def loss_note(
+def losses_apart(
     baseline: Map[int, float], candidate: Map[int, float], limit: float, repeats: Sequence[Map[int, float]] = (),
     allowed: float = 0.0,
-) -> str | None:  # fmt: skip
-    """Say that the losses are too far apart to call two runs aligned, or return None.
+) -> Reason | None:  # fmt: skip
+    """Return that the losses are too far apart to call two runs aligned, or None.
 
     Args:
         baseline: losses per step of one run.
@@ -301,9 +287,5 @@ def loss_note(
         apart = abs(value - loss) / max(abs(loss), 1e-12)
         spread = max((abs(losses[step] - loss) / max(abs(loss), 1e-12) for losses in repeats if step in losses), default=0.0)
         if not apart <= max(limit, allowed * spread):  # NaN against a number too
-            return (
-                f"the losses are {'' if math.isnan(apart) else f'{apart:.1%} '}apart at step {step} ({loss:.6g} and "
-                f"{value:.6g}), more than {limit:.0%}, and no single call explains it: the difference may be the growth of "
-                "rounding errors, or lie in calls not captured"
-            )
+            return Why.LOSSES(None if math.isnan(apart) else apart, step, loss, value, limit)
     return None

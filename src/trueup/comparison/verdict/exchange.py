@@ -26,9 +26,10 @@ from typing import Any, Literal
 
 import numpy as np
 
-from trueup.comparison.graph.streams import Array, Row, Stream, is_input, is_output
+from trueup.comparison.graph.streams import Array, Stream, is_input, is_output
 from trueup.comparison.verdict.judged import Part, Suspect, Verdicts
 from trueup.facts.operators import has, having
+from trueup.facts.why import Reason, Why
 
 HELD = 1
 """Steps before and after that are held, for receives that belong to the step before their send."""
@@ -83,7 +84,7 @@ class Exchange:
     received: list[Received] = field(default_factory=list)
     guilty: dict[int, float] = field(default_factory=dict)
     """By ``id`` of the suspects that are at fault themselves: the largest error of what the ranks gave."""
-    unknown: list[tuple[Suspect, str]] = field(default_factory=list)
+    unknown: list[tuple[Suspect, Reason]] = field(default_factory=list)
     """Suspects of which it is not known whether another rank explains them, and why."""
     _given: dict[int, dict[Key, dict[int, list[Given]]]] = field(default_factory=lambda: defaultdict(dict))
     """By step, key and rank, in order."""
@@ -96,7 +97,7 @@ class Exchange:
             self._given[step].setdefault(spoken.key, defaultdict(list))[part.rank].append(given)
             if seq in asked:
                 self._open[step].append((asked.pop(seq), spoken))
-        self.unknown += [(suspect, "its arguments were not recorded") for suspect in asked.values()]
+        self.unknown += [(suspect, Why.NO_ARGUMENTS()) for suspect in asked.values()]
 
     def close(self, step: int) -> None:
         """Answer for what can be answered where all steps before this one are kept, and forget what nobody needs any more."""
@@ -118,7 +119,7 @@ class Exchange:
     def _settle(self, step: int) -> None:
         for suspect, spoken in self._open.pop(step):
             found = self._contributions(step, suspect.rank, spoken)
-            if isinstance(found, str):
+            if isinstance(found, Reason):
                 self.unknown.append((suspect, found))
                 continue
             judged, sender = suspect.judged, max(found, key=lambda rank: found[rank], default=suspect.rank)
@@ -128,42 +129,41 @@ class Exchange:
             else:
                 self.guilty[id(suspect)] = max(worst, judged.error_in)
 
-    def _contributions(self, step: int, rank: int, spoken: Spoken) -> dict[int, float] | str:
+    def _contributions(self, step: int, rank: int, spoken: Spoken) -> dict[int, float] | Reason:
         """Return the error of what each other rank gave, or why it is not known."""
         if spoken.key[1] == "recv":
             return self._of_sender(step, rank, spoken)
         members = _members(spoken)
         if members is None:
-            return "the ranks that take part were not recorded"
+            return Why.NO_RANKS()
         by_rank = self._given[step].get(spoken.key, {})
         here, found = len(by_rank[rank]), {}
         for member in members:
             if member == rank:
                 continue
             if member not in self.ranks:
-                return f"what rank {member} gave is not in both captures"
+                return Why.NOT_IN_BOTH(member)
             given = by_rank.get(member, [])
             if len(given) != here:
-                return f"rank {member} made {len(given)} of these calls in that step, and this rank {here}"
+                return Why.OTHER_NUMBER(member, len(given), here)
             found[member] = given[spoken.number].error
             if np.isnan(found[member]):
-                return f"what rank {member} gave was not compared"
+                return Why.GIVEN_UNCOMPARED(member)
         return found
 
-    def _of_sender(self, step: int, rank: int, spoken: Spoken) -> dict[int, float] | str:
+    def _of_sender(self, step: int, rank: int, spoken: Spoken) -> dict[int, float] | Reason:
         source = spoken.arguments.get("src")
         senders = [source] if isinstance(source, int) else [r for r in self.ranks if r != rank]
         for near in sorted(range(step - HELD, step + HELD + 1), key=lambda s: abs(s - step)):
             for sender in senders:
                 for given in self._sent(near, sender, rank, spoken):
                     if given.content == spoken.content:
-                        unknown = f"what rank {sender} sent was not compared"
-                        return unknown if np.isnan(given.error) else {sender: given.error}
+                        return Why.SENT_UNCOMPARED(sender) if np.isnan(given.error) else {sender: given.error}
         if not isinstance(source, int) or source not in self.ranks:
-            return f"what rank {source} sent is not in both captures" if isinstance(source, int) else "its sender is not known"
+            return Why.SENDER_NOT_IN_BOTH(source) if isinstance(source, int) else Why.SENDER_UNKNOWN()
         sent, here = self._sent(step, source, rank, spoken), len(self._given[step].get(spoken.key, {}).get(rank, []))
         if len(sent) != here or np.isnan(sent[spoken.number].error):
-            return f"what rank {source} sent in that step was not found"
+            return Why.SENT_NOT_FOUND(source)
         return {source: sent[spoken.number].error}  # it was changed on its way
 
     def _sent(self, step: int, sender: int, receiver: int, spoken: Spoken) -> list[Given]:
@@ -242,9 +242,6 @@ def _ranks(text: str) -> list[int] | None:
     return found
 
 
-def replaced_note(call: Row, slot: str) -> str:
-    """Say of a tensor that differs that it does no harm."""
-    return f"{slot} of {call.key} differs when the run begins, and what another rank hands out replaces it before anything reads it"
 
 
 def from_root(stream: Stream) -> Array:

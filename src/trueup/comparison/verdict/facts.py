@@ -28,7 +28,7 @@ from trueup.comparison.measures.thresholds import ROOM, SMALL
 from trueup.comparison.verdict.criteria import Criterion
 from trueup.comparison.verdict.judged import CARRIED_ON, Tree
 from trueup.facts.operators import has, normalised, says
-from trueup.words.wording import sci
+from trueup.facts.why import Reason, Why
 
 Function = Callable[[Array], Array]
 
@@ -71,7 +71,7 @@ class Facts:
         self.leaves = tree.leaves()
         self.numbers: dict[tuple[int, str], Array] = {}
 
-    def broken(self) -> dict[int, str]:
+    def broken(self) -> dict[int, Reason]:
         """Return the calls that are wrong by themselves, and what tells so."""
         verdicts, stream = self.verdicts, self.streams[1]
         asked = self.leaves & (verdicts.role <= CARRIED_ON) & (verdicts.error_in > 0) & (verdicts.error_out >= SMALL)
@@ -86,20 +86,20 @@ class Facts:
                 found[pair] = why
         return found
 
-    def _of(self, pair: int) -> str:
+    def _of(self, pair: int) -> Reason | None:
         call = int(self.errors.calls[1][pair])
         stream = self.streams[1]
         op = normalised(self.names.names[int(stream.op[call])])
         out, inputs = self._floats(pair, outputs=True), self._floats(pair, outputs=False)
         if not out or not inputs:
-            return ""
+            return None
         if has(op, "vanishes"):
             return self._zeros(out[0], inputs)
         if op.endswith("_backward") or self.names.name(int(stream.phase[call])) == "backward":
             return self._gradient(op, pair, out[0], inputs)
         function = self._function(op, pair)
         if function is None or len(inputs) != 1 or self._numel(inputs[0]) != self._numel(out[0]):
-            return ""
+            return None
         said = self._extremes(function, pair, out[0], inputs[0])
         return said or self._bound(pair, out[0], _steepest(function, self._range(inputs[0]))[0] * self.errors.absolute[inputs[0]])
 
@@ -114,7 +114,7 @@ class Facts:
             return None
         return lambda x: signs[0] * x + signs[1] * numbers[0]
 
-    def _gradient(self, op: str, pair: int, out: int, inputs: list[int]) -> str:
+    def _gradient(self, op: str, pair: int, out: int, inputs: list[int]) -> Reason | None:
         """Ask a backward, which gets the gradient first: of an operator it reads x, of a function its forward did."""
         function = FUNCTIONS.get(op.removesuffix("_backward"))
         gradient, *others = inputs
@@ -124,7 +124,7 @@ class Facts:
             others = self._floats(forward, outputs=False) if forward >= 0 else []
         kinked = op.startswith("relu")  # its slope is another one however near two x are
         if function is None or kinked or len(others) != 1 or self._numel(others[0]) != self._numel(out):
-            return ""
+            return None
         x = self._range(others[0])
         slope, bend = _largest(SLOPES[op], x) if op in SLOPES else _steepest(function, x)
         largest = float(np.abs(self._ends(0, gradient)).max())
@@ -132,7 +132,7 @@ class Facts:
         return self._bound(pair, out, slope * given + (bend * largest * saved if saved else 0.0))
 
     # ---------------------------------------------------------------- what is asked
-    def _extremes(self, function: Function, pair: int, out: int, x: int) -> str:
+    def _extremes(self, function: Function, pair: int, out: int, x: int) -> Reason | None:
         """Tell where the largest or the smallest result is none that the function has there, and is in the baseline."""
         own = float(self.verdicts.own[pair])
         for which, of in (("largest", np.max), ("smallest", np.min)):
@@ -147,17 +147,17 @@ class Facts:
                 size = max(abs(expected), float(stream.l2[k]) / math.sqrt(self._numel(out)))
                 apart.append(abs(of(results) - expected) / size)
             if len(apart) == 2 and apart[0] <= own and apart[1] > self.criterion.certain * own:
-                return f"its {which} element is off by {sci(apart[1])} from what it makes of its input's"
-        return ""
+                return Why.EXTREME(which, apart[1])
+        return None
 
-    def _bound(self, pair: int, out: int, bound: float) -> str:
+    def _bound(self, pair: int, out: int, bound: float) -> Reason | None:
         """Tell where the error of a result is more than a bound and what rounding makes for certain."""
         own = self.criterion.certain * float(self.verdicts.own[pair]) * float(self.errors.norm[out])
         if not float(self.errors.absolute[out]) > ROOM * bound + own:
-            return ""
-        return f"its inputs' errors can make {sci(bound / float(self.errors.norm[out]))} of its error at most, by its slope"
+            return None
+        return Why.SLOPE(bound / float(self.errors.norm[out]))
 
-    def _rounded(self, pair: int) -> str:
+    def _rounded(self, pair: int) -> Reason | None:
         """Tell to which dtype a product's extreme elements are rounded, and neither the baseline's nor what it was given.
 
         Where terms cancel, what is left has few digits, too.
@@ -166,22 +166,22 @@ class Facts:
         own = self.criterion.certain * float(self.verdicts.own[pair])
         sides = list(zip(self.streams, self.errors.slots, strict=True))
         if len({stream.dtype_of(int(slots[n])) for stream, slots in sides for n in made}) > 1:  # it was asked for
-            return ""
+            return None
         for dtype, is_rounded in COARSE.items():
             of_made = [[is_rounded(self._ends(side, n)) for n in made] for side in (0, 1)]
             apart = not any(of_made[0]) and all(of_made[1]) and own < roundoff(dtype)
             if made and apart and not any(is_rounded(self._ends(1, n)) for n in given):
-                return f"its elements are rounded to {dtype}, the baseline's are not"
-        return ""
+                return Why.NARROWED(dtype)
+        return None
 
-    def _zeros(self, out: int, inputs: list[int]) -> str:
+    def _zeros(self, out: int, inputs: list[int]) -> Reason | None:
         if self.streams[1].counts[self.errors.slots[1][inputs]].any():  # zero times infinity
-            return ""
+            return None
         for n in [n for n in inputs if self._numel(n) == self._numel(out)]:
             zeros = [[self._number(side, m, "n_zero") for m in (n, out)] for side in (0, 1)]
             if 0 < zeros[0][0] <= zeros[0][1] and zeros[1][0] > zeros[1][1]:
-                return f"{zeros[1][0]:,.0f} elements of an input are zero, {zeros[1][1]:,.0f} of the result"
-        return ""
+                return Why.ZEROS(*zeros[1])
+        return None
 
     # ---------------------------------------------------------------- what is known of a slot
     def _floats(self, pair: int, *, outputs: bool) -> list[int]:

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from trueup.comparison.graph.streams import Array, Numbers
-from trueup.comparison.measures.measure import SKETCH, Errors, SlotError
+from trueup.comparison.measures.measure import SKETCH, Distance, Errors
 from trueup.comparison.measures.thresholds import CHANCE, ENOUGH, QUORUM
 from trueup.comparison.verdict.criteria import CARRY, Criterion
 
@@ -98,18 +98,18 @@ def largest(errors: Errors, at: Numbers, sketches: Array) -> tuple[Array, Array]
     return peak, alone
 
 
-def of_slot(errors: Errors, error: SlotError, own: float, unit: float, criterion: Criterion) -> float:
+def of_slot(errors: Errors, error: Distance, own: float, unit: float, criterion: Criterion) -> float:
     """Return what is explained of the result of a run of calls that read nothing that differs; NaN where the norm decides."""
     (k, j), stream = errors.slots, errors.streams[0]
     at = np.flatnonzero((k == error.baseline) & (j == error.candidate))[:1]
     norm, numel = error.norm, float(stream.numel[error.baseline])
-    if not len(at) or not np.isfinite(error.absolute) or norm == 0 or numel < ENOUGH or unit == 0:
+    if not len(at) or not np.isfinite(error.low) or norm == 0 or numel < ENOUGH or unit == 0:
         return float("nan")
     (peak,), (alone,) = largest(errors, at, np.ones(1, bool))
     size = float(_largest_element(errors, at)[0])
     if alone:
         return max(min(own, ENOUGH * unit), 2 * unit) * size / norm
-    return criterion.certain * own * size / norm if CHANCE * peak**2 >= error.absolute**2 else float("nan")
+    return criterion.certain * own * size / norm if CHANCE * peak**2 >= error.low**2 else float("nan")
 
 
 def _largest_element(errors: Errors, at: Numbers) -> Array:

@@ -37,7 +37,7 @@ from trueup.comparison.measures.thresholds import BIASED, CANCELLED, ENOUGH, PRE
 from trueup.comparison.verdict.criteria import Criterion
 from trueup.comparison.verdict.judged import CARRIED_ON, Judged, Tree
 from trueup.facts.operators import has, having, normalised
-from trueup.words.wording import sci
+from trueup.facts.why import Reason, Why
 
 
 def key_of(judged: Judged) -> tuple[str, ...]:
@@ -124,9 +124,9 @@ class Laws:
         self.known = (np.minimum(*unit) > 0) & whole[0] & whole[1] & np.isfinite(self.sums).all(axis=0)
         self.known &= (self.norms > 0).all(axis=0) & np.isfinite(self.norms).all(axis=0)
 
-    def broken(self) -> dict[int, str]:
+    def broken(self) -> dict[int, Reason]:
         """Return the calls that break a law by themselves, and which, in words."""
-        found: dict[int, str] = {}
+        found: dict[int, Reason] = {}
         for kind in self._kinds():
             asked = self._asked(kind)
             if asked.any():
@@ -183,8 +183,8 @@ class Laws:
         biased = BIASED * np.minimum(self.unit[kind.outputs], SINGLE) * np.sqrt(self.numel[kind.outputs])
         return np.maximum(own, biased)
 
-    def _by_sums(self, kind: _Kind, asked: Array) -> dict[int, str]:
-        rounding, broken, told = self._rounding(kind), asked, ""
+    def _by_sums(self, kind: _Kind, asked: Array) -> dict[int, Reason]:
+        rounding, broken, told = self._rounding(kind), asked, None
         for law in self._laws(kind):
             before, after = (self._residual(kind, law, side) for side in (0, 1))
             if (before > np.minimum(rounding, PRECISE)).any() or np.log(np.maximum(before, 1e-16)).sum() > np.log(UNLIKELY):
@@ -192,7 +192,7 @@ class Laws:
             for entries in kind.inputs.values() if not law else ():  # what is centred by another number sums to zero no more
                 broken = broken & ~((self.numel[entries] < self.numel[kind.outputs]) & (self.errors.absolute[entries] != 0))
             broken = broken & (after > np.maximum(rounding, np.maximum(PRECISE, CANCELLED * before.max())))
-            told = told or self._words(law, kind, before)
+            told = told or Why.LAW(self._formula(law, kind), len(kind.pairs), float(before.max()))
         return {int(kind.pairs[n]): told for n in np.flatnonzero(broken).tolist()} if told else {}
 
     def _laws(self, kind: _Kind) -> list[Law]:
@@ -221,15 +221,13 @@ class Laws:
             largest = np.maximum(largest, self.norms[side, kind.inputs[name]])
         return np.asarray(np.abs(rest) / largest)
 
-    def _words(self, law: Law, kind: _Kind, before: Array) -> str:
+    def _formula(self, law: Law, kind: _Kind) -> str:
         slot = self.names.name(int(self.errors.names[kind.outputs[0]]))
         which = "mean" if any(isinstance(part, np.ndarray) for part in law.values()) else "sum"
         terms = [("- " if np.any(part < 0) else "+ ") + f"{which}({self.names.name(name)})" for name, part in law.items()]
-        right = " ".join(terms).removeprefix("+ ") or "0"
-        among = f"all {len(kind.pairs)} calls of its kind keep" if len(kind.pairs) > 1 else "it keeps"
-        return f"it breaks {which}({slot}) = {right} that {among} in the baseline (to {sci(float(before.max()))})"
+        return f"{which}({slot}) = {' '.join(terms).removeprefix('+ ') or '0'}"
 
-    def _by_lanes(self, kind: _Kind, asked: Array) -> Iterator[tuple[int, str]]:
+    def _by_lanes(self, kind: _Kind, asked: Array) -> Iterator[tuple[int, Reason]]:
         """Yield the calls whose output is no more the sum of multiples of its inputs that it is in the baseline."""
         errors, rounding = self.errors, self._rounding(kind)
         if not self._is_linear(kind):
@@ -244,8 +242,7 @@ class Laws:
                 continue
             rest = self._apart(out, same)
             if rest is not None and rest[1] > max(float(rounding[n]), PRECISE, CANCELLED * rest[0]):
-                made = f"what it makes of its inputs in the baseline (to {sci(rest[0])}) is off by {sci(rest[1])} in the candidate"
-                yield pair, made
+                yield pair, Why.MULTIPLES(*rest)
 
     def _apart(self, out: int, inputs: list[int]) -> tuple[float, float] | None:
         """Return how far an output is from the sum of multiples of its inputs that fits the baseline, on both sides."""

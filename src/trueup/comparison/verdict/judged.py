@@ -10,7 +10,7 @@ import math
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import Literal
+from typing import Any, Literal
 
 import numpy as np
 
@@ -23,14 +23,8 @@ from trueup.comparison.verdict.criteria import Applied, Criterion
 from trueup.comparison.verdict.operands import most
 from trueup.facts.why import Reason
 
-RULES = (
-    "", " and the same op elsewhere in the run", " and the repeats' spread", " and the float64 run", " in few elements",
-    " and all elements are off alike",
-)  # fmt: skip
-"""What was added to the row of the criterion that decided."""
-
 ELSEWHERE, REPEATS, TRUTH, FEW, COHERENT = 1, 2, 3, 4, 5
-"""Indices into `RULES`."""
+"""What decided beside the row of the criterion, where something did: an index into `trueup.words.reasons.DECIDED`."""
 
 LASTING = ("optimizer", "collective")
 """Phases whose results are read in a later step, or on another rank: nobody reading them here does not make them harmless."""
@@ -61,21 +55,16 @@ class Judged:
     """Whether an output is known to differ and not how much, so that it may be rounding."""
     role: str = "agrees"
     slot_expected: dict[str, float] = field(default_factory=dict)
-    decided: str = ""
-    """What decided beside the row: one of `RULES`."""
+    decided: int = 0
+    """What decided beside the row: `ELSEWHERE` or one of those beside it, else 0."""
     declared: float = 0.0
     """The part of ``own`` that operands rounded to a declared TF32 or HF32 make."""
     steady: bool = False
     """Whether all that rounds before it is bitwise equal on both sides."""
     outlier: bool = False
     """Whether it is off by more than is explained and hardly any other call of its kind is near that."""
-    broke: str = ""
-    """The figures that broke a limit of the criterion, in words."""
-
-    @property
-    def rule(self) -> str:
-        """What decided, in words."""
-        return self.row.name + self.decided
+    broke: tuple[Reason, ...] = ()
+    """The figures that broke a limit of the criterion."""
 
     @property
     def ratio(self) -> float:
@@ -93,7 +82,7 @@ class Judged:
             return self.ratio > criterion.suspect
         if self.outlier and self.error_in == 0 and not self.unsized:
             return self.ratio > criterion.suspect
-        sharp = self.error_in == 0 or self.decided == RULES[COHERENT]
+        sharp = self.error_in == 0 or self.decided == COHERENT
         return not self.unsized and criterion.is_certain(self.error_out, self.own, self.expected, self.declared, sharp=sharp)
 
 
@@ -125,7 +114,7 @@ class Verdicts:
     role: Array
     """Index into `ROLES`."""
     decided: Array
-    """Index into `RULES`."""
+    """What decided beside the row, as `Judged.decided`."""
     tolerated: Array
     """By entry of ``errors``: the relative error that repeats of the baseline, or limits, allow; else 0."""
     declared: Array
@@ -156,13 +145,13 @@ class Verdicts:
 
     def _make(self, pair: int) -> Judged:
         errors, worst = self.errors, int(self.worst[pair])
-        slots = [(errors.error(n).slot, float(self.slot_expected[n])) for n in errors.entries(pair)]
-        why = self.applied.why(self.criterion.limits, worst, errors.error(worst).slot) if self.applied and worst >= 0 else ""
+        slots = [(errors.distance(n).slot, float(self.slot_expected[n])) for n in errors.entries(pair)]
+        why = self.applied.why(self.criterion.limits, worst, errors.distance(worst).slot) if self.applied and worst >= 0 else ()
         return Judged(
             errors.measured(pair), self.criterion.rows[self.rows[pair]], float(self.error_in[pair]), float(self.error_out[pair]),
-            float(self.own[pair]), float(self.expected[pair]), None if worst < 0 else errors.error(worst).slot,
+            float(self.own[pair]), float(self.expected[pair]), None if worst < 0 else errors.distance(worst).slot,
             self.incomparable.get(pair), bool(self.unsized[pair]), ROLES[self.role[pair]],
-            {slot: expected for slot, expected in slots if not math.isnan(expected)}, RULES[self.decided[pair]],
+            {slot: expected for slot, expected in slots if not math.isnan(expected)}, int(self.decided[pair]),
             float(self.declared[pair]), bool(self.steady[pair]), bool(self.outlier[pair]), why,
         )  # fmt: skip
 
@@ -179,8 +168,8 @@ class Suspect:
     reason: str = ""
     unit: float = 2.0**-24
     """Unit roundoff of its worst output's dtype."""
-    because: str = ""
-    """What else was found out about it, in words."""
+    because: tuple[Reason, ...] = ()
+    """What else was found out about it."""
     sides: tuple[bool, bool] = (True, True)
     """Whether the baseline and the candidate have the call (only a region may lack one)."""
     began: int = 0
@@ -230,6 +219,10 @@ class Part:
     step: int
     verdicts: Verdicts
     alignment: Alignment
+    behind: Numbers = field(default_factory=lambda: np.empty(0, np.int64))
+    """Matched calls of which the baseline is further from the float64 run than the candidate."""
+    beside: list[Any] = field(default_factory=list)
+    """What somebody asked to be taken of each stream meanwhile."""
     suspects: list[Suspect] = field(default_factory=list)
     uncovered: list[tuple[Side, Row]] = field(default_factory=list)
     """Unmatched calls that no coarser level and no consumer accounts for."""
@@ -243,7 +236,7 @@ class Part:
     """Entry of what was left from an earlier step in the candidate alone, and who made it."""
     replaced: int | None = None
     """Entry of a tensor that differs when the first step begins and that another rank's replaces before anything reads it."""
-    elsewhere: str | None = None
+    elsewhere: Reason | None = None
     """Where a random generator stands elsewhere, and no call shows it."""
     passes: Passes | None = None
     """How often each side goes backward in the step, where that differs and what accumulates agrees."""
@@ -256,6 +249,11 @@ class Part:
     def streams(self) -> tuple[Stream, Stream]:
         """Both sides' calls."""
         return self.verdicts.errors.streams
+
+    def reader(self, entry: int) -> Row:
+        """Return the candidate's call that an entry of the errors is a slot of."""
+        errors = self.verdicts.errors
+        return errors.streams[1].row(int(errors.calls[1][errors.pair[entry]]))
 
 
 

@@ -37,8 +37,7 @@ from trueup.comparison.verdict.regions import Region, Regions, is_part_of, judge
 from trueup.comparison.verdict.regions import operators as region_operators
 from trueup.comparison.verdict.rewritten import Reconvergence, dead_ends, unaccounted
 from trueup.facts.operators import normalised
-from trueup.words.sentence import ALONE
-from trueup.words.wording import counted
+from trueup.facts.why import Why
 
 OWN: tuple[Kind, ...] = ("operator", "argument", "random")
 """Kinds of what a call does itself, and not of what it was given."""
@@ -48,8 +47,6 @@ ENTERING = ("forward", "data")
 
 MOST_ENTRIES = 1000
 """Tensors that enter a step and differ of which it is asked what becomes of them."""
-
-HANDED_OUT = "rank {0} hands it out to the other ranks: the difference starts in the weights or buffers that rank {0} began with"
 
 
 def locate(
@@ -162,16 +159,15 @@ def name_weight(suspect: Suspect, streams: tuple[Stream, Stream]) -> None:
     call.baseline, call.candidate = (dataclasses.replace(row, scope=scope) for row in (call.baseline, call.candidate))
     weight, _, state = weight.partition(":")
     wrong = {slot.partition(":")[0] for slot, limit in judged.slot_expected.items() if call.slots[slot].relative > limit}
-    more = f" and of {counted(len(wrong) - 1, 'more parameter')}" if len(wrong) > 1 else ""
-    part = "what it adds to " if state.startswith(ADDED) else f"state {state} of " if state else ""
-    said = [f"what the optimizer made of {part}{weight}{more}"]
+    added = state.startswith(ADDED)
+    said = [Why.WEIGHT(None if added else state, added, weight, len(wrong) - 1 or None)]
     ran = [stream.stands_for.get(call.candidate.step, Counter()) for stream in streams]
     suspect.children = suspect.children or tuple(ran[1])[::-1]  # the last of them wrote the weight
     alone = [first - second for first, second in (ran, ran[::-1])]
     if bool(alone[0]) != bool(alone[1]):
         side = 0 if alone[0] else 1
-        said.append(f"only the {SIDES[side]} runs {', '.join(f'{op} ({count} times)' for op, count in alone[side].most_common(3))}")
-    suspect.because = "; ".join(said)
+        said.append(Why.RUNS_ALONE(SIDES[side], tuple(Why.TIMES_RUN(*counted) for counted in alone[side].most_common(3))))
+    suspect.because = tuple(said)
 
 
 def is_quiet(part: Part, criterion: Criterion, origins: Origins) -> bool:
@@ -312,9 +308,9 @@ def _inputs(part: Part, tree: Tree, criterion: Criterion, *, from_start: bool) -
     first, use = _first_used(entries, tree, part)
     if first == NONE:
         return []
-    error, judged, producer = errors.error(first), verdicts.at(int(errors.pair[first])), int(producers[first])
+    error, judged, producer = errors.distance(first), verdicts.at(int(errors.pair[first])), int(producers[first])
     if candidate.producer[error.candidate] == NONE or (use == "handed out" and producer == NONE):
-        because = HANDED_OUT.format(candidate.rank) if use == "handed out" else ""
+        because = (Why.HANDED_OUT(candidate.rank),) if use == "handed out" else ()
         return [Suspect(judged, "input", not error.unsized, reason=error.slot, because=because)]
     calls = {producer} - {NONE}
     region = Region(tree, [(judged, error, [(1, call) for call in calls])], (set(), calls))
@@ -355,7 +351,7 @@ def _later_inputs(unexplained: Iterable[tuple[Judged, str]], streams: tuple[Stre
             if weight and (origins.told or not (origins.updated is None or origins.updated.sure)):
                 continue  # it is left unexplained
             origins.told = origins.told or weight
-            return [Suspect(judged, "input", True, reason=slot, because=moved.why([slot], origins.updated))]
+            return [Suspect(judged, "input", True, reason=slot, because=moved.why(slot, origins.updated))]
     return []
 
 
@@ -410,7 +406,7 @@ def _lawless(tree: Tree, criterion: Criterion, known: Sequence[Suspect]) -> list
             suspect = _suspect(pair, criterion, tree)
             found.append(suspect)
         if suspect.kind == "operator":
-            suspect.certain, suspect.independent, suspect.because = True, True, why
+            suspect.certain, suspect.independent, suspect.because = True, True, (why,)
     return [suspect for suspect in found if suspect.independent]
 
 
@@ -423,7 +419,7 @@ def _apart_from_peers(
         suspect = _suspect(pair, criterion, tree)
         if suspect.place not in speaking and not excused.holds(pair):
             other = tree.verdicts.at(peer).call.candidate
-            suspect.because = f"{other.scope or other.op}, {ALONE}"
+            suspect.because = (Why.ALONE(other.scope or other.op),)
             found.append(suspect)
     return found
 

@@ -22,8 +22,8 @@ not. So a weight whose gradient differs at all may be wrong by twice its step, u
 
 from __future__ import annotations
 
+import math
 from collections import defaultdict
-from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -35,8 +35,8 @@ from trueup.comparison.measures.thresholds import CANCELLED, ENOUGH, HALF, LENGT
 from trueup.comparison.normalise.updates import ADDED, STEP
 from trueup.comparison.verdict.criteria import Row
 from trueup.comparison.verdict.judged import Tree
+from trueup.facts.why import Reason, Why
 from trueup.kernels import distance
-from trueup.words.sentence import NO_OPTIMIZER, WEIGHTS_UNSEEN, moved_weights
 
 
 def explain_updates(errors: Errors, outputs: Numbers, own: Array, expected: Array, row: Row) -> tuple[Array, Array]:
@@ -256,14 +256,13 @@ def _times(first: Array, second: Array) -> float:
     return middle if (left <= SHARED).all() and np.ptp(ratio) <= SHARED * abs(middle) else float("nan")
 
 
-def why(slots: Sequence[str], updated: Updated | None) -> str:
-    """Say what is known of weights that differ and were updated by what was not recorded."""
-    if not any(map(is_weight, slots)):
-        return ""
-    said = moved_weights(updated.wrong, updated.total, updated.times) if updated is not None and updated.wrong else ""
-    return "; ".join(filter(None, [said, WEIGHTS_UNSEEN]))
-
-
-def unseen(*, trains: bool, optimizer: bool, gradients: bool) -> list[str]:
-    """Return a note on what the verdict cannot tell of a training's weights, if there is anything."""
-    return [NO_OPTIMIZER.format(more="" if gradients else ", nor the gradients of weights")] if trains and not optimizer else []
+def why(slot: str, updated: Updated | None) -> tuple[Reason, ...]:
+    """Return what is known of a weight that differs and was updated by what was not recorded."""
+    if not is_weight(slot):
+        return ()
+    if updated is None or not updated.wrong:
+        return (Why.WEIGHTS_UNSEEN(),)
+    wrong, total = updated.wrong, updated.total
+    if wrong < total or wrong == 1:
+        return Why.SOME_MOVED(wrong, total), Why.WEIGHTS_UNSEEN()
+    return Why.ALL_MOVED(wrong) if math.isnan(updated.times) else Why.MOVED_TIMES(wrong, updated.times), Why.WEIGHTS_UNSEEN()

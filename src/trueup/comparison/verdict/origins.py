@@ -24,7 +24,7 @@ from trueup.comparison.verdict.evidence import coherent
 from trueup.comparison.verdict.explain import unrecorded
 from trueup.comparison.verdict.judged import Judged, Tree, only_modules
 from trueup.comparison.verdict.operands import most
-from trueup.words.sentence import NO_OPTIMIZER_DUMPED
+from trueup.facts.why import Reason, Why
 
 Unexplained = tuple[Judged, str]
 """A call, and the slot where a difference comes in that no compared call made."""
@@ -76,7 +76,7 @@ class Origins:
         plain = _plain(tree)
         found = [n for n in differing.tolist() if not _is_accounted_for(tree, n, float(plain[n]))]
         self._remember(tree, worst, largest)
-        return [(verdicts.at(int(errors.pair[n])), errors.error(n).slot) for n in found]
+        return [(verdicts.at(int(errors.pair[n])), errors.distance(n).slot) for n in found]
 
     def passes(self, tree: Tree) -> bool:
         """Go through the calls of some steps in which all have a counterpart, unless `follow` would find something in one."""
@@ -209,15 +209,15 @@ def _is_gradient(slot: str) -> bool:
     return slot.startswith("gradient.")
 
 
-def unseen(ranks: Iterable[Origins]) -> list[str]:
-    """Say what was not seen of a training's weights, if there is anything."""
+def unseen(ranks: Iterable[Origins]) -> list[Reason]:
+    """Return what was not seen of a training's weights, if there is anything."""
     held = list(ranks)
     seen = [set().union(*(origins.seen[side] for origins in held)) for side in (0, 1)]
     gradients = any(origins.gradients for origins in held)
     trains, optimizer = ("backward" in seen[0] | seen[1]), ("optimizer" in seen[0] | seen[1])
     if optimizer and any(origins.lacks_optimizer(side) for origins in held for side in (0, 1)):
-        return [NO_OPTIMIZER_DUMPED] if trains else []
-    return moved.unseen(trains=trains, optimizer=optimizer, gradients=gradients)
+        return [Why.NO_OPTIMIZER_DUMPED()] if trains else []
+    return [Why.NO_OPTIMIZER(gradients)] if trains and not optimizer else []
 
 
 def may_have_grown(tree: Tree) -> Array:

@@ -21,66 +21,51 @@ from trueup.comparison.normalise.dialects import framework_of
 from trueup.comparison.normalise.translated import Translated
 from trueup.comparison.normalise.updates import STEP
 from trueup.comparison.verdict.evidence import known_differences
+from trueup.comparison.verdict.judged import SIDES
 from trueup.comparison.verdict.operands import Precision, precision_of
-from trueup.facts.why import Why
+from trueup.facts.why import Reason, Why
 from trueup.frameworks.tables import FRAMEWORKS
 from trueup.model import LEVELS, PHASES, TrueupError
 from trueup.remedy import policy_note, recorded_uses
 from trueup.store import Capture
-from trueup.words.reasons import in_words
-from trueup.words.sentence import DIFFERENT_FILTERS, FRAGMENT
-from trueup.words.wording import counted
 
-SIDES = ("baseline", "candidate")
 LONGEST = 120
 """Characters of a filter that are shown."""
 
 
-def fragment_notes(captures: Sequence[Capture]) -> list[str]:
-    """Say of each capture whose run did not end, or was not recorded to its end, why that is and what to do."""
-    found = []
-    for side, capture in zip(SIDES, captures, strict=True):
-        if capture.unfinished:
-            more = f" (and {len(capture.unfinished) - 1} more)" if len(capture.unfinished) > 1 else ""
-            end = f" that ends in step {capture.steps[-1]}" if capture.steps else ""
-            found.append(f"the {side} {FRAGMENT}{end}: {capture.unfinished[0]}{more}: record that run again, to its end")
-    return found
+def fragments(captures: Sequence[Capture]) -> list[Reason]:
+    """Return of each capture whose run did not end, or was not recorded to its end, why that is."""
+    return [
+        Why.FRAGMENT(side, capture.steps[-1] if capture.steps else None, capture.unfinished[0], len(capture.unfinished) - 1 or None)
+        for side, capture in zip(SIDES, captures, strict=True) if capture.unfinished
+    ]  # fmt: skip
 
 
-def filters(captures: Sequence[Capture]) -> str | None:
-    """Name the filters of two captures where they differ, or return None.
+def filters(captures: Sequence[Capture]) -> tuple[tuple[Reason, ...], ...] | None:
+    """Return the filters of two captures where they differ, or None.
 
     Levels, ranks and steps show in what was recorded; `Overlap` compares those.
     """
     first, second = (_filters(capture) for capture in captures)
     if first is None or second is None or first == second:
         return None
-    said = [", ".join(its[name] for name in its if first[name] != second[name]) for its in (first, second)]
-    return f"baseline {said[0]}, candidate {said[1]}"
+    return tuple(tuple(its[name] for name in its if first[name] != second[name]) for its in (first, second))
 
 
-def filtered_note(differ: str, one_sided: int) -> str:
-    """Say that calls have no counterpart where the runs were recorded through different filters."""
-    have = f"{counted(one_sided, 'call')} {'exists' if one_sided == 1 else 'exist'} in one run only"
-    return f"{DIFFERENT_FILTERS} ({differ}), and {have}: record both with the same --phase, --include and --exclude"
-
-
-def detail_note(captures: Sequence[Capture]) -> str | None:
-    """Say that one run keeps less of each tensor than the other, or return None."""
+def details(captures: Sequence[Capture]) -> Reason | None:
+    """Return that one run keeps less of each tensor than the other, or None."""
     first, second = (capture.root.get("detail") for capture in captures)
     if first == second or not (isinstance(first, str) and isinstance(second, str)):
         return None
-    return f"the baseline keeps detail {first[:LONGEST]}, the candidate {second[:LONGEST]}; tensors are compared by what both keep"
+    return Why.DETAILS(first[:LONGEST], second[:LONGEST])
 
 
-def repeated_note(capture: Capture, stream: Stream) -> str | None:
-    """Say that a call has a slot twice, which no run records: some part of the records is there twice; or return None."""
+def twice(capture: Capture, stream: Stream) -> Reason | None:
+    """Return a slot that a call has twice, which no run records: some part of the records is there twice; or None."""
     if stream.imported or stream.translated or (slot := _repeated(stream)) == NONE:
         return None
     row = stream.row(int(stream.call[slot]))
-    name = stream.names.name(int(stream.slot[slot]))
-    place = f"records of rank {row.rank} step {row.step} were copied over others"
-    return f"{capture.path.name}: {name} of {row.op} ({row.key}) is recorded twice: {place}"
+    return Why.TWICE(capture.path.name, stream.names.name(int(stream.slot[slot])), row.key)
 
 
 def _repeated(stream: Stream) -> int:
@@ -93,8 +78,8 @@ def _repeated(stream: Stream) -> int:
     return int(np.argmax(again)) if again.any() else NONE
 
 
-def _filters(capture: Capture) -> dict[str, str] | None:
-    """Return the filters of a capture in words, None where it tells none (another tool's, or one made by hand)."""
+def _filters(capture: Capture) -> dict[str, Reason] | None:
+    """Return the filters of a capture, None where it tells none (another tool's, or one made by hand)."""
     config = capture.root.get("config")
     if not isinstance(config, dict) or not all(isinstance(config.get(name), list) for name in ("phases", "include", "exclude")):
         return None
@@ -102,7 +87,7 @@ def _filters(capture: Capture) -> dict[str, str] | None:
     for name, option in (("phases", "--phase"), ("include", "--include"), ("exclude", "--exclude")):
         values: list[Any] = sorted(map(str, config[name]))
         nothing = not values or (name == "phases" and set(values) >= set(PHASES))
-        said[name] = f"without {option}" if nothing else f"{option} {' '.join(values)[:LONGEST]}"
+        said[name] = Why.FILTER(option, None if nothing else " ".join(values)[:LONGEST])
     return said
 
 
@@ -116,7 +101,7 @@ class Mixed:
     def __init__(self, captures: Sequence[Capture]) -> None:
         self._captures = captures
         self._translated = [capture for capture in captures if isinstance(capture, Translated)]
-        self._first_shapes: str | None = None
+        self._first_shapes: Reason | None = None
         self._stepped = False
         """Whether what optimizers made of weights was compared."""
         self._lone_gradients = self._lone = self._bounded = self._known = 0
@@ -134,8 +119,7 @@ class Mixed:
         if shapes and self._first_shapes is None:
             n = min(shapes)
             call = errors.streams[1].row(int(errors.calls[1][errors.pair[n]]))
-            why = in_words(errors.reasons[n])
-            self._first_shapes = f"{call.scope or call.op}, {call.phase}, step {call.step} ({call.op}): {why}"
+            self._first_shapes = Why.FIRST_SHAPE(call.key, errors.reasons[n])
         known = known_differences(errors)
         self._known += int(np.count_nonzero((known > 0) & (errors.absolute > 0)))
 
@@ -148,49 +132,22 @@ class Mixed:
     def _are_gradients_blind(self) -> bool:
         return self._lone_gradients > 0 and not self._stepped
 
-    def notes(self) -> list[str]:
-        """Return a sentence for each thing to know."""
+    def notes(self) -> list[Reason]:
+        """Return each thing to know."""
         if not self._translated:
             return []
-        names = [framework_of(capture) for capture in self._captures]
-        found = []
-        if self._first_shapes is not None:
-            found.append(f"the first result that has another shape is that of {self._first_shapes}")
-        if unseen := sorted(set().union(*(capture.updates.unseen for capture in self._translated))):
-            rank, step = unseen[0]
-            found.append(
-                f"what the optimizer wrote in step {step} of rank {rank} was not compared, for no later forward was recorded that "
-                "reads it: record one forward more"
-            )
-        if self._are_gradients_blind:
-            found.append(
-                f"the gradients of {self._lone_gradients:,} weights were not compared, for one framework packs these with others: "
-                "record an optimizer step and a forward after it, which show them"
-            )
-        if names[0] != names[1]:
-            found.append(
-                f"{names[0]} against {names[1]}: layers and functions that both have were compared, by the tables of "
-                "trueup.frameworks; of optimizers the weights that they made"
-            )
-        if self._bounded:
-            found.append(
-                f"{self._bounded:,} tensors lie in another order on the two sides and were compared by what no order changes (min, "
-                "max, mean, norm); capture with --detail tensor to compare their elements"
-            )
-        if self._known:
-            found.append(
-                "running variances differ as the frameworks define them (torch: of the unbiased variance of a batch, others: of "
-                f"the biased one); {self._known:,} were allowed that much"
-            )
-        if self._lone:
-            found.append(
-                f"{self._lone:,} weights are packed with others in one framework: they were compared by what their layers made of "
-                "them"
-            )
-        return found
-
-
-BLIND = "at level module a forced run does not show what functions between modules compute: compare at level api or aten too"
+        first, second = (framework_of(capture) for capture in self._captures)
+        unread = min(set().union(*(capture.updates.unseen for capture in self._translated)), default=None)
+        found = (
+            self._first_shapes,
+            None if unread is None else Why.WRITTEN_UNREAD(unread[1], unread[0]),
+            Why.PACKED_GRADIENTS(self._lone_gradients) if self._are_gradients_blind else None,
+            Why.FRAMEWORKS(first, second) if first != second else None,
+            Why.ORDERLESS(self._bounded) if self._bounded else None,
+            Why.VARIANCES(self._known) if self._known else None,
+            Why.PACKED(self._lone) if self._lone else None,
+        )
+        return [reason for reason in found if reason is not None]
 
 
 class Overlap:
@@ -210,7 +167,7 @@ class Overlap:
             require_records(capture)
         self.mixed = require_common_names(*captures)
         """Whether the captures are of different frameworks."""
-        self.notes: list[str] = []
+        self.notes: list[Reason | str] = []
         self.is_whole = True
         """Whether nothing was left out because only one run holds it."""
         self.levels = self._levels(level)
@@ -222,7 +179,7 @@ class Overlap:
         self.precision = self._precision()
         self.filters = filters(captures)
         """How the filters of the two captures differ, None where they do not."""
-        if (said := detail_note(captures)) is not None:
+        if (said := details(captures)) is not None:
             self.notes.append(said)
 
     def _levels(self, level: str | Sequence[str] | None) -> list[str]:
@@ -244,7 +201,7 @@ class Overlap:
         missing = {n for n in wanted if n in held[0] or n in held[1]} - set(common)
         if missing:
             self.is_whole = not all(missing & _asked(capture) for capture in self._captures)  # else one lacks what it asked for
-            self.notes.append(f"only one capture holds level {', '.join(sorted(missing))}; compared at {', '.join(common)}")
+            self.notes.append(Why.LEVELS(tuple(sorted(missing)), tuple(common)))
         return common
 
     def _common(self, what: str, sides: list[list[int]]) -> list[int]:
@@ -257,25 +214,25 @@ class Overlap:
         for n, side in enumerate(sides):
             if extra := sorted(set(side) - set(common)):
                 self.is_whole = False
-                self.notes.append(f"{what} {_numbers(extra)} are only in {self._name(n)} and were not compared")
+                self.notes.append(Why.ONLY_IN(what, _numbers(extra), self._name(n)))
         return common
 
-    def finer(self) -> str:
-        """Say how the gradients of weights and the optimizer come to be compared, where they were not."""
+    def finer(self) -> Reason:
+        """Return how the gradients of weights and the optimizer come to be compared, where they were not."""
         if all("api" in recorded_levels(capture) for capture in self._captures):
-            return "compare at level api too, which both captures hold"
-        return "record level api in both runs, with all phases"
+            return Why.LEVEL_API()
+        return Why.RECORD_API()
 
     def _precision(self) -> Precision:
         manifests = [next(iter(c.ranks.values()), {}) for c in self._captures]
         for capture in self._captures:
-            self.notes += [f"{capture.path.name}: {problem}" for problem in capture.problems]
+            self.notes += [Why.PROBLEM(capture.path.name, problem) for problem in capture.problems]
         if (given := policy_note(*(recorded_uses(c.ranks.values()) for c in self._captures))) is not None:
             self.notes.append(given)
         found = precision_of([m.get("environment", {}) for m in manifests], [m.get("devices", []) for m in manifests])
         if found.matmul or found.convolution:
-            what = " and ".join(n for n, on in (("matrix products", found.matmul), ("convolutions", found.convolution)) if on)
-            self.notes.append(f"float32 {what} are rounded to TF32 or HF32, as a run declares: that much error is explained")
+            products = (("matrix products", found.matmul), ("convolutions", found.convolution))
+            self.notes.append(Why.DECLARED(tuple(name for name, on in products if on)))
         return found
 
     def _name(self, side: int) -> str:
@@ -336,7 +293,7 @@ def lender_of(capture: Capture) -> str | None:
     return found[:300] if isinstance(found, str) else None
 
 
-def notes_on(capture: Capture, levels: Sequence[str]) -> tuple[list[str], bool]:
+def forced(capture: Capture, levels: Sequence[str]) -> tuple[list[Reason | str], bool]:
     """Return what to say, and whether agreement at these levels proves nothing.
 
     Where each module gets the baseline's inputs and gradients, what a function between two modules computes wrongly is replaced
@@ -346,8 +303,8 @@ def notes_on(capture: Capture, levels: Sequence[str]) -> tuple[list[str], bool]:
     if lender is None:
         return [], False
     notes = [str(note) for manifest in capture.ranks.values() for note in manifest.get("notes") or ()]
-    said = [note[:300] for note in notes if "inputs were forced" in note][:2] or [f"inputs were forced: those of {lender}"]
-    said[0] += "; each call shows its own error alone"
+    noted = [note[:300] for note in notes if "inputs were forced" in note]
+    said: list[Reason | str] = [Why.FORCED(noted[0] if noted else Why.LENT(lender)), *noted[1:2]]
     recorded = capture.root.get("levels")  # the loss is a call of level api in every capture
     blind = not any(level in recorded for level in {*levels} - {"module"}) if isinstance(recorded, list) else True
-    return ([BLIND, *said] if blind else said), blind
+    return ([Why.BLIND(), *said] if blind else said), blind

@@ -15,13 +15,13 @@ import numpy as np
 
 from trueup.comparison.graph.readers import Readers
 from trueup.comparison.graph.streams import NONE, Array, Numbers, Row, Stream, is_input, is_output
-from trueup.comparison.measures.measure import Measured, SlotError
+from trueup.comparison.measures.measure import Distance, Measured
 from trueup.comparison.measures.roundoff import roundoff
 from trueup.comparison.measures.thresholds import FLIPPED
 from trueup.comparison.verdict import few
 from trueup.comparison.verdict.criteria import Criterion
 from trueup.comparison.verdict.criteria import Row as CriterionRow
-from trueup.comparison.verdict.judged import FEW, LASTING, RULES, Judged, Tree, excess
+from trueup.comparison.verdict.judged import FEW, LASTING, Judged, Tree, excess
 from trueup.comparison.verdict.origins import Origins
 from trueup.comparison.verdict.parts import BRANCHES, Parts
 from trueup.facts.why import Reason, Why
@@ -35,11 +35,11 @@ class Region:
     """Calls without counterpart between their sources and one exit or several."""
 
     tree: Tree
-    exits: list[tuple[Judged, SlotError, list[Call]]] = field(default_factory=list)
+    exits: list[tuple[Judged, Distance, list[Call]]] = field(default_factory=list)
     """Calls with a counterpart that read a result, what they read, and who made it."""
     calls: tuple[set[int], set[int]] = field(default_factory=lambda: (set(), set()))
     """Of the baseline and of the candidate."""
-    sources: dict[str, SlotError] = field(default_factory=dict)
+    sources: dict[str, Distance] = field(default_factory=dict)
     earlier: float = 0.0
     """Largest relative error of calls of earlier steps whose results go in: weights, states."""
     known: bool = True
@@ -144,7 +144,7 @@ class Regions:
             if not stands or (error is not None and self._is_of_other_kind(error)):
                 continue  # a mask of bools is read as one of floats: who applies it is compared
             lost = any(self._is_lost(side, rows[side].slots.get(name)) for side in (0, 1) if starts[side] == NONE)
-            if error is None or math.isnan(error.absolute) or lost:
+            if error is None or math.isnan(error.low) or lost:
                 self.uncompared.update(loose)
             else:
                 phase = self.tree.streams[1].names.number(judged.call.candidate.phase)
@@ -161,7 +161,7 @@ class Regions:
         pairs = [int(self.tree.pairs[side][call]) for side, call in enumerate(around)]
         return pairs[0] == pairs[1] and (pairs[0] != NONE or around == [NONE, NONE])
 
-    def _is_of_other_kind(self, error: SlotError) -> bool:
+    def _is_of_other_kind(self, error: Distance) -> bool:
         """Tell whether a slot holds numbers that round on one side alone."""
         slots = zip(self.tree.streams, (error.baseline, error.candidate), strict=True)
         first, second = (roundoff(stream.dtype_of(k)) for stream, k in slots)
@@ -246,7 +246,7 @@ class Regions:
         judged = self.tree.judged(side, producer)
         if judged is not None:
             error = judged.call.slots.get(slot or "")
-            if error is None or math.isnan(error.absolute):
+            if error is None or math.isnan(error.low):
                 region.known = False
             else:
                 region.sources[f"{judged.call.candidate.seq} {slot}"] = error
@@ -421,7 +421,7 @@ def judge_region(region: Region, criterion: Criterion, parts: tuple[Parts, Parts
         limit = few.of_slot(tree.verdicts.errors, error, own, _unit(region, error), criterion)
     if not math.isnan(limit):
         judged.own = judged.expected = min(limit, expected)
-        judged.decided = RULES[FEW] if limit < expected else ""
+        judged.decided = FEW if limit < expected else 0
     judged.slot_expected["output.0"] = judged.expected
     judged.unsized = error.unsized
     if not region.known:
@@ -442,12 +442,12 @@ def is_part_of(region: Region, other: Region) -> bool:
     return region.calls != other.calls
 
 
-def _unit(region: Region, error: SlotError) -> float:
+def _unit(region: Region, error: Distance) -> float:
     return max(roundoff(region.tree.streams[0].dtype_of(error.baseline)), region.unit)
 
 
 def granted(
-    region: Region, criterion: Criterion, parts: tuple[Parts, Parts], error: SlotError, starts: list[Call], worst: float
+    region: Region, criterion: Criterion, parts: tuple[Parts, Parts], error: Distance, starts: list[Call], worst: float
 ) -> tuple[float, float]:
     """Return the relative error that rounding makes in a run, and with what the worst of its sources explains.
 

@@ -253,7 +253,7 @@ class Reconvergence:
     def is_by_chance(self, pair: int, slot: str | None = None) -> bool:
         """Tell whether a matched call reads, on the two sides, what no two counterparts made."""
         errors = self.tree.verdicts.errors
-        entries = [n for n in errors.entries(pair) if errors.inputs[n] and (slot is None or errors.error(n).slot == slot)]
+        entries = [n for n in errors.entries(pair) if errors.inputs[n] and (slot is None or errors.distance(n).slot == slot)]
         return any(self._made(0, int(errors.slots[0][n])) != self._made(1, int(errors.slots[1][n])) for n in entries)
 
     def fresh(self) -> tuple[Parts, Parts]:
@@ -451,16 +451,6 @@ def passes(tree: Tree, before: float = 0.0) -> Passes | None:
         return None
     sure = bool((coherent(errors, accumulated) <= biased + before).all())
     return Passes(first, second, sure, max(before, float(errors.relative[accumulated].max())))
-
-
-def said(step: int, found: Passes) -> str:
-    """Say that a step was compared by what accumulates in it."""
-    first, second = (f"{n} time{'s' if n > 1 else ''}" for n in (found.baseline, found.candidate))
-    alike = "" if found.sure else " but for a part of the difference that all elements share"
-    return (
-        f"step {step} goes backward {first} in the baseline and {second} in the candidate, as with micro-batches: its calls are no "
-        f"counterparts and nobody is blamed; the gradients that the optimizer reads and what it makes of them agree{alike}"
-    )
 
 
 def summed(losses: dict[int, float], steps: Mapping[int, Passes], side: int) -> dict[int, float]:

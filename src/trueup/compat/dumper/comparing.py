@@ -13,7 +13,7 @@ from datetime import datetime
 from pathlib import Path
 from typing import Any
 
-from trueup.comparison.verdict.compare import compare as compare_captures
+from trueup.comparing import compare as compare_captures
 from trueup.compat.dumper.hdf5 import h5py
 from trueup.compat.narrowing import beside
 from trueup.kernels.metrics import Msaccucmp

@@ -10,7 +10,7 @@ from datetime import datetime
 from pathlib import Path
 from typing import Any
 
-from trueup.comparison.verdict.compare import compare as compare_captures
+from trueup.comparing import compare as compare_captures
 from trueup.compat.narrowing import narrowed
 from trueup.compat.ptdbg_ascend import table
 from trueup.compat.ptdbg_ascend.errors import CompareException

@@ -32,8 +32,8 @@ from trueup.recorder.recent import Recent
 from trueup.recorder.replacing import Replacement
 from trueup.recorder.rows import Rows
 from trueup.recorder.running import root_manifest
+from trueup.recorder.watch_options import WatchOptions, capture_options
 from trueup.store import open_capture
-from trueup.watching import WatchOptions, capture_options
 
 OVERFLOWED = 101
 """The flag of an overflow's rows, which have five fields and no statistics."""

@@ -90,7 +90,7 @@ class _Part:
 
 
 class Cosines:
-    """Gathers what `trueup.comparison.verdict.compare` measures (its ``see``)."""
+    """Gathers what `trueup.comparing` measures (its ``see``)."""
 
     def __init__(self) -> None:
         self._parts: list[_Part] = []

@@ -10,13 +10,13 @@ import numpy as np
 import pyarrow as pa
 
 from trueup.comparison.graph.streams import Row, Stream, is_input, is_output
-from trueup.comparison.measures.measure import SlotError
+from trueup.comparison.measures.measure import Distance
 from trueup.comparison.verdict.evidence import factor
 from trueup.comparison.verdict.judged import Judged, Suspect
+from trueup.facts.why import Reason, Why
 from trueup.model import Finding, SlotComparison, SlotState
-from trueup.words.reasons import in_words
+from trueup.words.reasons import DECIDED, in_words, joined
 from trueup.words.sentence import evidence
-from trueup.words.wording import sci
 
 ROUNDINGS = 8.0
 """Units of roundoff that a multiple may be off by."""
@@ -34,13 +34,13 @@ def suspect_finding(
         first, second = judged.call.arguments
         slots.append(SlotComparison("arguments", "deviates", math.nan, "value", ("", ""), ("", ""), first, second))
     slots += [_lacking(slot, judged, baseline, candidate) for slot in judged.call.one_sided]
-    broke = f"criterion {judged.row.name}: {judged.broke}" if judged.broke else ""
+    broke = Why.LIMIT(judged.row.name, judged.broke) if judged.broke else None
     if suspect.kind in ("input", "overwritten"):
         slots.sort(key=lambda s: s.slot != suspect.reason)
     made = dataclasses.replace(
         _bare(judged.call.candidate, sites[1 if suspect.sides[1] else 0]),
         kind=suspect.kind,
-        rule=judged.rule,
+        rule=judged.row.name + DECIDED[judged.decided],
         error_in=judged.error_in,
         error_out=judged.error_out,
         expected=judged.expected,
@@ -52,29 +52,26 @@ def suspect_finding(
             judged.call.candidate.seq if suspect.sides[1] else -1,
         ),
         confidence="high" if suspect.certain else "could be rounding",
-        because="; ".join(filter(None, [suspect.because, _multiple(suspect, baseline, candidate), broke])),
+        because=joined([*suspect.because, _multiple(suspect, baseline, candidate), broke]),
     )
     return dataclasses.replace(made, sentence=f"{made.name}: {evidence(made)}")
 
 
-def _multiple(suspect: Suspect, baseline: Stream, candidate: Stream) -> str:
-    """Say of what is wrong that it is a multiple of what is right, where it is one."""
+def _multiple(suspect: Suspect, baseline: Stream, candidate: Stream) -> Reason | None:
+    """Return of what is wrong that it is a multiple of what is right, where it is one."""
     judged = suspect.judged
     error = judged.call.slots.get(suspect.reason if suspect.kind == "input" else judged.worst or "")
-    if error is None or error.method not in ("sketch", "tensor") or not error.absolute > 0 or judged.error_in > judged.error_out:
-        return ""
+    if error is None or error.kind not in ("sketch", "tensor") or not error.low > 0 or judged.error_in > judged.error_out:
+        return None
     b, c = error.baseline, error.candidate
     if not (baseline.l2[b] > 0 and candidate.l2[c] > 0):
-        return ""
-    found = factor(baseline.sketch[b], candidate.sketch[c], max(ROUNDINGS * suspect.unit, judged.error_in), int(baseline.numel[b]))
-    return "" if found is None else str(found)
+        return None
+    return factor(baseline.sketch[b], candidate.sketch[c], max(ROUNDINGS * suspect.unit, judged.error_in), int(baseline.numel[b]))
 
 
 def by_itself(finding: Finding, given: float) -> Finding:
     """Describe a communication that is at fault itself; ``given`` is the largest error of what the ranks gave."""
-    what = "is bitwise equal" if given == 0 else f"agrees (rel. L2 {sci(given)})"
-    because = f"what the ranks gave {what}: it went wrong between them"
-    made = dataclasses.replace(finding, because="; ".join(filter(None, [because, finding.because])))
+    made = dataclasses.replace(finding, because=joined([Why.GIVEN(given or None), finding.because]))
     return dataclasses.replace(made, sentence=f"{made.name}: {evidence(made)}")
 
 
@@ -109,12 +106,12 @@ def _bare(call: Row, sites: Frames) -> Finding:
     )  # fmt: skip
 
 
-def _slot(error: SlotError, judged: Judged, baseline: Stream, candidate: Stream) -> SlotComparison:
+def _slot(error: Distance, judged: Judged, baseline: Stream, candidate: Stream) -> SlotComparison:
     b, c = error.baseline, error.candidate
     return SlotComparison(
-        error.slot, _state(error, judged), error.relative, error.method,
+        error.slot, _state(error, judged), error.relative, error.kind,
         (baseline.dtype_of(b) or "", candidate.dtype_of(c) or ""), (_shape(baseline, b), _shape(candidate, c)),
-        baseline.stats(b), candidate.stats(c), in_words(error.reason),
+        baseline.stats(b), candidate.stats(c), in_words(error.why),
     )  # fmt: skip
 
 
@@ -133,11 +130,11 @@ def _lacking(slot: str, judged: Judged, baseline: Stream, candidate: Stream) -> 
     )
 
 
-def _state(error: SlotError, judged: Judged) -> SlotState:
-    if math.isnan(error.absolute):
+def _state(error: Distance, judged: Judged) -> SlotState:
+    if math.isnan(error.low):
         return "incomparable"
-    if error.absolute == 0:
-        return "agrees" if error.method == "statistics" else "equal"
+    if error.low == 0:
+        return "agrees" if error.kind == "statistics" else "equal"
     if is_output(error.slot):
         return "agrees" if error.relative <= judged.slot_expected.get(error.slot, 0.0) else "deviates"
     return "agrees" if error.relative <= max(0.1 * judged.error_out, 1e-5) else "deviates"

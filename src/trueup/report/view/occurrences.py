@@ -12,15 +12,6 @@ from trueup.model import Occurrence
 from trueup.words.sentence import occurrence_text
 
 
-def first_received(received: Iterable[Received]) -> dict[int, tuple[int, int]]:
-    """Return, by rank, the step and place from which on it computes with what another rank got wrong."""
-    found: dict[int, tuple[int, int]] = {}
-    for one in received:
-        place = one.suspect.step, one.suspect.place
-        found[one.suspect.rank] = min(place, found.get(one.suspect.rank, place))
-    return found
-
-
 def occurrences(
     ranks: Sequence[int], certain: Iterable[Suspect], received: Iterable[Received], criterion: Criterion
 ) -> list[Occurrence]:

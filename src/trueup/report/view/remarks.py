@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from trueup.comparison.graph.streams import Numbers, Row
+from trueup.comparison.graph.streams import Row
 from trueup.comparison.verdict import few
 from trueup.comparison.verdict.judged import Part, Suspect
 from trueup.model import Finding
@@ -36,17 +36,17 @@ class Remarks:
         self._n_harmless = 0
         """Calls that were given other arguments and whose results agree within rounding: the first ones, and how many."""
 
-    def add(self, part: Part, worse: Numbers, sites: tuple[Frames, Frames]) -> None:
-        """Look at a part; ``worse``: pairs of which the baseline is the less precise."""
+    def add(self, part: Part, sites: tuple[Frames, Frames]) -> None:
+        """Look at a part."""
         errors = part.verdicts.errors
         self._dtypes.add(errors)
         self._overflowed.add(errors, self._path)
         self._renames |= part.alignment.scopes
         self._ignored += part.alignment.ignored
         self._sketched += 0 if errors.all_same else few.hidden(errors)
-        self._behind += len(worse)
-        if self._first_behind is None and len(worse):
-            self._first_behind = part.streams[1].row(int(part.alignment.candidate[worse[0]]))
+        self._behind += len(part.behind)
+        if self._first_behind is None and len(part.behind):
+            self._first_behind = part.streams[1].row(int(part.alignment.candidate[part.behind[0]]))
         self._harmless += [suspect_finding(Suspect(j, "argument", False), *part.streams, sites) for j in part.harmless[:1]]
         self._n_harmless += len(part.harmless)
 

@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-from collections import defaultdict
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from trueup.comparison.graph.streams import NONE, WAYS, Alignment, Array, Numbers, Stream, Vocabulary
-from trueup.comparison.verdict.judged import ROLES, RULES, Verdicts
+from trueup.comparison.graph.overview import Overview
+from trueup.comparison.graph.streams import WAYS, Alignment, Array, Numbers, Stream, Vocabulary
+from trueup.comparison.verdict.judged import ROLES, Verdicts
 from trueup.facts.operators import named
 from trueup.model import RunSummary
 from trueup.remedy import policy_lines
@@ -19,6 +19,7 @@ from trueup.report.scaling import COLUMNS as SCALE_COLUMNS
 from trueup.report.scaling import loss_scale_in
 from trueup.report.view.findings import Frames
 from trueup.store import Capture
+from trueup.words.reasons import DECIDED
 
 NAME = pa.dictionary(pa.int32(), pa.string())
 
@@ -47,13 +48,14 @@ def call_table(verdicts: Verdicts, paired: Array, sites: Frames) -> pa.Table:
     names = candidate.names
     count = len(verdicts)
     rules = [row.name for row in verdicts.criterion.rows]
+    which = verdicts.rows + len(rules) * verdicts.decided.astype(np.int64)
     columns: dict[str, Any] = {
         "step": candidate.step[c].astype(np.int32), "rank": np.full(count, candidate.rank, np.int32),
         **{name: _named(getattr(candidate, name)[c], names) for name in ("phase", "level", "scope", "op")},
         "ordinal": candidate.ordinal[c].astype(np.int32), "seq_baseline": baseline.seq[b], "seq_candidate": candidate.seq[c],
         "error_in": verdicts.error_in, "error_out": verdicts.error_out, "expected": verdicts.expected, "ratio": verdicts.ratio,
         "state": _words(verdicts.role, ROLES), "role": _words(np.zeros(count, np.int8), ("",)),
-        "rule": _words(verdicts.rows + len(rules) * verdicts.decided.astype(np.int64), [r + more for more in RULES for r in rules]),
+        "rule": _words(which, [row + more for more in DECIDED for row in rules]),
         "paired": _words(paired, WAYS), "source": _sources(candidate.site[c], sites),
     }  # fmt: skip
     return pa.table([columns[field.name] for field in SCHEMA], names=SCHEMA.names)
@@ -159,63 +161,6 @@ def victims(table: pa.Table) -> int:
     return int(pc.sum(pc.equal(table.column("role"), "victim")).as_py() or 0)
 
 
-class Overview:
-    """What is told from a capture's records at a glance, gathered as they are read."""
-
-    COLUMNS = ("rank", "step", "seq", "op", "mean")
-
-    def __init__(self, capture: Capture) -> None:
-        self._capture = capture
-        self.calls = 0
-        self._losses: defaultdict[int, list[float]] = defaultdict(list)
-        self._scaled: set[int] = set()
-        """Steps in which a GradScaler worked."""
-
-    def add(self, table: pa.Table) -> None:
-        """Count in some records: `COLUMNS` of whole steps of a rank."""
-        changes = np.zeros(max(table.num_rows - 1, 0), dtype=bool)
-        for name in ("rank", "step", "seq"):  # sorted by these
-            column = table[name].to_numpy()
-            changes |= column[1:] != column[:-1]
-        self.calls += int(np.count_nonzero(changes)) + bool(table.num_rows)
-        found = table.take(pa.array(_rows_of(table["op"], {*named("loss"), *named("scaler")})))
-        for row in found.to_pylist():
-            if row["op"] in named("scaler"):
-                self._scaled.add(row["step"])
-            elif row["mean"] is not None:  # else no statistics were kept
-                self._losses[row["step"]].append(float(row["mean"]))
-
-    def add_the_rest(self, seen: Collection[tuple[int, int]]) -> None:
-        """Read what is missing: all but some ranks and steps."""
-        left = [place for place in self._capture.sizes if place not in seen]
-        for rank in sorted({rank for rank, _ in left}):
-            steps = [step for other, step in left if other == rank]
-            self.add(self._capture.records(columns=list(self.COLUMNS), rank=rank, step=steps))
-
-    @property
-    def losses(self) -> dict[int, float]:
-        """Loss per step: the mean over ranks and micro-batches of what ``backward()`` was called on."""
-        return {step: sum(values) / len(values) for step, values in sorted(self._losses.items())}
-
-    @property
-    def scale(self) -> str | None:
-        """How the scale of a GradScaler went, in words; None where there was none."""
-        if not self._scaled:
-            return None
-        return loss_scale_in(self._capture.records(columns=list(SCALE_COLUMNS), step=self._scaled, op=named("scaler")))
-
-
-def _rows_of(names: pa.ChunkedArray, wanted: Collection[str]) -> Numbers:
-    """Return the rows of a dictionary column that hold one of some names."""
-    found, start = [], 0
-    for chunk in names.chunks:
-        places = [n for n, name in enumerate(chunk.dictionary.to_pylist()) if name in wanted]
-        indices = chunk.indices.fill_null(NONE).to_numpy(zero_copy_only=False)
-        found += [start + np.flatnonzero(indices == place) for place in places]
-        start += len(chunk)
-    return np.sort(np.concatenate([np.empty(0, np.int64), *found]))
-
-
 def summarise(capture: Capture, overview: Overview, ranks: Sequence[int]) -> RunSummary:
     """Say in short what a capture is."""
     manifests = [capture.ranks[r] for r in ranks if r in capture.ranks]
@@ -224,7 +169,9 @@ def summarise(capture: Capture, overview: Overview, ranks: Sequence[int]) -> Run
     environment = {f"version of {k}": str(v) for k, v in first.get("versions", {}).items()}
     environment |= {str(k): str(v) for k, v in first.get("environment", {}).items()}
     environment |= {f"seed of {k}": str(v) for k, v in first.get("seeds", {}).items()}
-    environment |= {} if (scale := overview.scale) is None else {"loss scale": scale}
+    if overview.scaled:
+        scale = loss_scale_in(capture.records(columns=list(SCALE_COLUMNS), step=overview.scaled, op=named("scaler")))
+        environment |= {} if scale is None else {"loss scale": scale}
     notes = dict.fromkeys([str(n) for m in manifests for n in m.get("notes", [])] + list(capture.problems))
     return RunSummary(
         path=str(capture.path),

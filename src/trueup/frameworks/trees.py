@@ -1,14 +1,12 @@
-"""What a model consists of: its modules in order, their tensors and settings, in the framework's own names."""
+"""What a model and its optimizer consist of, in the framework's own names: modules in order, their tensors and settings."""
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from trueup.frameworks.tables import FRAMEWORKS, Layer, layers_by_class, layers_by_name
-from trueup.model import TrueupError
+from trueup.frameworks.tables import Layer, layers_by_class, layers_by_name
 
 Shape = tuple[int, ...]
 
@@ -57,38 +55,17 @@ def path(scope: str, name: str) -> str:
     return f"{scope}.{name}" if scope and name else scope or name
 
 
-def adapter_of(model: Any) -> Any:
-    """Return the module of the adapter that reads a model: ``tree``, ``state``, ``load``, and trains it: ``step``.
+@dataclass(frozen=True, slots=True)
+class OptimizerFacts:
+    """What an optimizer of a framework is."""
 
-    Raises:
-        TrueupError: it is no model of a framework that is known.
-    """
-    torch, paddle = sys.modules.get("torch"), sys.modules.get("paddle")
-    if torch is not None and isinstance(model, torch.nn.Module):
-        from trueup.adapters.torch import models
-
-        return models
-    if paddle is not None and isinstance(model, paddle.nn.Layer):
-        from trueup.adapters.paddle import models as paddle_models
-
-        return paddle_models
-    keras = sys.modules.get("keras")
-    if keras is not None and isinstance(model, keras.layers.Layer):
-        if keras.config.backend() != "tensorflow":
-            raise TrueupError(f"Keras runs on {keras.config.backend()} here: models are read where it runs on TensorFlow")
-        from trueup.adapters.tensorflow import models as keras_models
-
-        return keras_models
-    known = " or ".join(FRAMEWORKS)
-    expected = "a torch.nn.Module, a paddle.nn.Layer or a Keras model"
-    raise TrueupError(f"{type(model).__name__} is no model of {known}: expected {expected}")
-
-
-def tree_of(model: Any) -> Tree:
-    """Return what a model consists of.
-
-    Raises:
-        TrueupError: it is no model of a framework that is known.
-    """
-    found: Tree = adapter_of(model).tree(model)
-    return found
+    framework: str
+    classes: tuple[str, ...]
+    settings: Mapping[str, Any]
+    """Of its first group, by the framework's names."""
+    groups: tuple[Mapping[str, Any], ...] = field(default_factory=tuple)
+    """What further groups have in another way."""
+    clipping: str = ""
+    """How it clips gradients itself, in words."""
+    schedule: str = ""
+    """What changes its learning rate by itself."""
