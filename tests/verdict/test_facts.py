@@ -10,6 +10,7 @@ import pytest
 
 from trueup.comparison.verdict.facts import FUNCTIONS, SLOPES
 from trueup.comparison.verdict.locate import rank_culprits
+from trueup.comparison.verdict.origins import Origins
 from trueup.words.reasons import joined
 from verdict.captures import Array, Recording, changed, judged, located, normal
 
@@ -169,6 +170,72 @@ def test_what_copies_rounded_elements_rounds_nothing() -> None:
         run.call("aten::mul", [x], [x])
         run.call("aten::mm", [x, np.eye(SHAPE[1], dtype=np.float32)], [x.copy()])
     assert [name for name, _ in culprits(*runs)][1:] != ["mm"]
+
+
+# ---------------------------------------------------------------- what all calls of a kind have in common
+WIDE = (96, 144)
+
+
+def layers(run: Recording, op: str, errors: list[float], kernel: Callable[[Array, Array], Array]) -> None:
+    """Record calls that get a tensor wrong by so much, each its own, and a right one."""
+    first(run, max(errors))
+    for layer, error in enumerate(errors):
+        given, other = changed(normal(*WIDE, seed=20 + layer), error, seed=40 + layer), normal(*WIDE, seed=60 + layer)
+        run.call("aten::mul", [given, given], [given])
+        result = kernel(given.astype(float), other.astype(float)).astype(np.float32)
+        phase = "backward" if op.endswith("_backward") else "forward"
+        run.call(op, [given, other.T if phase == "forward" else other], [result], phase=phase, scope=f"layer.{layer}")
+
+
+KERNELS: dict[str, tuple[Callable[[Array, Array], Array], Callable[[Array, Array], Array]]] = {
+    "aten::silu_backward": (lambda g, x: g * slope_of("silu")(x), lambda g, x: g / (1 + np.exp(-x))),
+    "aten::bmm": (lambda a, b: a @ b.T, lambda a, b: a[:, :108] @ b[:, :108].T),
+}
+"""A right kernel, and one that is wrong by less than what comes in."""
+
+
+@pytest.mark.parametrize("op", sorted(KERNELS))
+@pytest.mark.parametrize(("errors", "wrong"), [([0.3, 0.35, 0.4, 0.3], True), ([0.3] * 3, True), ([0.3, 0.5, 0.9, 0.4], False)])
+def test_an_operator_is_wrong_in_the_same_way_in_all_layers(op: str, errors: list[float], wrong: bool) -> None:
+    runs = Recording(), Recording()
+    layers(runs[0], op, [0.0] * len(errors), KERNELS[op][0])
+    layers(runs[1], op, errors, KERNELS[op][int(wrong)])
+    found = [because for name, because in culprits(*runs) if f"aten::{name}" == op]
+    assert len(found) == (4 if wrong and len(errors) == 4 else 0)
+    assert all(why.endswith(" smaller beside its inputs than in the baseline, alike in all 4 calls of its kind") for why in found)
+
+
+def test_what_is_alike_is_counted_over_steps() -> None:
+    op, (right, wrong) = "aten::silu_backward", KERNELS["aten::silu_backward"]
+    origins, found = Origins(), []
+    for _ in range(2):
+        runs = Recording(), Recording()
+        layers(runs[0], op, [0.0] * 2, right)
+        layers(runs[1], op, [0.3, 0.4], wrong)
+        found.append([s.because for s in located(*runs, origins).suspects if s.judged.call.candidate.op == op])
+    assert [len(because) for because in found] == [0, 2]
+
+
+@pytest.mark.parametrize("wrong", [False, True])
+def test_a_cross_entropy_is_divided_by_the_targets_it_counts(wrong: bool) -> None:
+    runs = Recording(), Recording()
+    for run, error in zip(runs, (0.0, 0.5), strict=True):
+        logits = first(run, error).astype(float)
+        targets = np.arange(SHAPE[0]) % SHAPE[1]
+        counted = SHAPE[0] - 6
+        divided = SHAPE[0] if wrong and error else counted
+        logits[:counted][np.arange(counted), targets[:counted]] -= 12  # a target of probability near 0
+        p = np.exp(logits) / np.exp(logits).sum(1, keepdims=True)
+        picked = -np.log(p[np.arange(counted), targets[:counted]]).sum() / divided
+        op, given = "torch.nn.functional.cross_entropy", logits.astype(np.float32)
+        seq = run.call(op, [given, targets], [np.array(picked, np.float32)], level="api")
+        gradient = np.zeros(SHAPE)
+        gradient[:counted] = p[:counted] / divided
+        gradient[np.arange(counted), targets[:counted]] -= 1 / divided
+        back = {"grad_input.0": gradient.astype(np.float32)}
+        run.call(op, {"grad_output.0": np.ones((), np.float32)}, back, level="api", phase="backward", forward=seq)
+    found = [because for name, because in culprits(*runs) if name.endswith("cross_entropy")]
+    assert found == ["it is divided by 32.0, and 26 of its targets are not ignored"][: int(wrong)]
 
 
 # ---------------------------------------------------------------- what the budget knows of an operator

@@ -189,3 +189,22 @@ def test_a_number_that_may_have_been_read_out_of_a_tensor_is_none() -> None:
     norms(runs[0], (1e-6, 1e-6), read_out=True)
     norms(runs[1], (1e-6, 0.5), first=0.1, read_out=True)
     assert culprits(*runs) == [[("aten::mm", 0)]]
+
+
+@pytest.mark.parametrize(("level", "named"), [("api", True), ("aten", False)])
+def test_what_a_function_saved_for_its_backward_is_its_own(level: str, named: bool) -> None:
+    """An operator's backward is given probabilities that another one made, which may sum to 1.00005."""
+    runs = Recording(), Recording()
+    for run, error in zip(runs, (0.0, 0.3), strict=True):
+        x, w = normal(32, WIDTH, seed=1), normal(WIDTH, WIDTH, seed=2)
+        logits = changed((x @ w).astype(np.float32), error, seed=9)
+        run.call("aten::mm", [x, w], [logits])
+        output = (softmax(logits) * (1.00005 if error else 1)).astype(np.float32)
+        gradient = np.abs(changed(normal(32, WIDTH, seed=20), error, seed=30))
+        if level == "aten":
+            run.call("aten::_softmax_backward_data", [gradient, output], [softmax_backward(gradient, output)], phase="backward")
+        else:
+            seq = run.call("torch.softmax", [logits], [output], level="api")
+            back = {"grad_output.0": gradient}, {"grad_input.0": softmax_backward(gradient, output)}
+            run.call("torch.softmax", *back, level="api", phase="backward", forward=seq)
+    assert len(culprits(*runs)) == 1 + named

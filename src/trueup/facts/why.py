@@ -54,6 +54,8 @@ class Why(Enum):
     SLOPE = auto()  # the largest error that its inputs' can make
     NARROWED = auto()  # dtype that its elements are rounded to
     ZEROS = auto()  # how many elements of an input are zero, and of the result
+    DIVIDED = auto()  # by what a loss is divided, how many targets count
+    ALIKE = auto()  # by what part, larger or smaller, in how many calls
     FACTOR = auto()  # exact factor as text or None, its value
     LIMIT = auto()  # criterion, figures that broke it
     FIGURE = auto()  # measure, slot, value, above or below, limit

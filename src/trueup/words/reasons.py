@@ -57,6 +57,8 @@ WORDS = {
     Why.SLOPE: "its inputs' errors can make {0:sci} of its error at most, by its slope",
     Why.NARROWED: "its elements are rounded to {0}, the baseline's are not",
     Why.ZEROS: "{0:,.0f} elements of an input are zero, {1:,.0f} of the result",
+    Why.DIVIDED: "it is divided by {0:.1f}, and {1:,.0f} of its targets are not ignored",
+    Why.ALIKE: "its results are {0:.0%} {1} beside its inputs than in the baseline, alike in all {2} calls of its kind",
     Why.FACTOR: "{0:?off by a factor of exactly {0}}{0:!all elements are off by the same factor, {1:.5g}}",
     Why.LIMIT: "criterion {0}: {1:and}",
     Why.FIGURE: "{0} of {1} is {2:.3g}, {3} {4:g}",

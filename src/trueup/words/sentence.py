@@ -27,6 +27,8 @@ HEADS: dict[VerdictWord, str] = {
 ARGUMENT_WIDTH = 60
 LARGE = 0.1
 """Relative error from which on nobody would say that inputs agree, whatever the outputs'."""
+ROUNDED = 1e-5
+"""Relative error from which inputs are not said to agree where a finding has a reason that holds however far apart they are."""
 OTHERS_NAMED = 3
 """How many further culprits the sentence names before it counts them."""
 
@@ -256,7 +258,7 @@ def _operator(finding: Finding) -> str:
     unasked = finding.error_in >= LARGE and finding.expected <= 0  # the criterion does not ask what inputs explain
     if finding.because and (unasked or finding.error_out <= finding.expected):  # or its size alone tells nothing
         return f"inputs differ (rel. L2 {sci(finding.error_in)}), and so do outputs (rel. L2 {sci(finding.error_out)})"
-    if finding.error_in >= LARGE:
+    if finding.error_in >= (ROUNDED if finding.because else LARGE):
         return f"inputs differ (rel. L2 {sci(finding.error_in)}), outputs by more than that explains ({_error(finding)})"
     return f"inputs agree (rel. L2 {sci(finding.error_in)}), outputs do not ({_error(finding)})"
 

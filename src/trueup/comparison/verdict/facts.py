@@ -12,7 +12,11 @@ of the gradient g f'(x), with maxima over the range that x has on both sides::
 A product is zero wherever a factor is, and elements of one that was added up in float32 are no numbers of a 16-bit dtype.
 
 The factors of a criterion tell how errors usually grow, with room for what they do not know; these are bounds. An error of its own
-that is smaller than what came in exceeds none.
+that is smaller than what came in exceeds none. It may still show in what all calls of a kind have in common: an operator is wrong
+in the same way in all layers and steps, and what is carried into them differs from one to the next. So of a product a b, and of a
+gradient g f'(x) with x spread like normal numbers of its mean and deviation, their *shift* from the baseline is asked::
+
+    ln ‖a b‖ / (‖a‖ ‖b‖),  ln ‖g f'(x)‖ / (‖g‖ rms f'(x))        of the candidate less that of the baseline
 """
 
 from __future__ import annotations
@@ -24,13 +28,15 @@ import numpy as np
 
 from trueup.comparison.graph.streams import Array, Numbers, numbered
 from trueup.comparison.measures.roundoff import roundoff
-from trueup.comparison.measures.thresholds import ROOM, SMALL
+from trueup.comparison.measures.thresholds import CHANCE, GONE, PRECISE, QUORUM, ROOM, SHARED, SMALL
 from trueup.comparison.verdict.criteria import Criterion
 from trueup.comparison.verdict.judged import CARRIED_ON, Tree
 from trueup.facts.operators import has, normalised, says
 from trueup.facts.why import Reason, Why
 
 Function = Callable[[Array], Array]
+Shifts = dict[tuple[str | float, ...], list[tuple[float, float]]]
+"""Shifts of calls and the errors of their inputs, by kind."""
 
 _erf = np.vectorize(math.erf, otypes=[float])
 
@@ -52,6 +58,8 @@ COARSE: dict[str, Callable[[Array], bool]] = {
     "float16": lambda x: bool(x.all() and (x.astype(np.float16) == x).all()),
 }
 """Whether the smallest and the largest element are numbers of a dtype: by chance one in 2^26 of float32 is so."""
+NORMAL = np.linspace(-5, 5, 201)
+"""Where normal numbers are looked at, in deviations from their mean."""
 APART_BY, MOST = 1 / 8, 512
 """How far apart a function is computed, and at how many points at most: an eighth apart its slopes are told within 1 %."""
 
@@ -70,13 +78,13 @@ class Facts:
         self.streams, self.names = tree.streams, tree.streams[1].names
         self.leaves = tree.leaves()
         self.numbers: dict[tuple[int, str], Array] = {}
+        self.products = np.array([row.own == "bilinear" for row in criterion.rows])[self.verdicts.rows]
 
     def broken(self) -> dict[int, Reason]:
         """Return the calls that are wrong by themselves, and what tells so."""
         verdicts, stream = self.verdicts, self.streams[1]
         asked = self.leaves & (verdicts.role <= CARRIED_ON) & (verdicts.error_in > 0) & (verdicts.error_out >= SMALL)
-        product = np.array([row.own == "bilinear" for row in self.criterion.rows])[verdicts.rows]
-        product &= (stream.level == self.names.number("aten"))[self.errors.calls[1]]  # a function may cast inside, and back
+        product = self.products & (stream.level == self.names.number("aten"))[self.errors.calls[1]]  # a function may cast, and back
         asked &= product | self.names.table(_is_known)[stream.op[self.errors.calls[1]]]
         found = {}
         for pair in np.flatnonzero(asked).tolist():
@@ -95,6 +103,8 @@ class Facts:
             return None
         if has(op, "vanishes"):
             return self._zeros(out[0], inputs)
+        if has(op, "counts"):
+            return self._counted(pair, out[0], inputs[0])
         if op.endswith("_backward") or self.names.name(int(stream.phase[call])) == "backward":
             return self._gradient(op, pair, out[0], inputs)
         function = self._function(op, pair)
@@ -115,21 +125,81 @@ class Facts:
         return lambda x: signs[0] * x + signs[1] * numbers[0]
 
     def _gradient(self, op: str, pair: int, out: int, inputs: list[int]) -> Reason | None:
-        """Ask a backward, which gets the gradient first: of an operator it reads x, of a function its forward did."""
+        """Ask a backward, which gets the gradient first."""
+        known = self._slope_of(op, pair, out, inputs)
+        if known is None:
+            return None
+        function, saved = known
+        x = self._range(saved)
+        slope, bend = _largest(SLOPES[op], x) if op in SLOPES else _steepest(function, x)
+        largest = float(np.abs(self._ends(0, inputs[0])).max())
+        given, apart = self.errors.absolute[[inputs[0], saved]].tolist()
+        return self._bound(pair, out, slope * given + (bend * largest * apart if apart else 0.0))
+
+    def _slope_of(self, op: str, pair: int, out: int, inputs: list[int]) -> tuple[Function, int] | None:
+        """Return the function whose backward this is, and the entry of its x, which it reads or its forward did."""
         function = FUNCTIONS.get(op.removesuffix("_backward"))
-        gradient, *others = inputs
+        others = inputs[1:]
         if not op.endswith("_backward"):
-            stream = self.streams[1]
-            forward = int(numbered(self.errors.calls[1], len(stream))[stream.saved[int(self.errors.calls[1][pair])]])
-            others = self._floats(forward, outputs=False) if forward >= 0 else []
+            others = self._floats(forward, outputs=False) if (forward := self._forward(pair)) >= 0 else []
         kinked = op.startswith("relu")  # its slope is another one however near two x are
         if function is None or kinked or len(others) != 1 or self._numel(others[0]) != self._numel(out):
             return None
-        x = self._range(others[0])
-        slope, bend = _largest(SLOPES[op], x) if op in SLOPES else _steepest(function, x)
-        largest = float(np.abs(self._ends(0, gradient)).max())
-        given, saved = self.errors.absolute[[gradient, others[0]]].tolist()
-        return self._bound(pair, out, slope * given + (bend * largest * saved if saved else 0.0))
+        return function, others[0]
+
+    def _forward(self, pair: int) -> int:
+        """Return the matched call that saved tensors for this one, or `NONE`."""
+        stream = self.streams[1]
+        return int(numbered(self.errors.calls[1], len(stream))[stream.saved[int(self.errors.calls[1][pair])]])
+
+    # ---------------------------------------------------------------- what all calls of a kind have in common
+    def shifted(self, shifts: Shifts) -> dict[int, Reason]:
+        """Return the calls whose results are larger or smaller than their inputs make them, alike in all calls of their kind.
+
+        Args:
+            shifts: those of the earlier steps, by kind; brought up to date.
+        """
+        verdicts, found = self.verdicts, dict[tuple[str | float, ...], list[int]]()
+        asked = self.leaves & (verdicts.role <= CARRIED_ON) & (verdicts.error_in > 0) & (verdicts.error_in < GONE)
+        known = self.products | self.names.table(_is_known)[self.streams[1].op[self.errors.calls[1]]]
+        asked &= known & (verdicts.error_out >= SMALL)
+        for pair in np.flatnonzero(asked).tolist():
+            with np.errstate(all="ignore"):
+                kind, shift = self._shift(pair)
+            if kind and math.isfinite(shift):
+                found.setdefault(kind, []).append(pair)
+                shifts.setdefault(kind, []).append((shift, float(verdicts.error_in[pair])))
+        return {pair: why for kind, pairs in found.items() if (why := _alike(shifts[kind])) for pair in pairs}
+
+    def _shift(self, pair: int) -> tuple[tuple[str | float, ...], float]:
+        """Return what tells kinds of calls from one another, and the shift of a call; no kind where it has none."""
+        call, stream = int(self.errors.calls[1][pair]), self.streams[1]
+        level, phase, op = (self.names.name(int(code[call])) or "" for code in (stream.level, stream.phase, stream.op))
+        op = normalised(op)
+        out, inputs = self._floats(pair, outputs=True), self._floats(pair, outputs=False)
+        if len(out) != 1 or not inputs:
+            return (), 0.0
+        if self.products[pair]:
+            factors = inputs[-2:] if has(op, "factors") else inputs[:2]
+            if phase != "forward" or len(factors) < 2:  # the two factors of a weight's gradient may grow alike in all layers
+                return (), 0.0
+            return (level, phase, op, *map(self._numel, factors)), self._grown(out[0]) - sum(map(self._grown, factors))
+        known = self._slope_of(op, pair, out[0], inputs)
+        if known is None or op in SLOPES or not (op.endswith("_backward") or phase == "backward"):
+            return (), 0.0
+        before, after = (self._slope(known[0], side, known[1]) for side in (0, 1))
+        return (level, phase, op), self._grown(out[0]) - self._grown(inputs[0]) - (after - before)
+
+    def _grown(self, n: int) -> float:
+        """Return by how much the logarithm of a norm is larger in the candidate."""
+        return float(np.subtract(*(np.log(self.streams[side].l2[self.errors.slots[side][n]]) for side in (1, 0))))
+
+    def _slope(self, function: Function, side: int, n: int) -> float:
+        """Return the logarithm of the rms of a function's slope at normal numbers with the mean and deviation of a tensor."""
+        k = self.errors.slots[side][n]
+        mean, square = float(self.streams[side].mean[k]), float(self.streams[side].l2[k]) ** 2 / self._numel(n)
+        x = mean + math.sqrt(max(square - mean**2, 0.0)) * NORMAL
+        return float(np.log(np.average(np.gradient(function(x), x) ** 2, weights=np.exp(-(NORMAL**2) / 2)))) / 2
 
     # ---------------------------------------------------------------- what is asked
     def _extremes(self, function: Function, pair: int, out: int, x: int) -> Reason | None:
@@ -174,6 +244,21 @@ class Facts:
                 return Why.NARROWED(dtype)
         return None
 
+    def _counted(self, pair: int, out: int, gradient: int) -> Reason | None:
+        """Ask what a cross-entropy is divided by: its gradient is one over it where the probability of a target is near 0."""
+        forward = self._forward(pair)
+        its = np.array(self.errors.entries(forward) if forward >= 0 else [], np.int64)
+        whole = self.names.table(roundoff)[self.streams[0].dtype[self.errors.slots[0][its]]] == 0
+        targets = its[self.errors.inputs[its] & whole]
+        zeros = [self._number(side, out, "n_zero") for side in (0, 1)]
+        if not len(targets) or zeros[0] != zeros[1]:
+            return None
+        rows = self._numel(int(targets[0])) * (1 - zeros[0] / self._numel(out))  # those of targets that are ignored are zero
+        divided = [float(np.abs(self._ends(side, gradient)).max() / -self._ends(side, out)[0]) for side in (0, 1)]
+        if abs(divided[0] / rows - 1) > PRECISE or abs(divided[1] / rows - 1) <= 10 * PRECISE:
+            return None
+        return Why.DIVIDED(divided[1], rows)
+
     def _zeros(self, out: int, inputs: list[int]) -> Reason | None:
         if self.streams[1].counts[self.errors.slots[1][inputs]].any():  # zero times infinity
             return None
@@ -211,7 +296,20 @@ class Facts:
 
 def _is_known(op: str) -> bool:
     name = normalised(op)
-    return has(op, "adds") or has(op, "vanishes") or name.removesuffix("_backward") in FUNCTIONS
+    return has(op, "adds") or has(op, "vanishes") or has(op, "counts") or name.removesuffix("_backward") in FUNCTIONS
+
+
+def _alike(shifts: list[tuple[float, float]]) -> Reason | None:
+    """Say that a kind is off alike in all its calls, and by more than an error does that comes in and passes half as well.
+
+    [measured] in nine models with planted faults, of 816 kinds that only carried errors none came nearer than two fifths of it.
+    """
+    of, error_in = np.array(shifts).T
+    mean = float(of.mean())
+    diluted = math.log1p(float(error_in.min()) ** 2) / 4
+    if len(of) < QUORUM or abs(mean) <= max(SHARED, diluted, CHANCE * float(of.std(ddof=1)) / math.sqrt(len(of))):
+        return None
+    return Why.ALIKE(abs(math.expm1(mean)), "larger" if mean > 0 else "smaller", len(of))
 
 
 def _points(low: float, high: float) -> Array:

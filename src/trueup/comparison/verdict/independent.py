@@ -121,6 +121,10 @@ class Laws:
         unit = [stream.names.table(roundoff)[stream.dtype[slots]] for stream, slots in sides]
         whole = [(stream.counts[slots].sum(axis=1) == 0) & (stream.saturated[slots] == 0) for stream, slots in sides]
         self.unit = np.maximum(*unit)
+        backward = errors.streams[1].phase == self.names.number("backward")
+        whole_function = (errors.streams[1].level == self.names.number("api")) & backward
+        self.alone = whole_function[errors.calls[1][errors.pair]]
+        """Of what a function's backward computes: what its forward saved is its own, too."""
         self.known = (np.minimum(*unit) > 0) & whole[0] & whole[1] & np.isfinite(self.sums).all(axis=0)
         self.known &= (self.norms > 0).all(axis=0) & np.isfinite(self.norms).all(axis=0)
 
@@ -144,9 +148,13 @@ class Laws:
         order = np.argsort(kind, kind="stable")
         for outputs in np.split(at[order], np.flatnonzero(np.diff(kind[order])) + 1):
             pairs = errors.pair[outputs]
-            dirty = (self.verdicts.error_in[pairs] > 0) & (errors.relative[outputs] >= SMALL)
-            if dirty.any():
+            if self._differ(pairs, outputs).any():
                 yield _Kind(pairs, outputs, self._inputs(pairs))
+
+    def _differ(self, pairs: Numbers, outputs: Numbers) -> Array:
+        """Tell which calls have errors in and out that are large enough to be asked about."""
+        least = np.where(self.alone[outputs], self.verdicts.own[pairs], SMALL)
+        return np.asarray((self.verdicts.error_in[pairs] > 0) & (self.errors.relative[outputs] >= least))
 
     def _inputs(self, pairs: Numbers) -> dict[int, Numbers]:
         """Return, by slot, the entries of the floating-point inputs that all of some calls have."""
@@ -160,7 +168,7 @@ class Laws:
     def _asked(self, kind: _Kind) -> Array:
         """Tell which calls are asked: those with errors in and out, and whose inputs are no reason for a law to hold no more."""
         errors = self.errors
-        asked = (self.verdicts.error_in[kind.pairs] > 0) & (errors.relative[kind.outputs] >= SMALL)
+        asked = self._differ(kind.pairs, kind.outputs)
         asked &= self.verdicts.role[kind.pairs] <= CARRIED_ON
         for n, pair in enumerate(kind.pairs.tolist()):
             if not asked[n]:
@@ -185,13 +193,15 @@ class Laws:
 
     def _by_sums(self, kind: _Kind, asked: Array) -> dict[int, Reason]:
         rounding, broken, told = self._rounding(kind), asked, None
+        own = self.criterion.certain * self.verdicts.own[kind.pairs]
+        least = np.where(self.alone[kind.outputs], own, np.maximum(rounding, PRECISE))
         for law in self._laws(kind):
             before, after = (self._residual(kind, law, side) for side in (0, 1))
             if (before > np.minimum(rounding, PRECISE)).any() or np.log(np.maximum(before, 1e-16)).sum() > np.log(UNLIKELY):
                 continue
             for entries in kind.inputs.values() if not law else ():  # what is centred by another number sums to zero no more
                 broken = broken & ~((self.numel[entries] < self.numel[kind.outputs]) & (self.errors.absolute[entries] != 0))
-            broken = broken & (after > np.maximum(rounding, np.maximum(PRECISE, CANCELLED * before.max())))
+            broken = broken & (after > np.maximum(least, CANCELLED * before.max()))
             told = told or Why.LAW(self._formula(law, kind), len(kind.pairs), float(before.max()))
         return {int(kind.pairs[n]): told for n in np.flatnonzero(broken).tolist()} if told else {}
 

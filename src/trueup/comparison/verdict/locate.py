@@ -75,7 +75,7 @@ def locate(
     found = [pair for pair in found if not excused.holds(pair)]
     suspects = [*(_suspect(pair, criterion, tree) for pair in _finest(found, criterion, tree)), *alone]
     origins.wrong = origins.wrong or any(suspect.certain for suspect in suspects)
-    suspects += _lawless(tree, criterion, suspects) if origins.wrong else []
+    suspects += _lawless(tree, criterion, suspects, origins) if origins.wrong else []
     came = [(judged, slot) for judged, slot in origins.follow(tree) if not excused.reader(judged, slot)]
     inside, part.unexplained = arising_inside(came, tree, criterion)
     part.rewritten = excused.counts()
@@ -393,13 +393,14 @@ def _arguments(part: Part, criterion: Criterion, known: Sequence[Suspect], excus
     return found
 
 
-def _lawless(tree: Tree, criterion: Criterion, known: Sequence[Suspect]) -> list[Suspect]:
+def _lawless(tree: Tree, criterion: Criterion, known: Sequence[Suspect], origins: Origins) -> list[Suspect]:
     """Find calls that break by themselves what they keep in the baseline; what is known of them is that no input is a reason."""
     if criterion.limits:
         return []
     suspects = {id(s.judged): s for s in known}
     found = []
-    for pair, why in (Facts(tree, criterion).broken() | Laws(tree, criterion).broken()).items():
+    facts = Facts(tree, criterion)
+    for pair, why in (facts.shifted(origins.shifts) | facts.broken() | Laws(tree, criterion).broken()).items():
         suspect = suspects.get(id(tree.verdicts.at(pair)))
         if suspect is None:
             suspect = _suspect(pair, criterion, tree)
@@ -452,8 +453,6 @@ def _is_recast(judged: Judged, streams: tuple[Stream, Stream]) -> bool:
     return any(
         roundoff(streams[1].dtype_of(error.candidate)) > roundoff(streams[0].dtype_of(error.baseline)) for error in outputs
     )
-
-
 
 
 def rank_culprits(suspects: Iterable[Suspect], tainted: Mapping[int, tuple[int, int]] | None = None) -> list[Suspect]:

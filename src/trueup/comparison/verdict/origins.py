@@ -22,6 +22,7 @@ from trueup.comparison.verdict import moved
 from trueup.comparison.verdict.criteria import Criterion
 from trueup.comparison.verdict.evidence import coherent
 from trueup.comparison.verdict.explain import unrecorded
+from trueup.comparison.verdict.facts import Shifts
 from trueup.comparison.verdict.judged import Judged, Tree, only_modules
 from trueup.comparison.verdict.operands import most
 from trueup.facts.why import Reason, Why
@@ -54,6 +55,8 @@ class Origins:
     """Of another tool's dump: from which execution number on a difference goes around of which nobody knows where it came in."""
     wrong: bool = False
     """Whether a call was found to be wrong for certain, so that others are asked whether they are wrong by themselves."""
+    shifts: Shifts = field(default_factory=dict)
+    """What results were larger by, beside what went in, at calls that carried errors or were wrong."""
     weights: moved.Weights = field(default_factory=moved.Weights)
     updated: moved.Updated | None = None
     """What there is to say of the weights of the step that `follow` went through last."""
