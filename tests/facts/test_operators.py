@@ -120,8 +120,9 @@ ROOMS = "anomalies audit comparison lookout recipes recorder remedy report rerun
 
 @pytest.mark.parametrize("room", ROOMS)
 def test_no_room_but_the_adapters_names_an_operator(room: str) -> None:
-    found = []
-    for path in sorted((SOURCE / room).rglob("*.py")):
+    found, source = [], sorted((SOURCE / room).rglob("*.py"))
+    assert source
+    for path in source:
         constants = [node for node in ast.walk(ast.parse(path.read_text("utf-8"))) if isinstance(node, ast.Constant)]
         found += [f"{path.name}:{one.lineno}: {one.value}" for one in constants if OPERATOR.fullmatch(str(one.value))]
     assert found == []

@@ -8,7 +8,7 @@ from collections.abc import Callable
 import numpy as np
 import pytest
 
-from trueup.comparison.verdict.facts import FUNCTIONS, SLOPES
+from trueup.comparison.verdict.facts import FUNCTIONS, SLOPES, _steepest
 from trueup.comparison.verdict.locate import rank_culprits
 from trueup.comparison.verdict.origins import Origins
 from trueup.words.reasons import joined
@@ -77,6 +77,13 @@ def test_a_right_function_passes_on_what_it_gets(op: str, error: float) -> None:
             run.call("aten::abs", [given], [x])
         run.call(f"aten::{op}", [x], [FUNCTIONS[op](x.astype(float)).astype(np.float32)])
     assert [name for name, _ in culprits(*runs)] == ["mm"]
+
+
+def test_of_an_infinite_range_no_slope_is_known() -> None:
+    """In float16 both runs overflow alike."""
+    with np.errstate(all="ignore"):
+        for ends in ((-np.inf, np.inf), (0.0, np.inf), (np.nan, np.nan)):
+            assert _steepest(np.tanh, np.array(ends)) == (np.inf, np.inf)
 
 
 def test_a_number_that_is_added_is_added_to_the_smallest_element() -> None:

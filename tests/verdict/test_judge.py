@@ -183,6 +183,20 @@ def test_errors_of_the_inputs_pass_through(seed: int, relative: float) -> None:
     assert ratio("aten::mul", [a, a], a * a, c * c, others=[c, c]) < 1
 
 
+def test_the_error_of_a_mean_is_that_of_what_it_was_taken_of() -> None:
+    """A mean next to zero is off by no more than what it is taken of, which is far more relative to it."""
+    runs = Recording(), Recording()
+    x = normal(16, 512)
+    x -= x.mean(1, keepdims=True) - np.float32(1e-3)
+    for run, off in zip(runs, (0.0, 2e-4), strict=True):
+        given = x + np.float32(off)
+        made = [layer_norm(given), given.mean(1, keepdims=True), 1 / given.std(1, keepdims=True)]
+        run.call("aten::native_layer_norm", [given], made)
+    (call,) = judged(*runs)
+    assert call.slot_expected["output.1"] > call.call.slots["output.1"].relative > 0.1
+    assert call.slot_expected["output.0"] < 0.02
+
+
 def test_a_flipped_mask_is_carried() -> None:
     x = normal(200, 200)
     y = changed(x, 1e-6)

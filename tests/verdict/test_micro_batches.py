@@ -4,12 +4,16 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
 from torch import nn
 
 import trueup
+from trueup.comparison.verdict.judged import Tree
+from trueup.comparison.verdict.rewritten import passes
+from verdict.captures import Recording, normal, part
 
 LEVELS = {"api": ["module", "api"], "all": None}
 
@@ -43,6 +47,36 @@ def test_one_batch_and_micro_batches_of_it_are_aligned_by_what_accumulates(level
         "step 0 goes backward 1 time in the baseline and 4 times in the candidate, as with micro-batches: its calls are no "
         "counterparts and nobody is blamed; the gradients that the optimizer reads and what it makes of them agree"
     ) in result.notes
+
+
+def test_modules_alone_cannot_tell_and_say_which_level_can(whole: Path, tmp_path: Path) -> None:
+    result = trueup.compare(whole, trained(tmp_path / "pieces", 4, 4.0), level="module")
+    assert result.verdict == "inconclusive"
+    first, *_, last = result.sentence.splitlines()
+    assert first == "COULD NOT TELL  because no output of any module was compared"
+    assert last.strip() == (
+        "next: compare at level api too, which both captures hold, where gradients and the optimizer show which"
+    )
+
+
+def step(run: Recording, pieces: int, off: float) -> None:
+    """Record an optimizer that reads a gradient of float16, all of whose elements are off alike."""
+    gradient = (normal(64, 64) * (1 + off)).astype(np.float16)
+    for _ in range(pieces):
+        run.call("torch.Tensor.backward", [normal(1)], level="api", phase="backward")
+    run.call("aten::add_", [normal(64, 64, seed=1), gradient], [normal(64, 64, seed=2)], phase="optimizer")
+
+
+@pytest.mark.parametrize(("before", "sure"), [(0.0, False), (3e-3, True)])
+def test_what_gradients_were_off_by_has_a_direction_a_step_later(before: float, sure: bool) -> None:
+    """Weights that were moved by a little more change the next gradients all alike; without such a reason it is a wrong divisor."""
+    runs = Recording(), Recording()
+    step(runs[0], 1, 0.0)
+    step(runs[1], 4, 3e-3)
+    found = part(*runs)
+    compared = passes(Tree(found.verdicts, found.alignment), before)
+    assert compared is not None
+    assert (compared.sure, round(compared.worst, 3)) == (sure, 0.003)
 
 
 @pytest.mark.parametrize("levels", LEVELS)

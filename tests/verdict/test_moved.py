@@ -100,6 +100,19 @@ def test_another_learning_rate_shows_through_rounding(tmp_path: Path) -> None:
     assert "weights were moved 1.10 times as far, the same way" in result.sentence
 
 
+@pytest.mark.parametrize(("dtype", "betas"), [("float32", (0.9, 0.99)), ("bfloat16", (0.0, 0.999))])
+def test_another_formula_moves_most_weights_otherwise(dtype: str, betas: tuple[float, float], tmp_path: Path) -> None:
+    """Signs of gradients that are next to nothing make the update of few weights another one."""
+    noise = 1e-7 if dtype == "float32" else 0.0
+    runs = [
+        training(tmp_path / str(b), optimizer="AdamW", noise=n, dtype=dtype, lr=1e-3, betas=b)
+        for n, b in ((0.0, (0.9, 0.999)), (noise, betas))
+    ]
+    assert trueup.compare(*runs).verdict != "aligned"
+    sound = training(tmp_path / "sound", optimizer="AdamW", noise=noise, dtype=dtype, lr=1e-3)
+    assert trueup.compare(runs[0], sound).verdict == "aligned"
+
+
 def test_a_capture_of_fewer_levels_compares_at_those(tmp_path: Path) -> None:
     """The loss is a row of level api in every capture, and is none of the levels that were asked for."""
     first, second = training(tmp_path / "aten", level="aten"), training(tmp_path / "both", level=["api", "aten"])

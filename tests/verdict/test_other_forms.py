@@ -51,6 +51,25 @@ def test_a_cast_on_one_side_explains_its_rounding_and_no_more() -> None:
     assert ratios[0] <= 1 < ratios[1]
 
 
+def masked(run: Recording, mask: Array, off: float) -> None:
+    """Record modules alone: a model, and in it a block that reads a mask which no module made."""
+    ids, x = normal(4, 8, seed=1), changed(normal(32, 32, seed=2), off)
+    outer = run.call("Model", [ids], [x], level="module")
+    run.call("Embedding", [ids], [changed(x, 0)], level="module", parent=outer)
+    run.call("Block", [changed(x, 0), mask], [changed(x, 0)], level="module", parent=outer)
+
+
+@pytest.mark.parametrize(("off", "kinds"), [(1e-7, []), (0.1, ["operator"])])
+def test_a_mask_of_bools_and_one_of_numbers_are_no_difference(off: float, kinds: list[str]) -> None:
+    """What reads them is compared."""
+    runs, seen = (Recording(), Recording()), np.tri(8, dtype=bool)
+    masked(runs[0], np.where(seen, 0, -65504).astype(np.float16), 0.0)
+    masked(runs[1], seen, off)
+    found = located(*runs)
+    assert [s.kind for s in found.suspects] == kinds
+    assert found.unexplained == []
+
+
 def test_one_large_number_may_be_rounded_to_two_neighbours() -> None:
     """Inputs that differ in the last bit, on two sides of a boundary: the largest number of the cast is off by a whole unit."""
     boundary, x = np.float32(4 + 2.0**-6), np.clip(normal(4096), -3, 3)

@@ -16,7 +16,7 @@ UNIT = 2.0**-24
 
 def layers(
     run: Recording, errors: Sequence[float], *, elements: int = 4096, dtype: type = np.float32, given: Sequence[float] = (1, 1, 1),
-    inner: Sequence[str] = (), differing: float = 0.0, arguments: object = None,
+    inner: Sequence[str] = (), differing: float = 0.0, arguments: object = None, scope: str = "layer.{}",
 ) -> None:  # fmt: skip
     """Record a product a layer, each of its own data; ``elements`` of it are off by ``errors``, and ``given`` multiplies data."""
     for n, error in enumerate(errors):
@@ -26,7 +26,7 @@ def layers(
         off = made.reshape(-1).copy()
         off[:elements] *= dtype(1 + error) * np.where(np.arange(elements) % 2, 1, 1 + 2 * error).astype(dtype)
         x = (x * dtype(1 + differing)).astype(dtype) if error else x
-        about = {"scope": f"layer.{n}", "arguments": arguments if error else None}
+        about = {"scope": scope.format(n), "arguments": arguments if error else None}
         function = run.call("torch.matmul", [x, weight], [off.reshape(64, 64)], level="api", **about)
         for op in inner if error else ():
             run.call(op, [x, weight], [off.reshape(64, 64)], parent=function, scope=f"layer.{n}")
@@ -34,7 +34,7 @@ def layers(
 
 def found(errors: Sequence[float], **options: object) -> list[tuple[str, bool, str]]:
     runs = Recording(), Recording()
-    layers(runs[0], [0.0] * len(errors), **{name: value for name, value in options.items() if name in ("dtype", "given")})  # type: ignore[arg-type]
+    layers(runs[0], [0.0] * len(errors), **{name: value for name, value in options.items() if name in ("dtype", "given", "scope")})  # type: ignore[arg-type]
     layers(runs[1], errors, **options)  # type: ignore[arg-type]
     return [(s.judged.call.candidate.scope, s.certain, joined(s.because)) for s in located(*runs).suspects]
 
@@ -45,6 +45,12 @@ SAID = "layer.0, which does the same, is bitwise equal"
 def test_one_layer_of_three_that_differs_by_units_is_suspected() -> None:
     assert found([0, 2 * UNIT, 0]) == [("layer.1", False, SAID)]
     assert found([0, 2 * UNIT, 2 * UNIT]) == [("layer.1", False, SAID), ("layer.2", False, SAID)]
+
+
+def test_another_layer_of_the_same_block_is_no_peer() -> None:
+    """Who writes ``block.norm1`` by hand in all blocks need not write ``block.norm2``."""
+    assert found([0, 2 * UNIT, 0], scope="block.norm{}") == []
+    assert [name for name, _, _ in found([0, 2 * UNIT, 0], scope="blocks.{}.norm1")] == ["blocks.1.norm1"]
 
 
 def test_runs_that_round_otherwise_everywhere_are_not() -> None:

@@ -101,6 +101,7 @@ class Why(Enum):
     BROUGHT = auto()  # call of a communication, why it is not known what the ranks gave
     NOT_COMPARED = auto()  # how many calls, why, the first
     NO_OUTPUT = auto()  # no output of any call was compared
+    NO_MODULE = auto()  # what to record, where modules alone were to be compared and none has a counterpart
     BLIND = auto()  # of a forced run only modules are compared
     # what to do about them
     ALL_PHASES = auto()

@@ -115,6 +115,7 @@ WORDS = {
     Why.BROUGHT: "what {0:call} brought differs, and {1}",
     Why.NOT_COMPARED: "{0:,} {0:call|calls} not compared: {1}, {0:in|first in} {2:call}",
     Why.NO_OUTPUT: "no output of any call was compared",
+    Why.NO_MODULE: "no output of any module was compared",
     Why.BLIND: "at level module a forced run does not show what functions between modules compute: compare at level api or aten "
     "too",
     # what to do about them
@@ -177,6 +178,7 @@ NEXT = {
     Why.FILTERS: "record both with the same --phase, --include and --exclude",
     Why.NOISY: "{3}",
     Why.UNSEEN: "{3}",
+    Why.NO_MODULE: "{0}",
     Why.ROUNDS: "cast there as the baseline does, or compare with a run that does not",
     Why.STALE: "look for a cache that is not cleared (of casts under autocast, for one), or a tensor that is not updated",
 }

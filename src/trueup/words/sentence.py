@@ -211,7 +211,7 @@ def _more_notes(notes: Sequence[Reason | str]) -> list[str]:
     return [f"and {counted(len(notes), 'more note')} in the report"] if notes else []
 
 
-DECISIVE = (Why.UNREADABLE, Why.FRAGMENT, Why.FILTERS, Why.MISSING)
+DECISIVE = (Why.UNREADABLE, Why.FRAGMENT, Why.FILTERS, Why.MISSING, Why.NO_MODULE)
 """Reasons beside which no number of calls matters."""
 OPEN = (Why.UNSEEN, Why.NOISY, Why.ROUNDS, Why.STALE, Why.UNLIKE_PEERS)
 """Reasons that say what to do themselves, once calls were compared."""

@@ -193,8 +193,13 @@ class Comparison:
     def reasons(self) -> list[Said]:
         """What keeps two runs without a culprit from being called aligned, and why most calls that were not compared were not."""
         why_not = self.not_compared.most_common(1)
-        first = [Why.NO_OUTPUT()] if self.compared and not self.outputs else []
+        first = [] if self.outputs else self._without_outputs()
         return [*first, *self._keeping, *(Why.NOT_COMPARED(calls, why, self.left_open[why].key) for why, calls in why_not)]
+
+    def _without_outputs(self) -> list[Reason]:
+        if self.overlap.levels == ["module"] and (self.covered or self.uncovered):
+            return [Why.NO_MODULE(Why.SHOWS_OPTIMIZER(self.overlap.finer()))]
+        return [Why.NO_OUTPUT()] if self.compared else []
 
     @cached_property
     def _keeping(self) -> list[Reason]:

@@ -14,7 +14,7 @@ import numpy as np
 
 from trueup.comparison.graph.streams import NONE, Array, Numbers, Vocabulary, spans
 from trueup.comparison.measures.roundoff import SINGLE
-from trueup.comparison.measures.thresholds import BIASED, FLIPPED
+from trueup.comparison.measures.thresholds import BIASED, FLIPPED, ROOM
 from trueup.comparison.verdict.criteria import CARRY, OWN, Criterion
 from trueup.comparison.verdict.operands import (
     Calls,
@@ -115,6 +115,8 @@ class Explanation:
         self.unit, self.stored, self.rounded = self._units()
         self.attended = np.ones(len(self.op))
         """How much of the gradient of an attention has cancelled."""
+        self.centred = np.ones(len(self.op))
+        """How much larger than a mean the numbers are that it was taken of."""
 
     def explain(self) -> Budget:
         """Return what is explained of each output."""
@@ -235,7 +237,8 @@ class Explanation:
         if at.any():
             grown[at] = self._attended(at, norm)[at]
             backward = self._is_known("backward") | self.names.table(is_gradient_slot)[self.outputs.slot]
-            grown[at] *= np.where(backward, self._cancelled(at & backward, norm), self._centred())[at]
+            self.centred = np.where(at & ~backward, self._centred(), 1.0)
+            grown[at] *= np.where(backward, self._cancelled(at & backward, norm), self.centred)[at]
         return grown
 
     def _attended(self, at: Array, norm: Array) -> Array:
@@ -325,6 +328,7 @@ class Explanation:
         kinds, worst = self.carry_kind, self.worst
         # Of a product (1 + e) (1 + e) - 1: where little is left of a tensor its square is off by far more.
         carried = self.factor * worst * np.where(self._is("attention", kinds), sharp * self.attended, 1 + worst)
+        carried = np.maximum(carried, ROOM * worst * self.centred)  # a mean is off by no more than what it is taken of
         # Of few elements with an error near 0 none is expected to flip. In many calls one does.
         branch = FLIPPED * np.sqrt(self.saved + 1 / np.maximum(self.outputs.numel, 1.0))
         flipped = np.where(self._is("branch", kinds), branch, 0.0)

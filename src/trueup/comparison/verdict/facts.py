@@ -313,7 +313,7 @@ def _alike(shifts: list[tuple[float, float]]) -> Reason | None:
 
 
 def _points(low: float, high: float) -> Array:
-    return np.linspace(low, high, int(min(MOST, (high - low) / APART_BY)) + 2 if math.isfinite(high - low) else 2)
+    return np.linspace(low, high, int(min(MOST, (high - low) / APART_BY)) + 2 if math.isfinite(high - low) else 3)
 
 
 def _steepest(function: Function, ends: Array) -> tuple[float, float]:

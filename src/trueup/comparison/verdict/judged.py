@@ -202,11 +202,13 @@ class Suspect:
 
 @dataclass(frozen=True, slots=True)
 class Passes:
-    """How often each side goes backward in a step in which all that accumulates agrees; ``sure``: also in direction."""
+    """How often each side goes backward in a step in which all that accumulates agrees; ``sure``: also in direction; and by how
+    much it was off at most in the steps so far."""
 
     baseline: int
     candidate: int
     sure: bool
+    worst: float
 
 
 @dataclass(slots=True)

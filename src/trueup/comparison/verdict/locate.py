@@ -96,7 +96,7 @@ def locate(
     suspects = _at_fault(suspects, tree, excused)
     _doubt(suspects, part, origins)
     explain_draws(part, suspects, criterion)
-    suspects = suspects if forced or criterion.limits else _of_equal_passes(suspects, part, tree)
+    suspects = suspects if forced or criterion.limits else _of_equal_passes(suspects, part, tree, origins)
     if first_step and not suspects:
         part.elsewhere = begins_elsewhere(part)
     for suspect in suspects:
@@ -128,11 +128,12 @@ def _doubt(suspects: Iterable[Suspect], part: Part, origins: Origins) -> None:
         suspect.certain = suspect.certain and not (lost or (suspect.kind == "operator" and passing_on(suspect.judged)))
 
 
-def _of_equal_passes(suspects: list[Suspect], part: Part, tree: Tree) -> list[Suspect]:
+def _of_equal_passes(suspects: list[Suspect], part: Part, tree: Tree, origins: Origins) -> list[Suspect]:
     """Return the suspects that remain where the runs go backward another number of times; the part keeps how often."""
-    part.passes = rewritten.passes(tree)
+    part.passes = rewritten.passes(tree, origins.accumulated)
     if part.passes is None:
         return suspects
+    origins.accumulated, part.stale = part.passes.worst, None
     if part.passes.sure:  # of the calls before the optimizer none is another's counterpart, and what they make was compared
         part.uncovered = [(side, row) for side, row in part.uncovered if row.phase in LASTING]
         part.unexplained = [found for found in part.unexplained if found[0].call.candidate.phase != "backward"]

@@ -31,7 +31,7 @@ import numpy as np
 from trueup.comparison.graph.streams import NONE, Array, Numbers, Stream, is_weight
 from trueup.comparison.measures.measure import Errors
 from trueup.comparison.measures.roundoff import SINGLE, roundoff
-from trueup.comparison.measures.thresholds import ENOUGH, LENGTH, ROOM, ROUNDINGS, SHARED, STEP_BIAS
+from trueup.comparison.measures.thresholds import CANCELLED, ENOUGH, HALF, LENGTH, ROOM, ROUNDINGS, SHARED, STEP_BIAS
 from trueup.comparison.normalise.updates import ADDED, STEP
 from trueup.comparison.verdict.criteria import Row
 from trueup.comparison.verdict.judged import Tree
@@ -210,13 +210,15 @@ def deviating(tree: Tree, weights: Weights, before: Array) -> Updated:
     largest = before[begins]
     signs = tree.verdicts.criterion.row(STEP, "module", "optimizer").factor * (largest + np.sqrt(largest))  # as in one that is seen
     explained = np.where(largest > 0, np.maximum(SHARED, signs), 0.0)
-    wrong = apart > explained * size + floor
+    _, of, count = np.unique(when, return_inverse=True, return_counts=True)
+    alike = apart > CANCELLED * largest * size + floor  # signs make the update of few weights another one
+    wrong = (apart > explained * size + floor) | (alike & (2 * np.bincount(of, alike) > count)[of])
     if not wrong.any():
         lengths = np.stack([size, np.linalg.norm(second, axis=1)])
         numel = errors.streams[0].numel[errors.slots[0][entry]]
         with np.errstate(all="ignore"):
             roundings = numel * (lengths.max(axis=0) / (2 * unit * errors.norm[entry])) ** 2
-        chosen = _longer(when, lengths, np.nan_to_num(roundings), largest)
+        chosen = _longer(when, lengths, apart, np.nan_to_num(roundings), largest)
         return Updated(entry[chosen], entry, sure=False, wrong=int(chosen.sum()), total=int(chosen.sum()))
     of = when == when[wrong].min()
     whole, moved = (float(np.linalg.norm(one[of])) for one in (apart, size))
@@ -225,19 +227,22 @@ def deviating(tree: Tree, weights: Weights, before: Array) -> Updated:
     return Updated(entry[wrong], entry, sure, int(chosen.sum()), int(of.sum()), _times(first[chosen], second[chosen]))
 
 
-def _longer(when: Numbers, lengths: Array, roundings: Array, before: Array) -> Array:
-    """Return the updates of the first step in which those of one run are longer, all together, than any rounding makes them.
+def _longer(when: Numbers, lengths: Array, apart: Array, roundings: Array, before: Array) -> Array:
+    """Return the updates of the first step in which those of one run are longer, all together, than any rounding makes them, or in
+    which half of them is not in the other's.
 
     Args:
         when: step of each update.
         lengths: of it in both runs, float64 ``(2, n)``.
+        apart: how far they are from each other.
         roundings: how many elements of the weight it changes by a unit.
         before: the largest relative error of what was computed before.
     """
     for step in np.unique(when).tolist():
         of = when == step
         short, long = sorted(np.linalg.norm(lengths[:, of], axis=1).tolist())
-        if roundings[of].sum() >= ENOUGH and long - short > (LENGTH + before[of].max()) * long:
+        room, elsewhere = before[of].max(), float(np.linalg.norm(apart[of]))
+        if roundings[of].sum() >= ENOUGH and (long - short > (LENGTH + room) * long or elsewhere > (HALF + room) * long):
             return np.asarray(of)
     return np.zeros(len(when), bool)
 

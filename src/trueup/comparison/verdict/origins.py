@@ -55,6 +55,8 @@ class Origins:
     """Of another tool's dump: from which execution number on a difference goes around of which nobody knows where it came in."""
     wrong: bool = False
     """Whether a call was found to be wrong for certain, so that others are asked whether they are wrong by themselves."""
+    accumulated: float = 0.0
+    """Largest relative error of gradients in the steps that were compared by what accumulates in them (`rewritten.passes`)."""
     shifts: Shifts = field(default_factory=dict)
     """What results were larger by, beside what went in, at calls that carried errors or were wrong."""
     weights: moved.Weights = field(default_factory=moved.Weights)
@@ -97,7 +99,7 @@ class Origins:
         given = tree.verdicts.criterion.input_units * SINGLE
         limit = np.where(self._given(tree, grown), np.maximum(given, grown), np.maximum(least, grown))
         differ = errors.inputs & (plain > np.maximum(limit, tree.verdicts.tolerated))
-        differ |= errors.inputs & (shared > np.maximum(grown, tree.verdicts.tolerated))
+        differ |= errors.inputs & (plain > 0) & (shared > np.maximum(grown, tree.verdicts.tolerated))
         if tree.streams[0].mixed:  # frameworks sum the gradient of a weight outside of any call that both have
             differ &= ~tree.streams[0].names.table(_is_gradient)[errors.names]
         self._now = moved.read(tree, self.weights)
@@ -106,7 +108,9 @@ class Origins:
         self.updated = moved.deviating(tree, self._now, np.maximum(before, rounded)[:-1][errors.pair])
         # A bias that began at zero is all update, and the limit of an input says nothing of those.
         differ[self.updated.compared] = False
-        differ[self.updated.entries] = errors.relative[self.updated.entries] > tree.verdicts.tolerated[self.updated.entries]
+        few = not self.updated.sure and 2 * self.updated.wrong <= self.updated.total
+        shows = np.array([not few or _shows(tree, n) for n in self.updated.entries.tolist()], bool)
+        differ[self.updated.entries] = shows & (errors.relative > tree.verdicts.tolerated)[self.updated.entries]
         return np.flatnonzero(differ), worst, float(before[-1])
 
     def _unseen(self, tree: Tree) -> tuple[Array, Array]:
@@ -196,6 +200,14 @@ class Origins:
             known.update(seqs)
 
 
+def _shows(tree: Tree, entry: int) -> bool:
+    """Tell whether a weight's difference is one to what is computed with it: a bias of an attention's keys changes no result."""
+    errors, verdicts = tree.verdicts.errors, tree.verdicts
+    pair = int(errors.pair[entry])
+    readers = [pair, *tree.covering(int(errors.calls[1][pair]), 1)[:1]]
+    return bool(verdicts.error_out[readers].min() > verdicts.criterion.input_units * SINGLE)
+
+
 def _is_gradient(slot: str) -> bool:
     return slot.startswith("gradient.")
 
@@ -258,9 +270,13 @@ def _recast(tree: Tree) -> Array:
 
 
 def _plain(tree: Tree) -> Array:
-    """Return relative errors; 0 where they mean nothing: not measured, unknown in size, or relative to a zero."""
+    """Return relative errors; 0 where they mean nothing: not measured, unknown in size, relative to a zero, or of a mask of bools
+    and one of 0 and -Inf, which are numbers of two kinds: what reads them is compared.
+    """
     errors = tree.verdicts.errors
-    nothing = np.isnan(errors.absolute) | errors.unsized | ((errors.norm == 0) & np.isfinite(errors.absolute))
+    rounds = tree.streams[0].names.table(roundoff) > 0
+    first, second = (rounds[stream.dtype[slots]] for stream, slots in zip(tree.streams, errors.slots, strict=True))
+    nothing = np.isnan(errors.absolute) | errors.unsized | ((errors.norm == 0) & np.isfinite(errors.absolute)) | (first != second)
     return np.where(nothing, 0.0, errors.generous)
 
 

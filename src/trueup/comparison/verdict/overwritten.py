@@ -51,7 +51,7 @@ def stale(tree: Tree, made: Callable[[int], float | None]) -> tuple[int, int] | 
     if not len(apart) or tree.is_foreign:
         return None
     k, j = (slots[apart] for slots in errors.slots)
-    forward = candidate.during("forward")[candidate.call[j]]
+    forward = candidate.during("forward")[candidate.call[j]] & (baseline.dtype[k] == candidate.dtype[j])  # else one is not cast
     anew = (baseline.producer[k] != NONE) & ~_is_earlier(baseline, k)
     earlier = (candidate.producer[j] != NONE) & _is_earlier(candidate, j)
     for n in apart[forward & anew & earlier].tolist():

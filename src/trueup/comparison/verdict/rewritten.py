@@ -175,7 +175,7 @@ def _without_backward(tree: Tree, criterion: Criterion) -> Iterator[Call]:
         backward = (stream.phase[calls] == stream.names.number("backward")) & (stream.level[calls] != aten)
         chosen = calls[backward & (stream.saved[calls] != NONE)]
         pairs = tree.pairs[side][_forward(stream, chosen)]
-        partner = np.where(pairs != NONE, tree.verdicts.errors.calls[1 - side][pairs], NONE)
+        partner = np.r_[tree.verdicts.errors.calls[1 - side], NONE][pairs]
         theirs = np.flatnonzero((other.phase == other.names.number("backward")) & (other.level != aten))
         missing = chosen[(partner != NONE) & ~np.isin(partner, _forward(other, theirs))]
         forward = _forward(stream, missing).tolist()
@@ -435,8 +435,12 @@ class _Walk:
         return found
 
 
-def passes(tree: Tree) -> Passes | None:
-    """Return how often each side goes backward in a step, if that differs and all that accumulates agrees; else None."""
+def passes(tree: Tree, before: float = 0.0) -> Passes | None:
+    """Return how often each side goes backward in a step, if that differs and all that accumulates agrees; else None.
+
+    Gradients that were off by ``before`` in earlier steps moved the weights by as much of a step, and what that makes of these has
+    a direction.
+    """
     first, second = (_count(stream) for stream in tree.streams)
     if not 0 < first != second > 0:
         return None
@@ -445,7 +449,8 @@ def passes(tree: Tree) -> Passes | None:
     errors, calls = tree.verdicts.errors, max(map(len, tree.streams))
     if not len(accumulated) or not bool((errors.relative[accumulated] <= min(own * math.sqrt(calls), HALF)).all()):
         return None
-    return Passes(first, second, bool((coherent(errors, accumulated) <= biased).all()))
+    sure = bool((coherent(errors, accumulated) <= biased + before).all())
+    return Passes(first, second, sure, max(before, float(errors.relative[accumulated].max())))
 
 
 def summed(losses: dict[int, float], steps: Mapping[int, Passes], side: int) -> dict[int, float]:
