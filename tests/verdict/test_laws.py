@@ -191,9 +191,9 @@ def test_a_number_that_may_have_been_read_out_of_a_tensor_is_none() -> None:
     assert culprits(*runs) == [[("aten::mm", 0)]]
 
 
-@pytest.mark.parametrize(("level", "named"), [("api", True), ("aten", False)])
-def test_what_a_function_saved_for_its_backward_is_its_own(level: str, named: bool) -> None:
-    """An operator's backward is given probabilities that another one made, which may sum to 1.00005."""
+@pytest.mark.parametrize(("op", "named"), [("torch.softmax", True), ("torch.nn.functional.ctc_loss", False), ("aten::", False)])
+def test_what_a_function_saved_for_its_backward_is_its_own(op: str, named: bool) -> None:
+    """An operator's backward, or a loss, is given probabilities that another call made, which may sum to 1.00005."""
     runs = Recording(), Recording()
     for run, error in zip(runs, (0.0, 0.3), strict=True):
         x, w = normal(32, WIDTH, seed=1), normal(WIDTH, WIDTH, seed=2)
@@ -201,10 +201,10 @@ def test_what_a_function_saved_for_its_backward_is_its_own(level: str, named: bo
         run.call("aten::mm", [x, w], [logits])
         output = (softmax(logits) * (1.00005 if error else 1)).astype(np.float32)
         gradient = np.abs(changed(normal(32, WIDTH, seed=20), error, seed=30))
-        if level == "aten":
+        if op == "aten::":
             run.call("aten::_softmax_backward_data", [gradient, output], [softmax_backward(gradient, output)], phase="backward")
         else:
-            seq = run.call("torch.softmax", [logits], [output], level="api")
+            seq = run.call(op, [logits], [output], level="api")
             back = {"grad_output.0": gradient}, {"grad_input.0": softmax_backward(gradient, output)}
-            run.call("torch.softmax", *back, level="api", phase="backward", forward=seq)
+            run.call(op, *back, level="api", phase="backward", forward=seq)
     assert len(culprits(*runs)) == 1 + named

@@ -121,10 +121,10 @@ class Laws:
         unit = [stream.names.table(roundoff)[stream.dtype[slots]] for stream, slots in sides]
         whole = [(stream.counts[slots].sum(axis=1) == 0) & (stream.saturated[slots] == 0) for stream, slots in sides]
         self.unit = np.maximum(*unit)
-        backward = errors.streams[1].phase == self.names.number("backward")
-        whole_function = (errors.streams[1].level == self.names.number("api")) & backward
-        self.alone = whole_function[errors.calls[1][errors.pair]]
-        """Of what a function's backward computes: what its forward saved is its own, too."""
+        stream = errors.streams[1]
+        own = (stream.level == self.names.number("api")) & (stream.phase == self.names.number("backward"))
+        self.alone = (own & self.names.table(having("normalises"))[stream.op])[errors.calls[1][errors.pair]]
+        """Of a function's gradient whose law its own forward kept."""
         self.known = (np.minimum(*unit) > 0) & whole[0] & whole[1] & np.isfinite(self.sums).all(axis=0)
         self.known &= (self.norms > 0).all(axis=0) & np.isfinite(self.norms).all(axis=0)
 
