@@ -52,6 +52,12 @@ def norm_by_moments(x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
     return torch.addcmul(bias, ((wide - mean) * torch.rsqrt(variance + 1e-5)).to(bias.dtype), weight)
 
 
+def norm_by_batch_norm(x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
+    """Return the norm, each row as a channel of one picture."""
+    rows = F.batch_norm(x.reshape(1, -1, x.shape[-1]), None, None, training=True, eps=1e-5)
+    return rows.reshape(x.shape) * weight + bias
+
+
 def double_norm(x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
     return layer_norm(x.double(), weight.double(), bias.double()).to(x.dtype)
 
@@ -65,6 +71,13 @@ def rms_norm(x: Tensor, weight: Tensor, *, eps: float = 1e-6, offset: float = 0.
     y = x.float() if x.dtype in (torch.float16, torch.bfloat16) else x
     y = y * torch.rsqrt(y.pow(2).mean(-1, keepdim=True) + eps)
     return (weight + offset if offset else weight) * y.to(x.dtype)
+
+
+def rms_norm_by_length(x: Tensor, weight: Tensor) -> Tensor:
+    """Return the norm by the length of a row, in float32."""
+    wide = x.float() if x.dtype in (torch.float16, torch.bfloat16) else x
+    length = torch.linalg.vector_norm(wide, dim=-1, keepdim=True)
+    return weight * (wide * torch.rsqrt(length * length / x.shape[-1] + 1e-6)).to(x.dtype)
 
 
 def library_group_norm(x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
@@ -88,6 +101,10 @@ def gelu_by_erf(x: Tensor, *, scale: float = 1.0) -> Tensor:
 
 def gelu_by_tanh(x: Tensor, *, root: float = math.sqrt(2.0 / math.pi), cubic: float = 0.044715) -> Tensor:
     return 0.5 * x * (1.0 + torch.tanh(root * (x + cubic * torch.pow(x, 3.0))))
+
+
+def gelu_by_distribution(x: Tensor) -> Tensor:
+    return x * torch.special.ndtr(x)
 
 
 def gelu_by_sigmoid(x: Tensor) -> Tensor:
@@ -138,6 +155,20 @@ def attention_head_by_head(query: Tensor, key: Tensor, value: Tensor, mask: Tens
     return torch.stack(heads, 1)
 
 
+def attention_in_chunks(query: Tensor, key: Tensor, value: Tensor, mask: Tensor) -> Tensor:
+    """Return attention by a softmax that goes through the keys in chunks and keeps its largest logit and its sum so far."""
+    largest, total, made = None, 0.0, 0.0
+    for k, v, seen in zip(key.split(8, -2), value.split(8, -2), mask.split(8, -1), strict=True):
+        logits = (query @ k.transpose(-2, -1) * query.shape[-1] ** -0.5).float().masked_fill(~seen, -1e30)
+        top = logits.amax(-1, keepdim=True).detach()
+        top = top if largest is None else torch.maximum(largest, top)
+        kept = 0.0 if largest is None else torch.exp(largest - top)
+        shares = torch.exp(logits - top)
+        total, made = total * kept + shares.sum(-1, keepdim=True), made * kept + shares @ v.float()
+        largest = top
+    return (made / total).to(query.dtype)
+
+
 def softmax_by_hand(query: Tensor, key: Tensor, value: Tensor, mask: Tensor) -> Tensor:
     scores = (query @ key.transpose(-2, -1) / math.sqrt(query.shape[-1])).masked_fill(~mask, float("-inf"))
     raised = torch.exp(scores - scores.amax(-1, keepdim=True))
@@ -162,6 +193,10 @@ def linear_by_einsum(x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
 def linear_transposed(x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
     """Return the product with a weight that lies in memory the other way round."""
     return F.linear(x, weight.t().contiguous().t(), bias)
+
+
+def linear_by_convolution(x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
+    return F.conv1d(x.transpose(-2, -1), weight[:, :, None], bias).transpose(-2, -1)
 
 
 def linear_in_halves(x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
@@ -202,6 +237,14 @@ def convolution(x: Tensor, weight: Tensor, *, scale: float = 1.0, stride: int = 
 
 
 # ---------------------------------------------------------------- losses
+def convolution_by_shifts(x: Tensor, weight: Tensor) -> Tensor:
+    """Return the sum of a product for each place of the kernel."""
+    size, (high, wide) = weight.shape[-1], x.shape[-2:]
+    padded = F.pad(x, [size // 2] * 4)
+    shifted = [(weight[:, :, i, j], padded[:, :, i : i + high, j : j + wide]) for i in range(size) for j in range(size)]
+    return torch.stack([torch.einsum("oc,bchw->bohw", w, part) for w, part in shifted]).sum(0)
+
+
 def library_loss(logits: Tensor, labels: Tensor) -> Tensor:
     return F.cross_entropy(logits, labels, ignore_index=text.IGNORED)
 
@@ -226,6 +269,27 @@ def loss_by_logsumexp(logits: Tensor, labels: Tensor) -> Tensor:
 
 
 # ---------------------------------------------------------------- recurrent layers
+def loss_by_one_hot(logits: Tensor, labels: Tensor) -> Tensor:
+    """Return the cross-entropy with a distribution for each label."""
+    counted = labels != text.IGNORED
+    logits = logits.float() if logits.dtype in (torch.float16, torch.bfloat16) else logits  # autocast does so for the loss alone
+    wanted = F.one_hot(labels.clamp(min=0), logits.shape[-1]).to(logits.dtype) * counted[:, None]
+    return -(wanted * F.log_softmax(logits, -1)).sum() / counted.sum()
+
+
+def lstm_by_one_product(x: Tensor, w_ih: Tensor, w_hh: Tensor, b_ih: Tensor, b_hh: Tensor) -> tuple[Tensor, Any]:
+    """Return an LSTM whose four gates are one product of input and state together."""
+    weight, bias = torch.cat([w_ih, w_hh], 1), b_ih + b_hh
+    h = c = x.new_zeros(x.shape[0], w_hh.shape[1])
+    made = []
+    for now in x.unbind(1):
+        i, f, g, o = F.linear(torch.cat([now, h], 1), weight, bias).chunk(4, 1)
+        c = torch.sigmoid(f) * c + torch.sigmoid(i) * torch.tanh(g)
+        h = torch.sigmoid(o) * torch.tanh(c)
+        made.append(h)
+    return torch.stack(made, 1), (h[None], c[None])
+
+
 def library_lstm(x: Tensor, w_ih: Tensor, w_hh: Tensor, b_ih: Tensor, b_hh: Tensor) -> tuple[Tensor, Any]:
     zeros = x.new_zeros(1, len(x), w_hh.shape[1])
     out, hidden, cell = torch.lstm(x, (zeros, zeros), [w_ih, w_hh, b_ih, b_hh], True, 1, 0.0, False, False, True)

@@ -49,6 +49,17 @@ FORMULAS: tuple[tuple[str, str, Formula, bool], ...] = (
     ("norm", "by var_mean", by_hand.norm_by_moments, True),
     ("attention", "head by head", by_hand.attention_head_by_head, True),
     ("linear", "bias as a column", by_hand.linear_with_bias_as_column, True),
+    ("norm", "as a batch norm", by_hand.norm_by_batch_norm, False),
+    ("gpt2 norm", "as a batch norm", by_hand.norm_by_batch_norm, False),
+    ("llama norm", "by its length", by_hand.rms_norm_by_length, False),
+    ("gelu", "by the normal distribution", by_hand.gelu_by_distribution, False),
+    ("bert gelu", "by the normal distribution", by_hand.gelu_by_distribution, False),
+    ("attention", "softmax in chunks", by_hand.attention_in_chunks, False),
+    ("linear", "as a convolution", by_hand.linear_by_convolution, False),
+    ("vit linear", "as a convolution", by_hand.linear_by_convolution, False),
+    ("convolution", "sum of shifted products", by_hand.convolution_by_shifts, False),
+    ("loss", "with one-hot labels", by_hand.loss_by_one_hot, False),
+    ("lstm", "one product for all gates", by_hand.lstm_by_one_product, False),
 )
 """Part, name, formula, held out."""
 
