@@ -24,8 +24,9 @@ demo: $(VENV)/.runtime  ## Find the operator that makes a detector's loss conver
 test: lint  ## Lint, type-check and run all tests
 	$(BIN)/python -m pytest -n $(WORKERS) --dist worksteal
 
-lint: $(VENV)/.dev  ## ruff and mypy --strict
+lint: $(VENV)/.dev  ## ruff, import-linter and mypy --strict
 	$(BIN)/ruff check .
+	$(BIN)/lint-imports --no-cache
 	$(BIN)/mypy
 
 bench: $(VENV)/.dev $(MSPROBE)/.tried  ## Measure what capture and compare cost, beside msprobe (10 minutes)

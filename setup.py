@@ -28,10 +28,10 @@ def extension(name: str, folder: str, *, libraries: list[str], flags: list[str])
 
 EXTENSIONS = [
     extension(
-        "trueup.kernels._native", "kernels/native",
+        "trueup.foundation.kernels._native", "foundation/kernels/native",
         libraries=["dl"] if sys.platform == "linux" else [], flags=["-fno-math-errno", "-Wno-psabi"],
     ),
-    extension("trueup.adapters.torch._quick", "adapters/torch/native", libraries=[], flags=[]),
+    extension("trueup.recording.adapters.torch._quick", "recording/adapters/torch/native", libraries=[], flags=[]),
 ]  # fmt: skip
 
 setup(ext_modules=EXTENSIONS, options={"bdist_wheel": {"py_limited_api": "cp310"}} if STABLE else {})

@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 
 import trueup
-from trueup.aligning import Alignment
+from trueup.doors.aligning import Alignment
 
 STEPS = 3
 

@@ -16,7 +16,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 import trueup
-from trueup.store import Capture, Writer, claim
+from trueup.foundation.store import Capture, Writer, claim
 
 ROUNDING = 1e-7
 BATCH = 16

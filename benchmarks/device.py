@@ -15,8 +15,8 @@ from collections.abc import Callable
 
 import torch
 
-from trueup.adapters.torch import device_statistics
-from trueup.adapters.torch.device_statistics import Way
+from trueup.recording.adapters.torch import device_statistics
+from trueup.recording.adapters.torch.device_statistics import Way
 
 SIZES = (1 << 10, 1 << 16, 1 << 20, 1 << 24, 1 << 28)
 """Bytes."""

@@ -32,7 +32,7 @@ import locate
 import trueup
 import zoo
 from trueup import simdev
-from trueup.model import Result
+from trueup.foundation.model import Result
 
 ROOT = Path(__file__).resolve().parents[1]
 FOLDER = ROOT / "tests" / "verdict" / "goldens"
@@ -131,7 +131,7 @@ def shadowed(model: str, work: Path) -> Lines:
 def followed(work: Path) -> Lines:
     """Yield what the recipe for Paddle says of small recordings made by hand."""
     from recipes.runs import pair, run
-    from trueup.recipes import follow
+    from trueup.analysis.recipes import follow
 
     changes: dict[str, Callable[[], Any]] = {
         "healthy": run,

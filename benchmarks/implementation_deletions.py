@@ -11,7 +11,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 import trueup
-from trueup.store import Writer, claim
+from trueup.foundation.store import Writer, claim
 
 Call = dict[str, Any]
 Choice = Callable[[list[Call]], Iterable[Call]]

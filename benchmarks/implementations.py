@@ -35,7 +35,7 @@ import implementation_wrong
 import trueup
 from implementation_deletions import Choice
 from implementation_models import DOUBLE, PRECISIONS, Alteration, Planted, Row, build
-from trueup.model import Finding, Result
+from trueup.foundation.model import Finding, Result
 
 LEVELS = {"module": ["module"], "api": ["module", "api"], "aten": None}
 COHERENT = 8.0

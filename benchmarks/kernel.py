@@ -17,8 +17,8 @@ import ml_dtypes
 import numpy as np
 import torch  # its OpenMP team does the work of several threads
 
-from trueup.kernels import KINDS, native, pair
-from trueup.model import PACKED
+from trueup.foundation.kernels import KINDS, native, pair
+from trueup.foundation.model import PACKED
 
 KILO, MEGA = 1 << 10, 1 << 20
 SIZES = (KILO, 16 * KILO, 256 * KILO, MEGA, 16 * MEGA, 64 * MEGA)

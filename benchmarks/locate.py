@@ -28,7 +28,7 @@ import torch
 import trueup
 import zoo
 from trueup import simdev
-from trueup.adapters.torch import capturing
+from trueup.recording.adapters.torch import capturing
 from trueup.simdev import injection
 from trueup.simdev.plan import Plan
 from trueup.simdev.tensor import interceptors

@@ -32,7 +32,7 @@ import trueup
 import zoo
 from locate import LEVELS
 from trueup import simdev
-from trueup.model import Finding, Result
+from trueup.foundation.model import Finding, Result
 
 NOISE = ("hf32-matmul", "reordered-reductions")
 ABOVE = 10.0

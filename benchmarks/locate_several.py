@@ -39,8 +39,8 @@ import zoo
 from locate import LEVELS
 from strange import PLAIN, STRANGERS, Altered
 from trueup import simdev
-from trueup.adapters.torch import capturing
-from trueup.model import Finding, Result
+from trueup.foundation.model import Finding, Result
+from trueup.recording.adapters.torch import capturing
 from trueup.simdev import injection
 
 STEPS = 2

@@ -12,13 +12,13 @@ from collections.abc import Callable
 from types import ModuleType
 from typing import Any
 
-NATIVE = "trueup.kernels._native"
+NATIVE = "trueup.foundation.kernels._native"
 """The compiled kernel, which has a clock of its own: C code calls it."""
 
-TWINS = (("trueup.kernels._twin", "summarize"), ("trueup.kernels", "digest"))
+TWINS = (("trueup.foundation.kernels._twin", "summarize"), ("trueup.foundation.kernels", "digest"))
 """What else reads data, where it is Python: (module, function)."""
 
-FILES = ("trueup.store.durable", "write_file")
+FILES = ("trueup.foundation.store.durable", "write_file")
 WRITER = "trueup-writer"
 """Name of the thread that writes."""
 

@@ -29,11 +29,11 @@ import torch
 import trueup
 import zoo
 from trueup import simdev
-from trueup.adapters.torch.recorded_call import NotReplayable, Place
-from trueup.adapters.torch.replaying import Replayer, Result
-from trueup.rerun.outcomes import BLAMED, Outcome, worse
-from trueup.rerun.recorded import RecordedCall, RecordedCalls
-from trueup.rerun.results import same_bytes
+from trueup.recording.adapters.torch.recorded_call import NotReplayable, Place
+from trueup.recording.adapters.torch.replaying import Replayer, Result
+from trueup.recording.execution.outcomes import BLAMED, Outcome, worse
+from trueup.recording.execution.recorded import RecordedCall, RecordedCalls
+from trueup.recording.execution.results import same_bytes
 from trueup.simdev import injection
 
 STEPS = 2

@@ -29,9 +29,9 @@ import faulty
 
 import models
 import trueup
-from trueup.adapters.paddle.replaying import Replayer
-from trueup.rerun.outcomes import BLAMED, Outcome
-from trueup.rerun.recorded import RecordedCall, RecordedCalls
+from trueup.recording.adapters.paddle.replaying import Replayer
+from trueup.recording.execution.outcomes import BLAMED, Outcome
+from trueup.recording.execution.recorded import RecordedCall, RecordedCalls
 
 STEPS = 2
 

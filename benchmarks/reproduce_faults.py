@@ -31,14 +31,14 @@ import trueup
 import zoo
 from replay_faults import capture, distinct
 from trueup import simdev
-from trueup.adapters.torch.case_errors import CASES, judged, written
-from trueup.adapters.torch.replay_memory import NotReplayable
-from trueup.adapters.torch.replaying import Replayer
-from trueup.rerun.cases import Case
-from trueup.rerun.chains import Chain
-from trueup.rerun.recorded import RecordedCall, RecordedCalls
-from trueup.rerun.reproduce import run_test
-from trueup.rerun.reproducer_files import write_files
+from trueup.analysis.rerun.reproduce import run_test
+from trueup.analysis.rerun.reproducer_files import write_files
+from trueup.recording.adapters.torch.case_errors import CASES, judged, written
+from trueup.recording.adapters.torch.replay_memory import NotReplayable
+from trueup.recording.adapters.torch.replaying import Replayer
+from trueup.recording.execution.cases import Case
+from trueup.recording.execution.chains import Chain
+from trueup.recording.execution.recorded import RecordedCall, RecordedCalls
 from trueup.simdev import injection
 
 

@@ -54,8 +54,8 @@ def cells(model: str, faults: list[str], work: Path) -> Iterator[Cell]:
 
     import replay_paddle
     import trueup
-    from trueup.adapters.paddle.replaying import Replayer
-    from trueup.rerun.recorded import RecordedCalls
+    from trueup.recording.adapters.paddle.replaying import Replayer
+    from trueup.recording.execution.recorded import RecordedCalls
 
     replay_paddle.capture(model, work / model)
     calls = RecordedCalls(trueup.open_capture(work / model))
@@ -79,11 +79,11 @@ def cells(model: str, faults: list[str], work: Path) -> Iterator[Cell]:
 def _tried(calls: Any, call: Any, fault: str, folder: Path) -> str:
     import faulty
 
-    from trueup.adapters.paddle.case_errors import CASES
-    from trueup.rerun.cases import Case
-    from trueup.rerun.chains import Chain
-    from trueup.rerun.places import NotReplayable
-    from trueup.rerun.reproducer_files import write_files
+    from trueup.analysis.rerun.reproducer_files import write_files
+    from trueup.recording.adapters.paddle.case_errors import CASES
+    from trueup.recording.execution.cases import Case
+    from trueup.recording.execution.chains import Chain
+    from trueup.recording.execution.places import NotReplayable
 
     folder.mkdir()
     try:

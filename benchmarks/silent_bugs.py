@@ -31,7 +31,7 @@ from torch import Tensor
 import trueup
 from silent import CASES, Case, Form, Word
 from trueup import simdev
-from trueup.model import Result
+from trueup.foundation.model import Result
 
 LEVELS = {"all": None, "api": ["module", "api"]}
 

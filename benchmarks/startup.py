@@ -2,7 +2,7 @@
 
 Wall time, and processor time in brackets, which says more on a machine that others use. `make bench-startup` runs it.
 
-    import trueup.adapters.torch.session   87 ms (87); Arrow and the writer come with the first row, on the thread that writes
+    import the adapter of torch            87 ms (87); Arrow and the writer come with the first row, on the thread that writes
     trueup capture -- python -c pass       96 ms (96) more than python -c pass
 """
 
@@ -19,7 +19,7 @@ from pathlib import Path
 IMPORT = """
 import time, torch
 wall, cpu = time.perf_counter(), time.process_time()
-import trueup.adapters.torch, trueup.adapters.torch.session
+import trueup.recording.adapters.torch, trueup.recording.adapters.torch.session
 print(time.perf_counter() - wall, time.process_time() - cpu)
 """
 
@@ -49,7 +49,7 @@ def main(rounds: int = 9) -> None:
             with_it.append(running(sys.executable, "-m", "trueup", "capture", "-o", str(Path(work) / "c"), "--", *nothing))
             without.append(running(*nothing))
     for name, figures, base in (
-        ("import trueup.adapters.torch.session", imports, [(0.0, 0.0)]),
+        ("import trueup.recording.adapters.torch.session", imports, [(0.0, 0.0)]),
         ("trueup capture -- python -c pass", with_it, without),
     ):
         wall, cpu = (statistics.median(f[k] for f in figures) - statistics.median(b[k] for b in base) for k in (0, 1))

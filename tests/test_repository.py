@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-import ast
+import os
 import re
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -159,43 +160,35 @@ def test_files_in_src_are_small() -> None:
     assert [f"{name(path)}: {n} lines" for path in source if (n := len(text(path).splitlines())) > 600] == []
 
 
-ROOMS = ("graph", "normalise", "measures", "verdict")
+PLANTED = {
+    "foundation/store/reader.py": ("from trueup.comparison.verdict.judge import judge", "A floor imports only the floors below it"),
+    "comparison/graph/streams.py": ("from trueup.comparison.measures.measure import measure", "A comparison goes one way"),
+    "comparison/verdict/judge.py": ("from trueup.foundation.words.sentence import verdict_lines", "A comparison gives facts"),
+    "foundation/facts/why.py": ("from trueup.foundation.words.wording import counted", "The ground"),
+    "recording/adapters/paddle/host.py": ("from trueup.recording.adapters.torch.host import to_numpy", "No adapter knows another"),
+    "analysis/audit/casts.py": ("import torch", "Frameworks are imported in adapters alone"),
+}
 
 
-@pytest.mark.parametrize("room", ROOMS)
-def test_a_room_of_the_comparison_imports_no_room_after_it(room: str) -> None:
-    after = "|".join(ROOMS[ROOMS.index(room) + 1 :]) or "nothing"
-    imported = re.compile(rf"^\s*(?:from|import) trueup\.comparison\.(?:{after})\b.*", re.MULTILINE)
-    source = [path for path in files() if path.is_relative_to(ROOT / "src/trueup/comparison" / room) and path.suffix == ".py"]
-    assert source
-    assert [f"{name(path)}: {line}" for path in source for line in imported.findall(text(path))] == []
+@pytest.fixture(scope="module")
+def house(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A copy of the sources and of the contracts that they keep."""
+    copy = tmp_path_factory.mktemp("house")
+    shutil.copytree(ROOT / "src/trueup", copy / "trueup", ignore=shutil.ignore_patterns("__pycache__", "*.so", "native"))
+    shutil.copy(ROOT / "pyproject.toml", copy)
+    return copy
 
 
-def imports(path: Path) -> list[str]:
-    """Return the modules that a file imports, also for typing alone and inside functions."""
-    found = []
-    for node in ast.walk(ast.parse(text(path))):
-        if isinstance(node, ast.ImportFrom):
-            found += [f"{node.module}.{alias.name}" for alias in node.names]
-        elif isinstance(node, ast.Import):
-            found += [alias.name for alias in node.names]
-    return found
-
-
-def imported_of_ours(folder: str, *allowed: str) -> list[str]:
-    """Return what files of a folder import of Trueup beside what is allowed."""
-    source = [path for path in files() if path.is_relative_to(ROOT / "src/trueup" / folder) and path.suffix == ".py"]
-    assert source
-    ours = rf"trueup\.(?!(?:{'|'.join(map(re.escape, allowed))})\b)"
-    return [f"{name(path)}: {each}" for path in source for each in imports(path) if re.match(ours, each)]
-
-
-def test_words_are_made_of_facts_alone() -> None:
-    results = "rerun.shadow_result", "rerun.lockstep_result"  # facts that stay beside the code that writes their tables
-    assert imported_of_ours("words", "model", "facts", "words", *results) == []
-    assert imported_of_ours("facts", "model", "toml", "facts") == []
-
-
-def test_a_comparison_gives_facts_and_no_sentences() -> None:
-    rooms = "model", "facts", "comparison", "store", "kernels", "frameworks", "remedy", "toml"
-    assert imported_of_ours("comparison", *rooms) == []
+@pytest.mark.parametrize("file", PLANTED)
+def test_an_import_that_goes_up_is_found(house: Path, file: str) -> None:
+    line, contract = PLANTED[file]
+    path = house / "trueup" / file
+    sound = path.read_text("utf-8")
+    path.write_text(f"{sound}\n\ndef planted() -> None:\n    {line}\n", "utf-8")
+    environment = os.environ | {"PYTHONPATH": str(house), "COLUMNS": "200"}
+    command = [str(Path(sys.executable).with_name("lint-imports")), "--no-cache"]
+    found = subprocess.run(command, cwd=house, env=environment, capture_output=True, text=True)
+    path.write_text(sound, "utf-8")
+    broken = [line for line in found.stdout.splitlines() if "BROKEN" in line]
+    assert found.returncode == 1
+    assert any(line.startswith(contract) for line in broken)

@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
-from trueup import toml
-from trueup.model import TrueupError
+from trueup.foundation import toml
+from trueup.foundation.model import TrueupError
 
 
 @pytest.mark.parametrize(

@@ -14,7 +14,7 @@ from typing import Any, Literal
 
 from torch import Tensor, nn
 
-from trueup.model import Finding, Result
+from trueup.foundation.model import Finding, Result
 
 Form = Literal["correct", "buggy", "again"]
 """``again`` is correct too: another implementation where the case has one, else the same training once more."""

@@ -13,8 +13,8 @@ import numpy as np
 import paddle
 from paddle import _C_ops
 
-from trueup.adapters.paddle.capturing import aside
-from trueup.adapters.paddle.replacing import Sweep
+from trueup.recording.adapters.paddle.capturing import aside
+from trueup.recording.adapters.paddle.replacing import Sweep
 
 Operator = Callable[..., Any]
 Array = np.ndarray[Any, Any]

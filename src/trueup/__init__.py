@@ -17,62 +17,63 @@ from __future__ import annotations
 
 from importlib import import_module
 
+from trueup.foundation.version import VERSION as __version__
+
 TYPE_CHECKING = False  # as typing has it, which every armed process would load for this alone
 if TYPE_CHECKING:
     from typing import Any
 
-    from trueup.adapters.torch.huggingface import TrainerCallback as TrainerCallback
-    from trueup.adapters.torch.lightning import LightningCallback as LightningCallback
-    from trueup.aligning import align as align
-    from trueup.anomalies import overflow as overflow
-    from trueup.audit import check as check
-    from trueup.capturing import capture as capture
-    from trueup.capturing import step as step
-    from trueup.comparing import compare as compare
-    from trueup.lockstepping import lockstep as lockstep
-    from trueup.mitigating import apply_policy as apply_policy
-    from trueup.model import Finding as Finding
-    from trueup.model import Result as Result
-    from trueup.model import TrueupError as TrueupError
-    from trueup.pairing.models import convert_weights as convert_weights
-    from trueup.pairing.models import map_models as map_models
-    from trueup.readers import import_dump as import_dump
-    from trueup.recorder.watch_options import WatchStopped as WatchStopped
-    from trueup.rerun.replay import replay as replay
-    from trueup.rerun.reproduce import reproduce as reproduce
-    from trueup.seeds import seed_all as seed_all
-    from trueup.shadowing import shadow as shadow
-    from trueup.store import Capture as Capture
-    from trueup.store import open_capture as open_capture
-    from trueup.watching import watch as watch
+    from trueup.analysis.anomalies import overflow as overflow
+    from trueup.analysis.audit import check as check
+    from trueup.analysis.pairing.models import convert_weights as convert_weights
+    from trueup.analysis.pairing.models import map_models as map_models
+    from trueup.analysis.rerun.replay import replay as replay
+    from trueup.analysis.rerun.reproduce import reproduce as reproduce
+    from trueup.comparison.result.comparing import compare as compare
+    from trueup.doors.aligning import align as align
+    from trueup.doors.capturing import capture as capture
+    from trueup.doors.capturing import step as step
+    from trueup.doors.lockstepping import lockstep as lockstep
+    from trueup.doors.mitigating import apply_policy as apply_policy
+    from trueup.doors.seeds import seed_all as seed_all
+    from trueup.doors.shadowing import shadow as shadow
+    from trueup.doors.watching import watch as watch
+    from trueup.exchange.readers import import_dump as import_dump
+    from trueup.foundation.model import Finding as Finding
+    from trueup.foundation.model import Result as Result
+    from trueup.foundation.model import TrueupError as TrueupError
+    from trueup.foundation.store import Capture as Capture
+    from trueup.foundation.store import open_capture as open_capture
+    from trueup.recording.adapters.torch.huggingface import TrainerCallback as TrainerCallback
+    from trueup.recording.adapters.torch.lightning import LightningCallback as LightningCallback
+    from trueup.recording.recorder.watch_options import WatchStopped as WatchStopped
 
-__version__ = "0.1.0"
 
 _HOMES = {
-    "Capture": "trueup.store",
-    "Finding": "trueup.model",
-    "LightningCallback": "trueup.adapters.torch.lightning",
-    "Result": "trueup.model",
-    "TrainerCallback": "trueup.adapters.torch.huggingface",
-    "TrueupError": "trueup.model",
-    "WatchStopped": "trueup.recorder.watch_options",
-    "align": "trueup.aligning",
-    "apply_policy": "trueup.mitigating",
-    "capture": "trueup.capturing",
-    "check": "trueup.audit",
-    "compare": "trueup.comparing",
-    "convert_weights": "trueup.pairing.models",
-    "import_dump": "trueup.readers",
-    "lockstep": "trueup.lockstepping",
-    "map_models": "trueup.pairing.models",
-    "open_capture": "trueup.store",
-    "overflow": "trueup.anomalies",
-    "replay": "trueup.rerun.replay",
-    "reproduce": "trueup.rerun.reproduce",
-    "seed_all": "trueup.seeds",
-    "shadow": "trueup.shadowing",
-    "step": "trueup.capturing",
-    "watch": "trueup.watching",
+    "Capture": "trueup.foundation.store",
+    "Finding": "trueup.foundation.model",
+    "LightningCallback": "trueup.recording.adapters.torch.lightning",
+    "Result": "trueup.foundation.model",
+    "TrainerCallback": "trueup.recording.adapters.torch.huggingface",
+    "TrueupError": "trueup.foundation.model",
+    "WatchStopped": "trueup.recording.recorder.watch_options",
+    "align": "trueup.doors.aligning",
+    "apply_policy": "trueup.doors.mitigating",
+    "capture": "trueup.doors.capturing",
+    "check": "trueup.analysis.audit",
+    "compare": "trueup.comparison.result.comparing",
+    "convert_weights": "trueup.analysis.pairing.models",
+    "import_dump": "trueup.exchange.readers",
+    "lockstep": "trueup.doors.lockstepping",
+    "map_models": "trueup.analysis.pairing.models",
+    "open_capture": "trueup.foundation.store",
+    "overflow": "trueup.analysis.anomalies",
+    "replay": "trueup.analysis.rerun.replay",
+    "reproduce": "trueup.analysis.rerun.reproduce",
+    "seed_all": "trueup.doors.seeds",
+    "shadow": "trueup.doors.shadowing",
+    "step": "trueup.doors.capturing",
+    "watch": "trueup.doors.watching",
 }
 
 __all__ = [

@@ -2,6 +2,6 @@
 
 import sys
 
-from trueup.cli import main
+from trueup.doors.cli import main
 
 sys.exit(main())

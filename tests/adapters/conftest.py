@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from trueup import simdev
-from trueup.store import open_capture
+from trueup.foundation.store import open_capture
 
 Rows = list[dict[str, Any]]
 

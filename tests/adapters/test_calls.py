@@ -134,7 +134,7 @@ def test_producer_that_was_left_out_is_none(path: Path, rows) -> None:
 
 
 def test_sites_point_into_the_users_file(device: str, path: Path, calls) -> None:
-    from trueup.store import open_capture
+    from trueup.foundation.store import open_capture
 
     run(path, device)
     sites = open_capture(path).sites(0)
@@ -252,7 +252,7 @@ FILTERS: dict[str, tuple[dict[str, Any], Any]] = {
 
 @pytest.mark.parametrize("name", FILTERS)
 def test_filters_leave_the_rest_as_it_was(name: str, path: Path, calls) -> None:
-    from trueup.store import open_capture
+    from trueup.foundation.store import open_capture
 
     options, keeps = FILTERS[name]
     everything = path.with_name("everything")
@@ -272,7 +272,7 @@ def test_filters_leave_the_rest_as_it_was(name: str, path: Path, calls) -> None:
 
 @pytest.mark.parametrize(("rank", "kept"), [("0", False), ("3", True)])
 def test_rank_filter(rank: str, kept: bool, path: Path, monkeypatch, capsys) -> None:
-    from trueup.store import open_capture
+    from trueup.foundation.store import open_capture
 
     monkeypatch.setenv("RANK", rank)
     monkeypatch.setenv("WORLD_SIZE", "4")

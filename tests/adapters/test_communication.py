@@ -8,8 +8,8 @@ import pytest
 import torch
 
 import trueup
-from trueup.adapters.torch.in_flight import InFlight, Pending
-from trueup.recorder.surroundings import ranks_in_words
+from trueup.recording.adapters.torch.in_flight import InFlight, Pending
+from trueup.recording.recorder.surroundings import ranks_in_words
 
 
 @pytest.mark.parametrize(("ranks", "text"), [
@@ -47,7 +47,7 @@ def test_a_measured_storage_can_still_be_resized(tmp_path: Path, detail: str) ->
         z = y.view(10, 100)  # of memory that nobody has written
         y.fill_(3.0)
         z + 1
-    table = trueup.store.open_capture(tmp_path / "capture").records(["op", "slot", "mean", "digest"], level="api")
+    table = trueup.foundation.store.open_capture(tmp_path / "capture").records(["op", "slot", "mean", "digest"], level="api")
     found = {(r["op"], r["slot"]): r["digest"] for r in table.to_pylist()}
     assert found["torch.Tensor.view", "input.0"] is None
     assert ("torch.Tensor.view", "output.0") not in found

@@ -18,7 +18,7 @@ from transformers import GPT2Config, GPT2LMHeadModel
 
 import trueup
 from adapters.conftest import Rows
-from trueup.adapters.torch import compiling
+from trueup.recording.adapters.torch import compiling
 
 WIDTH, WORDS = 8, 11
 Losses = list[Tensor]

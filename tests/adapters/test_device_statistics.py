@@ -10,13 +10,14 @@ import pytest
 import torch
 
 from adapters.tensors import TENSORS
-from trueup import kernels, simdev
-from trueup.adapters.torch import device_operators, device_statistics, statistics, transforms
-from trueup.adapters.torch.device_row import WIDTH, reals
-from trueup.adapters.torch.host import to_numpy
-from trueup.kernels import sketch
-from trueup.model import NUMBERS, PACKED
-from trueup.recorder import Statistics
+from trueup import simdev
+from trueup.foundation import kernels
+from trueup.foundation.kernels import sketch
+from trueup.foundation.model import NUMBERS, PACKED
+from trueup.recording.adapters.torch import device_operators, device_statistics, statistics, transforms
+from trueup.recording.adapters.torch.device_row import WIDTH, reals
+from trueup.recording.adapters.torch.host import to_numpy
+from trueup.recording.recorder import Statistics
 
 FREE = ("view", "unbind", "slice", "select", "unsqueeze", "detach", "expand")
 """Operators that only look at memory in another way."""
@@ -227,7 +228,7 @@ def test_a_kernel_that_does_not_compile_is_a_note(
 
 def test_the_way_is_in_the_manifest(undecided: None, path: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     import trueup
-    from trueup.store import open_capture
+    from trueup.foundation.store import open_capture
 
     monkeypatch.delitem(statistics.KERNELS, "npu")
     x = torch.ones(3, device="npu")

@@ -10,10 +10,10 @@ from torch import nn
 
 import trueup
 from adapters.subjects import build
-from trueup.adapters.torch import buffers, context, dispatch, functions, gradients, modules, scopes, slots
-from trueup.model import TrueupError
-from trueup.recorder import Recorder
-from trueup.store import open_capture
+from trueup.foundation.model import TrueupError
+from trueup.foundation.store import open_capture
+from trueup.recording.adapters.torch import buffers, context, dispatch, functions, gradients, modules, scopes, slots
+from trueup.recording.recorder import Recorder
 
 PLACES = {
     "describing a tensor": (slots, "layout_of"),

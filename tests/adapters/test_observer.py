@@ -15,8 +15,8 @@ import trueup
 import zoo
 from adapters.subjects import SUBJECTS, build
 from trueup import simdev
-from trueup.model import DETAILS, LEVELS
-from trueup.store import open_capture
+from trueup.foundation.model import DETAILS, LEVELS
+from trueup.foundation.store import open_capture
 
 STEPS = 3
 ALL = "all"
@@ -87,7 +87,7 @@ def test_zoo_is_unchanged(name: str, device: str, path: Path) -> None:
 
 @pytest.mark.parametrize("name", ["in-place", "checkpoint", "autocast"])
 def test_device_without_a_kernel_is_unchanged(name: str, path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    from trueup.adapters.torch import statistics
+    from trueup.recording.adapters.torch import statistics
 
     monkeypatch.delitem(statistics.KERNELS, "npu")
     assert_unchanged(name, "npu", path)

@@ -11,10 +11,10 @@ import torch.nn.functional as F
 from torch.utils.checkpoint import checkpoint
 
 import zoo
-from trueup.adapters.torch.policies import AppliedPolicy, applied, apply_policy
-from trueup.model import TrueupError
-from trueup.remedy import parse
-from trueup.remedy.calls import PolicyFailed
+from trueup.foundation.model import TrueupError
+from trueup.recording.adapters.torch.policies import AppliedPolicy, applied, apply_policy
+from trueup.recording.policies import parse
+from trueup.recording.policies.calls import PolicyFailed
 
 
 @pytest.fixture(autouse=True)

@@ -17,10 +17,10 @@ import trueup
 from adapters.computations import COMPUTATIONS, ON_THE_CPU_ONLY
 from adapters.computations import build as computation
 from adapters.subjects import SUBJECTS, build
-from trueup.adapters.torch import functions, gradients, slots, tensors
-from trueup.adapters.torch.compiled import quick_module
-from trueup.recorder import flusher
-from trueup.store import open_capture
+from trueup.foundation.store import open_capture
+from trueup.recording.adapters.torch import functions, gradients, slots, tensors
+from trueup.recording.adapters.torch.compiled import quick_module
+from trueup.recording.recorder import flusher
 
 pytestmark = [
     pytest.mark.filterwarnings("ignore"),
@@ -219,7 +219,7 @@ def test_bad_arguments_of_a_short_way(path: Path) -> None:
 
 
 def test_a_result_that_was_never_filled() -> None:
-    from trueup import kernels
+    from trueup.foundation import kernels
 
     result, _ = kernels.native().measured(X.data_ptr(), kernels.KINDS["float32"], (2,), (1,), 1)
     assert len(bytes(result)) == 74 * 8

@@ -12,11 +12,11 @@ import torch
 import trueup
 from adapters.subjects import build
 from adapters.tensors import TENSORS
-from trueup import kernels
-from trueup.adapters.torch import statistics
-from trueup.adapters.torch.buffers import MOST_VIEWS
-from trueup.adapters.torch.host import to_numpy
-from trueup.store import open_capture
+from trueup.foundation import kernels
+from trueup.foundation.store import open_capture
+from trueup.recording.adapters.torch import statistics
+from trueup.recording.adapters.torch.buffers import MOST_VIEWS
+from trueup.recording.adapters.torch.host import to_numpy
 
 
 @pytest.mark.parametrize("name", TENSORS)

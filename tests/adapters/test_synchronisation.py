@@ -12,10 +12,10 @@ import torch
 
 import trueup
 from adapters.subjects import SUBJECTS, build
-from trueup.adapters.torch import statistics
-from trueup.model import LEVELS
-from trueup.recorder.recorder import Recorder
-from trueup.store import open_capture
+from trueup.foundation.model import LEVELS
+from trueup.foundation.store import open_capture
+from trueup.recording.adapters.torch import statistics
+from trueup.recording.recorder.recorder import Recorder
 
 WAITING = (
     "_local_scalar_dense", "nonzero", "masked_select", "unique", "equal.default", "is_nonzero", "repeat_interleave.Tensor",
@@ -55,7 +55,7 @@ def waits(monkeypatch: pytest.MonkeyPatch) -> Waits:
 def flushes(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     """Statistics per flush; flushes happen when a test asks for them and at the end."""
     monkeypatch.delitem(statistics.KERNELS, "npu")
-    monkeypatch.setattr("trueup.recorder.flusher.FLUSH_SECONDS", 3600.0)
+    monkeypatch.setattr("trueup.recording.recorder.flusher.FLUSH_SECONDS", 3600.0)
     statistics.on_device(torch.ones(3, device="npu"), "stats")  # the device's way is tried once
     sizes: list[int] = []
     original = Recorder._write
@@ -102,7 +102,7 @@ def test_a_flush_with_nothing_on_a_device_transfers_nothing(path: Path, waits: W
 
 
 def test_only_the_writer_waits(path: Path, waits: Waits, flushes: list[int], monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("trueup.recorder.flusher.FLUSH_SECONDS", 0.01)
+    monkeypatch.setattr("trueup.recording.recorder.flusher.FLUSH_SECONDS", 0.01)
     x = torch.randn(50, device="npu")
     with trueup.capture(path, level="api", on_error="stop"):
         waits.clear()
@@ -119,7 +119,7 @@ def test_only_the_writer_waits(path: Path, waits: Waits, flushes: list[int], mon
 def test_cuda_agrees_that_a_step_never_waits(
     level: str, triton: str, path: Path, flushes: list[int], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from trueup.adapters.torch import device_statistics
+    from trueup.recording.adapters.torch import device_statistics
 
     monkeypatch.setenv("TRUEUP_TRITON", triton)
     device_statistics._forget()

@@ -15,8 +15,8 @@ from torch import nn
 from torch.utils.data import DataLoader
 
 import trueup
-from trueup import kernels
-from trueup.store import open_capture
+from trueup.foundation import kernels
+from trueup.foundation.store import open_capture
 
 pytestmark = pytest.mark.filterwarnings("ignore")
 

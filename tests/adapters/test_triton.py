@@ -50,5 +50,5 @@ def test_compiles_for(target: str, dtypes: str, tmp_path: Path) -> None:
 
 
 def test_importing_the_adapter_imports_no_triton() -> None:
-    code = "import sys, trueup, trueup.adapters.torch.session; sys.exit('triton' in sys.modules)"
+    code = "import sys, trueup, trueup.recording.adapters.torch.session; sys.exit('triton' in sys.modules)"
     subprocess.run([sys.executable, "-c", code], check=True, env={**os.environ, "PYTHONPATH": str(HERE.parents[1] / "src")})

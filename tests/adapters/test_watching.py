@@ -16,14 +16,14 @@ from adapters import subjects, watched
 from adapters.test_observer import content, random_states
 from adapters.watched import BAD_STEP, PLANTED, Loop
 from trueup import simdev
-from trueup.lookout import watcher
-from trueup.lookout.classify import Found
-from trueup.lookout.telling import Hit
-from trueup.model import TrueupError
-from trueup.recorder import keeping
-from trueup.recorder.keeping import Keeper
-from trueup.recorder.rows import FIELDS, Rows
-from trueup.store import open_capture
+from trueup.analysis.watch import watcher
+from trueup.analysis.watch.classify import Found
+from trueup.analysis.watch.telling import Hit
+from trueup.foundation.model import TrueupError
+from trueup.foundation.store import open_capture
+from trueup.recording.recorder import keeping
+from trueup.recording.recorder.keeping import Keeper
+from trueup.recording.recorder.rows import FIELDS, Rows
 
 STEPS = 3
 DONE_AGAIN = "executed again with the same result"
@@ -310,7 +310,7 @@ def test_a_scale_that_falls_to_one_is_a_hit_with_the_call_that_overflows(path: P
 # ---------------------------------------------------------------- no wait inside a step
 def test_a_step_waits_once(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """One transfer a look with something to look at: before the optimizer's step, and when the step has ended."""
-    from trueup.adapters.torch import statistics
+    from trueup.recording.adapters.torch import statistics
 
     monkeypatch.delitem(statistics.KERNELS, "npu")
     ring = statistics.on_device(torch.ones(3, device="npu"), "stats").values.ring

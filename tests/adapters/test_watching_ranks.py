@@ -11,7 +11,7 @@ import pytest
 import trueup
 from distributed.running import joined
 from nursery import Nursery
-from trueup.store import open_capture
+from trueup.foundation.store import open_capture
 
 
 @pytest.fixture(scope="module")

@@ -8,7 +8,7 @@ import torch
 from torch import nn
 
 import trueup
-from trueup.store import open_capture
+from trueup.foundation.store import open_capture
 
 
 def litter() -> None:

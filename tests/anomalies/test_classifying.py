@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 
 import trueup
-from trueup.anomalies import Memory, StepAnomalies, classify
-from trueup.store.schema import table
+from trueup.analysis.anomalies import Memory, StepAnomalies, classify
+from trueup.foundation.store.schema import table
 from verdict.captures import Array, Recording, Slot, normal
 
 INF = np.full((4, 4), math.inf, np.float32)

@@ -10,7 +10,7 @@ import torch
 import trueup
 from anomalies import planted
 from trueup import simdev
-from trueup.facts.anomaly import OverflowResult
+from trueup.foundation.facts.anomaly import OverflowResult
 
 
 def recorded(path: Path, case: str, *levels: str, detail: str = "tensor", fault: str | None = None) -> Path:

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 import trueup
-from trueup.facts.anomaly import OverflowResult
+from trueup.foundation.facts.anomaly import OverflowResult
 from verdict.captures import Array, Recording, normal
 
 

@@ -11,8 +11,8 @@ import torch
 import trueup
 from anomalies import planted
 from anomalies.planted import ORIGINS
-from trueup.facts.anomaly import OverflowResult
-from trueup.remedy import load
+from trueup.foundation.facts.anomaly import OverflowResult
+from trueup.recording.policies import load
 
 LEVELS = ("api", "aten")
 

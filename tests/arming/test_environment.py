@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from trueup.adapters.torch import environment
-from trueup.recorder import surroundings
+from trueup.recording.adapters.torch import environment
+from trueup.recording.recorder import surroundings
 
 CASES = {
     "RANK=3 WORLD_SIZE=8": (3, 8),

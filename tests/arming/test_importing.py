@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from trueup.arming import SITE, VARIABLE, importing
+from trueup.recording.arming import SITE, VARIABLE, importing
 
 
 @pytest.fixture
@@ -20,7 +20,7 @@ def armed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, st
     orders: list[tuple[str, str]] = []
     (tmp_path / "fakeframework.py").write_text("import os\nif os.environ.get('BROKEN'): raise OSError('no driver')\n")
     monkeypatch.syspath_prepend(tmp_path)
-    monkeypatch.setattr("trueup.arming.process.begin", lambda *order: orders.append(order))
+    monkeypatch.setattr("trueup.recording.arming.process.begin", lambda *order: orders.append(order))
     finder = importing.WhenImported("fakeframework", "the order")
     monkeypatch.setattr(sys, "meta_path", [finder, *sys.meta_path])
     yield orders

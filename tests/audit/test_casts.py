@@ -9,8 +9,8 @@ import pytest
 
 import trueup
 from audit.trained import line, train
-from trueup.audit import dangerous_casts
-from trueup.model import TrueupError
+from trueup.analysis.audit import dangerous_casts
+from trueup.foundation.model import TrueupError
 from verdict.captures import Recording, Slot, normal
 
 

@@ -10,8 +10,8 @@ import numpy as np
 import pytest
 
 from audit.trained import line, train
-from trueup.audit import census, difference
-from trueup.audit.census import WHAT
+from trueup.analysis.audit import census, difference
+from trueup.analysis.audit.census import WHAT
 from verdict.captures import Recording, normal
 
 BF16 = ml_dtypes.bfloat16

@@ -12,9 +12,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from trueup.audit.danger import Danger, Numbers, is_mask, judge
-from trueup.kernels import summarize
-from trueup.model import NUMBERS, PACKED
+from trueup.analysis.audit.danger import Danger, Numbers, is_mask, judge
+from trueup.foundation.kernels import summarize
+from trueup.foundation.model import NUMBERS, PACKED
 
 HALF, BF16 = np.dtype(np.float16), np.dtype(ml_dtypes.bfloat16)
 GENERATOR = np.random.default_rng(0)

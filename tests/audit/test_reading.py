@@ -7,7 +7,7 @@ import math
 import pyarrow as pa
 import pytest
 
-from trueup.audit import reading
+from trueup.analysis.audit import reading
 
 
 def test_rows_are_those_of_arrow(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -14,8 +14,8 @@ from torch import nn
 
 import trueup
 from audit.trained import train
-from trueup.audit import similarity
-from trueup.audit.similarity import dice
+from trueup.analysis.audit import similarity
+from trueup.analysis.audit.similarity import dice
 from verdict.captures import Recording, normal
 
 

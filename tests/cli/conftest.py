@@ -12,12 +12,12 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pytest
 
-from trueup.cli.app import run as run_command_line
+from trueup.doors.cli.app import run as run_command_line
 
 
 @dataclass
 class FakeCapture:
-    """What ``trueup.store.open_capture`` returns, as far as ``trueup show`` uses it."""
+    """What ``trueup.foundation.store.open_capture`` returns, as far as ``trueup show`` uses it."""
 
     table: pa.Table
     root: dict[str, Any] = field(default_factory=lambda: {"format_version": 1})
@@ -84,7 +84,7 @@ def recorded() -> list[dict[str, Any]]:
 @pytest.fixture
 def capture(monkeypatch: pytest.MonkeyPatch) -> FakeCapture:
     made = FakeCapture(pa.Table.from_pylist(recorded()))
-    monkeypatch.setattr("trueup.store.open_capture", lambda path: made, raising=False)
+    monkeypatch.setattr("trueup.foundation.store.open_capture", lambda path: made, raising=False)
     return made
 
 

@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 
 from recipes.runs import pair, run
-from trueup.cli import main
-from trueup.recipes import deeper
+from trueup.analysis.recipes import deeper
+from trueup.doors.cli import main
 
 Said = pytest.CaptureFixture[str]
 

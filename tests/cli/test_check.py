@@ -9,7 +9,7 @@ import ml_dtypes
 import numpy as np
 import pytest
 
-from trueup.cli import main
+from trueup.doors.cli import main
 from verdict.captures import Recording, normal
 
 

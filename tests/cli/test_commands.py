@@ -13,7 +13,7 @@ import pytest
 
 import trueup as package
 from report.results import culprit, result
-from trueup.model import LEVELS, Result, TrueupError
+from trueup.foundation.model import LEVELS, Result, TrueupError
 from verdict.captures import Recording
 
 Trueup = Callable[..., Any]
@@ -28,11 +28,11 @@ def launched(monkeypatch: pytest.MonkeyPatch) -> list[tuple[dict[str, Any], list
         calls.append((options, command))
         return 7
 
-    made = ModuleType("trueup.recorder.launch")
+    made = ModuleType("trueup.recording.recorder.launch")
     made.run = run  # type: ignore[attr-defined]
-    import trueup.recorder
+    import trueup.recording.recorder
 
-    monkeypatch.setattr(trueup.recorder, "launch", made, raising=False)
+    monkeypatch.setattr(trueup.recording.recorder, "launch", made, raising=False)
     return calls
 
 
@@ -45,7 +45,7 @@ def compared(monkeypatch: pytest.MonkeyPatch, answer: Result | Exception) -> lis
             raise answer
         return answer
 
-    monkeypatch.setattr("trueup.comparing.compare", compare, raising=False)
+    monkeypatch.setattr("trueup.comparison.result.comparing.compare", compare, raising=False)
     return asked
 
 
@@ -141,7 +141,7 @@ def test_an_interrupt_ends_with_130(trueup: Trueup, monkeypatch: pytest.MonkeyPa
     def interrupt(*_: object, **__: object) -> None:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr("trueup.comparing.compare", interrupt, raising=False)
+    monkeypatch.setattr("trueup.comparison.result.comparing.compare", interrupt, raising=False)
     assert trueup("compare", "a", "b").code == 130
 
 

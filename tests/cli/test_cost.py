@@ -24,7 +24,7 @@ def test_import_trueup() -> None:
     assert imported("import trueup") - imported("pass") == {"trueup", "__future__", "importlib", "warnings"}
 
 
-HELP = "sys.argv[1:] = ['--help']; from trueup.cli import main; main()"
+HELP = "sys.argv[1:] = ['--help']; from trueup.doors.cli import main; main()"
 
 
 def test_help_imports_nothing_heavy() -> None:
@@ -32,13 +32,13 @@ def test_help_imports_nothing_heavy() -> None:
 
 
 @pytest.mark.parametrize(
-    "module", ["trueup.report", "trueup.words.sentence", "trueup.report.terminal", "trueup.cli.app"]
+    "module", ["trueup.doors.report", "trueup.foundation.words.sentence", "trueup.doors.report.terminal", "trueup.doors.cli.app"]
 )
 def test_text_needs_no_numbers(module: str) -> None:
     assert not imported(f"import {module}") & set(HEAVY)
 
 
-ARMED = {"sitecustomize", "trueup", "trueup.arming", "trueup.arming.importing"}
+ARMED = {"sitecustomize", "trueup", "trueup.recording.arming", "trueup.recording.arming.importing"}
 
 
 def loaded(**more: str) -> set[str]:
@@ -53,7 +53,7 @@ def loaded(**more: str) -> set[str]:
 def test_an_armed_process_loads_next_to_nothing() -> None:
     """Every Python of the command pays for it, launchers and data workers too."""
     import trueup
-    from trueup.arming import SITE, VARIABLE
+    from trueup.recording.arming import SITE, VARIABLE
 
     order = '{"directory": "", "options": "{}", "root": {}}'
     path = os.pathsep.join([SITE, str(Path(trueup.__file__).parents[1])])
@@ -63,7 +63,7 @@ def test_an_armed_process_loads_next_to_nothing() -> None:
 
 
 def test_capture_loads_nothing_heavy_before_the_command_runs() -> None:
-    run = "sys.argv[1:] = ['capture', '-o', '/nowhere/c', '--', 'no-such-program']; from trueup.cli import main; main()"
+    run = "sys.argv[1:] = ['capture', '-o', '/nowhere/c', '--', 'no-such-program']; from trueup.doors.cli import main; main()"
     found = imported(run)
     assert "trueup" in found
     assert not found & set(HEAVY)

@@ -9,9 +9,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from trueup.model import LANES, PACKED
-from trueup.report.selecting import COLUMNS
-from trueup.store import Writer, claim, parts, statistics
+from trueup.doors.report.selecting import COLUMNS
+from trueup.foundation.model import LANES, PACKED
+from trueup.foundation.store import Writer, claim, parts, statistics
 
 from .written import RANK, ROOT
 
@@ -105,7 +105,7 @@ def test_memory_is_bounded_by_some_steps(trueup: Trueup, large: Path) -> None:
     pool = pa.default_memory_pool()
     before = pool.bytes_allocated()
     peaks = []
-    from trueup.report import selecting
+    from trueup.doors.report import selecting
 
     real = selecting._mask
 

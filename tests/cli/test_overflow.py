@@ -10,7 +10,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from trueup.cli import main
+from trueup.doors.cli import main
 from verdict.captures import Recording, normal
 
 

@@ -11,9 +11,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from trueup.model import TrueupError
-from trueup.report.histograms import bar, histogram
-from trueup.report.npy import write_npy
+from trueup.doors.report.histograms import bar, histogram
+from trueup.doors.report.npy import write_npy
+from trueup.foundation.model import TrueupError
 
 from .conftest import FakeCapture, row
 

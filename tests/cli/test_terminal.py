@@ -11,7 +11,7 @@ import numpy as np
 
 from .written import capture
 
-COMMAND = "import sys; from trueup.cli import main; sys.exit(main())"
+COMMAND = "import sys; from trueup.doors.cli import main; sys.exit(main())"
 
 
 def test_a_reader_who_leaves_costs_neither_the_report_nor_the_exit_code(tmp_path: Path) -> None:

@@ -8,9 +8,9 @@ from typing import Any
 
 import numpy as np
 
-from trueup.kernels import digest, hexadecimal, summarize
-from trueup.model import PACKED
-from trueup.store import Writer, claim, statistics
+from trueup.foundation.kernels import digest, hexadecimal, summarize
+from trueup.foundation.model import PACKED
+from trueup.foundation.store import Writer, claim, statistics
 
 ROOT = {"trueup_version": "0.1.0", "command": ["python", "train.py"], "levels": ["api"], "detail": "stats", "config": {}}
 RANK = {"framework": "torch", "devices": ["cpu"], "world_size": 1, "environment": {"python": "3.11"}}

@@ -20,7 +20,7 @@ from trueup import TrueupError, simdev
 from trueup.compat.dumper import compare, dumper, extract, install
 from trueup.compat.dumper.__main__ import main
 from trueup.compat.dumper.comparing import COLUMNS
-from trueup.kernels.metrics import Msaccucmp
+from trueup.foundation.kernels.metrics import Msaccucmp
 
 FAULT = "layer-norm-backward"
 

@@ -26,7 +26,7 @@ from trueup.compat import ptdbg_ascend as ptdbg
 from trueup.compat.names import tool_slot
 from trueup.compat.ptdbg_ascend.layout import VERSION
 from trueup.compat.ptdbg_ascend.switches import SCRIPT
-from trueup.readers.marker import beside, names_beside
+from trueup.exchange.readers.marker import beside, names_beside
 
 NAMES = [
     "Functional_linear_0_forward", "Functional_relu_0_forward", "Functional_layer_norm_0_forward", "Tensor_add_0_forward",

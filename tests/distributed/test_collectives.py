@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from trueup.store import open_capture
+from trueup.foundation.store import open_capture
 
 from .running import said
 

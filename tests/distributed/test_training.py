@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from trueup.store import Capture, open_capture
+from trueup.foundation.store import Capture, open_capture
 
 from .running import said
 

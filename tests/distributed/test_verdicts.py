@@ -8,7 +8,7 @@ import pytest
 
 import trueup
 from nursery import Nursery
-from trueup.cli import main
+from trueup.doors.cli import main
 
 from .running import run, said, start
 
@@ -146,7 +146,7 @@ def test_two_simulated_devices(nursery: Nursery, tmp_path: Path) -> None:
         told = said(tmp_path, "npu", rank)
         assert told["api"] == told["aten"] == told["off"]
     for level in ("api", "aten"):
-        capture = trueup.store.open_capture(tmp_path / "npu" / level)
+        capture = trueup.foundation.store.open_capture(tmp_path / "npu" / level)
         reduced = capture.records(["device", "l2"], phase="collective", op="c10d::allreduce_", slot=("input.0", "output.0"))
         assert set(reduced.column("device").to_pylist()) == {"npu:0"}
         assert reduced.column("l2").null_count == 0

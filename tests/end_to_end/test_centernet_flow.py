@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 import trueup
-from trueup.report.document import schema
+from trueup.doors.report.document import schema
 
 ROOT = Path(__file__).parents[2]
 TRAIN = "examples/centernet/train.py"

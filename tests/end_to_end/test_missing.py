@@ -17,8 +17,8 @@ import torch
 
 import trueup
 from nursery import Nursery
-from trueup.model import Result
-from trueup.store import open_capture
+from trueup.foundation.model import Result
+from trueup.foundation.store import open_capture
 
 Step = Callable[[torch.nn.Module, torch.Tensor], torch.Tensor]
 

@@ -12,8 +12,8 @@ import torch
 import trueup
 import zoo
 from trueup import simdev
-from trueup.remedy import suggest
-from trueup.report.document import document
+from trueup.analysis.remedy import suggest
+from trueup.doors.report.document import document
 
 
 @pytest.fixture(autouse=True)

@@ -14,7 +14,7 @@ import pytest
 
 import trueup
 from nursery import Nursery
-from trueup.recipes import follow
+from trueup.analysis.recipes import follow
 
 FOLDER = Path(__file__).parents[2] / "examples" / "text_recogniser"
 SOURCE = str(Path(trueup.__file__).parents[1])

@@ -12,8 +12,8 @@ from pathlib import Path
 import pytest
 
 import trueup
-from trueup.facts import operators
-from trueup.facts.operators import has, named, normalised, says, table
+from trueup.foundation.facts import operators
+from trueup.foundation.facts.operators import has, named, normalised, says, table
 
 SOURCE = Path(trueup.__file__).parent
 
@@ -115,7 +115,7 @@ def test_each_fact_is_asked_for_by_somebody() -> None:
 
 
 OPERATOR = re.compile(r"(?:aten|c10d)::\w+|(?:torch|paddle)(?:\.\w+){2,}|tf\.raw_ops\.\w+")
-ROOMS = "anomalies audit comparison lookout recipes recorder remedy report rerun triage words".split()
+ROOMS = "comparison recording/recorder recording/policies recording/execution analysis doors foundation/words".split()
 
 
 @pytest.mark.parametrize("room", ROOMS)
@@ -134,11 +134,11 @@ def test_an_operation_of_tensorflow_has_one_name() -> None:
 
 
 def test_the_room_imports_no_other_and_is_read_when_first_asked() -> None:
-    for path in (SOURCE / "facts").glob("*.py"):
+    for path in (SOURCE / "foundation/facts").glob("*.py"):
         imports = [node for node in ast.walk(ast.parse(path.read_text("utf-8"))) if isinstance(node, ast.ImportFrom | ast.Import)]
         ours = [text for text in map(ast.unparse, imports) if "trueup" in text]
-        assert all(text.startswith(("from trueup import toml", "from trueup.model import")) for text in ours)
-    code = "import sys, trueup; from trueup.facts import operators; print(operators.table.cache_info().misses)"
+        assert all(text.startswith(("from trueup.foundation import toml", "from trueup.foundation.model import")) for text in ours)
+    code = "import sys, trueup; from trueup.foundation.facts import operators; print(operators.table.cache_info().misses)"
     assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout == "0\n"
 
 

@@ -10,8 +10,8 @@ from typing import Any
 
 import trueup
 from faults.training import Training
-from trueup.recorder import backlog, flusher
-from trueup.store import durable
+from trueup.foundation.store import durable
+from trueup.recording.recorder import backlog, flusher
 
 MB = 2**20
 
@@ -116,7 +116,7 @@ def hanging_disk(out: str, steps: int, patience: float, **options: Any) -> None:
 
 def dying_writer(out: str, steps: int, **options: Any) -> None:
     """Train while the thread that writes ends of something that is no Exception."""
-    from trueup.store import Writer
+    from trueup.foundation.store import Writer
 
     def dies(*_: Any) -> None:
         raise SystemExit(7)

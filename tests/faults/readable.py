@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from launch.running import cli
-from trueup.store import Capture, open_capture
+from trueup.foundation.store import Capture, open_capture
 
 
 def check(path: Path, complete: Path, capsys: pytest.CaptureFixture[str]) -> Capture:

@@ -141,7 +141,7 @@ def test_a_slow_disk_bounds_memory_and_drops_nothing(nursery: Nursery, tmp_path:
     print(child.said, stored)
     assert stored > 300, "less than fits into memory: this tested nothing"
     assert float(said["more"]) < 256
-    from trueup.store import open_capture
+    from trueup.foundation.store import open_capture
 
     capture = open_capture(out)
     assert (capture.problems, capture.lost, len(capture.steps)) == ([], [], steps)

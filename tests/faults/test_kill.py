@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 
 from nursery import Nursery
-from trueup.model import TrueupError
-from trueup.store import open_capture
+from trueup.foundation.model import TrueupError
+from trueup.foundation.store import open_capture
 
 from .readable import check, steps_trained
 

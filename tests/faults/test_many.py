@@ -9,7 +9,7 @@ import pytest
 
 from launch.running import cli
 from nursery import Nursery
-from trueup.store import open_capture
+from trueup.foundation.store import open_capture
 
 MB = 2**20
 

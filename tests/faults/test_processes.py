@@ -9,7 +9,7 @@ import pytest
 
 from launch.running import TRUEUP, environment, script
 from nursery import Nursery
-from trueup.store import open_capture
+from trueup.foundation.store import open_capture
 
 from .readable import check, steps_trained
 

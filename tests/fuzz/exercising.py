@@ -101,7 +101,7 @@ def show(damaged: Path, sound: Path, chance: random.Random) -> None:
 
 def run_command(arguments: list[str]) -> int:
     """Run ``trueup`` in this process with its output thrown away; an unexpected exception comes through."""
-    from trueup.cli import main
+    from trueup.doors.cli import main
 
     os.environ["TRUEUP_TRACEBACK"] = "1"
     with contextlib.redirect_stdout(io.StringIO()), contextlib.redirect_stderr(io.StringIO()):

@@ -17,7 +17,7 @@ import pytest
 import trueup
 from fuzz.exercising import exercise, place
 from fuzz.mutations import MUTATIONS, mutate
-from trueup.store import schema
+from trueup.foundation.store import schema
 from verdict.captures import Recording, changed, normal
 
 SEEDS = 40

@@ -8,7 +8,7 @@ from contextlib import contextmanager
 
 import pytest
 
-from trueup.kernels import native
+from trueup.foundation.kernels import native
 
 KNOWN = ["neon"] if platform.machine() in ("aarch64", "arm64") else ["plain", "avx2", "avx512"]
 """Instruction sets that the compiled kernel has code for."""

@@ -8,7 +8,7 @@ from fractions import Fraction
 import ml_dtypes
 import numpy as np
 
-from trueup.model import NUMBERS, PACKED
+from trueup.foundation.model import NUMBERS, PACKED
 
 MASK = 2**64 - 1
 FLOATS = tuple(np.dtype(name) for name in ("float16", "float32", "float64")) + tuple(

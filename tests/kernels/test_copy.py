@@ -10,12 +10,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
-from trueup import kernels
-from trueup.kernels import _copy
+from trueup.foundation import kernels
+from trueup.foundation.kernels import _copy
 
 from . import oracle
 
-native = pytest.importorskip("trueup.kernels._native", reason="the compiled kernel was not built")
+native = pytest.importorskip("trueup.foundation.kernels._native", reason="the compiled kernel was not built")
 
 DTYPES = [*oracle.DTYPES, np.dtype(ml_dtypes.float8_e4m3fn), np.dtype("i8,f8")]
 

@@ -9,7 +9,7 @@ import xxhash
 from hypothesis import given
 from hypothesis import strategies as st
 
-from trueup.kernels import digest, hexadecimal
+from trueup.foundation.kernels import digest, hexadecimal
 
 
 def test_known_value() -> None:

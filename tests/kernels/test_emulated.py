@@ -12,8 +12,8 @@ import numpy as np
 import pytest
 import xxhash
 
-from trueup.kernels import KINDS, _compiled, _pair, _pair_twin
-from trueup.model import PACKED
+from trueup.foundation.kernels import KINDS, _compiled, _pair, _pair_twin
+from trueup.foundation.model import PACKED
 
 from . import oracle
 from .test_summarize import as_the_twin, close

@@ -17,10 +17,10 @@ import xxhash
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from trueup.kernels import KINDS, _compiled
-from trueup.model import NUMBERS, PACKED
+from trueup.foundation.kernels import KINDS, _compiled
+from trueup.foundation.model import NUMBERS, PACKED
 
-_native = pytest.importorskip("trueup.kernels._native", reason="the compiled kernel was not built")
+_native = pytest.importorskip("trueup.foundation.kernels._native", reason="the compiled kernel was not built")
 torch = pytest.importorskip("torch", reason="its OpenMP team is the one that works")
 
 MEGABYTE = 1 << 20
@@ -164,7 +164,7 @@ def test_python_threads_do_not_mix() -> None:
 
 TEAM = """
 import os, torch
-from trueup.kernels import KINDS, native
+from trueup.foundation.kernels import KINDS, native
 count = lambda: len(os.listdir("/proc/self/task"))
 x, out = torch.empty(4_000_000), torch.empty(74, dtype=torch.float64)  # filling them would start the team
 torch.set_num_threads(3)

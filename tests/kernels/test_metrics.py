@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
-from trueup.kernels.metrics import (
+from trueup.foundation.kernels.metrics import (
     SINGLE_EPSILON,
     Metrics,
     Msaccucmp,
@@ -21,7 +21,7 @@ from trueup.kernels.metrics import (
     differences,
     kullback_leibler,
 )
-from trueup.model import TensorStats
+from trueup.foundation.model import TensorStats
 
 BF16 = np.dtype(ml_dtypes.bfloat16)
 SHAPES = hnp.array_shapes(min_dims=0, max_dims=3, max_side=7)

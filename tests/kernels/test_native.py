@@ -13,14 +13,14 @@ import xxhash
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from trueup.kernels import _compiled
-from trueup.model import PACKED
+from trueup.foundation.kernels import _compiled
+from trueup.foundation.model import PACKED
 
 from . import oracle
 from .conftest import KNOWN, SETS, compiled_for
 from .test_summarize import as_the_twin, close, values_of
 
-_native = pytest.importorskip("trueup.kernels._native", reason="the compiled kernel was not built")
+_native = pytest.importorskip("trueup.foundation.kernels._native", reason="the compiled kernel was not built")
 
 
 
@@ -109,7 +109,7 @@ def test_wrong_arguments_raise() -> None:
         _native.measure(0, 0, [1], [1], 0, 1)
     with pytest.raises(ValueError, match="a stride for each of at most 64 dimensions, got 2 and 1"):
         _native.measure(0, 0, (1, 1), (1,), 0, 1)
-    with pytest.raises(ValueError, match=r"no such kind: 99; see trueup\.kernels\.KINDS"):
+    with pytest.raises(ValueError, match=r"no such kind: 99; see trueup\.foundation\.kernels\.KINDS"):
         _native.measure(0, 99, (1,), (1,), 0, 1)
     for shape in ((-1,), (2**62, 2), (-3, 0)):
         with pytest.raises(ValueError, match="sizes of at least 0 and of less than"):
@@ -123,8 +123,8 @@ SWITCH = """
 import sys, warnings
 import numpy as np
 if {hide}:
-    sys.modules["trueup.kernels._native"] = None
-from trueup.kernels import _compiled, summarize
+    sys.modules["trueup.foundation.kernels._native"] = None
+from trueup.foundation.kernels import _compiled, summarize
 out = np.empty(74)
 with warnings.catch_warnings(record=True) as caught:
     warnings.simplefilter("always")

@@ -15,7 +15,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from trueup.kernels import Pair, _pair, pair
+from trueup.foundation.kernels import Pair, _pair, pair
 
 from . import oracle, pair_oracle
 from .conftest import SETS, compiled_for
@@ -298,7 +298,7 @@ def test_wrong_arguments() -> None:
         pair(np.ones(2), np.ones((1, 2)))
     with pytest.raises(TypeError, match="no statistics for dtype"):
         pair(np.ones(2), np.array(["a", "b"]))
-    kernel = pytest.importorskip("trueup.kernels._native", reason="the compiled kernel was not built")
+    kernel = pytest.importorskip("trueup.foundation.kernels._native", reason="the compiled kernel was not built")
     with pytest.raises(TypeError, match=r"pair\(pointer, kind, strides"):
         kernel.pair(0)
     with pytest.raises(ValueError, match="no such kind: 77"):

@@ -7,9 +7,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from trueup.kernels import distance, relative_distance, summarize
-from trueup.kernels.sketch import shifts, signs, splitmix64
-from trueup.model import LANES, NUMBERS, PACKED
+from trueup.foundation.kernels import distance, relative_distance, summarize
+from trueup.foundation.kernels.sketch import shifts, signs, splitmix64
+from trueup.foundation.model import LANES, NUMBERS, PACKED
 
 from . import oracle
 

@@ -11,10 +11,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
-from trueup.kernels import summarize
-from trueup.kernels._summary import by_twin
-from trueup.kernels.sketch import BLOCK
-from trueup.model import NUMBERS, PACKED
+from trueup.foundation.kernels import summarize
+from trueup.foundation.kernels._summary import by_twin
+from trueup.foundation.kernels.sketch import BLOCK
+from trueup.foundation.model import NUMBERS, PACKED
 
 from . import oracle
 

@@ -12,9 +12,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
-from trueup.kernels import summarize
-from trueup.kernels.tolerance import Tolerance, closeness, estimate, from_sketch
-from trueup.model import NUMBERS, PACKED, TensorStats
+from trueup.foundation.kernels import summarize
+from trueup.foundation.kernels.tolerance import Tolerance, closeness, estimate, from_sketch
+from trueup.foundation.model import NUMBERS, PACKED, TensorStats
 
 SPECIAL = st.sampled_from([0.0, 1.0, 1.00001, -1.0, math.nan, math.inf, -math.inf, 3.4028234663852886e38])
 ELEMENTS = SPECIAL | st.floats(-10, 10, width=32)

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 import trueup
-from trueup.cli import main
+from trueup.doors.cli import main
 
 SCRIPTS = Path(__file__).parent / "scripts"
 SOURCE = str(Path(trueup.__file__).parents[1])

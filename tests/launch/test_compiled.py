@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from nursery import Nursery
-from trueup.store import open_capture
+from trueup.foundation.store import open_capture
 
 from .running import SCRIPTS, script, trueup_run
 

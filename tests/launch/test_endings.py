@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from trueup.store import Capture, open_capture
+from trueup.foundation.store import Capture, open_capture
 
 from .running import SCRIPTS, TRUEUP, cli, environment, said, script, trueup_run
 

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from nursery import Nursery
-from trueup.store import Capture, open_capture
+from trueup.foundation.store import Capture, open_capture
 
 from .running import PYTHON, SCRIPTS, said, script, trueup_run
 

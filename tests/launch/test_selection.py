@@ -6,10 +6,10 @@ from pathlib import Path
 
 import pytest
 
-from trueup.model import TrueupError
-from trueup.recorder.options import CaptureOptions
-from trueup.recorder.seen import Seen, sentence, unused
-from trueup.store import open_capture
+from trueup.foundation.model import TrueupError
+from trueup.foundation.store import open_capture
+from trueup.recording.recorder.options import CaptureOptions
+from trueup.recording.recorder.seen import Seen, sentence, unused
 
 from .running import said, script, trueup_run
 

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from trueup.store import open_capture
+from trueup.foundation.store import open_capture
 
 from .running import SCRIPTS, cli, said, script, trueup_run
 

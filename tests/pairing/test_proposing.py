@@ -5,12 +5,12 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from trueup.analysis.pairing import map_file
+from trueup.analysis.pairing.converting import convert_state
+from trueup.analysis.pairing.proposing import Proposal, propose
+from trueup.analysis.pairing.weights import convert
 from trueup.comparison.normalise.mapping import load
-from trueup.frameworks.trees import Node, Tree
-from trueup.pairing import map_file
-from trueup.pairing.converting import convert_state
-from trueup.pairing.proposing import Proposal, propose
-from trueup.pairing.weights import convert
+from trueup.foundation.frameworks.trees import Node, Tree
 
 Modules = dict[str, tuple[str, dict[str, tuple[int, ...]]]]
 

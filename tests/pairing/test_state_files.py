@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from trueup import TrueupError
-from trueup.pairing import state_files
+from trueup.analysis.pairing import state_files
 
 STATE = {"fc.weight": np.arange(6, dtype=np.float32).reshape(2, 3), "fc.bias": np.ones(2, np.float64)}
 

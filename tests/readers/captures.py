@@ -6,8 +6,8 @@ from pathlib import Path
 from typing import Any
 
 from trueup import import_dump, open_capture
-from trueup.readers import Imported
-from trueup.store import Capture
+from trueup.exchange.readers import Imported
+from trueup.foundation.store import Capture
 
 Row = dict[str, Any]
 

@@ -16,7 +16,7 @@ import trueup
 from readers import writers
 from readers.captures import find, imported, tensor
 from trueup import TrueupError
-from trueup.readers import arrays
+from trueup.exchange.readers import arrays
 
 
 def test_files_members_and_keys_are_tensors(tmp_path: Path) -> None:
@@ -154,7 +154,7 @@ def test_without_pytorch_pt_files_are_named(tmp_path: Path, monkeypatch: pytest.
     folder = tmp_path / "dump"
     folder.mkdir()
     torch.save(torch.ones(3), folder / "a.pt")
-    monkeypatch.setattr("trueup.readers.array_folder.has_torch", lambda: False)
+    monkeypatch.setattr("trueup.exchange.readers.array_folder.has_torch", lambda: False)
     with pytest.raises(TrueupError, match=r"holds .pt files: install PyTorch to read them, pip install 'trueup\[torch\]'"):
         trueup.import_dump(folder, tmp_path / "capture")
 

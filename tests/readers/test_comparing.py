@@ -16,8 +16,8 @@ import trueup
 from readers import record_msprobe
 from readers.captures import imported
 from readers.test_msprobe import leaves
-from trueup.cli import main
-from trueup.model import Result
+from trueup.doors.cli import main
+from trueup.foundation.model import Result
 
 Runs = Callable[[str], Path]
 KINDS = ("statistics-mix", "md5-L1", "xor-mix", "tensor-mix")

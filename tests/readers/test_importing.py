@@ -15,12 +15,12 @@ import trueup
 from readers import writers
 from readers.captures import imported
 from trueup import TrueupError
-from trueup.cli import main
-from trueup.readers import importing
-from trueup.readers.importing import READERS
-from trueup.readers.notes import MAX_KINDS, Notes
-from trueup.readers.placing import numbered
-from trueup.readers.tree import Tree
+from trueup.doors.cli import main
+from trueup.exchange.readers import importing
+from trueup.exchange.readers.importing import READERS
+from trueup.exchange.readers.notes import MAX_KINDS, Notes
+from trueup.exchange.readers.placing import numbered
+from trueup.exchange.readers.tree import Tree
 
 WRITERS: dict[str, Callable[[Path], Any]] = {
     "ptdbg": writers.ptdbg,
@@ -67,7 +67,7 @@ def test_importing_twice_gives_the_same(tmp_path: Path) -> None:
 def test_rows_come_in_parts_of_bounded_size(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     root = writers.ptdbg(tmp_path / "dump")
     expected = imported(root, tmp_path / "a")[1]
-    monkeypatch.setattr("trueup.readers.writing.ROWS", 2)
+    monkeypatch.setattr("trueup.exchange.readers.writing.ROWS", 2)
     _, rows, capture = imported(root, tmp_path / "b")
     assert capture.ranks[0]["written"]["parts"] >= len(rows) // 3
     same = ("seq", "slot", "op", "l2", "digest", "foreign_name")
@@ -124,14 +124,14 @@ def test_a_capture_that_cannot_be_written_is_told(tmp_path: Path) -> None:
 
 
 def test_too_many_files_are_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("trueup.readers.tree.MAX_FILES", 10)
+    monkeypatch.setattr("trueup.exchange.readers.tree.MAX_FILES", 10)
     root = writers.ptdbg(tmp_path / "dump")
     with pytest.raises(TrueupError, match="holds more than 10 files: import a part of it, such as one step"):
         trueup.import_dump(root, tmp_path / "capture")
 
 
 def test_a_step_of_too_many_calls_is_cut_and_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("trueup.readers.importing.MAX_CALLS", 3)
+    monkeypatch.setattr("trueup.exchange.readers.importing.MAX_CALLS", 3)
     result, rows, _ = imported(writers.ptdbg(tmp_path / "dump"), tmp_path)
     assert (result.calls, len({row["seq"] for row in rows})) == (3, 3)
     assert result.lost == ["a step holds more than 3 calls, and what follows was left out: Functional.relu.0.backward"]
@@ -179,7 +179,7 @@ def test_names_of_a_dump_do_not_steer_the_terminal(tmp_path: Path, capsys: pytes
 
 
 def test_importing_trueup_loads_no_reader() -> None:
-    code = "import sys, trueup; sys.exit(any(name.startswith(('trueup.readers', 'numpy')) for name in sys.modules))"
+    code = "import sys, trueup; sys.exit(any(name.startswith(('trueup.exchange.readers', 'numpy')) for name in sys.modules))"
     assert subprocess.call([sys.executable, "-c", code]) == 0
 
 
@@ -205,6 +205,6 @@ def test_notes_are_counted_and_bounded() -> None:
 
 
 def test_every_reader_has_a_name_that_the_command_lists() -> None:
-    from trueup.cli.import_ import FORMATS
+    from trueup.doors.cli.import_ import FORMATS
 
     assert ", ".join(reader.NAME for reader in importing.READERS) == FORMATS

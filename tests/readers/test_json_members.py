@@ -9,8 +9,8 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from trueup.readers import json_members
-from trueup.readers.json_members import Members, whole
+from trueup.exchange.readers import json_members
+from trueup.exchange.readers.json_members import Members, whole
 
 VALUES = st.recursive(
     st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False) | st.text(),

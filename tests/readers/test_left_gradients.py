@@ -12,9 +12,9 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from trueup.readers import names
-from trueup.readers.dump import ForeignTensor
-from trueup.readers.left_gradients import left_gradients, transposed
+from trueup.exchange.readers import names
+from trueup.exchange.readers.dump import ForeignTensor
+from trueup.exchange.readers.left_gradients import left_gradients, transposed
 
 SHAPES: dict[str, list[tuple[int, ...]]] = {
     "conv1d": [(2, 3, 5), (4, 3, 3), (4,)], "conv2d": [(2, 3, 5, 5), (4, 3, 3, 3), (4,)],

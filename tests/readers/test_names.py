@@ -9,8 +9,8 @@ import pytest
 import torch
 from torch.overrides import TorchFunctionMode, resolve_name
 
-from trueup.readers import names
-from trueup.readers.statistics import told_statistics
+from trueup.exchange.readers import names
+from trueup.exchange.readers.statistics import told_statistics
 
 
 @pytest.mark.parametrize(

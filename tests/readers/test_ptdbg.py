@@ -13,7 +13,7 @@ import trueup
 from readers import writers
 from readers.captures import find, imported, tensor
 from trueup import TrueupError
-from trueup.readers.ptdbg import _parse
+from trueup.exchange.readers.ptdbg import _parse
 
 
 @pytest.mark.parametrize("prefix", ["", "api_stack_", "list_", "range_"])

@@ -7,9 +7,9 @@ import math
 
 import pytest
 
-from trueup.model import Finding
-from trueup.recipes.bisecting import Trail, tree, way_to
-from trueup.recipes.readings import FAILS, OPEN, PASSES, Reading, percent
+from trueup.analysis.recipes.bisecting import Trail, tree, way_to
+from trueup.analysis.recipes.readings import FAILS, OPEN, PASSES, Reading, percent
+from trueup.foundation.model import Finding
 
 STATES = {"pass": PASSES, "fail": FAILS, "open": OPEN}
 

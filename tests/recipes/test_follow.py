@@ -15,12 +15,12 @@ from readers import writers
 from readers.captures import imported
 from recipes.runs import LOSS, Recording, pair, run
 from trueup import TrueupError, compare
-from trueup.recipes import RecipeResult, follow
-from trueup.recipes.checks import Facts, make
-from trueup.recipes.found import Outcome
-from trueup.recipes.readings import Readings
-from trueup.recipes.recipe import load
-from trueup.report.recipe_terminal import conclusion
+from trueup.analysis.recipes import RecipeResult, follow
+from trueup.analysis.recipes.checks import Facts, make
+from trueup.analysis.recipes.found import Outcome
+from trueup.analysis.recipes.readings import Readings
+from trueup.analysis.recipes.recipe import load
+from trueup.doors.report.recipe_terminal import conclusion
 
 
 def made(folder: Path, baseline: Recording, candidate: Recording, recipe: Any = "paddle", **options: Any) -> RecipeResult:

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from trueup import TrueupError
-from trueup.recipes.recipe import load
+from trueup.analysis.recipes.recipe import load
 
 OWN = """
 name = "ours"

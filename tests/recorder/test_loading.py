@@ -9,17 +9,18 @@ import threading
 
 import pytest
 
-from trueup.recorder import loading
+from trueup.recording.recorder import loading
 
 ADAPTER = """
-import sys, torch, trueup.adapters.torch.session
-from trueup.recorder import Recorder
-print([name for name in ("pyarrow", "duckdb", "trueup.store.writer", "trueup.recorder.columns") if name in sys.modules])
+import sys, torch, trueup.recording.adapters.torch.session
+from trueup.recording.recorder import Recorder
+late = "pyarrow", "duckdb", "trueup.foundation.store.writer", "trueup.recording.recorder.columns"
+print([name for name in late if name in sys.modules])
 """
 
 WHILE_LOADING = """
 import os, sys, threading, time
-from trueup.recorder import loading
+from trueup.recording.recorder import loading
 
 class Slow:
     def find_spec(self, name, path=None, target=None):

@@ -6,10 +6,10 @@ from typing import Any
 
 import pytest
 
-from trueup.model import LEVELS, PHASES, TrueupError
-from trueup.recorder import CaptureOptions
-from trueup.recorder.filters import Patterns
-from trueup.recorder.options import in_ranges, parse_numbers
+from trueup.foundation.model import LEVELS, PHASES, TrueupError
+from trueup.recording.recorder import CaptureOptions
+from trueup.recording.recorder.filters import Patterns
+from trueup.recording.recorder.options import in_ranges, parse_numbers
 
 
 @pytest.mark.parametrize(

@@ -12,12 +12,12 @@ from typing import Any
 import numpy as np
 import pytest
 
-from trueup.model import PACKED, TrueupError
-from trueup.recorder import CaptureOptions, Recorder, Statistics, Tensor, backlog, flusher
-from trueup.recorder import recorder as module
-from trueup.recorder.rows import FIELDS
-from trueup.recorder.sites import Sites
-from trueup.store import Writer, open_capture
+from trueup.foundation.model import PACKED, TrueupError
+from trueup.foundation.store import Writer, open_capture
+from trueup.recording.recorder import CaptureOptions, Recorder, Statistics, Tensor, backlog, flusher
+from trueup.recording.recorder import recorder as module
+from trueup.recording.recorder.rows import FIELDS
+from trueup.recording.recorder.sites import Sites
 
 SCALAR = Tensor("float32", [], [], "cpu", 1)
 
@@ -136,13 +136,13 @@ def payloads(recorder: Recorder, numbers: range) -> None:
 
 def test_payload_is_written_at_once_and_rows_together(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(backlog, "PORTION_BYTES", 64_000)
-    monkeypatch.setattr("trueup.recorder.flusher.FLUSH_SECONDS", 3600.0)
+    monkeypatch.setattr("trueup.recording.recorder.flusher.FLUSH_SECONDS", 3600.0)
     recorder = make(tmp_path / "c", detail="tensor")
     rank = tmp_path / "c/rank-00000"
     payloads(recorder, range(1, 31))
     assert within(20, lambda: sum(file.stat().st_size for file in rank.glob("tensors-*.safetensors")) > 3 * 64_000)
     assert list(rank.glob("step-*")) == []
-    monkeypatch.setattr("trueup.recorder.flusher.FLUSH_SECONDS", 0.1)
+    monkeypatch.setattr("trueup.recording.recorder.flusher.FLUSH_SECONDS", 0.1)
     payloads(recorder, range(31, 39))
     assert within(20, lambda: count(tmp_path / "c") >= 30)
     recorder.close()
@@ -155,7 +155,7 @@ def test_payload_is_written_at_once_and_rows_together(tmp_path: Path, monkeypatc
 
 def test_rows_whose_payload_is_written_outlive_a_full_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(backlog, "PORTION_BYTES", 64_000)
-    monkeypatch.setattr("trueup.recorder.flusher.FLUSH_SECONDS", 3600.0)
+    monkeypatch.setattr("trueup.recording.recorder.flusher.FLUSH_SECONDS", 3600.0)
     recorder = make(tmp_path / "c", detail="tensor")
     payloads(recorder, range(1, 9))
     assert within(20, lambda: recorder._unwritten[0])
@@ -332,7 +332,7 @@ def test_sites_are_numbered_alike_by_all_threads() -> None:
 
 def test_memory_of_payloads_is_bounded_and_nothing_is_lost(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "KNOWN_PAYLOADS", 4)
-    monkeypatch.setattr("trueup.store.writer.KNOWN_KEYS", 4)
+    monkeypatch.setattr("trueup.foundation.store.writer.KNOWN_KEYS", 4)
     recorder = make(tmp_path / "c", detail="tensor")
     constant = Statistics(np.zeros(PACKED), 7, np.full(3, 7.0))
     recorder.keep(constant)

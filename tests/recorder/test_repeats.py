@@ -8,11 +8,11 @@ from pathlib import Path
 
 import pytest
 
-from trueup.adapters import ADAPTERS, adapter, listed, meant
-from trueup.model import TrueupError
-from trueup.recorder import CaptureOptions, Recorder
-from trueup.recorder.repeats import Run, followed, link
-from trueup.recorder.session import check
+from trueup.foundation.model import TrueupError
+from trueup.recording.adapters import ADAPTERS, adapter, listed, meant
+from trueup.recording.recorder import CaptureOptions, Recorder
+from trueup.recording.recorder.repeats import Run, followed, link
+from trueup.recording.recorder.session import check
 
 
 def recorder(path: Path) -> Recorder:

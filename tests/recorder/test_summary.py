@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 
 from store.captures import columns, writer
-from trueup.recorder import CaptureOptions
-from trueup.recorder.summary import tell
+from trueup.recording.recorder import CaptureOptions
+from trueup.recording.recorder.summary import tell
 
 
 def test_what_was_recorded_stays_where_it_cannot_be_opened(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

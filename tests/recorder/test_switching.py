@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 import torch
 
-from trueup.adapters.torch import switching
-from trueup.recorder.switching import NOT_USED, Switching
+from trueup.recording.adapters.torch import switching
+from trueup.recording.recorder.switching import NOT_USED, Switching
 
 
 def test_calls_and_attributes(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -12,10 +12,10 @@ import pytest
 
 from launch.running import trueup_run
 from trueup import open_capture
-from trueup.redaction import MASK, redacted
-from trueup.redaction.names import is_secret
-from trueup.redaction.variables import _table, is_recorded, recorded
-from trueup.triage.table import load
+from trueup.analysis.triage.table import load
+from trueup.foundation.redaction import MASK, redacted
+from trueup.foundation.redaction.names import is_secret
+from trueup.foundation.redaction.variables import _table, is_recorded, recorded
 
 TRAINED = Path(__file__).with_name("trained.py")
 GIVEN = {

@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from trueup.model import TrueupError
-from trueup.remedy import load, parse
-from trueup.remedy.policy import LARGEST
+from trueup.foundation.model import TrueupError
+from trueup.recording.policies import load, parse
+from trueup.recording.policies.policy import LARGEST
 
 GOOD = """
 [[rule]]

@@ -6,8 +6,9 @@ from typing import Any
 
 import pytest
 
-from trueup.model import Finding, SlotComparison, TensorStats
-from trueup.remedy import parse, suggest
+from trueup.analysis.remedy import suggest
+from trueup.foundation.model import Finding, SlotComparison, TensorStats
+from trueup.recording.policies import parse
 
 
 def finding(dtype: str = "float32", **given: Any) -> Finding:

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
-from trueup.model import (
+from trueup.foundation.model import (
     Edge,
     Evidence,
     Finding,
@@ -22,7 +22,7 @@ from trueup.model import (
     TensorStats,
     WorstElement,
 )
-from trueup.words.sentence import occurrence_text, verdict_lines
+from trueup.foundation.words.sentence import occurrence_text, verdict_lines
 
 HOSTILE = "</script><script>window.hacked=1</script><img src=x onerror=window.hacked=1>'\"{{7*7}}\x1b[2J\u202e<!--"
 

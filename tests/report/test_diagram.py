@@ -2,8 +2,8 @@ from __future__ import annotations
 
 import dataclasses
 
-from trueup.model import Evidence
-from trueup.report.diagram import HEIGHT, WIDTH, diagram, edge_rows
+from trueup.doors.report.diagram import HEIGHT, WIDTH, diagram, edge_rows
+from trueup.foundation.model import Evidence
 
 from .results import evidence
 

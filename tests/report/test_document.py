@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 
-from trueup.model import Result
-from trueup.report.document import document, dumps, json_number, schema
+from trueup.doors.report.document import document, dumps, json_number, schema
+from trueup.foundation.model import Result
 
 from .results import HOSTILE, crowded, culprit, missing, ranks, result, slot, stats
 

@@ -16,10 +16,10 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
-from trueup.model import Evidence, Result, Rule
-from trueup.report import charts
-from trueup.report.html import embedded, render_fragment, render_page
-from trueup.report.packing import pack
+from trueup.doors.report import charts
+from trueup.doors.report.html import embedded, render_fragment, render_page
+from trueup.doors.report.packing import pack
+from trueup.foundation.model import Evidence, Result, Rule
 
 from .results import HOSTILE, calls, crowded, culprit, evidence, missing, ranks, result, run
 
@@ -173,7 +173,8 @@ def test_the_notebook_fragment() -> None:
 
 
 def test_bokeh_is_imported_only_for_a_page() -> None:
-    code = "import sys, trueup.report, trueup.words.sentence, trueup.report.terminal; print('bokeh' in sys.modules)"
+    rooms = "trueup.doors.report, trueup.foundation.words.sentence, trueup.doors.report.terminal"
+    code = f"import sys, {rooms}; print('bokeh' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout == "False\n"
 
 

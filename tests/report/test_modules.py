@@ -6,8 +6,8 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
-from trueup.report import modules
-from trueup.report.modules import Module, module_tree
+from trueup.doors.report import modules
+from trueup.doors.report.modules import Module, module_tree
 
 from .results import calls
 

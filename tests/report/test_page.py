@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 
-from trueup.model import Result
-from trueup.report.html import render_page
+from trueup.doors.report.html import render_page
+from trueup.foundation.model import Result
 
 from .browser import ABSENT, CHROMIUM, DRIVER, Browser, browser
 from .results import calls, crowded, missing, result

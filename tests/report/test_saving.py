@@ -6,8 +6,8 @@ from pathlib import Path
 import pyarrow.parquet as parquet
 import pytest
 
-from trueup.model import TrueupError
-from trueup.report import save, saving
+from trueup.doors.report import save, saving
+from trueup.foundation.model import TrueupError
 
 from .results import result
 

@@ -12,8 +12,8 @@ import torch
 from rich.console import Console
 
 import trueup
-from trueup.report.capture_view import Selection, render_header
-from trueup.report.scaling import COLUMNS, loss_scale_in, scales
+from trueup.comparison.result.loss_scales import COLUMNS, loss_scale_in, scales
+from trueup.doors.report.capture_view import Selection, render_header
 
 
 def table(*steps: tuple[float | None, float | None, dict[str, object]]) -> pa.Table:

@@ -18,14 +18,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import trueup
-from trueup.kernels import summarize
-from trueup.model import NUMBERS, PACKED, Result, TrueupError
-from trueup.report import slot_pairs, spreadsheet
-from trueup.report.highlight import PLAIN, RED, YELLOW
-from trueup.report.legacy import headings, lines, text_cell
-from trueup.report.legacy_verdicts import MEASURES
-from trueup.report.reductions import reduced
-from trueup.report.spreadsheet import write_csv, write_xlsx
+from trueup.doors.report import slot_pairs, spreadsheet
+from trueup.doors.report.highlight import PLAIN, RED, YELLOW
+from trueup.doors.report.legacy import headings, lines, text_cell
+from trueup.doors.report.legacy_verdicts import MEASURES
+from trueup.doors.report.reductions import reduced
+from trueup.doors.report.spreadsheet import write_csv, write_xlsx
+from trueup.foundation.kernels import summarize
+from trueup.foundation.model import NUMBERS, PACKED, Result, TrueupError
 from verdict.captures import Recording, Slot, compared
 
 RNG = np.random.default_rng(1)

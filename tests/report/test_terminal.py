@@ -5,8 +5,8 @@ import io
 import pytest
 from rich.console import Console
 
-from trueup.model import Result
-from trueup.report.terminal import render
+from trueup.doors.report.terminal import render
+from trueup.foundation.model import Result
 
 from . import golden
 from .results import HOSTILE, crowded, culprit, missing, ranks, result

@@ -8,7 +8,7 @@ import torch
 from torch import nn
 
 import trueup
-from trueup.rerun.recorded import RecordedCall, RecordedCalls
+from trueup.recording.execution.recorded import RecordedCall, RecordedCalls
 
 
 class Block(nn.Module):

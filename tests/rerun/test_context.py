@@ -12,17 +12,17 @@ import torch
 
 import trueup
 from trueup import simdev
-from trueup.adapters.torch import case_errors
-from trueup.adapters.torch.chain_running import ChainReplayer
-from trueup.adapters.torch.replay_memory import to_numpy
-from trueup.adapters.torch.source import Source
-from trueup.adapters.torch.source_paths import paths_of
-from trueup.model import TrueupError
-from trueup.rerun.chains import Chain
-from trueup.rerun.context import _Search, earlier, made_inputs, widened
-from trueup.rerun.outcomes import Outcome
-from trueup.rerun.recorded import RecordedCall, RecordedCalls
-from trueup.rerun.trying import Recorded
+from trueup.analysis.rerun.context import _Search, earlier, made_inputs, widened
+from trueup.analysis.rerun.trying import Recorded
+from trueup.foundation.model import TrueupError
+from trueup.recording.adapters.torch import case_errors
+from trueup.recording.adapters.torch.chain_running import ChainReplayer
+from trueup.recording.adapters.torch.replay_memory import to_numpy
+from trueup.recording.adapters.torch.source import Source
+from trueup.recording.adapters.torch.source_paths import paths_of
+from trueup.recording.execution.chains import Chain
+from trueup.recording.execution.outcomes import Outcome
+from trueup.recording.execution.recorded import RecordedCall, RecordedCalls
 
 from .programs import record
 from .test_reproduce import executed

@@ -5,10 +5,10 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from trueup.kernels import summarize
-from trueup.model import NUMBERS, PACKED
-from trueup.rerun.drawing import draw
-from trueup.rerun.recorded import RecordedTensor
+from trueup.foundation.kernels import summarize
+from trueup.foundation.model import NUMBERS, PACKED
+from trueup.recording.execution.drawing import draw
+from trueup.recording.execution.recorded import RecordedTensor
 
 
 def recorded(values: np.ndarray) -> RecordedTensor:

@@ -12,7 +12,7 @@ from torch import nn
 import trueup
 import zoo
 from trueup import Result, simdev
-from trueup.model import TrueupError
+from trueup.foundation.model import TrueupError
 
 
 def recorded(into: Path, model: str, device: str, fault: str | None = None, **options: object) -> Path:

@@ -10,8 +10,8 @@ from torch import nn
 
 import trueup
 from trueup import simdev
-from trueup.cli import main
-from trueup.model import TrueupError
+from trueup.doors.cli import main
+from trueup.foundation.model import TrueupError
 
 from .test_forcing import recorded, scopes_of
 

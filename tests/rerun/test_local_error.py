@@ -9,9 +9,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from trueup.comparison.measures.roundoff import UNIT_ROUNDOFF
-from trueup.facts import operators
-from trueup.rerun.local_error import Distance, judge, thresholds
-from trueup.rerun.rounding import Operand, Operation, criterion, rounding
+from trueup.foundation.facts import operators
+from trueup.recording.execution.local_error import Distance, judge, thresholds
+from trueup.recording.execution.rounding import Operand, Operation, criterion, rounding
 
 TRUTH = np.random.default_rng(0).normal(size=4096)
 TANH = Operation("aten::tanh")

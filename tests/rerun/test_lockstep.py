@@ -11,7 +11,7 @@ from torch import nn
 import trueup
 import zoo
 from trueup import simdev
-from trueup.model import TrueupError
+from trueup.foundation.model import TrueupError
 
 
 def pair(model: str) -> tuple[nn.Module, nn.Module, dict[str, torch.Tensor]]:

@@ -13,14 +13,14 @@ import pytest
 import torch
 
 from trueup import simdev
-from trueup.adapters.torch import allowed
-from trueup.adapters.torch.recorded_call import NotReplayable, Place, rebuild, to_numpy
-from trueup.model import TrueupError
-from trueup.rerun import processes
-from trueup.rerun.journal import OUTCOMES, SUMMARY
-from trueup.rerun.recorded import RecordedCall, RecordedCalls, read_invocation
-from trueup.rerun.replay import Settings
-from trueup.rerun.replay import run as replay
+from trueup.analysis.rerun import processes
+from trueup.analysis.rerun.journal import OUTCOMES, SUMMARY
+from trueup.analysis.rerun.replay import Settings
+from trueup.analysis.rerun.replay import run as replay
+from trueup.foundation.model import TrueupError
+from trueup.recording.adapters.torch import allowed
+from trueup.recording.adapters.torch.recorded_call import NotReplayable, Place, rebuild, to_numpy
+from trueup.recording.execution.recorded import RecordedCall, RecordedCalls, read_invocation
 
 from .programs import all_calls, record
 

@@ -20,20 +20,21 @@ import torch
 
 import trueup
 from trueup import simdev
-from trueup.adapters.torch import case_errors
-from trueup.adapters.torch.recorded_call import Place
-from trueup.adapters.torch.replay_memory import NotReplayable, to_numpy
-from trueup.adapters.torch.source import Source
-from trueup.adapters.torch.source_names import function_name
-from trueup.adapters.torch.source_paths import paths_of
-from trueup.cli import main
-from trueup.model import TrueupError
-from trueup.rerun.cases import Case, relaid
-from trueup.rerun.chains import Chain
-from trueup.rerun.minimise import Signature, minimise
-from trueup.rerun.recorded import RecordedCall, RecordedCalls
-from trueup.rerun.reproducer_files import write_files
-from trueup.rerun.trying import Trying
+from trueup.analysis.rerun import reproducer_files
+from trueup.analysis.rerun.minimise import Signature, minimise
+from trueup.analysis.rerun.reproducer_files import write_files
+from trueup.analysis.rerun.trying import Trying
+from trueup.doors.cli import main
+from trueup.foundation.model import TrueupError
+from trueup.recording.adapters.torch import case_errors
+from trueup.recording.adapters.torch.recorded_call import Place
+from trueup.recording.adapters.torch.replay_memory import NotReplayable, to_numpy
+from trueup.recording.adapters.torch.source import Source
+from trueup.recording.adapters.torch.source_names import function_name
+from trueup.recording.adapters.torch.source_paths import paths_of
+from trueup.recording.execution.cases import Case, relaid
+from trueup.recording.execution.chains import Chain
+from trueup.recording.execution.recorded import RecordedCall, RecordedCalls
 
 from .programs import all_calls, record
 
@@ -143,7 +144,7 @@ def test_every_call_gives_its_recorded_bits(calls: RecordedCalls, more: Recorded
 
 def executed(source: Source, folder: Path) -> dict[str, torch.Tensor]:
     """Execute the statements of a source as its test does, with the helpers of the template."""
-    template = (Path(case_errors.__file__).parents[2] / "rerun" / "reproducer" / "test_torch.py.j2").read_text()
+    template = (Path(reproducer_files.__file__).parent / "reproducer" / "test_torch.py.j2").read_text()
     helpers = re.sub(r"{%.*?%}", "", template[template.index("def restore_random") : template.index("def generator")])
     scope: dict[str, Any] = {"torch": torch, "tensors": source.tensors}
     body = source.body.replace("\t", "    ")

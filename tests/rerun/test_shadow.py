@@ -12,8 +12,8 @@ from torch import nn
 import trueup
 import zoo
 from trueup import simdev
-from trueup.model import TrueupError
-from trueup.rerun.shadow_result import ShadowResult, open_result
+from trueup.foundation.model import TrueupError
+from trueup.recording.execution.shadow_result import ShadowResult, open_result
 
 
 def trained(model: str, device: str, **shadow: Any) -> dict[str, Any]:

@@ -9,12 +9,12 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
-from trueup.model import TrueupError
-from trueup.rerun import shadow_table
-from trueup.rerun.shadow_budget import LEAST_SHARE, SHARE, TIME, Budget
-from trueup.rerun.shadow_options import ShadowOptions
-from trueup.rerun.shadow_result import summarise
-from trueup.words.shadow_sentence import lines
+from trueup.foundation.model import TrueupError
+from trueup.foundation.words.shadow_sentence import lines
+from trueup.recording.execution import shadow_table
+from trueup.recording.execution.shadow_budget import LEAST_SHARE, SHARE, TIME, Budget
+from trueup.recording.execution.shadow_options import ShadowOptions
+from trueup.recording.execution.shadow_result import summarise
 
 
 def chosen(budget: Budget, calls: int = 2000) -> list[int]:
@@ -148,7 +148,7 @@ def test_ordinary_capture_is_no_shadow_run(tmp_path: Path) -> None:
     import torch
 
     import trueup
-    from trueup.rerun.shadow_result import open_result
+    from trueup.recording.execution.shadow_result import open_result
 
     with trueup.capture(tmp_path / "run"):
         torch.nn.Linear(2, 2)(torch.ones(1, 2))

@@ -10,11 +10,11 @@ import torch
 from torch.func import functional_call, grad, jvp, vmap
 
 import trueup
-from trueup.adapters.torch.recorded_call import NotReplayable, Place, rebuild
-from trueup.adapters.torch.verifying import Verifier
-from trueup.model import TrueupError
-from trueup.rerun.recorded import RecordedCall, RecordedCalls
-from trueup.rerun.verify import Verification, verify
+from trueup.analysis.rerun.verify import Verification, verify
+from trueup.foundation.model import TrueupError
+from trueup.recording.adapters.torch.recorded_call import NotReplayable, Place, rebuild
+from trueup.recording.adapters.torch.verifying import Verifier
+from trueup.recording.execution.recorded import RecordedCall, RecordedCalls
 
 from .programs import all_calls, record
 

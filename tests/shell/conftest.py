@@ -13,9 +13,9 @@ import pytest
 from rich.console import Console
 
 import trueup
-from trueup.model import TrueupError
-from trueup.shell.lines import execute
-from trueup.shell.session import Session
+from trueup.doors.shell.lines import execute
+from trueup.doors.shell.session import Session
+from trueup.foundation.model import TrueupError
 
 
 def train(out: Path, detail: str, *, broken: bool, steps: int = 2) -> Path:

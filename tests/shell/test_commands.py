@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from trueup.report.vector_compare import COLUMNS
+from trueup.doors.report.vector_compare import COLUMNS
 
 from .conftest import MakeShell, seq_of
 
@@ -220,7 +220,7 @@ def test_run_captures_again_with_the_options_of_before(shell: MakeShell, runs: P
         asked.append((options, command))
         return 0
 
-    monkeypatch.setattr("trueup.recorder.launch.run", launched)
+    monkeypatch.setattr("trueup.recording.recorder.launch.run", launched)
     run = shell(runs / "base", runs / "cand-stats")
     target = runs / "base-stats"  # a capture that is there: nothing ran
     assert run(f"run -o {target} -- python train.py --steps 3")[0] == 0
@@ -228,10 +228,10 @@ def test_run_captures_again_with_the_options_of_before(shell: MakeShell, runs: P
     assert command == ["python", "train.py", "--steps", "3"]
     assert (options["detail"], options["level"], options["directory"]) == ("stats", ("module", "api"), str(target))
     assert run.session.candidate == target
-    monkeypatch.setattr("trueup.recorder.launch.run", lambda options, command: 3)
+    monkeypatch.setattr("trueup.recording.recorder.launch.run", lambda options, command: 3)
     assert run("run -d tensor -- false")[0] == 3
     assert run.session.candidate == target
-    monkeypatch.setattr("trueup.recorder.launch.run", lambda options, command: 0)
+    monkeypatch.setattr("trueup.recording.recorder.launch.run", lambda options, command: 0)
     alone = shell(runs / "base")
     text = alone(f"run -o {runs / 'cand'} -- python train.py")[1]
     assert text.startswith("candidate is ")

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from cli.written import capture
-from trueup.cli.app import run as run_command_line
+from trueup.doors.cli.app import run as run_command_line
 
 from .conftest import MakeShell
 

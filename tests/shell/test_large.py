@@ -17,7 +17,7 @@ def test_nothing_is_read_at_the_start_and_little_later(
     shell: MakeShell, large: Path, read: list[tuple[int, int, set[str]]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     opened: list[Any] = []
-    from trueup.shell import session
+    from trueup.doors.shell import session
 
     real = session.open_capture
     monkeypatch.setattr(session, "open_capture", lambda path: opened.append(path) or real(path))
@@ -43,7 +43,7 @@ def test_completion_reads_one_step(large: Path, read: list[tuple[int, int, set[s
     from prompt_toolkit.completion import CompleteEvent
     from prompt_toolkit.document import Document
 
-    from trueup.shell.completing import ShellCompleter
+    from trueup.doors.shell.completing import ShellCompleter
 
     completer = ShellCompleter(shell(large).session)
 

@@ -18,7 +18,7 @@ from torch.utils.checkpoint import checkpoint
 
 from nursery import HUNG, Nursery
 from trueup import simdev
-from trueup.model import TrueupError
+from trueup.foundation.model import TrueupError
 
 
 class Seen(TorchDispatchMode):

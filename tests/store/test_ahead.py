@@ -10,10 +10,10 @@ import pyarrow as pa
 import pytest
 import torch
 
-from trueup.comparing import compare
-from trueup.model import Result
-from trueup.store import ahead
-from trueup.store.ahead import Place, places
+from trueup.comparison.result.comparing import compare
+from trueup.foundation.model import Result
+from trueup.foundation.store import ahead
+from trueup.foundation.store.ahead import Place, places
 from verdict.cases import broken, noisy, trained
 
 STEPS = 7

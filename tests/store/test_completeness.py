@@ -13,7 +13,7 @@ from typing import Any
 import pyarrow.parquet as pq
 import pytest
 
-from trueup.store import durable, open_capture
+from trueup.foundation.store import durable, open_capture
 
 from .captures import columns, small, writer
 

@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from trueup.store import direct, durable
+from trueup.foundation.store import direct, durable
 
 pytestmark = pytest.mark.skipif(not hasattr(os, "O_DIRECT"), reason="the system has no O_DIRECT")
 MB = 1 << 20
@@ -154,7 +154,7 @@ def test_full_disk_and_full_quota_are_told_and_nothing_is_left(tmp_path: Path, m
 LIMITED = """
 import mmap, resource, sys
 from pathlib import Path
-from trueup.store import durable
+from trueup.foundation.store import durable
 resource.setrlimit(resource.RLIMIT_FSIZE, (int(sys.argv[2]), resource.RLIM_INFINITY))
 try:
     durable.write_file(Path(sys.argv[1]), [mmap.mmap(-1, 4 << 20)], sync=False)

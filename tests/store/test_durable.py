@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from trueup.store import durable, open_capture
+from trueup.foundation.store import durable, open_capture
 
 from .captures import columns, files, writer
 

@@ -10,9 +10,9 @@ import duckdb
 import pyarrow as pa
 import pytest
 
-from trueup.kernels import sketch
-from trueup.store.layout import FORMAT_VERSION
-from trueup.store.schema import COLUMNS
+from trueup.foundation.kernels import sketch
+from trueup.foundation.store.layout import FORMAT_VERSION
+from trueup.foundation.store.schema import COLUMNS
 
 from .captures import columns, small, writer
 

@@ -14,9 +14,9 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from trueup.model import TrueupError
-from trueup.store import open_capture
-from trueup.store.segment import open_segment
+from trueup.foundation.model import TrueupError
+from trueup.foundation.store import open_capture
+from trueup.foundation.store.segment import open_segment
 
 from .captures import small, writer
 

@@ -10,9 +10,9 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
-from trueup.model import LANES
-from trueup.store import Capture, open_capture, seal
-from trueup.store.schema import sketch_matrix
+from trueup.foundation.model import LANES
+from trueup.foundation.store import Capture, open_capture, seal
+from trueup.foundation.store.schema import sketch_matrix
 
 from .captures import writer
 

@@ -11,15 +11,15 @@ from pathlib import Path
 
 import pytest
 
-from trueup.model import TrueupError
-from trueup.store import Writer, claim, open_capture, ownership
+from trueup.foundation.model import TrueupError
+from trueup.foundation.store import Writer, claim, open_capture, ownership
 
 from .captures import columns, files, small, writer
 
 PARENT = """
 import sys
 from pathlib import Path
-from trueup.store import Writer, claim
+from trueup.foundation.store import Writer, claim
 out = Path(sys.argv[1])
 Writer(out, claim(out, None, "one"), {"run": "one"}, {}).write_records(0, {"seq": [0, 1]})
 """
@@ -27,7 +27,7 @@ Writer(out, claim(out, None, "one"), {"run": "one"}, {}).write_records(0, {"seq"
 CHILD = """
 import sys
 from pathlib import Path
-from trueup.store import Writer, claim
+from trueup.foundation.store import Writer, claim
 run, preferred, name = Path(sys.argv[1]), int(sys.argv[2]), sys.argv[3] or None
 rank = claim(run, preferred, name)
 out = Writer(run, rank, {"run": name}, {})

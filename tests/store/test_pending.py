@@ -8,10 +8,10 @@ import numpy as np
 import pytest
 from safetensors import safe_open
 
-from trueup.kernels import digest, hexadecimal
-from trueup.recorder.slabs import Payload, Slabs
-from trueup.store import direct, open_capture
-from trueup.store.pending import PendingSegment
+from trueup.foundation.kernels import digest, hexadecimal
+from trueup.foundation.store import direct, open_capture
+from trueup.foundation.store.pending import PendingSegment
+from trueup.recording.recorder.slabs import Payload, Slabs
 
 from .captures import writer
 

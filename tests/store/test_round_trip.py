@@ -13,10 +13,10 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from safetensors import safe_open
 
-from trueup.kernels import digest, hexadecimal
-from trueup.model import LANES, TrueupError
-from trueup.store import RECORDS, open_capture, sketch_matrix, write_process
-from trueup.store.segment import SAFETENSORS
+from trueup.foundation.kernels import digest, hexadecimal
+from trueup.foundation.model import LANES, TrueupError
+from trueup.foundation.store import RECORDS, open_capture, sketch_matrix, write_process
+from trueup.foundation.store.segment import SAFETENSORS
 
 from .captures import columns, files, small, writer
 
@@ -123,7 +123,7 @@ def test_equal_bytes_are_stored_once(tmp_path_factory: pytest.TempPathFactory, b
 
 
 def test_segments_are_cut_and_precede_their_records(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("trueup.store.writer.SEGMENT_BYTES", 100)
+    monkeypatch.setattr("trueup.foundation.store.writer.SEGMENT_BYTES", 100)
     out = writer(tmp_path / "run")
     refs = [out.add_payload(f"{k:016x}", "uint8", (60,), bytes([k]) * 60) for k in range(5)]
     assert [int(segment[8:12]) for segment, _ in refs] == [0, 0, 1, 1, 2]

@@ -13,8 +13,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from trueup.model import TrueupError
-from trueup.store import open_capture
+from trueup.foundation.model import TrueupError
+from trueup.foundation.store import open_capture
 
 from .captures import small
 
@@ -116,9 +116,9 @@ CHILD = """
 import sys
 from pathlib import Path
 import numpy as np
-import trueup.store.writer
-from trueup.store import Writer, claim
-trueup.store.writer.SEGMENT_BYTES = 50_000
+import trueup.foundation.store.writer
+from trueup.foundation.store import Writer, claim
+trueup.foundation.store.writer.SEGMENT_BYTES = 50_000
 run = Path(sys.argv[1])
 out = Writer(run, claim(run, 0), {}, {})
 print("ready", flush=True)

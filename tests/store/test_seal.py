@@ -11,7 +11,7 @@ import pyarrow as pa
 import pytest
 import xxhash
 
-from trueup.store import open_capture, seal
+from trueup.foundation.store import open_capture, seal
 
 from .captures import small
 

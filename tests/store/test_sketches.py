@@ -9,11 +9,11 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
-from trueup.kernels import distance
-from trueup.model import LANES
-from trueup.store import Piece
-from trueup.store.schema import RECORDS, read_sketches, stored_sketches
-from trueup.store.sketches import Column, Parts, SideBySide, Sketches
+from trueup.foundation.kernels import distance
+from trueup.foundation.model import LANES
+from trueup.foundation.store import Piece
+from trueup.foundation.store.schema import RECORDS, read_sketches, stored_sketches
+from trueup.foundation.store.sketches import Column, Parts, SideBySide, Sketches
 
 
 def column(matrix: np.ndarray, absent: np.ndarray, chunks: int) -> pa.ChunkedArray:
@@ -29,7 +29,7 @@ def column(matrix: np.ndarray, absent: np.ndarray, chunks: int) -> pa.ChunkedArr
 @pytest.mark.parametrize("native", [True, False])
 def test_distances_are_those_of_the_rows(monkeypatch: pytest.MonkeyPatch, native: bool) -> None:
     if not native:
-        monkeypatch.setattr("trueup.kernels.sketch.native", lambda: None)
+        monkeypatch.setattr("trueup.foundation.kernels.sketch.native", lambda: None)
     random = np.random.default_rng(3)
     matrices = [random.standard_normal((3000, LANES)) * 10.0 ** random.integers(-200, 150, (3000, 1)) for _ in range(2)]
     matrices[1][:40] = matrices[0][:40]  # equal

@@ -8,9 +8,9 @@ from typing import Any
 
 import pytest
 
-from trueup.recorder.options import CaptureOptions
-from trueup.triage import anomalies, network
-from trueup.triage.found import Outcome, Trial
+from trueup.analysis.triage import anomalies, network
+from trueup.analysis.triage.found import Outcome, Trial
+from trueup.recording.recorder.options import CaptureOptions
 
 SCALE = "the loss scale fell from 65536 to 1 in 40 steps"
 

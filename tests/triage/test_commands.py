@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from launch.running import PYTHON, TRUEUP, cli, environment
-from trueup.recorder import launch
+from trueup.recording.recorder import launch
 
 TRAIN = """
 import os, torch
@@ -106,7 +106,7 @@ def test_a_late_command_is_ended_with_what_it_started(tmp_path: Path) -> None:
     (tmp_path / "parent.py").write_text(
         f"import subprocess, sys\nsubprocess.run([sys.executable, '-c', {child!r}], cwd={str(tmp_path)!r})\n"
     )
-    from trueup.recorder.options import CaptureOptions
+    from trueup.recording.recorder.options import CaptureOptions
 
     for seconds in (3.0, 15.0, 60.0):  # until the child has begun: how long that takes is the machine's affair
         code = launch.execute(

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 import torch
 
-from trueup.adapters.torch import switching
+from trueup.recording.adapters.torch import switching
 
 EXAMPLE = Path(__file__).parents[2] / "examples" / "tensorflow_classifier"
 

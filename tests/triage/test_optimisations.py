@@ -9,9 +9,9 @@ from typing import Any
 
 import pytest
 
-from trueup.triage.found import Outcome, Trial
-from trueup.triage.optimisations import NO_LOSS, Search
-from trueup.triage.table import Switch, Table
+from trueup.analysis.triage.found import Outcome, Trial
+from trueup.analysis.triage.optimisations import NO_LOSS, Search
+from trueup.analysis.triage.table import Switch, Table
 
 ROWS = ("a", "b", "c", "d", "whole")
 PARTS = ("first part", "second part", "third part")

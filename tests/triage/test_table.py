@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from trueup.model import TrueupError
-from trueup.triage.table import fusion_file, load
-from trueup.triage.telling import by_hand
+from trueup.analysis.triage.table import fusion_file, load
+from trueup.analysis.triage.telling import by_hand
+from trueup.foundation.model import TrueupError
 
 ROW = '[[switch]]\nname = "a"\nframework = "torch"\nwhat = "w"\norigin = "o"\n'
 

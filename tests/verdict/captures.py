@@ -15,17 +15,17 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
-from trueup.comparing import compare
 from trueup.comparison.graph.streams import Stream, Vocabulary
 from trueup.comparison.measures import measure
+from trueup.comparison.result.comparing import compare
 from trueup.comparison.verdict import align, criteria, judge, locate
 from trueup.comparison.verdict.judged import Judged
 from trueup.comparison.verdict.operands import Precision
 from trueup.comparison.verdict.origins import Origins
-from trueup.kernels import digest, hexadecimal, summarize
-from trueup.model import PACKED, Result
-from trueup.store import Writer, claim, statistics
-from trueup.store.schema import table
+from trueup.foundation.kernels import digest, hexadecimal, summarize
+from trueup.foundation.model import PACKED, Result
+from trueup.foundation.store import Writer, claim, statistics
+from trueup.foundation.store.schema import table
 
 Array = np.ndarray[Any, Any]
 
@@ -166,7 +166,7 @@ def load(
     records: pa.Table, names: Vocabulary, values: Vocabulary, *, imported: bool = False, like: Stream | None = None
 ) -> Stream:
     """Build a stream from all columns of the records of one rank and step, sorted by ``seq``."""
-    def read(columns: Sequence[str]) -> pa.Table:  # nulls for what was not recorded, as `trueup.store.ahead` has it
+    def read(columns: Sequence[str]) -> pa.Table:  # nulls for what was not recorded, as `trueup.foundation.store.ahead` has it
         lacking = {name: pa.nulls(len(records)) for name in columns if name not in records.column_names}
         return pa.table({name: lacking[name] if name in lacking else records[name] for name in columns})
 

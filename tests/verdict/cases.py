@@ -14,7 +14,7 @@ from torch.utils._python_dispatch import _disable_current_modes
 
 import trueup
 import zoo
-from trueup.model import Finding, Result
+from trueup.foundation.model import Finding, Result
 
 Change = Callable[..., Tensor]
 """Takes the right result and the arguments, returns the wrong result; in place where the operator is."""

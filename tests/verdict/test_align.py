@@ -12,7 +12,7 @@ import pytest
 
 from trueup.comparison.graph.streams import WAYS, Row, Stream
 from trueup.comparison.verdict.align import align
-from trueup.store import table
+from trueup.foundation.store import table
 from verdict.captures import NAMES, VALUES, Array, Recording, changed, load, normal
 
 

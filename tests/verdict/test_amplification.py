@@ -9,7 +9,7 @@ import pytest
 
 from trueup.comparison.measures.thresholds import QUORUM, ROOM
 from trueup.comparison.verdict.evidence import KEPT, Amplification
-from trueup.words.reasons import DECIDED
+from trueup.foundation.words.reasons import DECIDED
 from verdict.captures import CRITERION, Recording, changed, judged, normal
 
 WIDEST = CRITERION.certain_carried

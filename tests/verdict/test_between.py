@@ -11,7 +11,7 @@ import pytest
 
 import trueup
 from trueup import simdev
-from trueup.model import Result
+from trueup.foundation.model import Result
 
 torch = pytest.importorskip("torch")
 nn = torch.nn

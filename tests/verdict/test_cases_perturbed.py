@@ -18,7 +18,7 @@ from torch import nn
 
 import models
 import trueup
-from trueup.model import Finding
+from trueup.foundation.model import Finding
 from verdict.cases import broken, named, noisy, record
 
 LEVELS = ("api", "all")

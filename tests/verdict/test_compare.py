@@ -10,11 +10,11 @@ import numpy as np
 import pytest
 
 import trueup
-from trueup.comparing import compare
+from trueup.comparison.result.assembly import MAX_FINDINGS
+from trueup.comparison.result.comparing import compare
 from trueup.comparison.verdict.evidence import losses_apart
-from trueup.model import TrueupError
-from trueup.report.view.assembly import MAX_FINDINGS
-from trueup.words.reasons import in_words
+from trueup.foundation.model import TrueupError
+from trueup.foundation.words.reasons import in_words
 from verdict.captures import Recording, Slot, changed, compared, normal
 
 W = normal(8, 8, seed=50)

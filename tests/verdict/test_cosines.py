@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 
 from cli.written import capture
-from trueup.comparing import compare
-from trueup.report.view.cosines import Cosines
+from trueup.comparison.result.comparing import compare
+from trueup.comparison.result.cosines import Cosines
 
 RNG = np.random.default_rng(3)
 BASE = RNG.standard_normal((40, 50)).astype(np.float32)

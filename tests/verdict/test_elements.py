@@ -9,8 +9,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
-from trueup.report.view import elements
-from trueup.report.view.elements import WORST, compare_elements
+from trueup.comparison.result import elements
+from trueup.comparison.result.elements import WORST, compare_elements
 
 FLOATS = st.floats(width=32, allow_nan=True, allow_infinity=True)
 PAIRS = st.integers(1, 60).flatmap(

@@ -8,11 +8,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from trueup.comparison.result import surroundings
+from trueup.comparison.result.evidence import with_evidence
 from trueup.comparison.verdict import criteria
-from trueup.model import Finding, Result
-from trueup.report.view import surroundings
-from trueup.report.view.evidence import with_evidence
-from trueup.store import open_capture
+from trueup.foundation.model import Finding, Result
+from trueup.foundation.store import open_capture
 
 from .captures import Array, Recording, Slot, compared
 

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from trueup.model import Result
+from trueup.foundation.model import Result
 from verdict.captures import Recording, changed, compared, normal
 
 W = [normal(16, 16, seed=k) for k in range(4)]

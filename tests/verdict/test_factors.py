@@ -9,9 +9,9 @@ import numpy as np
 import pytest
 
 from trueup.comparison.verdict.evidence import factor
-from trueup.kernels import summarize
-from trueup.model import NUMBERS, PACKED
-from trueup.words.reasons import in_words
+from trueup.foundation.kernels import summarize
+from trueup.foundation.model import NUMBERS, PACKED
+from trueup.foundation.words.reasons import in_words
 from verdict.captures import Array, Recording, changed, compared, normal
 
 UNIT = 2.0**-24

@@ -11,7 +11,7 @@ import pytest
 from trueup.comparison.verdict.facts import FUNCTIONS, SLOPES, _steepest
 from trueup.comparison.verdict.locate import rank_culprits
 from trueup.comparison.verdict.origins import Origins
-from trueup.words.reasons import joined
+from trueup.foundation.words.reasons import joined
 from verdict.captures import Array, Recording, changed, judged, located, normal
 
 SHAPE = (32, 24)

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 import trueup
-from trueup.model import Result
+from trueup.foundation.model import Result
 from verdict.captures import Recording, compared
 
 RNG = np.random.default_rng(3)

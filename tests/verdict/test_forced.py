@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 
 from trueup.comparison.verdict.overlap import forced
-from trueup.facts.why import Why
-from trueup.words.reasons import in_words
+from trueup.foundation.facts.why import Why
+from trueup.foundation.words.reasons import in_words
 
 
 @pytest.mark.parametrize(("recorded", "blind"), [

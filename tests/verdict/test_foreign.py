@@ -13,8 +13,8 @@ from hypothesis import strategies as st
 
 from trueup.comparison.graph.streams import Stream, Vocabulary
 from trueup.comparison.measures import foreign
-from trueup.facts.why import Why
-from trueup.store.schema import table
+from trueup.foundation.facts.why import Why
+from trueup.foundation.store.schema import table
 
 from .captures import load, normal
 

@@ -7,8 +7,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from trueup.comparing import compare
-from trueup.store import Writer, claim
+from trueup.comparison.result.comparing import compare
+from trueup.foundation.store import Writer, claim
 
 from .captures import Recording, compared
 

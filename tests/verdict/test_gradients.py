@@ -11,7 +11,7 @@ import torch
 
 import trueup
 import zoo
-from trueup.report.view.gradients import ABSENT, PARTIAL, WAYS
+from trueup.comparison.result.gradients import ABSENT, PARTIAL, WAYS
 
 from .captures import Recording
 

@@ -16,7 +16,7 @@ from trueup.comparison.verdict import judge
 from trueup.comparison.verdict.criteria import TF32
 from trueup.comparison.verdict.judged import Judged
 from trueup.comparison.verdict.operands import Precision, precision_of
-from trueup.facts.why import Reason, Why
+from trueup.foundation.facts.why import Reason, Why
 from verdict.captures import CRITERION, Array, Recording, Slot, changed, judged, normal
 
 F = np.float32

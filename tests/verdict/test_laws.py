@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from trueup.comparison.verdict.locate import of_a_kind, rank_culprits
-from trueup.words.reasons import joined
+from trueup.foundation.words.reasons import joined
 from verdict.captures import Array, Recording, changed, located, normal
 
 WIDTH = 24

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from trueup.comparison.verdict.criteria import PRESETS, load
-from trueup.model import Result, TrueupError
+from trueup.foundation.model import Result, TrueupError
 from verdict.captures import Array, Recording, changed, compared, normal
 
 X = normal(64, 64)

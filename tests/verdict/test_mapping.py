@@ -9,7 +9,7 @@ import pytest
 from trueup.comparison.graph.streams import WAYS
 from trueup.comparison.normalise.mapping import load
 from trueup.comparison.verdict.align import align
-from trueup.model import TrueupError
+from trueup.foundation.model import TrueupError
 from verdict.captures import Recording, compared, normal
 
 

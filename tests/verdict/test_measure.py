@@ -14,7 +14,7 @@ from hypothesis.extra import numpy as arrays
 
 from trueup.comparison.measures.measure import Distance, Measured, measure
 from trueup.comparison.verdict.align import align
-from trueup.words.reasons import in_words
+from trueup.foundation.words.reasons import in_words
 from verdict.captures import Array, Recording, Slot, no_payload, normal
 
 FLOATS = st.sampled_from([np.float16, np.float32, np.float64, ml_dtypes.bfloat16])

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 import trueup
-from trueup.model import Result
+from trueup.foundation.model import Result
 
 LAYERS = 3
 

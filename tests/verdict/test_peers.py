@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from trueup.words.reasons import joined
+from trueup.foundation.words.reasons import joined
 from verdict.captures import Recording, compared, located, normal
 
 UNIT = 2.0**-24

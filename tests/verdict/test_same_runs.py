@@ -19,17 +19,17 @@ from trueup.comparison.verdict.explain import Explanation
 
 from .cases import trained
 
-COMPARISON = str(Path(verdict.__file__).parents[1])
+ROOMS = tuple(str(Path(verdict.__file__).parents[1] / room) for room in ("graph", "normalise", "measures", "verdict"))
 
 
 @contextmanager
 def entered() -> Iterator[set[str]]:
-    """Collect the files of the comparison of which a function runs, on any thread."""
+    """Collect the files of these rooms of which a function runs, on any thread."""
     files: set[str] = set()
 
     def seen(frame: FrameType, event: str, argument: Any) -> None:
         code: CodeType = frame.f_code
-        if event == "call" and code.co_flags & 1 and code.co_filename.startswith(COMPARISON):  # 1: no body of a class
+        if event == "call" and code.co_flags & 1 and code.co_filename.startswith(ROOMS):  # 1: no body of a class
             files.add(code.co_filename)
 
     threading.setprofile(seen)

@@ -9,7 +9,7 @@ import torch
 
 import trueup
 from trueup.comparison.normalise.mapping import load
-from trueup.model import TrueupError
+from trueup.foundation.model import TrueupError
 
 LAYOUT = """
 [[slot]]

@@ -8,8 +8,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from trueup.comparing import compare
-from trueup.model import Result, TrueupError
+from trueup.comparison.result.comparing import compare
+from trueup.foundation.model import Result, TrueupError
 from verdict.captures import Array, Recording, changed, normal
 
 W = [normal(24, 24, seed=60 + k, dtype=np.float64) / 5 for k in range(6)]

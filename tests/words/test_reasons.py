@@ -6,9 +6,9 @@ import re
 
 import pytest
 
-from trueup.facts.why import Reason, Why
-from trueup.model import CallKey
-from trueup.words.reasons import LATER, NEXT, WORDS, in_words, joined, what_and_next
+from trueup.foundation.facts.why import Reason, Why
+from trueup.foundation.model import CallKey
+from trueup.foundation.words.reasons import LATER, NEXT, WORDS, in_words, joined, what_and_next
 
 CALL = CallKey(0, 1, "forward", "aten", "layer.2", "aten::mm", 3)
 

@@ -5,9 +5,9 @@ import dataclasses
 import pytest
 
 from report.results import HOSTILE, crowded, culprit, missing, ranks, result, slot
-from trueup.facts.why import Reason, Why
-from trueup.model import CallKey
-from trueup.words.sentence import evidence, operators, verdict_lines
+from trueup.foundation.facts.why import Reason, Why
+from trueup.foundation.model import CallKey
+from trueup.foundation.words.sentence import evidence, operators, verdict_lines
 
 CALL = CallKey(0, 1, "forward", "aten", "layer.2", "aten::mm", 3)
 

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from trueup.words.wording import clean, counted, number, one_line, sci, shorten, times
+from trueup.foundation.words.wording import clean, counted, number, one_line, sci, shorten, times
 
 
 @pytest.mark.parametrize(

@@ -5,8 +5,8 @@ from __future__ import annotations
 import shutil
 from pathlib import Path
 
-from trueup.model import TrueupError
-from trueup.store import layout
+from trueup.foundation.model import TrueupError
+from trueup.foundation.store import layout
 
 
 def remove(directory: Path) -> None:

@@ -9,9 +9,9 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
-from trueup.model import TrueupError
-from trueup.report.reductions import COUNTS, REDUCED, reduced
-from trueup.store import Capture
+from trueup.doors.report.reductions import COUNTS, REDUCED, reduced
+from trueup.foundation.model import TrueupError
+from trueup.foundation.store import Capture
 
 Row = dict[str, Any]
 

@@ -1,6 +1,6 @@
 """What ptdbg_ascend and msprobe call a call and its tensors: ``Functional_linear_145_backward_output.0``.
 
-The way back is in `trueup.readers.names`; the table of positions is the same one.
+The way back is in `trueup.exchange.readers.names`; the table of positions is the same one.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ import re
 from dataclasses import dataclass
 from typing import Literal
 
-from trueup.readers.names import position
+from trueup.exchange.readers.names import position
 
 Direction = Literal["forward", "backward"]
 

@@ -12,13 +12,13 @@ from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any
 
 from trueup.compat.names import CallName, api_of
-from trueup.recorder import Recorder
-from trueup.recorder.keeping import Keeper
-from trueup.recorder.rows import FIELDS, Kind, Rows
-from trueup.recorder.seen import Seen
+from trueup.recording.recorder import Recorder
+from trueup.recording.recorder.keeping import Keeper
+from trueup.recording.recorder.rows import FIELDS, Kind, Rows
+from trueup.recording.recorder.seen import Seen
 
 if TYPE_CHECKING:
-    from trueup.adapters.torch.session import Session
+    from trueup.recording.adapters.torch.session import Session
 
 
 class NamedOp(str):

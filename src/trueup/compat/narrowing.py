@@ -5,8 +5,8 @@ from __future__ import annotations
 import dataclasses
 from pathlib import Path
 
-from trueup.model import TrueupError
-from trueup.store import Capture, manifest, salvage
+from trueup.foundation.model import TrueupError
+from trueup.foundation.store import Capture, manifest, salvage
 
 
 def narrowed(path: Path, rank: int, step: int | None) -> Capture:

@@ -15,16 +15,16 @@ from typing import Any
 
 import torch
 
-from trueup.adapters.torch.capturing import running
-from trueup.adapters.torch.environment import rank_and_world
-from trueup.adapters.torch.session import Session
 from trueup.compat.clearing import remove
 from trueup.compat.names import CallName
 from trueup.compat.naming import Names, NamingRecorder, lose_the_loss
-from trueup.model import TrueupError
-from trueup.recorder import CaptureOptions
-from trueup.recorder.running import root_manifest
-from trueup.store import layout
+from trueup.foundation.model import TrueupError
+from trueup.foundation.store import layout
+from trueup.recording.adapters.torch.capturing import running
+from trueup.recording.adapters.torch.environment import rank_and_world
+from trueup.recording.adapters.torch.session import Session
+from trueup.recording.recorder import CaptureOptions
+from trueup.recording.recorder.running import root_manifest
 
 Written = Callable[[int, dict[int, CallName]], None]
 """Is told the rank and the names of calls, by their `seq`, that a capture holds now."""

@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from trueup.model import TrueupError
+from trueup.foundation.model import TrueupError
 from trueup.simdev import attention, autocast, dropout, npu, rnn, serialization
 from trueup.simdev.plan import COMPOSITE_ELSEWHERE
 from trueup.simdev.tensor import NPUTensor, dispatch

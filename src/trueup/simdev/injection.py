@@ -15,7 +15,7 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
-from trueup.model import TrueupError
+from trueup.foundation.model import TrueupError
 from trueup.simdev import differences, faults, npu
 from trueup.simdev.plan import Plan
 from trueup.simdev.tables import FAULTS, NOISE, Fault

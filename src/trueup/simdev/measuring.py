@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import torch
 
-from trueup.adapters.torch.host import on_host
-from trueup.adapters.torch.statistics import KERNELS
-from trueup.recorder import Statistics
+from trueup.recording.adapters.torch.host import on_host
+from trueup.recording.adapters.torch.statistics import KERNELS
+from trueup.recording.recorder import Statistics
 from trueup.simdev.tensor import raw
 
 

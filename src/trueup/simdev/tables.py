@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from trueup.model import Phase
+from trueup.foundation.model import Phase
 
 
 @dataclass(frozen=True, slots=True)

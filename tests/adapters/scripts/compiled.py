@@ -13,7 +13,7 @@ import torch
 import triton
 from triton.backends.compiler import GPUTarget
 
-from trueup.adapters.torch import triton_kernel, triton_statistics
+from trueup.recording.adapters.torch import triton_kernel, triton_statistics
 
 POINTERS = {
     torch.float64: "fp64", torch.float32: "fp32", torch.float16: "fp16", torch.bfloat16: "i16", torch.float8_e4m3fn: "u8",

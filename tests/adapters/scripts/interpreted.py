@@ -12,11 +12,11 @@ import torch
 
 import trueup
 from adapters.tensors import TENSORS
-from trueup import kernels
-from trueup.adapters.torch import device_statistics, statistics, triton_statistics
-from trueup.adapters.torch.host import to_numpy
-from trueup.model import NUMBERS, PACKED
-from trueup.store import open_capture
+from trueup.foundation import kernels
+from trueup.foundation.model import NUMBERS, PACKED
+from trueup.foundation.store import open_capture
+from trueup.recording.adapters.torch import device_statistics, statistics, triton_statistics
+from trueup.recording.adapters.torch.host import to_numpy
 
 CPU = torch.device("cpu")
 COUNTS = [k for k, number in enumerate(NUMBERS) if number.startswith("n_")]

@@ -9,7 +9,7 @@ import torch
 
 how = sys.argv[1] if len(sys.argv) > 1 else ""
 if how == "kill":  # before the first flush, however slow the machine
-    from trueup.recorder import flusher
+    from trueup.recording.recorder import flusher
 
     flusher.FLUSH_SECONDS = 3600.0
 torch.manual_seed(0)

@@ -18,7 +18,7 @@ from recording import Record, Row, notes_of, rows_of
 
 import models
 import trueup
-from trueup.adapters.paddle.gradients import LISTS, is_safe
+from trueup.recording.adapters.paddle.gradients import LISTS, is_safe
 
 
 def tensor(*shape: int, seed: int = 0) -> paddle.Tensor:

@@ -18,7 +18,7 @@ from recording import Record, Row, notes_of, rows_of
 
 import models
 import trueup
-from trueup.model import TrueupError
+from trueup.foundation.model import TrueupError
 
 
 def calls(rows: list[Row], **like: Any) -> dict[str, list[Row]]:

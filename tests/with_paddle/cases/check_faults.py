@@ -14,7 +14,7 @@ import pytest
 
 import models
 import trueup
-from trueup.remedy.advice import next_command, policy_to_try
+from trueup.analysis.remedy.advice import next_command, policy_to_try
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[3] / "benchmarks"))
 

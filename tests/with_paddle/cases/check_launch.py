@@ -13,8 +13,8 @@ from paddle import nn
 from recording import rows_of
 
 import trueup
-from trueup.adapters import meant
-from trueup.model import TrueupError
+from trueup.foundation.model import TrueupError
+from trueup.recording.adapters import meant
 
 TRAIN = Path(__file__).parent / "train.py"
 

@@ -109,7 +109,7 @@ def test_nothing_stays_behind(tmp_path: Path) -> None:
 def test_an_exception_of_ours_ends_the_capture_and_not_the_training(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    from trueup.adapters.paddle import slots
+    from trueup.recording.adapters.paddle import slots
 
     plain = train("lstm", None)
 
@@ -124,8 +124,8 @@ def test_an_exception_of_ours_ends_the_capture_and_not_the_training(
 def test_a_run_that_is_to_stop_stops_with_our_exception_and_not_with_one_from_c(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from trueup.adapters.paddle import slots
-    from trueup.model import RunStopped
+    from trueup.foundation.model import RunStopped
+    from trueup.recording.adapters.paddle import slots
 
     def broken(*_: Any) -> None:
         raise ValueError("not today")

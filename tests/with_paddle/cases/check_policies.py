@@ -16,11 +16,11 @@ from recording import bits, notes_of, rows_of
 
 import trueup
 from models import build
-from trueup.adapters.paddle import policies_deterministic
-from trueup.adapters.paddle.policies import AppliedPolicy, applied, apply_policy
-from trueup.model import TrueupError
-from trueup.remedy import parse
-from trueup.remedy.calls import PolicyFailed
+from trueup.foundation.model import TrueupError
+from trueup.recording.adapters.paddle import policies_deterministic
+from trueup.recording.adapters.paddle.policies import AppliedPolicy, applied, apply_policy
+from trueup.recording.policies import parse
+from trueup.recording.policies.calls import PolicyFailed
 
 
 @pytest.fixture(autouse=True)

@@ -19,15 +19,15 @@ import pytest
 import replaying_models
 
 import trueup
-from trueup.adapters.paddle import allowed, random_states
-from trueup.adapters.paddle.recorded_call import rebuild
-from trueup.adapters.paddle.replay_arguments import Place
-from trueup.adapters.paddle.replaying import Replayer
-from trueup.model import TrueupError
-from trueup.rerun.places import NotReplayable
-from trueup.rerun.recorded import RecordedCall, RecordedCalls
-from trueup.rerun.replay import Settings, run
-from trueup.rerun.verify import verify
+from trueup.analysis.rerun.replay import Settings, run
+from trueup.analysis.rerun.verify import verify
+from trueup.foundation.model import TrueupError
+from trueup.recording.adapters.paddle import allowed, random_states
+from trueup.recording.adapters.paddle.recorded_call import rebuild
+from trueup.recording.adapters.paddle.replay_arguments import Place
+from trueup.recording.adapters.paddle.replaying import Replayer
+from trueup.recording.execution.places import NotReplayable
+from trueup.recording.execution.recorded import RecordedCall, RecordedCalls
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[3] / "benchmarks"))
 
@@ -155,7 +155,7 @@ def test_damaged_arguments_are_refused(healthy: Path, argument: Any) -> None:
 
 
 def test_what_is_said_where_it_cannot_be() -> None:
-    from trueup.adapters.paddle.executing import provide
+    from trueup.recording.adapters.paddle.executing import provide
 
     with pytest.raises(TrueupError, match="Nothing can be computed on npu"):
         provide("npu", simulated=False)

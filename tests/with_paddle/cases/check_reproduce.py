@@ -13,16 +13,16 @@ import pytest
 import replaying_models
 
 import trueup
-from trueup.adapters.paddle.case_errors import CASES
-from trueup.adapters.paddle.replay_memory import to_numpy
-from trueup.model import TrueupError
-from trueup.rerun.cases import Case
-from trueup.rerun.chains import Chain
-from trueup.rerun.places import NotReplayable
-from trueup.rerun.recorded import RecordedCall, RecordedCalls
-from trueup.rerun.reproduce import reproduce
-from trueup.rerun.reproducer_files import write_files
-from trueup.rerun.results import same_bytes
+from trueup.analysis.rerun.reproduce import reproduce
+from trueup.analysis.rerun.reproducer_files import write_files
+from trueup.foundation.model import TrueupError
+from trueup.recording.adapters.paddle.case_errors import CASES
+from trueup.recording.adapters.paddle.replay_memory import to_numpy
+from trueup.recording.execution.cases import Case
+from trueup.recording.execution.chains import Chain
+from trueup.recording.execution.places import NotReplayable
+from trueup.recording.execution.recorded import RecordedCall, RecordedCalls
+from trueup.recording.execution.results import same_bytes
 
 
 @pytest.fixture(scope="module")

@@ -11,8 +11,8 @@ from paddle import nn
 from recording import Row, notes_of, rows_of
 
 import trueup
-from trueup.adapters.paddle import selftest
-from trueup.model import TrueupError
+from trueup.foundation.model import TrueupError
+from trueup.recording.adapters.paddle import selftest
 
 
 @pytest.fixture(autouse=True)

@@ -15,8 +15,8 @@ from recording import bits, rows_of
 
 import trueup
 from models import MODELS, build
-from trueup.model import TrueupError
-from trueup.recorder.watch_options import WatchStopped
+from trueup.foundation.model import TrueupError
+from trueup.recording.recorder.watch_options import WatchStopped
 
 STEPS = 4
 

@@ -38,7 +38,7 @@ def test_a_run_on_another_device_is_recorded_as_on_the_cpu(name: str, detail: st
 
 
 def test_memory_of_two_devices_is_told_apart() -> None:
-    from trueup.adapters.paddle.buffers import base_of
+    from trueup.recording.adapters.paddle.buffers import base_of
 
     paddle.set_device("host:0")
     one = paddle.ones([3])

@@ -9,9 +9,9 @@ import pytest
 from recording import bits
 
 from models import build
-from trueup.adapters.paddle.policies import apply_policy
-from trueup.adapters.paddle.replacing import Sweep
-from trueup.remedy import parse
+from trueup.recording.adapters.paddle.policies import apply_policy
+from trueup.recording.adapters.paddle.replacing import Sweep
+from trueup.recording.policies import parse
 
 
 def trained(name: str, rule: str | None) -> tuple[Any, Any]:

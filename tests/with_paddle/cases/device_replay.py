@@ -9,9 +9,9 @@ import pytest
 import replaying_models
 from paddle import _C_ops
 
-from trueup.adapters.paddle.replacing import Sweep
-from trueup.rerun.replay import Settings, run
-from trueup.rerun.reproduce import reproduce
+from trueup.analysis.rerun.replay import Settings, run
+from trueup.analysis.rerun.reproduce import reproduce
+from trueup.recording.adapters.paddle.replacing import Sweep
 
 
 @pytest.fixture(scope="module")

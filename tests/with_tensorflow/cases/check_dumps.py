@@ -34,7 +34,7 @@ def train(function: bool) -> None:
             run(*batch)
 
 
-def dumped(folder: Path, function: bool, mode: str) -> trueup.readers.Imported:
+def dumped(folder: Path, function: bool, mode: str) -> trueup.exchange.readers.Imported:
     writer = tf.debugging.experimental.enable_dump_debug_info(str(folder / "dump"), tensor_debug_mode=mode, circular_buffer_size=-1)
     try:
         train(function)

@@ -10,10 +10,10 @@ import pytest
 from recording import rows_of
 
 import trueup
-from trueup.adapters import meant
-from trueup.adapters.tensorflow.armed import Armed
-from trueup.model import TrueupError
-from trueup.recorder import CaptureOptions
+from trueup.foundation.model import TrueupError
+from trueup.recording.adapters import meant
+from trueup.recording.adapters.tensorflow.armed import Armed
+from trueup.recording.recorder import CaptureOptions
 
 TRAIN = Path(__file__).parent / "train.py"
 

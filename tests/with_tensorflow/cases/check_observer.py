@@ -77,7 +77,7 @@ def test_nothing_stays_behind(tmp_path: Path) -> None:
 def test_an_exception_of_ours_ends_the_capture_and_not_the_training(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    from trueup.adapters.tensorflow import gradients
+    from trueup.recording.adapters.tensorflow import gradients
 
     def broken(*_: Any) -> None:
         raise ValueError("not today")

@@ -38,7 +38,7 @@ def environment() -> dict[str, str]:
 
 DRIVER = """
 import atexit, os, runpy, sys, traceback
-import sklearn.datasets, tensorflow, trueup.adapters.tensorflow.capturing
+import sklearn.datasets, tensorflow, trueup.recording.adapters.tensorflow.capturing
 
 for script, fault in zip(sys.argv[1::2], sys.argv[2::2]):
     child = os.fork()
@@ -155,7 +155,7 @@ def test_other_entrances(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Non
 
     from trueup.compat.precision_tool import config, tf_config
     from trueup.compat.precision_tool.keys import actions_of
-    from trueup.model import TrueupError
+    from trueup.foundation.model import TrueupError
 
     monkeypatch.chdir(tmp_path)
     begun: list[tuple[str, ...]] = []
@@ -181,7 +181,7 @@ def test_the_command_line_without_a_prompt(
     trained: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     from trueup.compat.precision_tool import cli, config
-    from trueup.model import TrueupError
+    from trueup.foundation.model import TrueupError
 
     monkeypatch.setattr(config, "ROOT_DIR", "")
     monkeypatch.chdir(trained)
@@ -220,7 +220,7 @@ def test_an_earlier_run_is_replaced_by_one_process_only(tmp_path: Path, monkeypa
     import tensorflow.compat.v1 as tf
 
     from trueup.compat.precision_tool import config, recording, tf_config
-    from trueup.model import TrueupError
+    from trueup.foundation.model import TrueupError
 
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(config, "ROOT_DIR", "")
@@ -235,11 +235,11 @@ def test_an_earlier_run_is_replaced_by_one_process_only(tmp_path: Path, monkeypa
 
     rows = trueup.open_capture(config.baseline()).records(["op", "slot", "max"]).to_pylist()
     assert [row["max"] for row in rows if row["op"].endswith("Mul") and row["slot"] == "output.0"] == [4.0]
-    monkeypatch.setattr("trueup.adapters.tensorflow.environment.rank_and_world", lambda: (0, 2))
+    monkeypatch.setattr("trueup.recording.adapters.tensorflow.environment.rank_and_world", lambda: (0, 2))
     with pytest.raises(TrueupError, match="siblings may be writing there"):
         tf_config.sess_dump(None)
     (tmp_path / "precision_data" / "tf" / "capture" / "manifest.json").unlink()
     (tmp_path / "precision_data" / "tf" / "capture" / "mine.txt").write_text("")
-    monkeypatch.setattr("trueup.adapters.tensorflow.environment.rank_and_world", lambda: (None, 1))
+    monkeypatch.setattr("trueup.recording.adapters.tensorflow.environment.rank_and_world", lambda: (None, 1))
     with pytest.raises(TrueupError, match="no capture"):
         tf_config.sess_dump(None)

@@ -15,9 +15,9 @@ from recording import notes_of, rows_of
 from tensorflow.core.protobuf import config_pb2, rewriter_config_pb2
 
 import trueup
-from trueup.adapters.tensorflow import switching
-from trueup.facts.operators import named
-from trueup.recorder.switching import Switching
+from trueup.foundation.facts.operators import named
+from trueup.recording.adapters.tensorflow import switching
+from trueup.recording.recorder.switching import Switching
 
 EXAMPLE = Path(__file__).parents[3] / "examples" / "tensorflow_classifier"
 

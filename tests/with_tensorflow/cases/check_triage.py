@@ -14,14 +14,14 @@ import pytest
 import tensorflow as tf
 
 import trueup
-from trueup.adapters.tensorflow import switching
-from trueup.facts.operators import named
-from trueup.recorder.switching import Switching
-from trueup.triage import network
-from trueup.triage.found import Trial
-from trueup.triage.optimisations import Search
-from trueup.triage.running import losses_of
-from trueup.triage.table import Switch, load
+from trueup.analysis.triage import network
+from trueup.analysis.triage.found import Trial
+from trueup.analysis.triage.optimisations import Search
+from trueup.analysis.triage.running import losses_of
+from trueup.analysis.triage.table import Switch, load
+from trueup.foundation.facts.operators import named
+from trueup.recording.adapters.tensorflow import switching
+from trueup.recording.recorder.switching import Switching
 
 EXAMPLE = Path(__file__).parents[3] / "examples" / "tensorflow_classifier"
 

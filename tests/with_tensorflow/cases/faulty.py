@@ -16,9 +16,9 @@ import ml_dtypes
 import numpy as np
 from tensorflow.python.framework import tensor as tensor_lib
 
-from trueup.adapters.tensorflow.capturing import running
-from trueup.adapters.tensorflow.gradients import Gradients
-from trueup.adapters.tensorflow.operations import PREFIX, Operations
+from trueup.recording.adapters.tensorflow.capturing import running
+from trueup.recording.adapters.tensorflow.gradients import Gradients
+from trueup.recording.adapters.tensorflow.operations import PREFIX, Operations
 
 Array = np.ndarray[Any, Any]
 NOTICED = 2e-6

@@ -98,7 +98,7 @@ def test_what_the_last_optimizer_wrote_is_not_taken_for_compared(tmp_path: Path)
     twins = pairs.PAIRS["lstm tagger"]("")
     trueup.convert_weights(twins.torch, twins.paddle)
     for name, model, optimizer, n in zip(("a", "b"), (twins.torch, twins.paddle), pairs.optimizers(twins), (0, 1), strict=True):
-        from trueup.adapters.models import adapter_of
+        from trueup.recording.adapters.models import adapter_of
 
         given = [adapter_of(model).tensor(one) for one in twins.batch]
         with trueup.capture(tmp_path / name, model=model, level=["module", "api"]) as running:
@@ -118,7 +118,7 @@ def test_the_other_way_round(tmp_path: Path) -> None:
 
 
 def _map(twins: pairs.Twins, into: Path) -> Path:
-    from trueup.pairing import map_file
+    from trueup.analysis.pairing import map_file
 
     return map_file.write(trueup.map_models(twins.torch, twins.paddle), into / "map.toml")
 

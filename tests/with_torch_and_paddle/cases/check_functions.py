@@ -12,7 +12,7 @@ import torch
 from paddle import _C_ops as C
 from torch.nn import functional as F
 
-from trueup.frameworks.tables import functions
+from trueup.foundation.frameworks.tables import functions
 
 
 def normal(*shape: int) -> np.ndarray:

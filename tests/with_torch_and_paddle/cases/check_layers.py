@@ -12,7 +12,7 @@ from paddle import nn as pnn
 from torch import nn
 
 import trueup
-from trueup.adapters.models import adapter_of
+from trueup.recording.adapters.models import adapter_of
 
 
 def normal(*shape: int, seed: int = 0) -> np.ndarray:

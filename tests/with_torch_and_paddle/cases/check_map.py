@@ -11,8 +11,8 @@ import torch
 
 import framework_pairs as pairs
 import trueup
-from trueup.cli.app import run
-from trueup.pairing import state_files
+from trueup.analysis.pairing import state_files
+from trueup.doors.cli.app import run
 
 
 def test_from_captures_to_weights(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

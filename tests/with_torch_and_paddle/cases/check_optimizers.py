@@ -13,8 +13,8 @@ from paddle import nn as pnn
 from torch import nn
 
 import trueup
-from trueup.adapters.models import facts_of
-from trueup.pairing.optimizers import compare_optimizers
+from trueup.analysis.pairing.optimizers import compare_optimizers
+from trueup.recording.adapters.models import facts_of
 
 P = paddle.optimizer
 

@@ -18,9 +18,9 @@ from torch.nn import functional as tf
 
 import framework_pairs as pairs
 import trueup
-from trueup.pairing import map_file
-from trueup.recipes import RecipeResult, follow
-from trueup.recipes.found import Outcome
+from trueup.analysis.pairing import map_file
+from trueup.analysis.recipes import RecipeResult, follow
+from trueup.analysis.recipes.found import Outcome
 
 IMAGES = np.random.default_rng(0).normal(size=(4, 3, 16, 16)).astype(np.float32)
 LABELS = np.array([0, 1, 2, 3])

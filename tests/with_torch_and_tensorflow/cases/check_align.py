@@ -9,10 +9,10 @@ import tensorflow as tf
 
 import keras_pairs as pairs
 import trueup
-from trueup.adapters.models import facts_of
-from trueup.aligning import Alignment
-from trueup.cli.app import run
-from trueup.pairing.optimizers import compare_optimizers
+from trueup.analysis.pairing.optimizers import compare_optimizers
+from trueup.doors.aligning import Alignment
+from trueup.doors.cli.app import run
+from trueup.recording.adapters.models import facts_of
 
 
 def aligned(name: str, difference: str, into: Path, *, steps: int = 1, detail: str = "tensor") -> Alignment:

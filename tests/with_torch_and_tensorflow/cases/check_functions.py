@@ -11,7 +11,7 @@ import tensorflow as tf
 import torch
 from torch.nn import functional as F
 
-from trueup.frameworks.tables import functions
+from trueup.foundation.frameworks.tables import functions
 
 R = tf.raw_ops
 X = np.random.default_rng(0).normal(size=(3, 4)).astype(np.float32)

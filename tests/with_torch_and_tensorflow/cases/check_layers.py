@@ -13,7 +13,7 @@ from keras import layers
 from torch import nn
 
 import trueup
-from trueup.adapters.models import adapter_of
+from trueup.recording.adapters.models import adapter_of
 
 
 def normal(*shape: int) -> np.ndarray:

@@ -21,8 +21,8 @@ import numpy as np
 import pyarrow as pa
 
 from trueup.comparison.graph.streams import NONE, Array, Numbers, Stream, is_output
-from trueup.facts.why import Reason, Why
-from trueup.model import LEVELS, PHASES, CallKey
+from trueup.foundation.facts.why import Reason, Why
+from trueup.foundation.model import LEVELS, PHASES, CallKey
 
 SILENT = ("backward", "recompute")
 """Phases in which a call may be begun, for what runs inside it, and record nothing: the backward of a module without gradients."""

@@ -17,7 +17,7 @@ from functools import cached_property
 import numpy as np
 
 from trueup.comparison.graph.streams import NONE, Numbers, Stream, is_input, is_output
-from trueup.facts.operators import has
+from trueup.foundation.facts.operators import has
 
 FORWARD = ("forward", "recompute")
 

@@ -9,8 +9,8 @@ import numpy as np
 import pyarrow as pa
 
 from trueup.comparison.graph.streams import NONE, Numbers
-from trueup.facts.operators import named
-from trueup.store import Capture
+from trueup.foundation.facts.operators import named
+from trueup.foundation.store import Capture
 
 
 class Overview:

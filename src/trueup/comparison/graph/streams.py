@@ -19,14 +19,14 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
-from trueup.model import NUMBERS, CallKey, TensorStats
-from trueup.store.ahead import Read as Read
-from trueup.store.columns import NONE as NONE
-from trueup.store.columns import Array as Array
-from trueup.store.columns import Numbers as Numbers
-from trueup.store.columns import Shapes, counts, digests, floats, integers
-from trueup.store.reader import WRITTEN
-from trueup.store.sketches import Column, Sketches
+from trueup.foundation.model import NUMBERS, CallKey, TensorStats
+from trueup.foundation.store.ahead import Read as Read
+from trueup.foundation.store.columns import NONE as NONE
+from trueup.foundation.store.columns import Array as Array
+from trueup.foundation.store.columns import Numbers as Numbers
+from trueup.foundation.store.columns import Shapes, counts, digests, floats, integers
+from trueup.foundation.store.reader import WRITTEN
+from trueup.foundation.store.sketches import Column, Sketches
 
 Located = tuple[str, str, "tuple[int, ...] | None"]
 """Where a slot's payload lies: segment, key, and which part of that tensor it is."""

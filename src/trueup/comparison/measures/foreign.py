@@ -20,11 +20,11 @@ import numpy as np
 from trueup.comparison.graph.streams import Array, Numbers, Stream, other_counts
 from trueup.comparison.measures.roundoff import roundoff
 from trueup.comparison.measures.thresholds import SHOWN, SINGLE_DIGITS, SMALL
-from trueup.facts.why import Why
-from trueup.kernels import MASKING, is_mask
+from trueup.foundation.facts.why import Why
+from trueup.foundation.kernels import MASKING, is_mask
 
 INNER = "grad_input.node."
-"""How slots begin that are gradients of tensors inside a call (`trueup.readers.left_gradients`)."""
+"""How slots begin that are gradients of tensors inside a call (`trueup.exchange.readers.left_gradients`)."""
 
 WEAK = ("xor", "unknown")
 """How algorithms begin that may not see the order of the elements, so that equal ones say no more than equal statistics."""

@@ -29,12 +29,12 @@ from trueup.comparison.graph.streams import (
 from trueup.comparison.measures.foreign import compare_checksums, compare_statistics, compare_texts, is_foreign, shared
 from trueup.comparison.normalise.dialects import BUFFER
 from trueup.comparison.normalise.updates import STEP
-from trueup.facts.operators import has, having
-from trueup.facts.why import Reason, Why
-from trueup.kernels import MASKING, Pair, hexadecimal, pair
-from trueup.model import TrueupError
-from trueup.store import Capture
-from trueup.store.parallel import side_by_side
+from trueup.foundation.facts.operators import has, having
+from trueup.foundation.facts.why import Reason, Why
+from trueup.foundation.kernels import MASKING, Pair, hexadecimal, pair
+from trueup.foundation.model import TrueupError
+from trueup.foundation.store import Capture
+from trueup.foundation.store.parallel import side_by_side
 
 Method = Literal["none", "digest", "tensor", "sketch", "value", "statistics"]
 METHODS: tuple[Method, ...] = ("none", "digest", "tensor", "sketch", "value", "statistics")

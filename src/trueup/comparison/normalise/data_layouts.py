@@ -21,7 +21,7 @@ import pyarrow as pa
 
 from trueup.comparison.normalise.dialects import Dialect
 from trueup.comparison.normalise.layer_gradients import OF_CALL
-from trueup.frameworks.tables import Axes
+from trueup.foundation.frameworks.tables import Axes
 
 ROUNDS = 8
 """How far what is known of one call is carried on to others, at most."""

@@ -13,8 +13,8 @@ import pyarrow as pa
 
 from trueup.comparison.graph.streams import Array, decoded
 from trueup.comparison.normalise.mapping import Mapping
-from trueup.frameworks.tables import Axes, Function, Layer, Named, functions_by_op, layers_by_class, layers_by_name
-from trueup.store import Capture
+from trueup.foundation.frameworks.tables import Axes, Function, Layer, Named, functions_by_op, layers_by_class, layers_by_name
+from trueup.foundation.store import Capture
 
 MODULE = "module"
 """Neutral name of a module that is none of the known layers: which one it is tells its scope."""

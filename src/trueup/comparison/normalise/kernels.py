@@ -25,8 +25,8 @@ import pyarrow.compute as pc
 from trueup.comparison.graph.optimizers import Optimizer, Place, Step, Update
 from trueup.comparison.graph.streams import NONE, Array, Numbers, Stream
 from trueup.comparison.normalise.updates import ADDED, OF_STEP
-from trueup.kernels import distance
-from trueup.store import Capture
+from trueup.foundation.kernels import distance
+from trueup.foundation.store import Capture
 
 
 def applies(streams: Sequence[Stream], captures: Sequence[Capture]) -> Numbers:

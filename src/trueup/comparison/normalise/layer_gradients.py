@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 import pyarrow as pa
 
 from trueup.comparison.normalise.dialects import Dialect
-from trueup.frameworks.tables import Axes
+from trueup.foundation.frameworks.tables import Axes
 
 OF_CALL = ("rank", "step", "seq", "parent", "phase", "level", "scope", "op", "ordinal", "forward_seq", "site", "neutral")
 """Columns that say which call a row belongs to; the others are of the tensor."""

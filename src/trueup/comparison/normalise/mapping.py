@@ -30,10 +30,10 @@ from typing import Any
 
 import numpy as np
 
-from trueup import toml
 from trueup.comparison.graph.streams import Array, Numbers, Stream
-from trueup.frameworks.tables import layers_by_name
-from trueup.model import LEVELS, PHASES, TrueupError
+from trueup.foundation import toml
+from trueup.foundation.frameworks.tables import layers_by_name
+from trueup.foundation.model import LEVELS, PHASES, TrueupError
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,7 +80,7 @@ class Mapping:
     modules: dict[str, str] = field(default_factory=dict)
     """Modules of the candidate, each with its name in the baseline: what these say goes before the patterns."""
     kinds: dict[str, str] = field(default_factory=dict)
-    """What layer a module is, by its name in the baseline: a row of `trueup.frameworks`."""
+    """What layer a module is, by its name in the baseline: a row of `trueup.foundation.frameworks`."""
     alone: dict[str, dict[str, str]] = field(default_factory=lambda: {"baseline": {}, "candidate": {}})
     """What layers are that only one side has, by side and name."""
     frameworks: dict[str, str] = field(default_factory=dict)

@@ -22,8 +22,8 @@ from trueup.comparison.normalise.data_layouts import channels_last, unpadded
 from trueup.comparison.normalise.dialects import MARK, NEUTRAL, Dialect, framework_of, laid_out, put
 from trueup.comparison.normalise.mapping import Mapping
 from trueup.comparison.normalise.updates import Updates
-from trueup.frameworks.tables import Axes
-from trueup.store import Capture, Piece
+from trueup.foundation.frameworks.tables import Axes
+from trueup.foundation.store import Capture, Piece
 
 KEYS = ("rank", "step", "seq", "level", "phase", "scope", "op", "slot", "shape", "value", "digest", "producer_seq", "forward_seq")
 

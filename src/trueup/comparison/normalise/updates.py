@@ -17,10 +17,10 @@ import pyarrow.compute as pc
 
 from trueup.comparison.normalise import layer_gradients
 from trueup.comparison.normalise.dialects import NEUTRAL, Dialect, laid_out, masked, put
-from trueup.frameworks.tables import Axes
-from trueup.kernels import distance
-from trueup.store import Capture
-from trueup.store.schema import TYPES, sketch_rows
+from trueup.foundation.frameworks.tables import Axes
+from trueup.foundation.kernels import distance
+from trueup.foundation.store import Capture
+from trueup.foundation.store.schema import TYPES, sketch_rows
 
 STEP = "optimizer.step"
 """Operator of the call that stands for an optimizer's."""

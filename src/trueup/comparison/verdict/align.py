@@ -24,7 +24,7 @@ from trueup.comparison.graph.streams import NONE, WAYS, Alignment, Array, Number
 from trueup.comparison.measures.roundoff import SINGLE
 from trueup.comparison.measures.thresholds import PRECISE, SINGLE_DIGITS
 from trueup.comparison.normalise.mapping import Mapping
-from trueup.kernels.sketch import splitmix64
+from trueup.foundation.kernels.sketch import splitmix64
 
 RUN = 4096
 """Pairs of calls whose data are compared at a time."""

@@ -38,10 +38,10 @@ from trueup.comparison.verdict.overlap import (
     require_records,
     twice,
 )
-from trueup.facts.why import Reason, Why
-from trueup.model import TrueupError, VerdictWord
-from trueup.store import Capture
-from trueup.store.ahead import Ahead, Place, Records, RecordsOfStep, places
+from trueup.foundation.facts.why import Reason, Why
+from trueup.foundation.model import TrueupError, VerdictWord
+from trueup.foundation.store import Capture
+from trueup.foundation.store.ahead import Ahead, Place, Records, RecordsOfStep, places
 
 LISTED = 200
 """Unmatched calls that are kept; all are counted."""

@@ -19,14 +19,14 @@ from typing import Any, Literal, get_args
 
 import numpy as np
 
-from trueup import toml
 from trueup.comparison.graph.streams import Array
 from trueup.comparison.measures.measure import DIGEST, STATISTICS, Errors
-from trueup.facts import operators
-from trueup.facts.operators import normalised
-from trueup.facts.why import Reason, Why
-from trueup.kernels import Pair
-from trueup.model import PHASES, TrueupError
+from trueup.foundation import toml
+from trueup.foundation.facts import operators
+from trueup.foundation.facts.operators import normalised
+from trueup.foundation.facts.why import Reason, Why
+from trueup.foundation.kernels import Pair
+from trueup.foundation.model import PHASES, TrueupError
 
 Own = Literal["exact", "elementwise", "additive", "accumulate", "reduction", "average", "bilinear", "composite"]
 Carry = Literal[

@@ -21,8 +21,8 @@ import pyarrow.compute as pc
 from trueup.comparison.graph.streams import NONE, Numbers, Stream
 from trueup.comparison.verdict.criteria import Criterion
 from trueup.comparison.verdict.judged import SIDES, Part, Suspect
-from trueup.facts.operators import says
-from trueup.facts.why import Reason, Why
+from trueup.foundation.facts.operators import says
+from trueup.foundation.facts.why import Reason, Why
 
 MOST_TEXT = 1 << 20
 MOST_STATE = 1 << 16

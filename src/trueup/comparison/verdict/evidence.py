@@ -71,7 +71,7 @@ from trueup.comparison.measures.thresholds import CHANCE, ENOUGH, PRECISE, QUORU
 from trueup.comparison.normalise.mapping import Mapping
 from trueup.comparison.verdict.align import align
 from trueup.comparison.verdict.criteria import Criterion
-from trueup.facts.why import Reason, Why
+from trueup.foundation.facts.why import Reason, Why
 
 
 def coherent(errors: Errors, at: Numbers) -> Array:

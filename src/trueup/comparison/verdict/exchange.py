@@ -28,8 +28,8 @@ import numpy as np
 
 from trueup.comparison.graph.streams import Array, Stream, is_input, is_output
 from trueup.comparison.verdict.judged import Part, Suspect, Verdicts
-from trueup.facts.operators import has, having
-from trueup.facts.why import Reason, Why
+from trueup.foundation.facts.operators import has, having
+from trueup.foundation.facts.why import Reason, Why
 
 HELD = 1
 """Steps before and after that are held, for receives that belong to the step before their send."""

@@ -29,8 +29,8 @@ from trueup.comparison.verdict.operands import (
     is_variance,
     most,
 )  # fmt: skip
-from trueup.facts import operators
-from trueup.facts.operators import having
+from trueup.foundation.facts import operators
+from trueup.foundation.facts.operators import having
 
 SUMMED = 1
 """Kind of an output that is a sum of one operand: a bias's gradient."""

@@ -31,8 +31,8 @@ from trueup.comparison.measures.roundoff import roundoff
 from trueup.comparison.measures.thresholds import CHANCE, GONE, PRECISE, QUORUM, ROOM, SHARED, SMALL
 from trueup.comparison.verdict.criteria import Criterion
 from trueup.comparison.verdict.judged import CARRIED_ON, Tree
-from trueup.facts.operators import has, normalised, says
-from trueup.facts.why import Reason, Why
+from trueup.foundation.facts.operators import has, normalised, says
+from trueup.foundation.facts.why import Reason, Why
 
 Function = Callable[[Array], Array]
 Shifts = dict[tuple[str | float, ...], list[tuple[float, float]]]

@@ -36,8 +36,8 @@ from trueup.comparison.measures.roundoff import SINGLE, roundoff
 from trueup.comparison.measures.thresholds import BIASED, CANCELLED, ENOUGH, PRECISE, SINGLE_DIGITS, SMALL, UNLIKELY
 from trueup.comparison.verdict.criteria import Criterion
 from trueup.comparison.verdict.judged import CARRIED_ON, Judged, Tree
-from trueup.facts.operators import has, having, normalised
-from trueup.facts.why import Reason, Why
+from trueup.foundation.facts.operators import has, having, normalised
+from trueup.foundation.facts.why import Reason, Why
 
 
 def key_of(judged: Judged) -> tuple[str, ...]:

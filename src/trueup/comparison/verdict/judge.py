@@ -34,10 +34,10 @@ from trueup.comparison.verdict.judged import (
 )  # fmt: skip
 from trueup.comparison.verdict.moved import explain_updates
 from trueup.comparison.verdict.operands import Calls, Precision, Tensors, element
-from trueup.facts.operators import having, says
-from trueup.facts.why import Reason, Why
-from trueup.kernels.sketch import splitmix64
-from trueup.store.parallel import side_by_side
+from trueup.foundation.facts.operators import having, says
+from trueup.foundation.facts.why import Reason, Why
+from trueup.foundation.kernels.sketch import splitmix64
+from trueup.foundation.store.parallel import side_by_side
 
 MANY = 1 << 15
 """Outputs of a part from which on two threads explain them."""

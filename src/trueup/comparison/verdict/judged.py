@@ -21,10 +21,10 @@ from trueup.comparison.normalise.dialects import MODULE
 from trueup.comparison.verdict import criteria
 from trueup.comparison.verdict.criteria import Applied, Criterion
 from trueup.comparison.verdict.operands import most
-from trueup.facts.why import Reason
+from trueup.foundation.facts.why import Reason
 
 ELSEWHERE, REPEATS, TRUTH, FEW, COHERENT = 1, 2, 3, 4, 5
-"""What decided beside the row of the criterion, where something did: an index into `trueup.words.reasons.DECIDED`."""
+"""What decided beside the row of the criterion, where something did: an index into `trueup.foundation.words.reasons.DECIDED`."""
 
 LASTING = ("optimizer", "collective")
 """Phases whose results are read in a later step, or on another rank: nobody reading them here does not make them harmless."""
@@ -158,7 +158,7 @@ class Verdicts:
 
 @dataclass(slots=True)
 class Suspect:
-    """A call where a difference may start; ``kind`` as in `trueup.model.Finding`."""
+    """A call where a difference may start; ``kind`` as in `trueup.foundation.model.Finding`."""
 
     judged: Judged
     kind: Kind

@@ -16,7 +16,7 @@ import numpy as np
 from trueup.comparison.graph.streams import Numbers, Stream
 from trueup.comparison.verdict.criteria import Criterion
 from trueup.comparison.verdict.regions import Region, Regions, explained
-from trueup.kernels import distance
+from trueup.foundation.kernels import distance
 
 MOST_PAIRS = 1 << 20
 """Distances that are taken for one shape; more are not looked at."""

@@ -36,8 +36,8 @@ from trueup.comparison.verdict.parts import Parts, coarsest
 from trueup.comparison.verdict.regions import Region, Regions, is_part_of, judge_region, loose_calls
 from trueup.comparison.verdict.regions import operators as region_operators
 from trueup.comparison.verdict.rewritten import Reconvergence, dead_ends, unaccounted
-from trueup.facts.operators import normalised
-from trueup.facts.why import Why
+from trueup.foundation.facts.operators import normalised
+from trueup.foundation.facts.why import Why
 
 OWN: tuple[Kind, ...] = ("operator", "argument", "random")
 """Kinds of what a call does itself, and not of what it was given."""

@@ -35,8 +35,8 @@ from trueup.comparison.measures.thresholds import CANCELLED, ENOUGH, HALF, LENGT
 from trueup.comparison.normalise.updates import ADDED, STEP
 from trueup.comparison.verdict.criteria import Row
 from trueup.comparison.verdict.judged import Tree
-from trueup.facts.why import Reason, Why
-from trueup.kernels import distance
+from trueup.foundation.facts.why import Reason, Why
+from trueup.foundation.kernels import distance
 
 
 def explain_updates(errors: Errors, outputs: Numbers, own: Array, expected: Array, row: Row) -> tuple[Array, Array]:

@@ -25,7 +25,7 @@ from trueup.comparison.verdict.explain import unrecorded
 from trueup.comparison.verdict.facts import Shifts
 from trueup.comparison.verdict.judged import Judged, Tree, only_modules
 from trueup.comparison.verdict.operands import most
-from trueup.facts.why import Reason, Why
+from trueup.foundation.facts.why import Reason, Why
 
 Unexplained = tuple[Judged, str]
 """A call, and the slot where a difference comes in that no compared call made."""

@@ -23,11 +23,11 @@ from trueup.comparison.normalise.updates import STEP
 from trueup.comparison.verdict.evidence import known_differences
 from trueup.comparison.verdict.judged import SIDES
 from trueup.comparison.verdict.operands import Precision, precision_of
-from trueup.facts.why import Reason, Why
-from trueup.frameworks.tables import FRAMEWORKS
-from trueup.model import LEVELS, PHASES, TrueupError
-from trueup.remedy import policy_note, recorded_uses
-from trueup.store import Capture
+from trueup.foundation.facts.why import Reason, Why
+from trueup.foundation.frameworks.tables import FRAMEWORKS
+from trueup.foundation.model import LEVELS, PHASES, TrueupError
+from trueup.foundation.store import Capture
+from trueup.foundation.store.policy_uses import policy_note, recorded_uses
 
 LONGEST = 120
 """Characters of a filter that are shown."""
@@ -262,7 +262,7 @@ def require_common_names(first: Capture, second: Capture) -> bool:
     """Tell whether two captures are of different frameworks.
 
     Raises:
-        TrueupError: they are, and one of them has no column in the tables of `trueup.frameworks`.
+        TrueupError: they are, and one of them has no column in the tables of `trueup.foundation.frameworks`.
     """
     names = [framework_of(capture) for capture in (first, second)]
     if None in names or names[0] == names[1]:

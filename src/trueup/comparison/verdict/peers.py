@@ -21,7 +21,7 @@ from trueup.comparison.measures.measure import DIGEST, TENSOR
 from trueup.comparison.measures.roundoff import roundoff
 from trueup.comparison.measures.thresholds import ENOUGH
 from trueup.comparison.verdict.judged import Tree
-from trueup.kernels.sketch import splitmix64
+from trueup.foundation.kernels.sketch import splitmix64
 
 PHASES = ("forward", "backward", "recompute")
 """Phases in which a call reads only what its slots show, and does the same wherever it runs."""

@@ -24,7 +24,7 @@ from trueup.comparison.verdict.criteria import Row as CriterionRow
 from trueup.comparison.verdict.judged import FEW, LASTING, Judged, Tree, excess
 from trueup.comparison.verdict.origins import Origins
 from trueup.comparison.verdict.parts import BRANCHES, Parts
-from trueup.facts.why import Reason, Why
+from trueup.foundation.facts.why import Reason, Why
 
 Call = tuple[int, int]
 """Side and call."""

@@ -48,7 +48,7 @@ from trueup.comparison.verdict.explain import unrecorded
 from trueup.comparison.verdict.judged import LASTING, Judged, Passes, Tree
 from trueup.comparison.verdict.parts import Parts, coarsest
 from trueup.comparison.verdict.regions import Call, Region, Regions, granted, mask
-from trueup.facts.operators import having
+from trueup.foundation.facts.operators import having
 
 Source = tuple[int, int]
 """A matched call and a slot of it, or `NONE` and a digest."""

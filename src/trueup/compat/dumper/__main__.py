@@ -8,7 +8,7 @@ from typing import Annotated
 
 import typer
 
-from trueup.model import TrueupError
+from trueup.foundation.model import TrueupError
 
 app = typer.Typer(add_completion=False, no_args_is_help=True, help="Compare files of torch.utils.dumper, or take some of one.")
 
@@ -35,7 +35,7 @@ def extract(
 ) -> None:
     """Take operators out of a file."""
     from trueup.compat.dumper.extracting import extract as extract_from
-    from trueup.words.wording import counted
+    from trueup.foundation.words.wording import counted
 
     typer.echo(f"{counted(extract_from(source, target, group), 'operator')} copied into {target}")
 

@@ -13,20 +13,20 @@ from datetime import datetime
 from pathlib import Path
 from typing import Any
 
-from trueup.comparing import compare as compare_captures
+from trueup.comparison.result.comparing import compare as compare_captures
 from trueup.compat.dumper.hdf5 import h5py
 from trueup.compat.narrowing import beside
-from trueup.kernels.metrics import Msaccucmp
-from trueup.model import Result, TrueupError
-from trueup.readers import hdf5 as reader
-from trueup.readers import import_dump
-from trueup.readers.arrays import BROKEN, reason
-from trueup.readers.dump import ForeignCall, ForeignTensor, UnreadableError
-from trueup.readers.notes import Notes
-from trueup.readers.tree import Tree
-from trueup.report import save
-from trueup.report.legacy import text_cell
-from trueup.report.saving import replaced
+from trueup.doors.report import save
+from trueup.doors.report.legacy import text_cell
+from trueup.doors.report.saving import replaced
+from trueup.exchange.readers import hdf5 as reader
+from trueup.exchange.readers import import_dump
+from trueup.exchange.readers.arrays import BROKEN, reason
+from trueup.exchange.readers.dump import ForeignCall, ForeignTensor, UnreadableError
+from trueup.exchange.readers.notes import Notes
+from trueup.exchange.readers.tree import Tree
+from trueup.foundation.kernels.metrics import Msaccucmp
+from trueup.foundation.model import Result, TrueupError
 
 COLUMNS = (
     "Index", "NPUDump", "NPUDumpPath", "GroundTruthPath", "DataType", "Shape", "CosineSimilarity", "MaxAbsoluteError",

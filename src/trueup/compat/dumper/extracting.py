@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from trueup.compat.dumper.hdf5 import h5py
-from trueup.model import TrueupError
+from trueup.foundation.model import TrueupError
 
 
 def extract(source: str | os.PathLike[str], target: str | os.PathLike[str], groups: str | Sequence[str]) -> int:

@@ -16,9 +16,9 @@ from typing import Any
 import numpy as np
 
 from trueup.compat.files import Row, calls_of, payload_of, savable
-from trueup.model import TrueupError
-from trueup.readers.hdf5 import DEVICES, DTYPES
-from trueup.store import Capture, open_capture
+from trueup.exchange.readers.hdf5 import DEVICES, DTYPES
+from trueup.foundation.model import TrueupError
+from trueup.foundation.store import Capture, open_capture
 
 TENSOR, TENSORS, INTEGERS, INTEGER, BOOLEAN, DOUBLE = range(6)
 """``Type`` of a dataset."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from trueup.anomalies import overflow
+from trueup.analysis.anomalies import overflow
 from trueup.compat.dumper.hdf5 import numbered
 
 

@@ -9,15 +9,15 @@ from types import TracebackType
 
 import torch
 
-from trueup.adapters.torch.capturing import capture, running
-from trueup.adapters.torch.session import Session
 from trueup.compat.dumper.hdf5 import Seqids, h5py, seqids_of, write
 from trueup.compat.dumper.overflowing import overflowed
 from trueup.compat.recording import clear
-from trueup.model import TrueupError
-from trueup.recorder import CaptureOptions
-from trueup.recorder.running import Capture
-from trueup.store import layout
+from trueup.foundation.model import TrueupError
+from trueup.foundation.store import layout
+from trueup.recording.adapters.torch.capturing import capture, running
+from trueup.recording.adapters.torch.session import Session
+from trueup.recording.recorder import CaptureOptions
+from trueup.recording.recorder.running import Capture
 
 NATIVE = ".trueup"
 """What the native capture's name has behind that of the file."""

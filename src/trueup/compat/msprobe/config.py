@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from trueup.compat.msprobe.loading import LoadOptions, checked
-from trueup.model import TrueupError
+from trueup.foundation.model import TrueupError
 
 if sys.version_info >= (3, 11):
     import tomllib

@@ -12,7 +12,6 @@ from typing import Any
 
 import torch
 
-from trueup.adapters.torch.environment import rank_and_world
 from trueup.compat.msprobe.config import Config, ConfigError, enabled_now, read
 from trueup.compat.msprobe.loading import Loading
 from trueup.compat.msprobe.saving import Saved, can_be_saved
@@ -20,8 +19,9 @@ from trueup.compat.msprobe.selection import wanted
 from trueup.compat.msprobe.tree import Tree
 from trueup.compat.naming import Names
 from trueup.compat.recording import Recording, models_of
-from trueup.model import PHASES
-from trueup.recorder import CaptureOptions
+from trueup.foundation.model import PHASES
+from trueup.recording.adapters.torch.environment import rank_and_world
+from trueup.recording.recorder import CaptureOptions
 
 NATIVE = "trueup"
 """Name of the native capture in the dump's folder."""

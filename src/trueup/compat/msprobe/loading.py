@@ -13,8 +13,8 @@ from typing import Any
 
 import torch
 
-from trueup.adapters.torch.golden_forcing import forced
-from trueup.recorder.replacing import Replacement
+from trueup.recording.adapters.torch.golden_forcing import forced
+from trueup.recording.recorder.replacing import Replacement
 
 ENTRY = re.compile(r"Module\.(?P<module>[\w.]+)\.forward\.\d{1,9}")
 

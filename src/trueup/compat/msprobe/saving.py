@@ -13,7 +13,7 @@ from typing import Any
 import torch
 
 from trueup.compat.msprobe.entries import NAMES
-from trueup.model import TrueupError
+from trueup.foundation.model import TrueupError
 
 Path_ = Sequence[Any]
 """Keys and numbers that lead to a value inside a variable."""

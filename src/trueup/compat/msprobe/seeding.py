@@ -8,8 +8,8 @@ from typing import Any
 
 import torch
 
-from trueup.recorder.replacing import Replacement
-from trueup.seeds import seed_all as seed_everything
+from trueup.doors.seeds import seed_all as seed_everything
+from trueup.recording.recorder.replacing import Replacement
 
 DROPOUTS = ("dropout", "dropout2d", "dropout3d")
 """Functions of `torch.nn.functional` whose probability the tool sets to 0; modules call them."""

@@ -12,15 +12,15 @@ from typing import Any
 import numpy as np
 import torch
 
-from trueup import __version__
 from trueup.compat.files import Row, calls_of, frames_of, payload_of
 from trueup.compat.msprobe.config import Config
 from trueup.compat.msprobe.entries import entry_of
 from trueup.compat.msprobe.selection import entry_name, is_listed
 from trueup.compat.names import CallName
-from trueup.model import TrueupError
-from trueup.readers.marker import MARKER, NAMES, Marker
-from trueup.store import Capture, open_capture
+from trueup.exchange.readers.marker import MARKER, NAMES, Marker
+from trueup.foundation.model import TrueupError
+from trueup.foundation.store import Capture, open_capture
+from trueup.foundation.version import VERSION
 
 COLUMNS = (
     "step", "seq", "parent", "level", "phase", "op", "scope", "slot", "dtype", "shape", "numel", "min", "max", "mean", "l2",
@@ -90,7 +90,7 @@ class Tree:
         self._save(folder, tensors)
         where = os.path.relpath(self.native, folder)
         marker = Marker(where, rank, step, filtered=False, sides=self.config.sides, levels=self.config.captured)
-        (folder / MARKER).write_text(json.dumps(marker.to_json(__version__), indent=1) + "\n")
+        (folder / MARKER).write_text(json.dumps(marker.to_json(VERSION), indent=1) + "\n")
 
     def _add(self, capture: Capture, rank: int, call: list[Row], tensors: Path) -> bool:
         """Add an entry; return whether there is one. The model itself has none, as in the tool."""

@@ -16,13 +16,13 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from trueup.cli.terminal import Terminal
 from trueup.compat.precision_tool import config
 from trueup.compat.precision_tool.recording import saved_steps
-from trueup.model import TrueupError
-from trueup.readers import import_dump
-from trueup.store import layout
-from trueup.words.wording import clean
+from trueup.doors.cli.terminal import Terminal
+from trueup.exchange.readers import import_dump
+from trueup.foundation.model import TrueupError
+from trueup.foundation.store import layout
+from trueup.foundation.words.wording import clean
 
 PROMPT = "PrecisionTool > "
 SAME = {"compare": "cp", "vector_compare": "vc"}
@@ -47,7 +47,7 @@ def run(arguments: Sequence[str]) -> int:
         return _tf_dump(words[1:])
     if words and words[0] in RUNNING:
         return _train(words[1:], RUNNING[words[0]])
-    from trueup.shell import run as shell
+    from trueup.doors.shell import run as shell
 
     baseline, candidate, overflows = _captures()
     words[:1] = [SAME.get(word, word) for word in words[:1]]
@@ -93,7 +93,7 @@ def _tf_dump(command: list[str]) -> int:
         raise TrueupError("tf_dump needs the training.\n  expected: cli.py tf_dump 'python train.py'\n"
                           "  got:      nothing\n  next:     what sess_dump recorded needs no conversion: cli.py alone opens it")
     from trueup.compat.clearing import remove
-    from trueup.recorder import launch
+    from trueup.recording.recorder import launch
 
     remove(config.baseline())
     options = {"directory": str(config.baseline()), "level": "api", "detail": "tensor", "steps": config.steps()}

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from trueup.model import TrueupError
+from trueup.foundation.model import TrueupError
 
 ROOT_DIR = ""
 """Parent of ``precision_data``; the working directory."""

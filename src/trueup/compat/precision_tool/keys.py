@@ -8,8 +8,8 @@ from collections.abc import Mapping
 from typing import Any
 
 from trueup.compat.precision_tool import config
-from trueup.model import TrueupError
-from trueup.report.saving import replaced
+from trueup.doors.report.saving import replaced
+from trueup.foundation.model import TrueupError
 
 ACTIONS = ("overflow", "dump", "fusion_off", "fusion_switch", "prof")
 OPTIMIZER = "NpuOptimizer"

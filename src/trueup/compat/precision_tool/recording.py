@@ -11,8 +11,8 @@ from typing import Any
 import trueup
 from trueup.compat.clearing import remove
 from trueup.compat.precision_tool import config
-from trueup.model import TrueupError
-from trueup.store import layout
+from trueup.foundation.model import TrueupError
+from trueup.foundation.store import layout
 
 DEVICE = "npu_bridge"
 """The device's plug-in for TensorFlow: where it is, the device dumps by the keys in the config."""
@@ -49,7 +49,7 @@ def _clear(directory: Path) -> None:
     Raises:
         TrueupError: this is one of several, and something of its rank is there; or what is there is no capture.
     """
-    from trueup.adapters.tensorflow.environment import rank_and_world
+    from trueup.recording.adapters.tensorflow.environment import rank_and_world
 
     rank, world = rank_and_world()
     if world == 1:

@@ -20,8 +20,8 @@ from tensorflow.core.protobuf import rewriter_config_pb2
 from trueup.compat.precision_tool import config as settings
 from trueup.compat.precision_tool import recording
 from trueup.compat.precision_tool.keys import OPTIMIZER, actions_of, environment_of, keys_of, set_keys
-from trueup.model import TrueupError
-from trueup.seeds import seed_all
+from trueup.doors.seeds import seed_all
+from trueup.foundation.model import TrueupError
 
 __all__ = [
     "estimator_dump", "estimator_dump_config", "npu_device_dump_config", "seed_everything", "sess_dump", "session_dump_config",

@@ -11,12 +11,12 @@ from typing import Any
 
 import numpy as np
 
-from trueup.kernels import digest
-from trueup.kernels.metrics import Metrics
-from trueup.model import TrueupError
-from trueup.report.legacy import text_cell
-from trueup.report.npy import read_npy
-from trueup.report.saving import replaced
+from trueup.doors.report.legacy import text_cell
+from trueup.doors.report.npy import read_npy
+from trueup.doors.report.saving import replaced
+from trueup.foundation.kernels import digest
+from trueup.foundation.kernels.metrics import Metrics
+from trueup.foundation.model import TrueupError
 
 COLUMNS = ("NPU File Name", "Bench File Name", "Mean", "Bench Mean", "Md5 Consistency", "Max Abs Error", "Max Relative Error")
 UNKNOWN = "N/A"

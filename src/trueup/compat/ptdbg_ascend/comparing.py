@@ -10,18 +10,18 @@ from datetime import datetime
 from pathlib import Path
 from typing import Any
 
-from trueup.comparing import compare as compare_captures
+from trueup.comparison.result.comparing import compare as compare_captures
 from trueup.compat.narrowing import narrowed
 from trueup.compat.ptdbg_ascend import table
 from trueup.compat.ptdbg_ascend.errors import CompareException
 from trueup.compat.ptdbg_ascend.parsing import rows_of
-from trueup.model import Result, TrueupError
-from trueup.readers import import_dump
-from trueup.readers.marker import Marker, beside, names_beside
-from trueup.report import save
-from trueup.report.legacy import Named
-from trueup.store import Capture, open_capture
-from trueup.words.wording import clean
+from trueup.doors.report import save
+from trueup.doors.report.legacy import Named
+from trueup.exchange.readers import import_dump
+from trueup.exchange.readers.marker import Marker, beside, names_beside
+from trueup.foundation.model import Result, TrueupError
+from trueup.foundation.store import Capture, open_capture
+from trueup.foundation.words.wording import clean
 
 REQUIRED = ("npu_pkl_path", "bench_pkl_path")
 KNOWN = (*REQUIRED, "npu_dump_data_dir", "bench_dump_data_dir", "is_print_compare_log")

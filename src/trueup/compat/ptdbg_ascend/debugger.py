@@ -16,7 +16,7 @@ from trueup.compat.ptdbg_ascend.modes import ACL, Dump
 from trueup.compat.ptdbg_ascend.overflow import OverflowCheck
 from trueup.compat.ptdbg_ascend.switches import SCRIPT, is_on, overflow_check_of, seed_all
 from trueup.compat.recording import models_of, rank_of
-from trueup.recorder.replacing import Replacement
+from trueup.recording.recorder.replacing import Replacement
 
 TAG = "ptdbg_dump"
 

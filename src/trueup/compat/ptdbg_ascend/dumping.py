@@ -15,8 +15,8 @@ from trueup.compat.ptdbg_ascend.layout import VERSION, Layout
 from trueup.compat.ptdbg_ascend.modes import Dump
 from trueup.compat.ptdbg_ascend.tree import Tree
 from trueup.compat.recording import Recording
-from trueup.model import PHASES
-from trueup.recorder import CaptureOptions
+from trueup.foundation.model import PHASES
+from trueup.recording.recorder import CaptureOptions
 
 SEEN = tuple(phase for phase in PHASES if phase != "optimizer")
 """What is recorded: the tools' guides leave the optimizer out, and its calls depend on the form (fused, foreach) that it has."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from trueup.model import TrueupError
+from trueup.foundation.model import TrueupError
 
 
 class CompareException(TrueupError):

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Literal
 
 from trueup.compat.ptdbg_ascend.errors import CompareException
-from trueup.model import TrueupError
+from trueup.foundation.model import TrueupError
 
 VERSION = "TRUEUP_PTDBG_VERSION"
 """Environment variable: the layout to write, whatever the script uses."""

@@ -15,25 +15,25 @@ from typing import Any
 import numpy as np
 import torch
 
-from trueup.adapters.torch.capturing import running
-from trueup.adapters.torch.environment import rank_and_world
-from trueup.adapters.torch.watching_session import WatchSession
+from trueup.analysis.watch.classify import Found
+from trueup.analysis.watch.saving import each
+from trueup.analysis.watch.watcher import Watcher
 from trueup.compat.files import frames_of, payload_of, savable
 from trueup.compat.naming import NamedOp, NamingKeeper, lose_the_loss
 from trueup.compat.ptdbg_ascend.errors import CompareException
 from trueup.compat.ptdbg_ascend.layout import Layout
 from trueup.compat.ptdbg_ascend.tree import in_tree
 from trueup.compat.recording import leave_place, take_place
-from trueup.lookout.classify import Found
-from trueup.lookout.saving import each
-from trueup.lookout.watcher import Watcher
-from trueup.recorder import Call
-from trueup.recorder.recent import Recent
-from trueup.recorder.replacing import Replacement
-from trueup.recorder.rows import Rows
-from trueup.recorder.running import root_manifest
-from trueup.recorder.watch_options import WatchOptions, capture_options
-from trueup.store import open_capture
+from trueup.foundation.store import open_capture
+from trueup.recording.adapters.torch.capturing import running
+from trueup.recording.adapters.torch.environment import rank_and_world
+from trueup.recording.adapters.torch.watching_session import WatchSession
+from trueup.recording.recorder import Call
+from trueup.recording.recorder.recent import Recent
+from trueup.recording.recorder.replacing import Replacement
+from trueup.recording.recorder.rows import Rows
+from trueup.recording.recorder.running import root_manifest
+from trueup.recording.recorder.watch_options import WatchOptions, capture_options
 
 OVERFLOWED = 101
 """The flag of an overflow's rows, which have five fields and no statistics."""

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from trueup.compat.ptdbg_ascend.errors import CompareException
-from trueup.words.wording import clean
+from trueup.foundation.words.wording import clean
 
 LINE_LIMIT = 16 << 20
 NUMBERS = ("max", "min", "mean", "l2norm")

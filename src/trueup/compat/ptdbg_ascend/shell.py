@@ -15,8 +15,8 @@ from typing import Annotated, Any, Optional
 import typer
 from typer.main import get_command
 
-from trueup.model import TrueupError
-from trueup.words.wording import clean, one_line
+from trueup.foundation.model import TrueupError
+from trueup.foundation.words.wording import clean, one_line
 
 Word = Optional[str]  # noqa: UP045 - typer evaluates it on Python 3.10
 PROMPT = "Parse >>> "
@@ -58,12 +58,12 @@ def cn(
     save: Annotated[bool, typer.Option("-s", "--save", help="Write both as text, too.")] = False,
 ) -> int:
     """Compare two .npy files element by element."""
-    from trueup.cli.terminal import Terminal
-    from trueup.kernels.tolerance import Tolerance
-    from trueup.report.diff_view import render_diff
-    from trueup.report.operands import Address, operand
-    from trueup.report.selecting import Selection
-    from trueup.report.tensor_diff import compare_tensors
+    from trueup.doors.cli.terminal import Terminal
+    from trueup.doors.report.diff_view import render_diff
+    from trueup.doors.report.operands import Address, operand
+    from trueup.doors.report.selecting import Selection
+    from trueup.doors.report.tensor_diff import compare_tensors
+    from trueup.foundation.kernels.tolerance import Tolerance
 
     bench, npu = (operand(Address(Path(path)), Selection(Path())) for path in (golden, mine))
     found = compare_tensors(bench, npu, Tolerance(relative, absolute), top)
@@ -78,7 +78,7 @@ def pt(name: Annotated[Path, typer.Option("-n", "--path", metavar="NPY", help="T
     """Print shape, dtype, max, min, mean and the first elements of a .npy file, and write them all as text."""
     import numpy as np
 
-    from trueup.report.npy import read_npy
+    from trueup.doors.report.npy import read_npy
 
     array = read_npy(name)
     typer.echo(f"shape: {list(array.shape)}  dtype: {array.dtype.name}")
@@ -200,8 +200,8 @@ def _complain(said: str) -> None:
 
 def _written(path: Path) -> Path:
     """Write the elements of a file as text, eight in a line, into ``parse_data``."""
-    from trueup.report.npy import read_npy
-    from trueup.report.saving import replaced
+    from trueup.doors.report.npy import read_npy
+    from trueup.doors.report.saving import replaced
 
     target = Path("parse_data") / f"{path.name}.txt"
     flat = read_npy(path).reshape(-1)

@@ -16,7 +16,7 @@ from trueup.compat.ptdbg_ascend.layout import FUNCTIONS, Layout, checked_path, c
 from trueup.compat.ptdbg_ascend.modes import ACL, Dump
 from trueup.compat.ptdbg_ascend.overflow import OverflowCheck
 from trueup.compat.recording import models_of, rank_of
-from trueup.seeds import seed_all as seed_everything
+from trueup.doors.seeds import seed_all as seed_everything
 
 
 def acc_cmp_dump(*_: Any, **__: Any) -> None:

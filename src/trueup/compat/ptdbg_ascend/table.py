@@ -13,13 +13,13 @@ import pyarrow.compute as pc
 
 from trueup.compat.ptdbg_ascend.errors import CompareException
 from trueup.compat.ptdbg_ascend.tree import in_tree
-from trueup.model import Result
-from trueup.readers.marker import Marker
-from trueup.report.highlight import Layout
-from trueup.report.legacy import Named, lines
-from trueup.report.legacy_verdicts import ABSENT, TYPES, VERDICTS
-from trueup.report.spreadsheet import write_tables
-from trueup.store import Capture
+from trueup.doors.report.highlight import Layout
+from trueup.doors.report.legacy import Named, lines
+from trueup.doors.report.legacy_verdicts import ABSENT, TYPES, VERDICTS
+from trueup.doors.report.spreadsheet import write_tables
+from trueup.exchange.readers.marker import Marker
+from trueup.foundation.model import Result
+from trueup.foundation.store import Capture
 
 COLUMNS: dict[str, dict[Layout, tuple[str, ...]]] = {
     "2.3": {

@@ -11,14 +11,14 @@ from typing import Any, TextIO
 
 import numpy as np
 
-from trueup import __version__
 from trueup.compat.files import Row, calls_of, frames_of, numbers_of, payload_of, savable
 from trueup.compat.names import CallName, tool_slot
 from trueup.compat.ptdbg_ascend.layout import Layout
 from trueup.compat.ptdbg_ascend.modes import Dump
-from trueup.model import TrueupError
-from trueup.readers.marker import MARKER, NAMES, Marker
-from trueup.store import Capture, open_capture
+from trueup.exchange.readers.marker import MARKER, NAMES, Marker
+from trueup.foundation.model import TrueupError
+from trueup.foundation.store import Capture, open_capture
+from trueup.foundation.version import VERSION
 
 COLUMNS = (
     "step", "seq", "level", "phase", "op", "slot", "dtype", "shape", "numel", "min", "max", "mean", "l2", "n_nan", "n_posinf",
@@ -118,7 +118,7 @@ class Tree:
     def _mark(self, pkl: Path, dump: Dump, rank: int, step: int, native: Path) -> None:
         capture = os.path.relpath(native, pkl.parent)
         marker = Marker(capture, rank, step if self.layout.has_steps else None, dump.filtered, dump.sides, self.levels)
-        pkl.with_name(MARKER).write_text(json.dumps(marker.to_json(__version__), indent=1) + "\n")
+        pkl.with_name(MARKER).write_text(json.dumps(marker.to_json(VERSION), indent=1) + "\n")
 
     def _write_call(
         self, dump: Dump, capture: Capture, rank: int, call: list[Row], name: str, records: TextIO, sites: Mapping[int, Any]

@@ -1,0 +1,293 @@
+"""How bad numbers flow through the calls of one step: where they arise, who carries them, who heals them, what they reach.
+
+The rule by which an infinity is expected, told by what is done with it and by no list of names: *a value is healed if each
+call that
+reads it, in forward and in backward, gives clean and finite numbers, or gives bad ones that are healed themselves.* A causal mask
+is healed by its softmax. Whether somebody asked for the infinity (it stands among the arguments of the call that made it, or came
+in with a tensor that no recorded call made) only decides who is named where it is not healed: NaN that arises from an infinity that
+was asked for arises where it arises; NaN that arises from an infinity that was computed arises where that was computed.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from dataclasses import dataclass, field
+from functools import cached_property
+
+import numpy as np
+
+from trueup.analysis.anomalies import kinds
+from trueup.comparison.graph.streams import NONE, Numbers, Stream, is_input, is_output
+from trueup.foundation.facts.anomaly import CAST, NAN
+from trueup.foundation.facts.operators import has
+
+
+@dataclass(slots=True)
+class Source:
+    """Where bad numbers come from: a call of this step (``call``), else a tensor from outside that a call reads first."""
+
+    call: int
+    slot: int
+    """Index of its first bad slot."""
+    bits: int
+    asked: bool
+    """Whether the infinity was asked for."""
+    outside: bool
+    of: list[int] = field(default_factory=list)
+    """Sources of infinities that were asked for, of which this call made NaN."""
+    calls: int = 0
+    """How many calls give numbers that are bad because of it."""
+    healers: list[int] = field(default_factory=list)
+    reached: int = 0
+
+
+class Flow:
+    """The bad values of one rank and step, followed once from the first call to the last and once back."""
+
+    def __init__(self, stream: Stream) -> None:
+        self.stream = stream
+        self.bits = kinds.bits_of(stream)
+        names = stream.names
+        self.reads, self.gives = (names.table(kind)[stream.slot] for kind in (is_input, is_output))
+        self.gives &= ~(names.table(_is_buffer)[stream.slot] & (self.bits & NAN == 0))  # masks of -Inf that a module holds
+        self._starts: list[int] = stream.starts.tolist()
+        self._drop_integers()
+        self._bad_reads, self._bad_gives = (((self.bits > 0) & kind).tobytes() for kind in (self.reads, self.gives))
+        """A byte a slot: looked at one by one, bytes are ten times faster than an array."""
+        self.sources: list[Source] = []
+        self.root: dict[int, int] = {}
+        """Source of each bad slot."""
+        self.asked: dict[int, bool] = {}
+        self.calls = self._bad_calls()
+        self._inside: dict[int, int] = {}
+        """Call -> source of what a call inside it gave, one that was computed before one that was asked for."""
+        self._outside: dict[tuple[object, ...], int] = {}
+        self._alike: dict[tuple[object, ...], int] = {}
+        self.first_readers: defaultdict[int, list[int]] = defaultdict(list)
+        """Calls that read a tensor from outside."""
+        self._in_gradients = False
+        """Whether gradients are bad: a bad tensor that no call is known to have made is one of them from then on."""
+        self._latest = NONE
+        """Source of the last bad gradient, before there is one of the first bad numbers."""
+        for call in self.calls:
+            self._forward(call)
+
+    def _drop_integers(self) -> None:
+        """Forget the ends of integers that came of no infinity: sentinels, sizes without a limit."""
+        for k in np.flatnonzero(self.bits & CAST).tolist():
+            if self.reads[k]:
+                made = int(self.producer[k])
+                came = made >= 0 and self.bits[made]
+            else:
+                came = any(self.reads[j] and self.bits[j] for j in self.slots(int(self.stream.call[k])))
+            if not came:
+                self.bits[k] = 0
+        self.__dict__.pop("producer", None)
+
+    # ------------------------------------------------------------------ what is read
+    @cached_property
+    def _children(self) -> tuple[Numbers, Numbers]:
+        """Calls in the order of the seq of what is around them, recorded or not, and those."""
+        order = np.argsort(self.stream.parent, kind="stable")
+        return order, self.stream.parent[order]
+
+    def forward_of(self, call: int) -> list[int]:
+        """Return the forward calls that a backward call belongs to: where that call was not recorded, those inside it."""
+        stream = self.stream
+        seq = int(stream.forward_seq[call])
+        if seq < 0 or self.phase(call) != "backward":
+            return []
+        found = stream.find(seq)
+        if found >= 0:
+            return [found]
+        order, parents = self._children
+        inside = order[slice(*np.searchsorted(parents, [seq, seq + 1]))]
+        return [c for c in inside.tolist() if self.phase(c) in ("forward", "recompute")]
+
+    def groups(self, call: int) -> tuple[int, ...]:
+        """Return the numbers by which backward calls name a forward call."""
+        stream = self.stream
+        seq, parent = int(stream.seq[call]), int(stream.parent[call])
+        return (seq, parent) if parent >= 0 and stream.parents[call] == NONE else (seq,)
+
+    @cached_property
+    def producer(self) -> Numbers:
+        """Index of the slot that last wrote what each slot shows, `NONE`: none of this step; of bad slots and their readers."""
+        stream = self.stream
+        if stream.imported:
+            return self._alike_before()
+        found = np.full(len(stream.slot), NONE, np.int64)
+        known = np.flatnonzero(self.reads & (stream.producer >= 0) & (self.bits > 0))
+        calls = stream.index(stream.producer[known])
+        for k, call in zip(known.tolist(), calls.tolist(), strict=True):
+            if call >= 0:
+                start, stop = stream.starts[call : call + 2].tolist()
+                at = np.flatnonzero(stream.slot[start:stop] == stream.producer_slot[k])
+                found[k] = start + int(at[0]) if len(at) else NONE
+        return found
+
+    def _alike_before(self) -> Numbers:
+        """Return, where no producer was recorded, the last slot before each bad one that a call gave with the same numbers."""
+        found = np.full(len(self.stream.slot), NONE, np.int64)
+        given: dict[tuple[object, ...], int] = {}
+        for k in np.flatnonzero(self.bits > 0).tolist():
+            same = self.fingerprint(k)
+            if self.gives[k]:
+                given[same] = k
+            elif self.reads[k]:
+                found[k] = given.get(same, NONE)
+        return found
+
+    def _bad_calls(self) -> list[int]:
+        """Return the calls that read or give bad numbers, and the backward calls of those; what runs inside a call before it."""
+        stream = self.stream
+        touched = np.zeros(len(stream), bool)
+        touched[stream.call[self.bits > 0]] = True
+        bad = np.flatnonzero(touched)
+        groups = np.r_[stream.seq[bad], stream.parent[bad[(stream.parent[bad] >= 0) & (stream.parents[bad] == NONE)]]]
+        touched |= (stream.phase == stream.names.number("backward")) & np.isin(stream.forward_seq, groups)
+        calls = np.flatnonzero(touched)
+        order = np.lexsort((-calls, self._ends[calls]))
+        return list(calls[order].tolist())
+
+    @cached_property
+    def _ends(self) -> Numbers:
+        """Return the last call inside each call, itself where there is none: calls are complete in this order."""
+        ends = np.arange(len(self.stream))
+        parents = self.stream.parents
+        for call in np.flatnonzero(parents != NONE)[::-1].tolist():  # from the last: what is inside is complete first
+            parent = parents[call]
+            ends[parent] = max(ends[parent], ends[call])
+        return ends
+
+    def slots(self, call: int) -> range:
+        """Return the slots of a call."""
+        return range(self._starts[call], self._starts[call + 1])
+
+    def bad_inputs(self, call: int) -> list[int]:
+        """Return the bad slots that a call reads."""
+        return [k for k in self.slots(call) if self._bad_reads[k]]
+
+    def bad_outputs(self, call: int) -> list[int]:
+        """Return the bad slots that a call gives."""
+        return [k for k in self.slots(call) if self._bad_gives[k]]
+
+    # ------------------------------------------------------------------ from the first call to the last
+    def _forward(self, call: int) -> None:
+        read = self.bad_inputs(call)
+        for k in read:
+            self._trace(call, k)
+        given = self.bad_outputs(call)
+        parent = int(self.stream.parents[call])
+        arisen = self._inside.pop(call, NONE)
+        if not given:
+            for root in {self.root[k] for k in read if k in self.root}:
+                self._heals(root, call)
+            if arisen != NONE:
+                self._tell(parent, arisen)
+            return
+        saved = self._saved(call)
+        known = [k for k in (*read, *saved) if k in self.root]
+        root, asked = self._judge(call, given, known, arisen)
+        for k in given:
+            self.root[k], self.asked[k] = root, asked
+            self._alike[self.fingerprint(k)] = k
+        self.sources[root].calls += 1
+        if not asked and (self._latest == NONE or self.phase(call) == "backward"):
+            self._latest = root
+            self._in_gradients |= self.phase(call) == "backward"
+        self._tell(parent, root)
+
+    def _tell(self, parent: int, root: int) -> None:
+        """Tell a call where bad numbers inside it come from."""
+        held = self._inside.get(parent)
+        if parent >= 0 and (held is None or (self.sources[held].asked and not self.sources[root].asked)):
+            self._inside[parent] = root
+
+    def _judge(self, call: int, given: list[int], known: list[int], arisen: int) -> tuple[int, bool]:
+        """Return the source of what a call gives, a new one if need be, and whether it was asked for."""
+        bits = int(np.bitwise_or.reduce(self.bits[given]))
+        computed = [self.root[k] for k in known if not self.asked[k]]
+        if computed:
+            return min(computed), False
+        if arisen != NONE:  # a call inside this one made it
+            inside = self.sources[arisen].asked
+            if not inside or (not known and not bits & NAN):
+                return arisen, inside
+        if known and not bits & NAN:
+            return min(self.root[k] for k in known), True
+        asked = not known and self._asks(call, bits)
+        of = {self.root[k] for k in known} | ({arisen} if arisen != NONE else set())
+        self.sources.append(Source(call, given[0], bits, asked, False, sorted(of)))
+        return len(self.sources) - 1, asked
+
+    def _asks(self, call: int, bits: int) -> bool:
+        """Tell whether an infinity, or the largest number, was asked for."""
+        if bits & NAN:
+            return False
+        stream = self.stream
+        floats = [k for k in self.slots(call) if self.reads[k] and self.is_float(k)]
+        if floats and all(stream.numel[k] == 0 for k in floats):
+            return True  # the maximum, or the logarithm of the sum, of nothing is -Inf
+        return kinds.asks_for_a_bound(stream.value(int(stream.arguments[call])))
+
+    def _trace(self, call: int, k: int) -> None:
+        """Find out where a bad input comes from."""
+        made = int(self.producer[k])
+        if made < 0:
+            made = self._alike.get(self.fingerprint(k), NONE)  # a view of a tensor that no recorded call made
+        if made in self.root:
+            self.root[k], self.asked[k] = self.root[made], self.asked[made]
+            return
+        if made not in self.root:
+            made = NONE  # what made it is around others, and looked at after them
+        # Autograd adds gradients without a call; a function between two modules is none at level module; another tool lists few.
+        lost = self._in_gradients or self.phase(call) == "backward" or has(self.op(call), "loss") or self.stream.imported
+        if made < 0 and self._latest != NONE and lost:
+            self.root[k], self.asked[k] = self._latest, False
+            return
+        fingerprint = self.fingerprint(k)
+        root = self._outside.get(fingerprint)
+        if root is None:
+            root = self._outside[fingerprint] = len(self.sources)
+            bits = int(self.bits[k])
+            self.sources.append(Source(call, k, bits, not bits & NAN, True))
+        self.first_readers[root].append(call)
+        self.root[k], self.asked[k] = root, self.sources[root].asked
+
+    def _saved(self, call: int) -> list[int]:
+        """Return the bad slots of the forward call that a backward call belongs to: what it saved."""
+        return [k for forward in self.forward_of(call) for k in self.slots(forward) if self.bits[k]]
+
+    def fingerprint(self, k: int) -> tuple[object, ...]:
+        """Return numbers that two views of one tensor share."""
+        stream = self.stream
+        if stream.imported and not stream.measured[k]:
+            return float(stream.numel[k]), int(stream.dtype[k]), int(self.bits[k]), stream.foreign["foreign_statistics"][k]
+        return (float(stream.numel[k]), *stream.counts[k].tolist(), float(f"{stream.l2[k]:.9g}"), int(stream.dtype[k]))
+
+    def _heals(self, root: int, call: int) -> None:
+        stream = self.stream
+        tells = self.is_float if any(self.is_float(k) for k in self.bad_inputs(call)) else self.is_number
+        if any(self.gives[k] and not np.isnan(stream.counts[k]).any() and tells(k) for k in self.slots(call)):
+            self.sources[root].healers.append(call)
+
+    def is_float(self, k: int) -> bool:
+        """Tell whether a slot holds floating numbers."""
+        return "float" in (self.stream.dtype_of(k) or "")
+
+    def is_number(self, k: int) -> bool:
+        """Tell whether a slot holds floating numbers or integers."""
+        return (self.stream.dtype_of(k) or "bool") != "bool"
+
+    def op(self, call: int) -> str:
+        """Return the operator of a call."""
+        return self.stream.names.name(int(self.stream.op[call])) or ""
+
+    def phase(self, call: int) -> str:
+        """Return the phase of a call."""
+        return self.stream.names.name(int(self.stream.phase[call])) or ""
+
+
+def _is_buffer(slot: str) -> bool:
+    return slot.startswith("output.buffer.")

@@ -1,0 +1,16 @@
+"""What a run did with dtypes, and which operators it used: dangerous casts, dtypes of matrix products, two graphs side by side.
+
+`check` is all of it. Its parts are plain functions of captures that return frozen facts: `dangerous_casts`, `census` and
+`difference` (is mixed precision on, and where do two runs differ in it), `similarity` (which calls only one of two runs has).
+Knows `store`, `model`, and of `verdict` and `anomalies` what reads records and names places; knows no framework.
+"""
+
+from trueup.analysis.audit.casts import Cast, Casts, dangerous_casts
+from trueup.analysis.audit.census import Census, Difference, Product, census, difference
+from trueup.analysis.audit.checking import Check, check
+from trueup.analysis.audit.similarity import CallCount, Similarity, similarity
+
+__all__ = [
+    "CallCount", "Cast", "Casts", "Census", "Check", "Difference", "Product", "Similarity", "census", "check", "dangerous_casts",
+    "difference", "similarity",
+]  # fmt: skip

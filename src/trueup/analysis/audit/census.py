@@ -1,0 +1,260 @@
+"""In which dtypes the matrix products and convolutions of a run ran: whether mixed precision is really on.
+
+    mixed precision is on: 96 of 98 matrix products and convolutions run in bfloat16, 2 in float32: head torch.nn.functional.linear
+    (net.py:31 in forward), forward and backward
+
+A call computes in the dtype of its result; where all that it was given is narrower (8-bit operands with a 32-bit sum), in theirs.
+The backward of an api call goes by the gradient that came to it, which has the dtype of the forward's result: under autocast the
+casts of weights are inside the call. Counted are the innermost calls of the finest level that holds any.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import ml_dtypes
+import numpy as np
+
+from trueup.analysis.anomalies.kinds import limits
+from trueup.analysis.audit.danger import family
+from trueup.analysis.audit.operators import is_product
+from trueup.analysis.audit.reading import Found, Places, Steps, calls, innermost, opened, parts
+from trueup.comparison.verdict.operands import precision_of
+from trueup.foundation.store import Capture
+from trueup.foundation.words.wording import clean, counted, one_line, short_source
+
+WHAT = "matrix products and convolutions"
+PHASES = {"forward": "forward", "recompute": "forward", "backward": "backward"}
+NARROW = 16
+"""Bits of a float up to which it is what mixed precision computes in."""
+FINEST = ("aten", "api", "module")
+NAMED = 3
+"""Calls that a sentence names."""
+
+
+@dataclass(frozen=True, slots=True)
+class Product:
+    """The products of an operator in a module, of one phase and dtype."""
+
+    scope: str
+    op: str
+    phase: str
+    """``forward``, recomputation included, or ``backward``."""
+    dtype: str
+    calls: int
+    source: str | None
+    """``file:line in function`` of the first of them, where it was asked for: of those in the dtype of the fewest."""
+
+
+@dataclass(frozen=True, slots=True)
+class Census:
+    """The dtypes of a run's products."""
+
+    sentence: str
+    products: tuple[Product, ...]
+    """In the order in which they first ran."""
+    level: str
+    """Of the calls that were counted; empty: there are none."""
+    weights: tuple[str, ...]
+    """Dtypes of the floating parameters of modules, the most frequent first; empty: none were recorded."""
+    framework: str
+
+    def counts(self, phase: str | None = None) -> dict[str, int]:
+        """Return the calls of each dtype, the most frequent first, of one phase or of both."""
+        found: Counter[str] = Counter()
+        for one in self.products:
+            if phase in (None, one.phase):
+                found[one.dtype] += one.calls
+        return dict(found.most_common())
+
+
+def census(capture: str | Path | Capture, *, step: Steps = None, rank: Steps = None) -> Census:
+    """Count the matrix products and convolutions of a run by dtype.
+
+    Args:
+        capture: of any detail, level and framework; native or imported.
+        step: steps to look at; all by default.
+        rank: likewise.
+
+    Raises:
+        TrueupError: there is no such capture, step or rank.
+    """
+    given = opened(capture)
+    counted_calls: Counter[tuple[str, str, str, str]] = Counter()
+    first: dict[tuple[str, str, str, str], tuple[int, int, int]] = {}
+    weights: Counter[str] = Counter()
+    asked = list(parts(given, step, rank))
+    level = _finest(given, asked)
+    for of, one in asked:
+        for call in innermost(calls(given, of, one, is_product, levels=(level,)) if level else []):
+            dtype, phase = computes_in(call), PHASES.get(call.phase)
+            if dtype is not None and phase is not None:
+                key = call.scope, call.op, phase, dtype
+                counted_calls[key] += 1
+                first.setdefault(key, (of, one, call.seq))
+    for of, one in asked[:1]:
+        weights = _weights(given, of, one)
+    totals: Counter[str] = Counter()
+    for (_, _, _, dtype), n in counted_calls.items():
+        totals[dtype] += n
+    rare = {dtype for dtype, _ in totals.most_common()[1:]}
+    places = Places(given)
+    products, sourced = [], 0
+    for (scope, op, phase, dtype), n in counted_calls.items():
+        source = None
+        if dtype in rare and sourced < NAMED * 2:  # those that a sentence may name
+            source, sourced = places.of(*first[scope, op, phase, dtype]).source, sourced + 1
+        products.append(Product(scope, op, phase, dtype, n, source))
+    manifest = next(iter(given.ranks.values()), {})
+    sentence = _sentence(products, totals, tuple(weights), manifest)
+    framework = str(manifest.get("framework", ""))
+    return Census(sentence, tuple(products), level, tuple(d for d, _ in weights.most_common()), framework)
+
+
+def computes_in(call: Found) -> str | None:
+    """Return the dtype in which a product computes, None where none of its tensors is a number's."""
+    if call.phase == "backward" and call.level != "aten":
+        rows = [row for name, row in call.slots.items() if name.startswith("grad_output.") and row["dtype"]]
+        return next((str(row["dtype"]) for row in rows or call.made), None)
+    made = next((str(row["dtype"]) for row in call.made), None)
+    given = {str(row["dtype"]) for row in call.given if family(row["dtype"])}
+    if made is not None and given and all(_bits(one) < _bits(made) for one in given):
+        return max(given, key=_bits)
+    return made or next(iter(sorted(given)), None)
+
+
+@dataclass(frozen=True, slots=True)
+class Difference:
+    """Where two runs compute in other dtypes."""
+
+    sentence: str
+    other: tuple[tuple[Product, Product], ...]
+    """Calls of the baseline and of the candidate, of the same scope, operator and phase, in dtypes that the other has none of."""
+    differs: bool
+    """False, too, where it could not be told."""
+    told: bool = True
+    """Whether both hold products."""
+
+
+def difference(baseline: Census, candidate: Census) -> Difference:
+    """Say where two runs compute in other dtypes; of different frameworks, which name their operators differently, in total."""
+    if not baseline.products or not candidate.products:
+        text = f"could not tell whether the runs compute in the same dtypes: one has no {WHAT}"
+        return Difference(text, (), differs=False, told=False)
+    if baseline.framework != candidate.framework or baseline.level != candidate.level:
+        same = set(baseline.counts()) == set(candidate.counts())
+        word = "the same dtypes" if same else "other dtypes"
+        text = f"the two runs compute in {word}: {_shares(baseline.counts())} there, {_shares(candidate.counts())} here"
+        return Difference(f"{text} (compared in total, for they name their operators differently)", (), differs=not same)
+    there, here = _by_place(baseline.products), _by_place(candidate.products)
+    other = []
+    for place in there.keys() & here.keys():
+        gone, new = set(there[place]) - set(here[place]), set(here[place]) - set(there[place])
+        if gone or new:
+            before = there[place][min(gone)] if gone else next(iter(there[place].values()))
+            after = here[place][min(new)] if new else next(iter(here[place].values()))
+            other.append((before, after))
+    order = {id(one): k for k, one in enumerate(baseline.products)}
+    other.sort(key=lambda pair: order[id(pair[0])])
+    if not other:
+        text = f"the two runs compute all {WHAT} that both have in the same dtypes: {_shares(candidate.counts())}"
+        return Difference(text, (), differs=False)
+    before, after = other[0]
+    n, of = len(other), len(there.keys() & here.keys())
+    text = (
+        f"{n:,} of {counted(of, 'kind')} of {WHAT} (operator, module, phase) run in another dtype: the first is {_name(after)}, "
+        f"{before.dtype} in the baseline and {after.dtype} in the candidate; in total {_shares(baseline.counts())} there, "
+        f"{_shares(candidate.counts())} here"
+    )
+    return Difference(clean(text), tuple(other), differs=True)
+
+
+def _by_place(products: Iterable[Product]) -> dict[tuple[str, str, str], dict[str, Product]]:
+    found: dict[tuple[str, str, str], dict[str, Product]] = {}
+    for one in products:
+        found.setdefault((one.scope, one.op, one.phase), {})[one.dtype] = one
+    return found
+
+
+def _finest(capture: Capture, asked: Sequence[tuple[int, int]]) -> str:
+    """Return the finest level that holds a product."""
+    for level in FINEST:
+        if level not in capture.levels:
+            continue
+        for rank, step in asked:
+            ops = capture.records(["op"], rank=rank, step=step, level=level)["op"].unique().to_pylist()
+            if any(op is not None and is_product(op, level) for op in ops):
+                return level
+    return ""
+
+
+def _weights(capture: Capture, rank: int, step: int) -> Counter[str]:
+    """Count the dtypes of floating parameters."""
+    rows = capture.records(["slot", "dtype"], rank=rank, step=step, level=("module", "api"))
+    kinds = rows.group_by(["slot", "dtype"]).aggregate([([], "count_all")]).to_pylist()
+    found: Counter[str] = Counter()
+    for row in kinds:
+        if row["slot"] and row["slot"].startswith("param.") and row["dtype"] and family(row["dtype"]) == "float":
+            found[row["dtype"]] += row["count_all"]
+    return found
+
+
+def _sentence(
+    products: Sequence[Product], totals: Counter[str], weights: tuple[str, ...], manifest: Mapping[str, Any]
+) -> str:
+    total = sum(totals.values())
+    if not total:
+        return f"could not tell whether mixed precision is on: none of the {WHAT} were recorded"
+    (most, n), *rest = totals.most_common()
+    narrow = sum(n for dtype, n in totals.items() if _is_narrow(dtype))
+    if not narrow:
+        dtypes = f"all {total:,} {WHAT} run in {most}" if not rest else f"of {total:,} {WHAT} {_shares(totals)}"
+        return f"mixed precision is off: {dtypes}{_tf32(manifest)}"
+    if not rest:
+        if weights and not any(_is_narrow(dtype) for dtype in weights):
+            return f"mixed precision is on: all {total:,} {WHAT} run in {most}, and weights are kept in {weights[0]}"
+        kept = f"the weights are {weights[0]} too" if weights else "whether weights are kept wider was not recorded"
+        return f"all {total:,} {WHAT} run in {most}, and {kept}"
+    word = "on" if 2 * narrow >= total else "on for a few calls only"
+    others = [one for one in products if one.dtype != most]
+    names = list(dict.fromkeys(_name(one, phase=False) for one in others))
+    named = ", ".join(names[:NAMED]) + (f" and {len(names) - NAMED:,} more" if len(names) > NAMED else "")
+    counts = ", ".join(f"{m:,} in {dtype}" for dtype, m in rest)
+    return clean(f"mixed precision is {word}: {n:,} of {total:,} {WHAT} run in {most}, {counts}: {named}")
+
+
+def _name(one: Product, *, phase: bool = True) -> str:
+    name = f"{one_line(one.scope)} {one_line(one.op)}" if one.scope else one_line(one.op)
+    details = ([one.phase] if phase else []) + ([short_source(one.source)] if one.source else [])
+    return f"{name} ({', '.join(details)})" if details else name
+
+
+def _shares(counts: Mapping[str, int]) -> str:
+    """Write ``96 in bfloat16, 2 in float32``; ``all in float32`` where that is so."""
+    if len(counts) == 1:
+        return f"all in {next(iter(counts))}"
+    return ", ".join(f"{n:,} in {dtype}" for dtype, n in counts.items())
+
+
+def _tf32(manifest: Mapping[str, Any]) -> str:
+    environment, devices = manifest.get("environment"), manifest.get("devices")
+    if not isinstance(environment, dict) or not isinstance(devices, list):
+        return ""
+    found = precision_of([environment], [[str(one) for one in devices]])
+    which = [name for name, on in (("products", found.matmul), ("convolutions", found.convolution)) if on]
+    return f"; float32 {' and '.join(which)} are rounded to TF32 or HF32, as the run declares" if which else ""
+
+
+def _is_narrow(dtype: str) -> bool:
+    return limits(dtype) is not None and _bits(dtype) <= NARROW
+
+
+def _bits(dtype: str) -> int:
+    try:
+        return 8 * int(np.dtype(getattr(ml_dtypes, dtype, dtype)).itemsize)
+    except TypeError:
+        return 0

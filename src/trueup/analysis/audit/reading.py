@@ -1,0 +1,161 @@
+"""Some calls of a capture with their slots, a rank and step at a time: what is not asked for is not read."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from functools import partial
+from itertools import groupby
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+
+from trueup.analysis.anomalies.describing import place_of
+from trueup.analysis.anomalies.judging import chosen
+from trueup.comparison.graph.streams import Stream, Vocabulary
+from trueup.foundation.facts.anomaly import Place
+from trueup.foundation.store import Capture, open_capture
+from trueup.foundation.words.wording import one_line
+
+Steps = int | Sequence[int] | None
+"""Steps, or ranks, that are asked for; None: all."""
+
+AT_ONCE = 1 << 15
+"""Rows that are turned into objects at a time."""
+
+NAMES = ("seq", "parent", "phase", "level", "scope", "op", "ordinal", "slot", "dtype")
+
+
+@dataclass(frozen=True, slots=True)
+class Found:
+    """A call and the rows of its slots, by their names."""
+
+    seq: int
+    parent: int | None
+    phase: str
+    level: str
+    scope: str
+    op: str
+    ordinal: int
+    slots: dict[str, dict[str, Any]]
+
+    @property
+    def given(self) -> list[dict[str, Any]]:
+        """The tensors that it was given."""
+        return [row for name, row in self.slots.items() if name.startswith(("input.", "grad_output.")) and row["dtype"]]
+
+    @property
+    def made(self) -> list[dict[str, Any]]:
+        """The tensors that it made."""
+        return [row for name, row in self.slots.items() if name.startswith(("output.", "grad_input.")) and row["dtype"]]
+
+
+def opened(capture: str | Path | Capture) -> Capture:
+    """Return the capture of a path.
+
+    Raises:
+        TrueupError: it is none.
+    """
+    return capture if isinstance(capture, Capture) else open_capture(capture)
+
+
+def parts(capture: Capture, step: Steps, rank: Steps) -> Iterator[tuple[int, int]]:
+    """Yield rank and step of what is asked for.
+
+    Raises:
+        TrueupError: the capture has no such step or rank.
+    """
+    ranks = chosen("rank", rank, sorted(capture.ranks))
+    for one in chosen("step", step, capture.steps):
+        for of in ranks:
+            yield of, one
+
+
+def calls(
+    capture: Capture, rank: int, step: int, wanted: Callable[[str, str], bool], columns: Sequence[str] = (),
+    levels: Sequence[str] | None = None,
+) -> list[Found]:  # fmt: skip
+    """Return the calls of a rank and step whose operator and level are wanted, in order, with ``columns`` of their slots."""
+    kinds = capture.records(["op", "level"], rank=rank, step=step).group_by(["op", "level"]).aggregate([]).to_pylist()
+    kinds = [kind for kind in kinds if levels is None or kind["level"] in levels]
+    ops = {kind["op"] for kind in kinds if kind["op"] is not None and wanted(kind["op"], kind["level"] or "")}
+    if not ops:
+        return []
+    chosen_levels = {kind["level"] for kind in kinds}
+    rows = capture.records([*NAMES, *columns], rank=rank, step=step, op=ops, level=chosen_levels)
+    found = []
+    for seq, slots in groupby(_rows(rows), key=lambda row: row["seq"]):
+        held = list(slots)
+        first = held[0]
+        if not wanted(first["op"], first["level"] or ""):
+            continue
+        place = (first["phase"] or "", first["level"] or "", first["scope"] or "", first["op"], first["ordinal"] or 0)
+        found.append(Found(seq, first["parent"], *place, {row["slot"] or "": row for row in held}))
+    return found
+
+
+def dtypes(capture: Capture, rank: int, step: int, wanted: Callable[[str, str], bool]) -> set[str]:
+    """Return the dtypes of all tensors of the calls of a rank and step whose operator and level are wanted."""
+    columns = ["op", "level", "dtype"]
+    kinds = capture.records(columns, rank=rank, step=step).group_by(columns).aggregate([]).to_pylist()
+    return {kind["dtype"] for kind in kinds if kind["dtype"] and kind["op"] is not None and wanted(kind["op"], kind["level"] or "")}
+
+
+def _rows(table: pa.Table) -> Iterator[dict[str, Any]]:
+    """Yield the rows, a tenth of the time that Arrow takes for it: column by column, names from their dictionaries."""
+    for start in range(0, len(table), AT_ONCE):
+        columns = [_listed(table[name].slice(start, AT_ONCE)) for name in table.column_names]
+        for values in zip(*columns, strict=True):
+            yield dict(zip(table.column_names, values, strict=True))
+
+
+def _listed(column: pa.ChunkedArray) -> list[Any]:
+    if pa.types.is_dictionary(column.type):
+        whole = column.unify_dictionaries()
+        words = np.array([*whole.chunk(0).dictionary.to_pylist(), None], object) if whole.num_chunks else np.array([None])
+        codes = [chunk.indices.fill_null(-1).to_numpy(zero_copy_only=False) for chunk in whole.chunks]
+        return list(words[np.concatenate(codes)].tolist()) if codes else []
+    if not (pa.types.is_integer(column.type) or pa.types.is_floating(column.type)):
+        return list(column.to_pylist())
+    if not column.null_count:
+        return list(column.to_numpy().tolist())
+    values = column.fill_null(0).to_numpy().astype(object)
+    values[~column.is_valid().to_numpy()] = None
+    return list(values.tolist())
+
+
+def innermost(found: Sequence[Found]) -> list[Found]:
+    """Leave out calls inside of which another one of them ran."""
+    around = {one.parent for one in found}
+    return [one for one in found if one.seq not in around]
+
+
+def outermost(found: Sequence[Found]) -> list[Found]:
+    """Leave out calls that ran inside another one of them: the function that the user called stays."""
+    seqs = {one.seq for one in found}
+    return [one for one in found if one.parent not in seqs]
+
+
+class Places:
+    """Says where calls stand, with their lines of code; reads the records of a step when a call of it is asked for."""
+
+    def __init__(self, capture: Capture) -> None:
+        self._capture = capture
+        self._at: tuple[int, int] | None = None
+        self._stream: Stream | None = None
+
+    def of(self, rank: int, step: int, seq: int) -> Place:
+        """Return where the call of a seq stands."""
+        if self._stream is None or self._at != (rank, step):
+            read = partial(self._capture.records, rank=rank, step=step)
+            self._stream = Stream(read, Vocabulary(), Vocabulary(), imported=self._capture.imported)
+            self._at = rank, step
+        return place_of(self._stream, self._stream.find(seq), self._capture.sites(rank))
+
+
+def described(place: Place) -> str:
+    """Write a place as ``head, forward, step 0, rank 0 (torch.Tensor.half)``."""
+    ops = " / ".join(one_line(name) for name in dict.fromkeys((place.api, place.op)) if name)
+    return f"{one_line(place.name)} ({ops})" if place.scope else f"{ops}, {place.phase}, step {place.step}, rank {place.rank}"

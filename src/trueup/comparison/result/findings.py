@@ -1,0 +1,145 @@
+"""From a suspected call to a `Finding`: its numbers, its place in the user's code, its sentence."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from typing import Literal
+
+import numpy as np
+import pyarrow as pa
+
+from trueup.comparison.graph.streams import Row, Stream, is_input, is_output
+from trueup.comparison.measures.measure import Distance
+from trueup.comparison.verdict.evidence import factor
+from trueup.comparison.verdict.judged import Judged, Suspect
+from trueup.foundation.facts.why import Reason, Why
+from trueup.foundation.model import Finding, SlotComparison, SlotState
+from trueup.foundation.words.reasons import DECIDED, in_words, joined
+from trueup.foundation.words.sentence import evidence
+
+ROUNDINGS = 8.0
+"""Units of roundoff that a multiple may be off by."""
+
+Frames = dict[int, tuple[tuple[str, ...], str | None]]
+
+
+def suspect_finding(
+    suspect: Suspect, baseline: Stream, candidate: Stream, sites: tuple[Frames, Frames]
+) -> Finding:
+    """Describe a suspected call in full; ``sites`` are the call stacks of both sides."""
+    judged = suspect.judged
+    slots = [_slot(e, judged, baseline, candidate) for e in judged.call.slots.values()]
+    if judged.call.arguments is not None:
+        first, second = judged.call.arguments
+        slots.append(SlotComparison("arguments", "deviates", math.nan, "value", ("", ""), ("", ""), first, second))
+    slots += [_lacking(slot, judged, baseline, candidate) for slot in judged.call.one_sided]
+    broke = Why.LIMIT(judged.row.name, judged.broke) if judged.broke else None
+    if suspect.kind in ("input", "overwritten"):
+        slots.sort(key=lambda s: s.slot != suspect.reason)
+    made = dataclasses.replace(
+        _bare(judged.call.candidate, sites[1 if suspect.sides[1] else 0]),
+        kind=suspect.kind,
+        rule=judged.row.name + DECIDED[judged.decided],
+        error_in=judged.error_in,
+        error_out=judged.error_out,
+        expected=judged.expected,
+        slots=tuple(slots),
+        api=suspect.api,
+        aten=suspect.children,
+        seq=(
+            judged.call.baseline.seq if suspect.sides[0] else -1,
+            judged.call.candidate.seq if suspect.sides[1] else -1,
+        ),
+        confidence="high" if suspect.certain else "could be rounding",
+        because=joined([*suspect.because, _multiple(suspect, baseline, candidate), broke]),
+    )
+    return dataclasses.replace(made, sentence=f"{made.name}: {evidence(made)}")
+
+
+def _multiple(suspect: Suspect, baseline: Stream, candidate: Stream) -> Reason | None:
+    """Return of what is wrong that it is a multiple of what is right, where it is one."""
+    judged = suspect.judged
+    error = judged.call.slots.get(suspect.reason if suspect.kind == "input" else judged.worst or "")
+    if error is None or error.kind not in ("sketch", "tensor") or not error.low > 0 or judged.error_in > judged.error_out:
+        return None
+    b, c = error.baseline, error.candidate
+    if not (baseline.l2[b] > 0 and candidate.l2[c] > 0):
+        return None
+    return factor(baseline.sketch[b], candidate.sketch[c], max(ROUNDINGS * suspect.unit, judged.error_in), int(baseline.numel[b]))
+
+
+def by_itself(finding: Finding, given: float) -> Finding:
+    """Describe a communication that is at fault itself; ``given`` is the largest error of what the ranks gave."""
+    made = dataclasses.replace(finding, because=joined([Why.GIVEN(given or None), finding.because]))
+    return dataclasses.replace(made, sentence=f"{made.name}: {evidence(made)}")
+
+
+def victim_findings(table: pa.Table, most: int) -> list[Finding]:
+    """Describe the first calls of a finished table that only pass on what they got."""
+    role = table["role"].combine_chunks()
+    victim = role.dictionary.index("victim").as_py() if role.dictionary is not None else -1
+    rows = np.flatnonzero(role.indices.to_numpy(zero_copy_only=False) == victim)[:most]
+    found = []
+    for row in table.take(pa.array(rows)).to_pylist():
+        made = Finding(
+            "operator", row["step"], row["rank"], row["phase"], row["level"], row["scope"], row["op"], row["ordinal"],
+            row["source"], "", row["rule"], row["error_in"], row["error_out"], row["expected"],
+            seq=(row["seq_baseline"], row["seq_candidate"]),
+        )  # fmt: skip
+        found.append(dataclasses.replace(made, sentence=f"{made.name}: its outputs differ as far as its inputs explain"))
+    return found
+
+
+def unmatched_finding(call: Row, side: Literal["baseline", "candidate"], sites: Frames) -> Finding:
+    """Describe a call that one side lacks."""
+    seq = (call.seq, -1) if side == "baseline" else (-1, call.seq)
+    made = dataclasses.replace(_bare(call, sites), kind="unmatched", side=side, seq=seq)
+    return dataclasses.replace(made, sentence=f"{made.name}: {evidence(made)}")
+
+
+def _bare(call: Row, sites: Frames) -> Finding:
+    frames, text = sites.get(call.site, ((), None)) if call.site is not None else ((), None)
+    return Finding(
+        "operator", call.step, call.rank, call.phase, call.level, call.scope, call.op, call.ordinal,
+        frames[0] if frames else None, "", stack=tuple(frames), source_line=text,
+    )  # fmt: skip
+
+
+def _slot(error: Distance, judged: Judged, baseline: Stream, candidate: Stream) -> SlotComparison:
+    b, c = error.baseline, error.candidate
+    return SlotComparison(
+        error.slot, _state(error, judged), error.relative, error.kind,
+        (baseline.dtype_of(b) or "", candidate.dtype_of(c) or ""), (_shape(baseline, b), _shape(candidate, c)),
+        baseline.stats(b), candidate.stats(c), in_words(error.why),
+    )  # fmt: skip
+
+
+def _lacking(slot: str, judged: Judged, baseline: Stream, candidate: Stream) -> SlotComparison:
+    """Describe a slot that only one side has: a tensor given, or returned, on one side only."""
+    found = []
+    for row, stream in ((judged.call.baseline, baseline), (judged.call.candidate, candidate)):
+        k = row.slots.get(slot)
+        found.append(("", "") if k is None else (stream.dtype_of(k) or "", _shape(stream, k)))
+    (dtype_b, shape_b), (dtype_c, shape_c) = found
+    sides = [f"{dtype} {shape}".strip() or None for dtype, shape in found]
+    method: Literal["value", "none"] = "value" if is_input(slot) else "none"
+    state: SlotState = "deviates" if is_input(slot) else "incomparable"
+    return SlotComparison(
+        slot, state, math.nan, method, (dtype_b, dtype_c), (shape_b, shape_c), sides[0], sides[1], "only one side has it"
+    )
+
+
+def _state(error: Distance, judged: Judged) -> SlotState:
+    if math.isnan(error.low):
+        return "incomparable"
+    if error.low == 0:
+        return "agrees" if error.kind == "statistics" else "equal"
+    if is_output(error.slot):
+        return "agrees" if error.relative <= judged.slot_expected.get(error.slot, 0.0) else "deviates"
+    return "agrees" if error.relative <= max(0.1 * judged.error_out, 1e-5) else "deviates"
+
+
+def _shape(stream: Stream, k: int) -> str:
+    shape = stream.shapes[k]
+    return "" if shape is None else f"({', '.join(map(str, shape))})"

@@ -1,0 +1,187 @@
+"""What a result holds beside its findings: the two runs in short, the table of calls, the counts."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from trueup.comparison.graph.overview import Overview
+from trueup.comparison.graph.streams import WAYS, Alignment, Array, Numbers, Stream, Vocabulary
+from trueup.comparison.result.findings import Frames
+from trueup.comparison.result.loss_scales import COLUMNS as SCALE_COLUMNS
+from trueup.comparison.result.loss_scales import loss_scale_in
+from trueup.comparison.verdict.judged import ROLES, Verdicts
+from trueup.foundation.facts.operators import named
+from trueup.foundation.model import RunSummary
+from trueup.foundation.store import Capture
+from trueup.foundation.store.policy_uses import policy_lines
+from trueup.foundation.words.reasons import DECIDED
+
+NAME = pa.dictionary(pa.int32(), pa.string())
+
+SCHEMA = pa.schema(
+    [
+        *((n, pa.int32()) for n in ("step", "rank")),
+        *((n, NAME) for n in ("phase", "level", "scope", "op")),
+        ("ordinal", pa.int32()),
+        *((n, pa.int64()) for n in ("seq_baseline", "seq_candidate")),
+        *((n, pa.float64()) for n in ("error_in", "error_out", "expected", "ratio")),
+        *((n, NAME) for n in ("state", "role", "rule", "source", "paired")),
+    ]
+)
+"""Columns of ``calls.parquet``: one row per call that both runs made, and then one for each that one run made."""
+
+INHERITED = "inherited"
+"""Role of a call that differs by more than rounding, and by no more than its inputs explain."""
+
+ONE_SIDED = ("only baseline", "only candidate")
+"""State of a call that only this run made; it has no errors, and no number in the other run."""
+
+
+def call_table(verdicts: Verdicts, paired: Array, sites: Frames) -> pa.Table:
+    """Return the table of calls of one rank and step; `finish_table` sets the state of what turns out to be a culprit or victim."""
+    (baseline, candidate), (b, c) = verdicts.errors.streams, verdicts.errors.calls
+    names = candidate.names
+    count = len(verdicts)
+    rules = [row.name for row in verdicts.criterion.rows]
+    which = verdicts.rows + len(rules) * verdicts.decided.astype(np.int64)
+    columns: dict[str, Any] = {
+        "step": candidate.step[c].astype(np.int32), "rank": np.full(count, candidate.rank, np.int32),
+        **{name: _named(getattr(candidate, name)[c], names) for name in ("phase", "level", "scope", "op")},
+        "ordinal": candidate.ordinal[c].astype(np.int32), "seq_baseline": baseline.seq[b], "seq_candidate": candidate.seq[c],
+        "error_in": verdicts.error_in, "error_out": verdicts.error_out, "expected": verdicts.expected, "ratio": verdicts.ratio,
+        "state": _words(verdicts.role, ROLES), "role": _words(np.zeros(count, np.int8), ("",)),
+        "rule": _words(which, [row + more for more in DECIDED for row in rules]),
+        "paired": _words(paired, WAYS), "source": _sources(candidate.site[c], sites),
+    }  # fmt: skip
+    return pa.table([columns[field.name] for field in SCHEMA], names=SCHEMA.names)
+
+
+def one_sided_tables(alignment: Alignment, streams: tuple[Stream, Stream], sites: tuple[Frames, Frames]) -> list[pa.Table]:
+    """Return rows of the table of calls for those without counterpart, the baseline's and the candidate's."""
+    found = []
+    for side, calls in enumerate((alignment.only_baseline, alignment.only_candidate)):
+        stream, count = streams[side], len(calls)
+        columns: dict[str, Any] = {
+            "step": stream.step[calls].astype(np.int32), "rank": np.full(count, stream.rank, np.int32),
+            **{name: _named(getattr(stream, name)[calls], stream.names) for name in ("phase", "level", "scope", "op")},
+            "ordinal": stream.ordinal[calls].astype(np.int32), ("seq_baseline", "seq_candidate")[side]: stream.seq[calls],
+            "state": _words(np.full(count, side), ONE_SIDED), "role": _words(np.zeros(count, np.int8), ("",)),
+            "source": _sources(stream.site[calls], sites[side]),
+        }  # fmt: skip
+        arrays = [columns[field.name] if field.name in columns else pa.nulls(count, field.type) for field in SCHEMA]
+        found.append(pa.table(arrays, names=SCHEMA.names).cast(SCHEMA))
+    return [table for table in found if len(table)]
+
+
+def with_one_sided(matched: pa.Table, one_sided: Sequence[pa.Table]) -> pa.Table:
+    """Return the whole table of calls."""
+    return pa.concat_tables([matched, *one_sided]).unify_dictionaries() if one_sided else matched
+
+
+def _sources(site: Numbers, sites: Frames) -> pa.DictionaryArray:
+    """Return the innermost frame of each call stack, null where there is none."""
+    distinct, place = np.unique(site, return_inverse=True)
+    frames = [sites.get(number, ((), None))[0] for number in distinct.tolist()]
+    return _words(place.reshape(-1), [its[0] if its else None for its in frames])
+
+
+def _named(numbers: Numbers, names: Vocabulary) -> pa.DictionaryArray:
+    used = np.zeros(len(names.names) + 1, bool)
+    used[numbers] = True  # `NONE` is the last
+    words = [*names.names, None]
+    return _words((np.cumsum(used) - 1)[numbers], [words[number] for number in np.flatnonzero(used).tolist()])
+
+
+def _words(which: Array, words: Sequence[str | None]) -> pa.DictionaryArray:
+    missing = np.array([word is None for word in words])[which]  # Arrow merges no dictionaries that hold nulls
+    indices = pa.array(which.astype(np.int32), mask=missing if missing.any() else None)
+    return pa.DictionaryArray.from_arrays(indices, pa.array([word or "" for word in words], pa.string()))
+
+
+def finish_table(
+    tables: Sequence[pa.Table], culprits: set[tuple[int, int, int]], first: tuple[int, int] | None,
+    reached: Mapping[int, tuple[int, int]] | None = None,
+) -> pa.Table:  # fmt: skip
+    """Build the table of calls.
+
+    Args:
+        tables: what `call_table` made, of all parts.
+        culprits: ``(rank, step, seq on the candidate)`` of the culprits.
+        first: ``(step, seq)`` of the first culprit, or None: only what comes after it is a victim.
+        reached: by rank, ``(step, seq)`` of the first call that got the difference from another rank. Execution numbers are a
+            rank's own: a later stage of a pipeline has few calls before it receives what an earlier one made after many.
+    """
+    if not tables:
+        return SCHEMA.empty_table()
+    table = pa.concat_tables(tables).unify_dictionaries()
+    rank, step, seq = (table[name].to_numpy() for name in ("rank", "step", "seq_candidate"))
+    words = table["state"].chunk(0).dictionary.to_pylist()
+    told = np.concatenate([chunk.indices.to_numpy() for chunk in table["state"].chunks])
+    states = ("equal", "agrees", "deviates", "incomparable")
+    shown = {"carried": "agrees", "unsized": "incomparable"}
+    state = np.array([states.index(shown.get(word, word)) for word in words], np.int8)[told]
+    after = np.zeros(len(seq), bool) if first is None else (step > first[0]) | ((step == first[0]) & (seq > first[1]))
+    for place, got in (reached or {}).items() if first is not None else ():
+        since = min([got, *((s, n + 1) for r, s, n in culprits if r == place)])
+        after = np.where(rank == place, (step > since[0]) | ((step == since[0]) & (seq >= since[1])), after)
+    victim = after & np.array([word in ("carried", "unsized") for word in words])[told]
+    culprit = np.zeros(len(seq), bool)
+    for one in culprits:
+        culprit |= (rank == one[0]) & (step == one[1]) & (seq == one[2])
+    victim &= ~culprit
+    state[victim | culprit] = states.index("deviates")
+    inherited = np.array([word == "carried" for word in words])[told] & ~victim & ~culprit
+    role = np.select([culprit, victim, inherited], [2, 1, 3])
+    replaced = {"state": _words(state, states), "role": _words(role, ("", "victim", "culprit", INHERITED))}
+    columns = [pa.chunked_array([replaced[name]]) if name in replaced else table[name] for name in SCHEMA.names]
+    return pa.table([column.cast(field.type) for column, field in zip(columns, SCHEMA, strict=True)], schema=SCHEMA)
+
+
+def count(table: pa.Table, one_sided: Sequence[pa.Table], unmatched: int, steps: int) -> dict[str, int]:
+    """Count the matched calls by state, and those of one run: all of them, and those that nothing accounts for (unmatched).
+
+    ``inherited`` are those of ``agrees`` that differ by more than rounding, and by no more than their inputs explain.
+    """
+    found = {item["values"]: item["counts"] for item in table.column("state").value_counts().to_pylist()}
+    names = ("equal", "agrees", "deviates", "incomparable")
+    held = [sum(len(one) for one in one_sided if one["state"][0].as_py() == state) for state in ONE_SIDED]
+    inherited = int(pc.sum(pc.equal(table["role"], INHERITED)).as_py() or 0)
+    only = {"only_baseline": held[0], "only_candidate": held[1]}
+    states = {n: found.get(n, 0) for n in names}
+    return {"compared": table.num_rows, **states, "inherited": inherited, "unmatched": unmatched, **only, "steps": steps}
+
+
+def victims(table: pa.Table) -> int:
+    """Count the calls that only pass on what they got."""
+    return int(pc.sum(pc.equal(table.column("role"), "victim")).as_py() or 0)
+
+
+def summarise(capture: Capture, overview: Overview, ranks: Sequence[int]) -> RunSummary:
+    """Say in short what a capture is."""
+    manifests = [capture.ranks[r] for r in ranks if r in capture.ranks]
+    first = manifests[0] if manifests else {}
+    devices = dict.fromkeys(str(d) for m in manifests for d in m.get("devices", []))
+    environment = {f"version of {k}": str(v) for k, v in first.get("versions", {}).items()}
+    environment |= {str(k): str(v) for k, v in first.get("environment", {}).items()}
+    environment |= {f"seed of {k}": str(v) for k, v in first.get("seeds", {}).items()}
+    if overview.scaled:
+        scale = loss_scale_in(capture.records(columns=list(SCALE_COLUMNS), step=overview.scaled, op=named("scaler")))
+        environment |= {} if scale is None else {"loss scale": scale}
+    notes = dict.fromkeys([str(n) for m in manifests for n in m.get("notes", [])] + list(capture.problems))
+    return RunSummary(
+        path=str(capture.path),
+        framework=str(first.get("framework", "?")),
+        devices=tuple(devices),
+        ranks=len(capture.ranks),
+        steps=len(capture.steps),
+        calls=overview.calls,
+        losses=tuple(overview.losses.items()),
+        environment=environment,
+        notes=tuple(notes),
+        policy=policy_lines(capture.ranks.values()),
+    )

@@ -1,0 +1,265 @@
+"""Every slot of every call of both captures, side by side in columns, read again in bounded memory.
+
+The table of calls of a result says which calls are counterparts; what is in no pair exists on one side only and comes too.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from trueup.foundation.model import Result
+from trueup.foundation.store import open_capture
+
+Array = np.ndarray[Any, Any]
+Place = tuple[int, int]
+
+ROWS = 1_000_000
+"""Slots of a side that are read at a time: some 200 MB. Small steps are read together, a larger step is read in portions."""
+MADE = 30_000
+"""Slots that are handed out at a time: what is made of them stays in the processor's caches."""
+KEYS = ("rank", "step", "seq")
+COLUMNS = (
+    *KEYS, "phase", "level", "scope", "op", "ordinal", "slot", "dtype", "shape", "numel", "min", "max", "mean", "l2",
+    "n_nan", "n_posinf", "n_neginf", "digest", "payload_segment", "payload_key", "payload_view", "value", "site",
+)  # fmt: skip
+JUDGED = ("state", "role", "rule", "error_out", "expected")
+
+
+@dataclass(frozen=True, slots=True)
+class Aligned:
+    """Slots side by side: row ``i`` of both tables is one slot; a side that lacks it has nulls there."""
+
+    baseline: pa.Table
+    candidate: pa.Table
+    in_baseline: Array
+    in_candidate: Array
+    call: Array
+    """Number of the call that the slot belongs to, ascending from 0."""
+    judged: pa.Table
+    """What the comparison said of that call: `JUDGED`, null where the call exists on one side only."""
+    stack: pa.DictionaryArray
+    """Frames of the call, innermost first, on lines of their own; at its first slot, else empty."""
+
+    def __len__(self) -> int:
+        return len(self.call)
+
+    def shared(self, name: str) -> pa.Array:
+        """Return a column that both sides have in common: the candidate's, else the baseline's."""
+        there, other = (table[name].combine_chunks() for table in (self.candidate, self.baseline))
+        return pc.coalesce(pc.cast(there, _plain(there.type)), pc.cast(other, _plain(other.type)))
+
+
+class SlotPairs:
+    """All calls of a result, in the candidate's order of execution, those of the baseline alone where they ran.
+
+    Raises:
+        TrueupError: a capture is gone.
+    """
+
+    def __init__(self, result: Result) -> None:
+        self.captures = open_capture(result.baseline.path), open_capture(result.candidate.path)
+        compared = pc.unique(result.calls["level"]).to_pylist()
+        self._levels = compared or sorted({level for c in self.captures for level in c.levels})
+        self._calls = result.matched.select(["rank", "step", "seq_baseline", "seq_candidate", *JUDGED])
+
+    def __iter__(self) -> Iterator[Aligned]:
+        order = np.lexsort([self._calls[name].to_numpy() for name in ("rank", "step")])
+        calls = self._calls.take(pa.array(order))
+        steps, ranks = (calls[name].to_numpy().astype(np.int64) for name in ("step", "rank"))
+        for places in self._batches():
+            low, high = (_lower(steps, ranks, places[0]), _lower(steps, ranks, (places[-1][0], places[-1][1] + 1)))
+            yield from self._batch(places, calls.slice(low, high - low))
+
+    def _batches(self) -> Iterator[list[Place]]:
+        """Yield ``(step, rank)``, in order, as many at once as may be read at a time."""
+        sizes = [capture.sizes for capture in self.captures]
+        places = sorted({(step, rank) for held in sizes for rank, step in held})
+        batch: list[Place] = []
+        rows = 0
+        for step, rank in places:
+            size = max(held.get((rank, step), 0) for held in sizes)
+            if batch and rows + size > ROWS:
+                yield batch
+                batch, rows = [], 0
+            batch.append((step, rank))
+            rows += size
+        if batch:
+            yield batch
+
+    def _batch(self, places: list[Place], calls: pa.Table) -> Iterator[Aligned]:
+        keys = [_Keys(self._read(side, places, KEYS)) for side in (0, 1)]
+        calls_keys = [_Keys(calls.rename_columns({f"seq_{name}": "seq"})) for name in ("baseline", "candidate")]
+        numbers = _Numbering(places, [*keys, *calls_keys])
+        before, after = (_distinct(found[found >= 0]) for found in map(numbers.of, keys))
+        entries, judged = _in_order(np.stack([numbers.of(found) for found in calls_keys], axis=1), before, after, numbers.width)
+        per_call = max(1, max(len(found.seq) for found in keys) // max(1, len(entries)))
+        at_once = max(1, ROWS // per_call)
+        for start in range(0, len(entries), at_once):
+            chunk = slice(start, start + at_once)
+            seqs = None if len(entries) <= at_once else [numbers.seqs(entries[chunk, side]) for side in (0, 1)]
+            tables = [self._read(side, places, COLUMNS, None if seqs is None else seqs[side]) for side in (0, 1)]
+            yield from self._aligned(tables, [numbers.of(_Keys(t)) for t in tables], entries[chunk], calls, judged[chunk])
+
+    def _read(self, side: int, places: list[Place], columns: tuple[str, ...], seqs: Array | None = None) -> pa.Table:
+        steps, ranks = ({place[k] for place in places} for k in (0, 1))
+        table = self.captures[side].records(list(columns), rank=ranks, step=steps, level=self._levels, seq=seqs)
+        return table.combine_chunks()
+
+    def _aligned(
+        self, tables: list[pa.Table], keys: list[Array], entries: Array, calls: pa.Table, judged: Array
+    ) -> Iterator[Aligned]:
+        slots, width = _slot_numbers(tables)
+        before, after = (_by_call(keys[side], entries[:, side], slots[side], width) for side in (0, 1))
+        call, first, second = _side_by_side(before, after, width)
+        begins = np.flatnonzero(np.diff(call, prepend=-1))
+        said = calls.select(list(JUDGED))
+        start = 0
+        while start < len(call):
+            following = np.searchsorted(begins, start + MADE)  # no call is torn apart
+            stop = int(begins[following]) if following < len(begins) else len(call)
+            part = slice(start, stop)
+            sides = tables[0].take(_indices(first[part])), tables[1].take(_indices(second[part]))
+            numbers = call[part] - call[start]
+            told, stacks = said.take(_indices(judged[call[part]])), self._stacks(*sides, numbers)
+            yield Aligned(*sides, first[part] >= 0, second[part] >= 0, numbers, told, stacks)
+            start = stop
+
+    def _stacks(self, before: pa.Table, after: pa.Table, call: Array) -> pa.DictionaryArray:
+        begins = np.flatnonzero(np.diff(call, prepend=-1))
+        codes = np.zeros(len(call), np.int32)
+        texts = {"": 0}
+        rows = zip(*(t[name].take(pa.array(begins)).to_pylist() for t in (after, before) for name in ("rank", "site")), strict=True)
+        for at, (rank, site, other_rank, other_site) in zip(begins.tolist(), rows, strict=True):
+            capture, found = (self.captures[1], (rank, site)) if rank is not None else (self.captures[0], (other_rank, other_site))
+            frames = capture.sites(found[0]).get(found[1], ((), None))[0] if found[1] is not None else ()
+            codes[at] = texts.setdefault("\n".join(frames), len(texts))
+        return pa.DictionaryArray.from_arrays(codes, list(texts))
+
+
+class _Keys:
+    def __init__(self, table: pa.Table) -> None:
+        self.step, self.rank, self.seq = (table[name].to_numpy().astype(np.int64) for name in ("step", "rank", "seq"))
+
+
+class _Numbering:
+    """Numbers for calls of some steps and ranks, ascending in order of step, rank and seq."""
+
+    def __init__(self, places: list[Place], keys: list[_Keys]) -> None:
+        self._steps, self._ranks = (np.unique([place[k] for place in places]) for k in (0, 1))
+        self._seqs = _distinct(np.concatenate([key.seq for key in keys]))
+        self.width = len(self._seqs)
+        """Numbers of one step and rank."""
+        known = np.full((len(self._steps), len(self._ranks)), -1, np.int64)
+        for n, (step, rank) in enumerate(places):
+            known[np.searchsorted(self._steps, step), np.searchsorted(self._ranks, rank)] = n
+        self._known = known
+
+    def of(self, keys: _Keys) -> Array:
+        """Return ``(n,)``; -1 for what is not of these places."""
+        place = self._known[np.searchsorted(self._steps, keys.step), np.searchsorted(self._ranks, keys.rank)]
+        return np.where(place < 0, -1, place * self.width + np.searchsorted(self._seqs, keys.seq))
+
+    def seqs(self, numbers: Array) -> Array:
+        return np.asarray(self._seqs[_distinct(numbers[numbers >= 0] % max(1, self.width))])
+
+
+def _in_order(pairs: Array, baseline: Array, candidate: Array, width: int) -> tuple[Array, Array]:
+    """Return ``(n, 2)``, all calls, -1 where a side lacks one, by the candidate's order; and the row of ``pairs``, or -1.
+
+    A call of the baseline alone stands behind the counterpart of the last matched call before it.
+    """
+    only_before, only_after = _without(baseline, pairs[:, 0]), _without(candidate, pairs[:, 1])
+    matched = pairs[np.argsort(pairs[:, 0])]
+    behind = only_before // max(1, width) * width - 1  # the end of the step and rank before
+    if len(matched):
+        at = np.searchsorted(matched[:, 0], only_before) - 1
+        behind = np.where(at >= 0, np.maximum(behind, matched[np.maximum(at, 0), 1]), behind)
+    alone = np.full(len(only_before) + len(only_after), -1)
+    entries = np.concatenate([
+        pairs,
+        np.stack([alone[: len(only_after)], only_after], axis=1),
+        np.stack([only_before, alone[: len(only_before)]], axis=1),
+    ]).astype(np.int64)  # fmt: skip
+    place = np.concatenate([pairs[:, 1], only_after, behind])
+    later = np.concatenate([np.zeros(len(pairs) + len(only_after), np.int64), only_before + 1])
+    order = np.lexsort((later, place))
+    return entries[order], np.concatenate([np.arange(len(pairs)), alone])[order]
+
+
+def _slot_numbers(tables: list[pa.Table]) -> tuple[list[Array], int]:
+    known: dict[str | None, int] = {}
+    found = []
+    for table in tables:
+        column = table["slot"].combine_chunks()
+        column = column if pa.types.is_dictionary(column.type) else pc.dictionary_encode(column)
+        names = [*column.dictionary.to_pylist(), None]
+        numbers = np.array([known.setdefault(name, len(known)) for name in names])
+        found.append(numbers[column.indices.fill_null(len(names) - 1).to_numpy(zero_copy_only=False)])
+    return found, max(1, len(known))
+
+
+def _by_call(keys: Array, calls: Array, slots: Array, width: int) -> tuple[Array, Array]:
+    """Return the rows of the calls that are asked for, by call, and ``call * width + slot`` of each; a slot counts once."""
+    order = np.argsort(calls)
+    at = np.minimum(np.searchsorted(calls[order], keys), len(order) - 1)
+    position = order[at]
+    row = np.flatnonzero((keys >= 0) & (calls[position] == keys))
+    row = row[np.argsort(position[row], kind="stable")]
+    number = position[row] * width + slots[row]
+    order = np.argsort(number, kind="stable")
+    once = np.sort(order[np.diff(number[order], prepend=-1) != 0])
+    return row[once], number[once]
+
+
+def _side_by_side(before: tuple[Array, Array], after: tuple[Array, Array], width: int) -> tuple[Array, Array, Array]:
+    """Return the call of each slot and its row on either side, -1 where there is none; the candidate's slots come first."""
+    (row_before, slot_before), (row_after, slot_after) = before, after
+    order = np.argsort(slot_before)
+    at = np.minimum(np.searchsorted(slot_before[order], slot_after), max(0, len(order) - 1))
+    other, lacking = np.full(len(slot_after), -1), np.ones(len(slot_before), bool)
+    if len(order):
+        found = order[at]
+        other = np.where(slot_before[found] == slot_after, row_before[found], -1)
+        lacking[found[slot_before[found] == slot_after]] = False
+    call = np.concatenate([slot_after, slot_before[lacking]]) // width
+    first = np.concatenate([other, row_before[lacking]])
+    second = np.concatenate([row_after, np.full(lacking.sum(), -1)])
+    placed = np.argsort(call, kind="stable")
+    return call[placed], first[placed], second[placed]
+
+
+def _distinct(values: Array) -> Array:
+    """Return the distinct values, ascending. NumPy's `unique` hashes, which is slow for what is nearly sorted."""
+    ordered = np.sort(values, kind="stable")
+    new = np.ones(len(ordered), bool)
+    new[1:] = ordered[1:] != ordered[:-1]
+    return np.asarray(ordered[new])
+
+
+def _without(numbers: Array, known: Array) -> Array:
+    """Return the numbers, ascending, that are not among the known ones."""
+    there = np.zeros(len(numbers) + 1, bool)
+    at = np.searchsorted(numbers, known)
+    there[at[np.append(numbers, -1)[at] == known]] = True
+    return np.asarray(numbers[~there[:-1]])
+
+
+def _indices(at: Array) -> pa.Array:
+    return pa.array(at, mask=at < 0)
+
+
+def _lower(steps: Array, ranks: Array, place: Place) -> int:
+    """Return how many of the sorted rows come before a place."""
+    step, rank = place
+    low, high = np.searchsorted(steps, [step, step + 1])
+    return int(low + np.searchsorted(ranks[low:high], rank))
+
+
+def _plain(kind: pa.DataType) -> pa.DataType:
+    return kind.value_type if pa.types.is_dictionary(kind) else kind

@@ -1,0 +1,262 @@
+"""How far two tensors are apart, in the named measures of the field, from one pass over both.
+
+>>> m = Metrics.of(np.array([[3.0, 4.0]]), np.array([[3.0, 4.5]], np.float32))
+>>> m.relative_l2, m.max_absolute, m.max_index
+(0.1, 0.5, (0, 1))
+
+All measures are over the pairs of reals that count: both sides finite, neither a mask (``kernels.MASKING``); a complex
+element is two reals. What does not count is compared as sets of positions. Where those sets differ the tensors do not agree,
+whatever the rest says, and ``relative_l2`` is Inf.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from trueup.foundation.kernels import Pair, coarser_dtype, pair, summarize
+from trueup.foundation.model import PACKED, TensorStats
+
+SINGLE_EPSILON = 2.0**-23
+"""Up to which msaccucmp takes a golden value for zero, and to which it raises shares: float32's epsilon."""
+PIECE = 1 << 16
+"""Elements that the measures of a second pass take at a time."""
+
+
+@dataclass(frozen=True, slots=True)
+class Metrics:
+    """The measures of a pair; ``a`` is the baseline, ``b`` the candidate, ``d = b - a``, sums over what counts.
+
+    Where nothing counts and the positions agree (empty tensors, NaN everywhere on both sides) nothing differs: errors are 0,
+    cosine and shares 1. ``counted`` says so.
+    """
+
+    dtypes: tuple[str, str]
+    shape: tuple[int, ...]
+    numel: int
+    """Elements."""
+    counted: int
+    """Reals that count."""
+    equal: int
+    """Reals that are the same number on both sides (±0 are); integers and bool exactly."""
+    relative_l2: float
+    """√Σd² / √Σa². 0 where nothing differs, Inf where only the baseline is zero, or where NaN, Inf or masks disagree."""
+    cosine: float
+    """Σab / (√Σa² √Σb²). 1 where both sides are zero, NaN where one is (it has no direction: ptdbg, msaccucmp). Of a single
+    element it is ±1 and tells the sign only."""
+    rmse: float
+    """√(Σd² / n)."""
+    max_absolute: float
+    """max |d|."""
+    max_index: tuple[int, ...] | None
+    """Where that is, first in C order; None where nothing differs. ``()`` for a tensor without dimensions."""
+    mean_absolute: float
+    """Σ|d| / n."""
+    max_relative: float
+    """max |d| / |a|; where a is zero, |b| / epsilon of the baseline's dtype (ptdbg ``MaxRelativeErr``)."""
+    mean_relative: float
+    """Mean of the same."""
+    thousandth: float
+    """Share of reals whose relative error is below 1/1000 (ptdbg ``One Thousandth Err Ratio``); 1 is best."""
+    five_thousandths: float
+    """Share below 5/1000."""
+    sign_flips: int
+    """Reals above zero on one side and below on the other."""
+    disagreeing: int
+    """Reals where one side has a NaN, Inf or mask and the other has not the same."""
+    first_disagreement: tuple[int, ...] | None
+    """Index of the first of those."""
+    unit: str
+    """The coarser dtype."""
+    ulp: tuple[int, ...]
+    """Histogram of |d| in units in the last place of ``unit``: counts of 0, 1, 2 to 3, 4 to 7, ... Units are
+    numbers of that dtype between the two sides (Dawson, "Comparing Floating Point Numbers", 2012)."""
+    pair: Pair
+    """All that the pass gave, the positions of NaN, Inf and masks among it."""
+
+    @staticmethod
+    def of(baseline: NDArray[Any], candidate: NDArray[Any], threads: int = 1) -> Metrics:
+        """Measure two arrays of the same shape and any dtypes.
+
+        Raises:
+            ValueError: the shapes differ.
+            TypeError: a dtype holds no numbers, or is wider than float64.
+        """
+        p = pair(baseline, candidate, threads)
+        n = p.counted
+        return Metrics(
+            dtypes=(baseline.dtype.name, candidate.dtype.name),
+            shape=baseline.shape,
+            numel=baseline.size,
+            counted=n,
+            equal=p.equal,
+            relative_l2=relative_l2(p),
+            cosine=cosine(p),
+            rmse=p.rmse if n else 0.0,
+            max_absolute=p.max_absolute,
+            max_index=index_of(p.max_index, baseline.shape),
+            mean_absolute=p.mean_absolute if n else 0.0,
+            max_relative=p.max_relative,
+            mean_relative=p.mean_relative if n else 0.0,
+            thousandth=p.n_thousandth / n if n else 1.0,
+            five_thousandths=p.n_five_thousandths / n if n else 1.0,
+            sign_flips=p.n_sign_flips,
+            disagreeing=p.n_disagree,
+            first_disagreement=index_of(p.first_disagreement, baseline.shape),
+            unit=coarser_dtype(baseline.dtype, candidate.dtype).name,
+            ulp=p.ulp,
+            pair=p,
+        )
+
+    @property
+    def same(self) -> bool:
+        """Whether every element is the same number, or the same NaN, Inf or mask, on both sides."""
+        return self.equal == self.counted and not self.disagreeing
+
+
+def relative_l2(p: Pair) -> float:
+    """Return √Σd² / √Σa²; see ``Metrics.relative_l2``."""
+    if p.n_disagree:
+        return math.inf
+    if p.l2_difference == 0:
+        return 0.0
+    return p.l2_difference / p.l2_baseline if p.l2_baseline > 0 else math.inf
+
+
+def cosine(p: Pair) -> float:
+    """Return the cosine of the angle between the sides; see ``Metrics.cosine``."""
+    if p.l2_baseline == 0 and p.l2_candidate == 0:
+        return 1.0
+    return p.cosine
+
+
+def index_of(flat: int | None, shape: tuple[int, ...]) -> tuple[int, ...] | None:
+    """Return the index in each dimension of a flat one."""
+    return None if flat is None else tuple(int(k) for k in np.unravel_index(flat, shape)) if shape else ()
+
+
+@dataclass(frozen=True, slots=True)
+class Msaccucmp:
+    """The measures of msaccucmp (``compare``, ids 0 to 9), the golden side first; NaN where it gives none."""
+
+    cosine: float
+    max_absolute: float
+    accumulated_relative: float
+    """Σ |b/a - 1|: grows with the tensor. Like the next two but one, over elements with |a| above float32's epsilon."""
+    relative_euclidean: float
+    """√Σd² / √Σa²; msaccucmp gives 0 where √Σa² is at most epsilon, here it is Inf unless nothing differs."""
+    kullback_leibler: float
+    """Σ p log(p / q) of the candidate p against the baseline q; see ``kullback_leibler``."""
+    standard_deviation: tuple[tuple[float, float], tuple[float, float]]
+    """(mean, deviation) of the baseline and of the candidate."""
+    mean_absolute: float
+    rmse: float
+    max_relative: float
+    mean_relative: float
+
+    @staticmethod
+    def of(baseline: NDArray[Any], candidate: NDArray[Any], threads: int = 1) -> Msaccucmp:
+        """Measure two arrays of the same shape; a second pass, and two for the divergence."""
+        p = pair(baseline, candidate, threads, floor=SINGLE_EPSILON, instead=math.inf)
+        sides = deviation(baseline, threads), deviation(candidate, threads)
+        return Msaccucmp(
+            cosine(p), p.max_absolute, p.sum_relative, relative_l2(p), kullback_leibler(baseline, candidate), sides,
+            p.mean_absolute, p.rmse, p.max_relative, p.mean_relative,
+        )  # fmt: skip
+
+
+def deviation(values: NDArray[Any], threads: int = 1) -> tuple[float, float]:
+    """Return mean and standard deviation (n in the denominator) of the reals that count; NaN where there is none."""
+    out = np.empty(PACKED)
+    summarize(values, out, threads)
+    low, high, mean = out[:3].tolist()
+    total, count = 0.0, 0
+    for piece in _pieces(values):
+        kept = piece[(piece >= low) & (piece <= high)]  # no NaN, Inf or mask
+        total += float(np.sum(np.square(kept - mean)))  # l2 and mean alone would cancel
+        count += kept.size
+    return mean, math.sqrt(total / count) if count else math.nan
+
+
+def kullback_leibler(baseline: NDArray[Any], candidate: NDArray[Any]) -> float:
+    """Return Σ p log(p / q) of two tensors read as distributions, as msaccucmp does: blind to scale and shift.
+
+    Each side is moved and scaled to [0, 1], raised to float32's epsilon where it is below, and divided by its sum. A tensor
+    of one value has no such scale and becomes all epsilon: the even distribution. NaN where an element is not finite, where
+    a side is complex, or where there is none. Origin: msaccucmp, metric 4.
+    """
+    if not baseline.size or "c" in (baseline.dtype.kind, candidate.dtype.kind):
+        return math.nan
+    scales = [_span(side) for side in (candidate, baseline)]
+    if not all(map(math.isfinite, (*scales[0], *scales[1]))):
+        return math.nan
+    sums = [sum(float(np.sum(_scaled(piece, scale))) for piece in _pieces(side))
+            for side, scale in zip((candidate, baseline), scales, strict=True)]  # fmt: skip
+    total = 0.0
+    for p, q in zip(_pieces(candidate), _pieces(baseline), strict=True):
+        share, other = _scaled(p, scales[0]) / sums[0], _scaled(q, scales[1]) / sums[1]
+        total += float(np.sum(share * np.log(share / other)))
+    return total
+
+
+def _span(values: NDArray[Any]) -> tuple[float, float]:
+    bounds = [(float(piece.min()), float(piece.max())) for piece in _pieces(values)]  # NaN goes through min and max
+    low, high = min(b[0] for b in bounds), max(b[1] for b in bounds)
+    return (low, high) if all(low <= b[0] for b in bounds) else (math.nan, math.nan)
+
+
+def _scaled(values: NDArray[np.float64], span: tuple[float, float]) -> NDArray[np.float64]:
+    low, high = span
+    size = high / 2 - low / 2
+    shifted = (values / 2 - low / 2) / size if size > 0 else np.zeros_like(values)
+    return np.maximum(shifted, SINGLE_EPSILON)
+
+
+def _pieces(values: NDArray[Any]) -> Iterator[NDArray[np.float64]]:
+    """Yield float64 rows in C order, without a copy of the whole."""
+    with np.nditer(values, ["external_loop", "buffered", "zerosize_ok"], order="C", buffersize=PIECE) as pieces:
+        for piece in pieces:
+            row = np.ascontiguousarray(piece)
+            yield (row.view(row.real.dtype) if row.dtype.kind == "c" else row).astype(np.float64)
+
+
+@dataclass(frozen=True, slots=True)
+class StatisticDifference:
+    """One statistic on both sides."""
+
+    name: str
+    baseline: float
+    candidate: float
+
+    @property
+    def absolute(self) -> float:
+        """candidate - baseline (ptdbg 6: ``Max diff``, ``Min diff``, ``Mean diff``, ``L2norm diff``); 0 for equal Inf or NaN."""
+        if self.baseline == self.candidate or (math.isnan(self.baseline) and math.isnan(self.candidate)):
+            return 0.0
+        return self.candidate - self.baseline
+
+    @property
+    def relative(self) -> float:
+        """|difference| / (max(|baseline|, |candidate|) + 1e-10): at most 2. ptdbg 6 warns above 0.5."""
+        size = abs(self.absolute)
+        if math.isinf(size):
+            return math.inf
+        return size / (max(abs(self.baseline), abs(self.candidate)) + 1e-10) if size else 0.0
+
+
+def differences(baseline: TensorStats, candidate: TensorStats) -> tuple[StatisticDifference, ...]:
+    """Return max, min, mean and l2 of two tensors side by side, for captures without their elements."""
+    names = ("max", "min", "mean", "l2")
+    return tuple(StatisticDifference(name, float(getattr(baseline, name)), float(getattr(candidate, name))) for name in names)
+
+
+def counts_that_differ(baseline: TensorStats, candidate: TensorStats) -> tuple[StatisticDifference, ...]:
+    """Return the counts of NaN, of each Inf and of saturated elements that are not the same on both sides."""
+    names = ("n_nan", "n_posinf", "n_neginf", "n_saturated")
+    found = (StatisticDifference(name, getattr(baseline, name), getattr(candidate, name)) for name in names)
+    return tuple(each for each in found if each.baseline != each.candidate)

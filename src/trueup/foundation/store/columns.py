@@ -1,0 +1,126 @@
+"""Columns of records as arrays: counts, digests and shapes of slots."""
+
+from __future__ import annotations
+
+import binascii
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+from numpy.typing import NDArray
+
+from trueup.foundation.kernels.sketch import splitmix64
+
+Array = np.ndarray[Any, Any]
+Numbers = NDArray[np.int64]
+
+NONE = -1
+"""Number of what a record leaves out: a parent, a producer, a name."""
+
+
+_PLACES = splitmix64(np.arange(64, dtype=np.uint64)) | np.uint64(1)
+"""Odd factors by dimension: a shape is the sum of its sizes times these, modulo 2**64, multilinear hashing."""
+
+
+class Shapes:
+    """The shapes of slots; a shape is compared by hashes, with and without its sizes of one, which devices add at will."""
+
+    def __init__(self, column: pa.ChunkedArray) -> None:
+        lists = column.combine_chunks() if isinstance(column, pa.ChunkedArray) else column
+        lists = pa.concat_arrays(lists.chunks) if isinstance(lists, pa.ChunkedArray) else lists
+        self._offsets = lists.offsets.to_numpy().astype(np.int64)
+        values = lists.values.fill_null(NONE) if lists.values.null_count else lists.values
+        self._values = values.to_numpy(zero_copy_only=False).astype(np.int64)
+        self.known = lists.is_valid().to_numpy(zero_copy_only=False)
+        """Whether each slot has a shape."""
+        self._sizes = np.diff(self._offsets)
+        self.ndim = np.where(self.known, self._sizes, 0)
+
+    @cached_property
+    def exact(self) -> Array:
+        """A number for each shape."""
+        values, ends = self._flat()
+        return self._hash(values, np.arange(len(values)) - np.repeat(ends[:-1], self._sizes), ends)
+
+    @cached_property
+    def squeezed(self) -> Array:
+        """A number for each shape, whatever sizes of one it has."""
+        values, ends = self._flat()
+        kept = values != 1
+        before = np.r_[0, np.cumsum(kept)]
+        position = before[:-1] - np.repeat(before[ends[:-1]], self._sizes)
+        return self._hash(values[kept], position[kept], before[ends])
+
+    def _flat(self) -> tuple[Numbers, Numbers]:
+        """Return the sizes of all shapes, one after the other, and where each shape begins among them, and the end."""
+        return self._values[self._offsets[0] : self._offsets[-1]], self._offsets - self._offsets[0]
+
+    def _hash(self, values: Numbers, positions: Numbers, ends: Numbers) -> Array:
+        """Return a number for each slot, whose sizes end before ``ends[1:]``."""
+        mixed = (values + 1).view(np.uint64) * _PLACES[np.minimum(positions, len(_PLACES) - 1)]
+        total = np.r_[np.uint64(0), np.cumsum(mixed, dtype=np.uint64)]
+        return np.where(self.known, total[ends[1:]] - total[ends[:-1]], np.uint64(1))
+
+    def size(self, k: Array, dimension: int, missing: float) -> Array:
+        """Return one size of each of these slots as float64, ``missing`` where there is no such dimension."""
+        ndim = self.ndim[k]
+        there = (ndim > dimension) if dimension >= 0 else (ndim >= -dimension)
+        at = self._offsets[k] + (dimension if dimension >= 0 else ndim + dimension)
+        return np.where(there, self._values[np.where(there, at, 0)] if len(self._values) else missing, missing).astype(np.float64)
+
+    def __getitem__(self, k: int) -> tuple[int, ...] | None:
+        """Return the shape of slot ``k``."""
+        return tuple(self._values[self._offsets[k] : self._offsets[k + 1]].tolist()) if self.known[k] else None
+
+
+def integers(column: pa.ChunkedArray, at: Numbers | slice = slice(None)) -> Numbers:
+    """Return int64 of all rows or those wanted, `NONE` for null."""
+    return np.asarray((column.fill_null(NONE) if column.null_count else column).to_numpy()[at], dtype=np.int64)
+
+
+def floats(column: pa.ChunkedArray) -> Array:
+    """Return float64, NaN for null."""
+    return np.asarray(column.cast(pa.float64()).to_numpy(zero_copy_only=False))
+
+
+COUNTABLE = 2.0**53
+"""Beyond this float64 holds no count, and no tensor has so many elements."""
+
+
+def counts(column: pa.ChunkedArray) -> Array:
+    """Return counts as float64, NaN for null and for what counts nothing."""
+    found = np.asarray(column.cast(pa.float64(), safe=False).to_numpy(zero_copy_only=False))
+    wrong = (found < 0) | (found > COUNTABLE)
+    return np.where(wrong, np.nan, found) if wrong.any() else found
+
+
+_HEXADECIMAL = np.full(256, 255, np.uint8)
+for _digits in (b"0123456789abcdef", b"0123456789ABCDEF"):
+    _HEXADECIMAL[np.frombuffer(_digits, np.uint8)] = np.arange(16)
+
+
+def digests(column: pa.ChunkedArray) -> tuple[NDArray[np.uint64], Array]:
+    """Return digests as numbers, and which are there: what has not 16 hexadecimal digits is none."""
+    found, there = np.zeros(len(column), np.uint64), np.zeros(len(column), bool)
+    edges = np.cumsum([0, *map(len, column.chunks)]).tolist()
+    for start, chunk in zip(edges, column.chunks, strict=False):
+        if not len(chunk):
+            continue
+        _, offsets, data = chunk.buffers()
+        ends = np.frombuffer(offsets, np.int32)[chunk.offset : chunk.offset + len(chunk) + 1]
+        whole = np.flatnonzero((np.diff(ends) == 16) & chunk.is_valid().to_numpy(zero_copy_only=False))
+        if len(whole):
+            found[start + whole], there[start + whole] = _parsed(memoryview(data), ends, whole)
+    return found, there
+
+
+def _parsed(data: memoryview, ends: Array, whole: Numbers) -> tuple[Array, Array | bool]:
+    """Return 16 digits each as numbers, and which are digits."""
+    if ends[-1] - ends[0] == 16 * len(whole):  # they lie one after the other
+        try:
+            return np.frombuffer(binascii.unhexlify(data[ends[0] : ends[-1]]), ">u8"), True
+        except binascii.Error:
+            pass
+    digits = _HEXADECIMAL[np.frombuffer(data, np.uint8)[ends[whole][:, None] + np.arange(16)]]
+    return ((digits[:, ::2] << 4) | digits[:, 1::2]).view(">u8")[:, 0], digits.max(axis=1) < 16

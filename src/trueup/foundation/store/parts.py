@@ -1,0 +1,213 @@
+"""Reading parts of records, each by itself, so that a damaged one costs only its own rows."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from trueup.foundation.store import layout, schema, seal
+from trueup.foundation.store.lanes import Lanes
+
+BROKEN = (pa.ArrowException, OSError, ValueError, TypeError, LookupError, OverflowError, MemoryError)
+"""What reading a damaged Parquet file raises."""
+
+KEYS = ("rank", "step", "seq")
+"""Columns by which records are sorted."""
+
+ROWS_PER_BYTE = 64
+"""Most rows a part may claim for a byte of its file; ours stay 10 times below. More is a bomb."""
+
+
+@dataclass(frozen=True, slots=True)
+class Part:
+    """A readable part of records."""
+
+    path: Path
+    rank: int
+    step: int
+    rows: int
+    names: tuple[str, ...]
+    segments: frozenset[str]
+    levels: frozenset[str]
+    has_sites: bool
+    seqs: tuple[int, int] | None = None
+    """``seq`` of the first row and of the last, where the rows are in order."""
+    lanes: Lanes | None = None
+    """Where its sketches lie."""
+    before: tuple[int, int] | None = None
+    """Parts and rows that the rank had written before this part; None where the seal does not tell."""
+    writer: str | None = None
+    """Which process wrote it, as in its rank's manifest; likewise."""
+
+
+def inspect(path: Path, rank: int, step: int) -> Part:
+    """Find out what a part holds and what its rows refer to: its seal tells, or else its columns are read.
+
+    Raises:
+        one of ``BROKEN``: it is truncated, damaged, or claims more than its file can hold.
+    """
+    size, told = seal.check(path)
+    found = _told(path, told) if told is not None else _looked_up(path)
+    if found.rows > ROWS_PER_BYTE * size:
+        raise ValueError(f"claims {found.rows} rows in a file of {size} bytes")
+    for name, expected, given in (("step", step, found.step), ("rank", rank, found.rank)):
+        if given != expected:
+            raise ValueError(f"rows are not of {name} {expected}, as the folder is")
+    if told is not None and (number := told.get("part")) not in (None, layout.number(layout.RECORDS, path.name)):
+        raise ValueError(f"it is a copy of {layout.records_name(int(number))}")
+    return found
+
+
+def contents(table: pa.Table, rank: int, step: int) -> dict[str, Any]:
+    """Return what the seal of a part of records tells."""
+    there = table.column_names
+    held = {name: table[name].unique().drop_null().to_pylist() if name in there else [] for name in ("level", "payload_segment")}
+    seq = table["seq"].to_numpy() if "seq" in there and not table["seq"].null_count else np.empty(0, np.int64)
+    in_order = len(seq) > 0 and bool((seq[1:] >= seq[:-1]).all())
+    return {
+        "rank": rank, "step": step, "rows": table.num_rows, "names": there, "levels": held["level"],
+        "segments": held["payload_segment"], "sites": "site" in there and table["site"].null_count < table.num_rows,
+        "seqs": [int(seq[0]), int(seq[-1])] if in_order else None,
+    }  # fmt: skip
+
+
+def _told(path: Path, told: Any) -> Part:
+    """Take the word of a seal; reading the rows checks it again."""
+    rank, step, rows = (int(told[name]) for name in ("rank", "step", "rows"))
+    names, levels, segments = (tuple(map(str, told[name])) for name in ("names", "levels", "segments"))
+    if rows < 0:
+        raise ValueError(f"claims {rows} rows")
+    seqs = None if told.get("seqs") is None else (int(told["seqs"][0]), int(told["seqs"][1]))
+    lanes = Lanes.of(told.get("sketches"))
+    counted = told.get("before")
+    before = None if counted is None else (int(counted["parts"]), int(counted["rows"]))
+    writer = None if told.get("writer") is None else str(told["writer"])
+    has_sites = bool(told["sites"])
+    return Part(path, rank, step, rows, names, frozenset(segments), frozenset(levels), has_sites, seqs, lanes, before, writer)
+
+
+def _looked_up(path: Path) -> Part:
+    with pq.ParquetFile(path, page_checksum_verification=True) as file:
+        # Nothing more of the metadata: in pyarrow 26 its accessors let a C++ exception end the process.
+        rows, names = file.metadata.num_rows, file.schema_arrow.names
+        if rows > ROWS_PER_BYTE * path.stat().st_size:
+            raise ValueError(f"claims {rows} rows in a file of {path.stat().st_size} bytes")
+        wanted = [name for name in ("step", "rank", "payload_segment", "level", "site") if name in names]
+        references = file.read(wanted, use_threads=False)
+    references.validate(full=True)
+    rank, step = (_the_only(references, name) for name in ("rank", "step"))
+    found = {name: references[name].unique().drop_null().to_pylist() for name in references.column_names}
+    segments, levels = (frozenset(map(str, found.get(name, ()))) for name in ("payload_segment", "level"))
+    return Part(path, rank, step, rows, tuple(names), segments, levels, bool(found.get("site")))
+
+
+def read(part: Part, columns: Collection[str] | None, where: Collection[str]) -> pa.Table:
+    """Read columns of a part, as its file has them.
+
+    Args:
+        part: from ``inspect``.
+        columns: names, None for all that the part has; those that it lacks are left out.
+        where: columns by which `settled` will choose.
+
+    Raises:
+        one of ``BROKEN``.
+    """
+    wanted = part.names if columns is None else {*columns, *where, *KEYS}
+    needed = [name for name in part.names if name in wanted]
+    with pa.OSFile(str(part.path)) as source:
+        raw = pq.ParquetFile(source, page_checksum_verification=True).read(needed, use_threads=False)
+    if raw.num_rows != part.rows:
+        raise ValueError(f"holds {raw.num_rows} rows, expected {part.rows}")
+    return raw
+
+
+def settled(
+    several: Sequence[tuple[Part, pa.Table]], columns: Collection[str] | None, where: Mapping[str, Collection[Any]]
+) -> pa.Table:
+    """Check what was read of parts, and return the rows whose columns have one of the wanted values, in the schema's types.
+
+    Args:
+        several: parts and what `read` gave of them, all with the same columns and types.
+        columns: names, None for all that they have; a known column that they lack is null.
+        where: column -> accepted values; step and rank are the part's.
+
+    Raises:
+        one of ``BROKEN``: one of the parts is damaged.
+    """
+    raw = pa.concat_tables([table for _, table in several])
+    raw.validate(full=True)
+    arrays = {name: _typed(raw[name], name) for name in raw.column_names}
+    _check_keys(arrays, [part for part, _ in several])
+    lacking = schema.RECORDS.names if columns is None else [*columns, *where]
+    for name in lacking:
+        if name not in arrays and name in schema.NAMES:
+            arrays[name] = pa.chunked_array([pa.nulls(raw.num_rows, schema.TYPES[name])])
+    table = pa.table(arrays)
+    if not set(where) <= set(arrays):  # an unknown column that these parts lack has no accepted value here
+        return table.slice(0, 0)
+    return _filter(table, where) if where else table
+
+
+def _check_keys(arrays: Mapping[str, pa.ChunkedArray], several: Sequence[Part]) -> None:
+    """Refuse parts whose rows are not of the step and rank of their folders, or of no call."""
+    rows = [part.rows for part in several]
+    for name, expected in (("step", [part.step for part in several]), ("rank", [part.rank for part in several])):
+        column = arrays.get(name)
+        if column is None or column.null_count:
+            raise ValueError(f"rows have no {name}")
+        if not bool((column.to_numpy() == np.repeat(expected, rows)).all()):
+            raise ValueError(f"rows are not of {name} {expected[0]}, as the folder is")
+    if "seq" not in arrays or arrays["seq"].null_count:
+        raise ValueError("rows have no seq")
+
+
+def _the_only(table: pa.Table, name: str) -> int:
+    """Return the one number that stands in all rows of a column."""
+    column = table[name] if name in table.column_names else None
+    if column is None or column.null_count or not len(column):
+        raise ValueError(f"rows have no {name}")
+    values = column.to_numpy()
+    if not bool((values == values[0]).all()):
+        raise ValueError(f"rows are of more than one {name}")
+    return int(values[0])
+
+
+def _typed(column: pa.ChunkedArray, name: str) -> pa.ChunkedArray:
+    kind = schema.TYPES.get(name)
+    if kind is None:
+        return column
+    if column.type == schema.STORED_SKETCH:
+        return schema.read_sketches(column)
+    return column if column.type == kind else column.cast(kind)
+
+
+def _filter(table: pa.Table, where: Mapping[str, Collection[Any]]) -> pa.Table:
+    import pyarrow.compute as pc  # here: it takes 0.1 s, for which a process that only records need not wait
+
+    mask = None
+    for name, accepted in where.items():
+        column = table[name]
+        if pa.types.is_dictionary(column.type):
+            column = column.cast(column.type.value_type)
+        one = pc.is_in(column, value_set=pa.array(list(accepted), column.type))
+        mask = one if mask is None else pc.and_(mask, one)
+    # As a rule all rows of a part are wanted, and a copy of them costs as much as reading them.
+    return table if mask is None or pc.all(mask, skip_nulls=False).as_py() else table.filter(mask)
+
+
+def in_order(table: pa.Table) -> pa.Table:
+    """Sort by rank, step and seq; rows of a call keep the order in which they were written."""
+    keys = [table[name].to_numpy() for name in reversed(KEYS)]
+    sorted_ = np.ones(max(len(table) - 1, 0), bool)
+    for key in keys:  # from the last key to the first, of which a rise outweighs those before
+        before, after = key[:-1], key[1:]
+        sorted_ = (before < after) | ((before == after) & sorted_)
+    if sorted_.all():
+        return table
+    return table.take(pa.array(np.lexsort(keys)))  # stable

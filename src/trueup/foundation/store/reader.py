@@ -1,0 +1,332 @@
+"""Reading a capture: what it holds, its records, its tensors, its call stacks, and what is missing."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Collection, Iterable, Sequence
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+from numpy.typing import NDArray
+
+from trueup.foundation.kernels import digest as digest_of
+from trueup.foundation.kernels import hexadecimal
+from trueup.foundation.model import TrueupError
+from trueup.foundation.store import lanes, layout, manifest, parts, salvage, schema, seal
+from trueup.foundation.store.parallel import side_by_side
+from trueup.foundation.store.parts import BROKEN, Part
+from trueup.foundation.store.segment import Segment, open_segment
+
+READERS = 2
+"""Parts that are read at a time: more hide the waiting for a disk, and take turns at the interpreter instead."""
+
+OPEN_SEGMENTS = 64
+"""Segments that stay mapped."""
+
+WRITTEN = "written"
+"""Column that no file holds: the place of each row in the order in which rows were written."""
+
+
+def open_capture(path: str | Path) -> Capture:
+    """Open a capture for reading, salvaging what an interrupted run left.
+
+    Raises:
+        TrueupError: there is no such directory, it is not a capture, its format is newer, or its manifest is damaged.
+    """
+    root = Path(path)
+    content = manifest.read_root(root)
+    return Capture(root, content, salvage.scan(root, content))
+
+
+@dataclass(frozen=True, slots=True)
+class Piece:
+    """The sketches of a part of the records of a rank and step, which lie where they can be read by themselves."""
+
+    rows: int
+    """Of the part; those that have statistics have a sketch."""
+    count: int
+    """How many have."""
+    read: Callable[[NDArray[np.float64] | None], NDArray[np.float64] | None]
+    """Returns them, float64 ``(count, 64)``, in what it is given if that is large enough; None if they are damaged, which
+    `Capture.problems` then tells."""
+    mapped: Callable[[], NDArray[np.uint8] | None]
+    """Returns them where the file is mapped, uint8 ``(count, 512)``; None likewise."""
+
+
+class Capture:
+    """A capture on disk. Cheap to hold: records are read when asked for, tensors are mapped.
+
+    >>> capture = open_capture("runs/cpu")
+    >>> table = capture.records(["step", "seq", "op", "slot", "l2"], level="aten", step=0)
+    """
+
+    path: Path
+    root: dict[str, Any]
+    """The capture's manifest."""
+    ranks: dict[int, dict[str, Any]]
+    """Each rank's manifest, empty where it was lost."""
+    problems: list[str]
+    """One sentence for each thing that is missing or damaged; grows when reading finds more."""
+    lost: list[str]
+    """The problems that mean records or tensors were there once and cannot be read; an interrupted run lost none."""
+    unfinished: list[str]
+    """The problems that mean the run or its capture ended before all was recorded that was wanted."""
+
+    def __init__(self, root: Path, content: dict[str, Any], found: salvage.Found) -> None:
+        self.path, self.root, self.ranks, self.problems = root, content, found.ranks, found.problems
+        self.lost, self.unfinished = found.lost, found.unfinished
+        self._parts, self._site_files = found.parts, found.sites
+        self._names = schema.NAMES.union(*{part.names for part in found.parts})
+        self._by_step: dict[int, list[Part]] = {}
+        for part in sorted(found.parts, key=lambda part: part.step):
+            self._by_step.setdefault(part.step, []).append(part)
+        self._sites: dict[int, dict[int, tuple[tuple[str, ...], str | None]]] = {}
+        self._segments: dict[tuple[int, str], Segment] = {}
+        self._lock = threading.Lock()
+
+    def __repr__(self) -> str:
+        return f"Capture({str(self.path)!r}, {len(self.ranks)} ranks, {len(self.steps)} steps, {self.rows} rows)"
+
+    @property
+    def steps(self) -> list[int]:
+        """Steps with records, in order."""
+        return list(self._by_step)
+
+    @property
+    def names(self) -> frozenset[str]:
+        """Columns that `records` can give: those of the format, what any part has beside, and `WRITTEN`."""
+        return self._names | {WRITTEN}
+
+    @property
+    def levels(self) -> frozenset[str]:
+        """Levels of its calls."""
+        return frozenset().union(*(part.levels for part in self._parts))
+
+    @property
+    def imported(self) -> bool:
+        """Whether it was made of another tool's dump."""
+        return "imported" in self.root
+
+    @property
+    def sizes(self) -> dict[tuple[int, int], int]:
+        """Rows of each rank and step that has any."""
+        found: dict[tuple[int, int], int] = {}
+        for part in self._parts:
+            found[part.rank, part.step] = found.get((part.rank, part.step), 0) + part.rows
+        return found
+
+    @property
+    def rows(self) -> int:
+        """Rows of all readable parts."""
+        return sum(part.rows for part in self._parts)
+
+    def records(
+        self,
+        columns: Sequence[str] | None = None,
+        *,
+        rank: int | Collection[int] | None = None,
+        step: int | Collection[int] | None = None,
+        **where: Any,
+    ) -> pa.Table:
+        """Return records sorted by rank, step and seq, the slots of a call in the order in which they were written.
+
+        Args:
+            columns: names, in order; None for all, those that a newer writer added included. `WRITTEN` numbers the rows of a rank
+                and step in the order in which they were written: a call's results after all that ran before they were there.
+            rank: one or several, None for all.
+            step: likewise; parts of other steps and ranks are not opened.
+            where: any other column: the value, or the values, to keep (``level="aten"``, ``phase=("forward",)``).
+
+        Returns:
+            a table in the types of ``schema.RECORDS`` (names are Arrow dictionaries). A part that turns out to be
+            damaged is left out and named in ``problems``.
+
+        Raises:
+            ValueError: a column is unknown.
+        """
+        wanted = {name: _values(value) for name, value in {"rank": rank, "step": step, **where}.items()}
+        accepted = {name: values for name, values in wanted.items() if values is not None}
+        unknown = sorted(({*(columns or ())} - self.names) | ({*accepted} - self._names))
+        if unknown:
+            raise ValueError(f"no columns {unknown} in {self.path}: there are {sorted(self._names)}")
+        steps = sorted(accepted["step"]) if "step" in accepted else self._by_step
+        chosen = [part for step in steps for part in self._by_step.get(step, ()) if part.rank in accepted.get("rank", (part.rank,))]
+        names = None if columns is None else [name for name in dict.fromkeys([*columns, *parts.KEYS]) if name != WRITTEN]
+        others = {name: values for name, values in accepted.items() if name not in ("rank", "step")}  # each part has one of them
+        raw = side_by_side(lambda part: self._read(part, names, others), chosen, READERS)
+        tables = self._settled([pair for pair in zip(chosen, raw, strict=True) if pair[1] is not None], names, others)
+        if not tables:
+            return _selected(schema.RECORDS.empty_table(), columns or schema.RECORDS.names)
+        table = self._joined(tables).unify_dictionaries()
+        if columns is not None and WRITTEN in columns:
+            table = table.append_column(WRITTEN, pa.array(np.arange(len(table))))
+        there = table.column_names
+        ordered = [name for name in schema.RECORDS.names if name in there]
+        extra = [name for name in there if name not in schema.NAMES]
+        return _selected(parts.in_order(table), columns if columns is not None else [*ordered, *extra])
+
+    def pieces(self, rank: int, steps: Collection[int]) -> list[Piece] | None:
+        """Return the sketches of a rank and some steps, part by part in the order of `records`, or None if no seal tells."""
+        found, last = [], (-1, -1)
+        for part in (part for step in sorted(steps) for part in self._by_step.get(step, ()) if part.rank == rank):
+            if part.lanes is None or part.seqs is None or (part.step, part.seqs[0]) < last:
+                return None
+            last = part.step, part.seqs[1]
+            place = part.path, part.lanes
+            read, mapped = partial(self._sound, part, lanes.read, *place), partial(self._sound, part, lanes.mapped, *place)
+            found.append(Piece(part.rows, part.lanes.count, read, mapped))
+        return found
+
+    def _sound(self, part: Part, read: Callable[..., NDArray[Any]], *given: Any) -> NDArray[Any] | None:
+        try:
+            return read(*given)
+        except BROKEN as error:
+            self._damaged(part, error)
+            return None
+
+    def _joined(self, tables: list[pa.Table]) -> pa.Table:
+        try:
+            return pa.concat_tables(tables, promote_options="permissive")
+        except pa.ArrowException as error:  # only columns that are not ours can disagree
+            self._problem(f"unknown columns differ in type between parts and are left out: {error}")
+            ours = [table.select([name for name in table.column_names if name in schema.NAMES]) for table in tables]
+            return pa.concat_tables(ours)
+
+    def _read(self, part: Part, names: list[str] | None, where: Collection[str]) -> pa.Table | None:
+        try:
+            return parts.read(part, names, where)
+        except BROKEN as error:
+            self._damaged(part, error)
+            return None
+
+    def _settled(
+        self, read: list[tuple[Part, pa.Table]], names: list[str] | None, where: dict[str, Collection[Any]]
+    ) -> list[pa.Table]:
+        """Return what is sound of the parts that were read, together if they are alike, which costs least."""
+        if len(read) > 1 and all(table.schema.equals(read[0][1].schema) for _, table in read):
+            try:
+                table = parts.settled(read, names, where)
+            except BROKEN:  # one of them is damaged: below it is told which
+                pass
+            else:
+                return [table] if table else []
+        found = []
+        for pair in read:
+            try:
+                found.append(parts.settled([pair], names, where))
+            except BROKEN as error:
+                self._damaged(pair[0], error)
+        return [table for table in found if table]
+
+    def _damaged(self, part: Part, error: BaseException) -> None:
+        self._problem(salvage.damaged(part.path, part.rank, part.step, error), lost=True)
+
+    def _problem(self, text: str, *, lost: bool = False) -> None:
+        with self._lock:
+            if text not in self.problems:
+                self.problems.append(text)
+                self.lost += [text] if lost else []
+
+    def payload(
+        self, rank: int, segment: str, key: str, view: Sequence[int] | None = None, digest: str | None = None
+    ) -> NDArray[Any]:
+        """Return a recorded tensor as a read-only array over the mapped file.
+
+        Args:
+            rank: that recorded it.
+            segment: file that holds it; a record names it, ``key`` and ``view`` in its columns ``payload_...``.
+            key: name of the tensor in that file.
+            view: part of it; None: all, flat or in the shape in which it was written.
+            digest: of the record, against which the bytes are checked; None: the record has none.
+
+        Raises:
+            TrueupError: the file is missing or damaged, or does not hold the tensor, or holds other bytes than were recorded; the
+                message says what can be done.
+        """
+        with self._lock:
+            opened = self._segments.get((rank, segment))
+            if opened is None:
+                path = salvage.segment_path(self.path, rank, segment)
+                try:
+                    opened = open_segment(path)
+                except OSError as error:
+                    raise TrueupError(f"{path} cannot be read: {error.strerror}; check its permissions") from None
+                if len(self._segments) >= OPEN_SEGMENTS:
+                    self._segments.pop(next(iter(self._segments)))
+                self._segments[rank, segment] = opened
+        found = opened.tensor(key, view)
+        if digest is not None and (got := hexadecimal(digest_of(found))) != digest:
+            raise TrueupError(
+                f"{opened.path}: tensor {key!r} is damaged: its bytes have the digest {got}, and those that were recorded had "
+                f"{digest[:40]}; copy the file back from the machine that recorded the capture, or record again"
+            )
+        return found
+
+    def sites(self, rank: int) -> dict[int, tuple[tuple[str, ...], str | None]]:
+        """Return the call stacks of a rank: site -> (frames, innermost first; text of the innermost line or None)."""
+        if rank not in self._sites:
+            stacks: dict[int, tuple[tuple[str, ...], str | None]] = {}
+            for path in self._site_files.get(rank, ()):
+                try:
+                    seal.check(path)
+                    table = pq.read_table(path, schema=schema.SITES, page_checksum_verification=True, partitioning=None)
+                    table.validate(full=True)
+                    for row in table.to_pylist():
+                        stacks[row["site"]] = (tuple(row["frames"] or ()), row["line_text"])
+                except BROKEN as error:
+                    reason = str(error).splitlines()[0][:200]
+                    self._problem(f"rank {rank}: {path.name} is damaged ({reason}); its call stacks are missing")
+            self._sites[rank] = stacks
+        return self._sites[rank]
+
+    def processes(self) -> list[dict[str, Any]]:
+        """Return the reports of processes that were armed, those that recorded nothing included."""
+        reports = []
+        for path in sorted((self.path / layout.PROCESSES).glob("*.json")):
+            try:
+                reports.append(manifest.read_object(self.path, path))
+            except (OSError, TrueupError) as error:
+                self._problem(str(error))
+        return reports
+
+    def query(self, sql: str) -> pa.Table:
+        """Run SQL (DuckDB) over a view named ``records``; files and the network are out of its reach.
+
+        The view has all columns; ``sketch`` only if the query names it, for it is most of the bytes.
+
+        Raises:
+            TrueupError: DuckDB refuses the query.
+        """
+        import duckdb
+
+        connection = duckdb.connect(":memory:")
+        try:
+            connection.execute("SET python_enable_replacements = false")
+            connection.register("records", self.records(sorted(self._names - ({"sketch"} if "sketch" not in sql else set()))))
+            connection.execute("SET enable_external_access = false; SET lock_configuration = true")
+            relation = connection.sql(sql)
+            return pa.table({}) if relation is None else relation.to_arrow_table()
+        except duckdb.Error as error:
+            raise TrueupError(f"the query on {self.path} failed: {error}") from None
+        finally:
+            connection.close()
+
+
+def _selected(table: pa.Table, columns: Sequence[str]) -> pa.Table:
+    """Select columns; one that only other parts have is null."""
+    for name in set(columns).difference(table.column_names):
+        table = table.append_column(name, pa.nulls(table.num_rows))
+    return table.select(columns)
+
+
+def _values(value: Any) -> Collection[Any] | None:
+    if value is None:
+        return None
+    if isinstance(value, Iterable) and not isinstance(value, str):
+        return frozenset(np.asarray(list(value)).tolist())
+    return frozenset([value])

@@ -1,0 +1,337 @@
+"""Writing one rank of a capture: parts of records, payload segments, call stacks, manifest.
+
+Every file appears whole or not at all, and nothing refers to a file that is not yet written, so a process killed at any
+point leaves a capture that is readable up to its last flush. Parts and payload are synced behind, the manifest that calls a
+capture complete after all of them.
+"""
+
+from __future__ import annotations
+
+import os
+import socket
+import threading
+from collections.abc import Iterable, Mapping, Sequence
+from datetime import datetime, timezone
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from trueup.foundation.model import TrueupError
+from trueup.foundation.redaction import redacted
+from trueup.foundation.store import direct, durable, layout, schema
+from trueup.foundation.store.lanes import PAGE_BYTES, Lanes, locate
+from trueup.foundation.store.ownership import Displaced, check_run, holder, take
+from trueup.foundation.store.parallel import side_by_side
+from trueup.foundation.store.parts import contents
+from trueup.foundation.store.pending import PendingSegment
+from trueup.foundation.store.seal import sealed
+from trueup.foundation.store.syncing import Syncer
+
+KNOWN_KEYS = 1 << 18
+"""Payloads whose segment is remembered, some 250 bytes each."""
+MANY = 32
+"""Parts from which on they are written side by side: steps of 30 ms, as portions come each second."""
+SEGMENT_BYTES = 64 * 2**20
+"""Payload that is gathered before a segment is written."""
+
+
+class Writer:
+    """One rank's side of a capture; the methods may be called from several threads.
+
+    >>> writer = Writer(Path("runs/cpu"), claim(Path("runs/cpu"), 0), root={...}, manifest={...})
+    >>> segment, key = writer.add_payload(digest, "float32", (2, 3), array.tobytes())
+    >>> writer.write_records(0, {"seq": [0], "op": ["aten::mm"], "payload_segment": [segment], "payload_key": [key]})
+    >>> writer.close("complete")
+    """
+
+    def __init__(self, directory: Path, rank: int, root: Mapping[str, Any], manifest: Mapping[str, Any]) -> None:
+        """Take the rank's folder and write both manifests.
+
+        Args:
+            directory: the capture; created if need be.
+            rank: as given by ``claim`` (or free).
+            root: what all ranks share (trueup_version, command, levels, detail, config, run ...), written by the first
+                rank; ``format_version`` and ``created`` are added.
+            manifest: what this rank says of itself (framework, devices, versions, seeds, world_size, environment ...);
+                ``rank``, ``pid``, ``status`` and ``notes`` are added.
+
+        Raises:
+            TrueupError: the folder already holds a capture, or the directory one of another format.
+            OSError: it cannot be written.
+        """
+        self.directory = Path(directory)
+        self.rank = rank
+        self.folder = self.directory / layout.rank_name(rank)
+        self._pid = os.getpid()
+        self._lock = threading.RLock()
+        lock = take(self.directory, rank, root.get("run"))
+        self._write_root(root)
+        notes = [str(note) for note in manifest.get("notes", ())]
+        if lock.get("preferred_rank") not in (rank, None):
+            notes.append(f"rank {lock.get('preferred_rank')} was taken by another process; this one is rank {rank}")
+        self._manifest = {**manifest, "rank": rank, "pid": self._pid, "status": "recording", "notes": notes}
+        self._manifest["writer"] = os.urandom(8).hex()  # of two runs, the process may have the same number
+        self._counts = {"parts": 0, "rows": 0, "payload_bytes": 0}
+        self._parts: dict[int, int] = {}
+        self._keys: dict[str, str] = {}
+        self._segments = 0
+        self._pending = self._next_segment()
+        self._sites: list[tuple[int, list[str], str | None]] = []
+        self._site_parts = 0
+        self._noted = False
+        self._syncer = Syncer()
+        self._write_manifest()
+
+    def write_records(self, step: int, columns: Mapping[str, Any]) -> None:
+        """Write one part of records, after what it refers to; see `write_parts`."""
+        self.write_parts({step: columns})
+
+    def write_parts(self, parts: Mapping[int, Mapping[str, Any] | pa.Table]) -> None:
+        """Write a part of records for each of several steps, after what they refer to; ``rank`` and ``step`` are filled in.
+
+        Where short steps are many, a disk is waited for twice for each: they are written side by side, and get their names
+        one after the other, so that a killed process leaves all up to one of them. A few are not, for threads that write
+        take the processor, and the interpreter's lock, from the training.
+
+        Args:
+            parts: step, from 0, whose folder the part goes to -> columns, see ``schema.table``, or the table made of them.
+
+        Raises:
+            OSError: a part was not written, nothing of it is left.
+            ValueError: the columns do not make a table.
+        """
+        with self._lock:
+            self._flush()
+            tables = {step: part if isinstance(part, pa.Table) else schema.table(part) for step, part in parts.items()}
+            work = [(step, table) for step, table in tables.items() if table.num_rows]
+            together = []
+            for step, table in work:
+                part = (step, table, self._place(step))
+                if len(work) > MANY:
+                    together.append(part)
+                else:
+                    self._publish(self._stage_part(part))
+                self._counts["parts"] += 1
+                self._counts["rows"] += table.num_rows
+                self._parts[step] = self._parts.get(step, 0) + 1
+            self._publish_all(side_by_side(self._staged_or_failed, together))
+
+    def _place(self, step: int) -> dict[str, Any]:
+        """Return what the seal of a step's next part says of its place among all parts of this rank."""
+        before = {"parts": self._counts["parts"], "rows": self._counts["rows"]}
+        return {"part": self._parts.get(step, 0), "writer": self._manifest["writer"], "before": before}
+
+    def _stage_part(self, item: tuple[int, pa.Table, dict[str, Any]]) -> Path:
+        """Write a part, in whichever thread, and return the path that it is to have."""
+        step, table, place = item
+        table = schema.filled(table, step=step, rank=self.rank)
+        folder = self.folder / layout.step_name(step)
+        folder.mkdir(exist_ok=True)  # without parents: a capture that was removed is not half resurrected
+        file, lanes = encode_records(table)
+        told = contents(table, self.rank, step) | {"sketches": None if lanes is None else lanes.told(), **place}
+        path = folder / layout.records_name(place["part"])
+        durable.stage(path, sealed(file, told))
+        return path
+
+    def _staged_or_failed(self, item: tuple[int, pa.Table, dict[str, Any]]) -> Path | OSError:
+        try:
+            return self._stage_part(item)
+        except OSError as error:
+            return error
+
+    def _publish_all(self, staged: Sequence[Path | OSError]) -> None:
+        """Publish what could be written; one that failed leaves a gap in the count, and the capture ends with its error."""
+        for path in staged:
+            if isinstance(path, Path):
+                self._publish(path)
+        for failed in staged:
+            if isinstance(failed, OSError):
+                raise failed
+
+    def _publish(self, path: Path) -> None:
+        """Give a staged file its name, and have it synced."""
+        durable.publish(path)
+        self._syncer.add(path)
+
+    def add_payload(self, digest: str, dtype: str, shape: Sequence[int], raw: Any) -> tuple[str, str]:
+        """Keep a tensor's bytes, once; return ``(payload_segment, payload_key)`` for its record.
+
+        Equal digest, dtype and shape are taken for equal bytes (xxh3 has 64 bits: among a million tensors, one chance
+        in 40 million that two differ unseen).
+
+        Args:
+            digest: 16 hexadecimal digits.
+            dtype: as in the record.
+            shape: sizes.
+            raw: bytes-like in logical C order; kept until the segment is written, so it must not change.
+
+        Raises:
+            OSError: a full segment could not be written; its tensors are lost, and noted.
+        """
+        raw = memoryview(raw).cast("B")
+        key = f"{digest}-{dtype}-{'x'.join(map(str, shape))}"
+        with self._lock:
+            segment = self._keys.get(key)
+            if segment is None:
+                start = direct.address(raw)
+                if self._pending.full(start, raw.nbytes):
+                    self._write_segment()
+                if len(self._keys) >= KNOWN_KEYS:  # what comes again is stored again
+                    self._keys = dict.fromkeys((name for name, *_ in self._pending.tensors), self._pending.name)
+                segment = self._keys[key] = self._pending.name
+                self._pending.add(key, dtype, tuple(int(size) for size in shape), raw, start)
+                if self._pending.size >= SEGMENT_BYTES:
+                    self._write_segment()
+            return segment, key
+
+    def add_sites(self, rows: Iterable[tuple[int, Sequence[str], str | None]]) -> None:
+        """Keep call stacks ``(site, frames, line_text)``: innermost frame first, site unique in the rank."""
+        with self._lock:
+            self._sites.extend((site, list(frames), text) for site, frames, text in rows)
+
+    def note(self, text: str) -> None:
+        """Add an observer note to the manifest (once per text); it is written with the next flush."""
+        with self._lock:
+            if text not in self._manifest["notes"]:
+                self._manifest["notes"].append(text)
+                self._noted = True
+
+    def update(self, **fields: Any) -> None:
+        """Set fields of the rank's manifest (seeds, devices that appeared later); written with the next flush."""
+        with self._lock:
+            self._manifest |= fields
+            self._noted = True
+
+    def flush(self) -> None:
+        """Bring payload, stacks and notes to disk.
+
+        Raises:
+            OSError: what could not be written is lost, except stacks and notes, which the next flush tries again.
+        """
+        with self._lock:
+            self._flush()
+
+    def close(self, status: str = "complete") -> None:
+        """Flush and write the final status into the manifest; a second call does nothing.
+
+        Raises:
+            OSError: the capture reads as interrupted.
+        """
+        with self._lock:
+            if self._manifest["status"] != "recording":
+                return
+            self._flush()
+            self._syncer.wait()
+            self._write_manifest(status)
+
+    def displaced(self) -> bool:
+        """Whether a process that knows its rank took this folder's place; see ``ownership``."""
+        lock = holder(self.folder)
+        return bool(lock) and (lock.get("pid"), lock.get("host")) != (self._pid, socket.gethostname())
+
+    def _flush(self) -> None:
+        if os.getpid() != self._pid:
+            raise TrueupError(
+                f"rank {self.rank} belongs to process {self._pid}: a forked child must claim its own rank"
+            )
+        if self.displaced():
+            raise Displaced(f"it has no rank, and rank {self.rank} is captured in another process")
+        if self._pending.tensors:
+            self._write_segment()
+        if self._sites:
+            self._write_sites()
+        if self._noted:
+            self._write_manifest()
+
+    def _next_segment(self) -> PendingSegment:
+        self._segments += 1
+        return PendingSegment(f"tensors-{self._segments - 1:04d}.safetensors")
+
+    def _write_segment(self) -> None:
+        full = self._pending
+        self._pending = self._next_segment()  # whatever happens: memory must not grow on a full disk
+        try:
+            self._write(self.folder / full.name, full.chunks())
+            self._counts["payload_bytes"] += full.size
+        except OSError as error:
+            for key, *_ in full.tensors:
+                self._keys.pop(key, None)
+            self.note(f"{len(full.tensors)} tensors ({full.size} bytes) were lost: {error.strerror or error}")
+            raise
+
+    def _write_sites(self) -> None:
+        columns = [list(column) for column in zip(*self._sites, strict=True)]
+        table = pa.table(columns, schema=schema.SITES)
+        path = self.folder / f"sites-{self._site_parts:04d}.parquet"
+        self._write(path, sealed(_encode(table, compression="zstd", write_page_checksum=True)))
+        self._site_parts += 1
+        self._sites = []
+
+    def _write(self, path: Path, chunks: Iterable[Any]) -> None:
+        durable.write_file(path, chunks, sync=False)
+        self._syncer.add(path)
+
+    def _write_manifest(self, status: str = "recording") -> None:
+        content = {**self._manifest, "status": status, "written": dict(self._counts)}
+        durable.write_json(self.folder / layout.MANIFEST, redacted(content))
+        self._manifest["status"] = status
+        self._noted = False
+
+    def _write_root(self, root: Mapping[str, Any]) -> None:
+        created = datetime.now(timezone.utc).isoformat(timespec="seconds")
+        content = {"created": created, **root, "format_version": layout.FORMAT_VERSION}
+        try:
+            durable.write_json(self.directory / layout.MANIFEST, redacted(content), replace=False)
+        except FileExistsError:
+            check_run(self.directory, root.get("run"))
+
+
+def encode_records(table: pa.Table) -> tuple[pa.Buffer, Lanes | None]:
+    """Return a records part as Parquet, and where its sketches lie.
+
+    Dictionaries, LZ4, page checksums; sketches plain, for they are noise.
+    LZ4 takes two thirds of the time of zstd for 2 % more bytes: a part has many columns and few rows. Nobody looks for a part by
+    its extremes; leaving them out saves a third.
+    """
+    if (place := table.schema.get_field_index("sketch")) >= 0:
+        table = table.set_column(place, "sketch", schema.stored_sketches(table["sketch"]))
+    leaves = [_leaf(field) for field in table.schema]
+    metadata: list[pq.FileMetaData] = []
+    file = _encode(
+        table,
+        compression={leaf: "none" if leaf == "sketch" else "lz4" for leaf in leaves},
+        use_dictionary=[leaf for leaf in leaves if leaf in schema.DICTIONARIES],
+        write_statistics=False,
+        write_page_checksum=True,
+        data_page_size=PAGE_BYTES,
+        metadata_collector=metadata,
+    )
+    return file, locate(file, metadata[0], table)
+
+
+def _leaf(field: pa.Field) -> str:
+    """Return the Parquet path of a column's values."""
+    return (
+        f"{field.name}.list.element"
+        if pa.types.is_list(field.type)
+        else field.name
+    )
+
+
+def _encode(table: pa.Table, **options: Any) -> pa.Buffer:
+    sink = pa.BufferOutputStream()
+    pq.write_table(table, sink, **options)
+    return sink.getvalue()
+
+
+def write_process(directory: Path, report: Mapping[str, Any], pid: int | None = None) -> None:
+    """Write ``processes/<pid>.json``, the report of a process that was armed, whether or not it recorded anything.
+
+    Raises:
+        OSError: it cannot be written.
+    """
+    folder = Path(directory) / layout.PROCESSES
+    durable.make_folder(folder, parents=True)
+    durable.write_json(folder / f"{pid or os.getpid()}.json", redacted({"pid": pid or os.getpid(), **report}))

@@ -1,0 +1,355 @@
+"""The verdict in words: a few lines of plain text, the first of which can stand alone.
+
+    DEVIATES  first culprit: neck.lstm, backward, step 0, rank 0  (torch.lstm / aten::_thnn_fused_lstm_cell_backward…)
+              inputs agree (rel. L2 3e-8), outputs do not (rel. L2 2.1e-1, 3.5e6 x the expected rounding error)
+              your code: centernet.py:57 in forward
+              37 later calls deviate only because of it
+
+Pure, and dependent on facts alone: ``Result.sentence`` is filled with it.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Callable, Mapping, Sequence
+
+from trueup.foundation.facts.why import Reason, Why
+from trueup.foundation.model import Finding, Occurrence, SlotComparison, VerdictWord
+from trueup.foundation.words.reasons import in_words, what_and_next
+from trueup.foundation.words.wording import ELLIPSIS, counted, one_line, sci, short_source, shorten, times
+
+HEADS: dict[VerdictWord, str] = {
+    "deviates": "DEVIATES  ",
+    "aligned": "ALIGNED  ",
+    "inconclusive": "COULD NOT TELL  ",
+}
+ARGUMENT_WIDTH = 60
+LARGE = 0.1
+"""Relative error from which on nobody would say that inputs agree, whatever the outputs'."""
+ROUNDED = 1e-5
+"""Relative error from which inputs are not said to agree where a finding has a reason that holds however far apart they are."""
+OTHERS_NAMED = 3
+"""How many further culprits the sentence names before it counts them."""
+
+
+def verdict_lines(
+    verdict: VerdictWord,
+    culprits: Sequence[Finding],
+    victims: Sequence[Finding],
+    unmatched: Sequence[Finding],
+    notes: Sequence[Reason | str],
+    counts: Mapping[str, int],
+    occurrences: Sequence[Occurrence] = (),
+    always: Sequence[Reason | str] = (),
+) -> list[str]:
+    """Say a verdict in lines of plain text.
+
+    Args:
+        verdict: the word.
+        culprits: ranked, the first is the one to look at.
+        victims: calls that only pass on what they got.
+        unmatched: calls that exist in only one run.
+        notes: what could not be seen or compared.
+        counts: calls by state, as in ``Result.counts``; ``steps``, where given, is said too.
+        occurrences: where the difference first appears on each rank.
+        always: those of the notes that are said whatever the verdict and however many there are.
+
+    Returns:
+        The head line, then lines that are indented by the width of the head's first word.
+    """
+    notes = [note for note in notes if note not in always]
+    if verdict == "aligned":
+        said = _aligned(notes, counts)
+    elif verdict == "inconclusive":
+        said = _inconclusive(unmatched, notes, counts)
+    elif culprits:
+        said = _culprit(culprits, victims, unmatched)
+        said += _other_ranks(culprits[0], occurrences)
+    else:
+        said = _no_culprit(victims, unmatched, counts)
+    place = len(said) if verdict == "deviates" else 1
+    said[place:place] = [f"note: {one_line(in_words(note))}" for note in always]
+    head = HEADS[verdict]
+    return [head + said[0], *(" " * len(head) + line for line in said[1:])]
+
+
+def occurrence_text(one: Occurrence) -> str:
+    """Say where the difference first appears on a rank, and which rank it came from."""
+    place = one_line(f"{one.scope}, {one.op}" if one.scope else one.op)
+    where = f"first in {place}, {one.phase}, step {one.step} (rel. L2 {sci(one.error)})"
+    if one.sender is None:
+        return f"rank {one.rank}: {where}, which is where it arises"
+    origin = f", where it came from rank {one.cause}" if one.cause is not None else ", and where it arose is not known"
+    return f"rank {one.rank} got it from rank {one.sender}{'' if one.cause == one.sender else origin}: {where}"
+
+
+def _other_ranks(first: Finding, occurrences: Sequence[Occurrence]) -> list[str]:
+    """Say where the difference reached the ranks that are not the first culprit's."""
+    received = [o for o in occurrences if o.rank != first.rank and o.sender is not None]
+    alone = [o for o in occurrences if o.rank != first.rank and o.sender is None]
+    lines = []
+    if received:
+        more = f"{counted(len(received), 'rank')} got it from others; " if len(received) > 1 else ""
+        lines.append(more + received[0].sentence)
+    if alone:
+        ranks = one_line(", ".join(str(o.rank) for o in alone[:OTHERS_NAMED])) + (ELLIPSIS if len(alone) > OTHERS_NAMED else "")
+        lines.append(f"a difference arises on rank{'s' if len(alone) > 1 else ''} {ranks} too")
+    return lines
+
+
+def evidence(finding: Finding) -> str:
+    """Say what was measured at a call, in one line: ``inputs agree (rel. L2 3e-8), outputs do not (...)``."""
+    said = _EVIDENCE[finding.kind](finding)
+    return f"{said}; {one_line(finding.because)}" if finding.because else said
+
+
+def operators(finding: Finding) -> str:
+    """Name the operators of a call, user-facing first: ``torch.lstm / aten::_thnn_fused_lstm_cell_backward…``."""
+    if finding.level == "aten":
+        names = [finding.api, finding.op]
+    else:
+        more = ELLIPSIS if len(finding.aten) > 1 else ""
+        names = [finding.api or finding.op, finding.aten[0] + more if finding.aten else None]
+    return " / ".join(one_line(name) for name in dict.fromkeys(names) if name)
+
+
+def changed_arguments(slot: SlotComparison) -> list[tuple[str, str, str]]:
+    """Return ``(name, baseline, candidate)`` of the arguments that differ; the slot holds them as JSON objects."""
+    sides = [_arguments(slot.slot, held) for held in (slot.baseline, slot.candidate)]
+    names = dict.fromkeys([*sides[0], *sides[1]])
+    pairs = [(one_line(name), sides[0].get(name, "absent"), sides[1].get(name, "absent")) for name in names]
+    return [pair for pair in pairs if pair[1] != pair[2]]
+
+
+def harmless_argument(finding: Finding, more: int) -> str:
+    """Say of a call that it was given another argument, and that its results do not show it; ``more`` calls are like it."""
+    others = f", and so it is in {counted(more, 'more call')}" if more else ""
+    return f"{one_line(finding.name)} ({operators(finding)}): {_argument(finding)}; {_within(finding)}{others}"
+
+
+def _within(finding: Finding) -> str:
+    return f"its outputs agree within rounding (rel. L2 {sci(finding.error_out)})"
+
+
+def _arguments(name: str, held: object) -> dict[str, str]:
+    """Read a JSON object of arguments; anything else (it may have been cut) is one argument named like the slot."""
+    try:
+        read = json.loads(held) if isinstance(held, str) else None
+    except ValueError:
+        read = None
+    if isinstance(read, dict):
+        return {key: shorten(one_line(json.dumps(value)), ARGUMENT_WIDTH) for key, value in read.items()}
+    return {} if held is None else {name: shorten(one_line(str(held)), ARGUMENT_WIDTH)}
+
+
+def _culprit(culprits: Sequence[Finding], victims: Sequence[Finding], unmatched: Sequence[Finding]) -> list[str]:
+    first = culprits[0]
+    word = "first culprit" if first.confidence == "high" else "first suspect"
+    lines = [f"{word}: {one_line(first.name)}  ({operators(first)})", evidence(first)]
+    if first.confidence != "high":
+        lines.append("could be rounding: compare two runs of the baseline to see how far they differ by themselves")
+    if first.source:
+        lines.append(f"your code: {short_source(first.source)}")
+    passed_on = first.victims or (len(victims) if len(culprits) == 1 else 0)
+    if passed_on:
+        lines.append(f"{counted(passed_on, 'later call')} {_verb(passed_on, 'deviate')} only because of it")
+    if first.alike:
+        lines.append(_alike(first))
+    if len(culprits) > 1:
+        lines.append(_others(culprits[1:]))
+    if unmatched:
+        lines.append(f"{counted(len(unmatched), 'call')} {_verb(len(unmatched), 'exist')} in only one run")
+    return lines
+
+
+def _alike(first: Finding) -> str:
+    """Say which further calls of the first culprit's kind deviate by themselves; an optimizer has one a weight, all of one name."""
+    where = [one_line(name) for name in first.alike_in if name != first.name][:OTHERS_NAMED]
+    named = f": {'; '.join(where)}{ELLIPSIS if first.alike > len(where) else ''}" if where else ""
+    itself = "itself" if first.alike == 1 else "themselves"
+    return f"{counted(first.alike, 'further call')} of its kind {_verb(first.alike, 'deviate')} by {itself}, too{named}"
+
+
+def _others(others: Sequence[Finding]) -> str:
+    shown = others[:OTHERS_NAMED]
+    named = "; ".join(f"{one_line(o.name)} ({counted(1 + o.alike, 'call')} alike)" if o.alike else one_line(o.name) for o in shown)
+    left = len(others) - len(shown)
+    rest = f"; and {left:,} more" if left else ""
+    return f"{counted(len(others), 'further culprit')} {_verb(len(others), 'deviate')} independently: {named}{rest}"
+
+
+def _no_culprit(victims: Sequence[Finding], unmatched: Sequence[Finding], counts: Mapping[str, int]) -> list[str]:
+    deviating = counts.get("deviates", len(victims))
+    if not deviating and unmatched:
+        number = len(unmatched)
+        return [
+            f"the runs do not line up: {counted(number, 'call')} {_verb(number, 'exist')} in only one run",
+            f"the first: {one_line(unmatched[0].name)}  ({operators(unmatched[0])}), only in the {_side(unmatched[0])}",
+        ]
+    lines = [
+        f"{counted(deviating, 'call')} {_verb(deviating, 'deviate')}, and none of them had inputs that agree",
+        "the difference starts before the first captured call: capture from step 0, with the data and the weights",
+    ]
+    if unmatched:
+        lines.append(f"{counted(len(unmatched), 'call')} {_verb(len(unmatched), 'exist')} in only one run")
+    return lines
+
+
+def _aligned(notes: Sequence[Reason | str], counts: Mapping[str, int]) -> list[str]:
+    steps = f" over {counted(counts['steps'], 'step')}" if counts.get("steps") else ""
+    equal, inherited = counts.get("equal", 0), counts.get("inherited", 0)
+    rounded = counts.get("agrees", 0) - inherited
+    line = f"{counted(counts.get('compared', 0), 'call')} compared{steps}: {equal:,} bitwise equal"
+    alone = [f"{number:,} only in the {side}" for side in ("baseline", "candidate") if (number := counts.get(f"only_{side}", 0))]
+    line += f", {rounded:,} within rounding" + (f", {inherited:,} explained by their inputs" if inherited else "")
+    line += f"; {', '.join(alone) or 'nothing unmatched'}"
+    return [line, *(f"note: {one_line(in_words(note))}" for note in notes[:2]), *_more_notes(notes[2:])]
+
+
+def _more_notes(notes: Sequence[Reason | str]) -> list[str]:
+    return [f"and {counted(len(notes), 'more note')} in the report"] if notes else []
+
+
+DECISIVE = (Why.UNREADABLE, Why.FRAGMENT, Why.FILTERS, Why.MISSING, Why.NO_MODULE)
+"""Reasons beside which no number of calls matters."""
+OPEN = (Why.UNSEEN, Why.NOISY, Why.ROUNDS, Why.STALE, Why.UNLIKE_PEERS)
+"""Reasons that say what to do themselves, once calls were compared."""
+
+
+def _inconclusive(unmatched: Sequence[Finding], notes: Sequence[Reason | str], counts: Mapping[str, int]) -> list[str]:
+    compared, incomparable = counts.get("compared", 0), counts.get("incomparable", 0)
+    missing = max(len(unmatched), counts.get("unmatched", 0))
+    first = notes[0] if notes else None
+    why = first.why if isinstance(first, Reason) else None
+    noted, because = "", ""  # what the first note says where that is the reason, else what the counts say
+    if isinstance(first, Reason) and (why in DECISIVE or (compared and why in OPEN)):
+        noted, step = what_and_next(first)
+    elif not compared and not missing:
+        noted, because = in_words(first), "nothing was captured"
+        step = "capture both runs again; `trueup show CAPTURE` lists what a capture holds"
+    elif not compared:
+        because = f"no call of one run was found in the other ({missing:,} unmatched)"
+        step = "capture the same model and steps on both sides, with the same --level, --steps and --include"
+    elif incomparable:
+        because = f"{incomparable:,} of {counted(compared, 'call')} could not be compared"
+        asked = isinstance(first, Reason) and first.involves(Why.UNRECORDED)
+        step = f"capture both runs with --detail {'tensor' if asked else 'stats or tensor'}"
+    elif missing:
+        because = f"{counted(missing, 'call')} {_verb(missing, 'exist')} in only one run"
+        step = "compare at a coarser level, --level api or --level module, where the runs may line up"
+    else:
+        noted, because = in_words(first), "the measured differences neither pass nor fail the criterion"
+        step = "capture both runs with --detail tensor, where every error is measured and not estimated"
+    rest = [f"note: {one_line(in_words(note))}" for note in notes[1 if noted else 0 : 2]]
+    return [f"because {one_line(noted) if noted else because}", *rest, *_more_notes(notes[2:]), f"next: {one_line(step)}"]
+
+
+def _operator(finding: Finding) -> str:
+    measured = [slot for slot in finding.slots if slot.slot.startswith(("input", "grad_output"))]
+    if finding.slots and not measured:
+        return f"it takes no tensors, and its outputs differ ({_error(finding)})"
+    if finding.error_in == 0 and any(slot.unsized for slot in finding.slots):
+        return "inputs agree by their checksums, outputs do not (the size of the error is not known)"
+    if finding.error_in == 0 and any(slot.method == "statistics" for slot in measured):
+        return f"inputs agree as far as their statistics tell, outputs do not ({_error(finding)})"
+    if finding.error_in == 0:
+        return f"inputs are bitwise equal, outputs are not ({_error(finding)})"
+    unasked = finding.error_in >= LARGE and finding.expected <= 0  # the criterion does not ask what inputs explain
+    if finding.because and (unasked or finding.error_out <= finding.expected):  # or its size alone tells nothing
+        return f"inputs differ (rel. L2 {sci(finding.error_in)}), and so do outputs (rel. L2 {sci(finding.error_out)})"
+    if finding.error_in >= (ROUNDED if finding.because else LARGE):
+        return f"inputs differ (rel. L2 {sci(finding.error_in)}), outputs by more than that explains ({_error(finding)})"
+    return f"inputs agree (rel. L2 {sci(finding.error_in)}), outputs do not ({_error(finding)})"
+
+
+def _region(finding: Finding) -> str:
+    return f"a run of calls without counterpart on the other side: {_operator(finding)}"
+
+
+def _argument(finding: Finding) -> str:
+    slot = _worst(finding, "value")
+    changes = changed_arguments(slot) if slot is not None else []
+    if not changes:
+        return "it was called with different arguments"
+    name, before, after = changes[0]
+    more = f" (and {counted(len(changes) - 1, 'more argument')})" if len(changes) > 1 else ""
+    return f"argument {name} differs: {before} in the baseline, {after} in the candidate{more}"
+
+
+def _random(finding: Finding) -> str:
+    error = _error(finding, expected=False)
+    if finding.because:  # it was found out why
+        return f"it draws random numbers, and its outputs differ ({error})"
+    return f"it drew different random numbers ({error}): seed, generator or draws before it differ"
+
+
+def _input(finding: Finding) -> str:
+    slot = finding.slots[0] if finding.slots else None  # the verdict puts the input it means first
+    name = one_line(slot.slot) if slot else "an input"
+    how = _error(finding, expected=False)
+    if slot is not None and slot.state == "incomparable" and slot.shape[0] != slot.shape[1]:
+        how = f"shape {slot.shape[0]} in the baseline, {slot.shape[1]} in the candidate"
+    what = f"{name} differs ({how}) and no captured call produced it"
+    if finding.because:  # it was found out what it is
+        return what
+    return f"{what}: the data, the weights or what was not captured before it differ"
+
+
+def _overwritten(finding: Finding) -> str:
+    name = one_line(finding.slots[0].slot) if finding.slots else "an input"
+    error = _error(finding, expected=False)
+    what = f"{name} is not what the captured call before had written there ({error}), and in the baseline it is"
+    return f"{what}: something wrote to that memory unseen, or a stale buffer was read"
+
+
+def _unmatched(finding: Finding) -> str:
+    other = {"baseline": "candidate", "candidate": "baseline"}.get(finding.side, "other run")
+    return f"exists only in the {_side(finding)}; the {other} has no such call here"
+
+
+_EVIDENCE: dict[str, Callable[[Finding], str]] = {
+    "operator": _operator,
+    "argument": _argument,
+    "random": _random,
+    "input": _input,
+    "overwritten": _overwritten,
+    "unmatched": _unmatched,
+    "region": _region,
+}
+
+
+def _error(finding: Finding, *, expected: bool = True) -> str:
+    error = max(finding.error_in, finding.error_out) if finding.kind in ("input", "overwritten") else finding.error_out
+    if not math.isfinite(error):
+        slot = _worst(finding)
+        return one_line(slot.reason) if slot and slot.reason else f"rel. L2 {sci(error)}"
+    if not expected:
+        return f"rel. L2 {sci(error)}"
+    if finding.expected <= 0 and finding.because:
+        return f"rel. L2 {sci(error)}"
+    if finding.expected <= 0:
+        return f"rel. L2 {sci(error)}, where none is expected"
+    return f"rel. L2 {sci(error)}, {times(finding.ratio)} the expected rounding error"
+
+
+def _worst(finding: Finding, method: str | None = None) -> SlotComparison | None:
+    """The deviating slot with the largest error (an unmeasurable one counts as the largest), of one method if named."""
+    slots = [s for s in finding.slots if s.state in ("deviates", "incomparable") and method in (None, s.method)]
+    return max(slots, key=lambda s: float("inf") if math.isnan(s.relative_l2) else s.relative_l2, default=None)
+
+
+def _side(finding: Finding) -> str:
+    return finding.side if finding.side != "both" else "one run"
+
+
+def _verb(count: int, verb: str) -> str:
+    return verb + "s" if count == 1 else verb
+
+
+def hidden_note(count: int) -> list[str]:
+    """Say what statistics do not show of so many results."""
+    if not count:
+        return []
+    what = f"{counted(count, 'result')} {'was' if count == 1 else 'were'} compared by statistics only"
+    return [f"{what}; a few wrong elements could go unnoticed (--detail tensor shows them)"]

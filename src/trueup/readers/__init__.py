@@ -1,9 +1,0 @@
-"""Dumps of other tools, made into captures: one file for each format, behind the interface in ``dump``.
-
-``import_dump`` is all that others call. Readers know no framework but PyTorch's file reader, which they import where a .pt file is
-to be read, and believe nothing that a dump says: no path out of its folder, no size, no pickle.
-"""
-
-from trueup.readers.importing import Imported, import_dump
-
-__all__ = ["Imported", "import_dump"]

@@ -1,0 +1,323 @@
+"""The backward of operations and layers, seen where TensorFlow asks Python for a gradient.
+
+A tape asks one function for the gradient of any operation (`backprop._gradient_function`), eagerly and while a graph is built;
+`tf.gradients`, and whatever makes the backward of a function, a loop or a branch, asks `ops.get_gradient_function`. What goes into
+such a gradient function and comes out of it is the backward call of the operation; what it executes is part of it.
+
+The gradient of a layer's output is what comes to the operation that made it. That of a layer's input is what the one operation
+inside that read it makes; where several did, and nobody outside, what comes to the operation that made the input: a sum which
+only TensorFlow makes. Where others read it too, the layer's own part is known to nobody, and is not recorded.
+"""
+
+from __future__ import annotations
+
+from collections import Counter, defaultdict
+from collections.abc import Callable
+from functools import wraps
+from typing import TYPE_CHECKING, Any
+
+import tensorflow as tf
+from tensorflow.python import pywrap_tfe
+from tensorflow.python.eager import backprop, execute
+from tensorflow.python.framework import ops
+from tensorflow.python.framework import tensor as tensor_lib
+
+from trueup.foundation.frameworks.tensorflow_names import PASSED_OVER
+from trueup.recording.adapters.tensorflow.context import ThreadState
+from trueup.recording.adapters.tensorflow.custom_gradients import OP, Custom, CustomGradients
+from trueup.recording.adapters.tensorflow.nodes import Node, number_of
+from trueup.recording.adapters.tensorflow.operations import PREFIX
+from trueup.recording.adapters.tensorflow.tensors import NamedTensors, holds_numbers, is_handle, named_tensors
+from trueup.recording.recorder.replacing import Replacement
+
+if TYPE_CHECKING:
+    from trueup.recording.adapters.tensorflow.session import Session
+
+LOSS = "tf.GradientTape.gradient"
+
+
+class Gradients:
+    """Follows calls into the backward."""
+
+    def __init__(self, session: Session) -> None:
+        self._session = session
+        self._by_attributes: dict[int, tuple[Any, Node]] = {}
+        """Attributes of an operation on a tape, by their address, which they keep: all that a tape surely tells of it."""
+        self._by_output: dict[int, Node] = {}
+        self._layers_of_output: defaultdict[int, list[tuple[Node, str]]] = defaultdict(list)
+        self._layers_of_input: defaultdict[int, list[Node]] = defaultdict(list)
+        self.uses: Counter[int] = Counter()
+        """How many operations read a tensor."""
+        self._original = backprop._gradient_function
+        self._custom = CustomGradients(session)
+
+    def forget(self) -> None:
+        """Let go of what was seen, at the end of a step; what stands in graphs stays as long as they do."""
+        self._by_attributes = {k: v for k, v in self._by_attributes.items() if not v[1].live}
+        self._by_output = {k: v for k, v in self._by_output.items() if not v.live}
+        kept = {k: [pair for pair in v if not pair[0].live] for k, v in self._layers_of_output.items()}
+        self._layers_of_output = defaultdict(list, {k: v for k, v in kept.items() if v})
+        inputs = {k: [layer for layer in v if not layer.live] for k, v in self._layers_of_input.items()}
+        self._layers_of_input = defaultdict(list, {k: v for k, v in inputs.items() if v})
+        self.uses.clear()
+        self._custom.forget()
+
+    # ------------------------------------------------------------------------------------------------------ in the forward
+    def made(self, node: Node, attrs: Any) -> None:
+        """Note which operation made tensors."""
+        if node.live:
+            self._by_attributes[id(attrs)] = attrs, node
+        for number in node.outputs:
+            self._by_output[number] = node
+
+    def maker(self, tensor: Any) -> Node | None:
+        """Return the operation that made a tensor, where it was seen."""
+        return self._by_output.get(number_of(tensor))
+
+    def layer(self, node: Node) -> None:
+        """Note which tensors a layer was given and returned."""
+        for number, name in node.outputs.items():
+            self._layers_of_output[number].append((node, name))
+        for number in node.inputs:
+            self._layers_of_input[number].append(node)
+
+    # ----------------------------------------------------------------------------------------------------- in the backward
+    def install(self) -> None:
+        """Stand around gradient functions."""
+        self._original = backprop._gradient_function
+        pywrap_tfe.TFE_Py_RegisterGradientFunction(self._of_tape)
+
+    def remove(self) -> None:
+        """Leave no trace."""
+        pywrap_tfe.TFE_Py_RegisterGradientFunction(self._original)
+
+    def replacements(self) -> list[Replacement]:
+        """Return what stands around the passes of tapes, and where graphs ask for gradient functions."""
+        return [
+            Replacement(tf.GradientTape, "gradient", self._around_tape),
+            Replacement(ops, "get_gradient_function", self._around_lookup),
+            Replacement(execute, "record_gradient", self._around_record), *self._custom.replacements(),
+        ]
+
+    def _around_record(self, original: Callable[..., Any]) -> Callable[..., Any]:
+        """Learn under which attributes a tape keeps an operation that was put into a graph."""
+
+        @wraps(original)
+        def record_gradient(op_name: str, inputs: Any, attrs: Any, outputs: Any) -> Any:
+            session = self._session
+            if session.active and session.threads.state.tracing and outputs:
+                first = outputs[0] if isinstance(outputs, (list, tuple)) else outputs
+                node = self._by_output.get(getattr(first, "_id", -1))
+                if node is not None and not node.live:
+                    self._by_attributes[id(attrs)] = attrs, node
+            return original(op_name, inputs, attrs, outputs)
+
+        return record_gradient
+
+    def _of_tape(
+        self, op_name: str, attr_tuple: Any, num_inputs: int, inputs: Any, outputs: Any, out_grads: Any, *rest: Any
+    ) -> Any:
+        def run() -> Any:
+            return self._original(op_name, attr_tuple, num_inputs, inputs, outputs, out_grads, *rest)
+
+        known = self._by_attributes.get(id(attr_tuple))
+        node = None if known is None else known[1]
+        if node is None:
+            made = next((t for t in outputs or () if isinstance(t, tensor_lib.Tensor)), None)
+            node = None if made is None else self.maker(made)
+        return self._differentiated(op_name, node, out_grads, run)
+
+    def _around_lookup(self, original: Callable[..., Any]) -> Callable[..., Any]:
+        @wraps(original)
+        def get_gradient_function(op: Any) -> Any:
+            found = original(op)
+            session = self._session
+            if found is None or not session.active or not session.threads.state.tracing:
+                return found
+
+            @wraps(found)
+            def gradient(op: Any, *out_grads: Any) -> Any:
+                made = op.outputs[0] if op.outputs else None
+                custom = self._custom.of(found, made)
+                if custom is not None:
+                    return self.differentiated_by_hand(custom, out_grads, lambda: found(op, *out_grads))
+                node = None if made is None else self.maker(made)
+                return self._differentiated(op.type, node, out_grads, lambda: found(op, *out_grads))
+
+            return gradient
+
+        return get_gradient_function
+
+    def _differentiated(self, kind: str, forward: Node | None, out_grads: Any, run: Callable[[], Any]) -> Any:
+        """Run a gradient function as the backward call of an operation."""
+        session = self._session
+        state = session.threads.state
+        graph = session.graph_here()
+        if state.busy or not session.active or kind in PASSED_OVER or (graph is not None and not session.programs.follows(graph)):
+            return run()
+        node: Node | None = None
+        received: NamedTensors = []
+        with session.observing(state, f"the gradient of {kind}"):
+            node = self._begin(state, f"{PREFIX}{kind}" if forward is None else forward.op, forward, graph)
+            received = _flat("grad_output", out_grads)
+            session.slots.unseen(node, [f"grad_output.{k}" for k, gradient in enumerate(out_grads) if is_handle(gradient)])
+            session.slots.inputs(node, received)
+        if node is None:
+            return run()
+        state.brackets.append((node, graph))
+        try:
+            result = run()
+        finally:
+            state.brackets.pop()
+        if session.active:
+            with session.observing(state, f"the gradient of {kind}"):
+                made = _flat("grad_input", result)
+                session.slots.outputs(node, made)
+                if graph is not None:
+                    session.programs.tap(graph, node, received, made)
+                if forward is not None:
+                    self._of_layers(forward, forward.parent, received, made, graph)
+        return result
+
+    def differentiated_by_hand(self, custom: Custom, out_grads: Any, run: Callable[[], Any]) -> Any:
+        """Run a gradient function that a user wrote as a backward call; what it executes is inside.
+
+        Args:
+            custom: the function that has this gradient.
+            out_grads: what it is given; the gradients of arguments that pass through a graph with the results come last.
+            run: the gradient function.
+        """
+        session = self._session
+        state = session.threads.state
+        graph = session.graph_here()
+        if state.busy or not session.active or (graph is not None and not session.programs.follows(graph)):
+            return run()
+        node: Node | None = None
+        received = _flat("grad_output", out_grads[: custom.results])
+        with session.observing(state, OP):
+            node = self._begin(state, OP, custom.forward, graph)
+            session.slots.inputs(node, received)
+        if node is None:
+            return run()
+        brackets, state.brackets = state.brackets, []
+        state.by_hand.append(node)
+        try:
+            result = run()
+        finally:
+            state.by_hand.pop()
+            state.brackets = brackets
+        if session.active:
+            with session.observing(state, OP):
+                made = _flat("grad_input", result[custom.results :] if custom.shifted else result)
+                session.slots.outputs(node, made)
+                if graph is not None:
+                    session.programs.tap(graph, node, received, made)
+                self._of_layers(custom, custom.forward.parent, received, made, graph)
+        return result
+
+    def _begin(self, state: ThreadState, op: str, forward: Node | None, graph: Any) -> Node:
+        session = self._session
+        if forward is None:
+            return session.begin("api", "backward", "", op, parent=None, forward=None, site=None, graph=graph)
+        parent = None if forward.parent is None else self._backward_of(forward.parent, graph)
+        phase = "optimizer" if state.stepping else "backward"
+        return session.begin("api", phase, forward.scope, op, parent=parent, forward=forward, site=forward.site, graph=graph)
+
+    def _backward_of(self, layer: Node, graph: Any) -> Node:
+        """Return the backward call of a layer, begun once in a pass."""
+        session = self._session
+        number = session.pass_number(graph)
+        if layer.backward is None or layer.passed != number:
+            parent = None if layer.parent is None else self._backward_of(layer.parent, graph)
+            layer.passed = number
+            layer.backward = session.begin(
+                "module", "backward", layer.scope, layer.op, parent=parent, forward=layer, site=layer.site, graph=graph
+            )
+        return layer.backward
+
+    def _of_layers(
+        self, forward: Node | Custom, inside: Node | None, received: NamedTensors, made: NamedTensors, graph: Any
+    ) -> None:
+        """Record what a gradient is to the layers around the tensor that it belongs to."""
+        outputs = {name: number for number, name in forward.outputs.items()}
+        for name, gradient in received:
+            number = outputs.get(_slot(name))
+            if number is None:
+                continue
+            suffix = _suffix(name)
+            for layer, slot in self._layers_of_output.get(number, ()):
+                self._add(layer, f"grad_{slot}{suffix}", gradient, graph)
+            for layer in self._layers_of_input.get(number, ()):
+                if layer.uses.get(number, 0) > 1 and layer.uses[number] == self.uses[number]:
+                    self._add(layer, f"grad_{layer.inputs[number]}{suffix}", gradient, graph)
+        inputs = {name: number for number, name in forward.inputs.items()}
+        for name, gradient in made:
+            number = inputs.get(_slot(name))
+            around = inside
+            while number is not None and around is not None:
+                if around.uses.get(number) == 1:
+                    self._add(around, f"grad_{around.inputs[number]}{_suffix(name)}", gradient, graph)
+                around = around.parent
+
+    def _add(self, layer: Node, name: str, gradient: Any, graph: Any) -> None:
+        session = self._session
+        if not session.records("module"):
+            return
+        backward = self._backward_of(layer, graph)
+        pair = [(name, gradient)]
+        session.slots.inputs(backward, pair)
+        if graph is not None:
+            session.programs.tap(graph, backward, pair)
+
+    # ------------------------------------------------------------------------------------------------------ passes of tapes
+    def _around_tape(self, original: Callable[..., Any]) -> Callable[..., Any]:
+        @wraps(original)
+        def gradient(tape: Any, target: Any, sources: Any, *args: Any, **kwargs: Any) -> Any:
+            session = self._session
+            state = session.threads.state
+            graph = session.graph_here()
+            follows = session.active and not state.busy and (graph is None or session.programs.follows(graph))
+            if follows and not state.by_hand:  # a tape inside a gradient function differentiates no loss
+                with session.observing(state, LOSS):
+                    self._loss(state, target, graph)
+            state.passes.append(session.next_pass())
+            try:
+                return original(tape, target, sources, *args, **kwargs)
+            finally:
+                state.passes.pop()
+                if graph is None:
+                    session.flush()
+
+        return gradient
+
+    def _loss(self, state: ThreadState, target: Any, graph: Any) -> None:
+        """Record what is differentiated: the loss curve."""
+        tensors = named_tensors("input", tf.nest.flatten(target))[:1]
+        if not tensors:
+            return
+        session = self._session
+        node = session.begin("api", "forward", "", LOSS, parent=None, forward=None, site=session.site(state, graph), graph=graph)
+        session.slots.inputs(node, tensors)
+        if graph is not None:
+            session.programs.tap(graph, node, tensors)
+
+
+def _flat(prefix: str, value: Any) -> NamedTensors:
+    """Name gradients; what a gradient function returns is one, or a list with None where there is none."""
+    values = value if isinstance(value, (list, tuple)) else [value]
+    found: NamedTensors = []
+    for k, item in enumerate(values):
+        if holds_numbers(item):
+            found.append((f"{prefix}.{k}", item))
+        elif isinstance(item, tf.IndexedSlices):
+            found += [(f"{prefix}.{k}.values", item.values), (f"{prefix}.{k}.indices", item.indices)]
+    return found
+
+
+def _slot(name: str) -> str:
+    """Return ``input.0`` for ``grad_input.0.values``."""
+    return ".".join(name.removeprefix("grad_").split(".")[:2])
+
+
+def _suffix(name: str) -> str:
+    return "".join(f".{part}" for part in name.split(".")[2:])

@@ -1,0 +1,243 @@
+"""Sessions of TensorFlow 1: what a run computes is fetched with what the user fetches.
+
+Every session, a `MonitoredSession` too, comes to ``BaseSession._do_run``. Of a run all tensors on the way to what was asked for are
+fetched besides; nothing else is executed than what the run executes anyway. In which order the graph was built is the order of its
+calls, and names tell what they are: ``tf.gradients`` puts the backward of ``net/MatMul`` under ``gradients/net/MatMul_grad``.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from functools import wraps
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from tensorflow.python.client import session as client
+from tensorflow.python.framework import errors
+
+from trueup.foundation.frameworks import tensorflow_names
+from trueup.foundation.frameworks.tensorflow_names import APPLIES, PASSED_OVER, READ, UPDATE, device_name
+from trueup.recording.adapters.tensorflow.host import measure
+from trueup.recording.adapters.tensorflow.nodes import Node, number_of
+from trueup.recording.adapters.tensorflow.operations import PREFIX, unseen
+from trueup.recording.adapters.tensorflow.tensors import HANDLES, attributes, slot_of
+from trueup.recording.recorder import Statistics
+from trueup.recording.recorder.replacing import Replacement
+
+if TYPE_CHECKING:
+    from trueup.recording.adapters.tensorflow.session import Session
+
+RUN = "tf.Session.run"
+MOST_PLANS = 64
+
+FETCHED = (
+    "sessions fetch what they compute besides what was asked for: what TensorFlow would fuse is computed as it is written, so "
+    "results may differ from those of a plain run in the last bits (docs/tensorflow.md)"
+)
+GONE = (
+    "some values of a session's graph are not recorded: its optimizer replaces what makes them even where they are fetched (a "
+    "function by another implementation of it, operations by one kernel), nor are the calls that read them"
+)
+REFUSED = re.compile(
+    r"Tensor ([^ ,]+), specified in either feed_devices or fetch_devices was not found|Node '([^']+)'.*does not have output (\d+)"
+)
+"""How a session refuses to fetch such a value (TensorFlow 2.21)."""
+INSIDE = "loops and branches of a session's graph are seen from outside: what goes in and comes out is recorded"
+
+
+@dataclass(frozen=True, slots=True)
+class Standing:
+    """An operation of a graph, and what its name tells."""
+
+    op: Any
+    phase: str
+    scope: str
+    forward: str | None
+    value: str | None
+
+
+@dataclass(slots=True)
+class Plan:
+    """What is recorded of runs that ask for the same."""
+
+    standings: list[Standing] = field(default_factory=list)
+    fetches: list[Any] = field(default_factory=list)
+    """Tensors that are fetched besides."""
+    gone: set[str] = field(default_factory=set)
+    """Names of tensors that cannot be fetched."""
+    steps: bool = False
+    """Whether an optimizer steps in it."""
+
+
+class Sessions:
+    """Stands around the runs of sessions."""
+
+    def __init__(self, session: Session) -> None:
+        self._session = session
+        self._plans: dict[tuple[Any, ...], Plan] = {}
+
+    def replacements(self) -> list[Replacement]:
+        """Return what stands around every run."""
+        return [Replacement(client.BaseSession, "_do_run", self._around)]
+
+    def _around(self, original: Callable[..., Any]) -> Callable[..., Any]:
+        @wraps(original)
+        def run(running: Any, handle: Any, targets: Any, fetches: Any, feeds: Any, *rest: Any) -> Any:
+            session = self._session
+            state = session.threads.state
+            if handle is not None or state.busy or not session.counts or not state.known:
+                return original(running, handle, targets, fetches, feeds, *rest)
+            plan: Plan | None = None
+            with session.observing(state, RUN):
+                plan = self._plan(running.graph, targets, fetches, feeds)
+            if plan is None:
+                return original(running, handle, targets, fetches, feeds, *rest)
+            session.enter_model(None, state)
+            if session.active:
+                results = self._executed(plan, fetches, lambda more: original(running, handle, targets, more, feeds, *rest))
+                with session.observing(state, RUN):
+                    self._record(plan, fetches, feeds, results)
+                results = results[: len(fetches)]
+            else:
+                results = original(running, handle, targets, fetches, feeds, *rest)
+            if plan.steps:
+                session.updates(self)
+                session.optimizers.stepped(self)
+            return results
+
+        return run
+
+    # ------------------------------------------------------------------------------------------------- what a run computes
+    def _plan(self, graph: Any, targets: Sequence[Any], fetches: Sequence[Any], feeds: dict[Any, Any]) -> Plan:
+        fed = {ref.deref().name for ref in feeds}
+        key = (id(graph), graph.version, *(t.name for t in targets), "", *(t.name for t in fetches), "", *sorted(fed))
+        found = self._plans.get(key)
+        if found is None:
+            if len(self._plans) >= MOST_PLANS:
+                self._plans.clear()
+            found = self._plans[key] = self._made(graph, [*targets, *(t.op for t in fetches)], fed)
+            if found.fetches:
+                self._session.recorder.note(FETCHED)
+        return found
+
+    def _made(self, graph: Any, ends: list[Any], fed: set[str]) -> Plan:
+        reached = _reached(ends, fed)
+        ops = [op for op in graph.get_operations() if op.name in reached]
+        updated = frozenset(found[1] for op in ops if APPLIES.match(op.type) and (found := UPDATE.match(op.name)))
+        plan = Plan(steps=bool(updated))
+        wanted: dict[str, Any] = {}
+        for op in ops:
+            if op._get_control_flow_context() is not None or op.type in ("Switch", "Merge"):
+                self._session.recorder.note(INSIDE)
+                continue
+            if op.type in PASSED_OVER or op.type == "VarIsInitializedOp":
+                continue
+            tensors = [t for t in (*op.inputs, *op.outputs) if _fetchable(graph, t)]
+            if tensors:
+                standing = _standing(op, updated)
+                plan.standings.append(standing)
+                if not self._session.recorder.selects("api", standing.phase, standing.scope, f"{PREFIX}{op.type}"):
+                    continue
+                wanted |= {t.name: t for t in tensors if t.name not in fed and t.op.name in reached}
+        plan.fetches = list(wanted.values())
+        return plan
+
+    def _executed(self, plan: Plan, fetches: Sequence[Any], run: Callable[[list[Any]], Any]) -> Any:
+        """Run, without what the graph optimizer takes away although it is fetched; that is refused before anything executes."""
+        while True:
+            try:
+                return run([*fetches, *plan.fetches])
+            except errors.OpError as error:
+                found = REFUSED.search(error.message)
+                name = "" if found is None else found[1] or f"{found[2]}:{found[3]}"
+                left = [t for t in plan.fetches if t.name != name]
+                if len(left) == len(plan.fetches):
+                    raise
+                plan.fetches = left
+                plan.gone.add(name)
+                self._session.recorder.note(GONE)
+
+    # -------------------------------------------------------------------------------------------------------- what it gave
+    def _record(self, plan: Plan, fetches: Sequence[Any], feeds: dict[Any, Any], results: Sequence[Any]) -> None:
+        session = self._session
+        session.slots.forget()
+        values = {ref.deref().name: np.asarray(value) for ref, value in feeds.items()}
+        values |= {t.name: np.asarray(value) for t, value in zip(plan.fetches, results[len(fetches) :], strict=True)}
+        known: dict[str, Statistics | None] = {}
+        nodes: dict[str, Node] = {}
+        for standing in plan.standings:
+            op = standing.op
+            if any(tensor.name in plan.gone for tensor in op.inputs):
+                continue  # what it was given is not known: it would be blamed for it
+            site = session.recorder.sites.named([(f.filename, f.lineno, f.name) for f in reversed(op.traceback)])
+            forward = None if standing.forward is None else nodes.get(standing.forward)
+            node = nodes[op.name] = session.begin(
+                "api", standing.phase, standing.scope, f"{PREFIX}{op.type}", parent=None, forward=forward, site=site, graph=None
+            )
+            if standing.value is not None:
+                session.slots.value(node, standing.value)
+            if op.outputs:
+                session.slots.unseen(node, unseen(op.type, op.inputs, op.graph))
+            for prefix, tensors in (("input", op.outputs if op.type == READ else op.inputs), ("output", op.outputs)):
+                for k, tensor in enumerate(tensors):
+                    if tensor.name in values:
+                        self._slot(node, f"{prefix}.{k}", tensor, values[tensor.name], known)
+        if plan.steps:
+            self._loss(fetches, results, known)
+
+    def _slot(self, node: Node, name: str, tensor: Any, value: Any, known: dict[str, Statistics | None]) -> None:
+        call = node.call()
+        if call is None or not call.recorded:
+            return
+        if tensor.name not in known:
+            known[tensor.name] = self._measured(value)
+        slot = slot_of(name, value.dtype.name, value.shape, device_name(tensor.device))
+        self._session.slots.add(node, call, slot, number_of(tensor), known[tensor.name])
+
+    def _measured(self, value: Any) -> Statistics | None:
+        session = self._session
+        try:
+            stats = measure(value, session.options.detail)
+        except (TypeError, ValueError) as error:
+            session.recorder.note(f"no statistics for {value.dtype.name}: {error}")
+            return None
+        if stats.data is not None:
+            session.recorder.keep(stats)
+        return stats
+
+    def _loss(self, fetches: Sequence[Any], results: Sequence[Any], known: dict[str, Statistics | None]) -> None:
+        """Record the first number that the user asks a training step for: the loss curve."""
+        session = self._session
+        for tensor, value in zip(fetches, results, strict=False):
+            if np.ndim(value) == 0 and tensor.dtype.is_floating:
+                node = session.begin("api", "forward", "", RUN, parent=None, forward=None, site=None, graph=None)
+                self._slot(node, "input.0", tensor, np.asarray(value), known)
+                return
+
+
+def _reached(ends: list[Any], fed: set[str]) -> set[str]:
+    """Return the names of the operations that a run executes."""
+    found: set[str] = set()
+    pending = list(ends)
+    while pending:
+        op = pending.pop()
+        if op.name in found:
+            continue
+        found.add(op.name)
+        pending += [t.op for t in op.inputs if t.name not in fed]
+        pending += op.control_inputs
+    return found
+
+
+def _fetchable(graph: Any, tensor: Any) -> bool:
+    numbers = tensor.dtype.base_dtype not in HANDLES
+    outside = tensor.op._get_control_flow_context() is None and tensor.op.type not in ("Switch", "Merge")
+    return bool(numbers and outside and graph.is_fetchable(tensor))
+
+
+def _standing(op: Any, updated: frozenset[str]) -> Standing:
+    phase, scope, forward = tensorflow_names.standing(op.name, op.type, updated)
+    told = [item for key in op.node_def.attr for item in (key, op.node_def.attr[key])]
+    return Standing(op, phase, scope, forward, attributes(told))

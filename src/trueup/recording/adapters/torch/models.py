@@ -1,0 +1,144 @@
+"""A torch.nn.Module as `trueup.analysis.pairing` sees it, and its weights as arrays."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import numpy as np
+import torch
+
+from trueup.foundation.frameworks.trees import Node, OptimizerFacts, Tree, path
+from trueup.foundation.model import TrueupError
+from trueup.recording.adapters.torch.host import to_numpy
+from trueup.recording.recorder.replacing import attributes_set
+
+PLAIN = (bool, int, float, str, tuple, list, type(None))
+
+
+def tree(model: torch.nn.Module) -> Tree:
+    """Return the modules of a model with their tensors and settings."""
+    nodes: dict[str, Node] = {}
+    ties: dict[str, str] = {}
+    seen: dict[int, str] = {}
+    for scope, module in model.named_modules():
+        own = _own(module)
+        for name, tensor in own.items():
+            first = seen.setdefault(id(tensor), path(scope, name))
+            if first != path(scope, name):
+                ties[path(scope, name)] = first
+        classes = tuple(kind.__name__ for kind in type(module).__mro__ if kind not in (object, torch.nn.Module))
+        shapes = {name: tuple(tensor.shape) for name, tensor in own.items()}
+        norms = {name: _norm(tensor) for name, tensor in own.items()}
+        nodes[scope] = Node(scope, classes or ("Module",), shapes, _settings(module), norms)
+    return Tree("torch", nodes, ties)
+
+
+def state(model: torch.nn.Module) -> dict[str, np.ndarray[Any, Any]]:
+    """Return the tensors of a model by full name; read only, and of the model's memory where that is on the host."""
+    return {path(scope, name): _array(tensor) for scope, module in model.named_modules() for name, tensor in _own(module).items()}
+
+
+def load(model: torch.nn.Module, found: Mapping[str, np.ndarray[Any, Any]]) -> None:
+    """Write arrays into the tensors of a model, in place.
+
+    Raises:
+        TrueupError: an array has another shape than the tensor.
+    """
+    tensors = {path(scope, name): tensor for scope, module in model.named_modules() for name, tensor in _own(module).items()}
+    for name, array in found.items():
+        tensor = tensors[name]
+        if tuple(tensor.shape) != array.shape:
+            raise TrueupError(f"{name}: expected shape {tuple(tensor.shape)}, got {array.shape}")
+        with torch.no_grad():
+            tensor.copy_(_tensor(array))
+
+
+def _own(module: torch.nn.Module) -> dict[str, torch.Tensor]:
+    kept = {n: t for n, t in module._buffers.items() if n not in module._non_persistent_buffers_set}
+    return {name: tensor for name, tensor in {**module._parameters, **kept}.items() if tensor is not None}
+
+
+def _settings(module: torch.nn.Module) -> dict[str, Any]:
+    found = {}
+    for name, value in vars(module).items():
+        if name.startswith("_") or name == "training":
+            continue
+        if isinstance(value, PLAIN):
+            found[name] = value
+        elif callable(value) and hasattr(value, "__name__"):
+            found[name] = value.__name__
+    return found
+
+
+def _array(tensor: torch.Tensor) -> np.ndarray[Any, Any]:
+    return to_numpy(tensor.detach().cpu())
+
+
+def _norm(tensor: torch.Tensor) -> float:
+    if not tensor.is_floating_point() or tensor.is_meta:
+        return float("nan")
+    return float(torch.linalg.vector_norm(tensor.detach(), dtype=torch.float64 if tensor.device.type == "cpu" else torch.float32))
+
+
+def _tensor(array: np.ndarray[Any, Any]) -> torch.Tensor:
+    if array.dtype.kind == "V" or array.dtype.name.startswith(("bfloat16", "float8")):
+        array = array.astype(np.float32)
+    return torch.from_numpy(np.array(array))
+
+
+def optimizer_facts(optimizer: torch.optim.Optimizer) -> OptimizerFacts:
+    """Return what an optimizer is; ``betas`` are two settings."""
+    groups = [_spread(group) for group in optimizer.param_groups]
+    more = tuple({n: v for n, v in group.items() if v != groups[0].get(n)} for group in groups[1:])
+    classes = tuple(kind.__name__ for kind in type(optimizer).__mro__ if kind not in (object, torch.optim.Optimizer))
+    return OptimizerFacts("torch", classes, groups[0] if groups else {}, more)
+
+
+def _spread(group: dict[str, Any]) -> dict[str, Any]:
+    found = {name: _number(value) for name, value in group.items() if name not in ("params", "betas", "initial_lr")}
+    return found | {f"beta{n}": _number(value) for n, value in enumerate(group.get("betas", ()), 1)}
+
+
+def _number(value: Any) -> Any:
+    return value.item() if isinstance(value, torch.Tensor) and value.numel() == 1 else value
+
+
+def without_dropout(model: torch.nn.Module) -> contextlib.AbstractContextManager[int]:
+    """Turn dropout off for a while; gives how many modules had any."""
+    found: list[tuple[Any, str, Any]] = []
+    for module in model.modules():
+        if type(module).__name__ in ("Dropout", "Dropout1d", "Dropout2d", "Dropout3d", "AlphaDropout", "FeatureAlphaDropout"):
+            found += [(module, "p", 0.0)] if module.p else []
+        elif isinstance(getattr(module, "dropout", None), float) and module.dropout:
+            found.append((module, "dropout", 0.0))
+    return attributes_set(found)
+
+
+def tensor(array: Any) -> torch.Tensor:
+    """Return an array as a tensor."""
+    return _tensor(np.asarray(array))
+
+
+def is_floating(value: Any) -> bool:
+    """Tell whether a value is a tensor of floating point."""
+    return isinstance(value, torch.Tensor) and value.is_floating_point()
+
+
+def mean_square(value: torch.Tensor) -> torch.Tensor:
+    """Return the mean of the squares of a tensor's elements."""
+    return (value * value).mean()
+
+
+def step(model: torch.nn.Module, loss: Callable[[], Any], optimizer: Any | None) -> None:
+    """Run a forward and a backward, and an optimizer's step where one is given; forget the gradients."""
+    loss().backward()
+    if optimizer is not None:
+        optimizer.step()
+    model.zero_grad(set_to_none=True)
+
+
+def no_gradients() -> Any:
+    """Return a block in which nothing is differentiated."""
+    return torch.no_grad()

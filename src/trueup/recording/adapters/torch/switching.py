@@ -1,0 +1,89 @@
+"""Optimisations of PyTorch that no setting switches off for the whole process, switched off (`recorder.switching`)."""
+
+from __future__ import annotations
+
+import functools
+import inspect
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+
+from trueup.recording.recorder.replacing import Replacement
+from trueup.recording.recorder.switching import WhenLoaded
+
+PLAIN = ("eager", "aot_eager", "aot_eager_decomp_partition")
+"""Backends that generate no code."""
+
+
+def optimizers(names: Sequence[str]) -> None:
+    """Have all optimizers of torch.optim made with ``foreach`` or ``fused`` false, whatever the script asks for.
+
+    Args:
+        names: ``foreach``, ``fused`` or both.
+    """
+    classes: list[Any] = [kind for kind in vars(torch.optim).values() if isinstance(kind, type)]
+    kinds = [kind for kind in classes if issubclass(kind, torch.optim.Optimizer)]
+    for kind in kinds:
+        known = [name for name in names if name in inspect.signature(kind.__init__).parameters]
+        if known:
+            Replacement(kind, "__init__", functools.partial(_made_with, dict.fromkeys(known, False))).install()
+
+
+def _made_with(forced: dict[str, bool], original: Callable[..., None]) -> Callable[..., None]:
+    signature = inspect.signature(original)
+
+    @functools.wraps(original)
+    def __init__(self: Any, *args: Any, **kwargs: Any) -> None:
+        given = signature.bind_partial(self, *args, **kwargs)
+        given.arguments.update(forced)
+        original(*given.args, **given.kwargs)
+
+    return __init__
+
+
+def compile_stance(name: str) -> None:
+    """Have every compiled function run under a stance; ``force_eager`` runs the Python code that it was made of.
+
+    Once Dynamo is imported, which a training without torch.compile never does.
+    """
+    WhenLoaded("torch._dynamo", lambda: torch.compiler.set_stance(name)).install()
+
+
+def compile_backend(name: str) -> Callable[[], list[str]]:
+    """Have torch.compile hand its graphs to another backend; return what tells which ones were asked for.
+
+    Args:
+        name: of a backend, such as ``aot_eager``, which executes the graph's operators one by one.
+    """
+    asked: dict[str, None] = {}
+
+    def make(original: Callable[[Any], Any]) -> Callable[[Any], Any]:
+        @functools.wraps(original)
+        def get_compiler_fn(compiler: Any) -> Any:
+            if compiler in PLAIN or compiler is None:
+                return original(compiler)
+            asked[_named(compiler)] = None
+            return original(name)
+
+        return get_compiler_fn
+
+    def stand_in() -> None:
+        from torch._dynamo import eval_frame
+
+        Replacement(eval_frame, "get_compiler_fn", make).install()
+
+    WhenLoaded("torch._dynamo.eval_frame", stand_in).install()
+    return lambda: list(asked)
+
+
+def _named(compiler: Any) -> str:
+    """Name a backend, with the line of its code where it is no string."""
+    inner = getattr(compiler, "compiler_fn", compiler)
+    if isinstance(inner, str):
+        return inner
+    if type(compiler).__name__ == "_TorchCompileInductorWrapper":
+        return "inductor"
+    code = getattr(inner, "__code__", None)
+    name = getattr(inner, "__qualname__", type(inner).__name__)
+    return name if code is None else f"{name} ({code.co_filename}:{code.co_firstlineno})"

@@ -1,0 +1,312 @@
+"""A recorded call made whole again: its tensors, how it was called, and the state in which it ran. No framework is needed.
+
+>>> calls = RecordedCalls(trueup.open_capture("runs/cpu"))
+>>> for call in calls.of_step(rank=0, step=3, levels=("aten",)):
+...     call.key.op, list(call.inputs), call.invocation["args"], call.inputs["input.0"].array().shape
+('aten::addmm', ['input.0', 'input.1', 'input.2'], [{'tensor': 'input.0'}, ...], (768,))
+>>> calls.at(rank=0, seq=4711).random                            # state of the generators when it began, by device
+{'cpu': b'...'}
+
+`recorded_call` of an adapter turns such a call into a function, its arguments and the modes to execute it in.
+
+A capture is untrusted: nothing here evaluates text; sizes are believed only where the file bears them out (`store`), what is
+JSON is bounded in length and depth, and the state of a generator in size.
+"""
+
+from __future__ import annotations
+
+import base64
+import json
+import math
+import zlib
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from trueup.foundation.model import CallKey, TrueupError
+from trueup.foundation.store import Capture
+from trueup.foundation.store.segment import numpy_dtype
+
+NUMBERS = ("min", "max", "mean", "l2", "n_nan", "n_posinf", "n_neginf", "n_zero")
+COLUMNS = (
+    "rank", "step", "seq", "parent", "phase", "level", "scope", "op", "ordinal", "slot", "dtype", "shape", "strides", "device",
+    *NUMBERS, "digest", "payload_segment", "payload_key", "payload_view", "value", "forward_seq", "site", "producer_seq",
+    "producer_slot",
+)  # fmt: skip
+
+MOST_TEXT = 1 << 20
+"""Longest JSON of an invocation that is read."""
+MOST_STATE = 1 << 16
+"""Largest state of a generator: that of the CPU has 5056 bytes, others 16."""
+
+
+@dataclass(frozen=True)
+class RecordedTensor:
+    """A slot of a call: what was recorded of it, and its elements where the bytes were kept."""
+
+    slot: str
+    dtype: str
+    shape: tuple[int, ...]
+    strides: tuple[int, ...] | None
+    """In elements; None where the layout has none."""
+    device: str
+    numbers: Mapping[str, float | None]
+    """``min``, ``max``, ``mean``, ``l2`` and the counts of NaN, Inf and zero; None each where nothing was measured."""
+    digest: str | None
+    _place: tuple[Capture, int, str, str, list[int] | None] | None = field(default=None, repr=False)
+    producer: tuple[int, str] | None = None
+    """Execution number and slot of the call that last wrote its memory; None: none that was recorded."""
+
+    @property
+    def kept(self) -> bool:
+        """Whether its elements were kept."""
+        return self._place is not None
+
+    @property
+    def measured(self) -> bool:
+        """Whether its numbers are known. Memory that nobody had written to is not measured, nor what is no plain array."""
+        return self.numbers["l2"] is not None
+
+    @property
+    def numel(self) -> int:
+        """Number of elements."""
+        return math.prod(self.shape)
+
+    @property
+    def buffer(self) -> tuple[int, str, str] | None:
+        """Which of the buffers that were kept it shows: rank, segment and key; None: its elements were not kept."""
+        return None if self._place is None else self._place[1:4]
+
+    def positions(self) -> NDArray[np.int64]:
+        """Return where in that buffer each of its elements lies, in the recorded shape; `array` tells whether that is true."""
+        view = None if self._place is None else self._place[4]
+        if view is None:
+            return np.arange(self.numel).reshape(self.shape)
+        count = len(view) // 2
+        found = np.array(view[0], np.int64)
+        for size, stride in zip(view[1 : 1 + count], view[1 + count :], strict=True):
+            found = found[..., None] + stride * np.arange(size)
+        return found.reshape(self.shape)
+
+    def array(self) -> NDArray[Any]:
+        """Return the elements, read-only, C order, in the recorded shape.
+
+        Raises:
+            TrueupError: they were not kept, or the file that holds them is damaged, or holds other bytes than were recorded.
+        """
+        if self._place is None:
+            raise TrueupError(f"{self.slot} has no elements in the capture: record with --detail tensor")
+        capture, rank, segment, key, view = self._place
+        found = capture.payload(rank, segment, key, view, self.digest)
+        if found.dtype != numpy_dtype(self.dtype) or found.size != self.numel:
+            held = f"{found.size} {found.dtype.name}"
+            raise TrueupError(f"{self.slot}: the capture holds {held} where it says {self.numel} {self.dtype}")
+        return found.reshape(self.shape)
+
+
+@dataclass(frozen=True)
+class RecordedCall:
+    """One call of a capture, with all that its execution needs."""
+
+    key: CallKey
+    seq: int
+    parent: int | None
+    forward_seq: int | None
+    """Of a backward call its forward call; of a recomputed one the call that it repeats."""
+    site: int | None
+    tensors: Mapping[str, RecordedTensor]
+    """By slot, in the order of the record: ``input.0``, ``output.0``, ``grad_output.0`` ..."""
+    value: str | None
+    """JSON of what it was given beside tensors, as reports show it (docs/format.md)."""
+    invocation: Mapping[str, Any] | None
+    """How exactly it was made; None where the capture does not say: not of detail ``tensor``, imported, or of an older version."""
+    random: Mapping[str, bytes] = field(default_factory=dict, repr=False)
+    """State of the devices' generators when it began, by type of device; of random operators and, at level api, of all calls."""
+
+    @property
+    def inputs(self) -> dict[str, RecordedTensor]:
+        """What it was given: slots ``input.…`` and, of a backward call, ``grad_output.…``."""
+        return {slot: t for slot, t in self.tensors.items() if slot.startswith(("input.", "grad_output."))}
+
+    @property
+    def outputs(self) -> dict[str, RecordedTensor]:
+        """What it computed: slots ``output.…`` and, of a backward call, ``grad_input.…``."""
+        return {slot: t for slot, t in self.tensors.items() if slot.startswith(("output.", "grad_input."))}
+
+    @property
+    def computed(self) -> bool:
+        """Whether anything was computed: not by `backward()` on the loss, which has no result, nor where results are shapes."""
+        return any(t.device != "meta" for t in self.outputs.values())
+
+    @property
+    def delivers(self) -> bool:
+        """Whether it is the backward of an api call: gradients in and out, of which the forward call tells how they are made.
+
+        A function that is called while a backward runs is none.
+        """
+        gradients = any(slot.startswith(("grad_input.", "grad_output.")) for slot in self.tensors)
+        return self.key.level == "api" and self.key.phase == "backward" and gradients
+
+    @property
+    def values(self) -> dict[str, Any]:
+        """What it was given beside tensors, by position or name; empty where it is not known."""
+        try:
+            found = json.loads(self.value or "{}")
+        except (ValueError, RecursionError):
+            return {}
+        return found if isinstance(found, dict) else {}
+
+    @property
+    def kind(self) -> str:
+        """Operator and overload: ``aten::add.Tensor``, ``torch.nn.functional.linear``."""
+        overload = (self.invocation or {}).get("overload")
+        return f"{self.key.op}.{overload}" if isinstance(overload, str) and overload not in ("", "default") else self.key.op
+
+    def signature(self) -> tuple[Any, ...]:
+        """Return what calls that do the same on other numbers share: op, phase, dtypes, shapes, strides and attributes."""
+        tensors = tuple((s, t.dtype, t.shape, t.strides) for s, t in self.tensors.items())
+        made = {k: v for k, v in (self.invocation or {}).items() if k != "random"}
+        return (self.key.level, self.kind, self.key.phase, tensors, json.dumps(made, sort_keys=True) if made else self.value)
+
+
+class RecordedCalls:
+    """The calls of a capture, read step by step.
+
+    Args:
+        capture: opened for reading; what turns out to be damaged is in its ``problems``.
+    """
+
+    def __init__(self, capture: Capture) -> None:
+        self.capture = capture
+        self._held: tuple[tuple[int, int], dict[int, RecordedCall]] | None = None
+        self._steps: dict[int, dict[int, tuple[int, int]]] = {}
+
+    def of_step(
+        self, rank: int, step: int, levels: Sequence[str] = ("aten", "api"), phases: Iterable[str] | None = None
+    ) -> list[RecordedCall]:  # fmt: skip
+        """Return the calls of a rank's step in the order of execution."""
+        wanted = None if phases is None else frozenset(phases)
+        calls = self._step(rank, step)
+        return [c for _, c in sorted(calls.items()) if c.key.level in levels and (wanted is None or c.key.phase in wanted)]
+
+    def at(self, rank: int, seq: int) -> RecordedCall:
+        """Return the call with this execution number.
+
+        Raises:
+            TrueupError: the rank has none.
+        """
+        if self._held is not None and self._held[0][0] == rank and seq in self._held[1]:
+            return self._held[1][seq]
+        for first, last, step in self._spans(rank):
+            if first <= seq <= last and seq in (calls := self._step(rank, step)):
+                return calls[seq]
+        raise TrueupError(f"{self.capture.path} has no call {seq} on rank {rank}: `trueup show` lists the calls with their numbers")
+
+    def _spans(self, rank: int) -> list[tuple[int, int, int]]:
+        """Return first and last execution number of each step of a rank."""
+        if rank not in self._steps:
+            table = self.capture.records(["step", "seq"], rank=rank)
+            steps, seqs = table["step"].to_numpy(), table["seq"].to_numpy()
+            found = {}
+            for step in np.unique(steps).tolist():
+                inside = seqs[steps == step]
+                found[step] = (int(inside.min()), int(inside.max()))
+            self._steps[rank] = found
+        return [(first, last, step) for step, (first, last) in self._steps[rank].items()]
+
+    def _step(self, rank: int, step: int) -> dict[int, RecordedCall]:
+        if self._held is None or self._held[0] != (rank, step):
+            self._held = (rank, step), dict(self._read(rank, step))
+        return self._held[1]
+
+    def _read(self, rank: int, step: int) -> Iterator[tuple[int, RecordedCall]]:
+        names = [*COLUMNS, *({"invocation"} & self.capture.names)]
+        table = self.capture.records(names, rank=rank, step=step)
+        columns = {name: table[name].to_pylist() for name in names}
+        made = columns.get("invocation") or [None] * table.num_rows
+        seqs = columns["seq"]
+        state: dict[str, bytes] = {}
+        start = 0
+        for stop in [*(np.flatnonzero(np.diff(seqs)) + 1).tolist(), len(seqs)] if seqs else []:
+            rows = range(start, stop)
+            call = self._call(columns, made, rows, state)
+            start = stop
+            yield call.seq, call
+
+    def _call(
+        self, columns: dict[str, list[Any]], made: list[str | None], rows: range, state: dict[str, bytes]
+    ) -> RecordedCall:  # fmt: skip
+        at = rows[0]
+        key = CallKey(*(columns[name][at] for name in ("rank", "step", "phase", "level", "scope", "op", "ordinal")))
+        tensors: dict[str, RecordedTensor] = {}
+        value, text = None, None
+        for k in rows:
+            if columns["slot"][k] == "arguments":
+                value, text = columns["value"][k], made[k]
+            elif columns["dtype"][k] is not None:
+                tensors.setdefault(columns["slot"][k], self._tensor(columns, k))
+        invocation = read_invocation(text)
+        if invocation is not None:
+            state.update(states_of(invocation))
+        seq, parent, forward, site = (columns[name][at] for name in ("seq", "parent", "forward_seq", "site"))
+        return RecordedCall(key, seq, parent, forward, site, tensors, value, invocation, dict(state))
+
+    def _tensor(self, columns: dict[str, list[Any]], k: int) -> RecordedTensor:
+        segment, key = columns["payload_segment"][k], columns["payload_key"][k]
+        place = None
+        if segment is not None and key is not None:
+            place = (self.capture, columns["rank"][k], segment, key, columns["payload_view"][k])
+        strides = columns["strides"][k]
+        seq, written = columns["producer_seq"][k], columns["producer_slot"][k]
+        return RecordedTensor(
+            columns["slot"][k], columns["dtype"][k], tuple(columns["shape"][k] or ()), None if strides is None else tuple(strides),
+            columns["device"][k] or "", {name: columns[name][k] for name in NUMBERS}, columns["digest"][k], place,
+            None if seq is None or written is None else (seq, written),
+        )  # fmt: skip
+
+
+def read_invocation(text: str | None) -> dict[str, Any] | None:
+    """Read the JSON of an invocation; None where there is none, or it is not one."""
+    if text is None or len(text) > MOST_TEXT:
+        return None
+    try:
+        found = json.loads(text)
+    except (ValueError, RecursionError):
+        return None
+    return found if isinstance(found, dict) and isinstance(found.get("args"), list) else None
+
+
+def read_state(text: Any) -> bytes | None:
+    """Read the state of a generator; None where it is none."""
+    if not isinstance(text, str) or len(text) > 2 * MOST_STATE:
+        return None
+    try:
+        return zlib.decompressobj().decompress(base64.b64decode(text, validate=True), MOST_STATE)
+    except (ValueError, zlib.error):
+        return None
+
+
+def tensor_nodes(node: Any, depth: int = 0) -> Iterator[Mapping[str, Any]]:
+    """Yield the tensors of an invocation."""
+    if depth > 32:
+        return
+    if isinstance(node, dict):
+        if "tensor" in node:
+            yield node
+        for inner in node.values():
+            yield from tensor_nodes(inner, depth + 1)
+    elif isinstance(node, list):
+        for inner in node:
+            yield from tensor_nodes(inner, depth + 1)
+
+
+def states_of(invocation: Mapping[str, Any]) -> Iterator[tuple[str, bytes]]:
+    """Yield the states of generators that an invocation notes, by type of device."""
+    random = invocation.get("random")
+    for kind, text in random.items() if isinstance(random, dict) else ():
+        state = read_state(text)
+        if state is not None:
+            yield str(kind), state
