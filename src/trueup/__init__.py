@@ -8,7 +8,7 @@
     DEVIATES  first culprit: neck.lstm, backward, step 0, rank 0  (torch.lstm / aten::_thnn_fused_lstm_cell_backward_impl)
               inputs agree (rel. L2 3e-8), outputs do not (rel. L2 2.1e-1, 3.5e6 x the expected rounding error)
               your code: centernet.py:57 in forward
-              37 later calls deviate only because of it
+              37 later calls deviate because their inputs do
 
 Importing it imports no framework, and costs little: each name below is loaded when it is first used.
 """

@@ -69,6 +69,13 @@ def test_a_culprit_in_full(tmp_path: Path) -> None:
     assert roles[1] == ("equal", "")
 
 
+@pytest.mark.parametrize(("off", "beyond"), [(0.1, 0), (0.9, 2)])
+def test_victims_of_which_little_agrees_may_hide_another_fault(off: float, beyond: int, tmp_path: Path) -> None:
+    first = compared(tmp_path, training(), training(wrong=(1, 1, off))).culprit
+    assert first is not None
+    assert (first.victims, first.beyond) == (2, beyond)
+
+
 def test_victims_are_only_those_after_the_first_culprit(tmp_path: Path) -> None:
     many = MAX_FINDINGS + 50
     baseline, candidate = Recording(), Recording()

@@ -18,7 +18,7 @@ def test_the_sentence_of_the_readme() -> None:
         "(torch.lstm / aten::_thnn_fused_lstm_cell_backward…)",
         "          inputs agree (rel. L2 3e-8), outputs do not (rel. L2 2.1e-1, 3.5e6 x the expected rounding error)",
         "          your code: centernet.py:57 in forward",
-        "          37 later calls deviate only because of it",
+        "          37 later calls deviate because their inputs do",
     ]
 
 
@@ -73,8 +73,15 @@ def test_could_not_tell(unmatched: int, notes: list[Reason | str], counts: dict[
 
 def test_one_victim_is_one() -> None:
     assert verdict_lines("deviates", [culprit(victims=1)], (), (), (), {})[-1].strip() == (
-        "1 later call deviates only because of it"
+        "1 later call deviates because its inputs do"
     )
+
+
+def test_victims_that_may_hide_another_fault_are_counted() -> None:
+    assert [line.strip() for line in verdict_lines("deviates", [culprit(victims=3700, beyond=1200)], (), (), (), {})[-2:]] == [
+        "3,700 later calls deviate because their inputs do",
+        "in 1,200 of them a second fault would not show, so far off are the inputs: fix this one, then compare again",
+    ]
 
 
 def test_several_culprits_are_named_and_counted() -> None:

@@ -246,7 +246,9 @@ class Finding:
     """Text of the source line, when the recorded file still holds it."""
     confidence: Literal["high", "could be rounding"] = "high"
     victims: int = 0
-    """How many later calls deviate only because of this one."""
+    """How many later calls deviate, and what they were given explains it."""
+    beyond: int = 0
+    """Of these, how many were given what differs by half or more, so that a fault of their own would not show."""
     alike: int = 0
     """Of a culprit: how many further calls of its kind, the same operator in the same phase, deviate by themselves, too."""
     alike_in: tuple[str, ...] = ()

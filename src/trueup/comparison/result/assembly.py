@@ -68,7 +68,8 @@ class Assembly:
         counts = count(table, self.one_sided, found.uncovered, len(found.steps))
         culprits = [self._culprit(kind) for kind in of_a_kind(certain)]
         if culprits:
-            culprits[0] = dataclasses.replace(culprits[0], victims=victims(table))
+            passed_on, beyond = victims(table)
+            culprits[0] = dataclasses.replace(culprits[0], victims=passed_on, beyond=beyond)
         passing = victim_findings(table, MAX_FINDINGS)
         unmatched = [unmatched_finding(call, side, self.sites[SIDES.index(side)][call.rank]) for side, call in found.unmatched]
         summaries = [summarise(c, o, found.ranks) for c, o in zip(found.captures, found.overviews[:2], strict=True)]

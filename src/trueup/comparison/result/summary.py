@@ -11,6 +11,7 @@ import pyarrow.compute as pc
 
 from trueup.comparison.graph.overview import Overview
 from trueup.comparison.graph.streams import WAYS, Alignment, Array, Numbers, Stream, Vocabulary
+from trueup.comparison.measures.thresholds import HALF
 from trueup.comparison.result.findings import Frames
 from trueup.comparison.result.loss_scales import COLUMNS as SCALE_COLUMNS
 from trueup.comparison.result.loss_scales import loss_scale_in
@@ -156,9 +157,11 @@ def count(table: pa.Table, one_sided: Sequence[pa.Table], unmatched: int, steps:
     return {"compared": table.num_rows, **states, "inherited": inherited, "unmatched": unmatched, **only, "steps": steps}
 
 
-def victims(table: pa.Table) -> int:
-    """Count the calls that only pass on what they got."""
-    return int(pc.sum(pc.equal(table.column("role"), "victim")).as_py() or 0)
+def victims(table: pa.Table) -> tuple[int, int]:
+    """Count the calls that pass on what they got, and those of them whose inputs are so far off that more would not show."""
+    passing = pc.equal(table.column("role"), "victim")
+    unknown = pc.and_(passing, pc.greater_equal(table.column("error_in"), HALF))
+    return int(pc.sum(passing).as_py() or 0), int(pc.sum(unknown).as_py() or 0)
 
 
 def summarise(capture: Capture, overview: Overview, ranks: Sequence[int]) -> RunSummary:

@@ -88,6 +88,7 @@ def _finding(finding: Finding) -> dict[str, Any]:
         "stack": list(finding.stack),
         "source_line": finding.source_line,
         "victims": finding.victims,
+        "beyond": finding.beyond,
         "alike": finding.alike,
         "alike_in": list(finding.alike_in),
         "slots": [_slot(slot) for slot in finding.slots],

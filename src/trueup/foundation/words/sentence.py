@@ -3,7 +3,7 @@
     DEVIATES  first culprit: neck.lstm, backward, step 0, rank 0  (torch.lstm / aten::_thnn_fused_lstm_cell_backward…)
               inputs agree (rel. L2 3e-8), outputs do not (rel. L2 2.1e-1, 3.5e6 x the expected rounding error)
               your code: centernet.py:57 in forward
-              37 later calls deviate only because of it
+              37 later calls deviate because their inputs do
 
 Pure, and dependent on facts alone: ``Result.sentence`` is filled with it.
 """
@@ -153,7 +153,11 @@ def _culprit(culprits: Sequence[Finding], victims: Sequence[Finding], unmatched:
         lines.append(f"your code: {short_source(first.source)}")
     passed_on = first.victims or (len(victims) if len(culprits) == 1 else 0)
     if passed_on:
-        lines.append(f"{counted(passed_on, 'later call')} {_verb(passed_on, 'deviate')} only because of it")
+        its = "its" if passed_on == 1 else "their"
+        lines.append(f"{counted(passed_on, 'later call')} {_verb(passed_on, 'deviate')} because {its} inputs do")
+    if first.beyond:
+        hidden = f"in {first.beyond:,} of them a second fault would not show, so far off are the inputs"
+        lines.append(f"{hidden}: fix this one, then compare again")
     if first.alike:
         lines.append(_alike(first))
     if len(culprits) > 1:
