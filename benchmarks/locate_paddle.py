@@ -31,7 +31,6 @@ STEPS = 2
 def recogniser() -> models.Training:
     """The example's text recogniser with its recurrent neck, on rendered words."""
     from recogniser_paddle import Recogniser, losses
-
     from words import batches
 
     model = Recogniser("lstm", dropout=0.1)

@@ -10,9 +10,9 @@ import paddle
 import recogniser_paddle
 import recogniser_torch
 import torch
+from words import batches
 
 import trueup
-from words import batches
 
 
 def main() -> int:

@@ -7,7 +7,6 @@ import math
 import paddle
 from paddle import nn
 from paddle.nn import functional as F
-
 from words import BLANK, CLASSES, CTC_CLASSES, LONGEST
 
 

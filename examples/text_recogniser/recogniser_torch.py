@@ -7,7 +7,6 @@ import math
 import torch
 from torch import nn
 from torch.nn import functional as F
-
 from words import BLANK, CLASSES, CTC_CLASSES, LONGEST
 
 

@@ -11,7 +11,6 @@ import itertools
 
 import paddle
 from recogniser_paddle import Recogniser, losses
-
 from words import batches, held_out, read
 
 

@@ -11,7 +11,6 @@ import itertools
 
 import torch
 from recogniser_torch import Recogniser, losses
-
 from words import batches, held_out, read
 
 
