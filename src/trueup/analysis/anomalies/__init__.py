@@ -1,7 +1,7 @@
 """Overflow, NaN and saturation, judged from the records of one run: the first bad call, what led to it, whether it matters.
 
 `overflow` reads a capture. `classify` is the pure heart of it: the records of one rank and step in, `Anomaly` objects out, for
-whoever holds rows in memory (live watching). Knows `verdict.streams`, `store` and `model`; knows no framework.
+whoever holds rows in memory (live watching). Knows `graph.streams`, `store` and `model`; knows no framework.
 
     >>> from trueup.analysis.anomalies import Memory, classify
     >>> memory = Memory()                                    # of one rank: what a step leaves to the next one

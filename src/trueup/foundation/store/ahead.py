@@ -150,7 +150,7 @@ class Ahead:
 
     def __init__(
         self, captures: Sequence[Capture], levels: Sequence[str] | None, places: Sequence[Place], needed: Sequence[str],
-        shared: Collection[str] = (),
+        shared: Collection[str],
     ) -> None:  # fmt: skip
         self._captures, self._levels, self.places, self._needed = captures, levels, list(places), needed
         self._apart = {*SKETCH, *shared}

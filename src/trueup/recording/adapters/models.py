@@ -3,11 +3,16 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Mapping
+from operator import attrgetter
 from typing import Any
 
 from trueup.foundation.frameworks.tables import FRAMEWORKS
 from trueup.foundation.frameworks.trees import OptimizerFacts, Tree
 from trueup.foundation.model import TrueupError
+
+MODELS = {"torch": "nn.Module", "paddle": "nn.Layer", "keras": "layers.Layer"}
+OPTIMIZERS = {"torch": "optim.Optimizer", "paddle": "optimizer.Optimizer", "keras": "optimizers.Optimizer"}
 
 
 def adapter_of(model: Any) -> Any:
@@ -16,25 +21,14 @@ def adapter_of(model: Any) -> Any:
     Raises:
         TrueupError: it is no model of a framework that is known.
     """
-    torch, paddle = sys.modules.get("torch"), sys.modules.get("paddle")
-    if torch is not None and isinstance(model, torch.nn.Module):
-        from trueup.recording.adapters.torch import models
-
-        return models
-    if paddle is not None and isinstance(model, paddle.nn.Layer):
-        from trueup.recording.adapters.paddle import models as paddle_models
-
-        return paddle_models
-    keras = sys.modules.get("keras")
-    if keras is not None and isinstance(model, keras.layers.Layer):
-        if keras.config.backend() != "tensorflow":
-            raise TrueupError(f"Keras runs on {keras.config.backend()} here: models are read where it runs on TensorFlow")
-        from trueup.recording.adapters.tensorflow import models as keras_models
-
-        return keras_models
-    known = " or ".join(FRAMEWORKS)
-    expected = "a torch.nn.Module, a paddle.nn.Layer or a Keras model"
-    raise TrueupError(f"{type(model).__name__} is no model of {known}: expected {expected}")
+    library = _library_of(model, MODELS)
+    if library is None:
+        known = " or ".join(FRAMEWORKS)
+        expected = "a torch.nn.Module, a paddle.nn.Layer or a Keras model"
+        raise TrueupError(f"{type(model).__name__} is no model of {known}: expected {expected}")
+    if library == "keras" and (backend := sys.modules["keras"].config.backend()) != "tensorflow":
+        raise TrueupError(f"Keras runs on {backend} here: models are read where it runs on TensorFlow")
+    return _reader(library)
 
 
 def tree_of(model: Any) -> Tree:
@@ -53,19 +47,30 @@ def facts_of(optimizer: Any) -> OptimizerFacts:
     Raises:
         TrueupError: it is none of torch.optim, paddle.optimizer or keras.optimizers.
     """
-    torch, paddle = sys.modules.get("torch"), sys.modules.get("paddle")
-    if torch is not None and isinstance(optimizer, torch.optim.Optimizer):
-        from trueup.recording.adapters.torch.models import optimizer_facts
+    library = _library_of(optimizer, OPTIMIZERS)
+    if library is None:
+        expected = "one of torch.optim, paddle.optimizer or keras.optimizers"
+        raise TrueupError(f"{type(optimizer).__name__} is no optimizer: expected {expected}")
+    found: OptimizerFacts = _reader(library).optimizer_facts(optimizer)
+    return found
 
-        return optimizer_facts(optimizer)
-    if paddle is not None and isinstance(optimizer, paddle.optimizer.Optimizer):
-        from trueup.recording.adapters.paddle.models import optimizer_facts as paddle_facts
 
-        return paddle_facts(optimizer)
-    keras = sys.modules.get("keras")
-    if keras is not None and isinstance(optimizer, keras.optimizers.Optimizer):
-        from trueup.recording.adapters.tensorflow.models import optimizer_facts as keras_facts
+def _library_of(value: Any, kinds: Mapping[str, str]) -> str | None:
+    """Return the imported library of whose kind a value is, None where there is none."""
+    imported = {library: sys.modules[library] for library in kinds if library in sys.modules}
+    return next((name for name, library in imported.items() if isinstance(value, attrgetter(kinds[name])(library))), None)
 
-        return keras_facts(optimizer)
-    expected = "one of torch.optim, paddle.optimizer or keras.optimizers"
-    raise TrueupError(f"{type(optimizer).__name__} is no optimizer: expected {expected}")
+
+def _reader(library: str) -> Any:
+    """Return the module that reads models and optimizers of a library; it imports the framework."""
+    if library == "torch":
+        from trueup.recording.adapters.torch import models
+
+        return models
+    if library == "paddle":
+        from trueup.recording.adapters.paddle import models as paddle_models
+
+        return paddle_models
+    from trueup.recording.adapters.tensorflow import models as keras_models
+
+    return keras_models
