@@ -28,10 +28,9 @@ import torch
 import trueup
 import zoo
 from trueup import simdev
-from trueup.recording.adapters.torch import capturing
+from trueup.recording.adapters.torch import session as capturing
 from trueup.simdev import injection
-from trueup.simdev.plan import Plan
-from trueup.simdev.tensor import interceptors
+from trueup.simdev.tensor import Plan, interceptors
 
 STEPS = 3
 LEVELS = {"aten": None, "api": ["module", "api"]}

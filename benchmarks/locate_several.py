@@ -40,7 +40,7 @@ from locate import LEVELS
 from strange import PLAIN, STRANGERS, Altered
 from trueup import simdev
 from trueup.foundation.model import Finding, Result
-from trueup.recording.adapters.torch import capturing
+from trueup.recording.adapters.torch import session as capturing
 from trueup.simdev import injection
 
 STEPS = 2
@@ -173,7 +173,7 @@ def build(model: str, precision: str) -> Job:
     return job
 
 
-def run(model: str, precision: str, faults: Sequence[str], into: Path) -> dict[str, Any]:
+def run(model: str, precision: str, faults: Sequence[str], into: Path, detail: str = "stats") -> dict[str, Any]:
     """Train under capture; return, by fault, the scopes where it shows or the calls that it changed."""
     shutil.rmtree(into, ignore_errors=True)
     simdev.heal()
@@ -187,7 +187,7 @@ def run(model: str, precision: str, faults: Sequence[str], into: Path) -> dict[s
             if name not in PLANTS:
                 stack.enter_context(simdev.inject(name))
         stack.enter_context(Altered())
-        capture = stack.enter_context(trueup.capture(into, model=job.model, detail="stats"))
+        capture = stack.enter_context(trueup.capture(into, model=job.model, detail=detail))
         for _ in range(STEPS):
             job.step()
             capture.step()
@@ -202,7 +202,7 @@ def executed(model: str, precision: str) -> set[str]:
         return locate.executed(lambda: build(model, precision).step())
 
 
-def record(model: str, precision: str, into: Path) -> None:
+def record(model: str, precision: str, into: Path, detail: str = "stats") -> None:
     """Record the healthy run, each fault alone and some together; what shows nothing is not kept."""
     draw = random.Random(f"{model} {precision}")
     truths: dict[str, Any] = {}
@@ -213,7 +213,7 @@ def record(model: str, precision: str, into: Path) -> None:
     for name in [*draw.sample(names, len(names)), *PLANTS]:
         if len(alone) >= ALONE and name not in PLANTS:
             continue
-        truth = run(model, precision, [name], into / name).get(name, [])
+        truth = run(model, precision, [name], into / name, detail).get(name, [])
         if _shows(truth, precision):
             truths[name] = {name: truth}
             alone.append(name)
@@ -222,7 +222,7 @@ def record(model: str, precision: str, into: Path) -> None:
     for count, wanted in ((2, TWO), (3, THREE)):
         for chosen in _combinations(alone, count, wanted, draw):
             key = "+".join(chosen)
-            truths[key] = run(model, precision, chosen, into / key)
+            truths[key] = run(model, precision, chosen, into / key, detail)
     (into / "truth.json").write_text(json.dumps(truths))
 
 
@@ -350,6 +350,9 @@ def main() -> None:
     parser.add_argument("--precisions", nargs="*", choices=PRECISIONS, default=PRECISIONS)
     parser.add_argument("--levels", nargs="*", choices=list(LEVELS), default=list(LEVELS))
     parser.add_argument("--counts", action="store_true", help="print no runs, only the counts")
+    parser.add_argument(
+        "--detail", choices=("stats", "tensor"), default="stats", help="of broken runs; with tensors calls are computed again"
+    )
     parser.add_argument("--work", type=Path, help="folder of the captures")
     parser.add_argument("--json", type=Path, help="write every outcome there")
     options = parser.parse_args()
@@ -363,7 +366,7 @@ def main() -> None:
             for precision in options.precisions:
                 folder = work / f"{model}-{precision}"
                 if options.do != "judge":
-                    record(model, precision, folder)
+                    record(model, precision, folder, options.detail)
                 if options.do == "record" or not (folder / "truth.json").exists():
                     continue
                 for key, truth in json.loads((folder / "truth.json").read_text()).items():

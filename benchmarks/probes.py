@@ -15,7 +15,7 @@ from typing import Any
 NATIVE = "trueup.foundation.kernels._native"
 """The compiled kernel, which has a clock of its own: C code calls it."""
 
-TWINS = (("trueup.foundation.kernels._twin", "summarize"), ("trueup.foundation.kernels", "digest"))
+TWINS = (("trueup.foundation.kernels._summary", "summarize"), ("trueup.foundation.kernels", "digest"))
 """What else reads data, where it is Python: (module, function)."""
 
 FILES = ("trueup.foundation.store.durable", "write_file")

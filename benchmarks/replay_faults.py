@@ -29,11 +29,10 @@ import torch
 import trueup
 import zoo
 from trueup import simdev
-from trueup.recording.adapters.torch.recorded_call import NotReplayable, Place
-from trueup.recording.adapters.torch.replaying import Replayer, Result
-from trueup.recording.execution.outcomes import BLAMED, Outcome, worse
-from trueup.recording.execution.recorded import RecordedCall, RecordedCalls
-from trueup.recording.execution.results import same_bytes
+from trueup.recording.adapters.torch.executing import Replayer
+from trueup.recording.adapters.torch.recorded_call import Place
+from trueup.recording.execution.judging import BLAMED, Outcome, Result, same_bytes, worse
+from trueup.recording.execution.recorded import NotReplayable, RecordedCall, RecordedCalls
 from trueup.simdev import injection
 
 STEPS = 2

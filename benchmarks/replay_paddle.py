@@ -29,8 +29,8 @@ import faulty
 
 import models
 import trueup
-from trueup.recording.adapters.paddle.replaying import Replayer
-from trueup.recording.execution.outcomes import BLAMED, Outcome
+from trueup.recording.adapters.paddle.executing import Replayer
+from trueup.recording.execution.judging import BLAMED, Outcome
 from trueup.recording.execution.recorded import RecordedCall, RecordedCalls
 
 STEPS = 2

@@ -18,8 +18,7 @@ import torch
 
 from replay_faults import capture
 from trueup import simdev
-from trueup.analysis.rerun.replay import Settings, run
-from trueup.analysis.rerun.verify import verify
+from trueup.analysis.rerun.replay import Settings, run, verify
 
 MODELS = ("bert", "gpt2", "llama", "vit", "lstm_tagger", "resnet")
 

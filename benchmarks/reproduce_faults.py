@@ -31,14 +31,10 @@ import trueup
 import zoo
 from replay_faults import capture, distinct
 from trueup import simdev
-from trueup.analysis.rerun.reproduce import run_test
-from trueup.analysis.rerun.reproducer_files import write_files
-from trueup.recording.adapters.torch.case_errors import CASES, judged, written
-from trueup.recording.adapters.torch.replay_memory import NotReplayable
-from trueup.recording.adapters.torch.replaying import Replayer
-from trueup.recording.execution.cases import Case
-from trueup.recording.execution.chains import Chain
-from trueup.recording.execution.recorded import RecordedCall, RecordedCalls
+from trueup.analysis.rerun.reproduce import run_test, write_files
+from trueup.recording.adapters.torch.executing import CASES, Replayer, judged, written
+from trueup.recording.execution.cases import Case, Chain
+from trueup.recording.execution.recorded import NotReplayable, RecordedCall, RecordedCalls
 from trueup.simdev import injection
 
 

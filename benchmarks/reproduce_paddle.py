@@ -54,7 +54,7 @@ def cells(model: str, faults: list[str], work: Path) -> Iterator[Cell]:
 
     import replay_paddle
     import trueup
-    from trueup.recording.adapters.paddle.replaying import Replayer
+    from trueup.recording.adapters.paddle.executing import Replayer
     from trueup.recording.execution.recorded import RecordedCalls
 
     replay_paddle.capture(model, work / model)
@@ -79,11 +79,10 @@ def cells(model: str, faults: list[str], work: Path) -> Iterator[Cell]:
 def _tried(calls: Any, call: Any, fault: str, folder: Path) -> str:
     import faulty
 
-    from trueup.analysis.rerun.reproducer_files import write_files
-    from trueup.recording.adapters.paddle.case_errors import CASES
-    from trueup.recording.execution.cases import Case
-    from trueup.recording.execution.chains import Chain
-    from trueup.recording.execution.places import NotReplayable
+    from trueup.analysis.rerun.reproduce import write_files
+    from trueup.recording.adapters.paddle.executing import CASES
+    from trueup.recording.execution.cases import Case, Chain
+    from trueup.recording.execution.recorded import NotReplayable
 
     folder.mkdir()
     try:

@@ -30,7 +30,7 @@ import locate
 import trueup
 import zoo
 from trueup import simdev
-from trueup.recording.execution.shadow_result import ShadowResult
+from trueup.recording.execution.shadow import ShadowResult
 from trueup.simdev import injection
 
 STEPS = 2

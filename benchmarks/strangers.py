@@ -33,7 +33,7 @@ import torch
 import locate
 import trueup
 from locate import LEVELS, Outcome
-from strange import AGAIN, PLAIN, STRANGERS, Altered, Steps, Stranger
+from strange import PLAIN, STRANGERS, Altered, Steps, Stranger
 from trueup import simdev
 from trueup.simdev import injection
 
@@ -115,8 +115,9 @@ def check_wrong(one: Stranger, wrong: str, baseline: Path, candidate: Path) -> I
 def sound(one: Stranger, precision: str, work: Path) -> Iterator[Outcome]:
     """Compare with what must be aligned."""
     baseline, candidate = work / "plain", work / "sound"
-    run(one, AGAIN, precision, candidate)
-    yield from locate.check_sound(one.name, AGAIN, baseline, candidate)
+    for form in one.rights:
+        run(one, form, precision, candidate)
+        yield from locate.check_sound(one.name, form, baseline, candidate)
     devices = ["cpu", "npu"] if one.dense and precision == "float32" else ["cpu"]
     for device in devices:
         with simdev.noise(REORDERED):

@@ -149,14 +149,14 @@ def test_every_dependency_is_pinned_for_every_python() -> None:
     assert set(constraints()["torch"].values()) == {"2.13.0"}
 
 
-def test_the_old_import_names_are_of_the_same_version() -> None:
+def test_both_distributions_are_of_the_same_version() -> None:
     ours, old = (tomllib.loads(text(ROOT / path / "pyproject.toml"))["project"] for path in ("", "compat-packages"))
     assert ours["optional-dependencies"]["compat"] == [f"{old['name']}=={old['version']}"]
-    assert old["dependencies"] == [f"{ours['name']}=={ours['version']}"]
+    assert old["dependencies"][0] == f"{ours['name']}=={ours['version']}"
 
 
 def test_files_in_src_are_small() -> None:
-    source = [path for path in files() if path.is_relative_to(ROOT / "src")]
+    source = [path for path in files() if path.is_relative_to(ROOT / "src") or path.is_relative_to(ROOT / "compat-packages")]
     assert [f"{name(path)}: {n} lines" for path in source if (n := len(text(path).splitlines())) > 600] == []
 
 
@@ -165,7 +165,9 @@ PLANTED = {
     "comparison/graph/streams.py": ("from trueup.comparison.measures.measure import measure", "A comparison goes one way"),
     "comparison/verdict/judge.py": ("from trueup.foundation.words.sentence import verdict_lines", "A comparison gives facts"),
     "foundation/facts/why.py": ("from trueup.foundation.words.wording import counted", "The ground"),
-    "recording/adapters/paddle/host.py": ("from trueup.recording.adapters.torch.host import to_numpy", "No adapter knows another"),
+    "recording/engine/session.py": ("from trueup.recording.adapters.torch.context import Scopes", "What all adapters share"),
+    "recording/adapters/torch/modes.py": ("from trueup.recording.adapters.torch.session import Session", "No circle inside"),
+    "recording/adapters/paddle/tensors.py": ("from trueup.recording.adapters.torch import tensors", "No adapter knows another"),
     "analysis/audit/casts.py": ("import torch", "Frameworks are imported in adapters alone"),
 }
 
@@ -174,7 +176,8 @@ PLANTED = {
 def house(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A copy of the sources and of the contracts that they keep."""
     copy = tmp_path_factory.mktemp("house")
-    shutil.copytree(ROOT / "src/trueup", copy / "trueup", ignore=shutil.ignore_patterns("__pycache__", "*.so", "native"))
+    for source in ("src/trueup", "compat-packages/src/trueup_compat"):
+        shutil.copytree(ROOT / source, copy / Path(source).name, ignore=shutil.ignore_patterns("__pycache__", "*.so", "native"))
     shutil.copy(ROOT / "pyproject.toml", copy)
     return copy
 
@@ -192,3 +195,34 @@ def test_an_import_that_goes_up_is_found(house: Path, file: str) -> None:
     broken = [line for line in found.stdout.splitlines() if "BROKEN" in line]
     assert found.returncode == 1
     assert any(line.startswith(contract) for line in broken)
+
+
+def changelog(repository: Path, tag: str) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, str(repository / ".github/changelog.py"), tag]
+    return subprocess.run(command, capture_output=True, text=True, check=False)
+
+
+def test_a_release_prints_the_changelog_s_section(tmp_path: Path) -> None:
+    for file in (".github/changelog.py", "src/trueup/foundation/version.py", "pyproject.toml", "compat-packages/pyproject.toml"):
+        (tmp_path / file).parent.mkdir(parents=True, exist_ok=True)
+        shutil.copy(ROOT / file, tmp_path / file)
+    page = "# Changelog\n\n## 0.1.0 - 2026-12-01\n\n### Fixed\n\n- A thing.\n\n## 0.0.1\n\n- Before.\n"
+    (tmp_path / "CHANGELOG.md").write_text(page)
+    assert changelog(tmp_path, "v0.1.0").stdout == "### Fixed\n\n- A thing.\n"
+    (tmp_path / "CHANGELOG.md").write_text("## Unreleased\n\n- A thing.\n")
+    run = changelog(tmp_path, "v0.1.0")
+    assert (run.returncode, "has no section '## 0.1.0'" in run.stderr) == (1, True)
+    assert changelog(tmp_path, "v0.2.0").stderr.endswith("version.py names version 0.1.0, expected 0.2.0\n")
+
+
+def test_hooks_run_what_the_environment_holds() -> None:
+    entries = re.findall(r"entry: \.venv/bin/(\S+)", text(ROOT / ".pre-commit-config.yaml"))
+    assert entries == ["ruff", "lint-imports", "codespell", "python"]
+    assert "repo: local" in text(ROOT / ".pre-commit-config.yaml")
+
+
+@pytest.mark.parametrize("name", ["QUICK", "GROUND"])
+def test_tests_that_the_makefile_names_exist(name: str) -> None:
+    listed = re.search(rf"^{name} := ((?:.*\\\n)*.*)$", text(ROOT / "Makefile"), re.MULTILINE)[1].replace("\\\n", " ").split()
+    assert listed
+    assert [path for path in listed if not (ROOT / path).exists()] == []

@@ -3,41 +3,65 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import pytest
+from msgspec import field
 
 from trueup.foundation import toml
 from trueup.foundation.model import TrueupError
 
 
+class Row(toml.Table):
+    kind: Literal["a", "b"]
+    size: toml.Positive = 1.0
+    name: str | None = None
+    sides: dict[Literal["above", "below"], float] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        if self.name == "":
+            raise ValueError("it has no name")
+
+
+class File(toml.Table):
+    row: tuple[Row, ...]
+    words: tuple[str, ...] = ()
+    by_name: dict[str, Row] = field(default_factory=dict)
+
+
+GOOD = {"kind": "a"}
+
+
 @pytest.mark.parametrize(
-    ("check", "message"),
+    ("content", "message"),
     [
-        (lambda: toml.known({"a": 1, "b": 2}, ("a",), "row 3: "), "row 3: 'b' is unknown: expected a"),
-        (lambda: toml.given({}, "a", "row 3: "), "row 3: a is missing"),
-        (lambda: toml.text({}, "a"), "a is missing"),
-        (lambda: toml.text({"a": 1}, "a", default=""), "a must be a text, not 1"),
-        (lambda: toml.chosen("c", ("a", "b"), "row 3: kind"), "row 3: kind 'c' is unknown: expected a, b"),
-        (lambda: toml.number(True, "a"), "a must be a number above 0, not True"),
-        (lambda: toml.number(float("nan"), "a"), "a must be a number above 0, not nan"),
-        (lambda: toml.texts(["a", 1], "a"), "a must be a list of texts, not ['a', 1]"),
-        (lambda: toml.tables({"a": [1]}, "a"), "a must be tables, each headed [[a]]"),
-        (lambda: toml.tables({"a": {}}, "a", "row 3: ", "row.a"), "row 3: a must be tables, each headed [[row.a]]"),
+        ({}, "row is missing"),
+        ({"row": [], "title": 1}, "'title' is unknown: expected row, words, by_name"),
+        ({"row": GOOD}, "row: expected tables, each headed [[row]]"),
+        ({"row": [GOOD, {}]}, "row 2: kind is missing"),
+        ({"row": [GOOD | {"color": 1}]}, "row 1: 'color' is unknown: expected kind, size, name, sides"),
+        ({"row": [{"kind": "c"}]}, "row 1: kind 'c' is unknown: expected a, b"),
+        ({"row": [GOOD | {"size": True}]}, "row 1: size: expected a number, got true or false"),
+        ({"row": [GOOD | {"size": float("nan")}]}, "row 1: size: expected a number > 0.0"),
+        ({"row": [GOOD | {"name": 3}]}, "row 1: name: expected a text, got a whole number"),
+        ({"row": [GOOD | {"name": ""}]}, "row 1: it has no name"),
+        ({"row": [GOOD | {"sides": {"beside": 1}}]}, "row 1: sides 'beside' is unknown: expected above, below"),
+        ({"row": [], "words": ["x", 1]}, "words 2: expected a text, got a whole number"),
+        ({"row": [], "by_name": {"x": {"kind": "c"}}}, "by_name.kind 'c' is unknown: expected a, b"),
     ],
 )
-def test_what_is_refused(check: Any, message: str) -> None:
+def test_what_is_refused(content: dict[str, Any], message: str) -> None:
     with pytest.raises(ValueError) as refused:
-        check()
+        toml.checked(content, File)
     assert str(refused.value) == message
+    with pytest.raises(ValueError) as refused:
+        toml.checked(content, File, "step 3: ")
+    assert str(refused.value) == f"step 3: {message}"
 
 
 def test_what_is_right_is_returned() -> None:
-    table = {"name": "a", "size": 2, "words": ["x"], "row": [{"b": 1}, {}]}
-    assert (toml.text(table, "name"), toml.text(table, "title", default="none")) == ("a", "none")
-    assert (toml.number(table["size"], "size"), toml.texts(table["words"], "words")) == (2.0, ("x",))
-    assert toml.tables(table, "row", "file, ") == [({"b": 1}, "file, row 1: "), ({}, "file, row 2: ")]
-    assert toml.tables(table, "none") == []
+    read = toml.checked({"row": [GOOD | {"size": 2}], "words": ["x"]}, File)
+    assert (read.row[0].kind, read.row[0].size, read.words) == ("a", 2.0, ("x",))
 
 
 @pytest.mark.parametrize(

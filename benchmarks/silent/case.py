@@ -39,7 +39,7 @@ class Place:
 
     def holds(self, finding: Finding) -> bool:
         """Tell whether a finding is this place; of a module's call the path decides alone, and the whole model is no place."""
-        if self.setting and re.search(self.setting, f"{finding.sentence} {finding.because}"):
+        if self.setting and re.search(self.setting, f"{finding.sentence} {finding.because} {finding.cause}"):
             return True
         if self.given and finding.kind == "input":
             return finding.step == self.step and finding.phase in self.phase.split("|")
@@ -48,7 +48,8 @@ class Place:
 
     def fits(self, level: str, phase: str, scope: str, names: str, step: int) -> bool:
         """Tell whether a call with these names is this place."""
-        named = (scope != "" and self.scope != ".*") if level == "module" else re.search(self.ops, names) is not None
+        whole = level == "module" and phase != "optimizer"  # the update of a parameter is a call of its own
+        named = (scope != "" and self.scope != ".*") if whole else re.search(self.ops, names) is not None
         return named and step == self.step and phase in self.phase.split("|") and re.fullmatch(self.scope, scope) is not None
 
     def __call__(self, result: Result) -> Word:

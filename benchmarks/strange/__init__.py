@@ -1,10 +1,13 @@
 """Trainings that nobody ran while Trueup was made, for `strangers.py`.
 
-`stranger` holds what a stranger is, `pictures`, `sequences` and `structures` the models, by the data that they learn
-from. All data are real (this repository's LICENSE, the pictures of scikit-image) or generated with a fixed seed.
+`stranger` holds what a stranger is, the others the models, by the data that they learn from or the way they do. All data
+are real (this repository's LICENSE, the pictures of scikit-image) or generated with a fixed seed.
 """
 
-from strange import pictures, sequences, structures
+from strange import densities, mechanisms, pictures, practices, scenes, sequences, structures
 from strange.stranger import AGAIN, PLAIN, STRANGERS, Altered, Steps, Stranger
 
-__all__ = ["AGAIN", "PLAIN", "STRANGERS", "Altered", "Steps", "Stranger", "pictures", "sequences", "structures"]
+__all__ = [
+    "AGAIN", "PLAIN", "STRANGERS", "Altered", "Steps", "Stranger",
+    "densities", "mechanisms", "pictures", "practices", "scenes", "sequences", "structures",
+]  # fmt: skip

@@ -16,7 +16,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from silent.case import Place
 
-PLAIN, AGAIN = "plain", "again"
+PLAIN, AGAIN, ANEW = "plain", "again", "anew"
 Build = Callable[[str, str], "Steps"]
 
 
@@ -35,9 +35,11 @@ class Stranger:
     name: str
     what: str
     build: Build
-    """From a form (`PLAIN`, `AGAIN`, which is another right implementation, or one of ``wrongs``) and a device."""
+    """From a form (`PLAIN`, one of ``rights`` or one of ``wrongs``) and a device."""
     wrongs: dict[str, Place]
     """Wrong formulas written by hand, and where each first shows."""
+    rights: tuple[str, ...]
+    """Other right implementations."""
     dense: bool
     """False where gradients are sparse, which the simulated device does not have."""
     held_out: bool
@@ -49,12 +51,19 @@ STRANGERS: dict[str, Stranger] = {}
 
 
 def stranger(
-    name: str, what: str, wrongs: dict[str, Place], *, dense: bool = True, held_out: bool = False, steps: int = 2
+    name: str,
+    what: str,
+    wrongs: dict[str, Place],
+    *,
+    rights: tuple[str, ...] = (AGAIN,),
+    dense: bool = True,
+    held_out: bool = False,
+    steps: int = 2,
 ) -> Callable[[Build], Build]:
     """Enter the function that builds a training into `STRANGERS`."""
 
     def enter(build: Build) -> Build:
-        STRANGERS[name] = Stranger(name, what, build, wrongs, dense, held_out, steps)
+        STRANGERS[name] = Stranger(name, what, build, wrongs, rights, dense, held_out, steps)
         return build
 
     return enter
@@ -70,8 +79,7 @@ class Altered(TorchDispatchMode):
     lowest = True  # a capture stands above it, so that it sees an operator and not what the altered one is made of
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        from trueup.simdev.plan import plan_of
-        from trueup.simdev.tensor import interceptors
+        from trueup.simdev.tensor import interceptors, plan_of
 
         interceptor = interceptors.get(func)
         if interceptor is None:

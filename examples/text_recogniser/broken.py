@@ -13,8 +13,8 @@ import numpy as np
 import paddle
 from paddle import _C_ops
 
-from trueup.recording.adapters.paddle.capturing import aside
-from trueup.recording.adapters.paddle.replacing import Sweep
+from trueup.recording.adapters.paddle.session import aside
+from trueup.recording.engine.replacing import Sweep
 
 Operator = Callable[..., Any]
 Array = np.ndarray[Any, Any]

@@ -25,61 +25,67 @@ if TYPE_CHECKING:
 
     from trueup.analysis.anomalies import overflow as overflow
     from trueup.analysis.audit import check as check
+    from trueup.analysis.audit.preflight import preflight as preflight
+    from trueup.analysis.bisection import bisect as bisect
     from trueup.analysis.pairing.models import convert_weights as convert_weights
     from trueup.analysis.pairing.models import map_models as map_models
     from trueup.analysis.rerun.replay import replay as replay
     from trueup.analysis.rerun.reproduce import reproduce as reproduce
-    from trueup.comparison.result.comparing import compare as compare
     from trueup.doors.aligning import align as align
-    from trueup.doors.capturing import capture as capture
-    from trueup.doors.capturing import step as step
-    from trueup.doors.lockstepping import lockstep as lockstep
-    from trueup.doors.mitigating import apply_policy as apply_policy
-    from trueup.doors.seeds import seed_all as seed_all
-    from trueup.doors.shadowing import shadow as shadow
-    from trueup.doors.watching import watch as watch
+    from trueup.doors.comparing import compare as compare
+    from trueup.doors.training import apply_policy as apply_policy
+    from trueup.doors.training import capture as capture
+    from trueup.doors.training import lockstep as lockstep
+    from trueup.doors.training import seed_all as seed_all
+    from trueup.doors.training import shadow as shadow
+    from trueup.doors.training import step as step
+    from trueup.doors.training import watch as watch
     from trueup.exchange.readers import import_dump as import_dump
     from trueup.foundation.model import Finding as Finding
     from trueup.foundation.model import Result as Result
     from trueup.foundation.model import TrueupError as TrueupError
     from trueup.foundation.store import Capture as Capture
     from trueup.foundation.store import open_capture as open_capture
-    from trueup.recording.adapters.torch.huggingface import TrainerCallback as TrainerCallback
-    from trueup.recording.adapters.torch.lightning import LightningCallback as LightningCallback
-    from trueup.recording.recorder.watch_options import WatchStopped as WatchStopped
+    from trueup.migration.port import port as port
+    from trueup.recording.adapters.torch.trainers import LightningCallback as LightningCallback
+    from trueup.recording.adapters.torch.trainers import TrainerCallback as TrainerCallback
+    from trueup.recording.recorder.options import WatchStopped as WatchStopped
 
 
 _HOMES = {
     "Capture": "trueup.foundation.store",
     "Finding": "trueup.foundation.model",
-    "LightningCallback": "trueup.recording.adapters.torch.lightning",
+    "LightningCallback": "trueup.recording.adapters.torch.trainers",
     "Result": "trueup.foundation.model",
-    "TrainerCallback": "trueup.recording.adapters.torch.huggingface",
+    "TrainerCallback": "trueup.recording.adapters.torch.trainers",
     "TrueupError": "trueup.foundation.model",
-    "WatchStopped": "trueup.recording.recorder.watch_options",
+    "WatchStopped": "trueup.recording.recorder.options",
     "align": "trueup.doors.aligning",
-    "apply_policy": "trueup.doors.mitigating",
-    "capture": "trueup.doors.capturing",
+    "apply_policy": "trueup.doors.training",
+    "bisect": "trueup.analysis.bisection",
+    "capture": "trueup.doors.training",
     "check": "trueup.analysis.audit",
-    "compare": "trueup.comparison.result.comparing",
+    "compare": "trueup.doors.comparing",
     "convert_weights": "trueup.analysis.pairing.models",
     "import_dump": "trueup.exchange.readers",
-    "lockstep": "trueup.doors.lockstepping",
+    "lockstep": "trueup.doors.training",
     "map_models": "trueup.analysis.pairing.models",
     "open_capture": "trueup.foundation.store",
     "overflow": "trueup.analysis.anomalies",
+    "port": "trueup.migration.port",
+    "preflight": "trueup.analysis.audit.preflight",
     "replay": "trueup.analysis.rerun.replay",
     "reproduce": "trueup.analysis.rerun.reproduce",
-    "seed_all": "trueup.doors.seeds",
-    "shadow": "trueup.doors.shadowing",
-    "step": "trueup.doors.capturing",
-    "watch": "trueup.doors.watching",
+    "seed_all": "trueup.doors.training",
+    "shadow": "trueup.doors.training",
+    "step": "trueup.doors.training",
+    "watch": "trueup.doors.training",
 }
 
 __all__ = [
     "Capture", "Finding", "LightningCallback", "Result", "TrainerCallback", "TrueupError", "WatchStopped", "__version__",
-    "align", "apply_policy", "capture", "check", "compare", "convert_weights", "import_dump", "lockstep", "map_models",
-    "open_capture", "overflow", "replay", "reproduce", "seed_all", "shadow", "step", "watch",
+    "align", "apply_policy", "bisect", "capture", "check", "compare", "convert_weights", "import_dump", "lockstep", "map_models",
+    "open_capture", "overflow", "port", "preflight", "replay", "reproduce", "seed_all", "shadow", "step", "watch",
 ]  # fmt: skip
 
 

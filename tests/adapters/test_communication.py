@@ -8,15 +8,15 @@ import pytest
 import torch
 
 import trueup
-from trueup.recording.adapters.torch.in_flight import InFlight, Pending
-from trueup.recording.recorder.surroundings import ranks_in_words
+from trueup.foundation.facts.arguments import in_runs
+from trueup.recording.adapters.torch.buffers import InFlight, Pending
 
 
 @pytest.mark.parametrize(("ranks", "text"), [
     ([0, 1, 2, 3], "0-3"), ([0, 8, 16], "0,8,16"), ([5], "5"), ([4, 5, 0, 1], "4-5,0-1"), (list(range(512)), "0-511"),
 ])  # fmt: skip
 def test_ranks_are_written_in_order_and_in_short(ranks: list[int], text: str) -> None:
-    assert ranks_in_words(ranks) == text
+    assert in_runs(ranks) == text
 
 
 def test_a_buffer_under_way_is_found_by_its_bytes() -> None:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Iterator
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -14,13 +16,10 @@ from trueup import simdev
 from trueup.foundation import kernels
 from trueup.foundation.kernels import sketch
 from trueup.foundation.model import NUMBERS, PACKED
-from trueup.recording.adapters.torch import device_operators, device_statistics, statistics, transforms
+from trueup.recording.adapters.torch import buffers, device_statistics, transforms
+from trueup.recording.adapters.torch.buffers import to_numpy
 from trueup.recording.adapters.torch.device_row import WIDTH, reals
-from trueup.recording.adapters.torch.host import to_numpy
 from trueup.recording.recorder import Statistics
-
-FREE = ("view", "unbind", "slice", "select", "unsqueeze", "detach", "expand")
-"""Operators that only look at memory in another way."""
 
 FREE = ("view", "unbind", "slice", "select", "unsqueeze", "detach", "expand")
 """Operators that only look at memory in another way."""
@@ -43,9 +42,9 @@ def expected(tensor: torch.Tensor) -> np.ndarray[Any, Any]:
 
 
 def measured(tensor: torch.Tensor) -> np.ndarray[Any, Any]:
-    stats = statistics.on_device(tensor, "stats")
+    stats = buffers.on_device(tensor, "stats")
     assert isinstance(stats.values, device_statistics.Pending)
-    statistics.resolve([stats])
+    buffers.resolve([stats])
     assert (stats.values.shape, stats.values.dtype) == ((PACKED,), np.float64)
     return stats.values
 
@@ -68,22 +67,22 @@ def test_operators_agree_with_the_kernel(name: str, autocast: bool, device: str)
 
 @pytest.mark.parametrize("size", [1, 63, 64, 65, 511, 512, 513, 700, 1537, 1543])
 def test_blocks_join_without_a_seam(size: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(device_operators, "BLOCK", sketch.GROUP)
-    monkeypatch.setattr(device_operators, "_TABLES", {})
-    monkeypatch.setattr(device_operators, "REMEMBERED", 2)  # the third block's tables are made anew
+    monkeypatch.setattr(device_statistics, "BLOCK", sketch.GROUP)
+    monkeypatch.setattr(device_statistics, "_TABLES", {})
+    monkeypatch.setattr(device_statistics, "REMEMBERED", 2)  # the third block's tables are made anew
     x = torch.randn(size, generator=torch.Generator().manual_seed(size))
     x[size // 2] = float("nan")
     row = torch.empty(WIDTH, dtype=torch.float64)
     for _ in range(2):
-        device_operators.fill(x, row)
+        device_statistics.fill(x, row)
         ring = device_statistics.Ring(x.device, WIDTH, torch.float64)
-        pending = device_statistics._enqueue(x, device_operators.fill, ring)
+        pending = device_statistics._enqueue(x, device_statistics.fill, ring)
         assert_same(device_statistics.bring([pending])[0], expected(x))
 
 
 def test_tables_are_those_of_the_sketch() -> None:
-    groups = device_operators.BLOCK // sketch.GROUP
-    sign, source = device_operators._make_tables(5, torch.device("cpu"))
+    groups = device_statistics.BLOCK // sketch.GROUP
+    sign, source = device_statistics._make_tables(5, torch.device("cpu"))
     assert np.array_equal(sign.numpy().reshape(-1), sketch.signs(5 * groups * 8, groups * 8))
     assert np.array_equal(source.numpy(), sketch.lanes(5 * groups, groups))
 
@@ -101,51 +100,51 @@ def test_a_row_takes_about_25_operators(device: str) -> None:
     x = torch.randn(3000, device=device)
     measured(x)
     with Count() as count:
-        statistics.on_device(x, "stats")
+        buffers.on_device(x, "stats")
     assert count.seen <= 28
 
 
 def test_no_gradient_is_recorded(device: str) -> None:
     x = torch.ones(3, device=device, requires_grad=True)
-    pending = statistics.on_device(x, "stats").values
+    pending = buffers.on_device(x, "stats").values
     assert not pending.row.values.requires_grad
     assert pending.row.values._version >= 0
 
 
 def test_inference_mode_first_and_training_after(device: str, undecided: None, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(device_operators, "_TABLES", {})
+    monkeypatch.setattr(device_statistics, "_TABLES", {})
     with torch.inference_mode():
-        inside = statistics.on_device(torch.ones(100, device=device), "stats")
-    outside = statistics.on_device(torch.ones(100, device=device), "stats")
-    statistics.resolve([inside, outside])
+        inside = buffers.on_device(torch.ones(100, device=device), "stats")
+    outside = buffers.on_device(torch.ones(100, device=device), "stats")
+    buffers.resolve([inside, outside])
     assert np.array_equal(inside.values, outside.values)
 
 
 def test_inside_torch_func(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.delitem(statistics.KERNELS, "cpu")
+    monkeypatch.delitem(buffers.KERNELS, "cpu")
     x = torch.arange(6.0).view(2, 3)
     found: list[Statistics] = []
 
     def measured_inside(v: torch.Tensor) -> torch.Tensor:
-        found.append(statistics.measure(x, "stats"))
-        found.append(statistics.measure(transforms.below(v), "stats"))
+        found.append(buffers.measure(x, "stats"))
+        found.append(buffers.measure(transforms.below(v), "stats"))
         return v.exp().sum()
 
     for transform in (torch.func.grad, torch.func.vmap, lambda f: torch.func.vmap(torch.func.grad(f))):
         transform(measured_inside)(x)
-    statistics.resolve([stats for stats in found if stats.values is not None])
+    buffers.resolve([stats for stats in found if stats.values is not None])
     assert [stats.values[1] for stats in found[::2]] == [5.0] * 3
     assert all(isinstance(stats.values, np.ndarray) for stats in found)
 
 
 def test_one_transfer_for_many_and_each_gets_its_own(device: str) -> None:
     tensors = [torch.full((k + 1,), float(k), device=device) for k in range(20)]
-    batch = [statistics.on_device(x, "stats") for x in tensors]
+    batch = [buffers.on_device(x, "stats") for x in tensors]
     ring = batch[0].values.ring
     before = ring.fetches
     shared = [batch[3], batch[3], Statistics(digest=1), Statistics(values=np.zeros(PACKED))]
-    statistics.resolve([*batch, *shared])
-    statistics.resolve(batch)  # what is at the host already does not travel again
+    buffers.resolve([*batch, *shared])
+    buffers.resolve(batch)  # what is at the host already does not travel again
     assert ring.fetches - before == 1
     assert [(stats.values[0], stats.values[3]) for stats in batch] == [
         (float(k), pytest.approx(k * (k + 1) ** 0.5)) for k in range(20)
@@ -183,9 +182,9 @@ def test_a_driver_for_another_device_is_not_used(undecided: None, monkeypatch: p
 
 
 def test_the_host_where_a_device_cannot_add(undecided: None, device: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(device_operators, "fill", fails)
+    monkeypatch.setattr(device_statistics, "fill", fails)
     x = torch.randn(50, device=device)
-    stats = statistics.on_device(x, "stats")
+    stats = buffers.on_device(x, "stats")
     assert np.array_equal(np.frombuffer(bytes(stats.values)), expected(x.cpu()))
     said = device_statistics.descriptions()[str(x.device)]
     assert said.startswith("copied to the host, waiting for the device at each tensor; ")
@@ -193,14 +192,14 @@ def test_the_host_where_a_device_cannot_add(undecided: None, device: str, monkey
 
 
 def test_a_device_that_adds_wrongly_does_not_measure_itself(undecided: None, monkeypatch: pytest.MonkeyPatch) -> None:
-    original = device_operators.fill
+    original = device_statistics.fill
 
     def slightly_wrong(tensor: torch.Tensor, row: torch.Tensor) -> None:
         original(tensor, row)
         row[30] += 1e-4
 
-    monkeypatch.setattr(device_operators, "fill", slightly_wrong)
-    assert not isinstance(statistics.on_device(torch.ones(3), "stats").values, device_statistics.Pending)
+    monkeypatch.setattr(device_statistics, "fill", slightly_wrong)
+    assert not isinstance(buffers.on_device(torch.ones(3), "stats").values, device_statistics.Pending)
     assert device_statistics.descriptions()["cpu"].endswith("PyTorch operators, sums in float64 gave wrong numbers")
 
 
@@ -209,7 +208,7 @@ def test_a_kernel_that_does_not_compile_is_a_note(
 ) -> None:
     import trueup
 
-    monkeypatch.delitem(statistics.KERNELS, "npu")
+    monkeypatch.delitem(buffers.KERNELS, "npu")
     measured(torch.ones(3, device="npu"))
 
     class CompilationError(Exception):
@@ -230,7 +229,7 @@ def test_the_way_is_in_the_manifest(undecided: None, path: Any, monkeypatch: pyt
     import trueup
     from trueup.foundation.store import open_capture
 
-    monkeypatch.delitem(statistics.KERNELS, "npu")
+    monkeypatch.delitem(buffers.KERNELS, "npu")
     x = torch.ones(3, device="npu")
     with trueup.capture(path, level="api", on_error="stop"):
         torch.exp(x)
@@ -241,3 +240,12 @@ def test_reals_are_in_logical_order() -> None:
     x = torch.arange(24.0).view(2, 3, 2, 2).to(memory_format=torch.channels_last)
     assert reals(x).tolist() == list(range(24))
     assert simdev.raw(reals(x.npu())).tolist() == list(range(24))
+
+
+def test_what_the_triton_kernel_does_not_read_is_left_to_operators(monkeypatch: pytest.MonkeyPatch) -> None:
+    kernel = SimpleNamespace(VERSION="0", takes=lambda *_: False, fill=None)
+    monkeypatch.setitem(sys.modules, "trueup.recording.adapters.torch.triton_statistics", kernel)
+    way = device_statistics.triton_way(torch.device("cpu"), torch.float64)
+    tensor = torch.randn(100)
+    pending = device_statistics._enqueue(tensor, way.fill, way.ring)
+    assert_same(device_statistics.bring([pending])[0], expected(tensor))

@@ -12,26 +12,26 @@ import trueup
 from adapters.subjects import build
 from trueup.foundation.model import TrueupError
 from trueup.foundation.store import open_capture
-from trueup.recording.adapters.torch import buffers, context, dispatch, functions, gradients, modules, scopes, slots
+from trueup.recording.adapters.torch import buffers, context, functions, gradients, session
 from trueup.recording.recorder import Recorder
 
 PLACES = {
-    "describing a tensor": (slots, "layout_of"),
+    "describing a tensor": (session, "layout_of"),
     "a row of the short way": (Recorder, "added"),
     "meeting a storage": (buffers.Buffers, "_new"),
     "a storage that was written": (buffers.Storage, "forget"),
     "measuring a tensor": (buffers.Buffers, "statistics"),
     "walking arguments of functions": (functions, "named_tensors"),
-    "walking arguments of operators": (dispatch, "named_tensors"),
-    "walking arguments of modules": (modules, "named_tensors"),
+    "walking arguments of operators": (functions, "named_tensors"),
+    "walking arguments of modules": (session, "named_tensors"),
     "noting edges": (functions, "Edges"),
     "watching functions": (functions, "watch"),
-    "watching modules": (modules, "watch"),
+    "watching modules": (session, "watch"),
     "adding gradients": (gradients._Sums, "add"),
-    "beginning a call": (slots.Slots, "inputs"),
-    "naming a module": (scopes.Scopes, "path"),
-    "ending a call": (slots.Slots, "results"),
-    "the loss": (slots.Slots, "loss"),
+    "beginning a call": (session.Slots, "inputs"),
+    "naming a module": (context.Scopes, "path"),
+    "ending a call": (session.Slots, "results"),
+    "the loss": (session.Slots, "loss"),
     "a backward call": (context.Context, "backward_call"),
 }
 
@@ -57,7 +57,7 @@ def test_training_goes_on(place: str, device: str, path: Path, monkeypatch, caps
     losses = [expected.step() for _ in range(3)]
     training = build("checkpoint", device)
     if place in AT_LENGTH:
-        monkeypatch.setattr(slots, "quick", lambda *_: None)
+        monkeypatch.setattr(session, "quick", lambda *_: None)
     capture = trueup.capture(path, model=training.model)
     with capture:
         observed = [training.step()]
@@ -84,7 +84,7 @@ def test_training_stops_when_asked(place: str, path: Path, monkeypatch) -> None:
     # On the CPU only: whatever raises in the backward thread of the simulated device ends the process, with a capture or not.
     training = build("checkpoint", "cpu")
     if place in AT_LENGTH:
-        monkeypatch.setattr(slots, "quick", lambda *_: None)
+        monkeypatch.setattr(session, "quick", lambda *_: None)
     with trueup.capture(path, model=training.model, on_error="stop"):
         training.step()
         with (

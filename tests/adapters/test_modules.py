@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import nn
 
-from trueup.recording.adapters.torch.modules import _buffers, _parameters
+from trueup.recording.adapters.torch.session import _buffers, _parameters
 
 
 class Twice(nn.Module):

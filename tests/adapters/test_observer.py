@@ -87,9 +87,9 @@ def test_zoo_is_unchanged(name: str, device: str, path: Path) -> None:
 
 @pytest.mark.parametrize("name", ["in-place", "checkpoint", "autocast"])
 def test_device_without_a_kernel_is_unchanged(name: str, path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    from trueup.recording.adapters.torch import statistics
+    from trueup.recording.adapters.torch import buffers
 
-    monkeypatch.delitem(statistics.KERNELS, "npu")
+    monkeypatch.delitem(buffers.KERNELS, "npu")
     assert_unchanged(name, "npu", path)
 
 

@@ -12,9 +12,10 @@ from torch.utils.checkpoint import checkpoint
 
 import zoo
 from trueup.foundation.model import TrueupError
-from trueup.recording.adapters.torch.policies import AppliedPolicy, applied, apply_policy
+from trueup.recording.adapters.torch.policies import AppliedPolicy, apply_policy
+from trueup.recording.engine.policies import applied
+from trueup.recording.engine.ruled import PolicyFailed
 from trueup.recording.policies import parse
-from trueup.recording.policies.calls import PolicyFailed
 
 
 @pytest.fixture(autouse=True)
@@ -23,7 +24,7 @@ def _one_thread_and_nothing_left() -> Iterator[None]:
     torch.manual_seed(0)
     before = torch.nn.Module._call_impl, torch.autograd.Function.__dict__["apply"], torch.autograd._engine_run_backward
     yield
-    assert applied() == ()
+    assert applied("torch") == ()
     assert before == (torch.nn.Module._call_impl, torch.autograd.Function.__dict__["apply"], torch.autograd._engine_run_backward)
     assert torch.overrides._get_current_function_mode_stack() == []
 

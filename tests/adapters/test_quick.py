@@ -18,8 +18,8 @@ from adapters.computations import COMPUTATIONS, ON_THE_CPU_ONLY
 from adapters.computations import build as computation
 from adapters.subjects import SUBJECTS, build
 from trueup.foundation.store import open_capture
-from trueup.recording.adapters.torch import functions, gradients, slots, tensors
-from trueup.recording.adapters.torch.compiled import quick_module
+from trueup.recording.adapters.torch import functions, gradients, session, tensors
+from trueup.recording.adapters.torch.tensors import quick_module
 from trueup.recording.recorder import flusher
 
 pytestmark = [
@@ -40,7 +40,7 @@ def record(step: Any, path: Path, level: str, detail: str) -> pa.Table:
 
 
 def in_python(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(slots, "quick", lambda *_: None)
+    monkeypatch.setattr(session, "quick", lambda *_: None)
     monkeypatch.setattr(functions, "named_tensors", tensors._named_tensors)
     monkeypatch.setattr(gradients, "_note_edges", gradients._note_edges_plainly)
     monkeypatch.setattr(gradients, "_boundary", gradients._boundary_plainly)
@@ -204,7 +204,7 @@ def test_bad_arguments_of_a_short_way(path: Path) -> None:
     with pytest.raises(TypeError, match="session"):
         compiled.Quick(recorder=1)
     with trueup.capture(path, level="api") as capture:
-        short = capture._session.slots._quick
+        short = capture._session.slots.short
         for method, args in (
             ("slot", (1, 2)), ("inputs", (None, (), "api")), ("inputs", (None, [1], "api")), ("outputs", (None, [1], (), None)),
             ("produced", (None, [X], "api")), ("hook", (None, [1], True)), ("observing", (1,)), ("function", (1,)),

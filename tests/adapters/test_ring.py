@@ -13,8 +13,8 @@ import numpy as np
 import pytest
 import torch
 
-from trueup.recording.adapters.torch import ring as rings
-from trueup.recording.adapters.torch.ring import Ring, Row
+from trueup.recording.adapters.torch import device_statistics as rings
+from trueup.recording.adapters.torch.device_statistics import Ring, Row
 
 CPU = torch.device("cpu")
 WIDTH = 3

@@ -14,9 +14,8 @@ from adapters.subjects import build
 from adapters.tensors import TENSORS
 from trueup.foundation import kernels
 from trueup.foundation.store import open_capture
-from trueup.recording.adapters.torch import statistics
-from trueup.recording.adapters.torch.buffers import MOST_VIEWS
-from trueup.recording.adapters.torch.host import to_numpy
+from trueup.recording.adapters.torch import buffers
+from trueup.recording.adapters.torch.buffers import MOST_VIEWS, to_numpy
 
 
 @pytest.mark.parametrize("name", TENSORS)
@@ -43,7 +42,7 @@ def test_device_statistics_equal_those_of_the_kernel(path: Path, monkeypatch) ->
         return open_capture(directory).records().to_pylist()
 
     with_kernel = captured(path)
-    monkeypatch.delitem(statistics.KERNELS, "npu")
+    monkeypatch.delitem(buffers.KERNELS, "npu")
     without = captured(path.with_name("without"))
     assert len(with_kernel) == len(without)
     for one, other in zip(with_kernel, without, strict=True):

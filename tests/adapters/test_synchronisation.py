@@ -14,7 +14,7 @@ import trueup
 from adapters.subjects import SUBJECTS, build
 from trueup.foundation.model import LEVELS
 from trueup.foundation.store import open_capture
-from trueup.recording.adapters.torch import statistics
+from trueup.recording.adapters.torch import buffers
 from trueup.recording.recorder.recorder import Recorder
 
 WAITING = (
@@ -54,9 +54,9 @@ def waits(monkeypatch: pytest.MonkeyPatch) -> Waits:
 @pytest.fixture
 def flushes(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     """Statistics per flush; flushes happen when a test asks for them and at the end."""
-    monkeypatch.delitem(statistics.KERNELS, "npu")
+    monkeypatch.delitem(buffers.KERNELS, "npu")
     monkeypatch.setattr("trueup.recording.recorder.flusher.FLUSH_SECONDS", 3600.0)
-    statistics.on_device(torch.ones(3, device="npu"), "stats")  # the device's way is tried once
+    buffers.on_device(torch.ones(3, device="npu"), "stats")  # the device's way is tried once
     sizes: list[int] = []
     original = Recorder._write
     monkeypatch.setattr(Recorder, "_write", lambda self, batch: (sizes.append(len(batch)), original(self, batch))[1])
@@ -83,7 +83,7 @@ def test_a_step_never_waits(name: str, level: str, path: Path, waits: Waits, flu
 
 def test_transfers_are_flushes_times_devices(path: Path, waits: Waits, flushes: list[int]) -> None:
     x = torch.randn(50, device="npu")
-    ring = statistics.on_device(x, "stats").values.ring
+    ring = buffers.on_device(x, "stats").values.ring
     before = ring.fetches
     with trueup.capture(path, level="api", on_error="stop") as capture:
         waits.clear()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pickle
 import subprocess
 import sys
 from collections.abc import Callable
@@ -97,5 +98,11 @@ def test_training_that_raises_keeps_what_was_recorded(path: Path, tmp_path: Path
         with pytest.raises(KeyboardInterrupt):
             train(tmp_path, callback, Stop())
     finally:
-        callback._capture.end()  # as at the exit of the process
+        callback._end()  # as at the exit of the process
     assert trueup.open_capture(path).steps == [0, 1]
+
+
+def test_callbacks_are_classes_that_another_process_finds() -> None:
+    pytest.importorskip("transformers")
+    assert trueup.TrainerCallback is trueup.TrainerCallback
+    assert pickle.loads(pickle.dumps(trueup.TrainerCallback)) is trueup.TrainerCallback  # as a launcher by spawn hands it on

@@ -17,12 +17,12 @@ from adapters.test_observer import content, random_states
 from adapters.watched import BAD_STEP, PLANTED, Loop
 from trueup import simdev
 from trueup.analysis.watch import watcher
-from trueup.analysis.watch.classify import Found
-from trueup.analysis.watch.telling import Hit
+from trueup.analysis.watch.saving import Hit
+from trueup.analysis.watch.watcher import Found
 from trueup.foundation.model import TrueupError
 from trueup.foundation.store import open_capture
-from trueup.recording.recorder import keeping
-from trueup.recording.recorder.keeping import Keeper
+from trueup.recording.recorder import recorder
+from trueup.recording.recorder.recorder import Keeper
 from trueup.recording.recorder.rows import FIELDS, Rows
 
 STEPS = 3
@@ -248,7 +248,7 @@ def test_a_budget_that_is_spent_saves_no_more(path: Path) -> None:
 
 
 def test_memory_is_bounded_in_a_step_without_end(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(keeping, "MOST_ROWS", 1000)
+    monkeypatch.setattr(recorder, "MOST_ROWS", 1000)
     model = nn.Linear(4, 4)
     with trueup.watch(model, path) as running, torch.no_grad():
         for k in range(2000):
@@ -310,10 +310,10 @@ def test_a_scale_that_falls_to_one_is_a_hit_with_the_call_that_overflows(path: P
 # ---------------------------------------------------------------- no wait inside a step
 def test_a_step_waits_once(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """One transfer a look with something to look at: before the optimizer's step, and when the step has ended."""
-    from trueup.recording.adapters.torch import statistics
+    from trueup.recording.adapters.torch import buffers
 
-    monkeypatch.delitem(statistics.KERNELS, "npu")
-    ring = statistics.on_device(torch.ones(3, device="npu"), "stats").values.ring
+    monkeypatch.delitem(buffers.KERNELS, "npu")
+    ring = buffers.on_device(torch.ones(3, device="npu"), "stats").values.ring
     training = subjects.build("in-place", "npu")
     training.step()
     with trueup.watch(training.model, path, phase=["forward", "backward"]):

@@ -14,7 +14,7 @@ import trueup
 from adapters.loops import LOOPS
 from adapters.test_optimizers import run, skip_where_impossible, unobserved
 from adapters.test_watching import DONE_AGAIN, blamed_in_each_step  # noqa: F401 - a fixture
-from trueup.recording.adapters.torch.watching import Watch
+from trueup.analysis.watch.session import Watch
 
 
 @pytest.fixture

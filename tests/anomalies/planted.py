@@ -178,6 +178,28 @@ def scaled() -> None:
         scaler.update()
 
 
+class Energy(nn.Module):
+    """A square in float16, whatever autocast or a policy says."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        x = x.half() * 1000
+        return (x * x).float()
+
+
+def skipping() -> None:
+    """Overflow in the forward of each step, whatever the scale: a GradScaler skips all of them."""
+    model = nn.Sequential(nn.Linear(8, 16), Energy(), nn.Linear(16, 3))
+    optimizer, scaler = torch.optim.SGD(model.parameters(), lr=0.01), torch.amp.GradScaler("cpu")
+    x = torch.randn(4, 8)
+    for _ in range(3):
+        optimizer.zero_grad()
+        with torch.autocast("cpu", torch.float16):
+            loss = model(x).float().square().mean()
+        scaler.scale(loss).backward()
+        scaler.step(optimizer)
+        scaler.update()
+
+
 def collapsing_scale() -> None:
     """Overflow in each step: the scale falls to 1 and below."""
     model = nn.Sequential(nn.Linear(8, 16), nn.ReLU(), nn.Linear(16, 3))

@@ -90,6 +90,16 @@ def test_a_first_scale_that_is_too_large_is_harmless(tmp_path: Path) -> None:
     assert "steps skipped" in str(result.scale_history)
 
 
+def test_a_forward_that_no_scale_helps(tmp_path: Path) -> None:
+    result = judged(tmp_path / "run", planted.skipping, "module", "api")
+    first = result.first
+    assert first is not None
+    assert (first.kind, first.place.scope, first.matters, result.exit_code) == ("overflow", "1", "accuracy-relevant", 1)
+    said = "a GradScaler skipped all 3 steps because of it: a lower loss scale changes no forward, so nothing is learned"
+    assert first.because == said
+    assert 'scope = "1"' in first.policy
+
+
 def test_a_scale_that_falls_to_one_is_a_finding_with_its_cause(tmp_path: Path) -> None:
     result = judged(tmp_path / "run", planted.collapsing_scale, "api")
     first = result.first
@@ -97,7 +107,7 @@ def test_a_scale_that_falls_to_one_is_a_finding_with_its_cause(tmp_path: Path) -
     assert (first.kind, result.exit_code) == ("loss_scale", 1)
     assert "the loss scale fell from 4 to 0.25 and skipped 5 of 5 steps; what overflowed:" in first.sentence
     assert "2 (torch.nn.functional.linear)" in first.sentence
-    assert first.policy == "", "a gradient has the dtype of its tensor"
+    assert 'scope = "2"' in first.policy  # a gradient has the dtype of its tensor: the module goes on in float32
 
 
 def test_what_led_to_it_and_the_policy(tmp_path: Path) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from trueup.recording.adapters.torch import environment
-from trueup.recording.recorder import surroundings
+from trueup.recording.engine import surroundings
 
 CASES = {
     "RANK=3 WORLD_SIZE=8": (3, 8),

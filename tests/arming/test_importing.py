@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from trueup.recording.arming import SITE, VARIABLE, importing
+from trueup.recording.arming import SITE, VARIABLE, WhenImported
 
 
 @pytest.fixture
@@ -21,7 +21,7 @@ def armed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, st
     (tmp_path / "fakeframework.py").write_text("import os\nif os.environ.get('BROKEN'): raise OSError('no driver')\n")
     monkeypatch.syspath_prepend(tmp_path)
     monkeypatch.setattr("trueup.recording.arming.process.begin", lambda *order: orders.append(order))
-    finder = importing.WhenImported("fakeframework", "the order")
+    finder = WhenImported("fakeframework", "the order")
     monkeypatch.setattr(sys, "meta_path", [finder, *sys.meta_path])
     yield orders
     sys.modules.pop("fakeframework", None)
@@ -31,7 +31,7 @@ def test_importing_arms_once(armed: list[tuple[str, str]]) -> None:
     module = importlib.import_module("fakeframework")
     importlib.reload(module)
     assert armed == [("the order", "fakeframework")]
-    assert type(module.__loader__).__module__ == type(module.__spec__.loader).__module__ != importing.__name__
+    assert type(module.__loader__).__module__ == type(module.__spec__.loader).__module__ != WhenImported.__module__
 
 
 def test_asking_whether_it_is_there_does_not_use_it_up(armed: list[tuple[str, str]]) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from trueup.recording.arming.roles import role
+from trueup.recording.arming.process import role
 
 COMMANDS = {
     "python train.py": "run",

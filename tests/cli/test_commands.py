@@ -3,7 +3,6 @@ from __future__ import annotations
 import json
 import sys
 from collections.abc import Callable
-from dataclasses import dataclass
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -14,6 +13,7 @@ import pytest
 import trueup as package
 from report.results import culprit, result
 from trueup.foundation.model import LEVELS, Result, TrueupError
+from trueup.simdev.tables import Fault, Noise
 from verdict.captures import Recording
 
 Trueup = Callable[..., Any]
@@ -45,7 +45,7 @@ def compared(monkeypatch: pytest.MonkeyPatch, answer: Result | Exception) -> lis
             raise answer
         return answer
 
-    monkeypatch.setattr("trueup.comparison.result.comparing.compare", compare, raising=False)
+    monkeypatch.setattr("trueup.doors.comparing.compare", compare, raising=False)
     return asked
 
 
@@ -141,7 +141,7 @@ def test_an_interrupt_ends_with_130(trueup: Trueup, monkeypatch: pytest.MonkeyPa
     def interrupt(*_: object, **__: object) -> None:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr("trueup.comparison.result.comparing.compare", interrupt, raising=False)
+    monkeypatch.setattr("trueup.doors.comparing.compare", interrupt, raising=False)
     assert trueup("compare", "a", "b").code == 130
 
 
@@ -174,26 +174,12 @@ def test_version_and_help(trueup: Trueup) -> None:
     assert all(command in bare.out for command in ("capture", "compare", "show", "simdev"))
 
 
-@dataclass
-class Row:
-    name: str
-    op: str
-    phase: str
-    what: str
-    blame: str
-
-
 def test_simdev_list(trueup: Trueup, monkeypatch: pytest.MonkeyPatch) -> None:
-    backward = Row(
-        "lstm-backward-cell-gate",
-        "aten::_thnn_fused_lstm_cell_backward",
-        "backward",
-        "the cell gate's gradient is halved",
-        "torch.lstm",
-    )
-    noise = Row("hf32", "aten::mm", "any", "products keep 11 bits", "")
-    monkeypatch.setattr("trueup.simdev.FAULTS", {backward.name: backward}, raising=False)
-    monkeypatch.setattr("trueup.simdev.NOISE", {noise.name: noise}, raising=False)
+    lstm = "aten::_thnn_fused_lstm_cell_backward"
+    backward = Fault("lstm-backward-cell-gate", (lstm,), "backward", "the cell gate's gradient is halved", "torch.lstm")
+    noise = Noise("hf32", ("aten::mm",), "forward", "products keep 11 bits", "nobody", 1e-3)
+    monkeypatch.setattr("trueup.simdev.FAULTS", {backward.name: backward})
+    monkeypatch.setattr("trueup.simdev.NOISE", {noise.name: noise})
     ran = trueup("simdev", "list")
     assert ran.code == 0
     assert [line.rstrip() for line in ran.out.splitlines()] == [
@@ -205,8 +191,9 @@ def test_simdev_list(trueup: Trueup, monkeypatch: pytest.MonkeyPatch) -> None:
         "",
         "1 kind of noise: legitimate differences that it must not blame",
         "",
-        "hf32  aten::mm, any",
+        "hf32  aten::mm, forward",
         "    products keep 11 bits",
+        "    to blame: nobody",
     ]
 
 

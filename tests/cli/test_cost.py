@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import subprocess
 import sys
@@ -9,6 +10,9 @@ from importlib.metadata import version
 from pathlib import Path
 
 import pytest
+
+from trueup.doors.cli import loading
+from trueup.doors.cli.app import COMMANDS
 
 FRAMEWORKS = ("torch", "tensorflow", "paddle", "jax")
 HEAVY = (*FRAMEWORKS, "numpy", "pyarrow", "pandas", "bokeh", "duckdb", "jinja2")
@@ -38,7 +42,7 @@ def test_text_needs_no_numbers(module: str) -> None:
     assert not imported(f"import {module}") & set(HEAVY)
 
 
-ARMED = {"sitecustomize", "trueup", "trueup.recording.arming", "trueup.recording.arming.importing"}
+ARMED = {"sitecustomize", "trueup", "trueup.recording.arming"}
 
 
 def loaded(**more: str) -> set[str]:
@@ -69,3 +73,35 @@ def test_capture_loads_nothing_heavy_before_the_command_runs() -> None:
     assert not found & set(HEAVY)
     if tuple(map(int, version("typer").split(".")[:2])) < (0, 29):  # from then on typer reads values with pydantic: 80 ms
         assert "pydantic" not in found
+
+
+def modules(*words: str) -> set[str]:
+    """Modules of the folder of commands that a command line loads."""
+    code = f"sys.argv[1:] = {list(words)}; from trueup.doors.cli import main; main()"
+    script = f"import sys\n{code}\nprint(*sys.modules, file=sys.stderr)"
+    ran = subprocess.run([sys.executable, "-c", script], check=True, capture_output=True, text=True)
+    return {name.removeprefix("trueup.doors.cli.") for name in ran.stderr.split() if name.startswith("trueup.doors.cli.")}
+
+
+@pytest.mark.parametrize("name", ["compare", "import", "simdev"])
+def test_a_command_loads_no_other(name: str) -> None:
+    assert modules(name, "--help") & {*COMMANDS.values()} == {COMMANDS[name]}
+
+
+def test_a_name_that_is_nearly_a_command_is_put_right() -> None:
+    ran = subprocess.run([sys.executable, "-m", "trueup", "compar"], capture_output=True, text=True)
+    assert ran.returncode == 2
+    assert ran.stderr == "trueup: No such command 'compar'. Did you mean 'compare'?\n  next:     trueup --help\n"
+
+
+def test_loading_keeps_the_collector_away_and_leaves_it_as_it_was() -> None:
+    for enabled in (True, False):
+        (gc.enable if enabled else gc.disable)()
+        try:
+            with pytest.raises(ImportError), loading():
+                assert not gc.isenabled()
+                raise ImportError
+            assert gc.isenabled() == enabled
+        finally:
+            gc.enable()
+            gc.unfreeze()

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from trueup.doors.report.selecting import COLUMNS
+from trueup.analysis.selecting import COLUMNS
 from trueup.foundation.model import LANES, PACKED
 from trueup.foundation.store import Writer, claim, parts, statistics
 
@@ -105,7 +105,7 @@ def test_memory_is_bounded_by_some_steps(trueup: Trueup, large: Path) -> None:
     pool = pa.default_memory_pool()
     before = pool.bytes_allocated()
     peaks = []
-    from trueup.doors.report import selecting
+    from trueup.analysis import selecting
 
     real = selecting._mask
 

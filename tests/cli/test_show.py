@@ -11,8 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from trueup.doors.report.histograms import bar, histogram
-from trueup.doors.report.npy import write_npy
+from trueup.doors.report.tensor_view import bar, histograms, write_npy
 from trueup.foundation.model import TrueupError
 
 from .conftest import FakeCapture, row
@@ -138,7 +137,7 @@ def test_a_tensor_that_was_kept(trueup: Trueup, capture: FakeCapture, call: str,
     assert lines[0] == "neck.lstm/torch.lstm#0  input.0  seq 4, forward, step 0, rank 0, api"
     assert lines[1] == "your code: centernet.py:57 in forward  rows, _ = self.lstm(rows)"
     assert lines[3] == "tensor  float32 [64, 64] on npu:0"
-    assert "-1.000 to -0.8750  ████████████████████████████████████████       658" in ran.out
+    assert "-1.000 to -0.8750  ████████████████████████████████████████   658" in ran.out
     assert "-0.1250 to       0  ██" in ran.out
     assert "first elements  0  0.8414710  0.9092974" in ran.out
 
@@ -186,16 +185,16 @@ def test_hostile_names_do_not_steer_the_terminal(trueup: Trueup, capture: FakeCa
 @settings(deadline=None)
 @given(st.lists(st.floats(width=64), max_size=60))
 def test_a_histogram_counts_every_finite_element(values: list[float]) -> None:
-    made = histogram(np.array(values))
+    made = [(low, high, counts[0]) for low, high, counts in histograms([np.array(values)])]
     assert sum(count for *_, count in made) == int(np.isfinite(values).sum())
     assert all(low <= high for low, high, _ in made)
 
 
 def test_histograms_of_odd_tensors() -> None:
-    assert histogram(np.zeros((0, 3))) == []
-    assert histogram(np.array(2.5)) == [(2.5, 2.5, 1)]
-    assert sum(count for *_, count in histogram(np.array([True, False, True]))) == 3
-    assert sum(count for *_, count in histogram(np.array([3 + 4j, 0]))) == 2
+    assert histograms([np.zeros((0, 3))]) == []
+    assert histograms([np.array(2.5)]) == [(2.5, 2.5, [1])]
+    assert sum(counts[0] for *_, counts in histograms([np.array([True, False, True])])) == 3
+    assert sum(counts[0] for *_, counts in histograms([np.array([3 + 4j, 0])])) == 2
 
 
 def test_bars() -> None:

@@ -128,7 +128,8 @@ def bert_crf(damage: str) -> str:
 def run(nursery: Nursery, script: str, folder: Path, *arguments: str, example: str | None = None) -> Child:
     """Run a script in a folder; ``example``: whose modules it imports."""
     folder.mkdir(parents=True, exist_ok=True)
-    paths = [HERE / "standins", ROOT / "compat-packages" / "src", *([ROOT / "examples" / example] if example else [])]
+    compat = ROOT / "compat-packages/src"
+    paths = [HERE / "standins", compat, compat / "trueup_compat/old_names", *([ROOT / "examples" / example] if example else [])]
     header = f"import os, sys\nos.chdir({str(folder)!r})\nsys.path[:0] = {list(map(str, paths))!r}\n"
     file = folder / f"script-{len(list(folder.glob('script-*')))}.py"
     file.write_text(header + script, "utf-8")

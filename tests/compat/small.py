@@ -37,7 +37,7 @@ def step(net: nn.Module, device: str = "cpu", scale: float = 1.0) -> torch.Tenso
 
 def work(folder: str) -> None:
     """Dump a step of data-parallel training, in each of several processes."""
-    from trueup.compat import ptdbg_ascend as ptdbg
+    from trueup_compat import ptdbg_ascend as ptdbg
 
     torch.set_num_threads(1)
     dist.init_process_group("gloo")

@@ -23,7 +23,7 @@ CASE = "Functional_linear_12_backward"
 def detector(nursery: Nursery, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Dump the detector on both devices, as the document says, and compare."""
     folder = tmp_path_factory.mktemp("detector")
-    nursery.load("skimage.transform", "transformers.optimization", "trueup.compat.ptdbg_ascend")
+    nursery.load("skimage.transform", "transformers.optimization", "trueup_compat.ptdbg_ascend")
     for device in ("cpu", "npu"):
         child = pasting.run(nursery, pasting.centernet(device), folder, device, FAULT, example="centernet")
         assert child.wait() == 0, child.complained

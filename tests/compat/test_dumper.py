@@ -17,10 +17,10 @@ import trueup
 from compat import pasting, small
 from readers.captures import imported, tensor
 from trueup import TrueupError, simdev
-from trueup.compat.dumper import compare, dumper, extract, install
-from trueup.compat.dumper.__main__ import main
-from trueup.compat.dumper.comparing import COLUMNS
 from trueup.foundation.kernels.metrics import Msaccucmp
+from trueup_compat.dumper import compare, dumper, extract, install
+from trueup_compat.dumper.__main__ import main
+from trueup_compat.dumper.comparing import COLUMNS
 
 FAULT = "layer-norm-backward"
 

@@ -17,8 +17,8 @@ import torch
 from compat import small
 from readers.captures import imported
 from trueup import TrueupError, compare, open_capture
-from trueup.compat import msprobe
-from trueup.compat.msprobe.config import read
+from trueup_compat import msprobe
+from trueup_compat.msprobe.config import read
 
 REAL = Path(__file__).parents[2] / ".venv-msprobe" / "bin" / "python"
 MAIN = "import sys; from msprobe.msprobe import main; sys.exit(main())"

@@ -13,8 +13,8 @@ import torch
 import torch.nn.functional as F
 
 from compat import small
-from trueup.compat import msprobe
-from trueup.compat.msprobe.seeding import restore_dropout
+from trueup_compat import msprobe
+from trueup_compat.msprobe.seeding import restore_dropout
 
 
 @pytest.fixture(autouse=True)
@@ -202,9 +202,9 @@ def test_a_debugger_without_a_file_and_names_that_are_not_there(capsys: pytest.C
     assert debugger(task="structure").config.level == "mix"
     assert "level L1 is taken as mix" in capsys.readouterr().err
     with pytest.raises(msprobe.ConfigError, match="has no TrainerMon: trueup watch -- COMMAND"):
-        from trueup.compat.msprobe import TrainerMon  # noqa: F401
+        from trueup_compat.msprobe import TrainerMon  # noqa: F401
     with pytest.raises(ImportError, match="cannot import name 'nothing'"):
-        from trueup.compat.msprobe import nothing  # noqa: F401
+        from trueup_compat.msprobe import nothing  # noqa: F401
     msprobe.PrecisionDebugger.register_custom_api(F, "relu")
     assert "relu needs no registration" in capsys.readouterr().err
     with pytest.raises(msprobe.ConfigError, match="has no nothing"):

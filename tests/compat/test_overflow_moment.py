@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 import torch
 
-from trueup.compat import ptdbg_ascend as ptdbg
-from trueup.compat.ptdbg_ascend.switches import SCRIPT
+from trueup_compat import ptdbg_ascend as ptdbg
+from trueup_compat.ptdbg_ascend.switches import SCRIPT
 
 
 class Masked(torch.nn.Module):

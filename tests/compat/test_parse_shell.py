@@ -14,8 +14,8 @@ import pytest
 
 import trueup
 from trueup import TrueupError
-from trueup.compat.ptdbg_ascend import shell
-from trueup.compat.ptdbg_ascend.batch import COLUMNS
+from trueup_compat.ptdbg_ascend import shell
+from trueup_compat.ptdbg_ascend.batch import COLUMNS
 
 
 @pytest.fixture(autouse=True)
@@ -106,7 +106,8 @@ def test_lines_that_are_piped_in_run_up_to_exit(capsys: pytest.CaptureFixture[st
 
 def test_it_is_where_the_tool_had_it() -> None:
     root = Path(trueup.__file__).parents[2]
-    paths = os.pathsep.join([str(root / "compat-packages" / "src"), str(root / "src")])
+    compat = root / "compat-packages" / "src"
+    paths = os.pathsep.join([str(compat / "trueup_compat" / "old_names"), str(compat), str(root / "src")])
     command = [sys.executable, "-m", "ptdbg_ascend.parse"]
     environment = {**os.environ, "PYTHONPATH": paths}
     run = subprocess.run(command, input="pt -n npu/same.npy\n", capture_output=True, text=True, check=False, env=environment)

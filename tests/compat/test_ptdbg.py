@@ -17,16 +17,16 @@ import pytest
 import torch
 
 import trueup
-from compat import small
+from compat import SOURCES, small
 from distributed.running import joined
 from nursery import Nursery
 from readers.captures import imported, tensor
 from trueup import TrueupError, open_capture
-from trueup.compat import ptdbg_ascend as ptdbg
-from trueup.compat.names import tool_slot
-from trueup.compat.ptdbg_ascend.layout import VERSION
-from trueup.compat.ptdbg_ascend.switches import SCRIPT
 from trueup.exchange.readers.marker import beside, names_beside
+from trueup_compat import ptdbg_ascend as ptdbg
+from trueup_compat.names import tool_slot
+from trueup_compat.ptdbg_ascend.layout import VERSION
+from trueup_compat.ptdbg_ascend.switches import SCRIPT
 
 NAMES = [
     "Functional_linear_0_forward", "Functional_relu_0_forward", "Functional_layer_norm_0_forward", "Tensor_add_0_forward",
@@ -361,10 +361,10 @@ def test_ranks_share_a_capture_and_write_over_an_earlier_run_s(
 def test_the_end_of_the_process_writes_what_is_left(tmp_path: Path) -> None:
     script = tmp_path / "script.py"
     script.write_text(
-        "import torch\nfrom trueup.compat.ptdbg_ascend import *\nset_dump_path('out')\nregister_hook(None, acc_cmp_dump)\n"
+        "import torch\nfrom trueup_compat.ptdbg_ascend import *\nset_dump_path('out')\nregister_hook(None, acc_cmp_dump)\n"
         "set_dump_switch('ON')\ntorch.tanh(torch.ones(3))\n"
     )
-    environment = {**os.environ, "PYTHONPATH": str(Path(trueup.__file__).parents[1])}
+    environment = {**os.environ, "PYTHONPATH": SOURCES}
     run = subprocess.run([sys.executable, str(script)], capture_output=True, text=True, check=False, env=environment)
     assert (run.returncode, run.stderr) == (0, "")
     assert "Torch_tanh_0_forward_output.0" in {row[0] for row in rows(Path("out/ptdbg_dump_v2.0/rank0"))}
@@ -375,7 +375,7 @@ def test_a_killed_process_leaves_the_steps_before(tmp_path: Path) -> None:
     script.write_text(
         "import os, signal, sys, time, torch\n"
         f"sys.path.insert(0, {str(Path(small.__file__).parents[1])!r})\n"
-        "from compat import small\nfrom trueup.compat import recording\nfrom trueup.compat.ptdbg_ascend import *\n"
+        "from compat import small\nfrom trueup_compat import recording\nfrom trueup_compat.ptdbg_ascend import *\n"
         "recording.HANDED_ON = 8\nnet = small.model()\noptimizer = torch.optim.SGD(net.parameters(), 1e-3)\n"
         "set_dump_path('out')\nregister_hook(net, acc_cmp_dump)\n"
         "set_dump_switch('ON', mode='list', scope=['Functional_linear'])\n"
@@ -383,7 +383,7 @@ def test_a_killed_process_leaves_the_steps_before(tmp_path: Path) -> None:
         "    time.sleep(0.3)  # the writer's second passes\n"
         "os.kill(os.getpid(), signal.SIGKILL)\n"
     )
-    environment = {**os.environ, "PYTHONPATH": str(Path(trueup.__file__).parents[1])}
+    environment = {**os.environ, "PYTHONPATH": SOURCES}
     run = subprocess.run([sys.executable, str(script)], capture_output=True, text=True, check=False, env=environment)
     assert (run.returncode, run.stdout) == (-9, "")
     names = calls(rows(Path("out/ptdbg_dump_v2.0/rank0")))
@@ -556,8 +556,6 @@ def test_what_a_mode_lacks_is_said(switch: dict[str, Any], message: str) -> None
 
 
 def test_a_capture_that_runs_already_is_not_disturbed(tmp_path: Path) -> None:
-    import trueup
-
     ptdbg.set_dump_path("out")
     with trueup.capture(tmp_path / "own"), pytest.raises(TrueupError, match="run the script without `trueup capture`"):
         ptdbg.register_hook(small.model(), ptdbg.acc_cmp_dump)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import resource
+import sys
 import time
 from pathlib import Path
 from typing import Any
@@ -11,9 +12,15 @@ from typing import Any
 import trueup
 from faults.training import Training
 from trueup.foundation.store import durable
-from trueup.recording.recorder import backlog, flusher
+from trueup.recording.recorder import flusher
 
 MB = 2**20
+
+
+def say(*words: Any) -> None:
+    """Print a line in one write: `print` writes it in pieces under PYTHONUNBUFFERED, and another thread's line comes between."""
+    sys.stdout.write(" ".join(map(str, words)) + "\n")
+    sys.stdout.flush()
 
 
 def train(out: str, steps: int = 10**9, flush: float = 1.0, pause: float = 0.0, **options: Any) -> None:
@@ -22,16 +29,16 @@ def train(out: str, steps: int = 10**9, flush: float = 1.0, pause: float = 0.0, 
     training = Training()
     with trueup.capture(out, model=training.model, **options):
         for step in range(steps):
-            print("step", step, training.step().hex(), flush=True)
+            say("step", step, training.step().hex())
             time.sleep(pause)
-    print("trained", flush=True)
+    say("trained")
 
 
 def plain(steps: int) -> None:
     """Train without a capture."""
     training = Training()
     for step in range(steps):
-        print("step", step, training.step().hex(), flush=True)
+        say("step", step, training.step().hex())
 
 
 def train_until(out: str, end: str, after: int, **options: Any) -> None:
@@ -41,10 +48,10 @@ def train_until(out: str, end: str, after: int, **options: Any) -> None:
     with trueup.capture(out, model=training.model, **options):
         step = left = 0
         while left < after:
-            print("step", step, training.step().hex(), flush=True)
+            say("step", step, training.step().hex())
             step, left = step + 1, left + Path(end).exists()
             time.sleep(0.02)
-    print("trained", flush=True)
+    say("trained")
 
 
 def limited(out: str, steps: int, size: int, **options: Any) -> None:
@@ -53,11 +60,11 @@ def limited(out: str, steps: int, size: int, **options: Any) -> None:
     training = Training()
     with trueup.capture(out, model=training.model, **options):
         for step in range(steps):
-            print("step", step, training.step().hex(), flush=True)
+            say("step", step, training.step().hex())
             if any(Path(out, "rank-00000").glob("step-*/*.parquet")):
                 resource.setrlimit(resource.RLIMIT_FSIZE, (size, size))
             time.sleep(0.02)
-    print("trained", flush=True)
+    say("trained")
 
 
 def slow_disk(out: str, steps: int, megabytes_per_second: float, wide: int, **options: Any) -> None:
@@ -87,8 +94,8 @@ def slow_disk(out: str, steps: int, megabytes_per_second: float, wide: int, **op
     with trueup.capture(out, **options):
         for _ in range(steps):
             step()
-        print("trained", time.monotonic() - started, flush=True)
-    print("closed", time.monotonic() - started, "more", (peak() - before) / MB, flush=True)
+        say("trained", time.monotonic() - started)
+    say("closed", time.monotonic() - started, "more", (peak() - before) / MB)
 
 
 def peak() -> int:
@@ -98,14 +105,14 @@ def peak() -> int:
 
 def hanging_disk(out: str, steps: int, patience: float, **options: Any) -> None:
     """Train on a disk that takes the first parts and then hangs for ever."""
-    backlog.PATIENCE, backlog.LOUD_AFTER = patience, patience / 4
-    backlog.PORTION_BYTES, backlog.HELD_BYTES = MB, 2 * MB
+    flusher.PATIENCE, flusher.LOUD_AFTER = patience, patience / 4
+    flusher.PORTION_BYTES, flusher.HELD_BYTES = MB, 2 * MB
     write = durable.put
     written: list[Path] = []
 
     def hangs(path: Path, chunks: Any, *, sync: bool) -> None:
         if len(written) > 8:
-            print("hanging", flush=True)
+            say("hanging")
             time.sleep(10**6)
         written.append(path)
         write(path, chunks, sync=sync)
@@ -121,7 +128,7 @@ def dying_writer(out: str, steps: int, **options: Any) -> None:
     def dies(*_: Any) -> None:
         raise SystemExit(7)
 
-    backlog.PORTION_BYTES, backlog.HELD_BYTES = MB // 4, MB
+    flusher.PORTION_BYTES, flusher.HELD_BYTES = MB // 4, MB
     Writer.write_parts = dies  # type: ignore[method-assign]
     train(out, steps, 0.05, **options)
 
@@ -158,7 +165,7 @@ def forks_while_writing(out: str, steps: int, how: str) -> None:
     training, children = Training(), []
     with trueup.capture(out, model=training.model):
         for step in range(steps):
-            print("step", step, training.step().hex(), flush=True)
+            say("step", step, training.step().hex())
             if any(".parquet" in name for name in middle):
                 pid = os.fork()
                 if pid == 0:

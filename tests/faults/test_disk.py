@@ -22,7 +22,9 @@ STOPS = "RunStopped: capture stopped, and the run with it, as asked: "
 def ended_as_asked(child: Child, on_error: str, why: str, losses: list[str]) -> None:
     """Look at how a training ended whose capture failed half-way."""
     code = child.wait()
-    (loud,) = [line for line in child.said.splitlines() if line.startswith("trueup:")]
+    spoken = [line for line in child.said.splitlines() if line.startswith("trueup:")]
+    assert len(spoken) == 1, (code, child.said)
+    (loud,) = spoken
     assert loud.startswith(LOUD)
     assert why in loud
     steps = steps_trained(child.said)

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
 from trueup.foundation import kernels
-from trueup.foundation.kernels import _copy
+from trueup.foundation.kernels import _compiled
 
 from . import oracle
 
@@ -23,9 +23,9 @@ DTYPES = [*oracle.DTYPES, np.dtype(ml_dtypes.float8_e4m3fn), np.dtype("i8,f8")]
 @pytest.fixture(params=["native", "numpy"])
 def way(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
     """Both ways take every array."""
-    monkeypatch.setattr(_copy, "_SMALL", 0)
+    monkeypatch.setattr(_compiled, "_SMALL", 0)
     if request.param == "numpy":
-        monkeypatch.setattr(_copy, "native", lambda: None)
+        monkeypatch.setattr(_compiled, "native", lambda: None)
     return str(request.param)
 
 

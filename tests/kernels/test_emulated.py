@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 import xxhash
 
-from trueup.foundation.kernels import KINDS, _compiled, _pair, _pair_twin
+from trueup.foundation.kernels import KINDS, _compiled, _pair
 from trueup.foundation.model import PACKED
 
 from . import oracle
@@ -109,7 +109,7 @@ def test_pairs(pair_driver: Path) -> None:
     result = subprocess.run([EMULATOR, str(pair_driver)], input=sent, stdout=subprocess.PIPE, check=True).stdout
     want = np.empty(_pair.PACKED)
     for got, (a, b) in zip(np.frombuffer(result).reshape(len(cases), -1), cases, strict=True):
-        _pair_twin.pair(a, b, 0.0, 1e-7, want)
+        _pair.by_twin(a, b, 0.0, 1e-7, want)
         exact = [0, 1, 8, 9, 10, *range(12, _pair.PACKED)]
         np.testing.assert_array_equal(got[exact], want[exact], f"{a.dtype} {b.dtype} {a.size}")
         with np.errstate(all="ignore"):

@@ -15,6 +15,7 @@ from trueup.doors.cli import main
 
 SCRIPTS = Path(__file__).parent / "scripts"
 SOURCE = str(Path(trueup.__file__).parents[1])
+COMPAT = str(Path(__file__).parents[2] / "compat-packages/src")
 PYTHON = sys.executable
 TRUEUP = (PYTHON, "-m", "trueup")
 
@@ -24,8 +25,8 @@ NO_COMPILER = "ignore:trueup's compiled statistics kernel is missing:RuntimeWarn
 
 
 def environment(**more: str) -> dict[str, str]:
-    """Return an environment in which this very Trueup is found, one thread per process."""
-    path = os.pathsep.join(filter(None, [SOURCE, os.environ.get("PYTHONPATH")]))
+    """Return an environment in which this very Trueup and trueup_compat are found, one thread per process."""
+    path = os.pathsep.join(filter(None, [SOURCE, COMPAT, os.environ.get("PYTHONPATH")]))
     return {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": path, "PYTHONWARNINGS": NO_COMPILER, **more}
 
 

@@ -236,7 +236,7 @@ CRITERIA = {
     "name = 'mine'": "suspect is missing; see docs/criteria.md",
     NUMBERS: "it holds no rows; see docs/criteria.md",
     f"{NUMBERS}row = [{{name = 'x', ops = ['*'], own = {{kind = 'magic'}}, carry = {{kind = 'sum'}}}}]": (
-        "own.kind 'magic' is unknown: expected exact, elementwise, additive, accumulate, reduction, average, bilinear, composite; "
+        "own.kind 'magic' is unknown: expected accumulate, additive, average, bilinear, composite, elementwise, exact, reduction; "
         "see docs/criteria.md"
     ),
 }

@@ -39,9 +39,9 @@ def test_a_run_under_a_policy_says_what_it_changed(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(("text", "part"), [
-    ('[[rule]]\nop = "a"\ndevice = "npu"\n', "policy.toml, rule 1, key 'device'"),
-    ("x = [", "expected: TOML"),
-    (None, "got:      nothing"),
+    ('[[rule]]\nop = "a"\ndevice = "npu"\n', "got:      rule 1: device 'npu' is unknown: expected cpu"),
+    ("x = [", "The policy cannot be used; nothing was run with it."),
+    (None, "got:      No such file or directory"),
 ])  # fmt: skip
 def test_a_wrong_file_runs_nothing(text: str | None, part: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     policy = tmp_path / "policy.toml"
@@ -50,7 +50,6 @@ def test_a_wrong_file_runs_nothing(text: str | None, part: str, tmp_path: Path, 
     proof = tmp_path / "proof"
     code, _, err = cli(capsys, "capture", "--policy", policy, "-o", tmp_path / "run", "--", "touch", proof)
     assert code == 2
-    assert "trueup: The policy cannot be used; nothing was run with it." in err
     assert part in err
     assert not proof.exists()
     assert not (tmp_path / "run").exists()

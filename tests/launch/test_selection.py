@@ -8,8 +8,7 @@ import pytest
 
 from trueup.foundation.model import TrueupError
 from trueup.foundation.store import open_capture
-from trueup.recording.recorder.options import CaptureOptions
-from trueup.recording.recorder.seen import Seen, sentence, unused
+from trueup.recording.recorder.options import CaptureOptions, Seen, sentence, unused
 
 from .running import said, script, trueup_run
 

@@ -5,11 +5,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from trueup.analysis.pairing import map_file
-from trueup.analysis.pairing.converting import convert_state
-from trueup.analysis.pairing.proposing import Proposal, propose
-from trueup.analysis.pairing.weights import convert
-from trueup.comparison.normalise.mapping import load
+from trueup.analysis.pairing.proposing import Proposal, propose, write_map
+from trueup.analysis.pairing.weights import convert, convert_state
+from trueup.foundation.frameworks.mapping import load
 from trueup.foundation.frameworks.trees import Node, Tree
 
 Modules = dict[str, tuple[str, dict[str, tuple[int, ...]]]]
@@ -80,7 +78,7 @@ def test_other_kinds_and_shapes_are_no_pair() -> None:
 
 def test_a_map_file_comes_back(tmp_path: Path) -> None:
     found = propose(tree("torch", TORCH), tree("paddle", PADDLE))
-    told = load(map_file.write(found, tmp_path / "map.toml"))
+    told = load(write_map(found, tmp_path / "map.toml"))
     assert told.modules == {pair.candidate: pair.baseline for pair in found.pairs}
     assert told.kinds == {"body.a": "Linear", "head": "Linear"}
     assert told.frameworks == {"baseline": "torch", "candidate": "paddle"}
@@ -94,7 +92,7 @@ def test_weights_of_files_by_a_map_alone(tmp_path: Path) -> None:
     paddle: Modules = {**PADDLE, "att": ("MultiHeadAttention", {}), **parts, "att.out_proj": linear(4, 4, paddle=True)}
     there, here = tree("torch", torch), tree("paddle", paddle)
     proposal = propose(there, here)
-    told = load(map_file.write(proposal, tmp_path / "map.toml"))
+    told = load(write_map(proposal, tmp_path / "map.toml"))
     random = np.random.default_rng(0)
     state = {
         f"{scope}.{name}": random.normal(size=shape or ()).astype(np.float32)

@@ -8,14 +8,14 @@ import pytest
 import torch
 
 from trueup import TrueupError
-from trueup.analysis.pairing import state_files
+from trueup.analysis.pairing.weights import read_state, write_state
 
 STATE = {"fc.weight": np.arange(6, dtype=np.float32).reshape(2, 3), "fc.bias": np.ones(2, np.float64)}
 
 
 @pytest.mark.parametrize("name", ["w.npz", "w.safetensors"])
 def test_there_and_back(tmp_path: Path, name: str) -> None:
-    found = state_files.read(state_files.write(STATE, tmp_path / name))
+    found = read_state(write_state(STATE, tmp_path / name))
     assert found.keys() == STATE.keys()
     for key, value in STATE.items():
         np.testing.assert_array_equal(found[key], value)
@@ -24,7 +24,7 @@ def test_there_and_back(tmp_path: Path, name: str) -> None:
 
 def test_torch(tmp_path: Path) -> None:
     torch.save({"a": torch.arange(3.0), "b": torch.ones(2, dtype=torch.bfloat16)}, tmp_path / "w.pt")
-    found = state_files.read(tmp_path / "w.pt")
+    found = read_state(tmp_path / "w.pt")
     np.testing.assert_array_equal(found["a"], [0, 1, 2])
     assert found["b"].dtype.name == "bfloat16"
 
@@ -33,7 +33,7 @@ def test_torch(tmp_path: Path) -> None:
 def test_paddle(tmp_path: Path, protocol: int) -> None:
     held = {"fc.weight": STATE["fc.weight"], "StructuredToParameterName@@": {"fc.weight": "linear_0.w_0"}}
     (tmp_path / "w.pdparams").write_bytes(pickle.dumps(held, protocol))
-    found = state_files.read(tmp_path / "w.pdparams")
+    found = read_state(tmp_path / "w.pdparams")
     np.testing.assert_array_equal(found["fc.weight"], held["fc.weight"])
     assert list(found) == ["fc.weight"]
 
@@ -50,7 +50,7 @@ def test_a_pickle_runs_nothing(tmp_path: Path, held: object) -> None:
     path = tmp_path / "w.pdparams"
     path.write_bytes(pickle.dumps(held))
     with pytest.raises(TrueupError, match=r"is no file of weights|is no tensor"):
-        state_files.read(path)
+        read_state(path)
     assert not Path("never").exists()
 
 
@@ -58,23 +58,23 @@ def test_an_array_cannot_be_asked_for_memory(tmp_path: Path) -> None:
     path = tmp_path / "w.pdparams"
     path.write_bytes(b"cnumpy\nndarray\n((J\xff\xff\xff\x7fJ\xff\xff\xff\x7ftt(R.")
     with pytest.raises(TrueupError, match="is no file of weights"):
-        state_files.read(path)
+        read_state(path)
 
 
 @pytest.mark.parametrize("name", ["w.npz", "w.safetensors", "w.pt", "w.pdparams"])
 def test_a_damaged_file(tmp_path: Path, name: str) -> None:
     (tmp_path / name).write_bytes(b"no weights at all, only some bytes")
     with pytest.raises(TrueupError, match="is no file of weights"):
-        state_files.read(tmp_path / name)
+        read_state(tmp_path / name)
 
 
 def test_what_is_no_file_of_weights(tmp_path: Path) -> None:
     with pytest.raises(TrueupError, match="cannot be read: No such file"):
-        state_files.read(tmp_path / "w.npz")
+        read_state(tmp_path / "w.npz")
     with pytest.raises(TrueupError, match=r"weights are read from \.safetensors"):
-        state_files.read(tmp_path / "w.txt")
+        read_state(tmp_path / "w.txt")
     with pytest.raises(TrueupError, match="written as"):
-        state_files.write(STATE, tmp_path / "w.pt")
-    state_files.write(STATE, tmp_path / "w.npz")
+        write_state(STATE, tmp_path / "w.pt")
+    write_state(STATE, tmp_path / "w.npz")
     with pytest.raises(TrueupError, match="exists"):
-        state_files.write(STATE, tmp_path / "w.npz")
+        write_state(STATE, tmp_path / "w.npz")

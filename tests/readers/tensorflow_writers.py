@@ -10,9 +10,8 @@ from typing import Any
 
 import numpy as np
 
-from trueup.exchange.readers.tensor_proto import DTYPES
-from trueup.exchange.readers.tensorflow_messages import _classes
-from trueup.exchange.readers.tfrecord import masked
+from trueup.exchange.readers.tensorflow_messages import DTYPES, _classes
+from trueup.exchange.readers.tfdbg2 import masked
 
 Array = np.ndarray[Any, Any]
 NUMBERS = {name: number for number, name in reversed(DTYPES.items())}

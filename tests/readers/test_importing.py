@@ -17,10 +17,8 @@ from readers.captures import imported
 from trueup import TrueupError
 from trueup.doors.cli import main
 from trueup.exchange.readers import importing
+from trueup.exchange.readers.dump import MAX_KINDS, Notes, Tree, numbered
 from trueup.exchange.readers.importing import READERS
-from trueup.exchange.readers.notes import MAX_KINDS, Notes
-from trueup.exchange.readers.placing import numbered
-from trueup.exchange.readers.tree import Tree
 
 WRITERS: dict[str, Callable[[Path], Any]] = {
     "ptdbg": writers.ptdbg,
@@ -36,7 +34,7 @@ def test_formats_are_told_by_content(tmp_path: Path, name: str) -> None:
     WRITERS[name](tmp_path / "dump")
     notes = Notes()
     tree = Tree(tmp_path / "dump", notes)
-    assert next(reader.NAME for reader in READERS if reader.find(tree, notes)) == name
+    assert next(known for known, find in READERS.items() if find(tree, notes)) == name
     result, rows, _ = imported(tmp_path / "dump", tmp_path)
     assert result.rows == len(rows)
     _, forced, _ = imported(tmp_path / "dump", tmp_path / "forced", format=name)
@@ -67,7 +65,7 @@ def test_importing_twice_gives_the_same(tmp_path: Path) -> None:
 def test_rows_come_in_parts_of_bounded_size(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     root = writers.ptdbg(tmp_path / "dump")
     expected = imported(root, tmp_path / "a")[1]
-    monkeypatch.setattr("trueup.exchange.readers.writing.ROWS", 2)
+    monkeypatch.setattr("trueup.exchange.readers.importing.ROWS", 2)
     _, rows, capture = imported(root, tmp_path / "b")
     assert capture.ranks[0]["written"]["parts"] >= len(rows) // 3
     same = ("seq", "slot", "op", "l2", "digest", "foreign_name")
@@ -124,7 +122,7 @@ def test_a_capture_that_cannot_be_written_is_told(tmp_path: Path) -> None:
 
 
 def test_too_many_files_are_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("trueup.exchange.readers.tree.MAX_FILES", 10)
+    monkeypatch.setattr("trueup.exchange.readers.dump.MAX_FILES", 10)
     root = writers.ptdbg(tmp_path / "dump")
     with pytest.raises(TrueupError, match="holds more than 10 files: import a part of it, such as one step"):
         trueup.import_dump(root, tmp_path / "capture")
@@ -205,6 +203,6 @@ def test_notes_are_counted_and_bounded() -> None:
 
 
 def test_every_reader_has_a_name_that_the_command_lists() -> None:
-    from trueup.doors.cli.import_ import FORMATS
+    from trueup.doors.cli.looking import FORMATS
 
-    assert ", ".join(reader.NAME for reader in importing.READERS) == FORMATS
+    assert ", ".join(importing.READERS) == FORMATS

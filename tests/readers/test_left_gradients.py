@@ -12,9 +12,9 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from trueup.exchange.readers import names
+from trueup.exchange.readers import ascend
+from trueup.exchange.readers.ascend import left_gradients, transposed
 from trueup.exchange.readers.dump import ForeignTensor
-from trueup.exchange.readers.left_gradients import left_gradients, transposed
 
 SHAPES: dict[str, list[tuple[int, ...]]] = {
     "conv1d": [(2, 3, 5), (4, 3, 3), (4,)], "conv2d": [(2, 3, 5, 5), (4, 3, 3, 3), (4,)],
@@ -63,7 +63,7 @@ def left_and_true(
     return seen, dict(zip(wanted, found, strict=True))
 
 
-@pytest.mark.parametrize("op", sorted(names._table()["nodes"]))
+@pytest.mark.parametrize("op", sorted(ascend.table()["nodes"]))
 def test_a_function_of_one_node_gives_the_gradients_of_its_inputs(op: str) -> None:
     torch.manual_seed(0)
     function, given = function_of(op), arguments(op)

@@ -10,8 +10,7 @@ from hypothesis import strategies as st
 
 from readers.tensorflow_writers import NUMBERS, message, tensor
 from trueup.exchange.readers.dump import UnreadableError
-from trueup.exchange.readers.tensor_proto import DTYPES, array_of
-from trueup.exchange.readers.tensorflow_messages import parse
+from trueup.exchange.readers.tensorflow_messages import DTYPES, array_of, parse
 
 
 @pytest.mark.parametrize("name", sorted(set(DTYPES.values())))

@@ -10,7 +10,7 @@ import pytest
 import trueup
 from readers import writers
 from readers.captures import find, imported
-from trueup.exchange.readers.tensorflow_npy import _parse
+from trueup.exchange.readers.array_folder import _parse
 
 
 @pytest.mark.parametrize("kernels", [False, True])

@@ -7,7 +7,7 @@ import math
 
 import pytest
 
-from trueup.analysis.recipes.bisecting import Trail, tree, way_to
+from trueup.analysis.recipes.following import Trail, tree, way_to
 from trueup.analysis.recipes.readings import FAILS, OPEN, PASSES, Reading, percent
 from trueup.foundation.model import Finding
 

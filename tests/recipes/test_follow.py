@@ -16,11 +16,10 @@ from readers.captures import imported
 from recipes.runs import LOSS, Recording, pair, run
 from trueup import TrueupError, compare
 from trueup.analysis.recipes import RecipeResult, follow
-from trueup.analysis.recipes.checks import Facts, make
-from trueup.analysis.recipes.found import Outcome
+from trueup.analysis.recipes.following import Facts, make
 from trueup.analysis.recipes.readings import Readings
-from trueup.analysis.recipes.recipe import load
-from trueup.doors.report.recipe_terminal import conclusion
+from trueup.analysis.recipes.recipe import Outcome, load
+from trueup.doors.report.recipe import conclusion
 
 
 def made(folder: Path, baseline: Recording, candidate: Recording, recipe: Any = "paddle", **options: Any) -> RecipeResult:
@@ -217,7 +216,7 @@ def test_one_step_alone_tells_nothing_of_several(tmp_path: Path) -> None:
 
 def test_a_module_on_one_side_only_is_no_pass(tmp_path: Path) -> None:
     """Of such a call the comparison says whether it could do harm; one that could is not passed over."""
-    readings = Readings({"forward": load("paddle").steps[2].fail})
+    readings = Readings({"forward": load("paddle").steps[2].limits})
     healthy, broken = tmp_path / "healthy", tmp_path / "broken"
     result = compare(*pair(healthy, run(), run()), see=readings.see)
     call = compare(*pair(broken, run(), run("stem"))).culprit
@@ -244,11 +243,16 @@ def test_where_modules_alone_were_recorded_the_next_captures_are_named(tmp_path:
     found = follow(base, cand)
     assert found.advice is not None
     what, (first, second, third) = found.advice
-    assert what == "record inside body.first on both sides, and follow the recipe again"
-    options = "--level module --level api --steps 0 --stop --include body.first --include 'body.first.*'"
+    assert what == "record operators beside the modules on both sides, and follow the recipe again"
+    options = "--level module --level api --steps 0:2 --stop"
     assert first == f"trueup capture -o {base}-inside {options} -- COMMAND"
     assert second == f"trueup capture -o {cand}-inside {options} -- python train.py --name 'a b'"
     assert third == f"trueup align {base}-inside {cand}-inside --recipe paddle"
+    mapping = tmp_path / "map.toml"
+    mapping.write_text('[[scope]]\nbaseline = "stem"\ncandidate = "stem"\n')
+    advice = follow(base, cand, mapping=mapping).advice
+    assert advice is not None
+    assert advice[1][2] == f"{third} --map {mapping}"
 
 
 def test_with_operators_recorded_the_call_is_named(tmp_path: Path) -> None:

@@ -9,7 +9,7 @@ import threading
 
 import pytest
 
-from trueup.recording.recorder import loading
+from trueup.recording.recorder import recorder
 
 ADAPTER = """
 import sys, torch, trueup.recording.adapters.torch.session
@@ -20,7 +20,7 @@ print([name for name in late if name in sys.modules])
 
 WHILE_LOADING = """
 import os, sys, threading, time
-from trueup.recording.recorder import loading
+from trueup.recording.recorder import recorder
 
 class Slow:
     def find_spec(self, name, path=None, target=None):
@@ -30,7 +30,7 @@ class Slow:
 
 begun = threading.Event()
 sys.meta_path.insert(0, Slow())
-threading.Thread(target=loading.load).start()
+threading.Thread(target=recorder.load).start()
 begun.wait()
 child = os.fork()
 if not child:
@@ -55,9 +55,9 @@ def test_a_child_forked_meanwhile_can_import_the_same() -> None:
 
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="no fork")
 def test_a_fork_in_the_loading_thread_itself_goes_on() -> None:
-    with loading._loading:
+    with recorder._loading:
         child = os.fork()
         if not child:
             os._exit(0)
         assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
-    threading.Thread(target=loading.load).start()  # free again
+    threading.Thread(target=recorder.load).start()  # free again

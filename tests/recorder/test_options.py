@@ -8,8 +8,7 @@ import pytest
 
 from trueup.foundation.model import LEVELS, PHASES, TrueupError
 from trueup.recording.recorder import CaptureOptions
-from trueup.recording.recorder.filters import Patterns
-from trueup.recording.recorder.options import in_ranges, parse_numbers
+from trueup.recording.recorder.options import Patterns, in_ranges, parse_numbers
 
 
 @pytest.mark.parametrize(

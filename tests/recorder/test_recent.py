@@ -1,6 +1,6 @@
 from __future__ import annotations
 
-from trueup.recording.recorder.recent import Recent
+from trueup.recording.recorder.recorder import Recent
 
 
 def test_the_entry_used_longest_ago_goes() -> None:

@@ -14,7 +14,7 @@ import pytest
 
 from trueup.foundation.model import PACKED, TrueupError
 from trueup.foundation.store import Writer, open_capture
-from trueup.recording.recorder import CaptureOptions, Recorder, Statistics, Tensor, backlog, flusher
+from trueup.recording.recorder import CaptureOptions, Recorder, Statistics, Tensor, flusher
 from trueup.recording.recorder import recorder as module
 from trueup.recording.recorder.rows import FIELDS
 from trueup.recording.recorder.sites import Sites
@@ -109,8 +109,8 @@ def test_close_is_final(tmp_path: Path) -> None:
 
 
 def test_training_waits_for_a_slow_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(backlog, "PORTION_BYTES", 8 * module.ROW_BYTES)
-    monkeypatch.setattr(backlog, "HELD_BYTES", 32 * module.ROW_BYTES)
+    monkeypatch.setattr(flusher, "PORTION_BYTES", 8 * module.ROW_BYTES)
+    monkeypatch.setattr(flusher, "HELD_BYTES", 32 * module.ROW_BYTES)
     original, most = Writer.write_parts, 0
 
     def slow(self: Writer, parts: Any) -> None:
@@ -135,7 +135,7 @@ def payloads(recorder: Recorder, numbers: range) -> None:
 
 
 def test_payload_is_written_at_once_and_rows_together(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(backlog, "PORTION_BYTES", 64_000)
+    monkeypatch.setattr(flusher, "PORTION_BYTES", 64_000)
     monkeypatch.setattr("trueup.recording.recorder.flusher.FLUSH_SECONDS", 3600.0)
     recorder = make(tmp_path / "c", detail="tensor")
     rank = tmp_path / "c/rank-00000"
@@ -154,7 +154,7 @@ def test_payload_is_written_at_once_and_rows_together(tmp_path: Path, monkeypatc
 
 
 def test_rows_whose_payload_is_written_outlive_a_full_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(backlog, "PORTION_BYTES", 64_000)
+    monkeypatch.setattr(flusher, "PORTION_BYTES", 64_000)
     monkeypatch.setattr("trueup.recording.recorder.flusher.FLUSH_SECONDS", 3600.0)
     recorder = make(tmp_path / "c", detail="tensor")
     payloads(recorder, range(1, 9))

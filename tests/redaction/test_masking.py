@@ -12,8 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from trueup.foundation.redaction import MASK, conceals, redacted, redacted_code
-from trueup.foundation.redaction.names import is_secret
-from trueup.foundation.redaction.shapes import SHAPES
+from trueup.foundation.redaction.masking import SHAPES, is_secret
 
 NAMES = """
 password PASSWORD db_password TF_VAR_db_password dbPassword PGPASSWORD MYSQL_PWD passwd db.password SSHPASS token HF_TOKEN hf-token

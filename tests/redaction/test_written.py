@@ -14,7 +14,7 @@ from launch.running import trueup_run
 from trueup import open_capture
 from trueup.analysis.triage.table import load
 from trueup.foundation.redaction import MASK, redacted
-from trueup.foundation.redaction.names import is_secret
+from trueup.foundation.redaction.masking import is_secret
 from trueup.foundation.redaction.variables import _table, is_recorded, recorded
 
 TRAINED = Path(__file__).with_name("trained.py")

@@ -50,6 +50,14 @@ def test_modules_optimizers_and_calls_outside_modules() -> None:
     assert (step.phase, step.scope) == ("optimizer", None)
     assert suggest(finding(phase="collective")) is None
     assert suggest(finding(kind="input")) is None
+    assert suggest(finding(phase="optimizer", level="module", op="optimizer.step")) is None  # no call of a run has this name
+
+
+def test_nothing_is_moved_to_where_it_ran_nor_where_a_setting_is_the_cause() -> None:
+    assert suggest(finding(), on=["cpu"]) is None
+    assert suggest(finding(), on=["cpu", "npu:0"]) == suggest(finding())
+    assert suggest(finding(dtype="bfloat16"), on=["cpu"])  # a wider dtype is another matter
+    assert suggest(finding(cause="AdamW lr: 0.1 in the baseline, 0.2 in the candidate")) is None
 
 
 @pytest.mark.parametrize("name", ['a*[0]?', 'quo"te', "line\nbreak", "/both/", "\x7f\x1b[2J", "täg"])

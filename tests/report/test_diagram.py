@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import dataclasses
 
-from trueup.doors.report.diagram import HEIGHT, WIDTH, diagram, edge_rows
+from trueup.doors.report.charts import HEIGHT, WIDTH, diagram, edge_rows
 from trueup.foundation.model import Evidence
 
 from .results import evidence
@@ -15,7 +15,7 @@ def test_producers_stand_left_of_consumers_and_nothing_overlaps() -> None:
     places = {(box.node.hops, box.node.op): (box.x, box.y) for box in picture.boxes}
     by_hops = sorted(places.items())
     assert [x for _, (x, _) in by_hops] == sorted(x for _, (x, _) in by_hops)
-    for (x, y) in places.values():
+    for x, y in places.values():
         assert 0 <= x <= picture.width - WIDTH
         assert 0 <= y <= picture.height - HEIGHT
         crowd = [other for other in places.values() if other != (x, y)]

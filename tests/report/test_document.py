@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from trueup.doors.report.document import document, dumps, json_number, schema
+from trueup.doors.report.document import document, dumps, json_plain, schema
 from trueup.foundation.model import Result
 
 from .results import HOSTILE, crowded, culprit, missing, ranks, result, slot, stats
@@ -18,9 +18,7 @@ DOCS = Path(__file__).parents[2] / "docs" / "verdict-json.md"
 
 
 def strange() -> Result:
-    worst = slot(
-        "output.0", "incomparable", math.nan, "none", baseline=stats(min=-math.inf, l2=math.nan), candidate=None
-    )
+    worst = slot("output.0", "incomparable", math.nan, "none", baseline=stats(min=-math.inf, l2=math.nan), candidate=None)
     found = culprit(slots=(worst,), error_out=math.inf, expected=math.nan, scope=HOSTILE, source="\udc80.py:1")
     lost = dataclasses.replace(result().candidate, losses=((0, math.nan), (1, -math.inf)))
     return result(culprits=(found,), candidate=lost, sentence="x")
@@ -31,7 +29,7 @@ def test_every_document_is_strict_json_and_fulfils_the_schema(shown: Result) -> 
     def refuse(name: str) -> Any:
         raise AssertionError(f"{name} is not JSON")
 
-    read = json.loads(dumps(shown), parse_constant=refuse)
+    read = json.loads(dumps(document(shown)), parse_constant=refuse)
     assert read == document(shown)
     jsonschema = pytest.importorskip("jsonschema", reason="jsonschema is not installed")
     jsonschema.Draft202012Validator.check_schema(schema())
@@ -39,7 +37,7 @@ def test_every_document_is_strict_json_and_fulfils_the_schema(shown: Result) -> 
 
 
 def test_numbers_without_json_have_names() -> None:
-    assert [json_number(value) for value in (1.5, math.nan, math.inf, -math.inf)] == [
+    assert [json_plain(value) for value in (1.5, math.nan, math.inf, -math.inf)] == [
         1.5,
         "NaN",
         "Infinity",
@@ -78,9 +76,7 @@ def test_the_command_cannot_be_made_to_do_something_else() -> None:
     command = document(shown)["next_command"]
     assert "--scope 'a; rm -rf ~\\n$(x)' --phase" in command
     assert "\n" not in command
-    assert document(result(culprits=(), unmatched=(missing("baseline"),)))["next_command"].startswith(
-        "trueup show runs/cpu "
-    )
+    assert document(result(culprits=(), unmatched=(missing("baseline"),)))["next_command"].startswith("trueup show runs/cpu ")
 
 
 def test_the_page_in_docs_names_every_field() -> None:

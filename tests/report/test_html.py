@@ -17,8 +17,7 @@ import pyarrow as pa
 import pytest
 
 from trueup.doors.report import charts
-from trueup.doors.report.html import embedded, render_fragment, render_page
-from trueup.doors.report.packing import pack
+from trueup.doors.report.html import embedded, pack, render_fragment, render_page
 from trueup.foundation.model import Evidence, Result, Rule
 
 from .results import HOSTILE, calls, crowded, culprit, evidence, missing, ranks, result, run

@@ -6,8 +6,8 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
-from trueup.doors.report import modules
-from trueup.doors.report.modules import Module, module_tree
+from trueup.doors.report import html
+from trueup.doors.report.html import Module, module_tree
 
 from .results import calls
 
@@ -72,7 +72,7 @@ def test_totals_are_those_of_the_table() -> None:
 
 
 def test_of_a_large_tree_the_upper_levels_are_kept(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(modules, "NODES", 30)
+    monkeypatch.setattr(html, "NODES", 30)
     rows: list[Any] = [(f"m.{i}.{j}", "forward", "equal", "", 0.0) for i in range(20) for j in range(9)]
     tree = module_tree(table(*rows))
     assert tree.omitted == 180

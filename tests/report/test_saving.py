@@ -6,7 +6,8 @@ from pathlib import Path
 import pyarrow.parquet as parquet
 import pytest
 
-from trueup.doors.report import save, saving
+from trueup.doors.report import saving
+from trueup.doors.report.saving import save
 from trueup.foundation.model import TrueupError
 
 from .results import result

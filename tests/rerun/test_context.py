@@ -15,13 +15,12 @@ from trueup import simdev
 from trueup.analysis.rerun.context import _Search, earlier, made_inputs, widened
 from trueup.analysis.rerun.trying import Recorded
 from trueup.foundation.model import TrueupError
-from trueup.recording.adapters.torch import case_errors
-from trueup.recording.adapters.torch.chain_running import ChainReplayer
-from trueup.recording.adapters.torch.replay_memory import to_numpy
-from trueup.recording.adapters.torch.source import Source
-from trueup.recording.adapters.torch.source_paths import paths_of
-from trueup.recording.execution.chains import Chain
-from trueup.recording.execution.outcomes import Outcome
+from trueup.recording.adapters.torch import executing
+from trueup.recording.adapters.torch.executing import ChainReplayer
+from trueup.recording.adapters.torch.recorded_call import to_numpy
+from trueup.recording.adapters.torch.source import paths_of, source_of
+from trueup.recording.execution.cases import Chain
+from trueup.recording.execution.judging import Outcome
 from trueup.recording.execution.recorded import RecordedCall, RecordedCalls
 
 from .programs import record
@@ -74,9 +73,9 @@ def test_a_whole_step_in_one_chain_gives_the_recorded_bits(calls: RecordedCalls,
             result = replayer.execute(target, replayer.target)
         handed += sum(map(len, chain.links))
         chain = chain.held()
-        found_at = [paths_of(case, replayer.target, results=case_errors._read_of(chain, k)) for k, case in enumerate(chain.cases)]
+        found_at = [paths_of(case, replayer.target, results=executing._read_of(chain, k)) for k, case in enumerate(chain.cases)]
         drawing = {k for k, case in enumerate(chain.cases) if case.made.random}
-        got = executed(Source.of(chain, found_at, random=frozenset(drawing)), tmp_path)
+        got = executed(source_of(chain, found_at, random=frozenset(drawing)), tmp_path)
         for slot, tensor in target.outputs.items():
             np.testing.assert_array_equal(result.arrays[slot], tensor.array(), f"{target.key} {slot}")
             np.testing.assert_array_equal(to_numpy(got[slot]), tensor.array(), f"source of {target.key} {slot}")
@@ -109,7 +108,7 @@ def test_the_rounding_of_the_calls_before_is_no_error(sums: RecordedCalls) -> No
     chain = Chain.of(sums, [*earlier(sums, target), target])
     for noise in ("hf32-matmul", "reordered-reductions", "fused-multiply-add"):
         with simdev.noise(noise):
-            _, outcome = case_errors.judged(chain, "npu", "cpu")
+            _, outcome = executing.judged(chain, "npu", "cpu")
         assert outcome.verdict in ("accurate", "ill-conditioned"), (noise, outcome.sentence)
 
 

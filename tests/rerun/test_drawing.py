@@ -7,8 +7,7 @@ import pytest
 
 from trueup.foundation.kernels import summarize
 from trueup.foundation.model import NUMBERS, PACKED
-from trueup.recording.execution.drawing import draw
-from trueup.recording.execution.recorded import RecordedTensor
+from trueup.recording.execution.recorded import RecordedTensor, draw
 
 
 def recorded(values: np.ndarray) -> RecordedTensor:

@@ -9,9 +9,8 @@ import torch
 from torch import nn
 from torch.nn import functional as F
 
-from trueup.recording.adapters.torch.dispatch import Operator
-from trueup.recording.adapters.torch.golden import FOREIGN, OPAQUE, RANDOM, Golden, NoReference
-from trueup.recording.adapters.torch.golden_formulas import FORMULAS
+from trueup.recording.adapters.torch.functions import Operator
+from trueup.recording.adapters.torch.golden import FOREIGN, FORMULAS, OPAQUE, RANDOM, Golden, NoReference
 
 aten: Any = torch.ops.aten
 GOLDEN = Golden(torch.device("cpu"), torch.float64)

@@ -8,10 +8,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from trueup.comparison.measures.roundoff import UNIT_ROUNDOFF
 from trueup.foundation.facts import operators
-from trueup.recording.execution.local_error import Distance, judge, thresholds
-from trueup.recording.execution.rounding import Operand, Operation, criterion, rounding
+from trueup.foundation.facts.roundoff import UNIT_ROUNDOFF
+from trueup.recording.execution.local_error import Distance, Operand, Operation, criterion, judge, rounding, thresholds
 
 TRUTH = np.random.default_rng(0).normal(size=4096)
 TANH = Operation("aten::tanh")

@@ -156,3 +156,33 @@ def test_an_unknown_level_is_refused() -> None:
 def test_models_that_do_not_line_up_are_refused() -> None:
     with pytest.raises(TrueupError, match="the second has no module '1'"):
         trueup.lockstep(nn.Sequential(nn.Tanh(), nn.Tanh()), nn.Sequential(nn.Tanh()), torch.ones(1))
+
+
+class Batch(dict[str, torch.Tensor]):
+    """A dict of a class of its own, as tokenizers and models hand them on."""
+
+
+class Reads(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = nn.Linear(4, 4)
+
+    def forward(self, batch: Batch) -> torch.Tensor:
+        return self.linear(batch["x"])
+
+
+class Outer(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.inner = Reads()
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.inner(Batch(x=x))
+
+
+@pytest.mark.parametrize("level", ["api", "module"])
+def test_the_first_model_s_own_dict_is_left_as_it_is(level: str) -> None:
+    torch.manual_seed(0)
+    one = Outer()
+    result = trueup.lockstep(one, copy.deepcopy(one).double(), torch.randn(2, 4), level=level)
+    assert (result.verdict, result.left) == ("sound", {}), result.sentence

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import gc
 import json
 import os
 import signal
+import weakref
 from dataclasses import replace
 from pathlib import Path
 
@@ -12,15 +14,17 @@ import numpy as np
 import pytest
 import torch
 
+import trueup
 from trueup import simdev
 from trueup.analysis.rerun import processes
-from trueup.analysis.rerun.journal import OUTCOMES, SUMMARY
+from trueup.analysis.rerun.processes import OUTCOMES, SUMMARY
 from trueup.analysis.rerun.replay import Settings
 from trueup.analysis.rerun.replay import run as replay
 from trueup.foundation.model import TrueupError
-from trueup.recording.adapters.torch import allowed
-from trueup.recording.adapters.torch.recorded_call import NotReplayable, Place, rebuild, to_numpy
-from trueup.recording.execution.recorded import RecordedCall, RecordedCalls, read_invocation
+from trueup.recording.adapters.torch import recorded_call
+from trueup.recording.adapters.torch.executing import Replayer
+from trueup.recording.adapters.torch.recorded_call import Place, rebuild, to_numpy
+from trueup.recording.execution.recorded import NotReplayable, RecordedCall, RecordedCalls, read_invocation
 
 from .programs import all_calls, record
 
@@ -135,6 +139,18 @@ def test_in_python_the_random_state_of_the_process_stays(calls: RecordedCalls) -
     assert torch.equal(before, torch.get_rng_state())
 
 
+def test_a_backward_that_was_executed_is_let_go(tmp_path: Path) -> None:
+    """A hook on its graph held it, with the capture that it is of: a comparison of many runs kept the tensors of all."""
+    call = next(c for c in all_calls(record(tmp_path / "cpu", steps=1)) if c.delivers)
+    calls = RecordedCalls(trueup.open_capture(tmp_path / "cpu"))
+    replayer = Replayer(calls, "cpu")
+    assert replayer.replay(calls.at(0, call.seq)).verdict == "accurate"
+    held = weakref.ref(calls.capture)
+    del replayer, calls
+    gc.collect()
+    assert held() is None
+
+
 def test_what_a_killed_replay_left_is_gone_on_with(calls: RecordedCalls, tmp_path: Path) -> None:
     """It may have been killed at any byte."""
     settings, out = Settings(base(calls), "cpu", phases=("forward",), dedup=True), tmp_path / "out"
@@ -186,11 +202,11 @@ def test_functions_that_load_save_or_take_code_are_never_found() -> None:
         torch.Tensor.backward torch.Tensor.module_load torch.Tensor.data_ptr torch.Tensor.__reduce_ex__ torch.Tensor.set_
         torch.Tensor.__class__ torch.compile
     """.split():
-        assert allowed.function(name) is None, name
+        assert recorded_call.allowed_function(name) is None, name
     for name in ("aten::save", "aten::from_file", "prim::Print", "aten::__init__", "torch::load", "aten::add.Tensor.x"):
-        assert allowed.operator(name, None) is None, name
-    assert allowed.operator("aten::add", "Tensor") is torch.ops.aten.add.Tensor
-    assert allowed.operator("aten::add", "__class__") is None
+        assert recorded_call.allowed_operator(name, None) is None, name
+    assert recorded_call.allowed_operator("aten::add", "Tensor") is torch.ops.aten.add.Tensor
+    assert recorded_call.allowed_operator("aten::add", "__class__") is None
 
 
 @pytest.mark.parametrize(

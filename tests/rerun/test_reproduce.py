@@ -20,21 +20,18 @@ import torch
 
 import trueup
 from trueup import simdev
-from trueup.analysis.rerun import reproducer_files
+from trueup.analysis.rerun import reproduce as reproducing
 from trueup.analysis.rerun.minimise import Signature, minimise
-from trueup.analysis.rerun.reproducer_files import write_files
+from trueup.analysis.rerun.reproduce import write_files
 from trueup.analysis.rerun.trying import Trying
 from trueup.doors.cli import main
 from trueup.foundation.model import TrueupError
-from trueup.recording.adapters.torch import case_errors
-from trueup.recording.adapters.torch.recorded_call import Place
-from trueup.recording.adapters.torch.replay_memory import NotReplayable, to_numpy
-from trueup.recording.adapters.torch.source import Source
-from trueup.recording.adapters.torch.source_names import function_name
-from trueup.recording.adapters.torch.source_paths import paths_of
-from trueup.recording.execution.cases import Case, relaid
-from trueup.recording.execution.chains import Chain
-from trueup.recording.execution.recorded import RecordedCall, RecordedCalls
+from trueup.recording.adapters.torch import executing
+from trueup.recording.adapters.torch.recorded_call import Place, to_numpy
+from trueup.recording.adapters.torch.source import function_name, paths_of, source_of
+from trueup.recording.execution.case_errors import Source
+from trueup.recording.execution.cases import Case, Chain, relaid
+from trueup.recording.execution.recorded import NotReplayable, RecordedCall, RecordedCalls
 
 from .programs import all_calls, record
 
@@ -72,10 +69,10 @@ def find(calls: RecordedCalls, op: str, phase: str = "forward") -> RecordedCall:
 
 def written(case: Case, folder: Path) -> tuple[Any, Path]:
     """Write a reproducer in this process and load its test."""
-    chain = case_errors.settled(Chain.alone(case), "cpu")
+    chain = executing.settled(Chain.alone(case), "cpu")
     case = chain.target
     folder.mkdir(exist_ok=True)
-    told = case_errors.CASES.saved(case_errors.written(chain, "npu", "cpu", {}), folder)
+    told = executing.CASES.saved(executing.written(chain, "npu", "cpu", {}), folder)
     path = write_files(folder, case, told, device="npu", against="cpu", notes=["so"], origin=[("scope", "a")], simulated=True)
     spec = importlib.util.spec_from_file_location(f"reproducer_{folder.name}", path)
     assert spec is not None
@@ -134,7 +131,7 @@ def test_every_call_gives_its_recorded_bits(calls: RecordedCalls, more: Recorded
             seen.add(call.signature())
             case = Case.of(which, call)
             drawing = frozenset({0} if case.made.random else ())
-            source = Source.of(Chain.alone(case), [paths_of(case, Place("cpu", "cpu"))], random=drawing)
+            source = source_of(Chain.alone(case), [paths_of(case, Place("cpu", "cpu"))], random=drawing)
             got = executed(source, tmp_path)
             for slot, tensor in call.outputs.items():
                 if tensor.kept:
@@ -144,7 +141,7 @@ def test_every_call_gives_its_recorded_bits(calls: RecordedCalls, more: Recorded
 
 def executed(source: Source, folder: Path) -> dict[str, torch.Tensor]:
     """Execute the statements of a source as its test does, with the helpers of the template."""
-    template = (Path(reproducer_files.__file__).parent / "reproducer" / "test_torch.py.j2").read_text()
+    template = (Path(reproducing.__file__).parent / "reproducer" / "test_torch.py.j2").read_text()
     helpers = re.sub(r"{%.*?%}", "", template[template.index("def restore_random") : template.index("def generator")])
     scope: dict[str, Any] = {"torch": torch, "tensors": source.tensors}
     body = source.body.replace("\t", "    ")
@@ -202,8 +199,8 @@ def test_statistics_alone_are_drawn_and_said_to_be(tmp_path: Path) -> None:
 HOSTILE = "'''\"\"\"\n__import__('os').system('touch /tmp/owned')#{{7*7}}{% raw %}"
 
 
-def source_of(case: Case, paths: dict[str, Any]) -> Source:
-    return Source.of(Chain.alone(case), [(paths, frozenset())])
+def written_with(case: Case, paths: dict[str, Any]) -> Source:
+    return source_of(Chain.alone(case), [(paths, frozenset())])
 
 
 def hostile(case: Case, made: dict[str, Any]) -> Case:
@@ -215,7 +212,7 @@ def test_text_of_a_capture_does_not_become_code(calls: RecordedCalls, tmp_path: 
     key = replace(gelu.call.key, op="aten::gelu", scope=HOSTILE)
     tensors = {s: t for s, t in gelu.call.tensors.items() if s == "input.0"} | {"output.0": gelu.call.tensors["output.0"]}
     case = replace(gelu, call=replace(gelu.call, key=key, tensors=tensors))
-    source = source_of(hostile(case, {"kwargs": {"approximate": HOSTILE}}), {HOSTILE: ()})
+    source = written_with(hostile(case, {"kwargs": {"approximate": HOSTILE}}), {HOSTILE: ()})
     tree = ast.parse(f"def run(device):\n{source.body}")
     called = {ast.unparse(n.func) for n in ast.walk(tree) if isinstance(n, ast.Call)}
     assert called == {"torch.ops.aten.gelu.default", "given['input_0'].to", "torch.no_grad"}
@@ -239,7 +236,7 @@ def test_text_of_a_capture_does_not_become_code(calls: RecordedCalls, tmp_path: 
 def test_what_is_no_plain_value_is_refused(calls: RecordedCalls, made: dict[str, Any]) -> None:
     case = Case.of(calls, find(calls, "aten::add"))
     with pytest.raises(NotReplayable):
-        source_of(hostile(case, made), {"output.0": ()})
+        written_with(hostile(case, made), {"output.0": ()})
 
 
 @pytest.mark.parametrize("op", ["os.system", "torch.load", "torch.linear(", "aten::add;x", "aten::from_file", HOSTILE])
@@ -255,7 +252,7 @@ def test_slots_of_any_name_get_variables_of_our_own(calls: RecordedCalls) -> Non
     for slot in (HOSTILE, "torch", "device", "__builtins__", "import"):
         renamed = replace(case, call=replace(case.call, tensors={slot: tensor}))
         made = {"args": [{"tensor": slot}, 1], "overload": "Scalar", "grad": False}
-        source = source_of(renamed.with_invocation(made), {"output.0": ()})
+        source = written_with(renamed.with_invocation(made), {"output.0": ()})
         assert list(source.tensors) == ["tensor"]
         assert source.expressions == ["torch.ops.aten.add.Scalar(tensor, 1)"]
 
@@ -307,7 +304,7 @@ def test_messages(calls: RecordedCalls, tmp_path: Path) -> None:
     path = calls.capture.path
     (tmp_path / "full").mkdir()
     (tmp_path / "full" / "x").touch()
-    with pytest.raises(TrueupError, match=r"full holds something\.\n  expected: a new folder"):
+    with pytest.raises(TrueupError, match=r"full is not empty\n  next:     name another directory"):
         trueup.reproduce(path, find(calls, "aten::add").seq, tmp_path / "full")
     with pytest.raises(TrueupError, match=r"does not mean one call\.\n  expected: a seq number"):
         trueup.reproduce(path, "aten::add", tmp_path / "r")

@@ -13,7 +13,7 @@ import trueup
 import zoo
 from trueup import simdev
 from trueup.foundation.model import TrueupError
-from trueup.recording.execution.shadow_result import ShadowResult, open_result
+from trueup.recording.execution.shadow import ShadowResult, open_result
 
 
 def trained(model: str, device: str, **shadow: Any) -> dict[str, Any]:

@@ -11,10 +11,8 @@ import pytest
 
 from trueup.foundation.model import TrueupError
 from trueup.foundation.words.shadow_sentence import lines
-from trueup.recording.execution import shadow_table
-from trueup.recording.execution.shadow_budget import LEAST_SHARE, SHARE, TIME, Budget
-from trueup.recording.execution.shadow_options import ShadowOptions
-from trueup.recording.execution.shadow_result import summarise
+from trueup.recording.execution import shadow
+from trueup.recording.execution.shadow import LEAST_SHARE, SHARE, TIME, Budget, ShadowOptions, summarise
 
 
 def chosen(budget: Budget, calls: int = 2000) -> list[int]:
@@ -88,7 +86,7 @@ def test_words_of_a_wrong_call() -> None:
         {"step": 0, "rank": 0, "seq": 99, "phase": "forward", "op": "aten::rand", "state": "not judged", "reason": "random",
          "calls": 3},
     ]  # fmt: skip
-    assert lines(summarise(shadow_table.table(rows), "cpu float64")) == [
+    assert lines(summarise(shadow.table(rows), "cpu float64")) == [
         "WRONG  first: neck.lstm, backward, step 0, rank 0  (torch.lstm / aten::cell_backward)",
         "       given its own inputs it is off by 2.1e-1 (rel. L2) in output.0, float32 [4, 8]: 3.5e6 x what rounding explains",
         "       your code: net/centernet.py:57 in forward",
@@ -100,34 +98,34 @@ def test_words_of_a_wrong_call() -> None:
 
 
 def test_an_earlier_suspect_of_a_broken_operator_is_the_first_culprit() -> None:
-    result = summarise(shadow_table.table([row(seq=3, state="suspicious", excess=2.0), row(seq=7)]), "cpu float64")
+    result = summarise(shadow.table([row(seq=3, state="suspicious", excess=2.0), row(seq=7)]), "cpu float64")
     assert [b.seq for b in result.culprits] == [3, 7]
     assert result.suspects == []
 
 
 def test_nothing_judged_is_not_soundness() -> None:
-    result = summarise(shadow_table.SCHEMA.empty_table(), "cpu float64")
+    result = summarise(shadow.SCHEMA.empty_table(), "cpu float64")
     assert (result.verdict, result.exit_code) == ("could not tell", 2)
     assert lines(result) == ["COULD NOT TELL  no call was judged"]
 
 
 def test_errors_that_are_no_numbers_are_words() -> None:
     rows = [row(dtype="int64", error=0.1, excess=math.inf, reason="3 of 30 elements differ")]
-    result = summarise(shadow_table.table(rows), "cpu float64")
+    result = summarise(shadow.table(rows), "cpu float64")
     assert lines(result)[1].strip() == "given its own inputs, output.0 (int64 [4, 8]): 3 of 30 elements differ"
 
 
 def test_table_survives_damage(tmp_path: Path) -> None:
     folder = tmp_path / "rank-00000"
     folder.mkdir()
-    shadow_table.write(folder, 0, [row()])
-    shadow_table.write(folder, 1, [row(seq=2)])
-    whole, problems = shadow_table.read(tmp_path, [0])
+    shadow.write(folder, 0, [row()])
+    shadow.write(folder, 1, [row(seq=2)])
+    whole, problems = shadow.read(tmp_path, [0])
     assert (whole.num_rows, problems) == (2, [])
     damaged = bytearray((folder / "shadow-0001.parquet").read_bytes())
     damaged[40:80] = b"\0" * 40
     (folder / "shadow-0001.parquet").write_bytes(bytes(damaged))
-    rest, problems = shadow_table.read(tmp_path, [0])
+    rest, problems = shadow.read(tmp_path, [0])
     assert rest["seq"].to_pylist() == [1]
     assert len(problems) == 1
     assert "shadow-0001.parquet is truncated or damaged" in problems[0]
@@ -139,16 +137,16 @@ def test_table_of_another_kind_is_refused(tmp_path: Path) -> None:
     import pyarrow.parquet as pq
 
     pq.write_table(pa.table({"step": ["not a number"]}), folder / "shadow-0000.parquet")
-    assert shadow_table.read(tmp_path, [0])[0].num_rows == 0
+    assert shadow.read(tmp_path, [0])[0].num_rows == 0
     (folder / "shadow-0001.parquet").symlink_to("/etc/hostname")
-    assert "regular file" in " ".join(shadow_table.read(tmp_path, [0])[1])
+    assert "regular file" in " ".join(shadow.read(tmp_path, [0])[1])
 
 
 def test_ordinary_capture_is_no_shadow_run(tmp_path: Path) -> None:
     import torch
 
     import trueup
-    from trueup.recording.execution.shadow_result import open_result
+    from trueup.recording.execution.shadow import open_result
 
     with trueup.capture(tmp_path / "run"):
         torch.nn.Linear(2, 2)(torch.ones(1, 2))

@@ -10,11 +10,11 @@ import torch
 from torch.func import functional_call, grad, jvp, vmap
 
 import trueup
-from trueup.analysis.rerun.verify import Verification, verify
+from trueup.analysis.rerun.replay import Verification, verify
 from trueup.foundation.model import TrueupError
-from trueup.recording.adapters.torch.recorded_call import NotReplayable, Place, rebuild
-from trueup.recording.adapters.torch.verifying import Verifier
-from trueup.recording.execution.recorded import RecordedCall, RecordedCalls
+from trueup.recording.adapters.torch.executing import Verifier
+from trueup.recording.adapters.torch.recorded_call import Place, rebuild
+from trueup.recording.execution.recorded import NotReplayable, RecordedCall, RecordedCalls
 
 from .programs import all_calls, record
 

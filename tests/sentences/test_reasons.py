@@ -20,6 +20,8 @@ SAID = [
     (Why.LAW("sum(output.0) = 0", 1, 1e-7), "it breaks sum(output.0) = 0 that it keeps in the baseline (to 1e-7)"),
     (Why.LAW("sum(output.0) = 0", 12, 0.0),
      "it breaks sum(output.0) = 0 that all 12 calls of its kind keep in the baseline (to 0)"),
+    (Why.TOO_LARGE(150.5), "its norm is 150 times the largest that its inputs can make"),
+    (Why.SCATTERED(1024.0, 2048.0), "of the same indices 2,048 elements are zero, in the baseline 1,024"),
     (Why.ZEROS(1024.0, 0.0), "1,024 elements of an input are zero, 0 of the result"),
     (Why.DIVIDED(32.0, 26.0), "it is divided by 32.0, and 26 of its targets are not ignored"),
     (Why.ALIKE(0.114, "smaller", 4),

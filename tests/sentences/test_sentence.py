@@ -80,8 +80,22 @@ def test_one_victim_is_one() -> None:
 def test_victims_that_may_hide_another_fault_are_counted() -> None:
     assert [line.strip() for line in verdict_lines("deviates", [culprit(victims=3700, beyond=1200)], (), (), (), {})[-2:]] == [
         "3,700 later calls deviate because their inputs do",
-        "in 1,200 of them a second fault would not show, so far off are the inputs: fix this one, then compare again",
+        "a second fault could hide in 1,200 of them, whose inputs are far off: "
+        "record the candidate with --detail tensor, and compare again",
     ]
+
+
+@pytest.mark.parametrize(
+    ("cleared", "beyond", "said"),
+    [
+        (1, 0, ["1 call behind it was computed again from its own inputs, and not wrong"]),
+        (1200, 3, ["1,200 calls behind it were computed again from their own inputs, and not wrong",
+                   "3 calls could not be told: a second fault would not show there"]),
+    ],
+)  # fmt: skip
+def test_what_was_computed_again_is_said(cleared: int, beyond: int, said: list[str]) -> None:
+    lines = verdict_lines("deviates", [culprit(victims=3700, beyond=beyond, cleared=cleared)], (), (), (), {})
+    assert [line.strip() for line in lines[-len(said) - 1 :]] == ["3,700 later calls deviate because their inputs do", *said]
 
 
 def test_several_culprits_are_named_and_counted() -> None:

@@ -1,12 +1,14 @@
 from __future__ import annotations
 
 import math
+import sys
+from types import SimpleNamespace
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from trueup.foundation.words.wording import clean, counted, number, one_line, sci, shorten, times
+from trueup.foundation.words.wording import clean, counted, number, one_line, say, sci, shorten, times
 
 
 @pytest.mark.parametrize(
@@ -70,3 +72,11 @@ def test_counting_and_shortening() -> None:
     assert counted(1234, "call") == "1,234 calls"
     assert shorten("abcdefghij", 7) == "abc…hij"
     assert shorten("abc", 7) == "abc"
+
+
+def test_a_message_is_one_write(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Else another thread's line, or the training's, comes between its text and its end."""
+    written: list[str] = []
+    monkeypatch.setattr(sys, "stderr", SimpleNamespace(write=written.append, flush=lambda: None))
+    say("it stopped")
+    assert written == ["trueup: it stopped\n"]

@@ -13,7 +13,7 @@ import pytest
 from rich.console import Console
 
 import trueup
-from trueup.doors.shell.lines import execute
+from trueup.doors.shell.prompt import execute
 from trueup.doors.shell.session import Session
 from trueup.foundation.model import TrueupError
 

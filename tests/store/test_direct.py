@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from trueup.foundation.store import direct, durable
+from trueup.foundation.store import durable
 
 pytestmark = pytest.mark.skipif(not hasattr(os, "O_DIRECT"), reason="the system has no O_DIRECT")
 MB = 1 << 20
@@ -22,30 +22,30 @@ MB = 1 << 20
 
 @pytest.fixture(autouse=True)
 def _unknown_disks(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    direct._devices.clear()
+    durable._devices.clear()
     yield
-    direct._devices.clear()
+    durable._devices.clear()
 
 
 @pytest.fixture
 def passed(monkeypatch: pytest.MonkeyPatch) -> list[tuple[int, int, int]]:
     """What went past the page cache: address, size and place."""
     seen: list[tuple[int, int, int]] = []
-    past = direct._past_cache
+    past = durable._past_cache
 
     def noted(descriptor: int, blocks: memoryview, place: int) -> int:
         written = past(descriptor, blocks, place)
-        seen.append((direct.address(blocks), written, place))
+        seen.append((durable.address(blocks), written, place))
         return written
 
-    monkeypatch.setattr(direct, "_past_cache", noted)
+    monkeypatch.setattr(durable, "_past_cache", noted)
     return seen
 
 
 def memory(size: int, shift: int) -> memoryview:
     """Random bytes that begin ``shift`` bytes after a block."""
-    raw = np.random.default_rng(size).integers(0, 256, size + 2 * direct.BLOCK, np.uint8)
-    start = -raw.__array_interface__["data"][0] % direct.BLOCK + shift
+    raw = np.random.default_rng(size).integers(0, 256, size + 2 * durable.BLOCK, np.uint8)
+    start = -raw.__array_interface__["data"][0] % durable.BLOCK + shift
     return memoryview(raw[start : start + size])
 
 
@@ -64,13 +64,13 @@ def test_bytes_and_length_are_exact(
     tmp_path: Path, passed: list[tuple[int, int, int]], shift: int, size: int, before: str
 ) -> None:
     run, head = memory(size, shift), bytes(range(256)) * 32
-    head = head[: direct.BLOCK + (shift if before == "alike" else shift + 1)]
+    head = head[: durable.BLOCK + (shift if before == "alike" else shift + 1)]
     durable.write_file(tmp_path / "a", [head, run, b"tail"], sync=False)
     assert (tmp_path / "a").read_bytes() == head + bytes(run) + b"tail"
-    assert all(number % direct.BLOCK == 0 for each in passed for number in each)
-    assert bool(passed) == (before == "alike" and size >= direct.LARGE)
+    assert all(number % durable.BLOCK == 0 for each in passed for number in each)
+    assert bool(passed) == (before == "alike" and size >= durable.LARGE)
     if passed and takes_direct(tmp_path):
-        assert sum(written for _, written, _ in passed) > size - 2 * direct.BLOCK
+        assert sum(written for _, written, _ in passed) > size - 2 * durable.BLOCK
 
 
 @pytest.mark.parametrize("refuses", ["fcntl", "pwrite"])
@@ -78,12 +78,12 @@ def test_a_file_system_that_refuses_is_asked_once(tmp_path: Path, monkeypatch: p
     asked: list[int] = []
 
     def refuse(*args: Any) -> int:
-        if refuses == "fcntl" and args[1] != direct.fcntl.F_SETFL:
+        if refuses == "fcntl" and args[1] != durable.fcntl.F_SETFL:
             return 0
         asked.append(args[0])
         raise OSError(errno.EINVAL, "Invalid argument")
 
-    monkeypatch.setattr(*((direct.fcntl, "fcntl") if refuses == "fcntl" else (os, "pwrite")), refuse)
+    monkeypatch.setattr(*((durable.fcntl, "fcntl") if refuses == "fcntl" else (os, "pwrite")), refuse)
     run = memory(2 * MB + 8, 0)
     for name in "ab":
         durable.write_file(tmp_path / name, [run, b"tail"], sync=False)
@@ -105,21 +105,21 @@ def test_a_slow_disk_is_left_to_the_page_cache_for_a_while(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, passed: list[tuple[int, int, int]]
 ) -> None:
     now = [100.0]
-    monkeypatch.setattr(direct.time, "monotonic", lambda: now[0])
-    monkeypatch.setattr(direct, "JUDGED", 4 * MB)
-    past = direct._past_cache
+    monkeypatch.setattr(durable.time, "monotonic", lambda: now[0])
+    monkeypatch.setattr(durable, "JUDGED", 4 * MB)
+    past = durable._past_cache
 
     def slowly(descriptor: int, blocks: memoryview, place: int) -> int:
         written = past(descriptor, blocks, place) or blocks.nbytes
         now[0] += 0.1
         return written
 
-    monkeypatch.setattr(direct, "_past_cache", slowly)
+    monkeypatch.setattr(durable, "_past_cache", slowly)
     run = memory(2 * MB, 0)
     for _ in range(5):
         durable.write_file(tmp_path / "a", [run], sync=False)
     assert len(passed) == 2  # enough to judge
-    now[0] += direct.PAUSE
+    now[0] += durable.PAUSE
     durable.write_file(tmp_path / "a", [run], sync=False)
     assert len(passed) == 3
 

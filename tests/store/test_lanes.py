@@ -11,7 +11,7 @@ import pyarrow as pa
 import pytest
 
 from trueup.foundation.model import LANES
-from trueup.foundation.store import Capture, open_capture, seal
+from trueup.foundation.store import Capture, open_capture, parts
 from trueup.foundation.store.schema import sketch_matrix
 
 from .captures import writer
@@ -41,11 +41,11 @@ def recorded(directory: Path, *, steps: int = 1, parts: int = 1, absent: float =
 def forged(capture: Capture, **claims: Any) -> Capture:
     """Let the seal of the first part claim something else."""
     path = capture.path / "rank-00000/step-000000/records-0000.parquet"
-    whole, told = path.read_bytes(), seal.check(path)[1]
-    at = whole.index(seal.MAGIC) - len(json.dumps(told, separators=(",", ":")))
-    parquet = whole[:at] + whole[whole.index(seal.MAGIC) + 20 :]
+    whole, told = path.read_bytes(), parts.check_seal(path)[1]
+    at = whole.index(parts.MAGIC) - len(json.dumps(told, separators=(",", ":")))
+    parquet = whole[:at] + whole[whole.index(parts.MAGIC) + 20 :]
     told |= {name: told[name] | claim if isinstance(claim, dict) else claim for name, claim in claims.items()}
-    path.write_bytes(b"".join(bytes(chunk) for chunk in seal.sealed(pa.py_buffer(parquet), told)))
+    path.write_bytes(b"".join(bytes(chunk) for chunk in parts.sealed(pa.py_buffer(parquet), told)))
     return open_capture(capture.path)
 
 
@@ -94,7 +94,7 @@ def test_a_seal_is_not_believed(tmp_path: Path, claims: dict[str, Any]) -> None:
 def test_a_flipped_bit_is_noticed(tmp_path: Path) -> None:
     capture = recorded(tmp_path / "run")
     path = capture.path / "rank-00000/step-000000/records-0000.parquet"
-    whole, told = bytearray(path.read_bytes()), seal.check(path)[1]["sketches"]
+    whole, told = bytearray(path.read_bytes()), parts.check_seal(path)[1]["sketches"]
     whole[told["at"] + 512 * told["count"] - 1] ^= 1
     path.write_bytes(whole)
     (piece,) = open_capture(capture.path).pieces(0, [0]) or ()

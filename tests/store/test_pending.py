@@ -9,8 +9,8 @@ import pytest
 from safetensors import safe_open
 
 from trueup.foundation.kernels import digest, hexadecimal
-from trueup.foundation.store import direct, open_capture
-from trueup.foundation.store.pending import PendingSegment
+from trueup.foundation.store import durable, open_capture
+from trueup.foundation.store.segment import PendingSegment
 from trueup.recording.recorder.slabs import Payload, Slabs
 
 from .captures import writer
@@ -27,7 +27,7 @@ def fill(payloads: list[Payload]) -> PendingSegment:
     pending = PendingSegment("tensors-0000.safetensors")
     for k, payload in enumerate(payloads):
         raw = memoryview(payload.array.view(np.uint8))
-        pending.add(f"k{k}", payload.array.dtype.name, payload.array.shape, raw, direct.address(raw))
+        pending.add(f"k{k}", payload.array.dtype.name, payload.array.shape, raw, durable.address(raw))
     return pending
 
 
@@ -45,7 +45,7 @@ def test_neighbours_are_one_write_at_a_place_like_their_own(tmp_path: Path, lead
     pending = fill(payloads)
     header, run = (memoryview(chunk) for chunk in pending.chunks())
     assert run.nbytes == sum(payload.array.nbytes for payload in payloads)
-    assert (direct.address(run) - header.nbytes) % direct.BLOCK == 0
+    assert (durable.address(run) - header.nbytes) % durable.BLOCK == 0
     got = read(tmp_path / "a", pending)
     assert len(got) == 4
     for k, payload in enumerate(payloads):
@@ -71,7 +71,7 @@ def test_a_run_that_ends_small_is_no_write_of_its_own() -> None:
     slabs = Slabs()
     payloads = kept(slabs, [(100,), (100,), (100,)])
     pending = fill([payloads[0], payloads[2]])
-    assert not pending.full(direct.address(memoryview(payloads[1].array.view(np.uint8))), 400)
+    assert not pending.full(durable.address(memoryview(payloads[1].array.view(np.uint8))), 400)
     assert len(list(pending.chunks())) == 3  # the header, and each by itself
 
 
@@ -90,5 +90,5 @@ def test_a_large_run_ends_its_segment(tmp_path: Path) -> None:
     np.testing.assert_array_equal(capture.payload(0, *refs[1]), second.array)
     for k, payload in enumerate((first, second)):
         size = (out.folder / f"tensors-{k:04d}.safetensors").stat().st_size
-        assert 0 < size - payload.array.nbytes < 2 * direct.BLOCK
+        assert 0 < size - payload.array.nbytes < 2 * durable.BLOCK
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import sys
 from pathlib import Path
 
 import ml_dtypes
@@ -193,6 +194,13 @@ def test_query_reaches_records_and_nothing_else(tmp_path: Path) -> None:
         with pytest.raises(TrueupError, match=r"the query on .* failed"):
             capture.query(hostile)
     assert not (tmp_path / "stolen.csv").exists()
+
+
+def test_a_query_without_duckdb_names_the_extra(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    capture = open_capture(small(tmp_path / "run"))
+    monkeypatch.setitem(sys.modules, "duckdb", None)
+    with pytest.raises(TrueupError, match=r"needs DuckDB, which is not installed: pip install 'trueup\[sql\]'$"):
+        capture.query("select 1")
 
 
 def test_files_are_those_of_the_design(tmp_path: Path) -> None:

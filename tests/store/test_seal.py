@@ -11,7 +11,7 @@ import pyarrow as pa
 import pytest
 import xxhash
 
-from trueup.foundation.store import open_capture, seal
+from trueup.foundation.store import open_capture, parts
 
 from .captures import small
 
@@ -19,10 +19,10 @@ from .captures import small
 def test_every_byte_after_the_seal_counts(tmp_path: Path) -> None:
     path = small(tmp_path / "run", steps=1, parts=1) / "rank-00000/step-000000/records-0000.parquet"
     whole = path.read_bytes()
-    seal.check(path)
-    magic = whole.index(seal.MAGIC)
+    parts.check_seal(path)
+    magic = whole.index(parts.MAGIC)
     told = magic - int.from_bytes(whole[magic + 8 : magic + 12], "little")
-    assert seal.check(path)[1]["rows"] == 12
+    assert parts.check_seal(path)[1]["rows"] == 12
     for place in (*range(told, magic), *range(magic + 8, len(whole))):
         damaged = bytearray(whole)
         damaged[place] ^= 0x10
@@ -30,7 +30,7 @@ def test_every_byte_after_the_seal_counts(tmp_path: Path) -> None:
         if len(whole) - 8 <= place < len(whole) - 4:
             continue  # another footer length: Parquet itself finds no footer there
         with pytest.raises(ValueError, match=r"does not match its checksum|does not end as a Parquet file"):
-            seal.check(path)
+            parts.check_seal(path)
 
 
 @pytest.mark.parametrize("claim", [
@@ -42,10 +42,10 @@ def test_a_seal_is_not_believed_against_the_rows(tmp_path: Path, claim: dict[str
     run = small(tmp_path / "run", steps=1, parts=1)
     path = run / "rank-00000/step-000000/records-0000.parquet"
     whole = path.read_bytes()
-    told = seal.check(path)[1]
-    at = whole.index(seal.MAGIC) - len(json.dumps(told, separators=(",", ":")))
-    parquet = whole[:at] + whole[whole.index(seal.MAGIC) + 20 :]
-    path.write_bytes(b"".join(bytes(chunk) for chunk in seal.sealed(pa.py_buffer(parquet), told | claim)))
+    told = parts.check_seal(path)[1]
+    at = whole.index(parts.MAGIC) - len(json.dumps(told, separators=(",", ":")))
+    parquet = whole[:at] + whole[whole.index(parts.MAGIC) + 20 :]
+    path.write_bytes(b"".join(bytes(chunk) for chunk in parts.sealed(pa.py_buffer(parquet), told | claim)))
     capture = open_capture(run)
     assert capture.records().num_rows == 0
     assert any("records-0000.parquet" in text for text in capture.lost)
@@ -55,11 +55,11 @@ def test_a_seal_that_tells_no_json_or_of_before(tmp_path: Path) -> None:
     run = small(tmp_path / "run", steps=1, parts=1)
     path = run / "rank-00000/step-000000/records-0000.parquet"
     whole = path.read_bytes()
-    footer = whole[whole.index(seal.MAGIC) + 20 :]
+    footer = whole[whole.index(parts.MAGIC) + 20 :]
     page = whole[: whole.index(b'{"rank"')]
     deep = b"[" * 100_000
     sealed = xxhash.xxh3_64(deep + footer).intdigest().to_bytes(8, "little")
-    path.write_bytes(page + deep + seal.MAGIC + len(deep).to_bytes(4, "little") + sealed + footer)
+    path.write_bytes(page + deep + parts.MAGIC + len(deep).to_bytes(4, "little") + sealed + footer)
     assert any("no JSON" in text for text in open_capture(run).lost)
     path.write_bytes(page + b"TRUEUP01" + xxhash.xxh3_64(footer).intdigest().to_bytes(8, "little") + footer)
     assert open_capture(run).records().num_rows == 12
@@ -70,7 +70,7 @@ def test_a_seal_that_tells_no_json_or_of_before(tmp_path: Path) -> None:
 def test_unsealed_files_are_read_and_their_damage_survived(tmp_path: Path) -> None:
     run = small(tmp_path / "run", steps=1, parts=1)
     path = run / "rank-00000/step-000000/records-0000.parquet"
-    whole = path.read_bytes().replace(seal.MAGIC, b"\0" * 8)
+    whole = path.read_bytes().replace(parts.MAGIC, b"\0" * 8)
     path.write_bytes(whole)
     assert open_capture(run).problems == []
     footer = int.from_bytes(whole[-8:-4], "little") + 8

@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 
-from trueup.analysis.triage.found import Outcome, Trial
 from trueup.analysis.triage.optimisations import NO_LOSS, Search
+from trueup.analysis.triage.running import Outcome, Trial
 from trueup.analysis.triage.table import Switch, Table
 
 ROWS = ("a", "b", "c", "d", "whole")

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
+from trueup.analysis.triage.optimisations import by_hand
 from trueup.analysis.triage.table import fusion_file, load
-from trueup.analysis.triage.telling import by_hand
 from trueup.foundation.model import TrueupError
 
 ROW = '[[switch]]\nname = "a"\nframework = "torch"\nwhat = "w"\norigin = "o"\n'
@@ -42,15 +42,16 @@ def test_some_alone_and_parts_by_name() -> None:
 @pytest.mark.parametrize(
     ("text", "said"),
     [
-        ("x = [", "is no TOML"),
-        ("a = 1", "expected \\[\\[switch\\]\\] and nothing else"),
-        (ROW, "switch 1 lacks one of environment, call, set, adapter, rules"),
-        (ROW + "environment = 3\n", "environment cannot be read: expected a dict"),
+        ("x = [", "table of switches .*own.toml cannot be read: "),
+        ("a = 1", "'a' is unknown: expected switch; see docs/triage.md"),
+        ("", "it holds no switches: tables, each headed \\[\\[switch\\]\\]"),
+        (ROW, "switch 1: one of environment, call, set, adapter, rules is missing"),
+        (ROW + "environment = 3\n", "switch 1: environment: expected a table, got a whole number"),
         (ROW + 'environment = { A = "1" }\nwithin = "b"\n', "a is within b, and there is no such switch"),
-        (ROW + "color = 1\n", "color cannot be read: expected one of name, framework"),
-        (ROW + "call = [3]\n", "call cannot be read"),
+        (ROW + "color = 1\n", "switch 1: 'color' is unknown: expected name, framework"),
+        (ROW + "call = [3]\n", "switch 1: call must be \\[\\[function, arguments"),
         (ROW.replace("torch", "caffe") + 'environment = { A = "1" }\n', "framework 'caffe' is unknown"),
-        ('[[switch]]\nname = "a"\n', "lacks framework"),
+        ('[[switch]]\nname = "a"\n', "switch 1: framework is missing"),
     ],
 )
 def test_a_table_that_is_none_is_refused(tmp_path: Path, text: str, said: str) -> None:

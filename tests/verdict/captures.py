@@ -15,16 +15,18 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
-from trueup.comparison.graph.streams import Stream, Vocabulary
+from trueup.comparison.graph.streams import Stream
 from trueup.comparison.measures import measure
 from trueup.comparison.result.comparing import compare
-from trueup.comparison.verdict import align, criteria, judge, locate
+from trueup.comparison.verdict import align, judge, locate
 from trueup.comparison.verdict.judged import Judged
-from trueup.comparison.verdict.operands import Precision
 from trueup.comparison.verdict.origins import Origins
+from trueup.foundation.facts import criteria
 from trueup.foundation.kernels import digest, hexadecimal, summarize
 from trueup.foundation.model import PACKED, Result
 from trueup.foundation.store import Writer, claim, statistics
+from trueup.foundation.store.columns import Vocabulary
+from trueup.foundation.store.declared import Precision
 from trueup.foundation.store.schema import table
 
 Array = np.ndarray[Any, Any]

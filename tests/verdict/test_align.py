@@ -270,6 +270,19 @@ def test_a_pair_of_unlike_data_gives_way_where_its_calls_are_alike_out_of_order(
     assert sorted(numbers(aligned(first, second))) == [(1, 2), (2, 1)]
 
 
+def test_the_most_alike_go_first_and_a_call_given_another_number_is_another_call() -> None:
+    """The gradient of ``0.9 * a + 0.1 * mean(b)``: both products read a one, and are written in another order by hand."""
+    first, second = Recording(), Recording()
+    one = np.ones((), np.float32)
+    for run, factors in ((first, (0.9, 1 / 336)), (second, (0.1, 0.9))):
+        run.call("aten::view" if run is first else "aten::sum", [normal(3)], [normal(3)])
+        for factor in factors:
+            run.call("aten::mul", [one], [one * np.float32(factor)], arguments={"1": factor})
+    found = aligned(first, second)
+    assert numbers(found) == [(1, 2)]
+    assert [b.seq for b in found.only_baseline] == [0, 2]
+
+
 def test_unlike_data_stay_a_pair_where_nothing_is_alike() -> None:
     first, second = chain([normal(8, seed=1)]), chain([normal(8, seed=2), normal(3)])
     assert numbers(aligned(first, second)) == [(0, 0)]
@@ -282,3 +295,9 @@ def test_equal_data_of_another_shape_are_no_pair() -> None:
     second.call("aten::im2col", [normal(3)], [normal(3)])
     second.call("aten::_to_copy", [kernel.reshape(8, 72)], [kernel.reshape(8, 72)])
     assert not aligned(first, second).pairs
+
+
+def test_complex_numbers_are_no_counterparts_of_real_ones() -> None:
+    same, real = normal(8), normal(8, seed=1)
+    assert numbers(aligned(chain([same, real]), chain([same, real.astype(np.complex64)]))) == [(0, 0)]
+    assert numbers(aligned(chain([same, real]), chain([same, real]))) == [(0, 0), (1, 1)]

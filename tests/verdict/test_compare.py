@@ -10,8 +10,7 @@ import numpy as np
 import pytest
 
 import trueup
-from trueup.comparison.result.assembly import MAX_FINDINGS
-from trueup.comparison.result.comparing import compare
+from trueup.comparison.result.comparing import MAX_FINDINGS, compare
 from trueup.comparison.verdict.evidence import losses_apart
 from trueup.foundation.model import TrueupError
 from trueup.foundation.words.reasons import in_words

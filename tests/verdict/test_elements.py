@@ -9,8 +9,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
-from trueup.comparison.result import elements
-from trueup.comparison.result.elements import WORST, compare_elements
+from trueup.comparison.result import evidence
+from trueup.comparison.result.evidence import WORST, compare_elements
 
 FLOATS = st.floats(width=32, allow_nan=True, allow_infinity=True)
 PAIRS = st.integers(1, 60).flatmap(
@@ -50,7 +50,7 @@ def test_chunks_give_what_one_piece_gives(monkeypatch: pytest.MonkeyPatch) -> No
     b = rng.normal(size=(7, 11, 13)).astype(np.float32)
     c = b + rng.normal(size=b.shape).astype(np.float32) * 1e-3
     whole = compare_elements("x", b, c)
-    monkeypatch.setattr(elements, "CHUNK", 17)
+    monkeypatch.setattr(evidence, "CHUNK", 17)
     assert compare_elements("x", b, c) == whole
     turned = np.ascontiguousarray(b.transpose(2, 0, 1)).transpose(1, 2, 0)
     assert not turned.flags.c_contiguous
@@ -93,7 +93,7 @@ def test_masks_do_not_stretch_the_histogram() -> None:
 
 
 def test_of_a_large_tensor_a_part_is_shown(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(elements, "MOST", 100)
+    monkeypatch.setattr(evidence, "MOST", 100)
     b = np.zeros((40, 5))
     c = b.copy()
     c[30, 0], c[10, 0] = 9.0, 1.0

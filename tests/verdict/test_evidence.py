@@ -8,9 +8,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from trueup.comparison.result import surroundings
+from trueup.comparison.result import neighbours
 from trueup.comparison.result.evidence import with_evidence
-from trueup.comparison.verdict import criteria
+from trueup.foundation.facts import criteria
 from trueup.foundation.model import Finding, Result
 from trueup.foundation.store import open_capture
 
@@ -113,9 +113,9 @@ def test_of_many_readers_those_with_the_largest_errors_are_kept(tmp_path: Path) 
     evidence = culprit(compared(tmp_path, chain(readers=20), chain(broken=True, readers=20))).evidence
     assert evidence is not None
     near = [node for node in evidence.nodes if node.hops == 1]
-    assert len(near) == surroundings.NEAR
-    assert evidence.omitted == 20 - surroundings.NEAR
-    assert len([node for node in evidence.nodes if node.hops == 2]) == surroundings.NEAR
+    assert len(near) == neighbours.NEAR
+    assert evidence.omitted == 20 - neighbours.NEAR
+    assert len([node for node in evidence.nodes if node.hops == 2]) == neighbours.NEAR
 
 
 def test_a_call_of_one_run_stands_in_its_picture_and_between_its_neighbours(tmp_path: Path) -> None:

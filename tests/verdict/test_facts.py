@@ -8,9 +8,9 @@ from collections.abc import Callable
 import numpy as np
 import pytest
 
-from trueup.comparison.verdict.facts import FUNCTIONS, SLOPES, _steepest
 from trueup.comparison.verdict.locate import rank_culprits
 from trueup.comparison.verdict.origins import Origins
+from trueup.foundation.facts.functions import FUNCTIONS, SLOPES, steepest
 from trueup.foundation.words.reasons import joined
 from verdict.captures import Array, Recording, changed, judged, located, normal
 
@@ -83,7 +83,13 @@ def test_of_an_infinite_range_no_slope_is_known() -> None:
     """In float16 both runs overflow alike."""
     with np.errstate(all="ignore"):
         for ends in ((-np.inf, np.inf), (0.0, np.inf), (np.nan, np.nan)):
-            assert _steepest(np.tanh, np.array(ends)) == (np.inf, np.inf)
+            assert steepest(np.tanh, np.array(ends)) == (np.inf, np.inf)
+
+
+def test_of_a_range_too_far_out_to_have_points_no_slope_is_known() -> None:
+    """A running maximum begins at -1e38, where a number and its neighbours are one in float64."""
+    with np.errstate(all="ignore"):
+        assert steepest(FUNCTIONS["exp"], np.array([-1e38, -1e38])) == (math.inf, math.inf)
 
 
 def test_a_number_that_is_added_is_added_to_the_smallest_element() -> None:
@@ -145,16 +151,64 @@ def test_a_gradient_is_zero_where_the_activation_is(wrong: bool) -> None:
 
 
 @pytest.mark.parametrize("wrong", [False, True])
-def test_a_product_of_float32_has_no_elements_of_bfloat16(wrong: bool) -> None:
+def test_a_gradient_is_zero_where_the_result_of_its_function_is(wrong: bool) -> None:
+    """The backward of a function reads no result; its forward made it."""
+    runs = Recording(), Recording()
+    for run, error in zip(runs, (0.0, 0.5), strict=True):
+        x = first(run, error)
+        result = np.maximum(x, 0)
+        seq = run.call("torch.relu", [x], [result], level="api")
+        gradient = changed(normal(*SHAPE, seed=8), error, seed=9)
+        passes = gradient if wrong and error else gradient * (result > 0)
+        slots = {"grad_output.0": gradient}, {"grad_input.0": passes.astype(np.float32)}
+        run.call("torch.relu", *slots, level="api", phase="backward", forward=seq)
+    assert [name for name, _ in culprits(*runs)] == ["mm", "torch.relu"][: 1 + wrong]
+
+
+@pytest.mark.parametrize(("weight", "named"), [(0.001, False), (1.0, True)])
+def test_a_sum_is_no_larger_than_its_terms(weight: float, named: bool) -> None:
+    """The second moment of Adam; of inputs that differ by more than all of them nothing else is known."""
+    runs = Recording(), Recording()
+    for run, error in zip(runs, (0.0, 3.0), strict=True):
+        gradient = first(run, error)
+        moment = np.zeros(SHAPE, np.float32)
+        made = (moment + np.float32(weight if error else 0.001) * gradient**2).astype(np.float32)
+        run.call("aten::addcmul_", [moment, gradient, gradient], [made], arguments={"value": 0.001}, phase="optimizer")
+    assert [name for name, _ in culprits(*runs)] == ["mm", "addcmul_"][: 1 + named]
+
+
+@pytest.mark.parametrize("case", ["right", "last of a row", "other indices", "zeros elsewhere"])
+def test_a_gradient_by_index_is_zero_where_none_goes(case: str) -> None:
+    """Half of the gradients are zero, those of words that are masked; the last one of a word is all that is left."""
+    runs = Recording(), Recording()
+    for run, error in zip(runs, (0.0, 0.5), strict=True):
+        changes = error > 0
+        x, w = normal(512, 8, seed=1), normal(8, 8, seed=2)
+        run.call("aten::mm", [x, w], [changed((x @ w).astype(np.float32), error, seed=3)])
+        gradient, indices = changed(normal(512, 8, seed=4), error, seed=5), np.arange(512) % 256
+        gradient[256:] = 0
+        indices = indices // 2 if case == "other indices" and changes else indices
+        gradient = np.roll(gradient, 64, 0) if case == "zeros elsewhere" and changes else gradient
+        made = np.zeros((300, 8), np.float32)
+        np.add.at(made, indices, gradient)
+        if case == "last of a row" and changes:
+            made[indices[300:]] = gradient[300:]
+        run.call("aten::embedding_dense_backward", [gradient, indices], [made], phase="backward")
+    assert [name for name, _ in culprits(*runs)] == ["mm", "embedding_dense_backward"][: 1 + (case == "last of a row")]
+
+
+@pytest.mark.parametrize(("op", "level"), [("aten::addmm", "aten"), ("torch.nn.functional.linear", "api")])
+@pytest.mark.parametrize("wrong", [False, True])
+def test_a_product_of_float32_has_no_elements_of_bfloat16(wrong: bool, op: str, level: str) -> None:
     runs = Recording(), Recording()
     for run, error in zip(runs, (0.0, 0.3), strict=True):
         x, w = first(run, error), normal(SHAPE[1], SHAPE[1], seed=9)
         made = (x @ w).astype(np.float32)
         if wrong and error:
             made = (made.view(np.uint32) & 0xFFFF0000).view(np.float32)
-        run.call("aten::addmm", [x, w], [made])
+        run.call(op, [x, w], [made], level=level)
     found = culprits(*runs)
-    assert [name for name, _ in found] == ["mm", "addmm"][: 1 + wrong]
+    assert [name for name, _ in found] == ["mm", op.removeprefix("aten::")][: 1 + wrong]
     assert not wrong or found[1][1] == "its elements are rounded to bfloat16, the baseline's are not"
 
 
@@ -183,7 +237,7 @@ def test_what_copies_rounded_elements_rounds_nothing() -> None:
 WIDE = (96, 144)
 
 
-def layers(run: Recording, op: str, errors: list[float], kernel: Callable[[Array, Array], Array]) -> None:
+def layers(run: Recording, op: str, errors: list[float], kernel: Callable[[Array, Array], Array], scope: str = "layer.{}") -> None:
     """Record calls that get a tensor wrong by so much, each its own, and a right one."""
     first(run, max(errors))
     for layer, error in enumerate(errors):
@@ -191,7 +245,7 @@ def layers(run: Recording, op: str, errors: list[float], kernel: Callable[[Array
         run.call("aten::mul", [given, given], [given])
         result = kernel(given.astype(float), other.astype(float)).astype(np.float32)
         phase = "backward" if op.endswith("_backward") else "forward"
-        run.call(op, [given, other.T if phase == "forward" else other], [result], phase=phase, scope=f"layer.{layer}")
+        run.call(op, [given, other.T if phase == "forward" else other], [result], phase=phase, scope=scope.format(layer))
 
 
 KERNELS: dict[str, tuple[Callable[[Array, Array], Array], Callable[[Array, Array], Array]]] = {
@@ -210,6 +264,15 @@ def test_an_operator_is_wrong_in_the_same_way_in_all_layers(op: str, errors: lis
     found = [because for name, because in culprits(*runs) if f"aten::{name}" == op]
     assert len(found) == (4 if wrong and len(errors) == 4 else 0)
     assert all(why.endswith(" smaller beside its inputs than in the baseline, alike in all 4 calls of its kind") for why in found)
+
+
+def test_one_layer_that_is_called_again_is_no_other() -> None:
+    """A weight and what came in before are the same in all its calls."""
+    runs = Recording(), Recording()
+    for run, wrong in zip(runs, (0, 1), strict=True):
+        errors = [0.3, 0.35, 0.4, 0.3] if wrong else [0.0] * 4
+        layers(run, "aten::bmm", errors, KERNELS["aten::bmm"][wrong], scope="layer")
+    assert [name for name, _ in culprits(*runs)] == ["mm"]
 
 
 def test_what_is_alike_is_counted_over_steps() -> None:

@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
-from trueup.comparison.verdict.overlap import forced
 from trueup.foundation.facts.why import Why
+from trueup.foundation.store.declared import forced
 from trueup.foundation.words.reasons import in_words
 
 

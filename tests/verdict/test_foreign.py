@@ -11,9 +11,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from trueup.comparison.graph.streams import Stream, Vocabulary
+from trueup.comparison.graph.streams import Stream
 from trueup.comparison.measures import foreign
+from trueup.foundation.facts import arguments
 from trueup.foundation.facts.why import Why
+from trueup.foundation.store.columns import Vocabulary
 from trueup.foundation.store.schema import table
 
 from .captures import load, normal
@@ -170,6 +172,6 @@ def test_checksums() -> None:
 
 
 def test_arguments_that_both_sides_have() -> None:
-    assert foreign.shared('{"a": 1, "b": 2}', '{"b": 3, "c": 4}') == ('{"b": 2}', '{"b": 3}')
-    assert foreign.shared(None, '{"c": 4}') == ("{}", "{}")
-    assert foreign.shared("no", "{}") == ("no", "{}")
+    assert arguments.shared('{"a": 1, "b": 2}', '{"b": 3, "c": 4}') == ('{"b": 2}', '{"b": 3}')
+    assert arguments.shared(None, '{"c": 4}') == ("{}", "{}")
+    assert arguments.shared("no", "{}") == ("no", "{}")

@@ -13,10 +13,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from trueup.comparison.verdict import judge
-from trueup.comparison.verdict.criteria import TF32
 from trueup.comparison.verdict.judged import Judged
-from trueup.comparison.verdict.operands import Precision, precision_of
+from trueup.foundation.facts.criteria import TF32
 from trueup.foundation.facts.why import Reason, Why
+from trueup.foundation.store.declared import Precision, precision_of
 from verdict.captures import CRITERION, Array, Recording, Slot, changed, judged, normal
 
 F = np.float32
@@ -195,6 +195,20 @@ def test_the_error_of_a_mean_is_that_of_what_it_was_taken_of() -> None:
     (call,) = judged(*runs)
     assert call.slot_expected["output.1"] > call.call.slots["output.1"].relative > 0.1
     assert call.slot_expected["output.0"] < 0.02
+
+
+def test_the_error_of_a_gradient_that_cancels_is_that_of_what_it_sums() -> None:
+    """Before a batch norm the gradient of a bias is next to zero, and off by all of itself where rows are off by little."""
+    runs = Recording(), Recording()
+    x, gradient = normal(48, 32), normal(48, 32, seed=1)
+    gradient -= gradient.mean(0) - np.float32(1e-7)
+    for run, off in zip(runs, (0.0, 1e-3), strict=True):
+        given = changed(gradient, off)
+        made = [given, (given * x).sum(0), given.sum(0)]
+        run.call("aten::native_layer_norm_backward", [given, x, normal(32, seed=3)], made, phase="backward")
+    (call,) = judged(*runs)
+    assert call.slot_expected["output.2"] > call.call.slots["output.2"].relative > 1
+    assert call.slot_expected["output.1"] < 0.05
 
 
 def test_a_flipped_mask_is_carried() -> None:

@@ -6,8 +6,10 @@ from typing import Any
 
 import numpy as np
 import pytest
+from ml_dtypes import bfloat16
 
-from trueup.comparison.verdict.locate import of_a_kind, rank_culprits
+from trueup.comparison.result.findings import of_a_kind
+from trueup.comparison.verdict.locate import rank_culprits
 from trueup.foundation.words.reasons import joined
 from verdict.captures import Array, Recording, changed, located, normal
 
@@ -208,3 +210,62 @@ def test_what_a_function_saved_for_its_backward_is_its_own(op: str, named: bool)
             back = {"grad_output.0": gradient}, {"grad_input.0": softmax_backward(gradient, output)}
             run.call(op, *back, level="api", phase="backward", forward=seq)
     assert len(culprits(*runs)) == 1 + named
+
+
+@pytest.mark.parametrize("named", [False, True])
+def test_a_function_is_asked_though_its_operators_were_recorded(named: bool) -> None:
+    """Its backward's law tells of its forward what none of the operators inside does."""
+    runs = Recording(), Recording()
+    for run, error in zip(runs, (0.0, 0.3), strict=True):
+        x, w = normal(32, WIDTH, seed=1), normal(WIDTH, WIDTH, seed=2)
+        logits = changed((x @ w).astype(np.float32), error, seed=9)
+        run.call("aten::mm", [x, w], [logits])
+        output = (softmax(logits) * (1.00005 if error and named else 1)).astype(np.float32)
+        seq = run.call("torch.softmax", [logits], [output], level="api")
+        run.call("aten::_softmax", [logits], [output], parent=seq)
+        gradient = np.abs(changed(normal(32, WIDTH, seed=20), error, seed=30))
+        made = softmax_backward(gradient, output)
+        back = {"grad_output.0": gradient}, {"grad_input.0": made}
+        around = run.call("torch.softmax", *back, level="api", phase="backward", forward=seq)
+        run.call("aten::_softmax_backward_data", [gradient, output], [made], phase="backward", parent=around)
+    assert [kind[0][0] for kind in culprits(*runs)] == ["aten::mm", "torch.softmax"][: 1 + named]
+
+
+@pytest.mark.parametrize("wrong", [False, True])
+def test_a_law_that_is_known_need_not_be_learnt(wrong: bool) -> None:
+    """A single gradient in bfloat16 sums to zero within a hundredth, as one in a hundred would by chance."""
+    runs = Recording(), Recording()
+    for run, error in zip(runs, (0.0, 0.3), strict=True):
+        x, w = normal(32, WIDTH, seed=1), normal(WIDTH, WIDTH, seed=2)
+        logits = changed((x @ w).astype(np.float32), error, seed=9)
+        run.call("aten::mm", [x, w], [logits])
+        output, gradient = softmax(logits).astype(np.float32), np.abs(changed(normal(32, WIDTH, seed=20), error, seed=30))
+        made = gradient * output if wrong and error else softmax_backward(gradient, output)
+        made = made.astype(bfloat16)
+        run.call("aten::_softmax_backward_data", [gradient, output], [made], phase="backward")
+    assert [kind[0][0] for kind in culprits(*runs)] == ["aten::mm", "aten::_softmax_backward_data"][: 1 + wrong]
+
+
+def cross_entropy(run: Recording, width: int, *, half: bool) -> None:
+    """Record a loss and its gradient; ``half``: the sum under its logarithm is taken in float16."""
+    logits = normal(64, width, seed=1)
+    run.call("aten::mm", [logits], [logits := logits.copy()])
+    total = np.exp(logits.astype(np.float64)).sum(-1, keepdims=True)
+    logs = (logits - np.log(total.astype(np.float16).astype(np.float64) if half else total)).astype(np.float32)
+    loss = -logs[:, :1].mean(dtype=np.float64).astype(np.float32).reshape(())
+    seq = run.call("torch.nn.functional.cross_entropy", [logits], [loss], level="api")
+    gradient = np.exp(logs)
+    gradient[:, 0] -= 1
+    slots = {"grad_output.0": np.ones((), np.float32)}, {"grad_input.0": gradient / np.float32(64)}
+    run.call("torch.nn.functional.cross_entropy", *slots, level="api", phase="backward", forward=seq)
+
+
+@pytest.mark.parametrize("width", [24, 384, 16384])
+def test_a_logarithm_of_a_coarse_sum_is_no_rounding_however_little_it_is(width: int) -> None:
+    """A norm tells of few columns, for the loss is no reason for what its gradient is off by; of many columns a sum."""
+    runs = Recording(), Recording()
+    for run, half in zip(runs, (False, True), strict=True):
+        cross_entropy(run, width, half=half)
+    found = located(*runs).suspects
+    assert any(s.certain and "cross_entropy" in s.judged.call.candidate.op for s in found)
+    assert not located(runs[0], runs[0]).suspects

@@ -8,7 +8,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from trueup.comparison.verdict.criteria import PRESETS, load
+from trueup.comparison.verdict import limits
+from trueup.foundation.facts import criteria
+from trueup.foundation.facts.criteria import PRESETS, load
 from trueup.foundation.model import Result, TrueupError
 from verdict.captures import Array, Recording, changed, compared, normal
 
@@ -119,11 +121,11 @@ def test_an_input_that_fails_explains_the_output(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("name = 'a'\nloss = 1\n[[fail]]\norigin = 'x'", "fail 1: expected a measure and an origin"),
-        ("name = 'a'\nloss = 1\n[[fail]]\ncos = { below = 1 }\norigin = 'x'", "measure 'cos' is unknown: expected equal, cosine"),
-        ("name = 'a'\nloss = 1\n[[fail]]\ncosine = { under = 1 }\norigin = 'x'", "cosine must be { above = number }"),
-        ("name = 'a'\nloss = 1\n[[fail]]\ncosine = { below = 1 }", "expected a measure and an origin"),
-        ("name = 'a'\nloss = 1\nfail = 3", "fail must be tables, each headed [[fail]]"),
+        ("name = 'a'\nloss = 1\n[[fail]]\norigin = 'x'", "fail 1: a measure is missing"),
+        ("name = 'a'\nloss = 1\n[[fail]]\ncos = { below = 1 }\norigin = 'x'", "measure 'cos' is unknown: expected cosine, equal"),
+        ("name = 'a'\nloss = 1\n[[fail]]\ncosine = { under = 1 }\norigin = 'x'", "cosine 'under' is unknown: expected above"),
+        ("name = 'a'\nloss = 1\n[[fail]]\ncosine = { below = 1 }", "fail 1: origin is missing"),
+        ("name = 'a'\nloss = 1\nfail = 3", "fail: expected tables, each headed [[fail]]"),
         ("name = 'a'\nloss = 1\nrows = 1\n[[fail]]\ncosine = { below = 1 }\norigin = 'x'", "'rows' is unknown"),
     ],
 )  # fmt: skip
@@ -137,3 +139,7 @@ def test_what_is_refused(tmp_path: Path, text: str, message: str) -> None:
 def test_an_unknown_name_lists_the_known(tmp_path: Path) -> None:
     with pytest.raises(TrueupError, match="expected default, bitwise, ptdbg, ptdbg-summary, precision-tool, paddle, msprobe"):
         load("strict")
+
+
+def test_each_measure_that_a_criterion_may_name_is_measured() -> None:
+    assert tuple(limits.MEASURES) == criteria.MEASURES

@@ -7,8 +7,9 @@ from typing import Any
 import numpy as np
 import pytest
 
+from trueup.comparison.result.findings import of_a_kind
 from trueup.comparison.verdict.judged import Part, Suspect
-from trueup.comparison.verdict.locate import of_a_kind, rank_culprits
+from trueup.comparison.verdict.locate import rank_culprits
 from trueup.comparison.verdict.origins import Origins
 from verdict.captures import Array, Recording, Slot, calls_of, changed, located, normal
 
@@ -127,6 +128,17 @@ def test_the_earliest_suspect_of_a_broken_operator_is_its_first_culprit() -> Non
     part = located(*runs)
     assert [(s.place, s.certain) for s in part.suspects] == [(1, False), (4, True)]
     assert suspects(part) == [("operator", "aten::mm", 1, True), ("operator", "aten::mm", 4, True)]
+
+
+@pytest.mark.parametrize(("op", "first"), [("aten::gelu", 0), ("aten::silu", 2)])
+def test_a_broken_function_is_found_in_its_gradient(op: str, first: int) -> None:
+    runs = both()
+    for run, wrong in zip(runs, (0.0, 3e-6), strict=True):
+        x, g = normal(16, 16), normal(16, 16, seed=2)
+        run.call(op, [x], [changed(x, wrong)])
+        run.call("aten::mm", [x, g], [x @ g])
+        run.call("aten::gelu_backward", [g, x], [changed(g, 1e4 * wrong)], phase="backward")
+    assert suspects(located(*runs))[0][2:] == (first, True)
 
 
 def test_what_could_be_rounding_never_goes_before_a_certain_one_of_another_operator() -> None:
@@ -398,6 +410,20 @@ def test_a_difference_that_no_compared_call_made_is_reported() -> None:
     part = located(*runs)
     assert not part.suspects
     assert [slot for _, slot in part.unexplained] == ["input.0"]
+
+
+def test_what_a_compared_call_made_arises_there_whatever_runs_inside() -> None:
+    """What is left of terms that cancel is off by all of itself; the kernels inside are one run's alone."""
+    runs = both()
+    for side, run in enumerate(runs):
+        x = normal(16, 16)
+        left = normal(16, 16, seed=2 + side) * np.float32(1e-9)
+        seq = run.call("torch.sub", [x, x.copy()], [left], level="api")
+        run.call(f"aten::sub_{side}", [x, x.copy()], [left.copy()], parent=seq)
+        run.call("torch.Tensor.view", [left], [left.reshape(-1)], level="api")
+    part = located(*runs)
+    assert not part.suspects
+    assert not part.unexplained
 
 
 def test_memory_that_changes_between_the_write_and_the_read_is_the_culprit() -> None:

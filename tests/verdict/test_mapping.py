@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 
 from trueup.comparison.graph.streams import WAYS
-from trueup.comparison.normalise.mapping import load
 from trueup.comparison.verdict.align import align
+from trueup.foundation.frameworks.mapping import load
 from trueup.foundation.model import TrueupError
 from verdict.captures import Recording, compared, normal
 
@@ -63,13 +63,13 @@ def test_ignored_calls_are_not_compared_and_counted(tmp_path: Path) -> None:
     ("text", "message"),
     [
         ("[[scope]]\ncandidate = 'a'", "scope 1: baseline is missing"),
-        ("[[scope]]\ncandidate = '('\nbaseline = 'b'", "scope 1: candidate '(' is no regular expression"),
+        ("[[scope]]\ncandidate = '('\nbaseline = 'b'", "scope 1: candidate: '(' is no regular expression"),
         ("[[op]]\ncandidate = 'a'\nbaseline = '\\1'", "op 1: baseline '\\\\1' is no replacement for 'a'"),
-        ("[[op]]\ncandidate = 1\nbaseline = 'b'", "op 1: candidate must be a text, not 1"),
+        ("[[op]]\ncandidate = 1\nbaseline = 'b'", "op 1: candidate: 1 is no regular expression"),
         ("[[ignore]]", "ignore 1: it ignores every call"),
-        ("[[ignore]]\nphase = 'fwd'", "ignore 1: phase 'fwd' is unknown: expected forward, recompute"),
+        ("[[ignore]]\nphase = 'fwd'", "ignore 1: phase 'fwd' is unknown: expected backward, collective, data, forward"),
         ("[[rename]]\na = 1", "'rename' is unknown: expected scope, op, ignore"),
-        ("scope = 3", "scope must be tables, each headed [[scope]]"),
+        ("scope = 3", "scope: expected tables, each headed [[scope]]"),
         ("a = [", "cannot be read"),
     ],
 )  # fmt: skip

@@ -49,7 +49,7 @@ def test_one_call_of_an_operator_that_rounds_more_is_not_aligned(tmp_path: Path)
     assert (result.verdict, result.culprits) == ("inconclusive", [])
     assert result.notes[0] == (
         "aten::mul (rank 0 step 0 forward aten layer.1/aten::mul#0) makes float16 in the candidate and float32 in the baseline, "
-        "and other calls of its kind do not: cast there as the baseline does, or compare with a run that does not"
+        "which no precision policy explains: cast there as the baseline does, or compare with a run that does not"
     )
     assert "next: cast there as the baseline does" in result.sentence
 

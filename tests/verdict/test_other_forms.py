@@ -16,7 +16,9 @@ import implementations
 import strangers
 import trueup
 from strange import AGAIN, PLAIN, STRANGERS
-from trueup.comparison.measures.roundoff import LEAST, underflow
+from strange.stranger import ANEW
+from trueup import simdev
+from trueup.foundation.facts.roundoff import LEAST, underflow
 from verdict.captures import Array, Recording, changed, judged, located, normal
 
 LEVELS = {"api": ["module", "api"], "all": None}
@@ -168,6 +170,33 @@ def test_sums_of_gradients_and_square_weights_of_strangers_are_not_blamed(name: 
         strangers.run(STRANGERS[name], form, "bfloat16", tmp_path / form)
     result = trueup.compare(tmp_path / PLAIN, tmp_path / AGAIN, level=implementations.LEVELS[level])
     assert result.culprit is None, result.sentence
+
+
+@pytest.mark.parametrize(("name", "precision", "form", "wrong"), [
+    ("fourier-operator", "float32", ANEW, "weights-conjugated"),  # complex numbers in one run, pairs of real ones in the other
+    ("codebook", "float32", ANEW, "not-straight-through"),  # the places of minima, whose values nobody reads
+    ("graph-attention", "bfloat16", AGAIN, "shares-of-what-leaves"),  # one run copies what the other views
+    ("retention", "bfloat16", AGAIN, "features-by-relu"),  # a pair is read before the products that explain it
+    ("retention", "float32", ANEW, "divisor-does-not-fade"),  # the last memory is read by nobody
+    ("latents", "float32", AGAIN, "scaled-by-width"),  # factors change places, in a later step and in its backward, too
+])  # fmt: skip
+def test_a_formula_written_another_way_is_aligned_and_a_wrong_one_blamed(
+    name: str, precision: str, form: str, wrong: str, tmp_path: Path
+) -> None:
+    for each in (PLAIN, form, wrong):
+        strangers.run(STRANGERS[name], each, precision, tmp_path / each)
+    result = trueup.compare(tmp_path / PLAIN, tmp_path / form)
+    assert result.verdict == "aligned", result.sentence
+    assert trueup.compare(tmp_path / PLAIN, tmp_path / wrong).verdict == "deviates"
+
+
+def test_a_gradient_of_which_nothing_is_left_is_not_blamed(tmp_path: Path) -> None:
+    one = STRANGERS["retention"]
+    strangers.run(one, PLAIN, "float32", tmp_path / "plain")
+    with simdev.noise(strangers.REORDERED):
+        strangers.run(one, PLAIN, "float32", tmp_path / "reordered")
+    result = trueup.compare(tmp_path / "plain", tmp_path / "reordered", level=["module", "api"])
+    assert result.verdict == "aligned", result.sentence
 
 
 @pytest.mark.parametrize(("row", "precision", "level"), [

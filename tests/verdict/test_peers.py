@@ -48,8 +48,11 @@ def test_one_layer_of_three_that_differs_by_units_is_suspected() -> None:
 
 
 def test_another_layer_of_the_same_block_is_no_peer() -> None:
-    """Who writes ``block.norm1`` by hand in all blocks need not write ``block.norm2``."""
+    """Who writes ``block.norm1`` by hand in all blocks need not write ``block.norm2``, nor who writes the second layer of a
+    numbered sequence the first."""
     assert found([0, 2 * UNIT, 0], scope="block.norm{}") == []
+    assert found([0, 2 * UNIT, 0], scope="blocks.0.body.{}") == []
+    assert [name for name, _, _ in found([0, 2 * UNIT, 0], scope="blocks.{}.body.3")] == ["blocks.1.body.3"]
     assert [name for name, _, _ in found([0, 2 * UNIT, 0], scope="blocks.{}.norm1")] == ["blocks.1.norm1"]
 
 

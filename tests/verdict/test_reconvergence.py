@@ -14,7 +14,8 @@ from torch.distributions import Normal, kl_divergence
 
 import trueup
 from trueup.comparison.graph.readers import Readers
-from trueup.comparison.graph.streams import Stream, Vocabulary
+from trueup.comparison.graph.streams import Stream
+from trueup.foundation.store.columns import Vocabulary
 
 Divergence = Callable[[Tensor, Tensor], Tensor]
 LEVELS = {"api": ["module", "api"], "all": None}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import sys
 import threading
 from collections.abc import Iterator
@@ -15,7 +16,11 @@ import pytest
 
 import trueup
 from trueup.comparison import verdict
-from trueup.comparison.verdict.explain import Explanation
+from trueup.comparison.graph.streams import Stream
+from trueup.comparison.result.comparing import Assembly
+from trueup.comparison.verdict.budget import Explanation
+from trueup.comparison.verdict.compare import Comparison
+from trueup.foundation.store.ahead import Ahead, Records
 
 from .cases import trained
 
@@ -64,3 +69,15 @@ def test_few_files_are_entered(runs: tuple[Path, Path]) -> None:
     with entered() as files:
         assert trueup.compare(*runs).verdict == "aligned"
     assert len(files) <= 25, sorted(files)
+
+
+def test_a_comparison_leaves_nothing_to_the_collector(runs: tuple[Path, Path]) -> None:
+    """What a large step takes is free when its comparison ends: the collector runs when many objects were made, not many bytes."""
+    gc.collect()
+    gc.disable()
+    try:
+        trueup.compare(*runs)
+        left = [held for held in gc.get_objects() if isinstance(held, (Comparison, Assembly, Ahead, Records, Stream))]
+    finally:
+        gc.enable()
+    assert not left

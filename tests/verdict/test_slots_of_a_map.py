@@ -8,7 +8,7 @@ import pytest
 import torch
 
 import trueup
-from trueup.comparison.normalise.mapping import load
+from trueup.foundation.frameworks.mapping import load
 from trueup.foundation.model import TrueupError
 
 LAYOUT = """
@@ -68,7 +68,7 @@ def test_a_tensor_in_another_layout(tmp_path: Path, detail: str) -> None:
         ("[[slot]]\npermute = [0, 1]", "slot is missing"),
         ("layer = [{ candidate = 'a', baseline = 'b', kind = 'Lineal' }]", "kind 'Lineal' is unknown"),
         ("layer = [{ candidate = 'a', baseline = 'b' }, { candidate = 'a', baseline = 'c' }]", "is two layers"),
-        ("made = { baseline = 3 }", "made must name"),
+        ("made = { baseline = 3 }", "made: expected a text, got a whole number"),
     ],
 )
 def test_what_is_no_map(tmp_path: Path, text: str, said: str) -> None:

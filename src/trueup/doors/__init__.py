@@ -1,4 +1,1 @@
-"""The ways in and out: reports, the command line, the shell, and the public functions behind ``trueup``.
-
-Nothing below imports a door.
-"""
+"""The ways in and out: reports, command line, shell, and the public functions behind ``trueup``. Nothing below imports a door."""

@@ -1,10 +1,10 @@
 """`trueup.align`: two models of one design, of two frameworks, trained side by side for a few steps and compared.
 
-    >>> found = trueup.align(torch_model, paddle_model, batch, optimizers=(torch_adam, paddle_adam), steps=3)    # doctest: +SKIP
-    >>> print(found)                                                                                              # doctest: +SKIP
-    DEVIATES  first culprit: encoder.norm1, forward, step 0, rank 0  (paddle._C_ops.layer_norm)
-              ...
-    before any number: encoder.norm1 (LayerNorm): eps is 1e-05 in torch, 1e-06 in paddle
+>>> found = trueup.align(torch_model, paddle_model, batch, optimizers=(torch_adam, paddle_adam), steps=3)    # doctest: +SKIP
+>>> print(found)                                                                                              # doctest: +SKIP
+DEVIATES  first culprit: encoder.norm1, forward, step 0, rank 0  (paddle._C_ops.layer_norm)
+          ...
+before any number: encoder.norm1 (LayerNorm): eps is 1e-05 in torch, 1e-06 in paddle
 """
 
 from __future__ import annotations
@@ -15,33 +15,25 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from trueup.analysis.pairing import map_file
-from trueup.analysis.pairing.models import convert_weights
-from trueup.analysis.pairing.optimizers import compare_optimizers
-from trueup.analysis.pairing.proposing import Proposal, propose
-from trueup.analysis.pairing.settings import Difference, compare_settings
+from trueup.analysis.pairing.models import Difference, compare_optimizers, compare_settings, convert_weights
+from trueup.analysis.pairing.proposing import Proposal, propose, write_map
 from trueup.analysis.pairing.weights import Conversion
 from trueup.foundation.model import Result, TrueupError
 from trueup.recording.adapters.models import adapter_of, facts_of, tree_of
 
-Loss = Callable[..., Any]
-"""Takes the model and the batch's tensors, returns a scalar tensor."""
+Loss = Callable[..., Any]  # takes the model and the batch's tensors, returns a scalar tensor
 
 
 @dataclass(frozen=True)
 class Alignment:
     """What `align` returns."""
 
-    result: Result
-    """Of the comparison."""
-    findings: Sequence[Difference]
-    """Settings of layers and optimizers that differ: known before any number is computed."""
+    result: Result  # of the comparison
+    findings: Sequence[Difference]  # settings of layers and optimizers that differ: known before any number is computed
     proposal: Proposal
-    conversion: Conversion | None
-    """What became of the weights; None where they were left alone."""
+    conversion: Conversion | None  # what became of the weights; None where they were left alone
     notes: Sequence[str]
-    directory: Path
-    """Holds both captures, ``map.toml`` and the report."""
+    directory: Path  # holds both captures, ``map.toml`` and the report
 
     @property
     def verdict(self) -> str:
@@ -105,7 +97,7 @@ def align(
     into = Path(output) if output is not None else Path(tempfile.mkdtemp(prefix="trueup-align-"))
     trees = tree_of(baseline), tree_of(candidate)
     proposal = propose(*trees)
-    told = Path(mapping) if mapping is not None else map_file.write(proposal, into / "map.toml")
+    told = Path(mapping) if mapping is not None else write_map(proposal, into / "map.toml")
     findings = compare_settings(*trees, proposal.pairs)
     findings += compare_optimizers(*(facts_of(one) for one in optimizers)) if optimizers is not None else []
     done = convert_weights(baseline, candidate, mapping=told if mapping is not None else proposal) if convert else None
@@ -117,7 +109,7 @@ def align(
             if off:
                 notes.append(f"dropout of {off} layers of the {name} was off: frameworks draw other masks")
             _train(model, into / name, batch, losses[n], optimizer, steps, detail)
-    from trueup.comparison.result.comparing import compare
+    from trueup.doors.comparing import compare
 
     result = compare(into / "baseline", into / "candidate", mapping=told)
     result.save(into / "report")
@@ -125,7 +117,7 @@ def align(
 
 
 def _train(model: Any, into: Path, batch: Any, loss: Loss | None, optimizer: Any, steps: int, detail: str) -> None:
-    from trueup.doors.capturing import capture
+    from trueup.doors.training import capture
 
     adapter = adapter_of(model)
     given = [adapter.tensor(array) for array in _arrays(batch)]

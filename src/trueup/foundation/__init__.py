@@ -1,4 +1,1 @@
-"""The ground: facts, words, kernels and the capture directory. It imports no other floor.
-
-Everything above may import it; a framework is never imported here.
-"""
+"""The ground: facts, words, kernels, the capture directory. Imports no other floor and no framework; all above may import it."""

@@ -1,7 +1,5 @@
-"""The facts that move through Trueup: what a record holds, what a finding says, what a comparison returns.
-
-Everything here is frozen data. It knows no framework, no file and no terminal, so every other package may import it.
-"""
+"""The facts that move through Trueup: what a record holds, what a finding says, what a comparison returns. Everything here is
+frozen data. It knows no framework, no file and no terminal, so every other package may import it."""
 
 from __future__ import annotations
 
@@ -18,13 +16,13 @@ Level = Literal["module", "api", "aten"]
 Phase = Literal["forward", "recompute", "backward", "optimizer", "collective", "data"]
 Detail = Literal["digest", "stats", "tensor"]
 VerdictWord = Literal["aligned", "deviates", "inconclusive"]
+Status = Literal["pass", "DEVIATES", "could not tell", "not asked", "not reached"]  # of a step of a recipe or a triage
 
 LEVELS: tuple[Level, ...] = ("module", "api", "aten")  # coarse to fine
 PHASES: tuple[Phase, ...] = ("forward", "recompute", "backward", "optimizer", "collective", "data")
 DETAILS: tuple[Detail, ...] = ("digest", "stats", "tensor")
 
-LANES = 64
-"""Number of float64 sums in a sketch."""
+LANES = 64  # number of float64 sums in a sketch
 
 NUMBERS: tuple[str, ...] = (
     "min", "max", "mean", "l2",
@@ -32,8 +30,7 @@ NUMBERS: tuple[str, ...] = (
 )  # fmt: skip
 """The statistics of a tensor, in the order in which kernels pack them; the sketch follows."""
 
-PACKED = len(NUMBERS) + LANES
-"""Length of the float64 vector that a statistics kernel fills for one tensor."""
+PACKED = len(NUMBERS) + LANES  # length of the float64 vector that a statistics kernel fills for one tensor
 
 
 class TrueupError(Exception):
@@ -116,8 +113,7 @@ class Histogram:
     """How the finite elements of one slot are spread on both sides, counted between common edges."""
 
     slot: str
-    edges: tuple[float, ...]
-    """Rising, one more than there are counts."""
+    edges: tuple[float, ...]  # rising, one more than there are counts
     baseline: tuple[int, ...]
     candidate: tuple[int, ...]
 
@@ -127,22 +123,18 @@ class WorstElement:
     """An element of a slot where the two sides are far apart."""
 
     slot: str
-    index: tuple[int, ...]
-    """Position in the tensor, one number a dimension (of a complex tensor one more: 0 real, 1 imaginary)."""
+    index: tuple[int, ...]  # position in the tensor, one number a dimension (of a complex tensor one more: 0 real, 1 imaginary)
     baseline: float
     candidate: float
-    ulps: float
-    """Their distance in units in the last place of the larger one, in the coarser of the two dtypes; NaN: none."""
+    ulps: float  # their distance in units in the last place of the larger one, in the coarser of the two dtypes; NaN: none
 
 
 @dataclass(frozen=True, slots=True)
 class Neighbour:
     """A call near another one. ``state`` and errors are those of the table of calls; empty and NaN where it was not compared."""
 
-    hops: int
-    """Producers of the inputs have -1, their producers -2; consumers of the outputs 1 and 2; the call itself 0."""
-    seq: tuple[int, int]
-    """Execution numbers in the baseline and in the candidate, -1 where that side lacks the call."""
+    hops: int  # producers of the inputs have -1, their producers -2; consumers of the outputs 1 and 2; the call itself 0
+    seq: tuple[int, int]  # execution numbers in the baseline and in the candidate, -1 where that side lacks the call
     step: int
     phase: str
     level: str
@@ -164,15 +156,11 @@ class Neighbour:
 class Edge:
     """A tensor on its way from one call to another."""
 
-    source: int
-    """Place of the producer among ``Evidence.nodes``."""
-    target: int
-    """Place of the consumer."""
-    slots: tuple[str, str]
-    """The producer's slot and the consumer's."""
+    source: int  # place of the producer among ``Evidence.nodes``
+    target: int  # place of the consumer
+    slots: tuple[str, str]  # the producer's slot and the consumer's
     side: Literal["both", "baseline", "candidate"]
-    error: float
-    """Relative L2 error: of the tensor, where it is a slot of the finding; else the largest of what its producer made."""
+    error: float  # relative L2 error of the tensor, where it is a slot of the finding; else the largest of its producer's
 
 
 @dataclass(frozen=True, slots=True)
@@ -183,10 +171,8 @@ class Evidence:
     worst: tuple[WorstElement, ...] = ()
     nodes: tuple[Neighbour, ...] = ()
     edges: tuple[Edge, ...] = ()
-    omitted: int = 0
-    """Neighbours that were left out because there are too many."""
-    notes: tuple[str, ...] = ()
-    """What could not be shown, and why."""
+    omitted: int = 0  # neighbours that were left out because there are too many
+    notes: tuple[str, ...] = ()  # what could not be shown, and why
 
 
 @dataclass(frozen=True, slots=True)
@@ -194,10 +180,8 @@ class Rule:
     """A row of the criterion that judged some call."""
 
     name: str
-    demand: str
-    """What it explains, in words."""
-    origin: str
-    """Where its numbers come from."""
+    demand: str  # what it explains, in words
+    origin: str  # where its numbers come from
     calls: int
     deviates: int
 
@@ -248,7 +232,10 @@ class Finding:
     victims: int = 0
     """How many later calls deviate, and what they were given explains it."""
     beyond: int = 0
-    """Of these, how many were given what differs by half or more, so that a fault of their own would not show."""
+    """Of these, those in which a fault of their own would not show: their inputs differ by half or more, or they could not be
+    computed again."""
+    cleared: int = 0
+    """How many calls behind it were computed again from their own inputs, or by a shadow, and are right."""
     alike: int = 0
     """Of a culprit: how many further calls of its kind, the same operator in the same phase, deviate by themselves, too."""
     alike_in: tuple[str, ...] = ()
@@ -259,11 +246,20 @@ class Finding:
     """Of an unmatched call: the call of its level right before (``hops`` -1) and right after it (1) on its side."""
     because: str = ""
     """What else was looked at, in words: what other ranks gave, the limit that an older tool's criterion sets."""
+    cause: str = ""
+    """The settings that differ between the runs and explain the call, in words; empty where none does."""
 
     @property
     def ratio(self) -> float:
         """``error_out / expected``: how many times the explained error it is."""
         return self.error_out / self.expected if self.expected > 0 else float("inf") if self.error_out > 0 else 0.0
+
+    def __repr__(self) -> str:
+        """Say in five lines what a debugger or a notebook should show of it."""
+        counts = f"{self.alike:,} alike, {self.victims:,} deviate because of it"
+        size = f"{self.error_out:.2g} where {self.expected:.2g} is expected"
+        lines = f"{self.op} in {self.name}", self.source or "no line of code", counts
+        return "\n  ".join([f"Finding: {self.kind}, {self.confidence}, {size}", self.cause or self.sentence, *lines])
 
     @property
     def name(self) -> str:
@@ -272,24 +268,13 @@ class Finding:
 
 
 @dataclass(frozen=True, slots=True)
-class Occurrence:
-    """Where the difference first appears on a rank."""
+class Occurrence(CallKey):
+    """Where the difference first appears on a rank: the call."""
 
-    rank: int
-    step: int
-    phase: str
-    level: str
-    scope: str
-    op: str
-    ordinal: int
-    seq: tuple[int, int]
-    """Execution numbers of the call in the baseline and in the candidate (-1: absent)."""
-    error: float
-    """Relative L2 error there."""
-    sender: int | None
-    """Rank that it came from; None where it arises on this rank."""
-    cause: int | None
-    """Rank where it arises, after all that was passed on; None where that is not known."""
+    seq: tuple[int, int]  # execution numbers of the call in the baseline and in the candidate (-1: absent)
+    error: float  # relative L2 error there
+    sender: int | None  # rank that it came from; None where it arises on this rank
+    cause: int | None  # rank where it arises, after all that was passed on; None where that is not known
     sentence: str
 
 
@@ -374,7 +359,7 @@ class Result:
         Raises:
             TrueupError: the directory cannot be written.
         """
-        from trueup.doors.report import save
+        from trueup.doors.report.saving import save
 
         return save(self, Path(directory))
 

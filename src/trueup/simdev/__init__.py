@@ -22,29 +22,21 @@ if TYPE_CHECKING:
 
     from trueup.simdev.injection import Fired, Switch
 
-__all__ = ["FAULTS", "NOISE", "Fault", "Noise", "catalogue", "fired", "heal", "inject", "install", "noise", "raw"]
+__all__ = ["FAULTS", "NOISE", "Fault", "Noise", "fired", "heal", "inject", "install", "noise", "raw"]
 
 
 def install() -> None:
-    """Make the device type ``npu`` known to PyTorch; a second call does nothing.
-
-    Honours ``TRUEUP_SIMDEV_FAULT`` and ``TRUEUP_SIMDEV_NOISE`` (names separated by commas).
-
-    Raises:
-        TrueupError: another backend has taken PyTorch's only private device type, or a name is unknown.
-    """
-    from trueup.simdev import device, measuring
+    """Make the device type ``npu`` known to PyTorch; a second call does nothing. Honours ``TRUEUP_SIMDEV_FAULT`` and
+    ``TRUEUP_SIMDEV_NOISE`` (names separated by commas); raises TrueupError where a name is unknown, or another backend has taken
+    PyTorch's only private device type."""
+    from trueup.simdev import device
 
     device.install()
-    measuring.register()
 
 
 def inject(name: str) -> Switch:
-    """Break the device by a row of `FAULTS` until `heal`, or until the returned context manager is left.
-
-    Raises:
-        TrueupError: there is no such fault.
-    """
+    """Break the device by a row of `FAULTS` until `heal` or the end of the returned context manager; raises TrueupError if there
+    is none."""
     install()
     from trueup.simdev import injection
 
@@ -52,11 +44,8 @@ def inject(name: str) -> Switch:
 
 
 def noise(name: str) -> Switch:
-    """Let the device round differently by a row of `NOISE` until `heal`, or until the returned context manager is left.
-
-    Raises:
-        TrueupError: there is no such row.
-    """
+    """Let the device round differently by a row of `NOISE` until `heal` or the end of the returned context manager; raises
+    TrueupError if there is none."""
     install()
     from trueup.simdev import injection
 
@@ -82,8 +71,3 @@ def raw(tensor: torch.Tensor) -> torch.Tensor:
     from trueup.simdev import tensor as tensors
 
     return tensors.raw(tensor)
-
-
-def catalogue() -> tuple[list[Fault], list[Noise]]:
-    """Return the rows of both tables, in order."""
-    return list(FAULTS.values()), list(NOISE.values())

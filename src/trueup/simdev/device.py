@@ -1,17 +1,31 @@
-"""Makes PrivateUse1 the device ``npu``: its name, module, factories, autocast rules and file locations."""
+"""Makes PrivateUse1 the device ``npu``: its name, module, factories, autocast rules, file locations and statistics kernel.
+
+``torch.autocast("npu")`` runs some functions in the low dtype, some in float32, some in the widest dtype of their inputs. The
+lists are in `tables.toml`. Unlike CUDA's, casts of weights are not cached between calls: gradients of a weight used twice are
+summed in float32.
+"""
 
 from __future__ import annotations
 
+import importlib.machinery
+import importlib.util
 import os
+import sys
 import warnings
+from collections.abc import Callable
+from functools import partial
+from types import ModuleType
 from typing import Any
 
 import torch
 
 from trueup.foundation.model import TrueupError
-from trueup.simdev import attention, autocast, dropout, npu, rnn, serialization
-from trueup.simdev.plan import COMPOSITE_ELSEWHERE
-from trueup.simdev.tensor import NPUTensor, dispatch
+from trueup.recording.adapters.torch import buffers
+from trueup.recording.adapters.torch.buffers import on_host
+from trueup.recording.recorder import Statistics
+from trueup.simdev import injection, kernels, npu, tensor
+from trueup.simdev.tables import AUTOCAST
+from trueup.simdev.tensor import COMPOSITE_ELSEWHERE, NPUTensor, dispatch, raw
 
 FAULT_VARIABLE = "TRUEUP_SIMDEV_FAULT"
 NOISE_VARIABLE = "TRUEUP_SIMDEV_NOISE"
@@ -21,28 +35,70 @@ _libraries: list[Any] = []
 
 
 def install() -> None:
-    """Make the device type ``npu`` known to PyTorch; a second call does nothing.
-
-    Honours ``TRUEUP_SIMDEV_FAULT`` and ``TRUEUP_SIMDEV_NOISE`` (names separated by commas).
-
-    Raises:
-        TrueupError: another backend has taken PyTorch's only private device type, or a name is unknown.
-    """
+    """Make the device type ``npu`` known to PyTorch; see `trueup.simdev.install`."""
     if _libraries:
         return
     _claim()
     aten_library, any_library = torch.library.Library("aten", "IMPL"), torch.library.Library("_", "IMPL")
     _libraries.extend([aten_library, any_library])
     _factories(aten_library, any_library)
-    autocast.register(aten_library, any_library)
-    attention.register(aten_library)
-    for part in (rnn, dropout, serialization):
-        part.register()
+    _autocast(aten_library, any_library)
+    kernels.register(aten_library)
+    tensor.register()
+    buffers.KERNELS["npu"] = _measure
     _from_environment()
 
 
 def _unpinned(tensor: Any, device: Any = None) -> Any:  # noqa: ARG001 - the signature of Tensor.pin_memory
     return tensor
+
+
+ACCELERATOR: dict[str, Any] = {
+    "synchronize": npu.synchronize, "empty_cache": npu.empty_cache, "memory_allocated": npu.memory_allocated,
+    "max_memory_allocated": npu.max_memory_allocated, "memory_reserved": npu.memory_reserved,
+    "max_memory_reserved": npu.max_memory_reserved, "memory_stats": npu.memory_stats,
+    "reset_peak_memory_stats": npu.reset_peak_memory_stats,
+}  # fmt: skip
+"""What a Python backend cannot answer: these functions of ``torch.accelerator`` ask for an allocator and streams in C++."""
+
+
+class _Package(ModuleType):
+    """What ``import torch_npu`` finds. Libraries that see it (transformers) import its fused functions, which nobody calls here."""
+
+    npu = npu
+
+    @staticmethod
+    def npu_format_cast(tensor: torch.Tensor, acl_format: int) -> torch.Tensor:  # noqa: ARG004
+        """Return the tensor: the simulated device has one format."""
+        return tensor
+
+    def __getattr__(self, name: str) -> Any:
+        if not name.startswith("npu_"):
+            raise AttributeError(f"module 'torch_npu' has no attribute {name!r}")
+
+        def missing(*_: Any, **__: Any) -> Any:
+            raise NotImplementedError(f"torch_npu.{name} is no function of the simulated device")
+
+        return missing
+
+
+def stand_in() -> None:
+    """Let ``import torch_npu`` find the device, where the vendor's package is not installed."""
+    if importlib.util.find_spec("torch_npu") is None:
+        package = _Package("torch_npu")
+        package.__spec__ = importlib.machinery.ModuleSpec("torch_npu", None)
+        sys.modules["torch_npu"], sys.modules["torch_npu.npu"] = package, npu
+
+
+def _collectives() -> None:
+    """Let process groups of the device be named ``hccl``: gloo does the work."""
+    distributed = torch.distributed
+    if distributed.is_available() and "hccl" not in distributed.Backend.backend_list:
+
+        def group(store: Any, rank: int, size: int, timeout: Any) -> Any:
+            return distributed.ProcessGroupGloo(store, rank, size, timeout)
+
+        distributed.Backend.register_backend("hccl", group, devices=["npu", "cpu"])
 
 
 def _claim() -> None:
@@ -57,21 +113,16 @@ def _claim() -> None:
         )
     if setup is None:
         raise TrueupError(
-            f"The simulated device needs a PyTorch with Python backends; this is {torch.__version__}. "
-            "Install torch 2.13 or newer."
+            f"The simulated device needs a PyTorch with Python backends; this is {torch.__version__}. Install torch 2.13 or newer."
         )
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # torch warns that the API is experimental; the tests watch it for us
         setup("npu", backend_module=npu)
+    _collectives()
+    for name, function in ACCELERATOR.items():
+        setattr(torch.accelerator, name, function)
     # Pinning asks a C++ hook that a Python backend cannot give; DataLoader(pin_memory=True) calls it for every batch.
     torch.Tensor.pin_memory = _unpinned
-
-
-def _direct(operator: Any) -> Any:
-    def kernel(*args: Any, **kwargs: Any) -> Any:
-        return dispatch(operator, args, kwargs)
-
-    return kernel
 
 
 def _factories(aten_library: Any, any_library: Any) -> None:
@@ -81,26 +132,74 @@ def _factories(aten_library: Any, any_library: Any) -> None:
     def empty_strided(size: Any, stride: Any, *, dtype: Any = None, **_: Any) -> NPUTensor:
         return NPUTensor(torch.empty_strided(size, stride, dtype=dtype))
 
-    def any_operator(operator: Any, *args: Any, **kwargs: Any) -> Any:
-        # Factories that have a kernel per backend (tril_indices ...) arrive here, no npu tensor among their inputs.
+    def run(operator: Any, *args: Any, **kwargs: Any) -> Any:
         return dispatch(operator, args, kwargs)
 
     # torch.tensor(..., device="npu") converts with the Python key switched off, and a boxed Python fallback fails there
     # (func != nullptr, PyTorch 2.13); a kernel of its own does not.
-    aten_library.impl("_to_copy", _direct(torch.ops.aten._to_copy.default), "PrivateUse1")
+    aten_library.impl("_to_copy", partial(run, torch.ops.aten._to_copy.default), "PrivateUse1")
     for name in COMPOSITE_ELSEWHERE:
-        aten_library.impl(name, _direct(getattr(torch.ops.aten, name).default), "PrivateUse1")
+        aten_library.impl(name, partial(run, getattr(torch.ops.aten, name).default), "PrivateUse1")
     aten_library.impl("empty.memory_format", empty, "PrivateUse1")
     aten_library.impl("empty_strided", empty_strided, "PrivateUse1")
-    any_library.fallback(any_operator, "PrivateUse1")
+    any_library.fallback(run, "PrivateUse1")  # factories with a kernel per backend (tril_indices ...), given no npu tensor
 
 
 def _from_environment() -> None:
-    from trueup.simdev import injection
+    for variable, switch_on in ((FAULT_VARIABLE, injection.inject), (NOISE_VARIABLE, injection.noise)):
+        for name in filter(None, map(str.strip, os.environ.get(variable, "").split(","))):
+            switch_on(name)
 
-    names = [name.strip() for name in os.environ.get(FAULT_VARIABLE, "").split(",") if name.strip()]
-    for name in names:
-        injection.inject(name)
-    for name in os.environ.get(NOISE_VARIABLE, "").split(","):
-        if name.strip():
-            injection.noise(name.strip())
+
+# ---------------------------------------------------------------- autocast
+def _floating(value: Any) -> bool:
+    return isinstance(value, torch.Tensor) and value.is_floating_point() and value.dtype is not torch.float64
+
+
+def _cast(value: Any, dtype: torch.dtype) -> Any:
+    if _floating(value):
+        return value if value.dtype is dtype or value.device.type != "npu" else value.to(dtype)
+    if isinstance(value, (list, tuple)):
+        return type(value)([_cast(item, dtype) for item in value])
+    return value
+
+
+def _widest(values: Any) -> torch.dtype:
+    dtype = torch.get_autocast_dtype("npu")
+    for value in values:
+        if isinstance(value, (list, tuple)):
+            dtype = torch.promote_types(dtype, _widest(value))
+        elif _floating(value):
+            dtype = torch.promote_types(dtype, value.dtype)
+    return dtype
+
+
+def _rule(operator: Any, choose: Callable[[Any], torch.dtype]) -> Callable[..., Any]:
+    keys = torch._C.DispatchKeySet(torch._C.DispatchKey.AutocastPrivateUse1)
+
+    def cast_and_call(*args: Any, **kwargs: Any) -> Any:
+        with torch._C._ExcludeDispatchKeyGuard(keys), torch._C.DisableTorchFunction():
+            dtype = choose(args)
+            cast = {name: _cast(value, dtype) for name, value in kwargs.items()}
+            return operator(*[_cast(value, dtype) for value in args], **cast)
+
+    return cast_and_call
+
+
+def _autocast(aten_library: Any, any_library: Any) -> None:
+    """Register the lists on the ``AutocastPrivateUse1`` key; every other operator falls through."""
+    any_library.fallback(torch.library.fallthrough_kernel, "AutocastPrivateUse1")
+    choices: dict[str, Callable[[Any], torch.dtype]] = {
+        "lower": lambda _: torch.get_autocast_dtype("npu"), "float32": lambda _: torch.float32, "promote": _widest,
+    }  # fmt: skip
+    for dtype, choose in choices.items():
+        for name in AUTOCAST[dtype]:
+            packet, _, overload = name.partition(".")
+            operator = getattr(getattr(torch.ops.aten, packet), overload or "default", None)
+            if operator is not None:  # an older PyTorch may lack it
+                aten_library.impl(name, _rule(operator, choose), "AutocastPrivateUse1")
+
+
+def _measure(tensor: torch.Tensor, detail: str) -> Statistics:
+    """Measure in one pass over the memory behind a tensor, past every fault and noise, as a vendor's own kernel would."""
+    return on_host(raw(tensor), detail)

@@ -13,18 +13,14 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from trueup.simdev import rnn
+from trueup.simdev import kernels
+from trueup.simdev.tables import NOISE
 
 aten: Any = torch.ops.aten
 Kernel = Callable[..., Any]
 Different = Callable[..., Any]
 
-KERNELS: dict[str, dict[str, Different]] = {
-    "hf32-matmul": {},
-    "reordered-reductions": {},
-    "fused-multiply-add": {},
-    "lstm-decomposition": {},
-}
+KERNELS: dict[str, dict[str, Different]] = {name: {} for name in NOISE}
 """Row name -> operator -> replacement ``(kernel, *args, **kwargs)``."""
 
 
@@ -37,11 +33,11 @@ def _of(row: str, *operators: str) -> Callable[[Different], Different]:
     return register
 
 
-def round_mantissa(x: Tensor, bits: int = 10) -> Tensor:
-    """Round float32 to ``bits`` explicit mantissa bits, to nearest, ties to even; infinities and NaN stay."""
+def round_mantissa(x: Tensor) -> Tensor:
+    """Round float32 to 10 explicit mantissa bits, to nearest, ties to even; infinities and NaN stay."""
     if x.dtype is not torch.float32:
         return x
-    dropped = 23 - bits
+    dropped = 23 - 10
     pattern = x.contiguous().view(torch.int32)
     odd = (pattern >> dropped) & 1
     rounded = (pattern + ((1 << (dropped - 1)) - 1) + odd) & -(1 << dropped)
@@ -55,9 +51,7 @@ def _hf32_product(kernel: Kernel, a: Tensor, b: Tensor, *rest: Any) -> Any:
 
 @_of("hf32-matmul", "addmm", "baddbmm")
 def _hf32_added_product(kernel: Kernel, added: Tensor, a: Tensor, b: Tensor, **scalars: Any) -> Any:
-    return kernel(
-        added, round_mantissa(a), round_mantissa(b), **scalars
-    )  # what is added stays float32, as in the hardware
+    return kernel(added, round_mantissa(a), round_mantissa(b), **scalars)  # what is added stays float32, as in the hardware
 
 
 @_of("hf32-matmul", "convolution")
@@ -75,14 +69,20 @@ def _hf32_convolution_backward(kernel: Kernel, grad: Tensor, x: Tensor, weight: 
     return (*rounded[:2], kernel(grad, x, weight, *settings[:-1], bias_mask)[2])
 
 
+def _flipped(a: Tensor, b: Tensor) -> tuple[Tensor, Tensor]:
+    """Return the operands of a product with their inner dimension turned round. Below the dispatcher's key for it a flip would
+    forget that a tensor is conjugated when it is read, so those stay as they are."""
+    return (a, b) if a.is_conj() or b.is_conj() else (a.flip(-1), b.flip(-2))
+
+
 @_of("reordered-reductions", "mm", "bmm")
 def _flipped_product(kernel: Kernel, a: Tensor, b: Tensor, *rest: Any) -> Any:
-    return kernel(a.flip(-1), b.flip(-2), *rest)
+    return kernel(*_flipped(a, b), *rest)
 
 
 @_of("reordered-reductions", "addmm", "baddbmm")
 def _flipped_added_product(kernel: Kernel, added: Tensor, a: Tensor, b: Tensor, **scalars: Any) -> Any:
-    return kernel(added, a.flip(-1), b.flip(-2), **scalars)
+    return kernel(added, *_flipped(a, b), **scalars)
 
 
 @_of("reordered-reductions", "sum")
@@ -118,9 +118,7 @@ def _halved_mean_along(kernel: Kernel, x: Tensor, dim: Any, keepdim: bool = Fals
 
 
 @_of("reordered-reductions", "native_layer_norm")
-def _flipped_layer_norm(
-    kernel: Kernel, x: Tensor, shape: list[int], weight: Tensor | None, bias: Tensor | None, eps: float
-) -> Any:
+def _flipped_layer_norm(kernel: Kernel, x: Tensor, shape: list[int], weight: Tensor | None, bias: Tensor | None, eps: float) -> Any:
     axes = tuple(range(-len(shape), 0))
     flip = [None if each is None else each.flip(axes) for each in (x, weight, bias)]
     out, mean, rstd = kernel(flip[0], shape, flip[1], flip[2], eps)
@@ -134,16 +132,9 @@ def _flipped_softmax(kernel: Kernel, x: Tensor, dim: int, half_to_float: bool) -
 
 @_of("reordered-reductions", "native_batch_norm")
 def _float_batch_norm(
-    kernel: Kernel,
-    x: Tensor,
-    weight: Tensor | None,
-    bias: Tensor | None,
-    running_mean: Tensor | None,
-    running_var: Tensor | None,
-    training: bool,
-    momentum: float,
-    eps: float,
-) -> Any:
+    kernel: Kernel, x: Tensor, weight: Tensor | None, bias: Tensor | None, running_mean: Tensor | None,
+    running_var: Tensor | None, training: bool, momentum: float, eps: float,
+) -> Any:  # fmt: skip
     if not training or x.dtype is not torch.float32:
         return kernel(x, weight, bias, running_mean, running_var, training, momentum, eps)
     # The CPU accumulates in float64, where no order shows; accelerators accumulate in float32.
@@ -230,21 +221,14 @@ def _other_lstm(
 
 @_of("lstm-decomposition", "_thnn_fused_lstm_cell_backward_impl")
 def _other_lstm_backward(
-    kernel: Kernel,
-    grad_hy: Tensor | None,
-    grad_cy: Tensor | None,
-    cx: Tensor,
-    cy: Tensor,
-    workspace: Tensor,
+    kernel: Kernel, grad_hy: Tensor | None, grad_cy: Tensor | None, cx: Tensor, cy: Tensor, workspace: Tensor,
     has_bias: bool,
-) -> tuple[Tensor | None, ...]:
+) -> tuple[Tensor | None, ...]:  # fmt: skip
     if grad_hy is None:
-        return rnn.lstm_cell_backward(grad_hy, grad_cy, cx, cy, workspace, has_bias)
+        return kernels.lstm_cell_backward(grad_hy, grad_cy, cx, cy, workspace, has_bias)
     i, f, g, o = workspace.chunk(4, 1)
     t = cy.tanh()
     d = grad_hy * (o - o * t * t)
     d = d if grad_cy is None else grad_cy + d
-    gates = torch.cat(
-        [d * (g * (i - i * i)), d * (cx * (f - f * f)), d * (i - i * g * g), grad_hy * (t * (o - o * o))], 1
-    )
+    gates = torch.cat([d * (g * (i - i * i)), d * (cx * (f - f * f)), d * (i - i * g * g), grad_hy * (t * (o - o * o))], 1)
     return gates, f * d, gates.flip(0).sum(0) if has_bias else None

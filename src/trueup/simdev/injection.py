@@ -17,9 +17,8 @@ from torch import Tensor
 
 from trueup.foundation.model import TrueupError
 from trueup.simdev import differences, faults, npu
-from trueup.simdev.plan import Plan
 from trueup.simdev.tables import FAULTS, NOISE, Fault
-from trueup.simdev.tensor import interceptors
+from trueup.simdev.tensor import Plan, interceptors
 
 FIRED_LIMIT = 1000
 
@@ -29,14 +28,12 @@ class Fired:
     """One call whose result a fault changed: the true culprit, for a test to compare a verdict with."""
 
     fault: str
-    op: str
-    """``aten::add_.Tensor``; the default overload has no suffix."""
-    ordinal: int
-    """The n-th execution of this operator on npu since the injection, from 0."""
+    op: str  # ``aten::add_.Tensor``; the default overload has no suffix
+    ordinal: int  # the n-th execution of this operator on npu since the injection, from 0
     phase: Literal["forward", "backward", "optimizer"]
 
 
-@dataclass
+@dataclass(eq=False)
 class _Active:
     row: Fault
     executions: dict[str, int] = field(default_factory=dict)
@@ -73,39 +70,27 @@ def _row(name: str, table: Mapping[str, Any], kind: str) -> Any:
 
 
 def inject(name: str) -> Switch:
-    """Break the device until `heal`, or until the returned context manager is left.
-
-    Raises:
-        TrueupError: there is no such fault.
-    """
+    """Break the device; see `trueup.simdev.inject`."""
     active = _Active(_row(name, FAULTS, "fault"))
     if not _faults:
         _fired.clear()
-    _faults.append(active)
-    _rewire()
-
-    def off() -> None:
-        if active in _faults:
-            _faults.remove(active)
-            _rewire()
-
-    return Switch(off)
+    return _switched_on(active, _faults)
 
 
 def noise(name: str) -> Switch:
-    """Make the device round differently until `heal`, or until the returned context manager is left.
-
-    Raises:
-        TrueupError: there is no such row of noise.
-    """
+    """Make the device round differently; see `trueup.simdev.noise`."""
     _row(name, NOISE, "noise")
-    if name not in _noises:
-        _noises.append(name)
+    return _switched_on(name, _noises)
+
+
+def _switched_on(one: Any, among: list[Any]) -> Switch:
+    if one not in among:
+        among.append(one)
     _rewire()
 
     def off() -> None:
-        if name in _noises:
-            _noises.remove(name)
+        if one in among:
+            among.remove(one)
             _rewire()
 
     return Switch(off)
@@ -129,7 +114,6 @@ def _operator(name: str) -> Any:
 
 
 def _rewire() -> None:
-    faults.load()
     interceptors.clear()
     for op in {op for active in _faults for op in active.row.ops} | {op for name in _noises for op in NOISE[name].ops}:
         interceptors[_operator(op)] = _intercept

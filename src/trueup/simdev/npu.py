@@ -4,15 +4,18 @@ There is one device; its memory is the process's memory and its generator is the
 seeded run draws the same numbers on both devices.
 """
 
-# ruff: noqa: ARG001 - the parameters are those of torch_npu
+# ruff: noqa: ARG001, ARG002 - the parameters are those of torch_npu
 
 from __future__ import annotations
 
 import os
 import resource
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
+from types import SimpleNamespace
 from typing import Any
 
 import torch
@@ -28,22 +31,23 @@ matmul = _Precision()
 conv = _Precision()
 
 
+synchronous = True
+"""A kernel has ended when its call returns: streams and events are there for scripts, and order nothing."""
+
+
 def is_available() -> bool:
     """Return True: the device is simulated, so it is always there."""
     return True
 
 
-def is_initialized() -> bool:
-    """Return True: there is nothing to initialise."""
-    return True
+is_initialized = is_bf16_supported = is_available
 
 
 def init() -> None:
-    """Do nothing; scripts written for torch_npu call it."""
+    """Do nothing; scripts written for torch_npu call it, and PyTorch `_lazy_init` before it reads device state."""
 
 
-def _lazy_init() -> None:
-    """Do nothing; PyTorch calls it before it reads device state."""
+_lazy_init = init
 
 
 def _is_in_bad_fork() -> bool:
@@ -61,20 +65,13 @@ def current_device() -> int:
 
 
 def _index(device: Any) -> int:
-    if device is None:
-        return 0
-    if isinstance(device, int):
-        return device
-    parsed = torch.device(device)
-    return parsed.index or 0
+    if device is None or isinstance(device, int):
+        return device or 0
+    return torch.device(device).index or 0
 
 
 def set_device(device: Any) -> None:
-    """Accept the only device, index 0.
-
-    Raises:
-        RuntimeError: another index.
-    """
+    """Accept the only device, index 0; raises RuntimeError for another."""
     if _index(device) != 0:
         raise RuntimeError(f"invalid device ordinal {_index(device)}: torch.npu.device_count() is 1")
 
@@ -106,9 +103,7 @@ def manual_seed(seed: int) -> None:
     torch.default_generator.manual_seed(int(seed))
 
 
-def manual_seed_all(seed: int) -> None:
-    """Seed every device."""
-    manual_seed(seed)
+manual_seed_all = manual_seed
 
 
 def get_rng_state(device: Any = None) -> torch.Tensor:
@@ -141,11 +136,6 @@ def get_amp_supported_dtype() -> list[torch.dtype]:
     return [torch.float16, torch.bfloat16]
 
 
-def is_bf16_supported() -> bool:
-    """Return True."""
-    return True
-
-
 def empty_cache() -> None:
     """Do nothing: memory goes back to the allocator of the CPU when a tensor dies."""
 
@@ -165,21 +155,167 @@ def max_memory_allocated(device: Any = None) -> int:
     return peak * 1024
 
 
-def memory_reserved(device: Any = None) -> int:
-    """Return the same as `memory_allocated`: nothing is kept in reserve."""
-    return memory_allocated()
-
-
-def max_memory_reserved(device: Any = None) -> int:
-    """Return the same as `max_memory_allocated`."""
-    return max_memory_allocated()
+memory_reserved, max_memory_reserved = memory_allocated, max_memory_allocated  # nothing is kept in reserve
 
 
 def reset_peak_memory_stats(device: Any = None) -> None:
     """Do nothing: the peak of a process cannot be reset."""
 
 
+def memory_stats(device: Any = None) -> dict[str, int]:
+    """Return the memory figures under the names that PyTorch's allocators use."""
+    figures = {"current": memory_allocated(), "peak": max_memory_allocated()}
+    return {f"{kind}_bytes.all.{which}": value for kind in ("allocated", "reserved") for which, value in figures.items()}
+
+
+def memory_summary(device: Any = None, abbreviated: bool = False) -> str:
+    """Return the memory figures as a text."""
+    return "\n".join(f"{name:28}{value:>16}" for name, value in memory_stats().items())
+
+
+def mem_get_info(device: Any = None) -> tuple[int, int]:
+    """Return the free and the total bytes: the host's."""
+    page = os.sysconf("SC_PAGE_SIZE")
+    return os.sysconf("SC_AVPHYS_PAGES") * page, os.sysconf("SC_PHYS_PAGES") * page
+
+
+@dataclass(frozen=True)
+class _Properties:
+    name: str
+    total_memory: int
+
+
+def get_device_properties(device: Any = None) -> _Properties:
+    """Return the name and the memory; like torch_npu it has no ``major`` and ``minor``."""
+    return _Properties(get_device_name(), mem_get_info()[1])
+
+
+def get_device_capability(device: Any = None) -> None:
+    """Return None, as torch_npu does: the number is NVIDIA's."""
+
+
+class Stream:
+    """A queue of work; there is one, and it is synchronous."""
+
+    def __init__(self, device: Any = None, priority: int = 0) -> None:
+        set_device(device)
+        self.priority, self.npu_stream = priority, 0
+
+    @property
+    def device(self) -> torch.device:
+        """Return the device."""
+        return torch.device("npu", 0)
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Stream)
+
+    def __hash__(self) -> int:
+        return hash("npu")
+
+    def synchronize(self) -> None:
+        """Return at once."""
+
+    def wait_stream(self, stream: Any) -> None:
+        """Return at once: what was queued is done."""
+
+    wait_event = wait_stream
+
+    def query(self) -> bool:
+        """Return True: nothing is under way."""
+        return True
+
+    def record_event(self, event: Event | None = None) -> Event:
+        """Record an event, a new one if none is given."""
+        event = event or Event()
+        event.record()
+        return event
+
+
+class Event:
+    """A point in time of the stream."""
+
+    def __init__(self, enable_timing: bool = False, blocking: bool = False, interprocess: bool = False) -> None:
+        self._timed, self._seconds = enable_timing, 0.0
+
+    def record(self, stream: Any = None) -> None:
+        """Note the time."""
+        self._seconds = time.perf_counter()
+
+    def wait(self, stream: Any = None) -> None:
+        """Return at once."""
+
+    def query(self) -> bool:
+        """Return True: it has happened."""
+        return True
+
+    def synchronize(self) -> None:
+        """Return at once."""
+
+    def elapsed_time(self, end: Event) -> float:
+        """Return the milliseconds until another event; raises RuntimeError without ``enable_timing``."""
+        if not (self._timed and end._timed):
+            raise RuntimeError("both events must be created with enable_timing=True")
+        return (end._seconds - self._seconds) * 1000
+
+
+_STREAM = Stream()
+
+
+def current_stream(device: Any = None) -> Stream:
+    """Return the stream."""
+    set_device(device)
+    return _STREAM
+
+
+default_stream = current_stream
+
+
+def set_stream(stream: Any) -> None:
+    """Accept a stream: all are the one."""
+
+
 @contextmanager
 def stream(stream: Any = None) -> Iterator[None]:
     """Enter a stream; there is one, and it is synchronous."""
     yield
+
+
+StreamContext = stream
+
+
+@contextmanager
+def device_of(tensor: Any) -> Iterator[None]:
+    """Select the device of a tensor; there is only one."""
+    yield
+
+
+def set_compile_mode(jit_compile: bool = False) -> None:
+    """Accept a compile mode: nothing is compiled."""
+
+
+def set_option(options: dict[str, Any]) -> None:
+    """Accept options of the compiler: nothing is compiled."""
+
+
+def _typed(dtype: torch.dtype) -> Any:
+    def build(*given: Any) -> torch.Tensor:
+        sizes = given and all(isinstance(one, int) for one in given)
+        made = torch.empty(given, dtype=dtype) if sizes or not given else torch.tensor(given[0], dtype=dtype)
+        return made.to("npu")
+
+    return build
+
+
+FloatTensor, HalfTensor, BFloat16Tensor = _typed(torch.float32), _typed(torch.float16), _typed(torch.bfloat16)
+IntTensor, LongTensor, BoolTensor = _typed(torch.int32), _typed(torch.int64), _typed(torch.bool)
+
+
+def _autocast(enabled: bool = True, dtype: torch.dtype | None = None, cache_enabled: bool = True) -> torch.amp.autocast:
+    return torch.amp.autocast("npu", dtype, enabled, cache_enabled)
+
+
+amp = SimpleNamespace(
+    autocast=_autocast, GradScaler=partial(torch.amp.GradScaler, "npu"),
+    custom_fwd=partial(torch.amp.custom_fwd, device_type="npu"), custom_bwd=partial(torch.amp.custom_bwd, device_type="npu"),
+)  # fmt: skip
+"""``torch.npu.amp``."""

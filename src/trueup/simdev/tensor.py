@@ -3,20 +3,116 @@
 An `NPUTensor` has the device, sizes, strides, storage identity and version counter of a device tensor, and no memory
 of its own; ``_raw`` is the CPU tensor that holds the numbers. Views of a wrapper wrap views of its raw tensor, so an
 in-place write through any of them is seen by all, as on a device.
+
+How an operator runs follows from its schema, worked out once (`Plan`). `torch.save` writes the file format of a real device: a
+storage is saved as bytes with the location tag ``npu:0``, so a file can be loaded with ``map_location="cpu"`` where no
+simulated device is installed, with ``weights_only=True``, and storages shared by views stay shared.
 """
 
 from __future__ import annotations
 
 import threading
 import traceback
+from collections import OrderedDict
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any
 
 import torch
 
-from trueup.simdev.plan import KERNELS, Plan, plan_of, plans
-from trueup.simdev.storage import CPU, NPU, NPUStorage
+NPU = torch.device("privateuseone", 0)  # named npu once the device is installed
+CPU = torch.device("cpu")
 
+
+class NPUStorage(torch.UntypedStorage):
+    """Host memory that says it is on the device. PyTorch keeps one Python object per storage; it is re-labelled in place, because
+    a second one cannot be made."""
+
+    @property
+    def device(self) -> torch.device:
+        """Where the bytes are said to be."""
+        return NPU
+
+    def cpu(self) -> torch.UntypedStorage:
+        """Return the bytes themselves: they are in host memory already."""
+        return self
+
+
+# ---------------------------------------------------------------- what a schema tells
+# Operators that take CPU tensors beside device tensors on real devices too (indices, lengths, copies between devices).
+_CROSS_DEVICE = frozenset((
+    "copy_", "_copy_from", "index", "index_put", "index_put_", "_index_put_impl_", "_unsafe_index", "_unsafe_index_put",
+    "set_", "_pack_padded_sequence", "_pack_padded_sequence_backward", "tensor_split",
+    "_ctc_loss", "_ctc_loss_backward",
+    # The step counters of optimizers stay on the CPU beside device parameters; the foreach kernels take both.
+    "_foreach_add_", "_foreach_add", "_foreach_mul_", "_foreach_div_", "_foreach_addcdiv_", "_foreach_addcmul_",
+    "_foreach_pow", "_fused_adam_", "_fused_adamw_", "_fused_sgd_", "_fused_adagrad_",
+))  # fmt: skip
+
+COMPOSITE_ELSEWHERE = ("silu_backward", "mish_backward", "native_channel_shuffle")
+"""Elsewhere than on the CPU these are decomposed; a kernel on our key keeps them whole, as torch_npu does."""
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """What the schema of an operator tells the dispatcher; worked out once per operator."""
+
+    name: str  # ``aten::add.Tensor``, the spelling used by faults and by `Fired`
+    view_of: int | None  # position of the argument whose storage the outputs share, or None
+    written: tuple[int | str, ...]  # arguments written in place: positions, and names of keyword-only ones
+    reshapes: bool  # the operator may change size, strides or storage of a written argument (``resize_``, ``t_``, ``out=``)
+    cross_device: bool
+    on_host: tuple[int, ...]  # outputs that stay on the CPU
+    composite: bool  # it is made of other operators; it gets here only for tensors made under ``inference_mode``
+
+
+def _is_composite(func: Any) -> bool:
+    # Not func._can_decompose(): that also counts Python decompositions, present or not by what else was imported.
+    return (
+        torch._C._dispatch_has_kernel_for_dispatch_key(func.name(), "CompositeImplicitAutograd")
+        and func not in KERNELS
+        and func._opname not in COMPOSITE_ELSEWHERE
+    )
+
+
+def _plan(func: Any) -> Plan:
+    schema = func._schema
+    written: list[int | str] = []
+    view_of = None
+    for position, argument in enumerate(schema.arguments):
+        if argument.alias_info is None:
+            continue
+        if argument.alias_info.is_write:
+            written.append(argument.name if argument.kwarg_only else position)
+        elif view_of is None:
+            view_of = position
+    overload = f".{schema.overload_name}" if schema.overload_name else ""
+    return Plan(
+        name=f"{schema.name}{overload}",
+        view_of=view_of,
+        written=tuple(written),
+        reshapes=torch.Tag.inplace_view in func.tags or any(isinstance(place, str) for place in written),
+        cross_device=schema.name.removeprefix("aten::") in _CROSS_DEVICE,
+        on_host=(1,) if schema.name == "aten::_pack_padded_sequence" else (),  # the batch sizes steer the host's loop
+        composite=_is_composite(func),
+    )
+
+
+plans: dict[Any, Plan] = {}
+
+
+def plan_of(func: Any) -> Plan:
+    """Return the dispatch plan of an ``OpOverload``."""
+    if func not in plans:
+        plans[func] = _plan(func)
+    return plans[func]
+
+
+KERNELS: dict[Any, Callable[..., Any]] = {}
+"""Operators that the CPU has no kernel for, or draws other random numbers in; the rest run as they are."""
+
+
+# ---------------------------------------------------------------- tensors
 Interceptor = Callable[[Plan, Callable[..., Any], tuple[Any, ...], dict[str, Any]], Any]
 interceptors: dict[Any, Interceptor] = {}
 """Operators touched by the faults and noise that are on now. Empty on a healthy device: then nothing is paid."""
@@ -33,14 +129,9 @@ class NPUTensor(torch.Tensor):
         if raw.layout is not torch.strided:
             raise NotImplementedError(f"The simulated npu has dense tensors only; an operator made a {raw.layout} one.")
         tensor: NPUTensor = torch.Tensor._make_wrapper_subclass(
-            cls,
-            raw.size(),
-            strides=raw.stride(),
-            storage_offset=raw.storage_offset(),
-            storage_size=raw.untyped_storage().nbytes(),
-            dtype=raw.dtype,
-            device=NPU,
-        )
+            cls, raw.size(), strides=raw.stride(), storage_offset=raw.storage_offset(),
+            storage_size=raw.untyped_storage().nbytes(), dtype=raw.dtype, device=NPU,
+        )  # fmt: skip
         tensor._raw = raw
         return tensor
 
@@ -103,8 +194,7 @@ class NPUTensor(torch.Tensor):
             return memo[id(self)]
         if not self.is_leaf:
             raise RuntimeError(
-                "Only Tensors created explicitly by the user (graph leaves) support the deepcopy protocol "
-                "at the moment."
+                "Only Tensors created explicitly by the user (graph leaves) support the deepcopy protocol at the moment."
             )
         with torch.no_grad():
             copied: Any = NPUTensor(self._raw.clone())
@@ -117,8 +207,6 @@ class NPUTensor(torch.Tensor):
         return copied
 
     def __reduce_ex__(self, protocol: Any) -> Any:
-        from trueup.simdev.serialization import reduce
-
         return reduce(self)
 
     # ``x.data = y`` swaps the C++ side only; the raw tensor has to follow.
@@ -142,10 +230,7 @@ class NPUTensor(torch.Tensor):
 
 
 def raw(tensor: torch.Tensor) -> torch.Tensor:
-    """Return the CPU tensor behind an npu tensor; it shares the memory and nothing is dispatched.
-
-    A tensor of another device is returned as it is.
-    """
+    """Return the CPU tensor behind an npu tensor, sharing its memory; one of another device is returned as it is."""
     return tensor._raw if isinstance(tensor, NPUTensor) else tensor
 
 
@@ -182,30 +267,25 @@ def _wrap(value: Any, owners: dict[int, torch.Tensor], source: torch.Tensor | No
     return value
 
 
-def _first_tensor(value: Any) -> torch.Tensor | None:
+def _device_tensor(value: Any) -> torch.Tensor | None:
     return value if isinstance(value, NPUTensor) else None
 
 
 def _sync(wrapper: torch.Tensor, source: torch.Tensor | None) -> None:
-    """Give a wrapper the sizes, strides and storage that its raw tensor got from ``resize_``, ``set_`` or ``out=``.
-
-    ``source`` is the tensor that owns the storage from now on (``x.set_(source)``), else None.
-    """
+    """Give a wrapper the sizes, strides and storage that its raw tensor got from ``resize_``, ``set_`` or ``out=``. ``source`` is
+    the tensor that owns the storage from now on (``x.set_(source)``), else None."""
     inner = raw(wrapper)
     if inner is wrapper:
         return
-    shape = (wrapper.shape, wrapper.stride(), wrapper.storage_offset(), torch.Tensor.untyped_storage(wrapper).nbytes())
-    if source is None and shape == (
-        inner.shape,
-        inner.stride(),
-        inner.storage_offset(),
-        inner.untyped_storage().nbytes(),
-    ):
+    shown, held = (
+        (one.shape, one.stride(), one.storage_offset(), torch.Tensor.untyped_storage(one).nbytes()) for one in (wrapper, inner)
+    )
+    if source is None and shown == held:
         return
     fresh = NPUTensor(inner)
     if source is not None:
         torch._functionalize_unsafe_set(fresh, source)
-    elif shape[3] == inner.untyped_storage().nbytes():
+    elif shown[3] == held[3]:
         torch._functionalize_unsafe_set(fresh, wrapper)  # the same memory seen with other strides (t_, squeeze_ ...)
     # The meta kernel of set_ changes the C++ side alone; as torch.utils._python_dispatch does for the same purpose.
     before = torch._C._meta_in_tls_dispatch_include()
@@ -215,13 +295,6 @@ def _sync(wrapper: torch.Tensor, source: torch.Tensor | None) -> None:
             torch.ops.aten.set_.source_Tensor(wrapper, fresh)
         finally:
             torch._C._set_meta_in_tls_dispatch_include(before)
-
-
-def _refuse_mixed(plan: Plan, foreign: list[torch.Tensor]) -> None:
-    raise RuntimeError(
-        "Expected all tensors to be on the same device, but found at least two devices, "
-        f"npu:0 and {foreign[0].device}! (when running {plan.name})"
-    )
 
 
 def dispatch(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
@@ -241,26 +314,63 @@ def dispatch(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         if raw_kwargs.get("pin_memory"):
             raw_kwargs["pin_memory"] = False
     if foreign and not plan.cross_device and len(foreign) < len(owners):
-        _refuse_mixed(plan, foreign)
+        raise RuntimeError(
+            "Expected all tensors to be on the same device, but found at least two devices, "
+            f"npu:0 and {foreign[0].device}! (when running {plan.name})"
+        )
     result = _execute(func, plan, raw_args, raw_kwargs)
     if plan.reshapes:
         for place in plan.written:
             target = kwargs.get(place) if isinstance(place, str) else args[place] if place < len(args) else None
             if isinstance(target, torch.Tensor):
-                _sync(target, _first_tensor(args[1]) if plan.name == "aten::set_.source_Tensor" else None)
+                _sync(target, _device_tensor(args[1]) if plan.name == "aten::set_.source_Tensor" else None)
     if to_host:
         return result
     for place in plan.on_host:
         owners[id(result[place])] = result[place]
-    source = None if plan.view_of is None else _first_tensor(args[plan.view_of])
+    source = None if plan.view_of is None else _device_tensor(args[plan.view_of])
     return _wrap(result, owners, source)
 
 
 def _execute(func: Any, plan: Plan, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    kernel = KERNELS.get(func, func)
-    interceptor = interceptors.get(func)
+    kernel, interceptor = KERNELS.get(func, func), interceptors.get(func)
     if torch._C._len_torch_function_stack():
         # A TorchFunctionMode of the user's must see his calls, not those that the device makes to do its work.
         with torch._C.DisableTorchFunction():
             return interceptor(plan, kernel, args, kwargs) if interceptor else kernel(*args, **kwargs)
     return interceptor(plan, kernel, args, kwargs) if interceptor else kernel(*args, **kwargs)
+
+
+# ---------------------------------------------------------------- files
+def reduce(tensor: NPUTensor) -> Any:
+    """Return what `pickle` needs to rebuild an npu tensor: the tuple of ``torch._utils._rebuild_tensor_v2``."""
+    inner = tensor._raw
+    hooks: OrderedDict[Any, Any] = OrderedDict()
+    if getattr(tensor, "_is_param", False):
+        return torch._utils._rebuild_parameter, (tensor.detach(), tensor.requires_grad, hooks)
+    storage = tensor.untyped_storage()
+    typed = torch.storage.TypedStorage(wrap_storage=storage, dtype=inner.dtype, _internal=True)
+    place = (inner.storage_offset(), tuple(inner.size()), inner.stride())
+    return torch._utils._rebuild_tensor_v2, (typed, *place, tensor.requires_grad, hooks)
+
+
+def _tag(storage: Any) -> str | None:
+    inner = getattr(storage, "_untyped_storage", storage)
+    return "npu:0" if isinstance(inner, NPUStorage) else None
+
+
+def _restore(storage: Any, location: str) -> Any:
+    if location.split(":")[0] != "npu":
+        return None
+    if location not in ("npu", "npu:0"):
+        raise RuntimeError(
+            f"Attempting to deserialize object on {location} but torch.npu.device_count() is 1. "
+            "Use torch.load with map_location to map your storages to an existing device."
+        )
+    storage.__class__ = NPUStorage
+    return storage
+
+
+def register() -> None:
+    """Teach `torch.load` the location ``npu``; asked before the built-in packages, whose devices need an allocator."""
+    torch.serialization.register_package(5, _tag, _restore)

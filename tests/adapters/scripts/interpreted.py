@@ -15,8 +15,8 @@ from adapters.tensors import TENSORS
 from trueup.foundation import kernels
 from trueup.foundation.model import NUMBERS, PACKED
 from trueup.foundation.store import open_capture
-from trueup.recording.adapters.torch import device_statistics, statistics, triton_statistics
-from trueup.recording.adapters.torch.host import to_numpy
+from trueup.recording.adapters.torch import buffers, device_statistics, triton_statistics
+from trueup.recording.adapters.torch.buffers import to_numpy
 
 CPU = torch.device("cpu")
 COUNTS = [k for k, number in enumerate(NUMBERS) if number.startswith("n_")]
@@ -82,7 +82,7 @@ def captures() -> None:
         model = torch.nn.Sequential(torch.nn.Linear(8, 16), torch.nn.GELU(), torch.nn.Linear(16, 2))
         optimizer = torch.optim.AdamW(model.parameters())
         if through_triton:
-            del statistics.KERNELS["cpu"]
+            del buffers.KERNELS["cpu"]
             device_statistics._WAYS[CPU] = device_statistics.triton_way(CPU, torch.float64)
         with tempfile.TemporaryDirectory() as directory:
             path = Path(directory) / "capture"

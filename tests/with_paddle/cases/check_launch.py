@@ -14,7 +14,7 @@ from recording import rows_of
 
 import trueup
 from trueup.foundation.model import TrueupError
-from trueup.recording.adapters import meant
+from trueup.recording.registry import meant
 
 TRAIN = Path(__file__).parent / "train.py"
 

@@ -109,14 +109,14 @@ def test_nothing_stays_behind(tmp_path: Path) -> None:
 def test_an_exception_of_ours_ends_the_capture_and_not_the_training(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    from trueup.recording.adapters.paddle import slots
+    from trueup.recording.adapters.paddle import buffers
 
     plain = train("lstm", None)
 
     def broken(*_: Any) -> None:
         raise ValueError("not today")
 
-    monkeypatch.setattr(slots.Slots, "delivered", broken)
+    monkeypatch.setattr(buffers.Slots, "delivered", broken)
     assert train("lstm", tmp_path / "capture") == plain
     assert "The training goes on without it" in capsys.readouterr().err
 
@@ -125,12 +125,12 @@ def test_a_run_that_is_to_stop_stops_with_our_exception_and_not_with_one_from_c(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     from trueup.foundation.model import RunStopped
-    from trueup.recording.adapters.paddle import slots
+    from trueup.recording.adapters.paddle import buffers
 
     def broken(*_: Any) -> None:
         raise ValueError("not today")
 
-    monkeypatch.setattr(slots.Slots, "delivered", broken)
+    monkeypatch.setattr(buffers.Slots, "delivered", broken)
     with pytest.raises(RunStopped, match="not today"):
         train("lstm", tmp_path / "capture", on_error="stop")
 

@@ -17,17 +17,18 @@ from recording import bits, notes_of, rows_of
 import trueup
 from models import build
 from trueup.foundation.model import TrueupError
-from trueup.recording.adapters.paddle import policies_deterministic
-from trueup.recording.adapters.paddle.policies import AppliedPolicy, applied, apply_policy
+from trueup.recording.adapters.paddle import ruled
+from trueup.recording.adapters.paddle.policies import AppliedPolicy, apply_policy
+from trueup.recording.engine.policies import applied
+from trueup.recording.engine.ruled import PolicyFailed
 from trueup.recording.policies import parse
-from trueup.recording.policies.calls import PolicyFailed
 
 
 @pytest.fixture(autouse=True)
 def _nothing_left() -> Iterator[None]:
     before = paddle.nn.Layer.__call__, paddle._C_ops.matmul, paddle.Tensor.__add__, paddle.optimizer.AdamW.step
     yield
-    assert applied() == ()
+    assert applied("paddle") == ()
     assert before == (paddle.nn.Layer.__call__, paddle._C_ops.matmul, paddle.Tensor.__add__, paddle.optimizer.AdamW.step)
 
 
@@ -275,7 +276,7 @@ def test_deterministic_is_refused_where_paddle_has_no_switch_for_it() -> None:
 
 def test_deterministic_is_a_flag_around_the_call_and_its_backward(monkeypatch: pytest.MonkeyPatch) -> None:
     flag = "FLAGS_check_nan_inf_level"  # stands for a flag that this build lacks
-    monkeypatch.setattr(policies_deterministic, "FLAGS", (flag, "FLAGS_no_such_flag"))
+    monkeypatch.setattr(ruled, "FLAGS", (flag, "FLAGS_no_such_flag"))
     seen: list[int] = []
 
     def look() -> int:

@@ -19,15 +19,12 @@ import pytest
 import replaying_models
 
 import trueup
-from trueup.analysis.rerun.replay import Settings, run
-from trueup.analysis.rerun.verify import verify
+from trueup.analysis.rerun.replay import Settings, run, verify
 from trueup.foundation.model import TrueupError
-from trueup.recording.adapters.paddle import allowed, random_states
-from trueup.recording.adapters.paddle.recorded_call import rebuild
-from trueup.recording.adapters.paddle.replay_arguments import Place
-from trueup.recording.adapters.paddle.replaying import Replayer
-from trueup.recording.execution.places import NotReplayable
-from trueup.recording.execution.recorded import RecordedCall, RecordedCalls
+from trueup.recording.adapters.paddle import modes
+from trueup.recording.adapters.paddle.executing import Replayer
+from trueup.recording.adapters.paddle.recorded_call import Place, allowed, rebuild
+from trueup.recording.execution.recorded import NotReplayable, RecordedCall, RecordedCalls
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[3] / "benchmarks"))
 
@@ -108,20 +105,20 @@ def test_inputs_are_drawn_where_numbers_were_kept(tmp_path: Path) -> None:
 
 
 def test_generators_are_set_to_what_they_were() -> None:
-    generator = random_states.generator_of("cpu")
+    generator = modes.generator_of("cpu")
     paddle.seed(11)
     paddle.rand([5])
-    state = random_states.state_of(generator)
+    state = modes.state_of(generator)
     assert state is not None
     drawn = paddle.rand([5]).numpy()
-    after = random_states.described(generator)
-    assert random_states.described(generator) == after
-    assert random_states.set_state(generator, state)
-    assert random_states.described(generator) != after
-    assert random_states.state_of(generator) == state
+    after = modes.described(generator)
+    assert modes.described(generator) == after
+    assert modes.set_state(generator, state)
+    assert modes.described(generator) != after
+    assert modes.state_of(generator) == state
     assert (paddle.rand([5]).numpy() == drawn).all()
     for damaged in (b"", b"1 2 3", state[:-9], state.replace(b" ", b"  ", 1), b"x" + state):
-        assert not random_states.set_state(generator, damaged)
+        assert not modes.set_state(generator, damaged)
 
 
 @pytest.mark.parametrize(
@@ -133,7 +130,7 @@ def test_generators_are_set_to_what_they_were() -> None:
     ],
 )  # fmt: skip
 def test_a_capture_cannot_have_anything_else_executed(healthy: Path, name: str) -> None:
-    assert allowed.function(name) is None
+    assert allowed(name) is None
     call = _first(healthy / "ctc", "conv2d")
     with pytest.raises(NotReplayable, match="not among the functions that a capture may have executed"):
         rebuild(replace(call, key=replace(call.key, op=name)), Place("cpu"))

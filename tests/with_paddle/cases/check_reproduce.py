@@ -13,16 +13,13 @@ import pytest
 import replaying_models
 
 import trueup
-from trueup.analysis.rerun.reproduce import reproduce
-from trueup.analysis.rerun.reproducer_files import write_files
+from trueup.analysis.rerun.reproduce import reproduce, write_files
 from trueup.foundation.model import TrueupError
-from trueup.recording.adapters.paddle.case_errors import CASES
-from trueup.recording.adapters.paddle.replay_memory import to_numpy
-from trueup.recording.execution.cases import Case
-from trueup.recording.execution.chains import Chain
-from trueup.recording.execution.places import NotReplayable
-from trueup.recording.execution.recorded import RecordedCall, RecordedCalls
-from trueup.recording.execution.results import same_bytes
+from trueup.recording.adapters.paddle.executing import CASES
+from trueup.recording.adapters.paddle.recorded_call import to_numpy
+from trueup.recording.execution.cases import Case, Chain
+from trueup.recording.execution.judging import same_bytes
+from trueup.recording.execution.recorded import NotReplayable, RecordedCall, RecordedCalls
 
 
 @pytest.fixture(scope="module")

@@ -12,14 +12,14 @@ from recording import Row, notes_of, rows_of
 
 import trueup
 from trueup.foundation.model import TrueupError
-from trueup.recording.adapters.paddle import selftest
+from trueup.recording.adapters.paddle import session
 
 
 @pytest.fixture(autouse=True)
 def _asked_anew() -> Iterator[None]:
-    selftest._examine.cache_clear()
+    session._examine.cache_clear()
     yield
-    selftest._examine.cache_clear()
+    session._examine.cache_clear()
 
 
 def captured(into: Path) -> list[Row]:
@@ -33,7 +33,7 @@ def test_this_paddle_can_do_it_all_and_asking_leaves_no_trace() -> None:
     paddle.seed(5)
     before = paddle.rand([2]).numpy().tobytes()
     paddle.seed(5)
-    found = selftest.examine()
+    found = session.examine()
     assert (found.operators, found.backward, found.nodes, found.sentences) == (True, True, True, ())
     assert paddle.rand([2]).numpy().tobytes() == before
 
@@ -42,7 +42,7 @@ def broken(monkeypatch: pytest.MonkeyPatch, name: str) -> None:
     def fails() -> None:
         raise AttributeError("no such thing any more")
 
-    monkeypatch.setattr(selftest, name, fails)
+    monkeypatch.setattr(session, name, fails)
 
 
 def test_without_post_hooks_calls_show_what_came_to_them(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -16,7 +16,7 @@ from recording import bits, rows_of
 import trueup
 from models import MODELS, build
 from trueup.foundation.model import TrueupError
-from trueup.recording.recorder.watch_options import WatchStopped
+from trueup.recording.recorder.options import WatchStopped
 
 STEPS = 4
 

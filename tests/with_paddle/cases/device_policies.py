@@ -10,7 +10,7 @@ from recording import bits
 
 from models import build
 from trueup.recording.adapters.paddle.policies import apply_policy
-from trueup.recording.adapters.paddle.replacing import Sweep
+from trueup.recording.engine.replacing import Sweep
 from trueup.recording.policies import parse
 
 

@@ -11,7 +11,7 @@ from paddle import _C_ops
 
 from trueup.analysis.rerun.replay import Settings, run
 from trueup.analysis.rerun.reproduce import reproduce
-from trueup.recording.adapters.paddle.replacing import Sweep
+from trueup.recording.engine.replacing import Sweep
 
 
 @pytest.fixture(scope="module")

@@ -19,8 +19,8 @@ import paddle
 from paddle import _C_ops
 from scipy.special import erf
 
-from trueup.recording.adapters.paddle.capturing import running
-from trueup.recording.adapters.paddle.replacing import Sweep
+from trueup.recording.adapters.paddle.session import running
+from trueup.recording.engine.replacing import Sweep
 
 Array = np.ndarray[Any, Any]
 NOTICED = 2e-6

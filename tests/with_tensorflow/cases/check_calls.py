@@ -14,6 +14,8 @@ from recording import Record, Row, notes_of, rows_of, slots
 import models
 import trueup
 from trueup.foundation.model import TrueupError
+from trueup.recording.adapters.tensorflow.session import Session
+from trueup.recording.recorder import CaptureOptions
 
 A = np.array([[1.0, -2.0], [3.0, 4.0]], np.float32)
 
@@ -181,4 +183,4 @@ def test_it_refuses_what_there_is_not(tmp_path: Path, monkeypatch: pytest.Monkey
         trueup.capture(tmp_path / "aten", level="aten")
     monkeypatch.setitem(sys.modules, "paddle", sys)
     with pytest.raises(TrueupError, match="PaddlePaddle and TensorFlow are both loaded"):
-        trueup.recording.adapters.tensorflow.capture(tmp_path / "both", None, trueup.recording.recorder.CaptureOptions.of())
+        Session(tmp_path / "both", CaptureOptions.of(), {})

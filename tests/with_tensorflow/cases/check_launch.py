@@ -11,9 +11,9 @@ from recording import rows_of
 
 import trueup
 from trueup.foundation.model import TrueupError
-from trueup.recording.adapters import meant
 from trueup.recording.adapters.tensorflow.armed import Armed
 from trueup.recording.recorder import CaptureOptions
+from trueup.recording.registry import meant
 
 TRAIN = Path(__file__).parent / "train.py"
 

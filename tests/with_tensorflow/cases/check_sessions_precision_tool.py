@@ -13,6 +13,7 @@ import digits_resnet
 import pytest
 
 ROOT = Path(__file__).parents[3]
+OLD_NAMES = ROOT / "compat-packages/src/trueup_compat/old_names"
 DOCUMENT = ROOT / "tests" / "compat" / "documents" / "precision_tool.txt"
 QUOTES = str.maketrans({"‘": "'", "’": "'"})
 
@@ -32,13 +33,13 @@ def pasted(name: str) -> str:
 
 
 def environment() -> dict[str, str]:
-    paths = [str(ROOT / "compat-packages" / "src"), str(ROOT / "src")]
+    paths = [str(OLD_NAMES), str(ROOT / "compat-packages" / "src"), str(ROOT / "src")]
     return {**os.environ, "PYTHONPATH": os.pathsep.join(paths), "COLUMNS": "100", "XDG_STATE_HOME": os.devnull}
 
 
 DRIVER = """
 import atexit, os, runpy, sys, traceback
-import sklearn.datasets, tensorflow, trueup.recording.adapters.tensorflow.capturing
+import sklearn.datasets, tensorflow, trueup.recording.adapters.tensorflow.session
 
 for script, fault in zip(sys.argv[1::2], sys.argv[2::2]):
     child = os.fork()
@@ -85,7 +86,7 @@ def prompt(folder: Path, block: str) -> subprocess.CompletedProcess[str]:
     typed = "".join(f"{line.removeprefix('PrecisionTool > ')}\n" for line in lines)
     program, script = shlex.split(shell)
     assert program == "python3"
-    cli = ROOT / "compat-packages" / "src" / script  # where pip puts it
+    cli = OLD_NAMES / script
     return subprocess.run([sys.executable, cli], cwd=folder, env=environment(), input=typed, capture_output=True, text=True)
 
 
@@ -117,8 +118,8 @@ def test_overflow(trained: Path) -> None:
 @pytest.mark.parametrize("action", ["fusion_off|dump", "overflow|dump", None])
 def test_what_is_written_into_the_config(tmp_path: Path, action: str | None, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr("trueup.compat.precision_tool.recording.begin", lambda actions: None)
-    from trueup.compat.precision_tool import tf_config
+    monkeypatch.setattr("trueup_compat.precision_tool.recording.begin", lambda actions: None)
+    from trueup_compat.precision_tool import tf_config
 
     if action is None:
         monkeypatch.setenv("PRECISION_TOOL_DUMP", "True")
@@ -153,13 +154,13 @@ def test_what_is_written_into_the_config(tmp_path: Path, action: str | None, mon
 def test_other_entrances(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     from types import SimpleNamespace
 
-    from trueup.compat.precision_tool import config, tf_config
-    from trueup.compat.precision_tool.keys import actions_of
     from trueup.foundation.model import TrueupError
+    from trueup_compat.precision_tool import config, tf_config
+    from trueup_compat.precision_tool.keys import actions_of
 
     monkeypatch.chdir(tmp_path)
     begun: list[tuple[str, ...]] = []
-    monkeypatch.setattr("trueup.compat.precision_tool.recording.begin", begun.append)
+    monkeypatch.setattr("trueup_compat.precision_tool.recording.begin", begun.append)
     dump = tf_config.estimator_dump_config("dump")
     assert (dump.enable_dump, dump.dump_mode, dump.dump_step) == (True, "all", "0")
     options = SimpleNamespace(dump_config=SimpleNamespace(), profiling_config=SimpleNamespace())
@@ -180,8 +181,8 @@ def test_other_entrances(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Non
 def test_the_command_line_without_a_prompt(
     trained: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    from trueup.compat.precision_tool import cli, config
     from trueup.foundation.model import TrueupError
+    from trueup_compat.precision_tool import cli, config
 
     monkeypatch.setattr(config, "ROOT_DIR", "")
     monkeypatch.chdir(trained)
@@ -203,7 +204,7 @@ def test_npy_files_that_the_tool_left_are_imported(
 ) -> None:
     import numpy as np
 
-    from trueup.compat.precision_tool import cli, config
+    from trueup_compat.precision_tool import cli, config
 
     monkeypatch.setattr(config, "ROOT_DIR", "")
     for k, folder in enumerate(("tf/dump", "npu/debug_0/dump/20261122")):
@@ -219,8 +220,8 @@ def test_npy_files_that_the_tool_left_are_imported(
 def test_an_earlier_run_is_replaced_by_one_process_only(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     import tensorflow.compat.v1 as tf
 
-    from trueup.compat.precision_tool import config, recording, tf_config
     from trueup.foundation.model import TrueupError
+    from trueup_compat.precision_tool import config, recording, tf_config
 
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(config, "ROOT_DIR", "")
@@ -235,11 +236,11 @@ def test_an_earlier_run_is_replaced_by_one_process_only(tmp_path: Path, monkeypa
 
     rows = trueup.open_capture(config.baseline()).records(["op", "slot", "max"]).to_pylist()
     assert [row["max"] for row in rows if row["op"].endswith("Mul") and row["slot"] == "output.0"] == [4.0]
-    monkeypatch.setattr("trueup.recording.adapters.tensorflow.environment.rank_and_world", lambda: (0, 2))
+    monkeypatch.setattr("trueup.recording.adapters.tensorflow.session.rank_and_world", lambda: (0, 2))
     with pytest.raises(TrueupError, match="siblings may be writing there"):
         tf_config.sess_dump(None)
     (tmp_path / "precision_data" / "tf" / "capture" / "manifest.json").unlink()
     (tmp_path / "precision_data" / "tf" / "capture" / "mine.txt").write_text("")
-    monkeypatch.setattr("trueup.recording.adapters.tensorflow.environment.rank_and_world", lambda: (None, 1))
+    monkeypatch.setattr("trueup.recording.adapters.tensorflow.session.rank_and_world", lambda: (None, 1))
     with pytest.raises(TrueupError, match="no capture"):
         tf_config.sess_dump(None)

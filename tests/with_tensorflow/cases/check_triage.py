@@ -14,14 +14,13 @@ import pytest
 import tensorflow as tf
 
 import trueup
-from trueup.analysis.triage import network
-from trueup.analysis.triage.found import Trial
+from trueup.analysis.triage import flow
 from trueup.analysis.triage.optimisations import Search
-from trueup.analysis.triage.running import losses_of
+from trueup.analysis.triage.running import Trial, losses_of
 from trueup.analysis.triage.table import Switch, load
 from trueup.foundation.facts.operators import named
 from trueup.recording.adapters.tensorflow import switching
-from trueup.recording.recorder.switching import Switching
+from trueup.recording.engine.switching import Switching
 
 EXAMPLE = Path(__file__).parents[3] / "examples" / "tensorflow_classifier"
 
@@ -111,7 +110,7 @@ def test_the_wrong_gradient_is_named_by_its_line(example: ModuleType, tmp_path: 
     for name in ("right", "wrong"):
         with trueup.capture(tmp_path / name, level=("module", "api")):
             train(example, 1, gradient=name)
-    found = network.outcome(trueup.compare(tmp_path / "right", tmp_path / "wrong"))
+    found = flow.outcome(trueup.compare(tmp_path / "right", tmp_path / "wrong"))
     assert found.status == "DEVIATES"
     assert found.result is not None
     assert found.result.culprit is not None

@@ -11,7 +11,7 @@ import pytest
 import tensorflow as tf
 
 import trueup
-from trueup.recording.recorder.watch_options import WatchStopped
+from trueup.recording.recorder.options import WatchStopped
 
 
 def training() -> tuple[Any, Any]:

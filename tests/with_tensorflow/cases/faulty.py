@@ -16,9 +16,9 @@ import ml_dtypes
 import numpy as np
 from tensorflow.python.framework import tensor as tensor_lib
 
-from trueup.recording.adapters.tensorflow.capturing import running
 from trueup.recording.adapters.tensorflow.gradients import Gradients
 from trueup.recording.adapters.tensorflow.operations import PREFIX, Operations
+from trueup.recording.adapters.tensorflow.session import running
 
 Array = np.ndarray[Any, Any]
 NOTICED = 2e-6
@@ -75,7 +75,7 @@ class Injection:
     def heard(self, kind: str, inputs: Any, attrs: Any, outputs: Any) -> None:
         """Break what an operation of a forward or an optimizer made."""
         session = running.session
-        if session is None or session.threads.state.busy or session.threads.state.brackets or kind not in self.fault.ops:
+        if session is None or session.threads.state.busy or session.threads.state.contexts or kind not in self.fault.ops:
             return
         state = session.threads.state
         told = dict(zip(attrs[::2], attrs[1::2], strict=False))

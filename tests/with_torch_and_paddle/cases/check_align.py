@@ -118,9 +118,9 @@ def test_the_other_way_round(tmp_path: Path) -> None:
 
 
 def _map(twins: pairs.Twins, into: Path) -> Path:
-    from trueup.analysis.pairing import map_file
+    from trueup.analysis.pairing.proposing import write_map
 
-    return map_file.write(trueup.map_models(twins.torch, twins.paddle), into / "map.toml")
+    return write_map(trueup.map_models(twins.torch, twins.paddle), into / "map.toml")
 
 
 def test_default_loss_and_no_optimizer(tmp_path: Path) -> None:

@@ -11,7 +11,7 @@ import torch
 
 import framework_pairs as pairs
 import trueup
-from trueup.analysis.pairing import state_files
+from trueup.analysis.pairing.weights import read_state
 from trueup.doors.cli.app import run
 
 
@@ -29,7 +29,7 @@ def test_from_captures_to_weights(tmp_path: Path, capsys: pytest.CaptureFixture[
     torch.save(twins.torch.state_dict(), tmp_path / "w.pt")
     out = tmp_path / "w.safetensors"
     assert run(["convert-weights", str(tmp_path / "w.pt"), str(out), "--map", str(file), "--to", "paddle"]) == 0
-    found = state_files.read(out)
+    found = read_state(out)
     expected = twins.torch.state_dict()
     np.testing.assert_array_equal(found["classifier.weight"], expected["out.weight"].numpy().T)
     np.testing.assert_array_equal(found["encoder.weight_hh_l1_reverse"], expected["lstm.weight_hh_l1_reverse"].numpy())
@@ -37,7 +37,7 @@ def test_from_captures_to_weights(tmp_path: Path, capsys: pytest.CaptureFixture[
     paddle.save(twins.paddle.state_dict(), str(tmp_path / "w.pdparams"))
     back = tmp_path / "back.npz"
     assert run(["convert-weights", str(tmp_path / "w.pdparams"), str(back), "--map", str(file), "--to", "torch"]) == 0
-    twins.torch.load_state_dict({name: torch.from_numpy(one) for name, one in state_files.read(back).items()})
+    twins.torch.load_state_dict({name: torch.from_numpy(one) for name, one in read_state(back).items()})
     np.testing.assert_array_equal(twins.torch.out.weight.detach().numpy(), twins.paddle.classifier.weight.numpy().T)
 
 

@@ -13,7 +13,7 @@ from paddle import nn as pnn
 from torch import nn
 
 import trueup
-from trueup.analysis.pairing.optimizers import compare_optimizers
+from trueup.analysis.pairing.models import compare_optimizers
 from trueup.recording.adapters.models import facts_of
 
 P = paddle.optimizer

@@ -18,9 +18,9 @@ from torch.nn import functional as tf
 
 import framework_pairs as pairs
 import trueup
-from trueup.analysis.pairing import map_file
+from trueup.analysis.pairing.proposing import write_map
 from trueup.analysis.recipes import RecipeResult, follow
-from trueup.analysis.recipes.found import Outcome
+from trueup.analysis.recipes.recipe import Outcome
 
 IMAGES = np.random.default_rng(0).normal(size=(4, 3, 16, 16)).astype(np.float32)
 LABELS = np.array([0, 1, 2, 3])
@@ -100,7 +100,7 @@ def twins(name: str) -> Pair:
 def followed(pair: Pair, into: Path, level: Sequence[str] = ("module", "api"), detail: str = "tensor") -> RecipeResult:
     """Record two steps and one forward more of both models, and follow the recipe."""
     trueup.convert_weights(*pair.models)
-    mapping = map_file.write(trueup.map_models(*pair.models), into / "map.toml")
+    mapping = write_map(trueup.map_models(*pair.models), into / "map.toml")
     both = zip(pair.models, pair.losses, pair.optimizers, (torch.as_tensor, paddle.to_tensor), ("base", "cand"), strict=True)
     for model, loss, optimizer, tensor, name in both:
         batch = [tensor(array) for array in pair.batch]

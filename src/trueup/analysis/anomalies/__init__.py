@@ -1,15 +1,15 @@
 """Overflow, NaN and saturation, judged from the records of one run: the first bad call, what led to it, whether it matters.
 
-`overflow` reads a capture. `classify` is the pure heart of it: the records of one rank and step in, `Anomaly` objects out, for
-whoever holds rows in memory (live watching). Knows `graph.streams`, `store` and `model`; knows no framework.
+`overflow` reads a capture. `classify` is pure: the records of one rank and step in, `Anomaly` objects out; live watching calls it
+with rows in memory. Knows `graph.streams`, `store` and `model`; knows no framework.
 
     >>> from trueup.analysis.anomalies import Memory, classify
     >>> memory = Memory()                                    # of one rank: what a step leaves to the next one
     >>> found = classify(table, memory)                      # doctest: +SKIP
     >>> [one.sentence for one in found.anomalies]            # doctest: +SKIP
 
-``table`` holds the columns of `anomalies.classifying.COLUMNS` (those of docs/format.md), sorted by ``seq``, of one rank and
-step; several tables of several ranks go through `trueup.analysis.anomalies.across.first_rank` afterwards.
+``table`` is sorted by ``seq`` and has the columns `anomalies.classifying.COLUMNS` (docs/format.md). The findings of several ranks
+go through `trueup.analysis.anomalies.judging.across_ranks` afterwards.
 """
 
 from trueup.analysis.anomalies.classifying import classify

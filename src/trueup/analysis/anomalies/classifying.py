@@ -1,18 +1,22 @@
-"""One rank and step: records in, anomalies out. Pure; see the package's docstring for how to call it.
+"""One rank and step: records in, anomalies out. Pure; the package's docstring shows how to call it.
 
-- *origin*: clean inputs, bad output. Its anomaly has kind ``nan``, ``overflow`` or ``saturated``.
-- *carried*: bad because of an origin before; counted there, never an anomaly of its own.
-- *healed*: all that read it give clean numbers. Of an infinity that was asked for that is a mask or a padding, ``expected``;
-  of any other it is an anomaly with ``transient=True``.
+- *origin*: clean inputs, bad output; the anomaly is ``nan``, ``overflow`` or ``saturated``.
+- *carried*: bad because of an earlier origin; counted there, never an anomaly of its own.
+- *healed*: all readers give clean numbers. An infinity that was asked for is then a mask or a padding (``expected``); any other
+  is an anomaly with ``transient=True``.
 - *input*, *parameters*: bad, or a thousand times too large, before the step's first call read it.
-- *collective*: clean before a communication and bad after it; `trueup.analysis.anomalies.across` finds the rank.
+- *collective*: clean before a communication and bad after it; `trueup.analysis.anomalies.judging` finds the rank.
+
+What bad numbers reach is followed back from the last call to the first, over `flow`. The place judges a value that no call reads:
+a gradient in the backward, weights or state in an optimizer, else "unread". A result that stays inside the function around its
+operator is healed if that function's results are clean.
 """
 
 from __future__ import annotations
 
 import dataclasses
 import json
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Sequence
 
 import numpy as np
@@ -21,21 +25,216 @@ import pyarrow as pa
 from trueup.analysis.anomalies import kinds
 from trueup.analysis.anomalies.describing import Sites, led_to, place_of, slot_of, slots_of, step_of
 from trueup.analysis.anomalies.flow import Flow, Source
-from trueup.analysis.anomalies.memory import Memory, lasting_slots, read_slots, remember
-from trueup.analysis.anomalies.outside import Outside
-from trueup.analysis.anomalies.reaching import GRADIENTS, LOST, PARAMETERS, RANKS, UNREAD, reach
-from trueup.analysis.anomalies.scaling import scale_steps
-from trueup.comparison.graph.streams import NEEDED, NONE, Numbers, Stream
+from trueup.analysis.anomalies.memory import Memory, grown, lasting_slots, read_slots, remember, scale_steps
+from trueup.comparison.graph.streams import NONE, Numbers, Stream
 from trueup.foundation.facts.anomaly import NAN, Anomaly, Crossing, Kind, Reached, Severity, StepAnomalies
 from trueup.foundation.facts.operators import has, having
+from trueup.foundation.store.call_columns import NEEDED
 from trueup.foundation.store.schema import RECORDS
 from trueup.foundation.words.anomaly_sentence import bad_numbers, sentence
 
-COLUMNS = (*NEEDED, "min", "max", "mean", "n_zero", "n_subnormal", "n_saturated", "payload_key", "payload_view")
-"""Columns of the records that are read; one that a table lacks is taken for null."""
+FAR = 20_000  # calls that are looked at behind an overflow, to find weights that grew
 
-MOST = 200
-"""Anomalies of one rank and step that are described; independent origins beyond that are counted."""
+
+class Outside:
+    """Tensors that no call of the step made. ``memory``: what the step before left; ``lasting``: the slots that show them."""
+
+    def __init__(self, stream: Stream, memory: Memory, lasting: Numbers) -> None:
+        self.stream, self.memory = stream, memory
+        self.grown = grown(stream, lasting, memory.lasting)
+        self.due: set[tuple[int, int]] = set()  # step and place of anomalies of steps before whose bad numbers this step read
+
+    def follows(self, source: Source) -> bool:
+        """Tell whether an anomaly of an earlier step made a tensor from outside bad."""
+        stream, memory = self.stream, self.memory
+        key = int(stream.producer[source.slot]), int(stream.producer_slot[source.slot])
+        found = memory.written.get(key)
+        if found is None and memory.pending and self.is_parameter(source.slot):
+            found = memory.pending[0]
+        if found is None:
+            return False
+        self.due.add(found)
+        return True
+
+    def is_parameter(self, k: int) -> bool:
+        """Tell whether a tensor from outside is a weight: by its slot, its optimizer, or a gradient that it gets."""
+        stream, call = self.stream, int(self.stream.call[k])
+        name = stream.names.name(int(stream.slot[k])) or ""
+        if name.startswith("param.") or stream.names.name(int(stream.phase[call])) == "optimizer":
+            return True
+        before = self.memory.stream
+        if stream.producer[k] >= 0 and before is not None:
+            made = before.find(int(stream.producer[k]))
+            if made >= 0:
+                return before.names.name(int(before.phase[made])) == "optimizer"
+        return self._gets_a_gradient(call, name)
+
+    def _gets_a_gradient(self, call: int, slot: str) -> bool:
+        stream = self.stream
+        around = call
+        wanted = stream.names.number("grad_input." + slot.removeprefix("input."))
+        while around != NONE:
+            later = np.flatnonzero((stream.forward_seq == stream.seq[around]) & (stream.phase == stream.names.number("backward")))
+            if any(wanted in stream.slots(int(c)) for c in later.tolist()):
+                return around == call
+            around = int(stream.parents[around])
+        return False
+
+    def grown_behind(self, call: int) -> tuple[int, float] | None:
+        """Return the first weight behind a call that grew too much in the step before, and by which factor."""
+        if not self.grown:
+            return None
+        stream = self.stream
+        pending, seen = [call], {call}
+        while pending and len(seen) < FAR:
+            at = pending.pop()
+            around = [int(stream.index(stream.forward_seq[at : at + 1])[0])] if stream.forward_seq[at] >= 0 else []
+            for k in range(*stream.starts[at : at + 2].tolist()):
+                if k in self.grown and self.is_parameter(k):  # and no batch of larger numbers
+                    return k, self.grown[k]
+                if stream.producer[k] >= 0:
+                    around.append(stream.find(int(stream.producer[k])))
+            fresh = {c for c in around if c >= 0} - seen
+            seen |= fresh
+            pending += fresh
+        return None
+
+
+UNSCALING = "_amp_foreach_non_finite_check_and_unscale"
+
+GRADIENTS, LOST, PARAMETERS, UNREAD, RANKS = 1, 2, 4, 8, 16  # what a value reaches, as bits
+
+
+def reach(flow: Flow) -> None:
+    """Fill in what each source reaches (``Source.reached``)."""
+    _Reach(flow)
+
+
+class _Reach:
+    def __init__(self, flow: Flow) -> None:
+        self.flow = flow
+        stream = flow.stream
+        readers: defaultdict[int, list[int]] = defaultdict(list)
+        for k in np.flatnonzero((self.flow.bits > 0) & self.flow.reads & (self.flow.producer >= 0)).tolist():
+            readers[int(self.flow.producer[k])].append(int(stream.call[k]))
+        backward: defaultdict[int, list[int]] = defaultdict(list)
+        for call in self.flow.calls:
+            if self.flow.phase(call) == "backward" and stream.forward_seq[call] >= 0:
+                backward[int(stream.forward_seq[call])].append(call)
+        self.reached: dict[int, int] = {}
+        self._by_call: dict[int, int] = {}
+        for call in reversed(self.flow.calls):
+            given = self.flow.bad_outputs(call)
+            total = 0
+            for k in given:
+                found, read = 0, False
+                asked = self.flow.root[k] if self.flow.asked[k] else NONE
+                for reader in readers.get(k, ()):
+                    mark, told = self._of_reader(reader, asked, whole=self.flow.is_float(k))
+                    found, read = found | mark, read or told
+                for around in (call, *readers.get(k, ())):
+                    found |= self._in_backward(around, backward, asked)
+                found |= self._around(call, k)
+                if not read and not found:
+                    found |= self._dangling(call, k)
+                self.reached[k] = found
+                total |= found
+            if given:
+                self._by_call[call] = total
+        for root, source in enumerate(self.flow.sources):
+            source.reached = self._source_reaches(root, source, backward)
+
+    def _of_reader(self, call: int, asked: int, *, whole: bool = True) -> tuple[int, bool]:
+        """Return what a value reaches through one reader, and whether that tells anything: floats tell of floats, integers of
+        integers. ``asked``: the source of an infinity that was asked for, or `NONE`; other outputs that are bad do not count."""
+        if has(self.flow.op(call), "loss"):
+            return LOST | GRADIENTS, True
+        given = self.flow.bad_outputs(call)
+        if not given:
+            computes = not has(self.flow.op(call), "shape")
+            tells = self.flow.is_float if whole else self.flow.is_number
+            return 0, computes and any(self.flow.gives[k] and tells(k) for k in self.flow.slots(call))
+        if asked != NONE and not any(self._is_of(self.flow.root[k], asked) for k in given):
+            return 0, True
+        mark = self._by_call.get(call, 0)
+        if self.flow.phase(call) == "collective":
+            return mark | RANKS, True
+        if mark == UNREAD and (all(self.flow.asked[k] for k in given) or has(self.flow.op(call), "view")):
+            return 0, False  # a view tells nothing: what reads the view is said to read the tensor
+        return mark, True
+
+    def _is_of(self, root: int, asked: int) -> bool:
+        return root == asked or asked in self.flow.sources[root].of
+
+    def _around(self, call: int, k: int) -> int:
+        """Return what the same tensor reaches as a result of the call around this one."""
+        parent = int(self.flow.stream.parents[call])
+        if parent < 0 or parent not in self._by_call:
+            return 0
+        same = any(self.flow.fingerprint(j) == self.flow.fingerprint(k) for j in self.flow.bad_outputs(parent))
+        return self._by_call[parent] if same else 0
+
+    def _dangling(self, call: int, k: int) -> int:
+        """Return what a bad value reaches that no recorded call reads."""
+        parent = int(self.flow.stream.parents[call])
+        if parent >= 0:
+            around = [j for j in self.flow.slots(parent) if self.flow.gives[j]]
+            if around and not any(self.flow.bits[j] for j in around):
+                return 0  # it did not leave the call around it
+            if parent in self._by_call:
+                bad = [j for j in around if self.flow.bits[j]]
+                if self.flow.asked.get(k) and not any(self._is_of(self.flow.root[j], self.flow.root[k]) for j in bad):
+                    return UNREAD  # what the call around it gives is bad for another reason
+                return self._by_call[parent]
+        phase = self.flow.phase(call)
+        if phase == "backward":  # what a view shows may be a tensor that the forward saved
+            return UNREAD if self.flow.asked.get(k) or has(self.flow.op(call), "view") else GRADIENTS
+        if phase == "optimizer":
+            return PARAMETERS if self._writes_lasting(call, k) else GRADIENTS
+        if phase == "collective":
+            return RANKS
+        return UNREAD
+
+    def _writes_lasting(self, call: int, k: int) -> bool:
+        """Tell whether an optimizer's call wrote weights or state: it read a clean tensor of that shape that no backward made."""
+        if UNSCALING in self.flow.op(call):
+            return False
+        stream = self.flow.stream
+        shape = stream.shapes.exact[k]
+        for j in self.flow.slots(call):
+            if self.flow.reads[j] and not self.flow.bits[j] and stream.shapes.exact[j] == shape and self.flow.is_float(j):
+                made = stream.find(int(stream.producer[j])) if stream.producer[j] >= 0 else NONE
+                if made < 0 or self.flow.phase(made) not in ("backward", "collective"):
+                    return True
+        return False
+
+    def _source_reaches(self, root: int, source: Source, backward: dict[int, list[int]]) -> int:
+        found = 0
+        if not source.outside:
+            for k in self.flow.bad_outputs(source.call):
+                found |= self.reached.get(k, 0)
+            return found
+        told = False
+        for call in self.flow.first_readers[root]:
+            asked = root if source.asked else NONE
+            mark, says = self._of_reader(call, asked)
+            found, told = found | mark | self._in_backward(call, backward, asked), told or says
+        return found if found or told else UNREAD
+
+    def _in_backward(self, call: int, backward: dict[int, list[int]], asked: int) -> int:
+        """Return what the backward of a forward call reaches; ``asked`` as in `_of_reader`."""
+        found = 0
+        for group in self.flow.groups(call):
+            for later in backward.get(group, ()):
+                if asked == NONE or any(self._is_of(self.flow.root[k], asked) for k in self.flow.bad_outputs(later)):
+                    found |= self._by_call.get(later, 0)
+        return found
+
+
+# Columns that are read; a missing one is null
+COLUMNS = (*NEEDED, "min", "max", "mean", "n_zero", "n_subnormal", "n_saturated", "payload_key", "payload_view")
+
+MOST = 200  # anomalies of one rank and step that are described; independent origins beyond that are counted
 
 REACHED: tuple[tuple[int, Reached], ...] = (
     (LOST, "loss"), (GRADIENTS, "gradients"), (PARAMETERS, "parameters"), (RANKS, "other ranks"), (UNREAD, "unread"),
@@ -43,17 +242,9 @@ REACHED: tuple[tuple[int, Reached], ...] = (
 
 
 def classify(records: pa.Table, memory: Memory | None = None, *, sites: Sites | None = None) -> StepAnomalies:
-    """Judge the records of one rank and step.
-
-    Args:
-        records: rows sorted by ``seq``, with the columns of `COLUMNS` as in docs/format.md.
-        memory: what the step before left; a fresh one for the first. It is changed.
-        sites: call stacks, ``{site: (frames, line)}``, for the source line; none by default.
-
-    Returns:
-        what was found, in the order of execution. Whether it matters (``matters``) is decided by `anomalies.mattering`,
-        which sees all steps.
-    """
+    """Return the anomalies of one rank and step in order of execution; `anomalies.mattering`, which sees all steps, sets
+    ``matters``. ``records`` are sorted by ``seq`` with the columns `COLUMNS`; ``memory``, fresh for the first step, is changed;
+    ``sites`` are call stacks, ``{site: (frames, line)}``, for source lines."""
     memory = memory if memory is not None else Memory()
     stream = Stream(lambda columns: _columns(records, columns), memory.names, memory.values)
     return classify_stream(stream, memory, sites or {})
@@ -83,8 +274,7 @@ class _Step:
         self.lasting: Numbers = lasting_slots(stream, self.read)
         self.outside = Outside(stream, memory, self.lasting)
         self.anomalies: list[Anomaly] = []
-        self.of_source: dict[int, int] = {}
-        """Source -> its anomaly."""
+        self.of_source: dict[int, int] = {}  # source -> its anomaly
         self.expected: Counter[str] = Counter()
 
     def judge(self) -> StepAnomalies:
@@ -96,13 +286,12 @@ class _Step:
                 self._add(root, sources[root])
         found = StepAnomalies(
             self.stream.rank, step_of(self.stream), tuple(self.anomalies), tuple(self.expected.most_common()),
-            scale_steps(self.stream), len(self.stream), int(np.count_nonzero(self.stream.measured)), self._bad_loss(),
+            scale_steps(self.stream), len(self.stream), int(np.count_nonzero(self.stream.measured)),
             self._crossings(), tuple(sorted(self.outside.due)), self._clean_weights(), self._clean_gradients(),
         )  # fmt: skip
         self._remember(found)
         return found
 
-    # ------------------------------------------------------------------ who is blamed
     def _blamed(self) -> set[int]:
         """Return the sources to report: not those that are expected, nor those that another one explains."""
         sources, found = self.flow.sources, set()
@@ -110,7 +299,7 @@ class _Step:
         for root, source in enumerate(sources):
             if source.asked and not source.reached & ~UNREAD:
                 self._expect(source)
-            elif source.outside and source.reached == UNREAD and self._is_view(source.call):
+            elif source.outside and source.reached == UNREAD and has(self.flow.op(source.call), "view"):
                 continue  # whoever computes with it will be told
             elif source.asked and root in misused:
                 if source.outside and not source.healers:
@@ -122,15 +311,11 @@ class _Step:
                 found.discard(root)
         return found
 
-    def _is_view(self, call: int) -> bool:
-        return has(self.stream.names.name(int(self.stream.op[call])) or "", "view")
-
     def _expect(self, source: Source) -> None:
         stream = self.stream
         name = stream.names.name(int(stream.op[source.call])) or ""
         self.expected[f"tensor from outside, read by {name}" if source.outside else name] += 1
 
-    # ------------------------------------------------------------------ what is said of it
     def _add(self, root: int, source: Source) -> None:
         if source.outside and self.outside.follows(source):
             return
@@ -188,7 +373,6 @@ class _Step:
         row = self.stream.row(call)
         return f"{row.scope}/{row.op}" if row.scope else row.op
 
-    # ------------------------------------------------------------------ weights that grew
     def _bad_step(self, source: Source, k: int, times: float) -> Anomaly:
         """Describe an optimizer's step that left weights much too large."""
         stream, before = self.stream, self.memory.stream
@@ -207,12 +391,6 @@ class _Step:
             "parameters", place, "critical", "", (*slots, weight), led_to(stream, source.call, self.flow.bits, self.sites),
             tuple(dict.fromkeys((*reached, "parameters"))), carried=source.calls, notes=(grown_note, first),
         ))  # fmt: skip
-
-    # ------------------------------------------------------------------ the rest of the step
-    def _bad_loss(self) -> bool:
-        stream = self.stream
-        loss = stream.names.table(having("loss"))[stream.op]
-        return bool(np.any(loss[stream.call] & (self.flow.bits > 0)))
 
     def _clean_weights(self) -> bool:
         """Tell whether the step read lasting tensors, and none of them was bad."""
@@ -236,11 +414,10 @@ class _Step:
                 own = [self.of_source.get(flow.root[k], -1) for k in given if k in flow.root and not read]
                 ranks = members(stream.value(int(stream.arguments[call])))
                 own_place = max(own, default=-1)
-                found.append(Crossing(row.op, row.ordinal, row.level, ranks, row.seq, bool(read), bool(given), own_place))
+                found.append(Crossing(row.op, row.ordinal, row.level, ranks, row.seq, bool(read), own_place))
         return tuple(found)
 
     def _remember(self, found: StepAnomalies) -> None:
-        """Leave to the next step what it needs."""
         stream, flow, memory = self.stream, self.flow, self.memory
         skipped = any(one.skipped for one in found.scale)
         memory.written = {}
@@ -263,7 +440,7 @@ class _Step:
 
 
 def _reached(source: Source) -> tuple[Reached, ...]:
-    """Say what a source reaches; that some of it is read by nobody is worth a word only where nothing else is reached."""
+    """Say what a source reaches; numbers that nobody reads are mentioned only if nothing else is reached."""
     bits = source.reached & ~UNREAD or source.reached
     return tuple(name for bit, name in REACHED if bits & bit)
 

@@ -1,4 +1,4 @@
-"""Calls and slots of a stream, as the frozen facts of a finding."""
+"""Calls and slots of a stream as frozen facts of a finding, and the policy.toml row for a wider dtype (docs: policy.md)."""
 
 from __future__ import annotations
 
@@ -6,16 +6,14 @@ import math
 from collections.abc import Mapping
 
 from trueup.comparison.graph.streams import NONE, Array, Stream
-from trueup.foundation.facts.anomaly import Led, Place, SlotNumbers
+from trueup.foundation.facts.anomaly import Anomaly, Led, Place, SlotNumbers
 from trueup.foundation.facts.operators import has
-from trueup.foundation.model import TensorStats
+from trueup.recording.policies import exactly, in_toml
 
 Sites = Mapping[int, tuple[tuple[str, ...], "str | None"]]
 
-LED = 8
-"""Calls shown of those that led to a bad one."""
-STEPS_BACK = 64
-"""Calls that are followed to find them."""
+LED = 8  # calls shown of those that led to a bad one
+STEPS_BACK = 64  # calls that are followed to find them
 
 
 def place_of(stream: Stream, call: int, sites: Sites) -> Place:
@@ -46,7 +44,7 @@ def place_of(stream: Stream, call: int, sites: Sites) -> Place:
 
 
 def step_of(stream: Stream) -> int:
-    """Return the step that a stream is of, which here holds one; 0 where it holds no call."""
+    """Return the step of a stream, which here holds one; 0 if it holds no call."""
     return int(stream.step[0]) if len(stream.step) else 0
 
 
@@ -99,6 +97,31 @@ def _largest_input(stream: Stream, call: int, bits: Array) -> tuple[int, int] | 
     return best
 
 
-def largest_of(stats: TensorStats | str | None) -> float:
-    """Return the largest magnitude of the finite elements, NaN where there is none."""
-    return max(abs(stats.min), abs(stats.max)) if isinstance(stats, TensorStats) else math.nan
+NARROW = ("float16", "bfloat16", "float8_e4m3fn", "float8_e5m2")
+ELSEWHERE = ("input", "parameters", "loss_scale", "collective")  # kinds for which no call is to blame
+
+
+def policy_row(one: Anomaly) -> str:
+    """Return the row, or nothing where a wider dtype is no remedy: already wide, a gradient, or not the call's fault."""
+    place = one.place
+    op = place.api if place.level == "aten" else place.op
+    dtypes = {slot.dtype for slot in one.slots if slot.dtype}
+    narrow = bool(dtypes & set(NARROW))
+    if one.kind in ELSEWHERE or op is None or "::" in op or (not narrow and "float64" in dtypes):
+        return ""
+    if not narrow and one.kind == "nan":
+        return ""  # NaN in float32 is mathematics (log of a negative number, 0/0), not range
+    wide = "float32" if narrow else "float64"
+    if place.phase not in ("forward", "recompute", "backward"):
+        return ""
+    if place.phase == "backward" and not (place.scope and narrow):
+        return ""  # a gradient has the dtype of its tensor, however it was computed: a smaller loss scale is the remedy
+    if place.scope:  # the result itself does not fit
+        return wider_module(place.scope, wide)
+    return "\n".join(["[[rule]]", f"op = {in_toml(exactly(op))}", f'dtype = "{wide}"']) + "\n"
+
+
+def wider_module(scope: str, dtype: str = "float32") -> str:
+    """Return the row for a module that goes on in a wider dtype and gives it."""
+    keys = ['level = "module"', f"scope = {in_toml(exactly(scope))}", f'dtype = "{dtype}"', f'returns = "{dtype}"']
+    return "\n".join(["[[rule]]", *keys]) + "\n"

@@ -1,11 +1,9 @@
 """How bad numbers flow through the calls of one step: where they arise, who carries them, who heals them, what they reach.
 
-The rule by which an infinity is expected, told by what is done with it and by no list of names: *a value is healed if each
-call that
-reads it, in forward and in backward, gives clean and finite numbers, or gives bad ones that are healed themselves.* A causal mask
-is healed by its softmax. Whether somebody asked for the infinity (it stands among the arguments of the call that made it, or came
-in with a tensor that no recorded call made) only decides who is named where it is not healed: NaN that arises from an infinity that
-was asked for arises where it arises; NaN that arises from an infinity that was computed arises where that was computed.
+An infinity is expected or not by its use, never by a list of names: *a value is healed if each call that reads it, in forward and
+in backward, gives clean and finite numbers, or bad ones that are healed themselves.* A softmax heals a causal mask. An infinity
+was asked for if it stands among its call's arguments, or came with a tensor that no recorded call made. That decides only whom an
+unhealed NaN blames: the call that made the NaN if the infinity was asked for, else the call that computed the infinity.
 """
 
 from __future__ import annotations
@@ -17,9 +15,10 @@ from functools import cached_property
 import numpy as np
 
 from trueup.analysis.anomalies import kinds
-from trueup.comparison.graph.streams import NONE, Numbers, Stream, is_input, is_output
+from trueup.comparison.graph.streams import NONE, Numbers, Stream
 from trueup.foundation.facts.anomaly import CAST, NAN
 from trueup.foundation.facts.operators import has
+from trueup.foundation.facts.slots import is_input, is_output
 
 
 @dataclass(slots=True)
@@ -27,16 +26,12 @@ class Source:
     """Where bad numbers come from: a call of this step (``call``), else a tensor from outside that a call reads first."""
 
     call: int
-    slot: int
-    """Index of its first bad slot."""
+    slot: int  # index of its first bad slot
     bits: int
-    asked: bool
-    """Whether the infinity was asked for."""
+    asked: bool  # whether the infinity was asked for
     outside: bool
-    of: list[int] = field(default_factory=list)
-    """Sources of infinities that were asked for, of which this call made NaN."""
-    calls: int = 0
-    """How many calls give numbers that are bad because of it."""
+    of: list[int] = field(default_factory=list)  # sources of infinities that were asked for, of which this call made NaN
+    calls: int = 0  # how many calls give numbers that are bad because of it
     healers: list[int] = field(default_factory=list)
     reached: int = 0
 
@@ -52,23 +47,18 @@ class Flow:
         self.gives &= ~(names.table(_is_buffer)[stream.slot] & (self.bits & NAN == 0))  # masks of -Inf that a module holds
         self._starts: list[int] = stream.starts.tolist()
         self._drop_integers()
+        # Bytes: ten times faster to index
         self._bad_reads, self._bad_gives = (((self.bits > 0) & kind).tobytes() for kind in (self.reads, self.gives))
-        """A byte a slot: looked at one by one, bytes are ten times faster than an array."""
         self.sources: list[Source] = []
-        self.root: dict[int, int] = {}
-        """Source of each bad slot."""
+        self.root: dict[int, int] = {}  # source of each bad slot
         self.asked: dict[int, bool] = {}
         self.calls = self._bad_calls()
-        self._inside: dict[int, int] = {}
-        """Call -> source of what a call inside it gave, one that was computed before one that was asked for."""
+        self._inside: dict[int, int] = {}  # call -> source inside it; computed ones go before asked-for ones
         self._outside: dict[tuple[object, ...], int] = {}
         self._alike: dict[tuple[object, ...], int] = {}
-        self.first_readers: defaultdict[int, list[int]] = defaultdict(list)
-        """Calls that read a tensor from outside."""
-        self._in_gradients = False
-        """Whether gradients are bad: a bad tensor that no call is known to have made is one of them from then on."""
-        self._latest = NONE
-        """Source of the last bad gradient, before there is one of the first bad numbers."""
+        self.first_readers: defaultdict[int, list[int]] = defaultdict(list)  # calls that read a tensor from outside
+        self._in_gradients = False  # if gradients are bad, a bad tensor of no known call is one of them
+        self._latest = NONE  # source of the last bad gradient, before there is one of the first bad numbers
         for call in self.calls:
             self._forward(call)
 
@@ -84,15 +74,14 @@ class Flow:
                 self.bits[k] = 0
         self.__dict__.pop("producer", None)
 
-    # ------------------------------------------------------------------ what is read
     @cached_property
     def _children(self) -> tuple[Numbers, Numbers]:
-        """Calls in the order of the seq of what is around them, recorded or not, and those."""
+        """Return the calls sorted by the seq of the call around them, recorded or not, and those seqs."""
         order = np.argsort(self.stream.parent, kind="stable")
         return order, self.stream.parent[order]
 
     def forward_of(self, call: int) -> list[int]:
-        """Return the forward calls that a backward call belongs to: where that call was not recorded, those inside it."""
+        """Return the forward calls of a backward call; if its own was not recorded, those inside it."""
         stream = self.stream
         seq = int(stream.forward_seq[call])
         if seq < 0 or self.phase(call) != "backward":
@@ -112,7 +101,7 @@ class Flow:
 
     @cached_property
     def producer(self) -> Numbers:
-        """Index of the slot that last wrote what each slot shows, `NONE`: none of this step; of bad slots and their readers."""
+        """Index of the slot that last wrote what each bad slot and its readers show; `NONE` if none of this step did."""
         stream = self.stream
         if stream.imported:
             return self._alike_before()
@@ -127,7 +116,7 @@ class Flow:
         return found
 
     def _alike_before(self) -> Numbers:
-        """Return, where no producer was recorded, the last slot before each bad one that a call gave with the same numbers."""
+        """Return, where no producer was recorded, the last slot before each bad one in which a call gave the same numbers."""
         found = np.full(len(self.stream.slot), NONE, np.int64)
         given: dict[tuple[object, ...], int] = {}
         for k in np.flatnonzero(self.bits > 0).tolist():
@@ -139,7 +128,7 @@ class Flow:
         return found
 
     def _bad_calls(self) -> list[int]:
-        """Return the calls that read or give bad numbers, and the backward calls of those; what runs inside a call before it."""
+        """Return the calls that read or give bad numbers, and their backward calls; inner calls before outer ones."""
         stream = self.stream
         touched = np.zeros(len(stream), bool)
         touched[stream.call[self.bits > 0]] = True
@@ -172,7 +161,6 @@ class Flow:
         """Return the bad slots that a call gives."""
         return [k for k in self.slots(call) if self._bad_gives[k]]
 
-    # ------------------------------------------------------------------ from the first call to the last
     def _forward(self, call: int) -> None:
         read = self.bad_inputs(call)
         for k in read:
@@ -186,7 +174,7 @@ class Flow:
             if arisen != NONE:
                 self._tell(parent, arisen)
             return
-        saved = self._saved(call)
+        saved = [k for forward in self.forward_of(call) for k in self.slots(forward) if self.bits[k]]
         known = [k for k in (*read, *saved) if k in self.root]
         root, asked = self._judge(call, given, known, arisen)
         for k in given:
@@ -222,7 +210,7 @@ class Flow:
         return len(self.sources) - 1, asked
 
     def _asks(self, call: int, bits: int) -> bool:
-        """Tell whether an infinity, or the largest number, was asked for."""
+        """Tell whether an infinity or the largest number was asked for."""
         if bits & NAN:
             return False
         stream = self.stream
@@ -254,10 +242,6 @@ class Flow:
             self.sources.append(Source(call, k, bits, not bits & NAN, True))
         self.first_readers[root].append(call)
         self.root[k], self.asked[k] = root, self.sources[root].asked
-
-    def _saved(self, call: int) -> list[int]:
-        """Return the bad slots of the forward call that a backward call belongs to: what it saved."""
-        return [k for forward in self.forward_of(call) for k in self.slots(forward) if self.bits[k]]
 
     def fingerprint(self, k: int) -> tuple[object, ...]:
         """Return numbers that two views of one tensor share."""

@@ -1,7 +1,5 @@
-"""What is wrong with the numbers of a slot, as bits: NaN, +Inf, -Inf, or values equal to the dtype's largest finite number.
-
-And `CAST`: the least or the largest integer, which is what a cast makes of an infinity; only where one was cast (`flow` tells).
-"""
+"""Bits for what is wrong in a slot: NaN, +Inf, -Inf, the dtype's largest number, or `CAST`: the least or largest integer, which a
+cast makes of an infinity (`flow` tells whether one was cast)."""
 
 from __future__ import annotations
 
@@ -11,13 +9,13 @@ from typing import Any
 import ml_dtypes
 import numpy as np
 
-from trueup.comparison.graph.streams import Array, Stream, is_output
+from trueup.comparison.graph.streams import Array, Stream
 from trueup.foundation.facts.anomaly import CAST, NAN, NEG, POS, SAT
+from trueup.foundation.facts.slots import is_output
 
 INF = POS | NEG
 
-INTEGERS = {"int64": 2.0**63, "int32": 2.0**31}
-"""A cast of an infinity to them is undefined in C++; x86 gives the least, ARM and GPUs give the nearest."""
+INTEGERS = {"int64": 2.0**63, "int32": 2.0**31}  # casting Inf is undefined in C++: x86 gives the least, ARM and GPUs the nearest
 
 SCALED = ("float8", "float6", "float4")
 SCALED_SHARE = 0.01
@@ -44,10 +42,8 @@ def bits_of(stream: Stream) -> Array:
 
 
 def unmeasured(stream: Stream) -> int:
-    """Count the floating results with elements of which a stream tells nothing: what is wrong with them is not known.
-
-    What a call is given was made by another, or is memory that it only writes to, which nobody measures.
-    """
+    """Count floating results with elements but without statistics. Inputs do not count: another call made them, or they are
+    memory that the call only writes to, which nobody measures."""
     there = stream.names.table(is_output)[stream.slot] & stream.names.table(_is_floating)[stream.dtype]
     there &= np.nan_to_num(stream.numel) > 0
     told = stream.measured
@@ -57,10 +53,7 @@ def unmeasured(stream: Stream) -> int:
 
 
 def _bits_of_text(text: str) -> int:
-    """Return what another tool's statistics say of a tensor with NaN or Inf, of which they mean no column: its max and min.
-
-    PyTorch's max and min of a tensor with NaN are NaN.
-    """
+    """Return the bits of another tool's max and min for a tensor with NaN or Inf; PyTorch gives NaN where one is NaN."""
     try:
         told: Any = json.loads(text)
         top, bottom = float(told["max"]), float(told["min"])
@@ -86,10 +79,8 @@ def _is_floating(dtype: str) -> bool:
 
 
 def limits(dtype: str) -> tuple[float, float, float] | None:
-    """Return ``(largest, smallest normal, smallest subnormal)`` of a floating dtype, None for any other.
-
-    Source: IEEE 754-2019 for binary16/32/64, the OCP 8-bit floating point specification 1.0 for float8, by ``ml_dtypes.finfo``.
-    """
+    """Return ``(largest, smallest normal, smallest subnormal)`` of a floating dtype, else None, by ``ml_dtypes.finfo`` (IEEE
+    754-2019 for binary16/32/64, OCP 8-bit floating point specification 1.0 for float8)."""
     try:
         found: Any = ml_dtypes.finfo(np.dtype(getattr(ml_dtypes, dtype, dtype)))
     except (TypeError, ValueError):
@@ -98,13 +89,12 @@ def limits(dtype: str) -> tuple[float, float, float] | None:
 
 
 def largest(dtype: str) -> float:
-    """Return the largest finite number of a dtype, Inf of what is no float."""
+    """Return the largest finite number of a dtype; Inf if it is no float."""
     found = limits(dtype)
     return float("inf") if found is None else found[0]
 
 
-NEAR = 1e-3
-"""How near to the largest finite number an argument counts as it: what is written for bfloat16 may have been rounded."""
+NEAR = 1e-3  # how near to the largest finite number an argument counts as it: what is written for bfloat16 may have been rounded
 BOUNDS = tuple(largest(dtype) for dtype in ("float16", "bfloat16", "float32", "float64"))
 
 
@@ -138,8 +128,6 @@ def _as_float(one: float) -> float:
         return float(one)
     except OverflowError:  # an integer of a file
         return float("inf")
-
-
 
 
 def _is_scaled(dtype: str) -> bool:

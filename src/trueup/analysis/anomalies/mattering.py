@@ -1,14 +1,14 @@
-"""Does it matter? What the capture alone can tell, and what to run for the rest.
+"""Does it matter? The capture's own answer, and the command to run for the rest.
 
-- reached nothing (healed before any output, loss or gradient): *harmless*.
-- reached gradients, and a GradScaler skipped that step: *harmless*, transient; that it skips often is a finding of its own.
+- reached nothing (healed before any output, loss or gradient): *harmless*; `anomalies.settling` tells whether the clean numbers
+  are right, if elements were kept.
+- reached gradients, and a GradScaler skipped that step: *harmless*, transient; skipping often is a finding of its own. If a
+  module's forward overflows in several steps, all skipped: *accuracy-relevant*, for no loss scale helps a forward.
 - reached weights, an optimizer's state, or the next step's weights: *accuracy-relevant*.
 - reached gradients, and the next recorded step read clean weights: *harmless*, transient: the run left the step out.
-- saturated: *unknown*: the number is finite, and wrong by an amount that the capture cannot tell.
+- saturated: *unknown*: the number is finite, and wrong by an unknown amount.
 - the loss alone is bad, and no gradient: *harmless*.
 - else *unknown*, and why.
-
-That healed numbers are clean does not say that they are right: `anomalies.settling` tells, where elements were kept.
 """
 
 from __future__ import annotations
@@ -18,12 +18,11 @@ import shlex
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from trueup.analysis.anomalies.suggesting import policy_row
+from trueup.analysis.anomalies.describing import policy_row
 from trueup.foundation.facts.anomaly import Anomaly, Matters, ScaleStep, StepAnomalies
 from trueup.foundation.words.wording import one_line
 
-FOLLOWED = ("nan", "overflow", "saturated")
-"""Kinds of which executing calls again (`trueup.analysis.anomalies.settling`) can tell more."""
+FOLLOWED = ("nan", "overflow", "saturated")  # kinds that `settling` can tell more of
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,8 +33,7 @@ class Run:
     steps: tuple[int, ...]
     scale: tuple[ScaleStep, ...]
     ranks: int
-    tensors: bool = False
-    """Whether the capture kept elements."""
+    tensors: bool = False  # whether the capture kept elements
 
 
 def settle(judged: Sequence[StepAnomalies], run: Run) -> list[Anomaly]:
@@ -51,20 +49,27 @@ def settle(judged: Sequence[StepAnomalies], run: Run) -> list[Anomaly]:
             if one is None:  # another rank explains it
                 continue
             harmed = (step.rank, step.step, place) in lasting or ("loss" in one.reached and (step.rank, step.step) in bad_later)
-            facts = _Facts(
-                harmed, step.step in skipped, later is not None and (step.rank, later) in clean, step.clean_gradients
-            )
+            facts = _Facts(harmed, step.step in skipped, later is not None and (step.rank, later) in clean, step.clean_gradients)
             found.append(_decided(one, facts, run))
-    return in_order(repetitions(found))
+    return in_order([_with_every_step(one, run) for one in repetitions(found)])
+
+
+def _with_every_step(one: Anomaly, run: Run) -> Anomaly:
+    """Say that no step trained, where a module's forward overflows in each and a GradScaler skipped all of them."""
+    skipped = {step.step for step in run.scale if step.skipped}
+    inside = one.transient and one.place.phase == "forward" and one.place.scope
+    if not (inside and len(skipped) > 1 and all(step.skipped for step in run.scale) and skipped <= {one.place.step, *one.again}):
+        return one
+    why = "a lower loss scale changes no forward, so nothing is learned"
+    because = f"a GradScaler skipped all {len(skipped)} steps because of it: {why}"
+    return dataclasses.replace(one, matters="accuracy-relevant", because=because, transient=False, severity="critical")
 
 
 @dataclass(frozen=True, slots=True)
 class _Facts:
-    lasting: bool
-    """A later step read bad weights because of it."""
+    lasting: bool  # a later step read bad weights because of it
     skipped: bool
-    clean: bool
-    """The next recorded step read clean weights."""
+    clean: bool  # the next recorded step read clean weights
     clean_gradients: bool
 
 
@@ -109,7 +114,7 @@ def _matters(one: Anomaly, reached: tuple[str, ...], facts: _Facts) -> tuple[Mat
 
 
 def _next(one: Anomaly, run: Run, matters: Matters) -> str:
-    """Return the command that tells what the records leave open, or whether the clean numbers of what was healed are right."""
+    """Return the command that answers the rest: whether it matters, or whether healed numbers are the right ones."""
     place = one.place
     healed = matters == "harmless" and not one.reached
     if place.seq < 0 or one.kind not in FOLLOWED or not (matters == "unknown" or healed):
@@ -126,7 +131,7 @@ def _quoted(word: str) -> str:
 
 
 def repetitions(found: list[Anomaly]) -> list[Anomaly]:
-    """Keep the first of anomalies of one call in several steps; a worse one takes its place."""
+    """Keep the first anomaly of a call that is bad in several steps, or the worst one."""
     kept: dict[tuple[object, ...], Anomaly] = {}
     for one in found:
         place = one.place
@@ -135,8 +140,12 @@ def repetitions(found: list[Anomaly]) -> list[Anomaly]:
         if one.matters == "unknown" and (*name, "accuracy-relevant") in kept:  # what it does, an earlier step showed
             key = (*name, "accuracy-relevant")
         before = kept.get(key)
-        kept[key] = one if before is None else dataclasses.replace(
-            before, again=before.again if place.step in (before.place.step, *before.again) else (*before.again, place.step)
+        kept[key] = (
+            one
+            if before is None
+            else dataclasses.replace(
+                before, again=before.again if place.step in (before.place.step, *before.again) else (*before.again, place.step)
+            )
         )
     return list(kept.values())
 
@@ -148,5 +157,5 @@ def in_order(found: list[Anomaly]) -> list[Anomaly]:
 
 
 def _phase(one: Anomaly) -> int:
-    """Rank ranks by what is common to them: forward comes before backward on all, while their numbers of calls differ."""
+    """Order phases alike on all ranks, whose numbers of calls differ: forward comes before backward."""
     return {"data": 0, "forward": 0, "recompute": 1, "backward": 1, "collective": 1, "optimizer": 2}.get(one.place.phase, 1)

@@ -1,28 +1,38 @@
-"""What one step leaves to the next: the weights and buffers that were read, and bad numbers that were written into them."""
+"""From step to step: the weights and buffers that a step read, the bad numbers that it wrote into them, a GradScaler's history.
+
+A scale that keeps falling is a finding of its own. One that starts too large is halved in the first steps, as intended (PyTorch's
+documentation of GradScaler: "the first few iterations may be skipped"). After the first step that was not skipped, a healthy
+scale falls about once in ``growth_interval`` (2000) steps.
+"""
 
 from __future__ import annotations
 
+import json
+from collections.abc import Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from trueup.comparison.graph.streams import NONE, Array, Numbers, Stream, Vocabulary, is_input
+from trueup.analysis.anomalies.describing import step_of
+from trueup.comparison.graph.streams import NONE, Array, Numbers, Stream
+from trueup.foundation.facts.anomaly import Anomaly, Place, ScaleStep
+from trueup.foundation.facts.operators import having
+from trueup.foundation.facts.slots import is_input
 from trueup.foundation.kernels.sketch import splitmix64
+from trueup.foundation.store.columns import Vocabulary
 
 JUMP = 1e3
-"""Growth of a weight's root mean square in one step from which the step is called bad. Adam moves a weight by about its learning
-rate (Kingma and Ba 2015, section 2.1), SGD by lr times gradient: a thousandfold weight is no step of a training that converges.
-Weights that were zero are held against 1 instead."""
+"""Growth of a weight's root mean square in one step that makes the step bad; zero weights count as 1. Adam moves a weight by
+about its learning rate (Kingma and Ba 2015, section 2.1), SGD by lr times gradient: no converging training grows a thousandfold."""
 
 
 @dataclass(slots=True)
 class Lasting:
-    """Tensors that the forward calls of a step read. All of them: where a model is made inside a capture, its first step makes
-    weights."""
+    """Tensors that a step's forward calls read. All of them, as the first step of a model made inside a capture makes weights."""
 
-    keys: NDArray[np.uint64]
-    """Sorted: level, scope, operator, ordinal and slot, as one number."""
+    keys: NDArray[np.uint64]  # sorted: level, scope, operator, ordinal and slot, as one number
     rms: Array
     numel: Array
 
@@ -41,12 +51,10 @@ class Memory:
     names: Vocabulary = field(default_factory=Vocabulary)
     values: Vocabulary = field(default_factory=Vocabulary)
     lasting: Lasting | None = None
-    stream: Stream | None = None
-    """The step before."""
+    stream: Stream | None = None  # the step before
+    # Bad ``(seq, slot)`` of an optimizer -> step and place of its anomaly
     written: dict[tuple[int, int], tuple[int, int]] = field(default_factory=dict)
-    """``(seq, slot)`` of bad values that an optimizer wrote -> step and place of the anomaly they are of."""
-    pending: list[tuple[int, int]] = field(default_factory=list)
-    """Step and place of anomalies of the step before whose bad numbers reached gradients or weights."""
+    pending: list[tuple[int, int]] = field(default_factory=list)  # anomalies whose bad numbers reached gradients or weights
 
 
 def read_slots(stream: Stream) -> Numbers:
@@ -58,7 +66,7 @@ def read_slots(stream: Stream) -> Numbers:
 
 
 def lasting_slots(stream: Stream, slots: Numbers) -> Numbers:
-    """Return those of some slots that no call of the step made."""
+    """Return the slots, of those given, that no call of the step made."""
     made = np.where(stream.producer[slots] >= 0, stream.index(stream.producer[slots]), NONE)
     return slots[made < 0]
 
@@ -97,3 +105,77 @@ def grown(stream: Stream, slots: Numbers, before: Lasting | None) -> dict[int, f
 
 def _is_float(dtype: str) -> bool:
     return "float" in dtype
+
+
+OFTEN = 3
+SHARE = 0.05
+"""After the first good step, `OFTEN` or more skipped steps and more than this share are often: a hundred times the healthy rate."""
+LEAST = 1.0  # a scale at or below which the smallest gradients of float16 are lost: no scale at all
+
+
+def scale_steps(stream: Stream) -> tuple[ScaleStep, ...]:
+    """Return what a GradScaler did in a step, one entry an optimizer: its scale, and whether the step was skipped."""
+    found = []
+    for call in np.flatnonzero(stream.names.table(having("scaler"))[stream.op]).tolist():
+        scale, overflow = None, False
+        for k in range(*stream.starts[call : call + 2].tolist()):
+            name = stream.names.name(int(stream.slot[k])) or ""
+            if name == "input.scale" and stream.numel[k]:
+                scale = float(stream.l2[k])  # of one element, which is positive
+            elif name.startswith("input.found_inf"):
+                overflow = overflow or bool(stream.l2[k] > 0)
+        said = _object(stream.value(int(stream.arguments[call])))
+        known = said.get("scale", scale)
+        skipped = bool(said.get("skipped", overflow))
+        if isinstance(known, (int, float)):
+            op = stream.names.name(int(stream.op[call])) or ""
+            found.append(ScaleStep(step_of(stream), stream.rank, float(known), skipped, op))
+    return tuple(found)
+
+
+def scale_findings(history: Sequence[ScaleStep], found: Sequence[Anomaly]) -> list[Anomaly]:
+    """Return an anomaly if the scale, of all ranks and steps, fell often or to 1, with the calls in ``found`` that caused it."""
+    ranks = sorted({one.rank for one in history})
+    if not ranks:
+        return []
+    mine = [one for one in history if one.rank == ranks[0]]  # all ranks agree on the scale, or they would train apart
+    skipped = [one for one in mine if one.skipped]
+    first_good = next((k for k, one in enumerate(mine) if not one.skipped), len(mine))
+    late = [one for one in mine[first_good:] if one.skipped]
+    lowest = min(one.scale for one in mine)
+    often = len(late) >= OFTEN and len(late) > SHARE * len(mine[first_good:])
+    fallen = lowest <= LEAST and bool(skipped)
+    if not often and not fallen:
+        return []
+    steps = {one.step for one in skipped}
+    causes = [one for one in found if {one.place.step, *one.again} & steps]
+    return [_finding(mine, skipped, lowest, causes, fallen)]
+
+
+def _finding(
+    mine: Sequence[ScaleStep], skipped: Sequence[ScaleStep], lowest: float, causes: Sequence[Anomaly], fallen: bool
+) -> Anomaly:
+    first = (skipped or mine)[0]
+    place = Place(first.rank, first.step, -1, "optimizer", "api", "", first.op, 0)
+    many = f"skipped {len(skipped)} of {len(mine)} steps"
+    what = f"the loss scale keeps falling (it is {mine[-1].scale:g} now)"
+    if fallen:
+        what = f"the loss scale fell from {mine[0].scale:g} to {lowest:g}"
+    named = "; ".join(
+        f"{', '.join(f'step {s}' for s in (one.place.step, *one.again)[:4])}: {one.place.scope or one.place.op} ({one.place.op})"
+        for one in causes[:4]
+    )
+    told = f"; what overflowed: {named}" if named else "; which call overflowed was not recorded in those steps"
+    return Anomaly(
+        "loss_scale", place, "high", f"{what} and {many}{told}", reached=("gradients",), matters="accuracy-relevant",
+        because="steps that are skipped train nothing, and a scale of 1 or less loses the small gradients of float16",
+        again=tuple(one.step for one in skipped[1:]), policy=next((one.policy for one in causes if one.policy), ""),
+    )  # fmt: skip
+
+
+def _object(text: str | None) -> dict[str, Any]:
+    try:
+        read = json.loads(text or "{}")
+    except (ValueError, RecursionError):
+        return {}
+    return read if isinstance(read, dict) else {}

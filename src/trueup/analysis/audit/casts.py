@@ -13,15 +13,17 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
+from trueup.analysis.audit import reading
+from trueup.analysis.audit.census import census, difference
 from trueup.analysis.audit.danger import Danger, Kind, Numbers, family, is_mask, judge
-from trueup.analysis.audit.operators import cast_source, is_product
-from trueup.analysis.audit.reading import Found, Places, Steps, calls, described, dtypes, opened, outermost, parts
+from trueup.analysis.audit.reading import dtypes
 from trueup.foundation.facts.anomaly import Place
-from trueup.foundation.store import Capture
+from trueup.foundation.facts.criteria import is_product
+from trueup.foundation.model import Finding
+from trueup.foundation.store import Capture, open_capture
 from trueup.foundation.words.wording import clean, counted, short_source
 
-MOST = 1000
-"""Casts that are described."""
+MOST = 1000  # casts that are described
 _STATISTICS = ("min", "max", "mean", "l2", "n_nan", "n_posinf", "n_neginf", "n_zero", "n_saturated")
 _COLUMNS = (*_STATISTICS, "numel", "shape", "sketch")
 
@@ -36,18 +38,13 @@ class Cast:
     beyond its range, all become 0, fractions are cut off. ``flushed``: small numbers become zero. ``rounded``: large integers."""
     dangerous: bool
     source: str
-    target: str
-    """Dtypes."""
+    target: str  # dtypes
     shape: tuple[int, ...]
-    share: float
-    """Of the elements that were lost; NaN: not known."""
-    changed: float
-    """‖result − input‖ / ‖input‖, from sketches; NaN: not known."""
+    share: float  # of the elements that were lost; NaN: not known
+    changed: float  # ‖result − input‖ / ‖input‖, from sketches; NaN: not known
     sentence: str
-    times: int = 1
-    """In how many steps and ranks the same call does the same."""
-    implicit: bool = False
-    """Whether no cast was recorded: a product computes in a narrower dtype than it was given (autocast)."""
+    times: int = 1  # steps and ranks in which the same call does the same
+    implicit: bool = False  # no cast was recorded: a product computes in a narrower dtype than its inputs (autocast)
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,35 +53,23 @@ class Casts:
 
     verdict: Literal["clean", "found", "inconclusive"]
     sentence: str
-    casts: tuple[Cast, ...]
-    """Dangerous ones first, then in order of execution."""
+    casts: tuple[Cast, ...]  # dangerous ones first, then in order of execution
     looked: int
-    unmeasured: int
-    """Casts without statistics."""
-    masks: int
-    """Casts that make a mask infinite, which is no loss."""
-    unsure: bool = False
-    """Whether casts may be there that were not judged; a run that has none is sure."""
+    unmeasured: int  # casts without statistics
+    masks: int  # casts that make a mask infinite, which is no loss
+    unsure: bool = False  # whether casts may be there that were not judged; a run that has none is sure
 
     @property
     def dangerous(self) -> tuple[Cast, ...]:
-        """Those that nobody wants."""
+        """The casts that nobody wants."""
         return tuple(cast for cast in self.casts if cast.dangerous)
 
 
-def dangerous_casts(capture: str | Path | Capture, *, step: Steps = None, rank: Steps = None) -> Casts:
-    """Find the casts of a run that destroyed numbers.
-
-    Args:
-        capture: of detail ``stats`` or ``tensor`` and of level ``api`` or ``aten``; native or imported, of any framework.
-        step: steps to look at; all by default.
-        rank: likewise.
-
-    Raises:
-        TrueupError: there is no such capture, step or rank.
-    """
-    looking = _Looking(opened(capture))
-    for of, one in parts(looking.capture, step, rank):
+def dangerous_casts(capture: str | Path | Capture, *, step: reading.Steps = None, rank: reading.Steps = None) -> Casts:
+    """Find the casts of a run that destroyed numbers, in a capture of detail ``stats`` or ``tensor`` and level ``api`` or
+    ``aten``, native or imported. Raises TrueupError if there is no such capture, step or rank."""
+    looking = _Looking(open_capture(capture))
+    for of, one in reading.parts(looking.capture, step, rank):
         looking.part(of, one)
     return looking.result()
 
@@ -92,31 +77,29 @@ def dangerous_casts(capture: str | Path | Capture, *, step: Steps = None, rank: 
 class _Looking:
     def __init__(self, capture: Capture) -> None:
         self.capture = capture
-        self.places = Places(capture)
+        self.places = reading.Places(capture)
         self.found: dict[tuple[Any, ...], Cast] = {}
         self.looked = self.unmeasured = self.masks = 0
-        self.implicit = "aten" not in capture.levels
-        """Whether autocast's own casts, which are aten calls, are out of sight."""
-        self.narrowing = False
-        """Whether they are, and there may be any."""
+        self.implicit = "aten" not in capture.levels  # whether autocast's own casts, which are aten calls, are out of sight
+        self.narrowing = False  # whether they are, and there may be any
 
     def part(self, rank: int, step: int) -> None:
-        self.narrowing = self.implicit and len(dtypes(self.capture, rank, step, is_product)) > 1
-        held = calls(self.capture, rank, step, self._wanted, _COLUMNS, levels=("api", "aten"))
-        for one in outermost([one for one in held if cast_source(one.op)]):
+        self.narrowing = self.implicit and len(reading.dtypes(self.capture, rank, step, is_product)) > 1
+        held = reading.calls(self.capture, rank, step, self._wanted, _COLUMNS, levels=("api", "aten"))
+        for one in reading.outermost([one for one in held if reading.cast_source(one.op)]):
             pair = _sides(one)
             if pair is not None and pair[0]["dtype"] != pair[1]["dtype"]:
                 self._judge(rank, step, one, pair[0], _numbers(pair[0]), _numbers(pair[1]), implicit=False)
         for one in held:
-            if not cast_source(one.op):
+            if not reading.cast_source(one.op):
                 for row, target in _narrowed(one):
                     self._judge(rank, step, one, row, _numbers(row), Numbers(target, math.nan), implicit=True)
 
     def _wanted(self, op: str, level: str) -> bool:
-        return cast_source(op) is not None or (self.narrowing and is_product(op, level))
+        return reading.cast_source(op) is not None or (self.narrowing and is_product(op, level))
 
     def _judge(
-        self, rank: int, step: int, one: Found, row: dict[str, Any], before: Numbers, after: Numbers, *, implicit: bool
+        self, rank: int, step: int, one: reading.Found, row: dict[str, Any], before: Numbers, after: Numbers, *, implicit: bool
     ) -> None:
         if not (family(before.dtype) and family(after.dtype)):
             return
@@ -160,17 +143,16 @@ class _Looking:
         return f"no cast is dangerous: {self.looked:,} looked at{lost}{masks}"
 
 
-def _sides(one: Found) -> tuple[dict[str, Any], dict[str, Any]] | None:
-    """Return the rows of what was cast and of the result."""
+def _sides(one: reading.Found) -> tuple[dict[str, Any], dict[str, Any]] | None:
     backward = one.phase == "backward" and one.level != "aten"
-    source = "grad_output.0" if backward else cast_source(one.op)
+    source = "grad_output.0" if backward else reading.cast_source(one.op)
     named = one.slots.get(source or "")
     before = named if named and named["dtype"] else next(iter(one.given), None)
     after = next(iter(one.made), None)
     return None if before is None or after is None else (before, after)
 
 
-def _narrowed(one: Found) -> Iterator[tuple[dict[str, Any], str]]:
+def _narrowed(one: reading.Found) -> Iterator[tuple[dict[str, Any], str]]:
     """Yield the inputs of a forward product that are wider than its result, and the dtype in which it computes."""
     made = next((row["dtype"] for row in one.made), None)
     if made is None or family(made) != "float" or one.phase not in ("forward", "recompute"):
@@ -185,7 +167,7 @@ def _cast(place: Place, danger: Danger, source: str, target: str, shape: tuple[i
     code = f" [{short_source(place.source)}]" if place.source else ""
     return Cast(
         place, danger.kind, danger.dangerous, source, target, shape, danger.share, danger.changed,
-        clean(f"{described(place)}, {how}: {danger.what}{code}"), implicit=implicit,
+        clean(f"{reading.described(place)}, {how}: {danger.what}{code}"), implicit=implicit,
     )  # fmt: skip
 
 
@@ -193,3 +175,33 @@ def _numbers(row: dict[str, Any]) -> Numbers:
     known = {name: math.nan if row[name] is None else float(row[name]) for name in _STATISTICS}
     numel = math.nan if row["numel"] is None else float(row["numel"])
     return Numbers(row["dtype"], numel, **known, sketch=row["sketch"])
+
+
+def cast_note(capture: Capture, steps: list[int], ranks: list[int]) -> list[str]:
+    """Name the first dangerous cast of a run that no Inf shows; an overflow is found by what it makes."""
+    found = [cast for cast in dangerous_casts(capture, step=steps, rank=ranks).dangerous if cast.kind != "overflow"]
+    return [f"dangerous cast{_more(found)}: {found[0].sentence}"] if found else []
+
+
+def notes_beside(captures: tuple[Capture, Capture], culprit: Finding) -> list[str]:
+    """Say which dangerous casts of a culprit's step only the candidate has, and where the runs' dtypes differ."""
+    baseline, candidate = captures
+    rank, step = culprit.rank, culprit.step
+    if not all(rank in capture.ranks and step in capture.steps for capture in captures):
+        return []
+    seen = {_key(cast) for cast in dangerous_casts(baseline, step=step, rank=rank).dangerous}
+    found = [cast for cast in dangerous_casts(candidate, step=step, rank=rank).dangerous if _key(cast) not in seen]
+    notes = [f"dangerous cast{_more(found)} in the candidate alone: {found[0].sentence}"] if found else []
+    there, here = (dtypes(capture, rank, step, is_product) for capture in captures)
+    if there == here and len(here) == 1:  # as a rule; to count the products takes time
+        return notes
+    other = difference(census(baseline, step=step, rank=rank), census(candidate, step=step, rank=rank))
+    return [*notes, *([other.sentence] if other.differs else [])]
+
+
+def _key(cast: Cast) -> tuple[str, str, str, int, str]:
+    return cast.place.phase, cast.place.scope, cast.place.op, cast.place.ordinal, cast.kind
+
+
+def _more(found: list[Cast]) -> str:
+    return "" if len(found) == 1 else f"s ({len(found):,}; trueup check lists them), the first"

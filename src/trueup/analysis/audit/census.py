@@ -3,9 +3,9 @@
     mixed precision is on: 96 of 98 matrix products and convolutions run in bfloat16, 2 in float32: head torch.nn.functional.linear
     (net.py:31 in forward), forward and backward
 
-A call computes in the dtype of its result; where all that it was given is narrower (8-bit operands with a 32-bit sum), in theirs.
-The backward of an api call goes by the gradient that came to it, which has the dtype of the forward's result: under autocast the
-casts of weights are inside the call. Counted are the innermost calls of the finest level that holds any.
+A call computes in the dtype of its result, or of its inputs if all are narrower (8-bit operands with a 32-bit sum). The backward of
+an api call has the dtype of the gradient that it gets, which is its forward's result dtype: autocast casts weights inside the call.
+Counted are the innermost calls of the finest level that holds any.
 """
 
 from __future__ import annotations
@@ -21,19 +21,17 @@ import numpy as np
 
 from trueup.analysis.anomalies.kinds import limits
 from trueup.analysis.audit.danger import family
-from trueup.analysis.audit.operators import is_product
-from trueup.analysis.audit.reading import Found, Places, Steps, calls, innermost, opened, parts
-from trueup.comparison.verdict.operands import precision_of
-from trueup.foundation.store import Capture
+from trueup.analysis.audit.reading import Found, Places, Steps, calls, innermost, parts
+from trueup.foundation.facts.criteria import is_product
+from trueup.foundation.store import Capture, open_capture
+from trueup.foundation.store.declared import precision_of
 from trueup.foundation.words.wording import clean, counted, one_line, short_source
 
 WHAT = "matrix products and convolutions"
 PHASES = {"forward": "forward", "recompute": "forward", "backward": "backward"}
-NARROW = 16
-"""Bits of a float up to which it is what mixed precision computes in."""
+NARROW = 16  # bits of a float up to which it is what mixed precision computes in
 FINEST = ("aten", "api", "module")
-NAMED = 3
-"""Calls that a sentence names."""
+NAMED = 3  # calls that a sentence names
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,12 +40,10 @@ class Product:
 
     scope: str
     op: str
-    phase: str
-    """``forward``, recomputation included, or ``backward``."""
+    phase: str  # ``forward``, recomputation included, or ``backward``
     dtype: str
     calls: int
-    source: str | None
-    """``file:line in function`` of the first of them, where it was asked for: of those in the dtype of the fewest."""
+    source: str | None  # first ``file:line in function``, if asked for; only for the dtype of the fewest
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,16 +51,13 @@ class Census:
     """The dtypes of a run's products."""
 
     sentence: str
-    products: tuple[Product, ...]
-    """In the order in which they first ran."""
-    level: str
-    """Of the calls that were counted; empty: there are none."""
-    weights: tuple[str, ...]
-    """Dtypes of the floating parameters of modules, the most frequent first; empty: none were recorded."""
+    products: tuple[Product, ...]  # in the order in which they first ran
+    level: str  # of the calls that were counted; empty: there are none
+    weights: tuple[str, ...]  # dtypes of the floating parameters of modules, the most frequent first; empty: none were recorded
     framework: str
 
     def counts(self, phase: str | None = None) -> dict[str, int]:
-        """Return the calls of each dtype, the most frequent first, of one phase or of both."""
+        """Return the calls of each dtype, the most frequent first, of one phase or both."""
         found: Counter[str] = Counter()
         for one in self.products:
             if phase in (None, one.phase):
@@ -73,17 +66,8 @@ class Census:
 
 
 def census(capture: str | Path | Capture, *, step: Steps = None, rank: Steps = None) -> Census:
-    """Count the matrix products and convolutions of a run by dtype.
-
-    Args:
-        capture: of any detail, level and framework; native or imported.
-        step: steps to look at; all by default.
-        rank: likewise.
-
-    Raises:
-        TrueupError: there is no such capture, step or rank.
-    """
-    given = opened(capture)
+    """Count a run's matrix products and convolutions by dtype; raises TrueupError if there is no such capture, step or rank."""
+    given = open_capture(capture)
     counted_calls: Counter[tuple[str, str, str, str]] = Counter()
     first: dict[tuple[str, str, str, str], tuple[int, int, int]] = {}
     weights: Counter[str] = Counter()
@@ -116,7 +100,7 @@ def census(capture: str | Path | Capture, *, step: Steps = None, rank: Steps = N
 
 
 def computes_in(call: Found) -> str | None:
-    """Return the dtype in which a product computes, None where none of its tensors is a number's."""
+    """Return the dtype in which a product computes, None if none of its tensors holds numbers."""
     if call.phase == "backward" and call.level != "aten":
         rows = [row for name, row in call.slots.items() if name.startswith("grad_output.") and row["dtype"]]
         return next((str(row["dtype"]) for row in rows or call.made), None)
@@ -129,19 +113,16 @@ def computes_in(call: Found) -> str | None:
 
 @dataclass(frozen=True, slots=True)
 class Difference:
-    """Where two runs compute in other dtypes."""
+    """Where two runs compute in different dtypes."""
 
     sentence: str
-    other: tuple[tuple[Product, Product], ...]
-    """Calls of the baseline and of the candidate, of the same scope, operator and phase, in dtypes that the other has none of."""
-    differs: bool
-    """False, too, where it could not be told."""
-    told: bool = True
-    """Whether both hold products."""
+    other: tuple[tuple[Product, Product], ...]  # baseline's and candidate's, of one scope, operator and phase, in other dtypes
+    differs: bool  # False, too, if unknown
+    told: bool = True  # whether both hold products
 
 
 def difference(baseline: Census, candidate: Census) -> Difference:
-    """Say where two runs compute in other dtypes; of different frameworks, which name their operators differently, in total."""
+    """Say where two runs compute in different dtypes; for different frameworks, whose operators have other names, in total."""
     if not baseline.products or not candidate.products:
         text = f"could not tell whether the runs compute in the same dtypes: one has no {WHAT}"
         return Difference(text, (), differs=False, told=False)

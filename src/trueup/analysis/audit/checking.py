@@ -7,11 +7,11 @@ from pathlib import Path
 
 from trueup.analysis.audit.casts import Casts, dangerous_casts
 from trueup.analysis.audit.census import Census, Difference, census, difference
-from trueup.analysis.audit.reading import Steps, opened
+from trueup.analysis.audit.reading import Steps
 from trueup.analysis.audit.similarity import Similarity, similarity
-from trueup.comparison.verdict.overlap import require_records
 from trueup.foundation.model import TrueupError
-from trueup.foundation.store import Capture
+from trueup.foundation.store import Capture, open_capture
+from trueup.foundation.store.declared import require_records
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,15 +22,13 @@ class Check:
     casts: Casts
     census: Census
     against: str | None = None
-    dtypes: Difference | None = None
-    """With a second capture."""
-    graph: Similarity | None = None
-    """With a second capture of the same framework."""
+    dtypes: Difference | None = None  # with a second capture
+    graph: Similarity | None = None  # with a second capture of the same framework
     notes: tuple[str, ...] = ()
 
     @property
     def exit_code(self) -> int:
-        """1: a cast is dangerous, or the runs differ in dtypes or calls; else 2 where one of that could not be told; else 0."""
+        """1: a cast is dangerous, or the runs differ in dtypes or calls; else 2: some of that could not be told; else 0."""
         differs = (self.dtypes is not None and self.dtypes.differs) or (self.graph is not None and not self.graph.same)
         if self.casts.dangerous or differs:
             return 1
@@ -73,12 +71,12 @@ def check(
     Raises:
         TrueupError: there is no such capture, step or rank.
     """
-    given = opened(capture)
+    given = open_capture(capture)
     require_records(given)
     casts, counted = dangerous_casts(given, step=step, rank=rank), census(given, step=step, rank=rank)
     if against is None:
         return Check(str(given.path), casts, counted)
-    other = opened(against)
+    other = open_capture(against)
     require_records(other)
     notes: tuple[str, ...] = ()
     graph: Similarity | None = None

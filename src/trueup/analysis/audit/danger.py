@@ -1,9 +1,9 @@
-"""What a cast does to numbers, told by the statistics of what went in and what came out.
+"""What a cast does to numbers, by the statistics of its input and result.
 
 A healthy cast to a narrower float rounds each element by at most one unit roundoff (IEEE 754: relative error at most 2**-p for p
-bits of significand). It is dangerous where it makes elements infinite, sets many to zero or moves the tensor by more than rounding
-can; how far it moved is estimated from the two sketches (design: AMS / CountSketch, about 18 %). A cast to an integer is dangerous
-where the input has what no integer is (NaN, Inf: undefined in C++, ISO/IEC 14882 [conv.fpint]), or goes beyond the integer's range.
+bits of significand). It is dangerous if it makes elements infinite, sets many to zero or moves the tensor by more than rounding
+can, as estimated from the two sketches (AMS / CountSketch, about 18 %). A cast to an integer is dangerous if the input holds NaN
+or Inf (undefined in C++, ISO/IEC 14882 [conv.fpint]) or goes beyond the integer's range.
 """
 
 from __future__ import annotations
@@ -22,15 +22,12 @@ from trueup.foundation.words.wording import counted, number, sci
 
 Kind = Literal["overflow", "not finite", "range", "vanishes", "flushed", "fraction", "rounded"]
 
-ROUNDINGS = 4.0
-"""How many unit roundoffs a cast may move a tensor: one (IEEE 754), with room for the estimate (18 % a standard deviation)."""
+ROUNDINGS = 4.0  # unit roundoffs by which a cast may move a tensor: one (IEEE 754), and room for the estimate
 LOST_SHARE = 0.5
 """Share of the elements from which setting them to zero is dangerous: a gradient whose smallest elements vanish is usual, one that
 loses half of them learns less (Micikevicius et al. 2018, Mixed Precision Training, section 3.2)."""
-SAME = 1e-9
-"""Relative difference up to which two sums of the same integers, taken in float64, may differ."""
-ASKED = 1e5
-"""From here a power of ten is taken for a number that somebody wrote: -1e9 masks an attention and is to become -Inf."""
+SAME = 1e-9  # relative difference up to which two sums of the same integers, taken in float64, may differ
+ASKED = 1e5  # from here a power of ten is taken for a number that somebody wrote: -1e9 masks an attention and is to become -Inf
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,17 +73,14 @@ class Danger:
     """What a cast did."""
 
     kind: Kind
-    dangerous: bool
-    """Else it lost what such casts lose: fractions, small numbers."""
+    dangerous: bool  # else it lost what such casts lose: fractions, small numbers
     what: str
-    share: float = math.nan
-    """Of the elements, NaN where it is not known."""
-    changed: float = math.nan
-    """‖result − input‖ / ‖input‖ over what is finite, estimated from sketches; NaN where there are none."""
+    share: float = math.nan  # of the elements, NaN where it is not known
+    changed: float = math.nan  # ‖result − input‖ / ‖input‖ over what is finite, estimated from sketches; NaN where there are none
 
 
 def judge(before: Numbers, after: Numbers) -> Danger | None:
-    """Return what a cast did that was not mere rounding; None where it did nothing else, or nothing is known."""
+    """Return what a cast did beyond rounding; None if it did nothing more, or nothing is known."""
     if before.dtype == after.dtype or not before.measured:
         return None
     kinds = family(before.dtype), family(after.dtype)
@@ -186,7 +180,7 @@ def _rounded(before: Numbers, after: Numbers) -> Danger | None:
 
 
 def _alike(before: Numbers, after: Numbers) -> bool:
-    """Tell whether the statistics leave no room for a difference; True where nothing is known of the result."""
+    """Tell whether the statistics leave no room for a difference; True if nothing is known of the result."""
     pairs = [(getattr(before, name), getattr(after, name)) for name in ("min", "max", "mean", "l2")]
     known = [(a, b) for a, b in pairs if not math.isnan(a + b)]
     return all(abs(a - b) <= SAME * max(abs(a), abs(b)) for a, b in known) and not _changed(before, after) > SAME
@@ -200,7 +194,7 @@ def _changed(before: Numbers, after: Numbers) -> float:
 
 @cache
 def family(dtype: str) -> str:
-    """Return ``float``, ``integer`` or, of bool, complex and whatever else, an empty word."""
+    """Return ``float``, ``integer``, or an empty word for bool, complex and the rest."""
     if limits(dtype) is not None:
         return "" if dtype.startswith("complex") else "float"
     try:
@@ -212,11 +206,7 @@ def family(dtype: str) -> str:
 
 @cache
 def ends(dtype: str) -> tuple[int, int]:
-    """Return the least and the greatest integer of a dtype.
-
-    Raises:
-        ValueError, TypeError: it is no integer.
-    """
+    """Return the least and the greatest integer of a dtype; raises ValueError or TypeError for another dtype."""
     found: Any = ml_dtypes.iinfo(getattr(ml_dtypes, dtype)) if hasattr(ml_dtypes, dtype) else np.iinfo(np.dtype(dtype))
     return int(found.min), int(found.max)
 

@@ -1,13 +1,12 @@
-"""How alike the graphs of two runs are: which calls one has and the other lacks, and how the calls are wired.
+"""How alike the graphs of two runs are: which calls only one has, and how the calls are wired.
 
     the graphs are 97.4 % alike: the baseline makes 1,240 calls, the candidate lacks 4 and has 2 that the baseline has not:
     4 x aten::gelu in encoder.0 (forward) missing; 2 x aten::erf in encoder.0 (forward) extra
 
-**Definition.** Calls are a multiset of (phase, scope, operator). The similarity of two multisets is 2 |A ∩ B| / (|A| + |B|),
-the coefficient of Dice (1945, Measures of the Amount of Ecologic Association Between Species, Ecology 26) and Sørensen (1948): 1
-for the same calls, 0 for none in common. The same of the edges (which operator made what a slot of which operator reads) tells
-whether the same calls are wired in the same way. Counted at the finest level that both runs hold, over the ranks and steps that
-both hold.
+**Definition.** Calls are a multiset of (phase, scope, operator). The similarity of two multisets is 2 |A ∩ B| / (|A| + |B|), the
+coefficient of Dice (1945, Measures of the Amount of Ecologic Association Between Species, Ecology 26) and Sørensen (1948): 1 for
+the same calls, 0 for none in common. The similarity of the edges (which operator made what a slot of which operator reads) tells
+whether the calls are wired alike. Counted at the finest common level, over the common ranks and steps.
 """
 
 from __future__ import annotations
@@ -21,17 +20,16 @@ from typing import TypeVar
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from trueup.analysis.audit.reading import Places, opened
-from trueup.comparison.normalise.dialects import framework_of
+from trueup.analysis.audit.reading import Places
 from trueup.comparison.verdict.overlap import Overlap
 from trueup.foundation.model import TrueupError
-from trueup.foundation.store import Capture
+from trueup.foundation.store import Capture, open_capture
+from trueup.foundation.store.declared import framework_of
 from trueup.foundation.words.reasons import in_words
 from trueup.foundation.words.wording import clean, counted, one_line, short_source
 
 T = TypeVar("T", bound=Hashable)
-Kind = tuple[str, str, str]
-"""Phase, scope, operator."""
+Kind = tuple[str, str, str]  # phase, scope, operator
 LISTED = 200
 NAMED = 2
 
@@ -45,8 +43,7 @@ class CallCount:
     op: str
     baseline: int
     candidate: int
-    source: str | None
-    """``file:line in function`` of the first, on the side that has more of them."""
+    source: str | None  # ``file:line in function`` of the first, on the side that has more of them
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,20 +52,14 @@ class Similarity:
 
     sentence: str
     level: str
-    calls: float
-    """Similarity of the calls, 0 to 1."""
-    edges: float
-    """Similarity of how they are wired; NaN where a capture names no producers (an imported one)."""
+    calls: float  # similarity of the calls, 0 to 1
+    edges: float  # similarity of the wiring; NaN where a capture names no producers (an imported one)
     baseline: int
-    candidate: int
-    """Calls that were counted."""
-    missing: tuple[CallCount, ...]
-    """Of which the candidate has fewer, the most first."""
-    extra: tuple[CallCount, ...]
-    """Of which it has more."""
+    candidate: int  # calls that were counted
+    missing: tuple[CallCount, ...]  # the candidate has fewer of these, the most first
+    extra: tuple[CallCount, ...]  # the candidate has more of these
     notes: tuple[str, ...]
-    whole: bool = True
-    """Whether all that either run holds was counted: the same ranks and steps, no part unreadable, and calls on both sides."""
+    whole: bool = True  # all was counted: same ranks and steps, every part readable, calls on both sides
 
     @property
     def same(self) -> bool:
@@ -77,17 +68,9 @@ class Similarity:
 
 
 def similarity(baseline: str | Path | Capture, candidate: str | Path | Capture, *, level: str | None = None) -> Similarity:
-    """Tell how alike the graphs of two captures of one framework are.
-
-    Args:
-        baseline: of any detail.
-        candidate: likewise.
-        level: ``module``, ``api`` or ``aten``; the finest that both hold by default.
-
-    Raises:
-        TrueupError: they are of different frameworks, or have no level, step or rank in common.
-    """
-    pair = opened(baseline), opened(candidate)
+    """Compare the graphs of two captures of one framework, by default at the finest common level. Raises TrueupError if they are
+    of different frameworks, or have no level, step or rank in common."""
+    pair = open_capture(baseline), open_capture(candidate)
     overlap = Overlap(pair, level)
     if overlap.mixed:
         names = " and ".join(str(framework_of(one)) for one in pair)
@@ -146,7 +129,7 @@ def dice(first: Counter[T], second: Counter[T]) -> float:
 
 
 def _kinds(table: pa.Table) -> Iterator[tuple[Kind, int, int]]:
-    """Yield how many calls of each kind there are, and the first of them."""
+    """Yield the number of calls of each kind, and the first of them."""
     calls = table.group_by(["seq", "phase", "scope", "op"]).aggregate([])
     found = calls.group_by(["phase", "scope", "op"]).aggregate([([], "count_all"), ("seq", "min")])
     for row in found.to_pylist():
@@ -154,7 +137,7 @@ def _kinds(table: pa.Table) -> Iterator[tuple[Kind, int, int]]:
 
 
 def _edges(table: pa.Table) -> Iterator[tuple[tuple[str, ...], int]]:
-    """Yield how often what an operator made is read in a slot of another: scopes, operators and slot, within the table."""
+    """Yield how often a slot of one operator reads what another made: scopes, operators and slot, within the table."""
     read = table.filter(pc.and_(pc.is_valid(table["producer_seq"]), pc.starts_with(table["slot"].cast(pa.string()), "input")))
     names = ["scope", "op"]
     made = table.group_by(["seq", *names]).aggregate([]).rename_columns(["seq", "made_in", "made_by"])
@@ -166,7 +149,7 @@ def _edges(table: pa.Table) -> Iterator[tuple[tuple[str, ...], int]]:
 
 
 def _plain(table: pa.Table) -> pa.Table:
-    """Return dictionaries as text, which tables are joined by."""
+    """Turn dictionaries into text, on which tables are joined."""
     text = [pa.field(f.name, pa.string() if pa.types.is_dictionary(f.type) else f.type) for f in table.schema]
     return table.cast(pa.schema(text))
 
@@ -195,7 +178,5 @@ def _named(one: CallCount, word: str) -> str:
 
 
 def _percent(share: float) -> str:
-    """Write a share in percent, 100 % for nothing but 1."""
+    """Write a share in percent, 100 % only for 1."""
     return f"{min(100 * share, 99.99) if share < 1 else 100:.4g} %"
-
-

@@ -1,35 +1,37 @@
 """Which layer of one model is which of another: by names, by order and structure, by classes and shapes, then by statistics.
 
-Two layers may only be a pair where they are the same row of `frameworks` and their tensors have the same neutral shapes. A
-square matrix is told by its layer's class alone: of a class that no table has it is not known whether it is transposed, and the
-pair is unsure. Pairs come, in this order, from
+Two layers may only be a pair if they are the same row of `frameworks` and their tensors have the same neutral shapes. Only the
+layer's class tells whether a square matrix is transposed; if no table has the class, the pair is unsure. Pairs come, in this
+order, from
 
-1. equal names, and names that are equal but for what separates their parts (``layer1_0_bn2`` of a functional model);
-2. order: what is left is aligned as two sequences, so that kinds and shapes agree and names are as alike as can be;
+1. equal names, and names that differ only in what separates their parts (``layer1_0_bn2`` of a functional model);
+2. order: the rest is aligned as two sequences, so that kinds and shapes agree and names are as alike as can be;
 3. statistics: where several layers could be the pair, those whose weights have the same norms are it.
 
-What surrounds paired layers is paired by what it contains, and what has no tensors by its class and place there.
+Modules around paired layers are paired by their contents, modules without tensors by class and place there. `trueup map` writes
+every pair on a line of `map.toml`, the unsure ones with the reason.
 """
 
 from __future__ import annotations
 
+import json
 import math
 import re
 from collections import Counter
 from collections.abc import Iterable
 from dataclasses import dataclass, field
+from pathlib import Path
 
 import numpy as np
 
 from trueup.analysis.pairing.weights import inside_recurrent, is_ambiguous
 from trueup.comparison.verdict.align import best_pairs
 from trueup.foundation.frameworks.trees import Node, Tree, path
+from trueup.foundation.model import TrueupError
 
-SAME = 1e-4
-"""Relative difference of norms up to which two weights are taken for the same; float32 norms of large tensors."""
+SAME = 1e-4  # relative difference of norms up to which two weights are taken for the same; float32 norms of large tensors
 
-MOST = 2000
-"""Layers of a side beyond which only equal names are looked for: sequences are aligned in quadratic time."""
+MOST = 2000  # layers of a side beyond which only equal names are looked for: sequences are aligned in quadratic time
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,12 +40,9 @@ class Pair:
 
     baseline: str
     candidate: str
-    kind: str = ""
-    """Row of `trueup.foundation.frameworks`, empty where the tables have none."""
-    by: str = "name"
-    """``name``, ``order``, ``statistics`` or ``structure``."""
-    unsure: str = ""
-    """Why it may be another one."""
+    kind: str = ""  # row of `trueup.foundation.frameworks`, empty where the tables have none
+    by: str = "name"  # ``name``, ``order``, ``statistics`` or ``structure``
+    unsure: str = ""  # why it may be another one
 
 
 @dataclass(frozen=True)
@@ -53,8 +52,7 @@ class Proposal:
     baseline: Tree
     candidate: Tree
     pairs: tuple[Pair, ...]
-    only_baseline: tuple[str, ...] = ()
-    """Modules with tensors that have no counterpart."""
+    only_baseline: tuple[str, ...] = ()  # modules with tensors that have no counterpart
     only_candidate: tuple[str, ...] = ()
 
     @property
@@ -63,7 +61,7 @@ class Proposal:
         return tuple(pair for pair in self.pairs if pair.unsure)
 
     def alone(self, side: str) -> list[str]:
-        """Return the modules of a side that have tensors and no counterpart, those included that the other framework packs."""
+        """Return a side's modules with tensors and no counterpart, also those that the other framework packs."""
         tree = self.baseline if side == "baseline" else self.candidate
         taken = {getattr(pair, side) for pair in self.pairs}
         free = [scope for scope, node in tree.nodes.items() if node.tensors and scope not in taken]
@@ -85,15 +83,13 @@ class Proposal:
 
 Signature = tuple[object, ...]
 
-_PARTS = re.compile(r"[._/]+")
-"""What separates the parts of a name."""
+_PARTS = re.compile(r"[._/]+")  # what separates the parts of a name
 
 
 @dataclass(slots=True)
 class _Side:
     tree: Tree
-    layers: dict[str, Signature] = field(default_factory=dict)
-    """Modules with tensors or a known kind, in order, with what must agree."""
+    layers: dict[str, Signature] = field(default_factory=dict)  # modules with tensors or a known kind, in order
 
 
 def propose(baseline: Tree, candidate: Tree) -> Proposal:
@@ -109,7 +105,8 @@ def propose(baseline: Tree, candidate: Tree) -> Proposal:
     _around(baseline, candidate, found)
     left = [
         tuple(
-            scope for scope in side.layers
+            scope
+            for scope in side.layers
             if scope not in taken and side.tree.nodes[scope].tensors and not _is_packed(side.tree, scope, taken)
         )
         for side, taken in zip(sides, (set(found), {pair.candidate for pair in found.values()}), strict=True)
@@ -119,7 +116,7 @@ def propose(baseline: Tree, candidate: Tree) -> Proposal:
 
 
 def _is_packed(tree: Tree, scope: str, taken: set[str]) -> bool:
-    """Tell whether the other framework packs a layer's tensors into those of the layer around it, which has a counterpart."""
+    """Tell whether the other framework packs a layer's tensors into the layer around it, which has a counterpart."""
     outer, _, name = scope.rpartition(".")
     layer = tree.layer(outer) if outer in taken else None
     own = () if layer is None else layer.own.values()
@@ -143,7 +140,7 @@ def _side(tree: Tree, other: Tree) -> _Side:
 
 
 def _signature(tree: Tree, node: Node, other: Tree) -> Signature:
-    """Return what must agree: the kind, and the neutral shapes of tensors that neither framework packs with others."""
+    """Return what must agree: the kind, and the neutral shapes of tensors that neither framework packs."""
     layer = tree.layer(node.scope)
     if layer is None:
         return ("", *sorted((name, shape) for name, shape in node.tensors.items()))
@@ -172,7 +169,7 @@ def _pair(tree: Tree, baseline: str, candidate: str, by: str, unsure: str = "") 
 
 
 def _by_spelling(sides: tuple[_Side, _Side], found: dict[str, Pair]) -> None:
-    """Pair layers whose names are equal but for dots, underscores and slashes, where no other on its side has that name."""
+    """Pair layers whose names differ only in dots, underscores and slashes, if no other on its side has that name."""
     taken = {pair.candidate for pair in found.values()}
     spelled: tuple[dict[str, list[str]], dict[str, list[str]]] = {}, {}
     for names, side, known in zip(spelled, sides, (set(found), taken), strict=True):
@@ -185,7 +182,6 @@ def _by_spelling(sides: tuple[_Side, _Side], found: dict[str, Pair]) -> None:
             found[scopes[0]] = _pair(sides[0].tree, scopes[0], others[0], "name")
 
 
-# ---------------------------------------------------------------- order
 def _by_order(sides: tuple[_Side, _Side], found: dict[str, Pair]) -> None:
     taken = {pair.candidate for pair in found.values()}
     left = [[s for s in sides[0].layers if s not in found], [s for s in sides[1].layers if s not in taken]]
@@ -203,7 +199,7 @@ def _by_order(sides: tuple[_Side, _Side], found: dict[str, Pair]) -> None:
 
 
 def _aligned(names: list[list[str]], kinds: list[list[Signature]]) -> list[tuple[int, int]]:
-    """Align two sequences so that as many kinds agree as can, and of those alignments the names most."""
+    """Align two sequences so that most kinds agree, and of those alignments most names."""
     n, m = len(names[0]), len(names[1])
     score = np.zeros((n, m))
     for i in range(n):
@@ -214,15 +210,14 @@ def _aligned(names: list[list[str]], kinds: list[list[Signature]]) -> list[tuple
 
 
 def _alike(first: str, second: str) -> float:
-    """Return how much of two names is the same, 0 to 1: parts in common, the last of them counting double."""
+    """Return how alike two names are, 0 to 1: common parts, the last one counting double."""
     one, two = _PARTS.split(first), _PARTS.split(second)
     shared = sum((Counter(one) & Counter(two)).values()) + (one[-1] == two[-1])
     return 2.0 * shared / (len(one) + len(two) + 2)
 
 
-# ---------------------------------------------------------------- statistics
 def _by_statistics(sides: tuple[_Side, _Side], found: dict[str, Pair]) -> None:
-    """Put layers right that several could be, where weights of equal norms tell which; say where they contradict."""
+    """Correct layers that several could be, if weights of equal norms tell which; say where they contradict."""
     groups: dict[Signature, list[str]] = {}
     for scope in found:
         groups.setdefault(sides[0].layers[scope], []).append(scope)
@@ -253,14 +248,13 @@ def _norms(side: _Side, scopes: Iterable[str]) -> dict[str, tuple[float, ...]]:
 
 
 def _equal(first: tuple[float, ...], second: tuple[float, ...]) -> bool:
-    """Tell whether norms agree and say something: not those of tensors that are zero or unknown on both sides."""
+    """Tell whether norms agree and say something: norms that are zero or unknown on both sides do not."""
     if len(first) != len(second) or not any(norm > 0 for norm in first):
         return False
     known = [(a, b) for a, b in zip(first, second, strict=True) if not (math.isnan(a) or math.isnan(b))]
     return all(abs(a - b) <= SAME * max(abs(a), abs(b)) for a, b in known)
 
 
-# ---------------------------------------------------------------- what surrounds
 def _around(baseline: Tree, candidate: Tree, found: dict[str, Pair]) -> None:
     """Pair modules by what they contain, then those without tensors by class and place inside pairs."""
     contains = [_contained(tree) for tree in (baseline, candidate)]
@@ -308,3 +302,47 @@ def _parent(scope: str) -> str:
 def _class(tree: Tree, scope: str) -> str:
     layer = tree.layer(scope)
     return tree.nodes[scope].kind.lower() if layer is None else layer.name
+
+
+HEAD = """\
+# Which module of the candidate is which of the baseline: proposed by `trueup map`, to be read before it is believed.
+# Pairs with `unsure` want a look; correct a name, or delete the line. docs/alignment.md says what else may stand here.
+
+made = {{ baseline = {baseline}, candidate = {candidate} }}   # frameworks
+"""
+
+
+def text(proposal: Proposal) -> str:
+    """Return the file."""
+    names = (json.dumps(tree.framework) for tree in (proposal.baseline, proposal.candidate))
+    lines = [HEAD.format(**dict(zip(("baseline", "candidate"), names, strict=True)))]
+    sides = (("baseline", proposal.baseline, proposal.only_baseline), ("candidate", proposal.candidate, proposal.only_candidate))
+    for side, _, only in sides:
+        lines += [f"# only in the {side}: {name}" for name in only]
+    alone = [_alone(side, tree, scope) for side, tree, _ in sides for scope in proposal.alone(side) if tree.layer(scope)]
+    lines += ["layer = [", *(f"    {_line(pair)}," for pair in proposal.pairs), *(f"    {one}," for one in alone), "]", ""]
+    return "\n".join(lines)
+
+
+def _line(pair: Pair) -> str:
+    told = {"baseline": pair.baseline, "candidate": pair.candidate, "kind": pair.kind, "unsure": pair.unsure}
+    said = {name: value for name, value in told.items() if value or name in ("baseline", "candidate")}
+    inside = ", ".join(f"{name} = {json.dumps(value)}" for name, value in said.items())
+    return f"{{ {inside} }}"
+
+
+def _alone(side: str, tree: Tree, scope: str) -> str:
+    """Describe a layer without counterpart; of attention, projections that the other framework packs into one matrix."""
+    layer = tree.layer(scope)
+    return f"{{ {side} = {json.dumps(scope)}, kind = {json.dumps(layer.name if layer is not None else '')} }}"
+
+
+def write_map(proposal: Proposal, path: str | Path) -> Path:
+    """Write the file; raises TrueupError if it cannot be written."""
+    file = Path(path)
+    try:
+        file.parent.mkdir(parents=True, exist_ok=True)
+        file.write_text(text(proposal), "utf-8")
+    except OSError as error:
+        raise TrueupError(f"cannot write {file}: {error.strerror or error}; choose another place") from None
+    return file

@@ -1,44 +1,45 @@
-"""Weights of one framework as those of another, by the class of each layer: never by their shapes.
+"""Weights of one framework as those of another, by the class of each layer, never by shapes.
 
-Both sides go through neutral names and layouts (`frameworks`). A tensor is taken apart, renamed, transposed, or packed with
-others only where a row of the table says so; one of a class that the table lacks is copied as it is, and that is said. What cannot
-be converted is named.
+Both sides go through neutral names and layouts (`frameworks`). A tensor is split, renamed, transposed or packed only if a row of
+the table says so. One of a class that the table lacks is copied as it is, and named; so is what cannot be converted. By a map
+file alone, without a model, names come from the tables. Files: safetensors, npz, PyTorch's by its own restricted reader, Paddle's
+by one that makes arrays alone.
 """
 
 from __future__ import annotations
 
+import pickle
 import re
-from collections.abc import Iterator, Mapping
+import zipfile
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from trueup.foundation.frameworks.tables import Layer
-from trueup.foundation.frameworks.trees import Shape, Tree, path
+from trueup.foundation.frameworks.mapping import Mapping as LayerMap
+from trueup.foundation.frameworks.tables import FRAMEWORKS, Layer, layers_by_name
+from trueup.foundation.frameworks.trees import Node, Shape, Tree, path
+from trueup.foundation.model import TrueupError
 
 Array = np.ndarray[Any, Any]
 
-CELLS = re.compile(r"\d+\.cell(_[fb]w)?\..*")
-"""What Paddle calls the tensors of a recurrent network a second time (paddle.nn.RNNBase, Paddle 3.3)."""
+CELLS = re.compile(r"\d+\.cell(_[fb]w)?\..*")  # Paddle's second names of a recurrent network's tensors (paddle.nn.RNNBase, 3.3)
 
 
 @dataclass
 class Conversion:
     """What became of a model's weights."""
 
-    state: dict[str, Array] = field(default_factory=dict)
-    """The target's tensors by full name."""
-    missing: list[str] = field(default_factory=list)
-    """The target's tensors that could not be made, each with the reason."""
-    unused: list[str] = field(default_factory=list)
-    """The source's tensors that went nowhere, each with the reason."""
-    unsure: list[str] = field(default_factory=list)
-    """What was copied without a row of the table."""
+    state: dict[str, Array] = field(default_factory=dict)  # the target's tensors by full name
+    missing: list[str] = field(default_factory=list)  # the target's tensors that could not be made, each with the reason
+    unused: list[str] = field(default_factory=list)  # the source's tensors that went nowhere, each with the reason
+    unsure: list[str] = field(default_factory=list)  # what was copied without a row of the table
 
     @property
     def is_whole(self) -> bool:
-        """Whether each tensor of the target was made, and none of the source was left over."""
+        """Whether every tensor of the target was made, and none of the source was left over."""
         return not self.missing and not self.unused
 
     def __str__(self) -> str:
@@ -49,14 +50,8 @@ class Conversion:
 
 
 def convert(source: Tree, target: Tree, state: Mapping[str, Array], modules: Mapping[str, str] | None = None) -> Conversion:
-    """Return a target's weights made of a source's.
-
-    Args:
-        source: the model that the weights are of.
-        target: the model that they are for; its shapes are demanded where it has them.
-        state: the source's tensors by full name.
-        modules: the target's modules, each with its name in the source; modules that it does not name are called alike.
-    """
+    """Return a target's weights made of a source's ``state``, tensors by full name. ``modules`` are the target's, each with its
+    name in the source; others have the same name. A shape that the target states is required."""
     found = Conversion()
     given = dict(_neutral(source, state, found))
     used: set[str] = set()
@@ -68,8 +63,8 @@ def convert(source: Tree, target: Tree, state: Mapping[str, Array], modules: Map
             if (own is not None and tensor in own.ignored) or _is_second(layer, tensor) or inside_recurrent(target, scope):
                 continue
             parts = own.packed.get(tensor, (own.tensors.get(tensor, tensor),)) if own is not None else (tensor,)
-            wanted = [_source_name(scope, part, modules or {}) for part in parts]
-            wanted = [_untied(one, source, given) for one in wanted]
+            wanted = [path(_source(scope, modules or {}), part) for part in parts]
+            wanted = [one if one in given else source.ties.get(one, one) for one in wanted]
             lacking = [one for one in wanted if one not in given]
             if lacking:
                 _without(found, name, lacking, target)
@@ -136,17 +131,13 @@ def _split(name: str, tree: Tree) -> tuple[str, str]:
     return "", name
 
 
-def _source_name(scope: str, tensor: str, modules: Mapping[str, str]) -> str:
-    """Return the neutral name in the source of a tensor of a module of the target: by the module, else by one around it."""
+def _source(scope: str, modules: Mapping[str, str]) -> str:
+    """Return the source's name of a module of the target: by the module, else by one around it."""
     inner = ""
     while scope not in modules and scope:
         scope, _, last = scope.rpartition(".")
         inner = path(last, inner)
-    return path(path(modules.get(scope, scope), inner), tensor)
-
-
-def _untied(name: str, source: Tree, given: Mapping[str, Array]) -> str:
-    return source.ties.get(name, name) if name not in given else name
+    return path(modules.get(scope, scope), inner)
 
 
 def _is_second(layer: Layer | None, tensor: str) -> bool:
@@ -154,7 +145,7 @@ def _is_second(layer: Layer | None, tensor: str) -> bool:
 
 
 def inside_recurrent(tree: Tree, scope: str) -> bool:
-    """Tell whether a module is inside one that holds its tensors itself: a cell of an LSTM."""
+    """Tell whether a module is inside one that holds the tensors itself: a cell of an LSTM."""
     while scope:
         scope, _, _ = scope.rpartition(".")
         layer = tree.layer(scope) if scope in tree.nodes else None
@@ -192,3 +183,191 @@ def shapes_of(state: Mapping[str, Array]) -> dict[str, Shape]:
 def neutral_names(source: Tree, state: Mapping[str, Array]) -> dict[str, Shape]:
     """Return the shapes of a state's tensors by neutral names below the source's scopes."""
     return shapes_of(dict(_neutral(source, state, Conversion())))
+
+
+def convert_state(state: Mapping[str, Array], told: LayerMap, to: str) -> Conversion:
+    """Return a ``state``, tensors by full name, converted to a map's side of framework ``to`` (torch or paddle). Raises
+    TrueupError if the map does not name its frameworks, or they are the same or other ones."""
+    sides = {side: framework for side, framework in told.frameworks.items() if framework in FRAMEWORKS}
+    if len(set(sides.values())) != 2 or to not in sides.values():
+        raise TrueupError(
+            f"the map is of {' and '.join(told.frameworks.values()) or 'no named frameworks'}, and weights for {to} are wanted: it "
+            "needs a line `made = { baseline = 'torch', candidate = 'paddle' }`, as `trueup map` writes it"
+        )
+    target = next(side for side, framework in sides.items() if framework == to)
+    source = "baseline" if target == "candidate" else "candidate"
+    trees = {side: _tree(told, side, framework) for side, framework in sides.items()}
+    modules = told.modules if target == "candidate" else {b: c for c, b in told.modules.items()}
+    names = neutral_names(trees[source], state)
+    wanted = _expected(trees[target], modules, names)
+    return convert(trees[source], wanted, state, modules)
+
+
+def _tree(told: LayerMap, side: str, framework: str) -> Tree:
+    scopes = list(told.modules) if side == "candidate" else list(told.modules.values())
+    kinds = {scope: told.kinds.get(told.modules[scope] if side == "candidate" else scope, "") for scope in scopes}
+    kinds |= told.alone[side]
+    nodes = {scope: Node(scope, ("",)) for scope in sorted({"", *kinds}, key=lambda one: one.count("."))}
+    return Tree(framework, nodes, {}, {scope: kind for scope, kind in kinds.items() if kind in layers_by_name()})
+
+
+def _expected(target: Tree, modules: Mapping[str, str], names: Mapping[str, Shape]) -> Tree:
+    """Return the target with the tensors that the tables make of the source's."""
+    nodes = {}
+    held: dict[str, set[str]] = {}
+    for name in names:
+        scope, _, tensor = name.rpartition(".")
+        held.setdefault(scope, set()).add(tensor)
+    for scope in target.nodes:
+        layer, source = target.layer(scope), _source(scope, modules)
+        there = held.get(source, set())
+        own = layer.own[target.framework] if layer is not None else None
+        tensors: dict[str, Shape | None] = {}
+        if own is None or layer is None:
+            tensors = dict.fromkeys(sorted(there))
+        else:
+            back = {neutral: name for name, neutral in own.tensors.items()}
+            tensors = {back.get(one, one): None for one in sorted(there)}
+            for packed, parts in own.packed.items():
+                if all(path(source, part) in names for part in parts):
+                    for name in [name for name in tensors if own.tensors.get(name, name) in parts]:
+                        del tensors[name]
+                    tensors[packed] = None
+        nodes[scope] = Node(scope, ("",), tensors)
+    return Tree(target.framework, nodes, {}, target.kinds)
+
+
+# A damaged file's errors
+BROKEN = (ValueError, KeyError, EOFError, pickle.UnpicklingError, zipfile.BadZipFile, TypeError, AttributeError, MemoryError)
+
+LARGEST = 1 << 38  # bytes that a file of weights may have: 256 GB
+
+
+def read_state(path: str | Path) -> dict[str, Array]:
+    """Return the tensors of a file by name; raises TrueupError if it is missing, damaged, or holds anything but tensors."""
+    file = Path(path)
+    reader = READERS.get(file.suffix)
+    if reader is None:
+        raise TrueupError(f"{file}: weights are read from {', '.join(READERS)}, not {file.suffix or 'a file without ending'!r}")
+    try:
+        if not 0 < file.stat().st_size <= LARGEST:
+            raise TrueupError(f"{file} has {file.stat().st_size} bytes: expected 1 to {LARGEST}")
+        found = reader(file)
+    except OSError as error:
+        raise TrueupError(f"{file} cannot be read: {error.strerror or error}") from None
+    except BROKEN as error:
+        raise TrueupError(f"{file} is no file of weights: {str(error).splitlines()[0] if str(error) else error!r}") from None
+    odd = next((name for name, value in found.items() if not isinstance(value, np.ndarray) or value.dtype == object), None)
+    if odd is not None:
+        raise TrueupError(f"{file}: {odd!r} is no tensor; save the model's state_dict and nothing else")
+    return found
+
+
+def write_state(state: Mapping[str, Array], path: str | Path) -> Path:
+    """Write tensors as safetensors or npz; raises TrueupError for another kind, an existing file, or a failed write."""
+    file = Path(path)
+    if file.suffix not in (".safetensors", ".npz"):
+        raise TrueupError(f"{file}: weights are written as .safetensors or .npz, which every framework reads")
+    if file.exists():
+        raise TrueupError(f"{file} exists; choose another name or delete it")
+    try:
+        file.parent.mkdir(parents=True, exist_ok=True)
+        if file.suffix == ".npz":
+            held: dict[str, Any] = {name: np.asarray(one) for name, one in state.items()}
+            np.savez(file, **held)
+        else:
+            from safetensors.numpy import save_file
+
+            save_file({name: np.ascontiguousarray(one) for name, one in state.items()}, file)
+    except OSError as error:
+        raise TrueupError(f"{file} cannot be written: {error.strerror or error}") from None
+    return file
+
+
+def _safetensors(file: Path) -> dict[str, Array]:
+    from safetensors import SafetensorError
+    from safetensors.numpy import load_file
+
+    try:
+        return dict(load_file(file))
+    except SafetensorError as error:
+        raise ValueError(str(error)) from None
+
+
+def _npz(file: Path) -> dict[str, Array]:
+    with np.load(file, allow_pickle=False) as found:
+        return {name: found[name] for name in found.files}
+
+
+def _torch(file: Path) -> dict[str, Array]:
+    """Read a state_dict of torch.save; ``weights_only`` makes tensors and plain containers, and runs nothing."""
+    try:
+        import torch
+    except ImportError:
+        raise TrueupError(f"{file} is PyTorch's own format, and PyTorch is not installed; save it as .safetensors") from None
+    from trueup.recording.adapters.torch.buffers import to_numpy
+
+    try:
+        held = torch.load(file, map_location="cpu", weights_only=True)
+    except RuntimeError as error:
+        raise ValueError(str(error)) from None
+    if not isinstance(held, Mapping):
+        raise ValueError("it holds no state_dict")
+    return {str(name): np.array(to_numpy(one.detach())) if isinstance(one, torch.Tensor) else one for name, one in held.items()}
+
+
+class _Arrays(pickle.Unpickler):
+    """Makes NumPy arrays of numbers and plain containers; refuses anything else that a pickle asks for."""
+
+    def find_class(self, module: str, name: str) -> Any:
+        found = ALLOWED.get((module, name))
+        if found is None:
+            raise pickle.UnpicklingError(f"it asks for {module}.{name}, and only arrays of numbers are read")
+        return found
+
+
+def _reconstructed(kind: Any, shape: Any, code: Any) -> Array:
+    """Make the empty array with which an array's pickle begins; plain arrays only."""
+    del kind, shape, code
+    return np.ndarray.__new__(np.ndarray, (0,), np.uint8)
+
+
+def _from_buffer(buffer: Any, dtype: Any, shape: Any, order: Any = "C") -> Array:
+    """Make an array of bytes, as NumPy's pickles of protocol 5 do."""
+    return np.frombuffer(buffer, dtype=_plain(dtype)).reshape(shape, order=order if order in ("C", "F") else "C")
+
+
+def _dtype(text: Any, align: Any = False, copy: Any = False) -> np.dtype[Any]:
+    del align, copy
+    return _plain(np.dtype(text)) if isinstance(text, str) and len(text) < 16 else _plain(None)
+
+
+def _plain(dtype: Any) -> np.dtype[Any]:
+    if not isinstance(dtype, np.dtype) or dtype.kind not in "biufc" or dtype.hasobject:
+        raise pickle.UnpicklingError("it holds an array that is not of numbers")
+    return dtype
+
+
+KIND = object()  # what an array's pickle names as its class: only handed to `_reconstructed`, and nothing that could be called
+
+# Names in a pickle of arrays (NumPy 1 and 2), with replacements
+ALLOWED: Mapping[tuple[str, str], Any] = {
+    (f"{package}.{module}", name): made
+    for package in ("numpy.core", "numpy._core")
+    for module, name, made in (("multiarray", "_reconstruct", _reconstructed), ("numeric", "_frombuffer", _from_buffer))
+} | {("numpy", "ndarray"): KIND, ("numpy", "dtype"): _dtype}
+
+
+def _paddle(file: Path) -> dict[str, Array]:
+    """Read a state_dict of ``paddle.save``: a pickle of arrays, with a table of names that is left out."""
+    with file.open("rb") as stream:
+        held = _Arrays(stream).load()
+    if not isinstance(held, dict):
+        raise ValueError("it holds no state_dict")
+    return {str(name): value for name, value in held.items() if name != "StructuredToParameterName@@"}
+
+
+# By the ending of a file
+READERS: Mapping[str, Callable[[Path], dict[str, Array]]] = {
+    ".safetensors": _safetensors, ".npz": _npz, ".pt": _torch, ".pth": _torch, ".bin": _torch, ".pdparams": _paddle,
+}  # fmt: skip

@@ -1,11 +1,11 @@
 """Alignment as a recipe: the steps and the numbers of a porting guide, followed over two captures.
 
-`recipe` reads a recipe (``paddle.toml`` is one), `readings` keeps what a comparison measured in the first step, `checks` are the
-steps, `bisecting` goes from module to module, `following` makes the steps in order, `deeper` records what is needed next. All that
-is measured comes from `trueup.comparison.verdict`. Used by ``trueup align --recipe`` and the reports.
+`recipe` reads a recipe (such as ``paddle.toml``), `readings` keeps what a comparison measured in the first step, `following` makes
+the steps in order and shows the way to the blamed call, `inside` records operators where there were modules alone.
+`trueup.comparison.verdict` measures. Used by ``trueup align --recipe`` and the reports.
 """
 
 from trueup.analysis.recipes.following import follow
-from trueup.analysis.recipes.found import Outcome, RecipeResult
+from trueup.analysis.recipes.recipe import Outcome, RecipeResult
 
 __all__ = ["Outcome", "RecipeResult", "follow"]

@@ -1,18 +1,30 @@
-"""Following a recipe: the steps in order, up to the first that explains the difference."""
+"""Following a recipe: the steps in order, one function each, up to the first that explains the difference.
+
+A step says what it looked at and whether that passes by the recipe's numbers. The guide prints by hand what each module of a floor
+gave, in order, and looks into the first that differs. That module may only pass a difference on, which arose between two modules or
+within the guide's numbers. So the comparison names the call, and this shows the way there: on each floor the module that holds it,
+after what was executed before. What to do next: record operators too (`inside`), set a switch alike, or look at the call to blame.
+"""
 
 from __future__ import annotations
 
 import dataclasses
+import fnmatch
+import math
+import shlex
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 
-from trueup.analysis.recipes.checks import Facts, make
-from trueup.analysis.recipes.deeper import advice
-from trueup.analysis.recipes.found import Outcome, RecipeResult
-from trueup.analysis.recipes.readings import Readings
-from trueup.analysis.recipes.recipe import Recipe, Step, load
+from trueup.analysis.bisection.search import Attempt
+from trueup.analysis.recipes import inside
+from trueup.analysis.recipes.readings import FAILS, OPEN, PASSES, Reading, Readings, percent
+from trueup.analysis.recipes.recipe import Outcome, Recipe, RecipeResult, Rung, RungStatus, Step, load
+from trueup.analysis.remedy.advice import next_command
 from trueup.comparison.result.comparing import compare
-from trueup.foundation.model import TrueupError
+from trueup.foundation.model import Finding, Result, Status, TrueupError
 from trueup.foundation.store import Capture, open_capture
+from trueup.foundation.words.wording import counted, one_line
 
 
 def follow(
@@ -25,53 +37,448 @@ def follow(
         >>> found.verdict, found.deviating.name             # doctest: +SKIP
         ('deviates', 'backward')
 
-    Args:
-        baseline: the trusted capture.
-        candidate: the capture under suspicion.
-        recipe: ``paddle``, or the path of a recipe file (docs/align.md).
-        mapping: as of `trueup.compare`.
-        metric: what the two trainings ended with (accuracy, loss), baseline's first.
-        every: make all steps, also after one that deviates.
-
-    Raises:
-        TrueupError: the recipe cannot be read, the captures are of different numbers of ranks, or cannot be compared at all.
+    ``recipe`` is ``paddle`` or the path of a recipe file (docs/align.md); ``mapping`` is as of `trueup.compare`; ``metric`` is what
+    the two trainings ended with (accuracy, loss), baseline's first; ``every`` goes on after a step that deviates. Raises
+    TrueupError if the recipe cannot be read, the captures have different numbers of ranks, or cannot be compared at all.
     """
     known = recipe if isinstance(recipe, Recipe) else load(recipe)
-    first, second = (c if isinstance(c, Capture) else open_capture(c) for c in (baseline, candidate))
-    _require_same_world(first, second)
-    readings = Readings({step.check: step.fail for step in known.steps if step.fail})
+    first, second = map(open_capture, (baseline, candidate))
+    sizes = [_world(capture) for capture in (first, second)]
+    if sizes[0] != sizes[1]:  # each rank sees other data, and gradients are means over all ranks
+        raise TrueupError(
+            "The runs are of different sizes and cannot be aligned.\n"
+            f"  where:    {first.path} and {second.path}\n"
+            "  expected: the same number of ranks, for each sees its own share of the data and gradients are means over all\n"
+            f"  got:      {sizes[0]} and {sizes[1]}\n"
+            "  next:     run both with the same number of ranks; one each is the simplest"
+        )
+    readings = Readings({step.check: step.limits for step in known.steps if step.fail})
     result = compare(first, second, mapping=mapping, see=readings.see)
     facts = Facts(result, readings, metric)
     outcomes: list[Outcome] = []
     for step in known.steps:
         stopped = not every and any(outcome.status == "DEVIATES" for outcome in outcomes)
-        outcomes.append(_not_reached(step) if stopped else make(step, facts))
+        outcomes.append(_outcome(step, "not reached", "") if stopped else make(step, facts))
     found = RecipeResult(known.name, tuple(outcomes), result, readings.step or 0, readings.has_operators)
-    return dataclasses.replace(found, advice=advice(found, (first, second)))
-
-
-def _not_reached(step: Step) -> Outcome:
-    return Outcome(step.name, step.check, "not reached", "", step.numbers, step.origin)
-
-
-def _require_same_world(first: Capture, second: Capture) -> None:
-    """Refuse 8 ranks against 1: each rank sees other data, and gradients are means over all of them.
-
-    Raises:
-        TrueupError: the runs are of different sizes.
-    """
-    sizes = [_world(capture) for capture in (first, second)]
-    if sizes[0] == sizes[1]:
-        return
-    raise TrueupError(
-        "The runs are of different sizes and cannot be aligned.\n"
-        f"  where:    {first.path} and {second.path}\n"
-        "  expected: the same number of ranks, for each sees its own share of the data and gradients are means over all\n"
-        f"  got:      {sizes[0]} and {sizes[1]}\n"
-        "  next:     run both with the same number of ranks; one each is the simplest"
-    )
+    return dataclasses.replace(found, advice=advice(found, (first, second), mapping))
 
 
 def _world(capture: Capture) -> int:
     told = [int(manifest["world_size"]) for manifest in capture.ranks.values() if str(manifest.get("world_size", "")).isdigit()]
     return max([len(capture.ranks), *told])
+
+
+Advice = tuple[str, tuple[str, ...]]
+
+
+def advice(found: RecipeResult, captures: tuple[Capture, Capture], mapping: str | Path | None = None) -> Advice | None:
+    """Return what to do next with its commands, or None if everything passes."""
+    outcome = found.deviating
+    if outcome is not None and outcome.check == "environment":
+        return "set it the same on both sides, record again, and follow the recipe again", ()
+    if inside.is_wanted(found):
+        options = ["--level", "module", "--level", "api", "--steps", inside.steps_of(found), "--stop"]
+        places = [f"{capture.path}{inside.INSIDE}" for capture in captures]
+        both = zip(captures, places, strict=True)
+        lines = [_words("trueup", "capture", "-o", place, *options, "--", *_command(capture)) for capture, place in both]
+        told = [] if mapping is None else ["--map", str(mapping)]
+        pair = _words("trueup", "align", *places, "--recipe", found.recipe, *told)
+        return "record operators beside the modules on both sides, and follow the recipe again", (*lines, pair)
+    told_next = next_command(found.result) if outcome is not None else None
+    return None if told_next is None else (told_next[0], (told_next[1],))
+
+
+def further(
+    found: RecipeResult, command: Sequence[str], base_command: Sequence[str] | None, again: Callable[[Path, Path], RecipeResult],
+    mapping: str | Path | None = None, tell: Callable[[Attempt], None] = lambda _: None,
+) -> RecipeResult | None:  # fmt: skip
+    """Look for the call inside the modules by running both trainings again; None if nothing has to be recorded. Raises TrueupError
+    if a command does not start, or the baseline's is unknown: a command that a capture names is never run by itself."""
+    if not inside.is_wanted(found):
+        return None
+    if base_command is None:
+        own = (found.advice or ("", ("",)))[1][0]
+        raise TrueupError(
+            "The operators have to be recorded in the baseline, too.\n"
+            "  expected: --base-command 'python train.py ...'\n  got:      the candidate's command alone\n"
+            f"  next:     give it, or record them where the baseline runs: {own}"
+        )
+    return inside.search(found, (base_command, command), mapping, again, tell)
+
+
+def _command(capture: Capture) -> list[str]:
+    told = capture.root.get("command")
+    return [str(word) for word in told] if isinstance(told, list) and told else ["COMMAND"]
+
+
+def _words(*words: str) -> str:
+    return " ".join(shlex.quote(one_line(word)) for word in words)
+
+
+FROM_OUTSIDE = ("input", "argument", "random")  # no operator's fault: data, weights, numbers, flags, random numbers
+NAMED = 3
+
+
+@dataclass(frozen=True, slots=True)
+class Facts:
+    """What the steps go by."""
+
+    result: Result
+    readings: Readings
+    metric: tuple[float, float] | None
+
+    def culprits(self, phase: str | None = None, step: int | None = None) -> list[Finding]:
+        """Return the comparison's culprits, on request of one phase and step."""
+        found = self.result.culprits
+        return [c for c in found if (phase is None or c.phase == phase) and (step is None or c.step == step)]
+
+
+def make(step: Step, facts: Facts) -> Outcome:
+    """Make a step."""
+    return CHECKS[step.check](step, facts)
+
+
+def _environment(step: Step, facts: Facts) -> Outcome:
+    sides = [facts.result.baseline.environment, facts.result.candidate.environment]
+    wrong = [
+        f"{name} is {side[name]} in the {which}, and has to be {' or '.join(values)}"
+        for name, values in step.must.items()
+        for which, side in zip(("baseline", "candidate"), sides, strict=True)
+        if name in side and side[name] not in values
+    ]
+    common = [name for name in sides[0] if name in sides[1]]
+    differing = [name for name in common if _plain(sides[0][name]) != _plain(sides[1][name])]
+    told = [name for name in differing if name.startswith("version of ") or _any(name, step.may_differ)]
+    set_once = [
+        name
+        for side, other in ((sides[0], sides[1]), (sides[1], sides[0]))
+        for name in side
+        if name not in other and name.isupper() and not _any(name, step.may_differ)
+    ]  # a variable that one side sets; switches of a framework that the other is not differ in name alone
+    wrong += [f"{name} differs: {sides[0][name]} and {sides[1][name]}" for name in differing if name not in told]
+    remarks = [f"may differ: {one_line(name)}, {one_line(sides[0][name])} and {one_line(sides[1][name])}" for name in told]
+    remarks += [f"set in one run only: {one_line(name)}" for name in set_once]
+    if wrong:
+        more = f" (and {len(wrong) - 1} more)" if len(wrong) > 1 else ""
+        return _outcome(step, "DEVIATES", one_line(wrong[0]) + more, (*map(one_line, wrong[1:]), *remarks))
+    if not common:
+        return _outcome(step, "could not tell", "the captures name no switch or seed that both have", remarks)
+    same = len(common) - len(differing)
+    seeds = sum(name.startswith("seed of ") for name in common)
+    said = f"{counted(same, 'switch', 'switches')}, versions and seeds are the same"
+    return _outcome(step, "pass", said if seeds else f"{said}; no seed was recorded on both sides", remarks)
+
+
+def _inputs(step: Step, facts: Facts) -> Outcome:
+    found = [c for c in facts.culprits(step=facts.readings.step) if c.kind in FROM_OUTSIDE]
+    if found:
+        return _outcome(step, "DEVIATES", found[0].sentence, [c.sentence for c in found[1:NAMED]], scope=found[0].scope)
+    outside = facts.readings.outside
+    total = outside.equal + outside.alike + outside.close + outside.apart
+    if not total:
+        return _outcome(step, "could not tell", "no data and no weights of the first step are in both captures")
+    said = f"{counted(total, 'tensor')} that come into step {facts.readings.step}: {outside.equal:,} bitwise equal"
+    said += f", {outside.alike:,} the same as far as statistics tell" if outside.alike else ""
+    said += f", {outside.close:,} within rounding" if outside.close else ""
+    if outside.unknown:
+        return _outcome(step, "could not tell", f"{outside.unknown:,} of the tensors that come in were not measured; {said}")
+    if outside.apart:
+        why = f"{outside.apart:,} of the tensors that come in differ by up to {percent(outside.furthest)}, more than rounding"
+        return _outcome(step, "could not tell", f"{why}, and the comparison does not say since when; {said}")
+    return _outcome(step, "pass", said)
+
+
+def _modules(step: Step, facts: Facts) -> Outcome:
+    """Judge forward or backward of the first step by the comparison: a tensor beyond the recipe's numbers may differ by rounding
+    alone (cancellation), one within them by a fault. The comparison's culprits in the optimizer count as wrong gradients."""
+    readings, phase = facts.readings, step.check
+    held = readings.levels(phase)
+    fine = next((level for level in ("api", "aten") if level in held), None)
+    entries = readings.of(phase, [level for level in ("module", fine) if level in held])
+    asked = entries if phase == "backward" else [r for r in entries if r.level == "module"] or entries
+    if not asked:
+        return _outcome(step, "could not tell", f"the captures have no {phase} of step {readings.step} in common")
+    beyond = [reading for reading in asked if reading.state == FAILS]
+    found = facts.culprits(phase, readings.step) + (facts.culprits("optimizer", readings.step) if phase == "backward" else [])
+    blamed = [c for c in found if beyond or c.phase != phase]
+    if blamed:
+        return _located(step, blamed, entries)
+    if beyond:
+        said = f"{_many(beyond, asked, phase)} beyond these numbers, the first, {_place(beyond[0])}: {beyond[0].figures}"
+        before = facts.culprits("forward", readings.step) + facts.culprits("data", readings.step)
+        if before:
+            remark = f"what they are made of differs already: {before[0].sentence}"
+            return _outcome(step, "DEVIATES", one_line(said), [remark], scope=before[0].scope)
+        doubts = readings.doubts[phase] or readings.doubts["forward"]
+        if doubts:
+            return _outcome(step, "could not tell", one_line(f"{doubts[0]}; {said}"))
+    loss = _losses_apart(step, facts)
+    if loss is not None:
+        remarks = [f"it starts at: {found[0].sentence}"] if found else []
+        return _outcome(step, "DEVIATES", loss, remarks, scope=found[0].scope if found else None)
+    remarks = _within(step, found, entries, asked)
+    if beyond:
+        remarks.append(one_line(f"{_many(beyond, asked, phase)} beyond these numbers and explained by rounding, {_worst(beyond)}"))
+    return _passed(step, facts, asked, remarks)
+
+
+def _located(step: Step, culprits: Sequence[Finding], entries: Sequence[Reading]) -> Outcome:
+    """Say which call the comparison blames, with the way to it."""
+    first = culprits[0]
+    if first.kind in ("input", "overwritten"):  # it is no fault of the call that reads it
+        return _outcome(step, "DEVIATES", f"what {one_line(first.scope or first.op)} got differs already", [first.sentence])
+    trail = way_to(first, tree(reading for reading in entries if reading.rank == first.rank))
+    ranks = {reading.rank for reading in entries}
+    more = {c.rank for c in culprits if (c.scope, c.op) == (first.scope, first.op)} - {first.rank}
+    said = f"{f'rank {first.rank}: ' if len(ranks) > 1 else ''}{trail.said}"
+    said += f" (and on {counted(len(more), 'more rank')})" if more else ""
+    return _outcome(step, "DEVIATES", one_line(said), [first.sentence], trail.rungs, first.scope)
+
+
+def _within(step: Step, culprits: Sequence[Finding], entries: Sequence[Reading], asked: Sequence[Reading]) -> list[str]:
+    """Say what is wrong within the recipe's numbers, or did not leave its module."""
+    inside = [reading for reading in entries if reading.state == FAILS and reading not in asked]
+    why = "inside a module that passes" if inside else "within these numbers, but more than rounding"
+    if inside and not culprits:
+        return [one_line(f"{why}: {inside[0].scope or inside[0].op}, {inside[0].slot}: {inside[0].figures}")]
+    found = [f"{why}: {c.sentence}" for c in culprits[:1]]
+    if step.check == "backward" and all(reading.level == "module" for reading in asked):
+        found.append("gradients of weights were not recorded: level api records them")
+    return found
+
+
+def _passed(step: Step, facts: Facts, asked: Sequence[Reading], remarks: Sequence[str]) -> Outcome:
+    """Say that the modules pass, unless something was not measured or is NaN."""
+    why = _open(step, facts, asked)
+    if why is not None:
+        return _outcome(step, "could not tell", one_line(why), remarks)
+    said = f"{_tensors(len(asked), step.check)} of {counted(len({(r.rank, r.seqs) for r in asked}), 'call')}"
+    rough = sum(not reading.exact for reading in asked)
+    if any(reading.error != 0 for reading in asked):
+        said += f"; {_worst([reading for reading in asked if reading.state != FAILS] or asked)}"
+    else:
+        said += f", the same as far as statistics tell ({rough:,} had no more)" if rough else ", all bitwise equal"
+    return _outcome(step, "pass", one_line(said), remarks)
+
+
+def _open(step: Step, facts: Facts, asked: Sequence[Reading]) -> str | None:
+    """Say what keeps a step from passing though nothing differs: tensors not measured or NaN; calls of one side only."""
+    open_ = [reading for reading in asked if reading.state == OPEN]
+    if open_:
+        return f"{len(open_):,} of {_tensors(len(asked), step.check)} were not measured, first {_place(open_[0])}"
+    level = "module" if any(reading.level == "module" for reading in asked) else asked[0].level
+    missing = [u for u in facts.result.unmatched if u.level == level and u.phase == step.check and u.step == facts.readings.step]
+    if missing:
+        verb = "exists" if len(missing) == 1 else "exist"
+        return f"{counted(len(missing), 'call')} of level {level} {verb} in only one run, first {missing[0].name}"
+    bad = [reading for reading in asked if reading.has_nan]
+    if bad:
+        return f"{len(bad):,} of {_tensors(len(asked), step.check)} hold NaN on both sides, first {_place(bad[0])}"
+    return None
+
+
+def _tensors(count: int, phase: str) -> str:
+    return counted(count, "gradient" if phase == "backward" else "tensor")
+
+
+def _many(some: Sequence[Reading], asked: Sequence[Reading], phase: str) -> str:
+    return f"{len(some):,} of {_tensors(len(asked), phase)} {'is' if len(some) == 1 else 'are'}"
+
+
+def _worst(readings: Sequence[Reading]) -> str:
+    worst = max(readings, key=lambda reading: -1.0 if math.isnan(reading.error) else reading.error)
+    return f"the worst, {_place(worst)}: {worst.figures}"
+
+
+def _place(reading: Reading) -> str:
+    return f"{reading.scope or reading.op} {reading.slot}"
+
+
+def _losses_apart(step: Step, facts: Facts) -> str | None:
+    """Say that the first step's losses are apart; None if they are not, or the recipe does not ask."""
+    other = dict(facts.result.candidate.losses)
+    before = next((loss for at, loss in facts.result.baseline.losses if at == facts.readings.step), None)
+    after = other.get(facts.readings.step or 0)
+    if step.loss is None or before is None or after is None:
+        return None
+    apart = _relative(before, after)
+    if apart <= step.loss:
+        return None
+    said = f"no module differs, but the losses of step {facts.readings.step} are {percent(apart)} apart"
+    return f"{said}: {before:.6g} and {after:.6g}"
+
+
+def _losses(step: Step, facts: Facts) -> Outcome:
+    other = dict(facts.result.candidate.losses)
+    pairs = [(at, loss, other[at]) for at, loss in facts.result.baseline.losses if at in other]
+    remarks = [f"within these numbers, but more than rounding: {c.sentence}" for c in facts.culprits()[:1]]
+    if len(pairs) < 2:
+        had = "no step has" if not pairs else f"only step {pairs[0][0]} has"
+        return _outcome(step, "could not tell", f"{had} a loss on both sides: record several, --steps 0:20", remarks)
+    bad = [at for at, before, after in pairs if math.isnan(before) and math.isnan(after)]
+    if bad:
+        return _outcome(step, "could not tell", f"the losses of step {bad[0]} are NaN on both sides", remarks)
+    relative = sum(_relative(before, after) for _, before, after in pairs) / len(pairs)
+    absolute = sum(_apart(before, after) for _, before, after in pairs) / len(pairs)
+    said = f"losses of {counted(len(pairs), 'step')}: on average {percent(relative)} apart, {absolute:.2g} absolute"
+    if min(relative, absolute) <= step.limit:
+        return _outcome(step, "pass", said, remarks)
+    worst = max(pairs, key=lambda pair: _relative(*pair[1:]))
+    said += f"; most in step {worst[0]}, {worst[1]:.6g} and {worst[2]:.6g}"
+    first = facts.culprits()[:1]
+    explained = [f"it starts at: {c.sentence}" for c in first] or ["no single call is to blame for certain"]
+    return _outcome(step, "DEVIATES", said, explained, scope=first[0].scope if first else None)
+
+
+def _metric(step: Step, facts: Facts) -> Outcome:
+    if facts.metric is None:
+        return _outcome(step, "not asked", "train to the end on both sides and give what you got: --metric BASE CAND")
+    before, after = facts.metric
+    if math.isnan(before) and math.isnan(after):
+        return _outcome(step, "could not tell", "both metrics are NaN")
+    apart = _relative(before, after)
+    said = f"{before:g} and {after:g}, {percent(apart)} apart"
+    return _outcome(step, "pass" if apart <= step.limit else "DEVIATES", said)
+
+
+def _outcome(
+    step: Step, status: Status, said: str, remarks: Sequence[str] = (), rungs: tuple[Rung, ...] = (), scope: str | None = None
+) -> Outcome:
+    return Outcome(step.name, step.check, status, said, step.numbers, step.origin, tuple(remarks), rungs, scope)
+
+
+def _plain(value: str) -> str:
+    """Return a switch's value without the framework's name: ``torch.float32`` is ``float32``."""
+    return value.removeprefix("torch.").removeprefix("paddle.")
+
+
+def _any(name: str, patterns: Sequence[str]) -> bool:
+    return any(fnmatch.fnmatchcase(name, pattern) for pattern in patterns)
+
+
+def _apart(before: float, after: float) -> float:
+    """Distance of two numbers; Inf where one is NaN and the other is not."""
+    if math.isnan(before) and math.isnan(after):
+        return 0.0
+    apart = abs(after - before)
+    return math.inf if math.isnan(apart) else apart
+
+
+def _relative(before: float, after: float) -> float:
+    apart = _apart(before, after)
+    return 0.0 if apart == 0 else apart / abs(before) if before else math.inf
+
+
+CHECKS: dict[str, Callable[[Step, Facts], Outcome]] = {
+    "environment": _environment, "inputs": _inputs, "forward": _modules, "backward": _modules, "losses": _losses,
+    "metric": _metric,
+}  # fmt: skip
+
+
+WORDS: dict[int, RungStatus] = {PASSES: "pass", FAILS: "DEVIATES", OPEN: "could not tell"}
+SIBLINGS = 4  # modules before the one that differs that are shown on each floor; more are counted
+
+
+@dataclass
+class Node:
+    """A module, or a call outside modules."""
+
+    name: str
+    own: list[Reading] = field(default_factory=list)
+    children: dict[str, Node] = field(default_factory=dict)
+
+    def state(self) -> int:
+        """Return whether it differs: its own tensors if it has any, else all inside it."""
+        found = [reading.state for reading in self.own] or [child.state() for child in self.children.values()]
+        return max(found, default=PASSES)
+
+    def worst(self) -> Reading | None:
+        """Return its own tensor that differs most, else the first one inside that differs."""
+        if self.own:
+            return max(self.own, key=lambda reading: (reading.state, -1.0 if math.isnan(reading.error) else reading.error))
+        found = [worst for child in self.children.values() if (worst := child.worst()) is not None]
+        return next((reading for reading in found if reading.state == FAILS), next(iter(found), None))
+
+    def first(self, side: int) -> int:
+        """Return the first execution number of its calls on a side."""
+        return min([*(r.seqs[side] for r in self.own), *(child.first(side) for child in self.children.values())])
+
+
+@dataclass(frozen=True)
+class Trail:
+    """The way down to a call."""
+
+    rungs: tuple[Rung, ...]
+    said: str  # where it is: a module and its figures, or the modules that it stands between
+
+
+def tree(readings: Iterable[Reading]) -> Node:
+    """Put the tensors of one rank into the modules that made them; calls of finer levels are leaves."""
+    root = Node("")
+    for reading in readings:
+        node = root
+        for part in reading.scope.split(".") if reading.scope else []:
+            node = node.children.setdefault(part, Node(part))
+        if reading.level != "module":
+            short = f"{reading.op.rpartition('.')[2]}#{reading.ordinal}"
+            node = node.children.setdefault(_leaf(reading), Node(short))
+        node.own.append(reading)
+    return root
+
+
+def way_to(culprit: Finding, root: Node) -> Trail:
+    """Return the floors from the model ``root`` (of the culprit's rank) down to a call that the comparison found, each with what
+    was executed before it. ``seq`` of a side that lacks the call is -1."""
+    side = 1 if culprit.seq[1] >= 0 else 0
+    steps = culprit.scope.split(".") if culprit.scope else []
+    steps += [_leaf(culprit)] if culprit.level != "module" else []
+    rungs: list[Rung] = []
+    node, depth = root, 0
+    for depth, name in enumerate(steps):
+        inner = node.children.get(name)
+        if inner is None:
+            before, after = _around(node, culprit.seq[side], side)
+            here = Rung(depth, culprit.op.rpartition(".")[2], "DEVIATES", _found(culprit))
+            return Trail((*rungs, *_shown(before, depth), here), _between(culprit, before, after))
+        before, _ = _around(node, inner.first(side), side)
+        rungs += [*_shown(before, depth), _rung(inner, depth, FAILS)]  # the comparison says so, whatever its own figures are
+        node = inner
+    if culprit.phase == "optimizer":  # which gradient it was is in the comparison's sentence; the worst of them may be rounding
+        return Trail(tuple(rungs), f"{culprit.scope or culprit.op}: what the optimizer made of its gradients")
+    worst = node.worst()
+    where = culprit.scope or culprit.op
+    return Trail(tuple(rungs), where if worst is None else f"{where}, {worst.op.rpartition('.')[2]} {worst.slot}: {worst.figures}")
+
+
+def _leaf(call: Reading | Finding) -> str:
+    return f"{call.op}#{call.ordinal}"
+
+
+def _around(node: Node, place: int, side: int) -> tuple[list[Node], list[Node]]:
+    """Split the children into those executed before a place and the rest."""
+    children = sorted(node.children.values(), key=lambda child: child.first(side))
+    before = [child for child in children if child.first(side) < place]
+    return before, children[len(before) :]
+
+
+def _between(culprit: Finding, before: list[Node], after: list[Node]) -> str:
+    inside = f" of {culprit.scope}" if culprit.scope else ""
+    ends = f"between {before[-1].name} and {after[0].name}" if before and after else ""
+    alone = f" (only in the {'candidate' if culprit.seq[1] >= 0 else 'baseline'})" if min(culprit.seq) < 0 else ""
+    ends = ends or (f"after {before[-1].name}" if before else f"before {after[0].name}" if after else "in the model")
+    return f"{ends}{inside}: {culprit.op.rpartition('.')[2]}{alone}, {_found(culprit)}"
+
+
+def _found(culprit: Finding) -> str:
+    return f"tensor {percent(culprit.error_out)} off"
+
+
+def _shown(before: list[Node], depth: int) -> list[Rung]:
+    hidden, shown = before[:-SIBLINGS], before[-SIBLINGS:]
+    counted = [Rung(depth, f"{len(hidden)} before", WORDS[max(child.state() for child in hidden)], "")] if hidden else []
+    return counted + [_rung(child, depth, child.state()) for child in shown]
+
+
+def _rung(node: Node, depth: int, state: int) -> Rung:
+    worst = node.worst()
+    return Rung(depth, node.name, WORDS[state], "" if worst is None else worst.figures)

@@ -1,4 +1,4 @@
-"""What a comparison measured in the first step, in columns: each tensor that a call made; how many came from outside."""
+"""What a comparison measured in the first step, in columns: each tensor that a call made, and the number from outside."""
 
 from __future__ import annotations
 
@@ -9,21 +9,20 @@ from functools import cached_property
 
 import numpy as np
 
-from trueup.comparison.graph.streams import NONE, Array, is_input, is_weight
+from trueup.comparison.graph.streams import NONE, Array, distinct
 from trueup.comparison.measures.measure import DIGEST, STATISTICS, TENSOR
-from trueup.comparison.verdict.criteria import Limit, apply
 from trueup.comparison.verdict.judged import Part, Verdicts, only_modules
+from trueup.comparison.verdict.limits import apply
+from trueup.foundation.facts.criteria import Limit
+from trueup.foundation.facts.slots import is_input, is_weight
 from trueup.foundation.words.reasons import in_words
 from trueup.foundation.words.wording import sci
 
 PHASES = ("forward", "backward")
 COLUMNS = tuple("rank before_seq seq level phase scope op ordinal slot state error before after scale bound exact nan".split())
-NEAR_ZERO = 1e-3
-"""Of the root mean square: a mean below this is what elements that cancel leave over; its relative difference tells nothing."""
-FLOAT32 = 2.0**-24
-"""Unit roundoff, of which the criterion grants some to what comes in."""
-PASSES, OPEN, FAILS = range(3)
-"""States of a tensor, the worse the larger."""
+NEAR_ZERO = 1e-3  # of the root mean square: a smaller mean is left by cancellation; its relative difference tells nothing
+FLOAT32 = 2.0**-24  # unit roundoff, of which the criterion grants some to what comes in
+PASSES, OPEN, FAILS = range(3)  # states of a tensor, the worse the larger
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,27 +30,20 @@ class Reading:
     """A tensor on both sides."""
 
     rank: int
-    seqs: tuple[int, int]
-    """Execution numbers of the call in the baseline and in the candidate."""
+    seqs: tuple[int, int]  # execution numbers of the call in the baseline and in the candidate
     level: str
     phase: str
     scope: str
     op: str
     ordinal: int
     slot: str
-    state: int
-    """By the numbers of the recipe: `PASSES`, `FAILS` or `OPEN`, where the captures do not tell."""
-    error: float
-    """Relative L2 error; NaN where it was not measured."""
+    state: int  # by the numbers of the recipe: `PASSES`, `FAILS` or `OPEN`, where the captures do not tell
+    error: float  # relative L2 error; NaN where it was not measured
     means: tuple[float, float]
-    scale: float
-    """Root mean square of the baseline's elements."""
-    is_bound: bool = False
-    """Whether another tool's statistics are all that is known, so that the error is at least so much."""
-    exact: bool = False
-    """Whether all bytes were compared, or their digests."""
-    has_nan: bool = False
-    """Whether both sides hold NaN."""
+    scale: float  # root mean square of the baseline's elements
+    is_bound: bool = False  # whether another tool's statistics are all that is known, so that the error is at least so much
+    exact: bool = False  # whether all bytes were compared, or their digests
+    has_nan: bool = False  # whether both sides hold NaN
 
     @property
     def figures(self) -> str:
@@ -76,36 +68,27 @@ class Outside:
     """What came into the first step from outside: data and weights."""
 
     equal: int = 0
-    close: int = 0
-    """Not bitwise equal, and within the rounding that the criterion grants to what comes in."""
-    alike: int = 0
-    """Of which statistics are all that is known, and they are the same."""
-    apart: int = 0
-    """Further apart than rounding."""
-    furthest: float = 0.0
-    """Relative L2 error of the one that is furthest apart."""
+    close: int = 0  # not bitwise equal, and within the rounding that the criterion grants to what comes in
+    alike: int = 0  # of which statistics are all that is known, and they are the same
+    apart: int = 0  # further apart than rounding
+    furthest: float = 0.0  # relative L2 error of the one that is furthest apart
     unknown: int = 0
 
 
 @dataclass
 class Readings:
-    """Gathers entries while a comparison runs: pass `see` to `trueup.compare`.
-
-    Args:
-        limits: of the checks ``forward`` and ``backward``, by check; what a recipe lacks is not looked at.
-    """
+    """Gathers entries during a comparison: pass `see` to `trueup.compare`. Checks that ``limits`` lacks are not looked at."""
 
     limits: dict[str, tuple[Limit, ...]]
-    step: int | None = None
-    """The first step that both runs hold."""
+    step: int | None = None  # the first step that both runs hold
     outside: Outside = field(default_factory=Outside)
+    # By phase: what that step leaves unexplained
     doubts: dict[str, list[str]] = field(default_factory=lambda: {phase: [] for phase in PHASES})
-    """By phase: what the comparison could not explain in that step, in words."""
     _parts: list[dict[str, Array]] = field(default_factory=list)
     _names: Sequence[str] = ()
 
     def see(self, part: Part) -> None:
-        """Take in what was measured and judged of a part."""
+        """Take what was measured and judged of a part."""
         errors = part.verdicts.errors
         candidate = errors.streams[1]
         if not len(candidate):
@@ -159,7 +142,7 @@ class Readings:
         self.outside.unknown += int(np.count_nonzero(np.isnan(error)))
 
     def of(self, phase: str, levels: Sequence[str]) -> list[Reading]:
-        """Return the entries of a phase at some levels, in order of execution, ranks one after the other."""
+        """Return the entries of a phase at some levels, in order of execution, one rank after the other."""
         wanted = [self._names.index(level) for level in levels if level in self._names]
         if phase not in self._names:
             return []
@@ -169,15 +152,15 @@ class Readings:
         return [self._at(n) for n in order.tolist()]
 
     def levels(self, phase: str) -> set[str]:
-        """Return the levels of which there are entries of a phase."""
+        """Return the levels that have entries of a phase."""
         if phase not in self._names:
             return set()
         here = self._columns["level"][self._columns["phase"] == self._names.index(phase)]
-        return {self._names[k] for k in np.unique(here).tolist()}
+        return {self._names[k] for k in distinct(here).tolist()}
 
     @property
     def has_operators(self) -> bool:
-        """Whether there are entries of operators, and not of modules alone."""
+        """Whether there are entries of operators, beside modules."""
         return bool({"api", "aten"} & (self.levels("forward") | self.levels("backward")))
 
     @cached_property

@@ -1,5 +1,5 @@
-"""What may help: `suggesting` writes a policy for a finding, `healing` tries its rules, `advice` names the command to run next."""
+"""What may help: `advice` writes a policy for a finding and names the command to run next, `healing` tries the rules."""
 
-from trueup.analysis.remedy.suggesting import suggest
+from trueup.analysis.remedy.advice import suggest
 
 __all__ = ["suggest"]

@@ -1,7 +1,7 @@
 """From an overflow to a policy that is known to heal it: take the suggested rule, run the step again with it, judge it again.
 
-    runs/large-healed/policy.toml     the rules, one more each round
-    runs/large-healed/run-1           the capture of the first round, of the step found and the one after it
+runs/large-healed/policy.toml     the rules, one more each round
+runs/large-healed/run-1           the capture of the first round, of the step found and the one after it
 """
 
 from __future__ import annotations
@@ -12,16 +12,16 @@ from pathlib import Path
 from typing import Literal
 
 from trueup.analysis.anomalies import overflow
+from trueup.analysis.anomalies.describing import NARROW, wider_module
 from trueup.foundation.facts.anomaly import Anomaly, OverflowResult
-from trueup.foundation.model import TrueupError
 from trueup.foundation.store import Capture, open_capture
+from trueup.foundation.store.layout import new_folder
 from trueup.foundation.store.policy_uses import policy_lines
-from trueup.recording.policies.policy import load
+from trueup.recording.policies import load
 from trueup.recording.recorder import launch
 
 POLICY = "policy.toml"
-ROUNDS = 4
-"""Runs at most: each adds the rule for the call that overflows next."""
+ROUNDS = 4  # runs at most: each adds the rule for the call that overflows next
 
 HealWord = Literal["healed", "not healed", "nothing to heal", "could not tell"]
 
@@ -31,15 +31,11 @@ class Healed:
     """What became of it."""
 
     verdict: HealWord
-    sentence: str
-    """Several lines of plain text."""
-    policy: Path | None = None
-    """The file that was tried last."""
+    sentence: str  # several lines of plain text
+    policy: Path | None = None  # the file that was tried last
     runs: tuple[Path, ...] = ()
-    uses: tuple[str, ...] = ()
-    """What each rule changed in the last run."""
-    result: OverflowResult | None = None
-    """Of the last run."""
+    uses: tuple[str, ...] = ()  # what each rule changed in the last run
+    result: OverflowResult | None = None  # of the last run
 
     @property
     def exit_code(self) -> int:
@@ -51,24 +47,16 @@ def heal(
     capture: str | Path, command: Sequence[str], output: str | Path | None = None, *, policy: str | Path | None = None,
     rounds: int = ROUNDS,
 ) -> Healed:  # fmt: skip
-    """Find rules with which the step that overflowed does not, by running its command again.
-
-    Args:
-        capture: of the run that overflowed.
-        command: the same training; it ends when the step was recorded.
-        output: where policy.toml and the captures go; else beside the capture, ``<capture>-healed``.
-        policy: a policy to verify; else the rule that `trueup.overflow` suggests, and those for what overflows then.
-        rounds: runs at most; with a policy that was given, one.
-
-    Raises:
-        TrueupError: the capture or the policy cannot be read, the command does not start, or ``output`` holds something.
-    """
+    """Find rules with which the step that overflowed does not, by running its ``command`` again until that step is recorded.
+    ``policy`` is verified, in one run; else the rule that `trueup.overflow` suggests is tried, and those for what overflows then,
+    in at most ``rounds`` runs. policy.toml and captures go to ``output``, else ``<capture>-healed``. Raises TrueupError if the
+    capture or the policy cannot be read, the command does not start, or ``output`` holds something."""
     opened = open_capture(capture)
     before = overflow(opened)
     first = _first(before)
     if first is None:
         return Healed("nothing to heal", f"nothing in {opened.path} matters: {before.sentence.splitlines()[0]}")
-    folder = _folder(opened, output)
+    folder = new_folder(Path(f"{opened.path}-healed" if output is None else output))
     target = folder / POLICY
     rules = load(policy).text if policy is not None else first.policy
     if not rules.strip():
@@ -83,7 +71,10 @@ def heal(
         runs.append(folder / f"run-{len(runs) + 1}")
         code = launch.run(
             {
-                "directory": str(runs[-1]), "level": tuple(sorted(opened.levels)), "steps": steps, "stop": True,
+                "directory": str(runs[-1]),
+                "level": tuple(sorted(opened.levels)),
+                "steps": steps,
+                "stop": True,
                 "policy": str(target),
             },
             command,
@@ -94,12 +85,26 @@ def heal(
         result = overflow(runs[-1])
         now = _first(result)
         more = "" if now is None else now.policy
+        if now is not None and more in rules and now.place.phase == "backward":
+            more = _of_the_maker(open_capture(runs[-1]), now)
         if now is not None and (not more or more in rules):
             break
         rules += more
     assert result is not None
     uses = tuple(policy_lines(open_capture(runs[-1]).ranks.values()))
     return _ended(first, now, result, target, runs, uses)
+
+
+def _of_the_maker(capture: Capture, found: Anomaly) -> str:
+    """Return the rule for the module that made the input whose gradient does not fit; a gradient has its tensor's dtype."""
+    rank, step = found.place.rank, found.place.step
+    columns = ["seq", "scope", "slot", "forward_seq", "producer_seq", "dtype"]
+    rows = capture.records(columns=columns, rank=rank, step=step).to_pylist()
+    forward = next((row["forward_seq"] for row in rows if row["seq"] == found.place.seq), None)
+    read = [row for row in rows if row["seq"] == forward and str(row["slot"]).startswith("input.") and row["dtype"] in NARROW]
+    scopes = {row["seq"]: row["scope"] for row in rows}
+    scope = next((scopes[row["producer_seq"]] for row in read if scopes.get(row["producer_seq"])), None)
+    return "" if scope is None else wider_module(scope)
 
 
 def _ended(
@@ -116,9 +121,20 @@ def _ended(
         lines = [f"with {count}, {name} is clean, and the rest of step {first.place.step} too", f"policy: {policy}"]
         return _with(more, "healed", "\n".join(lines))
     lines = [f"with the policy: {now.sentence}", f"policy: {policy}"]
+    if _casts_itself(first, now):
+        where = now.place.source or now.place.scope
+        why = "its module runs in a wider dtype, and the code in it casts, which no rule undoes"
+        lines.insert(1, f"{why}: change the cast, {where}")
     if not now.policy:
         lines.insert(1, f"no rule is known for it: {_why_none(now)}")
     return _with(more, "not healed", "\n".join(lines))
+
+
+def _casts_itself(first: Anomaly, now: Anomaly) -> bool:
+    """Tell whether a call overflows in a narrow dtype again, in the forward of a module in a wider one, autocast off."""
+    same = all(getattr(now.place, part) == getattr(first.place, part) for part in ("phase", "level", "scope", "op", "ordinal"))
+    in_module = now.place.phase == "forward" and 'level = "module"' in first.policy
+    return same and in_module and any(slot.dtype in NARROW for slot in now.slots)
 
 
 def _with(found: Healed, verdict: HealWord, sentence: str) -> Healed:
@@ -137,10 +153,3 @@ def _why_none(one: Anomaly) -> str:
     if one.kind == "nan":
         return "NaN in float32 is mathematics (the logarithm of a negative number, 0/0), not range"
     return "a wider dtype does not help"
-
-
-def _folder(capture: Capture, output: str | Path | None) -> Path:
-    folder = Path(f"{capture.path}-healed") if output is None else Path(output)
-    if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
-        raise TrueupError(f"{folder} is not empty\n  next:     name another directory with -o, or remove it")
-    return folder

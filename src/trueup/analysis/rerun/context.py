@@ -1,12 +1,10 @@
-"""The fewest calls that show a failure which a call by itself does not: what is left in memory, or handed on in another form.
+"""The fewest calls that show a failure which a call by itself does not: of what is left in memory, or handed on in another form.
 
-The calls before the one that is blamed are executed with it, each with its recorded inputs and, where it reads a result of another
-one, with that result as it lies on the device. The set is widened (the calls that made its inputs, the last call of its kind, then
-ever longer stretches of the training before it) until the failure shows, and taken apart by delta debugging (ddmin, Zeller and
-Hildebrandt 2002) while the same failure stays. Each set is tried on a device that has done nothing before.
-
-A call whose inputs another one computed wrong is a victim and no culprit. So, where the failure needs results that are handed on,
-each call that makes one is tried by itself.
+The earlier calls are executed with the blamed one, each with its recorded inputs; where it reads another's result, with that result
+as it lies on the device. The set is widened (the calls that made its inputs, the last call of its kind, ever longer stretches
+before it) until the failure shows, and then reduced by delta debugging (`ddmin`) while the same failure stays. Each set runs on a
+device that has done nothing before. A call whose inputs another one computed wrong is a victim: if the failure needs handed-on
+results, each call that makes one is tried by itself.
 """
 
 from __future__ import annotations
@@ -17,38 +15,28 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from trueup.analysis.ddmin import fewest
 from trueup.analysis.rerun.minimise import Signature
 from trueup.analysis.rerun.trying import Recorded, Trying
 from trueup.foundation.store.segment import numpy_dtype
-from trueup.recording.execution.chains import Chain
+from trueup.recording.execution.cases import Chain
 from trueup.recording.execution.recorded import RecordedCall, RecordedCalls
 
-MOST_BYTES = 1 << 31
-"""Of recorded inputs of all calls that are tried together."""
-MOST_BROKEN = 64
-"""Calls that cannot be executed and are left out, at most."""
+MOST_BYTES = 1 << 31  # of recorded inputs of all calls that are tried together
+MOST_BROKEN = 64  # calls that cannot be executed and are left out, at most
 
 
 @dataclass(frozen=True)
 class Context:
     """What was found."""
 
-    chain: Chain | None
-    """The fewest calls that show it, in memory; None: none do."""
+    chain: Chain | None  # the fewest calls that show it, in memory; None: none do
     notes: list[str] = field(default_factory=list)
-    spoiled_by: int | None = None
-    """Execution number of a call before it that is wrong by itself: then this one is its victim."""
 
 
 def find_context(calls: RecordedCalls, target: RecordedCall, trying: Trying, seconds: float) -> Context:
-    """Find the fewest calls that, executed before a call, make it fail.
-
-    Args:
-        calls: of the capture; of detail ``tensor``.
-        target: the call; by itself it is right.
-        trying: executes them, each set afresh.
-        seconds: after which the smallest set so far is taken.
-    """
+    """Find the fewest earlier calls that make ``target``, right by itself, fail, in a capture of detail ``tensor``. ``trying``
+    executes each set afresh; after ``seconds`` the smallest set so far is taken."""
     before = earlier(calls, target)
     search = _Search(Path(calls.capture.path), target, trying, time.monotonic() + seconds)
     widest: Sequence[RecordedCall] = ()
@@ -60,22 +48,19 @@ def find_context(calls: RecordedCalls, target: RecordedCall, trying: Trying, sec
             break
     if search.wanted is None:
         return Context(None, [_nothing(before, widest, search, seconds)])
-    fewest = search.reduced()
-    notes = [f"by itself it is right; it fails after {_counted(len(fewest))}, found in {trying.tried} executions of sets of calls"]
+    needed = search.reduced()
+    others = "one other call" if len(needed) == 1 else f"{len(needed)} other calls"
+    notes = [f"by itself it is right; it fails after {others}, found in {trying.tried} executions of sets of calls"]
     if search.late:
         notes.append(f"stopped after {seconds:g} s: fewer calls may do")
-    linked = not search.fails(fewest, linked=False)
-    spoiled = search.wrong_alone(fewest) if linked else None
+    linked = not search.fails(needed, linked=False)
+    spoiled = search.wrong_alone(needed) if linked else None
     if spoiled is not None:
         named = next(c for c in before if c.seq == spoiled)
         notes.append(f"call {spoiled} before it ({named.key.op}) is wrong by itself and hands that on: name that one")
-        return Context(None, notes, spoiled)
-    settled = trying.settle(search.chosen(fewest, linked=linked))
-    return Context(settled.get("chain"), notes, spoiled)
-
-
-def _counted(n: int) -> str:
-    return "one other call" if n == 1 else f"{n} other calls"
+        return Context(None, notes)
+    settled = trying.settle(search.chosen(needed, linked=linked))
+    return Context(settled.get("chain"), notes)
 
 
 def _nothing(before: Sequence[RecordedCall], widest: Sequence[RecordedCall], search: _Search, seconds: float) -> str:
@@ -89,11 +74,11 @@ def _nothing(before: Sequence[RecordedCall], widest: Sequence[RecordedCall], sea
     return f"it is right by itself, and right after {of}, too{late}{broken}"
 
 
-# -------------------------------------------------------------------- which calls
 def earlier(calls: RecordedCalls, target: RecordedCall) -> list[RecordedCall]:
-    """Return the calls of a level that were executed before a call, none within another: in its step and those before."""
+    """Return the calls of a level that were executed before a call in its step and earlier ones, none within another."""
     rank, level = target.key.rank, target.key.level
-    around = set(_around(calls, target))
+    of_step = {c.seq: c for c in calls.of_step(rank, target.key.step, ("aten", "api", "module"))}
+    around = set(_parents(of_step, target))
     found: list[RecordedCall] = []
     for step in sorted((s for s in calls.capture.steps if s <= target.key.step), reverse=True):
         ours = {c.seq: c for c in calls.of_step(rank, step, (level,))}
@@ -101,12 +86,6 @@ def earlier(calls: RecordedCalls, target: RecordedCall) -> list[RecordedCall]:
         kept = [c for s, c in ours.items() if s < target.seq and s not in around and s not in inside and _executable(c)]
         found = [*sorted(kept, key=lambda c: c.seq), *found]
     return found
-
-
-def _around(calls: RecordedCalls, call: RecordedCall) -> Iterator[int]:
-    """Yield the calls that a call is executed within."""
-    of_step = {c.seq: c for c in calls.of_step(call.key.rank, call.key.step, ("aten", "api", "module"))}
-    yield from _parents(of_step, call)
 
 
 def _parents(calls: Mapping[int, RecordedCall], call: RecordedCall) -> Iterator[int]:
@@ -122,10 +101,8 @@ def _executable(call: RecordedCall) -> bool:
 
 
 def widened(before: Sequence[RecordedCall], target: RecordedCall) -> Iterator[list[RecordedCall]]:
-    """Yield ever larger sets of the calls before a call, each in the order of execution.
-
-    First what made its inputs, then the last call of its kind with the same shapes, then the last 4, 16, 64 ... calls.
-    """
+    """Yield ever larger sets of earlier calls in order of execution: the makers of the inputs, then the last call of the same kind
+    and shapes, then the last 4, 16, 64 ... calls."""
     by_seq = {call.seq: call for call in before}
     seen: set[tuple[int, ...]] = set()
 
@@ -148,7 +125,7 @@ def widened(before: Sequence[RecordedCall], target: RecordedCall) -> Iterator[li
 
 
 def made_inputs(before: Mapping[int, RecordedCall], target: RecordedCall, depth: int) -> list[RecordedCall]:
-    """Return the calls that made what a call reads, and so on, ``depth`` times."""
+    """Return the calls that made what a call reads, and their makers, ``depth`` times."""
     found: dict[int, RecordedCall] = {}
     edge = [target]
     for _ in range(depth):
@@ -164,7 +141,7 @@ def _same_kind(call: RecordedCall, target: RecordedCall) -> bool:
 
 
 def _affordable(chosen: Sequence[RecordedCall]) -> list[RecordedCall]:
-    """Return the last of some calls whose inputs fit together into memory."""
+    """Return the last calls whose inputs fit together into memory."""
     left, kept = MOST_BYTES, []
     for call in reversed(chosen):
         left -= sum(t.numel * numpy_dtype(t.dtype).itemsize for t in call.inputs.values())
@@ -174,7 +151,6 @@ def _affordable(chosen: Sequence[RecordedCall]) -> list[RecordedCall]:
     return kept[::-1]
 
 
-# -------------------------------------------------------------------- trying
 class _Search:
     def __init__(self, capture: Path, target: RecordedCall, trying: Trying, until: float) -> None:
         self._capture, self._target, self._trying, self._until = capture, target, trying, until
@@ -211,21 +187,8 @@ class _Search:
             self.broken.add(broken)
 
     def reduced(self) -> list[int]:
-        """Return the fewest calls with which it fails: without any one of them it does not, as far as the time goes."""
-        parts = 2
-        while self._failing and not self.late:
-            failing = self._failing
-            size = -(-len(failing) // parts)
-            pieces = [failing[k : k + size] for k in range(0, len(failing), size)]
-            rests = ([s for s in failing if s not in piece] for piece in pieces)
-            if parts == 2 and any(len(piece) < len(failing) and self.fails(piece) for piece in pieces):
-                continue
-            if any(self.fails(rest) for rest in rests):
-                parts = max(parts - 1, 2)
-            elif size == 1:
-                break
-            else:
-                parts = min(2 * parts, len(failing))
+        """Return the fewest calls with which it fails: none can be left out, as far as the time goes."""
+        fewest(self._failing, lambda seqs: not self.late and self.fails(seqs))
         return self._failing
 
     def wrong_alone(self, seqs: Sequence[int]) -> int | None:

@@ -3,8 +3,7 @@
 >>> executing(framework_of(trueup.open_capture("runs/cpu")))
 <module 'trueup.recording.adapters.paddle.executing' ...>
 
-A framework whose calls can be executed again says so in the registry (`adapters.Adapter.executes`); the module ``executing``
-of its adapter has what `Executing` lists.
+The registry (`adapters.Adapter.executes`) says whose calls can be executed; the adapter's module ``executing`` is an `Executing`.
 """
 
 from __future__ import annotations
@@ -14,25 +13,19 @@ from typing import Any, Protocol, cast
 
 from trueup.foundation.model import TrueupError
 from trueup.foundation.store import Capture
-from trueup.recording.adapters import ADAPTERS, adapter, listed
-from trueup.recording.execution.bitwise import Bitwise
 from trueup.recording.execution.case_errors import CaseErrors
-from trueup.recording.execution.judging import Judging
+from trueup.recording.execution.judging import Bitwise, Judging
 from trueup.recording.execution.recorded import RecordedCalls
+from trueup.recording.registry import ADAPTERS, adapter, listed
 
 
 class Executing(Protocol):
     """What an adapter offers."""
 
-    CASES: CaseErrors
-    """Makes tests of calls."""
+    CASES: CaseErrors  # makes tests of calls
 
     def provide(self, device: str, *, simulated: bool) -> None:
-        """Make sure that the framework knows a device.
-
-        Raises:
-            TrueupError: it does not.
-        """
+        """Make sure that the framework knows a device; raises TrueupError if it does not."""
 
     def limit_threads(self, number: int) -> None:
         """Let each operator use so many threads."""
@@ -45,11 +38,7 @@ class Executing(Protocol):
 
 
 def framework_of(capture: Capture) -> str:
-    """Return the framework of a capture, as its manifests name it; one that does not say is PyTorch's.
-
-    Raises:
-        TrueupError: it is one whose calls Trueup cannot execute again.
-    """
+    """Return a capture's framework, by default PyTorch; raises TrueupError if its calls cannot be executed again."""
     names = [str(manifest["framework"]) for manifest in capture.ranks.values() if manifest.get("framework")]
     name = names[0] if names else "torch"
     known = {adapter.name: adapter.title for adapter in ADAPTERS if adapter.executes}
@@ -63,11 +52,7 @@ def framework_of(capture: Capture) -> str:
 
 
 def executing(framework: str) -> Executing:
-    """Return the adapter that executes calls of a framework.
-
-    Raises:
-        TrueupError: the framework is not installed.
-    """
+    """Return the adapter that executes calls of a framework; raises TrueupError if the framework is not installed."""
     known = adapter(framework)
     try:
         importlib.import_module(framework)
@@ -79,11 +64,7 @@ def executing(framework: str) -> Executing:
 
 
 def only_torch(capture: Capture, what: str) -> None:
-    """Refuse what executes calls of PyTorch alone.
-
-    Raises:
-        TrueupError: the capture is of another framework.
-    """
+    """Refuse, by TrueupError, a capture of another framework than PyTorch."""
     name = framework_of(capture)
     if name != "torch":
         raise TrueupError(

@@ -1,28 +1,30 @@
 """Shrinking calls that fail while the same failure stays: sizes, then arguments, then values.
 
-A step is kept where the calls still run on the device that is right, and the one that is wrong fails alike: same verdict, same
-result (slot), same kind of error (NaN and Inf, integers, numbers), relative error within a factor of `FACTOR`. Sizes are changed
-together: what has one size in several tensors and arguments is one thing (batch, sequence, channels), and sizes that are its
-multiples, or follow it at a distance (a convolution's output), are tried along. Greedy, with delta debugging's halves (Zeller and
-Hildebrandt 2002) for lists; whatever a step breaks is told by executing it, in a process of its own.
+A step is kept if the calls still run on the right device and the wrong one fails alike: same verdict, same result (slot), same kind
+of error (NaN and Inf, integers, numbers), relative error within a factor of `FACTOR`. A size that several tensors and arguments
+share is one thing (batch, sequence, channels); multiples of it, and sizes at a fixed distance (a convolution's output), are tried
+along. Greedy, with delta debugging's halves (Zeller and Hildebrandt 2002) for lists; a process of its own executes each step and
+shows whether it breaks anything.
 """
 
 from __future__ import annotations
 
+import copy
+import itertools
 import math
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from trueup.analysis.rerun.shrinking_arguments import invocation, leaves, plainer, put, replaced, rounder, simpler, tensor_lists
-from trueup.analysis.rerun.shrinking_sizes import halved, resized
-from trueup.analysis.rerun.trying import Trying
-from trueup.recording.execution.chains import Chain
-from trueup.recording.execution.outcomes import Outcome
+import numpy as np
+from numpy.typing import NDArray
 
-FACTOR = 10.0
-"""The relative error of a shrunk call lies within this factor of the original's: the failure is the same one, in size too."""
+from trueup.analysis.rerun.trying import Trying
+from trueup.recording.execution.cases import Chain, Slot
+from trueup.recording.execution.judging import Outcome
+
+FACTOR = 10.0  # relative errors within this factor of the original's are the same failure
 
 
 @dataclass(frozen=True)
@@ -64,14 +66,7 @@ class Signature:
 
 
 def minimise(chain: Chain, trying: Trying, seconds: float, executions: int | None = None) -> Minimised:
-    """Shrink calls of which the last fails.
-
-    Args:
-        chain: it fails on the device of ``trying``; its elements are in memory.
-        trying: executes candidates.
-        seconds: after which the smallest one so far is returned.
-        executions: so is it after that many.
-    """
+    """Shrink calls of which the last fails on the device of ``trying``, within a limit of seconds and executions."""
     before = trying.tried
     first = Signature.of(trying.judge(chain))
     if first is None:
@@ -92,7 +87,7 @@ class _Search:
 
     @property
     def late(self) -> bool:
-        """Whether the time is over, or all executions are made."""
+        """Whether the time or the number of executions is used up."""
         return time.monotonic() > self._until or self._trying.tried >= self._most
 
     def run(self) -> None:
@@ -101,7 +96,7 @@ class _Search:
             self._try(self.best.unlinked())
         while not self.late:
             before = self.best
-            for step in (self._plain, self._dropped, self._sizes, self._attributes, self._lists):
+            for step in (lambda: self._first(plainer(self.best)), self._dropped, self._sizes, self._attributes, self._lists):
                 step()
             if self.best is before:
                 break
@@ -141,9 +136,6 @@ class _Search:
                     tried.discard(smaller)
                     break
 
-    def _plain(self) -> None:
-        self._first(plainer(self.best))
-
     def _dropped(self) -> None:
         """Drop arguments that are tensors, and gradients that are received."""
         for k, slot in list(self.best.inputs):
@@ -169,7 +161,7 @@ class _Search:
                     break
 
     def _random(self) -> None:
-        """Let the generators begin at seed 0, whose state need not be kept."""
+        """Start generators whose state need not be kept at seed 0."""
         state = self._trying.seeded
         random = {kind: s for case in self.best.cases for kind, s in case.made.random.items()}
         if any(len(s) == len(state) and s != state for s in random.values()):
@@ -186,3 +178,206 @@ def _mark(chain: Chain) -> Any:
     tensors = tuple((s, t.dtype, t.shape, t.strides, hash(t.array().tobytes())) for s, t in chain.inputs.items())
     made = repr([case.made.invocation for case in chain.cases])
     return tensors, made, hash(frozenset(item for case in chain.cases for item in case.made.random.items()))
+
+
+COMBINATIONS = 48  # ways in which the other sizes may follow one that is shrunk, at most
+
+
+def resized(chain: Chain, size: int, smaller: int) -> Iterator[Chain]:
+    """Yield a chain with one size shrunk: everywhere, with the others that may follow it, then in the n-th dimensions."""
+    others = sorted({n for t in chain.inputs.values() for n in t.shape if n > 1} - {size}, reverse=True)
+    ways = [_following(n, size, smaller) for n in others]
+    scaled, shifted = ({n: way[k] for n, way in zip(others, ways, strict=True) if k in way} for k in ("scaled", "shifted"))
+    simple: list[dict[int, int]] = [scaled, {}, shifted]
+    choices = [dict.fromkeys([n, *way.values()]) for n, way in zip(others, ways, strict=True)]
+    combined = itertools.islice(itertools.product(*choices), COMBINATIONS)
+    plans = [*simple, *(dict(zip(others, chosen, strict=True)) for chosen in combined)]
+    done: set[Any] = set()
+    for plan in plans:
+        sizes = {size: smaller} | {n: m for n, m in plan.items() if n != m}
+        if (mark := tuple(sorted(sizes.items()))) not in done:
+            done.add(mark)
+            yield cut(chain, sizes)
+            yield cut(chain, sizes, last=True)
+    places = [(slot, k) for slot, t in chain.inputs.items() for k, n in enumerate(t.shape) if n == size]
+    dimensions = sorted({k for _, k in places})  # not single tensors: kernels broadcast what is no valid call any more
+    for dimension in dimensions if len(dimensions) > 1 else ():
+        yield cut(chain, {size: smaller}, only={p for p in places if p[1] == dimension})
+
+
+def _following(other: int, size: int, smaller: int) -> dict[str, int]:
+    found = {}
+    if other * smaller % size == 0 and (scaled := other * smaller // size) >= 1:
+        found["scaled"] = scaled
+    if other - size + smaller >= 1:
+        found["shifted"] = other - size + smaller
+    return found
+
+
+def halved(chain: Chain, place: Place, nodes: list[Any], half: list[Any]) -> Iterator[Chain]:
+    """Yield a chain with a list of tensors halved, alone and with a number and sizes that may go along: layers, directions."""
+    base = chain
+    for node in nodes:
+        if node not in half:
+            base = base.without((place[0], str(node["tensor"])))
+    base = put(base, place, half)
+    numbers: list[dict[Place, Any]] = [{}]
+    for where, value in leaves(base):
+        if isinstance(value, bool):
+            numbers.append({where: not value})
+        elif isinstance(value, int) and value > 1 and value % 2 == 0:
+            numbers.append({where: value // 2})
+    sizes = sorted({n for t in base.inputs.values() for n in t.shape if n > 1 and n % 2 == 0})
+    for change in numbers:
+        changed = base
+        for where, value in change.items():
+            changed = put(changed, where, value)
+        yield changed
+        for several in (1, 2):
+            for chosen in itertools.combinations(sizes, several):
+                yield cut(changed, {n: n // 2 for n in chosen})
+
+
+def cut(chain: Chain, sizes: Mapping[int, int], *, only: set[tuple[Slot, int]] | None = None, last: bool = False) -> Chain:
+    """Return a chain with sizes replaced in tensors, and in arguments if all of them are meant."""
+    arrays = {}
+    for slot, tensor in chain.inputs.items():
+        cuts = []
+        for k, n in enumerate(tensor.shape):
+            m = sizes.get(n, n) if only is None or (slot, k) in only else n
+            cuts.append(slice(n - m, n) if last else slice(0, m))
+        if any(c.stop - c.start != n for c, n in zip(cuts, tensor.shape, strict=True)) or _is_index(tensor.array(), sizes):
+            arrays[slot] = _within(np.ascontiguousarray(tensor.array()[tuple(cuts)]), sizes)
+    changed = chain.with_tensors(arrays)
+    if only is not None:
+        return changed
+    for place, value in list(leaves(changed)):
+        if type(value) is int and value in sizes:
+            changed = put(changed, place, sizes[value])
+    return changed
+
+
+def _is_index(array: NDArray[Any], sizes: Mapping[int, int]) -> bool:
+    return array.dtype.kind in "iu" and array.size > 0 and any(int(array.max()) < n for n in sizes)
+
+
+def _within(array: NDArray[Any], sizes: Mapping[int, int]) -> NDArray[Any]:
+    """Keep integers that are all below a size (indices of rows) below its new value; negative ones stay (padding)."""
+    if array.dtype.kind not in "iu" or not array.size:
+        return array
+    above = [m for n, m in sizes.items() if array.max() < n]
+    return np.where(array >= 0, array % max(above), array).astype(array.dtype) if above else array
+
+
+Place = tuple[Any, ...]  # way to an argument: the call's place in the chain, then keys
+
+
+def invocation(chain: Chain, k: int) -> dict[str, Any]:
+    """Return a copy of how a call was made."""
+    made = chain.cases[k].made.invocation
+    return {"args": []} if made is None else copy.deepcopy(dict(made))
+
+
+def leaves(chain: Chain) -> Iterator[tuple[Place, Any]]:
+    """Yield numbers and flags among the arguments, with the way to each."""
+
+    def walk(node: Any, place: Place) -> Iterator[tuple[Place, Any]]:
+        if isinstance(node, (bool, int, float)):
+            yield place, node
+        elif isinstance(node, list):
+            for k, item in enumerate(node):
+                yield from walk(item, (*place, k))
+        elif isinstance(node, dict):
+            for key in ("tuple", "size", "dict"):
+                if key in node:
+                    yield from walk(node[key], (*place, key))
+            if place and place[-1] == "dict":
+                for key, item in node.items():
+                    yield from walk(item, (*place, key))
+
+    for k in range(len(chain.cases)):
+        made = invocation(chain, k)
+        yield from walk(made.get("args"), (k, "args"))
+        for name, value in dict(made.get("kwargs") or {}).items():
+            yield from walk(value, (k, "kwargs", name))
+
+
+def tensor_lists(chain: Chain) -> Iterator[tuple[Place, list[Any]]]:
+    """Yield arguments that are lists of tensors."""
+    for n in range(len(chain.cases)):
+        made = invocation(chain, n)
+        for part in ("args", "kwargs"):
+            items = made.get(part) or ()
+            for key, value in enumerate(items) if isinstance(items, list) else dict(items).items():
+                inner = value.get("tuple", value) if isinstance(value, dict) else value
+                place = (n, part, key, "tuple") if inner is not value else (n, part, key)
+                if isinstance(inner, list) and len(inner) > 1 and all(isinstance(i, dict) and "tensor" in i for i in inner):
+                    yield place, inner
+
+
+def put(chain: Chain, place: Place, value: Any) -> Chain:
+    """Return the chain with another argument."""
+    changed: Any = invocation(chain, place[0])
+    node = changed
+    for key in place[1:-1]:
+        node = node[key]
+    node[place[-1]] = value
+    return chain.with_invocation(place[0], changed)
+
+
+def simpler(value: Any) -> list[Any]:
+    """Return what may stand for a number or a flag."""
+    if isinstance(value, bool):
+        return [False] if value else []
+    if isinstance(value, int):
+        return [n for n in dict.fromkeys((0, 1, value // 2)) if 0 <= n < value]
+    rounded = [0.0, 1.0, float(f"{value:.0e}")] if math.isfinite(value) else []
+    return [n for n in dict.fromkeys(rounded) if n != value and len(repr(n)) < len(repr(value))]
+
+
+def replaced(node: Any, slot: str) -> Any:
+    """Return an invocation with None where a tensor was."""
+    if isinstance(node, dict):
+        if node.get("tensor") == slot:
+            return None
+        return {k: replaced(v, slot) for k, v in node.items()}
+    return [replaced(v, slot) for v in node] if isinstance(node, list) else node
+
+
+def without_keys(node: Any, keys: tuple[str, ...]) -> Any:
+    """Return an invocation whose tensors lack these facts."""
+    if isinstance(node, dict):
+        drop = keys if "tensor" in node else ()
+        return {k: without_keys(v, keys) for k, v in node.items() if k not in drop}
+    return [without_keys(v, keys) for v in node] if isinstance(node, list) else node
+
+
+def plainer(chain: Chain) -> Iterator[Chain]:
+    """Yield it with all tensors laid out plainly and no autocast, shared memory or offsets; then with autocast."""
+    arrays = {slot: t.array() for slot, t in chain.inputs.items()}
+    laid = chain.with_tensors(arrays, plain=True)
+    for drop in (("autocast",), ()):
+        found = laid
+        for k in range(len(chain.cases)):
+            made: Mapping[str, Any] = without_keys(invocation(chain, k), ("offset", "shares"))
+            found = found.with_invocation(k, {key: v for key, v in made.items() if key not in drop})
+        yield found
+
+
+def rounder(array: NDArray[Any]) -> Iterator[NDArray[Any]]:
+    """Yield simpler elements: all zero, all one, then rounded ever less."""
+    if not array.size:
+        return
+    plain: list[Callable[[], NDArray[Any]]] = [lambda: np.zeros_like(array), lambda: np.ones_like(array)]
+    if array.dtype.kind not in "biuc":
+        with np.errstate(all="ignore"):
+            wide = array.astype(np.float64)
+            scale = float(np.abs(wide[np.isfinite(wide)]).max(initial=0.0))
+            digits = -math.floor(math.log10(scale)) if 0 < scale < 1e30 else 0
+            plain += [lambda d=d: np.round(wide, d).astype(array.dtype) for d in (digits, digits + 1, digits + 2)]  # type: ignore[misc]
+    for make in plain:
+        made = make()
+        if made.tobytes() != array.tobytes():
+            yield made
+        else:
+            return

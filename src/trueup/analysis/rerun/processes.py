@@ -1,8 +1,11 @@
-"""Processes that execute calls, so that a crash is a finding and more than one core works."""
+"""Processes that execute calls, both their ends: a crash is a finding, and several cores work. A process reads lines of JSON from
+standard input (the settings, then a call each) and writes a line for each to its original standard output; prints go to standard
+error. A journal on disk lets a killed replay go on."""
 
 from __future__ import annotations
 
 import json
+import os
 import signal
 import subprocess
 import sys
@@ -10,18 +13,110 @@ import tempfile
 import threading
 from collections import deque
 from contextlib import suppress
-from typing import Any, Protocol
+from pathlib import Path
+from typing import IO, Any, Protocol
 
-from trueup.analysis.rerun.journal import Journal
 from trueup.foundation.model import TrueupError
-from trueup.recording.execution.outcomes import Outcome
+from trueup.foundation.store.durable import write_json
+from trueup.recording.execution.judging import Outcome, Replay, outcome
 from trueup.recording.execution.recorded import RecordedCall
-from trueup.recording.execution.results import outcome
 
-AHEAD = 8
-"""Calls that a process is given before it has answered: it need not wait to be asked."""
-LATE = "took longer than it may and was ended"
-"""How a call ended whose process had to be."""
+OUTCOMES, SUMMARY, TABLE = "outcomes.jsonl", "replay.json", "outcomes.parquet"
+
+
+class Journal:
+    """The results so far, on disk if wanted; raises TrueupError if the folder holds another replay or cannot be written."""
+
+    def __init__(self, output: Path | None, settings: dict[str, Any]) -> None:
+        self.done: dict[tuple[int, int, int], Outcome] = {}
+        self._lock = threading.Lock()
+        self._folder, self._settings = output, settings | {"base": str(Path(settings["base"]).resolve())}
+        self._file: IO[str] | None = None
+        if output is not None:
+            try:
+                self._open(output)
+            except OSError as error:
+                said = f"{output} cannot be written: {error.strerror}\n  next:     name another folder with -o"
+                raise TrueupError(said) from None
+
+    def _open(self, output: Path) -> None:
+        output.mkdir(parents=True, exist_ok=True)
+        summary, lines = output / SUMMARY, output / OUTCOMES
+        if summary.exists():
+            if not self._is_same(summary):
+                expected = "the same capture and options"
+                raise TrueupError(f"{output} holds another replay\n  expected: {expected}\n  next:     name another folder with -o")
+            self._read(lines)
+        elif any(path.name != f"{SUMMARY}.tmp" for path in output.iterdir()):
+            raise TrueupError(f"{output} is not empty and holds no replay\n  next:     name another folder with -o")
+        else:
+            write_json(summary, {"settings": self._settings})
+        self._file = lines.open("a", encoding="utf-8")
+
+    def _is_same(self, summary: Path) -> bool:
+        try:
+            held = json.loads(summary.read_text())["settings"]
+        except (ValueError, KeyError, TypeError):
+            return False
+        return bool(held == json.loads(json.dumps(self._settings)))
+
+    def _read(self, lines: Path) -> None:
+        if not lines.exists():
+            return
+        kept = 0
+        with lines.open("rb") as file:
+            for line in file:
+                try:
+                    found = Outcome.from_json(json.loads(line))
+                except (ValueError, TypeError, KeyError):
+                    break  # cut off when it was killed
+                self.done[found.place] = found
+                kept += len(line)
+        os.truncate(lines, kept)
+
+    def add(self, outcome: Outcome) -> None:
+        """Keep one result."""
+        with self._lock:
+            self.done[outcome.place] = outcome
+            if self._file is not None:
+                self._file.write(json.dumps(outcome.to_json()) + "\n")
+                self._file.flush()
+
+    def finish(self, replayed: Replay) -> None:
+        """Write the verdict and the table."""
+        if self._folder is None or self._file is None:
+            return
+        self._file.close()
+        import pyarrow as pa
+        import pyarrow.parquet as pq
+
+        rows = [{name: getattr(o, name) for name in o.__dataclass_fields__} for o in replayed.outcomes]
+        table = pa.Table.from_pylist(rows) if rows else pa.table({"verdict": pa.array([], pa.string())})
+        pq.write_table(table, self._folder / TABLE)
+        write_json(self._folder / SUMMARY, {"settings": self._settings} | to_json(replayed))
+
+
+def to_json(replay: Replay) -> dict[str, Any]:
+    """Return the verdict as JSON: what ``replay.json`` holds beside the settings."""
+    return {
+        "verdict": {0: "accurate", 1: "wrong", 2: "inconclusive"}[replay.exit_code],
+        "sentence": replay.sentence,
+        "device": replay.device,
+        "reference": replay.reference,
+        "counts": replay.counts,
+        "seconds": round(replay.seconds, 3),
+        "culprits": [o.to_json() for o in replay.culprits[:100]],
+        "groups": [
+            {"operator": g.kind, "level": g.level, "given": g.shapes, "calls": g.calls, "verdicts": g.verdicts}
+            | {"worst": g.worst.to_json()}
+            for g in replay.groups
+        ],
+        "notes": list(replay.notes),
+    }  # fmt: skip
+
+
+AHEAD = 8  # calls that a process is given before it has answered: it need not wait to be asked
+LATE = "took longer than it may and was ended"  # how a call ended whose process had to be
 
 
 class Tasks(Protocol):
@@ -34,19 +129,8 @@ class Tasks(Protocol):
 def execute(
     settings: dict[str, Any], tasks: Tasks, journal: Journal, processes: int, timeout: float, notes: dict[str, None]
 ) -> None:  # fmt: skip
-    """Have calls executed by processes, each by a thread of its own, until there are no more.
-
-    Args:
-        settings: what `trueup.analysis.rerun.worker` is to know.
-        tasks: gives the calls; asked by several threads.
-        journal: gets their outcomes.
-        processes: how many.
-        timeout: seconds that a call may take.
-        notes: gets what a reader must know of the device, as keys.
-
-    Raises:
-        TrueupError: the processes cannot execute calls.
-    """
+    """Let processes, each with its own thread, execute the calls of ``tasks`` and put the outcomes into ``journal``. A call may
+    take ``timeout`` seconds; the keys of ``notes`` are remarks on the device. Raises TrueupError if the processes cannot."""
     failures: list[BaseException] = []
 
     def serve() -> None:
@@ -82,7 +166,8 @@ def _serve(settings: dict[str, Any], tasks: Tasks, journal: Journal, timeout: fl
             answer = worker.answer(timeout)
             notes.update(dict.fromkeys(worker.notes))
             if answer is None:  # it died of the first of those that have no answer
-                journal.add(_crashed(waiting.popleft(), worker.end()))
+                how = f"executing it {worker.end()}"
+                journal.add(outcome(waiting.popleft(), verdict="crashed", sentence=how, rule="process"))
                 worker = None
             else:
                 waiting.popleft()
@@ -96,10 +181,9 @@ class Worker:
     """A process that executes calls, in the order in which they are sent."""
 
     def __init__(self, settings: dict[str, Any]) -> None:
-        self._open([sys.executable, "-m", "trueup.analysis.rerun.worker"], settings)
+        self._open([sys.executable, "-m", "trueup.analysis.rerun.processes"], settings)
 
     def _begin(self, command: list[str], settings: dict[str, Any]) -> None:
-        """Start a process and wait until it can work."""
         self._open(command, settings)
         self._greet()
 
@@ -119,11 +203,7 @@ class Worker:
         self._say([call.key.rank, call.seq])
 
     def answer(self, timeout: float) -> Outcome | None:
-        """Return the outcome of the first call that has none yet, or None where the process died of it or took too long.
-
-        Raises:
-            TrueupError: the process cannot execute calls.
-        """
+        """Return the next outcome, None if the call killed the process or was late; raises TrueupError if it never started."""
         if not self._ready:
             self._greet()
         answer = self._hear(timeout)
@@ -138,7 +218,7 @@ class Worker:
         self.notes, self._ready, self.greeting = answer["notes"], True, answer
 
     def _exchange(self, message: Any, timeout: float) -> Any:
-        """Return the answer to a message, or None where the process died of it or took too long."""
+        """Return the answer to a message, or None if the process died of it or took too long."""
         self._say(message)
         return self._hear(timeout)
 
@@ -185,5 +265,41 @@ def how_ended(code: int) -> str:
     return f"ended the process by {signal.Signals(-code).name}" if code < 0 else f"ended the process with code {code}"
 
 
-def _crashed(call: RecordedCall, how: str) -> Outcome:
-    return outcome(call, verdict="crashed", sentence=f"executing it {how}", rule="process")
+def main() -> None:
+    """Answer until the input ends."""
+    answers = os.fdopen(os.dup(1), "w", encoding="utf-8")
+    os.dup2(2, 1)
+    settings = json.loads(sys.stdin.readline())
+    try:
+        replayer, calls = prepare(settings)
+        print(json.dumps({"ready": True, "notes": replayer.notes()}), file=answers, flush=True)
+    except TrueupError as error:
+        print(json.dumps({"error": str(error)}), file=answers, flush=True)
+        return
+    for line in sys.stdin:
+        rank, seq = json.loads(line)
+        call = calls.at(rank, seq)
+        found = replayer.verify(call) if settings["verify"] else replayer.replay(call)
+        print(json.dumps(found.to_json()), file=answers, flush=True)
+
+
+def prepare(settings: dict[str, Any]) -> tuple[Any, Any]:
+    """Return what executes calls, and the calls; raises TrueupError without the framework, the device or a readable capture."""
+    from trueup.analysis.rerun.executing import executing, framework_of
+    from trueup.foundation.store import open_capture
+    from trueup.recording.execution.recorded import RecordedCalls
+
+    capture = open_capture(settings["base"])
+    adapter = executing(framework_of(capture))
+    adapter.provide(settings["device"], simulated=settings["simulated"])
+    if settings["threads"]:
+        adapter.limit_threads(settings["threads"])
+    calls = RecordedCalls(capture)
+    if settings["verify"]:
+        return adapter.Verifier(calls, settings["device"]), calls
+    return adapter.Replayer(calls, settings["device"], draws=settings["draws"], recorded=settings["recorded"]), calls
+
+
+if __name__ == "__main__":
+    main()
+    os._exit(0)  # every answer is flushed, and taking a framework apart lasts a second

@@ -3,24 +3,28 @@
     OUT/replay.json        what was asked for; with the verdict, once it is there
     OUT/outcomes.jsonl     one line for each call that is done, appended as it comes: what a killed replay goes on from
     OUT/outcomes.parquet   the same as a table
+
+`replay` judges each call. `verify` executes each where it was recorded: the same bits show that the capture holds all its calls
+need.
 """
 
 from __future__ import annotations
 
 import threading
 import time
+from collections import Counter
 from collections.abc import Iterator, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 from trueup.analysis.rerun import processes as processing
-from trueup.analysis.rerun.journal import Journal
+from trueup.analysis.rerun.processes import Journal
 from trueup.foundation.model import PHASES, TrueupError
-from trueup.foundation.store import open_capture
-from trueup.recording.execution.outcomes import Outcome, Replay
+from trueup.foundation.store import Capture, open_capture
+from trueup.recording.execution.judging import BY_PARTS, Outcome, Replay
 from trueup.recording.execution.recorded import RecordedCall, RecordedCalls
-from trueup.recording.recorder.filters import Patterns
+from trueup.recording.recorder.options import Patterns
 
 LEVELS = ("aten", "api")
 
@@ -33,18 +37,14 @@ class Settings:
     device: str
     levels: tuple[str, ...] = LEVELS
     phases: tuple[str, ...] = tuple(p for p in PHASES if p != "collective")
-    patterns: tuple[str, ...] = ()
-    """Globs or ``/expressions/`` on operators and scopes, or execution numbers."""
+    patterns: tuple[str, ...] = ()  # globs or ``/expressions/`` on operators and scopes, or execution numbers
     dedup: bool = False
     draws: bool = True
     simulated: bool = False
-    recorded: bool = False
-    """Judge the recorded results and not the device's."""
-    threads: int = 0
-    """Of each process; 0: the framework's default."""
+    recorded: bool = False  # judge the recorded results and not the device's
+    threads: int = 0  # of each process; 0: the framework's default
     reference: str = "float64"
-    verify: bool = False
-    """Execute where it was recorded, and compare bits."""
+    verify: bool = False  # execute where it was recorded, and compare bits
 
 
 def replay(
@@ -72,15 +72,7 @@ def replay(
 
 
 def run(settings: Settings, output: Path | None = None, *, processes: int = 1, timeout: float = 300.0) -> Replay:
-    """Execute the calls of a capture again and judge each; see `replay`.
-
-    Args:
-        settings: what.
-        output: as there; so are the others.
-
-    Raises:
-        TrueupError: as there.
-    """
+    """Execute the calls of a capture again and judge each; arguments and errors as in `replay`."""
     started = time.perf_counter()
     capture = open_capture(settings.base)
     journal = Journal(output, asdict(settings))
@@ -125,7 +117,7 @@ def _nothing(settings: Settings, path: Path) -> str:
 
 
 class _Tasks:
-    """The calls to execute, in the order of execution, handed out to whoever asks next."""
+    """The calls in order of execution, handed out to whoever asks next."""
 
     def __init__(self, settings: Settings, calls: RecordedCalls, done: dict[tuple[int, int, int], Outcome]) -> None:
         self._settings, self._calls, self._done = settings, calls, done
@@ -167,10 +159,101 @@ class _Tasks:
 
 
 def _here(settings: Settings, tasks: _Tasks, journal: Journal, notes: dict[str, None]) -> None:
-    from trueup.analysis.rerun.worker import prepare
+    from trueup.analysis.rerun.processes import prepare
 
     replayer, _ = prepare(asdict(settings))
     notes.update(dict.fromkeys(replayer.notes()))
     with replayer.undisturbed():
         while (call := tasks.next()) is not None:
             journal.add(replayer.verify(call) if settings.verify else replayer.replay(call))
+
+
+NAMED = ("scope", "op", "ordinal", "slot", "seq")
+PLACE = ("payload_segment", "payload_key", "payload_view", "digest")
+
+
+@dataclass(frozen=True)
+class Verification:
+    """What `verify` returns."""
+
+    capture: str
+    replay: Replay = field(repr=False)
+    damaged: tuple[str, ...] = ()  # recorded tensors whose bytes are not those that were recorded, a sentence each
+
+    @property
+    def reproduced(self) -> int:
+        """Calls that gave the recorded results, bit for bit."""
+        return sum(o.verdict == "accurate" for o in self.replay.outcomes)
+
+    @property
+    def by_parts(self) -> int:
+        """Of those, calls of the user's own code, reproduced by the calls inside them."""
+        return sum(o.verdict == "accurate" and o.rule == BY_PARTS for o in self.replay.outcomes)
+
+    @property
+    def reasons(self) -> list[tuple[str, str, int]]:
+        """``(operator, why, calls)`` of the others, most calls first."""
+        found = Counter((f"{o.level} {o.kind}", o.sentence) for o in self.replay.outcomes if o.verdict != "accurate")
+        return [(kind, why, number) for (kind, why), number in found.most_common()]
+
+    @property
+    def exit_code(self) -> int:
+        """0: every call is reproduced and every tensor is sound; 1: some are not."""
+        return int(bool(self.reasons or self.damaged))
+
+    @property
+    def sentence(self) -> str:
+        """Say the result in one sentence."""
+        total = len(self.replay.outcomes)
+        share = f"{self.reproduced:,} of {total:,} calls ({self.reproduced / total:.1%})" if total else "no call"
+        code = f" ({self.by_parts:,} of them, whose code is in no capture, by the calls inside them)" if self.by_parts else ""
+        if self.reasons:
+            said = f"{share} give the recorded bits when they are executed again{code}; the others are named below."
+        else:
+            said = f"All {total:,} calls give the recorded bits when they are executed again{code}"
+            said += "." if self.damaged else ": the recording is complete."
+        lost = len(self.damaged)
+        return said + (f" {lost:,} recorded {'tensor is' if lost == 1 else 'tensors are'} damaged." if lost else "")
+
+
+def verify(
+    capture: str | Path, *, levels: tuple[str, ...] = LEVELS, patterns: tuple[str, ...] = (), processes: int = 1,
+    simulated: bool = False, output: Path | None = None,
+) -> Verification:  # fmt: skip
+    """Execute every call of a capture on the device that recorded it; raises TrueupError without that device or the bytes."""
+    opened = open_capture(capture)
+    if opened.root.get("detail") != "tensor":
+        raise TrueupError(
+            f"{capture} keeps no elements, so nothing can be compared bit by bit\n  expected: a capture of detail tensor\n"
+            f"  got:      detail {opened.root.get('detail')}\n  next:     trueup capture --detail tensor -o DIR -- COMMAND"
+        )
+    device, threads = _where(opened)
+    settings = Settings(
+        str(capture), device, levels, patterns=patterns, simulated=simulated, threads=threads, verify=True, draws=False
+    )
+    return Verification(str(capture), run(settings, output, processes=processes), tuple(damaged(opened)))
+
+
+def damaged(capture: Capture) -> Iterator[str]:
+    """Read all kept tensors; yield a sentence for each that is lost or holds other bytes than were recorded."""
+    seen: set[tuple[Any, ...]] = set()
+    for rank, step in capture.sizes:
+        for row in capture.records([*NAMED, *PLACE], rank=rank, step=step).to_pylist():
+            place = (rank, row["payload_segment"], row["payload_key"], str(row["payload_view"]), row["digest"])
+            if row["payload_segment"] is None or place in seen:
+                continue
+            seen.add(place)
+            try:
+                capture.payload(rank, *(row[name] for name in PLACE))
+            except TrueupError as error:
+                scope = f"{row['scope']}/" if row["scope"] else ""
+                yield f"{scope}{row['op']}#{row['ordinal']} {row['slot']} (seq {row['seq']}, step {step}, rank {rank}): {error}"
+
+
+def _where(capture: Capture) -> tuple[str, int]:
+    """Return the device that recorded a capture and its number of threads, on which sums depend."""
+    first: dict[str, Any] = next(iter(capture.ranks.values()), {})
+    names = [name for name in first.get("devices") or () if isinstance(name, str)]
+    device = next((name for name in names if not name.startswith(("cpu", "meta"))), "cpu")
+    threads = str((first.get("environment") or {}).get("num_threads", ""))
+    return device, int(threads) if threads.isdigit() and int(threads) < 1024 else 0

@@ -4,33 +4,40 @@
     OUT/conftest.py          its options: --device, --against, --import
     OUT/inputs.safetensors   what the call was given
     OUT/README.md            what is expected, limits and where they come from, the environment
+
+A capture's text goes onto the page alone, as code spans; the test is made of an adapter's `source`, numbers and names.
 """
 
 from __future__ import annotations
 
 import json
+import math
 import os
 import subprocess
 import sys
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from importlib import resources
 from pathlib import Path
 from typing import Any
+
+import jinja2
 
 from trueup.analysis.rerun.context import Context, find_context
 from trueup.analysis.rerun.executing import framework_of
 from trueup.analysis.rerun.minimise import Minimised, Signature
 from trueup.analysis.rerun.minimise import minimise as shrink
-from trueup.analysis.rerun.reproducer_files import headline, worst_slot, write_files
 from trueup.analysis.rerun.trying import Trying
+from trueup.analysis.selecting import Selection, find_call
 from trueup.foundation.model import TrueupError
 from trueup.foundation.store import open_capture
-from trueup.recording.adapters import adapter
+from trueup.foundation.store.layout import new_folder
+from trueup.foundation.words.wording import one_line, sci
 from trueup.recording.execution.case_errors import INPUTS
-from trueup.recording.execution.cases import Case
-from trueup.recording.execution.chains import Chain
-from trueup.recording.execution.outcomes import BLAMED
+from trueup.recording.execution.cases import Case, Chain
+from trueup.recording.execution.judging import BLAMED
 from trueup.recording.execution.recorded import RecordedCall, RecordedCalls
+from trueup.recording.registry import adapter
 
 
 @dataclass(frozen=True)
@@ -39,14 +46,10 @@ class Reproducer:
 
     folder: Path
     test: Path
-    sentence: str
-    """What it shows."""
-    fails: bool | None
-    """Whether the device fails; None: it was not tried."""
-    checked: bool
-    """Whether pytest was run on both devices and did what is expected."""
-    size: int
-    """Bytes of ``inputs.safetensors``."""
+    sentence: str  # what it shows
+    fails: bool | None  # whether the device fails; None: it was not tried
+    checked: bool  # whether pytest was run on both devices and did what is expected
+    size: int  # bytes of ``inputs.safetensors``
     notes: tuple[str, ...] = ()
 
     @property
@@ -99,24 +102,10 @@ def reproduce(
     """
     where = {"phase": phase, "step": step, "rank": rank, "level": level}
     calls, recorded = _chosen(Path(capture), str(call), where)
-    framework = framework_of(calls.capture)
-    folder = _folder(Path(output))
-    for wanted, option in ((minimise, "--minimise"), (context, "--context")):
-        if wanted and device is None:
-            raise _without_a_device(option)
-    case = Case.of(calls, recorded)
-    if context and case.drawn:
-        raise TrueupError(
-            "Calls are executed one after the other with what each was given.\n  expected: a capture of detail tensor\n"
-            "  got:      numbers only\n  next:     record again with --detail tensor, or leave --context out"
-        )
+    folder = new_folder(Path(output))
+    asked = _Asked(device, against, minimise, context, seconds, simulated, imports, framework_of(calls.capture))
+    case = _case(calls, recorded, asked)
     notes = _drawn(case)
-    if context and framework != "torch":
-        raise TrueupError(
-            f"Calls of {adapter(framework).title} are executed one by one.\n  expected: a capture of PyTorch\n"
-            "  got:      --context\n  next:     leave --context out"
-        )
-    asked = _Asked(device, against, minimise, context, seconds, simulated, imports, framework)
     chain, told = _told(calls, recorded, case, folder, asked, notes)
     if told["random"]:
         notes.append("it draws random numbers: the state of the generators is restored; where a device draws others, it is skipped")
@@ -125,19 +114,19 @@ def reproduce(
         why = "what is wrong in the training comes of calls around it, or of a state"
         if not context:
             notes.append(f"by itself the call is right on {device}: {why}; --context looks for them")
-    origin = _origin(Path(capture), recorded, chain)
+    others = [("before it", _place(one.call)) for one in chain.cases[:-1]]
+    origin = [("capture", str(capture)), ("scope", recorded.key.scope or "(none)"), ("call", _place(recorded)), *others]
     page: dict[str, Any] = {"device": device, "against": against, "origin": origin, "simulated": simulated}
     case = chain.target
     test = write_files(folder, case, told, notes=notes, **page)
-    ran = check and device is not None and _checked(test, device, against, _first(asked), bool(fails), notes)
+    first = ",".join(filter(None, ("trueup.simdev" if simulated else "", imports)))
+    ran = check and device is not None and _checked(test, device, against, first, bool(fails), notes)
     write_files(folder, case, told, notes=notes, **page)  # the page says what was checked
     size = (folder / INPUTS).stat().st_size
     return Reproducer(folder, test, headline(case, told, device), fails, ran, size, tuple(notes))
 
 
 def _chosen(path: Path, name: str, where: Mapping[str, Any]) -> tuple[RecordedCalls, RecordedCall]:
-    from trueup.doors.report.selecting import Selection, find_call
-
     report = path / "verdict.json"
     if report.is_file():
         path, rank, seq = _culprit(report, name)
@@ -149,8 +138,30 @@ def _chosen(path: Path, name: str, where: Mapping[str, Any]) -> tuple[RecordedCa
     return calls, calls.at(rank, seq)
 
 
+def _case(calls: RecordedCalls, recorded: RecordedCall, asked: _Asked) -> Case:
+    """Return a call that can be made what was asked; raises TrueupError else."""
+    for wanted, option, why in ((asked.minimise, "--minimise", "shrunk"), (asked.context, "--context", "given its context")):
+        if wanted and asked.device is None:
+            raise TrueupError(
+                f"A reproducer is {why} on the device that fails.\n  expected: --device\n  got:      none\n"
+                f"  next:     add --device npu where it is, or leave {option} out"
+            )
+    case = Case.of(calls, recorded)
+    if asked.context and case.drawn:
+        raise TrueupError(
+            "Calls are executed one after the other with what each was given.\n  expected: a capture of detail tensor\n"
+            "  got:      numbers only\n  next:     record again with --detail tensor, or leave --context out"
+        )
+    if asked.context and asked.framework != "torch":
+        raise TrueupError(
+            f"Calls of {adapter(asked.framework).title} are executed one by one.\n  expected: a capture of PyTorch\n"
+            "  got:      --context\n  next:     leave --context out"
+        )
+    return case
+
+
 def _culprit(report: Path, name: str) -> tuple[Path, int, int]:
-    """Return capture, rank and execution number of a culprit of a report; of the baseline, whose inputs are right."""
+    """Return capture, rank and execution number of a report's culprit, of the baseline: its inputs are right."""
     word, _, number = name.partition(".")
     try:
         content = json.loads(report.read_text(encoding="utf-8"))
@@ -168,12 +179,6 @@ def _culprit(report: Path, name: str) -> tuple[Path, int, int]:
     return place
 
 
-def _folder(output: Path) -> Path:
-    if output.exists() and (not output.is_dir() or any(output.iterdir())):
-        raise TrueupError(f"{output} holds something.\n  expected: a new folder, or an empty one\n  next:     name another with -o")
-    return output
-
-
 def _refused(answer: Mapping[str, Any], call: RecordedCall, against: str) -> TrueupError:
     why = answer.get("error") or f"executing it on {against} {answer.get('crashed', 'gave no answer')}"
     return TrueupError(
@@ -189,18 +194,10 @@ def _drawn(case: Case) -> list[str]:
     return [f"the capture kept numbers only: {named} were drawn to match them"]
 
 
-def _without_a_device(option: str) -> TrueupError:
-    why = "shrunk" if option == "--minimise" else "given its context"
-    return TrueupError(
-        f"A reproducer is {why} on the device that fails.\n  expected: --device\n  got:      none\n"
-        f"  next:     add --device npu where it is, or leave {option} out"
-    )
-
-
 def _told(
     calls: RecordedCalls, recorded: RecordedCall, case: Case, folder: Path, asked: _Asked, notes: list[str]
 ) -> tuple[Chain, dict[str, Any]]:  # fmt: skip
-    """Execute a call, with its context and shrunk as asked for, and write its tensors; return it and what its test says."""
+    """Execute a call, with context and shrunk on request, and write its tensors; return it and its test's facts."""
     with _trying(asked, asked.device) as trying:
         settled = trying.settle(Chain.alone(case))
         if "chain" not in settled:
@@ -251,23 +248,13 @@ def _trying(asked: _Asked, device: str | None) -> Trying:
     )
 
 
-def _first(asked: _Asked) -> str:
-    """Return what a test is to import first."""
-    return ",".join(filter(None, ("trueup.simdev" if asked.simulated else "", asked.imports)))
-
-
-def _origin(path: Path, call: RecordedCall, chain: Chain) -> list[tuple[str, str]]:
-    others = [("before it", _place(case.call)) for case in chain.cases[:-1]]
-    return [("capture", str(path)), ("scope", call.key.scope or "(none)"), ("call", _place(call)), *others]
-
-
 def _place(call: RecordedCall) -> str:
     key = call.key
     return f"{key.op}#{key.ordinal}, {key.level}, {key.phase}, rank {key.rank}, step {key.step}, seq {call.seq}"
 
 
 def _checked(test: Path, device: str, against: str, imports: str, fails: bool, notes: list[str]) -> bool:
-    """Run the test on both devices and note what is not as expected."""
+    """Run the test on both devices and note what is unexpected."""
     expected = {device: 1 if fails else 0, against: 0}
     right = True
     for which, code in expected.items():
@@ -284,7 +271,7 @@ def _checked(test: Path, device: str, against: str, imports: str, fails: bool, n
 
 
 def run_test(test: Path, device: str, against: str, imports: str = "", timeout: float = 600.0) -> tuple[int, str]:
-    """Run a reproducer's test in a process of its own, and return pytest's exit code and last line."""
+    """Run a reproducer's test in a process of its own; return pytest's exit code and last line."""
     command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "--rootdir", str(test.parent), str(test)]
     command += ["--device", device, "--against", against, *(["--import", imports] if imports else [])]
     environment = os.environ | {"PYTHONDONTWRITEBYTECODE": "1"}
@@ -294,3 +281,137 @@ def run_test(test: Path, device: str, against: str, imports: str = "", timeout: 
         return -1, f"no end after {timeout:.0f} s"
     lines = (ended.stdout + ended.stderr).strip().splitlines()
     return ended.returncode, lines[-1][:200] if lines else ""
+
+
+TEMPLATES = "reproducer"
+
+
+def write_files(
+    folder: Path, case: Case, told: Mapping[str, Any], *, device: str | None, against: str, notes: Sequence[str],
+    origin: Sequence[tuple[str, str]], simulated: bool,
+) -> Path:  # fmt: skip
+    """Write test, options and page beside ``inputs.safetensors``; return the path of the test. ``told`` comes from
+    `trueup.recording.execution.case_errors.CaseErrors.saved`, ``device`` is where it was tried (None: nowhere); ``notes`` and
+    ``origin``, names and texts, go onto the page."""
+    name = told["name"]
+    file = f"test_{name}.py"
+    tried = device or (case.home if case.home != "cpu" else "npu")
+    content = {
+        "file": file, "name": name, "device": tried, "against": against, "headline": headline(case, told, device),
+        "simulated": simulated, "random": told["random"], **{key: told[key] for key in ("title", "needs", "plugin")},
+        **told["source"],
+    }  # fmt: skip
+    content["limits"] = [(ascii(slot), _limit(limit)) for slot, limit in told["limits"].items()]
+    _render(folder / file, told["template"], content)
+    _render(folder / "conftest.py", "conftest.py.j2", content | {"device": ascii(tried), "against": ascii(against)})
+    measured = device if isinstance(told["device"], dict) and told["device"] else "the recorded device" if told["recorded"] else ""
+    page = {
+        "measured": measured, "expected": list(expectations(told, device, against)), "rows": list(_rows(told)), "notes": notes,
+        "tensors": [(f"`{n}`", d, str(s)) for n, d, s in told["source"]["tensors"]],
+        "origin": [(one_line(n), code(t)) for n, t in origin], "environment": list(_environment(case, told["environment"])),
+    }  # fmt: skip
+    _render(folder / "README.md", "README.md.j2", content | page)
+    return folder / file
+
+
+def headline(case: Case, told: Mapping[str, Any], device: str | None) -> str:
+    """Say in one sentence what the reproducer shows, with known names and numbers only."""
+    phase = case.call.key.phase
+    phase = phase if phase in ("forward", "backward", "optimizer", "recompute") else "forward"
+    others = told["calls"] - 1
+    after = "" if not others else " after another call," if others == 1 else f" after {others} other calls,"
+    what = f"{told['function']}, {phase},{after}"
+    worst = worst_slot(told)
+    where = device if isinstance(told["device"], dict) and told["device"] else "the recorded device"
+    if isinstance(told["device"], str):
+        return f"{what} is not executed on {device}."
+    if worst is None:
+        return f"{what} as a training made it."
+    slot, error = worst
+    name = ascii(slot)[1:-1]
+    if "form" in error:
+        return f"{what} gives {name} of another form on {where}."
+    if error["disagreeing"]:
+        return f"{what} gives NaN, Inf or an extreme number in {name} on {where}, where there is none."
+    size = error["relative"]
+    many = f"{error['differing']:,} elements differ" if not error["rms"] or "differing" in told["limits"][slot] else ""
+    many = many or (f"relative error {sci(size)}" if math.isfinite(size) else f"error {sci(error['rms'])} where zeros are expected")
+    return f"{what} gives a wrong {name} on {where}: {many}."
+
+
+def worst_slot(told: Mapping[str, Any]) -> tuple[str, Mapping[str, float]] | None:
+    """Return the result furthest beyond its limit, with its error; None if all are within."""
+    errors = told["device"] if isinstance(told["device"], dict) and told["device"] else told["recorded"]
+    beyond = [(slot, error) for slot, error in errors.items() if excess(error, told["limits"][slot]) > 1]
+    return max(beyond, key=lambda pair: excess(pair[1], told["limits"][pair[0]]), default=None)
+
+
+def excess(error: Mapping[str, float], limit: Mapping[str, Any]) -> float:
+    """Return an error in multiples of its limit."""
+    if "form" in error or error["disagreeing"]:
+        return math.inf
+    if "differing" in limit:
+        return _over(error["differing"], limit["differing"])
+    return max(_over(error[name], limit[name]) for name in ("rms", "largest"))
+
+
+def _over(error: float, limit: float) -> float:
+    return error / limit if limit > 0 else math.inf if error > 0 else 0.0
+
+
+def expectations(told: Mapping[str, Any], device: str | None, against: str) -> Iterator[str]:
+    """Yield what the test is expected to do."""
+    if isinstance(told["device"], str):
+        yield f"on {device} it cannot be executed: {one_line(told['device'])}"
+    elif told["device"]:
+        yield f"with `--device {device}` it {'fails' if worst_slot(told) else 'passes, here and now'}"
+    elif told["recorded"] and worst_slot(told):
+        yield "on the device of the training it fails: the recorded results are beyond the limits"
+    elif told["recorded"]:
+        yield f"the recorded results agree with those of {against}: it fails on a device that computes them wrong, and on no other"
+    yield f"with `--device {against}` it passes"
+
+
+def _rows(told: Mapping[str, Any]) -> Iterator[tuple[str, ...]]:
+    errors = told["device"] if isinstance(told["device"], dict) and told["device"] else told["recorded"]
+    for slot, limit in told["limits"].items():
+        error = errors.get(slot)
+        if "differing" in limit:
+            found = "" if error is None or "form" in error else f"{error['differing']:,} elements"
+            yield code(slot), found, "", f"{limit['differing']:,} elements", "", cell(f"{limit['rule']}; {limit['origin']}")
+            continue
+        plain = error if error is not None and "form" not in error else None
+        found = "another form" if error is not None and plain is None else "" if plain is None else sci(plain["rms"])
+        largest = "" if plain is None else sci(plain["largest"])
+        yield code(slot), found, largest, sci(limit["rms"]), sci(limit["largest"]), cell(f"{limit['rule']}; {limit['origin']}")
+
+
+def _environment(case: Case, here: Mapping[str, str]) -> Iterator[tuple[str, str, str]]:
+    then = case.ranks.get(case.call.key.rank) or {}
+    before = then.get("environment") if isinstance(then.get("environment"), dict) else {}
+    assert before is not None
+    for name in sorted({*map(str, before), *here}):
+        yield code(name), code(str(before.get(name, ""))), code(here.get(name, ""))
+
+
+def code(text: str) -> str:
+    """Write foreign text as a code span of Markdown, which it cannot leave."""
+    plain = one_line(text).replace("`", "'").replace("|", "¦")[:300]
+    return f"`{plain}`" if plain.strip() else ""
+
+
+def cell(text: str) -> str:
+    """Write our own text as a cell of a table."""
+    return one_line(text).replace("|", "¦")
+
+
+def _limit(limit: Mapping[str, Any]) -> str:
+    if "differing" in limit:
+        return repr(int(limit["differing"]))
+    return f"({float(limit['rms']):.3e}, {float(limit['largest']):.3e})"
+
+
+def _render(path: Path, template: str, content: Mapping[str, Any]) -> None:
+    text = resources.files(__package__).joinpath(TEMPLATES, template).read_text(encoding="utf-8")
+    environment = jinja2.Environment(autoescape=False, keep_trailing_newline=True, undefined=jinja2.StrictUndefined)
+    path.write_text(environment.from_string(text).render(**content), encoding="utf-8")

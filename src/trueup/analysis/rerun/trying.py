@@ -6,10 +6,9 @@
     with Trying("npu", "cpu", afresh=True) as trying:
         answer = trying.judge(Recorded("runs/cpu", 0, (4705, 4711)))    # on a device that has done nothing before
 
-The process reads lines of JSON from its standard input and answers in lines on what was its standard output. It touches no device
-itself: a child does, forked from it when the framework is imported, so that a crash costs no start of Python. With ``afresh`` each
-chain has a child of its own: nothing that an earlier one left behind, in memory or in a kernel's state, decides what a later one
-gives.
+The process reads lines of JSON from standard input and answers on its original standard output. Only a child touches the device,
+forked once the framework is imported, so a crash costs no start of Python. With ``afresh`` each chain has its own child: nothing
+that an earlier one left in memory or in a kernel's state matters.
 """
 
 from __future__ import annotations
@@ -33,12 +32,10 @@ from trueup.analysis.rerun.processes import LATE, Worker, how_ended
 from trueup.foundation.model import TrueupError
 from trueup.foundation.store import Capture, open_capture
 from trueup.recording.execution.case_errors import CaseErrors
-from trueup.recording.execution.chains import Chain
-from trueup.recording.execution.local_error import thresholds
-from trueup.recording.execution.outcomes import Outcome
-from trueup.recording.execution.places import ContextBroken, NotReplayable
-from trueup.recording.execution.recorded import RecordedCall, RecordedCalls
-from trueup.recording.execution.rounding import criterion
+from trueup.recording.execution.cases import Chain
+from trueup.recording.execution.judging import Outcome
+from trueup.recording.execution.local_error import criterion, thresholds
+from trueup.recording.execution.recorded import ContextBroken, NotReplayable, RecordedCall, RecordedCalls
 
 
 @dataclass(frozen=True)
@@ -48,8 +45,7 @@ class Recorded:
     capture: Path
     rank: int
     seqs: tuple[int, ...]
-    linked: bool = True
-    """Whether results are handed on (`Chain.of`)."""
+    linked: bool = True  # whether results are handed on (`Chain.of`)
 
 
 class _Remembered(RecordedCalls):
@@ -67,20 +63,9 @@ class _Remembered(RecordedCalls):
 
 
 class Trying(Worker):
-    """A process that tries cases.
-
-    Args:
-        device: the one that fails; None: it is not here, and nothing is judged.
-        against: the one that it is compared with.
-        framework: of the calls.
-        simulated: ``npu`` is Trueup's simulated device.
-        imports: a module that is imported first, which makes a device known.
-        timeout: seconds that a chain may take.
-        afresh: execute each in a process of its own, on a device that has done nothing before.
-
-    Raises:
-        TrueupError: a device is not there.
-    """
+    """A process that tries cases on ``device`` (None: not here, nothing is judged) and on ``against``. ``simulated``: ``npu`` is
+    Trueup's own; ``imports``: a module that makes a device known; ``timeout``: seconds for a chain; ``afresh``: each on a device
+    that has done nothing before. Raises TrueupError if a device is not there."""
 
     module = "trueup.analysis.rerun.trying"
 
@@ -181,7 +166,7 @@ def main() -> None:
 
 
 class _Child:
-    """A process that begins as this one is and does the work; after a crash there is a new one, at no cost of starting Python."""
+    """A process that begins as this one is and does the work; after a crash a new one costs no start of Python."""
 
     def __init__(self, settings: dict[str, Any], calls: dict[str, RecordedCalls]) -> None:
         self._settings, self._calls = settings, calls
@@ -238,7 +223,10 @@ def _work(lines: IO[str], out: IO[str], settings: dict[str, Any], calls: dict[st
             if not ready:
                 _prepare(settings)
             ready = True
-            answer = _greeting(settings) if message["do"] == "prepare" else _answer(message, settings, calls)
+            if message["do"] == "prepare":
+                answer = {"seeded": base64.b64encode(executing(settings["framework"]).CASES.seeded()).decode()}
+            else:
+                answer = _answer(message, settings, calls)
         except TrueupError as error:
             answer = {"error": str(error)}
         print(json.dumps(answer), file=out, flush=True)
@@ -246,22 +234,18 @@ def _work(lines: IO[str], out: IO[str], settings: dict[str, Any], calls: dict[st
 
 
 def _import(settings: dict[str, Any]) -> None:
-    """Import what children need, which touches no device but the simulated one, whose memory is the host's."""
+    """Import what children need; this touches no device but the simulated one, whose memory is the host's."""
     adapter = executing(settings["framework"])
     if settings["imports"]:
-        _import_module(settings["imports"])
+        try:
+            module = importlib.import_module(settings["imports"])
+        except ImportError as error:
+            said = f"{settings['imports']} cannot be imported: {error}\n  next:     name another module by --import"
+            raise TrueupError(said) from None
+        getattr(module, "install", lambda: None)()  # as the test's ``--import`` does
     criterion(), thresholds()
     if settings["simulated"]:
         adapter.provide("npu", simulated=True)
-
-
-def _import_module(name: str) -> None:
-    """Import a module that makes a device known, as the test's ``--import`` does."""
-    try:
-        module = importlib.import_module(name)
-    except ImportError as error:
-        raise TrueupError(f"{name} cannot be imported: {error}\n  next:     name another module by --import") from None
-    getattr(module, "install", lambda: None)()
 
 
 def _prepare(settings: dict[str, Any]) -> None:
@@ -273,12 +257,7 @@ def _prepare(settings: dict[str, Any]) -> None:
             adapter.provide(device, simulated=settings["simulated"])
 
 
-def _greeting(settings: dict[str, Any]) -> dict[str, Any]:
-    return {"seeded": base64.b64encode(executing(settings["framework"]).CASES.seeded()).decode()}
-
-
 def _read_ahead(message: Mapping[str, Any], calls: dict[str, RecordedCalls]) -> None:
-    """Read the records of the calls that are meant."""
     named = message.get("recorded_calls")
     if named is None:
         return

@@ -1,12 +1,11 @@
 """The three steps of a port's triage, over a command: float anomalies, compiler and fusion, whole network.
 
-`table` reads the switches (``switches.toml``), `running` runs the command with some of them off, `losses` compares what came,
-`bisecting` finds which are guilty; `anomalies`, `optimisations` and `network` are the steps, `flow` makes them in order, `found` is
-what they give. Used by ``trueup triage`` and `report`. No framework is imported here: all is measured in the command's own
-processes, by the capture and the watch that there are.
+`table` reads the switches (``switches.toml``), `running` runs the command with some of them off. `optimisations`, the second step,
+compares losses and finds the guilty switches. `flow` has the other two and makes all in order; `found` holds their results. Used by
+``trueup triage`` and `report`. No framework is imported: the capture and the watch measure in the command's own processes.
 """
 
 from trueup.analysis.triage.flow import triage
-from trueup.analysis.triage.found import Outcome, Triage, Trial
+from trueup.analysis.triage.running import Outcome, Triage, Trial
 
 __all__ = ["Outcome", "Triage", "Trial", "triage"]

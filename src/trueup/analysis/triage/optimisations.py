@@ -6,30 +6,28 @@
     the rest off                  a check: with all but those off, the losses are those of the run as it is
     parts of the guilty switch    likewise, if the parts together do it
 
-Losses alone are recorded: a value that somebody reads in between is not fused away, so a capture of more would change what is
-looked for. Where a capture of both runs shows the same difference, the first call that deviates is named as well.
+Losses alone are recorded: reading a value in between keeps it from being fused, so a larger capture would change what is looked
+for. If a capture of both runs shows the same difference, the first call that deviates is named too.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import math
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 import pyarrow.compute as pc
 
-from trueup.analysis.recipes.found import Status
-from trueup.analysis.triage.bisecting import fewest
-from trueup.analysis.triage.found import Outcome, Trial
-from trueup.analysis.triage.losses import apart, follows, gap, spread, tells
-from trueup.analysis.triage.running import Runner, losses_of
+from trueup.analysis.ddmin import fewest
+from trueup.analysis.triage.running import Outcome, Runner, Trial, losses_of
 from trueup.analysis.triage.table import Switch
-from trueup.analysis.triage.telling import by_hand, figure, named, percent
-from trueup.comparison.measures.roundoff import SINGLE, UNIT_ROUNDOFF
 from trueup.comparison.result.comparing import compare
-from trueup.comparison.verdict.operands import precision_of
-from trueup.foundation.model import Result, TrueupError
+from trueup.foundation.facts.roundoff import SINGLE, UNIT_ROUNDOFF
+from trueup.foundation.model import Result, Status, TrueupError
 from trueup.foundation.store import Capture, open_capture
+from trueup.foundation.store.declared import precision_of
 from trueup.foundation.words.wording import short_source
 
 NAME = "compiler and fusion"
@@ -48,15 +46,13 @@ class Search:
     report: Path
     as_it_is: Trial
     baseline: Mapping[int, float] | None
-    again: Trial | None = None
-    off: Trial | None = None
+    again: Trial = field(init=False)
+    off: Trial = field(init=False)  # with everything off
     switches: tuple[Switch, ...] = ()
-    at: int = 0
-    """The step whose loss tells runs apart."""
+    at: int = 0  # the step whose loss tells runs apart
     remarks: list[str] = field(default_factory=list)
     where: Result | None = None
 
-    # ------------------------------------------------------------------------------------------------------------- the step
     def look(self) -> Outcome:
         """Make the step."""
         before = self.as_it_is
@@ -73,7 +69,6 @@ class Search:
         failed = self._switch_all_off()
         if failed is not None:
             return self._unknown(failed)
-        assert self.off is not None
         self._note_seen(self.off)
         found = apart(before.losses, self.off.losses, self.again.losses, 0.0)
         if not found.steps:
@@ -85,8 +80,6 @@ class Search:
 
     def _judge(self, first: int) -> Outcome:
         """Tell rounding from more."""
-        assert self.again is not None
-        assert self.off is not None
         unit = self._capture_both(first)
         found = apart(self.as_it_is.losses, self.off.losses, self.again.losses, unit)
         noise = spread(self.as_it_is.losses, self.again.losses)
@@ -127,7 +120,7 @@ class Search:
         if culprit is not None:
             line = f", {short_source(culprit.source)}" if culprit.source else ""
             self.remarks.append(f"first call that differs: {culprit.name} ({culprit.op}){line}")
-        wholes = self._wholes(guilty)
+        wholes = {one.name: f" (a part of {one.within})" for one in guilty if one.within}
         self.remarks.insert(0, "; ".join(f"{one.name}: {one.what}{wholes.get(one.name, '')}" for one in guilty))
         self.remarks += [why] if why else []
         status: Status = "DEVIATES" if explains else "pass"
@@ -136,9 +129,8 @@ class Search:
             tuple(names), self.where, self._page(),
         )  # fmt: skip
 
-    # ---------------------------------------------------------------------------------------------------------- single parts
     def _switch_all_off(self) -> str | None:
-        """Run with everything off; without a switch that the command does not survive. Return why there is no such run."""
+        """Run with everything off, except a switch that the command does not survive; return why there is no such run."""
         self.off = self.runner.losses("with everything off", self.switches)
         if not self.off.failed and self.off.losses:
             return None
@@ -159,16 +151,14 @@ class Search:
         return None if not self.off.failed and self.off.losses else f"with everything off {first}"
 
     def _enough(self, off: tuple[Switch, ...]) -> bool:
-        """Tell whether these, off together, bring the losses of everything off."""
-        assert self.off is not None
+        """Tell whether these, off together, give the losses of everything off."""
         trial = self.runner.losses(f"without {', '.join(one.name for one in off)}", off, self.at + 1)
         self._note_seen(trial)
         loss = trial.losses.get(self.at)
         return loss is not None and follows(loss, self.as_it_is.losses[self.at], self.off.losses[self.at])
 
     def _checked(self, guilty: Sequence[Switch]) -> bool:
-        """Tell whether all others, off together, leave the losses as they are."""
-        assert self.off is not None
+        """Tell whether switching off all others leaves the losses as they are."""
         others = [one for one in self.switches if one not in guilty]
         if not others:
             return True
@@ -177,7 +167,7 @@ class Search:
         return loss is not None and follows(loss, self.off.losses[self.at], self.as_it_is.losses[self.at])
 
     def _inside(self, whole: Switch) -> tuple[Switch, ...]:
-        """Return the parts of a switch that explain it; none where they do not, or it has none."""
+        """Return the parts of a switch that explain it; none if they do not, or it has none."""
         parts = self.runner.table.parts(whole, str(self.as_it_is.framework), self.as_it_is.devices)
         if not parts:
             return ()
@@ -187,19 +177,14 @@ class Search:
             return ()
         return fewest(parts, self._enough)
 
-    def _wholes(self, guilty: Sequence[Switch]) -> dict[str, str]:
-        return {one.name: f" (a part of {one.within})" for one in guilty if one.within}
-
     def _became(self) -> str:
-        assert self.off is not None
         one, other = self.as_it_is.losses[self.at], self.off.losses[self.at]
         apart_by = gap(one, other)
         told = "" if apart_by == float("inf") else f", {percent(apart_by)} apart"
         return f"the loss of step {self.at} becomes {figure(other, one)} instead of {figure(one, other)}{told}"
 
     def _explains(self) -> tuple[bool, str]:
-        """Tell whether that is the way to the baseline, and say how near it comes."""
-        assert self.off is not None
+        """Tell whether switching them off leads to the baseline, and how near."""
         if self.baseline is None:
             return True, "which of the two is right a baseline would tell (--baseline)"
         right = self.baseline.get(self.at)
@@ -211,7 +196,6 @@ class Search:
             return True, told
         return False, f"{told}: so it does not explain the difference from the baseline"
 
-    # ------------------------------------------------------------------------------------------------------------- captures
     def _capture_both(self, first: int) -> float:
         """Record both runs around a step and compare them; return the rounding unit of the narrowest dtype in them."""
         steps = f"{max(first - 1, 0)}:{first + 1}"
@@ -222,7 +206,6 @@ class Search:
             return SINGLE
         captures = [open_capture(trial.directory) for trial in trials]
         unit = rounding_unit(captures[0])
-        assert self.off is not None
         here = losses_of(captures[1]).get(first)
         if here is None or not follows(here, self.off.losses[first], self.as_it_is.losses[first]):
             self.remarks.append(
@@ -249,7 +232,7 @@ class Search:
 
 
 def rounding_unit(capture: Capture) -> float:
-    """Return the unit roundoff of the narrowest float dtype that forward calls give, or of products that are declared narrower."""
+    """Return the unit roundoff of the narrowest float dtype of forward results, or of products declared narrower."""
     found = capture.records(columns=["slot", "dtype"], phase="forward")
     slots = pc.starts_with(found["slot"].cast("string"), "output")
     names = set(found["dtype"].cast("string").filter(slots).to_pylist())
@@ -260,3 +243,124 @@ def rounding_unit(capture: Capture) -> float:
         [map(str, manifest.get("devices", ())) for manifest in manifests],
     )
     return max([*told, declared.matmul, declared.convolution], default=0.0) or SINGLE
+
+
+Losses = Mapping[int, float]
+
+ROUNDING = 64
+"""How many units of rounding of the narrowest dtype a loss may move when the same mathematics is computed in another order. Ours:
+float32 classifiers and transformers moved by up to 10 of them when kernels were fused or not; sums of large terms move more."""
+# What rounding may become by the first update of weights. Ours: Adam makes a full step of a gradient that is all rounding
+UPDATED = 1e-3
+TELLING = 16  # below so many units of rounding (and `UPDATED`) other switches move a loss as far: the guilty one is unknown
+CLEAR = 0.05  # a relative distance that no rounding explains within a few steps: that of `trueup compare`'s criterion (``loss``)
+NOISE = 4.0  # times further apart than a run from its repeat; the spread of two runs is itself uncertain by so much
+NEAR = 0.1  # a run follows another one where it is this near to it, in shares of the distance between the two
+
+
+def gap(one: float, other: float) -> float:
+    """Return the relative distance of two losses; infinite where they differ and one is NaN or Inf."""
+    if one == other or (math.isnan(one) and math.isnan(other)):
+        return 0.0
+    if not (math.isfinite(one) and math.isfinite(other)):
+        return math.inf
+    return abs(one - other) / max(abs(one), abs(other), 1e-12)
+
+
+@dataclass(frozen=True, slots=True)
+class Apart:
+    """Two runs' losses, over the steps that both have."""
+
+    steps: int
+    first: int | None  # first step in which they differ at all, None: bitwise the same
+    largest: float
+    widest: int | None  # first step in which they are at least half as far apart as in any
+    step: int | None  # first step in which they differ by more than rounding and noise explain; None: in no step
+    relative: float  # how far apart they are there
+
+
+def apart(one: Losses, other: Losses, again: Losses, unit: float) -> Apart:
+    """Tell how far apart two runs' losses are, beside the first one's repeat and its narrowest dtype's rounding unit."""
+    both = sorted(set(one) & set(other))
+    gaps = {step: gap(one[step], other[step]) for step in both}
+    first = next((step for step in both if gaps[step] > 0), None)
+    largest = max(gaps.values(), default=0.0)
+    widest = next((step for step in both if first is not None and gaps[step] >= largest / 2), None)
+    noise = 0.0
+    for number, step in enumerate(both):
+        noise = max(noise, gap(one[step], again[step]) if step in again else 0.0)
+        allowed = (0.0, UPDATED)[number] if number < 2 else CLEAR  # later on rounding has gone through the weights
+        if gaps[step] > max(min(ROUNDING * unit, CLEAR), allowed, NOISE * noise):
+            return Apart(len(both), first, largest, widest, step, gaps[step])
+    return Apart(len(both), first, largest, widest, None, 0.0)
+
+
+def tells(relative: float, unit: float) -> bool:
+    """Tell whether two losses are far enough apart to see which of them a third one follows."""
+    return relative > min(TELLING * unit, UPDATED)
+
+
+def follows(loss: float, one: float, other: float) -> bool:
+    """Tell whether a loss is ``other``, rather than ``one`` or something between the two."""
+    if math.isfinite(one) and math.isfinite(other):
+        return math.isfinite(loss) and abs(loss - other) <= NEAR * abs(one - other)
+    return gap(loss, other) <= CLEAR
+
+
+def spread(one: Losses, again: Losses) -> float:
+    """Return the largest distance of a run from its repeat."""
+    return max((gap(one[step], again[step]) for step in set(one) & set(again)), default=0.0)
+
+
+def percent(share: float) -> str:
+    """Write a relative distance: ``3.1 %``, ``2.4e-07``."""
+    if not math.isfinite(share):
+        return "infinitely far"
+    return f"{100 * share:.3g} %" if share >= 1e-4 or share == 0 else f"{share:.2g}"
+
+
+def figure(loss: float, other: float) -> str:
+    """Write a loss with as many digits as tell it from another one."""
+    for digits in range(6, 17):
+        if f"{loss:.{digits}g}" != f"{other:.{digits}g}":
+            return f"{loss:#.{digits}g}"
+    return f"{loss!r}"
+
+
+def named(names: Sequence[str]) -> str:
+    """Write names as a sentence does: ``a``, ``a and b``, ``a, b and c``."""
+    return " and ".join(filter(None, (", ".join(names[:-1]), names[-1])))
+
+
+def by_hand(switch: Switch) -> Iterator[str]:
+    """Yield lines for a shell or a script that switch it off in the user's own training."""
+    yield from (f"export {name}={value}" for name, value in switch.environment.items())
+    for target, *arguments in switch.order.get("call", ()):
+        yield f"{target}({', '.join(map(repr, arguments))})"
+    yield from (f"{target} = {value!r}" for target, value in switch.order.get("set", {}).items())
+    for action, argument in switch.order.get("adapter", {}).items():
+        yield from _adapted(action, argument)
+    if switch.rules:
+        yield f"fusion_switch_file with {', '.join(switch.rules)} off (see the runs' *.fusion_switch.json)"
+
+
+def _adapted(action: str, argument: Any) -> Iterator[str]:
+    if action == "compile_stance":
+        yield f'torch.compiler.set_stance("{argument}")'
+    elif action == "compile_backend":
+        yield f'torch.compile(..., backend="{argument}")'
+    elif action == "optimizers":
+        yield f"torch.optim.Adam(..., {', '.join(f'{name}=False' for name in argument)})  # of whichever optimizer it is"
+    elif action == "xla_functions":
+        yield "tf.function(..., jit_compile=False), model.compile(..., jit_compile=False)"
+    elif action in ("rewriter", "optimizer_options"):
+        if action == "rewriter":
+            yield f"tf.config.optimizer.set_experimental_options({ {name: value is True for name, value in argument.items()} })"
+        numbers = NUMBERS[action]
+        place = "rewrite_options" if action == "rewriter" else "optimizer_options"
+        for name, value in argument.items():
+            yield f"config.graph_options.{place}.{name} = {numbers.get(value, value)}  # TensorFlow 1"
+
+
+# RewriterConfig.Toggle and MemOptType, OptimizerOptions.GlobalJitLevel and Level (TensorFlow 2.21)
+NUMBERS = {"rewriter": {"ON": 1, "OFF": 2, "NO_MEM_OPT": 1}, "optimizer_options": {"OFF": -1, "L0": -1}}

@@ -1,4 +1,4 @@
-"""Running the command with some switches off, and reading what came: losses, or a capture.
+"""Running the command with some switches off, and reading the result: losses, or a capture. And what all runs give, a `Triage`.
 
     DIR/runs/02-as-it-is-again         a capture that holds the loss curve alone
     DIR/runs/02-as-it-is-again.txt     what the command printed
@@ -10,37 +10,101 @@ import re
 import signal
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
-from trueup.analysis.triage.found import Trial
 from trueup.analysis.triage.table import Switch, Table, fusion_file
-from trueup.comparison.graph.overview import Overview
 from trueup.foundation.facts.operators import named
-from trueup.foundation.model import TrueupError
+from trueup.foundation.model import Result, Status, TrueupError
 from trueup.foundation.redaction import redacted
 from trueup.foundation.store import Capture, open_capture
-from trueup.recording.adapters import ADAPTERS
-from trueup.recording.recorder import launch, summary
+from trueup.foundation.store.overview import Overview
+from trueup.recording.recorder import launch
 from trueup.recording.recorder.options import CaptureOptions
+from trueup.recording.registry import ADAPTERS
 
-FUSION_FILE = "TRUEUP_FUSION_SWITCH_FILE"
-"""Environment variable that names Ascend's fusion switch file, for scripts that hand it on themselves."""
+Word = Literal["explained", "nothing found", "could not tell"]
+
+
+@dataclass(frozen=True, slots=True)
+class Trial:
+    """One run of the command."""
+
+    name: str  # ``as it is``, ``without oneDNN`` ...
+    off: tuple[str, ...]  # names of the switches that were off
+    directory: Path
+    losses: dict[int, float] = field(default_factory=dict)  # by step; mean over ranks and micro-batches
+    seconds: float = 0.0
+    failed: str = ""  # why it did not end well, in words; empty where it did
+    remarks: tuple[str, ...] = ()  # switches that could not be switched off, and why; what was seen of those that were
+    framework: str | None = None
+    devices: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """A step of the triage."""
+
+    name: str
+    status: Status
+    said: str  # one sentence
+    remarks: tuple[str, ...] = ()
+    advice: tuple[str, ...] = ()  # what to do next: lines to type, or to write into the script
+    guilty: tuple[str, ...] = ()  # names of the switches that explain the difference
+    result: Result | None = None  # the comparison behind it: as it is against no optimisations, or against the baseline
+    page: str | None = None  # folder, beside the report, of the step's own report
+
+
+@dataclass(frozen=True)
+class Triage:
+    """What `triage` returns."""
+
+    command: tuple[str, ...]
+    directory: Path
+    outcomes: Sequence[Outcome]
+    trials: Sequence[Trial]
+    baseline: str | None = None
+    framework: str | None = None
+
+    @property
+    def explaining(self) -> Outcome | None:
+        """The first step that explains the difference."""
+        return next((one for one in self.outcomes if one.status == "DEVIATES"), None)
+
+    @property
+    def verdict(self) -> Word:
+        """``explained`` if a step explains it, else ``could not tell`` if one that was made could not, else ``nothing found``."""
+        if self.explaining is not None:
+            return "explained"
+        return "could not tell" if any(one.status == "could not tell" for one in self.outcomes) else "nothing found"
+
+    @property
+    def exit_code(self) -> int:
+        """0 nothing found, 1 explained, 2 could not tell."""
+        return {"nothing found": 0, "explained": 1, "could not tell": 2}[self.verdict]
+
+    @property
+    def sentence(self) -> str:
+        """The conclusion."""
+        first = self.explaining
+        if first is not None:
+            return f"EXPLAINED by {first.name}: {first.said}"
+        if self.verdict == "could not tell":
+            unknown = next(one for one in self.outcomes if one.status == "could not tell")
+            return f"COULD NOT TELL, because {unknown.said}"
+        made = ", ".join(one.name for one in self.outcomes if one.status == "pass")
+        more = "" if self.baseline else "; without a baseline the network was not compared with anything"
+        return f"NOTHING FOUND by {made}{more}"
+
+
+FUSION_FILE = "TRUEUP_FUSION_SWITCH_FILE"  # variable with Ascend's fusion switch file, for scripts that pass it on
 LAST_WORDS = 4096
 
 
 class Runner:
-    """Runs one command, again and again.
-
-    Args:
-        command: the program and its arguments.
-        folder: where the runs go.
-        table: the switches; those that are held are set in every run.
-        steps: after how many a run ends.
-        timeout: seconds after which a run is ended, None: never.
-        tell: called with each run that was made.
-    """
+    """Runs one command into ``folder`` for ``steps`` steps or ``timeout`` seconds (None: no limit). The held switches of ``table``
+    are set in every run; ``tell`` is called with each run."""
 
     def __init__(
         self, command: Sequence[str], folder: Path, table: Table, *, steps: int, timeout: float | None,
@@ -50,13 +114,12 @@ class Runner:
         self.trials: list[Trial] = []
         self._folder, self._timeout, self._tell = folder, timeout, tell
 
-    # --------------------------------------------------------------------------------------------------- what there is to run
     def losses(self, name: str, off: Iterable[Switch] = (), steps: int | None = None) -> Trial:
-        """Run it and read its losses; nothing else is recorded, so that nothing keeps the framework from optimising."""
+        """Run it and read its losses; recording no more keeps the framework free to optimise."""
         return self._run(name, tuple(off), self._of_steps(f"0:{steps or self.steps}", level="api", include=named("loss")))
 
     def capture(self, name: str, off: Iterable[Switch], steps: str) -> Trial:
-        """Run it and record its modules and functions in some steps; no optimizer, which makes much of little rounding."""
+        """Run it and record its modules and functions in some steps; no optimizer, which magnifies rounding."""
         phases = ("forward", "recompute", "backward")
         return self._run(name, tuple(off), self._of_steps(steps, level=("module", "api"), phase=phases))
 
@@ -71,24 +134,13 @@ class Runner:
     def _of_steps(self, steps: str, **more: Any) -> CaptureOptions:
         return CaptureOptions.of(steps=steps, stop=True, **more)
 
-    # ------------------------------------------------------------------------------------------------------------ running it
     def _run(self, name: str, off: tuple[Switch, ...], options: CaptureOptions, **order: Any) -> Trial:
         place = self._folder / f"{len(self.trials) + 1:02d}-{re.sub(r'[^A-Za-z0-9.]+', '-', name)[:60].strip('-')}"
         place.parent.mkdir(parents=True, exist_ok=True)
         switches = (*self.table.held(), *off)
-        environment = {key: value for switch in switches for key, value in switch.environment.items()}
-        orders = [{"name": one.name, "framework": one.framework, **one.order} for one in switches]
-        rules = fusion_file(switches)
-        if rules is not None:
-            file = place.with_suffix(".fusion_switch.json").absolute()
-            file.write_text(rules, encoding="utf-8")
-            environment[FUSION_FILE] = str(file)
-            hand_on = {"name": "Ascend fusion", "framework": "tensorflow", "adapter": {"fusion_switch_file": str(file)}}
-            orders.append(hand_on)
+        environment, orders = switched_off(switches, place.with_suffix(".fusion_switch.json"))
         if order.get("watch") is None:
-            through = replace(options, compile="through").to_json()
-            able = [adapter.name for adapter in ADAPTERS if "compile" not in adapter.lacks]
-            order["options_of"] = dict.fromkeys(able, through)  # else the capture would switch compiled code off itself
+            order["options_of"] = compiled(options)
         output = place.with_suffix(".txt")
         begun = time.monotonic()
         code = launch.execute(
@@ -103,10 +155,10 @@ class Runner:
     def _read(
         self, name: str, off: Sequence[Switch], place: Path, seconds: float, code: int, output: Path, *, watched: bool
     ) -> Trial:
-        reports = summary._reports(place)
+        reports = launch.reports_of(place)
         frameworks = [report["framework"] for report in reports if report.get("framework") and report.get("calls")]
         frameworks += [report["framework"] for report in reports if report.get("framework")]
-        capture = None if watched else _opened(place)
+        capture = None if watched else opened(place)
         manifests = [] if capture is None else list(capture.ranks.values())
         failed = self._failure(code, output, reports, watched=watched)
         return Trial(
@@ -121,10 +173,29 @@ class Runner:
         if code == launch.TIMED_OUT and self._timeout is not None:
             return f"it did not end within {self._timeout:g} s (--timeout) and was ended; it may hang: {output}"
         if code and not (watched and code == 3):  # of a watch that stopped it
-            return f"{_ended(code)}{_last_line(output)}" if code < 128 else f"{_ended(code)} ({output})"
+            return f"{_ended(code)}{last_line(output)}" if code < 128 else f"{_ended(code)} ({output})"
         if not reports:
             return "no process of it imported a framework: python -I, -E or -S, or a PYTHONPATH set anew, hides it"
         return f"it could not be observed: {failures[0].splitlines()[0]}" if failures else ""
+
+
+def switched_off(switches: Sequence[Switch], fusion: Path) -> tuple[dict[str, str], list[dict[str, Any]]]:
+    """Return the variables and orders that switch optimisations off; Ascend's fusion rules go to the file ``fusion``."""
+    environment = {key: str(value) for switch in switches for key, value in switch.environment.items()}
+    orders = [{"name": one.name, "framework": one.framework, **one.order} for one in switches]
+    rules = fusion_file(switches)
+    if rules is not None:
+        file = fusion.absolute()
+        file.write_text(rules, encoding="utf-8")
+        environment[FUSION_FILE] = str(file)
+        orders.append({"name": "Ascend fusion", "framework": "tensorflow", "adapter": {"fusion_switch_file": str(file)}})
+    return environment, orders
+
+
+def compiled(options: CaptureOptions) -> dict[str, Any]:
+    """Return the options for each framework that compiles; by default the capture would switch compiling off."""
+    through = replace(options, compile="through").to_json()
+    return {adapter.name: through for adapter in ADAPTERS if "compile" not in adapter.lacks}
 
 
 def losses_of(capture: Capture) -> dict[int, float]:
@@ -134,7 +205,8 @@ def losses_of(capture: Capture) -> dict[int, float]:
     return overview.losses
 
 
-def _opened(place: Path) -> Capture | None:
+def opened(place: Path) -> Capture | None:
+    """Return the capture of a run that may have recorded none."""
     try:
         return open_capture(place)
     except TrueupError:
@@ -150,8 +222,8 @@ def _ended(code: int) -> str:
     return f"it ended with exit code {code}"
 
 
-def _last_line(output: Path) -> str:
-    """Return the last thing that the command said, and where the rest is."""
+def last_line(output: Path) -> str:
+    """Return a command's last line, and where the rest is: ``: no such file (runs/1.txt)``."""
     try:
         with output.open("rb") as file:
             file.seek(max(0, output.stat().st_size - LAST_WORDS))

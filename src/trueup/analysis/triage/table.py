@@ -3,61 +3,52 @@
 from __future__ import annotations
 
 import json
-import sys
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
-from importlib import resources
+from collections.abc import Iterable, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
+from msgspec import field
+
+from trueup.foundation import toml
 from trueup.foundation.model import TrueupError
-from trueup.recording.adapters import ADAPTERS
-
-if sys.version_info >= (3, 11):
-    import tomllib
-else:
-    import tomli as tomllib
+from trueup.recording.registry import ADAPTERS
 
 SEE = "see docs/triage.md"
-LARGEST = 1 << 20
-"""Bytes that such a file may have."""
-FRAMEWORKS = (*(adapter.name for adapter in ADAPTERS), "any")
-GROUPS = ("GraphFusion", "UBFusion")
-"""The two groups of Ascend's fusion rules."""
-TEXTS = ("name", "framework", "what", "origin", "within", "device")
-MEANS: dict[str, type] = {"environment": dict, "call": list, "set": dict, "adapter": dict, "rules": list}
-"""How something is switched off."""
+Framework: Any = Literal[(*(adapter.name for adapter in ADAPTERS), "any")]
+GROUPS = ("GraphFusion", "UBFusion")  # the two groups of Ascend's fusion rules
+MEANS = ("environment", "call", "set", "adapter", "rules")  # how something is switched off
 
 
-@dataclass(frozen=True, slots=True)
-class Switch:
+class Switch(toml.Table):
     """A ``[[switch]]`` table."""
 
     name: str
-    framework: str
-    what: str
-    """What is switched off, in words."""
+    framework: Framework
+    what: str  # what is switched off, in words
     origin: str
     within: str | None = None
     device: str | None = None
     held: bool = False
-    environment: Mapping[str, str] = field(default_factory=dict)
-    order: Mapping[str, Any] = field(default_factory=dict)
-    """``call``, ``set`` and ``adapter``: what `trueup.recording.recorder.switching` does in the process."""
-    rules: tuple[str, ...] = ()
-    """Lines of Ascend's fusion switch file."""
+    environment: dict[str, str | int | float] = field(default_factory=dict)
+    call: tuple[Any, ...] = ()  # ``[function, arguments ...]`` each; like ``set`` and ``adapter`` for `engine.switching`
+    set: dict[str, Any] = field(default_factory=dict)
+    adapter: dict[str, Any] = field(default_factory=dict)
+    rules: tuple[str, ...] = ()  # lines of Ascend's fusion switch file
+
+    def __post_init__(self) -> None:
+        if not any(getattr(self, name) for name in MEANS):
+            raise ValueError(f"one of {', '.join(MEANS)} is missing")
+        if not all(isinstance(call, list) and call and isinstance(call[0], str) for call in self.call):
+            raise ValueError("call must be [[function, arguments ...]]")
+
+    @property
+    def order(self) -> dict[str, Any]:
+        """What is done in the process."""
+        return {name: value for name in ("call", "set", "adapter") if (value := getattr(self, name))}
 
 
 class Table:
-    """All switches.
-
-    Args:
-        rows: in the order in which they are halved.
-        only: names of the switches to look at; else all.
-
-    Raises:
-        TrueupError: there is no switch of a name that is asked for.
-    """
+    """All switches in the order of halving, or ``only`` some; raises TrueupError for an unknown name."""
 
     def __init__(self, rows: Sequence[Switch], only: Sequence[str] = ()) -> None:
         names = {row.name for row in rows}
@@ -70,11 +61,11 @@ class Table:
         self._rows, self._only = rows, tuple(only)
 
     def held(self) -> tuple[Switch, ...]:
-        """Return what is set in every run."""
+        """Return the switches that are set in every run."""
         return tuple(row for row in self._rows if row.held)
 
     def top(self, framework: str, devices: Iterable[str]) -> tuple[Switch, ...]:
-        """Return the switches of a framework that are part of no other, for a run on some devices."""
+        """Return a framework's switches that are part of no other, for a run on some devices."""
         rows = self._of(framework, devices)
         if self._only:
             return tuple(row for row in rows if row.name in self._only)
@@ -91,81 +82,37 @@ class Table:
 
 
 def load(file: Path | None = None, only: Sequence[str] = (), fusion_result: Path | None = None) -> Table:
-    """Read the switches.
-
-    Args:
-        file: of the user's; else those that come along.
-        only: names of the switches to look at.
-        fusion_result: Ascend's ``fusion_result.json``; each rule that took effect becomes a switch.
-
-    Raises:
-        TrueupError: a file cannot be read, or is no table of switches.
-    """
-    ours = resources.files("trueup.analysis.triage") / "switches.toml"
-    rows = _parsed(ours.read_text(encoding="utf-8") if file is None else _text(file), str(file or ours.name))
+    """Read the switches, a user's or Trueup's, and each rule that took effect in Ascend's ``fusion_result.json``; ``only`` has the
+    names to look at. Raises TrueupError if a file cannot be read, or is no table of switches."""
+    ours = "switches.toml"
+    table = toml.packaged(__package__, ours) if file is None else toml.read(file, "table of switches", SEE)
+    rows = _parsed(table, str(file or ours))
     if fusion_result is not None:
-        rows += fused(_text(fusion_result), str(fusion_result))
+        rows += fused(toml.text_of(fusion_result, "a text file", f"name another; {SEE}"), str(fusion_result))
     return Table(rows, only)
 
 
-def _text(file: Path) -> str:
+class _Switches(toml.Table):
+    switch: tuple[Switch, ...] = ()
+
+    def __post_init__(self) -> None:
+        if not self.switch:
+            raise ValueError("it holds no switches: tables, each headed [[switch]]")
+        names = {row.name for row in self.switch}
+        for row in self.switch:
+            if row.within is not None and row.within not in names:
+                raise ValueError(f"{row.name} is within {row.within}, and there is no such switch")
+
+
+def _parsed(content: dict[str, Any], where: str) -> list[Switch]:
     try:
-        with file.open("rb") as opened:
-            data = opened.read(LARGEST + 1)
-        if len(data) <= LARGEST:
-            return data.decode("utf-8")
-        why = f"more than {LARGEST >> 20} MB"
-    except (OSError, UnicodeDecodeError) as error:
-        why = getattr(error, "strerror", None) or str(error)
-    raise TrueupError(f"{file} cannot be read.\n  expected: a text file\n  got:      {why}\n  next:     name another; {SEE}")
-
-
-def _parsed(text: str, where: str) -> list[Switch]:
-    try:
-        content = tomllib.loads(text)
-    except tomllib.TOMLDecodeError as error:
-        raise TrueupError(f"{where} is no TOML: {error}; {SEE}") from None
-    tables = content.get("switch")
-    if set(content) != {"switch"} or not isinstance(tables, list) or not tables:
-        raise TrueupError(f"{where} is no table of switches: expected [[switch]] and nothing else; {SEE}")
-    rows = [_row(table, f"{where}, switch {number}") for number, table in enumerate(tables, 1)]
-    for row in rows:
-        if row.within is not None and not any(row.within == other.name for other in rows):
-            raise TrueupError(f"{where}: {row.name} is within {row.within}, and there is no such switch; {SEE}")
-    return rows
-
-
-def _row(table: Any, where: str) -> Switch:
-    if not isinstance(table, dict):
-        raise TrueupError(f"{where} is no table; {SEE}")
-    for key, value in table.items():
-        kind = str if key in TEXTS else bool if key == "held" else MEANS.get(key)
-        if kind is None or not isinstance(value, kind):
-            expected = f"one of {', '.join((*TEXTS, 'held', *MEANS))}" if kind is None else f"a {kind.__name__}"
-            raise TrueupError(f"{where}: {key} cannot be read: expected {expected}; {SEE}")
-    missing = [key for key in ("name", "framework", "what", "origin") if not table.get(key)]
-    if missing or not set(table) & set(MEANS):
-        lacking = missing[0] if missing else f"one of {', '.join(MEANS)}"
-        raise TrueupError(f"{where} lacks {lacking}; {SEE}")
-    if table["framework"] not in FRAMEWORKS:
-        raise TrueupError(f"{where}: framework {table['framework']!r} is unknown: expected one of {', '.join(FRAMEWORKS)}")
-    calls = table.get("call", [])
-    if not all(isinstance(call, list) and call and isinstance(call[0], str) for call in calls):
-        raise TrueupError(f"{where}: call cannot be read: expected [[function, arguments ...]]; {SEE}")
-    order = {key: table[key] for key in ("call", "set", "adapter") if key in table}
-    environment = {str(name): str(value) for name, value in table.get("environment", {}).items()}
-    return Switch(
-        **{key: table[key] for key in TEXTS if key in table}, held=table.get("held", False), order=order,
-        environment=environment, rules=tuple(map(str, table.get("rules", ()))),
-    )  # fmt: skip
+        return list(toml.checked(content, _Switches).switch)
+    except ValueError as error:
+        raise TrueupError(f"table of switches {where}: {error}; {SEE}") from None
 
 
 def fused(text: str, where: str) -> list[Switch]:
-    """Return a switch for each fusion rule that took effect, and one for all of them, from ``fusion_result.json``.
-
-    Raises:
-        TrueupError: it is no such file.
-    """
+    """Return a switch for each rule of ``fusion_result.json`` that took effect, and one for all; raises TrueupError on others."""
     try:
         content = json.loads(text)
     except ValueError as error:
@@ -192,7 +139,7 @@ def _count(value: Any) -> int:
 
 
 def fusion_file(switches: Iterable[Switch]) -> str | None:
-    """Return Ascend's fusion switch file that switches these off, None where none of them is a fusion rule."""
+    """Return Ascend's fusion switch file that switches these off, None if none of them is a fusion rule."""
     rules: dict[str, dict[str, str]] = {group: {} for group in GROUPS}
     for rule in (rule for switch in switches for rule in switch.rules):
         group, _, name = rule.partition(" ")

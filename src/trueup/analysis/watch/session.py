@@ -1,38 +1,67 @@
-"""What the watched sessions of all adapters have in common: a step's rows are looked at when it ends, and when the run does."""
+"""A watch in a ``with`` block, and its session: it looks at a step's rows when the step ends, and when the run does."""
 
 from __future__ import annotations
 
-from typing import Any
+import json
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from types import TracebackType
+from typing import Any, TypeVar
 
+from trueup.analysis.watch.saving import CannotRerun, Hit, Rerun
 from trueup.analysis.watch.watcher import Watcher
-from trueup.recording.recorder.keeping import Keeper
-from trueup.recording.recorder.session import BaseSession
+from trueup.foundation.model import TrueupError
+from trueup.recording.engine.session import BaseSession, running_of
+from trueup.recording.recorder import Call, CaptureOptions
+from trueup.recording.recorder.options import WatchOptions
+from trueup.recording.recorder.recorder import Keeper
+
+NO_RERUN = (
+    "that is not there for {title}; for its tensors run `trueup capture --steps {step}:{following} --detail tensor --stop` "
+    "with the same command"
+)
+
+W = TypeVar("W", bound="WatchedSession")
 
 
 class WatchedSession(BaseSession):
-    """Stands before an adapter's own session among the bases of its watched one."""
+    """Stands before an adapter's own session among the bases of its watched one; ``directory`` is made with the first hit."""
 
-    keeper: Keeper
-    watcher: Watcher
-    threads: Any
+    recorder_type = Keeper
+
+    def __init__(self, directory: Path, options: CaptureOptions, watch: WatchOptions, root: dict[str, Any]) -> None:
+        super().__init__(directory, options, root)  # type: ignore[call-arg]
+        assert isinstance(self.recorder, Keeper)
+        self.keeper = self.recorder
+        self.watcher = Watcher(self, self.keeper, self.again, watch)
+
+    @classmethod
+    def armed(cls: type[W], directory: Path, options: CaptureOptions, watch: str, root: dict[str, Any]) -> W:
+        """Make the session of a process that `trueup watch` armed; ``watch`` is an encoded `WatchOptions`."""
+        return cls(directory, options, WatchOptions(**json.loads(watch)), root)
+
+    def again(self, calls: Sequence[Call], numbered: Sequence[Call]) -> Rerun:  # noqa: ARG002
+        """Execute calls of the step once more; raises CannotRerun unless the adapter keeps what led to them."""
+        step = self.keeper.step
+        raise CannotRerun(NO_RERUN.format(title=self.adapter.title, step=step, following=step + 1))
 
     def stop(self) -> None:
-        """Look at what there is and stop to watch."""
+        """Look at the last rows and stop watching."""
         self.look("the last step")
         super().stop()
 
     def finish(self) -> None:
-        """Look at what a process that ends has left, and write what was found."""
+        """Look at the last rows of a process that ends, and write the report."""
         if self.active:
             self.look("the last step", execute=False)
-        super().finish()  # type: ignore[safe-super]
+        super().finish()
         self.watcher.finish()
 
     def end_step(self) -> None:
         """Look at the step, then finish it."""
         self.look("the end of the step")
         ended = self.keeper.step
-        super().end_step()  # type: ignore[misc]
+        super().end_step()
         self.watcher.end_step()
         self.watcher.stop_if_due(ended)
 
@@ -40,15 +69,61 @@ class WatchedSession(BaseSession):
         """Say what this process saw."""
         return super().report() | {"calls": self.keeper.next_seq(), "why": None, "watch": self.watcher.report()}
 
-    def look(self, when: str, *, scaler_skips: bool = False, execute: bool = True) -> None:
-        """Look at the rows since the last look; nothing of it is a call.
+    def look_before_update(self, *, scaler_skips: bool) -> None:
+        """Look before the parameters change, and stop if that is due."""
+        self.look("the step", scaler_skips=scaler_skips)
+        self.watcher.stop_if_due(self.keeper.step)
 
-        Args:
-            when: for messages.
-            scaler_skips: whether a GradScaler skips the optimizer's step because of what is there.
-            execute: whether calls may be executed again.
-        """
+    def look(self, when: str, *, scaler_skips: bool = False, execute: bool = True) -> None:
+        """Look at the rows since the last look; nothing of it is a call. ``when`` is for messages, ``scaler_skips`` tells whether a
+        GradScaler skips the optimizer's step, ``execute`` whether calls may be executed again."""
         if not self.active:
             return
-        with self.observing(self.threads.state, f"a look at {when}"):  # type: ignore[attr-defined]
+        with self.observing(self.threads.state, f"a look at {when}"):
             self.watcher.look(scaler_skips=scaler_skips, execute=execute)
+
+
+class Watch:
+    """A running watch: leaving the ``with`` block ends it; `hits` are what it found.
+
+    Steps end as in a capture: by the optimizers, or by `step()` once it was called.
+    """
+
+    def __init__(self, session: WatchedSession, models: Iterable[Any]) -> None:
+        self._session = session
+        self._running = running_of(session.adapter.name)
+        for model in models:
+            session.scopes.register(model)
+
+    @property
+    def path(self) -> Path:
+        """Where hits are saved."""
+        return self._session.keeper.directory
+
+    @property
+    def hits(self) -> list[Hit]:
+        """What was found so far, in order."""
+        return list(self._session.watcher.hits)
+
+    def step(self) -> None:
+        """End the present step; from now on nothing else does."""
+        self._session.step()
+
+    def __enter__(self) -> Watch:
+        self._running.refuse_second("`trueup capture` or `trueup watch`")
+        if self.path.exists() and (not self.path.is_dir() or any(self.path.glob("step-*")) or (self.path / "stop").exists()):
+            raise TrueupError(f"{self.path} is not empty: it holds what another run left; name another directory, or remove it")
+        self._session.start()
+        self._running.session = self._session
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        if self._running.session is not self._session:  # a forked child leaves the block too
+            return
+        self._running.session = None
+        if error is None:
+            self._session.stop()
+            self._session.watcher.stop_if_due(self._session.keeper.step)
+        else:
+            self._session.take_off()
+            self._session.finish()

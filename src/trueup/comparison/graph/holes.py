@@ -15,39 +15,29 @@ So each of these means that a call was there and is gone::
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Any
 
 import numpy as np
 import pyarrow as pa
 
-from trueup.comparison.graph.streams import NONE, Array, Numbers, Stream, is_output
+from trueup.comparison.graph.streams import NONE, Array, Numbers, Stream, distinct
+from trueup.foundation.facts.slots import is_gradient, is_output
 from trueup.foundation.facts.why import Reason, Why
-from trueup.foundation.model import LEVELS, PHASES, CallKey
+from trueup.foundation.model import CallKey
 
-SILENT = ("backward", "recompute")
-"""Phases in which a call may be begun, for what runs inside it, and record nothing: the backward of a module without gradients."""
+SILENT = ("backward", "recompute")  # phases in which a call may begin and record nothing: a module's backward without gradients
 
 
 @dataclass(slots=True)
 class Recorded:
-    """The calls of one rank of a capture, place by place.
-
-    Args:
-        whole: whether the options kept all calls.
-        from_first: whether the first step that is read is the first there is, so that nothing refers to what was before.
-    """
+    """The calls of one rank of a capture, place by place. ``whole``: the options kept all calls. ``from_first``: the first step
+    read is the first there is, so nothing refers to an earlier one."""
 
     whole: bool
     from_first: bool
-    before: list[Numbers] = field(default_factory=list)
-    """The ``seq`` of all calls of each earlier place, sorted."""
+    before: list[Numbers] = field(default_factory=list)  # the ``seq`` of all calls of each earlier place, sorted
 
     def hole(self, stream: Stream) -> Reason | None:
-        """Return which call is missing in some steps, None where none is known to be; remember the steps.
-
-        Args:
-            stream: all calls of these steps, whatever levels are compared.
-        """
+        """Return the call that some steps lack, or None; remember the steps. ``stream`` has their calls of all levels."""
         found, seqs = None, stream.seq
         if len(stream) and stream.is_ordered:
             found = self._maker(stream, seqs) or _around(stream) or _ordinal(stream)
@@ -75,10 +65,10 @@ class Recorded:
     def _are_lost(self, references: Numbers, calls: Numbers, seqs: Numbers) -> Array:
         """Tell which references are to a call that steps which were read should have and do not; ``calls`` are those found here."""
         astray = np.flatnonzero((calls == NONE) & (references != NONE))
-        missing = np.unique(references[astray])
+        missing = distinct(references[astray])
         lost, there = (missing > seqs[0]) & (missing < seqs[-1]), np.zeros(len(missing), bool)
         nearest = np.searchsorted([known[0] for known in self.before], missing, side="right") - 1
-        for n in np.unique(np.r_[nearest, nearest - 1]).tolist():
+        for n in distinct(np.r_[nearest, nearest - 1]).tolist():
             if n >= 0:
                 known = self.before[n]
                 there |= np.isin(missing, known)
@@ -88,16 +78,6 @@ class Recorded:
         found = np.zeros(len(references), bool)
         found[astray] = np.isin(references[astray], missing[lost & ~there])
         return found
-
-
-def keeps_all(config: Any) -> bool:
-    """Tell whether options kept all calls: all phases, and all levels down to some."""
-    if not isinstance(config, dict) or config.get("include") != [] or config.get("exclude") != []:
-        return False
-    levels, phases = config.get("levels"), config.get("phases")
-    if not isinstance(levels, list) or not isinstance(phases, list):
-        return False
-    return levels == list(LEVELS[: len(levels)]) and set(map(str, phases)) >= set(PHASES)
 
 
 def _around(stream: Stream) -> Reason | None:
@@ -126,26 +106,18 @@ def _ordinal(stream: Stream) -> Reason | None:
 
 
 def _without_forward(stream: Stream) -> Reason | None:
-    """Look for the backward of a function or module whose forward is gone: each names its own.
-
-    What Python code calls while a backward runs is no backward of anything: it reads inputs and makes outputs, no gradients.
-    """
+    """Look for the backward of a function or module whose forward, which it names, is gone. What Python code calls while a
+    backward runs is none: it reads inputs and makes outputs, no gradients."""
     names = stream.names
     backward = stream.during("backward") & (stream.level != names.number("aten"))
-    backward &= np.bincount(stream.call[names.table(_is_gradient)[stream.slot]], minlength=len(stream)) > 0
+    backward &= np.bincount(stream.call[names.table(is_gradient)[stream.slot]], minlength=len(stream)) > 0
     found = np.flatnonzero(backward & (stream.forward_seq == NONE) & stream.during("forward").any())
     return Why.NO_FORWARD(_key(stream, found[0])) if len(found) else None
 
 
-def _is_gradient(slot: str) -> bool:
-    return slot.startswith("grad_")
-
-
 def _empty(stream: Stream) -> Reason | None:
-    """Look for a function that runs no operator, though it runs some elsewhere where it is given just the same.
-
-    Of the backward nothing is said: which gradients a call is asked for is no argument of it.
-    """
+    """Look for a function that runs no operator, though elsewhere it runs some on just the same. Not of the backward: which
+    gradients a call is asked for is no argument of it."""
     names = stream.names
     if not (stream.level == names.number("aten")).any():
         return None

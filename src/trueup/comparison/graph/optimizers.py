@@ -16,13 +16,13 @@ from functools import cached_property
 
 import numpy as np
 
-from trueup.comparison.graph.streams import NONE, Numbers, Stream, is_input, is_output
+from trueup.comparison.graph.streams import NONE, Numbers, Stream
 from trueup.foundation.facts.operators import has
+from trueup.foundation.facts.slots import is_input, is_output
 
 FORWARD = ("forward", "recompute")
 
-Place = tuple[int, int]
-"""``seq`` of a call and the number of a slot's name: how a slot says who made it."""
+Place = tuple[int, int]  # ``seq`` of a call and the number of a slot's name: how a slot says who made it
 
 
 @dataclass(slots=True)
@@ -32,46 +32,45 @@ class Update:
     before: int
     after: int
     gradients: list[int] = field(default_factory=list)
-    states: list[tuple[int, int]] = field(default_factory=list)
-    """Before and after, in the order in which the states are read."""
-    added: list[int] = field(default_factory=list)
-    """What the call reads beside the weight that writes it last, of as many elements."""
+    states: list[tuple[int, int]] = field(default_factory=list)  # before and after, in the order in which the states are read
+    added: list[int] = field(default_factory=list)  # what the call that writes the weight last reads beside it, of its size
 
 
 @dataclass(slots=True)
 class Step:
     """What the optimizers of one step did."""
 
-    updates: dict[str, Update]
-    """By the parameter's name: that of the layer's slot, ``encoder.fc.weight``."""
-    counters: list[int]
-    """Distinct values of the states of one element, as slots."""
-    calls: Numbers
-    """The calls that did it, and all inside them."""
+    updates: dict[str, Update]  # by the parameter's name: that of the layer's slot, ``encoder.fc.weight``
+    counters: list[int]  # distinct values of the states of one element, as slots
+    calls: Numbers  # the calls that did it, and all inside them
 
 
 class Optimizer:
-    """The calls of an optimizer in one step of a run.
-
-    Args:
-        stream: the run.
-        step: which step.
-        later: what optimizers read in later steps, as ``(seq, number of the slot's name)``.
-    """
+    """The calls of an optimizer in one step. ``later``: what later ones read, as ``(seq, number of the slot's name)``."""
 
     def __init__(self, stream: Stream, step: int, later: Collection[Place]) -> None:
         self.stream, self.step, self.later = stream, step, later
         optimizer = stream.during("optimizer") & (stream.step == step)
         outermost = optimizer & ~np.r_[optimizer, False][stream.parents]
-        self.calls: list[int] = np.flatnonzero(outermost).tolist()
-        self.made: dict[Place, int] = {}
-        """Slots that these calls write, by what their readers call them."""
-        self.starts: dict[int, int] = {}
-        """By slot that is overwritten or that overwrites: the first slot of its chain."""
-        self.chain_ends: dict[int, int] = {}
-        """By first slot of a chain: the last."""
+        self._first = int(stream.seq[stream.step == step].min())
+        self.calls = self._behind_gradients(np.flatnonzero(outermost).tolist())
+        self.made: dict[Place, int] = {}  # slots that these calls write, by what their readers call them
+        self.starts: dict[int, int] = {}  # by slot that is overwritten or that overwrites: the first slot of its chain
+        self.chain_ends: dict[int, int] = {}  # by first slot of a chain: the last
         for call in self.calls:
             self._write(call)
+
+    def _behind_gradients(self, calls: list[int]) -> list[int]:
+        """Leave out what is done to gradients before anything else is written, as by clipping: another run may do it elsewhere."""
+        stream, behind, clipped = self.stream, 0, set[int]()
+        for n, call in enumerate(calls):
+            makers = {int(stream.producer[k]) for k in self._overwritten(call)}
+            if not all(self._first <= made < stream.seq[calls[0]] or made in clipped for made in makers):
+                break
+            if makers:
+                behind = n + 1
+                clipped.add(int(stream.seq[call]))
+        return calls[behind:]
 
     def _write(self, call: int) -> None:
         names, slots = self.stream.names.names, self.stream.slots(call)
@@ -87,11 +86,8 @@ class Optimizer:
         return int(self.stream.producer[k]), int(self.stream.producer_slot[k])
 
     def _overwritten(self, call: int) -> dict[int, int]:
-        """Return the slots that a call overwrites, and those that hold what they become.
-
-        A function names them by the argument (``output.written.2.0``, or ``output.0`` of the first), a dispatcher's operator by
-        the argument's name, in the order of the arguments (``output.self.0``, ``output.exp_avgs.0``).
-        """
+        """Return the slots that a call overwrites, and those that hold what they become. A function names them by argument
+        (``output.written.2.0``, ``output.0`` for the first), an operator by the argument's name in order (``output.self.0``)."""
         stream = self.stream
         if not has(self._op(call), "in-place"):
             return {}
@@ -143,10 +139,8 @@ class Optimizer:
         return self._producer(k) if self.stream.producer[k] != NONE else (NONE, int(self.stream.digest[k]))
 
     def _read_forward(self, wanted: set[Place]) -> dict[Place, list[str]]:
-        """Return the names of parameters that a forward of the step reads, by `_place`.
-
-        The outermost reader names a parameter: its layer, or a function outside of layers that were recorded.
-        """
+        """Return the names of parameters that a forward of the step reads, by `_place`. The outermost reader names a parameter:
+        its layer, or a function outside of layers that were recorded."""
         stream = self.stream
         forward = stream.during(*FORWARD) & (stream.step == self.step)
         slots = np.flatnonzero(forward[stream.call] & stream.names.table(is_input)[stream.slot])
@@ -238,9 +232,8 @@ class Optimizer:
 
     def _is_gradient(self, k: int) -> bool:
         """Tell whether what is no weight was made in this step, or nobody knows where; states are an earlier step's."""
-        stream = self.stream
-        made = stream.find(stream.producer_of(k))
-        return (made != NONE and stream.step[made] == self.step) or (stream.producer[k] == NONE and k not in self.starts)
+        made = int(self.stream.producer[k])  # of a level that was not read, maybe
+        return made >= self._first or (made == NONE and k not in self.starts)
 
     def _is_read_later(self, e: int) -> bool:
         return (int(self.stream.seq[self.stream.call[e]]), int(self.stream.slot[e])) in self.later

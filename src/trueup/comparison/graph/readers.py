@@ -6,15 +6,12 @@ from functools import cached_property
 
 import numpy as np
 
-from trueup.comparison.graph.streams import NONE, Array, Numbers, Stream, is_input, is_output
+from trueup.comparison.graph.streams import NONE, Array, Numbers, Stream
+from trueup.foundation.facts.slots import is_gradient_of_input, is_incoming_gradient, is_input, is_output
 
 
 class Readers:
-    """The slots that read the results of one run's calls; slots and calls are indices into its stream.
-
-    Args:
-        stream: the run.
-    """
+    """The slots that read the results of one run's calls; slots and calls are indices into its stream."""
 
     def __init__(self, stream: Stream) -> None:
         self.stream = stream
@@ -34,7 +31,7 @@ class Readers:
     def parts(self, k: int) -> list[int]:
         """Return the gradients that autograd added up to what a slot reads; an empty list: one call made it."""
         stream = self.stream
-        unknown = stream.producers[k] == NONE and _is_given(stream.names.names[stream.slot[k]])
+        unknown = stream.producers[k] == NONE and is_incoming_gradient(stream.names.names[stream.slot[k]])
         return self._sums.get(k, []) if unknown else []
 
     def backwards(self, call: int) -> list[int]:
@@ -90,45 +87,42 @@ class Readers:
 
     @cached_property
     def _added(self) -> dict[int, list[int]]:
-        """By gradient that a function's backward made and nothing recorded reads: what reads the sum that it is a part of.
-
-        The gradient of what a forward call read goes to the backward of the call that made it. Where several have read it, autograd
-        adds their gradients up between the recorded calls.
-        """
+        """By gradient that a function's backward made and nothing recorded reads: what reads the sum that it is a part of. It
+        goes to the backward of the call that made the input; autograd adds those of several readers up between recorded calls."""
         stream, names = self.stream, self.stream.names
         waiting: dict[tuple[int, str], list[int]] = {}
         unknown = (stream.producers == NONE) & self._reads & (stream.forward_seq[stream.call] != NONE)
-        for k in np.flatnonzero(unknown & names.table(_is_given)[stream.slot]).tolist():
+        for k in np.flatnonzero(unknown & names.table(is_incoming_gradient)[stream.slot]).tolist():
             made = names.names[stream.slot[k]].removeprefix("grad_")
             waiting.setdefault((int(stream.forward_seq[stream.call[k]]), made), []).append(k)
         found: dict[int, list[int]] = {}
-        views = self._views if waiting else {}
-        for k in np.flatnonzero(names.table(_is_made)[stream.slot] & (stream.forward_seq[stream.call] != NONE)).tolist():
+        gradients = names.table(is_gradient_of_input)[stream.slot] & (stream.forward_seq[stream.call] != NONE)
+        for k in np.flatnonzero(gradients).tolist() if waiting else []:
             forward = stream.find(int(stream.forward_seq[stream.call[k]]))
             given = names.number(names.names[stream.slot[k]].removeprefix("grad_"))
             read = stream.slots(forward).get(given) if forward != NONE else None
             if read is None or self._named(k):
                 continue
             direct = int(stream.producer[read]), names.name(int(stream.producer_slot[read])) or ""
-            place = views.get((direct[0], int(stream.digest[read])), direct)
-            if (readers := waiting.get(place) or waiting.get(direct)) is not None:
+            returned = [place for place in self._returned.get(self._tensor(read), []) if place[0] < stream.seq[forward]]
+            readers = next((waiting[place] for place in (*reversed(returned), direct) if place in waiting), None)
+            if readers is not None:
                 found[k] = readers
         return found
 
     @cached_property
-    def _views(self) -> dict[tuple[int, int], tuple[int, str]]:
-        """By who wrote the memory and the digest: the forward call, and its slot, that returned such a view of it."""
+    def _returned(self) -> dict[tuple[int, int], list[tuple[int, str]]]:
+        """By bytes and shape: the forward calls, and their slots, that returned such a tensor, in order. What wrote its memory
+        may have returned another view of it, and a call that returns what it was given has no backward."""
         stream, names = self.stream, self.stream.names
-        wrote: dict[int, set[int]] = {}
         forward = ~stream.during("backward") & ~stream.of_level("aten")
-        for k in np.flatnonzero(forward[stream.call] & self._reads & (stream.producers != NONE)).tolist():
-            wrote.setdefault(int(stream.call[k]), set()).add(int(stream.producer[k]))
-        found: dict[tuple[int, int], tuple[int, str]] = {}
+        found: dict[tuple[int, int], list[tuple[int, str]]] = {}
         for k in np.flatnonzero(forward[stream.call] & names.table(is_output)[stream.slot] & stream.has_digest).tolist():
-            call = int(stream.call[k])
-            for seq in wrote.get(call, ()):
-                found[seq, int(stream.digest[k])] = int(stream.seq[call]), names.names[stream.slot[k]]
+            found.setdefault(self._tensor(k), []).append((int(stream.seq[stream.call[k]]), names.names[stream.slot[k]]))
         return found
+
+    def _tensor(self, k: int) -> tuple[int, int]:
+        return int(self.stream.digest[k]) if self.stream.has_digest[k] else NONE, int(self.stream.shapes.exact[k])
 
     @cached_property
     def _sums(self) -> dict[int, list[int]]:
@@ -137,11 +131,3 @@ class Readers:
             for k in readers:
                 found.setdefault(k, []).append(part)
         return found
-
-
-def _is_given(slot: str) -> bool:
-    return slot.startswith("grad_output.")
-
-
-def _is_made(slot: str) -> bool:
-    return slot.startswith("grad_input.") and is_output(slot)

@@ -1,11 +1,10 @@
 """Comparing what another tool kept of tensors: checksums of its own, or max, min, mean and norm, and nothing else.
 
-Statistics give a lower bound of the distance of two tensors a and b of n elements, by the triangle inequality and that of Cauchy
-and Schwarz::
+Statistics bound the distance of two tensors a and b of n elements from below (triangle inequality, Cauchy and Schwarz)::
 
     | ‖a‖ − ‖b‖ |   √n · |mean a − mean b|   |max a − max b|   |min a − min b|      each <= ‖a − b‖
 
-What they leave at zero is not known to be equal: they do not see a permutation, a sign, or a small error in few elements.
+Bounds of zero prove nothing: statistics do not see a permutation, a sign, or a small error in few elements.
 """
 
 from __future__ import annotations
@@ -18,80 +17,44 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from trueup.comparison.graph.streams import Array, Numbers, Stream, other_counts
-from trueup.comparison.measures.roundoff import roundoff
 from trueup.comparison.measures.thresholds import SHOWN, SINGLE_DIGITS, SMALL
+from trueup.foundation.facts.roundoff import roundoff
+from trueup.foundation.facts.slots import is_inner, is_of_parameter
 from trueup.foundation.facts.why import Why
 from trueup.foundation.kernels import MASKING, is_mask
 
-INNER = "grad_input.node."
-"""How slots begin that are gradients of tensors inside a call (`trueup.exchange.readers.left_gradients`)."""
-
-WEAK = ("xor", "unknown")
-"""How algorithms begin that may not see the order of the elements, so that equal ones say no more than equal statistics."""
+WEAK = ("xor", "unknown")  # prefixes of algorithms that may not see the order of elements: equal ones say no more than statistics
 
 
 class Checksums(NamedTuple):
     """What the checksums of pairs of slots say, by pair; where all are False they say nothing."""
 
-    equal: Array
-    """The bytes are equal."""
-    weakly: Array
-    """The checksums are equal, and do not see the order."""
+    equal: Array  # the bytes are equal
+    weakly: Array  # the checksums are equal, and do not see the order
     unequal: Array
 
 
 class Distances(NamedTuple):
     """What statistics say of pairs of slots."""
 
-    absolute: Array
-    """Lower bounds, or estimates; 0 where the statistics agree, Inf where counts of NaN or Inf differ, NaN where unknown."""
-    whys: list[Why | None]
-    """None where they agree."""
-    estimates: Array
-    """What it is if all elements differ by as much as the extremes do; 0 where the bound is."""
-
-
-def is_foreign(slot: str) -> bool:
-    """Tell whether no native capture has such a slot: gradients inside a call, and of parameters at a module."""
-    return _is_inner(slot) or _is_of_parameter(slot)
+    absolute: Array  # lower bounds or estimates; 0: statistics agree; Inf: counts of NaN or Inf differ; NaN: unknown
+    whys: list[Why | None]  # none where they agree
+    estimates: Array  # what it is if all elements differ by as much as the extremes do; 0 where the bound is
 
 
 def lacks_gradients(dump: Stream) -> Array:
-    """Tell of which backward calls a dump lacks gradients by its nature, so that it is no loss.
-
-    Of a function it may have those of a tensor inside alone. A weight's is then with its module, if modules were dumped at all:
-    where no function has such a one (they add up over batches) it is a loss, and where some have, it is that of a weight with
-    several readers. Hooks of a module get no gradient of an argument that was given by its name.
-    """
+    """Tell of which backward calls a dump lacks gradients by its nature, so that it is no loss. Of a function it may have those
+    of a tensor inside alone. A weight's is then with its module, if modules were dumped at all: where no function has such a one
+    (they add up over batches) it is a loss, and where some have, it is that of a weight with several readers. Hooks of a module
+    get no gradient of an argument that was given by its name."""
     table, number = dump.names.table, dump.names.number
     backward = dump.phase == number("backward")
     inner, weight = np.zeros(len(dump), bool), np.zeros(len(dump), bool)
-    inner[dump.call[table(_is_inner)[dump.slot]]] = True
+    inner[dump.call[table(is_inner)[dump.slot]]] = True
     weight[dump.call[dump.slot == number("grad_input.1")]] = True
-    if table(_is_of_parameter)[dump.slot].any() and not (inner & weight).any():
+    if table(is_of_parameter)[dump.slot].any() and not (inner & weight).any():
         inner[:] = False
     return np.asarray(backward & (inner | (dump.level == number("module"))))
-
-
-def _is_of_parameter(slot: str) -> bool:
-    return slot.startswith("grad_param.")
-
-
-def _is_inner(slot: str) -> bool:
-    return slot.startswith(INNER)
-
-
-def shared(first: str | None, second: str | None) -> tuple[str | None, str | None]:
-    """Return two sides' arguments (JSON objects) without those that one of them has not: another tool keeps others."""
-    try:
-        sides = [json.loads(side or "{}") for side in (first, second)]
-    except (ValueError, RecursionError):
-        return first, second
-    if not all(isinstance(side, dict) for side in sides):
-        return first, second
-    names = sorted(sides[0].keys() & sides[1].keys())
-    found = [json.dumps({name: side[name] for name in names}) for side in sides]
-    return found[0], found[1]
 
 
 def compare_checksums(streams: tuple[Stream, Stream], slots: tuple[Numbers, Numbers]) -> Checksums:
@@ -105,14 +68,8 @@ def compare_checksums(streams: tuple[Stream, Stream], slots: tuple[Numbers, Numb
 
 
 def compare_statistics(streams: tuple[Stream, Stream], slots: tuple[Numbers, Numbers], spread: Array) -> Distances:
-    """Bound the distance of pairs of slots whose statistics both sides have.
-
-    Args:
-        streams: baseline and candidate.
-        slots: slots of each.
-        spread: by pair, whether to estimate what its tensors differ by and not to bound it. What a call reads may explain
-            the error of what it computes, and must not be taken for less than it is.
-    """
+    """Bound the distance of pairs of slots whose statistics both sides have. ``spread``, by pair: estimate the distance instead.
+    What a call reads may explain the error of its results, so it must not be taken for less than it is."""
     low, high, mean, norm = (_of_both(name, streams, slots) for name in ("min", "max", "mean", "l2"))
     units = [s.names.table(roundoff)[s.dtype[at]] for s, at in zip(streams, slots, strict=True)]
     unit = np.maximum(*units)
@@ -145,11 +102,9 @@ def compare_statistics(streams: tuple[Stream, Stream], slots: tuple[Numbers, Num
 class OfText(NamedTuple):
     """What numbers say of a pair of slots that no column holds."""
 
-    absolute: float
-    """As in `Distances`."""
+    absolute: float  # as in `Distances`
     why: Why | None = None
-    peak: float = 0.0
-    """The largest finite magnitude that is known, in place of a norm."""
+    peak: float = 0.0  # the largest finite magnitude that is known, in place of a norm
 
 
 def compare_texts(streams: tuple[Stream, Stream], slots: tuple[int, int]) -> OfText:

@@ -5,35 +5,25 @@ What another tool dumped may have none of these: `trueup.comparison.measures.for
 
 from __future__ import annotations
 
-import json
 import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import Any, Literal
+from typing import Literal
 
 import numpy as np
 
-from trueup.comparison.graph.streams import (
-    Alignment,
-    Array,
-    Located,
-    Numbers,
-    Row,
-    Stream,
-    is_input,
-    is_output,
-    other_counts,
-    same_slots,
-)
-from trueup.comparison.measures.foreign import compare_checksums, compare_statistics, compare_texts, is_foreign, shared
-from trueup.comparison.normalise.dialects import BUFFER
+from trueup.comparison.graph.streams import Alignment, Array, Numbers, Row, Stream, other_counts, same_slots
+from trueup.comparison.measures.foreign import compare_checksums, compare_statistics, compare_texts
 from trueup.comparison.normalise.updates import STEP
+from trueup.foundation.facts.arguments import shared, what_matters
 from trueup.foundation.facts.operators import has, having
+from trueup.foundation.facts.roundoff import is_discrete, roundoff
+from trueup.foundation.facts.slots import is_foreign, is_input, is_output
 from trueup.foundation.facts.why import Reason, Why
-from trueup.foundation.kernels import MASKING, Pair, hexadecimal, pair
-from trueup.foundation.model import TrueupError
-from trueup.foundation.store import Capture
+from trueup.foundation.frameworks.dialect import BUFFER
+from trueup.foundation.kernels import MASKING, Pair, pair
+from trueup.foundation.store.call_columns import Located
 from trueup.foundation.store.parallel import side_by_side
 
 Method = Literal["none", "digest", "tensor", "sketch", "value", "statistics"]
@@ -46,15 +36,10 @@ UNSIZED = Reason(Why.UNSIZED)
 Payload = Callable[[Located, "int | None"], Array | None]
 """Returns the tensor that a record names, None where it is lost: also where it has not the digest that the record has."""
 
-Wanted = tuple[tuple[Located, "int | None"], ...]
-"""Where a tensor of the baseline and one of the candidate lie, with their digests."""
+Wanted = tuple[tuple[Located, "int | None"], ...]  # where a tensor of each side lies, with its digest
 
 HEAPS = 32
 """Tasks that pairs of tensors are measured in, several at a time."""
-
-INCIDENTAL = frozenset({"group", "group_desc", "async_op", "tag"})
-"""What a collective is told beside its ranks: names that a run gives its groups, and when to wait."""
-
 
 @dataclass(frozen=True, slots=True)
 class Distance:
@@ -62,18 +47,12 @@ class Distance:
 
     slot: str
     baseline: int
-    candidate: int
-    """Indices of the slot in the two streams."""
-    low: float
-    """‖candidate − baseline‖ over finite elements, or what it is at least; NaN where it was not measured."""
-    high: float
-    """The same, or what it may be where ``low`` is a bound: statistics of a dump tell no more."""
-    norm: float
-    """‖baseline‖ over finite elements."""
-    kind: Method
-    """What it was measured from."""
-    why: Reason | None = None
-    """Why it was not measured, or is infinite, a bound or an estimate."""
+    candidate: int  # indices of the slot in the two streams
+    low: float  # ‖candidate − baseline‖ over finite elements, or what it is at least; NaN where it was not measured
+    high: float  # the same, or what it may be where ``low`` is a bound: statistics of a dump tell no more
+    norm: float  # ‖baseline‖ over finite elements
+    kind: Method  # what it was measured from
+    why: Reason | None = None  # why it was not measured, or is infinite, a bound or an estimate
 
     @property
     def relative(self) -> float:
@@ -95,10 +74,8 @@ class Measured:
     baseline: Row
     candidate: Row
     slots: dict[str, Distance]
-    arguments: tuple[str | None, str | None] | None
-    """The two sides' non-tensor arguments where they differ."""
-    one_sided: tuple[str, ...]
-    """Slots that only one side has."""
+    arguments: tuple[str | None, str | None] | None  # the two sides' non-tensor arguments where they differ
+    one_sided: tuple[str, ...]  # slots that only one side has
 
 
 @dataclass
@@ -106,29 +83,19 @@ class Errors:
     """The matched calls of one rank and step (`calls`), and an entry for each slot that both sides of one have, call by call."""
 
     streams: tuple[Stream, Stream]
-    calls: tuple[Numbers, Numbers]
-    """Indices of the calls of each side, in the candidate's order."""
-    pair: Numbers
-    """Which of the matched calls an entry belongs to."""
-    slots: tuple[Numbers, Numbers]
-    """Indices of the slot in the streams."""
+    calls: tuple[Numbers, Numbers]  # indices of the calls of each side, in the candidate's order
+    pair: Numbers  # which of the matched calls an entry belongs to
+    slots: tuple[Numbers, Numbers]  # indices of the slot in the streams
     absolute: Array
     norm: Array
     method: Array
-    reasons: dict[int, Reason] = field(default_factory=dict)
-    """Why an entry was not measured, or is infinite."""
-    one_sided: dict[int, tuple[str, ...]] = field(default_factory=dict)
-    """Of matched calls: slots that only one side has."""
-    bytes: dict[int, Pair] = field(default_factory=dict)
-    """What the pass over both tensors gave, of entries whose bytes both captures kept; only where it was asked for."""
-    estimates: dict[int, float] = field(default_factory=dict)
-    """Of entries of which ``absolute`` is a lower bound: what it is if all elements differ alike."""
-    arguments: dict[int, tuple[str | None, str | None]] = field(default_factory=dict)
-    """Of matched calls: both sides' non-tensor arguments, where they differ."""
-    lone_weights: int = 0
-    """Weights that optimizers wrote and that the other side has no counterpart of."""
-    lone_gradients: int = 0
-    """Gradients of such weights."""
+    reasons: dict[int, Reason] = field(default_factory=dict)  # why an entry was not measured, or is infinite
+    one_sided: dict[int, tuple[str, ...]] = field(default_factory=dict)  # of matched calls: slots that only one side has
+    bytes: dict[int, Pair] = field(default_factory=dict)  # what the pass over both sides' bytes gave, if it was asked for
+    estimates: dict[int, float] = field(default_factory=dict)  # of bounds: the distance if all elements differ alike
+    arguments: dict[int, tuple[str | None, str | None]] = field(default_factory=dict)  # of matched calls: differing arguments
+    lone_weights: int = 0  # weights that optimizers wrote and that the other side has no counterpart of
+    lone_gradients: int = 0  # gradients of such weights
     peaks: dict[int, tuple[float, int]] = field(default_factory=dict)
     """Of entries whose tensors were measured: the largest difference of two elements, and how many differ."""
 
@@ -166,6 +133,18 @@ class Errors:
     def outputs(self) -> Array:
         """Whether an entry is computed by its call."""
         return self.streams[0].names.table(is_output)[self.names]
+
+    @cached_property
+    def roundoffs(self) -> tuple[Array, Array]:
+        """Unit roundoff of each entry's dtype, on both sides; 0 for integers."""
+        sides = zip(self.streams, self.slots, strict=True)
+        first, second = (stream.names.table(roundoff)[stream.dtype[slots]] for stream, slots in sides)
+        return first, second
+
+    @cached_property
+    def unit(self) -> Array:
+        """Unit roundoff of each entry, of the coarser side's dtype."""
+        return np.asarray(np.maximum(*self.roundoffs))
 
     @cached_property
     def unsized(self) -> Array:
@@ -366,10 +345,6 @@ def _largest_norm(stream: Stream, k: Numbers) -> Array:
     return np.asarray(np.nan_to_num(np.sqrt(stream.numel[k]) * peak, posinf=0.0))
 
 
-def _is_discrete(dtype: str) -> bool:
-    return dtype.startswith(("int", "uint", "bool"))
-
-
 def _from_sketches(errors: Errors, at: Numbers, differ: Array) -> None:
     """Take the estimates; where the digests of two integer tensors differ (``differ``), the distance is at least 1."""
     if not len(at):
@@ -378,7 +353,7 @@ def _from_sketches(errors: Errors, at: Numbers, differ: Array) -> None:
     k = errors.slots[0][at]
     j = k if errors.slots[0] is errors.slots[1] else errors.slots[1][at]
     sketched = baseline.sketch.distances(k, candidate.sketch, j)
-    discrete = baseline.names.table(_is_discrete)[baseline.dtype[k]] & differ[at]
+    discrete = baseline.names.table(is_discrete)[baseline.dtype[k]] & differ[at]
     counted = other_counts(errors.streams, (k, j))
     masked = _masked(baseline, k)
     if k is j and baseline.saturated is candidate.saturated and baseline.dtype is candidate.dtype:
@@ -411,10 +386,8 @@ def _is_masking(dtype: str) -> bool:
 
 
 def _from_payload(errors: Errors, at: Numbers, payloads: tuple[Payload, Payload], in_full: bool) -> Numbers:
-    """Measure from both sides' bytes, several slots at a time; return those whose bytes are lost or hold no numbers.
-
-    What one call returned others read: two tensors are measured once, however many slots show them.
-    """
+    """Measure from both sides' bytes, several slots at a time; return those whose bytes are lost or hold no numbers. What one
+    call returned others read: two tensors are measured once, however many slots show them."""
     wanted = []
     for stream, side in zip(errors.streams, errors.slots, strict=True):
         digests = [int(d) if known else None for d, known in zip(stream.digest[side[at]], stream.has_digest[side[at]], strict=True)]
@@ -446,18 +419,6 @@ def is_overwritten(error: Distance, call: Measured) -> bool:
     return error.slot in ("input.0", "input.tensor") and has(call.candidate.op, "overwrites")
 
 
-def read_payload(capture: Capture, rank: int, place: Located, expected: int | None) -> Array | None:
-    """Return a tensor, None where it is lost: the capture then says so, and its sketch is measured instead."""
-    segment, key, view = place
-    try:
-        return capture.payload(rank, segment, key, view, None if expected is None else hexadecimal(expected))
-    except TrueupError as error:
-        text = f"rank {rank}: {error}"
-    if text not in capture.lost:
-        capture.lost.append(text)
-    return None
-
-
 def compare_payloads(payloads: tuple[Payload, Payload], wanted: Sequence[Wanted]) -> dict[Wanted, Pair | None]:
     """Measure pairs of tensors, several at a time; None where one is lost, they differ in size, or a dtype holds no numbers."""
     heaps = [wanted[first::HEAPS] for first in range(min(HEAPS, len(wanted)))]  # a task for each pair would cost more than it does
@@ -485,28 +446,5 @@ def differing_arguments(
         sides = baseline.value(int(baseline.arguments[b[n]])), candidate.value(int(candidate.arguments[c[n]]))
         if baseline.imported or candidate.imported:
             sides = shared(*sides)
-        if sides[0] != sides[1] and (candidate.phase[c[n]] != collective or _told(sides[0]) != _told(sides[1])):
+        if sides[0] != sides[1] and (candidate.phase[c[n]] != collective or what_matters(sides[0]) != what_matters(sides[1])):
             yield int(n), sides
-
-
-def _told(arguments: str | None) -> dict[str, Any] | str | None:
-    """Return the arguments of a collective without those that do not matter to its result."""
-    try:
-        told = json.loads(arguments or "{}")
-    except (ValueError, RecursionError):
-        return arguments
-    return {name: value for name, value in told.items() if name not in INCIDENTAL} if isinstance(told, dict) else arguments
-
-
-def equal_values(first: Any, second: Any) -> bool:
-    """Tell whether two decoded arguments are the same, floats to the last digits of a printed double."""
-    if isinstance(first, float) or isinstance(second, float):
-        try:
-            return bool(np.isclose(float(first), float(second), rtol=1e-12, atol=0, equal_nan=True))
-        except (TypeError, ValueError):
-            return bool(first == second)
-    if isinstance(first, dict) and isinstance(second, dict):
-        return first.keys() == second.keys() and all(equal_values(first[k], second[k]) for k in first)
-    if isinstance(first, list) and isinstance(second, list):
-        return len(first) == len(second) and all(map(equal_values, first, second))
-    return bool(first == second)

@@ -1,7 +1,7 @@
 """The numbers that decide a verdict, each with its origin.
 
 They hold for every operator. What the rounding of one operator and the errors of its inputs explain stands in its row of
-``facts/rounding.toml``; the numbers that a user's criterion may replace, in ``verdict/criteria.toml``. A module keeps what bounds
+``facts/rounding.toml``; the numbers that a user's criterion may replace, in ``facts/criteria.toml``. A module keeps what bounds
 its time and memory.
 """
 

@@ -30,10 +30,8 @@ from trueup.foundation.store import Capture
 
 
 def applies(streams: Sequence[Stream], captures: Sequence[Capture]) -> Numbers:
-    """Return the steps in which the first two streams' optimizers run other operators, or the same in another order.
-
-    The last step of a run that did not end holds part of an optimizer, which is no other kernel.
-    """
+    """Return the steps in which the first two streams' optimizers run other operators, or the same in another order. The last
+    step of a run that did not end holds part of an optimizer, which is no other kernel."""
     baseline, candidate = streams[:2]
     if baseline.is_like(candidate) or baseline.imported or candidate.imported or baseline.mixed:
         return np.empty(0, np.int64)
@@ -52,13 +50,8 @@ def _same_sequence(baseline: Stream, candidate: Stream, step: int) -> bool:
 
 
 def rewrite(streams: Sequence[Stream], captures: Sequence[Capture], steps: Numbers) -> list[Stream]:
-    """Return the streams with `STEP` in place of the optimizers' calls, in the steps where parameters of both were found.
-
-    Args:
-        streams: baseline, candidate, and other runs of the baseline.
-        captures: theirs, which say what later steps read.
-        steps: where.
-    """
+    """Return the streams (baseline, candidate, other runs of the baseline) with `STEP` in place of the optimizers' calls, in
+    those of the steps where parameters of both were found. The captures say what later steps read."""
     later = [_read_later(stream, capture) for stream, capture in zip(streams, captures, strict=True)]
     made: list[dict[int, Step]] = [{} for _ in streams]
     for step in steps.tolist():
@@ -87,10 +80,8 @@ def _read_later(stream: Stream, capture: Capture) -> set[Place]:
 
 
 def _match(baseline: Step, candidate: Step, streams: tuple[Stream, Stream]) -> bool:
-    """Give the candidate's parameters and states the baseline's names; return whether the two have parameters in common.
-
-    Where scopes have other names the n-th parameter is the n-th, if all have the same shapes. A state is the one nearest to it.
-    """
+    """Give the candidate's parameters and states the baseline's names; return whether the two have parameters in common. Where
+    scopes have other names the n-th parameter is the n-th, if all have the same shapes. A state is the one nearest to it."""
     first, second = baseline.updates, candidate.updates
     if not first.keys() & second.keys():
         shapes = [
@@ -156,10 +147,8 @@ class _Rows:
 
     def __init__(self, stream: Stream, steps: dict[int, Step]) -> None:
         self._read, self._count = stream.read, len(stream.slot)
-        self._seqs: dict[int, int] = {}
-        """By ``seq`` of a call that is left out: that of the `STEP` in its place."""
-        self._ends: dict[tuple[int, str], str] = {}
-        """By ``seq`` and slot of what they wrote: the slot of `STEP`."""
+        self._seqs: dict[int, int] = {}  # by ``seq`` of a call that is left out: that of the `STEP` in its place
+        self._ends: dict[tuple[int, str], str] = {}  # by ``seq`` and slot of what they wrote: the slot of `STEP`
         kept, made, self._slots = np.ones(len(stream), bool), list[tuple[int, int, int]](), list[str]()
         for number, step in steps.items():
             kept[step.calls] = False

@@ -1,9 +1,9 @@
 """Gradients of a layer's parameters as slots of its backward, whatever functions the framework makes of the layer.
 
-A convolution with a bias is one function in PyTorch and two in Paddle, an LSTM another kernel with other slots: what such functions
-say of gradients has no counterpart. What a layer's parameters are is the same, so each parameter's gradient becomes
-``grad_param.<name>`` of the layer's backward. It is told by bytes: a function of the layer read the parameter's, and its backward
-gave the gradient of that slot. Where several parameters hold the same bytes their order tells.
+A convolution with a bias is one function in PyTorch and two in Paddle, an LSTM another kernel with other slots: gradients of such
+functions have no counterpart. A layer's parameters have, so each one's gradient becomes ``grad_param.<name>`` of its backward.
+Bytes tell it: a function of the layer read the parameter's, and its backward gave the gradient of that slot. Where several
+parameters hold the same bytes their order tells.
 """
 
 from __future__ import annotations
@@ -13,16 +13,14 @@ from dataclasses import dataclass, field
 
 import pyarrow as pa
 
-from trueup.comparison.normalise.dialects import Dialect
+from trueup.foundation.frameworks.dialect import Dialect
 from trueup.foundation.frameworks.tables import Axes
 
 OF_CALL = ("rank", "step", "seq", "parent", "phase", "level", "scope", "op", "ordinal", "forward_seq", "site", "neutral")
 """Columns that say which call a row belongs to; the others are of the tensor."""
 
-Place = tuple[int, int, str]
-"""Rank, step and scope."""
-Bytes = tuple[tuple[int, ...], "str | None"]
-"""Shape and digest of a tensor."""
+Place = tuple[int, int, str]  # rank, step and scope
+Bytes = tuple[tuple[int, ...], "str | None"]  # shape and digest of a tensor
 
 
 @dataclass(slots=True)
@@ -30,12 +28,10 @@ class _Layer:
     """What is known of a layer in a step; numbers are rows."""
 
     params: dict[str, Bytes] = field(default_factory=dict)
-    calls: dict[int, int] = field(default_factory=dict)
-    """Of its backward calls: seq -> first row."""
+    calls: dict[int, int] = field(default_factory=dict)  # of its backward calls: seq -> first row
     read: dict[Bytes, dict[tuple[int, str], None]] = field(default_factory=lambda: defaultdict(dict))
     """What its functions read: by shape and digest, the calls and slots in order."""
-    gradients: dict[tuple[int, str], int] = field(default_factory=dict)
-    """What its functions gave: by forward call and slot."""
+    gradients: dict[tuple[int, str], int] = field(default_factory=dict)  # what its functions gave: by forward call and slot
     op: str = ""
 
 
@@ -46,19 +42,12 @@ class Found:
     tensors: list[int] = field(default_factory=list)
     calls: list[int] = field(default_factory=list)
     slots: list[str] = field(default_factory=list)
-    params: list[tuple[str, str]] = field(default_factory=list)
-    """Scope and slot of each parameter, as recorded."""
+    params: list[tuple[str, str]] = field(default_factory=list)  # scope and slot of each parameter, as recorded
     axes: dict[int, Axes] = field(default_factory=dict)
 
 
 def find(table: pa.Table, columns: dict[str, list[str]], dialect: Dialect) -> Found:
-    """Find the gradients of layers' parameters in records that hold whole steps.
-
-    Args:
-        table: records, as recorded.
-        columns: their ``level``, ``scope``, ``op`` and ``slot`` as texts.
-        dialect: what the framework calls things.
-    """
+    """Find gradients of layers' parameters in records of whole steps; ``columns``: `level`, `scope`, `op`, `slot` as texts."""
     made = Found()
     for (_, _, scope), layer in _layers(table, columns).items():
         row = dialect.layer(scope, layer.op)

@@ -1,9 +1,8 @@
 """A capture as the other side of a comparison calls things: neutral slots and layouts, and a column of neutral operators.
 
-Where both are of one framework a map file may still say that tensors lie in another order: then nothing but that is changed.
-
-What reads it (`ahead`, `streams`, `evidence`) reads it as any capture. Of a tensor whose elements lie in another order the digest
-and the sketch are left out, for they depend on the order: statistics that do not are kept, and the bytes are handed out transposed.
+Of one framework only tensors that a map file says lie in another order are changed. Whoever reads the result (`ahead`, `streams`,
+`evidence`) reads it as any capture. A tensor in another order loses the digest and the sketch, which depend on the order. Its
+statistics stay, and its bytes are handed out transposed.
 """
 
 from __future__ import annotations
@@ -18,12 +17,13 @@ import pyarrow.compute as pc
 from numpy.typing import NDArray
 
 from trueup.comparison.normalise import layer_gradients
-from trueup.comparison.normalise.data_layouts import channels_last, unpadded
-from trueup.comparison.normalise.dialects import MARK, NEUTRAL, Dialect, framework_of, laid_out, put
-from trueup.comparison.normalise.mapping import Mapping
+from trueup.comparison.normalise.layouts import MARK, NEUTRAL, channels_last, laid_out, put, unpadded
 from trueup.comparison.normalise.updates import Updates
+from trueup.foundation.frameworks.dialect import Dialect
+from trueup.foundation.frameworks.mapping import Mapping
 from trueup.foundation.frameworks.tables import Axes
 from trueup.foundation.store import Capture, Piece
+from trueup.foundation.store.declared import framework_of
 
 KEYS = ("rank", "step", "seq", "level", "phase", "scope", "op", "slot", "shape", "value", "digest", "producer_seq", "forward_seq")
 
@@ -31,12 +31,7 @@ FORWARD = ("forward", "recompute")
 
 
 class Translated(Capture):
-    """A capture in neutral terms.
-
-    Args:
-        capture: whose problems and losses are shared.
-        dialect: what its framework calls things.
-    """
+    """A capture in neutral terms. It shares the original's problems and losses."""
 
     def __init__(self, capture: Capture, dialect: Dialect) -> None:
         self.__dict__.update(capture.__dict__)
@@ -112,8 +107,7 @@ class _Translation:
         self._values, self._digests = table["value"].to_pylist(), table["digest"].to_pylist()
         self._forward = table["forward_seq"].to_pylist()
         self._phases = table["phase"].cast(pa.string()).to_pylist()
-        self._defaults: dict[int, str] = {}
-        """By the first row of calls that were given no arguments beside tensors: those that their functions take by default."""
+        self._defaults: dict[int, str] = {}  # by first row of a call recorded without arguments: its function's defaults
         keys = np.stack([table[name].to_numpy() for name in ("rank", "step", "seq")]) if len(table) else np.zeros((3, 0))
         first = np.any(keys[:, 1:] != keys[:, :-1], axis=0)
         self._starts = np.r_[0, 1 + np.flatnonzero(first), len(table)].tolist() if len(table) else [0]
@@ -211,7 +205,6 @@ class _Translation:
 
 
 def _as_arguments(table: pa.Table, values: list[str]) -> pa.Table:
-    """Return rows of calls as those of their arguments."""
     known = set(layer_gradients.OF_CALL)
     made = {name: table[name] if name in known else pa.nulls(len(table), table[name].type) for name in table.column_names}
     slots = pa.array(["arguments"] * len(table)).dictionary_encode()

@@ -1,10 +1,10 @@
 """What optimizers made of weights, weight by weight: for two frameworks, whose kernels and states have nothing else in common.
 
-Each step's optimizer becomes one call, `STEP`: for each parameter it reads the weight as the forward of the step read it
-(``input.<layer>.<parameter>``) and gives the weight as the next step's forward reads it (``output.…``). Beside them stand the norm
-of their difference (``step.…``) and the gradient, where it can be told (``gradient.…``). What the last recorded step wrote nobody
-reads: there a weight is what the call wrote that wrote it in the step before (the same operator, ordinal and slot). Where that
-does not tell all weights the step's optimizer is not compared, and `Updates.unseen` says so.
+Each step's optimizer becomes one call, `STEP`. For each parameter it reads the weight as the step's forward read it
+(``input.<layer>.<parameter>``) and gives it as the next step's forward reads it (``output.…``). Beside them stand the norm of
+their difference (``step.…``) and the gradient, where it is known (``gradient.…``). Nobody reads what the last step wrote: there a
+weight is what the call wrote that wrote it in the step before (same operator, ordinal and slot). Where that does not find all
+weights the step's optimizer is not compared, and `Updates.unseen` says so.
 """
 
 from __future__ import annotations
@@ -16,17 +16,15 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from trueup.comparison.normalise import layer_gradients
-from trueup.comparison.normalise.dialects import NEUTRAL, Dialect, laid_out, masked, put
+from trueup.comparison.normalise.layouts import NEUTRAL, laid_out, masked, put
+from trueup.foundation.facts.slots import STEP as STEP
+from trueup.foundation.frameworks.dialect import Dialect
 from trueup.foundation.frameworks.tables import Axes
 from trueup.foundation.kernels import distance
 from trueup.foundation.store import Capture
 from trueup.foundation.store.schema import TYPES, sketch_rows
 
-STEP = "optimizer.step"
-"""Operator of the call that stands for an optimizer's."""
-
-ADDED = "added"
-"""In the slots of `STEP`: what a weight's last call reads beside it."""
+ADDED = "added"  # in the slots of `STEP`: what a weight's last call reads beside it
 
 OF_STEP = {
     "parent": None, "phase": "optimizer", "level": "module", "scope": "", "op": STEP, "ordinal": 0, "value": None,
@@ -37,27 +35,19 @@ OF_STEP = {
 UNTOLD = "digest sketch min max mean n_nan n_posinf n_neginf n_zero n_subnormal n_saturated payload_segment payload_key \
 payload_view"
 
-Where = tuple[str, int, str]
-"""Operator, ordinal and slot of what an optimizer wrote."""
+Where = tuple[str, int, str]  # operator, ordinal and slot of what an optimizer wrote
 
 NOWHERE: Where = ("", 0, "")
 
-Param = tuple[str, str]
-"""Scope and slot of a parameter."""
+Param = tuple[str, str]  # scope and slot of a parameter
 
 
 class Updates:
-    """What the optimizers of a capture did.
-
-    Args:
-        capture: as recorded.
-        dialect: what its framework calls things.
-    """
+    """What the optimizers of a capture did."""
 
     def __init__(self, capture: Capture, dialect: Dialect) -> None:
         self._capture, self._dialect = capture, dialect
-        self.unseen: set[tuple[int, int]] = set()
-        """Ranks and steps whose optimizer wrote what no recorded forward reads."""
+        self.unseen: set[tuple[int, int]] = set()  # ranks and steps whose optimizer wrote what no recorded forward reads
 
     def of(self, table: pa.Table, columns: Sequence[str]) -> pa.Table | None:
         """Return the rows of `STEP` for the steps of a table of records, with these columns and ``neutral``; None: none."""
@@ -191,7 +181,6 @@ def _with_norms(table: pa.Table, slots: list[str], norms: dict[str, float]) -> p
 def _as_call(
     table: pa.Table, slots: list[str], layouts: dict[int, Axes], step: int, seq: int, columns: Sequence[str]
 ) -> pa.Table:
-    """Return rows as those of one call."""
     if layouts:
         table = laid_out(table, layouts)
     fixed = {**OF_STEP, "step": step, "seq": seq, "producer_seq": None, "producer_slot": None, "site": None}

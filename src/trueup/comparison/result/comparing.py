@@ -2,18 +2,215 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import dataclasses
+import math
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
+from typing import Literal
 
-from trueup.comparison.normalise.mapping import Mapping
-from trueup.comparison.normalise.mapping import load as load_mapping
-from trueup.comparison.result.assembly import Assembly
-from trueup.comparison.result.gradients import norms_of
-from trueup.comparison.verdict.compare import Comparison
-from trueup.comparison.verdict.criteria import load as load_criterion
-from trueup.comparison.verdict.judged import Part
-from trueup.foundation.model import Result
+import pyarrow as pa
+
+from trueup.comparison.result.causes import Place, Seen, place, with_causes
+from trueup.comparison.result.evidence import with_evidence
+from trueup.comparison.result.findings import by_itself, of_a_kind, suspect_finding, unmatched_finding, victim_findings
+from trueup.comparison.result.gradients import Norm, norms_of
+from trueup.comparison.result.remarks import Remarks
+from trueup.comparison.result.shown import Alone, Beginnings, Unmade, passes_text, shown
+from trueup.comparison.result.summary import call_table, count, finish_table, one_sided_tables, summarise, victims, with_one_sided
+from trueup.comparison.result.uncompared import Frameworks, Uncompared, unseen
+from trueup.comparison.verdict.compare import Comparison, Said
+from trueup.comparison.verdict.exchange import Received
+from trueup.comparison.verdict.judged import SIDES, OwnErrors, Part, Suspect
+from trueup.foundation.facts.criteria import Criterion
+from trueup.foundation.facts.criteria import load as load_criterion
+from trueup.foundation.facts.why import Reason, Why
+from trueup.foundation.frameworks.mapping import Mapping
+from trueup.foundation.frameworks.mapping import load as load_mapping
+from trueup.foundation.model import Finding, Occurrence, Result
 from trueup.foundation.store import Capture, open_capture
+from trueup.foundation.words.reasons import in_words, joined
+from trueup.foundation.words.sentence import Otherwise, occurrence_text, verdict_lines
+from trueup.foundation.words.setting_sentence import settings_text
+
+ALIKE_NAMED = 20
+"""Calls of a culprit's kind that are named beside it; all are counted, and marked in the table of calls."""
+
+MOST_SETTINGS = 3
+"""Settings that differ and show in no culprit that a verdict names; `trueup preflight` lists all."""
+
+MAX_FINDINGS = 200
+"""Victims listed one by one; all are in the table of calls or counted."""
+
+
+class Assembly:
+    """What a `Result` is made of; the comparison gives each part to `add` when it runs."""
+
+    def __init__(self, comparison: Comparison) -> None:
+        self.comparison = comparison
+        self.sites = tuple({rank: capture.sites(rank) for rank in comparison.ranks} for capture in comparison.captures)
+        self.frameworks, self.uncompared = Frameworks(comparison.captures), Uncompared()
+        self.remarks = Remarks(str(comparison.captures[1].path))
+        self.beginnings, self.unmade, self.alone = Beginnings(), Unmade(), Alone()
+        self.findings: dict[int, Finding] = {}
+        self.shown: dict[Place, Reason] = {}  # what culprits show of their cause by themselves
+        self.tables: list[pa.Table] = []
+        self.one_sided: list[pa.Table] = []
+        self.norms: tuple[list[Norm], list[Norm]] = [], []
+
+    def add(self, part: Part) -> None:
+        """Turn what was found in a part into findings and rows while its streams are at hand."""
+        for found, norms in zip(part.beside, self.norms, strict=True):
+            norms += found
+        sites = self.sites[0][part.rank], self.sites[1][part.rank]
+        self.remarks.add(part, sites)
+        self.frameworks.add(part.verdicts.errors)
+        self.uncompared.add(part)
+        self.beginnings.add(part)
+        self.unmade.add(part)
+        self.alone.add(part)
+        for suspect in part.suspects:
+            found = self.findings[id(suspect)] = suspect_finding(suspect, *part.streams, sites)
+            if (reason := shown(suspect, part, sites)) is not None:
+                self.shown[place(found)] = reason
+        self.tables.append(call_table(part.verdicts, part.alignment.paired, sites[1]))
+        self.one_sided += one_sided_tables(part.alignment, part.streams, sites)
+
+    def result(self) -> Result:
+        """Return the result of a comparison that has run."""
+        found = self.comparison
+        certain = found.certain
+        for at, given in found.exchange.guilty.items():
+            self.findings[at] = by_itself(self.findings[at], given)
+        calls = {(s.rank, s.step, s.place) for s in certain if s.kind != "region"}
+        first = (certain[0].step, certain[0].place) if certain else None
+        table = finish_table(self.tables, calls, first, found.reached)
+        counts = count(table, self.one_sided, found.uncovered, len(found.steps))
+        culprits = [self._culprit(kind) for kind in of_a_kind(certain)]
+        if culprits:
+            passed_on, beyond = victims(table)
+            own = sum(reason.why is Why.RECOMPUTED for suspect in certain for reason in suspect.because)
+            beyond = found.asked - found.cleared - own if found.judged else beyond
+            culprits[0] = dataclasses.replace(culprits[0], victims=passed_on, beyond=beyond, cleared=found.cleared)
+        culprits, otherwise = self._with_causes(culprits)
+        passing = victim_findings(table, MAX_FINDINGS)
+        unmatched = [unmatched_finding(call, side, self.sites[SIDES.index(side)][call.rank]) for side, call in found.unmatched]
+        summaries = [summarise(c, o, found.ranks) for c, o in zip(found.captures, found.overviews[:2], strict=True)]
+        known = [suspect for suspect in found.suspects if suspect.certain]
+        seen = occurrences(found.ranks, known, found.exchange.received, found.criterion) if certain else []
+        always, notes = self.remarks.always(), self._notes(culprits)
+        lines = verdict_lines(found.verdict, culprits, passing, unmatched, notes, counts, seen, always, otherwise)
+        lines += [f"          {in_words(note)}" for note in found.lent[0] if found.verdict == "deviates"]
+        result = Result(
+            found.verdict, "\n".join(lines), culprits, passing, unmatched, list(map(in_words, notes)), found.criterion.name,
+            summaries[0], summaries[1], counts, with_one_sided(table, self.one_sided), occurrences=seen,
+        )  # fmt: skip
+        return with_evidence(result, found.captures, self.norms, found.criterion)
+
+    def _culprit(self, kind: Sequence[Suspect]) -> Finding:
+        """Return the finding of culprits of a kind: the first of them, which ranking made certain if it was not."""
+        first, *others = kind
+        sure: Literal["high", "could be rounding"] = "could be rounding" if first.judged.unsized else "high"
+        names = tuple(dict.fromkeys(self.findings[id(s)].name for s in others))[:ALIKE_NAMED]
+        return dataclasses.replace(self.findings[id(first)], confidence=sure, alike=len(others), alike_in=names)
+
+    def _with_causes(self, culprits: list[Finding]) -> tuple[list[Finding], Otherwise]:
+        """Say which settings explain culprits, and, in words, which differ and show in none."""
+        found = self.comparison
+        rank = culprits[0].rank if culprits else next(iter(found.ranks), 0)
+        first, second = (capture.ranks.get(rank, {}) for capture in found.captures)
+        passes = passes_text((found.overviews[0].passes, found.overviews[1].passes))
+        last = max(found.steps, default=None)
+        scaled = "; ".join(map(in_words, self.alone.scaled))
+        seen = Seen(
+            self.shown, self.beginnings.said, self.beginnings.weights, self.remarks.dtypes, passes, last, scaled, self.alone.times
+        )
+        shows = joined([passes, seen.dtypes, None if culprits else self.unmade.found])
+        culprits, unshown = with_causes(culprits, first, second, seen)
+        settings = settings_text(unshown[:MOST_SETTINGS])
+        return culprits, Otherwise(settings, shows, len(unshown) == 1, self._beside(culprits, passes, settings))
+
+    def _beside(self, culprits: Sequence[Finding], passes: str, settings: str) -> str:
+        """Say what one run alone does and neither a culprit shows nor a setting that differs tells."""
+        causes = "; ".join(one.cause for one in culprits)
+        facts = [passes, "" if "seed of " in causes else self.beginnings.weights]
+        facts += [] if "the loss is" in causes else map(in_words, self.alone.scaled)
+        facts += [] if "gradients are" in causes or "clip" in settings else [in_words(self.alone.clipped)]
+        return "; ".join(fact for fact in facts if fact and fact not in causes)
+
+    def _notes(self, culprits: Sequence[Finding]) -> list[Said]:
+        """Return what there is to say beside the verdict, what matters most first."""
+        found, mixed = self.comparison, self.comparison.overlap.mixed
+        notes: list[Said] = [] if culprits else self.uncompared.reasons(found)
+        notes += [*found.lent[0], *self.remarks.always(), *self.frameworks.notes(found.mixed)]
+        notes += [*found.notes, *self.uncompared.of_parts, *self.uncompared.dead_ends()]
+        told = self.uncompared.roughly(mixed=mixed)
+        notes = [*told, *notes] if found.verdict == "aligned" else [*notes, *reversed(told)]  # of an alignment the first to know
+        if found.covered:
+            notes.append(Why.COVERED(found.covered, found.captures[0].imported != found.captures[1].imported))
+        notes += self.uncompared.rewritten()
+        notes += self.remarks.notes()
+        if found.ranked and not culprits:
+            notes = self._with_suspect(notes, found.ranked[0])
+        if not found.suspects:
+            notes += [*unseen(found.origins.values()), *self.remarks.blind()]
+        said = set(map(in_words, notes))
+        for capture in found.captures:  # reading may have found more
+            problems = [Why.PROBLEM(capture.path.name, problem) for problem in (*capture.problems, *capture.lost)]
+            notes += [problem for problem in problems if in_words(problem) not in said]
+        return [*notes, *self._of_casts(culprits)]
+
+    def _with_suspect(self, notes: list[Said], suspect: Suspect) -> list[Said]:
+        """Say of the first suspect, where none is certain, that it could be rounding."""
+        finding = self.findings[id(suspect)]
+        if any(slot.unsized for slot in finding.slots):
+            return [Why.FIRST_UNSIZED(finding.sentence), *notes]
+        times = finding.ratio if math.isfinite(finding.ratio) else None
+        unlike = any(reason.why is Why.ALONE for reason in suspect.because)
+        return [*notes, (Why.UNLIKE_PEERS if unlike else Why.COULD_ROUND)(finding.name, finding.op, times, finding.because)]
+
+    def _of_casts(self, culprits: Sequence[Finding]) -> list[str]:
+        if not culprits or self.comparison.overlap.mixed:
+            return []
+        from trueup.analysis.audit.casts import notes_beside  # takes time to load, and to look
+
+        return notes_beside(self.comparison.captures, culprits[0])
+
+
+def occurrences(
+    ranks: Sequence[int], certain: Iterable[Suspect], received: Iterable[Received], criterion: Criterion
+) -> list[Occurrence]:
+    """Return the first certain difference of each rank, in order of the ranks; a rank without one is left out. ``certain``
+    suspects are culprits or what they explain; ``received`` differences came from other ranks."""
+    firsts: dict[int, tuple[tuple[int, int], Suspect, int | None]] = {}
+    known = [(s, None) for s in certain] + [(r.suspect, r.sender) for r in received if r.suspect.judged.is_certain(criterion)]
+    for suspect, sender in known:
+        place = suspect.step, suspect.place
+        if suspect.rank not in firsts or place < firsts[suspect.rank][0]:
+            firsts[suspect.rank] = place, suspect, sender
+    senders = {rank: sender for rank, (_, _, sender) in firsts.items()}
+    return [_occurrence(*firsts[rank][1:], _cause(rank, senders)) for rank in ranks if rank in firsts]
+
+
+def _cause(rank: int, senders: dict[int, int | None]) -> int | None:
+    """Follow the senders to the rank where the difference arose; None where they lead nowhere, or in a circle."""
+    seen: set[int] = set()
+    while rank not in seen:
+        seen.add(rank)
+        sender = senders.get(rank, -1)
+        if sender is None:
+            return rank
+        rank = sender
+    return None
+
+
+def _occurrence(suspect: Suspect, sender: int | None, cause: int | None) -> Occurrence:
+    call, judged = suspect.judged.call.candidate, suspect.judged
+    error = max(judged.error_in, judged.error_out) if suspect.kind in ("input", "overwritten") else judged.error_out
+    seq = (judged.call.baseline.seq if suspect.sides[0] else -1, call.seq if suspect.sides[1] else -1)
+    made = Occurrence(
+        call.rank, call.step, call.phase, call.level, call.scope, call.op, call.ordinal, seq, error, sender, cause, ""
+    )
+    return dataclasses.replace(made, sentence=occurrence_text(made))
 
 
 def compare(
@@ -26,37 +223,15 @@ def compare(
     repeat: Sequence[str | Path | Capture] = (),
     reference: str | Path | Capture | None = None,
     see: Callable[[Part], None] | None = None,
+    own_errors: OwnErrors | None = None,
 ) -> Result:
-    """Line up two captures and name the first call whose inputs agree and whose outputs do not.
-
-        >>> result = trueup.compare("runs/cpu", "runs/npu")     # doctest: +SKIP
-        >>> result.verdict                                      # doctest: +SKIP
-        'deviates'
-        >>> result.culprit.scope, result.culprit.phase          # doctest: +SKIP
-        ('neck.lstm', 'backward')
-
-    Args:
-        baseline: the trusted capture.
-        candidate: the capture under suspicion.
-        level: compare only these levels; all that both captures hold by default.
-        criterion: ``default`` (between frameworks ``frameworks``), one of ``bitwise``, ``ptdbg``, ``ptdbg-summary``,
-        ``precision-tool``, ``paddle`` and ``msprobe``,
-            or the path of a criterion file (docs/criteria.md).
-        mapping: path of a file that says which scopes and operators of the candidate are which of the baseline, and which
-            calls are not to be compared (docs/alignment.md).
-        repeat: captures of the baseline's run made again: what differs no more than a few times as much as they do is explained.
-        reference: capture of the same training in float64: both runs are judged by their distance from it.
-        see: called with what was measured and judged of each part, a rank and some steps, while it is at hand.
-
-    Raises:
-        TrueupError: a path is no capture, the format is newer, or the two cannot be compared at all (other frameworks'
-            worlds, no step, rank or level in common).
-    """
+    """Compare two captures as `doors.comparing.compare` says, which users call: its arguments and errors are described there.
+    ``own_errors`` is asked, once a culprit is known, which calls behind it are wrong by themselves."""
     given = (baseline, candidate, *repeat, *([] if reference is None else [reference]))
-    first, second, *others = (c if isinstance(c, Capture) else open_capture(c) for c in given)
+    first, second, *others = map(open_capture, given)
     told = Mapping() if mapping is None else load_mapping(mapping)
     repeats, truth = others[: len(repeat)], None if reference is None else others[-1]
-    comparison = Comparison((first, second), level, load_criterion(criterion), told, repeats, truth)
+    comparison = Comparison((first, second), level, load_criterion(criterion), told, repeats, truth, own_errors)
     assembly = Assembly(comparison)
     seeing = [] if see is None else [see]
     comparison.run(*seeing, assembly.add, beside=norms_of, in_full=see is not None)

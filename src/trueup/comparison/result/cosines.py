@@ -12,12 +12,13 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from trueup.comparison.graph.streams import Array, Numbers, Vocabulary
+from trueup.comparison.graph.streams import Array, Numbers
 from trueup.comparison.measures.measure import DIGEST, SKETCH, Errors
 from trueup.comparison.verdict.judged import Part
 from trueup.foundation.facts.why import Reason, Why
 from trueup.foundation.kernels.metrics import cosine
 from trueup.foundation.model import CallKey
+from trueup.foundation.store.columns import Vocabulary
 from trueup.foundation.words.reasons import in_words
 
 MOST_REASONS = 100_000
@@ -33,8 +34,7 @@ class SlotCosine:
     cosine: float
     is_estimate: bool
     is_output: bool
-    max_absolute: float
-    """Largest difference of two elements; NaN where the elements were not kept."""
+    max_absolute: float  # largest difference of two elements; NaN where the elements were not kept
     reason: str = ""
 
 
@@ -45,8 +45,7 @@ class Dissimilar:
     key: CallKey
     seq: tuple[int, int]
     slots: tuple[SlotCosine, ...]
-    names: tuple[str, str] | None = None
-    """Of a table that another tool wrote: what it calls the candidate's operator and the baseline's; key and seq mean nothing."""
+    names: tuple[str, str] | None = None  # in another tool's table: its names of both operators; key and seq mean nothing
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,14 +55,10 @@ class Listing:
     limit: float
     calls: tuple[Dissimilar, ...]
     total: int
-    compared: int
-    """Calls of which every output has a cosine."""
-    unknown: int
-    """Calls not below the limit of which an output could not be measured."""
-    why_unknown: str
-    """Of the first of these."""
-    estimated: bool
-    """Whether any cosine that was looked at is an estimate."""
+    compared: int  # calls of which every output has a cosine
+    unknown: int  # calls not below the limit of which an output could not be measured
+    why_unknown: str  # of the first of these
+    estimated: bool  # whether any cosine that was looked at is an estimate
 
     @property
     def exit_code(self) -> int:
@@ -77,12 +72,10 @@ class _Part:
 
     rank: int
     keys: dict[str, Array]
-    call: Numbers
-    """Of each slot: which of those calls it is of, ascending."""
+    call: Numbers  # of each slot: which of those calls it is of, ascending
     slot: Numbers
     cosine: Array
-    apart: Array
-    """Where there is no cosine because the tensors are apart in a way that it cannot tell."""
+    apart: Array  # where there is no cosine because the tensors are apart in a way that it cannot tell
     estimate: Array
     output: Array
     peak: Array
@@ -95,8 +88,7 @@ class Cosines:
     def __init__(self) -> None:
         self._parts: list[_Part] = []
         self._names: Vocabulary | None = None
-        self._equal = 0
-        """Calls whose slots are all equal."""
+        self._equal = 0  # calls whose slots are all equal
 
     def see(self, part: Part) -> None:
         """Keep the cosines of a part of the comparison; calls that are bitwise equal are counted alone."""

@@ -1,8 +1,9 @@
 """What a report shows beside the verdict, read from the captures once the verdict is known.
 
-`with_evidence` is called at the end of a comparison: for the first culprits the spread and the worst elements of what deviates
-(where the bytes were recorded) and the calls around; for unmatched calls their neighbours; for both runs the gradient norms;
-the rows of the criterion that judged. It decides nothing: what it cannot read it says, and the verdict stands.
+At the end of a comparison `with_evidence` adds, for the first culprits, the spread and the worst elements of what deviates (where
+the bytes were recorded) and the calls around; for unmatched calls their neighbours; for both runs the gradient norms; and the
+rows of the criterion that judged. It decides nothing: what it cannot read it says, and the verdict stands. Tensors are read in
+chunks from the mapped capture, so memory does not grow with them.
 """
 
 from __future__ import annotations
@@ -10,26 +11,32 @@ from __future__ import annotations
 import dataclasses
 import math
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from typing import Any, TypeVar
 
+import ml_dtypes
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 
-from trueup.comparison.result.elements import compare_elements
 from trueup.comparison.result.gradients import Norm, over_steps
-from trueup.comparison.result.surroundings import Compared, Graph, Surroundings, neighbour
-from trueup.comparison.verdict.criteria import Criterion, Limit, Row
+from trueup.comparison.result.histogram import histograms
+from trueup.comparison.result.neighbours import Compared, Graph, Surroundings, neighbour
+from trueup.foundation.facts.criteria import Criterion, Limit, Row
 from trueup.foundation.model import Evidence, Finding, Histogram, Neighbour, Result, Rule, SlotComparison, TrueupError, WorstElement
 from trueup.foundation.store import Capture
 
 CULPRITS = 20
 """Culprits with evidence."""
+
 SLOTS = 2
 """Slots of a culprit whose elements are shown: the worst."""
+
 HELD = 4
 """Steps of a rank whose surroundings are kept at hand."""
+
 PLACE = ("payload_segment", "payload_key", "payload_view", "digest")
 PAYLOAD = ("seq", "slot", "shape", *PLACE)
 
@@ -40,14 +47,7 @@ Made = TypeVar("Made")
 def with_evidence(
     result: Result, captures: Captures, norms: Sequence[Sequence[Norm]], criterion: Criterion | None = None
 ) -> Result:
-    """Return the result with what its report shows.
-
-    Args:
-        result: a finished verdict.
-        captures: the baseline and the candidate.
-        norms: of the gradients of each rank and step of either.
-        criterion: what judged.
-    """
+    """Return a finished verdict with what its report shows; ``norms`` are the gradients', by rank and step."""
     around = _Around(captures, result)
     culprits = [
         dataclasses.replace(finding, evidence=_evidence(finding, captures, around)) if k < CULPRITS else finding
@@ -77,7 +77,6 @@ def _both(read: Callable[[Capture], Made], captures: Captures) -> tuple[Made, Ma
     return first, second
 
 
-# ---------------------------------------------------------------- elements
 def _elements(finding: Finding, captures: Captures) -> tuple[list[Histogram], list[WorstElement], list[str]]:
     histograms: list[Histogram] = []
     worst: list[WorstElement] = []
@@ -97,10 +96,8 @@ def _elements(finding: Finding, captures: Captures) -> tuple[list[Histogram], li
 
 
 def _worst_slots(finding: Finding) -> list[SlotComparison]:
-    """Return the deviating tensors with the largest errors; one that could not be measured counts as the largest.
-
-    Where an input is what differs, the verdict puts it first among the slots, and so it is here.
-    """
+    """Return the deviating tensors with the largest errors; one that could not be measured counts as the largest. Where an input
+    is what differs, the verdict puts it first among the slots, and so it is here."""
     meant = finding.slots[:1] if finding.kind in ("input", "overwritten") else ()
     tensors = [s for s in finding.slots if s.method != "value" and s.state in ("deviates", "incomparable")]
     ranked = sorted(tensors, key=lambda s: -math.inf if math.isnan(s.relative_l2) else -s.relative_l2)
@@ -129,7 +126,6 @@ def _tensors(finding: Finding, slot: str, captures: Captures) -> tuple[tuple[Any
     return (first, second), ""
 
 
-# ---------------------------------------------------------------- the calls around
 class _Around:
     """Surroundings by side, rank and step, a few of them held at a time."""
 
@@ -147,7 +143,6 @@ class _Around:
         return nodes, made.edges(nodes, known), made.omitted
 
     def beside(self, finding: Finding) -> tuple[Neighbour, ...]:
-        """Return the calls right before and after an unmatched one."""
         sides, compared = self._of(finding)
         side = 0 if finding.seq[0] >= 0 else 1
         found = []
@@ -167,16 +162,19 @@ class _Around:
         return self._held[key], self._compared[key]
 
 
-# ---------------------------------------------------------------- the criterion
 def used_rules(result: Result, criterion: Criterion | None) -> Sequence[Rule]:
     """Return what judged calls of a result, as the table of calls names it, that of most calls first."""
-    table = pa.table({name: result.matched[name].cast(pa.string()) for name in ("rule", "state")})
-    calls: Counter[str] = Counter()
-    deviates: Counter[str] = Counter()
-    for entry in table.group_by(["rule", "state"]).aggregate([([], "count_all")]).to_pylist():
-        calls[entry["rule"] or ""] += entry["count_all"]
-        deviates[entry["rule"] or ""] += entry["count_all"] if entry["state"] == "deviates" else 0
+    rule, state = result.matched["rule"], result.matched["state"]
+    calls, deviates = _counted(rule), _counted(rule.filter(pc.equal(state, "deviates")))
     return tuple(_rule(name, n, deviates[name], criterion) for name, n in calls.most_common())
+
+
+def _counted(names: pa.ChunkedArray) -> Counter[str]:
+    """Count names. (Arrow's `group_by` loads its query engine for it.)"""
+    found: Counter[str] = Counter()
+    for entry in names.value_counts().to_pylist():
+        found[entry["values"] or ""] += entry["counts"]
+    return found
 
 
 def _rule(name: str, calls: int, deviates: int, criterion: Criterion | None) -> Rule:
@@ -203,3 +201,103 @@ def _limit(limit: Limit) -> str:
 
 def _plain(value: float) -> str:
     return np.format_float_positional(value, trim="-")
+
+
+Array = np.ndarray[Any, Any]
+
+BINS = 40
+WORST = 6
+CHUNK = 1 << 20
+"""Elements that are converted to float64 at a time: 8 MB a side."""
+
+LARGEST = 1.7e308
+MOST = 1 << 26
+"""Elements of a tensor that are looked at; of a larger one the first so many, and that is said."""
+
+
+def compare_elements(slot: str, baseline: Array, candidate: Array) -> tuple[Histogram | None, list[WorstElement], list[str]]:
+    """Compare two tensors of equal size, of any shapes and dtypes, element by element in logical C order. ``slot`` names the
+    results. Return the histogram of both (None where no element is finite), the worst elements, and what was left out."""
+    notes = []
+    size = baseline.size * (2 if baseline.dtype.kind == "c" else 1)
+    if size > MOST:
+        notes.append(f"{slot}: of {size:,} elements the first {MOST:,} are shown")
+    rows = histograms([partial(_shown, side) for side in (baseline, candidate)], BINS)
+    histogram = None
+    if rows:
+        counts = (tuple(row[2][side] for row in rows) for side in (0, 1))
+        histogram = Histogram(slot, _edges(rows), *counts)
+    left_out = sum(len(numbers) for side in (baseline, candidate) for _, numbers in _chunks(side)) - sum(
+        sum(row[2]) for row in rows
+    )
+    if left_out:
+        notes.append(f"{slot}: {left_out:,} elements that are not finite, or the largest their dtype has, are not in the histogram")
+    return histogram, _worst(slot, baseline, candidate), notes
+
+
+def _chunks(array: Array) -> Iterator[tuple[int, Array]]:
+    """Yield ``(offset, float64 elements)``; a complex element is two."""
+    flat = array.reshape(-1) if array.flags.c_contiguous else None
+    parts = 2 if array.dtype.kind == "c" else 1
+    end = min(array.size, MOST // parts)
+    for start in range(0, end, CHUNK):
+        stop = min(start + CHUNK, end)
+        held = flat[start:stop] if flat is not None else array.flat[start:stop]
+        numbers = held.view(held.real.dtype) if parts == 2 else held
+        yield start * parts, numbers.astype(np.float64)
+
+
+def _largest(dtype: np.dtype[Any]) -> float:
+    """Return the largest finite number of a dtype that masks are made of; Inf where it is an ordinary number."""
+    if dtype.kind == "c" or dtype.kind == "f" or dtype.kind == "V" or dtype.name.startswith(("bfloat", "float")):
+        return float(ml_dtypes.finfo(dtype).max)
+    return math.inf
+
+
+def _shown(side: Array) -> Iterator[Array]:
+    """Yield the elements that are counted: NaN, Inf and what masks are made of are not."""
+    largest = _largest(side.dtype)
+    for _, numbers in _chunks(side):
+        yield numbers[np.abs(numbers) < largest]
+
+
+def _edges(rows: Sequence[tuple[float, float, list[int]]]) -> tuple[float, ...]:
+    """Return rising edges; what is all one number gets a bin around it."""
+    low, high = rows[0][0], rows[-1][1]
+    if low < high:
+        return (*(row[0] for row in rows), high)
+    margin = abs(low) * 0.5 or 0.5
+    return max(low - margin, -LARGEST), min(high + margin, LARGEST)
+
+
+def _worst(slot: str, baseline: Array, candidate: Array) -> list[WorstElement]:
+    """Return the elements that are furthest apart: those that are finite on one side only come first."""
+    best: list[tuple[float, int, float, float]] = []
+    for (offset, b), (_, c) in zip(_chunks(baseline), _chunks(candidate), strict=True):
+        with np.errstate(invalid="ignore", over="ignore"):
+            apart = np.abs(c - b)
+        same = (b == c) | (np.isnan(b) & np.isnan(c))
+        apart = np.where(same, 0.0, np.where(np.isnan(apart), np.inf, apart))
+        count = min(WORST, len(apart))
+        top = np.argpartition(-apart, count - 1)[:count] if count else np.empty(0, np.int64)
+        best += [(float(apart[k]), offset + int(k), float(b[k]), float(c[k])) for k in top if apart[k] > 0]
+        best = sorted(best, key=lambda one: (-one[0], one[1]))[:WORST]
+    shape = (*baseline.shape, 2) if baseline.dtype.kind == "c" else baseline.shape
+    return [
+        WorstElement(slot, tuple(int(i) for i in np.unravel_index(k, shape)), b, c, _ulps(b, c, baseline.dtype, candidate.dtype))
+        for _, k, b, c in best
+    ]
+
+
+def _ulps(baseline: float, candidate: float, *dtypes: np.dtype[Any]) -> float:
+    """Return |candidate - baseline| in units in the last place of the larger of them, in the dtype with the fewest digits. So two
+    numbers of which one is zero are about 2**p units apart, however small. The unit of x is 2**(e - p) with 2**e <= |x| < 2**(e +
+    1) and p stored bits of mantissa, that of the least normal number below it (IEEE 754-2019)."""
+    infos = [ml_dtypes.finfo(dtype) for dtype in dtypes if _largest(dtype) < math.inf]
+    if len(infos) < len(dtypes) or not (math.isfinite(baseline) and math.isfinite(candidate)):
+        return math.nan
+    coarse = min(infos, key=lambda info: int(info.nmant))
+    least = float(coarse.smallest_normal)
+    exponent = math.frexp(max(abs(baseline), abs(candidate), least))[1] - 1
+    unit = math.ldexp(1.0, max(exponent - int(coarse.nmant), -1074))
+    return abs(candidate - baseline) / unit

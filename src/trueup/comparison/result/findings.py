@@ -1,18 +1,31 @@
-"""From a suspected call to a `Finding`: its numbers, its place in the user's code, its sentence."""
+"""From a suspected call to a `Finding`: its numbers, its place in the user's code, its sentence, and a factor between the runs.
+
+A result is the baseline's times one number (a missing or doubled scale, a mean for a sum over n ranks, a sign) where, to rounding::
+
+    r  =  <baseline, candidate> / <baseline, baseline>        |candidate - r baseline|  <<  |candidate - baseline|
+
+Both follow from the elements, and as well from anything linear in them: a sketch of either side.
+"""
 
 from __future__ import annotations
 
 import dataclasses
 import math
+from collections import Counter
+from collections.abc import Iterable
+from fractions import Fraction
 from typing import Literal
 
 import numpy as np
 import pyarrow as pa
 
-from trueup.comparison.graph.streams import Row, Stream, is_input, is_output
+from trueup.comparison.graph.streams import Array, Row, Stream
 from trueup.comparison.measures.measure import Distance
-from trueup.comparison.verdict.evidence import factor
-from trueup.comparison.verdict.judged import Judged, Suspect
+from trueup.comparison.measures.thresholds import CHANCE, ENOUGH, PRECISE, SHARED
+from trueup.comparison.normalise.updates import ADDED, STEP
+from trueup.comparison.verdict.judged import SIDES, Judged, Suspect
+from trueup.foundation.facts.operators import normalised
+from trueup.foundation.facts.slots import is_input, is_output
 from trueup.foundation.facts.why import Reason, Why
 from trueup.foundation.model import Finding, SlotComparison, SlotState
 from trueup.foundation.words.reasons import DECIDED, in_words, joined
@@ -29,6 +42,7 @@ def suspect_finding(
 ) -> Finding:
     """Describe a suspected call in full; ``sites`` are the call stacks of both sides."""
     judged = suspect.judged
+    _name_weight(suspect, (baseline, candidate))
     slots = [_slot(e, judged, baseline, candidate) for e in judged.call.slots.values()]
     if judged.call.arguments is not None:
         first, second = judged.call.arguments
@@ -55,6 +69,27 @@ def suspect_finding(
         because=joined([*suspect.because, _multiple(suspect, baseline, candidate), broke]),
     )
     return dataclasses.replace(made, sentence=f"{made.name}: {evidence(made)}")
+
+
+def _name_weight(suspect: Suspect, streams: tuple[Stream, Stream]) -> None:
+    """Say which weight an optimizer got wrong: the call that stands for it is one for all weights, outside any module."""
+    judged = suspect.judged
+    call = judged.call
+    if call.candidate.op != STEP or judged.worst is None:
+        return
+    scope, _, weight = judged.worst.removeprefix("output.").rpartition(".")
+    call.baseline, call.candidate = (dataclasses.replace(row, scope=scope) for row in (call.baseline, call.candidate))
+    weight, _, state = weight.partition(":")
+    wrong = {slot.partition(":")[0] for slot, limit in judged.slot_expected.items() if call.slots[slot].relative > limit}
+    added = state.startswith(ADDED)
+    said = [Why.WEIGHT(None if added else state, added, weight, len(wrong) - 1 or None)]
+    ran = [stream.stands_for.get(call.candidate.step, Counter()) for stream in streams]
+    suspect.children = suspect.children or tuple(ran[1])[::-1]  # the last of them wrote the weight
+    alone = [first - second for first, second in (ran, ran[::-1])]
+    if bool(alone[0]) != bool(alone[1]):
+        side = 0 if alone[0] else 1
+        said.append(Why.RUNS_ALONE(SIDES[side], tuple(Why.TIMES_RUN(*counted) for counted in alone[side].most_common(3))))
+    suspect.because = tuple(said)
 
 
 def _multiple(suspect: Suspect, baseline: Stream, candidate: Stream) -> Reason | None:
@@ -143,3 +178,54 @@ def _state(error: Distance, judged: Judged) -> SlotState:
 def _shape(stream: Stream, k: int) -> str:
     shape = stream.shapes[k]
     return "" if shape is None else f"({', '.join(map(str, shape))})"
+
+
+def of_a_kind(culprits: Iterable[Suspect]) -> list[list[Suspect]]:
+    """Join culprits that are one finding: an operator broken wherever it runs, an option that all calls are given, and all that
+    draws random numbers, for it draws them from one generator."""
+    found: dict[tuple[str, ...], list[Suspect]] = {}
+    for culprit in culprits:
+        found.setdefault(_kind(culprit), []).append(culprit)
+    return list(found.values())
+
+
+def _kind(suspect: Suspect) -> tuple[str, ...]:
+    call = suspect.judged.call.candidate
+    return (suspect.kind,) if suspect.kind == "random" else (suspect.kind, call.level, call.phase, normalised(call.op))
+
+
+LARGEST = 4096
+"""Largest integer, or integer under a root, that is looked for: heads, ranks, widths."""
+
+
+def factor(baseline: Array, candidate: Array, rounding: float, elements: int) -> Reason | None:
+    """Return the factor between two sides, float64 ``(n,)`` elements or sketches; None where they are no multiples of one
+    another. ``rounding`` is the relative error that rounding explains, ``elements`` the size of the tensor."""
+    square = float(baseline @ baseline)
+    apart = float(np.linalg.norm(candidate - baseline))
+    if not (np.isfinite(candidate).all() and 0 < square < math.inf and apart > 0):
+        return None
+    value = float(baseline @ candidate) / square
+    rest = float(np.linalg.norm(candidate - value * baseline))
+    size = abs(value) * math.sqrt(square)
+    if value == 0 or rest > SHARED * apart or rest > max(rounding, 2.0**-40) * size:
+        return None
+    exact = _exact(value, max(rounding, rest / size))
+    return Why.FACTOR(exact, value) if exact or elements >= CHANCE else None
+
+
+def _exact(value: float, within: float) -> str:
+    """Return an integer, a root of one or one over either that a number is, if that is no chance; else nothing."""
+    size, sign = abs(value), "-" if value < 0 else ""
+    inverse = size < 1
+    large = 1 / size if inverse else size
+    for number, what, gap in ((round(large), "{}", 1.0), (round(large * large), "sqrt({})", 0.5)):
+        target = float(number) if gap == 1.0 else math.sqrt(number)
+        near = abs(large - target) <= within * large
+        if 1 <= number <= LARGEST and near and within * number / gap <= PRECISE:
+            found = what.format(number)
+            return sign + (f"1/{found}" if inverse else found)
+    simple = Fraction(size).limit_denominator(8)
+    if abs(size - simple) <= within * size and ENOUGH * within <= PRECISE and simple.numerator <= 8:
+        return f"{sign}{simple}"
+    return ""

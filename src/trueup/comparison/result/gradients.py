@@ -24,8 +24,7 @@ import numpy as np
 from trueup.comparison.graph.streams import NONE, Array, Numbers, Stream
 
 FINEST = ("aten", "api", "module")
-LEAVES = ("api",)
-"""A module's inputs may be made by functions between modules, and an aten call in backward has no forward call."""
+LEAVES = ("api",)  # a module's inputs may be made by functions between modules, and an aten call in backward has no forward call
 
 WAYS = {
     "given": "gradients that the optimizer was given, by the names of their parameters",
@@ -47,10 +46,8 @@ class Norm:
 
 
 def over_steps(found: Sequence[Norm], ranks: int) -> tuple[tuple[tuple[int, float], ...], str]:
-    """Return ``((step, norm), ...)``, the mean over ranks where there are several, and which tensors they are of.
-
-    Steps where another way than the most frequent one was taken are left out: their numbers would not compare.
-    """
+    """Return ``((step, norm), ...)``, the mean over ranks where there are several, and which tensors they are of. Steps where
+    another way than the most frequent one was taken are left out: their numbers would not compare."""
     if not found:
         return (), ABSENT
     way = Counter(one.way for one in found).most_common(1)[0][0]
@@ -105,8 +102,9 @@ class _Slots:
         gradients = self._known(self._at("backward", level, _is_input_gradient))
         forward = stream.index(stream.forward_seq[stream.call[gradients]])
         bare = self._bare()
-        held = stream.call[leaves] * len(bare) + bare[stream.slot[leaves]]
-        return np.asarray(gradients[(forward != NONE) & np.isin(forward * len(bare) + bare[stream.slot[gradients]], held)])
+        held = np.sort(np.r_[NONE, stream.call[leaves] * len(bare) + bare[stream.slot[leaves]]])
+        wanted = np.where(forward != NONE, forward * len(bare) + bare[stream.slot[gradients]], NONE - 1)
+        return np.asarray(gradients[held[np.searchsorted(held, wanted, side="right") - 1] == wanted])
 
     def _bare(self) -> Numbers:
         """Return, by number of a slot's name, a number that an input and its gradient share."""
@@ -118,7 +116,6 @@ class _Slots:
         return found
 
     def _at(self, phase: str, level: str, named: Callable[[str], bool]) -> Numbers:
-        """Return the slots of calls of a phase and level that have such a name."""
         stream, number = self.stream, self.names.number
         calls = (stream.phase == number(phase)) & (stream.level == number(level))
         if not calls.any():

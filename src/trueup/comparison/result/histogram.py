@@ -8,18 +8,14 @@ from typing import Any
 import numpy as np
 
 Array = np.ndarray[Any, Any]
-Pieces = Callable[[], Iterable[Array]]
-"""Gives the elements that are counted, float64, piece by piece; it is asked twice."""
-
+Pieces = Callable[[], Iterable[Array]]  # gives the elements that are counted, float64, piece by piece; it is asked twice
 PIECE = 1 << 16
 """Elements taken at a time."""
 
 
 def histograms(tensors: Sequence[Pieces], bins: int) -> list[tuple[float, float, list[int]]]:
-    """Count the elements of several tensors in the same bins between their extremes: ``(from, to, [count of each])`` rows.
-
-    One bin if they are (nearly) all equal, none if there are no elements.
-    """
+    """Count the elements of several tensors in the same bins between their extremes: ``(from, to, [count of each])`` rows; one
+    bin if they are (nearly) all equal, none if there are no elements."""
     found = [bounds for pieces in tensors if (bounds := _bounds(pieces())) is not None]
     if not found:
         return []

@@ -7,17 +7,13 @@ from typing import Any
 
 import pyarrow as pa
 
-from trueup.foundation.words.scaling import loss_scale
+from trueup.foundation.words.anomaly_sentence import loss_scale
 
 COLUMNS = ("step", "slot", "max", "value")
 
 
 def scales(table: pa.Table) -> list[tuple[int, float, bool]]:
-    """Return ``(step, scale, skipped)`` for each step of a GradScaler, in the order of the rows.
-
-    Args:
-        table: rows of steps of a GradScaler, in order of execution, with at least `COLUMNS`.
-    """
+    """Return ``(step, scale, skipped)`` for each step of a GradScaler, given its rows in order, with at least `COLUMNS`."""
     found: list[tuple[int, float, bool]] = []
     overflow, scale = False, None
     for row in table.select(COLUMNS).to_pylist():

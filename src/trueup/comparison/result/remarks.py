@@ -2,14 +2,21 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
 
-from trueup.comparison.graph.streams import Row
-from trueup.comparison.result.dtypes import Dtypes
+import numpy as np
+
+from trueup.comparison.graph.streams import NONE, Array, Numbers, Row, Stream, distinct
+from trueup.comparison.measures.measure import SKETCH, Errors
+from trueup.comparison.measures.thresholds import ENOUGH
 from trueup.comparison.result.findings import Frames, suspect_finding
-from trueup.comparison.result.overflowed import Overflowed
-from trueup.comparison.verdict import few
+from trueup.comparison.verdict.evidence import Yardstick
 from trueup.comparison.verdict.judged import Part, Suspect
+from trueup.foundation.facts.criteria import Criterion, products_at
+from trueup.foundation.facts.roundoff import SINGLE, UNIT_ROUNDOFF
+from trueup.foundation.facts.slots import is_input, is_output
+from trueup.foundation.facts.why import Reason, Why
 from trueup.foundation.model import Finding
 from trueup.foundation.words.sentence import harmless_argument, hidden_note
 
@@ -18,11 +25,7 @@ RENAMES = 3
 
 
 class Remarks:
-    """Gathers them, part by part.
-
-    Args:
-        path: of the candidate.
-    """
+    """Gathers them, part by part."""
 
     def __init__(self, path: str) -> None:
         self._path = path
@@ -30,11 +33,9 @@ class Remarks:
         self._renames: dict[str, str] = {}
         self._ignored = self._sketched = 0
         self._behind = 0
-        self._first_behind: Row | None = None
-        """How many calls there are of which the baseline is further from the truth than the candidate, and the first."""
+        self._first_behind: Row | None = None  # calls whose baseline is further from the truth: how many, and the first
         self._harmless: list[Finding] = []
-        self._n_harmless = 0
-        """Calls that were given other arguments and whose results agree within rounding: the first ones, and how many."""
+        self._n_harmless = 0  # calls with other arguments and results that agree within rounding: the first, and how many
 
     def add(self, part: Part, sites: tuple[Frames, Frames]) -> None:
         """Look at a part."""
@@ -43,12 +44,18 @@ class Remarks:
         self._overflowed.add(errors, self._path)
         self._renames |= part.alignment.scopes
         self._ignored += part.alignment.ignored
-        self._sketched += 0 if errors.all_same else few.hidden(errors)
-        self._behind += len(part.behind)
-        if self._first_behind is None and len(part.behind):
-            self._first_behind = part.streams[1].row(int(part.alignment.candidate[part.behind[0]]))
+        self._sketched += 0 if errors.all_same else hidden(errors)
+        less_precise = behind(errors, part.yardstick, part.verdicts.criterion)
+        self._behind += len(less_precise)
+        if self._first_behind is None and len(less_precise):
+            self._first_behind = part.streams[1].row(int(part.alignment.candidate[less_precise[0]]))
         self._harmless += [suspect_finding(Suspect(j, "argument", False), *part.streams, sites) for j in part.harmless[:1]]
         self._n_harmless += len(part.harmless)
+
+    @property
+    def dtypes(self) -> Reason | None:
+        """That the candidate computes in a dtype in which the candidate computes the baseline does not; None where it does not."""
+        return self._dtypes.cause
 
     def always(self) -> list[str]:
         """Return what is said in every verdict."""
@@ -75,3 +82,196 @@ class Remarks:
     def blind(self) -> Sequence[str]:
         """Return what statistics may have hidden, where nothing deviates."""
         return hidden_note(self._sketched)
+
+
+def hidden(errors: Errors) -> int:
+    """Count the results that differ and of which statistics alone are known, so that few wrong elements may hide among many."""
+    numel = errors.streams[0].numel[errors.slots[0]]
+    differ = errors.outputs & (errors.method == SKETCH) & (errors.absolute > 0) & np.isfinite(errors.absolute)
+    return int(np.count_nonzero(differ & (numel >= ENOUGH)))
+
+
+def behind(errors: Errors, yardstick: Yardstick, criterion: Criterion) -> Numbers:
+    """Return the matched calls of which the baseline is several times further from the float64 run than the candidate. What may
+    differ of a tensor that no recorded call made, no baseline is blamed for."""
+    if yardstick.truth is None:
+        return np.zeros(0, np.int64)
+    baseline, candidate = (truth[slots] for truth, slots in zip(yardstick.truth, errors.slots, strict=True))
+    worse = errors.outputs & (baseline > np.maximum(criterion.yardstick * candidate, criterion.input_units * SINGLE))
+    return distinct(errors.pair[worse])
+
+
+PAIRS = 3
+"""Pairs of dtypes that are said; a run has few."""
+
+
+class Dtypes:
+    """Counts results, and else what is read, of which the two runs have another dtype: said whatever the verdict."""
+
+    def __init__(self) -> None:
+        self._results: Counter[tuple[str, str]] = Counter()
+        self._inputs: Counter[tuple[str, str]] = Counter()
+        self._products: Counter[tuple[str, str]] = Counter()
+        self._first: dict[tuple[str, str], str] = {}
+        self._total = [0, 0, 0]  # results and inputs whose dtype both runs recorded, and products
+
+    def add(self, errors: Errors) -> None:
+        """Count in the matched calls of some steps."""
+        (baseline, candidate), (k, j) = errors.streams, errors.slots
+        first, second = baseline.dtype[k], candidate.dtype[j]
+        known = (first != NONE) & (second != NONE)
+        same = k is j and baseline.dtype is candidate.dtype
+        at = _of_products(errors, known)
+        self._total[2] += len(at)
+        if not same:
+            self._count(errors, at[first[at] != second[at]], self._products)
+        for n, (kind, counted) in enumerate(((errors.outputs, self._results), (~errors.outputs, self._inputs))):
+            self._total[n] += int(np.count_nonzero(known & kind))
+            if not same:
+                self._count(errors, np.flatnonzero(known & kind & (first != second)), counted)
+
+    def _count(self, errors: Errors, at: Numbers, counted: Counter[tuple[str, str]]) -> None:
+        (baseline, candidate), (k, j) = errors.streams, errors.slots
+        at = at[np.argsort(candidate.has_children[candidate.call[j[at]]], kind="stable")]  # what computes, before what is around it
+        pairs, firsts, sizes = np.unique(
+            np.stack([baseline.dtype[k[at]], candidate.dtype[j[at]]]), axis=1, return_index=True, return_counts=True
+        )
+        for (b, c), place, size in zip(pairs.T.tolist(), firsts.tolist(), sizes.tolist(), strict=True):
+            pair = baseline.names.names[b], candidate.names.names[c]
+            counted[pair] += size
+            row = candidate.row(int(errors.calls[1][errors.pair[at[place]]]))
+            self._first.setdefault(pair, f"{row.op} ({row.key})")
+
+    @property
+    def cause(self) -> Reason | None:
+        """Return in which dtype the candidate computes most of what the baseline computes in another one; None where it does not.
+        Products are counted, and where none differs results."""
+        for what, counted, total in (("products", self._products, self._total[2]), ("results", self._results, self._total[0])):
+            known = Counter({pair: n for pair, n in counted.items() if all(name in UNIT_ROUNDOFF for name in pair)})
+            if known:
+                (before, after), count = known.most_common(1)[0]
+                return Why.COMPUTES_IN(after, count, total, what, before)
+        return None
+
+    def notes(self) -> list[str]:
+        """Say how many results differ in dtype, from which to which and where first; of inputs where no result does."""
+        what, counted, total = ("results", self._results, self._total[0])
+        if not counted:
+            what, counted, total = ("inputs", self._inputs, self._total[1])
+        found = []
+        for (before, after), count in counted.most_common(PAIRS):
+            those = f"{count:,} of {total:,} {what} {'is' if count == 1 else 'are'} {after} in the candidate"
+            found.append(f"{those} and {before} in the baseline, first in {self._first[before, after]}")
+        more = sum(counted.values()) - sum(count for _, count in counted.most_common(PAIRS))
+        return found + ([f"{more:,} more {what} have other dtypes"] if more else [])
+
+
+def _of_products(errors: Errors, known: Array) -> Numbers:
+    """Return an entry of each product, innermost calls alone, whose dtype is that in which it computes: its result's, and of a
+    backward not written in operators the incoming gradient's, for the casts of weights are inside the call."""
+    stream = errors.streams[1]
+    products = np.zeros(len(stream), bool)
+    for level in ("module", "api", "aten"):
+        products |= stream.of_level(level) & stream.names.table(products_at(level))[stream.op]
+    around, at = np.zeros(len(stream) + 1, bool), np.flatnonzero(products)
+    while len(at := np.unique(stream.parents[at])):
+        around[at] = True
+        at = at[at != NONE]
+    calls = errors.calls[1][errors.pair]
+    given = (stream.during("backward") & ~stream.of_level("aten"))[calls]
+    which = np.where(given, stream.names.table(_is_gradient)[errors.names], errors.outputs)
+    found = np.flatnonzero(known & which & (products & ~around[:-1])[calls])
+    return np.asarray(found[np.unique(errors.pair[found], return_index=True)[1]])
+
+
+def _is_gradient(slot: str) -> bool:
+    return slot.startswith("grad_output.")
+
+
+KINDS = ("NaN", "Inf", "-Inf")
+KEPT = ("backward", "optimizer")  # phases whose results a training keeps
+STEPS = 10_000
+"""Calls that are walked back at most: chains end long before, damaged captures may go in circles."""
+
+
+class Overflowed:
+    """Finds the first NaN or Inf that both runs kept: nothing deviates, and both are wrong.
+
+    An infinity that is read and healed is none of it: a mask of -Inf that a softmax takes. So the walk starts from what a training
+    keeps (a gradient, a weight, the loss, what the model returns) and goes back along what was read, to the call that read only
+    finite numbers. Where that call was asked for infinities (they stand among its arguments) it goes to the call that made NaN.
+    """
+
+    def __init__(self) -> None:
+        self.note: str | None = None
+
+    def add(self, errors: Errors, path: str) -> None:
+        """Look at the matched calls of some steps, until something was found; ``path`` is the candidate's."""
+        baseline, candidate = errors.streams
+        if self.note is not None or not (bad := _bad(candidate)).any():
+            return
+        k, j = errors.slots
+        both = _bad(baseline)[k] & bad[j] & errors.outputs & np.isfinite(errors.absolute)
+        kept = np.flatnonzero(both & _is_kept(candidate)[candidate.call[j]])
+        if len(kept):
+            self.note = _note(candidate, _first(candidate, bad, int(j[kept[0]])), path)
+
+
+def _bad(stream: Stream) -> Array:
+    nan, above, below = stream.counts.T
+    return np.asarray((nan > 0) | (above > 0) | (below > 0))
+
+
+def _is_kept(stream: Stream) -> Array:
+    """Tell which calls make what a training keeps: gradients, weights, and what modules at the top return."""
+    phases = [stream.names.number(name) for name in KEPT]
+    top = (stream.parent == NONE) & (stream.level == stream.names.number("module"))
+    return np.asarray(np.isin(stream.phase, phases) | top)
+
+
+def _first(stream: Stream, bad: Array, slot: int) -> int:
+    """Return the slot that was bad first, of those from which a bad slot comes."""
+    found = _source(stream, bad, slot)
+    asked = "inf" in (stream.value(int(stream.arguments[stream.call[found]])) or "").lower()
+    nan = stream.counts[:, 0] > 0
+    return _source(stream, nan, slot) if asked and nan[slot] else found
+
+
+def _source(stream: Stream, bad: Array, slot: int) -> int:
+    """Walk back from a bad slot, into calls and along what they read."""
+    reads, gives = (stream.names.table(kind)[stream.slot] for kind in (is_input, is_output))
+    for _ in range(STEPS):
+        call = int(stream.call[slot])
+        read = [n for n in _of(stream, call) if bad[n] and reads[n]]
+        made = [n for inner in stream.inside(call).tolist() for n in _of(stream, inner) if bad[n] and gives[n]]
+        if read:
+            before = _producer(stream, bad, read[0])
+            if before == NONE:
+                return read[0]
+            slot = before
+        elif made:
+            slot = made[0]
+        else:
+            break
+    return slot
+
+
+def _of(stream: Stream, call: int) -> range:
+    return range(*stream.starts[call : call + 2].tolist())
+
+
+def _producer(stream: Stream, bad: Array, slot: int) -> int:
+    """Return the bad result that an earlier call gave for what is read, `NONE` where none is known."""
+    call = int(stream.producers[slot])
+    if not 0 <= call < int(stream.call[slot]):
+        return NONE
+    named = [n for n in _of(stream, call) if bad[n] and stream.slot[n] == stream.producer_slot[slot]]
+    return named[0] if named else NONE
+
+
+def _note(stream: Stream, slot: int, path: str) -> str:
+    row = stream.row(int(stream.call[slot]))
+    what = " and ".join(name for name, count in zip(KINDS, stream.counts[slot].tolist(), strict=True) if count > 0)
+    name = stream.names.names[int(stream.slot[slot])]
+    made = f"made {what} first in" if is_output(name) else f"got {what}, which no recorded call made, first in {name} of"
+    return f"both runs {made} {row.op} ({row.key}): `trueup overflow {path}` says why and what it did"

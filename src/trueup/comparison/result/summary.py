@@ -9,8 +9,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from trueup.comparison.graph.overview import Overview
-from trueup.comparison.graph.streams import WAYS, Alignment, Array, Numbers, Stream, Vocabulary
+from trueup.comparison.graph.streams import WAYS, Alignment, Array, Numbers, Stream
 from trueup.comparison.measures.thresholds import HALF
 from trueup.comparison.result.findings import Frames
 from trueup.comparison.result.loss_scales import COLUMNS as SCALE_COLUMNS
@@ -19,6 +18,8 @@ from trueup.comparison.verdict.judged import ROLES, Verdicts
 from trueup.foundation.facts.operators import named
 from trueup.foundation.model import RunSummary
 from trueup.foundation.store import Capture
+from trueup.foundation.store.columns import Vocabulary
+from trueup.foundation.store.overview import Overview
 from trueup.foundation.store.policy_uses import policy_lines
 from trueup.foundation.words.reasons import DECIDED
 
@@ -36,11 +37,8 @@ SCHEMA = pa.schema(
 )
 """Columns of ``calls.parquet``: one row per call that both runs made, and then one for each that one run made."""
 
-INHERITED = "inherited"
-"""Role of a call that differs by more than rounding, and by no more than its inputs explain."""
-
-ONE_SIDED = ("only baseline", "only candidate")
-"""State of a call that only this run made; it has no errors, and no number in the other run."""
+INHERITED = "inherited"  # role of a call that differs by more than rounding, and by no more than its inputs explain
+ONE_SIDED = ("only baseline", "only candidate")  # state of a call of one run: no errors, and no number in the other run
 
 
 def call_table(verdicts: Verdicts, paired: Array, sites: Frames) -> pa.Table:
@@ -108,15 +106,10 @@ def finish_table(
     tables: Sequence[pa.Table], culprits: set[tuple[int, int, int]], first: tuple[int, int] | None,
     reached: Mapping[int, tuple[int, int]] | None = None,
 ) -> pa.Table:  # fmt: skip
-    """Build the table of calls.
-
-    Args:
-        tables: what `call_table` made, of all parts.
-        culprits: ``(rank, step, seq on the candidate)`` of the culprits.
-        first: ``(step, seq)`` of the first culprit, or None: only what comes after it is a victim.
-        reached: by rank, ``(step, seq)`` of the first call that got the difference from another rank. Execution numbers are a
-            rank's own: a later stage of a pipeline has few calls before it receives what an earlier one made after many.
-    """
+    """Build the table of calls from the parts' `call_table`. ``culprits`` are ``(rank, step, seq on the candidate)``; only what
+    comes after ``first``, ``(step, seq)`` of the first culprit, is a victim. ``reached``: by rank, ``(step, seq)`` of the first
+    call that got the difference from another rank. Execution numbers are a rank's own: a later stage of a pipeline has few calls
+    before it receives what an earlier one made after many."""
     if not tables:
         return SCHEMA.empty_table()
     table = pa.concat_tables(tables).unify_dictionaries()
@@ -144,10 +137,8 @@ def finish_table(
 
 
 def count(table: pa.Table, one_sided: Sequence[pa.Table], unmatched: int, steps: int) -> dict[str, int]:
-    """Count the matched calls by state, and those of one run: all of them, and those that nothing accounts for (unmatched).
-
-    ``inherited`` are those of ``agrees`` that differ by more than rounding, and by no more than their inputs explain.
-    """
+    """Count the matched calls by state, and those of one run: all, and the ``unmatched`` that nothing accounts for. ``inherited``
+    are those of ``agrees`` that differ by more than rounding, but no more than their inputs explain."""
     found = {item["values"]: item["counts"] for item in table.column("state").value_counts().to_pylist()}
     names = ("equal", "agrees", "deviates", "incomparable")
     held = [sum(len(one) for one in one_sided if one["state"][0].as_py() == state) for state in ONE_SIDED]

@@ -1,14 +1,11 @@
 """Which baseline call is which candidate call, within one rank and each of its steps.
 
-Calls are put in buckets of the same step, phase, level and scope. Where both sides of a bucket execute the same operators in
-the same order, the n-th is the n-th (the exact key). Where they do not, the two sequences are aligned so that the sum of
-similarities is largest: same operator and shapes required, then how close the data are. What is left over, on both sides, is
-paired whatever its order if operator, shapes and data are alike: autocast casts a weight before or after an input.
-
-Before that, scopes get one name on both sides: by what the user says (`mapping`), then by what they execute (`renamed`). After it,
-calls that are left anywhere are paired where their data are bitwise the same. The rest is unmatched.
-
-How alike two calls are: the same operator, slots and shapes, and then how close their data.
+First, scopes get one name on both sides: by what the user says (`mapping`), then by what they execute (`renamed`). Calls are put
+in buckets of the same step, phase, level and scope. Where both sides of a bucket execute the same operators in the same order,
+the n-th is the n-th (the exact key). Else the sequences are aligned so that the sum of similarities is largest: same operator,
+slots and shapes required, then how close the data are. What is left on both sides is paired in any order if operator, shapes and
+data are alike: autocast casts a weight before or after an input. Last, calls left anywhere are paired where their data are
+bitwise the same. The rest is unmatched.
 """
 
 from __future__ import annotations
@@ -20,17 +17,17 @@ from difflib import SequenceMatcher
 
 import numpy as np
 
-from trueup.comparison.graph.streams import NONE, WAYS, Alignment, Array, Numbers, Stream, same_slots, spans
-from trueup.comparison.measures.roundoff import SINGLE
+from trueup.comparison.graph.streams import NONE, WAYS, Alignment, Array, Numbers, Stream, distinct, same_slots, spans
 from trueup.comparison.measures.thresholds import PRECISE, SINGLE_DIGITS
-from trueup.comparison.normalise.mapping import Mapping
+from trueup.foundation.facts.arguments import other_numbers
+from trueup.foundation.facts.roundoff import SINGLE
+from trueup.foundation.frameworks.mapping import Mapping
 from trueup.foundation.kernels.sketch import splitmix64
 
 RUN = 4096
 """Pairs of calls whose data are compared at a time."""
 
-FIRST = ("output.0", "grad_output.0")
-"""Slots that every tool records of a forward and of a backward call."""
+FIRST = ("output.0", "grad_output.0")  # slots that every tool records of a forward and of a backward call
 
 
 @dataclass(slots=True)
@@ -40,20 +37,11 @@ class _Side:
     calls: list[int]
     stream: Stream
     kind: Array
-    slots: list[list[int]]
-    """Of each call, its slots but for the non-tensor arguments."""
+    slots: list[list[int]]  # of each call, its slots but for the non-tensor arguments
 
 
 class Likeness:
-    """Likeness of the calls of two sequences.
-
-    Args:
-        first: calls of the baseline, indices into its stream.
-        second: calls of the candidate.
-        baseline: the stream of the former.
-        candidate: the stream of the latter.
-        ops: by call of each side, the number of the operator by which it is matched.
-    """
+    """Likeness of calls of two sequences, indices into their streams. ``ops``: by call of each side, its operator's number."""
 
     def __init__(
         self, first: list[int], second: list[int], baseline: Stream, candidate: Stream, ops: tuple[Array, Array]
@@ -90,7 +78,6 @@ class Likeness:
         return run
 
     def _pairwise(self, i: Array, j: Array) -> Array:
-        """Return how close the data of pairs of calls are, each pair of one kind: 1 for equal to 0 for unrelated."""
         (first, second), count = self._sides, len(i)
         b = [k for call in i.tolist() for k in first.slots[call]]
         c = [k for call in j.tolist() for k in second.slots[call]]
@@ -148,8 +135,9 @@ def _side(calls: list[int], stream: Stream, ops: Array, kinds: dict[object, int]
     if mixed:  # another tool sees other slots of a call, but hardly another first result
         first = [stream.names.number(name) for name in FIRST]
         slots = [[k for k in its if stream.slot[k] in first] for its in slots]
+    is_complex = stream.names.table(_is_complex)
     found = [
-        (int(ops[call]), *((int(stream.slot[k]), int(stream.shapes.exact[k])) for k in its))
+        (int(ops[call]), *((int(stream.slot[k]), int(stream.shapes.exact[k]), bool(is_complex[stream.dtype[k]])) for k in its))
         for call, its in zip(calls, slots, strict=True)
     ]
     return _Side(calls, stream, np.array([kinds.setdefault(kind, len(kinds)) for kind in found], dtype=np.int64), slots)
@@ -161,12 +149,8 @@ MAX_CELLS = 4_000_000
 WINDOW = 1000
 """Calls of each side in a window. Only the pairs of its first half are kept: the second half may depend on what follows."""
 
-ALIKE = float(_closeness_at(SINGLE_DIGITS))
-"""Closeness from which calls at the same place are a pair without a look at the rest."""
-
-AKIN = float(_closeness_at(PRECISE))
-"""Closeness from which left-over calls are a pair whatever their order."""
-
+ALIKE = float(_closeness_at(SINGLE_DIGITS))  # closeness from which calls at the same place are a pair without a look at the rest
+AKIN = float(_closeness_at(PRECISE))  # closeness from which left-over calls are a pair whatever their order
 MANY = 2000
 """Scopes of a side beyond which only equal names are looked for: sequences are matched in quadratic time."""
 
@@ -178,7 +162,7 @@ def align(baseline: Stream, candidate: Stream, mapping: Mapping | None = None) -
     mapping, streams = mapping or Mapping(), (baseline, candidate)
     if mapping == Mapping() and baseline.is_like(candidate):
         return _one_to_one(len(baseline))
-    keys = [mapping.keys(stream, candidate=bool(side)) for side, stream in enumerate(streams)]
+    keys = [(baseline.scope, baseline.matched_by), _told(candidate, mapping)]
     scopes, ops = [key[0] for key in keys], (keys[0][1], keys[1][1])
     told = (scopes[1] != candidate.scope) | (ops[1] != candidate.op)
     scopes = _without_scopes(streams, scopes)
@@ -186,7 +170,7 @@ def align(baseline: Stream, candidate: Stream, mapping: Mapping | None = None) -
     others = {} if baseline.mixed and mapping.modules else renamed(baseline, candidate, (scopes[0], scopes[1]), ops)
     moved = np.isin(scopes[1], list(others))
     scopes[1] = np.array([others.get(scope, scope) for scope in scopes[1].tolist()], np.int64) if others else scopes[1]
-    kept = [mapping.kept(stream) for stream in streams]
+    kept = [_kept(stream, mapping) for stream in streams]
     calls = [np.flatnonzero(side) for side in kept]
     found = _by_bucket(streams, (scopes[0], scopes[1]), ops, calls)
     by_data = _by_data(streams, ops, [np.setdiff1d(c, f, assume_unique=True) for c, f in zip(calls, found[:2], strict=True)])
@@ -200,18 +184,34 @@ def align(baseline: Stream, candidate: Stream, mapping: Mapping | None = None) -
     return Alignment(found[0], found[1], alone[0], alone[1], found[2].astype(np.int8), renames, ignored)
 
 
-def _without_scopes(streams: tuple[Stream, Stream], scopes: list[Numbers]) -> list[Numbers]:
-    """Return the scopes by which calls are matched: none at levels where an imported capture has none, on both sides.
+def _told(stream: Stream, mapping: Mapping) -> tuple[Numbers, Numbers]:
+    """Return the numbers of scopes and operators by which the candidate's calls are matched, as the user says."""
+    scopes = stream.names.renamed(stream.scope, mapping.scope) if mapping.scopes or mapping.modules else stream.scope
+    told = stream.names.renamed(stream.op, mapping.op) if mapping.ops else stream.op
+    return scopes, np.where(told == stream.op, stream.matched_by, told)
 
-    ptdbg and msprobe's level L1 name functions alone: such calls are matched by their order in the whole step. A dump that names
-    scopes has none of a module that the model does not hold, as a loss that a forward makes.
-    """
+
+def _kept(stream: Stream, mapping: Mapping) -> Array:
+    """Tell which calls are compared."""
+    kept, table = np.ones(len(stream), bool), stream.names.table
+    for rule in mapping.ignored:
+        at = table(rule.scope.fullmatch)[stream.scope].astype(bool) & table(rule.op.fullmatch)[stream.op].astype(bool)
+        for name, numbers in ((rule.phase, stream.phase), (rule.level, stream.level)):
+            at &= name is None or numbers == stream.names.number(name)
+        kept &= ~at
+    return kept
+
+
+def _without_scopes(streams: tuple[Stream, Stream], scopes: list[Numbers]) -> list[Numbers]:
+    """Return the scopes by which calls are matched: none at levels where an imported capture has none, on both sides. ptdbg and
+    msprobe's L1 name functions alone, so such calls are matched by their order in the whole step. A dump that names scopes has
+    none of a module that the model does not hold, as a loss that a forward makes."""
     if streams[0].imported == streams[1].imported:
         return scopes
     side = 0 if streams[0].imported else 1
     dump, other = streams[side], streams[1 - side]
     none = dump.names.number("")
-    named = np.unique(dump.level[scopes[side] != none])
+    named = distinct(dump.level[scopes[side] != none])
     bare = ~np.isin(other.level, named) & np.isin(other.level, dump.level)
     found = list(scopes)
     module = other.names.number("module")
@@ -291,8 +291,8 @@ def _places(streams: tuple[Stream, Stream], scopes: tuple[Numbers, Numbers], cal
     keys = [np.zeros(len(side), np.int64) for side in calls]
     for name in ("step", "phase", "level"):
         columns = [getattr(stream, name)[side] for stream, side in zip(streams, calls, strict=True)]
-        distinct = np.unique(np.concatenate(columns))
-        keys = [key * len(distinct) + np.searchsorted(distinct, column) for key, column in zip(keys, columns, strict=True)]
+        known = distinct(np.concatenate(columns))
+        keys = [key * len(known) + np.searchsorted(known, column) for key, column in zip(keys, columns, strict=True)]
     size = len(streams[0].names.names) + 1
     return [key * size + scope[side] for key, scope, side in zip(keys, scopes, calls, strict=True)]
 
@@ -318,8 +318,9 @@ def _of_all(true: Array, bucket: Numbers, buckets: int) -> Array:
 def _fit(b: Numbers, c: Numbers, baseline: Stream, candidate: Stream) -> Array:
     """Tell which pairs of calls have the same shapes in the slots that both have; sizes of one do not count."""
     k, j, owner, rest = same_slots(b, c, baseline, candidate)
-    fits = np.ones(len(b), bool)
-    fits[owner[baseline.shapes.squeezed[k] != candidate.shapes.squeezed[j]]] = False
+    fits, is_complex = np.ones(len(b), bool), baseline.names.table(_is_complex)
+    differ = baseline.shapes.squeezed[k] != candidate.shapes.squeezed[j]
+    fits[owner[differ | (is_complex[baseline.dtype[k]] != is_complex[candidate.dtype[j]])]] = False
     for n in rest:
         first, second = baseline.slots(int(b[n])), candidate.slots(int(c[n]))
         shared = ((i, second[slot]) for slot, i in first.items() if slot in second)
@@ -327,23 +328,26 @@ def _fit(b: Numbers, c: Numbers, baseline: Stream, candidate: Stream) -> Array:
     return fits
 
 
+def _is_complex(dtype: str) -> bool:
+    """Tell of a dtype whether its numbers are pairs of real ones: none of them is a counterpart of a real one."""
+    return dtype.startswith("complex")
+
+
 def _sequences(first: list[int], second: list[int], streams: tuple[Stream, Stream], ops: tuple[Numbers, Numbers]) -> Couples:
     """Pair two sequences in order; a pair of unlike data gives way where its calls are alike with others out of order."""
     likeness = Likeness(first, second, *streams, ops)
     ordered = _align_sequences(likeness, len(first), len(second))
-    close = likeness.of(ordered) >= AKIN
+    close = likeness.of(ordered) >= ALIKE
     found = [(first[i], second[j]) for i, j in ordered]
-    akin = [pair for pair, alike in zip(found, close.tolist(), strict=True) if alike]
-    akin += _left_over(akin, first, second, streams, ops)
-    free = [set(side) for side in _unpaired(akin, first, second)]
-    return akin + [pair for pair in found if pair[0] in free[0] and pair[1] in free[1]]
+    alike = [pair for pair, so in zip(found, close.tolist(), strict=True) if so]
+    alike += _left_over(alike, first, second, streams, ops)
+    free = [set(side) for side in _unpaired(alike, first, second)]
+    return alike + [pair for pair in found if pair[0] in free[0] and pair[1] in free[1]]
 
 
 def _reordered(first: list[int], second: list[int], streams: tuple[Stream, Stream], ops: tuple[Numbers, Numbers]) -> Couples:
-    """Pair the n-th with the n-th, but calls whose shapes differ with such as are alike, where there are any.
-
-    What is left of the dispatcher's operators stays without counterpart: the function around them speaks for them.
-    """
+    """Pair the n-th with the n-th, but calls whose shapes differ with such as are alike, if any. The dispatcher's other operators
+    stay without counterpart: the function around them speaks for them."""
     exact = list(zip(first, second, strict=True))
     fits = _fit(np.array(first), np.array(second), *streams).tolist()
     same = [pair for pair, fit in zip(exact, fits, strict=True) if fit]
@@ -355,7 +359,6 @@ def _reordered(first: list[int], second: list[int], streams: tuple[Stream, Strea
 
 
 def _unpaired(pairs: Couples, first: list[int], second: list[int]) -> tuple[list[int], list[int]]:
-    """Return the calls of both sides that are in none of the pairs."""
     taken = {b for b, _ in pairs}, {c for _, c in pairs}
     return [c for c in first if c not in taken[0]], [c for c in second if c not in taken[1]]
 
@@ -363,18 +366,25 @@ def _unpaired(pairs: Couples, first: list[int], second: list[int]) -> tuple[list
 def _left_over(
     pairs: Couples, first: list[int], second: list[int], streams: tuple[Stream, Stream], ops: tuple[Numbers, Numbers]
 ) -> Couples:
-    """Pair what no sequence holds: each call with the most alike one left, if they are alike at all."""
+    """Pair what no sequence holds: each call with the most alike one left, if any is; the most alike go first. A call with
+    another number is another call: out of order, only its inputs and results tell which one it is."""
     rest = _unpaired(pairs, first, second)
     if not rest[0] or not rest[1] or len(rest[0]) * len(rest[1]) > MAX_CELLS:
         return []
     score = Likeness(rest[0], rest[1], *streams, ops).table(slice(0, len(rest[0])), slice(0, len(rest[1])))
     found = []
-    for i, call in enumerate(rest[0]):
+    for i in np.argsort(-score.max(axis=1), kind="stable").tolist():
         j = int(np.argmax(score[i]))
-        if score[i, j] >= 1 + 2 * AKIN:
-            found.append((call, rest[1][j]))
+        pair = rest[0][i], rest[1][j]
+        if score[i, j] >= 1 + 2 * AKIN and not other_numbers(*_arguments(streams, pair), SINGLE_DIGITS):
+            found.append(pair)
             score[:, j] = 0
     return found
+
+
+def _arguments(streams: tuple[Stream, Stream], pair: tuple[int, int]) -> tuple[str | None, str | None]:
+    first, second = (stream.value(int(stream.arguments[call])) for stream, call in zip(streams, pair, strict=True))
+    return first, second
 
 
 def _align_sequences(likeness: Likeness, n: int, m: int) -> Couples:
@@ -405,11 +415,7 @@ def _align_sequences(likeness: Likeness, n: int, m: int) -> Couples:
 
 
 def best_pairs(score: Array) -> Couples:
-    """Return the pairs, in the order of both sequences, whose scores add up to the most.
-
-    Args:
-        score: float64 ``(high, wide)``, not negative; what scores 0 is not paired.
-    """
+    """Return the ordered pairs whose scores (float64 ``(high, wide)``, not negative) add up to the most; 0 is never paired."""
     high, wide = score.shape
     best = np.zeros((high + 1, wide + 1))
     for row in range(high):
@@ -429,22 +435,15 @@ def best_pairs(score: Array) -> Couples:
 
 
 def renamed(baseline: Stream, candidate: Stream, scopes: tuple[Numbers, Numbers], ops: tuple[Numbers, Numbers]) -> dict[int, int]:
-    """Pair scopes that one side lacks: candidate's number -> baseline's.
-
-    Two scopes are one when they execute the same operators on the same shapes, at the same place in the order of such scopes. What
-    their names have in common then names those that are left: ``blocks.0`` is ``layers.0``, so ``blocks.1`` may be ``layers.1``.
-
-    Args:
-        baseline: one side.
-        candidate: the other.
-        scopes: by call of each side, the number of the scope by which it is matched.
-        ops: likewise of the operator.
-    """
+    """Pair scopes that one side lacks: candidate's number -> baseline's. ``scopes`` and ``ops`` are, by call of each side, the
+    numbers of the scope and operator by which it is matched. Two scopes are one when they execute the same operators on the same
+    shapes, at the same place in the order of such scopes. What their names have in common then names those that are left:
+    ``blocks.0`` is ``layers.0``, so ``blocks.1`` may be ``layers.1``."""
     if baseline.mixed:  # frameworks make other functions of a layer
         module = baseline.names.number("module")
         one, two = (np.where(s.level == module, side, NONE) for s, side in zip((baseline, candidate), scopes, strict=True))
         scopes = one, two
-    held = [set(np.unique(side[side != NONE]).tolist()) for side in scopes]
+    held = [set(distinct(side[side != NONE]).tolist()) for side in scopes]
     alone = [np.array(sorted(one - other), np.int64) for one, other in (held, held[::-1])]
     if not all(0 < len(one) <= MANY for one in alone):
         return {}

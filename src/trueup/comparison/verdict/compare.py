@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
-from collections import Counter
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from functools import cached_property, partial
@@ -11,64 +9,50 @@ from typing import Any
 
 import numpy as np
 
-from trueup.comparison.graph.holes import Recorded, keeps_all
-from trueup.comparison.graph.overview import Overview
-from trueup.comparison.graph.streams import NEEDED, SHARED, Read, Row, Stream, Vocabulary, is_weight
-from trueup.comparison.measures.measure import STATISTICS, measure, read_payload
+from trueup.comparison.graph.holes import Recorded
+from trueup.comparison.graph.streams import Row, Stream
+from trueup.comparison.measures.measure import measure
 from trueup.comparison.normalise import kernels
-from trueup.comparison.normalise.mapping import Mapping
 from trueup.comparison.normalise.translated import Translated, sides, translated
 from trueup.comparison.verdict import rewritten
 from trueup.comparison.verdict.align import align
-from trueup.comparison.verdict.criteria import FRAMEWORKS, Criterion
-from trueup.comparison.verdict.criteria import load as load_criterion
-from trueup.comparison.verdict.evidence import Amplification, behind, losses_apart, yardstick_of
+from trueup.comparison.verdict.evidence import losses_apart, yardstick_of
 from trueup.comparison.verdict.exchange import Exchange
 from trueup.comparison.verdict.judge import judge
-from trueup.comparison.verdict.judged import INCOMPARABLE, SIDES, UNSIZED, Judged, Part, Passes, Side, Suspect
+from trueup.comparison.verdict.judged import INCOMPARABLE, SIDES, UNSIZED, Judged, OwnErrors, Part, Passes, Side, Suspect
 from trueup.comparison.verdict.locate import is_quiet, locate, rank_culprits
-from trueup.comparison.verdict.origins import Origins, unseen
-from trueup.comparison.verdict.overlap import (
-    Mixed,
-    Overlap,
-    forced,
-    fragments,
-    lender_of,
-    require_common_names,
-    require_records,
-    twice,
-)
+from trueup.comparison.verdict.origins import Origins
+from trueup.comparison.verdict.overlap import Mixed, Overlap
+from trueup.foundation.facts.criteria import FRAMEWORKS, Criterion
+from trueup.foundation.facts.criteria import load as load_criterion
+from trueup.foundation.facts.slots import is_weight
 from trueup.foundation.facts.why import Reason, Why
+from trueup.foundation.frameworks.mapping import Mapping
 from trueup.foundation.model import TrueupError, VerdictWord
 from trueup.foundation.store import Capture
-from trueup.foundation.store.ahead import Ahead, Place, Records, RecordsOfStep, places
+from trueup.foundation.store.ahead import Ahead, Place, Read, Records, RecordsOfStep, places
+from trueup.foundation.store.call_columns import NEEDED, SHARED, read_payload, twice
+from trueup.foundation.store.columns import Vocabulary
+from trueup.foundation.store.declared import forced, fragments, keeps_all, lender_of, require_common_names, require_records
+from trueup.foundation.store.overview import Overview
 
 LISTED = 200
 """Unmatched calls that are kept; all are counted."""
 
-Said = Reason | str
-"""A reason, or what another room says in its own words."""
+Said = Reason | str  # a reason, or what another room says in its own words
 
 
 class Comparison:
-    """What two captures have in common, judged part by part (`run`), and the verdict (`verdict`) with its reasons.
-
-    Args:
-        captures: baseline and candidate.
-        level: levels to compare; None for all that both hold.
-        criterion: what explains an error.
-        mapping: what the user says of names.
-        repeats: captures of the baseline's run made again.
-        reference: capture of the same training in float64.
-
-    Raises:
-        TrueupError: the captures cannot be compared.
-    """
+    """What two captures have in common, judged part by part (`run`), and the verdict (`verdict`) with its reasons. ``level``
+    None: all that both hold; ``repeats``: the baseline's run made again; ``reference``: the training in float64; ``own_errors``:
+    whether candidate calls are wrong by themselves. Raises TrueupError if they cannot be compared."""
 
     def __init__(
         self, captures: tuple[Capture, Capture], level: str | Sequence[str] | None, criterion: Criterion, mapping: Mapping,
-        repeats: Sequence[Capture] = (), reference: Capture | None = None,
+        repeats: Sequence[Capture] = (), reference: Capture | None = None, own_errors: OwnErrors | None = None,
     ) -> None:  # fmt: skip
+        self.own_errors = own_errors
+        self.asked = self.judged = self.cleared = 0  # calls behind a culprit that were asked about, judged, and found right
         self.overlap = Overlap(captures, level)
         self.captures = sides(*captures, mapping, mixed=self.overlap.mixed)
         self.mixed = Mixed(self.captures)
@@ -76,17 +60,13 @@ class Comparison:
         if criterion.name == "default" and self.overlap.mixed:
             criterion = load_criterion(FRAMEWORKS)
         self.criterion, self.mapping = criterion, mapping
-        self.runs, self.repeats = self._read_by(repeats, reference), len(repeats)
-        """All captures that are read: baseline, candidate, repeats, reference."""
+        self.runs, self.repeats = self._read_by(repeats, reference), len(repeats)  # all captures that are read
         self.overviews = [Overview(capture) for capture in self.runs[: 2 + self.repeats]]
         self.ranks, self.steps = self.overlap.ranks, self.overlap.steps
-        self.notes: list[Said] = list(self.overlap.notes)
-        """What there is to know of the captures and their parts, whatever the verdict."""
-        self.uncompared = not self.overlap.is_whole
-        """Whether something that one run holds was not compared, so that the runs cannot be called aligned."""
+        self.notes: list[Said] = list(self.overlap.notes)  # what there is to know of the captures and parts, whatever the verdict
+        self.uncompared = not self.overlap.is_whole  # whether something of one run was not compared: never aligned then
         alone = all(len(capture.ranks) == 1 for capture in self.captures)
         self.origins = {rank: Origins(alone) for rank in self.ranks}
-        self.amplification = Amplification()
         self.exchange = Exchange(self.ranks, limited=bool(criterion.limits))
         recorded = [(keeps_all(capture.root.get("config")), capture.steps[0] == self.steps[0]) for capture in self.captures]
         self.recorded = [{rank: Recorded(*facts) for rank in self.ranks} for facts in recorded]
@@ -95,23 +75,13 @@ class Comparison:
         self.beside: Callable[[Stream], Any] | None = None
         self.in_full = False
         self.suspects: list[Suspect] = []
-        self.unmatched: list[tuple[Side, Row]] = []
-        """The first calls of either run that nothing accounts for."""
-        self.covered = self.uncovered = self.rewritten = 0
-        """Calls of either run that others account for, that nothing does, and that are written another way on the other side."""
-        self.compared = self.incomparable = self.outputs = 0
-        """Matched calls, those that could not be compared, and those of which an output was."""
-        self.by_statistics = self.untold = 0
-        """Calls compared by another tool's statistics alone, and calls of which its dump lacks gradients that nobody reads."""
-        self.passes: dict[int, Passes] = {}
-        """How often each side goes backward in the steps that were compared by what accumulates in them."""
-        self.dead_ends: list[tuple[Side, Row]] = []
+        self.unmatched: list[tuple[Side, Row]] = []  # the first calls of either run that nothing accounts for
+        self.covered = self.uncovered = 0  # calls of either run that others account for, and that nothing does
+        self.incomparable = self.outputs = 0  # matched calls that could not be compared, and those of which an output was
+        self.passes: dict[int, Passes] = {}  # how often each side goes backward in steps compared by what accumulates
         self.unexplained: list[Reason] = []
         self.twice: list[Reason] = []
         self.holes: list[tuple[str, Reason]] = []
-        self.not_compared: Counter[Reason] = Counter()
-        self.left_open: dict[Reason, Row] = {}
-        """Why calls were not compared, and the first of them."""
 
     def _read_by(self, repeats: Sequence[Capture], reference: Capture | None) -> list[Capture]:
         """Return all captures that are read, in one form."""
@@ -125,13 +95,8 @@ class Comparison:
     def run(
         self, *see: Callable[[Part], None], beside: Callable[[Stream], Any] | None = None, in_full: bool = False
     ) -> None:
-        """Compare all that the runs have in common.
-
-        Args:
-            see: called with what was measured and judged of each part, while it is at hand.
-            beside: what is taken of each stream meanwhile, on another thread (`Part.beside`).
-            in_full: whether they want all that is known of tensors (`Errors.bytes`).
-        """
+        """Compare all that the runs have in common. ``see`` gets what was measured and judged of each part, while it is at hand;
+        ``beside`` is taken of each stream meanwhile, on another thread (`Part.beside`); ``in_full``: they want `Errors.bytes`."""
         self.see, self.beside, self.in_full = see, beside, in_full or bool(self.criterion.limits)
         found = places(self.runs, self.ranks, self.steps)
         seen: set[tuple[int, int]] = set()
@@ -154,6 +119,7 @@ class Comparison:
         self.unexplained += [Why.BROUGHT(suspect.judged.call.candidate.key, why) for suspect, why in self.exchange.unknown]
         for origins in self.origins.values():
             self._unmatched([(SIDES[side], row) for side in (0, 1) for row in origins.unread(side)])
+        self.see = ()  # who sees the parts knows the comparison
 
     # ---------------------------------------------------------------- both runs as a whole
     @cached_property
@@ -186,29 +152,18 @@ class Comparison:
         if self.certain:
             return "deviates"
         uncompared = self.uncompared or self.lent[1] or self.mixed.is_blind
-        is_open = self.uncovered or self.incomparable or uncompared or self.ranked or self._keeping
+        is_open = self.uncovered or self.incomparable or uncompared or self.ranked or self.keeping
         return "inconclusive" if is_open or not self.outputs else "aligned"
 
-    @property
-    def reasons(self) -> list[Said]:
-        """What keeps two runs without a culprit from being called aligned, and why most calls that were not compared were not."""
-        why_not = self.not_compared.most_common(1)
-        first = [] if self.outputs else self._without_outputs()
-        return [*first, *self._keeping, *(Why.NOT_COMPARED(calls, why, self.left_open[why].key) for why, calls in why_not)]
-
-    def _without_outputs(self) -> list[Reason]:
-        if self.overlap.levels == ["module"] and (self.covered or self.uncovered):
-            return [Why.NO_MODULE(Why.SHOWS_OPTIMIZER(self.overlap.finer()))]
-        return [Why.NO_OUTPUT()] if self.compared else []
-
     @cached_property
-    def _keeping(self) -> list[Reason]:
+    def keeping(self) -> list[Reason]:
+        """What keeps two runs without a culprit from being called aligned, beside calls that were not compared."""
         lost = [*(text for capture in self.captures for text in capture.lost), *self.twice]
         one_sided = self.covered + self.uncovered
         found = (
             Why.UNREADABLE(len(lost), lost[0]) if lost else None,
             Why.MISSING(*self.holes[0]) if self.holes else None,
-            *fragments(self.captures),
+            *fragments(self.captures, SIDES),
             Why.FILTERS(*self.overlap.filters, one_sided) if self.overlap.filters and one_sided else None,
             self._losses_apart(),
             *self.unexplained[:1],
@@ -221,10 +176,6 @@ class Comparison:
             first, second = (rewritten.summed(losses, self.passes, side) for side, losses in enumerate((first, second)))
         return losses_apart(first, second, self.criterion.loss, repeats, self.criterion.yardstick)
 
-    def unseen(self) -> list[Reason]:
-        """Return what was not seen of a training's weights."""
-        return unseen(self.origins.values())
-
     # ---------------------------------------------------------------- one rank and step at a time, or several
     def _at_once(self, place: Place, reads: Sequence[Read], ahead: Ahead) -> bool:
         """Compare several small steps in one go, unless one of them has to be looked at by itself: return whether it was done."""
@@ -232,12 +183,10 @@ class Comparison:
         self._look_for_holes(place, streams)
         if not all(stream.is_ordered and len(stream.steps) == len(place.steps) for stream in streams):
             return False
-        before = dataclasses.replace(self.amplification)
         beside = self._meanwhile(ahead, streams)
         streams = self._normalised(streams)
         part = self._judged(place, streams)
         if not is_quiet(part, self.criterion, self.origins[place.rank]):
-            self.amplification = before  # each step is judged again, and no call is a witness for itself
             return False
         self._keep(part, beside)
         return True
@@ -262,7 +211,7 @@ class Comparison:
         streams = streams if cut_off else self._normalised(streams)
         part = self._judged(place, streams)
         locate(part, self.criterion, self.origins[rank], first_step=step == self.steps[0], from_start=step == 0,
-               forced=self.forced)  # fmt: skip
+               forced=self.forced, own_errors=self.own_errors)  # fmt: skip
         part.suspects = [suspect for suspect in part.suspects if not (cut_off and _is_cut(suspect))]
         self._keep(part, beside)
 
@@ -301,9 +250,8 @@ class Comparison:
         payloads = [partial(read_payload, capture, place.rank) for capture in self.runs]
         errors = measure(alignment, baseline, candidate, (payloads[0], payloads[1]), in_full=self.in_full)
         yardstick = yardstick_of(streams, payloads, self.repeats, self.mapping)
-        by = self.overlap.precision, yardstick, self.amplification
-        verdicts = judge(errors, self.criterion, *by, explain=not errors.all_same)
-        return Part(place.rank, place.steps[0], verdicts, alignment, behind(errors, yardstick, self.criterion))
+        verdicts = judge(errors, self.criterion, self.overlap.precision, yardstick, explain=not errors.all_same)
+        return Part(place.rank, place.steps[0], verdicts, alignment, yardstick)
 
     def _keep(self, part: Part, beside: Sequence[Future[Any]]) -> None:
         """Count in a part, and have it seen while its streams are at hand."""
@@ -316,17 +264,9 @@ class Comparison:
         self.mixed.add(errors)
         self.covered += len(part.alignment.only_baseline) + len(part.alignment.only_candidate)
         self._unmatched(part.uncovered)
-        self.rewritten += max(part.rewritten)
-        self.dead_ends += part.dead_ends
-        self.compared += len(verdicts)
+        self.asked, self.judged, self.cleared = map(sum, zip((self.asked, self.judged, self.cleared), part.own_errors, strict=True))
         self.incomparable += int(np.count_nonzero((verdicts.role == UNSIZED) | (verdicts.role == INCOMPARABLE)))
         self.outputs += int(np.count_nonzero(verdicts.worst >= 0))
-        self.by_statistics += len(np.unique(errors.pair[errors.method == STATISTICS]))
-        self.untold += verdicts.untold
-        self.not_compared.update(verdicts.incomparable.values())
-        for pair, why in verdicts.incomparable.items():
-            if why not in self.left_open:
-                self.left_open[why] = errors.streams[1].row(int(errors.calls[1][pair]))
         self.twice += [] if self.twice else self._twice(part)
         self._say(part)
 
@@ -345,10 +285,6 @@ class Comparison:
         if part.stale is not None:
             error = errors.distance(part.stale[0])
             self.unexplained.append(Why.STALE(error.slot, part.reader(part.stale[0]).key, error.relative, part.stale[1]))
-        if part.elsewhere is not None:
-            self.notes.append(part.elsewhere)
-        if part.replaced is not None:
-            self.notes.append(Why.REPLACED(errors.distance(part.replaced).slot, part.reader(part.replaced).key))
 
     def _unseen(self, part: Part, judged: Judged, slot: str) -> Reason:
         """Return that a difference came in that no compared call made."""

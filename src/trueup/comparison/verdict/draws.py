@@ -7,29 +7,20 @@ dropout) is known by the state that it leaves behind.
 
 from __future__ import annotations
 
-import base64
-import json
-import zlib
 from collections import defaultdict
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 
 import numpy as np
-import pyarrow as pa
-import pyarrow.compute as pc
 
-from trueup.comparison.graph.streams import NONE, Numbers, Stream
-from trueup.comparison.verdict.criteria import Criterion
+from trueup.comparison.graph.streams import NONE, Numbers, Stream, distinct
 from trueup.comparison.verdict.judged import SIDES, Part, Suspect
+from trueup.foundation.facts.criteria import Criterion
 from trueup.foundation.facts.operators import says
 from trueup.foundation.facts.why import Reason, Why
+from trueup.foundation.store.columns import random_states
 
-MOST_TEXT = 1 << 20
-MOST_STATE = 1 << 16
-"""Characters of a description and bytes of a state that are read; the largest known state (of the CPU) has 5,056."""
-
-Known = dict[bytes, int]
-"""Numbers of states: the same on both sides."""
+Known = dict[bytes, int]  # numbers of states: the same on both sides
 
 
 @dataclass
@@ -38,8 +29,7 @@ class States:
 
     stream: Stream
     before: dict[str, Numbers] = field(default_factory=dict)
-    described: Numbers = field(default_factory=lambda: np.empty(0, np.int64))
-    """Calls of which it is known how they were made, in order."""
+    described: Numbers = field(default_factory=lambda: np.empty(0, np.int64))  # calls whose making is known, in order
 
     def draws(self, call: int, device: str) -> bool:
         """Tell whether the state after a call is another one than before."""
@@ -54,14 +44,10 @@ class States:
 
 def states_of(stream: Stream, known: Known) -> States:
     """Read the states that a capture keeps; it keeps one where it is not what it was at the call before, anew in each step."""
-    column = stream.invocations
-    if not (pa.types.is_string(column.type) or pa.types.is_large_string(column.type)):
-        return States(stream)
     told: defaultdict[str, list[tuple[int, int]]] = defaultdict(list)
-    for k in np.flatnonzero(pc.fill_null(pc.match_substring(column, '"random"'), False).to_numpy()).tolist():
-        for device, state in _read(column[k].as_py()).items():
-            told[device].append((int(stream.call[k]), known.setdefault(state, len(known))))
-    found = States(stream, described=np.unique(stream.call[np.flatnonzero(column.is_valid().to_numpy())]))
+    for k, device, state in random_states(stream.invocations):
+        told[device].append((int(stream.call[k]), known.setdefault(state, len(known))))
+    found = States(stream, described=distinct(stream.call[np.flatnonzero(stream.invocations.is_valid().to_numpy())]))
     found.before = {device: _carried(stream, places) for device, places in told.items()}
     return found
 
@@ -74,25 +60,8 @@ def _carried(stream: Stream, told: list[tuple[int, int]]) -> Numbers:
     return np.where((last >= 0) & (stream.step[calls[at]] == stream.step), states[at], NONE)
 
 
-def _read(text: str) -> dict[str, bytes]:
-    found = {}
-    try:
-        random = json.loads(text).get("random") if len(text) <= MOST_TEXT else None
-        for device, state in random.items() if isinstance(random, dict) else ():
-            if isinstance(state, str) and len(state) <= 2 * MOST_STATE:
-                found[str(device)] = zlib.decompressobj().decompress(base64.b64decode(state, validate=True), MOST_STATE)
-    except (ValueError, AttributeError, RecursionError, zlib.error):
-        return {}
-    return found
-
-
 class RandomStates:
-    """The generators of both sides.
-
-    Args:
-        streams: baseline and candidate.
-        calls: the matched calls, indices into either.
-    """
+    """The generators of both sides; matched calls are indices into either stream."""
 
     def __init__(self, streams: tuple[Stream, Stream], calls: tuple[Numbers, Numbers]) -> None:
         known: Known = {}
@@ -180,7 +149,7 @@ def _alone_before(part: Part, criterion: Criterion, place: int) -> Reason | None
         before = only[stream.seq[only] < (place if side else _counterpart(part, place))].tolist()
         for row in map(stream.row, reversed(before)):
             if criterion.row(row.op, row.level, row.phase).random:
-                return Why.ONE_SIDE_DREW(row.key, SIDES[side])
+                return Why.ONE_SIDE_DREW(row.key, SIDES[side], row.site)
     return None
 
 

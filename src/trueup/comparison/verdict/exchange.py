@@ -1,18 +1,18 @@
 """What ranks send each other: whether a difference that comes out of a collective was put in by another rank.
 
-Each rank is compared by itself. A receive, a broadcast or an all-reduce whose result differs, and whose own inputs do not, is held
-against what the ranks that contribute to it gave. The same communication is found on another rank by
+Each rank is compared by itself. Where the result of a receive, a broadcast or an all-reduce differs, and its own inputs do not,
+it is held against what the contributing ranks gave. The same communication is found on another rank by
 
     its content     of a receive: the send of that rank to this one whose bytes (digest, else sketch) are what arrived, in this step
                     or one beside it, for a receive before the first module of a step belongs to the step before;
     its number      of all others: the n-th of that operator among these ranks in the step, where all of them made as many.
 
 Where what they gave differs enough, the difference came from the rank whose input differs most. Where it does not, the
-communication itself is at fault. Where it is not known what they gave, nothing is said.
+communication itself is at fault. Where it is not known, nothing is said.
 
 A rank begins with tensors that one rank hands out to all (DDP's first weights and buffers, a loop of broadcasts). What the root
-gives is where a difference starts: in what that rank began with. What another rank had is replaced, and no reason for anything
-(`use_of`); a capture holds no input of its broadcast.
+gives is where a difference starts. What another rank had is replaced, and no reason for anything (`use_of`); a capture holds no
+input of its broadcast.
 """
 
 from __future__ import annotations
@@ -21,14 +21,15 @@ import math
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
-from functools import lru_cache
 from typing import Any, Literal
 
 import numpy as np
 
-from trueup.comparison.graph.streams import Array, Stream, is_input, is_output
+from trueup.comparison.graph.streams import Array, Stream, distinct
 from trueup.comparison.verdict.judged import Part, Suspect, Verdicts
+from trueup.foundation.facts.arguments import ranks_of
 from trueup.foundation.facts.operators import has, having
+from trueup.foundation.facts.slots import is_input, is_output
 from trueup.foundation.facts.why import Reason, Why
 
 HELD = 1
@@ -37,8 +38,7 @@ HELD = 1
 Use = Literal["handed out", "moved", "read"]
 """What becomes of a tensor: this rank gives it to all; a call shows or copies it, and nobody reads that; it is computed with."""
 
-Key = tuple[str, ...]
-"""What tells the communications of one kind: level, operator, group and its ranks; of two ranks level, sender, receiver and tag."""
+Key = tuple[str, ...]  # kind of communication: level, operator, group and its ranks; of two ranks level, sender, receiver and tag
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,12 +54,10 @@ class Spoken:
     """A communication as one rank saw it."""
 
     key: Key
-    number: int
-    """Among those of its key in the rank and step."""
+    number: int  # among those of its key in the rank and step
     arguments: dict[str, Any]
     op: str
-    content: int
-    """Of what a receive got."""
+    content: int  # of what a receive got
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,20 +70,13 @@ class Received:
 
 @dataclass(slots=True)
 class Exchange:
-    """The communications of a comparison, a few steps at a time.
-
-    Args:
-        ranks: that are compared.
-        limited: whether the criterion puts limits to measures; then an input that fails explains anything.
-    """
+    """The communications of a comparison, a few steps at a time; ``limited``: by limits, an input that fails explains all."""
 
     ranks: Sequence[int]
     limited: bool = False
     received: list[Received] = field(default_factory=list)
-    guilty: dict[int, float] = field(default_factory=dict)
-    """By ``id`` of the suspects that are at fault themselves: the largest error of what the ranks gave."""
-    unknown: list[tuple[Suspect, Reason]] = field(default_factory=list)
-    """Suspects of which it is not known whether another rank explains them, and why."""
+    guilty: dict[int, float] = field(default_factory=dict)  # by ``id`` of suspects at fault themselves: the largest given error
+    unknown: list[tuple[Suspect, Reason]] = field(default_factory=list)  # those that another rank may explain, and why it is open
     _given: dict[int, dict[Key, dict[int, list[Given]]]] = field(default_factory=lambda: defaultdict(dict))
     """By step, key and rank, in order."""
     _open: dict[int, list[tuple[Suspect, Spoken]]] = field(default_factory=lambda: defaultdict(list))
@@ -226,22 +217,7 @@ def _members(spoken: Spoken) -> list[int] | None:
     if isinstance(root, int) and has(spoken.op, "from-root"):
         return [root]
     ranks = spoken.arguments.get("ranks")
-    return _ranks(ranks) if isinstance(ranks, str) else None
-
-
-@lru_cache(maxsize=256)
-def _ranks(text: str) -> list[int] | None:
-    """Read ``0-3,7``."""
-    found: list[int] = []
-    try:
-        for run in text.split(","):
-            first, _, last = run.partition("-")
-            found += range(int(first), min(int(last or first), int(first) + (1 << 20)) + 1)
-    except ValueError:
-        return None
-    return found
-
-
+    return ranks_of(ranks) if isinstance(ranks, str) else None
 
 
 def from_root(stream: Stream) -> Array:
@@ -278,7 +254,7 @@ def _root(stream: Stream, call: int) -> int | None:
 
 def _readers(stream: Stream, call: int) -> list[int]:
     at = np.flatnonzero((stream.producer == stream.seq[call]) & (stream.call != call))
-    return list(np.unique(stream.call[at[stream.names.table(is_input)[stream.slot[at]]]]).tolist())
+    return list(distinct(stream.call[at[stream.names.table(is_input)[stream.slot[at]]]]).tolist())
 
 
 def _moves(stream: Stream, call: int) -> bool:

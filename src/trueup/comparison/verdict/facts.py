@@ -1,22 +1,20 @@
 """Facts of operators that hold whatever they are given, asked of statistics: one that fails them is wrong by itself, and no victim.
 
-Of an elementwise y = f(x), whatever x is and however far it is from the baseline's::
+Of an elementwise y = f(x), whatever x is, and of the gradient g f'(x), with maxima over the range that x has on both sides::
 
     max y = f(max x)     where f is largest there; the same of the smallest
     ‖Δy‖ <= max |f'| ‖Δx‖
-
-of the gradient g f'(x), with maxima over the range that x has on both sides::
-
     ‖Δ(g f'(x))‖ <= max |f'| ‖Δg‖ + max |f''| max |g| ‖Δx‖
 
-A product is zero wherever a factor is, and elements of one that was added up in float32 are no numbers of a 16-bit dtype.
+Whatever came in, ‖x + v a b‖ <= ‖x‖ + |v| max |a| ‖b‖. A product is zero wherever a factor is, a gradient that is added up by index
+wherever no gradient goes, and elements of a sum made in float32 are no numbers of a 16-bit dtype.
 
-The factors of a criterion tell how errors usually grow, with room for what they do not know; these are bounds. An error of its own
-that is smaller than what came in exceeds none. It may still show in what all calls of a kind have in common: an operator is wrong
-in the same way in all layers and steps, and what is carried into them differs from one to the next. So of a product a b, and of a
-gradient g f'(x) with x spread like normal numbers of its mean and deviation, their *shift* from the baseline is asked::
+The factors of a criterion tell how errors usually grow; these are bounds. No error smaller than what came in exceeds them. But an
+operator is wrong in the same way in all layers and steps, and what is carried into them differs from one layer to the next; calls
+of one layer in a step have a weight and a history in common. So of a product a b, and of a gradient g f'(x) with x spread like
+normal numbers of its mean and deviation, all layers of a kind are asked for their *shift*, in the candidate less the baseline::
 
-    ln ‖a b‖ / (‖a‖ ‖b‖),  ln ‖g f'(x)‖ / (‖g‖ rms f'(x))        of the candidate less that of the baseline
+    ln ‖a b‖ / (‖a‖ ‖b‖),  ln ‖g f'(x)‖ / (‖g‖ rms f'(x))
 """
 
 from __future__ import annotations
@@ -27,56 +25,32 @@ from collections.abc import Callable
 import numpy as np
 
 from trueup.comparison.graph.streams import Array, Numbers, numbered
-from trueup.comparison.measures.roundoff import roundoff
 from trueup.comparison.measures.thresholds import CHANCE, GONE, PRECISE, QUORUM, ROOM, SHARED, SMALL
-from trueup.comparison.verdict.criteria import Criterion
 from trueup.comparison.verdict.judged import CARRIED_ON, Tree
+from trueup.foundation.facts.criteria import Criterion
+from trueup.foundation.facts.functions import FUNCTIONS, SLOPES, Function, points, steepest, steepest_backward
 from trueup.foundation.facts.operators import has, normalised, says
+from trueup.foundation.facts.roundoff import roundoff
 from trueup.foundation.facts.why import Reason, Why
 
-Function = Callable[[Array], Array]
-Shifts = dict[tuple[str | float, ...], list[tuple[float, float]]]
-"""Shifts of calls and the errors of their inputs, by kind."""
+Shifts = dict[tuple[str | float, ...], list[tuple[float, float, int]]]
+"""By kind, a layer and step each: the mean shift of its calls, the smallest error of their inputs, and how many they are."""
 
-_erf = np.vectorize(math.erf, otypes=[float])
-
-
-def _sigmoid(x: Array) -> Array:
-    return np.asarray((1 + np.tanh(x / 2)) / 2)
-
-
-FUNCTIONS: dict[str, Function] = {
-    "gelu": lambda x: x * (1 + _erf(x / math.sqrt(2))) / 2, "silu": lambda x: x * _sigmoid(x), "swish": lambda x: x * _sigmoid(x),
-    "mish": lambda x: x * np.tanh(np.logaddexp(0, x)), "relu": lambda x: np.maximum(x, 0), "tanh": np.tanh, "sigmoid": _sigmoid,
-    "erf": _erf, "exp": np.exp, "sqrt": np.sqrt,
-}  # fmt: skip
-"""Functions by the names of their operators; what takes further arguments is none of them, but for a sum (`_function`)."""
-SLOPES: dict[str, Function] = {"tanh_backward": lambda y: 1 - y**2, "sigmoid_backward": lambda y: y * (1 - y)}
-"""Slopes that the dispatcher's backward computes of the result; the others do of what the function was given."""
 COARSE: dict[str, Callable[[Array], bool]] = {
     "bfloat16": lambda x: bool(x.all() and not (x.astype(np.float32).view(np.uint32) & 0xFFFF).any()),
     "float16": lambda x: bool(x.all() and (x.astype(np.float16) == x).all()),
 }
 """Whether the smallest and the largest element are numbers of a dtype: by chance one in 2^26 of float32 is so."""
-NORMAL = np.linspace(-5, 5, 201)
-"""Where normal numbers are looked at, in deviations from their mean."""
-APART_BY, MOST = 1 / 8, 512
-"""How far apart a function is computed, and at how many points at most: an eighth apart its slopes are told within 1 %."""
-
+NORMAL = np.linspace(-5, 5, 201)  # where normal numbers are looked at, in deviations from their mean
 
 class Facts:
-    """What is known of the calls of one rank and step.
-
-    Args:
-        tree: both sides' calls.
-        criterion: what is certain.
-    """
+    """What is known of the calls of one rank and step; the criterion says what is certain."""
 
     def __init__(self, tree: Tree, criterion: Criterion) -> None:
         self.verdicts, self.criterion = tree.verdicts, criterion
         self.errors = tree.verdicts.errors
         self.streams, self.names = tree.streams, tree.streams[1].names
-        self.leaves = tree.leaves()
+        self.leaves = tree.leaves
         self.numbers: dict[tuple[int, str], Array] = {}
         self.products = np.array([row.own == "bilinear" for row in criterion.rows])[self.verdicts.rows]
 
@@ -84,12 +58,11 @@ class Facts:
         """Return the calls that are wrong by themselves, and what tells so."""
         verdicts, stream = self.verdicts, self.streams[1]
         asked = self.leaves & (verdicts.role <= CARRIED_ON) & (verdicts.error_in > 0) & (verdicts.error_out >= SMALL)
-        product = self.products & (stream.level == self.names.number("aten"))[self.errors.calls[1]]  # a function may cast, and back
-        asked &= product | self.names.table(_is_known)[stream.op[self.errors.calls[1]]]
+        asked &= self.products | self.names.table(_is_known)[stream.op[self.errors.calls[1]]]
         found = {}
         for pair in np.flatnonzero(asked).tolist():
             with np.errstate(all="ignore"):
-                why = self._rounded(pair) if product[pair] else self._of(pair)
+                why = self._rounded(pair) if self.products[pair] else self._of(pair)
             if why:
                 found[pair] = why
         return found
@@ -103,15 +76,17 @@ class Facts:
             return None
         if has(op, "vanishes"):
             return self._zeros(out[0], inputs)
+        if has(op, "adds-product"):
+            return self._within(pair, out[0], inputs)
         if has(op, "counts"):
             return self._counted(pair, out[0], inputs[0])
         if op.endswith("_backward") or self.names.name(int(stream.phase[call])) == "backward":
-            return self._gradient(op, pair, out[0], inputs)
+            return self._scattered(pair, out[0], inputs[0]) if has(op, "scatters") else self._gradient(op, pair, out[0], inputs)
         function = self._function(op, pair)
         if function is None or len(inputs) != 1 or self._numel(inputs[0]) != self._numel(out[0]):
             return None
         said = self._extremes(function, pair, out[0], inputs[0])
-        return said or self._bound(pair, out[0], _steepest(function, self._range(inputs[0]))[0] * self.errors.absolute[inputs[0]])
+        return said or self._bound(pair, out[0], steepest(function, self._range(inputs[0]))[0] * self.errors.absolute[inputs[0]])
 
     def _function(self, op: str, pair: int) -> Function | None:
         """Return the function of a call: what adds a number has it among its arguments."""
@@ -126,12 +101,15 @@ class Facts:
 
     def _gradient(self, op: str, pair: int, out: int, inputs: list[int]) -> Reason | None:
         """Ask a backward, which gets the gradient first."""
+        if op.startswith("relu"):
+            forward = self._forward(pair)
+            return self._zeros(out, [*inputs, *(self._floats(forward, outputs=True) if forward >= 0 else [])])
         known = self._slope_of(op, pair, out, inputs)
         if known is None:
             return None
         function, saved = known
         x = self._range(saved)
-        slope, bend = _largest(SLOPES[op], x) if op in SLOPES else _steepest(function, x)
+        slope, bend = steepest_backward(op, x) or steepest(function, x)
         largest = float(np.abs(self._ends(0, inputs[0])).max())
         given, apart = self.errors.absolute[[inputs[0], saved]].tolist()
         return self._bound(pair, out, slope * given + (bend * largest * apart if apart else 0.0))
@@ -155,11 +133,9 @@ class Facts:
     # ---------------------------------------------------------------- what all calls of a kind have in common
     def shifted(self, shifts: Shifts) -> dict[int, Reason]:
         """Return the calls whose results are larger or smaller than their inputs make them, alike in all calls of their kind.
-
-        Args:
-            shifts: those of the earlier steps, by kind; brought up to date.
-        """
+        ``shifts``, by kind, are those of the earlier steps; they are brought up to date."""
         verdicts, found = self.verdicts, dict[tuple[str | float, ...], list[int]]()
+        layers: dict[tuple[tuple[str | float, ...], int], list[tuple[float, float]]] = {}
         asked = self.leaves & (verdicts.role <= CARRIED_ON) & (verdicts.error_in > 0) & (verdicts.error_in < GONE)
         known = self.products | self.names.table(_is_known)[self.streams[1].op[self.errors.calls[1]]]
         asked &= known & (verdicts.error_out >= SMALL)
@@ -168,7 +144,11 @@ class Facts:
                 kind, shift = self._shift(pair)
             if kind and math.isfinite(shift):
                 found.setdefault(kind, []).append(pair)
-                shifts.setdefault(kind, []).append((shift, float(verdicts.error_in[pair])))
+                scope = int(self.streams[1].scope[self.errors.calls[1][pair]])
+                layers.setdefault((kind, scope), []).append((shift, float(verdicts.error_in[pair])))
+        for (kind, _), calls in layers.items():
+            of, error_in = np.array(calls).T
+            shifts.setdefault(kind, []).append((float(of.mean()), float(error_in.min()), len(calls)))
         return {pair: why for kind, pairs in found.items() if (why := _alike(shifts[kind])) for pair in pairs}
 
     def _shift(self, pair: int) -> tuple[tuple[str | float, ...], float]:
@@ -209,7 +189,7 @@ class Facts:
             apart = []
             for side in (0, 1):
                 ends, results = self._ends(side, x), self._ends(side, out)
-                values = function(_points(ends[0], ends[1]))
+                values = function(points(ends[0], ends[1]))
                 expected, at_end = of(values), function(ends)
                 if expected not in at_end:
                     break
@@ -227,11 +207,21 @@ class Facts:
             return None
         return Why.SLOPE(bound / float(self.errors.norm[out]))
 
-    def _rounded(self, pair: int) -> Reason | None:
-        """Tell to which dtype a product's extreme elements are rounded, and neither the baseline's nor what it was given.
+    def _within(self, pair: int, out: int, inputs: list[int]) -> Reason | None:
+        """Ask a sum x + v a b how large its terms are at most; without a number v is 1."""
+        given = [self.streams[side].given(int(self.errors.calls[side][pair])) for side in (0, 1)]
+        factor = given[1].get("value", 1.0)
+        if len(inputs) != 3 or given[0] != given[1] or not isinstance(factor, (int, float)):
+            return None
+        times = []
+        for side in (0, 1):
+            x, _, b, made = (float(self.streams[side].l2[self.errors.slots[side][n]]) for n in (*inputs, out))
+            times.append(made / (x + abs(factor) * float(np.abs(self._ends(side, inputs[1])).max()) * b))
+        return Why.TOO_LARGE(times[1]) if times[0] <= 1 + PRECISE and times[1] > ROOM else None
 
-        Where terms cancel, what is left has few digits, too.
-        """
+    def _rounded(self, pair: int) -> Reason | None:
+        """Tell to which dtype a product's extreme elements are rounded, and neither the baseline's nor what it was given. Where
+        terms cancel, what is left has few digits, too."""
         made, given = self._floats(pair, outputs=True), self._floats(pair, outputs=False)
         own = self.criterion.certain * float(self.verdicts.own[pair])
         sides = list(zip(self.streams, self.errors.slots, strict=True))
@@ -246,18 +236,25 @@ class Facts:
 
     def _counted(self, pair: int, out: int, gradient: int) -> Reason | None:
         """Ask what a cross-entropy is divided by: its gradient is one over it where the probability of a target is near 0."""
-        forward = self._forward(pair)
-        its = np.array(self.errors.entries(forward) if forward >= 0 else [], np.int64)
-        whole = self.names.table(roundoff)[self.streams[0].dtype[self.errors.slots[0][its]]] == 0
-        targets = its[self.errors.inputs[its] & whole]
+        targets = self._integers(self._forward(pair))
         zeros = [self._number(side, out, "n_zero") for side in (0, 1)]
         if not len(targets) or zeros[0] != zeros[1]:
             return None
-        rows = self._numel(int(targets[0])) * (1 - zeros[0] / self._numel(out))  # those of targets that are ignored are zero
+        rows = self._numel(targets[0]) * (1 - zeros[0] / self._numel(out))  # those of targets that are ignored are zero
         divided = [float(np.abs(self._ends(side, gradient)).max() / -self._ends(side, out)[0]) for side in (0, 1)]
         if abs(divided[0] / rows - 1) > PRECISE or abs(divided[1] / rows - 1) <= 10 * PRECISE:
             return None
         return Why.DIVIDED(divided[1], rows)
+
+    def _scattered(self, pair: int, out: int, gradient: int) -> Reason | None:
+        """Ask a sum of gradients by index, the same on both sides, for what no gradient reached: one that is zero more leaves one
+        element more, and zeros that lie elsewhere as many by chance."""
+        indices = self._integers(pair) or self._integers(self._forward(pair))
+        given, made = ([self._number(side, n, "n_zero") for side in (0, 1)] for n in (gradient, out))
+        if not indices or (self.errors.absolute[indices] != 0).any():
+            return None
+        least = max(PRECISE * self._numel(out), CHANCE * math.sqrt(max(given)))
+        return Why.SCATTERED(*made) if made[1] - made[0] > max(given[1] - given[0], 0.0) + least else None
 
     def _zeros(self, out: int, inputs: list[int]) -> Reason | None:
         if self.streams[1].counts[self.errors.slots[1][inputs]].any():  # zero times infinity
@@ -269,12 +266,17 @@ class Facts:
         return None
 
     # ---------------------------------------------------------------- what is known of a slot
+    def _integers(self, pair: int) -> list[int]:
+        """Return the entries of the integers that a call reads; none of `NONE`."""
+        its = np.array(self.errors.entries(pair) if pair >= 0 else [], np.int64)
+        found: list[int] = its[self.errors.inputs[its] & (self.errors.roundoffs[0][its] == 0)].tolist()
+        return found
+
     def _floats(self, pair: int, *, outputs: bool) -> list[int]:
-        """Return the measured floating-point entries of a call."""
-        errors, table = self.errors, self.names.table(roundoff)
+        errors = self.errors
         its: Numbers = np.array(errors.entries(pair), np.int64)
         its = its[(errors.outputs if outputs else errors.inputs)[its] & ~np.isnan(errors.absolute[its])]
-        found: list[int] = its[table[self.streams[0].dtype[errors.slots[0][its]]] > 0].tolist()
+        found: list[int] = its[errors.roundoffs[0][its] > 0].tolist()
         return found
 
     def _numel(self, n: int) -> float:
@@ -295,40 +297,16 @@ class Facts:
 
 
 def _is_known(op: str) -> bool:
-    name = normalised(op)
-    return has(op, "adds") or has(op, "vanishes") or has(op, "counts") or name.removesuffix("_backward") in FUNCTIONS
+    known = any(has(op, fact) for fact in ("adds", "adds-product", "vanishes", "counts", "scatters"))
+    return known or normalised(op).removesuffix("_backward") in FUNCTIONS
 
 
-def _alike(shifts: list[tuple[float, float]]) -> Reason | None:
-    """Say that a kind is off alike in all its calls, and by more than an error does that comes in and passes half as well.
-
-    [measured] in nine models with planted faults, of 816 kinds that only carried errors none came nearer than two fifths of it.
-    """
-    of, error_in = np.array(shifts).T
+def _alike(shifts: list[tuple[float, float, int]]) -> Reason | None:
+    """Say that all layers of a kind are off alike, and by more than an error does that comes in and passes half as well.
+    [measured] of 816 kinds in nine models with planted faults that only carried errors none came nearer than two fifths of it."""
+    of, error_in, calls = np.array(shifts).T
     mean = float(of.mean())
     diluted = math.log1p(float(error_in.min()) ** 2) / 4
     if len(of) < QUORUM or abs(mean) <= max(SHARED, diluted, CHANCE * float(of.std(ddof=1)) / math.sqrt(len(of))):
         return None
-    return Why.ALIKE(abs(math.expm1(mean)), "larger" if mean > 0 else "smaller", len(of))
-
-
-def _points(low: float, high: float) -> Array:
-    return np.linspace(low, high, int(min(MOST, (high - low) / APART_BY)) + 2 if math.isfinite(high - low) else 3)
-
-
-def _steepest(function: Function, ends: Array) -> tuple[float, float]:
-    """Return the largest size of a function's slope over a range, and of the slope's own; Inf where it is not known."""
-    x = _points(ends[0] - APART_BY, ends[1] + APART_BY)
-    slope = np.diff(function(x)) / (x[1] - x[0])
-    return _size(slope), _size(np.diff(slope) / (x[1] - x[0]))
-
-
-def _largest(slope: Function, ends: Array) -> tuple[float, float]:
-    """Return the same of a slope that is known."""
-    x = _points(ends[0] - APART_BY, ends[1] + APART_BY)
-    return _size(slope(x)), _size(np.diff(slope(x)) / (x[1] - x[0]))
-
-
-def _size(values: Array) -> float:
-    found = float(np.abs(values).max())
-    return found if found == found else math.inf
+    return Why.ALIKE(abs(math.expm1(mean)), "larger" if mean > 0 else "smaller", int(calls.sum()))

@@ -16,7 +16,7 @@ import numpy as np
 from trueup.comparison.graph.streams import Array, Numbers
 from trueup.comparison.measures.measure import SKETCH, Distance, Errors
 from trueup.comparison.measures.thresholds import CHANCE, ENOUGH, QUORUM
-from trueup.comparison.verdict.criteria import CARRY, Criterion
+from trueup.foundation.facts.criteria import CARRY, Criterion
 
 STEADY = tuple(CARRY.index(kind) for kind in ("linear", "sum", "bilinear", "smooth"))
 """Operators of these kinds make no large error in one element of small errors in many."""
@@ -26,31 +26,19 @@ STEADY = tuple(CARRY.index(kind) for kind in ("linear", "sum", "bilinear", "smoo
 class Given:
     """What is known of the calls that some outputs belong to: an entry for each output."""
 
-    clean: Array
-    """Whether all that the call read is known and bitwise equal."""
-    known: Array
-    """Whether all that it read is known, and no index, mask or NaN among it differs."""
-    peak: Array
-    """Largest error of what it read, relative to the root mean square there."""
-    row: Numbers
-    """Row of the criterion."""
+    clean: Array  # whether all that the call read is known and bitwise equal
+    known: Array  # whether all that it read is known, and no index, mask or NaN among it differs
+    peak: Array  # largest error of what it read, relative to the root mean square there
+    row: Numbers  # row of the criterion
     module: Array
 
 
 def narrowed(
     errors: Errors, outputs: Numbers, unit: Array, own: Array, expected: Array, given: Given, criterion: Criterion
 ) -> Array:
-    """Return what is explained of each output, NaN where the norm decides as ever.
-
-    Args:
-        errors: of one rank and step.
-        outputs: entries of it.
-        unit: unit roundoff of each.
-        own: what rounding explains of each, relative to the norm.
-        expected: the same with what the inputs carry.
-        given: what the calls read.
-        criterion: its rows.
-    """
+    """Return what is explained of each output, an entry of the errors; NaN where the norm decides as ever. ``unit``: unit
+    roundoff of each; ``own``: what rounding explains of each, relative to the norm; ``expected``: the same with what the inputs
+    carry; ``given``: what the calls read."""
     numel, error = errors.streams[0].numel[errors.slots[0][outputs]], errors.relative[outputs]
     with np.errstate(all="ignore"):
         least = np.minimum(own, ENOUGH * unit) / np.sqrt(numel)
@@ -81,13 +69,8 @@ def known(errors: Errors) -> tuple[Array, Array]:
 
 
 def largest(errors: Errors, at: Numbers, sketches: Array) -> tuple[Array, Array]:
-    """Return the largest |candidate - baseline| of entries, NaN where it is not known, and whether hardly any other differs.
-
-    Args:
-        errors: of one rank and step.
-        at: entries of it.
-        sketches: of which of them the sketches are asked, for reading them takes time.
-    """
+    """Return the largest |candidate - baseline| of entries, NaN where unknown, and whether hardly any other element differs.
+    Sketches, which take time to read, are asked for entries in ``sketches`` alone."""
     peak, differing = (values[at] for values in known(errors))
     alone = differing <= QUORUM
     asked = np.flatnonzero(np.isnan(peak) & (errors.method[at] == SKETCH) & sketches)
@@ -117,10 +100,3 @@ def _largest_element(errors: Errors, at: Numbers) -> Array:
     sides = zip(errors.streams, errors.slots, strict=True)
     found = [np.maximum(*(np.abs(stream.number(name)[slots[at]]) for name in ("min", "max"))) for stream, slots in sides]
     return np.asarray(np.maximum(*found))
-
-
-def hidden(errors: Errors) -> int:
-    """Count the results that differ and of which statistics alone are known, so that few wrong elements may hide among many."""
-    numel = errors.streams[0].numel[errors.slots[0]]
-    differ = errors.outputs & (errors.method == SKETCH) & (errors.absolute > 0) & np.isfinite(errors.absolute)
-    return int(np.count_nonzero(differ & (numel >= ENOUGH)))

@@ -1,42 +1,38 @@
-"""Calls that are wrong by themselves, however much their inputs differ.
+"""Calls that are wrong by themselves, however much their inputs differ: by their arguments, or by a law that they break.
 
-Arguments that differ at calls whose tensors differ, too: is it the program that asks for something else, or do data show?
+**Arguments.** A scalar that a program reads out of a tensor differs because the tensor does; it is a victim. One that was never
+read out of a tensor is a choice of the program: an epsilon, a rate. So a call with other arguments is a culprit of its own where
+the same change of arguments mattered at a call with equal inputs, and where it gets other real numbers while, since the training
+began, no number that differs was read out of a tensor.
 
-A scalar that a program reads out of a tensor differs because the tensor does; it is a victim. What was never read out of one is a
-choice of the program: an epsilon, a rate. So a call that is given other arguments is a culprit of its own, however much its
-inputs differ, where the same change of arguments was seen to matter at a call with equal inputs, and where it gets other real
-numbers in the first step of the training, before any number that differs was read out of a tensor.
-
-Laws that a call keeps whatever it is given: one that breaks them in the candidate is wrong by itself, and no victim.
-
-The gradient of a softmax sums to zero, that of an embedding to the sum of the gradient that came in, and an addition adds. No
-table says so: the baseline does, by statistics. Of each kind of call (operator, phase, level, output) these are tried::
+**Laws.** The gradient of a softmax sums to zero, that of an embedding to the sum of the gradient that came in, and an addition
+adds. No table says so: the baseline does, by statistics. Of each kind of call (operator, phase, level, output) these are tried::
 
     sum(output)  =  0,  sum(input),  sum(input) + sum(another),  sum(input) - sum(another)
     mean(output) =  mean(input)    where it has another number of elements
     output       =  a input + b another          for each lane of the sketches, linear operators alone
 
-A law that all calls of the kind keep in the baseline to rounding, and a call of the candidate does not, is broken there: the
-errors of its inputs, which are tensors like others, are no reason for it. Laws may hold by chance or by what the inputs are, so all
-that hold must be broken; and nothing is said where an input sums to zero itself, or was a constant and is another.
+A law that all calls of the kind keep in the baseline to rounding, and a call of the candidate does not, is broken there, whatever
+the errors of its inputs. Laws may hold by chance or by what the inputs are, so all that hold must be broken; and nothing is said
+where an input sums to zero itself, or was a constant and is another.
 """
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from functools import cached_property
 from itertools import combinations
-from typing import Any
 
 import numpy as np
 
-from trueup.comparison.graph.streams import Array, Numbers
-from trueup.comparison.measures.roundoff import SINGLE, roundoff
+from trueup.comparison.graph.streams import Array, Numbers, spans
 from trueup.comparison.measures.thresholds import BIASED, CANCELLED, ENOUGH, PRECISE, SINGLE_DIGITS, SMALL, UNLIKELY
-from trueup.comparison.verdict.criteria import Criterion
 from trueup.comparison.verdict.judged import CARRIED_ON, Judged, Tree
+from trueup.foundation.facts.arguments import other_numbers
+from trueup.foundation.facts.criteria import Criterion
 from trueup.foundation.facts.operators import has, having, normalised
+from trueup.foundation.facts.roundoff import SINGLE
 from trueup.foundation.facts.why import Reason, Why
 
 
@@ -48,38 +44,23 @@ def key_of(judged: Judged) -> tuple[str, ...]:
 
 
 def are_chosen(judged: Judged, tree: Tree) -> bool:
-    """Tell whether a call in the first step of a training gets other real numbers that nothing before it can have made."""
+    """Tell whether a call gets other real numbers that nothing before it in its step can have made."""
     if judged.call.arguments is None or tree.is_foreign:
         return False
-    try:
-        first, second = (json.loads(side or "{}") for side in judged.call.arguments)
-        chosen = _differ(first, second)
-    except (ValueError, RecursionError):  # truncated, as very long arguments are, or nested beyond reason
-        return False
-    return chosen and judged.call.candidate.seq < _first_read_out(tree)
+    chosen = other_numbers(*judged.call.arguments, SINGLE_DIGITS)
+    return chosen and judged.call.candidate.seq < first_read_out(tree)
 
 
-def _differ(first: Any, second: Any) -> bool:
-    """Tell whether two decoded arguments hold a real number in the same place that is another one."""
-    if isinstance(first, dict) and isinstance(second, dict):
-        return any(_differ(first[name], second[name]) for name in first.keys() & second.keys())
-    if isinstance(first, list) and isinstance(second, list):
-        return any(map(_differ, first, second))
-    numbers = all(isinstance(side, (int, float)) and not isinstance(side, bool) for side in (first, second))
-    if not numbers or not (isinstance(first, float) or isinstance(second, float)):
-        return False
-    return not bool(np.isclose(first, second, rtol=SINGLE_DIGITS, atol=0, equal_nan=True))
-
-
-def _first_read_out(tree: Tree) -> float:
+def first_read_out(tree: Tree) -> float:
     """Return ``seq`` of the first call on the candidate that takes numbers that differ out of a tensor."""
     verdicts, stream = tree.verdicts, tree.streams[1]
     if not np.isin(stream.level, [stream.names.number(level) for level in ("api", "aten")]).any():
         return -np.inf  # what happens between modules was not recorded
     calls = verdicts.errors.calls[1]
-    reads = stream.names.table(having("read-out"))[stream.op]
-    alone = np.flatnonzero(reads & (tree.pairs[1][:-1] < 0))
-    differing = calls[reads[calls] & (np.maximum(verdicts.error_in, verdicts.error_out) > 0)]
+    reads, sized = (stream.names.table(names)[stream.op] for names in (having("read-out"), having("sized")))
+    alone = np.flatnonzero((reads | sized) & (tree.pairs[1][:-1] < 0))
+    other = np.isin(np.arange(len(calls)), list(verdicts.incomparable))
+    differing = calls[(reads[calls] & (np.maximum(verdicts.error_in, verdicts.error_out) > 0)) | (sized[calls] & other)]
     return float(min(stream.seq[np.r_[alone, differing]].tolist(), default=np.inf))
 
 
@@ -100,33 +81,41 @@ class _Kind:
     inputs: dict[int, Numbers]
 
 
+def denormalised(tree: Tree, criterion: Criterion) -> bool:
+    """Tell whether a gradient sums to zero no more whose forward made probabilities, whatever else was found."""
+    asked = _keep_their_own(tree)
+    return bool(asked.any()) and Laws(tree, criterion, asked).a_sum_is_broken()
+
+
+def _keep_their_own(tree: Tree) -> Array:
+    """Tell which matched calls are a function's gradient whose law its own forward kept."""
+    stream = tree.streams[1]
+    own = stream.of_level("api") & stream.during("backward") & stream.names.table(having("normalises"))[stream.op]
+    return np.asarray(own[tree.verdicts.errors.calls[1]])
+
+
 class Laws:
-    """The laws of one rank and step.
+    """The laws of one rank and step; ``calls`` are the matched calls that are asked, all if None."""
 
-    Args:
-        tree: both sides' calls.
-        criterion: what is certain.
-    """
-
-    def __init__(self, tree: Tree, criterion: Criterion) -> None:
+    def __init__(self, tree: Tree, criterion: Criterion, calls: Array | None = None) -> None:
         self.verdicts, self.criterion = tree.verdicts, criterion
         self.errors = errors = tree.verdicts.errors
         self.names = tree.streams[0].names
-        self.leaves = tree.leaves()
-        sides = list(zip(errors.streams, errors.slots, strict=True))
-        self.norms = np.array([stream.l2[slots] for stream, slots in sides])
-        self.numel = errors.streams[0].numel[errors.slots[0]]
-        self.numels = np.array([stream.numel[slots] for stream, slots in sides])
-        self.sums = np.array([stream.mean[slots] for stream, slots in sides]) * self.numels
-        unit = [stream.names.table(roundoff)[stream.dtype[slots]] for stream, slots in sides]
+        self.alone = _keep_their_own(tree)
+        self.leaves = tree.leaves | self.alone
+        self._its = its = np.arange(len(errors.pair)) if calls is None else np.flatnonzero(calls[errors.pair])
+        """The entries of these calls; of others nothing below is filled in."""
+        sides = [(stream, slots[its]) for stream, slots in zip(errors.streams, errors.slots, strict=True)]
+        self.norms, self.numels, self.sums = np.zeros((3, 2, len(errors.pair)))
+        self.norms[:, its] = [stream.l2[slots] for stream, slots in sides]
+        self.numels[:, its] = [stream.numel[slots] for stream, slots in sides]
+        self.numel: Array = self.numels[0]
+        self.sums[:, its] = np.array([stream.mean[slots] for stream, slots in sides]) * self.numels[:, its]
         whole = [(stream.counts[slots].sum(axis=1) == 0) & (stream.saturated[slots] == 0) for stream, slots in sides]
-        self.unit = np.maximum(*unit)
-        stream = errors.streams[1]
-        own = (stream.level == self.names.number("api")) & (stream.phase == self.names.number("backward"))
-        self.alone = (own & self.names.table(having("normalises"))[stream.op])[errors.calls[1][errors.pair]]
-        """Of a function's gradient whose law its own forward kept."""
-        self.known = (np.minimum(*unit) > 0) & whole[0] & whole[1] & np.isfinite(self.sums).all(axis=0)
-        self.known &= (self.norms > 0).all(axis=0) & np.isfinite(self.norms).all(axis=0)
+        self.unit = errors.unit
+        self.known = np.zeros(len(errors.pair), bool)
+        self.known[its] = (np.minimum(*(roundoffs[its] for roundoffs in errors.roundoffs)) > 0) & whole[0] & whole[1]
+        self.known &= np.isfinite(self.sums).all(axis=0) & (self.norms > 0).all(axis=0) & np.isfinite(self.norms).all(axis=0)
 
     def broken(self) -> dict[int, Reason]:
         """Return the calls that break a law by themselves, and which, in words."""
@@ -137,6 +126,10 @@ class Laws:
                 found |= self._by_sums(kind, asked)
                 found |= {pair: why for pair, why in self._by_lanes(kind, asked) if pair not in found}
         return found
+
+    def a_sum_is_broken(self) -> bool:
+        """Tell whether a call breaks a law of sums by itself."""
+        return any(self._by_sums(kind, asked) for kind in self._kinds() if (asked := self._asked(kind)).any())
 
     def _kinds(self) -> Iterator[_Kind]:
         """Yield the kinds of which some call may be asked."""
@@ -152,38 +145,36 @@ class Laws:
                 yield _Kind(pairs, outputs, self._inputs(pairs))
 
     def _differ(self, pairs: Numbers, outputs: Numbers) -> Array:
-        """Tell which calls have errors in and out that are large enough to be asked about."""
-        least = np.where(self.alone[outputs], self.verdicts.own[pairs], SMALL)
-        return np.asarray((self.verdicts.error_in[pairs] > 0) & (self.errors.relative[outputs] >= least))
+        """Tell which calls have errors in and out large enough to be asked about; of some the sums tell what no norm does."""
+        alone, error = self.alone[pairs], self.errors.relative[outputs]
+        return np.asarray(np.where(alone, error > 0, (self.verdicts.error_in[pairs] > 0) & (error >= SMALL)))
 
     def _inputs(self, pairs: Numbers) -> dict[int, Numbers]:
         """Return, by slot, the entries of the floating-point inputs that all of some calls have."""
-        errors, found = self.errors, list[dict[int, int]]()
-        for pair in pairs.tolist():
-            its = np.array(errors.entries(pair))
-            found.append({int(errors.names[n]): n for n in its.tolist() if errors.inputs[n] and self.known[n]})
-        common = [name for name in found[0] if all(name in its for its in found[1:])] if found else []
-        return {name: np.array([its[name] for its in found], np.int64) for name in common[:MOST_INPUTS]}
+        errors, (begin, end) = self.errors, (np.searchsorted(self.errors.pair, pairs + n) for n in (0, 1))
+        its, owner = spans(begin, end - begin), np.repeat(np.arange(len(pairs)), end - begin)
+        kept = errors.inputs[its] & self.known[its]
+        its, owner, names = its[kept], owner[kept], errors.names[its[kept]]
+        found = {name: its[names == name] for name in dict.fromkeys(names[owner == 0].tolist())}
+        common = [name for name, held in found.items() if len(held) == len(pairs)]
+        return {name: found[name] for name in common[:MOST_INPUTS]}
 
     def _asked(self, kind: _Kind) -> Array:
         """Tell which calls are asked: those with errors in and out, and whose inputs are no reason for a law to hold no more."""
-        errors = self.errors
-        asked = self._differ(kind.pairs, kind.outputs)
-        asked &= self.verdicts.role[kind.pairs] <= CARRIED_ON
-        for n, pair in enumerate(kind.pairs.tolist()):
-            if not asked[n]:
-                continue
-            its = np.array(errors.entries(pair))
-            asked[n] = not self._excused(its[errors.inputs[its]])
-        return asked
+        return self._differ(kind.pairs, kind.outputs) & (self.verdicts.role[kind.pairs] <= CARRIED_ON) & ~self._excused[kind.pairs]
 
-    def _excused(self, its: Numbers) -> bool:
-        """Tell whether a law may hold because of the inputs: one sums to zero, or is a constant and another in the candidate."""
-        known = self.known[its]
+    @cached_property
+    def _excused(self) -> Array:
+        """By call, whether a law may hold because of inputs: one sums to zero, or is a constant and another in the candidate."""
+        errors, its, found = self.errors, self._its, np.zeros(len(self.errors.calls[0]), bool)
+        known, numel = self.known[its], self.numel[its]
         sums, norms = np.abs(self.sums[0, its]), np.where(known, self.norms[0, its], 1.0)
-        vanishing = known & (sums <= PRECISE * norms)
-        constant = norms - sums / np.sqrt(np.maximum(self.numel[its], 1.0)) <= SINGLE_DIGITS * norms
-        return bool((vanishing | ((constant | ~known) & (self.errors.absolute[its] != 0))).any())
+        with np.errstate(all="ignore"):
+            vanishing = known & (sums <= PRECISE * norms)
+            constant = norms - sums / np.sqrt(np.maximum(numel, 1.0)) <= SINGLE_DIGITS * norms
+        its = its[errors.inputs[its] & (vanishing | ((constant | ~known) & (errors.absolute[its] != 0)))]
+        found[errors.pair[its]] = True
+        return found
 
     def _rounding(self, kind: _Kind) -> Array:
         """Return the residual that rounding explains of each output."""
@@ -194,10 +185,12 @@ class Laws:
     def _by_sums(self, kind: _Kind, asked: Array) -> dict[int, Reason]:
         rounding, broken, told = self._rounding(kind), asked, None
         own = self.criterion.certain * self.verdicts.own[kind.pairs]
-        least = np.where(self.alone[kind.outputs], own, np.maximum(rounding, PRECISE))
+        least = np.where(self.alone[kind.pairs], own, np.maximum(rounding, PRECISE))
         for law in self._laws(kind):
             before, after = (self._residual(kind, law, side) for side in (0, 1))
-            if (before > np.minimum(rounding, PRECISE)).any() or np.log(np.maximum(before, 1e-16)).sum() > np.log(UNLIKELY):
+            known = not law and self._is_known(kind, "centres")
+            by_chance = not known and np.log(np.maximum(before, 1e-16)).sum() > np.log(UNLIKELY)
+            if by_chance or (before > np.minimum(rounding, PRECISE)).any():
                 continue
             for entries in kind.inputs.values() if not law else ():  # what is centred by another number sums to zero no more
                 broken = broken & ~((self.numel[entries] < self.numel[kind.outputs]) & (self.errors.absolute[entries] != 0))
@@ -206,10 +199,7 @@ class Laws:
         return {int(kind.pairs[n]): told for n in np.flatnonzero(broken).tolist()} if told else {}
 
     def _laws(self, kind: _Kind) -> list[Law]:
-        """Return the laws to try.
-
-        What does the same to each element is nearly linear where elements are small, so it may sum to zero alone.
-        """
+        """Return the laws to try: only a sum of zero for what works on each element, which is nearly linear near zero."""
         names = list(kind.inputs)
         resized = any((self.numel[entries] != self.numel[kind.outputs]).all() for entries in kind.inputs.values())
         if not resized and not self._is_linear(kind):
@@ -220,9 +210,11 @@ class Laws:
 
     def _is_linear(self, kind: _Kind) -> bool:
         """Tell whether an operator is linear in its tensors; to one alone a number is added, which may be too small to show."""
-        op = self.names.names[int(self.errors.streams[1].op[self.errors.calls[1][kind.pairs[0]]])]
         alike = [bool((self.numel[entries] == self.numel[kind.outputs]).all()) for entries in kind.inputs.values()]
-        return has(op, "linear") and (not has(op, "adds") or (all(alike) and len(alike) > 1))
+        return self._is_known(kind, "linear") and (not self._is_known(kind, "adds") or (all(alike) and len(alike) > 1))
+
+    def _is_known(self, kind: _Kind, fact: str) -> bool:
+        return has(self.names.names[int(self.errors.streams[1].op[self.errors.calls[1][kind.pairs[0]]])], fact)
 
     def _residual(self, kind: _Kind, law: Law, side: int) -> Array:
         rest, largest = self.sums[side, kind.outputs].copy(), self.norms[side, kind.outputs]

@@ -2,26 +2,22 @@
 
 from __future__ import annotations
 
-import zlib
+from dataclasses import dataclass
 
 import numpy as np
 
-from trueup.comparison.graph.streams import NONE, Array, Numbers, Stream, is_output, numbered, spans
+from trueup.comparison.graph.streams import NONE, Array, Numbers, Stream, numbered, spans
 from trueup.comparison.measures.foreign import lacks_gradients
 from trueup.comparison.measures.measure import Errors
-from trueup.comparison.measures.roundoff import SINGLE, roundoff, underflow
 from trueup.comparison.measures.thresholds import HALF, QUORUM, SHOWN
 from trueup.comparison.normalise.updates import STEP
 from trueup.comparison.verdict import few
-from trueup.comparison.verdict.criteria import Applied, Criterion
-from trueup.comparison.verdict.criteria import apply as apply_limits
-from trueup.comparison.verdict.evidence import NOTHING, Amplification, Yardstick, coherent, known_differences
-from trueup.comparison.verdict.explain import Budget, Explanation
+from trueup.comparison.verdict.budget import Budget, Explanation
+from trueup.comparison.verdict.evidence import NOTHING, Yardstick, coherent, known_differences
 from trueup.comparison.verdict.judged import (
     AGREES,
     CARRIED_ON,
     COHERENT,
-    ELSEWHERE,
     EQUAL,
     FEW,
     INCOMPARABLE,
@@ -32,11 +28,16 @@ from trueup.comparison.verdict.judged import (
     Verdicts,
     excess,
 )  # fmt: skip
-from trueup.comparison.verdict.moved import explain_updates
-from trueup.comparison.verdict.operands import Calls, Precision, Tensors, element
+from trueup.comparison.verdict.limits import Applied
+from trueup.comparison.verdict.limits import apply as apply_limits
+from trueup.comparison.verdict.operands import Calls, Tensors, most
+from trueup.comparison.verdict.optimizer_updates import explain_updates
+from trueup.foundation.facts.criteria import Criterion
 from trueup.foundation.facts.operators import having, says
+from trueup.foundation.facts.roundoff import SINGLE, roundoff, underflow
+from trueup.foundation.facts.slots import element, is_output
 from trueup.foundation.facts.why import Reason, Why
-from trueup.foundation.kernels.sketch import splitmix64
+from trueup.foundation.store.declared import Precision
 from trueup.foundation.store.parallel import side_by_side
 
 MANY = 1 << 15
@@ -44,28 +45,35 @@ MANY = 1 << 15
 
 
 def judge(
-    errors: Errors, criterion: Criterion, precision: Precision, yardstick: Yardstick = NOTHING, seen: Amplification | None = None,
-    *, explain: bool = True,
-) -> Verdicts:  # fmt: skip
-    """Judge every measured call. A backward call also sees the errors of its forward call, whose tensors it saved.
+    errors: Errors, criterion: Criterion, precision: Precision, yardstick: Yardstick = NOTHING, *, explain: bool = True
+) -> Verdicts:
+    """Judge every measured call of one rank and step. A backward call also sees the errors of its forward call, whose tensors it
+    saved. ``explain`` is False where nothing differs, and nobody asks what rounding would explain."""
+    return _Judge(errors, criterion, precision, yardstick, explain).run()
 
-    Args:
-        errors: of one rank and step.
-        criterion: what is explained.
-        precision: how float32 products are rounded.
-        yardstick: of the user's own runs.
-        seen: what the operators made of their inputs' errors elsewhere in the run; brought up to date.
-        explain: False where nothing differs, and nobody asks what rounding would explain.
-    """
-    return _Judge(errors, criterion, precision, yardstick, seen or Amplification(), explain).run()
+
+@dataclass(slots=True)
+class _Granted:
+    """What is explained of each output so far, and what decided it: arrays of one length."""
+
+    error: Array
+    own: Array
+    expected: Array
+    declared: Array
+    decided: Array
+
+    def decide(self, where: Array, own: Array, expected: Array, by: int) -> None:
+        """Let something else decide some outputs."""
+        self.own, self.expected = np.where(where, own, self.own), np.where(where, expected, self.expected)
+        self.decided[where] = by
 
 
 class _Judge:
     def __init__(
-        self, errors: Errors, criterion: Criterion, precision: Precision, yardstick: Yardstick, seen: Amplification, explain: bool
+        self, errors: Errors, criterion: Criterion, precision: Precision, yardstick: Yardstick, explain: bool
     ) -> None:
         self.explain = explain
-        self.errors, self.criterion, self.precision, self.yardstick, self.seen = errors, criterion, precision, yardstick, seen
+        self.errors, self.criterion, self.precision, self.yardstick = errors, criterion, precision, yardstick
         self.baseline, self.candidate = errors.streams
         self.names = self.baseline.names
         self.count = len(errors.calls[0])
@@ -85,38 +93,38 @@ class _Judge:
         owner, entry = owner[known], entry[known]
         error_in = np.zeros(self.count)
         np.maximum.at(error_in, owner, relative[entry])
-        is_float = self.roundoffs[self.baseline.dtype[errors.slots[0][entry]]] > 0
+        is_float = errors.roundoffs[0][entry] > 0
         discrete = np.zeros(self.count, bool)  # an index or a mask differs
         discrete[owner[~is_float & (errors.absolute[entry] != 0)]] = True
         outputs = np.flatnonzero(errors.outputs & ~np.isnan(errors.absolute))
+        nothing, undecided, open_ = np.zeros(len(outputs)), np.zeros(len(outputs), np.int8), outputs[:0]
         if self.criterion.limits:
-            relative, decided = relative[outputs], np.zeros(len(outputs), np.int8)
             own, expected, open_ = self._by_limits(owner, entry, outputs)
-            declared = np.zeros(len(outputs))
+            granted = _Granted(relative[outputs], own, expected, nothing, undecided)
         elif not self.explain:
-            relative, own, expected, declared = (np.zeros(len(outputs)) for _ in range(4))
-            decided, open_ = np.zeros(len(outputs), np.int8), outputs[:0]
+            granted = _Granted(nothing, nothing, nothing, nothing, undecided)
         else:
             budget = self._explain(owner[is_float], entry[is_float], outputs)
             rounded, apart = self._rounded_once(outputs), self._rounded_apart(outputs, owner[~errors.same[entry]])
-            own, expected, declared = np.hypot(budget.own, rounded), budget.expected + rounded + apart, budget.declared
-            expected, decided = self._by_others(outputs, relative[outputs], own, expected, declared)
-            own, expected, decided = self._by_elements(owner, entry, outputs, discrete | unmeasured, own, expected, decided)
-            own, expected, decided = self._by_direction(outputs, budget, own, expected, decided)
-            own, expected = explain_updates(errors, outputs, own, expected, self.criterion.row(STEP, "module", "optimizer"))
-            expected = np.maximum(expected, self.known[outputs])
-            relative, own, expected, decided = self._by_yardstick(outputs, relative[outputs], own, expected, decided)
-            declared = np.where(decided < REPEATS, declared, 0.0)
-            open_ = outputs[:0]
+            own, expected = np.hypot(budget.own, rounded), budget.expected + rounded + apart
+            granted = _Granted(relative[outputs], own, expected, budget.declared, undecided)
+            self._by_elements(owner, entry, outputs, discrete | unmeasured, granted)
+            self._by_direction(outputs, budget, granted)
+            updates = self.criterion.row(STEP, "module", "optimizer")
+            granted.own, granted.expected = explain_updates(errors, outputs, granted.own, granted.expected, updates)
+            granted.expected = np.maximum(granted.expected, self.known[outputs])
+            self._by_yardstick(outputs, granted)
+            granted.declared = np.where(granted.decided < REPEATS, granted.declared, 0.0)
+        relative = granted.error
         pair = errors.pair[outputs]
         incomparable = self._not_compared()
         asks = Reason(Why.UNRECORDED, (self.criterion.name,))
         incomparable |= dict.fromkeys(errors.pair[open_].tolist(), asks)
-        over = excess(relative, expected) > self.criterion.suspect
+        over = excess(relative, granted.expected) > self.criterion.suspect
         explained = (discrete | ~np.isfinite(error_in))[pair]
         unseen = over & ~explained & unmeasured[pair]
         incomparable |= dict.fromkeys(pair[unseen].tolist(), Reason(Why.INPUTS))
-        expected = np.where(explained | unseen, np.inf, expected)
+        expected = np.where(explained | unseen, np.inf, granted.expected)
         incomparable |= self._one_sided()
         unsized = self._unsized(outputs, error_in)
         slot_expected = np.full(len(errors.pair), np.nan)
@@ -126,7 +134,7 @@ class _Judge:
         place = np.searchsorted(outputs, np.where(compared, worst, 0))
         error_out, its_own, its_expected, its_decided, its_declared = (
             np.where(compared, values[place], 0.0) if len(outputs) else np.zeros(self.count)
-            for values in (relative, own, expected, decided, declared)
+            for values in (relative, granted.own, expected, granted.decided, granted.declared)
         )
         found = Verdicts(
             errors, self.criterion, self.rows, error_in, error_out, its_own, its_expected, worst, slot_expected, unsized,
@@ -150,7 +158,8 @@ class _Judge:
         return np.asarray(np.array(found, np.int64)[which.reshape(-1)])
 
     def _read(self) -> tuple[Numbers, Numbers]:
-        """Return ``(call, entry)`` of what the calls read, sorted by call; a backward reads what its `saved` call did, too."""
+        """Return ``(call, entry)`` of what the calls read, sorted by call; a backward reads what its `saved` call did, too. And
+        what that made, which it may have saved; but a number made of many says nothing of their gradients one by one."""
         entries = np.flatnonzero(self.errors.inputs)
         owner = self.errors.pair[entries]
         stream, names = self.candidate, self.names
@@ -160,8 +169,11 @@ class _Judge:
         forward = numbered(self.calls, len(stream))[stream.saved[self.calls[pairs]]]
         pairs, forward = pairs[forward >= 0], forward[forward >= 0]
         start, stop = np.searchsorted(self.errors.pair, forward), np.searchsorted(self.errors.pair, forward + 1)
-        owner = np.r_[owner, np.repeat(pairs, stop - start)]
-        entries = np.r_[entries, spans(start, stop - start)]
+        saved, of = spans(start, stop - start), np.repeat(pairs, stop - start)
+        numel = self.baseline.numel[self.errors.slots[0]]
+        widest = most(np.where(self.errors.inputs, np.nan_to_num(numel), 0.0), self.errors.pair, self.count)
+        kept = ~self.errors.outputs[saved] | (numel[saved] != 1) | (widest[self.errors.pair[saved]] <= 1)
+        owner, entries = np.r_[owner, of[kept]], np.r_[entries, saved[kept]]
         order = np.argsort(owner, kind="stable")
         return owner[order], entries[order]
 
@@ -183,7 +195,7 @@ class _Judge:
             calls = calls.take(which)
             order, sorted_read = np.argsort(pair, kind="stable"), np.argsort(owner, kind="stable")
             pair, outputs, owner, entries = pair[order], outputs[order], owner[sorted_read], entries[sorted_read]
-        count, narrowest = len(calls.row), float(self._unit(outputs).max(initial=0.0))
+        count, narrowest = len(calls.row), float(self.errors.unit[outputs].max(initial=0.0))
 
         def explained(these: range) -> Budget:
             bounds = [these.start, these.stop]
@@ -199,11 +211,8 @@ class _Judge:
         return found if order is None else found.take(np.argsort(order))
 
     def _by_element(self, owner: Numbers, entries: Numbers, outputs: Numbers) -> tuple[Numbers, Numbers, Numbers]:
-        """Take calls on lists of tensors apart: what is done to one element of a list explains nothing of another.
-
-        Returns:
-            The part of a call that each output and each entry that is read belongs to, and the call of each part.
-        """
+        """Take calls on lists of tensors apart: what is done to one element explains nothing of another. Return the part of a
+        call that each output and each entry read belongs to, and the call of each part."""
         pair, of_name = self.errors.pair[outputs], self.names.table(element)
         listed = self.names.table(having("listed"))[self.candidate.op[self.calls]]
         read, made = of_name[self.errors.names[entries]], of_name[self.errors.names[outputs]]
@@ -217,11 +226,8 @@ class _Judge:
     def _by_read(
         self, pair: Numbers, owner: Numbers, entries: Numbers, outputs: Numbers, which: Numbers
     ) -> tuple[Numbers, Numbers, Numbers, Numbers]:
-        """Take results apart that are made of some inputs alone: each is a further part of its call, and reads these.
-
-        Returns:
-            The parts of outputs and of entries, the entries, some of them twice, and the calls of the parts.
-        """
+        """Take apart results that are made of some inputs alone: each is a further part of its call and reads these. Return the
+        parts of outputs and of entries, the entries (some of them twice), and the calls of the parts."""
         names, errors = self.names, self.errors
         op = self.candidate.op[self.calls]
         for n in np.flatnonzero(names.table(having("read"))[op[errors.pair[outputs]]]).tolist():
@@ -244,34 +250,8 @@ class _Judge:
         wrong = fails[outputs]
         return np.where(wrong, 0.0, np.inf), np.where(wrong & ~bad, 0.0, np.inf), outputs[open_[outputs] & ~bad]
 
-    def _by_others(
-        self, outputs: Numbers, error: Array, own: Array, expected: Array, declared: Array
-    ) -> tuple[Array, Array]:
-        """Let other calls of the kind say what this one may make of its inputs' errors; return expected and what decided."""
-        with np.errstate(all="ignore"):
-            carried = expected - own
-            share = np.maximum(error - own, 0.0) / carried
-            told = np.isfinite(carried) & np.isfinite(share) & (carried > own)  # else it shows rounding, and no amplification
-            sure = error > self.criterion.certain * (own - declared) + self.criterion.certain_carried * (carried + declared)
-            at = np.flatnonzero(told)
-            factor = np.ones(len(outputs))
-            factor[at] = self.seen.factors(self._kinds(outputs[at]), share[at], ~sure[at], self.criterion.certain_carried)
-            wider = factor > 1
-            return np.where(wider, own + factor * carried, expected), np.where(wider, ELSEWHERE, 0).astype(np.int8)
-
-    def _kinds(self, outputs: Numbers) -> Array:
-        """Return what tells kinds of outputs from one another: operator, phase, level, arguments, slot and shape."""
-        stream, hashed = self.baseline, self.names.table(_hashed).astype(np.uint64)
-        k = self.errors.slots[0][outputs]
-        of_calls = stream.values.table(_hashed).astype(np.uint64)[stream.arguments]
-        for codes in (stream.op, stream.phase, stream.level):
-            of_calls = splitmix64(of_calls ^ hashed[codes])
-        return splitmix64(splitmix64(of_calls[stream.call[k]] ^ hashed[stream.slot[k]]) ^ stream.shapes.squeezed[k])
-
-    def _by_elements(
-        self, owner: Numbers, entry: Numbers, outputs: Numbers, open_: Array, own: Array, expected: Array, decided: Array
-    ) -> tuple[Array, Array, Array]:
-        """Let what rounding does to one element decide where an error sits in few; return own, expected and what decided."""
+    def _by_elements(self, owner: Numbers, entry: Numbers, outputs: Numbers, open_: Array, granted: _Granted) -> None:
+        """Let what rounding does to one element decide where an error sits in few."""
         errors, pair, names = self.errors, self.errors.pair[outputs], self.names
         baseline = self.baseline
         apart, peak = np.zeros(self.count), np.zeros(self.count)
@@ -283,48 +263,31 @@ class _Judge:
             np.maximum.at(peak, owner, np.where(errors.absolute[entry] > 0, np.nan_to_num(largest / rms, nan=np.inf), 0.0))
         module = self.candidate.level[self.calls] == names.number("module")
         given = few.Given(((apart == 0) & ~open_)[pair], ~open_[pair], peak[pair], self.rows[pair], module[pair])
-        limit = few.narrowed(errors, outputs, self._unit(outputs), own, expected, given, self.criterion)
-        narrow = ~np.isnan(limit)
-        return (
-            np.where(narrow, limit, own), np.where(narrow, limit, expected), np.where(narrow, FEW, decided).astype(np.int8),
-        )  # fmt: skip
+        limit = few.narrowed(errors, outputs, errors.unit[outputs], granted.own, granted.expected, given, self.criterion)
+        granted.decide(~np.isnan(limit), limit, limit, FEW)
 
-    def _by_direction(
-        self, outputs: Numbers, budget: Budget, own: Array, expected: Array, decided: Array
-    ) -> tuple[Array, Array, Array]:
+    def _by_direction(self, outputs: Numbers, budget: Budget, granted: _Granted) -> None:
         """Let the part of an error that all elements share decide where it is more than rounding makes."""
         shared = coherent(self.errors, outputs)
         with np.errstate(all="ignore"):
             limit = self.relative[outputs] * budget.coherent / shared
-        tighter = (shared > budget.coherent) & (limit < expected)
-        return (
-            np.where(tighter, limit, own), np.where(tighter, limit, expected),
-            np.where(tighter, COHERENT, decided).astype(np.int8),
-        )  # fmt: skip
+        granted.decide((shared > budget.coherent) & (limit < granted.expected), limit, limit, COHERENT)
 
-    def _by_yardstick(
-        self, outputs: Numbers, error: Array, own: Array, expected: Array, decided: Array
-    ) -> tuple[Array, Array, Array, Array]:
-        """Let the user's own runs say how much of an output's error is explained; return errors, own, expected and what decided."""
-        decided = decided.copy()
+    def _by_yardstick(self, outputs: Numbers, granted: _Granted) -> None:
+        """Let the user's own runs say how much of an output's error is explained."""
         k, j = (side[outputs] for side in self.errors.slots)
         allowed, yardstick = self.criterion.yardstick, self.yardstick
         if yardstick.spread is not None:
             spread = allowed * yardstick.spread[k]
-            wider = spread > expected
-            expected, own = np.where(wider, spread, expected), np.where(wider, spread, own)
-            decided[wider] = REPEATS
+            granted.decide(spread > granted.expected, spread, spread, REPEATS)
         if yardstick.truth is not None:
             baseline, candidate = yardstick.truth[0][k], yardstick.truth[1][j]
             known = np.isfinite(baseline) & np.isfinite(candidate)
-            unit = self.roundoffs[self.baseline.dtype[k]]
             with np.errstate(invalid="ignore"):
-                carried = np.where(np.isinf(expected), np.inf, expected - own)
-            measured = np.maximum(allowed * baseline, 2 * unit)
-            error = np.where(known, candidate, error)
-            expected, own = np.where(known, measured + carried, expected), np.where(known, measured, own)
-            decided[known] = TRUTH
-        return error, own, expected, decided
+                carried = np.where(np.isinf(granted.expected), np.inf, granted.expected - granted.own)
+            measured = np.maximum(allowed * baseline, 2 * self.errors.roundoffs[0][outputs])
+            granted.error = np.where(known, candidate, granted.error)
+            granted.decide(known, measured, measured + carried, TRUTH)
 
     def _tolerated(self) -> Array:
         if self.applied is not None:
@@ -339,14 +302,14 @@ class _Judge:
         k = errors.slots[0][entries]
         norm, numel = (np.where(np.isnan(x), 0.0, x) for x in (errors.norm[entries], self.baseline.numel[k]))
         return Tensors(
-            owner, self.baseline.slot[k], self.relative[entries], errors.absolute[entries], norm, numel, self._unit(entries),
+            owner, self.baseline.slot[k], self.relative[entries], errors.absolute[entries], norm, numel, errors.unit[entries],
             lambda at, dimension: shapes.size(k[at], dimension, 1.0),
         )  # fmt: skip
 
     def _rounded_once(self, outputs: Numbers) -> Array:
         """Return what storing results rounds beyond the budget: a cast on the baseline alone, and numbers near the smallest."""
-        sides = list(zip(self.errors.streams, self.errors.slots, strict=True))
-        first, second = (self.roundoffs[stream.dtype[slots[outputs]]] for stream, slots in sides)
+        sides = zip(self.errors.streams, self.errors.slots, strict=True)
+        first, second = (side[outputs] for side in self.errors.roundoffs)
         exact = self.criterion.exact[self.rows[self.errors.pair[outputs]]]
         least = np.maximum.reduce([self.names.table(underflow)[stream.dtype[slots[outputs]]] for stream, slots in sides])
         with np.errstate(all="ignore"):
@@ -355,12 +318,10 @@ class _Judge:
         return np.where(alone, first, 0.0) + np.where(exact | ~np.isfinite(small), 0.0, small)
 
     def _rounded_apart(self, outputs: Numbers, differ: Numbers) -> Array:
-        """Return what is one unit of the largest number, which a cast may round to two neighbours where the sides differ before it.
-
-        Two numbers that differ may also cancel in a sketch, and after a transposition they do not.
-        """
+        """Return what is one unit of the largest number, which a cast may round to two neighbours where the sides differ before
+        it. Two numbers that differ may also cancel in a sketch, and after a transposition they do not."""
         exact = self.criterion.exact[self.rows[self.errors.pair[outputs]]]
-        unit, k = self._unit(outputs), self.errors.slots[0][outputs]
+        unit, k = self.errors.unit[outputs], self.errors.slots[0][outputs]
         known = exact & (unit > SINGLE)
         known[known] = np.isin(self.errors.pair[outputs[known]], differ)
         if not known.any():  # the extreme elements would be read for nothing
@@ -369,11 +330,6 @@ class _Judge:
             peak = np.fmax(np.abs(self.baseline.number("min")[k]), np.abs(self.baseline.number("max")[k]))
             apart = 2 * unit * peak / self.errors.norm[outputs]
         return np.where(known & np.isfinite(apart), apart, 0.0)
-
-    def _unit(self, entries: Numbers) -> Array:
-        """Return the unit roundoff of entries, of the coarser side's dtype."""
-        sides = zip(self.errors.streams, self.errors.slots, strict=True)
-        return np.asarray(np.maximum.reduce([self.roundoffs[stream.dtype[slots[entries]]] for stream, slots in sides]))
 
     def _not_compared(self) -> dict[int, Reason]:
         errors = self.errors
@@ -413,14 +369,12 @@ class _Judge:
         pair = self.errors.pair[at]
         rounds = ~self.criterion.exact[self.rows[pair]] | (error_in[pair] > 0)
         found = np.zeros(self.count, bool)
-        found[pair[rounds & (self.roundoffs[self.baseline.dtype[self.errors.slots[0][at]]] > 0)]] = True
+        found[pair[rounds & (self.errors.roundoffs[0][at] > 0)]] = True
         return found
 
     def _steady(self, outputs: Numbers) -> Array:
-        """Tell before which calls nothing differed, and at least `QUORUM` calls that round were equal to the last bit or checksum.
-
-        Then the two runs round alike, and the first difference is not what another library makes of the same inputs.
-        """
+        """Tell before which calls nothing differed, and at least `QUORUM` calls that round were equal to the last bit or
+        checksum. Then the two runs round alike, and the first difference is not what another library makes of the same inputs."""
         pair = self.errors.pair[outputs]
         differs = np.zeros(self.count, bool)
         differs[pair[self.errors.absolute[outputs] != 0]] = True
@@ -433,11 +387,8 @@ class _Judge:
         return np.asarray((before == 0) & (equal >= QUORUM))
 
     def _outliers(self, ratio: Array) -> Array:
-        """Tell which calls are off by more than is explained while hardly any other of their kind comes near that.
-
-        A kind is an operator in a phase. How a device rounds shows in all calls of a kind; where the others have room to spare,
-        what is explained was no underestimate.
-        """
+        """Tell which calls are off by more than is explained while hardly any other of their kind (operator and phase) is near
+        that. How a device rounds shows in all: where the others have room to spare, what is explained was no underestimate."""
         stream, size = self.candidate, len(self.names.names)
         op, level, phase = (code[self.calls] for code in (stream.op, stream.level, stream.phase))
         _, kind, of = np.unique((op * size + level) * size + phase, return_inverse=True, return_counts=True)
@@ -460,10 +411,6 @@ def _read(stream: Stream, *, optimizer: bool) -> set[tuple[int, int]]:
     """Return ``(seq, slot)`` of all results that a call reads, those that only an optimizer does if that is wanted."""
     at = np.flatnonzero((stream.phase != stream.names.number("optimizer"))[stream.call] | optimizer)
     return set(zip(stream.producer[at].tolist(), stream.producer_slot[at].tolist(), strict=True))
-
-
-def _hashed(name: str) -> int:
-    return zlib.crc32(name.encode("utf-8", "surrogatepass"))
 
 
 def _roundoffs_inside(stream: Stream, roundoffs: Array) -> Array:

@@ -1,37 +1,42 @@
-"""What is known of one rank and step once it is judged: verdicts in columns, calls as objects, suspects, and the tree of calls.
-
-`Verdicts` holds the matched calls in columns, `Judged` one of the few that somebody looks at; `Tree` says which calls ran inside
-which on both sides, and which of them were compared; `Part` is all of it, with what locating found.
+"""What is known of one rank and step once it is judged. `Verdicts` holds the matched calls in columns, `Judged` one of the few
+that somebody looks at. `Tree` says which calls ran inside which on both sides, and which were compared. `Part` is all of it,
+with suspects.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any, Literal
 
 import numpy as np
 
-from trueup.comparison.graph.streams import NONE, Alignment, Array, Numbers, Row, Stream, is_output, is_weight, numbered
+from trueup.comparison.graph.streams import NONE, Alignment, Array, Numbers, Row, Stream, distinct, numbered
 from trueup.comparison.measures.measure import Errors, Measured
 from trueup.comparison.measures.thresholds import NESTED
-from trueup.comparison.normalise.dialects import MODULE
-from trueup.comparison.verdict import criteria
-from trueup.comparison.verdict.criteria import Applied, Criterion
+from trueup.comparison.verdict.evidence import NOTHING, Yardstick
+from trueup.comparison.verdict.limits import Applied
 from trueup.comparison.verdict.operands import most
+from trueup.foundation.facts import criteria
+from trueup.foundation.facts.criteria import Criterion
+from trueup.foundation.facts.slots import is_output, is_weight
 from trueup.foundation.facts.why import Reason
+from trueup.foundation.frameworks.dialect import MODULE
 
-ELSEWHERE, REPEATS, TRUTH, FEW, COHERENT = 1, 2, 3, 4, 5
+REPEATS, TRUTH, FEW, COHERENT = 1, 2, 3, 4
 """What decided beside the row of the criterion, where something did: an index into `trueup.foundation.words.reasons.DECIDED`."""
 
-LASTING = ("optimizer", "collective")
-"""Phases whose results are read in a later step, or on another rank: nobody reading them here does not make them harmless."""
+LASTING = ("optimizer", "collective")  # phases whose results a later step or rank reads: having no reader here proves nothing
 
 Kind = Literal["operator", "argument", "random", "input", "overwritten", "region"]
 Side = Literal["baseline", "candidate"]
 SIDES: tuple[Side, Side] = ("baseline", "candidate")
+
+OwnErrors = Callable[[int, Sequence[tuple[int, int]]], Mapping[int, Reason | None]]
+"""Asked about calls of a rank, the number of each in the baseline and in the candidate, it says by the latter which are wrong by
+themselves, and why; None where one is not, and nothing where that cannot be told. Floors above have it (`doors.comparing`)."""
 
 ROLES = ("agrees", "equal", "carried", "unsized", "incomparable")
 AGREES, EQUAL, CARRIED_ON, UNSIZED, INCOMPARABLE = range(5)
@@ -47,24 +52,16 @@ class Judged:
     error_out: float
     own: float
     expected: float
-    worst: str | None
-    """The output with the largest excess."""
-    incomparable: Reason | None = None
-    """Why the outputs could not be compared, in full or in part."""
-    unsized: bool = False
-    """Whether an output is known to differ and not how much, so that it may be rounding."""
+    worst: str | None  # the output with the largest excess
+    incomparable: Reason | None = None  # why the outputs could not be compared, in full or in part
+    unsized: bool = False  # whether an output is known to differ and not how much, so that it may be rounding
     role: str = "agrees"
     slot_expected: dict[str, float] = field(default_factory=dict)
-    decided: int = 0
-    """What decided beside the row: `ELSEWHERE` or one of those beside it, else 0."""
-    declared: float = 0.0
-    """The part of ``own`` that operands rounded to a declared TF32 or HF32 make."""
-    steady: bool = False
-    """Whether all that rounds before it is bitwise equal on both sides."""
-    outlier: bool = False
-    """Whether it is off by more than is explained and hardly any other call of its kind is near that."""
-    broke: tuple[Reason, ...] = ()
-    """The figures that broke a limit of the criterion."""
+    decided: int = 0  # what decided beside the row: `REPEATS` or one of those beside it, else 0
+    declared: float = 0.0  # the part of ``own`` that operands rounded to a declared TF32 or HF32 make
+    steady: bool = False  # whether all that rounds before it is bitwise equal on both sides
+    outlier: bool = False  # whether it is off by more than is explained and hardly any other call of its kind is near that
+    broke: tuple[Reason, ...] = ()  # the figures that broke a limit of the criterion
 
     @property
     def ratio(self) -> float:
@@ -77,13 +74,16 @@ class Judged:
         return self.unsized and self.steady and self.error_in == 0
 
     def is_certain(self, criterion: Criterion) -> bool:
-        """Tell whether the estimate cannot be that wrong."""
-        if self.is_named_unsized:
+        """Tell whether the error is more than the estimate may be wrong by. The carried part has its own factor for that already.
+        ``declared``, known by its definition whatever the device, needs no more room than that, nor does the rest of ``own``
+        where the inputs are equal or the error has a direction."""
+        if self.is_named_unsized or (self.outlier and self.error_in == 0 and not self.unsized):
             return self.ratio > criterion.suspect
-        if self.outlier and self.error_in == 0 and not self.unsized:
-            return self.ratio > criterion.suspect
-        sharp = self.error_in == 0 or self.decided == COHERENT
-        return not self.unsized and criterion.is_certain(self.error_out, self.own, self.expected, self.declared, sharp=sharp)
+        if self.unsized or math.isinf(self.expected):
+            return False
+        certain = criterion.certain_carried if self.error_in == 0 or self.decided == COHERENT else criterion.certain
+        carried = max(self.expected - self.own, 0.0) + self.declared
+        return self.error_out > certain * (self.own - self.declared) + criterion.certain_carried * carried
 
 
 def excess(error: Array, expected: Array) -> Array:
@@ -99,34 +99,23 @@ class Verdicts:
 
     errors: Errors
     criterion: Criterion
-    rows: Numbers
-    """Row of the criterion."""
+    rows: Numbers  # row of the criterion
     error_in: Array
     error_out: Array
     own: Array
     expected: Array
-    worst: Numbers
-    """Entry of ``errors`` with the largest excess among the outputs, `NONE` where no output was compared."""
-    slot_expected: Array
-    """By entry of ``errors``; NaN for what is no output."""
+    worst: Numbers  # entry of ``errors`` with the largest excess among the outputs, `NONE` where no output was compared
+    slot_expected: Array  # by entry of ``errors``; NaN for what is no output
     unsized: Array
     incomparable: dict[int, Reason]
-    role: Array
-    """Index into `ROLES`."""
-    decided: Array
-    """What decided beside the row, as `Judged.decided`."""
-    tolerated: Array
-    """By entry of ``errors``: the relative error that repeats of the baseline, or limits, allow; else 0."""
-    declared: Array
-    """The part of ``own`` that operands rounded to a declared TF32 or HF32 make."""
-    steady: Array
-    """Whether all that round before a call are bitwise equal."""
-    outlier: Array
-    """Whether a call is off by more than is explained and hardly any other of its kind is near that."""
-    applied: Applied | None
-    """What the limits of a criterion say, where it has any."""
-    untold: int = 0
-    """Backward calls of which another tool's dump tells gradients inside alone, and lacks some that no recorded call reads."""
+    role: Array  # index into `ROLES`
+    decided: Array  # what decided beside the row, as `Judged.decided`
+    tolerated: Array  # by entry of ``errors``: the relative error that repeats of the baseline, or limits, allow; else 0
+    declared: Array  # the part of ``own`` that operands rounded to a declared TF32 or HF32 make
+    steady: Array  # whether all that round before a call are bitwise equal
+    outlier: Array  # whether a call is off by more than is explained and hardly any other of its kind is near that
+    applied: Applied | None  # what the limits of a criterion say, where it has any
+    untold: int = 0  # backward calls of which a dump tells gradients inside alone, and lacks some that no recorded call reads
     _made: dict[int, Judged] = field(default_factory=dict)
 
     def __len__(self) -> int:
@@ -166,18 +155,13 @@ class Suspect:
     children: tuple[str, ...] = ()
     api: str | None = None
     reason: str = ""
-    unit: float = 2.0**-24
-    """Unit roundoff of its worst output's dtype."""
-    because: tuple[Reason, ...] = ()
-    """What else was found out about it."""
-    sides: tuple[bool, bool] = (True, True)
-    """Whether the baseline and the candidate have the call (only a region may lack one)."""
-    began: int = 0
-    """When the call began on the candidate, on the scale of `Stream.ready`."""
-    independent: bool = False
-    """Whether it is known that the errors of its inputs are no reason for it, however large they are."""
-    ready: int = 0
-    """When the difference was there on the candidate: what is wrong with a call's inputs is there when it begins."""
+    unit: float = 2.0**-24  # unit roundoff of its worst output's dtype
+    because: tuple[Reason, ...] = ()  # what else was found out about it
+    sides: tuple[bool, bool] = (True, True)  # whether the baseline and the candidate have the call (only a region may lack one)
+    added: Reason | None = None  # operators that one run has in a region beside all that the other one has there
+    began: int = 0  # when the call began on the candidate, on the scale of `Stream.ready`
+    independent: bool = False  # whether it is known that the errors of its inputs are no reason for it, however large they are
+    ready: int = 0  # when the difference was there on the candidate: what is wrong with a call's inputs is there when it begins
 
     @property
     def step(self) -> int:
@@ -202,8 +186,7 @@ class Suspect:
 
 @dataclass(frozen=True, slots=True)
 class Passes:
-    """How often each side goes backward in a step in which all that accumulates agrees; ``sure``: also in direction; and by how
-    much it was off at most in the steps so far."""
+    """How often each side goes backward in a step that accumulates alike (``sure``: in direction too); ``worst`` so far."""
 
     baseline: int
     candidate: int
@@ -219,31 +202,21 @@ class Part:
     step: int
     verdicts: Verdicts
     alignment: Alignment
-    behind: Numbers = field(default_factory=lambda: np.empty(0, np.int64))
-    """Matched calls of which the baseline is further from the float64 run than the candidate."""
-    beside: list[Any] = field(default_factory=list)
-    """What somebody asked to be taken of each stream meanwhile."""
+    yardstick: Yardstick = NOTHING  # how far the runs are from others of the user's
+    beside: list[Any] = field(default_factory=list)  # what somebody asked to be taken of each stream meanwhile
     suspects: list[Suspect] = field(default_factory=list)
-    uncovered: list[tuple[Side, Row]] = field(default_factory=list)
-    """Unmatched calls that no coarser level and no consumer accounts for."""
-    dead_ends: list[tuple[Side, Row]] = field(default_factory=list)
-    """Unmatched calls that compute what nobody reads."""
+    uncovered: list[tuple[Side, Row]] = field(default_factory=list)  # unmatched calls that no coarser level or reader accounts for
+    dead_ends: list[tuple[Side, Row]] = field(default_factory=list)  # unmatched calls that compute what nobody reads
     unexplained: list[tuple[Judged, str]] = field(default_factory=list)
     """``(call, input slot)`` where a difference comes in that no compared call made."""
-    narrowed: int | None = None
-    """Entry of a result that is coarser in the candidate by what its call does, while those of others of its kind are not."""
-    stale: tuple[int, int] | None = None
-    """Entry of what was left from an earlier step in the candidate alone, and who made it."""
-    replaced: int | None = None
-    """Entry of a tensor that differs when the first step begins and that another rank's replaces before anything reads it."""
-    elsewhere: Reason | None = None
-    """Where a random generator stands elsewhere, and no call shows it."""
-    passes: Passes | None = None
-    """How often each side goes backward in the step, where that differs and what accumulates agrees."""
-    rewritten: tuple[int, int] = (0, 0)
-    """How many calls of each side are written another way on the other, and compute what agrees."""
-    harmless: list[Judged] = field(default_factory=list)
-    """Calls that were given other arguments, and whose results agree within rounding."""
+    narrowed: int | None = None  # result that its call makes coarser in the candidate, unlike others of its kind
+    stale: tuple[int, int] | None = None  # entry of what was left from an earlier step in the candidate alone, and who made it
+    replaced: int | None = None  # differing tensor of the first step that another rank's replaces before it is read
+    elsewhere: Reason | None = None  # where a random generator stands elsewhere, and no call shows it
+    passes: Passes | None = None  # how often each side goes backward in the step, where that differs and what accumulates agrees
+    rewritten: tuple[int, int] = (0, 0)  # calls of each side that are written another way on the other, and agree
+    own_errors: tuple[int, int, int] = (0, 0, 0)  # calls asked whether wrong by themselves, answered, and found right
+    harmless: list[Judged] = field(default_factory=list)  # calls with other arguments whose results agree within rounding
 
     @property
     def streams(self) -> tuple[Stream, Stream]:
@@ -256,15 +229,8 @@ class Part:
         return errors.streams[1].row(int(errors.calls[1][errors.pair[entry]]))
 
 
-
-
 class Tree:
-    """The calls of both sides by their ``parent``; calls are indices into the streams of their side.
-
-    Args:
-        verdicts: the matched calls.
-        alignment: what is matched, and what is not.
-    """
+    """The calls of both sides by their ``parent``; calls are indices into the streams of their side."""
 
     def __init__(self, verdicts: Verdicts, alignment: Alignment) -> None:
         self.verdicts, self.streams = verdicts, verdicts.errors.streams
@@ -281,16 +247,14 @@ class Tree:
 
     @cached_property
     def opened(self) -> frozenset[int]:
-        """Matched modules of two frameworks that are none of the known layers, and inside which calls were matched.
-
-        Two frameworks make other functions of nearly every module, so such a module is looked into instead of compared as a whole:
-        what is inside is matched, or lies between what is matched. That takes its functions, so modules alone are not looked into.
-        """
+        """Matched modules of two frameworks that are none of the known layers, and inside which calls were matched. Two
+        frameworks make other functions of nearly every module, so such a module is looked into, not compared as a whole: what is
+        inside is matched, or lies between what is. That takes functions, so modules alone are not looked into."""
         stream = self.streams[1]
         if stream.neutral is None or not stream.of_level("api").any():
             return frozenset()
         matched = self.verdicts.errors.calls[1]
-        above = np.unique(stream.parents[matched])
+        above = distinct(stream.parents[matched])
         modules = [call for call in above[above >= 0].tolist() if stream.neutral[call] == stream.names.number(MODULE)]
         outer = {other for call in modules for other in self.around(call) if stream.neutral[other] == stream.neutral[call]}
         pairs = self.pairs[1][sorted({*modules, *outer})]
@@ -313,6 +277,7 @@ class Tree:
             pending += children
             yield from children
 
+    @cached_property
     def leaves(self) -> np.ndarray[tuple[int], np.dtype[np.bool_]]:
         """Tell of each matched call whether no finer call was recorded inside, on either side."""
         sides = zip(self.streams, self.verdicts.errors.calls, strict=True)
@@ -320,11 +285,8 @@ class Tree:
         return ~(first | second)
 
     def resolved(self, pair: int) -> bool:
-        """Tell whether the calls inside a matched call speak for it.
-
-        They do when each of them was matched and compared, and one of them has an error that the call's own may come from. Where
-        some could not be compared, weights that differ inside speak: the call was given them, though they are none of its slots.
-        """
+        """Tell whether the calls inside a matched call speak for it: each was compared, and the call's error may be one of
+        theirs. Else weights that differ inside speak: the call was given them, though they are none of its slots."""
         verdicts = self.verdicts
         calls = [int(side[pair]) for side in verdicts.errors.calls]
         direct = [self._ran_inside(call, side) for side, call in enumerate(calls)]
@@ -344,10 +306,8 @@ class Tree:
         return bool(verdicts.error_out[inner].max(initial=0.0) * NESTED >= verdicts.error_out[pair])
 
     def _are_judged(self, pair: int, alone: list[Numbers], inner: Numbers) -> bool:
-        """Tell whether what a module was given differs in weights inside, and calls there without counterpart are judged.
-
-        They are where they are read (`regions.loose_calls`); a function, and a module inside, is compared by what it returns.
-        """
+        """Tell whether what a module was given differs in weights inside, and calls there without counterpart are judged. They
+        are where they are read (`regions.loose_calls`); a function, and a module inside, is compared by what it returns."""
         module = self.streams[1].names.number("module")
         inside = any((stream.level[calls] == module).any() for stream, calls in zip(self.streams, alone, strict=True))
         if inside or self.is_foreign:
@@ -356,10 +316,8 @@ class Tree:
         return bool(self.streams[1].level[self.verdicts.errors.calls[1][pair]] == module and (errors[np.isin(of, inner)] > 0).any())
 
     def _ran_inside(self, call: int, side: int) -> Numbers:
-        """Return the calls right inside a call: where none names it, those of a forward that began while it ran.
-
-        A function that calls modules (a reentrant checkpoint) is not named by them, for modules know the modules around them alone.
-        """
+        """Return the calls right inside a call: where none names it, those of a forward that began while it ran. Modules know the
+        modules around them alone, not a function that calls them (a reentrant checkpoint)."""
         stream = self.streams[side]
         found = stream.inside(call)
         if len(found) or stream.names.name(int(stream.phase[call])) not in ("forward", "recompute"):

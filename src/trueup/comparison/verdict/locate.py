@@ -1,68 +1,56 @@
 """Culprits before victims: which suspected calls are where a difference starts, and which only pass one on.
 
-A call is suspected when its outputs differ by more than rounding and its inputs explain. Of the suspected calls at several
-levels the finest speaks; of several in a row the first is the culprit, and a later one is another culprit only if its own
-inputs are clean.
-
-Which suspects are culprits: of all ranks and steps, those that no earlier one explains, in order of execution.
+A call is suspected when its outputs differ by more than rounding and its inputs explain. Of the suspected calls at several levels
+the finest speaks. Of all ranks and steps, culprits are those that no earlier one explains, in order of execution: a later one is
+another culprit only if its own inputs are clean.
 """
 
 from __future__ import annotations
 
-import dataclasses
-import json
-from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 
 import numpy as np
 
-from trueup.comparison.graph.streams import NONE, Stream, is_input, is_output, is_weight
-from trueup.comparison.measures.measure import equal_values, is_overwritten, same_shapes
-from trueup.comparison.measures.roundoff import SINGLE, roundoff
+from trueup.comparison.graph.streams import NONE, Stream
+from trueup.comparison.measures.measure import is_overwritten, same_shapes
 from trueup.comparison.measures.thresholds import GONE, SMALL
-from trueup.comparison.normalise.updates import ADDED, STEP
-from trueup.comparison.verdict import moved, peers, rewritten
-from trueup.comparison.verdict.criteria import Criterion
+from trueup.comparison.verdict import optimizer_updates, peers, rewritten
 from trueup.comparison.verdict.draws import begins_elsewhere, explain_draws
 from trueup.comparison.verdict.exchange import Use, from_root, receives, use_of
 from trueup.comparison.verdict.facts import Facts
-from trueup.comparison.verdict.independent import Laws, are_chosen, key_of
-from trueup.comparison.verdict.judged import LASTING, SIDES, Judged, Kind, Part, Suspect, Tree
-from trueup.comparison.verdict.lasting import settle
+from trueup.comparison.verdict.final_gradients import settle
+from trueup.comparison.verdict.independent import Laws, are_chosen, denormalised, key_of
+from trueup.comparison.verdict.judged import CARRIED_ON, LASTING, SIDES, Judged, Kind, OwnErrors, Part, Suspect, Tree
 from trueup.comparison.verdict.narrowed import narrowed
 from trueup.comparison.verdict.origins import Origins, arising_inside, came_in, comes_from_between, may_have_grown
-from trueup.comparison.verdict.overwritten import overwritten, stale
+from trueup.comparison.verdict.overwritten import overwritten, rewired, stale
 from trueup.comparison.verdict.parts import Parts, coarsest
-from trueup.comparison.verdict.regions import Region, Regions, is_part_of, judge_region, loose_calls
+from trueup.comparison.verdict.regions import Region, Regions, added, is_part_of, judge_region, loose_calls
 from trueup.comparison.verdict.regions import operators as region_operators
 from trueup.comparison.verdict.rewritten import Reconvergence, dead_ends, unaccounted
+from trueup.foundation.facts.arguments import equal_arguments
+from trueup.foundation.facts.criteria import Criterion
 from trueup.foundation.facts.operators import normalised
-from trueup.foundation.facts.why import Why
+from trueup.foundation.facts.roundoff import SINGLE, roundoff
+from trueup.foundation.facts.slots import is_input, is_output, is_weight
+from trueup.foundation.facts.why import Reason, Why
 
-OWN: tuple[Kind, ...] = ("operator", "argument", "random")
-"""Kinds of what a call does itself, and not of what it was given."""
-
-ENTERING = ("forward", "data")
-"""Phases in which data and weights enter a step."""
-
+OWN: tuple[Kind, ...] = ("operator", "argument", "random")  # kinds of what a call does itself, and not of what it was given
+ENTERING = ("forward", "data")  # phases in which data and weights enter a step
 MOST_ENTRIES = 1000
 """Tensors that enter a step and differ of which it is asked what becomes of them."""
 
 
 def locate(
-    part: Part, criterion: Criterion, origins: Origins | None = None, *, first_step: bool, from_start: bool, forced: bool = False
-) -> None:
-    """Fill in what a part leaves open.
-
-    Args:
-        part: one rank and step.
-        criterion: what is suspicious.
-        origins: what is known of the earlier steps of the rank; brought up to date.
-        first_step: whether this is the first captured step of the rank.
-        from_start: whether that step is the first of the training.
-        forced: whether calls were given another run's inputs, so that what differs goes no further by itself.
-    """
+    part: Part, criterion: Criterion, origins: Origins | None = None, *, first_step: bool, from_start: bool, forced: bool = False,
+    own_errors: OwnErrors | None = None,
+) -> None:  # fmt: skip
+    """Fill in what a part (one rank and step) leaves open. ``origins``, what is known of the rank's earlier steps, is brought up
+    to date. ``first_step``: the first captured step of the rank; ``from_start``: that is the first of the training; ``forced``:
+    calls were given another run's inputs, so a difference goes no further by itself; ``own_errors`` tells of single calls whether
+    they are wrong by themselves."""
     origins = origins or Origins()
+    chosen = from_start if first_step else origins.chosen
     verdicts = part.verdicts
     tree = Tree(verdicts, part.alignment)
     if verdicts.errors.all_same and origins.passes(tree):
@@ -70,12 +58,14 @@ def locate(
         return
     regions = Regions(tree, loose_calls(tree), origins)
     excused = Reconvergence(tree, regions, criterion, forced=forced)
-    found = [pair for pair in np.flatnonzero(verdicts.ratio > criterion.suspect).tolist() if not excused.pair(pair)]
+    given = [pair for pair, arguments in verdicts.errors.arguments.items() if not equal_arguments(*arguments)]
+    asked = dict.fromkeys([*np.flatnonzero(verdicts.ratio > criterion.suspect).tolist(), *given])
+    found = [pair for pair in asked if not excused.pair(pair) and verdicts.ratio[pair] > criterion.suspect]
     alone = _unmatched(part, regions, criterion, excused)
     found = [pair for pair in found if not excused.holds(pair)]
-    suspects = [*(_suspect(pair, criterion, tree) for pair in _finest(found, criterion, tree)), *alone]
+    suspects = [*(_suspect(pair, criterion, tree) for pair in _finest(found, alone, criterion, tree)), *alone]
     origins.wrong = origins.wrong or any(suspect.certain for suspect in suspects)
-    suspects += _lawless(tree, criterion, suspects, origins) if origins.wrong else []
+    suspects += _lawless(part, tree, criterion, suspects, origins, own_errors)
     came = [(judged, slot) for judged, slot in origins.follow(tree) if not excused.reader(judged, slot)]
     inside, part.unexplained = arising_inside(came, tree, criterion)
     part.rewritten = excused.counts()
@@ -92,7 +82,8 @@ def locate(
     else:
         suspects += _later_inputs(part.unexplained, part.streams, origins)
     suspects += _arguments(part, criterion, suspects, excused)
-    suspects += _settings(part, tree, suspects, from_start=first_step and from_start)
+    suspects += [] if forced or criterion.limits else _rewired(tree, excused)
+    suspects += _settings(part, tree, suspects, chosen=chosen)
     suspects = _at_fault(suspects, tree, excused)
     _doubt(suspects, part, origins)
     explain_draws(part, suspects, criterion)
@@ -101,7 +92,6 @@ def locate(
         part.elsewhere = begins_elsewhere(part)
     for suspect in suspects:
         _time(suspect, part.streams[1])
-        name_weight(suspect, part.streams)
     part.suspects = sorted(suspects, key=lambda s: s.place)
 
 
@@ -111,7 +101,7 @@ def _at_fault(suspects: Iterable[Suspect], tree: Tree, excused: Reconvergence) -
     found = [s for s in suspects if s.kind not in OWN or not excused.holds(int(tree.pairs[1][stream.find(s.place)]))]
     given = {s.place for s in found if s.kind in ("input", "overwritten")}  # what a call was given is not its own error
     told = {s.place for s in found if s.kind == "argument"}  # what a function was given, it hands on to its operators
-    handed_on = {place for place in told if not told.isdisjoint(_seqs_around(tree, stream.find(place)))}
+    handed_on = {place for place in told if not told.isdisjoint(stream.seq[tree.around(stream.find(place))].tolist())}
     dropped: dict[Kind, set[int]] = {"operator": given, "argument": handed_on}
     return [s for s in found if s.place not in dropped.get(s.kind, set())]
 
@@ -125,7 +115,9 @@ def _doubt(suspects: Iterable[Suspect], part: Part, origins: Origins) -> None:
     passing_on = came_in(part.unexplained, stream)
     for suspect in suspects:
         lost = origins.lost is not None and suspect.place >= origins.lost
-        suspect.certain = suspect.certain and not (lost or (suspect.kind == "operator" and passing_on(suspect.judged)))
+        lost = lost or (suspect.kind == "operator" and passing_on(suspect.judged))
+        sure = any(reason.why is Why.RECOMPUTED for reason in suspect.because)  # from inputs that are its own, seen or not
+        suspect.certain = suspect.certain and (sure or not lost)
 
 
 def _of_equal_passes(suspects: list[Suspect], part: Part, tree: Tree, origins: Origins) -> list[Suspect]:
@@ -149,27 +141,6 @@ def _time(suspect: Suspect, stream: Stream) -> None:
         suspect.ready = int(stream.ready[worst.candidate])
 
 
-def name_weight(suspect: Suspect, streams: tuple[Stream, Stream]) -> None:
-    """Say which weight an optimizer got wrong: the call that stands for it is one for all weights, outside any module."""
-    judged = suspect.judged
-    call = judged.call
-    if call.candidate.op != STEP or judged.worst is None:
-        return
-    scope, _, weight = judged.worst.removeprefix("output.").rpartition(".")
-    call.baseline, call.candidate = (dataclasses.replace(row, scope=scope) for row in (call.baseline, call.candidate))
-    weight, _, state = weight.partition(":")
-    wrong = {slot.partition(":")[0] for slot, limit in judged.slot_expected.items() if call.slots[slot].relative > limit}
-    added = state.startswith(ADDED)
-    said = [Why.WEIGHT(None if added else state, added, weight, len(wrong) - 1 or None)]
-    ran = [stream.stands_for.get(call.candidate.step, Counter()) for stream in streams]
-    suspect.children = suspect.children or tuple(ran[1])[::-1]  # the last of them wrote the weight
-    alone = [first - second for first, second in (ran, ran[::-1])]
-    if bool(alone[0]) != bool(alone[1]):
-        side = 0 if alone[0] else 1
-        said.append(Why.RUNS_ALONE(SIDES[side], tuple(Why.TIMES_RUN(*counted) for counted in alone[side].most_common(3))))
-    suspect.because = tuple(said)
-
-
 def is_quiet(part: Part, criterion: Criterion, origins: Origins) -> bool:
     """Tell whether nothing in some later steps needs a closer look; if so, their errors are remembered as `locate` does it."""
     verdicts, alignment = part.verdicts, part.alignment
@@ -179,19 +150,12 @@ def is_quiet(part: Part, criterion: Criterion, origins: Origins) -> bool:
     if verdicts.errors.all_same:
         return origins.passes(tree)
     quiet = not bool((verdicts.ratio > criterion.suspect).any()) and not peers.unlike(tree)
-    quiet = quiet and narrowed(tree) is None and stale(tree, lambda _: 0.0) is None
+    quiet = quiet and not denormalised(tree, criterion) and narrowed(tree) is None and stale(tree, lambda _: 0.0) is None
     return quiet and not overwritten(tree, criterion) and origins.passes(tree)
 
 
-def _seqs_around(tree: Tree, call: int) -> list[int]:
-    return list(tree.streams[1].seq[tree.around(call)].tolist()) if call != NONE else []
-
-
 def _unmatched(part: Part, regions: Regions, criterion: Criterion, excused: Reconvergence) -> list[Suspect]:
-    """Account for the calls without counterpart: return regions where a difference starts.
-
-    What nothing shows is kept in the part.
-    """
+    """Account for calls without counterpart: return regions where a difference starts; the part keeps what nothing shows."""
     tree, origins, loose = regions.tree, regions.origins, regions.given
     settle(regions, criterion)
     dead = dead_ends(regions, criterion)
@@ -209,10 +173,9 @@ def _unmatched(part: Part, regions: Regions, criterion: Criterion, excused: Reco
             uncovered |= {(side, call) for side in (0, 1) for call in region.calls[side]}
             continue
         certain = judged.is_certain(criterion)
-        suspects.append(Suspect(judged, "region", certain, region_operators(region), sides=region.sides))
-    part.uncovered = [
-        (SIDES[side], tree.streams[side].row(call)) for side, call in sorted(uncovered)
-    ]
+        suspects.append(Suspect(judged, "region", certain, region_operators(region), sides=region.sides, added=added(region)))
+    uncovered = {(side, call) for side, call in uncovered if call not in excused.rewritten[side]}
+    part.uncovered = [(SIDES[side], tree.streams[side].row(call)) for side, call in sorted(uncovered)]
     left = [sorted(set(calls) - settled) for calls, settled in zip(loose, regions.settled, strict=True)]
     origins.leave(regions.lasting(), *(stream.seq[calls].tolist() for stream, calls in zip(tree.streams, left, strict=True)))
     return suspects
@@ -236,11 +199,16 @@ def _parts(tree: Tree, loose: tuple[list[int], list[int]], criterion: Criterion)
     return first, second
 
 
-def _finest(found: list[int], criterion: Criterion, tree: Tree) -> list[int]:
-    """Drop a suspected call when a finer level accounts for it."""
+def _finest(found: list[int], alone: Iterable[Suspect], criterion: Criterion, tree: Tree) -> list[int]:
+    """Drop a suspected call when a finer level accounts for it, or a region inside."""
     calls = tree.verdicts.errors.calls[1]
     certain = [int(calls[pair]) for pair in found if tree.verdicts.at(pair).is_certain(criterion)]
     speaking = {around for call in certain for around in tree.around(call)}
+    for suspect in alone:
+        rows = (suspect.judged.call.baseline, suspect.judged.call.candidate)
+        for side in (0, 1) if suspect.certain else ():
+            pairs = tree.pairs[side][tree.around(tree.streams[side].find(rows[side].seq), side)] if suspect.sides[side] else ()
+            speaking |= {int(calls[pair]) for pair in pairs if pair != NONE}
     return [pair for pair in found if calls[pair] not in speaking and not tree.resolved(pair)]
 
 
@@ -248,7 +216,7 @@ def _suspect(pair: int, criterion: Criterion, tree: Tree) -> Suspect:
     judged = tree.verdicts.at(pair)
     call, (baseline, candidate) = judged.call, tree.streams
     kind: Kind = "operator"
-    if (call.arguments is not None and not _equal_arguments(*call.arguments)) or any(map(is_input, call.one_sided)):
+    if (call.arguments is not None and not equal_arguments(*call.arguments)) or any(map(is_input, call.one_sided)):
         kind = "argument"
     elif judged.row.random and not _same_draw(judged, baseline, candidate):
         kind = "random"
@@ -262,19 +230,9 @@ def _suspect(pair: int, criterion: Criterion, tree: Tree) -> Suspect:
     return Suspect(judged, kind, certain, tree.operators(index), api, unit=unit or 2.0**-24)
 
 
-def _equal_arguments(first: str | None, second: str | None) -> bool:
-    try:
-        return equal_values(json.loads(first or "{}"), json.loads(second or "{}"))
-    except (ValueError, RecursionError):  # truncated, as very long arguments are, or nested beyond reason
-        return first == second
-
-
 def _same_draw(judged: Judged, baseline: Stream, candidate: Stream) -> bool:
-    """Tell whether a random operator drew the same numbers on both sides, so that only its arithmetic can differ.
-
-    Two draws of a mask agree on the number of zeros only by chance, and their results are not parallel; the same draw with
-    another scale is: the sketches' cosine is then 1.
-    """
+    """Tell whether a random operator drew the same numbers on both sides, so that only its arithmetic can differ. Different masks
+    have as many zeros only by chance; the same draw with another scale has a cosine of sketches of 1."""
     error = judged.call.slots.get(judged.worst or "")
     if error is None:
         return False
@@ -284,10 +242,8 @@ def _same_draw(judged: Judged, baseline: Stream, candidate: Stream) -> bool:
 
 
 def _inputs(part: Part, tree: Tree, criterion: Criterion, *, from_start: bool) -> list[Suspect]:
-    """Find the first tensor that no recorded call produced and that differs: the data, the weights, a state.
-
-    Where a call without counterpart produced it on the candidate (a weight is cast there first), that call is suspected.
-    """
+    """Find the first tensor that no recorded call produced and that differs: the data, the weights, a state. Where a call without
+    counterpart produced it on the candidate (a weight is cast there first), that call is suspected."""
     verdicts = tree.verdicts
     tolerance = criterion.input_units * SINGLE if from_start else SMALL
     errors = verdicts.errors
@@ -351,7 +307,7 @@ def _later_inputs(unexplained: Iterable[tuple[Judged, str]], streams: tuple[Stre
             if weight and (origins.told or not (origins.updated is None or origins.updated.sure)):
                 continue  # it is left unexplained
             origins.told = origins.told or weight
-            return [Suspect(judged, "input", True, reason=slot, because=moved.why(slot, origins.updated))]
+            return [Suspect(judged, "input", True, reason=slot, because=optimizer_updates.why(slot, origins.updated))]
     return []
 
 
@@ -362,7 +318,7 @@ def _enters(judged: Judged, slot: str, streams: tuple[Stream, Stream]) -> bool:
     if is_overwritten(judged.call.slots[slot], judged.call):
         return False
     error = judged.call.slots[slot]
-    if is_weight(slot) and all(map(moved.is_unseen, streams)):
+    if is_weight(slot) and all(map(optimizer_updates.is_unseen, streams)):
         return True
     if comes_from_between(streams[1], streams[1].find(judged.call.candidate.seq), slot):
         return False
@@ -370,11 +326,9 @@ def _enters(judged: Judged, slot: str, streams: tuple[Stream, Stream]) -> bool:
 
 
 def _arguments(part: Part, criterion: Criterion, known: Sequence[Suspect], excused: Reconvergence) -> list[Suspect]:
-    """Find calls given other scalars on the two sides, whose results show it, and which are not suspects yet.
-
-    Where the results agree within rounding the part notes it, for it is no reason for anything. What an optimizer is given
-    acts again in every step, so there any effect counts; and where limits decide, for they know of no rounding.
-    """
+    """Find calls given other scalars, whose results show it, and which are not suspects yet. If results agree within rounding the
+    part notes it: it is no reason for anything. What an optimizer is given acts again in every step, so there any effect counts;
+    and where limits decide, for they know of no rounding."""
     verdicts, optimizer = part.verdicts, part.streams[1].names.number("optimizer")
     suspected = {id(s.judged) for s in known}
     found = []
@@ -383,7 +337,7 @@ def _arguments(part: Part, criterion: Criterion, known: Sequence[Suspect], excus
             continue
         error, lost = float(verdicts.error_out[pair]), pair in verdicts.incomparable  # of another shape, it is not measured
         judged = verdicts.at(pair)
-        if (error == 0 and not lost) or verdicts.error_in[pair] > 0 or id(judged) in suspected or _equal_arguments(*arguments):
+        if (error == 0 and not lost) or verdicts.error_in[pair] > 0 or id(judged) in suspected or equal_arguments(*arguments):
             continue
         lasts = part.streams[1].phase[verdicts.errors.calls[1][pair]] == optimizer
         shows = judged.ratio > criterion.suspect or _is_recast(judged, part.streams)
@@ -394,14 +348,32 @@ def _arguments(part: Part, criterion: Criterion, known: Sequence[Suspect], excus
     return found
 
 
-def _lawless(tree: Tree, criterion: Criterion, known: Sequence[Suspect], origins: Origins) -> list[Suspect]:
+def _rewired(tree: Tree, excused: Reconvergence) -> list[Suspect]:
+    """Find calls that were given the result of another call than their counterparts."""
+    found, errors = [], tree.verdicts.errors
+    for pair, entry in rewired(tree):
+        slot = errors.distance(entry).slot
+        if not excused.pair(pair, slot):
+            sides = zip(tree.streams, errors.slots, strict=True)
+            second, first = (stream.row(int(stream.producers[slots[entry]])).key for stream, slots in sides)
+            why = Why.READS(slot, first, second)
+            found.append(Suspect(tree.verdicts.at(pair), "argument", True, because=(why,), independent=True))
+    return found
+
+
+def _lawless(
+    part: Part, tree: Tree, criterion: Criterion, known: Sequence[Suspect], origins: Origins, own_errors: OwnErrors | None
+) -> list[Suspect]:
     """Find calls that break by themselves what they keep in the baseline; what is known of them is that no input is a reason."""
-    if criterion.limits:
+    origins.wrong = origins.wrong or denormalised(tree, criterion)
+    if criterion.limits or not origins.wrong:
         return []
     suspects = {id(s.judged): s for s in known}
     found = []
     facts = Facts(tree, criterion)
-    for pair, why in (facts.shifted(origins.shifts) | facts.broken() | Laws(tree, criterion).broken()).items():
+    broken = facts.shifted(origins.shifts) | facts.broken() | Laws(tree, criterion).broken()
+    broken |= _wrong_by_themselves(part, tree, own_errors) if own_errors is not None else {}
+    for pair, why in broken.items():
         suspect = suspects.get(id(tree.verdicts.at(pair)))
         if suspect is None:
             suspect = _suspect(pair, criterion, tree)
@@ -409,6 +381,17 @@ def _lawless(tree: Tree, criterion: Criterion, known: Sequence[Suspect], origins
         if suspect.kind == "operator":
             suspect.certain, suspect.independent, suspect.because = True, True, (why,)
     return [suspect for suspect in found if suspect.independent]
+
+
+def _wrong_by_themselves(part: Part, tree: Tree, own_errors: OwnErrors) -> dict[int, Reason]:
+    """Ask of each call whose inputs differ, and with them its results, whether it computed well what it was given."""
+    verdicts, errors = tree.verdicts, tree.verdicts.errors
+    computes = np.bincount(errors.pair[errors.outputs], minlength=len(verdicts)) > 0
+    asked = np.flatnonzero((verdicts.role >= CARRIED_ON) & (verdicts.error_in > 0) & computes & tree.leaves)
+    seqs = [stream.seq[calls[asked]].tolist() for stream, calls in zip(tree.streams, errors.calls, strict=True)]
+    told = own_errors(part.rank, list(zip(*seqs, strict=True)))
+    part.own_errors = len(asked), len(told), sum(why is None for why in told.values())
+    return {pair: why for pair, seq in zip(asked.tolist(), seqs[1], strict=True) if (why := told.get(seq)) is not None}
 
 
 def _apart_from_peers(
@@ -425,11 +408,8 @@ def _apart_from_peers(
     return found
 
 
-def _settings(part: Part, tree: Tree, known: Sequence[Suspect], *, from_start: bool) -> list[Suspect]:
-    """Find calls given other scalars for which the difference of their inputs is no reason; make certain those that are known.
-
-    What a backward is given, its forward was.
-    """
+def _settings(part: Part, tree: Tree, known: Sequence[Suspect], *, chosen: bool) -> list[Suspect]:
+    """Find calls given other scalars whatever their inputs; make known ones certain. A backward is given what its forward was."""
     verdicts, stream = part.verdicts, part.streams[1]
     backward = stream.phase[verdicts.errors.calls[1]] == stream.names.number("backward")
     shown = {key_of(s.judged) for s in known if s.kind == "argument" and s.certain and s.judged.error_in == 0}
@@ -437,10 +417,10 @@ def _settings(part: Part, tree: Tree, known: Sequence[Suspect], *, from_start: b
     found = []
     for pair, arguments in verdicts.errors.arguments.items():
         clean = verdicts.error_in[pair] == 0 or verdicts.error_out[pair] == 0
-        if clean or backward[pair] or _equal_arguments(*arguments):
+        if clean or backward[pair] or equal_arguments(*arguments):
             continue
         judged = verdicts.at(pair)
-        if key_of(judged) in shown or (from_start and are_chosen(judged, tree)):
+        if key_of(judged) in shown or (chosen and are_chosen(judged, tree)):
             suspect = suspects.get(id(judged)) or Suspect(judged, "argument", True)
             suspect.certain = suspect.independent = True
             if id(judged) not in suspects:
@@ -459,28 +439,26 @@ def _is_recast(judged: Judged, streams: tuple[Stream, Stream]) -> bool:
 def rank_culprits(suspects: Iterable[Suspect], tainted: Mapping[int, tuple[int, int]] | None = None) -> list[Suspect]:
     """Put the culprits first, in the order in which their results were there, and leave out what an earlier one explains.
 
-    A later one is a culprit of its own where its error stays when those of its inputs are accounted for; a backward call may also
+    A later one is a culprit of its own where its error stays when those of its inputs are accounted for. A backward call may also
     read what its forward call saved, and an input that no recorded call made may have come from an earlier difference unseen.
-    Certain ones go before those that could be rounding. Within a step, what happens on a rank after another one's difference has
-    reached it comes last; the execution numbers of ranks are of one order only where they run the same program.
-
-    Args:
-        suspects: of all ranks and steps.
-        tainted: by rank, the step and place from which on it computes with what another rank got wrong.
-    """
+    Certain ones go before those that could be rounding. Within a step, what happens on a rank after another one's difference
+    reached it (``tainted``: by rank, the step and place) comes last: execution numbers of ranks share an order only where they
+    run the same program."""
     reached = tainted or {}
     culprits: list[Suspect] = []
 
     def order(s: Suspect) -> tuple[int, bool, int, int, int]:
         return s.step, s.rank in reached and (s.step, s.place) > reached[s.rank], s.ready, s.place, s.rank
 
-    ordered = _first_of_a_kind(_innermost(sorted(suspects, key=order)))
     known: set[tuple[int, int, int | None]] = set()
+    ordered = _first_of_a_kind(_innermost(sorted(suspects, key=order)))
     for suspect in sorted(ordered, key=lambda s: not s.certain):
         if not suspect.certain and culprits:
             continue
         together = suspect.phase == "collective" and any(c.rank != suspect.rank for c in culprits)  # it shows on all ranks
         saved = (suspect.rank, suspect.step, suspect.judged.call.candidate.forward_seq) in known
+        if any(reason.why is Why.RECOMPUTED for reason in suspect.because) and suspect.judged.call.candidate.level == "aten":
+            saved = False  # what an operator saved is an input of the one that reads it, and it was computed again from that
         carried = suspect.kind == "input" or suspect.judged.error_in >= GONE  # an input no call made may hold it unseen
         if not culprits or not (saved or ((together or carried) and not suspect.independent)):
             culprits.append(suspect)
@@ -488,23 +466,9 @@ def rank_culprits(suspects: Iterable[Suspect], tainted: Mapping[int, tuple[int, 
     return culprits
 
 
-def of_a_kind(culprits: Iterable[Suspect]) -> list[list[Suspect]]:
-    """Put culprits together that are one finding: an operator that is broken wherever it runs, an option that all calls are given.
-
-    All that draws random numbers is one: it draws them from one generator.
-    """
-    found: dict[tuple[str, ...], list[Suspect]] = {}
-    for culprit in culprits:
-        found.setdefault(_kind(culprit), []).append(culprit)
-    return list(found.values())
-
-
 def _innermost(ordered: Iterable[Suspect]) -> list[Suspect]:
-    """Leave out calls that began before another suspect and had their results after it: they may have computed with its results.
-
-    So a backward that recomputes its forward is not blamed for what the recomputation got wrong. A communication goes on beside
-    what runs meanwhile, and computes with none of it.
-    """
+    """Leave out calls that began before another suspect and ended after it: they may have computed with its results, as a
+    backward that recomputes its forward. A communication computes with nothing that runs meanwhile."""
     latest: dict[tuple[int, int], int] = {}
     found = []
     for suspect in ordered:
@@ -516,19 +480,20 @@ def _innermost(ordered: Iterable[Suspect]) -> list[Suspect]:
 
 
 def _first_of_a_kind(ordered: list[Suspect]) -> list[Suspect]:
-    """Make certain the earliest suspect of the operator that is the first certain one.
-
-    A broken operator shows wherever it runs; where its error is small it could be rounding, were it not for the others.
-    """
+    """Make certain the earliest suspect of the operator that is the first certain one. A broken operator shows wherever it runs,
+    and in its gradient; where its error is small it could be rounding, were it not for the others."""
     certain = next((s for s in ordered if s.certain), None)
     if certain is None or certain.kind != "operator":
         return ordered
-    wanted = _kind(certain)
-    first = next(s for s in ordered if s.kind == "operator" and _kind(s) == wanted)
+    wanted = _function(certain)
+    first = next(s for s in ordered if s.kind == "operator" and _function(s) == wanted)
     first.certain = True
     return ordered
 
 
-def _kind(suspect: Suspect) -> tuple[str, ...]:
+def _function(suspect: Suspect) -> tuple[str, ...]:
+    """Return what tells functions from one another, a function's own backward from no forward of it."""
     call = suspect.judged.call.candidate
-    return (suspect.kind,) if suspect.kind == "random" else (suspect.kind, call.level, call.phase, normalised(call.op))
+    name, of, _ = normalised(call.op).partition("_backward")
+    backward = call.phase == "backward" and (call.level != "aten" or of != "")
+    return call.level, "forward" if backward else call.phase, name

@@ -5,7 +5,8 @@
 
 Rounding once more is too little to show in a norm. Where a run casts by a policy (autocast, of another device or version), it does
 so for all calls of an operator; what a narrower input makes coarser is no decision of the call that reads it. So an operator that
-rounds in some calls and in others does not, as the baseline does in all, was written otherwise there.
+rounds in some calls and in others does not, as the baseline does in all, was written otherwise there. So was one that reads what a
+function without counterpart casts: a policy casts inside of functions.
 """
 
 from __future__ import annotations
@@ -13,8 +14,9 @@ from __future__ import annotations
 import numpy as np
 
 from trueup.comparison.graph.streams import NONE, Array
-from trueup.comparison.measures.roundoff import SINGLE, roundoff
 from trueup.comparison.verdict.judged import Tree
+from trueup.foundation.facts.roundoff import SINGLE, roundoff
+from trueup.foundation.facts.slots import is_input
 
 
 def narrowed(tree: Tree) -> int | None:
@@ -22,8 +24,7 @@ def narrowed(tree: Tree) -> int | None:
     errors, streams = tree.verdicts.errors, tree.streams
     if streams[0].dtype is streams[1].dtype or tree.is_foreign:
         return None
-    table = streams[0].names.table(roundoff)
-    first, second = (table[stream.dtype[slots]] for stream, slots in zip(streams, errors.slots, strict=True))
+    first, second = errors.roundoffs
     fine = (first > 0) & (first <= SINGLE)
     coarse = fine & (second > SINGLE)
     made = errors.outputs & _computes(tree)[errors.pair]
@@ -31,7 +32,7 @@ def narrowed(tree: Tree) -> int | None:
         return None
     stream, calls = streams[1], errors.calls[1][errors.pair]
     kind = (stream.op[calls] * len(stream.names.names) + stream.level[calls]) * len(stream.names.names) + stream.phase[calls]
-    some = np.isin(kind, kind[made & fine & ~coarse])
+    some = np.isin(kind, kind[made & fine & ~coarse]) | _reads_cast(tree, coarse)[errors.pair]
     found = np.flatnonzero(made & coarse & some & ~_hands_on(tree, coarse)[errors.pair])
     return int(found[0]) if len(found) else None
 
@@ -40,7 +41,7 @@ def _computes(tree: Tree) -> Array:
     """Tell which matched calls round in a forward, and not by calls inside them; a backward has the dtypes of its forward."""
     stream, verdicts = tree.streams[1], tree.verdicts
     rounds = ~verdicts.criterion.exact[verdicts.rows]
-    return np.asarray(rounds & tree.leaves() & stream.during("forward", "recompute")[verdicts.errors.calls[1]])
+    return np.asarray(rounds & tree.leaves & stream.during("forward", "recompute")[verdicts.errors.calls[1]])
 
 
 def _enters(tree: Tree, coarse: Array) -> bool:
@@ -48,6 +49,29 @@ def _enters(tree: Tree, coarse: Array) -> bool:
     errors = tree.verdicts.errors
     first, second = (stream.producer[slots] == NONE for stream, slots in zip(tree.streams, errors.slots, strict=True))
     return bool((errors.inputs & coarse & first & second).any())
+
+
+def _reads_cast(tree: Tree, coarse: Array) -> Array:
+    """Tell which matched calls read a tensor that a function of the candidate alone cast, of which there is no other result."""
+    errors, stream = tree.verdicts.errors, tree.streams[1]
+    reads = np.flatnonzero(errors.inputs & coarse)
+    made = stream.producers[errors.slots[1][reads]]
+    aten = stream.level[made] == stream.names.number("aten")
+    function = np.where(aten, stream.parents[made], made)
+    cast = (made != NONE) & (function != NONE) & (tree.pairs[1][function] == NONE)
+    cast &= stream.level[function] == stream.names.number("api")
+    found = np.zeros(len(tree.verdicts), bool)
+    for n, call in zip(reads[cast].tolist(), made[cast].tolist(), strict=True):
+        given = [k for name, k in stream.slots(call).items() if is_input(stream.names.names[name])]
+        alike = [k for k in given if stream.numel[k] == stream.numel[errors.slots[1][n]]]
+        found[errors.pair[n]] |= any(0 < roundoff(stream.dtype_of(k)) <= SINGLE for k in alike) and _is_exact(tree, call)
+    return found
+
+
+def _is_exact(tree: Tree, call: int) -> bool:
+    stream, name = tree.streams[1], tree.streams[1].names.names
+    op, level, phase = (name[int(of[call])] for of in (stream.op, stream.level, stream.phase))
+    return tree.verdicts.criterion.row(op, level, phase).own == "exact"
 
 
 def _hands_on(tree: Tree, coarse: Array) -> Array:

@@ -15,69 +15,56 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from trueup.comparison.graph.streams import NONE, Array, Numbers, Row, Stream, is_weight
-from trueup.comparison.measures.roundoff import SINGLE, roundoff
-from trueup.comparison.measures.thresholds import CANCELLED, SMALL
-from trueup.comparison.verdict import moved
-from trueup.comparison.verdict.criteria import Criterion
+from trueup.comparison.graph.streams import NONE, Array, Numbers, Row, Stream, distinct
+from trueup.comparison.measures.thresholds import CANCELLED, ROOM, SMALL
+from trueup.comparison.verdict import optimizer_updates
+from trueup.comparison.verdict.budget import unrecorded
 from trueup.comparison.verdict.evidence import coherent
-from trueup.comparison.verdict.explain import unrecorded
 from trueup.comparison.verdict.facts import Shifts
+from trueup.comparison.verdict.independent import first_read_out
 from trueup.comparison.verdict.judged import Judged, Tree, only_modules
 from trueup.comparison.verdict.operands import most
-from trueup.foundation.facts.why import Reason, Why
+from trueup.foundation.facts.criteria import Criterion
+from trueup.foundation.facts.roundoff import SINGLE, roundoff
+from trueup.foundation.facts.slots import is_gradient_of_step, is_incoming_gradient, is_weight
 
-Unexplained = tuple[Judged, str]
-"""A call, and the slot where a difference comes in that no compared call made."""
+Unexplained = tuple[Judged, str]  # a call, and the slot where a difference comes in that no compared call made
 
 
 @dataclass(slots=True)
 class Origins:
     """What is remembered of one rank from step to step."""
 
-    alone: bool = True
-    """Whether no other rank takes part, whose differences may come in unseen."""
-    largest: float = 0.0
-    """Largest relative error of any output so far."""
-    step: int | None = None
-    """The last step that was gone through."""
-    trains: bool = False
-    """Whether the optimizer was recorded in it on both sides, so that weights do not come from outside."""
-    seen: tuple[set[str], set[str]] = field(default_factory=lambda: (set(), set()))
-    """Phases that were recorded, by side."""
-    imported: tuple[bool, bool] = (False, False)
-    """Whether a side is of another tool's dump."""
-    gradients: bool = False
-    """Whether a backward was recorded at a level that has the gradients of weights."""
-    told: bool = False
-    """Whether weights were found to be updated otherwise: from there on they differ in every step."""
-    lost: int | None = None
-    """Of another tool's dump: from which execution number on a difference goes around of which nobody knows where it came in."""
-    wrong: bool = False
-    """Whether a call was found to be wrong for certain, so that others are asked whether they are wrong by themselves."""
-    accumulated: float = 0.0
-    """Largest relative error of gradients in the steps that were compared by what accumulates in them (`rewritten.passes`)."""
-    shifts: Shifts = field(default_factory=dict)
-    """What results were larger by, beside what went in, at calls that carried errors or were wrong."""
-    weights: moved.Weights = field(default_factory=moved.Weights)
-    updated: moved.Updated | None = None
-    """What there is to say of the weights of the step that `follow` went through last."""
+    alone: bool = True  # whether no other rank takes part, whose differences may come in unseen
+    largest: float = 0.0  # largest relative error of any output so far
+    step: int | None = None  # the last step that was gone through
+    trains: bool = False  # whether the optimizer was recorded in it on both sides, so that weights do not come from outside
+    seen: tuple[set[str], set[str]] = field(default_factory=lambda: (set(), set()))  # phases that were recorded, by side
+    imported: tuple[bool, bool] = (False, False)  # whether a side is of another tool's dump
+    gradients: bool = False  # whether a backward was recorded at a level that has the gradients of weights
+    told: bool = False  # whether weights were found to be updated otherwise: from there on they differ in every step
+    lost: int | None = None  # of a dump: execution number from which a difference of unknown origin goes around
+    chosen: bool = True  # whether all was seen since the training began, and nothing took numbers that differ out of a tensor
+    wrong: bool = False  # whether a call was certainly wrong, so that others are asked whether they are wrong by themselves
+    accumulated: float = 0.0  # largest relative error of gradients in steps compared by what accumulates (`rewritten.passes`)
+    shifts: Shifts = field(default_factory=dict)  # by what results were larger beside their inputs, at calls with errors
+    weights: optimizer_updates.Weights = field(default_factory=optimizer_updates.Weights)
+    updated: optimizer_updates.Updated | None = None  # of the weights of the step that `follow` went through last
     errors: list[tuple[Numbers, Array]] = field(default_factory=list)
     """Of each step: ``seq`` of the compared calls on the candidate, and the largest relative error of their outputs."""
     pending: tuple[dict[int, Row], dict[int, Row]] = field(default_factory=lambda: ({}, {}))
     """Unmatched calls whose results later steps read, and nobody has read yet, by side."""
     loose: tuple[set[int], set[int]] = field(default_factory=lambda: (set(), set()))
     """All unmatched calls of earlier steps that no compared call around them accounts for, by side."""
-    _now: moved.Weights = field(default_factory=moved.Weights)
-    _rounded: float = 0.0
-    """Unit roundoff of the coarsest dtype that so far held results on one side alone."""
+    _now: optimizer_updates.Weights = field(default_factory=optimizer_updates.Weights)
+    _rounded: float = 0.0  # unit roundoff of the coarsest dtype that so far held results on one side alone
 
     def follow(self, tree: Tree) -> list[tuple[Judged, str]]:
         """Go through one step's calls in order; return ``(call, slot)`` of inputs whose difference has no origin."""
         verdicts, errors = tree.verdicts, tree.verdicts.errors
         differing, worst, largest = self._suspicious(tree)
-        plain = _plain(tree)
-        found = [n for n in differing.tolist() if not _is_accounted_for(tree, n, float(plain[n]))]
+        plain = _plain(tree) if len(differing) else worst
+        found = [n for n in differing.tolist() if not _is_accounted_for(tree, n, float(plain[n]), worst)]
         self._remember(tree, worst, largest)
         return [(verdicts.at(int(errors.pair[n])), errors.distance(n).slot) for n in found]
 
@@ -93,7 +80,7 @@ class Origins:
         """Return inputs that differ more than what was seen before, the largest error of each call's outputs, and of all."""
         errors, plain = tree.verdicts.errors, _plain(tree)
         worst = _of_outputs(tree, plain)
-        before = np.maximum.accumulate(np.r_[self.largest, np.where(tree.leaves(), worst, 0.0)])
+        before = np.maximum.accumulate(np.r_[self.largest, np.where(tree.leaves, worst, 0.0)])
         grown = CANCELLED * before[:-1][errors.pair]
         least, shared = self._unseen(tree)
         given = tree.verdicts.criterion.input_units * SINGLE
@@ -101,11 +88,9 @@ class Origins:
         differ = errors.inputs & (plain > np.maximum(limit, tree.verdicts.tolerated))
         differ |= errors.inputs & (plain > 0) & (shared > np.maximum(grown, tree.verdicts.tolerated))
         if tree.streams[0].mixed:  # frameworks sum the gradient of a weight outside of any call that both have
-            differ &= ~tree.streams[0].names.table(_is_gradient)[errors.names]
-        self._now = moved.read(tree, self.weights)
-        rounded = np.maximum.accumulate(np.r_[self._rounded, _of_outputs(tree, _recast(tree))])
-        self._rounded = float(rounded[-1])
-        self.updated = moved.deviating(tree, self._now, np.maximum(before, rounded)[:-1][errors.pair])
+            differ &= ~tree.streams[0].names.table(is_gradient_of_step)[errors.names]
+        self._now = optimizer_updates.read(tree, self.weights)
+        self.updated = optimizer_updates.deviating(tree, self._now, np.maximum(before, self._coarsest(tree))[:-1])
         # A bias that began at zero is all update, and the limit of an input says nothing of those.
         differ[self.updated.compared] = False
         few = not self.updated.sure and 2 * self.updated.wrong <= self.updated.total
@@ -113,12 +98,20 @@ class Origins:
         differ[self.updated.entries] = shows & (errors.relative > tree.verdicts.tolerated)[self.updated.entries]
         return np.flatnonzero(differ), worst, float(before[-1])
 
-    def _unseen(self, tree: Tree) -> tuple[Array, Array]:
-        """Return what rounding in calls that were not recorded explains of each entry, and by how much all its elements are off
-        alike beyond that.
+    def _coarsest(self, tree: Tree) -> Array:
+        """Return the unit roundoff of the coarser dtype of results that the sides held in two, before each call and after the
+        last: equal numbers are equal by chance then."""
+        first, second = tree.verdicts.errors.roundoffs
+        recast = np.where(first != second, np.maximum(first, second), 0.0)
+        found = np.full(len(tree.verdicts) + 1, self._rounded)
+        if recast.any():
+            found = np.maximum.accumulate(np.r_[self._rounded, _of_outputs(tree, recast)])
+        self._rounded = float(found[-1])
+        return found
 
-        Where a step is missing, its forward, or another tool recorded it, rounding may have grown outside for long.
-        """
+    def _unseen(self, tree: Tree) -> tuple[Array, Array]:
+        """Return what rounding in unrecorded calls explains of each entry, and by how much all its elements are off alike beyond
+        that. Where a step or its forward is missing, or another tool recorded it, rounding may have grown outside for long."""
         errors, candidate = tree.verdicts.errors, tree.streams[1]
         nothing = np.zeros(len(errors.pair))
         steps = candidate.steps if self.step is None else np.r_[self.step, candidate.steps]
@@ -135,11 +128,9 @@ class Origins:
         return np.full(len(errors.pair), own), nothing
 
     def _given(self, tree: Tree, grown: Array) -> Array:
-        """Tell which entries come from outside, after steps that say what of them may be rounding.
-
-        Where no step is missing, and nothing differed before or the optimizer was recorded as well, no difference can have
-        grown outside of what was recorded: it is the batch that differs.
-        """
+        """Tell which entries come from outside, after steps that say what of them may be rounding. Where no step is missing, and
+        nothing differed before or the optimizer was recorded as well, no difference can have grown outside of what was recorded:
+        it is the batch that differs."""
         errors, (baseline, candidate) = tree.verdicts.errors, tree.streams
         if self.step is None or not self.alone or baseline.imported or candidate.imported:
             return np.zeros(len(errors.pair), bool)
@@ -152,15 +143,17 @@ class Origins:
     def _remember(self, tree: Tree, worst: Array, largest: float) -> None:
         self._read(tree)
         self.largest = largest
-        self.weights = moved.last(self._now)
+        self.weights = optimizer_updates.last(self._now)
         streams = tree.streams
+        steps = [-1 if self.step is None else self.step, *streams[1].steps.tolist()]
+        self.chosen &= self.alone and bool((np.diff(steps) == 1).all()) and first_read_out(tree) == np.inf
         if len(streams[1].steps):
             self.step = int(streams[1].steps[-1])
         self.imported = streams[0].imported, streams[1].imported
         for seen, stream in zip(self.seen, streams, strict=True):
-            seen.update(stream.names.names[n] for n in np.unique(stream.phase).tolist() if n != NONE)
+            seen.update(stream.names.names[n] for n in distinct(stream.phase).tolist() if n != NONE)
         self.gradients |= bool((streams[1].during("backward") & ~streams[1].of_level("module")).any())
-        self.trains = not any(map(moved.is_unseen, streams))
+        self.trains = not any(map(optimizer_updates.is_unseen, streams))
         errors = tree.verdicts.errors
         self.errors.append((errors.streams[1].seq[errors.calls[1]], worst))
 
@@ -189,7 +182,7 @@ class Origins:
         """Take calls off the list whose results are read now: what became of them shows in the reader, or in its readers."""
         for pending, stream in zip(self.pending, tree.streams, strict=True):
             if pending:
-                for producer in np.unique(stream.producer).tolist():
+                for producer in distinct(stream.producer).tolist():
                     pending.pop(producer, None)
 
     def leave(self, lasting: Iterable[tuple[int, Row]], *loose: Iterable[int]) -> None:
@@ -208,30 +201,13 @@ def _shows(tree: Tree, entry: int) -> bool:
     return bool(verdicts.error_out[readers].min() > verdicts.criterion.input_units * SINGLE)
 
 
-def _is_gradient(slot: str) -> bool:
-    return slot.startswith("gradient.")
-
-
-def unseen(ranks: Iterable[Origins]) -> list[Reason]:
-    """Return what was not seen of a training's weights, if there is anything."""
-    held = list(ranks)
-    seen = [set().union(*(origins.seen[side] for origins in held)) for side in (0, 1)]
-    gradients = any(origins.gradients for origins in held)
-    trains, optimizer = ("backward" in seen[0] | seen[1]), ("optimizer" in seen[0] | seen[1])
-    if optimizer and any(origins.lacks_optimizer(side) for origins in held for side in (0, 1)):
-        return [Why.NO_OPTIMIZER_DUMPED()] if trains else []
-    return [Why.NO_OPTIMIZER(gradients)] if trains and not optimizer else []
-
-
 def may_have_grown(tree: Tree) -> Array:
-    """Return, by entry, the relative error that rounding seen before in the step can have become.
-
-    Of another tool's dump it is not known which call made what another reads: what is no larger than this came from one before.
-    """
+    """Return, by entry, the relative error that rounding seen before in the step can have become. Of another tool's dump it is
+    not known which call made what another reads: what is no larger than this came from one before."""
     errors = tree.verdicts.errors
     if not any(stream.imported for stream in errors.streams):
         return np.zeros(len(errors.pair))
-    worst = np.where(tree.leaves(), _of_outputs(tree, _plain(tree)), 0.0)
+    worst = np.where(tree.leaves, _of_outputs(tree, _plain(tree)), 0.0)
     before: Array = CANCELLED * np.maximum.accumulate(np.r_[0.0, worst])
     return before[errors.pair]
 
@@ -242,13 +218,17 @@ def _of_outputs(tree: Tree, relative: Array) -> Array:
     return most(relative[outputs], tree.verdicts.errors.pair[outputs], len(tree.verdicts))
 
 
-def _is_accounted_for(tree: Tree, entry: int, error: float) -> bool:
-    """Tell whether a call without counterpart made what an entry reads, and is judged: by itself, or by a call around it.
-
-    A module that was compared as a whole answers for what it returns and for what is read inside it. The gradient of a weight is
-    neither: the optimizer reads it.
-    """
+def _is_accounted_for(tree: Tree, entry: int, error: float, worst: Array) -> bool:
+    """Tell whether calls that were compared made what an entry reads and are off by as much, or one without counterpart that is
+    judged: by itself, or by a call around it. A module that was compared as a whole answers for what it returns and for what is
+    read inside it. The gradient of a weight is neither: the optimizer reads it."""
     errors = tree.verdicts.errors
+    sides = zip(tree.pairs, tree.streams, errors.slots, strict=True)
+    made = [int(pairs[stream.producers[slots[entry]]]) for pairs, stream, slots in sides]
+    if made[0] == made[1] != NONE and error <= ROOM * worst[made[0]]:
+        return True
+    if _is_cancelled(tree, entry):
+        return True
     for side, (stream, slots) in enumerate(zip(tree.streams, errors.slots, strict=True)):
         producer = stream.find(stream.producer_of(int(slots[entry])))
         if producer == NONE or tree.pairs[side][producer] != NONE:
@@ -262,20 +242,30 @@ def _is_accounted_for(tree: Tree, entry: int, error: float) -> bool:
     return False
 
 
-def _recast(tree: Tree) -> Array:
-    """Return the unit roundoff of the coarser dtype where the sides hold results in two: then equal numbers are so by chance."""
-    sides = zip(tree.streams, tree.verdicts.errors.slots, strict=True)
-    first, second = (stream.names.table(roundoff)[stream.dtype[slots]] for stream, slots in sides)
-    return np.where(first != second, np.maximum(first, second), 0.0)
+def _is_cancelled(tree: Tree, entry: int) -> bool:
+    """Tell whether an optimizer, or a backward, reads a sum of gradients, made by no call of the levels that were read, of which
+    little is left: it is off by no more than gradients of its shape before it are. A weight, or a state, is of before the
+    step's backward."""
+    errors, stream, (k, j) = tree.verdicts.errors, tree.streams[0], (int(slots[entry]) for slots in tree.verdicts.errors.slots)
+    made = [int(side.producer[n]) for side, n in zip(tree.streams, (k, j), strict=True)]
+    for side, slot, seq in zip(tree.streams, (k, j), made, strict=True):
+        reader = side.call[slot]
+        backward = side.seq[side.during("backward") & (side.step == side.step[reader])]
+        reads = side.during("optimizer")[reader] or is_incoming_gradient(side.names.names[side.slot[slot]])
+        if not reads or side.find(seq) != NONE or not (backward < seq).any():
+            return False
+    at = errors.outputs & stream.during("backward")[errors.calls[0]][errors.pair]
+    at &= stream.shapes.squeezed[errors.slots[0]] == stream.shapes.squeezed[k]
+    at &= errors.calls[1][errors.pair] < errors.calls[1][errors.pair[entry]]  # later ones only pass on what this one gets
+    off = np.fmax(np.nan_to_num(errors.absolute[at]), errors.unit[at] * np.nan_to_num(errors.norm[at]))
+    return bool(errors.absolute[entry] <= CANCELLED * off.max(initial=0.0))
 
 
 def _plain(tree: Tree) -> Array:
     """Return relative errors; 0 where they mean nothing: not measured, unknown in size, relative to a zero, or of a mask of bools
-    and one of 0 and -Inf, which are numbers of two kinds: what reads them is compared.
-    """
+    and one of 0 and -Inf, which are numbers of two kinds: what reads them is compared."""
     errors = tree.verdicts.errors
-    rounds = tree.streams[0].names.table(roundoff) > 0
-    first, second = (rounds[stream.dtype[slots]] for stream, slots in zip(tree.streams, errors.slots, strict=True))
+    first, second = (side > 0 for side in errors.roundoffs)
     nothing = np.isnan(errors.absolute) | errors.unsized | ((errors.norm == 0) & np.isfinite(errors.absolute)) | (first != second)
     return np.where(nothing, 0.0, errors.generous)
 
@@ -283,11 +273,9 @@ def _plain(tree: Tree) -> Array:
 def arising_inside(
     unexplained: Iterable[Unexplained], tree: Tree, criterion: Criterion
 ) -> tuple[list[int], list[Unexplained]]:
-    """Return the matched modules inside which differences arise that came in unseen, and those that this leaves open.
-
-    The innermost module around the reader that was compared as a whole answers, if its own outputs are certainly wrong. Dumps of
-    other tools tell inputs by statistics at best, and modules of two frameworks are not the same: of those nothing is said.
-    """
+    """Return the matched modules inside which differences arise that came in unseen, and those that this leaves open. The
+    innermost module around the reader that was compared as a whole answers, if its own outputs are certainly wrong. Dumps of
+    other tools tell inputs by statistics at best, and modules of two frameworks are not the same: of those nothing is said."""
     stream = tree.streams[1]
     module, found, left = stream.names.number("module"), dict[int, None](), []
     known = only_modules(stream) and stream.neutral is None and not any(side.imported for side in tree.streams)
@@ -303,9 +291,7 @@ def arising_inside(
 
 def came_in(unexplained: Sequence[Unexplained], stream: Stream) -> Callable[[Judged], bool]:
     """Return what tells of a module whether its inputs differ, once a difference came in unseen: it may then only pass that on.
-
-    Weights do not count: one that differs is read by one module. Nor does anything where functions or operators were recorded too.
-    """
+    Weights do not count, for one module reads them, nor anything where functions or operators were recorded too."""
     if not unexplained or not only_modules(stream):
         return lambda judged: False  # noqa: ARG005
     first = min((judged.call.candidate.seq for judged, slot in unexplained if not is_weight(slot)), default=None)

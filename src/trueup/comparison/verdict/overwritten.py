@@ -1,5 +1,5 @@
 """Tensors that are not what they should be when they are read: memory that something unseen wrote to since, and what is left of an
-earlier step where the baseline makes it anew, in the candidate alone.
+earlier step where the baseline makes it anew, in the candidate alone; and the result of another call than in the baseline.
 """
 
 from __future__ import annotations
@@ -9,18 +9,16 @@ from collections.abc import Callable
 import numpy as np
 
 from trueup.comparison.graph.streams import NONE, Array, Numbers, Stream
-from trueup.comparison.measures.roundoff import SINGLE
-from trueup.comparison.measures.thresholds import ANY_ORDER
-from trueup.comparison.verdict.criteria import Criterion
+from trueup.comparison.measures.thresholds import ANY_ORDER, CANCELLED
 from trueup.comparison.verdict.judged import Tree
+from trueup.foundation.facts.criteria import Criterion
+from trueup.foundation.facts.roundoff import SINGLE
 
 
 def overwritten(tree: Tree, criterion: Criterion) -> list[tuple[int, str]]:
-    """Return ``(matched call, input slot)`` of what was written to unseen, in order.
-
-    The baseline read bit by bit what a recorded call had written, the candidate read something else; and that is further from the
-    baseline's than what the call had written, so that it is not the rounding of a kernel that writes twice.
-    """
+    """Return ``(matched call, input slot)`` of what was written to unseen, in order. The baseline read bit by bit what a recorded
+    call had written, the candidate read something else; and that is further from the baseline's than what the call had written,
+    so that it is not the rounding of a kernel that writes twice."""
     errors = tree.verdicts.errors
     apart = np.flatnonzero(errors.inputs & (errors.relative > criterion.input_units * SINGLE))
     if not len(apart):
@@ -37,14 +35,9 @@ def overwritten(tree: Tree, criterion: Criterion) -> list[tuple[int, str]]:
 
 
 def stale(tree: Tree, made: Callable[[int], float | None]) -> tuple[int, int] | None:
-    """Return the first entry of a forward that the candidate reads from an earlier step, where it agreed, and that step.
-
-    The baseline's was made in this step. A table that both need once, and one of them keeps, differs as little as when it was made.
-
-    Args:
-        tree: both sides' calls.
-        made: the largest relative error of the results of a compared call of an earlier step, None where there is no such call.
-    """
+    """Return the first entry of a forward that the candidate reads from an earlier step, where it agreed, and that step. The
+    baseline's was made in this step. A table that both need once, and one of them keeps, differs as little as when it was made:
+    ``made`` is the largest relative error of the results of a compared call of an earlier step, None where there is none."""
     errors, (baseline, candidate) = tree.verdicts.errors, tree.streams
     least = tree.verdicts.criterion.input_units * SINGLE
     apart = np.flatnonzero(errors.inputs & (errors.relative > least))
@@ -62,6 +55,25 @@ def stale(tree: Tree, made: Callable[[int], float | None]) -> tuple[int, int] | 
     return None
 
 
+def rewired(tree: Tree) -> list[tuple[int, int]]:
+    """Return ``(matched call, entry)`` of forward and optimizer calls that read another call's result than their counterparts do.
+    Both of the calls that made these agree with their counterparts, by far more than what is read differs, and what is made of it
+    differs. Only where every call has a counterpart: else the runs may write one formula in two ways."""
+    errors, verdicts = tree.verdicts.errors, tree.verdicts
+    apart = np.flatnonzero(errors.inputs & (errors.absolute > 0))
+    if not len(apart) or any(map(len, tree.unmatched)) or tree.is_foreign:
+        return []
+    sides = zip(tree.pairs, tree.streams, errors.slots, strict=True)
+    made = [pairs[stream.producers[slots[apart]]] for pairs, stream, slots in sides]
+    pair = errors.pair[apart]
+    at = (made[0] != NONE) & (made[1] != NONE) & (made[0] != made[1])
+    at &= tree.streams[1].during("forward", "optimizer")[errors.calls[1][pair]]
+    at &= verdicts.error_out[pair] > verdicts.own[pair]
+    before = np.maximum(*(verdicts.error_out[of] for of in made))
+    at &= errors.relative[apart] > np.maximum(CANCELLED * before, verdicts.criterion.input_units * SINGLE)
+    return list(zip(pair[at].tolist(), apart[at].tolist(), strict=True))
+
+
 def _is_earlier(stream: Stream, slots: Numbers) -> Array:
     """Tell which slots no call of their own step made."""
     made = stream.producers[slots]
@@ -69,11 +81,8 @@ def _is_earlier(stream: Stream, slots: Numbers) -> Array:
 
 
 def _written(stream: Stream, slots: Numbers) -> tuple[Numbers, Array]:
-    """Return the slots that the producers of some slots had written, and whether these hold the same bytes.
-
-    The slot is `NONE` where that is not known: another view, another type, no digest. The same numbers in another order are a view
-    too: of a square matrix that was transposed.
-    """
+    """Return the slots that the producers of some slots had written, and whether these hold the same bytes; `NONE` where unknown:
+    another view (also a square matrix transposed), another type, no digest."""
     size = len(stream.names.names)
     keys = stream.call * size + stream.slot
     order = np.argsort(keys, kind="stable")

@@ -17,15 +17,15 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from trueup.comparison.graph.streams import Alignment, Numbers, Stream, is_input, is_output
+from trueup.comparison.graph.streams import Alignment, Numbers, Stream
 from trueup.comparison.measures.measure import measure
-from trueup.comparison.measures.roundoff import SINGLE, roundoff
-from trueup.comparison.verdict.criteria import Criterion, Row
 from trueup.comparison.verdict.judge import judge
-from trueup.comparison.verdict.operands import Precision
+from trueup.foundation.facts.criteria import Criterion, Row
+from trueup.foundation.facts.roundoff import SINGLE, roundoff
+from trueup.foundation.facts.slots import is_input, is_output
+from trueup.foundation.store.declared import Precision
 
-BRANCHES = ("branch", "pole", "sign")
-"""Kinds of rows by which a small error of a few inputs may change an element by all of itself."""
+BRANCHES = ("branch", "pole", "sign")  # kinds of rows by which a small error of a few inputs may change all of an element
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,22 +37,11 @@ class Grant:
 
 
 class Parts:
-    """The calls of one side that have no counterpart.
-
-    Args:
-        stream: the side.
-        calls: which.
-        criterion: its rows.
-        coarsest: largest unit roundoff that counts as rounding; what a coarser dtype loses is a difference.
-    """
+    """The calls of one side without counterpart. What a dtype of a unit roundoff above ``coarsest`` loses is a difference."""
 
     def __init__(self, stream: Stream, calls: Numbers, criterion: Criterion, coarsest: float) -> None:
         self.stream, self._ceiling = stream, coarsest
-        none = np.empty(0, np.int64)
-        alone = Alignment(calls, calls, none, none, np.zeros(len(calls), np.int8), {})
-        verdicts = judge(measure(alone, stream, stream, (_unread, _unread)), criterion, Precision())
-        own, rows = verdicts.own.tolist(), [criterion.rows[n] for n in verdicts.rows.tolist()]
-        self._own: dict[int, tuple[float, Row]] = dict(zip(calls.tolist(), zip(own, rows, strict=True), strict=True))
+        self._own = _judged(stream, calls, criterion) if len(calls) else {}
         self._found: dict[int, Grant] = {}
 
     def again(self) -> Parts:
@@ -73,10 +62,8 @@ class Parts:
         return [self._own[call][1] for call in calls]
 
     def coarsest(self, calls: Iterable[int]) -> float:
-        """Return the unit roundoff of the coarsest dtype that some of the calls compute in.
-
-        It is that of their results; of a function, whose operators may have cast what it was given, that of its operands too.
-        """
+        """Return the unit roundoff of the coarsest dtype that some of the calls compute in. It is that of their results; of a
+        function, whose operators may have cast what it was given, that of its operands too."""
         aten, found = self.stream.names.number("aten"), [0.0]
         for call in calls:
             read, made = self._roundoffs(call)
@@ -113,6 +100,15 @@ class Parts:
             times = times if np.isfinite(times) else 1.0
             own, gain = hypot(own, times * given.own), hypot(gain, times * given.gain)
         return Grant(own, gain)
+
+
+def _judged(stream: Stream, calls: Numbers, criterion: Criterion) -> dict[int, tuple[float, Row]]:
+    """Return what each call, compared with itself, may be wrong by of its own, and the criterion's row of it."""
+    none = np.empty(0, np.int64)
+    alone = Alignment(calls, calls, none, none, np.zeros(len(calls), np.int8), {})
+    verdicts = judge(measure(alone, stream, stream, (_unread, _unread)), criterion, Precision())
+    own, rows = verdicts.own.tolist(), [criterion.rows[n] for n in verdicts.rows.tolist()]
+    return dict(zip(calls.tolist(), zip(own, rows, strict=True), strict=True))
 
 
 def coarsest(stream: Stream) -> float:

@@ -3,10 +3,10 @@
     blocks.0.attn   inputs bitwise equal   output bitwise equal
     blocks.1.attn   inputs bitwise equal   output differs by 2 units of roundoff
 
-Two runs that execute one kernel round alike wherever it runs; where they execute two, results are equal to the last bit by chance,
-and of many elements never all. So it is no rounding, however small it is, that one of two such calls differs in many elements.
-Nothing is said of calls inside which other operators ran: there the difference is seen to arise. Nor of ``blocks.0.ln1`` beside
-``blocks.0.ln2``: who writes the first norm of each block by hand need not write the second.
+Two runs of one kernel round alike wherever it runs. Results of two kernels are bitwise equal by chance, and of many elements
+never all. So it is no rounding, however small, that one of two such calls differs in many elements. Nothing is said of calls
+inside which other operators ran, for there the difference is seen to arise, nor of ``blocks.0.ln1`` beside ``blocks.0.ln2`` or of
+``blocks.0.body.0`` beside ``blocks.0.body.3``: who writes the first norm of each block by hand need not write the second.
 """
 
 from __future__ import annotations
@@ -18,13 +18,12 @@ import numpy as np
 
 from trueup.comparison.graph.streams import Numbers
 from trueup.comparison.measures.measure import DIGEST, TENSOR
-from trueup.comparison.measures.roundoff import roundoff
 from trueup.comparison.measures.thresholds import ENOUGH
 from trueup.comparison.verdict.judged import Tree
 from trueup.foundation.kernels.sketch import splitmix64
 
-PHASES = ("forward", "backward", "recompute")
-"""Phases in which a call reads only what its slots show, and does the same wherever it runs."""
+_NUMBER = re.compile(r"(?<![^.])\d+(?![^.])")
+PHASES = ("forward", "backward", "recompute")  # where a call reads only what its slots show, and does the same everywhere
 
 
 def unlike(tree: Tree) -> dict[int, int]:
@@ -50,9 +49,7 @@ def unlike(tree: Tree) -> dict[int, int]:
 def _differs(tree: Tree, at: Numbers) -> np.ndarray[tuple[int], np.dtype[np.bool_]]:
     """Tell which entries differ in many elements, as far as their norms tell."""
     errors = tree.verdicts.errors
-    sides = zip(tree.streams, errors.slots, strict=True)
-    unit = np.maximum.reduce([stream.names.table(roundoff)[stream.dtype[slots[at]]] for stream, slots in sides])
-    numel, relative = tree.streams[0].numel[errors.slots[0][at]], errors.relative[at]
+    unit, numel, relative = errors.unit[at], tree.streams[0].numel[errors.slots[0][at]], errors.relative[at]
     with np.errstate(all="ignore"):
         many = numel * (relative / (2 * unit)) ** 2 >= ENOUGH
     told = ~errors.unsized[at] & np.isfinite(relative) & (relative > tree.verdicts.tolerated[at])
@@ -76,8 +73,12 @@ def _kinds(tree: Tree, at: Numbers) -> Numbers:
 
 
 def _layer(scope: str) -> int:
-    """Return a number of a scope that is the same for the layers of one name in repeated blocks."""
-    return zlib.crc32(re.sub(r"(?<![^.])\d+(?![^.])", "0", scope).encode("utf-8", "surrogatepass"))
+    """Return a number of a scope that is the same for the layers of one name in repeated blocks. A number at the end is a name
+    where another one before it counts the blocks."""
+    blocks, _, name = scope.rpartition(".")
+    counted, blocks_before = _NUMBER.subn("0", blocks)
+    name = name if blocks_before else _NUMBER.sub("0", name)
+    return zlib.crc32(f"{counted}.{name}".encode("utf-8", "surrogatepass"))
 
 
 def _is_closed(tree: Tree, pair: int) -> bool:

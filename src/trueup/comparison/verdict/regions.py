@@ -8,26 +8,28 @@ from an exit through calls without counterpart to those that have one gives the 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field, replace
 
 import numpy as np
 
 from trueup.comparison.graph.readers import Readers
-from trueup.comparison.graph.streams import NONE, Array, Numbers, Row, Stream, is_input, is_output
+from trueup.comparison.graph.streams import NONE, Array, Numbers, Row, Stream, distinct
 from trueup.comparison.measures.measure import Distance, Measured
-from trueup.comparison.measures.roundoff import roundoff
 from trueup.comparison.measures.thresholds import FLIPPED
 from trueup.comparison.verdict import few
-from trueup.comparison.verdict.criteria import Criterion
-from trueup.comparison.verdict.criteria import Row as CriterionRow
-from trueup.comparison.verdict.judged import FEW, LASTING, Judged, Tree, excess
+from trueup.comparison.verdict.judged import FEW, LASTING, SIDES, Judged, Tree, excess
 from trueup.comparison.verdict.origins import Origins
 from trueup.comparison.verdict.parts import BRANCHES, Parts
+from trueup.foundation.facts.criteria import Criterion
+from trueup.foundation.facts.criteria import Row as CriterionRow
+from trueup.foundation.facts.operators import has
+from trueup.foundation.facts.roundoff import roundoff
+from trueup.foundation.facts.slots import is_input, is_output
 from trueup.foundation.facts.why import Reason, Why
 
-Call = tuple[int, int]
-"""Side and call."""
+Call = tuple[int, int]  # side and call
 
 
 @dataclass(slots=True)
@@ -37,13 +39,11 @@ class Region:
     tree: Tree
     exits: list[tuple[Judged, Distance, list[Call]]] = field(default_factory=list)
     """Calls with a counterpart that read a result, what they read, and who made it."""
-    calls: tuple[set[int], set[int]] = field(default_factory=lambda: (set(), set()))
-    """Of the baseline and of the candidate."""
+    calls: tuple[set[int], set[int]] = field(default_factory=lambda: (set(), set()))  # of the baseline and of the candidate
+    beside: tuple[set[int], set[int]] = field(default_factory=lambda: (set(), set()))  # of other runs, whose results are moved here
     sources: dict[str, Distance] = field(default_factory=dict)
-    earlier: float = 0.0
-    """Largest relative error of calls of earlier steps whose results go in: weights, states."""
-    known: bool = True
-    """Whether all sources that a recorded call produced were compared."""
+    earlier: float = 0.0  # largest relative error of calls of earlier steps whose results go in: weights, states
+    known: bool = True  # whether all sources that a recorded call produced were compared
 
     @property
     def worst(self) -> float:
@@ -63,7 +63,7 @@ class Region:
 
     def take(self, other: Region) -> None:
         """Take over what another one holds."""
-        for mine, its in zip(self.calls, other.calls, strict=True):
+        for mine, its in zip((*self.calls, *self.beside), (*other.calls, *other.beside), strict=True):
             mine |= its
         self.exits += other.exits
         self.sources |= other.sources
@@ -72,37 +72,23 @@ class Region:
 
 
 class Regions:
-    """The regions of one rank and step.
-
-    Args:
-        tree: both sides' calls.
-        loose: calls without counterpart and without a compared call around them that speaks for them, by side.
-        origins: what is known of earlier steps.
-    """
+    """The regions of a rank and step. ``loose``, by side: calls that no counterpart and no compared call around speaks for."""
 
     def __init__(self, tree: Tree, loose: tuple[list[int], list[int]], origins: Origins) -> None:
         self.tree, self.origins, self.given = tree, origins, loose
         self.flow = Readers(tree.streams[0]), Readers(tree.streams[1])
         self.loose = tuple(mask(calls, len(stream)) for calls, stream in zip(loose, tree.streams, strict=True))
-        self.readers: tuple[set[int], set[int]] = set(), set()
-        """Loose calls whose result somebody reads."""
-        self.settled: tuple[set[int], set[int]] = set(), set()
-        """Loose calls whose results agree with what the other side wrote (`lasting`)."""
-        self.uncompared: set[Call] = set()
-        """``(side, call)`` of loose calls whose result a call with counterpart reads and was not compared there."""
-        self.compared: set[Call] = set()
-        """The same where it was compared: a transposed gradient beside one that is not has another shape, and tells nothing."""
+        self.readers: tuple[set[int], set[int]] = set(), set()  # loose calls whose result somebody reads
+        self.settled: tuple[set[int], set[int]] = set(), set()  # loose calls that agree with what the other side wrote
+        self.uncompared: set[Call] = set()  # ``(side, call)`` of loose calls with a matched reader that could not be compared
+        self.compared: set[Call] = set()  # the same where it was; a transposed gradient has another shape and tells nothing
         self._all: dict[int, Region] = {}
-        self._holding: dict[tuple[int, int, int], int] = {}
-        """By phase of the exit, side and call: the region that holds the call, or held it before another took it over."""
-        self._taken: dict[int, int] = {}
-        """Regions that another one took over, and that."""
+        self._holding: dict[tuple[int, int, int], int] = {}  # by exit phase, side and call: the region that first held it
+        self._taken: dict[int, int] = {}  # regions that another one took over, and that
         self.unmatched = tuple(mask(calls.tolist(), len(s)) for calls, s in zip(tree.unmatched, tree.streams, strict=True))
         self.ends = tuple(_ends(stream, mask) for stream, mask in zip(tree.streams, self.unmatched, strict=True))
-        """By side, and call of a backward without counterpart whose optimizer was not recorded: its results that nobody reads.
-
-        A module around it that was compared as a whole says nothing of them.
-        """
+        """By side, and call of a backward without counterpart whose optimizer was not recorded: its results that nobody reads. A
+        module around it that was compared as a whole says nothing of them."""
         if loose[0] or loose[1]:
             producers = [stream.producers for stream in tree.streams]
             for side in (0, 1):
@@ -126,7 +112,7 @@ class Regions:
         for side, stream in enumerate(self.tree.streams):
             reads = stream.names.table(is_input)[stream.slot] & self.loose[side][producers[side]]
             found.append(self.tree.pairs[side][stream.call[reads]])
-        pairs = np.unique(np.concatenate(found))
+        pairs = distinct(np.concatenate(found))
         return list(pairs[pairs >= 0].tolist())
 
     def _exits(self, judged: Judged) -> None:
@@ -148,8 +134,19 @@ class Regions:
                 self.uncompared.update(loose)
             else:
                 phase = self.tree.streams[1].names.number(judged.call.candidate.phase)
-                self._gather(phase, loose).exits.append((judged, error, loose))
+                region = self._gather(phase, loose)
+                region.exits.append((judged, error, loose + self._moved(region, loose, starts)))
                 self.compared.update(loose)
+
+    def _moved(self, region: Region, loose: list[Call], starts: list[int]) -> list[Call]:
+        """Return the loose calls of the side that `loose` has none of whose results a call that is none only moved here; the region
+        keeps the run that made them."""
+        if len(loose) == 2:
+            return []
+        side = 1 - loose[0][0]
+        found = [(side, call) for call in behind(self.tree, side, starts[side], self.loose[side].__getitem__)]
+        region.beside[side].update(self.walk(found).calls[side])
+        return found
 
     def _producer(self, side: int, k: int | None) -> int:
         stream = self.tree.streams[side]
@@ -275,10 +272,8 @@ class Regions:
             yield from ((side, stream.row(call)) for call in ends)
 
     def dead_ends(self) -> Iterator[Call]:
-        """Yield loose calls that compute something which shows up nowhere else: nobody reads it, no call around returns it.
-
-        What another tool or framework records is not all that ran: of that nothing is said.
-        """
+        """Yield loose calls that compute something which shows up nowhere else: nobody reads it, no call around returns it. What
+        another tool or framework records is not all that ran: of that nothing is said."""
         if self.tree.is_foreign:
             return
         for side, stream in enumerate(self.tree.streams):
@@ -290,7 +285,7 @@ class Regions:
             chosen[[call for call in calls.tolist() if call not in family]] = True
             rounds = stream.names.table(roundoff)[stream.dtype] > 0
             slots = np.flatnonzero(chosen[stream.call] & rounds & stream.names.table(is_output)[stream.slot] & stream.has_digest)
-            known = np.unique(stream.digest[slots])
+            known = distinct(stream.digest[slots])
             shows: dict[int, set[int]] = {digest: set() for digest in known.tolist()}
             for k in np.flatnonzero(np.isin(stream.digest, known) & stream.has_digest).tolist():
                 shows[int(stream.digest[k])].add(int(stream.call[k]))
@@ -301,10 +296,8 @@ class Regions:
                     yield side, call
 
     def untold(self) -> Iterator[tuple[int, int]]:
-        """Yield ``(side, call)`` of the loose calls of which it is not known who reads their results, for a dump does not say.
-
-        Of a native capture they are those that a dump on the other side might have had and whose results nobody reads.
-        """
+        """Yield ``(side, call)`` of the loose calls of which it is not known who reads their results, for a dump does not say. Of
+        a native capture they are those that a dump on the other side might have had and whose results nobody reads."""
         streams = self.tree.streams
         for side, stream in enumerate(streams):
             other = streams[1 - side]
@@ -317,10 +310,8 @@ class Regions:
                     yield side, call
 
     def _with_family(self, side: int, calls: set[int]) -> set[int]:
-        """Add the loose calls inside and around calls: an operator and the function that is no more than it write one result.
-
-        Only one of the two is named as the producer of what is read.
-        """
+        """Add the loose calls inside and around calls. An operator and the function that is no more than it write one result, and
+        only one of the two is named as its producer."""
         stream, loose, found = self.tree.streams[side], self.loose[side], set(calls)
         for call in calls:
             inner, outer = call, int(stream.parents[call])
@@ -331,6 +322,23 @@ class Regions:
                 found.add(outer)
                 outer = int(stream.parents[outer])
         return found
+
+
+def behind(tree: Tree, side: int, call: int, wanted: Callable[[int], bool]) -> list[int]:
+    """Return the calls of some that made what a call returns: itself, or those whose results it only moves. Where one side has a
+    view, which is named by who wrote what it shows, the other may have a copy."""
+    stream, criterion = tree.streams[side], tree.verdicts.criterion
+    found, seen, pending = [], {NONE}, [call]
+    while pending:
+        if (call := pending.pop()) in seen:
+            continue
+        seen.add(call)
+        row = stream.row(call)
+        if wanted(call):
+            found.append(call)
+        elif has(row.op, "view") or criterion.row(row.op, row.level, row.phase).own == "exact":
+            pending += stream.producers[[k for slot, k in row.slots.items() if is_input(slot)]].tolist()
+    return found
 
 
 def _makes_zeros(stream: Stream, call: int) -> bool:
@@ -354,9 +362,7 @@ def _told(stream: Stream, slots: Numbers) -> Array:
 
 def _ends(stream: Stream, unmatched: Array) -> dict[int, list[int]]:
     """Return gradients that go to no recorded call: those of what no forward call made, and what a hook on a gradient computes.
-
-    Who reads them is the optimizer; where it was recorded, they are compared there.
-    """
+    Who reads them is the optimizer; where it was recorded, they are compared there."""
     number = stream.names.number
     if stream.imported or (stream.phase == number("optimizer")).any():
         return {}
@@ -449,17 +455,16 @@ def _unit(region: Region, error: Distance) -> float:
 def granted(
     region: Region, criterion: Criterion, parts: tuple[Parts, Parts], error: Distance, starts: list[Call], worst: float
 ) -> tuple[float, float]:
-    """Return the relative error that rounding makes in a run, and with what the worst of its sources explains.
-
-    What its parts grant, carried through the run, and no more than the row for what has no name.
-    """
+    """Return the relative error that rounding makes in a run, and with what the worst of its sources explains. What its parts
+    grant, carried through the run, and no more than the row for what has no name."""
     row, count = criterion.rows[-1], max(map(len, region.calls))
-    unit = max(_unit(region, error), *(parts[side].coarsest(region.calls[side]) for side in (0, 1)))
+    calls = [its | beside for its, beside in zip(region.calls, region.beside, strict=True)]
+    unit = max(_unit(region, error), *(parts[side].coarsest(calls[side]) for side in (0, 1)))
     flat = explained(row, unit, count, 0.0), explained(row, unit, count, worst)
     if criterion.limits or region.tree.streams[0].mixed:  # parts of two frameworks are no parts of one another
         return flat
-    sides = [parts[side].of([c for s, c in starts if s == side], region.calls[side]) for side in (0, 1)]
-    rows = [r for side in (0, 1) for r in parts[side].rows(region.calls[side])]
+    sides = [parts[side].of([c for s, c in starts if s == side], calls[side]) for side in (0, 1)]
+    rows = [r for side in (0, 1) for r in parts[side].rows(calls[side])]
     if not any(region.calls):
         return flat
     own = min(flat[0], math.hypot(*(side.own for side in sides)))
@@ -482,12 +487,21 @@ def operators(region: Region) -> tuple[str, ...]:
     return tuple(dict.fromkeys(stream.names.names[int(stream.op[call])] for call in calls))
 
 
-def loose_calls(tree: Tree) -> tuple[list[int], list[int]]:
-    """Return the unmatched calls of each side that no compared call around them accounts for.
+def added(region: Region) -> Reason | None:
+    """Return which operators one run has in a region beside all that the other one has there; None where both have their own."""
+    sides = zip(region.tree.streams, region.calls, strict=True)
+    ran = [Counter(stream.names.names[int(stream.op[call])] for call in sorted(calls)) for stream, calls in sides]
+    alone = [tuple(first - second) for first, second in (ran, ran[::-1])]
+    if not all(ran) or bool(alone[0]) == bool(alone[1]):
+        return None
+    side = 0 if alone[0] else 1
+    return Why.RUNS_ALONE(SIDES[side], alone[side])
 
-    A function was compared by what it returns. A module was too, but what runs inside it may be wrong within the room of a whole
-    module, so it is judged by who reads it; of two frameworks, or another tool's dump, hardly anything inside a module is matched.
-    """
+
+def loose_calls(tree: Tree) -> tuple[list[int], list[int]]:
+    """Return the unmatched calls of each side that no compared call around them accounts for. A function was compared by what it
+    returns. A module was too, but what runs inside it may be wrong within the room of a whole module, so it is judged by who
+    reads it; of two frameworks, or another tool's dump, hardly anything inside a module is matched."""
     whole = tree.is_foreign
     found: list[list[int]] = []
     for side, calls in enumerate(tree.unmatched):

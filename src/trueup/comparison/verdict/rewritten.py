@@ -1,7 +1,6 @@
 """Calls that one run alone has, and formulas that the two runs write another way.
 
-Unmatched calls that nothing on the other side stands for: what they computed was computed there by no call, or not at all.
-
+**Unmatched calls** that nothing on the other side stands for: what they computed was computed there by no call, or not at all.
 Two implementations of one formula execute other operators, and their results are compared where somebody reads them. That
 explains an unmatched call only where the other side has calls of its own, or passes on what went in. It does not where
 
@@ -12,23 +11,23 @@ explains an unmatched call only where the other side has calls of its own, or pa
 
 Data movement, comparisons and what returns a tensor that it was given compute nothing, and need no counterpart.
 
-Formulas written another way: differences inside them that come together again are no fault of anybody.
+**Formulas written another way**: differences inside them that come together again are no fault of anybody.
 
     baseline    -0.5 * (1 + l - m.square() - l.exp())          each pair of calls that both have (`exp`, `sub`, `mul`) stands
     candidate   0.5 * ((0.5 * l).exp().square() + ...)         in both, and reads another intermediate result
 
-A run of calls that one side alone has, and a pair that reads what such a run made, may be a part of two forms of one formula.
-Following what differs forward, through pairs as long as their outputs differ, through the backward of each forward call and back to
-what else flows into them, gives two sets of calls that compute one thing each. They are excused if that thing agrees wherever
-it leaves the sets, within what rounding in them explains. What differs and is read by nothing recorded, by an optimizer, by a
-communication or by a later step (a biased running variance) has not come together, and excuses nothing.
+A run of calls of one side, and a pair that reads its result, may be a part of two forms of one formula. The search follows what
+differs forward, through pairs as long as their outputs differ, through the backward of each forward call, and back to what else
+flows in; what one side alone has goes before any pair is asked whether it agrees, for that grants rounding too. It gives two
+sets of calls that compute one thing each. They are excused if that thing agrees wherever it leaves the sets, within what
+rounding in them explains. What differs and is read by nothing recorded, by an optimizer, by a communication or
+by a later step (a biased running variance) has not come together, and excuses nothing.
 
-Steps in which the two runs go backward another number of times: micro-batches against one batch, or against fewer.
-
-Their calls are no counterparts: each computes with another part of the batch, and the loss of each is divided. What accumulates is
-the same, the gradients that the optimizer reads and what it makes of them. Where that agrees no call of the step is blamed for what
-it computes. Where it is not off in one direction either, as by a wrong divisor, nor are the sums of the losses apart, the step is
-aligned: all that leaves it was compared.
+**Steps that go backward another number of times**: micro-batches against one batch, or against fewer. Their calls are no
+counterparts: each computes with another part of the batch, and each loss is divided. The same are the gradients that the
+optimizer reads, and what it makes of them. Where these agree no call of the step is blamed for what it computes. Where they are
+not off in one direction either, as by a wrong divisor, and the sums of the losses agree, the step is aligned: all that leaves it
+was compared.
 """
 
 from __future__ import annotations
@@ -36,30 +35,29 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from functools import cached_property
+from heapq import heappop, heappush
 
 import numpy as np
 
-from trueup.comparison.graph.streams import NONE, Numbers, Stream, is_input, is_output
-from trueup.comparison.measures.roundoff import roundoff
+from trueup.comparison.graph.streams import NONE, Numbers, Stream, distinct
 from trueup.comparison.measures.thresholds import CHANCE, HALF
-from trueup.comparison.verdict.criteria import Criterion
+from trueup.comparison.verdict.budget import unrecorded
 from trueup.comparison.verdict.evidence import coherent
-from trueup.comparison.verdict.explain import unrecorded
 from trueup.comparison.verdict.judged import LASTING, Judged, Passes, Tree
 from trueup.comparison.verdict.parts import Parts, coarsest
-from trueup.comparison.verdict.regions import Call, Region, Regions, granted, mask
-from trueup.foundation.facts.operators import having
+from trueup.comparison.verdict.regions import Call, Region, Regions, behind, granted, mask
+from trueup.foundation.facts.criteria import Criterion
+from trueup.foundation.facts.operators import has, having
+from trueup.foundation.facts.roundoff import roundoff
+from trueup.foundation.facts.slots import is_input, is_output, is_returned
 
-Source = tuple[int, int]
-"""A matched call and a slot of it, or `NONE` and a digest."""
+Source = tuple[int, int]  # a matched call and a slot of it, or `NONE` and a digest
 
 
 def dead_ends(regions: Regions, criterion: Criterion) -> list[Call]:
-    """Return the unmatched calls that compute what shows up nowhere else, in neither run.
-
-    The gradients of functions and modules are summed outside of any of them: who reads those is not known. Where the other side
-    has a calculation of its own on the same tensor, or of what becomes of it, it is another implementation that has a by-product.
-    """
+    """Return the unmatched calls that compute what shows up nowhere else, in neither run. The gradients of functions and modules
+    are summed outside of any of them: who reads those is not known. Where the other side has a calculation of its own on the same
+    tensor, or of what becomes of it, it is another implementation that has a by-product."""
     tree, found = regions.tree, []
     rewritten = [set().union(*(region.calls[side] for region in regions.found if all(region.sides))) for side in (0, 1)]
     read: list[set[Source]] = []
@@ -69,8 +67,8 @@ def dead_ends(regions: Regions, criterion: Criterion) -> list[Call]:
         fine = stream.level[call] == stream.names.number("aten") or stream.phase[call] != stream.names.number("backward")
         made = _slots(stream, call, is_output)
         seen = np.isin(stream.digest[made], other.digest[other.has_digest]) & stream.has_digest[made]
-        makers = stream.producers[_slots(stream, call, is_input)].tolist()
-        part = not rewritten[side].isdisjoint(makers) or not read[1 - side].isdisjoint(_sources(tree, side, call))
+        made_of = regions.walk([(side, call)]).calls[side]
+        part = not rewritten[side].isdisjoint(made_of) or not read[1 - side].isdisjoint(_sources(tree, side, call))
         read_back = bool((stream.numel[made] == 1).all()) and bool(regions.flow[side].backwards(call))  # a backward starts there
         if fine and not part and not read_back and computes(stream, call, criterion) and not seen.all():
             found.append((side, call))
@@ -102,23 +100,23 @@ def unaccounted(regions: Regions, criterion: Criterion) -> set[Call]:
 
 def computes(stream: Stream, call: int, criterion: Criterion) -> bool:
     """Tell whether a call makes numbers that round and that it was not given."""
-    made, given = _slots(stream, call, is_output), _slots(stream, call, is_input)
-    rounds = stream.names.table(roundoff)
-    made = made[rounds[stream.dtype[made]] > 0]
-    if not len(made):
-        return False
+    made, given = _rounding(stream, call, criterion), _slots(stream, call, is_input)
+    same = stream.has_digest[made] & np.isin(stream.digest[made], stream.digest[given[stream.has_digest[given]]])
+    return len(made) > 0 and not same.all()
+
+
+def _rounding(stream: Stream, call: int, criterion: Criterion) -> Numbers:
+    """Return the results of a call that may round, equal to what it was given or not (`x - 0`)."""
+    made = _slots(stream, call, is_output)
+    made = made[stream.names.table(roundoff)[stream.dtype[made]] > 0]
     name = stream.names.names
     op, level, phase = (name[int(of[call])] for of in (stream.op, stream.level, stream.phase))
-    if criterion.row(op, level, phase).own == "exact":
-        return False
-    return not (stream.has_digest[made] & np.isin(stream.digest[made], stream.digest[given[stream.has_digest[given]]])).all()
+    return made[:0] if criterion.row(op, level, phase).own == "exact" else made
 
 
 def _from_nowhere(regions: Regions) -> Iterator[Call]:
-    """Yield the calls whose results the other side reads too, where they are what no call there made.
-
-    What a region makes of weights and constants alone may have been made before the capture began.
-    """
+    """Yield the calls whose results the other side reads too, where they are what no call there made. What a region makes of
+    weights and constants alone may have been made before the capture began."""
     for region in regions.found:
         side = 1 if region.sides[1] else 0
         if region.sides[0] == region.sides[1] or not _reads_results(regions.tree.streams[side], region.calls[side]):
@@ -158,14 +156,14 @@ def _without_operators(tree: Tree, criterion: Criterion) -> Iterator[Call]:
         above = tree.pairs[side][stream.parents[calls[stream.level[calls] == aten]]]
         pairs = {*functions[inside[side] & ~inside[1 - side]].tolist(), *above[np.isin(above, functions)].tolist()}
         for pair in sorted(pairs):
-            if not _operators(tree, pair, 1 - side, criterion):
-                yield from ((side, call) for call in _operators(tree, pair, side, criterion))
+            if not any(len(_rounding(tree.streams[1 - side], call, criterion)) for call in _operators(tree, pair, 1 - side)):
+                yield from ((side, call) for call in _operators(tree, pair, side) if computes(stream, call, criterion))
 
 
-def _operators(tree: Tree, pair: int, side: int, criterion: Criterion) -> list[int]:
-    """Return what computes inside a matched call."""
-    stream, around = tree.streams[side], int(tree.verdicts.errors.calls[side][pair])
-    return [call for call in tree.inside(around, side) if not stream.has_children[call] and computes(stream, call, criterion)]
+def _operators(tree: Tree, pair: int, side: int) -> list[int]:
+    """Return the calls inside a matched call that have none inside."""
+    around = int(tree.verdicts.errors.calls[side][pair])
+    return [call for call in tree.inside(around, side) if not tree.streams[side].has_children[call]]
 
 
 def _without_backward(tree: Tree, criterion: Criterion) -> Iterator[Call]:
@@ -195,17 +193,8 @@ MOST_CALLS = 20_000
 """Calls of a step that are followed at most; beyond that nothing is excused."""
 
 
-
-
 class Reconvergence:
-    """What of one rank and step is excused.
-
-    Args:
-        tree: both sides' calls.
-        regions: the runs of calls without counterpart.
-        criterion: its rows.
-        forced: whether calls were given another run's inputs, so that what differs goes no further by itself.
-    """
+    """What of one rank and step is excused; ``forced``: with another run's inputs, so what differs goes no further by itself."""
 
     def __init__(self, tree: Tree, regions: Regions, criterion: Criterion, *, forced: bool = False) -> None:
         self.tree, self.regions, self.criterion = tree, regions, criterion
@@ -213,8 +202,7 @@ class Reconvergence:
         """Of another tool or framework it is not known who reads what, and limits know of no rounding."""
         self.readers = regions.flow
         self.left = MOST_CALLS
-        self.rewritten: tuple[set[int], set[int]] = set(), set()
-        """Calls of each side that are written another way on the other."""
+        self.rewritten: tuple[set[int], set[int]] = set(), set()  # calls of each side that are written another way on the other
 
     def region(self, region: Region, parts: tuple[Parts, Parts]) -> bool:
         """Tell whether what a run of calls without counterpart makes differs only inside a formula; ``parts`` are its calls'."""
@@ -227,9 +215,7 @@ class Reconvergence:
 
     def pair(self, pair: int, slot: str | None = None) -> bool:
         """Tell whether a matched call stands in a formula that is written another way, and what differs there comes together.
-
-        With a slot, only if it is that slot by which it is no counterpart.
-        """
+        With a slot, only if it is that slot by which it is no counterpart."""
         if self.never or not self.is_by_chance(pair, slot):
             return False
         errors, limits = self.tree.verdicts.errors, self.tree.verdicts.slot_expected
@@ -276,9 +262,14 @@ class Reconvergence:
         starts = list(starts)
         if all(call in self.rewritten[side] for side, call in starts):
             return True
+        worst = max(worst, _Walk(self, worst, wrong).flows_in(starts))
         walk = _Walk(self, worst, wrong)
         found = walk.run(starts)
         self.left -= sum(map(len, walk.calls))
+        if not found and (flows_in := walk.sources().worst) > worst:  # from elsewhere, so that it went on to where nothing agrees
+            walk = _Walk(self, flows_in, wrong)
+            found = walk.run(starts)
+            self.left -= sum(map(len, walk.calls))
         if found:
             for mine, its in zip(self.rewritten, walk.calls, strict=True):
                 mine |= its
@@ -286,33 +277,40 @@ class Reconvergence:
 
 
 class _Walk:
-    """One set of calls on each side, as it grows.
-
-    Args:
-        of: what is known of the step.
-        worst: the largest error of what is known to flow in.
-        wrong: slots of both sides that were found to disagree, whatever more calls grant, and by how much.
-    """
+    """One set of calls on each side, as it grows. ``worst``: the largest error of what is known to flow in; ``wrong``: by how
+    much slots of both sides disagree that were found to, whatever more calls grant."""
 
     def __init__(self, of: Reconvergence, worst: float, wrong: dict[tuple[int, int], float]) -> None:
         self.of, self.tree, self.readers = of, of.tree, of.readers
-        self.coarsest = 0.0
-        """Unit roundoff of the coarsest dtype that the calls compute in."""
+        self.coarsest = 0.0  # unit roundoff of the coarsest dtype that the calls compute in
         self.wrong, self.least = wrong, max(wrong.values(), default=0.0) / CHANCE
         self.errors, self.worst, self.parts = of.tree.verdicts.errors, worst, of.fresh()
         self.calls: tuple[set[int], set[int]] = set(), set()
-        self.ends: dict[int, None] = {}
-        """Entries of the errors by which what the sets compute leaves them."""
+        self.ends: dict[int, None] = {}  # entries of the errors by which what the sets compute leaves them
         self._pending: list[Call] = []
+        self._later: list[tuple[int, int, int]] = []  # pairs that read something: candidate's call, side, entry of the errors
         self._met: set[int] = set()
+
+    def flows_in(self, starts: Iterable[Call]) -> float:
+        """Return the largest error of what flows into some calls, into their backward, and into what belongs to either."""
+        for side, call in starts:
+            for one in (call, *self.readers[side].backwards(call)):
+                self._absorb(side, one)
+        while self._pending:
+            self._back(*self._pending.pop())
+        return self.sources().worst
 
     def run(self, starts: Iterable[Call]) -> bool:
         """Follow all that differs; return whether it comes together."""
         for side, call in starts:
             self._absorb(side, call)
-        while self._pending:
+        while self._pending or self._later:
             if sum(map(len, self.calls)) > self.of.left:
                 return False
+            if not self._pending:
+                if not self._decide(*heappop(self._later)):
+                    return False
+                continue
             side, call = self._pending.pop()
             if not self._forward(side, call):
                 return False
@@ -338,13 +336,13 @@ class _Walk:
         if stream.names.names[stream.phase[call]] in LASTING:
             return False
         agree = {int(self.errors.slots[side][n]) for n in self.ends} if pair != NONE else set()
-        for slot, k in stream.slots(call).items():
-            if not is_output(stream.names.names[slot]) or k in agree:
-                continue
-            readers = self.readers[side].of(k)
-            if not readers and (pair != NONE or roundoff(stream.dtype_of(k)) > 0):
+        readers = {k: self.readers[side].of(k) for k in _slots(stream, call, is_output).tolist() if k not in agree}
+        new = any(readers.values()) and not has(stream.names.names[int(stream.op[call])], "in-place")
+        for k, its in readers.items():
+            left = new and is_returned(stream.names.names[stream.slot[k]])  # a by-product: the values that `min` has beside places
+            if not its and not left and (pair != NONE or roundoff(stream.dtype_of(k)) > 0):
                 return False
-            if not all(self._read(side, reader) for reader in readers):
+            if not all(self._read(side, reader) for reader in its):
                 return False
         return all(self._meet(side, other, None) for other in self.readers[side].backwards(call))
 
@@ -355,19 +353,25 @@ class _Walk:
         return self._meet(side, call, entry)
 
     def _meet(self, side: int, call: int, entry: int | None) -> bool:
-        """Take in a call that reads something, unless that agrees; return whether it can be looked at."""
+        """Take in a call that reads something and that one side alone has; a pair waits. Return whether it can be looked at."""
         pair = int(self.tree.pairs[side][call])
         if pair == NONE:
             self._absorb(side, call)
             return True
-        if entry is not None and self._agrees(entry):
+        heappush(self._later, (int(self.errors.calls[1][pair]), side, NONE if entry is None else entry))
+        return True
+
+    def _decide(self, place: int, side: int, entry: int) -> bool:
+        """Take in a pair that reads something, unless that agrees by what is known once all that one side alone has is."""
+        pair = int(self.tree.pairs[1][place])
+        if entry != NONE and self._agrees(entry):
             self.ends[entry] = None
             return True
         if pair in self._met:
             return True
         if not any(self.errors.outputs[n] for n in self.errors.entries(pair)):
             return False
-        self._absorb(side, call)
+        self._absorb(side, int(self.errors.calls[side][pair]))
         return True
 
     def _back(self, side: int, call: int) -> None:
@@ -410,13 +414,18 @@ class _Walk:
 
     def _agree(self) -> bool:
         """Tell whether all that leaves the two sets agrees, by what their calls grant."""
+        region = self.sources()
+        self.worst, self.parts = region.worst, self.of.fresh()
+        return region.known and all(map(self._is_granted, self.ends))
+
+    def sources(self) -> Region:
+        """Return the two sets with what flows into them."""
         region = Region(self.tree, calls=self.calls)
         among = tuple(mask(calls, len(stream)) for calls, stream in zip(self.calls, self.tree.streams, strict=True))
         for side in (0, 1):
             for call in self.calls[side]:
                 self.of.regions._expand(region, side, call, among)
-        self.worst, self.parts = region.worst, self.of.fresh()
-        return region.known and all(map(self._is_granted, self.ends))
+        return region
 
     def _is_granted(self, n: int) -> bool:
         own, carried = self._granted(n)
@@ -431,16 +440,14 @@ class _Walk:
             k = int(self.errors.slots[side][n])
             made = [int(stream.call[k])] if self.errors.outputs[n] else [int(stream.producers[k])]
             made += stream.call[self.readers[side].parts(k)].tolist()
-            found += [(side, call) for call in made if call in self.calls[side]]
+            calls = self.calls[side]
+            found += [(side, one) for call in made for one in behind(self.tree, side, call, calls.__contains__)]
         return found
 
 
 def passes(tree: Tree, before: float = 0.0) -> Passes | None:
-    """Return how often each side goes backward in a step, if that differs and all that accumulates agrees; else None.
-
-    Gradients that were off by ``before`` in earlier steps moved the weights by as much of a step, and what that makes of these has
-    a direction.
-    """
+    """Return how often each side goes backward in a step, if that differs and all that accumulates agrees; else None. Gradients
+    off by ``before`` in earlier steps moved the weights by as much of a step: that has a direction."""
     first, second = (_count(stream) for stream in tree.streams)
     if not 0 < first != second > 0:
         return None
@@ -476,4 +483,4 @@ def _accumulated(tree: Tree) -> Numbers:
 def _coarsest(tree: Tree) -> float:
     """Return the unit roundoff of the coarsest dtype that the baseline holds."""
     names = tree.streams[0].names.names
-    return max(roundoff(names[dtype]) for dtype in np.unique(tree.streams[0].dtype).tolist() if dtype >= 0)
+    return max(roundoff(names[dtype]) for dtype in distinct(tree.streams[0].dtype).tolist() if dtype >= 0)

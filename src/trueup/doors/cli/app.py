@@ -5,44 +5,62 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Sequence
-from typing import Annotated
+from importlib import import_module
+from typing import Annotated, Any
 
 import typer
+from typer.core import TyperGroup
 from typer.main import get_command
 
-from trueup.doors.cli import (
-    align,
-    capture,
-    check,
-    compare,
-    convert_weights,
-    diff,
-    heal,
-    import_,
-    map_,
-    overflow,
-    replay,
-    reproduce,
-    shadow_report,
-    shell,
-    show,
-    simdev,
-    triage,
-    verify_capture,
-    watch,
-)  # fmt: skip
 from trueup.foundation.model import TrueupError
 from trueup.foundation.version import VERSION
 
-TRACEBACK = "TRUEUP_TRACEBACK"
-"""Environment variable that lets an unexpected exception through, for whoever debugs Trueup itself."""
+TRACEBACK = "TRUEUP_TRACEBACK"  # environment variable that lets an unexpected exception through, for whoever debugs Trueup itself
 USAGE_ERRORS: tuple[type[Exception], ...] = tuple(
     kind for kind in typer.BadParameter.__mro__ if kind.__name__ in ("ClickException", "UsageError")
 )
 """Typer's own base classes; which module they live in depends on its version."""
 
+COMMANDS = {
+    "capture": "running", "watch": "running", "triage": "running", "compare": "pairs", "align": "pairs", "import": "looking",
+    "show": "looking", "diff": "pairs", "shell": "looking", "map": "pairs", "convert-weights": "pairs", "check": "looking",
+    "preflight": "looking", "overflow": "looking", "heal": "running", "bisect": "running", "replay": "again",
+    "reproduce": "again", "verify-capture": "again", "shadow-report": "again", "simdev": "simdev",
+    "port": "port",
+}  # fmt: skip
+"""The commands in the order of the help, with the module that has a function of that name, or an ``app`` of several."""
+
+HANDS_ON = ("capture", "watch", "triage", "bisect")  # commands that end in another command, whose options are not ours
+
+
+class Commands(TyperGroup):
+    """The commands by name: a module is imported when its command is asked for."""
+
+    def list_commands(self, ctx: Any) -> list[str]:  # noqa: ARG002 - click's signature
+        """Return all names, in order."""
+        return list(COMMANDS)
+
+    def get_command(self, ctx: Any, cmd_name: str) -> Any:  # noqa: ARG002
+        """Return a command, None where there is none; all are loaded then, for one of them is suggested."""
+        for name in [cmd_name] if cmd_name in COMMANDS else COMMANDS:
+            if name not in self.commands:
+                self.commands[name] = _loaded(name)
+        return self.commands.get(cmd_name)
+
+
+def _loaded(name: str) -> Any:
+    module = import_module(f"trueup.doors.cli.{COMMANDS[name]}")
+    its = getattr(module, "app", None)
+    if its is None:
+        its = typer.Typer(add_completion=False)
+        settings = {"allow_interspersed_args": False} if name in HANDS_ON else None
+        its.command(name, context_settings=settings)(getattr(module, "import_" if name == "import" else name.replace("-", "_")))
+    return get_command(its)
+
+
 app = typer.Typer(
     name="trueup",
+    cls=Commands,
     help="Find the first operator that makes a migrated training run differ from its baseline.",
     epilog="Exit codes: 0 aligned, 1 deviates, 2 could not tell or bad usage, 3 a watched run was stopped.",
     no_args_is_help=True,
@@ -50,25 +68,6 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
-app.command("capture", context_settings={"allow_interspersed_args": False})(capture.capture)
-app.command("watch", context_settings={"allow_interspersed_args": False})(watch.watch)
-app.command("triage", context_settings={"allow_interspersed_args": False})(triage.triage)
-app.command("compare")(compare.compare)
-app.command("align")(align.align)
-app.command("import")(import_.import_)
-app.command("show")(show.show)
-app.command("diff")(diff.diff)
-app.command("shell")(shell.shell)
-app.command("map")(map_.map_)
-app.command("convert-weights")(convert_weights.convert_weights)
-app.command("check")(check.check)
-app.command("overflow")(overflow.overflow)
-app.command("heal")(heal.heal)
-app.command("replay")(replay.replay)
-app.command("reproduce")(reproduce.reproduce)
-app.command("verify-capture")(verify_capture.verify_capture)
-app.command("shadow-report")(shadow_report.shadow_report)
-app.add_typer(simdev.app, name="simdev")
 
 
 def _version(wanted: bool) -> None:
@@ -79,9 +78,7 @@ def _version(wanted: bool) -> None:
 
 @app.callback()
 def trueup(
-    version: Annotated[
-        bool, typer.Option("--version", callback=_version, is_eager=True, help="Print the version.")
-    ] = False,
+    version: Annotated[bool, typer.Option("--version", callback=_version, is_eager=True, help="Print the version.")] = False,
 ) -> None:
     """Find the first operator that makes a migrated training run differ from its baseline."""
 
@@ -89,9 +86,7 @@ def trueup(
 def run(arguments: Sequence[str] | None = None) -> int:
     """Run a command line; every exception but a request for its traceback ends here."""
     try:
-        code = get_command(app)(
-            args=None if arguments is None else list(arguments), prog_name="trueup", standalone_mode=False
-        )
+        code = get_command(app)(args=None if arguments is None else list(arguments), prog_name="trueup", standalone_mode=False)
         sys.stdout.flush()
     except TrueupError as error:
         return _fail(str(error))

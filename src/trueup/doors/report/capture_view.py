@@ -5,31 +5,34 @@ runs/npu  torch on npu:0, 1 rank, 3 steps, 1,240 calls, complete
    seq  call                                       min      max      mean       l2
    418  neck.lstm  torch.lstm#0  backward, step 0, api
           grad_output.0  float32 [8, 16, 64]    -1.234    1.357  0.001020    41.12
+
+Calls in one line each, and how many there are of each operator, on one side or on both.
 """
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 import pyarrow.compute as pc
 from rich.text import Text
 from rich.tree import Tree
 
+from trueup.analysis.selecting import KEYS, Call, Selection, chosen_calls, nothing, scan
 from trueup.comparison.result.loss_scales import COLUMNS as SCALE_COLUMNS
 from trueup.comparison.result.loss_scales import loss_scale_in
-from trueup.doors.report.selecting import KEYS, Call, Selection, chosen_calls, nothing, scan
+from trueup.doors.report.terminal import plain_table
 from trueup.foundation.facts.operators import named
 from trueup.foundation.model import LEVELS
 from trueup.foundation.store.policy_uses import policy_lines
 from trueup.foundation.words.wording import clean, counted, number, one_line, shorten
 
 if TYPE_CHECKING:
-    import numpy as np
     from rich.console import Console
 
-__all__ = ["CaptureLike", "Selection", "render_calls", "render_header", "render_tree"]
+    from trueup.foundation.store import Capture
 
 SPECIAL = {"n_nan": "NaN", "n_posinf": "inf", "n_neginf": "-inf", "n_saturated": "at max"}
 NOT_FINITE = ("n_nan", "n_posinf", "n_neginf")
@@ -38,28 +41,7 @@ PROBLEMS_SHOWN = 5
 RULES_SHOWN = 20
 
 
-class CaptureLike(Protocol):
-    """What is used of ``trueup.foundation.store.Capture``."""
-
-    root: Any
-    ranks: Any
-    problems: Any
-
-    @property
-    def steps(self) -> list[int]:
-        """Steps with records, in order."""
-
-    def records(self, columns: Any = None, **where: Any) -> pa.Table:
-        """Return rows, one per slot."""
-
-    def payload(self, rank: int, segment: str, key: str, view: Any = None, digest: Any = None) -> np.ndarray[Any, Any]:
-        """Return a tensor, its bytes checked against the digest."""
-
-    def sites(self, rank: int) -> Any:
-        """Return stacks by site."""
-
-
-def render_header(capture: CaptureLike, chosen: Selection, console: Console) -> None:
+def render_header(capture: Capture, chosen: Selection, console: Console) -> None:
     """Say in one line what the capture is, then what is wrong with it."""
     manifests = list(capture.ranks.values()) if isinstance(capture.ranks, dict) else []
     said = [capture.root, *manifests]
@@ -89,24 +71,17 @@ def render_header(capture: CaptureLike, chosen: Selection, console: Console) -> 
         console.print(Text(f"loss scale  {scale}"))
     for line in policy_lines(manifests)[:RULES_SHOWN]:
         console.print(Text(f"policy  {one_line(line)}", "yellow"))
-    for problem in list(capture.problems)[:PROBLEMS_SHOWN]:
-        console.print(Text(f"problem  {one_line(str(problem))}", "yellow"))
-    if len(capture.problems) > PROBLEMS_SHOWN:
-        console.print(Text(f"and {counted(len(capture.problems) - PROBLEMS_SHOWN, 'more problem')}", "yellow"))
     notes = list(dict.fromkeys(str(note) for one in manifests for note in _listed(one.get("notes"))))
-    for note in notes[:PROBLEMS_SHOWN]:
-        console.print(Text(f"note  {one_line(note)}", "dim"))
-    if len(notes) > PROBLEMS_SHOWN:
-        console.print(Text(f"and {counted(len(notes) - PROBLEMS_SHOWN, 'more note')}", "dim"))
+    for word, texts, style in (("problem", capture.problems, "yellow"), ("note", notes, "dim")):
+        for text in texts[:PROBLEMS_SHOWN]:
+            console.print(Text(f"{word}  {one_line(str(text))}", style))
+        if len(texts) > PROBLEMS_SHOWN:
+            console.print(Text(f"and {counted(len(texts) - PROBLEMS_SHOWN, f'more {word}')}", style))
     console.print()
 
 
-def render_calls(capture: CaptureLike, chosen: Selection, limit: int, console: Console) -> None:
-    """List the chosen calls in order of execution, each with its slots.
-
-    Raises:
-        TrueupError: nothing was chosen.
-    """
+def render_calls(capture: Capture, chosen: Selection, limit: int, console: Console) -> None:
+    """List the chosen calls in order of execution, each with its slots; raises TrueupError if nothing was chosen."""
     calls, total = chosen_calls(capture, chosen, limit)
     print_calls(calls, console, several=len(capture.ranks) > 1)
     if total > len(calls):
@@ -126,12 +101,8 @@ def print_calls(calls: Sequence[Call], console: Console, *, several: bool) -> No
             console.print(Text(_line(" " * 7, cells, widths).rstrip()), soft_wrap=True)
 
 
-def render_tree(capture: CaptureLike, chosen: Selection, console: Console) -> None:
-    """Show the modules as a tree, with the calls inside each and what is not finite.
-
-    Raises:
-        TrueupError: nothing was chosen.
-    """
+def render_tree(capture: Capture, chosen: Selection, console: Console) -> None:
+    """Show the modules as a tree, with the calls inside each and what is not finite; raises TrueupError if nothing was chosen."""
     counts: dict[str, dict[str, int]] = {}
     for rows in scan(capture, chosen, (*KEYS, "scope", "phase", *NOT_FINITE)):
         _count(rows, counts)
@@ -229,3 +200,45 @@ def _first(manifests: Sequence[dict[str, Any]], key: str) -> Any:
 
 def _listed(value: Any) -> list[Any]:
     return list(value) if isinstance(value, (list, tuple)) else [value] if value else []
+
+
+def render_list(calls: Sequence[Call], total: int, console: Console, *, several: bool) -> None:
+    """Print calls with their type and place; ``several``: ranks, so that each is named."""
+    table = plain_table(">seq", "type", "name", "phase", ">step", *([">rank"] if several else []), "level")
+    for call in calls:
+        place = [str(call.step), *([str(call.rank)] if several else [])]
+        table.add_row(str(call.seq), *map(Text, (one_line(call.op), call.name, one_line(call.phase))), *place, one_line(call.level))
+    console.print(table)
+    if total > len(calls):
+        console.print(Text(f"and {counted(total - len(calls), 'more call')}: raise -l, or choose with -n, -t, -p", "dim"))
+
+
+def count_types(capture: Capture, chosen: Selection) -> Counter[str]:
+    """Count the chosen calls by operator, some steps at a time."""
+    found: Counter[str] = Counter()
+    for rows in scan(capture, chosen, (*KEYS, "op")):
+        calls = rows.group_by([*KEYS, "op"], use_threads=False).aggregate([]).group_by("op", use_threads=False)
+        counts = calls.aggregate([("seq", "count")])
+        found.update({op or "": n for op, n in zip(counts["op"].to_pylist(), counts["seq_count"].to_pylist(), strict=True)})
+    return found
+
+
+def render_types(sides: Sequence[tuple[str, Counter[str]]], console: Console, limit: int) -> None:
+    """Print how many calls of each operator there are on each side, what differs first."""
+    table = plain_table("type", *(f">{name}" for name, _ in sides), *([""] if len(sides) > 1 else []))
+    names = {name for _, counts in sides for name in counts}
+
+    def order(name: str) -> tuple[bool, int, str]:
+        counts = [side[name] for _, side in sides]
+        return len(set(counts)) == 1, -max(counts), name
+
+    shown = sorted(names, key=order)
+    for name in shown[:limit]:
+        counts = [side[name] for _, side in sides]
+        differs = [Text("differs" if len(set(counts)) > 1 else "", "yellow")] if len(sides) > 1 else []
+        table.add_row(Text(one_line(name)), *(f"{count:,}" for count in counts), *differs)
+    totals = [sum(side.values()) for _, side in sides]
+    table.add_row(Text("all", "dim"), *(f"{total:,}" for total in totals))
+    console.print(table)
+    if len(shown) > limit:
+        console.print(Text(f"and {counted(len(shown) - limit, 'more type')}: raise -l", "dim"))

@@ -1,18 +1,22 @@
-"""The page's charts and virtual table, from Bokeh, which carries its own JavaScript.
+"""The page's pictures: charts and the virtual table from Bokeh, which carries its own JavaScript, and the calls around a culprit.
 
-Bokeh is imported when a page is made. No captured text goes into these models: the charts hold numbers, table and overview get
-its rows from the page's own data block.
+Bokeh is imported when a page is made. Its models hold numbers and no captured text; table and overview get their rows from the
+page's own data block. Of the calls around a culprit (producers left, consumers right, both runs in one picture) only places are
+computed here; the template escapes their text.
 """
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Sequence
+from dataclasses import dataclass
 from importlib import resources
 from typing import Any
 
 from trueup.doors.report.facts import StepRow
-from trueup.foundation.model import Histogram
+from trueup.foundation.model import Edge, Evidence, Histogram, Neighbour
+from trueup.foundation.words.wording import one_line, sci, shorten
 
 COMPONENTS = ("bokeh", "bokeh-widgets", "bokeh-tables")
 TABLE_HEIGHT, ROW_HEIGHT, CHART_HEIGHT, HISTOGRAM_HEIGHT = 460, 30, 250, 190
@@ -42,13 +46,11 @@ def library() -> list[str]:
 
 def curves(name: str, rows: Sequence[StepRow]) -> dict[str, Any]:
     """Draw a number of both runs (``loss``, ``gradient norm``) over the steps; returns what ``embed_item`` takes."""
-    from bokeh.embed import json_item
-    from bokeh.models import ColumnDataSource, HoverTool, Range1d, TapTool
-    from bokeh.plotting import figure
+    from bokeh import models
 
     nan = float("nan")
     steps = [row.step for row in rows]
-    held = ColumnDataSource(
+    held = models.ColumnDataSource(
         {
             "step": steps,
             "baseline": [nan if row.baseline is None else row.baseline for row in rows],
@@ -56,9 +58,8 @@ def curves(name: str, rows: Sequence[StepRow]) -> dict[str, Any]:
         }
     )
     margin = max(0.5, (steps[-1] - steps[0]) * 0.02)
-    plot = figure(
-        name=name, height=CHART_HEIGHT, sizing_mode="stretch_width", toolbar_location=None, tools="",
-        x_range=Range1d(steps[0] - margin, steps[-1] + margin), x_axis_label="step", y_axis_label=name,
+    plot = _figure(
+        name, CHART_HEIGHT, x_range=models.Range1d(steps[0] - margin, steps[-1] + margin), x_axis_label="step", y_axis_label=name,
     )  # fmt: skip
     marks = len(rows) <= 60
     points = []
@@ -68,23 +69,20 @@ def curves(name: str, rows: Sequence[StepRow]) -> dict[str, Any]:
         points.append(plot.scatter("step", side, source=held, size=size, marker=marker, legend_label=side, name=side))
         if side == "baseline":
             told = [("step", "@step"), ("baseline", "@baseline{0.000000}"), ("candidate", "@candidate{0.000000}")]
-            plot.add_tools(HoverTool(renderers=[line], tooltips=told, mode="vline"))
+            plot.add_tools(models.HoverTool(renderers=[line], tooltips=told, mode="vline"))
     for drawn in points:
         drawn.nonselection_glyph = drawn.selection_glyph = None
-    plot.add_tools(TapTool(renderers=points))
+    plot.add_tools(models.TapTool(renderers=points))
     plot.xaxis.ticker.min_interval = 1
-    _quieten(plot)
-    return dict(json_item(plot))
+    return _item(plot)
 
 
 def histogram(spread: Histogram) -> dict[str, Any]:
     """Draw how the elements of a slot are spread: the baseline filled, the candidate as an outline, counts logarithmic."""
-    from bokeh.embed import json_item
-    from bokeh.models import ColumnDataSource, HoverTool, PrintfTickFormatter
-    from bokeh.plotting import figure
+    from bokeh import models
 
     edges, floor = list(spread.edges), 0.5
-    held = ColumnDataSource(
+    held = models.ColumnDataSource(
         {
             "left": edges[:-1],
             "right": edges[1:],
@@ -95,11 +93,10 @@ def histogram(spread: Histogram) -> dict[str, Any]:
         }
     )
     top = 2 * max(*spread.baseline, *spread.candidate, 1)
-    plot = figure(
-        name="histogram", height=HISTOGRAM_HEIGHT, sizing_mode="stretch_width", toolbar_location=None, tools="",
-        y_axis_type="log", y_range=(floor, top), y_axis_label="elements",
+    plot = _figure(
+        "histogram", HISTOGRAM_HEIGHT, y_axis_type="log", y_range=(floor, top), y_axis_label="elements",
     )  # fmt: skip
-    plot.yaxis.formatter = PrintfTickFormatter(format="%.0f")
+    plot.yaxis.formatter = models.PrintfTickFormatter(format="%.0f")
     plot.quad(
         left="left", right="right", bottom=floor, top="baseline", source=held, name="baseline", legend_label="baseline",
         fill_alpha=0.35, line_alpha=0,
@@ -109,49 +106,38 @@ def histogram(spread: Histogram) -> dict[str, Any]:
         fill_alpha=0, line_width=1.5,
     )  # fmt: skip
     told = [("from", "@left"), ("to", "@right"), ("baseline", "@before{0,0}"), ("candidate", "@after{0,0}")]
-    plot.add_tools(HoverTool(renderers=[outline], tooltips=told))
-    _quieten(plot)
-    return dict(json_item(plot))
+    plot.add_tools(models.HoverTool(renderers=[outline], tooltips=told))
+    return _item(plot)
 
 
 def overview() -> dict[str, Any]:
     """Lay out the errors of all calls in order of execution; the page fills in the points."""
-    from bokeh.embed import json_item
-    from bokeh.models import ColumnDataSource, HoverTool, TapTool
-    from bokeh.plotting import figure
+    from bokeh import models
 
-    plot = figure(
-        name="overview", height=CHART_HEIGHT, sizing_mode="stretch_width", toolbar_location=None, tools="",
-        y_axis_type="log", x_axis_label="execution order in the candidate", y_axis_label="rel. L2 of the outputs",
+    plot = _figure(
+        "overview", CHART_HEIGHT, y_axis_type="log", x_axis_label="execution order in the candidate",
+        y_axis_label="rel. L2 of the outputs",
     )  # fmt: skip
     points = []
     for name, label, marker, size in SERIES:
-        held = ColumnDataSource({"seq": [], "error": [], "row": [], "call": []}, name=name)
+        held = models.ColumnDataSource({"seq": [], "error": [], "row": [], "call": []}, name=name)
         drawn = plot.scatter("seq", "error", source=held, size=size, marker=marker, name=name, legend_label=label, line_alpha=0)
         drawn.nonselection_glyph = drawn.selection_glyph = None
         points.append(drawn)
     told = [("call", "@call"), ("rel. L2", "@error{0.0e+0}")]
-    plot.add_tools(HoverTool(renderers=points, tooltips=told), TapTool(renderers=points))
+    plot.add_tools(models.HoverTool(renderers=points, tooltips=told), models.TapTool(renderers=points))
     plot.xaxis.formatter.use_scientific = False
-    _quieten(plot)
-    return dict(json_item(plot))
+    return _item(plot)
 
 
 def calls_table(ranks: bool) -> dict[str, Any]:
     """Lay out the table of calls, with a column for the rank if there are several; the page fills in its rows."""
+    from bokeh import models
     from bokeh.embed import json_item
-    from bokeh.models import (
-        ColumnDataSource,
-        DataTable,
-        InlineStyleSheet,
-        ScientificFormatter,
-        StringFormatter,
-        TableColumn,
-    )
 
-    error = ScientificFormatter(precision=1, power_limit_high=0, power_limit_low=0, text_align="right", nan_format="–")
+    error = models.ScientificFormatter(precision=1, power_limit_high=0, power_limit_low=0, text_align="right", nan_format="–")
     # The page sends the colour along with the row: a CSS variable, so that it follows the look.
-    tinted = StringFormatter(text_color={"field": "tint"})
+    tinted = models.StringFormatter(text_color={"field": "tint"})
     shown = [
         ("seq_candidate", "seq", 52, None), ("step", "step", 42, None), ("rank", "rank", 42, None),
         ("phase", "phase", 74, None), ("level", "level", 58, None), ("scope", "scope", 200, None),
@@ -159,22 +145,31 @@ def calls_table(ranks: bool) -> dict[str, Any]:
         ("ratio", "× expected", 92, error), ("state", "state", 84, tinted), ("role", "role", 60, tinted),
     ]  # fmt: skip
     columns = [
-        TableColumn(field=field, title=title, width=width, **({"formatter": formatter} if formatter else {}))
+        models.TableColumn(field=field, title=title, width=width, **({"formatter": formatter} if formatter else {}))
         for field, title, width, formatter in shown
         if ranks or field != "rank"
     ]
-    source = ColumnDataSource({field: [] for field in (*(name for name, *_ in shown), "tint")})
+    source = models.ColumnDataSource({field: [] for field in (*(name for name, *_ in shown), "tint")})
     css = resources.files("trueup.doors.report").joinpath("template/table.css").read_text(encoding="utf-8")
-    table = DataTable(
+    table = models.DataTable(
         name="calls", source=source, columns=columns,
         height=TABLE_HEIGHT, row_height=ROW_HEIGHT, sizing_mode="stretch_width", index_position=None,
-        reorderable=False, margin=0, autosize_mode="none", stylesheets=[InlineStyleSheet(css=css)],
+        reorderable=False, margin=0, autosize_mode="none", stylesheets=[models.InlineStyleSheet(css=css)],
     )  # fmt: skip
     return dict(json_item(table))
 
 
-def _quieten(plot: Any) -> None:
-    """Leave colours to the page, which sets them for its light and its dark look."""
+def _figure(name: str, height: int, **axes: Any) -> Any:
+    """Return an empty chart as wide as the page."""
+    from bokeh.plotting import figure
+
+    return figure(name=name, height=height, sizing_mode="stretch_width", toolbar_location=None, tools="", **axes)
+
+
+def _item(plot: Any) -> dict[str, Any]:
+    """Return a chart as ``embed_item`` takes it; colours are left to the page, which sets them for its light and its dark look."""
+    from bokeh.embed import json_item
+
     plot.background_fill_color = plot.border_fill_color = plot.outline_line_color = None
     plot.xgrid.grid_line_color = None
     plot.axis.minor_tick_line_color = None
@@ -185,3 +180,124 @@ def _quieten(plot: Any) -> None:
     plot.legend.location = "bottom_left"
     plot.legend.orientation = "horizontal"
     plot.add_layout(plot.legend[0], "above")
+    return dict(json_item(plot))
+
+
+WIDTH, HEIGHT = 196, 66
+GAP_X, GAP_Y = 36, 12
+MARGIN = 4
+NAME, LINE = 22, 27  # characters of the bold and of the other lines that fit into a box
+
+
+@dataclass(frozen=True)
+class Box:
+    """A call, drawn."""
+
+    x: int
+    y: int
+    node: Neighbour
+    tone: str
+    lines: tuple[str, str, str]
+    title: str
+
+
+@dataclass(frozen=True)
+class Line:
+    """A tensor, drawn from the right edge of its producer to the left edge of its consumer."""
+
+    path: str
+    tone: str
+    side: str
+    title: str
+
+
+@dataclass(frozen=True)
+class Diagram:
+    """A picture of ``width`` by ``height`` pixels."""
+
+    width: int
+    height: int
+    boxes: tuple[Box, ...]
+    lines: tuple[Line, ...]
+    headings: tuple[tuple[int, str], ...]
+
+
+HEADINGS = {-2: "two before", -1: "makes an input", 0: "the call", 1: "reads an output", 2: "two after"}
+
+
+def diagram(evidence: Evidence) -> Diagram | None:
+    """Lay the neighbourhood out, or return None where the call has none."""
+    if len(evidence.nodes) < 2:
+        return None
+    hops = sorted({node.hops for node in evidence.nodes})
+    columns = {hop: [k for k, node in enumerate(evidence.nodes) if node.hops == hop] for hop in hops}
+    tallest = max(map(len, columns.values()))
+    top = 26
+    height = top + tallest * (HEIGHT + GAP_Y) - GAP_Y + MARGIN
+    places: dict[int, tuple[int, int]] = {}
+    for place, hop in enumerate(hops):
+        nodes = _untangled(columns[hop], evidence, places)
+        free = (tallest - len(nodes)) * (HEIGHT + GAP_Y) // 2
+        for row, k in enumerate(nodes):
+            places[k] = MARGIN + place * (WIDTH + GAP_X), top + free + row * (HEIGHT + GAP_Y)
+    boxes = tuple(_box(places[k], node) for k, node in enumerate(evidence.nodes))
+    lines = tuple(_line(places, edge, evidence.nodes) for edge in evidence.edges)
+    headings = tuple((MARGIN + place * (WIDTH + GAP_X), HEADINGS.get(hop, "")) for place, hop in enumerate(hops))
+    return Diagram(2 * MARGIN + len(hops) * (WIDTH + GAP_X) - GAP_X, height, boxes, lines, headings)
+
+
+def _untangled(nodes: list[int], evidence: Evidence, places: dict[int, tuple[int, int]]) -> list[int]:
+    """Order a column by the mean height of what it hangs on in the columns before it, so that lines cross less."""
+
+    def height(k: int) -> float:
+        tied = [places[other][1] for e in evidence.edges for mine, other in ((e.source, e.target), (e.target, e.source))
+                if mine == k and other in places]  # fmt: skip
+        return sum(tied) / len(tied) if tied else math.inf
+
+    return sorted(nodes, key=height)
+
+
+def _box(place: tuple[int, int], node: Neighbour) -> Box:
+    only = f"only in the {node.side}" if node.side != "both" else ""
+    errors = f"in {_error(node.error_in)}, out {_error(node.error_out)}" if node.state else only or "not compared"
+    where = one_line(node.scope) or "outside any module"
+    name = f"{one_line(node.op)}#{node.ordinal}"
+    title = f"{where}\n{name}\n{node.phase}, step {node.step}, level {node.level}\n{errors}"
+    return Box(*place, node, tone(node), (shorten(name, NAME), shorten(where, LINE), shorten(errors, LINE)), title)
+
+
+def tone(node: Neighbour) -> str:
+    """Name the colour of a call: culprit, deviates, incomparable, calm, or one-sided."""
+    if node.hops == 0 or node.role == "culprit":
+        return "culprit"
+    if node.side != "both":
+        return "one-sided"
+    return node.state if node.state in ("deviates", "incomparable") else "calm"
+
+
+def _line(places: dict[int, tuple[int, int]], edge: Edge, nodes: tuple[Neighbour, ...]) -> Line:
+    x1, y1 = places[edge.source][0] + WIDTH, places[edge.source][1] + HEIGHT // 2
+    x2, y2 = places[edge.target][0], places[edge.target][1] + HEIGHT // 2
+    bend = max(24, abs(x2 - x1) // 2)
+    path = f"M{x1} {y1}C{x1 + bend} {y1} {x2 - bend} {y2} {x2} {y2}"
+    slots = " → ".join(map(one_line, edge.slots))
+    on = "" if edge.side == "both" else f", only in the {edge.side}"
+    said = f"{slots}: rel. L2 {_error(edge.error)}{on}"
+    bad = nodes[edge.source].state == "deviates" and edge.error != 0
+    return Line(path, "deviates" if bad else "calm", edge.side, said)
+
+
+def _error(value: float) -> str:
+    return "?" if math.isnan(value) else sci(value)
+
+
+def edge_rows(evidence: Evidence) -> list[tuple[str, str, str, str, str]]:
+    """Return the lines of the picture as text: ``(from, slot, to, slot, error)``."""
+    named = [f"{one_line(node.scope)}/{one_line(node.op)}#{node.ordinal}".lstrip("/") for node in evidence.nodes]
+    return [
+        (
+            named[edge.source], one_line(edge.slots[0]), named[edge.target], one_line(edge.slots[1]),
+            _error(edge.error) + ("" if edge.side == "both" else f", only in the {edge.side}"),
+        )
+        for edge in evidence.edges
+    ]  # fmt: skip

@@ -9,7 +9,7 @@ from typing import Any
 
 from trueup.foundation.model import Finding, Neighbour, Result, SlotComparison, TensorStats
 from trueup.foundation.words.sentence import changed_arguments
-from trueup.foundation.words.wording import number, one_line, sci, shorten
+from trueup.foundation.words.wording import call_name, number, one_line, sci, shorten
 
 METHODS = {
     "digest": "bitwise equal",
@@ -22,8 +22,7 @@ METHODS = {
 """How an error was found, in words; origin of the ±18 %: 64 signed sums, see ``trueup.foundation.model.LANES``."""
 
 
-DIGITS = 9
-"""Significant digits of an element: enough to tell two float32 apart (IEEE 754-2019, 5.12.2)."""
+DIGITS = 9  # significant digits of an element: enough to tell two float32 apart (IEEE 754-2019, 5.12.2)
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,10 +30,8 @@ class SideRow:
     """The numbers of one slot on one side (``both`` where they are equal)."""
 
     side: str
-    numbers: tuple[str, ...]
-    """min, max, mean, l2; or the one value of an argument."""
-    remark: str
-    """``12 NaN, 1 inf``, or nothing."""
+    numbers: tuple[str, ...]  # min, max, mean, l2; or the one value of an argument
+    remark: str  # ``12 NaN, 1 inf``, or nothing
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,8 +40,7 @@ class SlotRow:
 
     slot: str
     state: str
-    tensor: str
-    """``float32 [8, 16]``, with an arrow where the sides differ."""
+    tensor: str  # ``float32 [8, 16]``, with an arrow where the sides differ
     error: str
     method: str
     reason: str
@@ -100,19 +96,14 @@ def _by_step(first: Sequence[tuple[int, float]], second: Sequence[tuple[int, flo
 def environment_rows(result: Result) -> list[tuple[str, str, str, bool]]:
     """Return ``(name, baseline, candidate, differs)``, differing rows first."""
     before, after = result.baseline.environment, result.candidate.environment
-    rows = [
-        (name, before.get(name, ""), after.get(name, ""))
-        for name in sorted(before.keys() | after.keys(), key=str.lower)
-    ]
+    rows = [(name, before.get(name, ""), after.get(name, "")) for name in sorted(before.keys() | after.keys(), key=str.lower)]
     return sorted(((*row, row[1] != row[2]) for row in rows), key=lambda row: not row[3])
 
 
 def loss_lines(rows: Sequence[StepRow]) -> list[tuple[str, str, str, str]]:
     """Write losses as ``(step, baseline, candidate, difference)``, all with the same number of decimals."""
     write = _writer([value for row in rows for value in (row.baseline, row.candidate) if value is not None])
-    return [
-        (f"{row.step:,}", write(row.baseline), write(row.candidate), difference_text(row.difference)) for row in rows
-    ]
+    return [(f"{row.step:,}", write(row.baseline), write(row.candidate), difference_text(row.difference)) for row in rows]
 
 
 def step_lines(result: Result) -> list[dict[str, Any]]:
@@ -191,11 +182,6 @@ def ulps_text(ulps: float) -> str:
     return f"{ulps:,.0f}" if ulps < 1e9 else sci(ulps)
 
 
-def call_name(scope: str, op: str, ordinal: int) -> str:
-    """Name a call in one line: ``neck.lstm/torch.lstm#0``."""
-    return one_line(f"{scope}/{op}#{ordinal}" if scope else f"{op}#{ordinal}")
-
-
 def neighbour_lines(finding: Finding) -> list[tuple[str, str, str]]:
     """Say between which calls an unmatched one stands: ``("after", "neck/aten::mm#0", "812 in the baseline, …")``."""
     words = {-1: "after", 1: "before"}
@@ -231,9 +217,7 @@ def slot_row(slot: SlotComparison) -> SlotRow:
         error = "?"
     if slot.method == "value" and slot.state != "equal":
         return SlotRow(one_line(slot.slot), slot.state, tensor, "", slot.method, one_line(slot.reason), _changes(slot))
-    return SlotRow(
-        one_line(slot.slot), slot.state, tensor, error, slot.method, one_line(slot.reason), tuple(_sides(slot))
-    )
+    return SlotRow(one_line(slot.slot), slot.state, tensor, error, slot.method, one_line(slot.reason), tuple(_sides(slot)))
 
 
 def _changes(slot: SlotComparison) -> tuple[SideRow, ...]:

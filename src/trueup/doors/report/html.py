@@ -2,6 +2,10 @@
 
 Everything captured is foreign: Jinja escapes it, data blocks escape ``<``, control characters are spelled out, and a
 content security policy allows exactly the scripts that were put in, by their hash, and no connection at all.
+
+The table of calls travels inside the page, one compressed column each, repeated text stored once. A column is ``{"kind": "int32" |
+"float32" | "text", "data": base64(zlib(little-endian numbers))}``; a text column's numbers point into its ``values``. 100,000 calls
+take about 1 MB. The module tree is built from the same table, so it needs no model: ``a.b.c`` stands below ``a.b``.
 """
 
 from __future__ import annotations
@@ -10,41 +14,30 @@ import base64
 import hashlib
 import json
 import math
-from collections.abc import Sequence
+import zlib
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
 from importlib import resources
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
+import pyarrow as pa
 import pyarrow.compute as pc
 from jinja2 import Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup
 
 from trueup.analysis.remedy.advice import next_command, policy_to_try
-from trueup.doors.report import charts
-from trueup.doors.report.diagram import diagram, edge_rows
-from trueup.doors.report.facts import (
-    METHODS,
-    environment_rows,
-    loss_rows,
-    neighbour_lines,
-    norm_remarks,
-    norm_rows,
-    policy_lines_of,
-    producers,
-    slot_rows,
-    step_lines,
-    worst_lines,
-)
-from trueup.doors.report.modules import module_tree
-from trueup.doors.report.packing import important_first, pack
-from trueup.foundation.model import Evidence, Finding, Result
+from trueup.doors.report import charts, facts
+from trueup.doors.report.charts import diagram, edge_rows
+from trueup.foundation.model import PHASES, Evidence, Finding, Result
 from trueup.foundation.words.sentence import HEADS, evidence, operators
 from trueup.foundation.words.wording import clean, counted, number, one_line, sci, times
 
 if TYPE_CHECKING:
-    from trueup.analysis.recipes.found import RecipeResult
+    from trueup.analysis.recipes.recipe import RecipeResult
 
-STATIC_ROWS = 200
-"""How many deviating calls the page also holds as plain rows, for print and for browsers without scripts."""
+
+STATIC_ROWS = 200  # how many deviating calls the page also holds as plain rows, for print and for browsers without scripts
 UNMATCHED_ROWS = 500
 CULPRIT_CARDS = 20
 SCRIPTS = ("page.js", "charts.js", "calls.js")
@@ -54,8 +47,7 @@ STATES = (
     ("incomparable", "not comparable"), ("only_baseline", "only in the baseline"), ("only_candidate", "only in the candidate"),
 )  # fmt: skip
 """The counts of a result, and what they are called."""
-FLOOR, CEILING = -10.0, 1.0
-"""Ends of the error scale, as powers of ten."""
+FLOOR, CEILING = -10.0, 1.0  # ends of the error scale, as powers of ten
 
 
 def render_page(result: Result, recipe: RecipeResult | None = None) -> str:
@@ -63,26 +55,27 @@ def render_page(result: Result, recipe: RecipeResult | None = None) -> str:
     interactive = charts.available()
     scripts = [*charts.library(), *map(ours, SCRIPTS)] if interactive else [ours("page.js")]
     blocks = _blocks(result) if interactive else {}
-    return (
-        environment()
-        .get_template("page.html.j2")
-        .render(
-            _facts(result),
-            **_page_facts(result),
-            interactive=interactive,
-            drawn=set(blocks),
-            style=Markup(ours("style.css")),
-            scripts=[Markup(script) for script in scripts],
-            blocks={name: embedded(data) for name, data in blocks.items()},
-            policy=policy(scripts),
-            recipe=recipe,
-        )
+    return page(
+        "page.html.j2",
+        scripts,
+        **_facts(result),
+        **_page_facts(result),
+        interactive=interactive,
+        drawn=set(blocks),
+        blocks={name: embedded(data) for name, data in blocks.items()},
+        recipe=recipe,
     )
 
 
 def render_fragment(result: Result) -> str:
     """Return the verdict as a fragment of HTML for a notebook, without scripts."""
     return environment().get_template("fragment.html.j2").render(_facts(result))
+
+
+def page(template: str, scripts: Sequence[str], **content: Any) -> str:
+    """Return the text of a page that needs no network and lets no script run but these."""
+    style, marked = Markup(ours("style.css")), [Markup(script) for script in scripts]
+    return environment().get_template(template).render(content, style=style, scripts=marked, policy=policy(scripts))
 
 
 def embedded(data: Any) -> Markup:
@@ -114,11 +107,11 @@ def _facts(result: Result) -> dict[str, Any]:
         "other_lines": lines[1:],
         "advice": next_command(result),
         "remedy": policy_to_try(result),
-        "policies": policy_lines_of(result),
+        "policies": facts.policy_lines_of(result),
         "culprits": [_card(finding, n) for n, finding in enumerate(result.culprits[:CULPRIT_CARDS])],
-        "unmatched": [(finding, neighbour_lines(finding)) for finding in result.unmatched[:UNMATCHED_ROWS]],
+        "unmatched": [(finding, facts.neighbour_lines(finding)) for finding in result.unmatched[:UNMATCHED_ROWS]],
         "static_calls": [row for row in deviating if row.get("state") not in ("equal", "agrees")],
-        "methods": METHODS,
+        "methods": facts.METHODS,
         "states": STATES,
     }
 
@@ -130,7 +123,7 @@ def _blocks(result: Result) -> dict[str, Any]:
         "calls-model": charts.calls_table(max(result.baseline.ranks, result.candidate.ranks) > 1),
         "overview-model": charts.overview(),
     }
-    for name, label, rows in (("loss", "loss", loss_rows(result)), ("norm", "gradient norm", norm_rows(result))):
+    for name, label, rows in (("loss", "loss", facts.loss_rows(result)), ("norm", "gradient norm", facts.norm_rows(result))):
         if rows:
             made[f"{name}-model"] = charts.curves(label, rows)
     for n, finding in enumerate(result.culprits[:CULPRIT_CARDS]):
@@ -141,11 +134,11 @@ def _blocks(result: Result) -> dict[str, Any]:
 
 def _page_facts(result: Result) -> dict[str, Any]:
     """Return what the page shows and a notebook does not."""
-    environment = environment_rows(result)
+    environment = facts.environment_rows(result)
     step = result.culprits[0].step if result.culprits else None  # later steps deviate everywhere: they tell nothing
     return {
-        "steps": step_lines(result),
-        "norm_remarks": norm_remarks(result),
+        "steps": facts.step_lines(result),
+        "norm_remarks": facts.norm_remarks(result),
         "tree": module_tree(result.matched if step is None else result.matched.filter(pc.equal(result.matched["step"], step))),
         "tree_step": step,
         "differing": [row for row in environment if row[3]],
@@ -161,14 +154,14 @@ def _card(finding: Finding, n: int = 0) -> dict[str, Any]:
         "finding": finding,
         "operators": operators(finding),
         "evidence": evidence(finding),
-        "slots": slot_rows(finding),
+        "slots": facts.slot_rows(finding),
         "scale": [(name, sci(error), _position(error)) for name, error in scale],
         "ratio": times(finding.ratio) if math.isfinite(finding.expected) else "",
         "number": n,
         "evidence_of": evidence_of,
         "histograms": [one_line(spread.slot) for spread in evidence_of.histograms],
-        "worst": worst_lines(finding),
-        "producers": producers(finding),
+        "worst": facts.worst_lines(finding),
+        "producers": facts.producers(finding),
         "diagram": diagram(evidence_of),
         "edges": edge_rows(evidence_of),
     }
@@ -210,3 +203,200 @@ def _go(filters: dict[str, Any]) -> str:
 def _finalize(value: Any) -> Any:
     """Spell out control characters in whatever text a template shows."""
     return clean(value) if isinstance(value, str) and not isinstance(value, Markup) else value
+
+
+ROWS = 250_000  # how many calls a page holds; the rest stays in calls.parquet and the page says so
+
+TEXTS = ("phase", "level", "scope", "op", "state", "role", "rule", "source", "paired")
+WHOLE = ("rank", "step", "ordinal", "seq_baseline", "seq_candidate")
+ERRORS = ("error_in", "error_out", "expected", "ratio")
+ROLES = ("culprit", "victim", "inherited")
+RANKED = ("deviates", "incomparable", "only baseline", "only candidate", "agrees", "equal")
+
+
+def pack(calls: pa.Table, limit: int = ROWS) -> dict[str, Any]:
+    """Pack the ``limit`` calls of ``Result.calls`` that matter most: culprits, then deviating calls, then the others, each in
+    order of execution; a missing column is packed as empty. JSON-ready ``{"rows": kept, "total": all, "columns": {name:
+    column}}``."""
+    ordered = important_first(calls).slice(0, limit)
+    columns: dict[str, Any] = {name: _text(_column(ordered, name, pa.string())) for name in TEXTS}
+    for name in WHOLE:
+        columns[name] = _numbers(_column(ordered, name, pa.int64()), "int32", -1)
+    for name in ERRORS:
+        columns[name] = _numbers(_column(ordered, name, pa.float64()), "float32", float("nan"))
+    return {"rows": ordered.num_rows, "total": calls.num_rows, "columns": columns}
+
+
+def important_first(calls: pa.Table) -> pa.Table:
+    """Sort calls: culprits, victims, deviating, not comparable, of one run, agreeing, equal; each in order of execution."""
+    keys = {
+        "by_role": _rank(_column(calls, "role", pa.string()), ROLES),
+        "by_state": _rank(_column(calls, "state", pa.string()), RANKED),
+        "by_step": _column(calls, "step", pa.int64()),
+        "by_seq": _column(calls, "seq_candidate", pa.int64()),
+        "by_rank": _column(calls, "rank", pa.int64()),
+    }
+    return calls.take(pc.sort_indices(pa.table(keys), [(name, "ascending") for name in keys]))
+
+
+def _rank(column: pa.ChunkedArray, order: tuple[str, ...]) -> pa.ChunkedArray:
+    return pc.fill_null(pc.index_in(column, pa.array(order)), len(order))
+
+
+def _column(table: pa.Table, name: str, kind: pa.DataType) -> pa.ChunkedArray:
+    if name not in table.column_names:
+        return pa.chunked_array([pa.nulls(table.num_rows, kind)])
+    return pc.cast(table[name], kind)
+
+
+def _text(column: pa.ChunkedArray) -> dict[str, Any]:
+    encoded = pc.fill_null(column, "").combine_chunks().dictionary_encode()
+    codes = np.asarray(encoded.indices, dtype="<i4")
+    return {"kind": "text", "data": _squeeze(codes), "values": [one_line(v) for v in encoded.dictionary.to_pylist()]}
+
+
+def _numbers(column: pa.ChunkedArray, kind: str, absent: float) -> dict[str, Any]:
+    with np.errstate(over="ignore"):
+        values = pc.fill_null(column, absent).to_numpy().astype(np.dtype(kind).newbyteorder("<"))
+    return {"kind": kind, "data": _squeeze(values)}
+
+
+def _squeeze(values: np.ndarray[Any, Any]) -> str:
+    return base64.b64encode(zlib.compress(values.tobytes(), 6)).decode("ascii")
+
+
+NODES = 2500  # most nodes shown; of a larger tree the upper levels
+STEPS = (1e-4, 1e-2)  # relative errors from which a deviating cell is coloured more strongly
+OUTSIDE = "outside any module"
+
+
+@dataclass
+class Cell:
+    """The calls of one phase below a node."""
+
+    calls: int = 0
+    deviates: int = 0
+    incomparable: int = 0
+    error: float = 0.0  # largest relative L2 error among their outputs, of those that deviate where any does
+
+    def add(self, other: Cell) -> None:
+        """Take another cell's calls in."""
+        self.calls += other.calls
+        self.incomparable += other.incomparable
+        if bool(other.deviates) == bool(self.deviates):
+            self.error = max(self.error, other.error)
+        elif other.deviates:
+            self.error = other.error
+        self.deviates += other.deviates
+
+    @property
+    def tone(self) -> str:
+        """Name of its colour: calm, unsure, or one of three for what deviates."""
+        if self.deviates:
+            return f"bad-{1 + sum(self.error >= limit for limit in STEPS)}"
+        return "unsure" if self.incomparable else "calm"
+
+    @property
+    def text(self) -> str:
+        """What stands in it."""
+        if self.deviates:
+            return sci(self.error)
+        return "not comparable" if self.incomparable else "equal" if self.error == 0 else sci(self.error)
+
+
+@dataclass
+class Module:
+    """A scope with what lies below it."""
+
+    name: str
+    path: str
+    cells: dict[str, Cell] = field(default_factory=dict)
+    children: dict[str, Module] = field(default_factory=dict)
+    culprits: int = 0
+    is_open: bool = False
+
+    @property
+    def deviates(self) -> int:
+        """Deviating calls below it."""
+        return sum(cell.deviates for cell in self.cells.values())
+
+    @property
+    def calls(self) -> int:
+        """Calls below it."""
+        return sum(cell.calls for cell in self.cells.values())
+
+
+@dataclass(frozen=True)
+class Modules:
+    """The whole tree, the phases that occur, and how many nodes were left out."""
+
+    root: Module
+    phases: tuple[str, ...]
+    omitted: int
+
+
+def module_tree(calls: pa.Table) -> Modules:
+    """Add up the calls of every scope and of the scopes below it."""
+    root = Module("all calls", "", is_open=True)
+    seen: set[str] = set()
+    for entry in _grouped(calls):
+        cell = Cell(entry["calls"], 0, 0, entry["error"])
+        cell.deviates = cell.calls if entry["state"] == "deviates" else 0
+        cell.incomparable = cell.calls if entry["state"] == "incomparable" else 0
+        seen.add(entry["phase"])
+        for node in _path(root, entry["scope"]):
+            node.cells.setdefault(entry["phase"], Cell()).add(cell)
+            node.culprits += entry["calls"] if entry["role"] == "culprit" else 0
+    _open_culprits(root)
+    known = [phase for phase in PHASES if phase in seen]
+    return Modules(root, (*known, *sorted(seen - set(known))), _cut(root))
+
+
+def _grouped(calls: pa.Table) -> Iterator[dict[str, Any]]:
+    if not calls.num_rows:
+        return
+    names = ("scope", "phase", "state", "role")
+    table = pa.table({name: pc.fill_null(calls[name].cast(pa.string()), "") for name in names} | {"error": calls["error_out"]})
+    grouped = table.group_by(list(names)).aggregate([("error", "max"), ([], "count_all")])
+    for row in grouped.to_pylist():
+        error = row["error_max"]
+        yield {
+            "scope": row["scope"], "phase": row["phase"], "state": row["state"], "role": row["role"],
+            "calls": row["count_all"], "error": math.inf if error is None or math.isnan(error) else error,
+        }  # fmt: skip
+
+
+def _path(root: Module, scope: str) -> list[Module]:
+    """Return the nodes from the root down to a scope, made where they are not there yet."""
+    nodes = [root]
+    parts = scope.split(".") if scope else [""]
+    for k, part in enumerate(parts):
+        path = ".".join(parts[: k + 1])
+        made = nodes[-1].children.setdefault(part, Module(one_line(part) or OUTSIDE, path))
+        nodes.append(made)
+    return nodes
+
+
+def _open_culprits(node: Module) -> None:
+    """Open the way to each culprit, and nodes with a single child on the way."""
+    for child in node.children.values():
+        child.is_open = child.culprits > 0 or (node.is_open and len(node.children) == 1)
+        _open_culprits(child)
+
+
+def _cut(root: Module) -> int:
+    """Drop the deepest levels until the tree is small enough; return how many nodes went."""
+    levels = [[root]]
+    while levels[-1]:
+        levels.append([child for node in levels[-1] for child in node.children.values()])
+    total = kept = 0
+    last = None
+    for depth, nodes in enumerate(levels):
+        total += len(nodes)
+        if last is None and total > NODES and depth:
+            last = depth - 1
+        kept += len(nodes) if last is None else 0
+    if last is not None:
+        for node in levels[last]:
+            node.children = {}
+    return total - kept

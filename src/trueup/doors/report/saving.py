@@ -4,36 +4,38 @@ from __future__ import annotations
 
 import io
 import os
-import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pyarrow.parquet as parquet
 
-from trueup.doors.report.document import dumps
+from trueup.doors.report.document import document, dumps
 from trueup.doors.report.html import render_page
 from trueup.foundation.model import Result, TrueupError
+from trueup.foundation.store.durable import replacing, write_file
 
 if TYPE_CHECKING:
-    from trueup.analysis.recipes.found import RecipeResult
+    from trueup.analysis.recipes.recipe import RecipeResult
 
 
-def save_report(result: Result, directory: str | Path, recipe: RecipeResult | None = None) -> Path:
-    """Write verdict.json, calls.parquet and index.html; see ``report.save``. The page shows the steps of a recipe first."""
+def save(result: Result, directory: str | Path, recipe: RecipeResult | None = None) -> Path:
+    """Write ``verdict.json``, ``calls.parquet`` and ``index.html`` into ``directory``, each atomically, and return its path. It
+    is made if need be; an earlier report in it is replaced. The page shows the steps of ``recipe`` first. Raises TrueupError if
+    it cannot be made or written."""
     target = Path(directory)
     rows = io.BytesIO()
     parquet.write_table(result.calls, rows, compression="zstd")
     files = {
-        "verdict.json": dumps(result).encode("ascii"),
+        "verdict.json": dumps(document(result)).encode("ascii"),
         "calls.parquet": rows.getvalue(),
         "index.html": render_page(result, recipe).encode("utf-8", "backslashreplace"),
     }
     try:
         target.mkdir(parents=True, exist_ok=True)
         for name, content in files.items():
-            _write(target / name, content)
+            write_file(target / name, [content])
     except OSError as error:
         expected = f"a directory that can be made and written, for {', '.join(files)}"
         raise _refused(error, "The report", target, expected, "name another directory with -o") from error
@@ -42,38 +44,26 @@ def save_report(result: Result, directory: str | Path, recipe: RecipeResult | No
 
 @contextmanager
 def replaced(path: Path, expected: str) -> Iterator[Path]:
-    """Give a temporary file beside ``path`` that is flushed to the disk and takes its place when the block ends well.
-
-    Raises:
-        TrueupError: it cannot be written; ``expected`` says what was to be.
-    """
+    """Give a temporary file beside ``path`` that is flushed to the disk and takes its place when the block ends well. Raises
+    TrueupError if it cannot be written; ``expected`` says what was to be."""
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        with _beside(path) as temporary:
+        with replacing(path) as temporary:
             yield temporary
     except OSError as error:
         raise _refused(error, path.name, path.parent, expected, "name another file") from error
 
 
-def _write(path: Path, content: bytes) -> None:
-    with _beside(path) as temporary:
-        temporary.write_bytes(content)
+def write_text(text: str, path: Path, expected: str) -> Path:
+    """Write text as UTF-8, what that cannot hold spelled out; raises TrueupError, with what was ``expected``, if it cannot."""
+    with replaced(path, expected) as temporary:
+        temporary.write_text(text, encoding="utf-8", errors="backslashreplace")
+    return path
 
 
-@contextmanager
-def _beside(path: Path) -> Iterator[Path]:
-    handle, name = tempfile.mkstemp(prefix=f".{path.name}.", suffix=".tmp", dir=path.parent)
-    os.close(handle)
-    temporary = Path(name)
-    try:
-        yield temporary
-        with temporary.open("rb") as file:
-            os.fsync(file.fileno())
-        temporary.chmod(0o666 & ~_umask())
-        temporary.replace(path)
-    except BaseException:
-        temporary.unlink(missing_ok=True)
-        raise
+def save_json(document: dict[str, Any], file: Path) -> Path:
+    """Write a document as strict JSON and return its path; raises TrueupError where the file cannot be written."""
+    return write_text(dumps(document), file, f"a file that can be made and written, for {document['schema']} as JSON")
 
 
 def _refused(error: OSError, what: str, target: Path, expected: str, instead: str) -> TrueupError:
@@ -84,13 +74,6 @@ def _refused(error: OSError, what: str, target: Path, expected: str, instead: st
         f"  got:      {_what(target)}\n"
         f"  next:     {instead}, or make this one writable"
     )
-
-
-def _umask() -> int:
-    """Read the process' umask; there is no call that reads it without setting it."""
-    mask = os.umask(0o022)
-    os.umask(mask)
-    return mask
 
 
 def _what(path: Path) -> str:

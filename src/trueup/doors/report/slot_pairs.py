@@ -1,11 +1,12 @@
 """Every slot of every call of both captures, side by side in columns, read again in bounded memory.
 
-The table of calls of a result says which calls are counterparts; what is in no pair exists on one side only and comes too.
+A result's table of calls says which calls are counterparts; calls in no pair exist on one side only and come too. Statistics are
+as the old tools show them: they reduce all elements, where a record leaves out what is not finite.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -15,14 +16,14 @@ import pyarrow.compute as pc
 
 from trueup.foundation.model import Result
 from trueup.foundation.store import open_capture
+from trueup.foundation.store.columns import distinct
 
 Array = np.ndarray[Any, Any]
 Place = tuple[int, int]
 
 ROWS = 1_000_000
 """Slots of a side that are read at a time: some 200 MB. Small steps are read together, a larger step is read in portions."""
-MADE = 30_000
-"""Slots that are handed out at a time: what is made of them stays in the processor's caches."""
+MADE = 30_000  # slots that are handed out at a time: what is made of them stays in the processor's caches
 KEYS = ("rank", "step", "seq")
 COLUMNS = (
     *KEYS, "phase", "level", "scope", "op", "ordinal", "slot", "dtype", "shape", "numel", "min", "max", "mean", "l2",
@@ -39,12 +40,9 @@ class Aligned:
     candidate: pa.Table
     in_baseline: Array
     in_candidate: Array
-    call: Array
-    """Number of the call that the slot belongs to, ascending from 0."""
-    judged: pa.Table
-    """What the comparison said of that call: `JUDGED`, null where the call exists on one side only."""
-    stack: pa.DictionaryArray
-    """Frames of the call, innermost first, on lines of their own; at its first slot, else empty."""
+    call: Array  # number of the call that the slot belongs to, ascending from 0
+    judged: pa.Table  # what the comparison said of that call: `JUDGED`, null where the call exists on one side only
+    stack: pa.DictionaryArray  # frames of the call, innermost first, on lines of their own; at its first slot, else empty
 
     def __len__(self) -> int:
         return len(self.call)
@@ -56,11 +54,7 @@ class Aligned:
 
 
 class SlotPairs:
-    """All calls of a result, in the candidate's order of execution, those of the baseline alone where they ran.
-
-    Raises:
-        TrueupError: a capture is gone.
-    """
+    """All calls of a result as the candidate ran them, the baseline's own where they ran; raises TrueupError without captures."""
 
     def __init__(self, result: Result) -> None:
         self.captures = open_capture(result.baseline.path), open_capture(result.candidate.path)
@@ -96,7 +90,7 @@ class SlotPairs:
         keys = [_Keys(self._read(side, places, KEYS)) for side in (0, 1)]
         calls_keys = [_Keys(calls.rename_columns({f"seq_{name}": "seq"})) for name in ("baseline", "candidate")]
         numbers = _Numbering(places, [*keys, *calls_keys])
-        before, after = (_distinct(found[found >= 0]) for found in map(numbers.of, keys))
+        before, after = (distinct(found[found >= 0]) for found in map(numbers.of, keys))
         entries, judged = _in_order(np.stack([numbers.of(found) for found in calls_keys], axis=1), before, after, numbers.width)
         per_call = max(1, max(len(found.seq) for found in keys) // max(1, len(entries)))
         at_once = max(1, ROWS // per_call)
@@ -151,10 +145,9 @@ class _Numbering:
     """Numbers for calls of some steps and ranks, ascending in order of step, rank and seq."""
 
     def __init__(self, places: list[Place], keys: list[_Keys]) -> None:
-        self._steps, self._ranks = (np.unique([place[k] for place in places]) for k in (0, 1))
-        self._seqs = _distinct(np.concatenate([key.seq for key in keys]))
-        self.width = len(self._seqs)
-        """Numbers of one step and rank."""
+        self._steps, self._ranks = (distinct(np.array([place[k] for place in places])) for k in (0, 1))
+        self._seqs = distinct(np.concatenate([key.seq for key in keys]))
+        self.width = len(self._seqs)  # numbers of one step and rank
         known = np.full((len(self._steps), len(self._ranks)), -1, np.int64)
         for n, (step, rank) in enumerate(places):
             known[np.searchsorted(self._steps, step), np.searchsorted(self._ranks, rank)] = n
@@ -166,14 +159,12 @@ class _Numbering:
         return np.where(place < 0, -1, place * self.width + np.searchsorted(self._seqs, keys.seq))
 
     def seqs(self, numbers: Array) -> Array:
-        return np.asarray(self._seqs[_distinct(numbers[numbers >= 0] % max(1, self.width))])
+        return np.asarray(self._seqs[distinct(numbers[numbers >= 0] % max(1, self.width))])
 
 
 def _in_order(pairs: Array, baseline: Array, candidate: Array, width: int) -> tuple[Array, Array]:
-    """Return ``(n, 2)``, all calls, -1 where a side lacks one, by the candidate's order; and the row of ``pairs``, or -1.
-
-    A call of the baseline alone stands behind the counterpart of the last matched call before it.
-    """
+    """Return ``(n, 2)``, all calls, -1 where a side lacks one, by the candidate's order; and the row of ``pairs``, or -1. A call
+    of the baseline alone stands behind the counterpart of the last matched call before it."""
     only_before, only_after = _without(baseline, pairs[:, 0]), _without(candidate, pairs[:, 1])
     matched = pairs[np.argsort(pairs[:, 0])]
     behind = only_before // max(1, width) * width - 1  # the end of the step and rank before
@@ -234,14 +225,6 @@ def _side_by_side(before: tuple[Array, Array], after: tuple[Array, Array], width
     return call[placed], first[placed], second[placed]
 
 
-def _distinct(values: Array) -> Array:
-    """Return the distinct values, ascending. NumPy's `unique` hashes, which is slow for what is nearly sorted."""
-    ordered = np.sort(values, kind="stable")
-    new = np.ones(len(ordered), bool)
-    new[1:] = ordered[1:] != ordered[:-1]
-    return np.asarray(ordered[new])
-
-
 def _without(numbers: Array, known: Array) -> Array:
     """Return the numbers, ascending, that are not among the known ones."""
     there = np.zeros(len(numbers) + 1, bool)
@@ -263,3 +246,20 @@ def _lower(steps: Array, ranks: Array, place: Place) -> int:
 
 def _plain(kind: pa.DataType) -> pa.DataType:
     return kind.value_type if pa.types.is_dictionary(kind) else kind
+
+
+REDUCED = ("max", "min", "mean", "l2")
+COUNTS = ("n_nan", "n_posinf", "n_neginf")
+
+
+def reduced(numbers: Mapping[str, Any]) -> np.ndarray[Any, Any]:
+    """Return max, min, mean and l2 norm, ``(4,)`` or ``(4, n)`` in the order of `REDUCED`, as PyTorch's reductions give them: one
+    NaN makes all of them NaN, Inf stays. ``numbers`` are `REDUCED` (of the finite elements, NaN where there are none) and
+    `COUNTS` of records, float64 ``()`` or ``(n,)``."""
+    highest, lowest, mean, norm = (np.asarray(numbers[name], np.float64) for name in REDUCED)
+    has_nan, above, below = (np.asarray(numbers[name], np.float64) > 0 for name in COUNTS)
+    highest = np.where(above, np.inf, np.where(below & ~np.isfinite(highest), -np.inf, highest))
+    lowest = np.where(below, -np.inf, np.where(above & ~np.isfinite(lowest), np.inf, lowest))
+    mean = np.where(above & below, np.nan, np.where(above, np.inf, np.where(below, -np.inf, mean)))
+    norm = np.where(above | below, np.inf, norm)
+    return np.where(has_nan, np.nan, np.stack([highest, lowest, mean, norm]))

@@ -15,35 +15,30 @@ Reads without colour; every foreign string is a ``Text``, never console markup.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+import os
+import sys
+from collections.abc import Callable, Iterable, Sequence
+from itertools import count
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
+from rich.console import Console
 from rich.padding import Padding
 from rich.table import Table
 from rich.text import Text
 
 from trueup.analysis.remedy.advice import next_command, policy_to_try
-from trueup.doors.report.facts import (
-    SlotRow,
-    StepRow,
-    loss_lines,
-    loss_rows,
-    neighbour_lines,
-    norm_rows,
-    policy_lines_of,
-    slot_rows,
-    worst_lines,
-)
+from trueup.doors.report import facts
 from trueup.foundation.words.sentence import HEADS, evidence, operators
-from trueup.foundation.words.wording import clean, counted, one_line, sci, short_source
+from trueup.foundation.words.wording import clean, counted, one_line, sci, shorten, user_source
 
 if TYPE_CHECKING:
-    from rich.console import Console, RenderableType
+    from rich.console import RenderableType
 
     from trueup.foundation.model import Finding, Result
 
 STEPS_SHOWN = 8
+SLOTS_SHOWN = 12
 UNMATCHED_SHOWN = 10
 CULPRITS_SHOWN = 10
 WORST_SHOWN = 5
@@ -52,26 +47,39 @@ COLOURS = {"deviates": "bold red", "aligned": "bold green", "inconclusive": "bol
 STATES = {"deviates": "red", "incomparable": "yellow"}
 
 
+class Terminal(Console):
+    """Standard output. A reader who leaves (``| head``) ends the printing alone: reports are saved, the exit code is the
+    verdict's."""
+
+    def __init__(self, **options: Any) -> None:
+        super().__init__(highlight=False, **options)
+
+    def on_broken_pipe(self) -> None:
+        """Print no more."""
+        self.quiet = True
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+
+
 def render(result: Result, console: Console) -> None:
     """Print a result: verdict, culprit, losses, further culprits, unmatched calls, notes, next command."""
     _verdict(result, console)
     if result.culprit is not None:
-        _section(console, None, _particulars(result.culprit))
+        section(console, None, _particulars(result.culprit))
         _slots(result.culprit, console)
         _worst(result.culprit, console)
     if len(result.occurrences) > 1:
-        _section(console, "first on each rank", _occurrences(result))
-        _more(console, len(result.occurrences) - RANKS_SHOWN)
-    for title, rows in (("loss", loss_rows(result)), ("gradient norm", norm_rows(result))):
+        section(console, "first on each rank", _occurrences(result))
+        print_more(console, len(result.occurrences) - RANKS_SHOWN)
+    for title, rows in (("loss", facts.loss_rows(result)), ("gradient norm", facts.norm_rows(result))):
         if rows:
-            _section(console, title, _curve(rows))
+            section(console, title, _curve(rows))
     if len(result.culprits) > 1:
-        _section(console, "further culprits", _findings(result.culprits[1 : CULPRITS_SHOWN + 1]))
-        _more(console, len(result.culprits) - 1 - CULPRITS_SHOWN)
+        section(console, "further culprits", _findings(result.culprits[1 : CULPRITS_SHOWN + 1]))
+        print_more(console, len(result.culprits) - 1 - CULPRITS_SHOWN)
     if result.unmatched:
-        _section(console, f"in only one run  ({len(result.unmatched):,})", _unmatched(result))
-        _more(console, len(result.unmatched) - UNMATCHED_SHOWN)
-    for first, (side, line) in enumerate(policy_lines_of(result)):
+        section(console, f"in only one run  ({len(result.unmatched):,})", _unmatched(result))
+        print_more(console, len(result.unmatched) - UNMATCHED_SHOWN)
+    for first, (side, line) in enumerate(facts.policy_lines_of(result)):
         _hanging(console, Text("policy  ", "dim"), Text(f"{side}: {one_line(line)}"), first=not first)
     for note in result.notes:
         _hanging(console, Text("note  ", "dim"), Text(one_line(note)), first=note is result.notes[0])
@@ -85,9 +93,9 @@ def print_lines(console: Console, lines: Sequence[str], indent: int, style: str 
         _hanging(console, head, Text(line[indent:]))
 
 
-def slot_table(rows: Iterable[SlotRow]) -> Table:
+def slot_table(rows: Iterable[facts.SlotRow]) -> Table:
     """Lay out slots with their numbers under each other: one heading row a slot, one row a side."""
-    table = _plain_table("slot", *("min", "max", "mean", "l2", "rel. L2"))
+    table = plain_table("slot", ">min", ">max", ">mean", ">l2", ">rel. L2")
     for row in rows:
         style = STATES.get(row.state, "")
         what = Text.assemble((row.slot, style or "bold"), "  ", (row.tensor, "dim"))
@@ -116,36 +124,35 @@ def _particulars(finding: Finding) -> Table:
     """What the sentence leaves out of the first culprit."""
     before, after = (f"{seq:,}" if seq >= 0 else "absent" for seq in finding.seq)
     expected = f", {sci(finding.expected)} expected" if finding.expected else ""
-    facts = {
+    said = {
         "source": clean(finding.source_line or "").strip(),
         "call": f"{before} in the baseline, {after} in the candidate, level {one_line(finding.level)}",
         "rule": f"{one_line(finding.rule)}{expected}" if finding.rule else "",
     }
-    grid = Table.grid(padding=(0, 2))
-    for name, text in facts.items():
-        if text:
-            grid.add_row(Text(name, "dim"), Text(text, overflow="fold"))
-    return grid
+    return labelled((name, text) for name, text in said.items() if text)
 
 
 def _slots(finding: Finding, console: Console) -> None:
     if not finding.slots:
         return
-    rows = slot_rows(finding)
-    _section(console, None, slot_table(rows))
-    if any(row.method == "sketch" and row.state != "equal" for row in rows):
+    rows = facts.slot_rows(finding)
+    telling = sorted(range(len(rows)), key=lambda k: rows[k].state == "equal")[:SLOTS_SHOWN]
+    shown = [rows[k] for k in sorted(telling)]
+    section(console, None, slot_table(shown))
+    print_more(console, len(rows) - len(shown))
+    if any(row.method == "sketch" and row.state != "equal" for row in shown):
         console.print(Text("  ≈ estimated from sketches, about ±18 %", "dim"))
 
 
 def _worst(finding: Finding, console: Console) -> None:
     """Where the sides are furthest apart, of the worst slot."""
-    lines = worst_lines(finding)[:WORST_SHOWN]
+    lines = facts.worst_lines(finding)[:WORST_SHOWN]
     if not lines:
         return
-    table = _plain_table("worst elements", "baseline", "candidate", "difference", "ulp")
+    table = plain_table("worst elements", ">baseline", ">candidate", ">difference", ">ulp")
     for slot, index, *numbers in lines:
         table.add_row(Text(f"{slot}{index}"), *numbers)
-    _section(console, None, table)
+    section(console, None, table)
 
 
 def _cells(numbers: Sequence[str]) -> list[str]:
@@ -157,10 +164,9 @@ def _remarks(table: Table, *remarks: str) -> None:
         table.add_row(Text(f"    {text}", "yellow"))
 
 
-def _curve(rows: Sequence[StepRow]) -> Table:
-    table = _plain_table("step", "baseline", "candidate", "difference")
-    table.columns[0].justify = "right"
-    lines = loss_lines(rows)
+def _curve(rows: Sequence[facts.StepRow]) -> Table:
+    table = plain_table(">step", ">baseline", ">candidate", ">difference")
+    lines = facts.loss_lines(rows)
     if len(lines) > STEPS_SHOWN:
         half = STEPS_SHOWN // 2
         lines = [*lines[:half], ("…",) * 4, *lines[-half:]]
@@ -174,7 +180,7 @@ def _unmatched(result: Result) -> Table:
     for finding in result.unmatched[:UNMATCHED_SHOWN]:
         name = Text(one_line(finding.name), overflow="fold")
         table.add_row(Text(finding.side, "dim"), name, Text(operators(finding), overflow="fold"))
-        near = ", ".join(f"{word} {name}" for word, name, _ in neighbour_lines(finding))
+        near = ", ".join(f"{word} {name}" for word, name, _ in facts.neighbour_lines(finding))
         if near:
             table.add_row("", Padding(Text(near, "dim", overflow="fold"), (0, 0, 0, 2)), "")
     return table
@@ -194,7 +200,7 @@ def _findings(findings: Sequence[Finding]) -> Table:
         mark = "" if finding.confidence == "high" else "could be rounding: "
         lines = [mark + evidence(finding)]
         if finding.source:
-            lines.append(f"your code: {short_source(finding.source)}")
+            lines.append(f"your code: {user_source(finding.source, finding.stack)}")
         for line in lines:
             table.add_row(Padding(Text(line, "dim", overflow="fold"), (0, 0, 0, 4)))
     return table
@@ -217,24 +223,37 @@ def _next(result: Result, console: Console) -> None:
         console.print(Text(" " * 6 + attempt, "cyan"), soft_wrap=True)
 
 
-def _plain_table(first: str, *numbers: str) -> Table:
+def plain_table(*columns: str) -> Table:
+    """Return a table without lines; ``>`` before the name of a column: of numbers, to the right and never wrapped."""
     table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="dim", show_edge=False)
-    table.add_column(first, overflow="fold")
-    for name in numbers:
-        table.add_column(name, justify="right", no_wrap=True)
+    for name in columns:
+        if name.startswith(">"):
+            table.add_column(name[1:], justify="right", no_wrap=True)
+        else:
+            table.add_column(name, overflow="fold")
     return table
 
 
-def _section(console: Console, title: str | None, body: RenderableType) -> None:
+def section(console: Console, title: str | None, body: RenderableType) -> None:
+    """Print a body under its title, two columns in, after an empty line."""
     console.print()
     if title:
         console.print(Text(title, "bold"))
     console.print(Padding(body, (0, 0, 0, 2)))
 
 
-def _more(console: Console, count: int) -> None:
-    if count > 0:
-        console.print(Text(f"  and {counted(count, 'more', 'more')}; the report lists all", "dim"))
+def labelled(rows: Iterable[tuple[str, str | Text]]) -> Table:
+    """Lay rows out without headings: a dim label, and beside it text that folds."""
+    grid = Table.grid(padding=(0, 2))
+    for label, text in rows:
+        grid.add_row(Text(label, "dim"), text if isinstance(text, Text) else Text(text, overflow="fold"))
+    return grid
+
+
+def print_more(console: Console, hidden: int, rest: str = "; the report lists all", noun: str = "") -> None:
+    """Say how many rows were left out, if any were, and how they are to be seen."""
+    if hidden > 0:
+        console.print(Text(f"  and {counted(hidden, f'more {noun}') if noun else f'{hidden:,} more'}{rest}", "dim"))
 
 
 def _hanging(console: Console, head: Text, body: Text, *, first: bool = False) -> None:
@@ -246,6 +265,25 @@ def _hanging(console: Console, head: Text, body: Text, *, first: bool = False) -
     grid.add_column(overflow="fold")
     grid.add_row(head, body)
     console.print(grid)
+
+
+def print_next(console: Console, what: str, commands: Sequence[str]) -> None:
+    """Say what to do next; a command stays on one line, or it could not be copied."""
+    console.print()
+    console.print(Text.assemble(("next  ", "bold"), f"{what}{':' if commands else ''}"))
+    for command in commands:
+        console.print(Text(" " * 6 + one_line(command), "cyan"), soft_wrap=True)
+
+
+def progress(console: Console, width: int) -> Callable[..., None]:
+    """Return what prints a run: its number, its name in ``width`` columns, its seconds, and styled texts that say what it gave."""
+    numbers = count(1)
+
+    def print_run(name: str, seconds: float, *said: tuple[str, str]) -> None:
+        line = f"{next(numbers):4}  {shorten(one_line(name), width):<{width}}  {seconds:6.1f} s  "
+        console.print(Text.assemble((line, "dim"), *said), soft_wrap=True)
+
+    return print_run
 
 
 def print_saved(directory: Path, console: Console) -> None:

@@ -1,7 +1,7 @@
 """The table of a vector comparison, ``result_{time}.csv``, as msaccucmp writes it and precision_tool reads it.
 
-A row for each tensor that either run has. NPU is the candidate (left), the ground truth the baseline (right). What was not measured
-is ``NaN``, with its reason in the last column; precision_tool skipped such rows without a word.
+A row for each tensor that either run has. NPU (left) is the candidate, the ground truth the baseline. What was not measured is
+``NaN``, with its reason in the last column; precision_tool skipped such rows without a word.
 """
 
 from __future__ import annotations
@@ -14,13 +14,12 @@ from pathlib import Path
 from typing import Any
 
 from trueup.comparison.result.cosines import Cosines, Dissimilar, Listing, SlotCosine
-from trueup.doors.report.facts import call_name
 from trueup.doors.report.legacy import text_cell
 from trueup.doors.report.saving import replaced
 from trueup.doors.report.slot_pairs import Aligned, SlotPairs
 from trueup.foundation.kernels.metrics import Msaccucmp
 from trueup.foundation.model import CallKey, Result, TrueupError
-from trueup.foundation.words.wording import one_line
+from trueup.foundation.words.wording import call_name, one_line
 
 COLUMNS = (
     "Index", "LeftOp", "RightOp", "TensorIndex", "CosineSimilarity", "MaxAbsoluteError", "AccumulatedRelativeError",
@@ -37,16 +36,8 @@ Row = dict[str, Any]
 
 
 def write_vector_compare(result: Result, cosines: Cosines, directory: Path) -> Path:
-    """Write ``result_{time}.csv`` into a directory and return its path.
-
-    Args:
-        result: of a comparison.
-        cosines: of the same one: what tensors that were not kept are told by.
-        directory: made if it does not exist.
-
-    Raises:
-        TrueupError: it cannot be written, or a capture is gone.
-    """
+    """Write ``result_{time}.csv`` into a directory, made if need be, and return its path. ``cosines``, of the same comparison,
+    stand for tensors that were not kept. Raises TrueupError if it cannot be written, or a capture is gone."""
     target = directory / f"result_{datetime.now():%Y%m%d%H%M%S}.csv"
     pairs = SlotPairs(result)
     with replaced(target, "a file for the table") as temporary, temporary.open("w", newline="", encoding="utf-8") as file:
@@ -91,10 +82,7 @@ def _rows(slots: Aligned, pairs: SlotPairs, cosines: Cosines) -> Iterator[list[A
 
 def _measured(pairs: SlotPairs, right: Row, left: Row) -> list[Any]:
     try:
-        arrays = [
-            pairs.captures[side].payload(*(row[name] for name in PLACE)).reshape(-1)
-            for side, row in ((0, right), (1, left))
-        ]
+        arrays = [pairs.captures[side].payload(*(row[name] for name in PLACE)).reshape(-1) for side, row in ((0, right), (1, left))]
         if arrays[0].shape != arrays[1].shape:
             return [*[ABSENT] * 6, "the shapes differ"]
         if not arrays[0].size:
@@ -120,11 +108,8 @@ def _cell(value: Any) -> Any:
 
 
 def read_vector_compare(path: Path, limit: float, count: int) -> Listing:
-    """Return the operators of such a table, ours or msaccucmp's, with an output cosine at or below ``limit``.
-
-    Raises:
-        TrueupError: it cannot be read, or is another table.
-    """
+    """Return such a table's operators with an output cosine at or below ``limit``; raises TrueupError if it is unreadable or
+    another."""
     try:
         if path.stat().st_size > SIZE_LIMIT:
             raise TrueupError(f"{path} is not read: expected at most {SIZE_LIMIT:,} bytes, got {path.stat().st_size:,}")

@@ -1,8 +1,8 @@
 """An interactive look at two captures (`trueup shell BASE CAND`), with the commands of precision_tool's prompt.
 
-`session` holds the captures and their comparison, each read when a command first needs it; `lines` takes a line apart and runs
-its command; `checking`, `looking` and `rerunning` hold the commands, which call what `trueup compare`, `show`, `diff`, `overflow`
-and `capture` call; `prompt` is the terminal, with `completing`. Only `cli` imports this package, and `compat.precision_tool`.
+`session` holds the captures and their comparison, each read when a command first needs it; `commands` call what `trueup compare`,
+`show`, `diff`, `overflow` and `capture` call; `prompt` takes lines from a terminal, with completion, and runs them. Only `cli`
+and `trueup_compat.precision_tool` import this package.
 """
 
 from __future__ import annotations

@@ -9,13 +9,13 @@ from typing import TYPE_CHECKING, Literal
 from rich.console import Console
 from rich.text import Text
 
+from trueup.analysis.selecting import Selection, find_first
 from trueup.comparison.result.cosines import Cosines
-from trueup.comparison.result.surroundings import Compared
-from trueup.doors.report.nodes import Node, at_seq, named_alike
-from trueup.doors.report.selecting import Selection, find_first
+from trueup.comparison.result.neighbours import Compared
+from trueup.doors.report.node_view import Node, at_seq, named_alike
 from trueup.foundation.model import Result, TrueupError
 from trueup.foundation.store import Capture, open_capture
-from trueup.foundation.store.manifest import read_root
+from trueup.foundation.store.layout import read_root
 from trueup.foundation.words.wording import one_line
 
 if TYPE_CHECKING:
@@ -36,23 +36,15 @@ class Comparison:
 
 @dataclass
 class Session:
-    """The state between two commands.
-
-    Raises:
-        TrueupError: a path is no capture.
-    """
+    """The state between two commands; raises TrueupError if a path is no capture."""
 
     baseline: Path
     candidate: Path | None
     console: Console
-    results: Path | None = None
-    """Where `vc` leaves a table without being asked."""
-    overflows: tuple[Path, ...] = ()
-    """Captures of steps that a watch saved, which `ac` looks at too."""
-    over: bool = False
-    """Whether `exit` was said."""
-    comparison: Comparison | None = None
-    """What the last `vc` found."""
+    results: Path | None = None  # where `vc` leaves a table without being asked
+    overflows: tuple[Path, ...] = ()  # captures of steps that a watch saved, which `ac` looks at too
+    over: bool = False  # whether `exit` was said
+    comparison: Comparison | None = None  # what the last `vc` found
     _open: dict[Side, Capture] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
@@ -71,11 +63,7 @@ class Session:
         return self.candidate is None
 
     def path(self, side: Side) -> Path:
-        """Return where a capture is.
-
-        Raises:
-            TrueupError: there is no such side.
-        """
+        """Return where a capture is; raises TrueupError if there is no such side."""
         path = self.baseline if side == "base" else self.candidate
         if path is None:
             raise TrueupError(
@@ -92,11 +80,7 @@ class Session:
         return self._open[side]
 
     def replace(self, side: Side, path: Path) -> None:
-        """Take another capture for a side; what was compared is forgotten.
-
-        Raises:
-            TrueupError: it is none.
-        """
+        """Take another capture for a side and forget what was compared; raises TrueupError if it is none."""
         read_root(path)
         if side == "base":
             self.baseline = path
@@ -105,12 +89,9 @@ class Session:
         self._open.pop(side, None)
         self.comparison = None
 
-    # ---------------------------------------------------------------------------------------------------------- comparing
-    def compare(
-        self, *, level: Sequence[str] | None = None, criterion: str = "default", mapping: Path | None = None
-    ) -> Comparison:
+    def compare(self, *, level: Sequence[str] | None = None, criterion: str = "default", mapping: Path | None = None) -> Comparison:
         """Compare the two, as `trueup compare` does, and keep what was found."""
-        from trueup.comparison.result.comparing import compare
+        from trueup.doors.comparing import compare
 
         cosines = Cosines()
         sides = self.capture("base"), self.capture("cand")
@@ -123,13 +104,9 @@ class Session:
         """Return the comparison, made now if there was none."""
         return self.comparison or self.compare()
 
-    # ------------------------------------------------------------------------------------------------------------- calls
     def find(self, name: str, sides: Sequence[Side], **chosen: str | int | None) -> tuple[Side, Node]:
         """Return the first call that a name or a seq means, on the first of ``sides`` that has one; say which others there are.
-
-        Raises:
-            TrueupError: none has; the message is that of the first side.
-        """
+        Raises TrueupError if none has, with the message of the first side."""
         failed: TrueupError | None = None
         for side in sides:
             capture = self.capture(side)

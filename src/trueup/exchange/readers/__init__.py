@@ -1,7 +1,7 @@
 """Dumps of other tools, made into captures: one file for each format, behind the interface in ``dump``.
 
-``import_dump`` is all that others call. Readers know no framework but PyTorch's file reader, which they import where a .pt file is
-to be read, and believe nothing that a dump says: no path out of its folder, no size, no pickle.
+``import_dump`` is all that others call. Readers import no framework but PyTorch, for .pt files, and believe nothing that a dump
+says: no path out of its folder, no size, no pickle.
 """
 
 from trueup.exchange.readers.importing import Imported, import_dump

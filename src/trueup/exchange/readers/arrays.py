@@ -1,9 +1,8 @@
 """Tensors in files: .npy, .npz and .pt, read without believing what they claim, and without running anything in them.
 
 A .npy file is mapped; its header must fit the bytes that follow. A member of a .npz file is unpacked only up to what its header
-says, and only where that is not absurd for its packed size. A .pt file is read by ``torch.load(weights_only=True)``, which runs no
-code, and only if it is an archive whose members are stored as they are, for then nothing in it can grow. Nothing else is ever
-unpickled.
+says, and only where that is not absurd for its packed size. A .pt file is read by ``torch.load(weights_only=True)``, which runs
+no code, and only if its members are stored unpacked, so nothing can grow. Nothing else is ever unpickled.
 """
 
 from __future__ import annotations
@@ -20,16 +19,12 @@ from typing import IO, Any, BinaryIO
 
 import numpy as np
 
-from trueup.exchange.readers.dump import Array, UnreadableError, plain
-from trueup.exchange.readers.tree import Tree
+from trueup.exchange.readers.dump import Array, Tree, UnreadableError, plain
 from trueup.foundation.store.segment import numpy_dtype
 
-PLAUSIBLE = 64 << 20
-"""Bytes up to which a tensor may be any number of times larger than its file."""
-GROWTH = 16
-"""How many times larger it may be beyond that: expanded views, packed zeros."""
-UNPACKED_LIMIT = 1 << 30
-"""Most bytes of one tensor that is unpacked into memory."""
+PLAUSIBLE = 64 << 20  # bytes up to which a tensor may be any number of times larger than its file
+GROWTH = 16  # how many times larger it may be beyond that: expanded views, packed zeros
+UNPACKED_LIMIT = 1 << 30  # most bytes of one tensor that is unpacked into memory
 
 BROKEN = (
     OSError, ValueError, TypeError, KeyError, IndexError, AttributeError, ArithmeticError, RecursionError, MemoryError, EOFError,
@@ -44,11 +39,7 @@ EMPTY_ZIP = b"PK\x05\x06"
 
 
 def believable(claimed: int, held: int) -> None:
-    """Refuse a tensor that is far larger than what it lies in.
-
-    Raises:
-        UnreadableError: it is.
-    """
+    """Refuse, by UnreadableError, a tensor that is far larger than what it lies in."""
     if claimed > PLAUSIBLE and claimed > GROWTH * held:
         raise UnreadableError(f"it claims {claimed:,} bytes in a file of {held:,}")
 
@@ -60,11 +51,7 @@ def reason(error: BaseException) -> str:
 
 
 def read_npy(tree: Tree, path: str) -> Array:
-    """Map a .npy file.
-
-    Raises:
-        UnreadableError: it is missing, damaged, no array of numbers.
-    """
+    """Map a .npy file; raises UnreadableError if it is missing, damaged, no array of numbers."""
     try:
         with tree.open(path) as file:
             shape, fortran, dtype = _npy_header(file)
@@ -99,11 +86,7 @@ def _npy_header(file: IO[bytes]) -> tuple[tuple[int, ...], bool, np.dtype[Any]]:
 
 
 def npz_members(tree: Tree, path: str) -> list[str]:
-    """Return the names of the arrays in a .npz file.
-
-    Raises:
-        UnreadableError: it is no archive, or damaged.
-    """
+    """Return the names of the arrays in a .npz file; raises UnreadableError if it is no archive, or damaged."""
     try:
         with tree.open(path) as file, zipfile.ZipFile(file) as archive:
             return [info.filename for info in archive.infolist() if info.filename.endswith(".npy")]
@@ -112,11 +95,7 @@ def npz_members(tree: Tree, path: str) -> list[str]:
 
 
 def read_npz(tree: Tree, path: str, member: str) -> Array:
-    """Unpack one array of a .npz file.
-
-    Raises:
-        UnreadableError: it is missing, damaged, too large to be unpacked, or no array of numbers.
-    """
+    """Unpack one array of a .npz file; raises UnreadableError if it is missing, damaged, too large, or no array of numbers."""
     try:
         with tree.open(path) as file, zipfile.ZipFile(file) as archive:
             info = archive.getinfo(member)
@@ -140,22 +119,14 @@ def has_torch() -> bool:
 
 
 def read_pt(tree: Tree, path: str) -> Array:
-    """Read a .pt file that holds one tensor, or the first tensor of one that holds more.
-
-    Raises:
-        UnreadableError: it is missing, damaged, holds no plain tensor, or PyTorch is not installed.
-    """
+    """Return the first tensor of a .pt file; raises UnreadableError if it has none, is damaged, or PyTorch is not installed."""
     for _, array in pt_tensors(tree, path):
         return array
     raise UnreadableError("it holds no tensor")
 
 
 def pt_tensors(tree: Tree, path: str) -> Iterator[tuple[str, Array]]:
-    """Yield the tensors of a .pt file, named by their keys; one alone has no name.
-
-    Raises:
-        UnreadableError: as `read_pt` says.
-    """
+    """Yield the tensors of a .pt file, named by their keys; one alone has no name. Raises UnreadableError as `read_pt` does."""
     size = tree.files.get(path, 0)
     try:
         with tree.open(path) as file:

@@ -14,30 +14,32 @@ from typing import Any
 import numpy as np
 
 from trueup.exchange.readers.arrays import BROKEN, UNPACKED_LIMIT, believable, reason
-from trueup.exchange.readers.dump import Array, Dump, ForeignCall, ForeignTensor, Part, UnreadableError, plain
-from trueup.exchange.readers.notes import Notes
-from trueup.exchange.readers.placing import numbered
+from trueup.exchange.readers.dump import (
+    Array,
+    Dump,
+    ForeignCall,
+    ForeignTensor,
+    Notes,
+    Part,
+    Tree,
+    UnreadableError,
+    numbered,
+    plain,
+)
 from trueup.exchange.readers.ptdbg import narrowed
-from trueup.exchange.readers.tree import Tree
 from trueup.foundation.model import PHASES, TrueupError
-
-NAME = "hdf5"
 
 MAGIC = b"\x89HDF\r\n\x1a\n"
 DEVICES = {0: "cpu", 1: "cuda", 10: "npu"}
 DTYPES = {1: "float32", 2: "uint8", 3: "int8", 5: "int16", 6: "int32", 7: "int64", 9: "bool", 10: "float16", 11: "float64"}
 """``DataType``; how the tool numbers what PyTorch calls Float, Byte, Char, Short, Int, Long, Bool, Half, Double."""
-TENSOR, TENSORS = 0, 1
-"""``Type`` of a tensor and of a vector of tensors; the rest are scalars, sizes and options."""
+TENSOR, TENSORS = 0, 1  # ``Type`` of a tensor and of a vector of tensors; the rest are scalars, sizes and options
 
-VENDORS = ("Npu", "Cudnn", "Thnn", "Native")
-"""What the same operator's name begins with on different devices; msaccucmp passes over it too."""
-ARGUMENTS = {"self": "input", "epsilon": "eps"}
-"""Names of arguments that differ between devices (msaccucmp's own list)."""
+VENDORS = ("Npu", "Cudnn", "Thnn", "Native")  # how names of one operator begin on different devices; msaccucmp passes over it
+ARGUMENTS = {"self": "input", "epsilon": "eps"}  # names of arguments that differ between devices (msaccucmp's own list)
 
 SCOPE_LIMIT = 2000
-VALUE_LIMIT = 4096
-"""Elements of an argument that is no tensor."""
+VALUE_LIMIT = 4096  # elements of an argument that is no tensor
 
 
 def find(tree: Tree, notes: Notes) -> Dump | None:
@@ -159,7 +161,7 @@ class _File:
 
 
 def _told(group: Any) -> tuple[str | None, str]:
-    """Return phase and scope of a call, which `trueup.compat.dumper` writes; a phase is one that there is."""
+    """Return phase and scope of a call, which `trueup_compat.dumper` writes; a phase is one that there is."""
     try:
         phase, scope = (group.attrs.get(name) for name in ("Phase", "Scope"))
     except BROKEN:
@@ -176,11 +178,7 @@ def _attribute(dataset: Any, name: str, default: int) -> int:
 
 
 def load(dataset: Any, dtype: str | None) -> Array:
-    """Read a dataset, as the dtype that the file says it was.
-
-    Raises:
-        UnreadableError: its bytes lie elsewhere, or it claims more than it holds.
-    """
+    """Read a dataset as the dtype that it was; raises UnreadableError if its bytes lie elsewhere, or fewer than it claims."""
     if dataset.external is not None or dataset.is_virtual:
         raise UnreadableError("its bytes lie in other files, which are not opened")
     if dataset.dtype.hasobject or dataset.shape is None:

@@ -1,31 +1,44 @@
-"""`trueup.import_dump`: a dump of another tool in, a capture out."""
+"""`trueup.import_dump`: a dump of another tool in, a capture out. The reader of its format gives calls, which are numbered as
+they come in (execution order, ordinals) and become records: our kernels' statistics where the tensors are there, one tensor at a
+time.
+"""
 
 from __future__ import annotations
 
 import itertools
+import json
+import math
 import os
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 from typing import Any
 
-from trueup.exchange.readers import array_folder, hdf5, msprobe, padiff, ptdbg, tensorflow_npy, tfdbg, tfdbg2
-from trueup.exchange.readers.dump import Dump, Part, Reader
-from trueup.exchange.readers.notes import Notes
-from trueup.exchange.readers.numbering import Numbering
-from trueup.exchange.readers.tree import Tree
-from trueup.exchange.readers.writing import Counts, RankWriter
-from trueup.foundation.model import LEVELS, TrueupError
-from trueup.foundation.store import Writer, layout
+import numpy as np
+import pyarrow as pa
+import xxhash
+
+from trueup.exchange.readers import array_folder, hdf5, msprobe, padiff, ptdbg, tfdbg, tfdbg2
+from trueup.exchange.readers.arrays import BROKEN, reason
+from trueup.exchange.readers.dump import Array, Dump, ForeignCall, ForeignTensor, Frames, Notes, Part, Tree, UnreadableError
+from trueup.foundation.kernels import digest, hexadecimal, summarize
+from trueup.foundation.model import LEVELS, NUMBERS, PACKED, TrueupError
+from trueup.foundation.redaction import redacted
+from trueup.foundation.store import Writer, layout, statistics
+from trueup.foundation.store.segment import numpy_dtype
 from trueup.foundation.version import VERSION
 
-READERS: tuple[Reader, ...] = (msprobe, ptdbg, padiff, hdf5, tfdbg2, tfdbg, tensorflow_npy, array_folder)
-"""In the order in which they are asked: the last takes what is left."""
+READERS: dict[str, Callable[[Tree, Notes], Dump | None]] = {
+    "msprobe": msprobe.find, "ptdbg": ptdbg.find, "padiff": padiff.find, "hdf5": hdf5.find, "tfdbg2": tfdbg2.find,
+    "tfdbg": tfdbg.find, "tensorflow": array_folder.find_graph, "arrays": array_folder.find,
+}  # fmt: skip
+"""What finds the dump that lies there (None: the content is of another format), by the names that ``--format`` takes, in the order
+in which they are asked: the last takes what is left."""
 
 
-MAX_CALLS = 2_000_000
-"""Calls of one rank and step, whose names are in memory; a step of a large model has some 10,000."""
+MAX_CALLS = 2_000_000  # calls of one rank and step, whose names are in memory; a step of a large model has some 10,000
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,12 +52,9 @@ class Imported:
     steps: int
     calls: int
     rows: int
-    tensors: int
-    """Tensors whose bytes were there."""
-    lost: Sequence[str]
-    """What the dump should hold and does not."""
-    lacks: Sequence[str]
-    """What such a dump does not tell, so how far a comparison with it goes."""
+    tensors: int  # tensors whose bytes were there
+    lost: Sequence[str]  # what the dump should hold and does not
+    lacks: Sequence[str]  # what such a dump does not tell, so how far a comparison with it goes
     notes: Sequence[str]
 
     def __str__(self) -> str:
@@ -89,11 +99,10 @@ def import_dump(source: str | Path, output: str | Path, *, format: str | None = 
 
 
 def _find(tree: Tree, notes: Notes, format: str | None) -> Dump:
-    by_name = {reader.NAME: reader for reader in READERS}
-    if format is not None and format not in by_name:
-        raise TrueupError(f"format {format!r} is unknown: expected {', '.join(by_name)}")
-    for reader in READERS if format is None else (by_name[format],):
-        dump = reader.find(tree, notes)
+    if format is not None and format not in READERS:
+        raise TrueupError(f"format {format!r} is unknown: expected {', '.join(READERS)}")
+    for find in READERS.values() if format is None else (READERS[format],):
+        dump = find(tree, notes)
         if dump is not None and dump.parts:
             return dump
     expected = format or "a dump of msprobe, ptdbg, PaDiff, torch.utils.dumper, tfdbg, or a folder of .npy, .npz or .pt files"
@@ -161,8 +170,266 @@ class _Import:
 
 
 def _general(counts: Counts) -> Iterator[str]:
-    """Say what follows from what was there and what not."""
+    """Say how far comparisons with such a dump go."""
     if counts.measured:
         yield "no sketches where no tensors were kept: two such calls are compared by max, min, mean and norm"
     if counts.checksums:
         yield "the checksums are the tool's own: they compare with those of a dump of the same tool, not with our digests"
+
+
+ROWS = 8192  # rows that wait for a part
+PAYLOAD = 48 << 20  # bytes of payload that wait; one tensor may go beyond
+FOREIGN = ("foreign_name", "foreign_checksum", "foreign_statistics")
+"""Columns of an imported capture beside those of every capture."""
+
+_CALL = ("seq", "parent", "phase", "level", "scope", "op", "ordinal", "slot", "forward_seq", "site")
+_TENSOR = ("dtype", "shape", "strides", "device", "numel", "digest", "payload_segment", "payload_key", "value")
+MAX_TEXT = 4096
+MAX_VALUE = 4000
+MAX_DEPTH = 16  # characters and depth of what is kept of a call's arguments
+
+
+@dataclass(slots=True)
+class Counts:
+    """What was imported."""
+
+    calls: int = 0
+    rows: int = 0
+    tensors: int = 0  # tensors whose bytes were there
+    measured: int = 0  # tensors of which the tool's numbers were there, and no bytes
+    checksums: int = 0
+
+
+@dataclass(slots=True)
+class _Columns:
+    """Rows that wait to be written."""
+
+    values: dict[str, list[Any]] = field(default_factory=lambda: {name: [] for name in (*_CALL, *_TENSOR, *FOREIGN)})
+    packed: list[np.ndarray[Any, Any]] = field(default_factory=list)
+    packed_rows: list[int] = field(default_factory=list)
+    told: dict[int, Mapping[str, float]] = field(default_factory=dict)
+    bytes: int = 0
+
+    def __len__(self) -> int:
+        return len(self.values["seq"])
+
+
+class RankWriter:
+    """Writes the calls of one rank, by a writer that is made when there is something to write, and adds to ``counts``."""
+
+    def __init__(self, writer: Callable[[], Writer], notes: Notes, counts: Counts) -> None:
+        self._make, self._notes, self._counts = writer, notes, counts
+        self._writer: Writer | None = None
+        self._sites: dict[Frames, int] = {}
+        self._rows = _Columns()
+
+    @property
+    def writer(self) -> Writer:
+        """The rank's writer."""
+        if self._writer is None:
+            self._writer = self._make()
+        return self._writer
+
+    def add(self, step: int, call: ForeignCall, place: Place, numbering: Numbering) -> None:
+        """Add a call, or a piece of one."""
+        shared = {
+            "seq": place.seq, "parent": numbering.seq(call.parent), "phase": call.phase, "level": call.level,
+            "scope": _text(call.scope), "op": _text(call.op), "ordinal": place.ordinal,
+            "forward_seq": numbering.seq(call.forward), "site": self._site(call.frames),
+        }  # fmt: skip
+        for tensor in call.tensors:
+            self._add_tensor(shared, tensor)
+            if len(self._rows) >= ROWS or self._rows.bytes >= PAYLOAD:
+                self.flush(step)
+        if call.arguments or not call.tensors:
+            self._add(shared, slot="arguments", value=_encoded(call.arguments) if call.arguments else None)
+
+    def flush(self, step: int) -> None:
+        """Write the rows that wait."""
+        rows, self._rows = self._rows, _Columns()
+        if not len(rows):
+            return
+        columns: dict[str, Any] = dict(rows.values)
+        for name in FOREIGN:
+            columns[name] = pa.array(columns[name], pa.string())
+        packed = np.array(rows.packed).reshape(-1, PACKED)
+        columns |= _with_told(statistics(packed, np.array(rows.packed_rows, np.int64), len(rows)), rows.told)
+        self.writer.write_records(step, columns)
+        self._counts.rows += len(rows)
+
+    def close(self, told: Mapping[str, Any]) -> None:
+        """Write the rest, and notes, which every report shows: losses, gaps of such a dump, remarks."""
+        for sentence in self._notes.lost:
+            self.writer.note(f"lost: {sentence}")
+        for sentence in (*told["lacks"], *self._notes.said):
+            self.writer.note(f"imported from {told['tool']}: {sentence}")
+        self.writer.update(imported=dict(told))
+        self.writer.close()
+
+    def _site(self, frames: Frames | None) -> int | None:
+        if frames is None:
+            return None
+        number = self._sites.get(frames)
+        if number is None:
+            number = self._sites[frames] = len(self._sites)
+            self.writer.add_sites([(number, [_text(frame) or "" for frame in frames[0]], _text(frames[1]))])
+        return number
+
+    def _add(self, shared: Mapping[str, Any], **fields: Any) -> int:
+        row = {**shared, **fields}
+        for name, values in self._rows.values.items():
+            values.append(row.get(name))
+        return len(self._rows) - 1
+
+    def _add_tensor(self, shared: Mapping[str, Any], tensor: ForeignTensor) -> None:
+        array = self._read(tensor)
+        dtype = tensor.dtype if array is None else array.dtype.name
+        shape = tensor.shape if array is None else array.shape
+        fields: dict[str, Any] = {
+            "slot": _text(tensor.slot), "dtype": _text(dtype), "shape": shape, "strides": tensor.strides,
+            "device": tensor.device, "value": _text(tensor.value),
+            "foreign_name": _text(tensor.name), "foreign_checksum": tensor.checksum,
+            "foreign_statistics": _text(tensor.told) if array is None else None,
+            "numel": None if shape is None else min(math.prod(shape), 2**63 - 1),
+        }  # fmt: skip
+        if tensor.checksum is not None:
+            self._counts.checksums += 1
+        if array is None:
+            row = self._add(shared, **fields)
+            if tensor.statistics:
+                self._rows.told[row] = tensor.statistics
+                self._counts.measured += 1
+            return
+        number = digest(array)
+        fields["digest"] = hexadecimal(number)
+        raw = np.ascontiguousarray(array).reshape(-1)
+        if _is_mapped(raw):
+            raw = raw.copy()  # it is kept until the segment is written, and the file may change
+        segment, key = self.writer.add_payload(fields["digest"], array.dtype.name, array.shape, raw.view(np.uint8))
+        row = self._add(shared, **fields, payload_segment=segment, payload_key=key)
+        packed = np.empty(PACKED)
+        summarize(array, packed)
+        self._rows.packed.append(packed)
+        self._rows.packed_rows.append(row)
+        self._rows.bytes += raw.nbytes
+        self._counts.tensors += 1
+
+    def _read(self, tensor: ForeignTensor) -> Array | None:
+        """Read a tensor; one that cannot be had leaves its row, and a note."""
+        if tensor.load is None:
+            if tensor.shape is not None and 0 in tensor.shape and tensor.dtype is not None:
+                return _empty(tensor)
+            return None
+        try:
+            array = tensor.load()
+            summarize(array.reshape(-1)[:0], np.empty(PACKED))  # refuses dtypes that hold no numbers
+        except UnreadableError as error:
+            self._notes.lose(f"tensors could not be read: {error}", tensor.name)
+            return None
+        except BROKEN as error:
+            self._notes.lose(f"tensors could not be read: {reason(error)}", tensor.name)
+            return None
+        if tensor.shape is not None and array.shape != tensor.shape and array.size == math.prod(tensor.shape):
+            self._notes.say("tensors lie in their files in another shape than the dump says; they have the dump's", tensor.name)
+            return array.reshape(tensor.shape)
+        if tensor.shape not in (None, array.shape):
+            self._notes.lose("files hold a tensor of another shape than the dump says; they were left out", tensor.name)
+            return None
+        if tensor.dtype not in (None, array.dtype.name):
+            self._notes.say(f"tensors of {tensor.dtype} lie in their files as {array.dtype.name}", tensor.name)
+        return array
+
+
+def _encoded(arguments: Mapping[str, Any]) -> str:
+    """Encode arguments as a native capture does: numbers that JSON lacks as text, long ones by their digest."""
+    text = json.dumps(redacted({key: _finite(value) for key, value in arguments.items()}), sort_keys=True, default=str)
+    if len(text) <= MAX_VALUE:
+        return text
+    return json.dumps({"length": len(text), "xxh3": xxhash.xxh3_64_hexdigest(text.encode("utf-8", "replace"))})
+
+
+def _finite(value: Any, depth: int = 0) -> Any:
+    if isinstance(value, float) and not math.isfinite(value):
+        return str(value)
+    if isinstance(value, (list, tuple)):
+        return [_finite(one, depth + 1) for one in value] if depth < MAX_DEPTH else "list"
+    if isinstance(value, dict):
+        return {str(key): _finite(one, depth + 1) for key, one in value.items()} if depth < MAX_DEPTH else "dict"
+    return value
+
+
+def _is_mapped(array: Any) -> bool:
+    while array is not None and not isinstance(array, np.memmap):
+        array = getattr(array, "base", None)
+    return array is not None
+
+
+def _empty(tensor: ForeignTensor) -> Array | None:
+    """A tensor without elements is known as a whole."""
+    try:
+        return np.empty(tensor.shape or (0,), numpy_dtype(str(tensor.dtype)))
+    except (TypeError, ValueError):
+        return None
+
+
+def _with_told(columns: dict[str, Any], told: Mapping[int, Mapping[str, float]]) -> dict[str, Any]:
+    """Add the numbers that the tool gave to the columns that the kernels filled."""
+    for name in NUMBERS:
+        given = {row: numbers[name] for row, numbers in told.items() if name in numbers}
+        values, absent = np.ma.getdata(columns[name]), np.ma.getmaskarray(np.ma.asarray(columns[name])).copy()
+        if given:
+            absent[list(given)] = False
+            values[list(given)] = list(given.values())
+        columns[name] = np.ma.MaskedArray(values, absent)
+    return columns
+
+
+def _text(text: str | None, limit: int = MAX_TEXT) -> str | None:
+    """Return text as a table can hold it."""
+    if text is None:
+        return None
+    return text[:limit].encode("utf-8", "replace").decode("utf-8")
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """Where a call stands in its rank and step."""
+
+    seq: int
+    ordinal: int
+
+
+class Numbering:
+    """Numbers the calls of one part, from ``first``, for ``seq`` goes on from step to step. ``order`` has keys in order of
+    execution; calls that it lacks come after them, in the order in which they are met."""
+
+    def __init__(self, order: Iterable[str], first: int) -> None:
+        self._seqs: dict[str, int] = {}
+        for key in order:
+            self._seqs.setdefault(key, first + len(self._seqs))
+        self._first = first
+        self._places: dict[str, Place] = {}
+        self._ordinals: defaultdict[tuple[str, str, str, str], int] = defaultdict(int)
+
+    @property
+    def next(self) -> int:
+        """The number after the last."""
+        return self._first + len(self._seqs)
+
+    @property
+    def calls(self) -> int:
+        """Calls that were placed."""
+        return len(self._places)
+
+    def place(self, call: ForeignCall) -> Place:
+        """Return the place of a call; pieces of one call share it."""
+        known = self._places.get(call.key)
+        if known is None:
+            kind = call.phase, call.level, call.scope, call.op
+            known = self._places[call.key] = Place(self._seqs.setdefault(call.key, self.next), self._ordinals[kind])
+            self._ordinals[kind] += 1
+        return known
+
+    def seq(self, key: str | None) -> int | None:
+        """Return the number of another call, None where the dump does not hold it."""
+        return None if key is None else self._seqs.get(key)

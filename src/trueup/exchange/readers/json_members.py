@@ -1,8 +1,6 @@
-"""JSON as training tools write it: too large to hold, cut off where the process was killed, with bare NaN and Infinity.
-
-The members of an object are decoded one at a time by the standard library's decoder, so all whole members of a file that ends early
-are had. (The streaming parsers at hand refuse NaN, or the whole of a broken file.)
-"""
+"""JSON as training tools write it: too large to hold, cut off where the process was killed, with bare NaN and Infinity. The
+standard library's decoder takes members of an object one at a time, so a file that ends early yields all its whole members. (The
+streaming parsers at hand refuse NaN, or the whole of a broken file.)"""
 
 from __future__ import annotations
 
@@ -12,16 +10,13 @@ from collections.abc import Iterator
 from typing import Any, BinaryIO
 
 CHUNK = 1 << 20
-MEMBER_LIMIT = 8 << 20
-"""Characters of one member; a call with ten thousand tensors has four million."""
+MEMBER_LIMIT = 8 << 20  # characters of one member; a call with ten thousand tensors has four million
 
-LONGEST_NUMBER = 4096
-"""Characters that may follow a number that is decoded in part: of ``-0.5`` a chunk may hold ``-0.``."""
+LONGEST_NUMBER = 4096  # characters that may follow a number that is decoded in part: of ``-0.5`` a chunk may hold ``-0.``
 
 _DECODER = json.JSONDecoder()
 _SPACE = " \t\r\n"
-_ENDS = _SPACE + ",}"
-"""What may follow a member."""
+_ENDS = _SPACE + ",}"  # what may follow a member
 
 
 class Members:
@@ -32,8 +27,7 @@ class Members:
     """
 
     def __init__(self, file: BinaryIO, enter: str | None = None) -> None:
-        self.problem: str | None = None
-        """Why reading ended before the object did."""
+        self.problem: str | None = None  # why reading ended before the object did
         self._file, self._enter = file, enter
         self._decode = codecs.getincrementaldecoder("utf-8")("replace").decode
         self._text, self._at, self._ended = "", 0, False
@@ -124,11 +118,7 @@ class Members:
 
 
 def whole(file: BinaryIO, size: int, limit: int) -> Any:
-    """Decode a file at once.
-
-    Raises:
-        ValueError: it is larger than the limit, or no JSON.
-    """
+    """Decode a file at once; raises ValueError if it is larger than the limit, or no JSON."""
     if size > limit:
         raise ValueError(f"it has {size:,} bytes, and at most {limit:,} are read")
     try:

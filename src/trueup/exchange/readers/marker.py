@@ -1,4 +1,4 @@
-"""What `trueup.compat` leaves beside the files of an old tool's layout, so that it is known who wrote them.
+"""What `trueup_compat` leaves beside the files of an old tool's layout, so that it is known who wrote them.
 
 ``trueup.json`` in the folder of a rank says where the native capture of the same run is, and that gradients bear the places of
 their arguments: the tools numbered those of the last autograd node (`left_gradients`). ``trueup-names.jsonl`` has a line
@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from trueup.exchange.readers.tree import Tree, folder_of
+from trueup.exchange.readers.dump import Tree, folder_of
 
 MARKER, NAMES = "trueup.json", "trueup-names.jsonl"
 SIZE_LIMIT = 1 << 16
@@ -26,16 +26,11 @@ _CAPTURE = re.compile(r"(?:\.\./){1,3}[A-Za-z0-9_-][A-Za-z0-9_.-]*")
 class Marker:
     """The content of ``trueup.json``."""
 
-    capture: str
-    """Path of the native capture from the marker's folder."""
-    rank: int
-    """The capture's rank that the folder is of."""
-    step: int | None
-    """The step, None where the folder holds all."""
-    filtered: bool
-    """Whether integers, booleans, and tensors without dimensions or elements were left out."""
-    sides: tuple[str, ...]
-    """Which of all, forward, backward, input and output were asked for."""
+    capture: str  # path of the native capture from the marker's folder
+    rank: int  # the capture's rank that the folder is of
+    step: int | None  # the step, None where the folder holds all
+    filtered: bool  # whether integers, booleans, and tensors without dimensions or elements were left out
+    sides: tuple[str, ...]  # which of all, forward, backward, input and output were asked for
     levels: tuple[str, ...]
 
     def to_json(self, version: str) -> dict[str, Any]:

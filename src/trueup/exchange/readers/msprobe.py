@@ -10,29 +10,40 @@
 Statistics are Max, Min, Mean and Norm; a field called ``md5`` holds a CRC-32 of the bytes, or an XOR of them. Of an API's backward
 msprobe sees what leaves its last autograd node, which `left_gradients` tells apart from gradients of its inputs; where a module
 is one function and nothing else, the function has the module's (`msprobe_modules`).
+
+One entry of msprobe's dump.json: tensors with their numbers, and the arguments that are none.
 """
 
 from __future__ import annotations
 
+import json
+import math
 import re
-from collections.abc import Iterator
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 from itertools import islice
 from typing import Any
 
-from trueup.exchange.readers import marker, names, stacks
+from trueup.exchange.readers import ascend, marker
 from trueup.exchange.readers.arrays import NPY, read_npy, read_pt
-from trueup.exchange.readers.dump import Array, Dump, ForeignCall, Frames, Part, UnreadableError
+from trueup.exchange.readers.ascend import Left, left_gradients, told_statistics, transposed
+from trueup.exchange.readers.dump import (
+    Array,
+    Dump,
+    ForeignCall,
+    ForeignTensor,
+    Frames,
+    Notes,
+    Part,
+    Tree,
+    UnreadableError,
+    folder_of,
+    frames_of,
+    numbered,
+)
 from trueup.exchange.readers.json_members import Members
-from trueup.exchange.readers.msprobe_entries import tensors_and_arguments
-from trueup.exchange.readers.msprobe_modules import SoleFunctions
-from trueup.exchange.readers.msprobe_names import key_of, parse
-from trueup.exchange.readers.notes import Notes
-from trueup.exchange.readers.placing import numbered
-from trueup.exchange.readers.tree import Tree, folder_of
+from trueup.exchange.readers.msprobe_modules import SoleFunctions, key_of, parse
 from trueup.foundation.model import TrueupError
-
-NAME = "msprobe"
 
 LEVELS = {"L0": ("module",), "L1": ("api",), "mix": ("module", "api"), "debug": ("module",)}
 FRAMEWORKS = {"pytorch": "torch", "mindspore": "mindspore", "mindtorch": "torch"}
@@ -42,15 +53,14 @@ LEFT_OUT = (
     "nested calls and the model itself never are"
 )
 BUFFERS = "buffers that a module updates are not in the dump"
-MAX_ENTRIES = 4_000_000
-"""Entries of one dump.json that are put in order: a module has three, an API two."""
+MAX_ENTRIES = 4_000_000  # entries of one dump.json that are put in order: a module has three, an API two
 LACKS = {
     "L0": ("functions are not in a dump of level L0, nor is the model itself", BUFFERS),
     "mix": (LEFT_OUT, BUFFERS),
     "L1": (LEFT_OUT, "the scopes are unknown: level L1 does not say which module made a call (mix does)"),
     "debug": ("only what the script saved is in a dump of level debug",),
 }
-"""What a dump of a level does not tell; of level mix, what is left out."""
+"""Gaps of a dump, by its level."""
 HEADER = frozenset({"task", "level", "framework", "dump_data_dir", "data"})
 
 
@@ -94,14 +104,6 @@ def _header(tree: Tree, path: str) -> dict[str, Any] | None:
     return found if {"task", "level"} <= found.keys() else None  # cut off before the data
 
 
-@dataclass(slots=True)
-class _Context:
-    """What is known of a step before its calls are read."""
-
-    parents: dict[str, str] = field(default_factory=dict)
-    stacks: dict[str, tuple[Frames | None, bool]] = field(default_factory=dict)
-
-
 class _Step:
     """One dump.json and what lies beside it."""
 
@@ -110,34 +112,31 @@ class _Step:
         self.folder = folder_of(path)
         self.is_ours = marker.in_tree(tree, path) is not None
         self._parents: dict[str, str] = {}
+        self._stacks: dict[str, tuple[Frames | None, bool]] = {}
         self._sole = SoleFunctions({})
 
     def order(self) -> Iterator[str]:
-        """Give calls in the order in which they began: a module is written when it ends, after what ran inside.
-
-        What is around each call is read here, and kept for `calls`.
-        """
+        """Give calls in the order in which they began: a module is written when it ends, after what ran inside. What is around
+        each call is read here, and kept for `calls`."""
         self._parents = dict(self._read_parents())
         self._sole = SoleFunctions(self._parents)
-        known = dict.fromkeys(self._looked_at(name, entry) for name, entry in islice(self._entries(quiet=True), MAX_ENTRIES))
+        known: dict[str, None] = {}
+        for name, entry in islice(self._entries(quiet=True), MAX_ENTRIES):
+            self._sole.look(name, entry)
+            known[key_of(name)] = None
         for key in known:
             chain = [key]
             while (parent := self._parents.get(chain[-1])) in known and parent not in chain:
                 chain.append(str(parent))
             yield from reversed(chain)
 
-    def _looked_at(self, name: str, entry: Any) -> str:
-        self._sole.look(name, entry)
-        return key_of(name)
-
     def calls(self) -> Iterator[ForeignCall]:
-        """Read the calls."""
-        context = _Context(self._parents, dict(self._stacks()))
-        self._sole.repeated = {key_of(name) for name, (_, repeats) in context.stacks.items() if repeats}
+        self._stacks = dict(self._read_stacks())
+        self._sole.repeated = {key_of(name) for name, (_, repeats) in self._stacks.items() if repeats}
         for name, entry in self._entries():
             if not isinstance(entry, dict):
                 self.notes.lose("an entry of dump.json is no object", name)
-            elif (call := self._call(name, entry, context)) is not None:
+            elif (call := self._call(name, entry)) is not None:
                 yield call
                 if (more := self._sole.gradients(name, call)) is not None:
                     yield more
@@ -152,18 +151,18 @@ class _Step:
         if members.problem and not quiet:
             self.notes.lose(f"dump.json was read as far as it is whole: {members.problem}", self.path)
 
-    def _call(self, name: str, entry: dict[str, Any], context: _Context) -> ForeignCall | None:
+    def _call(self, name: str, entry: dict[str, Any]) -> ForeignCall | None:
         parsed = parse(name)
         if parsed is None:
             return self._watched(name, entry)
         key = parsed.key()
-        frames, repeats = context.stacks.get(name, (None, False))
-        if parsed.kind in names.MODULES:
-            scope, op = names.module_name(parsed.parts)
+        frames, repeats = self._stacks.get(name, (None, False))
+        if parsed.kind in ascend.MODULES:
+            scope, op = ascend.module_name(parsed.parts)
             level, phase = "module", "forward"
         else:
-            op, level, phase = names.operator(parsed.kind, ".".join(parsed.parts), self.framework)
-            scope = self._scope(key, context.parents) or self._scope(parsed.forward() or key, context.parents)
+            op, level, phase = ascend.operator(parsed.kind, ".".join(parsed.parts), self.framework)
+            scope = self._scope(key) or self._scope(parsed.forward() or key)
         if parsed.backward:
             phase = "backward"
         elif repeats and phase == "forward":
@@ -172,7 +171,7 @@ class _Step:
             name, entry, op, level, parsed.backward, self._load, self.notes, by_argument=self.is_ours
         )
         return ForeignCall(
-            key, level, phase, scope, op, tensors, arguments, context.parents.get(key), parsed.forward(), frames
+            key, level, phase, scope, op, tensors, arguments, self._parents.get(key), parsed.forward(), frames
         )  # fmt: skip
 
     def _watched(self, name: str, entry: dict[str, Any]) -> ForeignCall:
@@ -185,12 +184,12 @@ class _Step:
         phase, value = ("backward", f"{match['name']}.{match['index']}.debug") if match["grad"] else ("forward", None)
         return ForeignCall(name, "module", phase, match["name"], "msprobe.save", tensors, arguments, forward=value)
 
-    def _scope(self, key: str, parents: dict[str, str]) -> str:
+    def _scope(self, key: str) -> str:
         seen = {key}
-        while (parent := parents.get(key)) is not None and parent not in seen:
+        while (parent := self._parents.get(key)) is not None and parent not in seen:
             parsed = parse(parent)
-            if parsed is not None and parsed.kind in names.MODULES:
-                return names.module_name(parsed.parts)[0]
+            if parsed is not None and parsed.kind in ascend.MODULES:
+                return ascend.module_name(parsed.parts)[0]
             seen.add(parent)
             key = parent
         return ""
@@ -202,13 +201,13 @@ class _Step:
             if isinstance(parent, str):
                 yield key_of(name), key_of(parent)
 
-    def _stacks(self) -> Iterator[tuple[str, tuple[Frames | None, bool]]]:
+    def _read_stacks(self) -> Iterator[tuple[str, tuple[Frames | None, bool]]]:
         for name, value in self._beside("stack.json"):
             if isinstance(value, list) and len(value) == 2 and isinstance(value[0], list) and isinstance(value[1], list):
-                found = stacks.from_text(value[1])
+                found = frames_of(value[1])
                 yield from ((one, found) for one in value[0] if isinstance(one, str))
             else:  # versions that list the stack of each call
-                yield name, stacks.from_text(value)
+                yield name, frames_of(value)
 
     def _beside(self, name: str) -> Iterator[tuple[str, Any]]:
         path = self.tree.within(self.folder, name)
@@ -231,3 +230,169 @@ class _Step:
         if path is None:
             raise UnreadableError("its file is missing")
         return read_npy(self.tree, path) if self.tree.head(path).startswith(NPY) else read_pt(self.tree, path)
+
+
+TENSORS = frozenset({
+    "torch.Tensor", "DTensor", "FakeTensor", "AsyncCollectiveTensor", "NestedTensor", "BatchedTensor", "GradTrackingTensor",
+    "numpy.ndarray", "mindspore.Tensor",
+})  # fmt: skip
+
+GROUPS = {
+    "input_args": "input", "input_kwargs": "input", "output": "output", "input": "grad_output", "parameters": "param",
+    "grad_input": "grad_input", "grad_output": "grad_output",
+}  # fmt: skip
+"""Members of an entry and the slots that they are; in a backward entry ``output`` is what leaves, and a name that is none of these
+is a parameter with its gradient."""
+
+_CHECKSUM = re.compile(r"(0x)?[0-9a-fA-F]{8,128}")
+
+Found = tuple[list[ForeignTensor], dict[str, Any]]
+Loader = Callable[[str], Array]
+
+
+def tensors_and_arguments(
+    name: str, entry: dict[str, Any], op: str, level: str, backward: bool, load: Loader, notes: Notes, *,
+    by_argument: bool = False,
+) -> Found:  # fmt: skip
+    """Read the entry ``name``, decoded, of a call ``op`` (in our words). ``load`` reads the tensor in the file of a name; it
+    raises UnreadableError. ``notes`` take what is odd. ``by_argument``: gradients that leave a call bear the places of its
+    arguments (`marker`)."""
+    tensors: list[ForeignTensor] = []
+    arguments: dict[str, Any] = {}
+    for group, content in entry.items():
+        if group == "output" and level == "module" and not backward:
+            content = _of_names(content)
+        leaves_node = backward and group in ("output", "grad_input")
+        left = _leaving(content, op, level, by_argument=by_argument) if leaves_node else []
+        for path, leaf in ascend.leaves(content):
+            if leaf is None:
+                continue
+            slot, turned = _slot(group, path, op, left)
+            if isinstance(leaf, dict) and isinstance(leaf.get("tensor"), dict):  # an operation of batch_isend_irecv
+                arguments |= {f"{slot}.{key}": leaf[key] for key in ("op", "peer", "tag") if key in leaf}
+                leaf = leaf["tensor"]
+            if isinstance(leaf, dict) and ("shape" in leaf or leaf.get("type") in TENSORS) and "dtype" in leaf:
+                tensor = _tensor(_named(name, group, path), slot, leaf, load, notes)
+                tensors.append(transposed(tensor) if turned else tensor)
+            elif slot.startswith("input.") and isinstance(leaf, dict):
+                _keep(arguments, slot.removeprefix("input.").split("."), value_of(leaf))
+            elif not isinstance(leaf, dict):
+                notes.say("a member of an entry is neither tensor nor argument", f"{name}.{group}")
+    return tensors, {key: _as_list(value) for key, value in arguments.items()}
+
+
+def _of_names(content: Any) -> Any:
+    """Return what a module returned: one object with names (a ``ModelOutput``) is no list of one, as a native capture has it."""
+    lone = content[0] if isinstance(content, list) and len(content) == 1 else None
+    return lone if isinstance(lone, dict) and not ascend.is_leaf(lone) else content
+
+
+def _named(name: str, group: str, path: tuple[str, ...]) -> str:
+    """Return the tensor's name as msprobe's own results and files have it."""
+    if group not in GROUPS:
+        return ".".join((name, group, *path[1:]))
+    return ".".join((name, "input" if group in ("input_args", "input_kwargs") else group, *path))
+
+
+def _leaving(content: Any, op: str, level: str, *, by_argument: bool) -> list[Left]:
+    """Return whose gradients the members of a list are that left a call in the backward."""
+    gradients = content if isinstance(content, list) else [content]
+    if by_argument:
+        return [Left(f"grad_input.{ascend.argument(op, str(k))}") for k in range(len(gradients))]
+    if level == "module":
+        return [Left(f"grad_input.{k}") for k in range(len(gradients))]
+    return left_gradients(op, [ascend.sizes(one.get("shape")) if isinstance(one, dict) else None for one in gradients])
+
+
+def _slot(group: str, path: tuple[str, ...], op: str, left: Sequence[Left]) -> Left:
+    first, rest = (path[0], path[1:]) if path else ("0", ())
+    if group not in GROUPS:
+        return Left(".".join(("grad_param", group, *path[1:])))  # {parameter: [gradient]}
+    kind = GROUPS[group]
+    if kind == "input":
+        return Left(".".join(("input", ascend.argument(op, first) if group == "input_args" else first, *rest)))
+    if left:
+        of = left[int(first)] if first.isdigit() and int(first) < len(left) else Left(f"grad_input.{first}")
+        return Left(".".join((of.slot, *rest)), of.transposed and not rest)
+    return Left(".".join((kind, first, *rest)))
+
+
+def _tensor(name: str, slot: str, leaf: dict[str, Any], load: Loader, notes: Notes) -> ForeignTensor:
+    shape, dtype = ascend.sizes(leaf.get("shape")), ascend.dtype(leaf.get("dtype"))
+    if shape is None or dtype is None:
+        notes.lose("a tensor has no shape or dtype that can be read", name)
+    numbers: tuple[Any, ...] = tuple(leaf.get(key) for key in ("Max", "Min", "Mean", "Norm"))
+    if shape == () and isinstance(leaf.get("md5"), float):  # msprobe 26.2 puts the value of a scalar where its XOR belongs
+        numbers = (leaf["md5"],) * 4
+    statistics, told = told_statistics(numbers, dtype, shape)
+    file = leaf.get("data_name")
+    reader = partial(load, file) if isinstance(file, str) else None
+    return ForeignTensor(slot, name, dtype, shape, statistics, told, _checksum(leaf.get("md5")), reader, _part_in_whole(leaf))
+
+
+def _part_in_whole(leaf: dict[str, Any]) -> str | None:
+    """Say how a DTensor's local shard is placed, as a native capture does; the whole's shape is not in the dump."""
+    placements = leaf.get("placements")
+    if not isinstance(placements, list):
+        return None
+    words = [
+        f"{kind}({next(iter(details.values()), '') if isinstance(details, dict) else ''})"
+        for placement in placements[:8]
+        if isinstance(placement, dict)
+        for kind, details in placement.items()
+    ]
+    ranks = _short(leaf.get("device_mesh"), 2000)
+    return json.dumps({"placements": words, "mesh": {"ranks": "many" if ranks is None else json.loads(ranks)}})
+
+
+def _short(value: Any, limit: int) -> str | None:
+    """Encode a value, None where that would be long or deep."""
+    try:
+        text = json.dumps(value, sort_keys=True)
+    except (RecursionError, TypeError):
+        return None
+    return text if len(text) <= limit else None
+
+
+def _checksum(text: Any) -> str | None:
+    """Return a checksum with its algorithm: 16 digits after 0x are an XOR, 8 a CRC-32, whatever the field is called."""
+    if not isinstance(text, str) or not _CHECKSUM.fullmatch(text):
+        return None
+    if text.startswith("0x"):
+        return f"xor64:{text[2:].lower()}"
+    return f"{ {8: 'crc32', 16: 'xxh3', 32: 'md5'}.get(len(text), f'unknown{len(text)}') }:{text.lower()}"
+
+
+def value_of(leaf: dict[str, Any]) -> Any:
+    """Return an argument as a native capture encodes it."""
+    kind, value = leaf.get("type"), leaf.get("value")
+    if kind == "slice" and isinstance(value, list):
+        return ":".join(str(part) for part in value[:3])
+    if kind in ("torch.device", "torch.ProcessGroup"):
+        return None
+    if kind == "torch.memory_format":
+        return f"torch.{leaf.get('format')}"
+    if isinstance(value, float) and not math.isfinite(value):
+        return str(value)
+    if value is None and kind not in ("NoneType",):
+        return _short({k: v for k, v in leaf.items() if k != "type"}, 400)
+    return value
+
+
+def _keep(arguments: dict[str, Any], path: list[str], value: Any) -> None:
+    """Put a value into nested objects; lists are objects of numbered members until `_as_list`."""
+    if value is None:
+        return
+    for part in path[:-1]:
+        inner = arguments.setdefault(part, {})
+        if not isinstance(inner, dict):
+            return
+        arguments = inner
+    arguments[path[-1]] = value
+
+
+def _as_list(value: Any) -> Any:
+    if not isinstance(value, dict):
+        return value
+    inner = {key: _as_list(one) for key, one in value.items()}
+    return list(inner.values()) if inner and all(key.isdigit() for key in inner) else inner

@@ -1,16 +1,17 @@
 """Gradients of a function that is all its module computes: in msprobe's level mix they stand with the module.
 
-Of a linear layer on three dimensions msprobe sees the gradient of a view (`left_gradients`). Around the function is a ``Linear``,
-of which the dump has what its input got and, as ``parameters_grad``, what ``weight.grad`` held after the backward. Where the module
-passes its tensors on to one function and returns its result, these are the function's::
+Of a linear layer on three dimensions msprobe sees the gradient of a view (`left_gradients`). The dump has what the input of the
+``Linear`` around it got and, as ``parameters_grad``, what ``weight.grad`` held after the backward. Where the module passes its
+tensors on to one function and returns its result, these are the function's::
 
     Module.head.Linear.backward.0           output.0   ->   Functional.linear.6.backward   grad_input.0
     Module.head.Linear.parameters_grad.0    weight     ->                                  grad_input.1
 
-What a parameter's ``.grad`` held is taken only where it is the gradient of that one call: nothing else in the step read the
-parameter (which is told by its numbers, but for biases and scales that were not trained yet), it is the first backward through it,
-and of some other function, which is one autograd node, the dump shows that the gradient that left the node is what ``.grad`` held,
-so gradients do not add up over batches.
+A parameter's ``.grad`` is taken only where it is the gradient of that one call. Three things must hold: nothing else in the step
+read the parameter (told by its numbers, but for biases and scales not trained yet); it is the first backward through it; and for
+some other function of one autograd node the dump shows that ``.grad`` held what left the node, so batches do not add up.
+
+Names of entries in msprobe's files taken apart: ``Functional.linear.0.forward``, ``Module.head.Linear.parameters_grad.0``.
 """
 
 from __future__ import annotations
@@ -20,10 +21,9 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from trueup.exchange.readers import names
-from trueup.exchange.readers.dump import ForeignCall, ForeignTensor
-from trueup.exchange.readers.left_gradients import left_gradients
-from trueup.exchange.readers.msprobe_names import Name, parse
+from trueup.exchange.readers import ascend
+from trueup.exchange.readers.ascend import left_gradients
+from trueup.exchange.readers.dump import ForeignCall
 
 MODULES = frozenset({
     "Linear", "Embedding", "LayerNorm", "GroupNorm", "RMSNorm", "BatchNorm1d", "BatchNorm2d", "BatchNorm3d", "Conv1d", "Conv2d",
@@ -34,8 +34,7 @@ MODULES = frozenset({
 })  # fmt: skip
 """Classes of torch.nn that are one function and pass their input and parameters to it as they are."""
 
-Signature = tuple[Any, ...]
-"""Shape, dtype and numbers of a tensor in the dump; None where something is missing."""
+Signature = tuple[Any, ...]  # shape, dtype and numbers of a tensor in the dump; None where something is missing
 
 
 @dataclass(slots=True)
@@ -48,11 +47,7 @@ class _Forward:
 
 
 class SoleFunctions:
-    """The modules of a step that are one function.
-
-    Args:
-        parents: which call is around which.
-    """
+    """The modules of a step that are one function. ``parents``: which call is around which."""
 
     def __init__(self, parents: Mapping[str, str]) -> None:
         self._parents = parents
@@ -65,14 +60,11 @@ class SoleFunctions:
         self._functions = set(self._inside.values())
         self._forwards: dict[str, _Forward] = {}
         self._readers: defaultdict[Signature, list[str]] = defaultdict(list)
-        self._left: dict[str, dict[str, Signature | None]] = {}
-        """By function's backward: the gradients that left its node, by the input's name."""
-        self._held: dict[tuple[str, str], Signature] = {}
-        """By module's backward and parameter: what ``.grad`` held."""
+        self._left: dict[str, dict[str, Signature | None]] = {}  # by function's backward: gradients that left its node, by input
+        self._held: dict[tuple[str, str], Signature] = {}  # by module's backward and parameter: what ``.grad`` held
         self._headers: dict[str, ForeignCall] = {}
         self._fresh: bool | None = None
-        self.repeated: set[str] = set()
-        """Calls that checkpointing ran again."""
+        self.repeated: set[str] = set()  # calls that checkpointing ran again
 
     def look(self, name: str, entry: Any) -> None:
         """Take from an entry, in a first pass over all, what tells whether a module's tensors are its function's."""
@@ -82,15 +74,15 @@ class SoleFunctions:
         key = parsed.key()
         if not parsed.backward:
             self._look_forward(key, parsed, entry)
-        elif parsed.kind in names.MODULES:
+        elif parsed.kind in ascend.MODULES:
             if name.endswith(".parameters_grad.0"):
                 self._held |= {(key, at): found for at, leaf in entry.items() if (found := signature(_first(leaf))) is not None}
         elif parsed.forward() in self._functions:
             self._left[key] = _left(parsed, entry)
 
     def _look_forward(self, key: str, parsed: Name, entry: dict[str, Any]) -> None:
-        is_module = parsed.kind in names.MODULES
-        found = _Forward(dict(_inputs(parsed, entry)), [signature(leaf) for _, leaf in names.leaves(entry.get("output"))])
+        is_module = parsed.kind in ascend.MODULES
+        found = _Forward(dict(_inputs(parsed, entry)), [signature(leaf) for _, leaf in ascend.leaves(entry.get("output"))])
         if not is_module:
             for one in set(found.inputs.values()):
                 self._readers[one].append(key)
@@ -106,7 +98,7 @@ class SoleFunctions:
         parsed = parse(name)
         if parsed is None or not parsed.backward:
             return None
-        if parsed.kind not in names.MODULES:
+        if parsed.kind not in ascend.MODULES:
             if parsed.forward() in self._functions:
                 self._headers[call.key] = replace(call, tensors=(), arguments={})
             return None
@@ -118,7 +110,7 @@ class SoleFunctions:
         slots = dict(self._slots(call.key, str(parsed.forward()), str(inner)))
         known = self._left.get(backward, {})
         tensors = [
-            _renamed(tensor, slots[tensor.slot]) for tensor in call.tensors
+            replace(tensor, slot=f"grad_input.{slots[tensor.slot]}") for tensor in call.tensors
             if tensor.slot in slots and slots[tensor.slot] not in known
         ]  # fmt: skip
         return replace(header, tensors=tensors) if tensors else None
@@ -176,16 +168,16 @@ def _is_initial(parameter: Signature) -> bool:
 def _class(key: str) -> str | None:
     """Return the class of a module call, None of a function's."""
     parts = key.split(".")
-    return parts[-3] if parts[0] in names.MODULES and len(parts) >= 4 else None
+    return parts[-3] if parts[0] in ascend.MODULES and len(parts) >= 4 else None
 
 
 def _inputs(parsed: Name, entry: dict[str, Any]) -> Iterator[tuple[str, Signature]]:
-    op = names.operator(parsed.kind, ".".join(parsed.parts))[0]
-    is_module = parsed.kind in names.MODULES
-    for path, leaf in names.leaves(entry.get("input_args")):
+    op = ascend.operator(parsed.kind, ".".join(parsed.parts))[0]
+    is_module = parsed.kind in ascend.MODULES
+    for path, leaf in ascend.leaves(entry.get("input_args")):
         if len(path) == 1 and (told := signature(leaf)) is not None:
-            yield path[0] if is_module else names.argument(op, path[0]), told
-    for path, leaf in names.leaves(entry.get("input_kwargs")):
+            yield path[0] if is_module else ascend.argument(op, path[0]), told
+    for path, leaf in ascend.leaves(entry.get("input_kwargs")):
         if len(path) == 1 and (told := signature(leaf)) is not None:
             yield path[0], told
 
@@ -194,15 +186,11 @@ def _left(parsed: Name, entry: dict[str, Any]) -> dict[str, Signature | None]:
     """Return the gradients that left a function's node and are one of its inputs'."""
     content = entry.get("output", entry.get("grad_input"))
     leaves = content if isinstance(content, list) else [content]
-    op = names.operator(parsed.kind, ".".join(parsed.parts))[0]
-    shapes = [names.sizes(leaf.get("shape")) if isinstance(leaf, dict) else None for leaf in leaves]
+    op = ascend.operator(parsed.kind, ".".join(parsed.parts))[0]
+    shapes = [ascend.sizes(leaf.get("shape")) if isinstance(leaf, dict) else None for leaf in leaves]
     told = zip(left_gradients(op, shapes), leaves, strict=True)
     slots = ((left.slot.removeprefix("grad_input."), leaf) for left, leaf in told if leaf is not None)
     return {slot: signature(leaf) for slot, leaf in slots if not slot.startswith("node.")}
-
-
-def _renamed(tensor: ForeignTensor, argument: str) -> ForeignTensor:
-    return replace(tensor, slot=f"grad_input.{argument}")
 
 
 def _first(leaf: Any) -> Any:
@@ -213,10 +201,46 @@ def signature(leaf: Any) -> Signature | None:
     """Return what tells a tensor from others in a dump, None where it has no shape or no numbers."""
     if not isinstance(leaf, dict):
         return None
-    shape, dtype = names.sizes(leaf.get("shape")), leaf.get("dtype")
+    shape, dtype = ascend.sizes(leaf.get("shape")), leaf.get("dtype")
     numbers = tuple(leaf.get(key) for key in ("Max", "Min", "Mean", "Norm", "md5"))
     if shape is None or not isinstance(dtype, str) or not all(isinstance(n, (int, float, str, type(None))) for n in numbers):
         return None
     if all(n is None for n in numbers) or any(n != n for n in numbers):
         return None
     return (shape, dtype, *numbers)
+
+
+@dataclass(slots=True)
+class Name:
+    """A name of dump.json taken apart."""
+
+    kind: str  # ``Functional``, ``Module`` ...
+    parts: list[str]
+    index: str
+    backward: bool
+
+    def key(self) -> str:
+        """Return what names the call: a module's gradients of parameters belong to its backward."""
+        return ".".join((self.kind, *self.parts, self.index, "backward" if self.backward else "forward"))
+
+    def forward(self) -> str | None:
+        """Return the key of the forward call of a backward call."""
+        return ".".join((self.kind, *self.parts, self.index, "forward")) if self.backward else None
+
+
+def parse(name: str) -> Name | None:
+    """Take a name apart: ``Functional.linear.0.forward``, ``Module.head.Linear.backward.0``, ``...parameters_grad.0``."""
+    parts = name.split(".")
+    if len(parts) >= 4 and parts[0] in ascend.MODULES and parts[-2] in ("forward", "backward", "parameters_grad"):
+        return Name(parts[0], parts[1:-2], parts[-1], parts[-2] != "forward")
+    if len(parts) >= 4 and parts[-1] in ("forward", "backward") and parts[-2].isdigit():
+        return Name(parts[0], parts[1:-2], parts[-2], parts[-1] == "backward")
+    if len(parts) >= 3 and parts[0] in ascend.MODULES and parts[-1] == "parameters_grad":  # versions before call indices
+        return Name(parts[0], parts[1:-1], "0", True)
+    return None
+
+
+def key_of(name: str) -> str:
+    """Return what names the call of an entry; the name itself where it is of no known form."""
+    parsed = parse(name)
+    return name if parsed is None else parsed.key()

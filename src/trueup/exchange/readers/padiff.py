@@ -16,20 +16,26 @@ from collections.abc import Iterator
 from functools import partial
 from typing import Any
 
-from trueup.exchange.readers import names, stacks
+from trueup.exchange.readers import ascend
 from trueup.exchange.readers.arrays import BROKEN, read_npy, reason
-from trueup.exchange.readers.dump import Array, Dump, ForeignCall, ForeignTensor, Part, UnreadableError
+from trueup.exchange.readers.dump import (
+    Array,
+    Dump,
+    ForeignCall,
+    ForeignTensor,
+    Notes,
+    Part,
+    Tree,
+    UnreadableError,
+    folder_of,
+    frames_of,
+    numbered,
+)
 from trueup.exchange.readers.json_members import whole
-from trueup.exchange.readers.notes import Notes
-from trueup.exchange.readers.placing import numbered
 from trueup.exchange.readers.ptdbg import narrowed
-from trueup.exchange.readers.tree import Tree, folder_of
 from trueup.foundation.model import TrueupError
 
-NAME = "padiff"
-
-SIZE_LIMIT = 64 << 20
-"""Largest report that is read; its tree has to be in memory as a whole."""
+SIZE_LIMIT = 64 << 20  # largest report that is read; its tree has to be in memory as a whole
 MAX_NODES = 1_000_000
 PARAMETERS = ("params.json", "weights.json", "grads.json")
 
@@ -59,7 +65,6 @@ class _Report:
         self.folder = folder_of(path)
 
     def framework(self) -> str | None:
-        """Return the framework's name."""
         head = self.tree.head(self.path, 4096).decode("utf-8", "replace")
         match = re.search(r'"framework"\s*:\s*"(\w+)"', head)
         return match[1].lower() if match else None
@@ -113,13 +118,11 @@ class _Report:
             children = _list(node.get("children"))
             pending += [(f"{key}.{k}", key, child) for k, child in enumerate(children)][::-1]
 
-    def _layer(
-        self, key: str, parent: str | None, node: dict[str, Any], scope: str
-    ) -> tuple[ForeignCall, ForeignCall | None]:
+    def _layer(self, key: str, parent: str | None, node: dict[str, Any], scope: str) -> tuple[ForeignCall, ForeignCall | None]:
         """Return the forward and the backward of a layer, or of a function (``type`` is api), whose scope is its layer's."""
         level, op = ("api", str(node.get("name"))) if node.get("type") == "api" else ("module", _class(node.get("name")))
         stack = node.get("stack")
-        frames, _ = stacks.from_text(_FRAME.findall(stack) if isinstance(stack, str) else stack)
+        frames, _ = frames_of(_FRAME.findall(stack) if isinstance(stack, str) else stack)
         outputs = [self._tensor("output", k, one, scope) for k, one in enumerate(_list(node.get("fwd_outputs")))]
         gradients = [self._tensor("grad_input", k, one, scope) for k, one in enumerate(_list(node.get("bwd_grads")))]
         around = None if parent is None else f"{parent}.backward"
@@ -133,7 +136,7 @@ class _Report:
 
     def _tensor(self, side: str, position: int, told: Any, scope: str) -> ForeignTensor:
         told = told if isinstance(told, dict) else {}
-        dtype, shape = names.dtype(str(told.get("dtype") or "")), _shape(told.get("shape"))
+        dtype, shape = ascend.dtype(str(told.get("dtype") or "")), _shape(told.get("shape"))
         place = str(told.get("place") or "").lower()
         device = next((d for d in ("cpu", "gpu", "npu", "cuda", "xpu") if d in place), None)
         return ForeignTensor(
@@ -182,4 +185,6 @@ def _class(name: Any) -> str:
 def _shape(text: Any) -> tuple[int, ...] | None:
     """Read ``torch.Size([2, 3])`` or ``[2, 3]``."""
     match = re.search(r"\[([\d,\s]*)\]", str(text))
-    return names.sizes([int(size) for size in match[1].split(",") if size.strip()][:65]) if match and len(match[1]) < 1000 else None
+    return (
+        ascend.sizes([int(size) for size in match[1].split(",") if size.strip()][:65]) if match and len(match[1]) < 1000 else None
+    )

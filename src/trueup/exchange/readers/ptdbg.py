@@ -7,7 +7,7 @@
 
 A line is ``[name, flag, checksum or [], dtype, shape, [max, min, mean(, norm)]]``, or ``[name_stack_info, stack]``. In the backward
 ``input`` is the gradient of the output and ``output`` what leaves the last autograd node (`left_gradients`); in what
-`trueup.compat` wrote (`marker`) it is the gradient of that argument.
+`trueup_compat` wrote (`marker`) it is the gradient of that argument.
 """
 
 from __future__ import annotations
@@ -22,26 +22,30 @@ from typing import Any
 import ml_dtypes
 import numpy as np
 
-from trueup.exchange.readers import marker, names, stacks
+from trueup.exchange.readers import ascend, marker
 from trueup.exchange.readers.arrays import read_npy
-from trueup.exchange.readers.dump import Array, Dump, ForeignCall, ForeignTensor, Frames, Part, UnreadableError
-from trueup.exchange.readers.left_gradients import Left, left_gradients, transposed
-from trueup.exchange.readers.notes import Notes
-from trueup.exchange.readers.placing import numbered
-from trueup.exchange.readers.statistics import told_statistics
-from trueup.exchange.readers.tree import Tree, folder_of
+from trueup.exchange.readers.ascend import Left, left_gradients, told_statistics, transposed
+from trueup.exchange.readers.dump import (
+    Array,
+    Dump,
+    ForeignCall,
+    ForeignTensor,
+    Frames,
+    Notes,
+    Part,
+    Tree,
+    UnreadableError,
+    folder_of,
+    frames_of,
+    numbered,
+)
 from trueup.foundation.model import TrueupError
-
-NAME = "ptdbg"
 
 LINE_LIMIT = 16 << 20
 SNIFFED = 1 << 16
-LOOKED_AT = 20
-"""Bytes and lines of a file among which there has to be a row."""
-OVERFLOW = 100
-"""A flag above it marks a row of the overflow check, which has no statistics."""
-MOST_GRADIENTS = 64
-"""Gradients of one call that are told apart."""
+LOOKED_AT = 20  # bytes and lines of a file among which there has to be a row
+OVERFLOW = 100  # a flag above it marks a row of the overflow check, which has no statistics
+MOST_GRADIENTS = 64  # gradients of one call that are told apart
 
 _VERSION = re.compile(r"_v(\d+\.\d+)(?:/|$)")
 _UNDERSCORES = re.compile(
@@ -89,14 +93,12 @@ def _is_rows(tree: Tree, path: str) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class _Name:
-    kind: str
-    """``Functional`` ...; ``Module`` where ``api`` is a class (versions 3 to 5), empty where it is a path and a class."""
+    kind: str  # ``Functional`` ...; ``Module`` where ``api`` is a class (versions 3 to 5), empty where it is a path and a class
     api: str
     index: str
     phase: str
     side: str
-    slot: str
-    """``0``, ``1.0``, empty."""
+    slot: str  # ``0``, ``1.0``, empty
 
 
 def _parse(name: str) -> _Name | None:
@@ -105,7 +107,7 @@ def _parse(name: str) -> _Name | None:
         kind, api = match["kind"], match["api"]
     elif match := _DOTS.fullmatch(name):
         kind, _, api = match["path"].partition(".")
-        if kind not in names.PREFIXES or not api:
+        if kind not in ascend.table()["prefixes"]["torch"] or not api:
             kind, api = "", match["path"].removeprefix("Module.")
     else:
         return None
@@ -130,11 +132,9 @@ class _Step:
         stem = path[len(folder_of(path)) :].rpartition(".")[0]
         self.tensors = f"{folder_of(path)}{stem}/"
         self.has_tensors = any(file.startswith(self.tensors) for file in tree.files)
-        self.is_ours = marker.in_tree(tree, path) is not None
-        """Whether `trueup.compat` wrote it: gradients that leave a call bear the places of their arguments."""
+        self.is_ours = marker.in_tree(tree, path) is not None  # by `trueup_compat`: leaving gradients bear arguments' places
 
     def calls(self) -> Iterator[ForeignCall]:
-        """Read the calls."""
         held: _Rows | None = None
         for row in self._lines():
             name = _parse(row[0])
@@ -146,7 +146,7 @@ class _Step:
                     yield self._call(held)
                 held = _Rows(name)
             if name.side == "stack_info":
-                held.frames = stacks.from_text(row[1])
+                held.frames = frames_of(row[1])
             else:
                 held.tensors.append((name, row[0], row))
         if held is not None:
@@ -176,10 +176,10 @@ class _Step:
     def _call(self, rows: _Rows) -> ForeignCall:
         name = rows.name
         if name.kind not in ("", "Module"):
-            op, level, phase = names.operator(name.kind, name.api)
+            op, level, phase = ascend.operator(name.kind, name.api)
             scope = ""
         else:
-            scope, op = names.module_name(name.api.split(".") if not name.kind else [name.api])
+            scope, op = ascend.module_name(name.api.split(".") if not name.kind else [name.api])
             level, phase = "module", "forward"
         if name.phase == "backward":
             phase = "backward"
@@ -190,7 +190,7 @@ class _Step:
         for part, text, row in rows.tensors:
             slot, turned = _own_slot(part, op) if self.is_ours else _slot(part, op, left)
             if len(row) == 6 and isinstance(row[3], str) and row[3].startswith("<class"):
-                position = names.argument(op, part.slot) if part.side == "input" else f"output.{part.slot}"
+                position = ascend.argument(op, part.slot) if part.side == "input" else f"output.{part.slot}"
                 arguments[position] = next(iter(row[5]), None) if isinstance(row[5], list) else None
             elif len(row) >= 5:
                 tensor = self._tensor(slot, text, row)
@@ -201,7 +201,7 @@ class _Step:
         return ForeignCall(_key(name), level, phase, scope, op, found, arguments, None, forward, rows.frames[0])
 
     def _tensor(self, slot: str, text: str, row: list[Any]) -> ForeignTensor:
-        dtype, shape = names.dtype(row[3]), names.sizes(row[4])
+        dtype, shape = ascend.dtype(row[3]), ascend.sizes(row[4])
         if dtype is None or shape is None:
             self.notes.lose("a row has no dtype or shape that can be read", text)
         numbers = row[5] if len(row) > 5 and isinstance(row[5], list) else []
@@ -237,7 +237,7 @@ def _leaving(rows: _Rows, op: str) -> dict[str, Left]:
     """Return whose gradients those are that left a call in the backward, by their place; of modules only version 6 hooks all."""
     if rows.name.phase != "backward" or not rows.name.kind:
         return {}
-    shapes = {part.slot or "0": names.sizes(row[4]) for part, _, row in rows.tensors if part.side == "output" and len(row) > 4}
+    shapes = {part.slot or "0": ascend.sizes(row[4]) for part, _, row in rows.tensors if part.side == "output" and len(row) > 4}
     places = [place for place in shapes if place.isdigit() and int(place) < MOST_GRADIENTS]
     count = 1 + max(map(int, places), default=-1)  # one that is not there has no row
     known = left_gradients(op, [shapes.get(str(k)) for k in range(count)])
@@ -247,7 +247,7 @@ def _leaving(rows: _Rows, op: str) -> dict[str, Left]:
 def _slot(name: _Name, op: str, left: Mapping[str, Left]) -> Left:
     first, dot, rest = (name.slot or "0").partition(".")
     if name.phase == "forward":
-        return Left(f"{name.side}.{names.argument(op, first) if name.side == 'input' else first}{dot}{rest}")
+        return Left(f"{name.side}.{ascend.argument(op, first) if name.side == 'input' else first}{dot}{rest}")
     if name.side == "input":
         return Left(f"grad_output.{first}{dot}{rest}")
     of = left.get(first, Left(f"grad_input.{'node.' if name.kind else ''}{first}"))
@@ -258,14 +258,14 @@ def _own_slot(name: _Name, op: str) -> Left:
     first, dot, rest = (name.slot or "0").partition(".")
     if (name.phase, name.side) != ("backward", "output"):
         return _slot(name, op, {})
-    return Left(f"grad_input.{names.argument(op, first)}{dot}{rest}")
+    return Left(f"grad_input.{ascend.argument(op, first)}{dot}{rest}")
 
 
 def _checksum(text: Any, dtype: str | None) -> str | None:
     """Return the checksum, a CRC-32 whatever the tool calls it, of the elements as float32 where the dtype is bfloat16."""
     if not isinstance(text, str) or not re.fullmatch(r"[0-9a-fA-F]{1,8}|[0-9a-fA-F]{16}|[0-9a-fA-F]{32}", text):
         return None
-    if len(text) == 16:  # what `trueup.compat` writes there
+    if len(text) == 16:  # what `trueup_compat` writes there
         return f"xxh3:{text.lower()}"
     if len(text) == 32:
         return f"md5:{text.lower()}"

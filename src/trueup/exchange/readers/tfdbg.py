@@ -20,14 +20,9 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
 
-from trueup.exchange.readers.dump import Array, Dump, ForeignCall, ForeignTensor, Part, UnreadableError
-from trueup.exchange.readers.notes import Notes
-from trueup.exchange.readers.tensor_proto import array_of, dtype_of
-from trueup.exchange.readers.tensorflow_messages import MOST, parse, require, text
-from trueup.exchange.readers.tree import Tree, places
+from trueup.exchange.readers.dump import Array, Dump, ForeignCall, ForeignTensor, Notes, Part, Tree, UnreadableError, places
+from trueup.exchange.readers.tensorflow_messages import MOST, array_of, dtype_of, parse, require, text
 from trueup.foundation.frameworks.tensorflow_names import APPLIES, PASSED_OVER, READ, UPDATE, device_name, operation, standing
-
-NAME = "tfdbg"
 
 _FILE = re.compile(r"(?P<node>.+)_(?P<slot>\d{1,6})_(?P<debug>Debug[A-Za-z]+)_(?P<time>\d{10,20})")
 _DEVICE = re.compile(r"_tfdbg_device_(?P<name>[^/]*)")
@@ -159,8 +154,7 @@ class _Graphed:
             notes.lose("the graph is not there: operations go by their nodes' names, and their inputs are unknown", run.folder)
         names = [name for name, node in self.nodes.items() if APPLIES.match(node.op)]
         self.updated = frozenset(found[1] for name in names if (found := UPDATE.match(name)))
-        self.updates = bool(names)
-        """Whether an optimizer steps in it."""
+        self.updates = bool(names)  # whether an optimizer steps in it
 
     def _read(self, path: str) -> None:
         try:
@@ -187,9 +181,7 @@ class _Graphed:
         for node in sorted(made, key=lambda name: order.get(name, last)):
             yield from self._executions(node, made[node], outputs)
 
-    def _executions(
-        self, node: str, files: list[_File], outputs: Mapping[tuple[str, int], _File]
-    ) -> Iterator[ForeignCall]:
+    def _executions(self, node: str, files: list[_File], outputs: Mapping[tuple[str, int], _File]) -> Iterator[ForeignCall]:
         known = self.nodes.get(node)
         op = known.op if known is not None else re.sub(r"_\d+$", "", node.rpartition("/")[2])
         if op in PASSED_OVER:
@@ -239,11 +231,7 @@ def _read_from(name: str) -> tuple[str, int]:
 
 
 def _load(tree: Tree, path: str) -> Array:
-    """Read the tensor of an Event.
-
-    Raises:
-        UnreadableError: it holds none, or none of numbers.
-    """
+    """Read the tensor of an Event; raises UnreadableError if it holds none, or none of numbers."""
     values = _event(tree, path).summary.value
     if len(values) != 1:
         raise UnreadableError(f"it holds {len(values)} values, expected 1")

@@ -40,8 +40,7 @@ class SlotNumbers:
     dtype: str
     shape: str
     stats: TensorStats | str | None
-    bad: int = 0
-    """Bits: `NAN` and those beside it."""
+    bad: int = 0  # bits: `NAN` and those beside it
 
     @property
     def largest(self) -> float:
@@ -63,8 +62,7 @@ class Place:
     scope: str
     op: str
     ordinal: int
-    api: str | None = None
-    """The user-facing function around an ``aten`` call."""
+    api: str | None = None  # the user-facing function around an ``aten`` call
     source: str | None = None
     source_line: str | None = None
     stack: tuple[str, ...] = ()
@@ -83,8 +81,7 @@ class Led:
     slot: str
     dtype: str
     shape: str
-    largest: float
-    """Largest magnitude of what it gave."""
+    largest: float  # largest magnitude of what it gave
     bad: int = 0
 
 
@@ -95,28 +92,19 @@ class Anomaly:
     kind: Kind
     place: Place
     severity: Severity
-    sentence: str
-    """One line, complete by itself."""
+    sentence: str  # one line, complete by itself
     slots: tuple[SlotNumbers, ...] = ()
-    led: tuple[Led, ...] = ()
-    """The calls that led to it, nearest first."""
-    reached: tuple[Reached, ...] = ()
-    """What the bad numbers reached; empty: they were healed."""
-    transient: bool = False
-    """No lasting thing got it: healed by the calls that read it, or its step was skipped."""
+    led: tuple[Led, ...] = ()  # the calls that led to it, nearest first
+    reached: tuple[Reached, ...] = ()  # what the bad numbers reached; empty: they were healed
+    transient: bool = False  # no lasting thing got it: healed by the calls that read it, or its step was skipped
     matters: Matters = "unknown"
     because: str = ""
-    run_next: str = ""
-    """A command that tells what the capture cannot."""
-    carried: int = 0
-    """How many later calls of its step only pass it on."""
-    healed_by: tuple[str, ...] = ()
-    """Calls that read it and gave clean numbers."""
-    again: tuple[int, ...] = ()
-    """Later steps in which the same call is an origin again."""
+    run_next: str = ""  # a command that tells what the capture cannot
+    carried: int = 0  # how many later calls of its step only pass it on
+    healed_by: tuple[str, ...] = ()  # calls that read it and gave clean numbers
+    again: tuple[int, ...] = ()  # later steps in which the same call is an origin again
     notes: tuple[str, ...] = ()
-    policy: str = ""
-    """A row for policy.toml that lets the call run in a wider dtype; empty where that is no remedy."""
+    policy: str = ""  # a row for policy.toml that lets the call run in a wider dtype; empty where that is no remedy
 
 
 @dataclass(frozen=True, slots=True)
@@ -127,8 +115,7 @@ class ScaleStep:
     rank: int
     scale: float
     skipped: bool
-    op: str = ""
-    """The operator under which it was recorded."""
+    op: str = ""  # the operator under which it was recorded
 
 
 @dataclass(frozen=True, slots=True)
@@ -138,20 +125,15 @@ class StepAnomalies:
     rank: int
     step: int
     anomalies: tuple[Anomaly, ...]
-    expected: tuple[tuple[str, int], ...] = ()
-    """Calls whose infinities are healed by all that read them, and how often: masks, padding."""
+    expected: tuple[tuple[str, int], ...] = ()  # calls whose infinities all readers heal, and how often: masks, padding
     scale: tuple[ScaleStep, ...] = ()
     calls: int = 0
-    measured: int = 0
-    """Slots with statistics."""
-    bad_loss: bool = False
+    measured: int = 0  # slots with statistics
     collectives: tuple[Crossing, ...] = ()
     follows: tuple[tuple[int, int], ...] = ()
-    """Step and place of anomalies of earlier steps whose bad numbers this step read in its weights."""
-    clean_weights: bool = False
-    """Whether the step read weights, buffers or data, and none of it was bad."""
-    clean_gradients: bool = False
-    """Whether its backward was recorded, and nothing in it, nor in the optimizer's step, was bad."""
+    """Step and place of earlier anomalies whose bad numbers this step read in its weights."""
+    clean_weights: bool = False  # whether the step read weights, buffers or data, and none of it was bad
+    clean_gradients: bool = False  # whether its backward was recorded, and nothing in it, nor in the optimizer's step, was bad
 
 
 @dataclass(frozen=True, slots=True)
@@ -161,14 +143,10 @@ class Crossing:
     op: str
     ordinal: int
     level: str
-    ranks: str | None
-    """Its members, ``0-3``; None: not known."""
+    ranks: str | None  # its members, ``0-3``; None: not known
     seq: int
-    given: bool
-    """Whether an input was bad."""
-    got: bool
-    anomaly: int = -1
-    """Place of the anomaly of kind ``collective`` that stands for its output, -1: none."""
+    given: bool  # whether an input was bad
+    anomaly: int = -1  # place of the anomaly of kind ``collective`` that stands for its output, -1: none
 
 
 OverflowWord = Literal["clean", "harmless", "found", "inconclusive"]
@@ -179,12 +157,9 @@ class OverflowResult:
     """What ``trueup.overflow`` returns."""
 
     verdict: OverflowWord
-    sentence: str
-    """The verdict in full, several lines of plain text."""
-    anomalies: tuple[Anomaly, ...]
-    """In the order of the run, worst first among those of one step."""
-    expected: tuple[tuple[str, int], ...]
-    """Calls that made infinities which all readers heal, and how many: masks, padding."""
+    sentence: str  # the verdict in full, several lines of plain text
+    anomalies: tuple[Anomaly, ...]  # in the order of the run, worst first among those of one step
+    expected: tuple[tuple[str, int], ...]  # calls that made infinities which all readers heal, and how many: masks, padding
     scale: tuple[ScaleStep, ...]
     scale_history: str | None
     notes: tuple[str, ...]
@@ -192,11 +167,9 @@ class OverflowResult:
     ranks: int
     steps: int
     calls: int
-    measured: int
-    """Tensors that were judged."""
+    measured: int  # tensors that were judged
     would_overflow: str | None = None
-    try_next: str = ""
-    """A command that tries the suggested policy, empty where there is none."""
+    try_next: str = ""  # a command that tries the suggested policy, empty where there is none
 
     @property
     def first(self) -> Anomaly | None:

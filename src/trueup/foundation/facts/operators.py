@@ -26,24 +26,14 @@ Row = tuple[frozenset[str], "re.Pattern[str] | None", Any]
 
 
 def has(op: str, fact: str) -> bool:
-    """Tell whether a fact is known of an operator.
-
-    Args:
-        op: its name as recorded; a module's as ``module:Linear``.
-        fact: its name in the table.
-
-    Raises:
-        KeyError: the table has no such fact.
-    """
+    """Tell whether a fact is known of an operator (a module's: ``module:Linear``); raises KeyError if there is no such fact."""
     return says(op, fact) is not None
 
 
 @lru_cache(maxsize=1 << 16)
 def says(op: str, fact: str) -> Any:
-    """Return what the table says of an operator: ``is`` of the first row of the fact that names it, None where none does.
-
-    A row names it by the name as recorded (``aten::copy_``), by its last part (``copy_``), or as `normalised` (``copy``).
-    """
+    """Return ``is`` of the first row of the fact that names an operator, None where none does. A row names it as recorded
+    (``aten::copy_``), by its last part (``copy_``), or as `normalised` (``copy``)."""
     forms = _forms(op)
     for names, patterns, value in _rows(fact):
         if not names.isdisjoint(forms) or (patterns and any(map(patterns.match, forms))):
@@ -77,10 +67,8 @@ def rounding() -> dict[str, Any]:
 
 @lru_cache(maxsize=4096)
 def normalised(op: str) -> str:
-    """Strip what does not change the arithmetic: ``aten::add_`` and ``torch.Tensor.__iadd__`` are both ``add``.
-
-    So is ``tf.raw_ops.AddV2``: TensorFlow's operations go by the names of the table, those not listed by their own in snake case.
-    """
+    """Strip what does not change the arithmetic: ``aten::add_`` and ``torch.Tensor.__iadd__`` are both ``add``, and so is
+    ``tf.raw_ops.AddV2``. TensorFlow's operations get the table's names; those not listed get their own in snake case."""
     name = _last(op)
     if op.startswith(TENSORFLOW):
         return _of_tensorflow().get(name) or re.sub(r"(?<=[a-z0-9])(?=[A-Z])", "_", name).lower()

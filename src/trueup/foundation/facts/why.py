@@ -1,10 +1,9 @@
-"""Why a comparison says what it says: a `Reason` is a fact, an enum with what stands beside it, and no text.
+"""Why a comparison says what it says: a `Reason` is an enum with facts beside it, and no text (`words.reasons` has its sentence).
 
     >>> Why.SHAPES("(2, 5)", "(5, 2)")
     Reason(why=<Why.SHAPES>, facts=('(2, 5)', '(5, 2)'))
 
-`words.reasons` has the sentence of each. A fact is text, a number, a `model.CallKey`, another reason, or several of
-them; of None and False nothing is said.
+A fact is text, a number, a `model.CallKey`, another reason, or several of them; of None and False nothing is said.
 """
 
 from __future__ import annotations
@@ -53,8 +52,11 @@ class Why(Enum):
     EXTREME = auto()  # which element, its relative error
     SLOPE = auto()  # the largest error that its inputs' can make
     NARROWED = auto()  # dtype that its elements are rounded to
+    TOO_LARGE = auto()  # its norm, in the largest that its inputs can make
+    SCATTERED = auto()  # how many elements of a result are zero in the baseline, and in the candidate
     ZEROS = auto()  # how many elements of an input are zero, and of the result
     DIVIDED = auto()  # by what a loss is divided, how many targets count
+    RECOMPUTED = auto()  # its own error, what rounding explains of it
     ALIKE = auto()  # by what part, larger or smaller, in how many calls
     FACTOR = auto()  # exact factor as text or None, its value
     LIMIT = auto()  # criterion, figures that broke it
@@ -62,7 +64,7 @@ class Why(Enum):
     GENERATOR = auto()  # device of the generator that stands elsewhere, since when
     SINCE_CALL = auto()  # call, draws of one side before it or None
     SINCE_STEP = auto()  # step, the same
-    ONE_SIDE_DREW = auto()  # call, side
+    ONE_SIDE_DREW = auto()  # call, side, its site
     SAME_STATE = auto()  # the generator stands where it does in the baseline
     DREW_BEFORE = auto()  # draws of one side
     UNKNOWN_STATE = auto()  # the state of the generator is not known
@@ -71,11 +73,20 @@ class Why(Enum):
     RUNS_ALONE = auto()  # side, operators
     TIMES_RUN = auto()  # operator, how often
     ALONE = auto()  # a call that does the same, and is bitwise equal
+    READS = auto()  # slot, call that made it in the candidate, in the baseline
     SOME_MOVED = auto()  # weights moved otherwise, of how many
     ALL_MOVED = auto()  # how many weights
     MOVED_TIMES = auto()  # how many weights, how many times as far
     WEIGHTS_UNSEEN = auto()  # what updates the weights was not recorded
     GIVEN = auto()  # largest error of what the ranks gave to a communication
+    # a cause that calls show
+    DRAWN_ALONE = auto()  # call, side, the user's line or None
+    CLIPPED_ALONE = auto()  # side, operators
+    LOSS_SCALED_ALONE = auto()  # side, multiplied or divided, by which number
+    GRADIENTS_CHANGED = auto()  # side or None of both, operator
+    NOT_CLEARED = auto()  # gradients
+    UNMADE = auto()  # side, first step, whether one was made before
+    COMPUTES_IN = auto()  # dtype of the candidate, in how many, of how many, products or results, dtype of the baseline
     # why it is not known what other ranks gave
     NO_ARGUMENTS = auto()
     NO_RANKS = auto()

@@ -10,8 +10,7 @@ from typing import Any
 
 from trueup.foundation import toml
 
-FRAMEWORKS: tuple[str, ...] = ("torch", "paddle", "tensorflow")
-"""Frameworks that the tables have columns for."""
+FRAMEWORKS: tuple[str, ...] = ("torch", "paddle", "tensorflow")  # frameworks that the tables have columns for
 
 Axes = tuple[int, ...]
 
@@ -22,30 +21,25 @@ class Named:
 
     own: str
     neutral: str
-    how: str = ""
-    """``1-``: one minus it; ``!``: not it; else a name that `settings` knows."""
+    how: str = ""  # ``1-``: one minus it; ``!``: not it; else a name that `settings` knows
 
 
 @dataclass(frozen=True, slots=True)
 class Own:
     """What a framework has for a neutral row."""
 
-    names: tuple[str, ...]
-    """Operators, or classes."""
+    names: tuple[str, ...]  # operators, or classes
     takes: tuple[Named, ...] = ()
     gives: tuple[str, ...] = ()
     axes: Mapping[str, Axes] = field(default_factory=dict)
     values: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
-    tensors: Mapping[str, str] = field(default_factory=dict)
-    """Own name of a tensor -> neutral name, where it is another."""
+    tensors: Mapping[str, str] = field(default_factory=dict)  # own name of a tensor -> neutral name, where it is another
     packed: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     reshaped: frozenset[str] = frozenset()
     settings: tuple[Named, ...] = ()
     ignored: frozenset[str] = frozenset()
-    channels_last: bool = False
-    """Whether the channels of what the layer takes and gives are the last axis; neutral is the second."""
-    differs: str = ""
-    """Of an optimizer: what is no setting and still another thing, here alone."""
+    channels_last: bool = False  # whether the channels of what the layer takes and gives are the last axis; neutral is the second
+    differs: str = ""  # of an optimizer: what is no setting and still another thing, here alone
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,8 +62,7 @@ class Layer:
     """A layer that frameworks share."""
 
     name: str
-    tensors: tuple[str, ...]
-    """Neutral names; ``("*",)``: whatever it has."""
+    tensors: tuple[str, ...]  # neutral names; ``("*",)``: whatever it has
     buffers: frozenset[str]
     own: Mapping[str, Own]
     origin: str

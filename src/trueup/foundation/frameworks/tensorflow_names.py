@@ -11,8 +11,7 @@ import re
 GRADIENT = re.compile(r"(?:.*/)?gradients(?:_\d+)?/(?:(.+)_grad/)?")
 APPLIES = re.compile(r"(?:Resource)?(?:Sparse)?Apply[A-Z]")
 UPDATE = re.compile(r"(.*?)/update(?:_|/)")
-READ = "ReadVariableOp"
-"""Gives what a variable holds. That counts as given to it: no call says who wrote the variable."""
+READ = "ReadVariableOp"  # gives what a variable holds. That counts as given to it: no call says who wrote the variable.
 _MKL = re.compile(r"^_Mkl(?:Native)?(?=[A-Z])")
 TAPE = re.compile(r"(?:.*/)?gradient_tape/")
 PASSED_OVER = frozenset(
@@ -37,13 +36,9 @@ def operation(kind: str) -> str:
 
 
 def standing(name: str, kind: str, updated: frozenset[str]) -> tuple[str, str, str | None]:
-    """Return phase, scope (with dots) and, in the backward, the forward operation that an operation of a graph tells by its name.
-
-    Args:
-        name: of the operation, ``net/head/MatMul``.
-        kind: its type, ``MatMul``.
-        updated: scopes of optimizers: what stands before ``/update`` of an operation that applies gradients.
-    """
+    """Return what the name of a graph's operation (``net/head/MatMul``, of type ``kind``) tells: its phase, its scope (with dots)
+    and, in the backward, its forward operation. ``updated`` holds optimizers' scopes: the part before ``/update`` of an operation
+    that applies gradients."""
     if APPLIES.match(kind) or any(name.startswith(f"{scope}/") for scope in updated):
         return "optimizer", "", None
     if (found := GRADIENT.match(name)) is not None:

@@ -1,15 +1,12 @@
 """One-pass statistics, sketch and digest of a tensor, one-pass measures of two, and the distance of two sketches.
 
-Plain NumPy arrays in, plain numbers out: no framework is imported here. Recorders call ``summarize`` and ``digest``, or
-both at once by address (``native().measure``);
-comparisons call ``pair`` and ``distance``; a device kernel takes its constants from ``trueup.foundation.kernels.sketch``.
+Plain NumPy arrays in, plain numbers out: no framework is imported here. Recorders call ``summarize`` and ``digest``, or both at
+once by address (``native().measure``); comparisons call ``pair`` and ``distance``; device kernels take their constants from
+``sketch``.
 """
 
-from trueup.foundation.kernels._compiled import KINDS, native
-from trueup.foundation.kernels._copy import copy
-from trueup.foundation.kernels._digest import digest, hexadecimal
-from trueup.foundation.kernels._pair import Pair, Positions, pair
-from trueup.foundation.kernels._pair_twin import coarser_dtype, subtracted
+from trueup.foundation.kernels._compiled import KINDS, copy, digest, hexadecimal, native
+from trueup.foundation.kernels._pair import Pair, Positions, coarser_dtype, pair, subtracted
 from trueup.foundation.kernels._summary import MASKING, is_mask, summarize
 from trueup.foundation.kernels.sketch import distance, distances, relative_distance
 

@@ -4,9 +4,8 @@
 >>> m.relative_l2, m.max_absolute, m.max_index
 (0.1, 0.5, (0, 1))
 
-All measures are over the pairs of reals that count: both sides finite, neither a mask (``kernels.MASKING``); a complex
-element is two reals. What does not count is compared as sets of positions. Where those sets differ the tensors do not agree,
-whatever the rest says, and ``relative_l2`` is Inf.
+Measures are over the pairs of reals that count: both sides finite, neither a mask (``kernels.MASKING``); a complex element is two
+reals. What does not count is compared as sets of positions. Where those differ, ``relative_l2`` is Inf: the tensors do not agree.
 """
 
 from __future__ import annotations
@@ -22,71 +21,46 @@ from numpy.typing import NDArray
 from trueup.foundation.kernels import Pair, coarser_dtype, pair, summarize
 from trueup.foundation.model import PACKED, TensorStats
 
-SINGLE_EPSILON = 2.0**-23
-"""Up to which msaccucmp takes a golden value for zero, and to which it raises shares: float32's epsilon."""
-PIECE = 1 << 16
-"""Elements that the measures of a second pass take at a time."""
+SINGLE_EPSILON = 2.0**-23  # up to which msaccucmp takes a golden value for zero, and to which it raises shares: float32's epsilon
+PIECE = 1 << 16  # elements that the measures of a second pass take at a time
 
 
 @dataclass(frozen=True, slots=True)
 class Metrics:
-    """The measures of a pair; ``a`` is the baseline, ``b`` the candidate, ``d = b - a``, sums over what counts.
-
-    Where nothing counts and the positions agree (empty tensors, NaN everywhere on both sides) nothing differs: errors are 0,
-    cosine and shares 1. ``counted`` says so.
-    """
+    """The measures of a pair; ``a`` is the baseline, ``b`` the candidate, ``d = b - a``, sums over what counts (``counted`` of
+    them). Where nothing counts and the positions agree (empty tensors, NaN everywhere on both sides), errors are 0, cosine and
+    shares 1."""
 
     dtypes: tuple[str, str]
     shape: tuple[int, ...]
-    numel: int
-    """Elements."""
-    counted: int
-    """Reals that count."""
-    equal: int
-    """Reals that are the same number on both sides (±0 are); integers and bool exactly."""
-    relative_l2: float
-    """√Σd² / √Σa². 0 where nothing differs, Inf where only the baseline is zero, or where NaN, Inf or masks disagree."""
+    numel: int  # elements
+    counted: int  # reals that count
+    equal: int  # reals that are the same number on both sides (±0 are); integers and bool exactly
+    relative_l2: float  # √Σd² / √Σa². 0 where nothing differs, Inf where only the baseline is zero, or NaN, Inf or masks disagree
     cosine: float
-    """Σab / (√Σa² √Σb²). 1 where both sides are zero, NaN where one is (it has no direction: ptdbg, msaccucmp). Of a single
-    element it is ±1 and tells the sign only."""
-    rmse: float
-    """√(Σd² / n)."""
-    max_absolute: float
-    """max |d|."""
-    max_index: tuple[int, ...] | None
-    """Where that is, first in C order; None where nothing differs. ``()`` for a tensor without dimensions."""
-    mean_absolute: float
-    """Σ|d| / n."""
-    max_relative: float
-    """max |d| / |a|; where a is zero, |b| / epsilon of the baseline's dtype (ptdbg ``MaxRelativeErr``)."""
-    mean_relative: float
-    """Mean of the same."""
-    thousandth: float
-    """Share of reals whose relative error is below 1/1000 (ptdbg ``One Thousandth Err Ratio``); 1 is best."""
-    five_thousandths: float
-    """Share below 5/1000."""
-    sign_flips: int
-    """Reals above zero on one side and below on the other."""
-    disagreeing: int
-    """Reals where one side has a NaN, Inf or mask and the other has not the same."""
-    first_disagreement: tuple[int, ...] | None
-    """Index of the first of those."""
-    unit: str
-    """The coarser dtype."""
+    """Σab / (√Σa² √Σb²). 1 where both sides are zero, NaN where one is (no direction: ptdbg, msaccucmp). Of one element: its
+    sign."""
+    rmse: float  # √(Σd² / n)
+    max_absolute: float  # max |d|
+    max_index: tuple[int, ...] | None  # where, first in C order; None where nothing differs. ``()`` of a 0-d tensor
+    mean_absolute: float  # Σ|d| / n
+    max_relative: float  # max |d| / |a|; where a is zero, |b| / epsilon of the baseline's dtype (ptdbg ``MaxRelativeErr``)
+    mean_relative: float  # mean of the same
+    thousandth: float  # share of reals whose relative error is below 1/1000 (ptdbg ``One Thousandth Err Ratio``); 1 is best
+    five_thousandths: float  # share below 5/1000
+    sign_flips: int  # reals above zero on one side and below on the other
+    disagreeing: int  # reals where one side has a NaN, Inf or mask and the other has not the same
+    first_disagreement: tuple[int, ...] | None  # index of the first of those
+    unit: str  # the coarser dtype
     ulp: tuple[int, ...]
-    """Histogram of |d| in units in the last place of ``unit``: counts of 0, 1, 2 to 3, 4 to 7, ... Units are
-    numbers of that dtype between the two sides (Dawson, "Comparing Floating Point Numbers", 2012)."""
-    pair: Pair
-    """All that the pass gave, the positions of NaN, Inf and masks among it."""
+    """Counts of |d| of 0, 1, 2 to 3, 4 to 7 ... units in the last place: numbers of dtype ``unit`` between the two sides (Dawson,
+    "Comparing Floating Point Numbers", 2012)."""
+    pair: Pair  # all that the pass gave, the positions of NaN, Inf and masks among it
 
     @staticmethod
     def of(baseline: NDArray[Any], candidate: NDArray[Any], threads: int = 1) -> Metrics:
-        """Measure two arrays of the same shape and any dtypes.
-
-        Raises:
-            ValueError: the shapes differ.
-            TypeError: a dtype holds no numbers, or is wider than float64.
-        """
+        """Measure two arrays of the same shape and any dtypes. Raises ValueError if the shapes differ, TypeError if a dtype holds
+        no numbers or is wider than float64."""
         p = pair(baseline, candidate, threads)
         n = p.counted
         return Metrics(
@@ -148,12 +122,9 @@ class Msaccucmp:
     max_absolute: float
     accumulated_relative: float
     """Σ |b/a - 1|: grows with the tensor. Like the next two but one, over elements with |a| above float32's epsilon."""
-    relative_euclidean: float
-    """√Σd² / √Σa²; msaccucmp gives 0 where √Σa² is at most epsilon, here it is Inf unless nothing differs."""
-    kullback_leibler: float
-    """Σ p log(p / q) of the candidate p against the baseline q; see ``kullback_leibler``."""
-    standard_deviation: tuple[tuple[float, float], tuple[float, float]]
-    """(mean, deviation) of the baseline and of the candidate."""
+    relative_euclidean: float  # √Σd² / √Σa²; where √Σa² is at most epsilon msaccucmp gives 0, this Inf unless nothing differs
+    kullback_leibler: float  # Σ p log(p / q) of the candidate p against the baseline q; see ``kullback_leibler``
+    standard_deviation: tuple[tuple[float, float], tuple[float, float]]  # (mean, deviation) of the baseline and of the candidate
     mean_absolute: float
     rmse: float
     max_relative: float
@@ -184,11 +155,10 @@ def deviation(values: NDArray[Any], threads: int = 1) -> tuple[float, float]:
 
 
 def kullback_leibler(baseline: NDArray[Any], candidate: NDArray[Any]) -> float:
-    """Return Σ p log(p / q) of two tensors read as distributions, as msaccucmp does: blind to scale and shift.
+    """Return Σ p log(p / q) of two tensors read as distributions, as msaccucmp's metric 4 does: blind to scale and shift.
 
-    Each side is moved and scaled to [0, 1], raised to float32's epsilon where it is below, and divided by its sum. A tensor
-    of one value has no such scale and becomes all epsilon: the even distribution. NaN where an element is not finite, where
-    a side is complex, or where there is none. Origin: msaccucmp, metric 4.
+    Each side is scaled to [0, 1], raised to float32's epsilon where it is below, and divided by its sum. A tensor of one value
+    becomes all epsilon: the even distribution. NaN where an element is not finite, a side is complex or empty.
     """
     if not baseline.size or "c" in (baseline.dtype.kind, candidate.dtype.kind):
         return math.nan

@@ -30,14 +30,11 @@ Floats = NDArray[np.float64]
 GOLDEN = 0x9E3779B97F4A7C15
 MIX = (0xBF58476D1CE4E5B9, 0x94D049BB133111EB)
 ROWS_PER_GROUP = 8
-GROUP = LANES * ROWS_PER_GROUP
-"""Elements that share one rotation."""
+GROUP = LANES * ROWS_PER_GROUP  # elements that share one rotation
 
-LEAST_SQUARED = 1e-290
-"""Below, a sum of squares has lost digits to underflow, or all of them."""
+LEAST_SQUARED = 1e-290  # below, a sum of squares has lost digits to underflow, or all of them
 
-BLOCK = 64 * GROUP
-"""Elements the NumPy twin takes at a time: 256 KB as float64, which stays in the second-level cache."""
+BLOCK = 64 * GROUP  # elements the NumPy twin takes at a time: 256 KB as float64, which stays in the second-level cache
 
 
 def splitmix64(x: NDArray[np.uint64]) -> NDArray[np.uint64]:
@@ -92,17 +89,12 @@ def add_block(sketch: Floats, values: Floats, block: int) -> None:
 
 
 def distance(sketch_a: NDArray[Any], sketch_b: NDArray[Any]) -> Floats:
-    """Estimate ‖a − b‖ from two sketches: ``sqrt(sum((sketch_a - sketch_b)**2))``.
+    """Estimate ‖a − b‖ from sketches, float64 ``(..., 64)``, of tensors with equally many elements: ``sqrt(sum((a - b)**2))``,
+    ``(...)``.
 
-    Args:
-        sketch_a: float64 ``(..., 64)``.
-        sketch_b: float64 ``(..., 64)``, of tensors with the same number of elements.
-
-    Returns:
-        float64 ``(...)``. Its square is an unbiased estimate of the squared distance, with a relative standard
-        deviation of √(2/64) ≈ 18 % (9 % on the distance itself) where the difference is spread over the lanes, of
-        √(2/8) = 50 % (about 25 %) where it sits in one column of a matrix whose width is a multiple of 64, and
-        of none up to 64 elements. NaN where a lane is not finite (its sum left the range of float64).
+    The square is an unbiased estimate of the squared distance. Its relative standard deviation is √(2/64) ≈ 18 % (9 % on the
+    distance) where the difference is spread over the lanes, √(2/8) = 50 % (about 25 %) where it sits in one column of a matrix
+    whose width is a multiple of 64, and 0 up to 64 elements. NaN where a lane is not finite (its sum left the range of float64).
     """
     with np.errstate(all="ignore"):
         difference = np.asarray(sketch_a, np.float64) - np.asarray(sketch_b, np.float64)
@@ -115,16 +107,10 @@ def distance(sketch_a: NDArray[Any], sketch_b: NDArray[Any]) -> Floats:
 
 
 def distances(addresses_a: NDArray[np.int64], addresses_b: NDArray[np.int64]) -> Floats | None:
-    """Return `distance` of sketches where they lie, or None where the compiled kernel is missing.
-
-    Args:
-        addresses_a: int64 ``(n,)``, each of 64 aligned float64, or 0 for a sketch that is not there.
-        addresses_b: likewise. What is mapped there is read, so the caller holds it.
-
-    Returns:
-        float64 ``(n,)``; NaN where `distance` has to look at the lanes: a sketch is missing, a squared distance is at most
-        `LEAST_SQUARED` and the two are not equal, or it is not finite.
-    """
+    """Return `distance` of sketches where they lie, or None where the compiled kernel is missing. Addresses are int64 ``(n,)``,
+    each of 64 aligned float64 that the caller holds, or 0: no sketch. float64 ``(n,)``; NaN where `distance` has to look at the
+    lanes: a sketch is missing, or the squared distance is not finite, or at most `LEAST_SQUARED` although the two are not
+    equal."""
     kernel = native()
     if kernel is None:
         return None
@@ -146,10 +132,8 @@ def _scaled_norm(rows: Floats) -> Floats:
 
 
 def relative_distance(baseline: NDArray[Any], candidate: NDArray[Any], l2: NDArray[Any]) -> Floats:
-    """Estimate ‖candidate − baseline‖ / ‖baseline‖ from sketches ``(..., 64)`` and exact ``l2`` ``(...)`` of it.
-
-    A zero baseline gives 0 when the candidate's sketch is zero too, else Inf.
-    """
+    """Estimate ‖candidate − baseline‖ / ‖baseline‖ from sketches ``(..., 64)`` and the exact ``l2`` ``(...)`` of the baseline. A
+    zero baseline gives 0 when the candidate's sketch is zero too, else Inf."""
     estimate = distance(baseline, candidate)
     norm = np.asarray(l2, np.float64)
     with np.errstate(all="ignore"):

@@ -37,13 +37,10 @@ class Element:
     """One element on both sides."""
 
     index: tuple[int, ...]
-    baseline: Any
-    """As NumPy holds it: its own dtype."""
+    baseline: Any  # as NumPy holds it: its own dtype
     candidate: Any
-    absolute: float
-    """|b - a|; Inf where one side is NaN or Inf and the other is not the same."""
-    times: float
-    """``absolute`` over what the tolerance allows; Inf where that is nothing."""
+    absolute: float  # |b - a|; Inf where one side is NaN or Inf and the other is not the same
+    times: float  # ``absolute`` over what the tolerance allows; Inf where that is nothing
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,10 +48,8 @@ class Closeness:
     """What a tolerance says of two tensors."""
 
     elements: int
-    outside: int
-    """Elements that are not close."""
-    worst: tuple[Element, ...]
-    """The elements farthest from the tolerance, worst first; none that is the same on both sides."""
+    outside: int  # elements that are not close
+    worst: tuple[Element, ...]  # the elements farthest from the tolerance, worst first; none that is the same on both sides
 
     @property
     def close(self) -> bool:
@@ -63,12 +58,8 @@ class Closeness:
 
 
 def closeness(baseline: NDArray[Any], candidate: NDArray[Any], tolerance: Tolerance, top: int = 10) -> Closeness:
-    """Look at every element of two tensors of the same shape, in bounded memory.
-
-    Raises:
-        ValueError: the shapes differ.
-        TypeError: a dtype holds no numbers, or is wider than float64.
-    """
+    """Look at every element of two tensors of the same shape, in bounded memory. Raises ValueError if the shapes differ,
+    TypeError if a dtype holds no numbers or is wider than float64."""
     parts = 2 if "c" in (baseline.dtype.kind, candidate.dtype.kind) else 1
     worst = np.empty((0, 3))  # times, absolute, flat index
     outside = start = 0
@@ -119,21 +110,16 @@ def _element(baseline: NDArray[Any], candidate: NDArray[Any], row: list[float]) 
 class Estimate:
     """What statistics and sketches of two tensors tell about their elements."""
 
-    relative_l2: float
-    """From the sketches, about ±18 %; NaN without them."""
-    apart: str
-    """Why the elements cannot all be close, or nothing."""
+    relative_l2: float  # from the sketches, about ±18 %; NaN without them
+    apart: str  # why the elements cannot all be close, or nothing
 
 
 def estimate(
     baseline: TensorStats, candidate: TensorStats, sketches: tuple[Floats, Floats] | None, tolerance: Tolerance
 ) -> Estimate:
-    """Compare two tensors of which only statistics were kept.
-
-    Where all elements are close, counts of NaN and Inf are equal, so are max and min up to the tolerance of either, and the
-    norms up to the norm of all tolerances; the sketches are not farther apart than `_farthest`. That this is so does not make the
-    elements close.
-    """
+    """Compare two tensors of which only statistics were kept. If all elements are close, then counts of NaN and Inf are equal,
+    max and min agree within the tolerance of either, norms within the norm of all tolerances, and sketches within `_farthest`.
+    The converse does not hold."""
     found = _apart(baseline, candidate, tolerance)
     if sketches is None:
         return Estimate(math.nan, found)
@@ -145,11 +131,8 @@ def estimate(
 
 
 def _farthest(baseline: TensorStats, tolerance: Tolerance) -> float:
-    """Return how far the sketches of two close tensors can be apart.
-
-    A lane adds up at most 8 of each 512 elements, so that by Cauchy and Schwarz its square is at most that many times their
-    squares; the squares of all differences are at most those of what the tolerance allows.
-    """
+    """Return how far the sketches of two close tensors can be apart. A lane adds at most 8 of each 512 elements, so its square is
+    at most that many times their squares (Cauchy-Schwarz), and those are at most what the tolerance allows."""
     n = baseline.numel * 2  # a complex element is two reals
     most = ROWS_PER_GROUP * math.ceil(n / GROUP)
     norm = baseline.l2 if math.isfinite(baseline.l2) else 0.0
@@ -175,11 +158,8 @@ def _apart(baseline: TensorStats, candidate: TensorStats, tolerance: Tolerance) 
 
 
 def from_sketch(stats: TensorStats, sketch: Floats, shape: tuple[int, ...], complex_: bool) -> Floats | None:
-    """Return the elements of a small tensor, which its sketch holds: float64 (complex128 for a complex one), or None.
-
-    None where it has more than 64 reals, or not as many elements as its shape says, or NaN, Inf or a mask, which are not in the
-    sketch.
-    """
+    """Return the elements of a small tensor from its sketch: float64 (complex128 for a complex one). None where it has more than
+    64 reals, not as many as its shape says, or NaN, Inf or a mask, which a sketch does not hold."""
     from trueup.foundation.kernels import sketch as places
 
     reals = math.prod(shape) * (2 if complex_ else 1)

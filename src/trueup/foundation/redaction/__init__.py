@@ -5,8 +5,8 @@
     >>> redacted({"path": "runs/a", "api_key": "abc"})
     {'path': 'runs/a', 'api_key': '***'}
 
-`redacted` is the one function; whatever writes text of the user's passes it through there. ``names`` tells which names are those of
-secrets, ``shapes`` what secrets look like without a name, ``variables`` which environment variables are recorded at all. Standard
+`redacted` is the one function; whatever writes text of the user's passes it through there. ``masking`` also tells which names are
+those of secrets and what secrets look like without a name, ``variables`` which environment variables are recorded at all. Standard
 library only; knows nothing of Trueup, so that every room may import it.
 """
 

@@ -1,14 +1,16 @@
-"""The one function that masks secrets, in text, command lines and nested data, and its form for lines of source code."""
+"""The one function that masks secrets, in text, command lines and nested data, and its form for lines of source code.
+
+Two tables: what secrets look like where no name tells, each pattern with its origin; and which names are names of secrets:
+``db_password``, ``apiKey``, ``--hf-token``; but neither ``pad_token`` nor ``sort_key``.
+"""
 
 from __future__ import annotations
 
 import re
 from collections.abc import Mapping
+from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any
-
-from trueup.foundation.redaction.names import is_compound, is_secret
-from trueup.foundation.redaction.shapes import SHAPES
 
 MASK = "***"
 PLAIN = frozenset({"", "true", "false", "none", "null", MASK})
@@ -17,16 +19,12 @@ PLAIN = frozenset({"", "true", "false", "none", "null", MASK})
 _NAME = r"(?P<name>-{0,2}[A-Za-z_][\w.-]{0,200})"
 _ASSIGNED = re.compile(rf"(?<![\w.-]){_NAME}\\*[\"']?\]?\s{{0,8}}(?:=>|:=|=(?!=\s)|:)\s{{0,8}}")
 """``name=``, ``name: ``, ``"name": ``, ``x["name"] = ``."""
-_LISTED = re.compile(rf"(?<=[\"']){_NAME}\\*[\"']\s{{0,8}},\s{{0,8}}(?=\\*[\"'])")
-"""``'--name', '`` and ``setdefault("NAME", "``."""
-_OPTION = re.compile(r"(?<![\w-])(?P<name>--?[A-Za-z][\w.-]{0,200})[ \t]+(?!--)")
-"""``--name ``."""
+_LISTED = re.compile(rf"(?<=[\"']){_NAME}\\*[\"']\s{{0,8}},\s{{0,8}}(?=\\*[\"'])")  # ``'--name', '`` and ``setdefault("NAME", "``
+_OPTION = re.compile(r"(?<![\w-])(?P<name>--?[A-Za-z][\w.-]{0,200})[ \t]+(?!--)")  # ``--name ``
 _LITERAL = re.compile(
     r"""[bBrRfFuU]{0,2}(?:\\+(?P<e>["']).*?(?:\\+(?P=e)|\Z)|"(?:\\.|[^"\\])*(?:"|\Z)|'(?:\\.|[^'\\])*(?:'|\Z))""", re.DOTALL
 )
-_VALUE = re.compile(
-    rf"""{_LITERAL.pattern}(?=[\s,;:)}}\]]|\Z)|(?:"(?:\\.|[^"\\])*(?:"|\Z)|'[^']*(?:'|\Z)|[^\s"'])+""", re.DOTALL
-)
+_VALUE = re.compile(rf"""{_LITERAL.pattern}(?=[\s,;:)}}\]]|\Z)|(?:"(?:\\.|[^"\\])*(?:"|\Z)|'[^']*(?:'|\Z)|[^\s"'])+""", re.DOTALL)
 """A literal, or all up to the next space outside quotes: rather too much than a part of a password that holds a comma."""
 _QUOTE = re.compile(r"""[bBrRfFuU]{0,2}(\\*["'])""")
 
@@ -36,13 +34,9 @@ _FLAG = re.compile(r"--?[A-Za-z][\w.-]*")
 
 
 def redacted(value: Any, name: str = "") -> Any:
-    """Return text, a command line or nested data with its secrets masked; what holds none comes back equal.
-
-    Args:
-        value: text; a list or tuple, in which ``--token`` and its value may be two items; a mapping, whose keys are names; anything
-            else is returned as it is.
-        name: what the value goes by, where its place tells.
-    """
+    """Return text, a command line or nested data with its secrets masked; without secrets it comes back equal. In a list or tuple
+    ``--token`` and its value may be two items; keys of a mapping are names; ``name`` is that of the value itself. A value of any
+    other type is returned as it is."""
     if isinstance(value, str):
         if is_secret(name):
             return value if value.lower() in PLAIN else MASK
@@ -120,3 +114,87 @@ def _behind(head: re.Pattern[str], value: re.Pattern[str], text: str) -> str:
         found += [text[end : match.end()], around, MASK, around]
         end = told.end()
     return "".join([*found, text[end:]])
+
+
+@dataclass(frozen=True, slots=True)
+class Shape:
+    """One kind of text that is masked wherever it stands."""
+
+    name: str
+    pattern: re.Pattern[str]
+    instead: str  # what replaces a match
+    origin: str
+    in_code: bool = True  # whether it is one in source code too, outside literals
+
+
+def _shape(name: str, pattern: str, origin: str, instead: str = "***", *, in_code: bool = True) -> Shape:
+    return Shape(name, re.compile(pattern, re.DOTALL), instead, origin, in_code)
+
+
+SHAPES = (
+    _shape("private key", r"-----BEGIN [A-Z ]*PRIVATE KEY-----.*?(?:-----END [A-Z ]*PRIVATE KEY-----|\Z)", "RFC 7468, section 10"),
+    _shape(
+        "user and password of a URL", r"(?i)\b([a-z][a-z0-9+.-]{0,30}://)(?:[^\s/?#@:]{0,256}:\S{0,1024}@|[^\s/?#@]{1,1024}@)",
+        "RFC 3986, section 3.2.1 (userinfo); the first form: a password with a slash that was not encoded", r"\1***@",
+    ),
+    _shape(
+        "user and password of a host", r"(?<![\w:/.-])([\w.+-]{1,256}):(?![:*])[^\s:@/]{1,4096}@(?=[\w.-])",
+        "user:password@host, as curl and drivers of databases take it; in code a product of matrices", r"\1:***@", in_code=False,
+    ),
+    _shape(
+        "signed URL", r"(?i)([?&;](?:sig|x-(?:amz|goog)-(?:signature|credential|security-token))=)[^&\s\"']+",
+        "AWS Signature V4, Google Cloud V4 signing, Azure shared access signatures: query parameters", r"\1***",
+    ),
+    _shape(
+        "authorization header", r"(?i)\b(authorization\\*[\"']?\s{0,4}[:=]\s{0,4}\\*[\"']?(?:[a-z]{1,16}[ \t]+)?)[^\s\"'\\]+",
+        "RFC 9110, section 11.6.2", r"\1***",
+    ),
+    _shape("bearer token", r"(?i)\b(bearer[ \t]+)[\w.~+/=-]{8,}", "RFC 6750, section 2.1", r"\1***"),
+    _shape("JSON Web Token", r"\beyJ[\w-]{8,}\.[\w-]+(?:\.[\w-]*)?", "RFC 7519, section 3.1"),
+    _shape("GitHub", r"\b(?:gh[pousr]_[A-Za-z0-9]{20,}|github_pat_\w{20,})", "docs.github.com: GitHub's token formats"),
+    _shape("GitLab", r"\bgl[a-z]{2,6}-[\w.-]{20,}", "docs.gitlab.com: Token overview, token prefixes"),
+    _shape("Hugging Face", r"\b(?:hf|api_org)_[A-Za-z0-9]{20,}", "huggingface.co/docs: User access tokens"),
+    _shape("OpenAI, Anthropic, Stripe", r"\b[sr]k[-_][\w-]{20,}", "GitHub secret scanning: supported patterns"),
+    _shape("AWS", r"\b(?:AKIA|ASIA|ABIA|ACCA)[A-Z0-9]{16}\b", "AWS IAM user guide: unique identifiers"),
+    _shape("Google", r"\b(?:AIza[\w-]{35}|ya29\.[\w-]{20,}|GOCSPX-[\w-]{20,})", "GitHub secret scanning: supported patterns"),
+    _shape("Slack", r"\b(?:xox[a-z]-[\w-]{10,}|(?<=hooks\.slack\.com/)\S+)", "api.slack.com: Token types, incoming webhooks"),
+    _shape("PyPI, npm", r"\b(?:pypi-[\w-]{16,}|npm_\w{36})", "GitHub secret scanning: supported patterns"),
+)  # fmt: skip
+
+
+STEMS = (
+    "password", "passwd", "passphrase", "secret", "credential", "apikey", "accesskey", "privatekey", "accesstoken", "authtoken",
+    "refreshtoken", "apitoken", "connectionstring", "webhook", "sshpass",
+)  # fmt: skip
+"""Anywhere in a name, its words joined: the words of OWASP's Logging Cheat Sheet ("Data to exclude") and of the variables that
+AWS, Azure, GCP, Slack, Hugging Face and Weights & Biases document for their clients."""
+
+LAST = frozenset({"key", "token", "auth", "authorization", "cookie", "jwt", "pat", "pwd", "dsn"})
+"""As a name's last word, whatever stands before: ``ENCRYPTION_KEY``, ``HF_TOKEN``, ``SENTRY_DSN``."""
+
+HARMLESS = {
+    "token": frozenset("pad eos bos unk cls sep mask special image video audio start end max min num new per total".split()),
+    "key": frozenset("label text image input output target sort data cache metric monitor".split()),
+}
+"""Words before the last with which it names no secret: the special tokens of transformers' tokenizers (``SpecialTokensMixin``),
+counts of tokens, and columns of data sets (Megatron-LM's ``--json-keys``)."""
+
+_WORD = re.compile(r"[A-Z]+(?![a-z])|[A-Z]?[a-z]+")
+
+
+@lru_cache(maxsize=1 << 12)
+def is_secret(name: str) -> bool:
+    """Tell whether what goes by this name is a secret; the words of a name begin with a capital or behind any other sign."""
+    words = [word.lower() for word in _WORD.findall(name)]
+    if not words:
+        return False
+    joined = "".join(words)
+    if any(stem in joined for stem in STEMS):
+        return True
+    last, before = words[-1], words[-2] if len(words) > 1 else ""
+    return last in LAST and before not in HARMLESS.get(last, ())
+
+
+def is_compound(name: str) -> bool:
+    """Tell whether a name is an option's or has several words: ``--key`` and ``API_KEY``, but not ``key``."""
+    return name.startswith("-") or len(_WORD.findall(name)) > 1

@@ -2,22 +2,14 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Mapping
 from functools import cache
-from importlib import resources
 from typing import Any
 
-from trueup.foundation.redaction.masking import redacted
-from trueup.foundation.redaction.names import is_secret
+from trueup.foundation import toml
+from trueup.foundation.redaction.masking import is_secret, redacted
 
-if sys.version_info >= (3, 11):
-    import tomllib
-else:
-    import tomli as tomllib
-
-LENGTH = 500
-"""Characters of a value that are kept: the longest that matter are lists of XLA's flags."""
+LENGTH = 500  # characters of a value that are kept: the longest that matter are lists of XLA's flags
 
 
 def recorded(environment: Mapping[str, str]) -> dict[str, str]:
@@ -27,7 +19,7 @@ def recorded(environment: Mapping[str, str]) -> dict[str, str]:
 
 
 def is_recorded(name: str) -> bool:
-    """Tell whether a variable is recorded; names are told apart by case, as the libraries that read them do."""
+    """Tell whether a variable is recorded; names differ by case, as for the libraries that read them."""
     names, families, left_out = _table()
     if name in names:
         return True
@@ -37,8 +29,7 @@ def is_recorded(name: str) -> bool:
 @cache
 def _table() -> tuple[frozenset[str], tuple[str, ...], frozenset[str]]:
     """Return exact names, families and what is left out of these."""
-    text = resources.files(__package__).joinpath("variables.toml").read_text("utf-8")
-    rows: list[dict[str, Any]] = tomllib.loads(text)["rows"]
+    rows: list[dict[str, Any]] = toml.packaged("trueup.foundation.redaction", "variables.toml")["rows"]
     kinds = ("names", "families", "except")
     names, families, left_out = ([name for row in rows for name in row.get(kind, "").split()] for kind in kinds)
     return frozenset(names), tuple(families), frozenset(left_out)

@@ -19,13 +19,11 @@ from trueup.foundation.store.sketches import Parts, SideBySide, Sketches
 Found = TypeVar("Found")
 Given = TypeVar("Given")
 
-Read = Callable[[Sequence[str]], pa.Table]
-"""Reads columns of the records of one rank and some steps, sorted by step and ``seq``."""
+Read = Callable[[Sequence[str]], pa.Table]  # reads columns of the records of one rank and some steps, sorted by step and ``seq``
 
 SKETCH = ("sketch",)
 
-ROWS = 1 << 15
-"""Rows up to which steps are compared at once. A single step may have more."""
+ROWS = 1 << 15  # rows up to which steps are compared at once. A single step may have more.
 
 
 @dataclass(frozen=True)
@@ -37,11 +35,8 @@ class Place:
 
 
 def places(captures: Sequence[Capture], ranks: Sequence[int], steps: Sequence[int]) -> list[Place]:
-    """Group the small steps of each rank, in the order in which they are compared.
-
-    The first step stands alone, for what enters it has no past; so does one that not all captures hold, or that was imported, where
-    a ``seq`` may mean another call in each step.
-    """
+    """Group the small steps of each rank, in the order in which they are compared. The first step stands alone (its inputs have
+    no past); so does one that not all captures hold, or that was imported: there a ``seq`` may mean another call in each step."""
     sizes = [capture.sizes for capture in captures]
     found = []
     for rank in ranks:
@@ -63,24 +58,14 @@ def places(captures: Sequence[Capture], ranks: Sequence[int], steps: Sequence[in
 
 
 class Records:
-    """Records of one capture at one place: each column is read once.
-
-    Args:
-        table: what was read already.
-        names: columns that the capture has; of others all is null.
-        more: reads other columns of the same rows.
-    """
+    """Records of one capture at one place: each column is read once, by ``more``; of columns not in ``names`` all is null."""
 
     def __init__(self, table: pa.Table, names: Collection[str], more: Read) -> None:
         self._table, self._names, self._more = table, names, more
-        self.sketched = False
-        """Whether the sketches were asked for."""
-        self.parts: Parts | None = None
-        """The sketches, to be read part by part."""
-        self.side_by_side: SideBySide | None = None
-        """How far they are from those of another capture in the same places, being found out."""
-        self.coming: Future[pa.Table] | None = None
-        """The sketches on their way, where they are read as a whole."""
+        self.sketched = False  # whether the sketches were asked for
+        self.parts: Parts | None = None  # the sketches, to be read part by part
+        self.side_by_side: SideBySide | None = None  # their distances from another capture's here, in the making
+        self.coming: Future[pa.Table] | None = None  # the sketches on their way, where they are read as a whole
 
     def __call__(self, columns: Sequence[str]) -> pa.Table:
         """Return these columns; of fewer rows if a part was damaged since."""
@@ -137,16 +122,9 @@ class RecordsOfStep:
 
 
 class Ahead:
-    """Records of all captures, one place after the other.
-
-    Args:
-        captures: baseline, candidate, and others.
-        levels: levels to read, None for all.
-        places: in the order in which they are compared. Of the next one the columns that every comparison needs are read early.
-            The sketches are compared while calls are paired, if the place before needed them.
-        needed: columns that every comparison reads.
-        shared: columns that two runs of one structure hold alike.
-    """
+    """Records of all captures, one place after the other. While one place is compared, columns ``needed`` by every comparison are
+    read of the next, and its sketches are compared if this place needed them. Columns ``shared`` are alike in two runs of one
+    structure. ``levels``: None reads all."""
 
     def __init__(
         self, captures: Sequence[Capture], levels: Sequence[str] | None, places: Sequence[Place], needed: Sequence[str],
@@ -167,6 +145,7 @@ class Ahead:
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
         self._pool.shutdown(cancel_futures=True)
+        self._now, self._next = [], []  # they know how to read more, which is a method of this
         pa.set_memory_pool(self._memory)
 
     def reads(self, at: int) -> list[Records]:

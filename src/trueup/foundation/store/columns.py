@@ -1,9 +1,16 @@
-"""Columns of records as arrays: counts, digests and shapes of slots."""
+"""Columns of records as arrays: counts, digests and shapes of slots, names as numbers, states of random generators. A name has
+the same number in all captures of a comparison. A capture of detail ``tensor`` keeps states with how calls were made
+(docs/format.md)."""
 
 from __future__ import annotations
 
+import base64
 import binascii
+import json
+import zlib
+from collections.abc import Callable, Iterator
 from functools import cached_property
+from threading import Lock
 from typing import Any
 
 import numpy as np
@@ -15,8 +22,7 @@ from trueup.foundation.kernels.sketch import splitmix64
 Array = np.ndarray[Any, Any]
 Numbers = NDArray[np.int64]
 
-NONE = -1
-"""Number of what a record leaves out: a parent, a producer, a name."""
+NONE = -1  # number of what a record leaves out: a parent, a producer, a name
 
 
 _PLACES = splitmix64(np.arange(64, dtype=np.uint64)) | np.uint64(1)
@@ -32,8 +38,7 @@ class Shapes:
         self._offsets = lists.offsets.to_numpy().astype(np.int64)
         values = lists.values.fill_null(NONE) if lists.values.null_count else lists.values
         self._values = values.to_numpy(zero_copy_only=False).astype(np.int64)
-        self.known = lists.is_valid().to_numpy(zero_copy_only=False)
-        """Whether each slot has a shape."""
+        self.known = lists.is_valid().to_numpy(zero_copy_only=False)  # whether each slot has a shape
         self._sizes = np.diff(self._offsets)
         self.ndim = np.where(self.known, self._sizes, 0)
 
@@ -70,7 +75,6 @@ class Shapes:
         return np.where(there, self._values[np.where(there, at, 0)] if len(self._values) else missing, missing).astype(np.float64)
 
     def __getitem__(self, k: int) -> tuple[int, ...] | None:
-        """Return the shape of slot ``k``."""
         return tuple(self._values[self._offsets[k] : self._offsets[k + 1]].tolist()) if self.known[k] else None
 
 
@@ -84,8 +88,7 @@ def floats(column: pa.ChunkedArray) -> Array:
     return np.asarray(column.cast(pa.float64()).to_numpy(zero_copy_only=False))
 
 
-COUNTABLE = 2.0**53
-"""Beyond this float64 holds no count, and no tensor has so many elements."""
+COUNTABLE = 2.0**53  # beyond this float64 holds no count, and no tensor has so many elements
 
 
 def counts(column: pa.ChunkedArray) -> Array:
@@ -124,3 +127,97 @@ def _parsed(data: memoryview, ends: Array, whole: Numbers) -> tuple[Array, Array
             pass
     digits = _HEXADECIMAL[np.frombuffer(data, np.uint8)[ends[whole][:, None] + np.arange(16)]]
     return ((digits[:, ::2] << 4) | digits[:, 1::2]).view(">u8")[:, 0], digits.max(axis=1) < 16
+
+
+def distinct(numbers: Array) -> Array:
+    """Return the different numbers, sorted, as `np.unique` does by hashing in ten to a hundred times as long (NumPy 2.4)."""
+    found = np.sort(numbers, axis=None)
+    return found[np.r_[True, found[1:] != found[:-1]]] if len(found) else found
+
+
+def spans(starts: Numbers, counts: Numbers) -> Numbers:
+    """Return the numbers of ranges, one after the other: ``[5, 6, 9]`` for starts ``[5, 9]`` and counts ``[2, 1]``."""
+    ends = np.cumsum(counts)
+    return np.arange(ends[-1] if len(ends) else 0) - np.repeat(ends - counts - starts, counts)
+
+
+def numbered(calls: Numbers, count: int) -> Numbers:
+    """Return, for each of ``count`` calls, its place among some of them, `NONE` where it has none; one more entry, for `NONE`."""
+    found = np.full(count + 1, NONE, np.int64)
+    found[calls] = np.arange(len(calls))
+    return found
+
+
+MOST_TEXT = 1 << 20
+MOST_STATE = 1 << 16
+"""Characters of a description and bytes of a state that are read; the largest known state (of the CPU) has 5,056."""
+
+
+def random_states(invocations: pa.ChunkedArray) -> Iterator[tuple[int, str, bytes]]:
+    """Yield ``(row, device, state)``, in order."""
+    import pyarrow.compute as pc  # here: it takes 0.1 s, for which a process that only records need not wait
+
+    if not (pa.types.is_string(invocations.type) or pa.types.is_large_string(invocations.type)):
+        return
+    for k in np.flatnonzero(pc.fill_null(pc.match_substring(invocations, '"random"'), False).to_numpy()).tolist():
+        yield from ((k, device, state) for device, state in _states_of(invocations[k].as_py()).items())
+
+
+def _states_of(text: str) -> dict[str, bytes]:
+    found = {}
+    try:
+        random = json.loads(text).get("random") if len(text) <= MOST_TEXT else None
+        for device, state in random.items() if isinstance(random, dict) else ():
+            if isinstance(state, str) and len(state) <= 2 * MOST_STATE:
+                found[str(device)] = zlib.decompressobj().decompress(base64.b64decode(state, validate=True), MOST_STATE)
+    except (ValueError, AttributeError, RecursionError, zlib.error):
+        return {}
+    return found
+
+
+class Vocabulary:
+    """Numbers for names: the same in all streams of a comparison."""
+
+    def __init__(self) -> None:
+        self.names: list[str] = []
+        self._numbers: dict[str, int] = {}
+        self._tables: dict[Callable[[str], Any], Array] = {}
+        self._lock = Lock()
+
+    def number(self, name: str) -> int:
+        """Return the number of a name, a new one if need be."""
+        found = self._numbers.get(name)
+        if found is None:
+            with self._lock:  # names are asked for by several threads
+                found = self._numbers.get(name)
+                if found is None:
+                    self.names.append(name)
+                    found = self._numbers[name] = len(self.names) - 1
+        return found
+
+    def numbers(self, column: pa.ChunkedArray, at: Numbers | None = None) -> Numbers:
+        """Return int64 ``(n,)`` for all rows or those wanted, `NONE` for null."""
+        if column.null_count == len(column):
+            return np.full(len(column) if at is None else len(at), NONE, np.int64)
+        encoded = column.unify_dictionaries() if pa.types.is_dictionary(column.type) else column.dictionary_encode()
+        known = np.array([self.number(name) for name in encoded.chunk(0).dictionary.to_pylist()] or [NONE], np.int64)
+        places = [chunk.indices.fill_null(NONE).to_numpy(zero_copy_only=False) for chunk in encoded.chunks]
+        indices = np.concatenate(places) if at is None else np.concatenate(places)[at]
+        return np.where(indices >= 0, known[indices], NONE)
+
+    def renamed(self, numbers: Numbers, rename: Callable[[str], str]) -> Numbers:
+        """Return the numbers of other names for those of some."""
+        distinct, which = np.unique(numbers, return_inverse=True)
+        return np.array([self.number(rename(self.name(n) or "")) for n in distinct.tolist()], np.int64)[which.reshape(-1)]
+
+    def name(self, number: int) -> str | None:
+        """Return the name of a number."""
+        return None if number < 0 else self.names[number]
+
+    def table(self, of: Callable[[str], Any]) -> Array:
+        """Return a function of all names, by number; the last entry, for `NONE`, is that of an empty name."""
+        known = self._tables.get(of)
+        if known is None or len(known) <= len(self.names):
+            before = [] if known is None else known[:-1].tolist()
+            known = self._tables[of] = np.array([*before, *map(of, self.names[len(before) :]), of("")])
+        return known

@@ -1,8 +1,7 @@
 """The sketches of a part, read where they lie in its file.
 
-Parquet keeps them in one page, neither compressed nor coded: 512 bytes each, one after the other, without those that are null. Its
-reader copies them twice and checks them with the page's CRC, which takes twice as long as all the rest. So the seal of a part tells
-where they begin, how many there are, and xxh3_64 of them.
+Parquet keeps them in one page, plain: 512 bytes each, one after the other, without nulls. Its reader copies them twice and checks
+the page's CRC, which takes twice as long as all the rest. So the seal of a part tells their place, number and xxh3_64.
 """
 
 from __future__ import annotations
@@ -23,8 +22,7 @@ from numpy.typing import NDArray
 from trueup.foundation.model import LANES
 from trueup.foundation.store.schema import SKETCH_BYTES
 
-PAGE_BYTES = 1 << 29
-"""Bytes up to which sketches of a part lie in one page."""
+PAGE_BYTES = 1 << 29  # bytes up to which sketches of a part lie in one page
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,11 +35,7 @@ class Lanes:
 
     @classmethod
     def of(cls, told: Mapping[str, Any] | None) -> Lanes | None:
-        """Take the word of a seal.
-
-        Raises:
-            ValueError, TypeError or KeyError: it tells no such place.
-        """
+        """Take the word of a seal; raises ValueError, TypeError or KeyError if it tells no such place."""
         if told is None:
             return None
         found = cls(int(told["at"]), int(told["count"]), str(told["xxh3"]))
@@ -55,13 +49,7 @@ class Lanes:
 
 
 def locate(file: pa.Buffer, metadata: pq.FileMetaData, table: pa.Table) -> Lanes | None:
-    """Find out where the sketches of a part lie, None where that cannot be said in short.
-
-    Args:
-        file: the part as Parquet.
-        metadata: of it, from its writer.
-        table: its rows, sketches as `STORED_SKETCH`.
-    """
+    """Find out where the sketches of a part, as Parquet with its ``metadata``, lie; None where that cannot be said in short."""
     if not {"sketch", "n_nan"} <= set(table.column_names) or metadata.num_row_groups != 1:
         return None
     sketches = table["sketch"].combine_chunks()
@@ -79,12 +67,8 @@ def locate(file: pa.Buffer, metadata: pq.FileMetaData, table: pa.Table) -> Lanes
 
 
 def read(path: Path, lanes: Lanes, into: NDArray[np.float64] | None = None) -> NDArray[np.float64]:
-    """Return the sketches of a part, float64 ``(count, 64)``: at the beginning of ``into`` if that is large enough.
-
-    Raises:
-        OSError: the file cannot be read.
-        ValueError: it is too short, or its sketches do not match their checksum.
-    """
+    """Return the sketches of a part, float64 ``(count, 64)``: at the beginning of ``into`` if that is large enough. Raises
+    OSError if the file cannot be read, ValueError if it is too short or does not match its checksum."""
     with path.open("rb", buffering=0) as file:
         if os.fstat(file.fileno()).st_size < lanes.at + SKETCH_BYTES * lanes.count:
             raise ValueError(f"it ends before its {lanes.count} sketches do")
@@ -101,12 +85,8 @@ def read(path: Path, lanes: Lanes, into: NDArray[np.float64] | None = None) -> N
 
 
 def mapped(path: Path, lanes: Lanes) -> NDArray[np.uint8]:
-    """Return the sketches of a part where they are mapped, uint8 ``(count, 512)``: for those who look at a few here and there.
-
-    Raises:
-        OSError: the file cannot be read.
-        ValueError: it is too short, or its sketches do not match their checksum.
-    """
+    """Return the sketches of a part as mapped, uint8 ``(count, 512)``, for looking at a few here and there. Raises OSError if the
+    file cannot be read, ValueError if it is too short or does not match its checksum."""
     size, before = SKETCH_BYTES * lanes.count, lanes.at % mmap.ALLOCATIONGRANULARITY
     if not size:
         return np.empty((0, SKETCH_BYTES), np.uint8)

@@ -1,4 +1,4 @@
-"""The names of a capture's files, and the checks that keep a hostile name inside the capture.
+"""The names of a capture's files, checks that keep a hostile name inside the capture, and manifests, which anyone may write.
 
 ::
 
@@ -9,16 +9,19 @@
                    manifest.json                     framework, devices, versions, seeds, status, notes
                    sites-0000.parquet                call stacks
                    tensors-0000.safetensors          payload
-                   shadow-0000.parquet               local errors, of a shadow run (`trueup.recording.execution.shadow_table`)
+                   shadow-0000.parquet               local errors, of a shadow run (`trueup.recording.execution.shadow`)
                    step-000000/records-0000.parquet  one row per slot of a call
 """
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import stat
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 from trueup.foundation.model import TrueupError
 
@@ -58,14 +61,88 @@ def number(pattern: re.Pattern[str], name: str) -> int | None:
 
 
 def real_file(root: Path, path: Path) -> Path:
-    """Return ``path`` if it is a regular file inside ``root`` reached without leaving it.
-
-    Raises:
-        FileNotFoundError: there is no such file.
-        TrueupError: it is a link, a pipe or a device, or a folder on the way leads out of the capture.
-    """
+    """Return ``path`` if it is a regular file inside ``root`` reached without leaving it. Raises FileNotFoundError if there is
+    none, TrueupError if it is a link, a pipe or a device, or a folder on the way leads out of the capture."""
     if not stat.S_ISREG(os.lstat(path).st_mode):
         raise TrueupError(f"{path} is not a regular file: captures hold no links, pipes or devices; remove it")
     if not path.resolve().is_relative_to(root.resolve()):
         raise TrueupError(f"{path} leads out of the capture {root}: remove the link")
     return path
+
+
+SIZE_LIMIT = 16 * 2**20  # largest manifest that is read, in bytes
+
+
+def read_object(root: Path, path: Path) -> dict[str, Any]:
+    """Read a JSON object of the capture ``root``. Raises FileNotFoundError if there is no such file, TrueupError if it cannot be
+    read, is too large, is a link, or is no JSON object."""
+    size = real_file(root, path).stat().st_size
+    if size > SIZE_LIMIT:
+        raise TrueupError(f"{path} is not read: expected at most {SIZE_LIMIT} bytes, got {size}; is it a manifest?")
+    try:
+        content = json.loads(path.read_bytes())
+    except OSError as error:
+        raise TrueupError(f"{path} cannot be read: {error.strerror}; check its permissions") from None
+    except (ValueError, RecursionError) as error:
+        reason = str(error) or type(error).__name__
+        raise TrueupError(f"{path} is damaged: expected JSON, got {reason}; restore it or record again") from None
+    if not isinstance(content, dict):
+        raise TrueupError(f"{path} is damaged: expected a JSON object, got {type(content).__name__}; record again")
+    return content
+
+
+def _texts(value: Any) -> bool:
+    return isinstance(value, list) and all(isinstance(item, str) for item in value)
+
+
+FIELDS: dict[str, tuple[Callable[[Any], bool], str]] = {
+    "devices": (_texts, "a list of names"),
+    "notes": (_texts, "a list of sentences"),
+    **dict.fromkeys(("environment", "seeds", "versions"), (lambda value: isinstance(value, dict), "an object")),
+    "imported": (lambda value: isinstance(value, dict) and _texts(value.get("lost", [])), "an object with a list lost"),
+}
+"""Fields of a rank's manifest that are read later, what their values must be, and that in words."""
+
+
+def check_rank(content: dict[str, Any]) -> list[str]:
+    """Take the fields out that are not what they must be; return a sentence for each."""
+    wrong = [name for name, (is_right, _) in FIELDS.items() if name in content and not is_right(content[name])]
+    return [
+        f"{MANIFEST} has no {name} that can be read: expected {FIELDS[name][1]}, got {type(content.pop(name)).__name__}"
+        for name in wrong
+    ]
+
+
+def new_folder(folder: Path) -> Path:
+    """Return a folder that is to be written into; raises TrueupError if it holds something, or is no folder."""
+    if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
+        raise TrueupError(f"{folder} is not empty\n  next:     name another directory with -o, or remove it")
+    return folder
+
+
+def read_root(root: Path) -> dict[str, Any]:
+    """Read a capture's own manifest; raises TrueupError if it is missing or unreadable, no capture, or of a newer format."""
+    path = root / MANIFEST
+    try:
+        if not root.is_dir():
+            found = "a file" if root.exists() else "nothing"
+            raise TrueupError(f"{root} is not a capture: expected a directory, got {found}; check the path")
+        content = read_object(root, path)
+    except FileNotFoundError:
+        raise TrueupError(
+            f"{root} is not a capture: expected {MANIFEST} in it, got none; give the directory that was passed to -o"
+        ) from None
+    except OSError as error:
+        raise TrueupError(f"{root} cannot be read: {error.strerror}; check its permissions") from None
+    version = content.get("format_version")
+    if type(version) is not int or version < 1:
+        raise TrueupError(
+            f"{path} is no manifest of a capture: expected a format_version of at least 1, got {repr(version)[:40]}; "
+            "give the directory that was passed to -o"
+        )
+    if version > FORMAT_VERSION:
+        raise TrueupError(
+            f"{root} was recorded in a newer format: expected format_version up to {FORMAT_VERSION}, got {version}; "
+            "upgrade trueup to read it"
+        )
+    return content

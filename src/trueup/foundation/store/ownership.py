@@ -1,10 +1,8 @@
 """Which process writes which rank's folder: an exclusive lock file, and nothing to coordinate after it.
 
-A lock is never taken over. One from another run, or (where runs have no id) from a process that has ended, means that
-the directory holds an older capture, which is not overwritten.
-
-One process gives way: the parent that prepared a model before it started its workers has no rank, and once a worker
-has, rank 0 is not the parent's. Its folder is moved aside to ``unranked-<pid>`` and it stops recording.
+A lock is never taken over. One from another run, or (where runs have no id) from a process that has ended, means an older
+capture, which is not overwritten. One process gives way: the parent that prepared a model before it started its workers has no
+rank. When rank 0 is a worker's, the parent's folder is moved aside to ``unranked-<pid>`` and it stops recording.
 """
 
 from __future__ import annotations
@@ -18,11 +16,10 @@ from pathlib import Path
 from typing import Any
 
 from trueup.foundation.model import TrueupError
-from trueup.foundation.store import durable, layout, manifest
+from trueup.foundation.store import durable, layout
 
 RANK_LIMIT = 100_000
-ATTEMPTS = 100
-"""At a folder that siblings move aside and make anew meanwhile."""
+ATTEMPTS = 100  # at a folder that siblings move aside and make anew meanwhile
 
 
 class Displaced(TrueupError):
@@ -32,17 +29,10 @@ class Displaced(TrueupError):
 def claim(directory: Path, preferred_rank: int | None, run: str | None = None) -> int:
     """Take a rank's folder for this process: ``preferred_rank``, or the lowest free one if a sibling took that.
 
-    Args:
-        directory: the capture; created if need be.
-        preferred_rank: the distributed rank, None for a process that knows none: it takes the lowest free one, and
-            gives way to a sibling that knows.
-        run: id that all processes of one run share and no two runs do (``trueup capture`` hands it down). Processes
-            that end before their siblings start are told from an older capture by it alone.
-
-    Raises:
-        Displaced: this process has no rank and a sibling has.
-        TrueupError: the directory holds an older capture.
-        OSError: it cannot be written.
+    ``directory``, the capture, is made if need be. A process that knows no rank (None) takes the lowest free one, and gives way
+    to a sibling that knows. ``run`` is an id that all processes of one run share and no two runs do (``trueup capture`` hands it
+    down): it alone tells a process that ended before its siblings started from an older capture. Raises Displaced if this process
+    has no rank and a sibling has, TrueupError if the directory holds an older capture, OSError if it cannot be written.
     """
     durable.make_folder(directory, parents=True)
     check_run(directory, run)
@@ -64,7 +54,8 @@ def claim(directory: Path, preferred_rank: int | None, run: str | None = None) -
             if lock and (rank != preferred_rank or _ranked(lock)):
                 break
             if lock:  # else a sibling has just moved it aside
-                _move_aside(folder)
+                with suppress(OSError):  # out of the way, and kept
+                    folder.rename(folder.with_name(f"{layout.UNRANKED}{holder(folder).get('pid')}"))
     raise TrueupError(f"{directory} has no free rank below {RANK_LIMIT}: choose another -o")
 
 
@@ -86,26 +77,16 @@ def _ranked(lock: dict[str, Any]) -> bool:
     return type(lock.get("preferred_rank")) is int
 
 
-def _move_aside(folder: Path) -> None:
-    """Keep what a process without a rank recorded, out of the way."""
-    with suppress(OSError):
-        folder.rename(folder.with_name(f"{layout.UNRANKED}{holder(folder).get('pid')}"))
-
-
 def holder(folder: Path) -> dict[str, Any]:
     """Return a rank folder's lock (pid, host, run, preferred_rank); empty if there is none or it cannot be read."""
     try:
-        return manifest.read_object(folder.parent, folder / layout.LOCK)
+        return layout.read_object(folder.parent, folder / layout.LOCK)
     except (OSError, TrueupError):
         return {}
 
 
 def take(directory: Path, rank: int, run: str | None) -> dict[str, Any]:
-    """Make sure that this process holds ``rank``, claiming it if nobody does; return the lock.
-
-    Raises:
-        TrueupError: another process holds it.
-    """
+    """Make sure that this process holds ``rank`` and return the lock; raises TrueupError if another process holds it."""
     folder = directory / layout.rank_name(rank)
     durable.make_folder(folder, parents=True)
     try:
@@ -126,13 +107,9 @@ def _lock(preferred_rank: int | None, run: str | None) -> dict[str, Any]:
 
 
 def check_run(directory: Path, run: str | None) -> None:
-    """Refuse a directory whose manifest another run left.
-
-    Raises:
-        TrueupError: it did, or the manifest is none of a capture.
-    """
+    """Refuse a directory whose manifest another run left; raises TrueupError if it did, or the manifest is none of a capture."""
     try:
-        content = manifest.read_root(directory) if (directory / layout.MANIFEST).exists() else {}
+        content = layout.read_root(directory) if (directory / layout.MANIFEST).exists() else {}
     except TrueupError as error:
         raise TrueupError(f"nothing is recorded into {directory}: {error}; or choose another -o") from None
     theirs = content.get("run")

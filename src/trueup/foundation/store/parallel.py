@@ -13,10 +13,8 @@ Result = TypeVar("Result")
 
 
 def side_by_side(work: Callable[[Item], Result], items: Sequence[Item], workers: int = WORKERS) -> list[Result]:
-    """Return ``work`` of each item, in order, ``workers`` of them at a time; what it raises is raised once all are done.
-
-    An interpreter that is ending starts no more threads; then, and for a single item, it is one after the other.
-    """
+    """Return ``work`` of each item, in order, ``workers`` at a time; its errors are raised once all are done. A single item is
+    done without threads, and so are all while the interpreter is ending, when no more threads can start."""
     if len(items) < 2:
         return [work(item) for item in items]
     with ThreadPoolExecutor(min(workers, len(items)), "trueup-disk") as pool:

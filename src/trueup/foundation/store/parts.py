@@ -1,8 +1,19 @@
-"""Reading parts of records, each by itself, so that a damaged one costs only its own rows."""
+"""Parts of records and their seals; each is read by itself, so that a damaged one costs only its own rows.
+
+The seal of a Parquet file is what its writer says that it holds, and a checksum of that and of the footer. Pages carry checksums of
+their own, the footer has none; a flipped bit there can move a column or, in pyarrow 26, abort the process. Between the last page
+and the footer, where no Parquet reader looks, stand::
+
+    the contents (JSON, may be empty) | TRUEUP02 | their length (4 bytes) | xxh3_64 of them and of everything after (8 bytes)
+
+integers little-endian. With it a capture of 10,000 parts is opened without parsing as many footers. A file without a seal was
+written by somebody else, and is read unsealed; one of ``TRUEUP01`` is checked, and says nothing of its contents.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+import json
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -10,18 +21,74 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
+import xxhash
 
-from trueup.foundation.store import layout, schema, seal
+from trueup.foundation.store import layout, schema
 from trueup.foundation.store.lanes import Lanes
+
+MAGIC = b"TRUEUP02"
+_BEFORE = b"TRUEUP01"
+_END = 8  # length of the footer (4 bytes, little-endian), then PAR1
+_SEAL = 20
+_TAIL = 1 << 14  # bytes read at once: the footer of a part, its seal and what that tells take 6,000
+
+
+def sealed(file: pa.Buffer, told: Mapping[str, Any] | None = None) -> Iterator[memoryview | bytes]:
+    """Yield the chunks of a Parquet file with its seal, whose contents are ``told``."""
+    view = memoryview(file)
+    start = len(view) - _END - int.from_bytes(view[-_END : -_END + 4], "little")
+    said = b"" if told is None else json.dumps(told, separators=(",", ":")).encode()
+    yield view[:start]
+    yield said + MAGIC + len(said).to_bytes(4, "little") + _checksum(said, view[start:])
+    yield view[start:]
+
+
+def check_seal(path: Path) -> tuple[int, Any]:
+    """Return a Parquet file's size in bytes, and what the seal at its end tells, None if nothing. Raises ValueError if it is no
+    whole Parquet file, or its footer does not match its seal."""
+    with path.open("rb") as file:
+        size = file.seek(0, 2)
+        at = max(0, size - _TAIL)
+        file.seek(at)
+        tail = file.read()
+        start = size - _END - int.from_bytes(tail[-_END:-4], "little")
+        if tail[-4:] != b"PAR1" or start < 4:
+            raise ValueError("it does not end as a Parquet file does")
+
+        def since(first: int) -> bytes:
+            if first >= at:
+                return tail[first - at :]
+            file.seek(first)
+            return file.read()
+
+        begin = max(0, start - _SEAL)
+        seal, footer = since(begin)[: start - begin], since(start)
+        if seal[-16:-8] == _BEFORE and seal[-8:] != _checksum(b"", footer):
+            raise ValueError("its footer does not match its checksum")
+        if seal[:8] != MAGIC:
+            return size, None
+        told = min(int.from_bytes(seal[8:12], "little"), begin)
+        said = since(begin - told)[:told]
+        if seal[12:] != _checksum(said, footer):
+            raise ValueError("its footer does not match its checksum")
+    try:
+        return size, json.loads(said) if said else None
+    except (ValueError, RecursionError):
+        raise ValueError("what its seal tells is no JSON") from None
+
+
+def _checksum(said: bytes, footer: bytes | memoryview) -> bytes:
+    found = xxhash.xxh3_64(said)
+    found.update(footer)
+    return found.intdigest().to_bytes(8, "little")
+
 
 BROKEN = (pa.ArrowException, OSError, ValueError, TypeError, LookupError, OverflowError, MemoryError)
 """What reading a damaged Parquet file raises."""
 
-KEYS = ("rank", "step", "seq")
-"""Columns by which records are sorted."""
+KEYS = ("rank", "step", "seq")  # columns by which records are sorted
 
-ROWS_PER_BYTE = 64
-"""Most rows a part may claim for a byte of its file; ours stay 10 times below. More is a bomb."""
+ROWS_PER_BYTE = 64  # most rows a part may claim for a byte of its file; ours stay 10 times below. More is a bomb.
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,23 +103,15 @@ class Part:
     segments: frozenset[str]
     levels: frozenset[str]
     has_sites: bool
-    seqs: tuple[int, int] | None = None
-    """``seq`` of the first row and of the last, where the rows are in order."""
-    lanes: Lanes | None = None
-    """Where its sketches lie."""
-    before: tuple[int, int] | None = None
-    """Parts and rows that the rank had written before this part; None where the seal does not tell."""
-    writer: str | None = None
-    """Which process wrote it, as in its rank's manifest; likewise."""
+    seqs: tuple[int, int] | None = None  # ``seq`` of the first row and of the last, where the rows are in order
+    lanes: Lanes | None = None  # where its sketches lie
+    before: tuple[int, int] | None = None  # the rank's parts and rows before this one; None where the seal does not tell
+    writer: str | None = None  # which process wrote it, as in its rank's manifest; likewise
 
 
 def inspect(path: Path, rank: int, step: int) -> Part:
-    """Find out what a part holds and what its rows refer to: its seal tells, or else its columns are read.
-
-    Raises:
-        one of ``BROKEN``: it is truncated, damaged, or claims more than its file can hold.
-    """
-    size, told = seal.check(path)
+    """Find out by its seal, else its columns, what a part holds and refers to; raises one of ``BROKEN`` if it is damaged."""
+    size, told = check_seal(path)
     found = _told(path, told) if told is not None else _looked_up(path)
     if found.rows > ROWS_PER_BYTE * size:
         raise ValueError(f"claims {found.rows} rows in a file of {size} bytes")
@@ -108,16 +167,7 @@ def _looked_up(path: Path) -> Part:
 
 
 def read(part: Part, columns: Collection[str] | None, where: Collection[str]) -> pa.Table:
-    """Read columns of a part, as its file has them.
-
-    Args:
-        part: from ``inspect``.
-        columns: names, None for all that the part has; those that it lacks are left out.
-        where: columns by which `settled` will choose.
-
-    Raises:
-        one of ``BROKEN``.
-    """
+    """Read columns of a part (None: all), and those ``where`` `settled` will choose, as in the file; raises one of ``BROKEN``."""
     wanted = part.names if columns is None else {*columns, *where, *KEYS}
     needed = [name for name in part.names if name in wanted]
     with pa.OSFile(str(part.path)) as source:
@@ -130,16 +180,9 @@ def read(part: Part, columns: Collection[str] | None, where: Collection[str]) ->
 def settled(
     several: Sequence[tuple[Part, pa.Table]], columns: Collection[str] | None, where: Mapping[str, Collection[Any]]
 ) -> pa.Table:
-    """Check what was read of parts, and return the rows whose columns have one of the wanted values, in the schema's types.
-
-    Args:
-        several: parts and what `read` gave of them, all with the same columns and types.
-        columns: names, None for all that they have; a known column that they lack is null.
-        where: column -> accepted values; step and rank are the part's.
-
-    Raises:
-        one of ``BROKEN``: one of the parts is damaged.
-    """
+    """Check what `read` gave of parts, all with the same columns and types; return the rows whose columns have one of the
+    accepted values in ``where`` (step and rank are the part's), in the schema's types. A known column that the parts lack is
+    null; ``columns`` None: all they have. Raises one of ``BROKEN`` if a part is damaged."""
     raw = pa.concat_tables([table for _, table in several])
     raw.validate(full=True)
     arrays = {name: _typed(raw[name], name) for name in raw.column_names}

@@ -1,7 +1,5 @@
-"""What a run says of the policies it ran with: written into the manifest of each rank, read by every report.
-
-A manifest is foreign: what has not the expected form is left out, never trusted.
-"""
+"""What a run says of the policies it ran with: written into the manifest of each rank, read by every report. A manifest is
+foreign: what has not the expected form is left out, never trusted."""
 
 from __future__ import annotations
 
@@ -9,34 +7,26 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-MOST = 1000
-"""Rules of a manifest that are read, as many as a policy may have."""
+from trueup.foundation.words.wording import counted
 
-LONGEST = 300
-"""Characters of a text of a manifest that are read."""
+MOST = 1000  # rules of a manifest that are read, as many as a policy may have
+
+LONGEST = 300  # characters of a text of a manifest that are read
 
 
 @dataclass(frozen=True, slots=True)
 class RuleUse:
     """How often a rule held."""
 
-    policy: str
-    """Path of the file."""
+    policy: str  # path of the file
     rule: int
-    calls: str
-    """Which calls it is for, in words."""
-    change: str
-    """What it does to them, in words."""
-    matched: int = 0
-    """Calls that it was for."""
-    changed: int = 0
-    """Calls that it really changed."""
-    shadowed: int = 0
-    """Calls that it would have been for, had an earlier rule not come first."""
-    why_not: str = ""
-    """Why calls were left as they were."""
-    random: int = 0
-    """Calls that drew random numbers in the other dtype or on the other device."""
+    calls: str  # which calls it is for, in words
+    change: str  # what it does to them, in words
+    matched: int = 0  # calls that it was for
+    changed: int = 0  # calls that it really changed
+    shadowed: int = 0  # calls that it would have been for, had an earlier rule not come first
+    why_not: str = ""  # why calls were left as they were
+    random: int = 0  # calls that drew random numbers in the other dtype or on the other device
 
     @property
     def nothing(self) -> str | None:
@@ -45,7 +35,7 @@ class RuleUse:
             return None
         if not self.matched:
             return f"an earlier rule came first for all {self.shadowed:,} calls" if self.shadowed else "no call matched"
-        return f"{_calls(self.matched)} matched, but {self.why_not or 'there was nothing to change'}"
+        return f"{counted(self.matched, 'call')} matched, but {self.why_not or 'there was nothing to change'}"
 
     def __str__(self) -> str:
         name = f"{self.policy}, rule {self.rule} ({self.calls}: {self.change})"
@@ -54,26 +44,18 @@ class RuleUse:
         rest = self.matched - self.changed
         left = f", {rest:,} left as they were ({self.why_not or 'nothing to change'})" if rest > 0 else ""
         drew = f"; {self.random:,} drew random numbers so, perhaps others than without it" if self.random else ""
-        return f"{name}: {_calls(self.changed)}{left}{drew}"
+        return f"{name}: {counted(self.changed, 'call')}{left}{drew}"
 
     def to_json(self) -> dict[str, Any]:
         """Return the form in which it stands in a manifest."""
         return {name: getattr(self, name) for name in self.__slots__}
 
 
-def _calls(count: int) -> str:
-    return f"{count:,} call{'s' if count != 1 else ''}"
-
-
 def recorded_uses(manifests: Iterable[Mapping[str, Any]]) -> tuple[RuleUse, ...]:
-    """Return the rules that a capture ran with, each with its calls on all ranks.
-
-    Args:
-        manifests: of the ranks.
-    """
+    """Return the rules that a capture ran with, by the manifests of its ranks, each with its calls on all ranks."""
     found: dict[tuple[Any, ...], RuleUse] = {}
     for manifest in manifests:
-        for use in filter(None, map(_use, _listed(manifest.get("policy")))):
+        for use in filter(None, map(_use, uses[:MOST] if isinstance(uses := manifest.get("policy"), list) else [])):
             key = (use.policy, use.rule, use.calls, use.change)
             before = found.get(key)
             found[key] = use if before is None else replace(
@@ -101,12 +83,7 @@ def policy_note(baseline: Sequence[RuleUse], candidate: Sequence[RuleUse]) -> st
 
 def _short(uses: Sequence[RuleUse]) -> str:
     path, changed = uses[0].policy, sum(use.changed for use in uses)
-    rules = f"{len(uses)} rule{'s' if len(uses) != 1 else ''}"
-    return f"{path} ({rules}, {_calls(changed)} changed)"
-
-
-def _listed(value: Any) -> list[Any]:
-    return value[:MOST] if isinstance(value, list) else []
+    return f"{path} ({counted(len(uses), 'rule')}, {counted(changed, 'call')} changed)"
 
 
 def _use(said: Any) -> RuleUse | None:

@@ -17,29 +17,28 @@ from numpy.typing import NDArray
 from trueup.foundation.kernels import digest as digest_of
 from trueup.foundation.kernels import hexadecimal
 from trueup.foundation.model import TrueupError
-from trueup.foundation.store import lanes, layout, manifest, parts, salvage, schema, seal
+from trueup.foundation.store import lanes, layout, parts, salvage, schema
 from trueup.foundation.store.parallel import side_by_side
 from trueup.foundation.store.parts import BROKEN, Part
 from trueup.foundation.store.segment import Segment, open_segment
 
-READERS = 2
-"""Parts that are read at a time: more hide the waiting for a disk, and take turns at the interpreter instead."""
+READERS = 2  # parts that are read at a time: more hide the waiting for a disk, and take turns at the interpreter instead
 
-OPEN_SEGMENTS = 64
-"""Segments that stay mapped."""
+OPEN_SEGMENTS = 64  # segments that stay mapped
 
-WRITTEN = "written"
-"""Column that no file holds: the place of each row in the order in which rows were written."""
+WRITTEN = "written"  # column that no file holds: the place of each row in the order in which rows were written
 
 
-def open_capture(path: str | Path) -> Capture:
-    """Open a capture for reading, salvaging what an interrupted run left.
+def open_capture(path: str | Path | Capture) -> Capture:
+    """Open a capture for reading, salvaging what an interrupted run left; one that is open is returned as it is.
 
     Raises:
         TrueupError: there is no such directory, it is not a capture, its format is newer, or its manifest is damaged.
     """
+    if isinstance(path, Capture):
+        return path
     root = Path(path)
-    content = manifest.read_root(root)
+    content = layout.read_root(root)
     return Capture(root, content, salvage.scan(root, content))
 
 
@@ -47,15 +46,12 @@ def open_capture(path: str | Path) -> Capture:
 class Piece:
     """The sketches of a part of the records of a rank and step, which lie where they can be read by themselves."""
 
-    rows: int
-    """Of the part; those that have statistics have a sketch."""
-    count: int
-    """How many have."""
+    rows: int  # of the part; those that have statistics have a sketch
+    count: int  # how many have
     read: Callable[[NDArray[np.float64] | None], NDArray[np.float64] | None]
     """Returns them, float64 ``(count, 64)``, in what it is given if that is large enough; None if they are damaged, which
     `Capture.problems` then tells."""
-    mapped: Callable[[], NDArray[np.uint8] | None]
-    """Returns them where the file is mapped, uint8 ``(count, 512)``; None likewise."""
+    mapped: Callable[[], NDArray[np.uint8] | None]  # returns them where the file is mapped, uint8 ``(count, 512)``; None likewise
 
 
 class Capture:
@@ -66,16 +62,11 @@ class Capture:
     """
 
     path: Path
-    root: dict[str, Any]
-    """The capture's manifest."""
-    ranks: dict[int, dict[str, Any]]
-    """Each rank's manifest, empty where it was lost."""
-    problems: list[str]
-    """One sentence for each thing that is missing or damaged; grows when reading finds more."""
-    lost: list[str]
-    """The problems that mean records or tensors were there once and cannot be read; an interrupted run lost none."""
-    unfinished: list[str]
-    """The problems that mean the run or its capture ended before all was recorded that was wanted."""
+    root: dict[str, Any]  # the capture's manifest
+    ranks: dict[int, dict[str, Any]]  # each rank's manifest, empty where it was lost
+    problems: list[str]  # one sentence for each thing that is missing or damaged; grows when reading finds more
+    lost: list[str]  # the problems that mean records or tensors were there once and cannot be read; an interrupted run lost none
+    unfinished: list[str]  # the problems that mean the run or its capture ended before all was recorded that was wanted
 
     def __init__(self, root: Path, content: dict[str, Any], found: salvage.Found) -> None:
         self.path, self.root, self.ranks, self.problems = root, content, found.ranks, found.problems
@@ -245,8 +236,7 @@ class Capture:
             digest: of the record, against which the bytes are checked; None: the record has none.
 
         Raises:
-            TrueupError: the file is missing or damaged, or does not hold the tensor, or holds other bytes than were recorded; the
-                message says what can be done.
+            TrueupError: the file is missing or damaged, lacks the tensor or holds other bytes; the message says what can be done.
         """
         with self._lock:
             opened = self._segments.get((rank, segment))
@@ -273,8 +263,10 @@ class Capture:
             stacks: dict[int, tuple[tuple[str, ...], str | None]] = {}
             for path in self._site_files.get(rank, ()):
                 try:
-                    seal.check(path)
-                    table = pq.read_table(path, schema=schema.SITES, page_checksum_verification=True, partitioning=None)
+                    parts.check_seal(path)
+                    with pa.OSFile(str(path)) as source:  # pq.read_table would import pyarrow.dataset for one file
+                        table = pq.ParquetFile(source, page_checksum_verification=True).read(schema.SITES.names)
+                    table = table.cast(schema.SITES)
                     table.validate(full=True)
                     for row in table.to_pylist():
                         stacks[row["site"]] = (tuple(row["frames"] or ()), row["line_text"])
@@ -289,7 +281,7 @@ class Capture:
         reports = []
         for path in sorted((self.path / layout.PROCESSES).glob("*.json")):
             try:
-                reports.append(manifest.read_object(self.path, path))
+                reports.append(layout.read_object(self.path, path))
             except (OSError, TrueupError) as error:
                 self._problem(str(error))
         return reports
@@ -300,9 +292,12 @@ class Capture:
         The view has all columns; ``sketch`` only if the query names it, for it is most of the bytes.
 
         Raises:
-            TrueupError: DuckDB refuses the query.
+            TrueupError: DuckDB refuses the query, or is not installed.
         """
-        import duckdb
+        try:
+            import duckdb
+        except ModuleNotFoundError:
+            raise TrueupError(f"the query on {self.path} needs DuckDB, which is not installed: pip install 'trueup[sql]'") from None
 
         connection = duckdb.connect(":memory:")
         try:

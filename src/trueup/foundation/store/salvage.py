@@ -1,21 +1,36 @@
-"""Finding out what a capture holds and what it has lost: a damaged file is named, nothing raises."""
+"""The contents of a capture and its losses: a damaged file is named, nothing raises.
+
+Whether all that a rank recorded is there: its parts of records against the counts that were written with them.
+
+The seal of each part says how many parts and rows its rank had written before, and the rank's manifest how many in all::
+
+    step-000000/records-0000.parquet    before: 0 parts, 0 rows       holds 567 rows
+    step-000001/records-0000.parquet    before: 1 part, 567 rows      holds 567 rows
+    step-000003/records-0000.parquet    before: 3 parts, 1,701 rows   so one part of 567 rows is missing
+    manifest.json                       written: 4 parts, 2,268 rows
+
+A part that is gone, was cut or comes from elsewhere leaves a gap, and the gap has a place. Captures whose seals do not count, which
+are older, are held against the manifest alone.
+"""
 
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from trueup.foundation.model import TrueupError
-from trueup.foundation.store import completeness, layout, manifest, parts
+from trueup.foundation.store import layout, parts
+from trueup.foundation.store.layout import read_object
+from trueup.foundation.store.ownership import RANK_LIMIT
 from trueup.foundation.store.parallel import side_by_side
 from trueup.foundation.store.parts import BROKEN, Part
 from trueup.foundation.store.segment import open_segment
 
-HEAP = 64
-"""Parts that a task looks at."""
+HEAP = 64  # parts that a task looks at
 
 
 ENDED = {
@@ -34,10 +49,8 @@ class Found:
     parts: list[Part] = field(default_factory=list)
     sites: dict[int, list[Path]] = field(default_factory=dict)
     problems: list[str] = field(default_factory=list)
-    lost: list[str] = field(default_factory=list)
-    """The problems that mean records or tensors were there once and cannot be read."""
-    unfinished: list[str] = field(default_factory=list)
-    """The problems that mean the run, or its capture, ended before all was recorded that was wanted."""
+    lost: list[str] = field(default_factory=list)  # the problems that mean records or tensors were there once and cannot be read
+    unfinished: list[str] = field(default_factory=list)  # problems that mean the run, or its capture, ended too early
 
     def lack(self, text: str) -> None:
         """Add a problem of that kind."""
@@ -57,7 +70,7 @@ def scan(root: Path, run: Mapping[str, Any]) -> Found:
         rank = layout.number(layout.RANK, name)
         if rank is not None and _is(root / name, folder, found):
             _scan_rank(root, rank, found)
-    for rank in completeness.absent(root, run, found.ranks):
+    for rank in absent(root, run, found.ranks):
         found.lack(f"rank {rank} is missing: it left no folder, and no report that it had nothing to record")
     _check_references(root, found)
     return found
@@ -83,13 +96,13 @@ def _scan_rank(root: Path, rank: int, found: Found) -> None:
                 found.lose(part)
             else:
                 found.parts.append(part)
-    for text in completeness.missing(rank, found.ranks[rank], [part for part in found.parts if part.rank == rank]):
+    for text in missing(rank, found.ranks[rank], [part for part in found.parts if part.rank == rank]):
         found.lose(text)
 
 
 def _rank_manifest(root: Path, folder: Path, rank: int, found: Found) -> dict[str, Any]:
     try:
-        content = manifest.read_object(root, folder / layout.MANIFEST)
+        content = layout.read_object(root, folder / layout.MANIFEST)
     except FileNotFoundError:
         found.lack(f"rank {rank} has no {layout.MANIFEST}: the process ended as it began to record")
         return {}
@@ -97,7 +110,7 @@ def _rank_manifest(root: Path, folder: Path, rank: int, found: Found) -> dict[st
         found.lack(f"rank {rank}: {error}")
         return {}
     is_imported = "imported" in content
-    found.problems += [f"rank {rank}: {text}" for text in manifest.check_rank(content)]
+    found.problems += [f"rank {rank}: {text}" for text in layout.check_rank(content)]
     if is_imported:
         told = content.get("imported", {"lost": ["whether anything was cannot be read"]})
         found.lost += [f"rank {rank}: lost when it was imported: {text}" for text in told.get("lost", [])]
@@ -147,17 +160,11 @@ def _check_references(root: Path, found: Found) -> None:
             found.lose(f"rank {rank}: {error}")
     for rank in sorted({part.rank for part in found.parts if part.has_sites}):
         if not found.sites[rank]:
-            found.problems.append(
-                f"rank {rank}: the call stacks (sites-*.parquet) are missing; findings have no source"
-            )
+            found.problems.append(f"rank {rank}: the call stacks (sites-*.parquet) are missing; findings have no source")
 
 
 def segment_path(root: Path, rank: int, name: str) -> Path:
-    """Return the file of a payload segment.
-
-    Raises:
-        TrueupError: the name is none of a segment, the file is missing, or it lies outside the capture.
-    """
+    """Return the file of a payload segment; raises TrueupError if the name is none, or it is missing or outside the capture."""
     if layout.number(layout.SEGMENT, name) is None:
         raise TrueupError(f"{name[:80]!r} is no payload segment: expected tensors-NNNN.safetensors; record again")
     path = root / layout.rank_name(rank) / name
@@ -184,3 +191,118 @@ def _is(path: Path, kind: bool, found: Found) -> bool:
     if not kind:
         found.lose(f"{path} is a link or not what its name says; skipped")
     return kind
+
+
+NAMED = 8  # gaps and strange parts that are named; a hostile capture may have as many as parts
+
+
+@dataclass(frozen=True, slots=True)
+class Gap:
+    """What is missing between two parts, or at the end."""
+
+    after: Part | None
+    parts: int
+    rows: int
+
+
+def absent(root: Path, run: Mapping[str, Any], ranks: Mapping[int, Mapping[str, Any]]) -> list[int]:
+    """Return the ranks that a capture was to hold and does not, the first `NAMED` of them. An armed process whose report says
+    that it recorded nothing, because the options selected nothing in it, is not missing."""
+    sizes = [held["world_size"] for held in ranks.values() if type(held.get("world_size")) is int]
+    if "imported" in run or not 1 < max(sizes, default=1) <= RANK_LIMIT:
+        return []
+    config = run.get("config")
+    wanted = config.get("ranks") if isinstance(config, dict) else None
+    missing = [rank for rank in range(max(sizes)) if rank not in ranks and _selects(wanted, rank)]
+    if not missing:
+        return []
+    idle = _idle(root)
+    return [rank for rank in missing if rank not in idle][:NAMED]
+
+
+def _selects(ranges: Any, rank: int) -> bool:
+    """Tell whether half-open ranges, as a manifest has them, hold a rank; what cannot be read holds all."""
+    try:
+        return ranges is None or any(start <= rank and (stop is None or rank < stop) for start, stop in ranges)
+    except (TypeError, ValueError):
+        return True
+
+
+def _idle(root: Path) -> set[Any]:
+    """Return the ranks of processes that say that they ended well and recorded nothing."""
+    found = set()
+    for path in (root / layout.PROCESSES).glob("*.json"):
+        with suppress(OSError, TrueupError, TypeError):
+            said = read_object(root, path)
+            if said.get("state") == "ended" and not said.get("calls") and not said.get("failure"):
+                found.add(said.get("process_rank"))
+    return found
+
+
+def missing(rank: int, manifest: Mapping[str, Any], parts: Sequence[Part]) -> list[str]:
+    """Return a sentence for each gap in a rank's records (its manifest may be lost: empty), and for each part of another run."""
+    counted = sorted((part for part in parts if part.before is not None), key=lambda part: (part.before, part.path))
+    uncounted = [part for part in parts if part.before is None]
+    try:
+        whole = _total(manifest)
+    except (KeyError, TypeError, ValueError):
+        return [f"rank {rank}: its manifest has no counts of parts and rows that can be read"]
+    gaps = [*_gaps(counted, whole, is_final=manifest.get("status") == "complete")]
+    held = sum(part.rows for part in uncounted)
+    if gaps and (sum(gap.parts for gap in gaps), sum(gap.rows for gap in gaps)) == (len(uncounted), held):
+        gaps = []  # written by another tool, or before seals counted, and whole
+    if gaps and whole is not None and not counted:
+        said = [f"rank {rank} wrote {_amount(*whole)}, {_amount(len(uncounted), held)} can be read"]
+    else:
+        said = [f"rank {rank}: {_gap(gap)}{_rewritten(uncounted)}" for gap in gaps[:NAMED]]
+    return said + _of_another_run(rank, manifest, counted)
+
+
+def _total(manifest: Mapping[str, Any]) -> tuple[int, int] | None:
+    """Return how many parts and rows a rank wrote in all, or up to the end of the last step that was wanted; None: not known."""
+    written = manifest.get("written")
+    if not isinstance(written, dict) or not (manifest.get("status") == "complete" or manifest.get("steps_over") is True):
+        return None
+    return int(written["parts"]), int(written["rows"])
+
+
+def _gaps(counted: Sequence[Part], whole: tuple[int, int] | None, *, is_final: bool) -> Iterator[Gap]:
+    """Yield where the count jumps; ``is_final``: nothing was written after ``whole`` was counted."""
+    parts = rows = 0
+    last = None
+    for part in counted:
+        before = part.before or (0, 0)
+        if before != (parts, rows):
+            yield Gap(last, before[0] - parts, before[1] - rows)
+        (parts, rows), last = (before[0] + 1, before[1] + part.rows), part
+    if whole is not None and (whole > (parts, rows) or (is_final and whole != (parts, rows))):
+        yield Gap(last, whole[0] - parts, whole[1] - rows)
+
+
+def _gap(gap: Gap) -> str:
+    place = f"after {_name(gap.after)}" if gap.after is not None else "at the beginning"
+    if gap.parts > 0 and gap.rows >= 0:
+        return f"{_amount(gap.parts, gap.rows)} {'is' if gap.parts == 1 else 'are'} missing {place}"
+    return f"what comes {place} was counted as {gap.parts:+,} parts and {gap.rows:+,} rows away from there: it is not in its place"
+
+
+def _rewritten(uncounted: Sequence[Part]) -> str:
+    """Name parts that another tool wrote in place of what is missing."""
+    named = [f"{_name(part)} ({part.rows:,} rows)" for part in uncounted[:NAMED]]
+    return f"; not written by the capture: {', '.join(named)}" if named else ""
+
+
+def _of_another_run(rank: int, manifest: Mapping[str, Any], counted: Sequence[Part]) -> list[str]:
+    """Name parts that another process wrote than the one whose manifest this is."""
+    own = manifest.get("writer", next((part.writer for part in counted), None))
+    strange = [part for part in counted if part.writer != own]
+    owner = "the rank's manifest" if "writer" in manifest else "the parts before it"
+    return [f"rank {rank}: {_name(part)} is of another run than {owner}" for part in strange[:NAMED]]
+
+
+def _amount(parts: int, rows: int) -> str:
+    return f"{parts:,} part{'' if parts == 1 else 's'} of records with {rows:,} row{'' if rows == 1 else 's'}"
+
+
+def _name(part: Part) -> str:
+    return f"{part.path.parent.name}/{part.path.name}"

@@ -1,7 +1,5 @@
-"""The columns of a capture's tables, with what each means.
-
-``RECORDS`` and ``SITES`` are the Arrow schemas; ``COLUMNS`` is the table docs/format.md is checked against.
-"""
+"""The columns of a capture's tables, with what each means. ``RECORDS`` and ``SITES`` are the Arrow schemas; ``COLUMNS`` is the
+table docs/format.md is checked against."""
 
 from __future__ import annotations
 
@@ -59,16 +57,14 @@ COLUMNS: tuple[tuple[str, pa.DataType, str], ...] = (
 RECORDS = pa.schema([(name, kind) for name, kind, _ in COLUMNS])
 TYPES = {name: kind for name, kind, _ in COLUMNS}
 NAMES = frozenset(TYPES)
-ENCODED = [name for name, kind, _ in COLUMNS if kind == _NAME]
-"""Columns of few distinct strings, held as Arrow dictionaries."""
+ENCODED = [name for name, kind, _ in COLUMNS if kind == _NAME]  # columns of few distinct strings, held as Arrow dictionaries
 DICTIONARIES = frozenset(ENCODED) | {
     "step", "rank", "shape.list.element", "strides.list.element", "payload_view.list.element", "producer_seq",
 }  # fmt: skip
 """Parquet columns that repeat themselves enough for a dictionary."""
 
 SKETCH_BYTES = 8 * LANES
-STORED_SKETCH = pa.binary(SKETCH_BYTES)
-"""The sketch column in a file: little-endian float64, lane by lane."""
+STORED_SKETCH = pa.binary(SKETCH_BYTES)  # the sketch column in a file: little-endian float64, lane by lane
 
 SITES = pa.schema([
     ("site", _INT),  # unique in the rank
@@ -78,15 +74,9 @@ SITES = pa.schema([
 
 
 def table(columns: Mapping[str, Any]) -> pa.Table:
-    """Build a records table from columns of equal length.
-
-    Args:
-        columns: name -> list (None is null), NumPy array (1-d; ``sketch``: ``(n, 64)``), NumPy masked array (masked is
-            null) or Arrow array. Columns that are left out are null; columns of other names are kept as they are.
-
-    Raises:
-        ValueError: columns differ in length, or hold what their type cannot.
-    """
+    """Build a records table from columns of equal length: name -> list (None is null), NumPy array (1-d; ``sketch``: ``(n,
+    64)``), NumPy masked array (masked is null) or Arrow array. Missing columns are null; unknown names are kept. Raises
+    ValueError if columns differ in length, or hold what their type cannot."""
     if not columns:
         return RECORDS.empty_table()
     rows = len(next(iter(columns.values())))
@@ -137,16 +127,9 @@ def _sketches(values: Any) -> pa.Array:
 
 
 def statistics(packed: NDArray[np.float64], rows: NDArray[np.integer[Any]], count: int) -> dict[str, Any]:
-    """Spread kernel results over a part's rows: ``packed[k]`` belongs to row ``rows[k]`` of ``count``, others are null.
-
-    Args:
-        packed: float64 ``(k, PACKED)``.
-        rows: integers ``(k,)``, distinct.
-        count: rows of the part.
-
-    Returns:
-        the ten statistics and ``sketch`` as arrays, masked where some are null, ready for ``table``.
-    """
+    """Spread kernel results, float64 ``(k, PACKED)``, over a part's ``count`` rows: ``packed[i]`` belongs to row ``rows[i]``
+    (distinct integers), others are null. Return the ten statistics and ``sketch`` as arrays for ``table``, masked where some are
+    null."""
     if len(rows) == count and bool((np.diff(rows) == 1).all()):
         return packed_columns(packed)
     full = np.zeros((count, PACKED))

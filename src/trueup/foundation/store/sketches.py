@@ -1,7 +1,7 @@
 """The sketches of slots where they lie, and how far those of two runs are apart.
 
-They are most of the bytes of records, and looked at once: those whose parts tell where they lie are read part by part, compared and
-forgotten, and a part that is asked for later is read again. New memory costs more than what is read into it.
+They are most of the bytes of records, and looked at once: parts that tell where they lie are read, compared and forgotten one by
+one, and read again if asked for later, for new memory costs more than reading into old.
 """
 
 from __future__ import annotations
@@ -20,31 +20,25 @@ import pyarrow as pa
 
 from trueup.foundation.kernels import distance, distances
 from trueup.foundation.model import LANES
-from trueup.foundation.store.columns import NONE, Array, Numbers
+from trueup.foundation.store.columns import NONE, Array, Numbers, distinct
 from trueup.foundation.store.reader import Piece
 from trueup.foundation.store.schema import SKETCH_BYTES, sketch_rows
 
-BLOCK = 1 << 10
-"""Sketches that are copied at a time."""
+BLOCK = 1 << 10  # sketches that are copied at a time
 
-KEPT = 1 << 16
-"""Sketches of a side that are held after they were read: 32 MB."""
+KEPT = 1 << 16  # sketches of a side that are held after they were read: 32 MB
 
-MANY = 1 << 8
-"""Slots of which whole parts are read for their distances."""
+MANY = 1 << 8  # slots of which whole parts are read for their distances
 
-AT_ONCE = 1 << 13
-"""Slots from which on comparing parts is worth a task of its own."""
+AT_ONCE = 1 << 13  # slots from which on comparing parts is worth a task of its own
 
 
 @dataclass(frozen=True)
 class Chunk:
     """Sketches that lie one after the other."""
 
-    lanes: Array
-    """float64 ``(m, 64)``, or their bytes, uint8 ``(m, 512)``."""
-    places: Numbers | None
-    """Which of them each slot has, `NONE` for null; None: they are all there, in order."""
+    lanes: Array  # float64 ``(m, 64)``, or their bytes, uint8 ``(m, 512)``
+    places: Numbers | None  # which of them each slot has, `NONE` for null; None: they are all there, in order
 
     @cached_property
     def addresses(self) -> Numbers:
@@ -83,18 +77,12 @@ class Column:
 
 
 class Parts:
-    """The same, read when they are asked for; of few slots of many parts, mapped and not read.
-
-    Args:
-        pieces: the parts, in order.
-        there: bool ``(slots,)``, which have statistics, and so a sketch.
-    """
+    """The same, read when asked for; of few slots of many parts, mapped. ``there``: bool ``(slots,)``, which have a sketch."""
 
     def __init__(self, pieces: Sequence[Piece], there: Array) -> None:
         self._pieces, self._there = pieces, there
         self.starts: Numbers = np.cumsum([0, *(piece.rows for piece in pieces)])
-        self.largest = max((piece.count for piece in pieces), default=0)
-        """Sketches of the largest part."""
+        self.largest = max((piece.count for piece in pieces), default=0)  # sketches of the largest part
         self._kept: OrderedDict[int, Chunk] = OrderedDict()
         self._mapped: dict[int, Chunk] = {}
         self._lock = threading.Lock()
@@ -137,7 +125,7 @@ class SideBySide:
         self.first, self.second = first, second
         self._found = np.full(int(first.starts[-1]), np.nan)
         self._memory = threading.local()
-        tasks = np.unique(np.searchsorted(first.starts, np.arange(0, first.starts[-1] + AT_ONCE, AT_ONCE)))
+        tasks = distinct(np.searchsorted(first.starts, np.arange(0, first.starts[-1] + AT_ONCE, AT_ONCE)))
         edges = [0, *tasks[(tasks > 0) & (tasks < len(first.starts) - 1)].tolist(), len(first.starts) - 1]
         self._tasks: list[Future[None]] = [pool.submit(self._compare, range(*edge)) for edge in pairwise(edges)]
 
@@ -171,14 +159,8 @@ class SideBySide:
 
 
 class Sketches:
-    """The sketches of slots: ``sketches[k]`` is float64 ``(64,)`` or ``(len(k), 64)``, NaN where there is none.
-
-    Args:
-        chunks: where they are.
-        side_by_side: what is being found out about them and another run's meanwhile.
-        start: slot of the chunks that is the first here.
-        stop: slot after the last one; None: all.
-    """
+    """The sketches of slots ``start`` to ``stop`` (None: all) of chunks: ``sketches[k]`` is float64 ``(64,)`` or ``(len(k),
+    64)``, NaN where there is none. ``side_by_side``: what is meanwhile found out about them and another run's."""
 
     def __init__(
         self, chunks: Column | Parts, side_by_side: SideBySide | None = None, start: int = 0, stop: int | None = None
@@ -213,7 +195,7 @@ class Sketches:
     def _taken(self, wanted: Numbers) -> Array:
         of = self._chunk_of(wanted)
         found = np.empty((len(wanted), LANES))
-        for n in np.unique(of).tolist():
+        for n in distinct(of).tolist():
             at = np.flatnonzero(of == n)
             found[at] = self._chunks.taken(n, wanted[at] - self._chunks.starts[n])
         return found
@@ -233,4 +215,3 @@ class Sketches:
 
     def _chunk_of(self, k: Array) -> Numbers:
         return np.asarray(np.searchsorted(self._chunks.starts, k, "right") - 1)
-

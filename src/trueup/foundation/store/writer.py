@@ -1,8 +1,8 @@
 """Writing one rank of a capture: parts of records, payload segments, call stacks, manifest.
 
-Every file appears whole or not at all, and nothing refers to a file that is not yet written, so a process killed at any
-point leaves a capture that is readable up to its last flush. Parts and payload are synced behind, the manifest that calls a
-capture complete after all of them.
+Every file appears whole or not at all, and refers only to files already written: a process killed at any point leaves a capture
+that is readable up to its last flush, synced or not. A thread syncs parts and payload behind, and the manifest that calls a
+capture complete after all of them. What is not synced is at stake only when the machine goes down; `wait` tells when nothing is.
 """
 
 from __future__ import annotations
@@ -10,6 +10,7 @@ from __future__ import annotations
 import os
 import socket
 import threading
+from collections import deque
 from collections.abc import Iterable, Mapping, Sequence
 from datetime import datetime, timezone
 from pathlib import Path
@@ -20,21 +21,16 @@ import pyarrow.parquet as pq
 
 from trueup.foundation.model import TrueupError
 from trueup.foundation.redaction import redacted
-from trueup.foundation.store import direct, durable, layout, schema
+from trueup.foundation.store import durable, layout, schema
 from trueup.foundation.store.lanes import PAGE_BYTES, Lanes, locate
 from trueup.foundation.store.ownership import Displaced, check_run, holder, take
 from trueup.foundation.store.parallel import side_by_side
-from trueup.foundation.store.parts import contents
-from trueup.foundation.store.pending import PendingSegment
-from trueup.foundation.store.seal import sealed
-from trueup.foundation.store.syncing import Syncer
+from trueup.foundation.store.parts import contents, sealed
+from trueup.foundation.store.segment import PendingSegment
 
-KNOWN_KEYS = 1 << 18
-"""Payloads whose segment is remembered, some 250 bytes each."""
-MANY = 32
-"""Parts from which on they are written side by side: steps of 30 ms, as portions come each second."""
-SEGMENT_BYTES = 64 * 2**20
-"""Payload that is gathered before a segment is written."""
+KNOWN_KEYS = 1 << 18  # payloads whose segment is remembered, some 250 bytes each
+MANY = 32  # parts from which on they are written side by side: steps of 30 ms, as portions come each second
+SEGMENT_BYTES = 64 * 2**20  # payload that is gathered before a segment is written
 
 
 class Writer:
@@ -49,17 +45,11 @@ class Writer:
     def __init__(self, directory: Path, rank: int, root: Mapping[str, Any], manifest: Mapping[str, Any]) -> None:
         """Take the rank's folder and write both manifests.
 
-        Args:
-            directory: the capture; created if need be.
-            rank: as given by ``claim`` (or free).
-            root: what all ranks share (trueup_version, command, levels, detail, config, run ...), written by the first
-                rank; ``format_version`` and ``created`` are added.
-            manifest: what this rank says of itself (framework, devices, versions, seeds, world_size, environment ...);
-                ``rank``, ``pid``, ``status`` and ``notes`` are added.
-
-        Raises:
-            TrueupError: the folder already holds a capture, or the directory one of another format.
-            OSError: it cannot be written.
+        ``directory`` is the capture, made if need be; ``rank`` is as given by ``claim`` (or free). The first rank writes
+        ``root``, what all ranks share (trueup_version, command, levels, detail, config, run ...), with ``format_version`` and
+        ``created``. ``manifest`` is this rank's (framework, devices, versions, seeds, world_size, environment ...); ``rank``,
+        ``pid``, ``status`` and ``notes`` are added. Raises TrueupError if the folder holds a capture, or the directory one of
+        another format; OSError if it cannot be written.
         """
         self.directory = Path(directory)
         self.rank = rank
@@ -89,18 +79,13 @@ class Writer:
         self.write_parts({step: columns})
 
     def write_parts(self, parts: Mapping[int, Mapping[str, Any] | pa.Table]) -> None:
-        """Write a part of records for each of several steps, after what they refer to; ``rank`` and ``step`` are filled in.
+        """Write a part of records for each of several steps (from 0), after what they refer to: step -> columns for
+        ``schema.table``, or the table made of them; ``rank`` and ``step`` are filled in.
 
-        Where short steps are many, a disk is waited for twice for each: they are written side by side, and get their names
-        one after the other, so that a killed process leaves all up to one of them. A few are not, for threads that write
-        take the processor, and the interpreter's lock, from the training.
-
-        Args:
-            parts: step, from 0, whose folder the part goes to -> columns, see ``schema.table``, or the table made of them.
-
-        Raises:
-            OSError: a part was not written, nothing of it is left.
-            ValueError: the columns do not make a table.
+        Many short steps would each wait twice for the disk: they are written side by side, and get their names one after the
+        other, so a killed process leaves all up to one of them. A few are not: writing threads take processor and interpreter
+        lock from the training. Raises OSError if a part was not written (nothing of it is left), ValueError if the columns do not
+        make a table.
         """
         with self._lock:
             self._flush()
@@ -158,24 +143,17 @@ class Writer:
     def add_payload(self, digest: str, dtype: str, shape: Sequence[int], raw: Any) -> tuple[str, str]:
         """Keep a tensor's bytes, once; return ``(payload_segment, payload_key)`` for its record.
 
-        Equal digest, dtype and shape are taken for equal bytes (xxh3 has 64 bits: among a million tensors, one chance
-        in 40 million that two differ unseen).
-
-        Args:
-            digest: 16 hexadecimal digits.
-            dtype: as in the record.
-            shape: sizes.
-            raw: bytes-like in logical C order; kept until the segment is written, so it must not change.
-
-        Raises:
-            OSError: a full segment could not be written; its tensors are lost, and noted.
+        Equal digest (16 hexadecimal digits), dtype and shape are taken for equal bytes (xxh3 has 64 bits: among a million
+        tensors, one chance in 40 million that two differ unseen). ``raw`` is bytes-like in logical C order, kept until the
+        segment is written, so it must not change. Raises OSError if a full segment could not be written; its tensors are lost,
+        and noted.
         """
         raw = memoryview(raw).cast("B")
         key = f"{digest}-{dtype}-{'x'.join(map(str, shape))}"
         with self._lock:
             segment = self._keys.get(key)
             if segment is None:
-                start = direct.address(raw)
+                start = durable.address(raw)
                 if self._pending.full(start, raw.nbytes):
                     self._write_segment()
                 if len(self._keys) >= KNOWN_KEYS:  # what comes again is stored again
@@ -205,20 +183,12 @@ class Writer:
             self._noted = True
 
     def flush(self) -> None:
-        """Bring payload, stacks and notes to disk.
-
-        Raises:
-            OSError: what could not be written is lost, except stacks and notes, which the next flush tries again.
-        """
+        """Bring payload, stacks and notes to disk; after an OSError payload is lost, stacks and notes are tried again."""
         with self._lock:
             self._flush()
 
     def close(self, status: str = "complete") -> None:
-        """Flush and write the final status into the manifest; a second call does nothing.
-
-        Raises:
-            OSError: the capture reads as interrupted.
-        """
+        """Flush and write the final status into the manifest, once; after an OSError the capture reads as interrupted."""
         with self._lock:
             if self._manifest["status"] != "recording":
                 return
@@ -233,9 +203,7 @@ class Writer:
 
     def _flush(self) -> None:
         if os.getpid() != self._pid:
-            raise TrueupError(
-                f"rank {self.rank} belongs to process {self._pid}: a forked child must claim its own rank"
-            )
+            raise TrueupError(f"rank {self.rank} belongs to process {self._pid}: a forked child must claim its own rank")
         if self.displaced():
             raise Displaced(f"it has no rank, and rank {self.rank} is captured in another process")
         if self._pending.tensors:
@@ -289,12 +257,9 @@ class Writer:
 
 
 def encode_records(table: pa.Table) -> tuple[pa.Buffer, Lanes | None]:
-    """Return a records part as Parquet, and where its sketches lie.
-
-    Dictionaries, LZ4, page checksums; sketches plain, for they are noise.
-    LZ4 takes two thirds of the time of zstd for 2 % more bytes: a part has many columns and few rows. Nobody looks for a part by
-    its extremes; leaving them out saves a third.
-    """
+    """Return a records part as Parquet, and where its sketches lie. Dictionaries, LZ4, page checksums; sketches plain, for they
+    are noise. LZ4 takes two thirds of zstd's time for 2 % more bytes. No minima and maxima: nobody searches by them, which saves
+    a third."""
     if (place := table.schema.get_field_index("sketch")) >= 0:
         table = table.set_column(place, "sketch", schema.stored_sketches(table["sketch"]))
     leaves = [_leaf(field) for field in table.schema]
@@ -313,11 +278,7 @@ def encode_records(table: pa.Table) -> tuple[pa.Buffer, Lanes | None]:
 
 def _leaf(field: pa.Field) -> str:
     """Return the Parquet path of a column's values."""
-    return (
-        f"{field.name}.list.element"
-        if pa.types.is_list(field.type)
-        else field.name
-    )
+    return f"{field.name}.list.element" if pa.types.is_list(field.type) else field.name
 
 
 def _encode(table: pa.Table, **options: Any) -> pa.Buffer:
@@ -327,11 +288,78 @@ def _encode(table: pa.Table, **options: Any) -> pa.Buffer:
 
 
 def write_process(directory: Path, report: Mapping[str, Any], pid: int | None = None) -> None:
-    """Write ``processes/<pid>.json``, the report of a process that was armed, whether or not it recorded anything.
-
-    Raises:
-        OSError: it cannot be written.
-    """
+    """Write ``processes/<pid>.json``, an armed process's report, whether or not it recorded anything; raises OSError."""
     folder = Path(directory) / layout.PROCESSES
     durable.make_folder(folder, parents=True)
     durable.write_json(folder / f"{pid or os.getpid()}.json", redacted({"pid": pid or os.getpid(), **report}))
+
+
+PATIENCE = 300.0  # seconds in which the disk has to finish a file before it is given up
+
+
+class Syncer:
+    """Syncs files and their folders in the order in which they were written."""
+
+    def __init__(self) -> None:
+        self._waiting: deque[Path] = deque()
+        self._changed = threading.Condition()
+        self._thread: threading.Thread | None = None
+        self._error: OSError | None = None
+
+    def add(self, path: Path) -> None:
+        """Sync a file soon; raises OSError if the disk failed to keep an earlier one."""
+        with self._changed:
+            if self._error is not None:
+                raise self._error
+            self._waiting.append(path)
+            if self._thread is None:
+                try:
+                    self._start()
+                except RuntimeError:  # the interpreter is ending
+                    self._waiting.clear()
+                    _sync(path)
+
+    def wait(self) -> None:
+        """Return when everything is on disk; raises OSError if it failed, or took nothing for `PATIENCE` seconds."""
+        with self._changed:
+            while self._thread is not None:
+                left = len(self._waiting)
+                if not self._changed.wait(PATIENCE) and len(self._waiting) == left:
+                    raise OSError(f"the disk took nothing for {PATIENCE:.0f} seconds")
+            if self._error is not None:
+                raise self._error
+
+    def _start(self) -> None:
+        thread = threading.Thread(target=self._run, name="trueup-sync", daemon=True)
+        thread.start()
+        self._thread = thread
+
+    def _run(self) -> None:
+        while True:
+            with self._changed:
+                if not self._waiting or self._error is not None:
+                    self._thread = None
+                    self._changed.notify_all()
+                    return
+                path = self._waiting[0]
+            error = _sync(path)
+            with self._changed:
+                self._error = error
+                self._waiting.popleft()
+                self._changed.notify_all()
+
+
+def _sync(path: Path) -> OSError | None:
+    """Sync a file and the folder that names it; a file that is gone was removed with its capture, which is noticed elsewhere."""
+    try:
+        descriptor = os.open(path, os.O_RDONLY)
+    except OSError:
+        return None
+    try:
+        os.fsync(descriptor)
+    except OSError as error:
+        return error
+    finally:
+        os.close(descriptor)
+    durable.sync_folder(path.parent)
+    return None

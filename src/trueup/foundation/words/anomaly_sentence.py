@@ -1,6 +1,8 @@
 """An anomaly in one line of plain text. Pure.
 
     crf, forward, step 0, rank 0 (torch.Tensor.add): overflow: of inputs up to 6.1e4 (float16) it made 3 +Inf
+
+The history of a loss scale in a few words: ``1,024 to 2,048, 1 of 5 steps skipped``.
 """
 
 from __future__ import annotations
@@ -96,7 +98,6 @@ def _is_read(slot: str) -> bool:
 
 HEADS = {"clean": "CLEAN  ", "harmless": "HARMLESS  ", "found": "FOUND  ", "inconclusive": "COULD NOT TELL  "}
 """The words that a verdict begins with."""
-INPUTS_SHOWN = 3
 
 
 def verdict_lines(
@@ -140,3 +141,19 @@ def _found_lines(found: Sequence[Anomaly]) -> list[str]:
     if len(found) > 1:
         lines.append(f"{counted(len(found) - 1, 'further finding')}, independent of it")
     return lines
+
+
+def loss_scale(history: Sequence[tuple[float, bool]]) -> str | None:
+    """Say how the loss scale went, or return None where there was none; ``history``: scale and whether the step was skipped."""
+    if not history:
+        return None
+    kept = [scale for scale, _ in history]
+    low, high, last = min(kept), max(kept), kept[-1]
+    way = _written(last) if low == high else f"{_written(kept[0])} to {_written(last)}"
+    if low < min(kept[0], last) or high > max(kept[0], last):
+        way += f" (between {_written(low)} and {_written(high)})"
+    return f"{way}, {sum(skip for _, skip in history)} of {len(history)} steps skipped"
+
+
+def _written(scale: float) -> str:
+    return f"{scale:,.0f}" if scale.is_integer() and scale < 2**40 else number(scale)

@@ -56,8 +56,11 @@ WORDS = {
     Why.EXTREME: "its {0} element is off by {1:sci} from what it makes of its input's",
     Why.SLOPE: "its inputs' errors can make {0:sci} of its error at most, by its slope",
     Why.NARROWED: "its elements are rounded to {0}, the baseline's are not",
+    Why.TOO_LARGE: "its norm is {0:.3g} times the largest that its inputs can make",
+    Why.SCATTERED: "of the same indices {1:,.0f} elements are zero, in the baseline {0:,.0f}",
     Why.ZEROS: "{0:,.0f} elements of an input are zero, {1:,.0f} of the result",
     Why.DIVIDED: "it is divided by {0:.1f}, and {1:,.0f} of its targets are not ignored",
+    Why.RECOMPUTED: "given its own inputs it is off by {0:sci}, where rounding explains {1:sci}",
     Why.ALIKE: "its results are {0:.0%} {1} beside its inputs than in the baseline, alike in all {2} calls of its kind",
     Why.FACTOR: "{0:?off by a factor of exactly {0}}{0:!all elements are off by the same factor, {1:.5g}}",
     Why.LIMIT: "criterion {0}: {1:and}",
@@ -78,6 +81,7 @@ WORDS = {
     Why.RUNS_ALONE: "only the {0} runs {1}",
     Why.TIMES_RUN: "{0} ({1} times)",
     Why.ALONE: "{0}, which does the same, is bitwise equal",
+    Why.READS: "{0} is a result of {1:call} in the candidate, and of {2:call} in the baseline; both of these agree",
     Why.SOME_MOVED: "{0} of {1:,} {1:weight|weights} were moved otherwise, the others were not: their gradients or what was "
     "done to them differ",
     Why.ALL_MOVED: "all {0} weights were moved otherwise: the optimizer, its settings, or all gradients differ",
@@ -86,6 +90,16 @@ WORDS = {
     Why.WEIGHTS_UNSEEN: "the weights were updated since, by what was not recorded: the gradients of weights, their clipping, "
     "the optimizer and its learning rate; record levels api or aten with all phases to see which",
     Why.GIVEN: "what the ranks gave {0:?agrees (rel. L2 {0:sci})}{0:!is bitwise equal}: it went wrong between them",
+    # a cause that calls show
+    Why.DRAWN_ALONE: "random numbers are drawn in the {1} only: {0:place}, {2:?{2}}{2:!{0.phase}, step {0.step}}",
+    Why.CLIPPED_ALONE: "gradients are clipped in the {0} only: {1}",
+    Why.LOSS_SCALED_ALONE: "the loss is {1} by {2:g} in the {0} only",
+    Why.GRADIENTS_CHANGED: "gradients are changed {0:?in the {0} only}{0:!in another way}, as by clipping, between backward and "
+    "optimizer: {1}",
+    Why.NOT_CLEARED: "gradients are added to those of the step before in the candidate only: they are not cleared",
+    Why.UNMADE: "no recorded backward made the gradients that the optimizer reads in the {0} only, from step {1} on: "
+    "{2:?they are not cleared, or }changed in between, as by clipping",
+    Why.COMPUTES_IN: "the candidate computes in {0}: {1:,} of {2:,} {3}, {4} in the baseline",
     # why it is not known what other ranks gave
     Why.NO_ARGUMENTS: "its arguments were not recorded",
     Why.NO_RANKS: "the ranks that take part were not recorded",
@@ -109,7 +123,7 @@ WORDS = {
     Why.NOISY: "{0} of {1} differs (rel. L2 {2:.2g}) and it could be rounding: what moved the weights since the step before was "
     "not compared, and an optimizer that divides by the size of gradients makes as much of those that are next to nothing",
     Why.UNSEEN: "{0} of {1} differs (rel. L2 {2:.2g}) and no compared call made that difference",
-    Why.ROUNDS: "{0:call} makes {1} in the candidate and {2} in the baseline, and other calls of its kind do not",
+    Why.ROUNDS: "{0:call} makes {1} in the candidate and {2} in the baseline, which no precision policy explains",
     Why.STALE: "{0} of {1:call} differs (rel. L2 {2:sci}), the candidate made it in an earlier step (call {3}) and the baseline "
     "in this one",
     Why.BROUGHT: "what {0:call} brought differs, and {1}",
@@ -192,8 +206,7 @@ LATER = {
 """What to do about a reason, said where nothing else is more urgent."""
 
 DECIDED = (
-    "", " and the same op elsewhere in the run", " and the repeats' spread", " and the float64 run", " in few elements",
-    " and all elements are off alike",
+    "", " and the repeats' spread", " and the float64 run", " in few elements", " and all elements are off alike",
 )  # fmt: skip
 """What is added to the name of a criterion's row where something decided beside it, by `Judged.decided`."""
 

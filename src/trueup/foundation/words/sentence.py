@@ -13,11 +13,14 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 
+from trueup.foundation.facts.operators import says
+from trueup.foundation.facts.slots import STEP
 from trueup.foundation.facts.why import Reason, Why
 from trueup.foundation.model import Finding, Occurrence, SlotComparison, VerdictWord
 from trueup.foundation.words.reasons import in_words, what_and_next
-from trueup.foundation.words.wording import ELLIPSIS, counted, one_line, sci, short_source, shorten, times
+from trueup.foundation.words.wording import ELLIPSIS, counted, one_line, sci, shorten, times, user_source
 
 HEADS: dict[VerdictWord, str] = {
     "deviates": "DEVIATES  ",
@@ -25,12 +28,25 @@ HEADS: dict[VerdictWord, str] = {
     "inconclusive": "COULD NOT TELL  ",
 }
 ARGUMENT_WIDTH = 60
-LARGE = 0.1
-"""Relative error from which on nobody would say that inputs agree, whatever the outputs'."""
+LARGE = 0.1  # relative error from which on nobody would say that inputs agree, whatever the outputs'
 ROUNDED = 1e-5
 """Relative error from which inputs are not said to agree where a finding has a reason that holds however far apart they are."""
-OTHERS_NAMED = 3
-"""How many further culprits the sentence names before it counts them."""
+OTHERS_NAMED = 3  # how many further culprits the sentence names before it counts them
+
+
+@dataclass(frozen=True)
+class Otherwise:
+    """What differs between two runs and shows in no culprit, in words."""
+
+    settings: str = ""  # settings that change numbers
+    seen: str = ""  # what the calls show: another dtype, micro-batches
+    single: bool = False  # whether it is one setting, so that the first line has room for it
+    beside: str = ""  # what one run alone does and no culprit shows: it clips, scales the loss
+
+    @property
+    def head(self) -> str:
+        """What a verdict begins with that names no call."""
+        return "; ".join(filter(None, (self.seen, self.settings and f"set differently: {self.settings}")))
 
 
 def verdict_lines(
@@ -42,33 +58,32 @@ def verdict_lines(
     counts: Mapping[str, int],
     occurrences: Sequence[Occurrence] = (),
     always: Sequence[Reason | str] = (),
+    otherwise: Otherwise = Otherwise(),
 ) -> list[str]:
-    """Say a verdict in lines of plain text.
+    """Say a verdict in lines of plain text: the head line, then lines indented by the width of the head's first word.
 
-    Args:
-        verdict: the word.
-        culprits: ranked, the first is the one to look at.
-        victims: calls that only pass on what they got.
-        unmatched: calls that exist in only one run.
-        notes: what could not be seen or compared.
-        counts: calls by state, as in ``Result.counts``; ``steps``, where given, is said too.
-        occurrences: where the difference first appears on each rank.
-        always: those of the notes that are said whatever the verdict and however many there are.
-
-    Returns:
-        The head line, then lines that are indented by the width of the head's first word.
+    The first of the ranked ``culprits`` is the one to look at; ``victims`` only pass on what they got; ``unmatched`` calls exist
+    in only one run. ``notes`` say what could not be seen or compared; those in ``always`` are said whatever the verdict and their
+    number. ``counts`` are calls by state, as in ``Result.counts``, and ``steps`` where given; ``occurrences`` say where the
+    difference first appears on each rank; ``otherwise`` holds what differs between the runs and shows in no culprit.
     """
     notes = [note for note in notes if note not in always]
     if verdict == "aligned":
-        said = _aligned(notes, counts)
+        said = [*filter(None, [otherwise.head]), *_aligned(notes, counts)]
     elif verdict == "inconclusive":
-        said = _inconclusive(unmatched, notes, counts)
+        said = _inconclusive(unmatched, notes, counts, otherwise)
     elif culprits:
         said = _culprit(culprits, victims, unmatched)
         said += _other_ranks(culprits[0], occurrences)
+        if otherwise.single and not culprits[0].cause:
+            said[0] += f"; set differently: {otherwise.settings}"
     else:
         said = _no_culprit(victims, unmatched, counts)
-    place = len(said) if verdict == "deviates" else 1
+    if otherwise.settings and otherwise.settings not in said[0]:
+        always = [*always, f"{'also ' if verdict == 'deviates' else ''}set differently: {otherwise.settings}"]
+    if otherwise.beside and verdict == "deviates":
+        always = [*always, f"besides, {otherwise.beside}"]
+    place = len(said) if verdict == "deviates" else 1 + (said[0] == otherwise.head)
     said[place:place] = [f"note: {one_line(in_words(note))}" for note in always]
     head = HEADS[verdict]
     return [head + said[0], *(" " * len(head) + line for line in said[1:])]
@@ -122,14 +137,32 @@ def changed_arguments(slot: SlotComparison) -> list[tuple[str, str, str]]:
     return [pair for pair in pairs if pair[1] != pair[2]]
 
 
+def named_argument(finding: Finding) -> str:
+    """Name the arguments of a call that differ: ``label_smoothing of torch.nn.functional.cross_entropy: 0.0 in …``. Unnamed
+    arguments tell a reader nothing, and those of the backward follow from the forward's."""
+    slot = _worst(finding, "value") if finding.kind == "argument" and finding.phase != "backward" else None
+    function = one_line(finding.api or finding.op)
+    changes = changed_arguments(slot) if slot is not None else []
+    named = [
+        f"{name} of {function}: {before} in the baseline, {after} in the candidate"
+        for name, before, after in ((argument_name(finding.op, given), *sides) for given, *sides in changes)
+        if name.isidentifier() and name != "arguments"
+    ]
+    return "; ".join(named)
+
+
+def argument_name(op: str, given: str) -> str:
+    """Return what an argument is called, which may have been given by position: ``input.2`` of cross_entropy is ``weight``."""
+    name = given.removeprefix("input.")
+    names = says(op, "positions") if name.isdecimal() else None
+    return str(names[int(name)]) if names and int(name) < len(names) else name
+
+
 def harmless_argument(finding: Finding, more: int) -> str:
     """Say of a call that it was given another argument, and that its results do not show it; ``more`` calls are like it."""
     others = f", and so it is in {counted(more, 'more call')}" if more else ""
-    return f"{one_line(finding.name)} ({operators(finding)}): {_argument(finding)}; {_within(finding)}{others}"
-
-
-def _within(finding: Finding) -> str:
-    return f"its outputs agree within rounding (rel. L2 {sci(finding.error_out)})"
+    agrees = f"its outputs agree within rounding (rel. L2 {sci(finding.error_out)})"
+    return f"{one_line(finding.name)} ({operators(finding)}): {_argument(finding)}; {agrees}{others}"
 
 
 def _arguments(name: str, held: object) -> dict[str, str]:
@@ -147,17 +180,17 @@ def _culprit(culprits: Sequence[Finding], victims: Sequence[Finding], unmatched:
     first = culprits[0]
     word = "first culprit" if first.confidence == "high" else "first suspect"
     lines = [f"{word}: {one_line(first.name)}  ({operators(first)})", evidence(first)]
+    if first.cause:
+        lines[:1] = [one_line(first.cause), f"first seen in: {_where(first)}  ({operators(first)})"]
     if first.confidence != "high":
         lines.append("could be rounding: compare two runs of the baseline to see how far they differ by themselves")
     if first.source:
-        lines.append(f"your code: {short_source(first.source)}")
+        lines.append(f"your code: {user_source(first.source, first.stack)}")
     passed_on = first.victims or (len(victims) if len(culprits) == 1 else 0)
     if passed_on:
         its = "its" if passed_on == 1 else "their"
         lines.append(f"{counted(passed_on, 'later call')} {_verb(passed_on, 'deviate')} because {its} inputs do")
-    if first.beyond:
-        hidden = f"in {first.beyond:,} of them a second fault would not show, so far off are the inputs"
-        lines.append(f"{hidden}: fix this one, then compare again")
+    lines += _behind(first)
     if first.alike:
         lines.append(_alike(first))
     if len(culprits) > 1:
@@ -167,20 +200,51 @@ def _culprit(culprits: Sequence[Finding], victims: Sequence[Finding], unmatched:
     return lines
 
 
+def _where(finding: Finding) -> str:
+    """Name the call; what an optimizer made of several parameters stands in no module."""
+    written = [(slot.slot.partition(":")[0], slot.state) for slot in finding.slots if slot.slot.startswith("output.")]
+    every, wrong = {name for name, _ in written}, {name for name, state in written if state == "deviates"}
+    if finding.op != STEP or len(wrong) < 2:
+        return one_line(finding.name)
+    which = "all" if wrong == every else f"{len(wrong):,} of"
+    return f"{which} {counted(len(every), 'parameter')}, {finding.phase}, step {finding.step}, rank {finding.rank}"
+
+
+def _behind(first: Finding) -> list[str]:
+    """Say whether another fault may hide behind the first one."""
+    lines = []
+    if first.cleared:
+        were = "was computed again from its own inputs" if first.cleared == 1 else "were computed again from their own inputs"
+        lines.append(f"{counted(first.cleared, 'call')} behind it {were}, and not wrong")
+    if first.beyond and first.cleared:
+        lines.append(f"{counted(first.beyond, 'call')} could not be told: a second fault would not show there")
+    elif first.beyond:
+        hidden = f"a second fault could hide in {first.beyond:,} of them, whose inputs are far off"
+        lines.append(f"{hidden}: record the candidate with --detail tensor, and compare again")
+    return lines
+
+
 def _alike(first: Finding) -> str:
     """Say which further calls of the first culprit's kind deviate by themselves; an optimizer has one a weight, all of one name."""
     where = [one_line(name) for name in first.alike_in if name != first.name][:OTHERS_NAMED]
     named = f": {'; '.join(where)}{ELLIPSIS if first.alike > len(where) else ''}" if where else ""
+    if first.cause:
+        return f"it shows in {counted(first.alike, 'further call')}, too{named}"
     itself = "itself" if first.alike == 1 else "themselves"
     return f"{counted(first.alike, 'further call')} of its kind {_verb(first.alike, 'deviate')} by {itself}, too{named}"
 
 
 def _others(others: Sequence[Finding]) -> str:
     shown = others[:OTHERS_NAMED]
-    named = "; ".join(f"{one_line(o.name)} ({counted(1 + o.alike, 'call')} alike)" if o.alike else one_line(o.name) for o in shown)
+    named = "; ".join(_named(o) for o in shown)
     left = len(others) - len(shown)
     rest = f"; and {left:,} more" if left else ""
     return f"{counted(len(others), 'further culprit')} {_verb(len(others), 'deviate')} independently: {named}{rest}"
+
+
+def _named(other: Finding) -> str:
+    called = f"{one_line(other.cause)}, in {one_line(other.name)}" if other.cause else one_line(other.name)
+    return f"{called} ({counted(1 + other.alike, 'call')} alike)" if other.alike else called
 
 
 def _no_culprit(victims: Sequence[Finding], unmatched: Sequence[Finding], counts: Mapping[str, int]) -> list[str]:
@@ -215,13 +279,14 @@ def _more_notes(notes: Sequence[Reason | str]) -> list[str]:
     return [f"and {counted(len(notes), 'more note')} in the report"] if notes else []
 
 
-DECISIVE = (Why.UNREADABLE, Why.FRAGMENT, Why.FILTERS, Why.MISSING, Why.NO_MODULE)
-"""Reasons beside which no number of calls matters."""
+DECISIVE = (Why.UNREADABLE, Why.FRAGMENT, Why.FILTERS, Why.MISSING, Why.NO_MODULE)  # beside these no number of calls matters
 OPEN = (Why.UNSEEN, Why.NOISY, Why.ROUNDS, Why.STALE, Why.UNLIKE_PEERS)
 """Reasons that say what to do themselves, once calls were compared."""
 
 
-def _inconclusive(unmatched: Sequence[Finding], notes: Sequence[Reason | str], counts: Mapping[str, int]) -> list[str]:
+def _inconclusive(
+    unmatched: Sequence[Finding], notes: Sequence[Reason | str], counts: Mapping[str, int], otherwise: Otherwise
+) -> list[str]:
     compared, incomparable = counts.get("compared", 0), counts.get("incomparable", 0)
     missing = max(len(unmatched), counts.get("unmatched", 0))
     first = notes[0] if notes else None
@@ -246,7 +311,10 @@ def _inconclusive(unmatched: Sequence[Finding], notes: Sequence[Reason | str], c
         noted, because = in_words(first), "the measured differences neither pass nor fail the criterion"
         step = "capture both runs with --detail tensor, where every error is measured and not estimated"
     rest = [f"note: {one_line(in_words(note))}" for note in notes[1 if noted else 0 : 2]]
-    return [f"because {one_line(noted) if noted else because}", *rest, *_more_notes(notes[2:]), f"next: {one_line(step)}"]
+    head = [otherwise.head] if otherwise.head and why not in DECISIVE else []  # what is damaged or missing comes first
+    if head and otherwise.settings:
+        step = "set the candidate as the baseline is, and compare again"
+    return [*head, f"because {one_line(noted) if noted else because}", *rest, *_more_notes(notes[2:]), f"next: {one_line(step)}"]
 
 
 def _operator(finding: Finding) -> str:
@@ -276,9 +344,10 @@ def _argument(finding: Finding) -> str:
     changes = changed_arguments(slot) if slot is not None else []
     if not changes:
         return "it was called with different arguments"
-    name, before, after = changes[0]
+    given, before, after = changes[0]
+    name = argument_name(finding.op, given)
     more = f" (and {counted(len(changes) - 1, 'more argument')})" if len(changes) > 1 else ""
-    return f"argument {name} differs: {before} in the baseline, {after} in the candidate{more}"
+    return f"argument {name if name.isidentifier() else given} differs: {before} in the baseline, {after} in the candidate{more}"
 
 
 def _random(finding: Finding) -> str:

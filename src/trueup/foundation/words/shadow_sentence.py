@@ -1,10 +1,10 @@
 """What a shadow run found, in words.
 
-    WRONG  first: neck.lstm, backward, step 0, rank 0  (torch.lstm / aten::_thnn_fused_lstm_cell_backward_impl)
-           given its own inputs it is off by 2.1e-1 (rel. L2) in output.0, float32 [64, 256]: 3.5e6 x what rounding explains
-           your code: centernet.py:57 in forward
-           11 further calls of the same operator are wrong by themselves
-           judged 412 calls of 1 step against cpu float64; not judged 3: random: another draw is as good (3)
+WRONG  first: neck.lstm, backward, step 0, rank 0  (torch.lstm / aten::_thnn_fused_lstm_cell_backward_impl)
+       given its own inputs it is off by 2.1e-1 (rel. L2) in output.0, float32 [64, 256]: 3.5e6 x what rounding explains
+       your code: centernet.py:57 in forward
+       11 further calls of the same operator are wrong by themselves
+       judged 412 calls of 1 step against cpu float64; not judged 3: random: another draw is as good (3)
 """
 
 from __future__ import annotations
@@ -17,8 +17,7 @@ from typing import TYPE_CHECKING
 from trueup.foundation.words.wording import counted, one_line, sci, short_source, times
 
 if TYPE_CHECKING:
-    from trueup.recording.execution.lockstep_result import LockstepResult, Parting
-    from trueup.recording.execution.shadow_result import Blame, ShadowResult
+    from trueup.recording.execution.shadow import Blame, LockstepResult, Parting, ShadowResult
 
 HEADS = {"wrong": "WRONG  ", "sound": "NOTHING WRONG  ", "could not tell": "COULD NOT TELL  "}
 NAMED = 3

@@ -9,9 +9,19 @@ clean("a\\x1b[2J")  a\\x1b[2J     (the escape is spelled out, the terminal does 
 from __future__ import annotations
 
 import math
+import sys
 import unicodedata
+from collections.abc import Sequence
 
 ELLIPSIS = "…"
+INSTALLED = ("site-packages", "dist-packages", "/lib/python3.", "<frozen ")
+"""What the path of a file has in it that nobody edits: an installed library's, or the interpreter's own."""
+
+
+def say(text: str) -> None:
+    """Tell the user on stderr in one write: `print` writes the end apart under PYTHONUNBUFFERED, and another line comes between."""
+    sys.stderr.write(f"trueup: {text}\n")
+    sys.stderr.flush()
 
 
 def sci(value: float) -> str:
@@ -62,6 +72,11 @@ def one_line(text: str) -> str:
     return clean(text).replace("\n", "\\n")
 
 
+def first_line(error: BaseException, most: int = 200) -> str:
+    """Return the first line of what an exception says, its class where it says nothing."""
+    return (str(error).strip() or type(error).__name__).splitlines()[0][:most]
+
+
 def shorten(text: str, width: int) -> str:
     """Cut the middle out of a text that is longer than ``width``: both ends of a scope or an operator matter."""
     if len(text) <= width:
@@ -78,9 +93,20 @@ def _not_finite(value: float) -> str:
     return "NaN" if math.isnan(value) else "inf" if value > 0 else "-inf"
 
 
+def user_source(source: str, stack: Sequence[str]) -> str:
+    """Say where a call stands in the user's own code (``source``), and by its stack through which library it went from there."""
+    own = next((frame for frame in stack if not any(folder in frame for folder in INSTALLED)), source)
+    return short_source(source) if own == source else f"{short_source(own)}, through {short_source(source)}"
+
+
 def short_source(source: str) -> str:
     """Keep the file and its folder of ``/long/path/folder/file.py:12 in function``; reports show the whole path elsewhere."""
     place, _, function = source.rpartition(" in ")
     if not place:
         return one_line(source)
     return one_line("/".join(place.replace("\\", "/").split("/")[-2:]) + f" in {function}")
+
+
+def call_name(scope: str, op: str, ordinal: int) -> str:
+    """Name a call in one line: ``neck.lstm/torch.lstm#0``."""
+    return one_line(f"{scope}/{op}#{ordinal}" if scope else f"{op}#{ordinal}")

@@ -16,11 +16,8 @@ OPTIMIZERS = {"torch": "optim.Optimizer", "paddle": "optimizer.Optimizer", "kera
 
 
 def adapter_of(model: Any) -> Any:
-    """Return the module of the adapter that reads a model: ``tree``, ``state``, ``load``, and trains it: ``step``.
-
-    Raises:
-        TrueupError: it is no model of a framework that is known.
-    """
+    """Return the module that reads a model (``tree``, ``state``, ``load``) and trains it (``step``); raise `TrueupError` for no
+    known model."""
     library = _library_of(model, MODELS)
     if library is None:
         known = " or ".join(FRAMEWORKS)
@@ -32,21 +29,13 @@ def adapter_of(model: Any) -> Any:
 
 
 def tree_of(model: Any) -> Tree:
-    """Return what a model consists of.
-
-    Raises:
-        TrueupError: it is no model of a framework that is known.
-    """
+    """Return what a model consists of; raise `TrueupError` where it is no model of a framework that is known."""
     found: Tree = adapter_of(model).tree(model)
     return found
 
 
 def facts_of(optimizer: Any) -> OptimizerFacts:
-    """Return what an optimizer is.
-
-    Raises:
-        TrueupError: it is none of torch.optim, paddle.optimizer or keras.optimizers.
-    """
+    """Return what an optimizer is; raise `TrueupError` where it is none of torch.optim, paddle.optimizer or keras.optimizers."""
     library = _library_of(optimizer, OPTIMIZERS)
     if library is None:
         expected = "one of torch.optim, paddle.optimizer or keras.optimizers"

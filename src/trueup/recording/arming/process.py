@@ -1,6 +1,10 @@
 """The life of an armed process: its capture begins with the framework and ends with the process, however that ends.
 
 Standard library only, so that a launcher or a data worker loads nothing more than it would without Trueup.
+
+Only a process that trains is captured at once (`role`, from how Python was started). A launcher computes nothing. A child of
+multiprocessing may be a data worker or a training worker, and its environment does not tell: it inherits RANK from its parent. It
+is captured when it joins a process group, which no data worker does.
 """
 
 from __future__ import annotations
@@ -9,31 +13,88 @@ import atexit
 import errno
 import json
 import os
+import random
 import sys
 import threading
+from collections.abc import Sequence
 from contextlib import suppress
 from importlib import import_module
-from pathlib import Path
+from operator import attrgetter
+from pathlib import Path, PurePath
 from types import TracebackType
-from typing import Any
+from typing import Any, Literal
 
-from trueup.recording.arming.roles import data_worker, role
+Role = Literal["run", "launcher", "child"]
+
+LAUNCHERS = ("torchrun", "accelerate", "accelerate-launch", "deepspeed", "horovodrun", "mpirun", "colossalai", "fleetrun")
+"""Console scripts that start the training in other processes (torch 2.13, accelerate 1.x, deepspeed 0.17, paddle 3.3)."""
+
+LAUNCHER_MODULES = (
+    "torch.distributed.run", "torch.distributed.launch", "accelerate.commands", "deepspeed.launcher", "paddle.distributed.launch",
+    "paddle.distributed.fleet.launch",
+)  # fmt: skip
+"""The same, started with ``python -m``."""
+
+CHILDREN = ("--multiprocessing-fork", "multiprocessing.forkserver", "multiprocessing.resource_tracker")
+"""In the command line of what multiprocessing starts by spawn and forkserver (CPython 3.10 to 3.14)."""
+
+
+def role(command: Sequence[str] | None = None) -> Role:
+    """Tell the role of the process with this command line (its interpreter first), by default this one."""
+    words = list(sys.orig_argv if command is None else command)
+    if any(mark in word for word in words[1:] for mark in CHILDREN) or (command is None and _forked_child()):
+        return "child"
+    module, script = _program(words)
+    if module is not None:
+        launches = any(module == name or module.startswith(f"{name}.") for name in LAUNCHER_MODULES)
+    else:
+        launches = script is not None and PurePath(script).name in LAUNCHERS
+    return "launcher" if launches else "run"
+
+
+def _program(words: Sequence[str]) -> tuple[str | None, str | None]:
+    """Return the module after ``-m``, or the script, of a Python command line."""
+    skip = False
+    for position, word in enumerate(words[1:], 1):
+        if skip:
+            skip = False
+        elif word == "-m":
+            return (words[position + 1] if position + 1 < len(words) else None), None
+        elif word in ("-W", "-X"):
+            skip = True
+        elif word == "-c":
+            return None, None
+        elif not word.startswith("-"):
+            return None, word
+    return None, None
+
+
+def _forked_child() -> bool:
+    """Tell whether multiprocessing forked this process (before it imported the framework)."""
+    process = sys.modules.get("multiprocessing.process")
+    return process is not None and (
+        process.parent_process() is not None or getattr(process.current_process(), "_inheriting", False)
+    )
+
+
+def data_worker() -> bool:
+    """Tell whether this process served a DataLoader."""
+    torch = sys.modules.get("torch.utils.data._utils.worker")
+    paddle = sys.modules.get("paddle.io.dataloader.worker")
+    return any(getattr(worker, "_worker_info", None) is not None for worker in (torch, paddle))
+
 
 EXIT_SECONDS = 10.0
 """How long `os._exit` waits for the capture to reach the disk; it may be called where a lock is held."""
 
 Report = dict[str, Any]
 
-
 _process: _Process | None = None
 
 
 def begin(order: str, framework: str) -> None:
-    """Arm this process, which has just imported a framework.
-
-    It is captured from now on, or once it joins a process group, or not at all if it is a launcher. Where it imports two
-    frameworks, each is captured if something runs in it.
-    """
+    """Arm this process, which has just imported a framework: captured from now on, or once it joins a process group, or not at
+    all if it is a launcher; of two frameworks imported each is captured if something runs in it."""
     global _process
     if _process is not None:
         _process.arm(framework)
@@ -52,11 +113,10 @@ class _Process:
         self.role = role()
         self._order = order
         self.stops = json.loads(order["options"]).get("on_error") == "stop"
-        self._armed: dict[str, Any] = {}
-        """By framework."""
+        self._armed: dict[str, Any] = {}  # by framework
         self._failure: str | None = None
         self._switching: dict[str, Any] = {}
-        """By framework: what was switched off in it (`trueup.recording.recorder.switching`), where the order says so."""
+        """By framework: what was switched off in it (`trueup.recording.engine.switching`), where the order says so."""
         self._ended: int | None = None
 
     def arm(self, framework: str) -> None:
@@ -65,9 +125,11 @@ class _Process:
             return
         self._leave_report({"state": "running"})
         order = self._order
+        if order.get("seed") is not None:
+            seed_imported(order["seed"])
         try:
             if order.get("switches"):
-                switching = import_module("trueup.recording.recorder.switching")
+                switching = import_module("trueup.recording.engine.switching")
                 self._switching[framework] = switching.Switching(framework, order["switches"])
             armed = import_module(f"trueup.recording.adapters.{framework}.armed")
             policy, watch = order.get("policy"), order.get("watch")
@@ -83,11 +145,8 @@ class _Process:
                 raise SystemExit(2) from None
 
     def end(self, *, quietly: bool = False) -> None:
-        """Write what is left and leave a report: what this process recorded, or why nothing.
-
-        Args:
-            quietly: leave none if nothing was recorded (a child that multiprocessing forked may be any worker).
-        """
+        """Write what is left and leave a report; ``quietly`` leaves none of nothing (a child that multiprocessing forked may be
+        any worker)."""
         if self._ended == os.getpid():
             return
         self._ended = os.getpid()
@@ -125,6 +184,15 @@ class _Process:
             print(f"trueup: process {os.getpid()} cannot write {path}: {error.strerror}", file=sys.stderr)
 
 
+def seed_imported(seed: int) -> None:
+    """Seed Python, and NumPy and each framework that is imported: PyTorch's reaches every device it knows, a registered one too."""
+    random.seed(seed)
+    functions = {"numpy": "random.seed", "torch": "manual_seed", "paddle": "seed", "tensorflow": "random.set_seed"}
+    for name, function in functions.items():
+        if (module := sys.modules.get(name)) is not None:
+            attrgetter(function)(module)(seed)
+
+
 def _calls(report: Report) -> int:
     return report.get("calls") or 0
 
@@ -148,10 +216,8 @@ def _stop_in_words() -> None:
 
 
 def _before_hard_exit(process: _Process) -> None:
-    """Let `os._exit`, which runs no exit handlers, write what was recorded first.
-
-    Scripts call it to leave a hanging collective; multiprocessing ends every forked child with it.
-    """
+    """Let `os._exit`, which runs no exit handlers, write what was recorded first. Scripts call it to leave a hanging collective;
+    multiprocessing ends every forked child with it."""
     leave = os._exit
 
     def _exit(status: int) -> None:

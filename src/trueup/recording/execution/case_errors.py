@@ -1,29 +1,121 @@
 """How wrong a device is in one call, and what of it rounding explains: for a reproducer, and each step of its shrinking.
 
 An adapter executes the calls and writes them as source (`CaseErrors`); nothing here imports a framework.
+
+A recorded call as Python text, as far as it is the same for all frameworks.
+
+A capture is untrusted, so no text of it becomes code: numbers are written by ``repr`` of what was checked to be numbers, text is an
+argument or a key, written as an ASCII literal, and the rest is looked up by an adapter. Variables have names of our own.
 """
 
 from __future__ import annotations
 
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any, Protocol
+from typing import Any
 
 from numpy.typing import NDArray
 
 from trueup.foundation.model import TrueupError
-from trueup.recording.execution.cases import Case
-from trueup.recording.execution.chains import Chain
-from trueup.recording.execution.judging import Arrays, Judging, Result
-from trueup.recording.execution.local_error import Distance, thresholds
-from trueup.recording.execution.outcomes import Outcome
-from trueup.recording.execution.places import NotReplayable
-from trueup.recording.execution.recorded import RecordedCall, RecordedTensor
-from trueup.recording.execution.results import parallel
-from trueup.recording.execution.rounding import Operation, criterion, rounding
+from trueup.recording.execution.cases import Case, Chain, contiguous
+from trueup.recording.execution.decoding import ALIGNMENT, Decoder, extent, natural
+from trueup.recording.execution.judging import Arrays, Judging, Outcome, Result, parallel
+from trueup.recording.execution.local_error import Distance, Operation, criterion, rounding, thresholds
+from trueup.recording.execution.recorded import NotReplayable, RecordedCall, RecordedTensor
+
+MOST_MEMORY = 1 << 22
+"""Elements between the first and last of a tensor up to which the memory between them is kept in the file."""
+FLOATING = ("float", "bfloat", "complex")
+"""How the names of dtypes begin that carry gradients."""
+
+Reach = tuple[int | str, ...]
+"""How a result is reached: ``()`` the result itself, ``(0,)`` its first item, ``("input.0",)`` a tensor that was written."""
+
+
+@dataclass
+class Source:
+    """Calls as the text of a test."""
+
+    expressions: list[str]  # the calls, the last one that whose results count
+    body: str  # statements of the function that executes them
+    tensors: dict[str, Any] = field(default_factory=dict)  # what the statements load, by variable
+    helpers: frozenset[str] = frozenset()  # functions that the statements use
+
+
+class Writer(Decoder):
+    """Writes the arguments of a call; `tensor` and `constant` return their text."""
+
+    def literal(self, value: Any) -> str:
+        """Write a scalar, a text, a slice or an ellipsis."""
+        if isinstance(value, str):
+            return ascii(value)
+        if isinstance(value, complex):
+            return f"complex({number(value.real)}, {number(value.imag)})"
+        return number(value) if isinstance(value, float) else "..." if value is Ellipsis else repr(value)
+
+    def sequence(self, kind: str, items: list[str]) -> str:
+        """Write a ``list``, a ``tuple``, or the ``size`` of a tensor."""
+        return f"({', '.join(items)}{',' if len(items) == 1 else ''})" if kind == "tuple" else f"[{', '.join(items)}]"
+
+    def mapping(self, items: dict[str, str]) -> str:
+        """Write a dict."""
+        return "{" + ", ".join(f"{str(key)!a}: {value}" for key, value in items.items()) + "}"
+
+
+def number(value: float) -> str:
+    """Write a number."""
+    return repr(value) if math.isfinite(value) else f'float("{value}")'
+
+
+def laid(recorded: RecordedTensor, node: Mapping[str, Any], itemsize: int) -> tuple[int, int] | None:
+    """Return where a tensor begins in its memory and how much of it it spans, in elements; None: a plain array stands for it."""
+    strides = recorded.strides or ()
+    lead = natural(node.get("offset", 0)) % max(ALIGNMENT // itemsize, 1)
+    reach = extent(recorded.shape, strides)
+    plain = (strides == contiguous(recorded.shape) or recorded.numel < 2) and not lead
+    return None if plain or reach > max(MOST_MEMORY, 8 * recorded.numel) else (lead, reach)
+
+
+def returned(items: Iterable[str]) -> list[str]:
+    """Write the statement that returns results: ``"output.0": result``."""
+    items = list(items)
+    line = "return {" + ", ".join(items) + "}"
+    return [line] if len(line) < 110 else ["return {", *(f"    {item}," for item in items), "}"]
+
+
+def path_to(tensor: Any, result: Any, inputs: Mapping[str, Any]) -> Reach | None:
+    """Tell how a tensor is reached from the result of a call, else which of its inputs it is."""
+    found = _within(tensor, result)
+    if found is not None:
+        return found
+    return next(((slot,) for slot, given in inputs.items() if given is tensor), None)
+
+
+def _within(tensor: Any, value: Any) -> Reach | None:
+    if value is tensor:
+        return ()
+    items = enumerate(value) if isinstance(value, (tuple, list)) else value.items() if isinstance(value, dict) else ()
+    for key, item in items:
+        inner = _within(tensor, item)
+        if inner is not None:
+            return (key, *inner)
+    return None
+
+
+def ends(
+    received: Mapping[str, str], paths: Mapping[str, Reach], outputs: Sequence[str] | Mapping[str, Any], leaves: Mapping[str, str]
+) -> tuple[dict[str, str], dict[str, str]]:
+    """Return the gradients that reach a result, by the result, and the wanted leaves by slot; raise `NotReplayable` where there
+    are none."""
+    wanted = {slot: leaves[slot.removeprefix("grad_")] for slot in outputs if slot.removeprefix("grad_") in leaves}
+    found = {slot: gradient for slot, gradient in received.items() if slot in paths}
+    if not wanted or not found:
+        raise NotReplayable("the gradients that it receives belong to none of its results")
+    return found, wanted
 
 
 class OneCall:
@@ -47,30 +139,13 @@ class OneCall:
 INPUTS = "inputs.safetensors"
 
 
-class Written(Protocol):
-    """Calls as the text of a test."""
-
-    expressions: list[str]
-    """The calls, the last one that whose results count."""
-    body: str
-    """Statements of the function that executes them."""
-    tensors: dict[str, Any]
-    """What the statements load, by variable."""
-    helpers: frozenset[str]
-    """Functions that the statements use."""
-
-
 class CaseErrors(ABC):
     """Executes calls on the device that fails and on the one that is right, and tells how far they are apart."""
 
-    title: str
-    """Of the framework."""
-    needs: str
-    """What a test needs: ``torch, safetensors and pytest``."""
-    template: str
-    """Of a test."""
-    plugin: str
-    """A module that makes ``npu`` known, where the framework does not find it by itself."""
+    title: str  # of the framework
+    needs: str  # what a test needs: ``torch, safetensors and pytest``
+    template: str  # of a test
+    plugin: str  # a module that makes ``npu`` known, where the framework does not find it by itself
 
     # ---------------------------------------------------------------- what an adapter adds
     @abstractmethod
@@ -86,12 +161,9 @@ class CaseErrors(ABC):
         """Return the state of the CPU's generator at seed 0."""
 
     @abstractmethod
-    def source(self, chain: Chain, against: str, random: frozenset[int]) -> Written:
-        """Write a chain as source; ``random``: its calls that draw random numbers.
-
-        Raises:
-            NotReplayable: it cannot be written, and why.
-        """
+    def source(self, chain: Chain, against: str, random: frozenset[int]) -> Source:
+        """Write a chain, its calls in ``random`` drawing random numbers, as source; raise `NotReplayable` where it cannot be
+        written."""
 
     @abstractmethod
     def names(self, case: Case) -> tuple[str, str]:
@@ -108,23 +180,16 @@ class CaseErrors(ABC):
     # ---------------------------------------------------------------- what all share
     def saved(self, told: dict[str, Any], folder: Path) -> dict[str, Any]:
         """Write the tensors of what `written` returns to a folder, and return the rest of it, as JSON takes it."""
-        source: Written = told["source"]
+        source: Source = told["source"]
         tensors = self.save(source.tensors, folder / INPUTS)
         (folder / INPUTS).chmod(0o644)
-        parts = {
-            "expressions": source.expressions, "body": source.body, "helpers": sorted(source.helpers), "tensors": tensors,
-        }  # fmt: skip
+        parts = {"expressions": source.expressions, "body": source.body, "helpers": sorted(source.helpers), "tensors": tensors}
         named = {"title": self.title, "needs": self.needs, "template": self.template, "plugin": self.plugin}
         return told | named | {"source": parts, "environment": self.switches()}
 
     def settled(self, chain: Chain, against: str) -> Chain:
-        """Return a chain whose last call has the results of a device, computed now; a random call without a state is given one.
-
-        What calls before it draw at random is not handed on: it is loaded as it was recorded.
-
-        Raises:
-            NotReplayable: it is not executed there, and why.
-        """
+        """Return a chain whose last call has the results of a device, computed now; a random call without a state is given one,
+        and what calls before it draw is not handed on but loaded as recorded. Raises NotReplayable with the reason."""
         case = chain.target
         if not case.made.random:
             chain = chain.with_target(case.with_random({case.home: self.seeded()}))
@@ -135,28 +200,17 @@ class CaseErrors(ABC):
         return chain.with_target(chain.target.with_outputs(result.arrays))
 
     def judged(self, chain: Chain, device: str, against: str) -> tuple[Chain, Outcome]:
-        """Return a chain whose last call has the results of one device as its baseline, and the verdict on another.
-
-        Raises:
-            NotReplayable: the baseline's device does not execute it.
-        """
+        """Return a chain whose last call has one device's results as its baseline, and the verdict on another; raise
+        `NotReplayable`."""
         chain = self.settled(chain, against)
         replayer = self.chained(chain, device)
         with replayer.undisturbed():
             return chain, replayer.replay(chain.target.call)
 
     def written(self, chain: Chain, device: str | None, against: str, recorded: Arrays) -> dict[str, Any]:
-        """Return what a reproducer says: source, limits, errors.
-
-        Args:
-            chain: its results are those of ``against``.
-            device: where it is expected to fail; None: it is not here.
-            against: the device that it is compared with.
-            recorded: the results in the capture, by slot.
-
-        Raises:
-            NotReplayable: it cannot be written, and why.
-        """
+        """Return source, limits and errors of a reproducer for a chain with the results of ``against``, with which ``device`` is
+        compared, where it is expected to fail (None: it is not here); ``recorded`` are the results in the capture, by slot.
+        Raises NotReplayable with the reason."""
         replayer, case = self.chained(chain, device or against), chain.target
         with replayer.undisturbed():
             own, random = self._execute(chain, against)
@@ -248,4 +302,3 @@ def _limit(
         "rms": rms, "largest": largest, "origin": kind.origin, "rule": f"{kind.name}: {table.certain:g} times the {by}",
         "relative": rms / own.truth_rms if own.truth_rms else math.nan,
     }  # fmt: skip
-

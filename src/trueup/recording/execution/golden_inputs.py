@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 
 from trueup.foundation.model import LEVELS, TrueupError
 from trueup.foundation.store import Capture, open_capture
-from trueup.recording.execution.recorded import read_invocation, states_of
+from trueup.recording.execution.recorded import home_of, read_invocation, states_of
 
 Key = tuple[str, str, str, int]
 """Phase, scope, operator (module class, function) and ordinal of a call."""
@@ -40,15 +40,8 @@ class Kept:
 
 
 class GoldenInputs:
-    """The baseline of a forced run, a step at a time.
-
-    Args:
-        path: the baseline.
-        level: whose calls lend their inputs; None: ``module`` where the baseline has it, else ``api``, else ``aten``.
-
-    Raises:
-        TrueupError: it is no capture, or lacks the level or tensors.
-    """
+    """The baseline of a forced run, a step at a time; ``level`` tells whose calls lend their inputs, None: ``module`` where the
+    baseline has it, else ``api``, else ``aten``. Raises TrueupError where it is no capture, or lacks the level or tensors."""
 
     def __init__(self, path: str | Path, level: str | None = None) -> None:
         self.path = Path(path)
@@ -67,9 +60,7 @@ class GoldenInputs:
         both = [name for name in ("api", "aten") if isinstance(levels, list) and name in levels]
         self.levels = (self.level,) if self.level == "module" else tuple(both) if self.level == "aten" else ("api",)
         """Levels whose calls are forced: with operators the functions around them, whose records are then of the same inputs."""
-        kinds = [str(name).partition(":")[0] for rank in self._capture.ranks.values() for name in rank.get("devices") or ()]
-        self.home = next((kind for kind in kinds if kind != "cpu"), "cpu")
-        """Type of device that it was taken on."""
+        self.home = home_of(self._capture.ranks.values())
         self._step: tuple[int, int] | None = None
         self._calls: dict[Key, Kept] = {}
 
@@ -84,11 +75,7 @@ class GoldenInputs:
         return step in self._capture.steps
 
     def array(self, rank: int, row: dict[str, Any]) -> NDArray[Any]:
-        """Return a tensor as a read-only array of its shape.
-
-        Raises:
-            TrueupError: it was not kept, or is damaged.
-        """
+        """Return a tensor as a read-only array of its shape; raise `TrueupError` where it was not kept, or is damaged."""
         if row["payload_segment"] is None:
             raise TrueupError("its bytes were not kept")
         place = (row[name] for name in ("payload_segment", "payload_key", "payload_view", "digest"))

@@ -4,15 +4,22 @@
 >>> target, baseline = (Distance.of(truth, truth + e) for e in (1e-3, 1e-8))
 >>> found = judge(Operation("aten::tanh"), "float32", target, baseline, rounding=2e-6)
 >>> found.verdict, round(found.ratio), found.sentence
-('wrong', 100000, 'its error is 4.6e-04 of the result, 100,000 times the baseline\'s; rounding explains 2.0e-06')
+('wrong', 100000, 'its error is 4.6e-04 of the result, 100,000 times the baseline's; rounding explains 2.0e-06')
 
 Nothing here reads a tensor but `Distance.of`, of NumPy arrays; a device fills a `Distance` with its own sums. Factors and
-their origins are in ``facts/rounding.toml``, by class of operator; what rounding explains comes from `execution.rounding`.
+their origins are in ``facts/rounding.toml``, by class of operator.
+
+What rounding alone explains of a call's outputs, whoever computes it, by the criterion (`verdict.budget`), inputs being equal:
+
+>>> a, b = Operand("input.0", "float32", (64, 512), 181.0, 4.5), Operand("input.1", "float32", (512, 64), 181.0, 4.5)
+>>> rounding(Operation("aten::mm"), [a, b], [Operand("output.0", "float32", (64, 64), 1448.0, 90.0)])
+{'output.0': 8.6e-07}
 """
 
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any, Literal
@@ -21,8 +28,105 @@ import ml_dtypes
 import numpy as np
 from numpy.typing import NDArray
 
+from trueup.comparison.verdict.budget import Explanation
+from trueup.comparison.verdict.operands import Calls, Tensors
 from trueup.foundation.facts import operators
-from trueup.recording.execution.rounding import Operation, criterion
+from trueup.foundation.facts.criteria import Criterion, load
+from trueup.foundation.facts.operators import has
+from trueup.foundation.facts.roundoff import SINGLE, UNIT_ROUNDOFF, roundoff
+from trueup.foundation.store.columns import Vocabulary
+from trueup.foundation.store.declared import Precision
+
+PLAIN = Precision()
+
+
+@dataclass(frozen=True, slots=True)
+class Operation:
+    """What is known of a call by name: it chooses the class and the formula."""
+
+    op: str  # as recorded: ``aten::mm``, ``torch.nn.functional.linear``
+    level: str = "aten"
+    phase: str = "forward"
+
+    @property
+    def backward(self) -> bool:
+        """Whether it computes gradients."""
+        return self.phase == "backward" or has(self.op, "backward")
+
+
+@dataclass(frozen=True, slots=True)
+class Operand:
+    """A tensor of a call, by its numbers: of the baseline, or of the truth."""
+
+    slot: str
+    dtype: str  # of the computation, ``float32``: not of the float64 truth
+    shape: tuple[int, ...]
+    l2: float  # of its finite elements, masks left out
+    largest: float = math.nan  # largest magnitude among those
+
+
+@lru_cache(maxsize=1)
+def criterion() -> Criterion:
+    """Return the table whose units and formulas are used."""
+    return load("default")
+
+
+def rounding(
+    operation: Operation, inputs: Sequence[Operand], outputs: Sequence[Operand], precision: Precision = PLAIN
+) -> dict[str, float]:
+    """Return for each floating-point output the error that rounding explains, relative to its norm (0: none, or nothing known);
+    one that is all zero has the absolute root mean square of its terms' errors instead. ``inputs`` are in the order of the slots,
+    ``outputs`` have the norms of the truth, ``precision`` is what the device declares about float32 products."""
+    names, table = Vocabulary(), criterion()
+    row = table.row(operation.op, operation.level, operation.phase)
+    kept = [o for o in outputs if roundoff(o.dtype) > 0]
+    if not kept:
+        return {o.slot: 0.0 for o in outputs}
+    calls = Calls(
+        np.array([table.rows.index(row)]), np.array([names.number(operation.op)]), np.array([operation.level == "aten"]),
+        np.array([operation.phase == "optimizer"]), np.zeros(1), np.zeros(1),
+    )  # fmt: skip
+    narrowest = max(_unit(o.dtype) for o in kept)
+    own = Explanation(_tensors(kept, names), _tensors(inputs, names), calls, table, precision, names, narrowest).explain().own
+    terms = max((o.l2 / math.sqrt(max(math.prod(o.shape), 1)) for o in inputs if math.isfinite(o.l2)), default=0.0)
+    found = {o.slot: 0.0 for o in outputs}
+    for output, relative in zip(kept, own.tolist(), strict=True):
+        unit = _unit(output.dtype)
+        if not output.l2 > 0:
+            relative = row.ulps * unit * terms
+        coarse = UNIT_ROUNDOFF[output.dtype]
+        found[output.slot] = relative + (storing(operation) * coarse if coarse > SINGLE else 0.0)
+    return found
+
+
+@lru_cache(maxsize=4096)
+def storing(operation: Operation) -> float:
+    """Return how many units of its dtype a 16-bit or 8-bit result may be off a truth, which is not rounded: one, for it is
+    stored. And what the criterion grants two results that are both stored (`trueup.comparison.verdict.budget`)."""
+    row = criterion().row(operation.op, operation.level, operation.phase)
+    roundings = row.roundings if operation.level == "aten" else max(row.roundings, 2.0)
+    return 1.0 + (0.0 if row.own == "exact" else math.sqrt(roundings))
+
+
+def _unit(dtype: str) -> float:
+    """Return the unit roundoff of the arithmetic: kernels of narrow dtypes compute in float32."""
+    return min(roundoff(dtype), SINGLE)
+
+
+def _tensors(operands: Sequence[Operand], names: Vocabulary) -> Tensors:
+    kept = [o for o in operands if roundoff(o.dtype) > 0] if operands else []
+    zero = np.zeros(len(kept))
+    return Tensors(
+        np.zeros(len(kept), np.int64), np.array([names.number(o.slot) for o in kept], np.int64), zero, zero,
+        np.array([o.l2 for o in kept], np.float64), np.array([math.prod(o.shape) for o in kept], np.float64),
+        np.array([_unit(o.dtype) for o in kept], np.float64),
+        lambda at, dimension: np.array([_size(kept[n].shape, dimension) for n in at.tolist()], np.float64),
+    )  # fmt: skip
+
+
+def _size(shape: tuple[int, ...], which: int) -> float:
+    return float(shape[which]) if -len(shape) <= which < len(shape) else 1.0
+
 
 Word = Literal["accurate", "suspicious", "wrong", "ill-conditioned", "could not tell"]
 
@@ -63,11 +167,8 @@ class Distance:
 
     @staticmethod
     def of(truth: NDArray[Any], result: NDArray[Any]) -> Distance:
-        """Measure a result of any dtype against a truth of the same shape (float64, complex128, or integers).
-
-        Raises:
-            ValueError: the shapes differ.
-        """
+        """Measure a result of any dtype against a truth (float64, complex128, integers); raise `ValueError` where the shapes
+        differ."""
         if truth.shape != result.shape:
             raise ValueError(f"expected two equal shapes, got {truth.shape} and {result.shape}")
         limit = _largest(result.dtype)
@@ -183,8 +284,7 @@ class Thresholds:
 
     certain: float
     perturbed: float
-    classes: dict[str, Class]
-    """By the name of a row of the criterion."""
+    classes: dict[str, Class]  # by the name of a row of the criterion
 
     def of(self, operation: Operation) -> Class:
         """Return the class of an operator: that of its row in the criterion."""
@@ -205,20 +305,13 @@ class LocalError:
     """What is said of one output."""
 
     verdict: Word
-    ratio: float
-    """Error over the baseline's own; Inf where that is zero, NaN without a baseline."""
-    excess: float
-    """Error over what is explained: above 1 suspicious. Its larger one of root mean square and largest element."""
-    error: float
-    """Relative root mean square error of the target."""
-    baseline: float
-    """Of the baseline; NaN without one."""
-    explained: float
-    """Relative to the truth, as `error` is."""
-    rule: str
-    """Class of the operator, and what decided."""
-    origin: str
-    """Where its threshold comes from."""
+    ratio: float  # error over the baseline's own; Inf where that is zero, NaN without a baseline
+    excess: float  # error over what is explained: above 1 suspicious. Its larger one of root mean square and largest element.
+    error: float  # relative root mean square error of the target
+    baseline: float  # of the baseline; NaN without one
+    explained: float  # relative to the truth, as `error` is
+    rule: str  # class of the operator, and what decided
+    origin: str  # where its threshold comes from
     sentence: str
 
 
@@ -226,17 +319,10 @@ def judge(
     operation: Operation, dtype: str, target: Distance, baseline: Distance | None = None, *, rounding: float = 0.0,
     perturbed: Distance | None = None, identical: bool = False,
 ) -> LocalError:  # fmt: skip
-    """Judge one output of a call that was given the same inputs as the truth.
-
-    Args:
-        operation: the call.
-        dtype: of the target's output.
-        target: its distance from the truth.
-        baseline: the recorded output's; None where there is no baseline.
-        rounding: relative error that rounding explains (`execution.rounding.rounding`); absolute where the truth is all zero.
-        perturbed: distance of the truth of inputs that were moved by one unit in their last place; None: not known.
-        identical: target and baseline are bitwise the same.
-    """
+    """Judge one output (of ``dtype``) of a call that was given the truth's inputs: ``target`` and ``baseline`` are the distances
+    of both from the truth (None: no baseline), ``identical`` says they are bitwise the same. ``rounding`` is the relative error
+    that rounding explains (absolute where the truth is all zero), ``perturbed`` the distance of the truth of inputs moved by one
+    unit in their last place, None if not known."""
     kind = thresholds().of(operation)
     factor = kind.backward if operation.backward else kind.factor
     own = math.nan if baseline is None else baseline.relative

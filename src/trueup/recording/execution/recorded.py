@@ -11,6 +11,8 @@
 
 A capture is untrusted: nothing here evaluates text; sizes are believed only where the file bears them out (`store`), what is
 JSON is bounded in length and depth, and the state of a generator in size.
+
+Where and how a recorded call is executed again, and with which elements where a capture kept only numbers of them.
 """
 
 from __future__ import annotations
@@ -19,13 +21,14 @@ import base64
 import json
 import math
 import zlib
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
+from trueup.foundation.facts.roundoff import roundoff
 from trueup.foundation.model import CallKey, TrueupError
 from trueup.foundation.store import Capture
 from trueup.foundation.store.segment import numpy_dtype
@@ -92,11 +95,8 @@ class RecordedTensor:
         return found.reshape(self.shape)
 
     def array(self) -> NDArray[Any]:
-        """Return the elements, read-only, C order, in the recorded shape.
-
-        Raises:
-            TrueupError: they were not kept, or the file that holds them is damaged, or holds other bytes than were recorded.
-        """
+        """Return the elements, read-only, C order, in the recorded shape; raise `TrueupError` where they were not kept, or the
+        file is damaged."""
         if self._place is None:
             raise TrueupError(f"{self.slot} has no elements in the capture: record with --detail tensor")
         capture, rank, segment, key, view = self._place
@@ -143,10 +143,8 @@ class RecordedCall:
 
     @property
     def delivers(self) -> bool:
-        """Whether it is the backward of an api call: gradients in and out, of which the forward call tells how they are made.
-
-        A function that is called while a backward runs is none.
-        """
+        """Whether it is the backward of an api call: gradients in and out, of which the forward call tells how they are made. A
+        function that is called while a backward runs is none."""
         gradients = any(slot.startswith(("grad_input.", "grad_output.")) for slot in self.tensors)
         return self.key.level == "api" and self.key.phase == "backward" and gradients
 
@@ -172,12 +170,14 @@ class RecordedCall:
         return (self.key.level, self.kind, self.key.phase, tensors, json.dumps(made, sort_keys=True) if made else self.value)
 
 
-class RecordedCalls:
-    """The calls of a capture, read step by step.
+def home_of(ranks: Iterable[Mapping[str, Any]]) -> str:
+    """Return the type of device that a capture was taken on, by the manifests of its ranks: the first that is not ``cpu``."""
+    kinds = [name.partition(":")[0] for rank in ranks for name in rank.get("devices") or () if isinstance(name, str)]
+    return next((kind for kind in kinds if kind != "cpu"), "cpu")
 
-    Args:
-        capture: opened for reading; what turns out to be damaged is in its ``problems``.
-    """
+
+class RecordedCalls:
+    """The calls of a capture, read step by step; what turns out to be damaged is in the capture's ``problems``."""
 
     def __init__(self, capture: Capture) -> None:
         self.capture = capture
@@ -193,11 +193,7 @@ class RecordedCalls:
         return [c for _, c in sorted(calls.items()) if c.key.level in levels and (wanted is None or c.key.phase in wanted)]
 
     def at(self, rank: int, seq: int) -> RecordedCall:
-        """Return the call with this execution number.
-
-        Raises:
-            TrueupError: the rank has none.
-        """
+        """Return the call with this execution number; raise `TrueupError` where the rank has none."""
         if self._held is not None and self._held[0][0] == rank and seq in self._held[1]:
             return self._held[1][seq]
         for first, last, step in self._spans(rank):
@@ -236,9 +232,7 @@ class RecordedCalls:
             start = stop
             yield call.seq, call
 
-    def _call(
-        self, columns: dict[str, list[Any]], made: list[str | None], rows: range, state: dict[str, bytes]
-    ) -> RecordedCall:  # fmt: skip
+    def _call(self, columns: dict[str, list[Any]], made: list[str | None], rows: range, state: dict[str, bytes]) -> RecordedCall:
         at = rows[0]
         key = CallKey(*(columns[name][at] for name in ("rank", "step", "phase", "level", "scope", "op", "ordinal")))
         tensors: dict[str, RecordedTensor] = {}
@@ -310,3 +304,97 @@ def states_of(invocation: Mapping[str, Any]) -> Iterator[tuple[str, bytes]]:
         state = read_state(text)
         if state is not None:
             yield str(kind), state
+
+
+Draw = Callable[[RecordedTensor], NDArray[Any]]
+
+
+class NotReplayable(Exception):
+    """A call cannot be executed again; the text says why."""
+
+
+class Untold(Exception):
+    """A call could not be executed or followed; the text says why."""
+
+
+class ContextBroken(NotReplayable):
+    """A call before the last one cannot be executed."""
+
+    def __init__(self, seq: int, why: object) -> None:
+        super().__init__(f"call {seq}, before it, is not executed: {why}")
+        self.seq = seq
+
+
+@dataclass(frozen=True)
+class Place:
+    """Where and how calls are executed: tensors of ``home``, the type of device that the capture was taken on, move to ``device``
+    (``npu``, ``cuda:1``, ``cpu``), others (a CPU scalar beside them) stay. ``wide``: on the CPU in float64 and complex128,
+    without autocast: the truth. ``draw`` makes elements where only numbers were kept; without, such calls are not executed."""
+
+    device: str
+    home: str = "cpu"
+    wide: bool = False
+    draw: Draw | None = None
+    hosted: tuple[str, ...] = ()  # slots that are on the CPU whatever the device
+    perturb: bool = False  # move each floating-point element by one unit in its last place, up or down
+
+
+INTEGERS = ("int", "uint")
+MOST = 1 << 28
+"""Largest tensor that is drawn, in elements: a size that the file does not bear out is not believed."""
+
+
+def draw(recorded: RecordedTensor, seed: int = 0) -> NDArray[Any]:
+    """Return elements with the recorded counts of zero, NaN and Inf and bounds exactly, mean and l2 to a few per cent where they
+    fit the bounds (a clipped normal distribution), the same each time. What is beside (which element is where, correlations) is
+    not known, so a result may be better or worse conditioned than it was. Raises ValueError where the tensor is larger than is
+    drawn."""
+    count = recorded.numel
+    if count > MOST:
+        raise ValueError(f"{recorded.slot} has {count:,} elements; at most {MOST:,} are drawn")
+    source = np.random.default_rng([seed, zlib.crc32(f"{recorded.slot} {recorded.shape}".encode())])
+    numbers = {name: 0.0 if value is None or math.isnan(value) else float(value) for name, value in recorded.numbers.items()}
+    low, high, mean = numbers["min"], numbers["max"], numbers["mean"]
+    dtype = numpy_dtype(recorded.dtype)
+    if dtype == np.bool_:
+        values = np.zeros(count)
+        values[: max(0, count - int(numbers["n_zero"]))] = 1
+        return source.permutation(values).astype(dtype).reshape(recorded.shape)
+    if recorded.dtype.startswith(INTEGERS):
+        return _integers(source, count, int(low), int(high), int(numbers["n_zero"])).astype(dtype).reshape(recorded.shape)
+    special = [int(numbers[name]) for name in ("n_nan", "n_posinf", "n_neginf", "n_zero")]
+    left = max(0, count - sum(special))
+    deviation = math.sqrt(max(0.0, numbers["l2"] ** 2 / max(left, 1) - _mean(mean, count, special) ** 2)) if left else 0.0
+    values = np.clip(source.normal(_mean(mean, count, special), deviation or 0.0, left), low, high)
+    if left > 1:
+        values[:2] = low, high
+    elif left:
+        values[0] = low
+    whole = np.concatenate([values, *(np.full(n, v) for n, v in zip(special, (np.nan, np.inf, -np.inf, 0.0), strict=True))])[:count]
+    with np.errstate(all="ignore"):
+        return source.permutation(whole).astype(dtype).reshape(recorded.shape)
+
+
+def _mean(mean: float, count: int, special: list[int]) -> float:
+    finite = count - sum(special[:3])
+    return mean * finite / max(finite - special[3], 1)  # of those that are not zero
+
+
+def _integers(source: np.random.Generator, count: int, low: int, high: int, zeros: int) -> NDArray[np.int64]:
+    values = source.integers(low, high + 1, count) if high >= low else np.zeros(count, np.int64)
+    if low < 0 or zeros:
+        values[values == 0] = high if high else low
+        values[: min(zeros, count)] = 0
+    if count - zeros > 1:
+        values[-2:] = low, high
+    return np.asarray(source.permutation(values), np.int64)
+
+
+def moved(recorded: RecordedTensor) -> NDArray[Any]:
+    """Return the elements, each one unit in its last place away, in float64."""
+    array, unit = recorded.array(), roundoff(recorded.dtype)
+    if not unit or array.dtype.kind == "c":
+        return array
+    signs = np.random.default_rng(0).integers(0, 2, array.shape) * 2.0 - 1.0
+    wide = array.astype(np.float64)
+    return np.where(np.abs(wide) < 1e30, wide * (1 + 2 * unit * signs), wide)

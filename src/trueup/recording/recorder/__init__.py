@@ -18,14 +18,7 @@ if TYPE_CHECKING:
     from trueup.recording.recorder.rows import Statistics as Statistics
     from trueup.recording.recorder.rows import Tensor as Tensor
 
-_HOMES = {
-    "Call": "trueup.recording.recorder.rows",
-    "CaptureOptions": "trueup.recording.recorder.options",
-    "Recorder": "trueup.recording.recorder.recorder",
-    "Slot": "trueup.recording.recorder.rows",
-    "Statistics": "trueup.recording.recorder.rows",
-    "Tensor": "trueup.recording.recorder.rows",
-}
+_HOMES = {"CaptureOptions": "options", "Recorder": "recorder"} | dict.fromkeys(("Call", "Slot", "Statistics", "Tensor"), "rows")
 
 __all__ = ["Call", "CaptureOptions", "Recorder", "Slot", "Statistics", "Tensor"]
 
@@ -33,4 +26,4 @@ __all__ = ["Call", "CaptureOptions", "Recorder", "Slot", "Statistics", "Tensor"]
 def __getattr__(name: str) -> Any:
     if name not in _HOMES:
         raise AttributeError(f"module 'trueup.recording.recorder' has no attribute {name!r}")
-    return getattr(import_module(_HOMES[name]), name)
+    return getattr(import_module(f"{__name__}.{_HOMES[name]}"), name)

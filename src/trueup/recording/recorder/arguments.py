@@ -23,15 +23,10 @@ PLAIN = frozenset({int, bool, str, type(None)})
 
 
 class Arguments:
-    """Encodes the arguments of calls of one framework, each combination once.
-
-    Args:
-        tensor: the framework's class of tensors, which have slots of their own.
-        left_out: classes of what is expected to differ between two runs, devices and generators.
-        sizes: the class of a tensor's shape, if that is no tuple.
-        exact: classes of the framework's whose equal values are encoded alike.
-        is_named: tells whether the text of a value is its name, as of a dtype.
-    """
+    """Encodes the arguments of calls of one framework, each combination once: ``tensor`` is its class of tensors, which have
+    slots of their own, ``left_out`` classes expected to differ between two runs (devices, generators), ``sizes`` the class of a
+    shape if no tuple, ``exact`` those whose equal values are encoded alike; ``is_named`` tells whether the text of a value is its
+    name, as of a dtype."""
 
     def __init__(
         self, tensor: type, left_out: tuple[type, ...], sizes: type, is_named: Callable[[Any], bool], exact: tuple[type, ...] = ()
@@ -41,11 +36,8 @@ class Arguments:
         self._known: dict[tuple[Any, ...], str | None] = {}
 
     def describe(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> str | None:
-        """Encode the non-tensor arguments of a call as JSON, or None if there is none.
-
-        What is expected to differ between two runs is left out. What would be too long is told by its length and digest, which
-        two runs can still compare.
-        """
+        """Encode the non-tensor arguments of a call as JSON, or None if there is none, without those expected to differ between
+        two runs; of a text too long its length and digest, which two runs can still compare."""
         key: list[Any] = []
         try:
             for k, value in enumerate(args):
@@ -78,11 +70,8 @@ class Arguments:
         return json.dumps({"length": len(text), "xxh3": xxhash.xxh3_64_hexdigest(text.encode())})
 
     def _frozen(self, value: Any) -> Any:
-        """Return something hashable that is equal for values that are encoded alike.
-
-        Raises:
-            TypeError: there is nothing so simple.
-        """
+        """Return something hashable that is equal for values encoded alike; raise `TypeError` where there is nothing so
+        simple."""
         kind = type(value)
         if kind in self._exact:
             return kind, value

@@ -21,12 +21,8 @@ from trueup.recording.recorder.rows import FIELDS, Call, Place, Rows, Slot, Stat
 
 
 def parts(rows: Rows, places: Sequence[Place | None]) -> dict[int, pa.Table]:
-    """Return the rows of each step as a table; made as one and taken apart, for a table of few rows costs as much as one of many.
-
-    Args:
-        rows: whose statistics are on the host by now.
-        places: of each row's payload.
-    """
+    """Return the rows of each step as a table, statistics on the host by now; made as one and taken apart, for few rows cost as
+    much as many."""
     steps = np.array(rows[::FIELDS], np.int64)
     whole = table(columns(rows, places))
     edges = [0, *(np.flatnonzero(np.diff(steps)) + 1).tolist(), len(steps)]

@@ -1,4 +1,7 @@
-"""`trueup capture -- COMMAND`: run a command whose Python processes capture themselves, then say what was captured."""
+"""`trueup capture -- COMMAND` and `trueup watch -- COMMAND`: run a command whose Python processes capture, or watch, themselves.
+
+At the end a capture says what was captured, by whom, and which options selected nothing; a watch says what it found.
+"""
 
 from __future__ import annotations
 
@@ -9,16 +12,26 @@ import signal
 import subprocess
 import sys
 import uuid
-from collections.abc import Mapping, Sequence
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import nullcontext, suppress
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from trueup.foundation.model import TrueupError
+from trueup.foundation.store.policy_uses import policy_lines
 from trueup.foundation.version import VERSION
+from trueup.foundation.words.wording import say
 from trueup.recording.arming import SITE, VARIABLE
-from trueup.recording.recorder import summary
-from trueup.recording.recorder.options import CaptureOptions
+from trueup.recording.recorder.options import STOPPED, CaptureOptions, WatchOptions, in_ranges, ranges_text, sentence
+from trueup.recording.registry import ADAPTERS, listed
+
+if TYPE_CHECKING:
+    from trueup.foundation.store import Capture
+
+
+WATCHED = "trueup-watch"
+"""Directory of a watch for which none is named."""
 
 PASSED_ON = (signal.SIGINT, signal.SIGTERM)
 TIMED_OUT = 124
@@ -46,12 +59,32 @@ def run(options: Mapping[str, Any], command: Sequence[str]) -> int:
     policy = _policy(chosen.pop("policy", None), chosen)
     parsed = CaptureOptions.of(**{k: v for k, v in chosen.items() if v is not None})
     order: dict[str, Any] = {} if policy is None else {"policy": list(policy)}
-    return summary.tell(directory, parsed, execute(directory, parsed, command, **order))
+    return tell(directory, parsed, execute(directory, parsed, command, **order))
+
+
+def run_watched(output: Path | None, options: CaptureOptions, watch: WatchOptions, command: Sequence[str]) -> int:
+    """Run a command under watch.
+
+    Returns:
+        3 if the run was stopped after as many hits as were asked for, the command's own exit code if it failed, 2 if nothing was
+        watched, else 0.
+
+    Raises:
+        TrueupError: the command cannot start, or the directory is not empty or cannot be written.
+    """
+    directory = (_free() if output is None else output).absolute()
+    code = execute(directory, options, command, watch=watch.to_json())
+    return tell_watched(directory, options, code)
+
+
+def _free() -> Path:
+    names = (Path(f"{WATCHED}{'' if k == 1 else f'-{k}'}") for k in range(1, 10_000))
+    return next(name for name in names if not name.exists())
 
 
 def execute(
-    directory: Path, options: CaptureOptions, command: Sequence[str], *, environment: Mapping[str, str] | None = None,
-    output: Path | None = None, timeout: float | None = None, **order: Any,
+    directory: Path, options: CaptureOptions, command: Sequence[str], *, environment: Mapping[str, str | None] | None = None,
+    output: Path | None = None, timeout: float | None = None, folder: Path | None = None, **order: Any,
 ) -> int:  # fmt: skip
     """Run a command whose processes arm themselves; return its exit code, as a shell would, or `TIMED_OUT`.
 
@@ -59,10 +92,11 @@ def execute(
         directory: where they write.
         options: what they see.
         command: the program and its arguments.
-        environment: variables that are set for it besides.
+        environment: variables that are set for it besides, or with None taken away.
+        folder: that it runs in; else our own.
         output: file that what it prints goes to; else where our own goes.
         timeout: seconds after which it is ended, with all that it started.
-        order: what else they are told (see `trueup.recording.arming.process`).
+        order: further orders for them (see `trueup.recording.arming.process`).
 
     Raises:
         TrueupError: the command cannot start, or the directory is not empty or cannot be written.
@@ -70,8 +104,9 @@ def execute(
     program = _program(command[0])
     made = _prepare(directory)
     try:
-        told = {**_environment(directory, options, list(command), order), **(environment or {})}
-        return _execute([program, *command[1:]], told, output, timeout)
+        given = {name: value for name, value in {**os.environ, **(environment or {})}.items() if value is not None}
+        told = _environment(given, directory, options, list(command), order)
+        return run_to_the_end([program, *command[1:]], told, output, timeout, folder)
     except OSError as error:
         _undo(made)
         raise TrueupError(_not_started(command[0], f"{program}: {error.strerror or error}")) from None
@@ -158,34 +193,27 @@ def _not_writable(directory: Path, got: str) -> str:
 
 
 def _environment(
-    directory: Path, options: CaptureOptions, command: list[str], more: Mapping[str, Any]
+    given: Mapping[str, str], directory: Path, options: CaptureOptions, command: list[str], more: Mapping[str, Any]
 ) -> dict[str, str]:
     root: dict[str, Any] = {
-        "trueup_version": VERSION,
-        "command": command,
-        "levels": list(options.levels),
-        "detail": options.detail,
-        "config": json.loads(options.to_json()),
-        "run": uuid.uuid4().hex,
-    }
+        "trueup_version": VERSION, "command": command, "levels": list(options.levels), "detail": options.detail,
+        "config": json.loads(options.to_json()), "run": uuid.uuid4().hex,
+    }  # fmt: skip
     order = {"directory": str(directory), "options": options.to_json(), "root": root, **more}
     if "policy" in more:
         root["policy"] = dict(zip(("path", "text"), more["policy"], strict=True))
     package = str(Path(__file__).resolve().parents[3])
     # An installed Trueup is found by its own Python; its neighbours must not get before those of another one.
     installed = Path(package).name in ("site-packages", "dist-packages")
-    path = [SITE, *([] if installed else [package]), *filter(None, [os.environ.get("PYTHONPATH")])]
-    return {**os.environ, VARIABLE: json.dumps(order), "PYTHONPATH": os.pathsep.join(path)}
+    path = [SITE, *([] if installed else [package]), *filter(None, [given.get("PYTHONPATH")])]
+    return {**given, VARIABLE: json.dumps(order), "PYTHONPATH": os.pathsep.join(path)}
 
 
-def _execute(command: list[str], environment: dict[str, str], output: Path | None, timeout: float | None) -> int:
-    """Run to the end, passing on the signals that ask us to stop; return the exit code as a shell would.
-
-    A command with a time limit is the first of a process group of its own, which is ended as a whole.
-
-    Raises:
-        OSError: the command did not start.
-    """
+def run_to_the_end(
+    command: Sequence[str], environment: Mapping[str, str], output: Path | None, timeout: float | None, folder: Path | None = None
+) -> int:
+    """Run a command, passing on the signals that ask us to stop; return the exit code as a shell would, or `TIMED_OUT`. With a
+    time limit it is the first of a process group of its own, ended as a whole. Raises OSError where it did not start."""
     started: list[subprocess.Popen[bytes]] = []
     asked: list[int] = []
 
@@ -200,7 +228,9 @@ def _execute(command: list[str], environment: dict[str, str], output: Path | Non
         with nullcontext() if output is None else output.open("wb") as file:
             errors = None if file is None else subprocess.STDOUT
             own = timeout is not None
-            started.append(subprocess.Popen(command, env=environment, stdout=file, stderr=errors, start_new_session=own))
+            started.append(
+                subprocess.Popen(command, env=environment, stdout=file, stderr=errors, start_new_session=own, cwd=folder)
+            )
         for number in asked:  # before there was anything to pass it on to
             started[0].send_signal(number)
         code = _waited(started[0], timeout)
@@ -227,3 +257,194 @@ def _has_terminal() -> bool:
         return os.tcgetpgrp(sys.stdin.fileno()) == os.getpgrp()
     except (OSError, ValueError, AttributeError):
         return False
+
+
+# ---------------------------------------------------------------- what is said at the end
+Report = dict[str, Any]
+
+NAMES, TITLES = listed([adapter.name for adapter in ADAPTERS]), listed([adapter.title for adapter in ADAPTERS])
+NO_FRAMEWORK = (
+    f"no process of the command imported {TITLES}\n"
+    f"  expected: a Python process that imports {NAMES}, started with the environment of the command\n"
+    "  got:      none\n"
+    "  next:     name the training command; python -I, -E or -S, or a PYTHONPATH set anew, hides a process from Trueup"
+)
+
+
+def tell(directory: Path, options: CaptureOptions, code: int) -> int:
+    """Say on stderr what was captured; return ``code`` if the command failed, else 2 if nothing was captured or the capture
+    failed and the run was to stop then, else 0."""
+    reports = reports_of(directory)
+    capture = _capture(directory)
+    ended = f"; the command ended with exit code {code}" if code else ""
+    if capture is None and any(directory.glob("rank-*/step-*/records-*")):
+        say(f"what was captured into {directory} cannot be opened{ended}; nothing of it was removed\n"
+             f"  next:     trueup show {directory} says why")  # fmt: skip
+        return code or 2
+    if capture is None or not capture.rows or _only_losses(capture, reports):
+        why = _why_nothing(directory, options, reports) or (NO_FRAMEWORK.splitlines()[0] if code else NO_FRAMEWORK)
+        say(f"nothing was captured into {directory}{ended}: {why}")
+        _clear(directory)
+        return _exit_code(options, reports, capture, code) or 2
+    ranks = f", {len(capture.ranks)} ranks" if len(capture.ranks) > 1 else ""
+    steps = f"{len(capture.steps)} step{'s' if len(capture.steps) != 1 else ''}"
+    say(f"captured {capture.rows:,} slots over {steps}{ranks} into {directory}{ended}")
+    for text in policy_lines(capture.ranks.values()):
+        say(f"policy: {text}")
+    for text in [*_unused(options, reports), *_remarks(reports), *capture.problems]:
+        say(f"note: {text}")
+    return _exit_code(options, reports, capture, code)
+
+
+def _exit_code(options: CaptureOptions, reports: Sequence[Report], capture: Capture | None, code: int) -> int:
+    """Return the command's own exit code, or 2 where it was to stop with its capture and that failed."""
+    if options.on_error == "continue":
+        return code
+    told = any(report.get("failure") for report in reports)
+    # A process that could not leave its last report (the disk is full) has left a manifest that was never finished.
+    untold = not code and capture is not None and any(m.get("status") != "complete" for m in capture.ranks.values())
+    return 2 if told or untold else code
+
+
+def _capture(directory: Path) -> Capture | None:
+    if not directory.is_dir() or not any(directory.iterdir()):
+        return None
+    from trueup.foundation.store import open_capture
+
+    try:
+        return open_capture(directory)
+    except TrueupError:
+        return None
+
+
+def reports_of(directory: Path) -> list[Report]:
+    """Return what the processes of a run left in its directory."""
+    reports = []
+    for path in sorted((directory / "processes").glob("*.json")):
+        with suppress(OSError, ValueError):
+            reports.append(json.loads(path.read_text()))
+    return reports
+
+
+def _clear(directory: Path) -> None:
+    """Leave nothing in the way of the next attempt: what was empty before, and holds nothing now, is removed."""
+    for name in ("processes", "rank-*", "unranked-*"):
+        for folder in directory.glob(name):
+            shutil.rmtree(folder, ignore_errors=True)
+    with suppress(OSError):
+        (directory / "manifest.json").unlink(missing_ok=True)
+        directory.rmdir()
+
+
+def _only_losses(capture: Capture, reports: Sequence[Report]) -> bool:
+    """Tell whether no option selected a call: the loss curve alone, which is always kept, is no capture."""
+    told = [r for r in reports if r.get("calls") and not r.get("displaced")]
+    return len(told) == len(capture.ranks) and not any(r.get("selected", True) for r in told)
+
+
+def _why_nothing(directory: Path, options: CaptureOptions, reports: Sequence[Report]) -> str:
+    if not directory.is_dir():
+        return "the directory was removed, or replaced, while the command ran"
+    said = [*_unused(options, reports), *(f"{_name(r)} failed: {r['failure']}" for r in reports if r.get("failure"))]
+    said += [f"{_name(r)} was killed before its first flush, or could not write its report" for r in reports if _killed(r)]
+    if not said:
+        said = [f"{_name(r)}: {r['why']}" for r in reports if r.get("why")][:8]
+    if not said and reports:
+        said = [f"{_name(r)} is a launcher, and nothing that it started imported {TITLES}" for r in reports[:1]]
+    return "; ".join(said)
+
+
+def _unused(options: CaptureOptions, reports: Sequence[Report]) -> list[str]:
+    """Return the options that selected nothing in any process that trained."""
+    trained = [r for r in reports if r.get("role") in ("run", "child") and "unused" in r]
+    said = []
+    ranks = sorted({r["process_rank"] for r in trained if r.get("process_rank") is not None})
+    if options.ranks is not None and ranks:
+        missing = [r for r in options.ranks if not any(in_ranges(rank, (r,)) for rank in ranks)]
+        if missing:
+            were = f"rank {ranks[0]}" if len(ranks) == 1 else f"ranks {', '.join(map(str, ranks))}"
+            said.append(f"ranks {ranges_text(tuple(missing))} selected nothing: {were} ran")
+        trained = [r for r in trained if in_ranges(r["process_rank"] or 0, options.ranks)]
+    first = trained[0]["unused"] if trained else {}
+    return said + [sentence(option, first[option]) for option in first if all(option in r["unused"] for r in trained)]
+
+
+def _remarks(reports: Iterable[Report]) -> list[str]:
+    """Return what is to be said of single processes; those that had nothing to record are counted."""
+    said, quiet = [], Counter[str]()
+    for report in reports:
+        if _killed(report):
+            continue  # its rank, if it has one, reads as interrupted
+        if report.get("failure"):
+            said.append(f"{_name(report)} failed to capture: {report['failure']}")
+        elif report.get("displaced"):
+            said.append(f"what {_name(report)} recorded before its ranks started is not part of the capture")
+        elif not report.get("calls"):
+            quiet[_kind(report)] += 1
+    if quiet:
+        counted = ", ".join(f"{n} {kind}{'s' if n > 1 else ''}" for kind, n in quiet.items())
+        said.append(f"nothing to record in {counted}")
+    return said
+
+
+def _killed(report: Report) -> bool:
+    """Tell whether a process left no last report."""
+    return report.get("state") == "running" and report.get("role") == "run"
+
+
+def _kind(report: Report) -> str:
+    kind = str(report.get("role", "run"))
+    return {"run": "other process", "child": "worker without process group"}.get(kind, kind)
+
+
+def _name(report: Report) -> str:
+    return f"process {report.get('pid')} ({' '.join(map(str, report.get('argv', [])[:3]))})"
+
+
+# ---------------------------------------------------------------- of a watch
+NAMED = 8
+"""Hits that are named at the end."""
+
+
+def tell_watched(directory: Path, options: CaptureOptions, code: int) -> int:
+    """Say on stderr what was found; return the exit code."""
+    reports = reports_of(directory)
+    watched = [report for report in reports if report.get("watch") and report.get("calls")]
+    stopped = (directory / "stop").exists()
+    ended = f"; the command ended with exit code {code}" if code and not stopped else ""
+    if not watched and not any(directory.glob("step-*")):
+        why = _why_nothing(directory, options, reports) or NO_FRAMEWORK
+        say(f"nothing was watched{ended}: {why}")
+        _clear(directory)
+        return code or 2
+    for report in reports:
+        if report.get("failure"):
+            say(f"note: {_name(report)} stopped to watch: {report['failure']}")
+    say(f"{_found(watched)}{ended}")
+    for line in _hits(watched):
+        say(f"  {line}")
+    for scale in dict.fromkeys(report["watch"]["loss_scale"]["said"] for report in watched):
+        if scale:
+            say(scale)
+    if stopped:
+        return STOPPED
+    if not any(report["watch"]["hits"] for report in watched) and not any(directory.glob("step-*")):
+        _clear(directory)  # nothing was bad
+    return code
+
+
+def _found(watched: Sequence[dict[str, Any]]) -> str:
+    steps = max((report["watch"]["steps"] for report in watched), default=0)
+    hits = sum(report["watch"]["hits"] for report in watched)
+    skipped = max((report["watch"]["transients"] for report in watched), default=0)
+    ranks = f" on {len(watched)} ranks" if len(watched) > 1 else ""
+    some = f"watched {steps:,} step{'s' if steps != 1 else ''}{ranks}: "
+    some += f"{hits:,} hit{'s' if hits != 1 else ''}" if hits else "nothing bad"
+    return some + (f"; {skipped:,} steps overflowed and were skipped by the loss scaling, as it is meant to" if skipped else "")
+
+
+def _hits(watched: Sequence[dict[str, Any]]) -> list[str]:
+    hits = sorted((hit for report in watched for hit in report["watch"]["first"]), key=lambda hit: (hit["step"], hit["rank"]))
+    lines = [f"{hit['said']} ({hit['path'] or hit['tensors']})" for hit in hits]
+    more = sum(report["watch"]["hits"] for report in watched) - NAMED
+    return lines[:NAMED] + ([f"and {more:,} more"] if more > 0 else [])

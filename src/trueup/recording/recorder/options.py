@@ -1,15 +1,48 @@
-"""The options of a capture, from Python, from the command line or from the environment of an armed process."""
+"""The options of a capture and of a watch: from Python, from the command line or from the environment of an armed process.
+
+Which calls are meant is said by patterns (globs such as ``neck.*`` or ``*softmax*``, and regular expressions between slashes). At
+the end of a run `unused` says which option selected nothing, and what it could have selected.
+"""
 
 from __future__ import annotations
 
 import dataclasses
+import fnmatch
 import json
+import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
 from trueup.foundation.model import DETAILS, LEVELS, PHASES, TrueupError
-from trueup.recording.recorder.filters import Patterns
+
+
+class Patterns:
+    """A set of patterns matched against the scope, the operator, and ``scope/op`` of a call."""
+
+    def __init__(self, patterns: Sequence[str]) -> None:
+        self._compiled = [_compile(p) for p in patterns]
+
+    def __bool__(self) -> bool:
+        return bool(self._compiled)
+
+    def match(self, scope: str, op: str) -> bool:
+        """Tell whether any pattern matches the call."""
+        names = (scope, op, f"{scope}/{op}")
+        return any(pattern.search(name) for pattern in self._compiled for name in names)
+
+    def match_name(self, name: str) -> bool:
+        """Tell whether any pattern matches a name alone."""
+        return any(pattern.search(name) for pattern in self._compiled)
+
+
+def _compile(pattern: str) -> re.Pattern[str]:
+    is_regex = len(pattern) > 1 and pattern.startswith("/") and pattern.endswith("/")
+    try:
+        return re.compile(pattern[1:-1] if is_regex else rf"\A{fnmatch.translate(pattern)}")
+    except re.error as error:
+        raise TrueupError(f"pattern {pattern} is not a regular expression: {error}") from None
+
 
 Ranges = tuple[tuple[int, int | None], ...]
 """Half-open ranges of integers; an end of None is open."""
@@ -18,11 +51,8 @@ NumberSet = str | int | range | Iterable[int] | None
 
 
 def parse_numbers(value: NumberSet, what: str) -> Ranges | None:
-    """Read a set of step or rank numbers: ``range(0, 3)``, ``[0, 2]``, ``7``, ``"0:3"``, ``"0,2,5:"``; None means all.
-
-    Raises:
-        TrueupError: the value is none of these, or selects nothing.
-    """
+    """Read a set of step or rank numbers: ``range(0, 3)``, ``[0, 2]``, ``7``, ``"0:3"``, ``"0,2,5:"``; None means all. Raises
+    TrueupError where the value is none of these, or selects nothing."""
     if value is None:
         return None
     if isinstance(value, str):
@@ -69,7 +99,7 @@ class CaptureOptions:
     on_error: Literal["continue", "stop"] = "continue"
     compile: Literal["off", "through"] = "off"
     shadow: dict[str, Any] | None = None
-    """Fields of `execution.shadow_options.ShadowOptions`: operators are computed again, and judged, instead of recorded."""
+    """Fields of `execution.shadow.ShadowOptions`: operators are computed again, and judged, instead of recorded."""
     inputs_from: str | None = None
     """A capture of detail ``tensor`` whose inputs the modules, or calls, get instead of their own."""
     force: str | None = None
@@ -79,27 +109,12 @@ class CaptureOptions:
 
     @classmethod
     def of(
-        cls,
-        *,
-        level: str | Sequence[str] = LEVELS,
-        detail: str = "stats",
-        steps: NumberSet = None,
-        ranks: NumberSet = None,
-        include: str | Sequence[str] | None = None,
-        exclude: str | Sequence[str] | None = None,
-        phase: str | Sequence[str] | None = None,
-        on_error: str = "continue",
-        compile: str = "off",
-        shadow: dict[str, Any] | None = None,
-        inputs_from: str | None = None,
-        force: str | None = None,
-        stop: bool = False,
-    ) -> CaptureOptions:
-        """Check the options of `trueup.capture`.
-
-        Raises:
-            TrueupError: a value is unknown, or a selection selects nothing.
-        """
+        cls, *, level: str | Sequence[str] = LEVELS, detail: str = "stats", steps: NumberSet = None, ranks: NumberSet = None,
+        include: str | Sequence[str] | None = None, exclude: str | Sequence[str] | None = None,
+        phase: str | Sequence[str] | None = None, on_error: str = "continue", compile: str = "off",
+        shadow: dict[str, Any] | None = None, inputs_from: str | None = None, force: str | None = None, stop: bool = False,
+    ) -> CaptureOptions:  # fmt: skip
+        """Check the options of `trueup.capture`; raise `TrueupError` where a value is unknown, or a selection selects nothing."""
         levels = _words("level", LEVELS if level == "all" else level, LEVELS) if shadow is None else ("aten",)
         if shadow is not None and compile == "through":
             raise TrueupError("a shadow run computes operators again, and compiled code has none: leave out --compile=through")
@@ -179,3 +194,130 @@ def _words(what: str, value: str | Sequence[str], known: Sequence[str]) -> tuple
     if not words:
         raise TrueupError(f"no {what} selected: expected one or more of {', '.join(known)}")
     return tuple(word for word in known if word in words)
+
+
+# ---------------------------------------------------------------- of a watch
+FRAMES = 64
+BUDGET = 1 << 30
+"""Bytes that a rank may write, all hits together."""
+STOPPED = 3
+"""Exit code of a run that was stopped."""
+
+
+class WatchStopped(SystemExit):
+    """A watched run was stopped after as many hits as were asked for; its code is 3. It is no ``Exception``, so a training loop
+    that survives exceptions does not survive it."""
+
+
+@dataclass(frozen=True, slots=True)
+class WatchOptions:
+    """When to stop, and how much to save."""
+
+    stop_after: int | None = None  # hits after which the run is stopped; None: never
+    frames: int = FRAMES  # calls saved before the bad one, and after it
+    budget: int = BUDGET
+
+    @classmethod
+    def of(cls, stop_after: int | str | None = None, frames: int = FRAMES, budget: int | str = BUDGET) -> WatchOptions:
+        """Check the options; raise `TrueupError` where a value means nothing."""
+        text = str(stop_after)
+        if text not in ("None", "never") and not (text.isdigit() and int(text) > 0):
+            raise TrueupError(f"stop_after {stop_after!r} is unknown: expected a number of hits from 1 on, or never")
+        if frames < 0:
+            raise TrueupError(f"frames {frames} is too small: expected 0 or more calls before the bad one")
+        return cls(int(text) if text.isdigit() else None, frames, _bytes(budget))
+
+    def to_json(self) -> str:
+        """Encode for the environment of a child process."""
+        return json.dumps(dataclasses.asdict(self))
+
+
+def _bytes(value: int | str) -> int:
+    text = str(value).strip().upper().removesuffix("B")
+    units = {"K": 1 << 10, "M": 1 << 20, "G": 1 << 30, "T": 1 << 40}
+    number, unit = (text[:-1], units[text[-1]]) if text and text[-1] in units else (text, 1)
+    try:
+        size = int(float(number) * unit)
+    except (ValueError, OverflowError):
+        size = 0
+    if size <= 0:
+        raise TrueupError(f"budget {value!r} cannot be read: expected a size such as 500MB or 2GB")
+    return size
+
+
+def capture_options(
+    level: str | Sequence[str] | None, phase: str | Sequence[str] | None, include: Any = None, exclude: Any = None,
+    steps: NumberSet = None, ranks: NumberSet = None, compile: str = "off",
+) -> CaptureOptions:  # fmt: skip
+    """Return what is seen: functions and modules' functions, forward and backward; the optimizer's only where it is asked for."""
+    phases = [name for name in PHASES if name != "optimizer"] if phase is None else phase
+    return CaptureOptions.of(
+        level="api" if level is None else level, phase=phases, include=include, exclude=exclude, steps=steps, ranks=ranks,
+        compile=compile,
+    )  # fmt: skip
+
+
+# ---------------------------------------------------------------- which options selected nothing
+NAMED = 8
+"""How many scopes or operators are named before they are counted."""
+
+
+@dataclass(frozen=True, slots=True)
+class Seen:
+    """What was executed while the capture was on; ``keys`` are (level, phase, scope, op)."""
+
+    calls: int
+    steps: int
+    keys: tuple[tuple[str, str, str, str], ...]
+
+
+def unused(options: CaptureOptions, seen: Seen) -> dict[str, str]:
+    """Return the options that selected nothing, each with the reason and with what there was to select. Steps hide all else:
+    where none of those selected was executed, nothing was seen."""
+    said = {f"steps {_text(r)}": _steps_that_ran(seen.steps) for r in options.steps or () if r[0] >= max(seen.steps, 1)}
+    if not seen.keys:
+        return said
+    for what, chosen, known, column in (("level", options.levels, LEVELS, 0), ("phase", options.phases, PHASES, 1)):
+        present = {key[column] for key in seen.keys}
+        if len(chosen) < len(known):
+            were = ", ".join(name for name in known if name in present)
+            reason = f"matched none of {seen.calls:,} calls; {what}s seen: {were}"
+            said |= {f"{what} {name}": reason for name in chosen if name not in present}
+    names = {(key[2], key[3]) for key in seen.keys}
+    for what, patterns in (("include", options.include), ("exclude", options.exclude)):
+        for pattern in patterns:
+            if not any(Patterns([pattern]).match(scope, op) for scope, op in names):
+                said[f"{what} {pattern!r}"] = f"matched none of {seen.calls:,} calls; {_names(names)}"
+    return said
+
+
+def sentence(option: str, reason: str) -> str:
+    """Say one item of `unused`."""
+    return f"{option} {reason}" if reason.startswith("matched") else f"{option} selected nothing: {reason}"
+
+
+def _steps_that_ran(steps: int) -> str:
+    if not steps:
+        return "the run ended no step (no optimizer made one), so all it did was step 0"
+    return f"the run had {steps} step{'s, 0 to ' + str(steps - 1) if steps > 1 else ', step 0'}"
+
+
+def _names(names: Iterable[tuple[str, str]]) -> str:
+    scopes = sorted({scope.split(".")[0] for scope, _ in names} - {""})
+    if scopes:
+        return f"scopes seen: {_some(scopes)}"
+    return f"no scopes seen (no module ran); operators seen: {_some(sorted({op for _, op in names}))}"
+
+
+def _some(names: Sequence[str]) -> str:
+    return ", ".join(names[:NAMED]) + (f" and {len(names) - NAMED} more" if len(names) > NAMED else "")
+
+
+def _text(bounds: tuple[int, int | None]) -> str:
+    start, stop = bounds
+    return str(start) if stop == start + 1 else f"{start}:" if stop is None else f"{start}:{stop}"
+
+
+def ranges_text(ranges: Ranges) -> str:
+    """Write ranges as they are given on the command line."""
+    return ",".join(map(_text, ranges))

@@ -3,32 +3,36 @@
 Rows are appended under a lock by whatever thread executes the call (backward runs on its own on an accelerator) and written by
 a background thread every second or 24 MB, so a killed process loses no more than that. Where the disk is slower than the training,
 up to 120 MB wait for it before the training does.
+
+A recorder that writes nothing: the rows of the present step stay in memory, for somebody to look at, and go when it ends.
+
+Memory is bounded whatever a step does (an evaluation has no optimizer step to end it): beyond `MOST_ROWS` rows the counts of what
+is there are looked at early, and only the calls that hold a number of interest, and the latest ones, stay.
 """
 
 from __future__ import annotations
 
+import dataclasses
 import itertools
-import sys
+import os
 import threading
 import time
-from collections.abc import Callable
+from collections import OrderedDict
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 import numpy as np
+from numpy.typing import NDArray
 
-from trueup.foundation.model import RunStopped, TrueupError
+from trueup.foundation.model import NUMBERS, PACKED, RunStopped, TrueupError
 from trueup.foundation.store import Displaced
-from trueup.recording.recorder import backlog, flusher
-from trueup.recording.recorder.backlog import Stalled
-from trueup.recording.recorder.filters import Patterns
-from trueup.recording.recorder.flusher import Flusher
-from trueup.recording.recorder.loading import load
-from trueup.recording.recorder.options import CaptureOptions, in_ranges
-from trueup.recording.recorder.recent import Recent
+from trueup.foundation.words.wording import say
+from trueup.recording.recorder import flusher
+from trueup.recording.recorder.flusher import Flusher, Stalled
+from trueup.recording.recorder.options import CaptureOptions, Patterns, Seen, in_ranges
 from trueup.recording.recorder.rows import FIELDS, Call, Kind, Place, Rows, Slot, Statistics, Tensor, fields
-from trueup.recording.recorder.seen import Seen
 from trueup.recording.recorder.sites import Sites
 from trueup.recording.recorder.slabs import Payload, Slabs
 
@@ -45,30 +49,53 @@ many, for what is known is yet to be written while it waits for the disk (at mos
 
 ARGUMENTS = Slot("arguments", None)
 
+K = TypeVar("K")
+V = TypeVar("V")
 
-class Recorder:
-    """Collects the calls of this process and writes them to a capture directory.
 
-    Args:
-        directory: the capture directory; created when the first row is written.
-        options: what to keep.
-        identify: called once, when the first row is written: ``(rank, root manifest, rank manifest)``.
-        resolve: brings the statistics of many buffers from their device, in one transfer.
-        internal: directories whose stack frames are the framework's.
+class Recent(Generic[K, V]):
+    """A dictionary of the ``limit`` entries that were used last.
+
+    >>> recent = Recent(2)
+    >>> for name in "abac":
+    ...     recent.put(name, name.upper())
+    >>> [recent.get(name) for name in "abc"]
+    ['A', None, 'C']
     """
 
+    def __init__(self, limit: int) -> None:
+        self._limit = limit
+        self._entries: OrderedDict[K, V] = OrderedDict()
+
+    def __len__(self) -> int:
+        return len(self._entries)
+
+    def get(self, key: K) -> V | None:
+        """Return the entry and count it as used; None where it is not known, or no longer."""
+        found = self._entries.get(key)
+        if found is not None:
+            self._entries.move_to_end(key)
+        return found
+
+    def put(self, key: K, value: V) -> None:
+        """Add or replace an entry."""
+        self._entries[key] = value
+        self._entries.move_to_end(key)
+        if len(self._entries) > self._limit:
+            self._entries.popitem(last=False)
+
+
+class Recorder:
+    """Collects the calls of this process and writes them to a capture directory, created with the first row, for which
+    ``identify`` gives ``(rank, root manifest, rank manifest)``; ``resolve`` brings the statistics of many buffers from their
+    device in one transfer, ``internal`` are directories whose stack frames are the framework's."""
+
     def __init__(
-        self,
-        directory: Path,
-        options: CaptureOptions,
-        identify: Callable[[], tuple[int, dict[str, Any], dict[str, Any]]],
-        resolve: Callable[[list[Statistics]], None],
-        internal: tuple[str, ...] = (),
-    ) -> None:
-        self.directory = directory
-        self.options = options
-        self.step = 0
-        self.calls = 0
+        self, directory: Path, options: CaptureOptions, identify: Callable[[], tuple[int, dict[str, Any], dict[str, Any]]],
+        resolve: Callable[[list[Statistics]], None], internal: tuple[str, ...] = (),
+    ) -> None:  # fmt: skip
+        self.directory, self.options = directory, options
+        self.step = self.calls = 0
         self.notes: dict[str, None] = {}
         self.sites = Sites(internal)
         self._identify, self._resolve = identify, resolve
@@ -81,22 +108,21 @@ class Recorder:
         self._payloads: Recent[tuple[int, str], bool] = Recent(KNOWN_PAYLOADS)
         self._slabs = Slabs()
         self._copies: list[Payload] = []
-        self._unwritten: tuple[Rows, list[Place | None]] = [], []
-        """Rows whose payload is on the disk, and where it lies."""
+        self._unwritten: tuple[Rows, list[Place | None]] = [], []  # rows whose payload is on the disk, and where it lies
         self._settled = time.monotonic()
         self._places: Recent[tuple[int, str], Place] = Recent(8 * KNOWN_PAYLOADS)
         self._lock = threading.RLock()
         self._flusher: Flusher[Rows] = Flusher(load, self._hand_over, self._write, self._settle, self._fail, self._tell_waiting)
         self._writer: Writer | None = None
-        self._closed = False
-        self._cut_off = False
+        self._closed = self._cut_off = False
         self._over = self._gathered = self._said_over = False
         """Whether no later step is wanted, whether all rows up to there are in the backlog, and whether the manifest says so."""
         self.failure: str | None = None
-        self.displaced: str | None = None
-        """Why this process gave way to those that have a rank."""
+        self.displaced: str | None = None  # why this process gave way to those that have a rank
         self.policy: Callable[[], list[dict[str, Any]]] | None = None
         """Tells what a policy did so far, for the manifest (`trueup.foundation.store.policy_uses`)."""
+        self.settings: Callable[[], dict[str, Any] | None] | None = None
+        """Tells what the run is set to, where something of it is new since it was asked last, for the manifest."""
 
     # ---------------------------------------------------------------- what adapters call
     @property
@@ -139,17 +165,13 @@ class Recorder:
     def added(self) -> None:
         """Start to write, or hold the training back, where the rows added so far ask for it."""
         self._flusher.start()
-        if len(self._rows) // FIELDS * ROW_BYTES + self._payload_bytes > backlog.PORTION_BYTES:
+        if len(self._rows) // FIELDS * ROW_BYTES + self._payload_bytes > flusher.PORTION_BYTES:
             self._hand_over()
             self._flusher.hold()
 
     def keep(self, stats: Statistics, within: tuple[Statistics, tuple[int, ...]] | None = None) -> None:
-        """Copy the bytes that ``stats.data`` shows, unless the capture has them; the rows that show them come after.
-
-        Args:
-            stats: of a buffer.
-            within: a buffer of the same dtype that was copied before and holds them, and which part of it they are.
-        """
+        """Copy what ``stats.data`` shows unless the capture has it; ``within``: a copied buffer of that dtype, and which part of
+        it this is."""
         array = stats.data
         if not isinstance(array, np.ndarray) or stats.digest is None:
             return
@@ -191,11 +213,7 @@ class Recorder:
         self.stop_if_asked()  # here too: it may be that no later call is recorded
 
     def stop_if_asked(self) -> None:
-        """Raise in the training once the capture has failed, where the user asked for it.
-
-        Raises:
-            RunStopped: ``on_error="stop"``, and it has.
-        """
+        """Raise `RunStopped` in the training once the capture has failed, where the user asked for it (``on_error="stop"``)."""
         if self.failure is not None and self.options.on_error == "stop":
             raise RunStopped(f"capture stopped, and the run with it, as asked: {self.failure}")
 
@@ -335,11 +353,13 @@ class Recorder:
             self._writer.note(note)
         if self.policy is not None and (said := self.policy()):
             self._writer.update(policy=said)
+        if self.settings is not None and (told := self.settings()) is not None:
+            self._writer.update(settings=told)
         return self._writer
 
     def _finish(self, status: str) -> None:
         waited = self._flusher.backlog.waited
-        if waited > backlog.LOUD_AFTER:
+        if waited > flusher.LOUD_AFTER:
             self.note(f"the training waited {waited:.0f} s for the disk, which was slower than the capture")
         writer = self._open()
         cut_off = self._cut_off and not self._over
@@ -361,12 +381,150 @@ class Recorder:
                 self.note(f"the capture stopped at step {self.step}: {self.failure}; what ran later is missing")
         if first:
             going_on = "The training goes on without it." if self.options.on_error == "continue" else "Stopping, as asked."
-            _say(f"capture stopped at step {self.step}: cannot write {self.directory}: {self.failure}. {going_on}")
+            say(f"capture stopped at step {self.step}: cannot write {self.directory}: {self.failure}. {going_on}")
 
     def _tell_waiting(self) -> None:
         megabytes = self._flusher.backlog.held / 2**20
-        _say(f"the run waits for the disk of {self.directory}: {megabytes:,.0f} MB are recorded and not written yet")
+        say(f"the run waits for the disk of {self.directory}: {megabytes:,.0f} MB are recorded and not written yet")
 
 
-def _say(text: str) -> None:
-    print(f"trueup: {text}", file=sys.stderr, flush=True)
+# ---------------------------------------------------------------- what writing takes, loaded with the first row
+_loading = threading.RLock()
+"""Held while Arrow and the store are imported, beside the training: 150 ms, most of what a capture would add to an import of the
+adapter. A child that is forked in the middle of an import would wait for ever where it imports the same, for the thread that
+holds the import's lock did not come along. So a fork waits."""
+
+
+def load() -> None:
+    """Import what the writer's thread needs; later calls cost nothing."""
+    with _loading:
+        from trueup.foundation.store import Writer as Writer
+        from trueup.recording.recorder import columns as columns
+
+
+def _forked() -> None:
+    global _loading
+    _loading = threading.RLock()
+
+
+os.register_at_fork(before=_loading.acquire, after_in_parent=_loading.release, after_in_child=_forked)
+
+
+MOST_ROWS = 1 << 16
+"""Rows of a step that are held: some 64 MB with their sketches, on the device or the host."""
+MOST_KEPT = 1 << 13
+"""Rows that stay of those that were looked at early."""
+
+WATCHED = ("n_nan", "n_posinf", "n_neginf", "n_saturated")
+"""The counts that are looked at; a `counts` column each."""
+_PLACES = [NUMBERS.index(name) for name in WATCHED]
+
+
+class Keeper(Recorder):
+    """Collects rows as any recorder does, and keeps the last ones; nothing is written, and nobody asked who this process is."""
+
+    dropped = 0  # rows of the present step that were looked at and let go
+
+    def added(self) -> None:
+        """Make room where a step has very many rows."""
+        if len(self._rows) >= MOST_ROWS * FIELDS:
+            self._thin_out()
+
+    def rows(self, start: int = 0) -> Rows:
+        """Return the rows of the step, from the ``start``-th on; safe while another thread adds some."""
+        rows = self._rows
+        return rows[start * FIELDS : len(rows) // FIELDS * FIELDS]
+
+    def next_seq(self) -> int:
+        """Return the number that the next call gets."""
+        return self._last + 1
+
+    def counts(self, rows: Rows) -> NDArray[np.int64]:
+        """Return ``(rows, 4)``: how many elements of each are what `WATCHED` names; 0 where nothing was measured. What is still
+        on a device comes over, in one transfer for each: the one wait of a step."""
+        statistics: Sequence[Statistics | None] = rows[FIELDS - 1 :: FIELDS]
+        found = np.zeros((len(statistics), len(WATCHED)), np.int64)
+        distinct = list({id(stats): stats for stats in statistics if stats is not None}.values())
+        self._resolve(distinct)
+        number: dict[int, int] = {}
+        packed: list[bytes] = []
+        for stats in distinct:
+            if stats.values is not None:
+                number[id(stats)] = len(packed)
+                packed.append(bytes(stats.values))
+        if packed:
+            numbers = np.frombuffer(b"".join(packed)).reshape(-1, PACKED)[:, _PLACES].astype(np.int64)
+            places = np.array([number.get(id(stats), -1) for stats in statistics], np.int64)
+            found[places >= 0] = numbers[places[places >= 0]]
+        return found
+
+    def clear(self) -> Rows:
+        """Let the rows go, and return them."""
+        rows, self._rows = self._rows, []
+        self.dropped = 0
+        return rows
+
+    def close(self, status: str = "complete") -> None:  # noqa: ARG002
+        """End; there is nothing to write."""
+        self._closed = True
+
+    def _thin_out(self) -> None:
+        with self._lock:
+            rows = self.rows()
+            if len(rows) < MOST_ROWS * FIELDS:  # another thread was first
+                return
+            half = len(rows) // 2 // FIELDS
+            early = rows[: half * FIELDS]
+            calls = early[1::FIELDS]
+            marked = {call.seq for call, counts in zip(calls, self.counts(early), strict=True) if counts.any()}
+            kept: Rows = []
+            for k, call in enumerate(calls):
+                if call.seq in marked and len(kept) < MOST_KEPT * FIELDS:
+                    kept += early[k * FIELDS : (k + 1) * FIELDS]
+            self._rows[: half * FIELDS] = kept
+            self.dropped += half - len(kept) // FIELDS
+
+
+def last_calls(rows: Rows, count: int) -> Rows:
+    """Return the rows of the last ``count`` calls, in the order in which they began."""
+    if not count:
+        return []
+    first = sorted({call.seq for call in rows[1::FIELDS]})[-count:]
+    return rows_from(rows, first[0]) if first else []
+
+
+def rows_from(rows: Rows, first: int, last: int | None = None) -> Rows:
+    """Return the rows of calls whose number is at least ``first`` and, where it is given, at most ``last``."""
+    found: Rows = []
+    for k in range(0, len(rows), FIELDS):
+        if first <= rows[k + 1].seq and (last is None or rows[k + 1].seq <= last):
+            found += rows[k : k + FIELDS]
+    return found
+
+
+class _Written(Recorder):
+    """A recorder of rows that are there already; it writes them on the thread that asks."""
+
+    def added(self) -> None:
+        """Nothing is added."""
+
+    def selects(self, level: str, phase: str, scope: str, op: str) -> bool:  # noqa: ARG002
+        return True
+
+
+def write_rows(
+    directory: Path, options: CaptureOptions, identify: Callable[[], tuple[int, dict[str, Any], dict[str, Any]]], rows: Rows,
+    sites: Sites, notes: Sequence[str] = (),
+) -> None:  # fmt: skip
+    """Write rows with statistics on the host, and the call stacks (``sites``) that they refer to, as a capture of detail
+    ``tensor``, new or shared by other ranks: the bytes of those whose statistics hold some. ``options`` and ``notes`` are named
+    in the manifest, ``identify`` is ``(rank, root manifest, rank manifest)``. Raises TrueupError where it could not be
+    written."""
+    recorder = _Written(directory, dataclasses.replace(options, detail="tensor"), identify, lambda _: None)
+    recorder.sites = sites.of({call.site for call in rows[1::FIELDS]})
+    for note in notes:
+        recorder.note(note)
+    recorder._rows = list(rows)
+    recorder.close()
+    if recorder.failure is not None or recorder.displaced is not None:
+        raise TrueupError(f"cannot write {directory}: {recorder.failure or recorder.displaced}")

@@ -24,8 +24,7 @@ class Kind:
 
     def __init__(self, level: str, phase: str, scope: str, op: str, recorded: bool) -> None:
         self.level, self.phase, self.scope, self.op = level, phase, scope, op
-        self.recorded = recorded
-        """False when the options leave such calls out; they still have their numbers."""
+        self.recorded = recorded  # false when the options leave such calls out; they still have their numbers
         self.ordinals: Iterator[int] = itertools.count()
 
 
@@ -79,8 +78,7 @@ class Slot:
     """A named slot and what its tensor looks like; compared by identity, so that adapters keep one of each."""
 
     name: str
-    tensor: Tensor | None
-    """None for arguments that are no tensors."""
+    tensor: Tensor | None  # none for arguments that are no tensors
 
 
 Place = tuple[str, str, "tuple[int, ...] | None"]
@@ -88,12 +86,9 @@ Place = tuple[str, str, "tuple[int, ...] | None"]
 
 
 class Statistics:
-    """What was measured of one buffer, shared by every slot that shows the same bytes.
-
-    ``values`` is the packed float64 vector of `kernels`: an object whose ``bytes()`` it is (a NumPy array is one), or
-    what is still on its device; ``data`` holds the bytes of the tensor until the writer has taken them: the kernel's view of
-    them at first, then a copy.
-    """
+    """What was measured of one buffer, shared by every slot that shows the same bytes: ``values`` has the packed float64 vector
+    of `kernels` as its ``bytes()`` (a NumPy array is one), or is what still lies on its device; ``data`` holds the tensor's bytes
+    until the writer has taken them, the kernel's view at first, then a copy."""
 
     __slots__ = ("data", "digest", "place", "values", "within")
 
@@ -101,8 +96,7 @@ class Statistics:
         self.values = values
         self.digest = digest
         self.data = data
-        self.place: Place | None = None
-        """Where the bytes lie, once they are written."""
+        self.place: Place | None = None  # where the bytes lie, once they are written
         self.within: tuple[Statistics, tuple[int, ...]] | None = None
         """A buffer whose bytes are kept and that these are part of: offset, sizes and strides there, in elements."""
 
@@ -116,3 +110,13 @@ call and slot that last wrote the storage (``(seq, name)`` or None), `Statistics
 def fields(rows: Rows) -> list[list[Any]]:
     """Return steps, calls, slots, values, producers and statistics."""
     return [rows[k::FIELDS] for k in range(FIELDS)]
+
+
+def is_contiguous(shape: Sequence[int], strides: Sequence[int]) -> bool:
+    """Tell whether elements lie one after the other in C order; strides in elements."""
+    expected = 1
+    for size, stride in zip(reversed(shape), reversed(strides), strict=True):
+        if size != 1 and stride != expected:
+            return 0 in shape
+        expected *= size
+    return True

@@ -18,17 +18,15 @@ from typing import Any
 from trueup.foundation.redaction import redacted_code
 
 MAX_FRAMES = 48
-OURS = str(Path(__file__).resolve().parents[2])
+OURS = [str(Path(__file__).resolve().parents[2])]
+"""Folders whose frames are ours: `trueup`, and `trueup_compat` once it is imported."""
 
 
 class Sites:
-    """Numbers distinct call stacks.
-
-    ``internal`` are the directories whose frames are left out (the framework's own); ours always are.
-    """
+    """Numbers distinct call stacks; frames of the ``internal`` directories (the framework's), and ours, are left out."""
 
     def __init__(self, internal: tuple[str, ...] = ()) -> None:
-        self._internal = tuple(f"{folder.rstrip(os.sep)}{os.sep}" for folder in (OURS, *internal))
+        self._internal = tuple(f"{folder.rstrip(os.sep)}{os.sep}" for folder in (*OURS, *internal))
         self._lock = threading.RLock()
         self._codes: dict[int, tuple[bool, CodeType]] = {}
         """Whether frames of a code are kept, by its address, for hashing a code object is slow; held, it keeps its address."""
@@ -38,12 +36,8 @@ class Sites:
         self._new: list[tuple[int, list[str], str | None]] = []
 
     def here(self, above: int | None = None, until: CodeType | None = None) -> int | None:
-        """Return the number of the stack that leads to the caller, or None when only internal frames do.
-
-        Args:
-            above: number of the stack up to the innermost frame that runs ``until``; None walks to the end.
-            until: code of that frame.
-        """
+        """Return the number of the caller's stack, None where all of it is internal; ``above``: that up to the innermost frame of
+        code ``until``."""
         frame: FrameType | None = sys._getframe(1)
         codes, end = self._codes, until if above is not None else None
         key: list[Any] = [above]

@@ -1,7 +1,7 @@
 """Memory for payload on its way to the disk: large slabs, used again and again.
 
 Fresh memory costs a page fault for every 4 KB, which is more than the copy itself. A slab lies in huge pages, where the system has
-them: a disk that takes its bytes from there (`store.direct`) is twice as fast as from pages of 4 KB. Payloads lie next to one
+them: a disk that takes its bytes from there (`store.durable`) is twice as fast as from pages of 4 KB. Payloads lie next to one
 another, so that many of them are one write.
 """
 
@@ -16,7 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from trueup.foundation import kernels
-from trueup.foundation.store.pending import ALIGNMENT
+from trueup.foundation.store.segment import ALIGNMENT
 
 SLAB_BYTES = 28 << 20
 """A portion of the backlog (24 MB), and room for the tensor that made it one: so most portions are one write."""

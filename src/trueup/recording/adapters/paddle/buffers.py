@@ -1,4 +1,6 @@
-"""Each buffer is read once: statistics are kept by memory, version and view, and producers by memory.
+"""What a call's tensors become: rows with statistics and producers. Each buffer is read once.
+
+Statistics are kept by memory, version and view, and producers by memory.
 
 Paddle shows no object for a tensor's memory, so it is known by the address where it begins, for as long as a tensor that was seen
 with it lives and still has it. Gradients come to hooks in wrappers that live no longer than the hook: who made one is remembered
@@ -14,9 +16,8 @@ from typing import Any
 
 import paddle
 
-from trueup.recording.adapters.paddle.host import measure
-from trueup.recording.adapters.paddle.tensors import Layout, device_name
-from trueup.recording.recorder import Call, Recorder, Statistics
+from trueup.recording.adapters.paddle.tensors import Layout, NamedTensors, describe, device_name, layout_of, measure
+from trueup.recording.recorder import Call, Recorder, Slot, Statistics
 
 MAX_RECENT = 1 << 16
 
@@ -210,3 +211,83 @@ def _place_of(tensor: paddle.Tensor, layout: Layout, memory: Memory) -> tuple[St
     if any(stride < 0 for stride in layout.strides) or offset + last >= shown:
         return None
     return known, (offset, *layout.shape, *layout.strides)
+
+
+# ----------------------------------------------------------------------------------------------------------------- rows
+class Slots:
+    """Records the tensors of calls, and which call produced which memory."""
+
+    def __init__(self, recorder: Recorder, buffers: Buffers) -> None:
+        self._recorder, self._buffers = recorder, buffers
+        self._producing = "api" if "api" in recorder.options.levels else "module"
+        """Level whose calls are the producers of inputs: the finest there is."""
+        self.devices: dict[str, None] = {}
+
+    def inputs(self, call: Call, tensors: NamedTensors) -> None:
+        """Record inputs, with the call that produced each."""
+        for name, tensor in tensors:
+            memory = self._buffers.memory(tensor)
+            producer = None if memory is None else memory.producer(self._producing)
+            self._slot(call, name, tensor, memory, producer, searched=producer is None)
+
+    def outputs(self, call: Call, tensors: NamedTensors) -> None:
+        """Record what a Layer returned, and note it as its product where Layers are all that is recorded."""
+        for name, tensor in tensors:
+            memory = self._buffers.memory(tensor)
+            if memory is not None:
+                memory.uninitialised = False
+            if self._producing == "module":
+                self._buffers.produced(memory, call, name)
+            if call.recorded:
+                self._slot(call, name, tensor, memory, None)
+
+    def results(self, call: Call, inputs: NamedTensors, outputs: NamedTensors, written: set[int]) -> None:
+        """Record what an operator computed, views told from new memory; ``written``: ids of outputs in memory that it was given
+        and wrote."""
+        before = {id(memory) for _, tensor in inputs if (memory := self._buffers.memory(tensor)) is not None}
+        for name, tensor in outputs:
+            if id(tensor) in written:
+                self._buffers.written(tensor)
+            memory = self._buffers.memory(tensor)
+            is_view = memory is not None and id(memory) in before and id(tensor) not in written
+            if not is_view:
+                self._buffers.produced(memory, call, name)
+            if call.recorded and not (is_view and memory is not None and memory.uninitialised):
+                self._slot(call, name, tensor, memory, None)
+
+    def received(self, call: Call, gradients: NamedTensors) -> None:
+        """Record gradients that come to the backward of a call."""
+        for name, tensor in gradients:
+            self._slot(call, name, tensor, None, None, searched=True)
+
+    def delivered(self, call: Call, gradients: NamedTensors) -> None:
+        """Record gradients that the backward of a call made."""
+        for name, tensor in gradients:
+            self._buffers.made(tensor, self._slot(call, name, tensor, None, None), call, name)
+
+    # ------------------------------------------------------------------------------------------------------------- inside
+    def _slot(
+        self, call: Call, name: str, tensor: paddle.Tensor, memory: Memory | None, producer: tuple[int, str] | None,
+        *, searched: bool = False,
+    ) -> Statistics | None:  # fmt: skip
+        """Add a row; ``memory`` is None where the tensor lives no longer than a hook. ``searched``: look for who made a gradient
+        by its address and bytes."""
+        layout = layout_of(tensor)
+        if layout is None:
+            slot, stats = Slot(name, describe(tensor)), None
+            self._recorder.note(f"no statistics for tensors that are {_kind(tensor)}: their values are not compared")
+        else:
+            slot, stats = layout.slot(name), self._buffers.statistics(tensor, layout, memory)
+        if slot.tensor is not None:
+            self.devices[slot.tensor.device] = None
+        if searched:
+            level = call.level if name.startswith("grad_") else self._producing
+            producer = self._buffers.maker(tensor, stats, level)
+        self._recorder.add(call, slot, None, producer, stats)
+        return stats
+
+
+def _kind(tensor: paddle.Tensor) -> str:
+    if tensor.is_dist():
+        return "distributed"
+    return "sparse" if tensor.is_sparse() else "selected rows" if tensor.is_selected_rows() else "not dense"

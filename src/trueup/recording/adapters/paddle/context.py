@@ -1,20 +1,54 @@
 """Where execution stands: the enclosing call, its scope and phase, in forward and in backward.
 
-Paddle runs the backward on the thread that asked for it, so all of this nests on one thread.
+Paddle runs the backward on the thread that asked for it, so all of this nests on one thread. The scope of a call is the path of the
+innermost Layer that is running.
 """
 
 from __future__ import annotations
 
 import threading
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 import paddle
 
+from trueup.recording.adapters.paddle.buffers import Buffers, Slots
+from trueup.recording.engine import scopes
+from trueup.recording.engine.session import BaseSession, Threads
 from trueup.recording.recorder import Call, Recorder
 
 if TYPE_CHECKING:
-    from trueup.recording.recorder.repeats import Run
+    from trueup.recording.engine.replacing import Run
+
+WRAPPERS = {"DataParallel": "_layers", "PipelineParallel": "_layers", "TensorParallel": "_layers", "ShardingParallel": "_layers"}
+"""Layers that hold the user's, and under which name (Paddle 3.3: paddle.DataParallel and fleet's wrappers)."""
+
+
+class Scopes(scopes.Scopes):
+    """Gives each Layer its path; not by ``full_name()``, which counts all Layers that the process ever made."""
+
+    def below(self, root: paddle.nn.Layer, prefix: str) -> Iterable[tuple[str, paddle.nn.Layer]]:
+        return scopes.walk(root, prefix, _held)
+
+    def children(self, layer: paddle.nn.Layer) -> Iterable[tuple[str, paddle.nn.Layer]]:
+        return layer.named_children()  # type: ignore[no-any-return]
+
+    def is_model(self, root: paddle.nn.Layer) -> bool:
+        return next(iter(root.parameters()), None) is not None
+
+    def inside(self, root: paddle.nn.Layer) -> paddle.nn.Layer:
+        while type(root).__name__ in WRAPPERS and (held := root._sub_layers.get(WRAPPERS[type(root).__name__])) is not None:
+            root = held
+        return root
+
+
+def _held(layer: paddle.nn.Layer) -> Iterator[tuple[str | None, paddle.nn.Layer]]:
+    """Yield the Layers that a Layer holds; one inside a wrapper has no name there."""
+    hidden = WRAPPERS.get(type(layer).__name__)
+    for name, child in layer._sub_layers.items():
+        if child is not None:
+            yield None if name == hidden else name, child
 
 
 @dataclass(slots=True, eq=False)
@@ -67,20 +101,13 @@ class ThreadState:
     """Whether operators of this thread are recorded: it began the capture, or has run a Layer (and prepares no data)."""
 
 
-class Threads(threading.local):
-    """The `ThreadState` of the current thread."""
-
-    def __init__(self) -> None:
-        self.state = ThreadState()
-
-
 def phase_of(state: ThreadState) -> str:
     """Name the phase of a call that starts now, outside any other operator."""
     if state.stepping:
         return "optimizer"
     if state.passes:
-        replaying = bool(state.runs) and state.runs[-1].repeats and state.runs[-1].within == len(state.passes)
-        return "recompute" if replaying else "backward"
+        repeats = bool(state.runs) and state.runs[-1].repeats and state.runs[-1].within == len(state.passes)
+        return "recompute" if repeats else "backward"
     if state.modules:
         return "forward"
     return "optimizer" if state.updating and not paddle.is_grad_enabled() else "forward"
@@ -92,3 +119,28 @@ def enclosing(state: ThreadState) -> tuple[Context | None, Context | None]:
     operator = state.contexts[-1] if state.contexts and state.contexts[-1].depth == depth else None
     layer = state.modules[-1] if state.modules and state.modules[-1].depth == depth else None
     return operator, layer
+
+
+class SessionCore(BaseSession):
+    """What the parts of this adapter know of the session that holds them together and stands above them all."""
+
+    threads: Threads[ThreadState]
+    scopes: Scopes
+    buffers: Buffers
+    slots: Slots
+    invocations: Any
+    graph: Any
+    passes: Any
+    collectives: Any
+    reductions: Any
+    optimizers: Any
+    enter_model: Callable[[paddle.nn.Layer, ThreadState], None]
+    updates: Callable[..., None]
+    scaled: Callable[..., None]
+
+    def notice_thread(self, state: ThreadState) -> None:
+        """Note that Layers run on a thread that does not end steps."""
+        if not state.known:
+            state.known = True
+            name = threading.current_thread().name
+            self.recorder.note(f"thread {name} runs Layers; what it executes is recorded in whatever step is under way")

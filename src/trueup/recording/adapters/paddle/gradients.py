@@ -12,44 +12,39 @@ gradient, where no other call used that tensor; where one did, a note says that 
 
 Paddle 3.3 also never frees a post-hook, nor the tensors that it calls it with: 4 MB a call for gradients of that size. So what a
 hook gave back is emptied once Paddle has taken it, which is when the next hook runs or the pass ends.
+
+Backward passes: which one runs, what is asked of it, and what is to be done when it is over. Everything that starts one
+(``Tensor.backward``, ``paddle.autograd.backward``, ``paddle.grad``) looks up ``run_backward`` or ``run_partial_grad`` in
+``core.eager`` when it is called (Paddle 2.6 to 3.3), and it ends when that returns.
 """
 
 from __future__ import annotations
 
+import itertools
 import re
 from collections import Counter
 from collections.abc import Callable
+from functools import partial
 from itertools import combinations
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import paddle
+from paddle.base import core
 
-from trueup.recording.adapters.paddle.context import Context
-from trueup.recording.adapters.paddle.tensors import NamedTensors, holds
-
-if TYPE_CHECKING:
-    from trueup.recording.adapters.paddle.session import Session
+from trueup.recording.adapters.paddle.context import Context, SessionCore, ThreadState
+from trueup.recording.adapters.paddle.tensors import FACTS, NamedTensors, holds
+from trueup.recording.engine.replacing import Around, Replacement
 
 MAX_NODES = 20_000
 MAX_EDGES = 12
-"""Edges of a node whose gradients are told by their shapes where not all of them came."""
+"""Largest number of edges of a node at which gradients are matched by their shapes, where some did not come."""
 LEAF = "GradNodeAccumulation"
 
-LISTS = frozenset(
-    """
-    addn broadcasttensors coalescetensor concat cudnnlstm depend einsum fusedmultitransformer fusedstackquant
-    fusedstacktransposequant fusionseqpoolconcat fusionseqpoolcvmconcat meshgrid multidot multiplex partialconcat partialsum
-    rnn stack
-    """.split()
-)
-"""Operators with an input that is a list of tensors and takes gradients (paddle/phi/api/include in Paddle 3.3.1), as `plain_name`
-writes them."""
-
+LISTS = frozenset(FACTS["lists"].split())
 SHARED = (
     "gradients of inputs that an operator on a list of tensors, a PyLayer or a recurrent kernel shares with another call are not "
     "recorded for it: Paddle tells only their sum"
 )
-
 
 UNMATCHED = "gradients that {op} makes are not recorded: Paddle does not tell which of them is for which input"
 
@@ -60,8 +55,7 @@ class Edges:
     __slots__ = ("shapes", "slots", "tensors")
 
     def __init__(self, inputs: NamedTensors) -> None:
-        self.shapes: dict[str, list[int]] = {}
-        """Shape of each input, which its gradient has, too, by the name of the gradient."""
+        self.shapes: dict[str, list[int]] = {}  # shape of each input, which its gradient has, too, by the name of the gradient
         self.slots: dict[int, list[str]] = {}
         """Address of the node that made an input (of a leaf: that adds to its gradient) -> the slots of the inputs from there."""
         self.tensors: list[tuple[str, paddle.Tensor, int]] = []
@@ -79,17 +73,15 @@ class Edges:
 class Graph:
     """Hooks what calls leave in the graph. One for a session."""
 
-    def __init__(self, session: Session) -> None:
+    def __init__(self, session: SessionCore) -> None:
         self._session = session
         self._made: dict[int, int] = {}
         """Address of a node -> the call that left it; an address may be another node's by now, which then is newer."""
         self._users: dict[int, list[int]] = {}
         """Address of a node -> how many calls read what it made; hooks keep the number of their own graph."""
-        self.posts = self.tensors = True
-        """Whether post-hooks of nodes, and hooks of tensors, work in this Paddle (`selftest`)."""
+        self.posts = self.tensors = True  # whether post-hooks of nodes, and hooks of tensors, work here (`session.examine`)
         self._leaf_hooks: list[tuple[paddle.Tensor, int]] = []
-        self._returned: tuple[Any, ...] = ()
-        """What the last post-hook gave back."""
+        self._returned: tuple[Any, ...] = ()  # what the last post-hook gave back
 
     def reset(self) -> None:
         """Forget the graph: a backward pass has consumed it."""
@@ -104,15 +96,9 @@ class Graph:
             tensor._remove_grad_hook(number)
 
     def watch(self, context: Context, edges: Edges, outputs: NamedTensors, *, listed: bool, own: bool) -> None:
-        """Hook the gradients that come to a call and that it makes.
-
-        Args:
-            context: the call.
-            edges: of its inputs, from before it ran.
-            outputs: ``(slot, tensor)`` of its results.
-            listed: it was given a list of tensors, or is a PyLayer: its nodes get no post-hook.
-            own: it is an operator, and its nodes are its own; else a Layer, inside which calls lie.
-        """
+        """Hook the gradients that come to a call and that it makes: ``edges`` of its inputs are from before it ran, ``outputs``
+        are ``(slot, tensor)``. With ``own`` it is an operator and its nodes are its own, else a Layer, inside which calls lie;
+        ``listed``: it was given a list of tensors, or is a PyLayer, and its nodes get no post-hook."""
         if not self.tensors:
             return
         pending: list[Any] = []
@@ -142,14 +128,9 @@ class Graph:
         elif unsafe:
             self._hook_inputs(context, [item for item in edges.tensors if item[2] in unsafe])
 
-    def _boundary(
-        self, number: int, edges: Edges, pending: list[Any], *, own: bool
-    ) -> tuple[list[tuple[Any, int, int]], set[int]]:
-        """Walk from the outputs' nodes to the edges of the inputs.
-
-        Returns:
-            ``(node, position, address of the edge)`` where a post-hook can see the gradient, and the edges where it cannot.
-        """
+    def _boundary(self, number: int, edges: Edges, pending: list[Any], *, own: bool) -> tuple[list[tuple[Any, int, int]], set[int]]:
+        """Walk from the outputs' nodes to the inputs' edges; return ``(node, position, address of the edge)`` where a post-hook
+        sees the gradient, and the edges where none can."""
         seen = {node.node_ptr() for node in pending}
         boundary: list[tuple[Any, int, int]] = []
         unsafe: set[int] = set()
@@ -205,44 +186,41 @@ class Graph:
     def _on_tensor(self, context: Context, name: str) -> Callable[[Any], None]:
         session = self._session
 
-        def hook(gradient: Any) -> None:
-            state = session.threads.state
-            if session.active and not state.busy:
-                with session.observing(state, context.call.op):
-                    call = context.backward_call(session.recorder, session.passes.number(state))
-                    if call.recorded and holds(gradient):
-                        session.slots.received(call, [(name, gradient)])
+        def received(gradient: Any) -> None:
+            call = context.backward_call(session.recorder, session.passes.number(session.threads.state))
+            if call.recorded and holds(gradient):
+                session.slots.received(call, [(name, gradient)])
 
-        return self.guarded(hook)
+        return self.hook(context.call.op, received)
 
     def _on_input(self, context: Context, name: str, address: int) -> Callable[[Any], None]:
         session, users = self._session, self._users.setdefault(address, [1])
 
-        def hook(gradient: Any) -> None:
-            state = session.threads.state
-            if not session.active or state.busy:
+        def delivered(gradient: Any) -> None:
+            if users[0] > 1:
+                session.recorder.note(SHARED)
                 return
-            with session.observing(state, context.call.op):
-                if users[0] > 1:
-                    session.recorder.note(SHARED)
-                    return
-                call = context.backward_call(session.recorder, session.passes.number(state))
-                if call.recorded and holds(gradient):
-                    session.slots.delivered(call, [(name, gradient)])
+            call = context.backward_call(session.recorder, session.passes.number(session.threads.state))
+            if call.recorded and holds(gradient):
+                session.slots.delivered(call, [(name, gradient)])
 
-        return self.guarded(hook)
+        return self.hook(context.call.op, delivered)
 
-    def guarded(self, hook: Callable[[Any], None]) -> Callable[[Any], None]:
-        """Keep what is raised in a hook until the pass has ended: C++ would make an OSError of it, of Ctrl-C too."""
-        passes = self._session.passes
+    def hook(self, what: str, record: Callable[[Any], None]) -> Callable[[Any], None]:
+        """Return a hook on a tensor that records its gradient. What is raised in it is kept until the pass has ended: C++ would
+        make an OSError of it, of Ctrl-C too."""
+        session = self._session
 
-        def guarded(gradient: Any) -> None:
+        def hook(gradient: Any) -> None:
             try:
-                hook(gradient)
+                state = session.threads.state
+                if session.active and not state.busy:
+                    with session.observing(state, what):
+                        record(gradient)
             except BaseException as error:  # noqa: BLE001
-                passes.defer(error)
+                session.passes.defer(error)
 
-        return guarded
+        return hook
 
     def _on_node(
         self, context: Context, slots: list[tuple[int, str]], live: list[bool], shapes: dict[str, list[int]], sums: _Sums | None
@@ -290,11 +268,9 @@ def is_safe(node: str) -> bool:
 
 
 def _names(edges: Edges, boundary: list[tuple[Any, int, int]]) -> list[tuple[Any, int, str]]:
-    """Name the gradients at the boundary by the slots of the inputs they are for.
-
-    Several inputs from one node (the parts of a split) are told apart by their order, which is that of the arguments. Where a
-    single input is used several times inside the call its gradients share a name, and are added up.
-    """
+    """Name the gradients at the boundary by the slots of the inputs they are for; several inputs from one node (the parts of a
+    split) are told apart by their order, that of the arguments, and gradients of one input used several times inside share a
+    name, and are added up."""
     uses = Counter(address for _, _, address in boundary)
     given: Counter[int] = Counter()
     names = []
@@ -307,16 +283,9 @@ def _names(edges: Edges, boundary: list[tuple[Any, int, int]]) -> list[tuple[Any
 
 
 def _along_edges(made: tuple[Any, ...], live: list[bool], shapes: dict[int, list[int]]) -> list[Any] | None:
-    """Return a node's gradients in the order of its edges; None where they do not tell which is whose.
-
-    A node has a place for each input of its operator, and may have no edge for one that never takes a gradient (an index, a running
-    mean): then the gradients that are there are those of the edges that lead somewhere, or of the only ones whose shapes they have.
-
-    Args:
-        made: what the node made, an empty tensor or None where it made nothing.
-        live: of each edge, whether it leads somewhere.
-        shapes: of the gradients for edges that are known.
-    """
+    """Return the gradients that a node made (None or empty where it made nothing) in the order of its edges; None where they do
+    not tell which is whose. A node may have no edge for an input that never takes a gradient (an index, a running mean): then
+    they belong to the edges that are ``live``, which lead somewhere, or to the only ones whose ``shapes`` they have."""
     if len(made) == len(live):
         return list(made)
     present = [gradient for gradient in made if holds(gradient)]
@@ -336,7 +305,7 @@ def _along_edges(made: tuple[Any, ...], live: list[bool], shapes: dict[int, list
 class _Sums:
     """Adds up the gradients of an input that a call uses several times, and gives the sum when the last is there."""
 
-    def __init__(self, session: Session, context: Context, uses: Counter[str]) -> None:
+    def __init__(self, session: SessionCore, context: Context, uses: Counter[str]) -> None:
         self._session, self._context, self._uses = session, context, uses
         self._pass = -1
         self._counts: Counter[str] = Counter()
@@ -370,3 +339,79 @@ class _Sums:
         call = self._context.backward
         if left and call is not None and call.recorded and self._session.active:
             self._session.slots.delivered(call, left)
+
+
+LOSS = "run_backward"
+PASSES = (LOSS, "run_partial_grad")
+"""Functions of ``core.eager`` from which a backward pass starts."""
+INTERRUPTED = re.compile(r"\(External\) KeyboardInterrupt.*\bAt:\s*\S*trueup/recording/adapters/paddle/", re.DOTALL)
+"""What C++ makes of Ctrl-C in one of our hooks."""
+
+
+class Passes:
+    """Numbers backward passes and tells the rest of a session when one begins and ends."""
+
+    def __init__(self, session: SessionCore) -> None:
+        self._session = session
+        self._numbers = itertools.count()
+        self._last = -1
+        self._finish: dict[int, list[Callable[[], None]]] = {}  # what is to be done at the end of a pass, by its number
+        self._deferred: BaseException | None = None
+
+    def replacements(self) -> list[Replacement]:
+        """Return what stands in the places from which a pass starts."""
+        return [Around(core.eager, name, partial(self._run, name)) for name in PASSES]
+
+    def number(self, state: ThreadState) -> int:
+        """Return the number of the pass that runs on this thread; of one that was started past us, that of the last."""
+        return state.passes[-1] if state.passes else self._last
+
+    def defer(self, error: BaseException) -> None:
+        """Raise an exception when the pass that runs has ended, and not inside it, where C++ would make an OSError of it."""
+        self._deferred = self._deferred or error
+
+    def at_end(self, finish: Callable[[], None]) -> None:
+        """Call ``finish`` when the pass that runs has ended; one inside it, as of a recomputed block, may end before."""
+        calls = self._finish.setdefault(self.number(self._session.threads.state), [])
+        if finish not in calls:
+            calls.append(finish)
+
+    def _run(self, name: str, original: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+        session = self._session
+        state = session.threads.state
+        if state.busy or session.over:
+            return original(*args, **kwargs)
+        outermost = not state.passes
+        self._last = next(self._numbers)
+        if session.active and outermost and name == LOSS and args:
+            with session.observing(state, "the loss"):
+                loss = args[0][0] if isinstance(args[0], (list, tuple)) and args[0] else args[0]
+                if isinstance(loss, paddle.Tensor) and loss._is_initialized():
+                    session.loss("paddle.Tensor.backward", loss)
+        state.passes.append(self._last)
+        session.buffers.passed()
+        try:
+            return original(*args, **kwargs)
+        except OSError as error:
+            if INTERRUPTED.match(str(error)):  # between two lines of a hook of ours, where nothing catches it
+                raise KeyboardInterrupt from None
+            raise
+        finally:
+            self._ended(state, outermost=outermost)
+
+    def _ended(self, state: ThreadState, *, outermost: bool) -> None:
+        session = self._session
+        with session.observing(state, "the end of a backward pass"):
+            for number in list(self._finish) if outermost else [state.passes[-1]]:
+                for finish in self._finish.pop(number, []):
+                    finish()
+            session.buffers.passed()
+            if outermost:
+                session.graph.release()
+                session.graph.reset()
+        state.passes.pop()
+        if outermost:
+            session.optimizers.backward(state)
+        deferred, self._deferred = self._deferred, None
+        if deferred is not None:
+            raise deferred

@@ -5,7 +5,7 @@ A sample, of ``paddle._C_ops.dropout``:
     {"args": [{"tensor": "input.0", "grad": true}, null, 0.1, false, "upscale_in_train", 0, false, {"int": 0}],
      "grad": true, "random": {"cpu": "eJz..."}}
 
-docs/format.md has the grammar; `execution.recorded` reads it. Nothing is pickled, and a function is told by its name alone.
+docs/format.md has the grammar; `execution.recorded` reads it. Nothing is pickled, and a function is described by its name alone.
 
 Detail ``stats`` keeps it too, without the state of generators and where in memory tensors lay: operators of Paddle's do not look
 how many arguments they get, and crash where one is missing, so calls cannot be guessed from what people are shown of them.
@@ -13,29 +13,20 @@ how many arguments they get, and crash where one is missing, so calls cannot be 
 
 from __future__ import annotations
 
-import base64
 import json
-import math
-import zlib
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-import numpy as np
 import paddle
 from paddle.amp.amp_lists import black_list, white_list
 from paddle.base import framework
 
-from trueup.foundation.redaction import conceals
-from trueup.recording.adapters.paddle import random_states
+from trueup.recording.adapters.paddle import modes
 from trueup.recording.adapters.paddle.buffers import Base, base_of
+from trueup.recording.adapters.paddle.context import SessionCore
 from trueup.recording.adapters.paddle.tensors import PLACES, dtype_name, holds, is_dtype
-from trueup.recording.recorder.arguments import MAX_DEPTH
+from trueup.recording.engine.invocations import MOST, Encoder, encode_state
 
-if TYPE_CHECKING:
-    from trueup.recording.adapters.paddle.session import Session
-
-MOST = 1 << 16
-"""Longest description, without the state of generators; a longer one is left out, and the call cannot be executed again."""
 MOST_KNOWN = 1 << 12
 """Descriptions that are kept, half a KB each."""
 
@@ -44,19 +35,15 @@ MOST_KNOWN = 1 << 12
 class Made:
     """How a call was made."""
 
-    text: str | None
-    """JSON; None: it would be too long."""
-    states: dict[str, str] = field(default_factory=dict)
-    """States of generators that it tells, by kind of device."""
+    text: str | None  # JSON; None: it would be too long
+    states: dict[str, str] = field(default_factory=dict)  # states of generators in it, by kind of device
 
 
 class Invocations:
-    """Describes calls; one object for a session.
+    """Describes calls; one object for a session. The state of a device's generator is described where it is not what it was when
+    it was last described in this step."""
 
-    The state of a device's generator is described where it is not what it was when it was last described in this step.
-    """
-
-    def __init__(self, session: Session) -> None:
+    def __init__(self, session: SessionCore) -> None:
         self._session = session
         self._exactly = session.options.detail == "tensor"
         self._states: dict[str, str] = {}
@@ -77,7 +64,7 @@ class Invocations:
     def _alike(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Made:
         """Return the one description of all calls that are made alike."""
         try:
-            key = _frozen(args), tuple([(k, _frozen(v)) for k, v in kwargs.items()]), paddle.is_grad_enabled(), _is_amp()
+            key = _frozen(args), tuple([(k, _frozen(v)) for k, v in kwargs.items()]), paddle.is_grad_enabled(), modes.amp()
             found = self._known.get(key)
         except TypeError:  # an argument that nothing is known of
             key, found = None, None
@@ -91,33 +78,30 @@ class Invocations:
         return found
 
     def kept(self, made: Made) -> None:
-        """Hear that a description is recorded: the states that it tells need not be told again."""
+        """Note that a description is recorded: its states of generators need no second record."""
         self._states |= made.states
 
     def _with_states(self, text: str) -> Made:
         seen, found = {}, {}
         for name in {"cpu": None, **self._session.slots.devices}:
             kind, _, number = name.partition(":")
-            generator = random_states.generator_of(kind, int(number) if number.isdigit() else 0)
+            generator = modes.generator_of(kind, int(number) if number.isdigit() else 0)
             if generator is None or kind in seen:
                 continue
-            now = random_states.described(generator)
-            if self._states.get(kind) != now and (state := random_states.state_of(generator)) is not None:
+            now = modes.described(generator)
+            if self._states.get(kind) != now and (state := modes.state_of(generator)) is not None:
                 seen[kind] = now
-                found[kind] = base64.b64encode(zlib.compress(state, 1)).decode()
+                found[kind] = encode_state(state)
         return Made(f'{text[:-1]}, "random": {json.dumps(found)}}}' if found else text, seen)
 
 
 Memories = dict[Base, str] | None
-"""First slot that shows each piece of memory; None: where tensors lie is not told."""
+"""First slot that shows each piece of memory; None: the places of tensors are left out."""
 
 
 def _frozen(value: Any) -> Any:
-    """Return something hashable that is equal for arguments that are described alike.
-
-    Raises:
-        TypeError: there is nothing so simple.
-    """
+    """Return something hashable that is equal for arguments described alike; raise `TypeError` where there is nothing so
+    simple."""
     kind = type(value)
     if kind in _PLAIN:
         return kind, value
@@ -136,48 +120,15 @@ _PLAIN = frozenset({int, bool, str, type(None), type(Ellipsis), paddle.dtype})
 
 
 def _describe(args: tuple[Any, ...], kwargs: dict[str, Any], memories: Memories) -> str:
-    found: dict[str, Any] = {"args": [_encode(value, f"input.{k}", memories) for k, value in enumerate(args)]}
-    given = {name: _encode(v, f"input.{name}", memories) for name, v in kwargs.items() if name != "out"}
+    encoder = _Encoder(memories)
+    found: dict[str, Any] = {"args": [encoder.value(value, f"input.{k}") for k, value in enumerate(args)]}
+    given = {name: encoder.value(v, f"input.{name}") for name, v in kwargs.items() if name != "out"}
     if given:
         found["kwargs"] = given
     if isinstance(out := kwargs.get("out"), paddle.Tensor) and holds(out):
         found["out"] = {"empty": [dtype_name(out.dtype), list(out.shape), None, str(out.place)]}
     found["grad"] = bool(paddle.is_grad_enabled())
     return json.dumps(found | _amp())
-
-
-def _encode(value: Any, slot: str, memories: Memories, depth: int = 0) -> Any:
-    """Write an argument; what has no exact form here is named by its type alone."""
-    if value is None or isinstance(value, bool):
-        return value
-    if isinstance(value, str):
-        text = str.__str__(value)
-        return {"other": "secret"} if conceals(text, slot) else text
-    if isinstance(value, paddle.Tensor):
-        return _encode_tensor(value, slot, memories)
-    if isinstance(value, np.generic):
-        value = value.item()
-    if is_dtype(value):  # those of programs are integers, too
-        name = dtype_name(value)
-        return {"dtype": _VARIABLES.get(name, name)}
-    if isinstance(value, PLACES):
-        text = str(value)
-        return {"device": text[text.find("(") + 1 : text.rfind(")")]}
-    if isinstance(value, int):
-        return int(value)
-    if isinstance(value, float):
-        return float(value) if math.isfinite(value) else {"float": str(float(value))}
-    if isinstance(value, complex):
-        return {"complex": [value.real.hex(), value.imag.hex()]}
-    if depth < MAX_DEPTH and type(value) in (list, tuple, paddle.Size):
-        items = [_encode(v, f"{slot}.{k}", memories, depth + 1) for k, v in enumerate(value)]
-        return {"tuple": items} if type(value) is tuple else items
-    if depth < MAX_DEPTH and type(value) is slice:
-        parts = [_encode(v, f"{slot}.{k}", memories, depth + 1) for k, v in enumerate((value.start, value.stop, value.step))]
-        return {"slice": parts} if all(v is None or type(v) is int for v in parts) else {"other": "slice of tensors"}
-    if value is Ellipsis:
-        return {"ellipsis": True}
-    return {"other": type(value).__name__}
 
 
 _VARIABLES = {
@@ -187,45 +138,52 @@ _VARIABLES = {
 """Names of dtypes in programs, ``VarType.FP32``."""
 
 
-def _encode_tensor(tensor: paddle.Tensor, slot: str, memories: Memories) -> Any:
-    if not holds(tensor):
-        return {"undefined": True}
-    found: dict[str, Any] = {"tensor": slot}
-    if not tensor.stop_gradient:
-        found["grad"] = True
-    if not tensor.is_dense() or tensor.is_dist():
-        return found | {"kind": "distributed" if tensor.is_dist() else "sparse" if tensor.is_sparse() else "not dense"}
-    if memories is None or not tensor._is_initialized():  # the latter has no elements
+class _Encoder(Encoder):
+    """Writes the arguments of one call of Paddle's."""
+
+    tensor_type = paddle.Tensor
+    sequences = {list: "", tuple: "tuple", paddle.Size: ""}  # noqa: RUF012 - of the class
+
+    def __init__(self, memories: Memories) -> None:
+        self._memories = memories
+
+    def own(self, value: Any) -> Any:
+        """Describe a dtype or place; dtypes of programs are integers, too."""
+        if is_dtype(value):
+            name = dtype_name(value)
+            return {"dtype": _VARIABLES.get(name, name)}
+        if isinstance(value, PLACES):
+            text = str(value)
+            return {"device": text[text.find("(") + 1 : text.rfind(")")]}
+        return None
+
+    def tensor(self, tensor: paddle.Tensor, slot: str) -> Any:
+        if not holds(tensor):
+            return {"undefined": True}
+        found: dict[str, Any] = {"tensor": slot}
+        if not tensor.stop_gradient:
+            found["grad"] = True
+        if not tensor.is_dense() or tensor.is_dist():
+            return found | {"kind": "distributed" if tensor.is_dist() else "sparse" if tensor.is_sparse() else "not dense"}
+        if self._memories is None or not tensor._is_initialized():  # the latter has no elements
+            return found
+        if offset := tensor._offset() // tensor.element_size():
+            found["offset"] = offset
+        first = self._memories.setdefault(base_of(tensor), slot)
+        if first != slot:
+            found["shares"] = first
         return found
-    if offset := tensor._offset() // tensor.element_size():
-        found["offset"] = offset
-    first = memories.setdefault(base_of(tensor), slot)
-    if first != slot:
-        found["shares"] = first
-    return found
-
-
-def _is_amp() -> Any:
-    tracer = framework._dygraph_tracer()
-    level = tracer._amp_level.value
-    return (level, tracer._amp_dtype) if level else 0
 
 
 def _amp() -> dict[str, Any]:
     """Describe automatic mixed precision, where it is on: the dtype by kind of device, and what differs from its lists."""
-    tracer = framework._dygraph_tracer()
-    level = str(tracer._amp_level).rpartition(".")[2]
-    if level == "O0":
+    if modes.amp() is None or (setting := modes.auto_cast()) is None:
         return {}
-    dtype = str(tracer._amp_dtype)
-    allowed, refused = (set(names) for names in tracer._get_amp_op_list())
-    usual, banned = (set(names.get(dtype, {}).get(level, ())) for names in (white_list(), black_list()))
-    found: dict[str, Any] = {"level": level}
-    if tracer._use_promote:
-        found["promote"] = True
-    for name, names in (("white", allowed - usual), ("black", refused - banned)):
-        if names:
-            found[name] = sorted(names)
+    level, (_, dtype, promotes, lists) = str(setting[0]).rpartition(".")[2], setting
+    found: dict[str, Any] = {"level": level} | ({"promote": True} if promotes else {})
+    for name, own, usual in zip(("white", "black"), lists, (white_list(), black_list()), strict=True):
+        if more := set(own) - set(usual.get(dtype, {}).get(level, ())):
+            found[name] = sorted(more)
     kind = str(framework._current_expected_place())
     kind = kind[kind.find("(") + 1 : kind.rfind(")")].partition(":")[0]
     return {"autocast": {kind: dtype}, "amp": found}

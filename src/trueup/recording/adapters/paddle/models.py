@@ -3,35 +3,42 @@
 from __future__ import annotations
 
 import contextlib
+import inspect
 from collections.abc import Callable, Mapping
 from typing import Any
 
 import numpy as np
 import paddle
 
-from trueup.foundation.frameworks.trees import Node, OptimizerFacts, Tree, path
+from trueup.foundation.frameworks.trees import PLAIN, Node, OptimizerFacts, Tree, classes_of, gathered, path, plain_attributes
 from trueup.foundation.model import TrueupError
-from trueup.recording.adapters.paddle.host import to_numpy
-from trueup.recording.adapters.paddle.tensors import layout_of
-from trueup.recording.recorder.replacing import attributes_set
+from trueup.recording.adapters.paddle.tensors import layout_of, to_numpy
+from trueup.recording.engine import replacing
+from trueup.recording.engine.settings import by_scope
 
 
 def tree(model: paddle.nn.Layer) -> Tree:
     """Return the Layers of a model with their tensors and settings."""
-    nodes: dict[str, Node] = {}
-    ties: dict[str, str] = {}
-    seen: dict[int, str] = {}
-    for scope, layer in model.named_sublayers(include_self=True):
-        own = _own(layer)
-        for name, tensor in own.items():
-            first = seen.setdefault(id(tensor), path(scope, name))
-            if first != path(scope, name):
-                ties[path(scope, name)] = first
-        classes = tuple(kind.__name__ for kind in type(layer).__mro__ if kind not in (object, paddle.nn.Layer))
-        shapes = {name: tuple(tensor.shape) for name, tensor in own.items()}
-        norms = {name: float(np.linalg.norm(_array(tensor).astype(np.float64))) for name, tensor in own.items()}
-        nodes[scope] = Node(scope, classes or ("Layer",), shapes, _settings(layer), norms)
-    return Tree("paddle", nodes, ties)
+    return gathered("paddle", ((_node(scope, layer), _own(layer)) for scope, layer in _layers(model)))
+
+
+def _node(scope: str, layer: paddle.nn.Layer) -> Node:
+    own = _own(layer)
+    shapes = {name: tuple(tensor.shape) for name, tensor in own.items()}
+    norms = {name: float(np.linalg.norm(_array(tensor).astype(np.float64))) for name, tensor in own.items()}
+    return Node(scope, classes_of(layer, paddle.nn.Layer) or ("Layer",), shapes, plain_attributes(layer), norms)
+
+
+def settings(model: paddle.nn.Layer) -> dict[str, dict[str, Any]]:
+    """Return by scope what each Layer is set to: class, mode, plain attributes, dtypes, frozen and tied parameters."""
+    return by_scope(
+        (
+            scope,  # Paddle keeps the arguments of a Layer private
+            {"class": type(layer).__name__, "training": layer.training}
+            | {name.lstrip("_"): value for name, value in plain_attributes(layer).items()},
+            ((name, one, not one.stop_gradient) for name, one in layer._parameters.items() if one is not None),
+        ) for scope, layer in _layers(model)
+    )  # fmt: skip
 
 
 def state(model: paddle.nn.Layer) -> dict[str, np.ndarray[Any, Any]]:
@@ -40,11 +47,8 @@ def state(model: paddle.nn.Layer) -> dict[str, np.ndarray[Any, Any]]:
 
 
 def load(model: paddle.nn.Layer, found: Mapping[str, np.ndarray[Any, Any]]) -> None:
-    """Write arrays into the tensors of a model, in place.
-
-    Raises:
-        TrueupError: an array has another shape than the tensor.
-    """
+    """Write arrays into the tensors of a model, in place; raise `TrueupError` where an array has another shape than the
+    tensor."""
     tensors = {path(scope, name): tensor for scope, layer in _layers(model) for name, tensor in _own(layer).items()}
     for name, array in found.items():
         tensor = tensors[name]
@@ -63,17 +67,6 @@ def _own(layer: paddle.nn.Layer) -> dict[str, paddle.Tensor]:
     return {name: tensor for name, tensor in found.items() if isinstance(tensor, paddle.Tensor) and tensor._is_initialized()}
 
 
-def _settings(layer: paddle.nn.Layer) -> dict[str, Any]:
-    found: dict[str, Any] = {}
-    for name, value in vars(layer).items():
-        plain = value if isinstance(value, (tuple, list)) else [value]
-        if all(isinstance(one, (bool, int, float, str, type(None))) for one in plain):
-            found[name] = value
-        elif callable(value) and hasattr(value, "__name__"):
-            found[name] = value.__name__
-    return found
-
-
 def _array(tensor: paddle.Tensor) -> np.ndarray[Any, Any]:
     tensor = tensor.detach().cpu()
     layout = layout_of(tensor)
@@ -89,14 +82,15 @@ def _plain(array: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
 
 def optimizer_facts(optimizer: paddle.optimizer.Optimizer) -> OptimizerFacts:
     """Return what an optimizer is."""
-    settings = {n: v for n, v in vars(optimizer).items() if isinstance(v, (bool, int, float, str, type(None)))}
+    settings = {n: v for n, v in vars(optimizer).items() if isinstance(v, PLAIN)}
+    settings |= {n: v.__name__ for n, v in vars(optimizer).items() if inspect.isfunction(v)}  # which parameters decay, for one
     settings["lr"] = float(optimizer.get_lr())
     settings["weight_decay"] = _decay(optimizer)
     groups = [group for group in optimizer._param_groups if isinstance(group, dict)]
     plain = [{n: v for n, v in group.items() if n != "params" and v is not None} for group in groups]
     clip, rate = optimizer._grad_clip, optimizer._learning_rate
     clipping = "" if clip is None else f"{type(clip).__name__} at {getattr(clip, 'clip_norm', getattr(clip, 'max', '?'))}"
-    classes = tuple(kind.__name__ for kind in type(optimizer).__mro__ if kind not in (object, paddle.optimizer.Optimizer))
+    classes = classes_of(optimizer, paddle.optimizer.Optimizer)
     schedule = "" if isinstance(rate, (int, float)) else type(rate).__name__
     return OptimizerFacts("paddle", classes, settings, tuple(plain[1:]), clipping, schedule)
 
@@ -115,13 +109,7 @@ def _decay(optimizer: paddle.optimizer.Optimizer) -> float:
 
 def without_dropout(model: paddle.nn.Layer) -> contextlib.AbstractContextManager[int]:
     """Turn dropout off for a while; gives how many Layers had any."""
-    found: list[tuple[Any, str, Any]] = []
-    for layer in model.sublayers(include_self=True):
-        if type(layer).__name__ in ("Dropout", "Dropout2D", "Dropout3D", "AlphaDropout", "FeatureAlphaDropout"):
-            found += [(layer, "p", 0.0)] if layer.p else []
-        elif isinstance(getattr(layer, "dropout", None), float) and layer.dropout:
-            found.append((layer, "dropout", 0.0))
-    return attributes_set(found)
+    return replacing.without_dropout(model.sublayers(include_self=True))
 
 
 def tensor(array: Any) -> paddle.Tensor:

@@ -1,94 +1,99 @@
-"""Optimizers and loss scaling: when a training step ends."""
+"""Optimizers and loss scaling: when a training step ends.
+
+What a `paddle.amp.GradScaler` did, as two api calls of phase optimizer: its scale, what overflowed, what it skipped. Kept
+whatever the filters say, like the loss. Paddle itself reads on the host, in each step, whether something overflowed.
+"""
 
 from __future__ import annotations
 
-import gc
+import json
 import threading
-import weakref
 from collections.abc import Callable, Iterator
-from functools import wraps
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import paddle
 from paddle.optimizer import Optimizer
 
-from trueup.recording.adapters.paddle import scaling
-from trueup.recording.adapters.paddle.context import ThreadState
-from trueup.recording.recorder.replacing import Replacement
-from trueup.recording.recorder.steps import Steps
+from trueup.recording.adapters.paddle.context import SessionCore, ThreadState
+from trueup.recording.engine import steps
+from trueup.recording.engine.replacing import Around, Replacement
+from trueup.recording.recorder import Call
 
-if TYPE_CHECKING:
-    from trueup.recording.adapters.paddle.session import Session
-
-IRREGULAR = (
-    "the optimizers do not step in one pattern, so from step {step} on each optimizer's step that a forward follows ends a step; "
-    "call step() at the end of an iteration to count iterations"
-)
-ELSEWHERE = "an optimizer stepped on thread {thread}; only those on the thread that began the capture end steps"
-ENDLESS = (
-    "no optimizer of paddle.optimizer stepped and step() was never called, so everything is step 0; call step() at the end of an "
-    "iteration"
-)
+STEP = "paddle.amp.GradScaler.step"
+UPDATE = "paddle.amp.GradScaler.update"
 
 
-class Optimizers:
-    """Feeds `Steps` with what happens in the process, and ends the session's steps."""
+def scale_of(scaler: Any) -> paddle.Tensor | None:
+    """Return the scale that a scaler has now."""
+    scale = getattr(scaler, "_scale", None)
+    return scale if isinstance(scale, paddle.Tensor) else None
 
-    def __init__(self, session: Session) -> None:
-        self.steps = Steps()
-        self._session = session
-        self._thread = threading.get_ident()
-        self._numbers: weakref.WeakKeyDictionary[Optimizer, int] = weakref.WeakKeyDictionary()
-        self._count = 0
-        self._ran: dict[int, weakref.ref[paddle.nn.Layer]] = {}
-        """Layers that ran outside any other in the first step."""
-        self._scaled = False
-        """Whether a GradScaler steps an optimizer: a step that it skips counts, too."""
-        self._stepped = False
-        """Whether the optimizer's own step was reached."""
-        self._backwards = 0
 
-    @property
-    def pending(self) -> bool:
-        """Whether an optimizer has stepped and the step is not over: what follows still belongs to it."""
-        return bool(self.steps.stepped)
+def skipped(scaler: Any) -> bool:
+    """Tell whether the step that a scaler has just made was skipped."""
+    return bool(getattr(scaler, "_cache_found_inf", None))
+
+
+def record_step(session: SessionCore, scaler: Any, scale: paddle.Tensor | None, optimizer: Any) -> None:
+    """Record a step of a scaler after it was made; ``scale`` is the one that it was made with."""
+    call = _begin(session, STEP)
+    found = getattr(scaler, "_found_inf", None)
+    slots = [] if scale is None else [("input.scale", scale)]
+    session.slots.inputs(call, slots + ([("input.found_inf.0", found)] if isinstance(found, paddle.Tensor) else []))
+    arguments = {"optimizer": type(optimizer).__name__, "skipped": skipped(scaler)}
+    if scale is not None and scale.place.is_cpu_place():
+        arguments["scale"] = scale.item()
+    session.recorder.value(call, json.dumps(arguments, sort_keys=True))
+
+
+def record_update(session: SessionCore, before: paddle.Tensor | None, scaler: Any) -> None:
+    """Record the scale with which the iteration ran, and that of the next."""
+    call = _begin(session, UPDATE)
+    session.slots.inputs(call, [] if before is None else [("input.scale", before)])
+    after = scale_of(scaler)
+    session.slots.outputs(call, [] if after is None else [("output.scale", after)])
+
+
+def _begin(session: SessionCore, op: str) -> Call:
+    return session.recorder.begin("api", "optimizer", "", op, site=session.site(session.threads.state))
+
+
+class Optimizers(steps.Optimizers):
+    """Stands around every optimizer's own step, and around a GradScaler's, which may skip it."""
+
+    optimizer, kind = "optimizer of paddle.optimizer", Optimizer
+
+    def __init__(self, session: SessionCore) -> None:
+        super().__init__(session)
+        self._scaled = False  # whether a GradScaler steps an optimizer: a step that it skips counts, too
+        self._stepped = False  # whether the optimizer's own step was reached
 
     def replacements(self) -> list[Replacement]:
-        """Return what stands around every optimizer's own ``step`` and ``minimize``, and around a GradScaler's."""
-        found = [
-            Replacement(kind, name, self._around)
-            for kind in kinds(Optimizer) for name in ("step", "minimize") if name in vars(kind)
-        ]  # fmt: skip
         scaler = paddle.amp.GradScaler
-        found += [Replacement(scaler, name, self._around_scaler) for name in ("step", "minimize")]
-        return [*found, Replacement(scaler, "update", self._around_update)]
-
-    def close(self) -> None:
-        """Note what the whole run tells: a loop whose steps nothing ended."""
-        if self._backwards > 1 and not (self.steps.manual or self._count or self._session.recorder.step):
-            self._session.recorder.note(ENDLESS)
+        scaled = [Around(scaler, name, self._scaled_step) for name in ("step", "minimize")]
+        return [*steps_of_optimizers(self._step), *scaled, Around(scaler, "update", self._update)]
 
     # ---------------------------------------------------------------------------------------------------- what happens
     def entered(self, layer: paddle.nn.Layer, state: ThreadState) -> None:
-        """A Layer begins to run outside any other. Steps are counted idle or not."""
         if self._session.over:
             return
         state.updating = False
-        if threading.get_ident() != self._thread or state.passes:
-            return
-        if next(iter(layer.parameters()), None) is None:  # a loss or a metric is no model
-            return
-        if self.steps.pattern is None:
-            self._ran.setdefault(id(layer), weakref.ref(layer))
-        if self.steps.forward(inside=bool(state.stepping), others=self._others):
-            self._session.end_step()
-            self.steps.forward(inside=False, others=self._others)
+        if next(iter(layer.parameters()), None) is not None:  # a loss or a metric is no model
+            self.forward(layer, inside=bool(state.stepping))
 
-    def ended(self) -> None:
-        """The session's step has ended."""
-        self.steps.ended()
-        if self.steps.pattern is not None:
-            self._ran.clear()
+    def parameters(self, optimizers: list[Any]) -> set[int]:
+        found: set[int] = set()
+        for optimizer in optimizers:
+            for group in getattr(optimizer, "_param_groups", None) or ():
+                found |= {id(p) for p in (group.get("params", ()) if isinstance(group, dict) else (group,))}
+        return found
+
+    def done(self, optimizer: Any) -> None:
+        """An optimizer has stepped: what it wrote nobody announced."""
+        session = self._session
+        with session.observing(session.threads.state, "the end of an optimizer's step"):
+            session.buffers.passed()
+        super().done(optimizer)
 
     def backward(self, state: ThreadState) -> None:
         """A backward pass has ended: what runs without gradients from here to the next forward is for the optimizer."""
@@ -96,103 +101,59 @@ class Optimizers:
             state.updating = True
             self._backwards += 1
 
-    def _around(self, original: Callable[..., Any]) -> Callable[..., Any]:
-        @wraps(original)
-        def step(optimizer: Any, *args: Any, **kwargs: Any) -> Any:
-            session, state = self._session, self._session.threads.state
-            if session.over or state.busy:
-                return original(optimizer, *args, **kwargs)
-            outermost = not state.stepping and not self._scaled
-            if outermost:
-                self._begun(optimizer, state)
-            if outermost or (self._scaled and state.stepping == 1):
-                self._stepped = True
-                session.updates(optimizer, scaled=self._scaled)
-            state.stepping += 1
-            try:
-                result = original(optimizer, *args, **kwargs)
-            finally:
-                state.stepping -= 1
-            if outermost:
-                self._ended(optimizer, state)
-            return result
+    def _step(self, original: Callable[..., Any], optimizer: Any, *args: Any, **kwargs: Any) -> Any:
+        session, state = self._session, self._session.threads.state
+        if session.over or state.busy:
+            return original(optimizer, *args, **kwargs)
+        outermost = not state.stepping and not self._scaled
+        if outermost:
+            self.begun(optimizer)
+        if outermost or (self._scaled and state.stepping == 1):
+            self._stepped = True
+            session.updates(optimizer, scaled=self._scaled)
+        state.stepping += 1
+        try:
+            result = original(optimizer, *args, **kwargs)
+        finally:
+            state.stepping -= 1
+        if outermost:
+            self.done(optimizer)
+        return result
 
-        return step
+    def _scaled_step(self, original: Callable[..., Any], scaler: Any, optimizer: Any, *args: Any, **kwargs: Any) -> Any:
+        session, state = self._session, self._session.threads.state
+        if session.over or state.busy or self._scaled or not isinstance(optimizer, Optimizer) or not scaler.is_enable():
+            return original(scaler, optimizer, *args, **kwargs)
+        self.begun(optimizer)
+        scale = scale_of(scaler)
+        self._scaled, self._stepped = True, False
+        state.stepping += 1
+        try:
+            result = original(scaler, optimizer, *args, **kwargs)
+        finally:
+            self._scaled = False
+            state.stepping -= 1
+        if session.active:
+            with session.observing(state, "the step of a GradScaler"):
+                record_step(session, scaler, scale, optimizer)
+        session.scaled(scaler, scale, stepped=self._stepped)
+        self.done(optimizer)
+        return result
 
-    def _around_scaler(self, original: Callable[..., Any]) -> Callable[..., Any]:
-        @wraps(original)
-        def step(scaler: Any, optimizer: Any, *args: Any, **kwargs: Any) -> Any:
-            session, state = self._session, self._session.threads.state
-            if session.over or state.busy or self._scaled or not isinstance(optimizer, Optimizer) or not scaler.is_enable():
-                return original(scaler, optimizer, *args, **kwargs)
-            self._begun(optimizer, state)
-            scale = scaling.scale_of(scaler)
-            self._scaled, self._stepped = True, False
-            state.stepping += 1
-            try:
-                result = original(scaler, optimizer, *args, **kwargs)
-            finally:
-                self._scaled = False
-                state.stepping -= 1
-            if session.active:
-                with session.observing(state, "the step of a GradScaler"):
-                    scaling.record_step(session, scaler, scale, optimizer)
-            session.scaled(scaler, scale, stepped=self._stepped)
-            self._ended(optimizer, state)
-            return result
+    def _update(self, original: Callable[..., Any], scaler: Any, *args: Any, **kwargs: Any) -> Any:
+        session, state = self._session, self._session.threads.state
+        before = scale_of(scaler)
+        result = original(scaler, *args, **kwargs)
+        if session.active and not state.busy and scaler.is_enable():
+            with session.observing(state, "the update of a GradScaler"):
+                record_update(session, before, scaler)
+        return result
 
-        return step
 
-    def _around_update(self, original: Callable[..., Any]) -> Callable[..., Any]:
-        @wraps(original)
-        def update(scaler: Any, *args: Any, **kwargs: Any) -> Any:
-            session, state = self._session, self._session.threads.state
-            before = scaling.scale_of(scaler)
-            result = original(scaler, *args, **kwargs)
-            if session.active and not state.busy and scaler.is_enable():
-                with session.observing(state, "the update of a GradScaler"):
-                    scaling.record_update(session, before, scaler)
-            return result
-
-        return update
-
-    # ------------------------------------------------------------------------------------------------------------- inside
-    def _begun(self, optimizer: Any, state: ThreadState) -> None:
-        session = self._session
-        with session.observing(state, "the begin of an optimizer's step"):
-            if threading.get_ident() != self._thread:
-                session.recorder.note(ELSEWHERE.format(thread=threading.current_thread().name))
-                return
-            was = self.steps.irregular
-            if self.steps.begin(self._number(optimizer)):
-                session.end_step()
-            if self.steps.irregular and not was and not self.steps.manual:
-                session.recorder.note(IRREGULAR.format(step=session.recorder.step + 1))
-
-    def _ended(self, optimizer: Any, state: ThreadState) -> None:
-        session = self._session
-        with session.observing(state, "the end of an optimizer's step"):
-            session.buffers.passed()
-            if threading.get_ident() == self._thread and self.steps.end(self._number(optimizer)):
-                session.end_step()
-
-    def _number(self, optimizer: Any) -> int:
-        """Number optimizers as they come: the address of one that is gone may be another's."""
-        number = self._numbers.get(optimizer)
-        if number is None:
-            number = self._numbers[optimizer] = self._count
-            self._count += 1
-        return number
-
-    def _others(self) -> bool:
-        """Tell whether an optimizer that has not stepped yet holds parameters of the Layers that ran, and those alone."""
-        ran = [layer for ref in self._ran.values() if (layer := ref()) is not None]
-        stepped = [optimizer for optimizer, number in self._numbers.items() if number in self.steps.stepped]
-        missing = {id(p) for layer in ran for p in layer.parameters()} - _parameters(stepped)
-        if not missing:
-            return False
-        alive = [found for found in gc.get_objects() if issubclass(type(found), Optimizer)]
-        return bool(missing & _parameters(alive))
+def steps_of_optimizers(call: Callable[..., Any]) -> list[Replacement]:
+    """Return what stands around every optimizer's own ``step`` and ``minimize``."""
+    names = ("step", "minimize")
+    return [Around(kind, name, call) for kind in kinds(Optimizer) for name in names if name in vars(kind)]
 
 
 def kinds(kind: type[Any]) -> Iterator[type[Any]]:
@@ -201,11 +162,3 @@ def kinds(kind: type[Any]) -> Iterator[type[Any]]:
     below: type[Any]
     for below in kind.__subclasses__():
         yield from kinds(below)
-
-
-def _parameters(optimizers: list[Any]) -> set[int]:
-    found: set[int] = set()
-    for optimizer in optimizers:
-        for group in getattr(optimizer, "_param_groups", None) or ():
-            found |= {id(p) for p in (group.get("params", ()) if isinstance(group, dict) else (group,))}
-    return found

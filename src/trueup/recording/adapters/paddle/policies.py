@@ -7,247 +7,154 @@ run.
 
 from __future__ import annotations
 
-import atexit
-import functools
-import sys
 import threading
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, field
-from types import TracebackType
 from typing import Any
 
 import paddle
-from paddle.base import framework
+from paddle.base import core, framework
 
-from trueup.foundation.facts.operators import has
 from trueup.foundation.model import TrueupError
-from trueup.foundation.store.policy_uses import RuleUse
-from trueup.recording.adapters.paddle.policies_calls import Call, operator_call
-from trueup.recording.adapters.paddle.policies_captures import busy, captures_aside
-from trueup.recording.adapters.paddle.policies_captures import running as running_capture
-from trueup.recording.adapters.paddle.policies_deterministic import FLAGS, Backward, setting
-from trueup.recording.adapters.paddle.policies_entrances import PolicyEntrances
-from trueup.recording.adapters.paddle.policies_layers import layer_call
-from trueup.recording.adapters.paddle.policies_tensors import tensors_in
-from trueup.recording.adapters.paddle.scopes import WRAPPERS, Scopes
-from trueup.recording.policies import Policy, load
-from trueup.recording.policies.calls import CONVERTS, INSIDE
-from trueup.recording.policies.holding import forward_replaced
-from trueup.recording.policies.running import Rules, Running
+from trueup.foundation.words.wording import say
+from trueup.recording.adapters.paddle import ruled
+from trueup.recording.adapters.paddle.context import WRAPPERS, Scopes
+from trueup.recording.adapters.paddle.gradients import PASSES
+from trueup.recording.adapters.paddle.operators import Entrances, Function, around_recomputed, named_as, py_layers
+from trueup.recording.adapters.paddle.optimizers import steps_of_optimizers
+from trueup.recording.adapters.paddle.session import aside
+from trueup.recording.engine import policies
+from trueup.recording.engine.replacing import Around
+from trueup.recording.engine.ruled import Framework
+from trueup.recording.policies import Policy
+from trueup.recording.recorder.options import Patterns
 
 DYNAMIC = "a Layer was given to to_static: its Python code runs while a policy is applied, for no rule reaches into a program"
 
 
-@dataclass(slots=True)
-class _Thread:
-    """What nests on the thread of the policy."""
+class AppliedPolicy(policies.AppliedPolicy):
+    """A policy at work in this process; see `engine.policies`."""
 
-    layers: list[paddle.nn.Layer] = field(default_factory=list)
-    scopes: list[str] = field(default_factory=list)
-    stepping: int = 0
-    """How many optimizers' steps are under way, one inside another."""
-    passes: int = 0
-    """How many backward passes are under way."""
-    changed: int = 0
-    """Calls under way that the policy runs in another way."""
-    alone: bool = False
-    """Whether an operator runs in another way: what it calls in turn belongs to it."""
-
-
-class AppliedPolicy:
-    """A policy at work in this process, until `remove` or the end of a ``with`` block."""
+    name, wrappers = "paddle", tuple(WRAPPERS)
+    framework: Framework = ruled
 
     def __init__(self, policy: Policy, scopes: Scopes) -> None:
         check(policy)
-        self.policy = policy
-        self.rules = Rules(policy)
-        self._scopes = scopes
-        self._state = _Thread()
-        self._backward = Backward()
-        self._said_dynamic = False
-        self.on = False
-        self._thread = threading.get_ident()
-        self._entrances = PolicyEntrances(self)
+        super().__init__(policy, scopes, ruled.Backward())
+        self._said_dynamic = self._alone = False
+        self._static = True
+        self._parts: list[Any] = []
 
     # ---------------------------------------------------------------- life
-    def start(self) -> AppliedPolicy:
-        """Apply the rules from now on, on this thread."""
-        self.on = True
-        with captures_aside():
-            self._entrances.install()
-        _applied.append(self)
-        if (session := running_capture()) is not None:
-            session.policies.append(self)
-        return self
+    def install(self) -> None:
+        self._parts = self._entrances()
+        with aside():  # so that a capture stands around what is put there
+            for part in self._parts:
+                part.install()
+            self._static = _to_static(False)
 
-    def remove(self) -> None:
-        """Apply the rules no longer, and say on stderr which changed nothing. Calling it again does nothing."""
-        if not self.on:
-            return
-        self.on = False
-        with captures_aside():
-            self._entrances.remove()
-        _applied.remove(self)
-        self.rules.tell()
+    def leave(self) -> None:
+        with aside():
+            for part in reversed(self._parts):
+                part.remove()
+            _to_static(self._static)
 
-    def __enter__(self) -> AppliedPolicy:
-        return self
+    def _entrances(self) -> list[Any]:
+        """Return everything through which calls are met; operators that no rule names are left alone."""
+        rules = [rule for rule in self.policy.rules if rule.level == "api"]
+        every = any(rule.op is None for rule in rules)
+        named = Patterns([rule.op for rule in rules if rule.op is not None])
+        return [
+            Entrances(self._stand_in, lambda op: every or named.match_name(op), [py_layers(self.operator)] if rules else []),
+            Around(paddle.nn.Layer, "__call__", self._call_layer),
+            *(Around(core.eager, name, self.run_pass) for name in PASSES),
+            *steps_of_optimizers(self.run_step),
+            *around_recomputed(lambda function: self.recomputed(function) if self.on else function),
+        ]
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
-        self.remove()
+    def _call_layer(self, original: Function, layer: paddle.nn.Layer, *args: Any, **kwargs: Any) -> Any:
+        return self.module(original, layer, args, kwargs)
 
-    def uses(self) -> tuple[RuleUse, ...]:
-        """Return how many calls each rule was for, and how many it changed."""
-        return self.rules.uses()
+    def _stand_in(self, name: str, function: Function) -> Function:
+        def call(*args: Any, **kwargs: Any) -> Any:
+            return self.operator(name, function, args, kwargs)
+
+        return named_as(call, function)
 
     # ---------------------------------------------------------------- what Paddle calls
-    def operator(self, name: str, function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """Execute an operator, under the first rule that is for it."""
-        state = self._state
-        if not self.works() or state.alone:
+    def operator(self, name: str, function: Function, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        if not self.works() or self._alone:
             return function(*args, **kwargs)
-        scope = state.scopes[-1] if state.scopes else ""
-        running = self.rules.first("api", scope, name, optimizer=bool(state.stepping) and not state.layers)
-        if running is None or not tensors_in((args, kwargs)):
-            return function(*args, **kwargs)
-        if has(name, "converts") and running.rule.moves:
-            running.count(CONVERTS)
-            return function(*args, **kwargs)
-        return self._execute(running, operator_call(running.rule, scope, name, function, args, kwargs, self._alone))
+        return self.call_named(name, function, args, kwargs)
 
-    def layer(self, original: Callable[..., Any], layer: paddle.nn.Layer, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """Execute a Layer, under the first rule that is for it."""
-        if not self.works():
-            return original(layer, *args, **kwargs)
-        state = self._state
+    def called(self, layer: paddle.nn.Layer) -> paddle.nn.Layer:
+        """Return a Layer that is called; say, once, where it is one whose program does not run."""
         if type(layer.forward).__name__.endswith("StaticFunction") and not self._said_dynamic:
             self._said_dynamic = True
-            print(f"trueup: note: {DYNAMIC}", file=sys.stderr, flush=True)
-        scope = self._scopes.path(layer, state.layers[-1] if state.layers else None)
-        running = None
-        if type(layer).__name__ not in WRAPPERS:  # the Layer inside has the same scope
-            running = self.rules.first("module", scope, type(layer).__name__, optimizer=False)
-        state.layers.append(layer)
-        state.scopes.append(scope)
-        try:
-            if running is None:
-                return original(layer, *args, **kwargs)
-            with forward_replaced(layer, functools.partial(self._forward, running, scope, layer)):
-                return original(layer, *args, **kwargs)
-        finally:
-            state.layers.pop()
-            state.scopes.pop()
-
-    def _forward(self, running: Running, scope: str, layer: paddle.nn.Layer, forward: Callable[..., Any]) -> Callable[..., Any]:
-        inside = self.recomputed(forward)
-
-        def run(*args: Any, **kwargs: Any) -> Any:
-            return self._execute(running, layer_call(running.rule, scope, layer, inside, args, kwargs))
-
-        return run
-
-    def _execute(self, running: Running, call: Call) -> Any:
-        state = self._state
-        if state.changed and running.rule.moves and not call.changes:
-            result, left = call.execute(self._backward)[0], INSIDE
-        else:
-            state.changed += 1
-            try:
-                with running.counting_draws(call):
-                    result, left = call.execute(self._backward)
-            finally:
-                state.changed -= 1
-        running.count(left)
-        return result
+            say(f"note: {DYNAMIC}")
+        return layer
 
     @contextmanager
-    def _alone(self) -> Iterator[None]:
-        before, self._state.alone = self._state.alone, True
+    def alone(self) -> Iterator[None]:
+        """Run a block in which no rule holds: what an operator calls in turn belongs to it."""
+        before, self._alone = self._alone, True
         try:
             yield
         finally:
-            self._state.alone = before
+            self._alone = before
 
-    def recomputed(self, function: Callable[..., Any]) -> Callable[..., Any]:
-        """Wrap a function that may run again in a backward pass: its scope is that of its first run."""
-        above = self._state.layers[-1:], self._state.scopes[-1:]
-
-        @functools.wraps(function, assigned=("__name__", "__doc__"), updated=())
-        def run(*args: Any, **kwargs: Any) -> Any:
-            state = self._state
-            before = state.layers, state.scopes
-            state.layers, state.scopes = list(above[0]), list(above[1])
-            try:
-                return function(*args, **kwargs)
-            finally:
-                state.layers, state.scopes = before
-
-        return run
-
-    def run_pass(self, original: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-        """Run a backward pass."""
+    def run_pass(self, original: Function, *args: Any, **kwargs: Any) -> Any:
         if threading.get_ident() != self._thread:
             return original(*args, **kwargs)
-        self._state.passes += 1
+        state = self._threads.state
+        state.passes += 1
         try:
             return original(*args, **kwargs)
         finally:
-            self._state.passes -= 1
-            if not self._state.passes:
+            state.passes -= 1
+            if not state.passes:
                 self._backward.leave()
 
-    def run_step(self, original: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-        """Run an optimizer's step."""
+    def run_step(self, original: Function, *args: Any, **kwargs: Any) -> Any:
         if threading.get_ident() != self._thread:
             return original(*args, **kwargs)
-        self._state.stepping += 1
+        state = self._threads.state
+        state.stepping += 1
         try:
             return original(*args, **kwargs)
         finally:
-            self._state.stepping -= 1
+            state.stepping -= 1
 
     def works(self) -> bool:
         """Tell whether what executes is computed for the user: no program that is built, nothing of Trueup's own, no backward of a
         PyLayer's."""
-        if not self.on or threading.get_ident() != self._thread or not framework.in_dygraph_mode() or busy():
+        if not self.on or threading.get_ident() != self._thread or not framework.in_dygraph_mode() or policies.busy("paddle"):
             return False
-        return not self._state.passes or bool(paddle.is_grad_enabled())
+        return not self._threads.state.passes or bool(paddle.is_grad_enabled())
 
 
 def check(policy: Policy) -> None:
-    """Refuse what this Paddle cannot do.
-
-    Raises:
-        TrueupError: a rule asks for it.
-    """
+    """Refuse what this Paddle cannot do: raise `TrueupError` where a rule asks for it."""
     asked = next((rule for rule in policy.rules if rule.deterministic), None)
-    if asked is not None and not setting():
+    if asked is not None and not ruled.setting():
         raise TrueupError(
             f"The policy cannot be used; nothing was run with it.\n  where:    {policy.path}, {asked}\n"
-            f"  expected: a Paddle that has a switch for deterministic algorithms ({', '.join(FLAGS)})\n"
+            f"  expected: a Paddle that has a switch for deterministic algorithms ({', '.join(ruled.FLAGS)})\n"
             f"  got:      Paddle {paddle.__version__} for {paddle.get_device().partition(':')[0]}, which has none\n"
             '  next:     leave out deterministic; device = "cpu" runs the call on the CPU, or see docs/policy.md'
         )
 
 
-_applied: list[AppliedPolicy] = []
-"""The policies at work in this process."""
-
-
-def applied() -> tuple[AppliedPolicy, ...]:
-    """Return the policies at work in this process."""
-    return tuple(_applied)
-
-
 def apply_policy(model: paddle.nn.Layer | Iterable[paddle.nn.Layer] | None, policy: str | Policy) -> AppliedPolicy:
     """Apply a policy in this process; see `trueup.apply_policy`."""
-    read = policy if isinstance(policy, Policy) else load(policy)
-    session = running_capture()
-    scopes = session.scopes if session is not None else Scopes()
-    if session is None:
-        for root in [] if model is None else [model] if isinstance(model, paddle.nn.Layer) else model:
-            scopes.register(root)
-    handle = AppliedPolicy(read, scopes).start()
-    atexit.register(lambda: handle.rules.tell() if handle.on else None)
-    return handle
+    return policies.apply(AppliedPolicy, policy, Scopes, "paddle", model, paddle.nn.Layer)
+
+
+def _to_static(on: bool) -> bool:
+    """Let to_static compile or not; return whether it did. No rule reaches into a program."""
+    from paddle.jit.dy2static.program_translator import ProgramTranslator
+
+    translator = ProgramTranslator()
+    before = bool(translator.enable_to_static)
+    translator.enable(on)
+    return before

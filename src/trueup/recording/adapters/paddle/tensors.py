@@ -1,26 +1,32 @@
-"""From arguments and results to slots: which tensors a call has, how they are described, what else it was given."""
+"""From arguments and results to slots: which tensors a call has, how they are described and measured, what else it was given."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Iterable
+from functools import lru_cache
 from typing import Any
 
+import ml_dtypes
+import numpy as np
 import paddle
+from numpy.typing import NDArray
 from paddle.base import core
 
 from trueup.foundation import kernels
-from trueup.recording.recorder import Slot, Tensor
+from trueup.foundation.toml import packaged
+from trueup.recording.engine import measuring
+from trueup.recording.recorder import Slot, Statistics, Tensor
 from trueup.recording.recorder.arguments import MAX_DEPTH, Arguments, key_text
+from trueup.recording.recorder.rows import is_contiguous
 
+FACTS: dict[str, Any] = packaged("trueup.recording.adapters.paddle", "facts.toml")
 NamedTensors = list[tuple[str, paddle.Tensor]]
 
 
 def named_tensors(prefix: str, args: Any, kwargs: dict[str, Any] | None = None) -> NamedTensors:
-    """Return ``(slot, tensor)`` for every tensor in nested lists, tuples and dicts: ``input.0``, ``input.2.1``, ``input.x``.
-
-    A result that is one tensor is ``output.0``. Tensors that hold nothing stand for an argument that was not given.
-    """
+    """Return ``(slot, tensor)`` for every tensor in nested lists, tuples and dicts: ``input.0``, ``input.2.1``, ``input.x``. A
+    result that is one tensor is ``output.0``. Tensors that hold nothing stand for an argument that was not given."""
     found: NamedTensors = []
     if isinstance(args, paddle.Tensor):
         if holds(args):
@@ -33,10 +39,8 @@ def named_tensors(prefix: str, args: Any, kwargs: dict[str, Any] | None = None) 
 
 
 def holds(value: Any) -> bool:
-    """Tell whether a value is a tensor that holds something: asking an undefined one for its dtype crashes Paddle 3.3.
-
-    One without elements is told by its shape; of shape ``[0]`` it stands for an argument that was not given.
-    """
+    """Tell whether a value is a tensor that holds something: asking an undefined one for its dtype crashes Paddle 3.3. A tensor
+    without elements still has a shape; one of shape ``[0]`` it stands for an argument that was not given."""
     if not isinstance(value, paddle.Tensor):
         return False
     if value._is_initialized():
@@ -71,8 +75,6 @@ def lists_of_tensors(args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
 
 
 # ------------------------------------------------------------------------------------------------------------ description
-
-
 class Layout:
     """How a dense tensor lies in memory and what its rows say of it: one object for all tensors that look alike."""
 
@@ -82,7 +84,7 @@ class Layout:
         self.shape, self.strides = shape, strides
         self.numel = math.prod(shape)
         self.described = Tensor(dtype, shape, strides, device, self.numel)
-        self.contiguous = _is_contiguous(shape, strides)
+        self.contiguous = is_contiguous(shape, strides)
         self.view = (dtype, self.numel) if self.contiguous else (dtype, shape, strides)
         """What is shown: equal for layouts that show the same elements in the same order."""
         self.host_kind = kernels.KINDS.get(dtype) if device == "cpu" else None
@@ -138,17 +140,7 @@ def describe(tensor: paddle.Tensor) -> Tensor:
     return Tensor(dtype_name(tensor.dtype), shape, None, device_name(tensor), math.prod(shape))
 
 
-def _is_contiguous(shape: tuple[int, ...], strides: tuple[int, ...]) -> bool:
-    expected = 1
-    for size, stride in zip(reversed(shape), reversed(strides), strict=True):
-        if size != 1 and stride != expected:
-            return 0 in shape
-        expected *= size
-    return True
-
-
 # ------------------------------------------------------------------------------------------------------- other arguments
-
 PLACES = tuple(
     kind for name in ("Place", "CPUPlace", "CUDAPlace", "CUDAPinnedPlace", "XPUPlace", "CustomPlace", "IPUPlace")
     if isinstance(kind := getattr(core, name, None), type)
@@ -162,8 +154,34 @@ def is_dtype(value: Any) -> bool:
     return isinstance(value, paddle.dtype) or type(value).__name__ in _NAMED
 
 
-_ARGUMENTS = Arguments(
-    paddle.Tensor, PLACES, paddle.Size,
-    is_named=lambda value: isinstance(value, complex) or is_dtype(value),
-)  # fmt: skip
+_ARGUMENTS = Arguments(paddle.Tensor, PLACES, paddle.Size, is_named=lambda value: isinstance(value, complex) or is_dtype(value))
 describe_values = _ARGUMENTS.describe
+
+
+# ----------------------------------------------------------------------------------------------------------- measurement
+_OURS = {name: np.dtype(getattr(ml_dtypes, name)) for name in ("bfloat16", "float8_e4m3fn", "float8_e5m2")}
+
+
+def to_numpy(tensor: paddle.Tensor, layout: Layout) -> NDArray[Any]:
+    """View a CPU tensor as NumPy, read only (`Tensor.numpy` copies, and gives bfloat16 as integers); raise `TypeError` for a
+    dtype NumPy lacks."""
+    dtype = _dtype(layout.described.dtype)
+    if not layout.numel:
+        return np.empty(layout.shape, dtype)
+    raw = np.dtype(f"u{dtype.itemsize}") if layout.described.dtype in _OURS else dtype
+    return measuring.view(tensor, tensor.data_ptr(), layout.shape, layout.strides, raw).view(dtype)
+
+
+@lru_cache(maxsize=64)
+def _dtype(name: str) -> np.dtype[Any]:
+    return _OURS.get(name) or np.dtype(name)
+
+
+def measure(tensor: paddle.Tensor, layout: Layout, detail: str) -> Statistics:
+    """Measure a tensor; see `measuring.measure`. One on another place than the CPU is copied there first: the training waits."""
+    if layout.described.device != "cpu":
+        tensor = tensor.detach().cpu()
+        layout = Layout(layout.described.dtype, tuple(tensor.shape), tuple(tensor.get_strides()), "cpu")
+    return measuring.measure(
+        tensor.data_ptr(), layout.host_kind, layout.shape, layout.strides, lambda: to_numpy(tensor, layout), detail
+    )

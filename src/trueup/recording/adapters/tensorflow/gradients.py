@@ -7,31 +7,114 @@ such a gradient function and comes out of it is the backward call of the operati
 The gradient of a layer's output is what comes to the operation that made it. That of a layer's input is what the one operation
 inside that read it makes; where several did, and nobody outside, what comes to the operation that made the input: a sum which
 only TensorFlow makes. Where others read it too, the layer's own part is known to nobody, and is not recorded.
+
+`tf.custom_gradient`: what a gradient function of the user's gets and makes is a call, and what it executes is inside.
+TensorFlow's own functions have such gradients too (`tf.nn.silu`, `tf.recompute_grad`). A tape is given the Python function itself
+(`record.record_operation`) and never asks for it by name. Whatever makes the backward of a function's graph asks for the gradient
+of an ``IdentityN`` through which arguments and results pass (`custom_gradient._graph_mode_decorator` of TensorFlow 2.21). There
+the arguments stand behind the results, and so do their gradients.
 """
 
 from __future__ import annotations
 
+import inspect
 from collections import Counter, defaultdict
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
 from functools import wraps
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import tensorflow as tf
 from tensorflow.python import pywrap_tfe
-from tensorflow.python.eager import backprop, execute
+from tensorflow.python.eager import backprop, execute, record
 from tensorflow.python.framework import ops
 from tensorflow.python.framework import tensor as tensor_lib
+from tensorflow.python.ops import custom_gradient
 
 from trueup.foundation.frameworks.tensorflow_names import PASSED_OVER
-from trueup.recording.adapters.tensorflow.context import ThreadState
-from trueup.recording.adapters.tensorflow.custom_gradients import OP, Custom, CustomGradients
-from trueup.recording.adapters.tensorflow.nodes import Node, number_of
+from trueup.recording.adapters.tensorflow.context import Node, SessionCore, ThreadState, number_of
 from trueup.recording.adapters.tensorflow.operations import PREFIX
 from trueup.recording.adapters.tensorflow.tensors import NamedTensors, holds_numbers, is_handle, named_tensors
-from trueup.recording.recorder.replacing import Replacement
+from trueup.recording.engine.replacing import Around, Replacement
 
-if TYPE_CHECKING:
-    from trueup.recording.adapters.tensorflow.session import Session
+OP = "tf.custom_gradient"
+
+
+@dataclass(frozen=True)
+class Custom:
+    """A function with a gradient of its own, as it was called."""
+
+    forward: Node  # the operation that its results came through
+    results: int  # how many it has
+    shifted: bool  # whether arguments and their gradients stand behind the results
+    inputs: dict[int, str]
+    outputs: dict[int, str]  # tensors, by their numbers
+
+
+class CustomGradients:
+    """Knows the gradient functions that users wrote."""
+
+    def __init__(self, session: SessionCore) -> None:
+        self._session = session
+        self._by_output: dict[int, Custom] = {}
+
+    def forget(self) -> None:
+        """Let go of what was executed, at the end of a step."""
+        self._by_output = {k: v for k, v in self._by_output.items() if not v.forward.live}
+
+    def replacements(self) -> list[Replacement]:
+        """Return what stands around what is put on a tape."""
+        return [Around(record, "record_operation", self._recorded)]
+
+    def of(self, gradient: Any, made: Any) -> Custom | None:
+        """Return what is known of a gradient function that a graph asks for, by the first tensor that came through it."""
+        return self._by_output.get(number_of(made)) if made is not None and _is_custom(gradient) else None
+
+    def _recorded(
+        self, original: Callable[..., Any], op_type: Any, output_tensors: Any, input_tensors: Any, backward_function: Any,
+        forward_function: Any = None,
+    ) -> Any:  # fmt: skip
+        gradient = backward_function
+        session = self._session
+        state = session.threads.state
+        if session.active and not state.busy and _is_custom(backward_function):
+            with session.observing(state, OP):
+                gradient = self._followed(output_tensors, input_tensors, backward_function)
+        return original(op_type, output_tensors, input_tensors, gradient, forward_function)
+
+    def _followed(self, outputs: Sequence[Any], inputs: Sequence[Any], backward: Callable[..., Any]) -> Callable[..., Any]:
+        custom = self._seen(outputs, inputs, backward)
+        if custom is None:
+            return backward
+
+        @wraps(backward)
+        def gradient(*out_grads: Any) -> Any:
+            return self._session.gradients.differentiated_by_hand(custom, out_grads, lambda: backward(*out_grads))
+
+        return gradient
+
+    def _seen(self, outputs: Sequence[Any], inputs: Sequence[Any], backward: Any) -> Custom | None:
+        """Take note of a call; None where the operation that its results came through was not recorded."""
+        first = next((tensor for tensor in outputs if holds_numbers(tensor)), None)
+        forward = None if first is None else self._session.gradients.maker(first)
+        if forward is None:
+            return None
+        ahead = inspect.getclosurevars(backward).nonlocals.get("flat_result_len", 0)
+        results = list(outputs[:ahead] if ahead else outputs)
+        custom = Custom(forward, len(results), bool(ahead), _numbered("input", inputs[ahead:]), _numbered("output", results))
+        for number in custom.outputs:
+            self._by_output[number] = custom
+        return custom
+
+
+def _is_custom(gradient: Any) -> bool:
+    return bool(getattr(gradient, "__module__", None) == custom_gradient.__name__)
+
+
+def _numbered(prefix: str, tensors: Sequence[Any]) -> dict[int, str]:
+    return {number_of(tensor): f"{prefix}.{k}" for k, tensor in enumerate(tensors) if holds_numbers(tensor)}
+
 
 LOSS = "tf.GradientTape.gradient"
 
@@ -39,15 +122,14 @@ LOSS = "tf.GradientTape.gradient"
 class Gradients:
     """Follows calls into the backward."""
 
-    def __init__(self, session: Session) -> None:
+    def __init__(self, session: SessionCore) -> None:
         self._session = session
         self._by_attributes: dict[int, tuple[Any, Node]] = {}
-        """Attributes of an operation on a tape, by their address, which they keep: all that a tape surely tells of it."""
+        """Attributes of an operation on a tape, by their address, which they keep: the one thing that a tape is sure to pass on."""
         self._by_output: dict[int, Node] = {}
         self._layers_of_output: defaultdict[int, list[tuple[Node, str]]] = defaultdict(list)
         self._layers_of_input: defaultdict[int, list[Node]] = defaultdict(list)
-        self.uses: Counter[int] = Counter()
-        """How many operations read a tensor."""
+        self.uses: Counter[int] = Counter()  # how many operations read a tensor
         self._original = backprop._gradient_function
         self._custom = CustomGradients(session)
 
@@ -94,25 +176,21 @@ class Gradients:
     def replacements(self) -> list[Replacement]:
         """Return what stands around the passes of tapes, and where graphs ask for gradient functions."""
         return [
-            Replacement(tf.GradientTape, "gradient", self._around_tape),
-            Replacement(ops, "get_gradient_function", self._around_lookup),
-            Replacement(execute, "record_gradient", self._around_record), *self._custom.replacements(),
+            Around(tf.GradientTape, "gradient", self._pass),
+            Around(ops, "get_gradient_function", self._looked_up),
+            Around(execute, "record_gradient", self._put_on_tape),
+            *self._custom.replacements(),
         ]
 
-    def _around_record(self, original: Callable[..., Any]) -> Callable[..., Any]:
+    def _put_on_tape(self, original: Callable[..., Any], op_name: str, inputs: Any, attrs: Any, outputs: Any) -> Any:
         """Learn under which attributes a tape keeps an operation that was put into a graph."""
-
-        @wraps(original)
-        def record_gradient(op_name: str, inputs: Any, attrs: Any, outputs: Any) -> Any:
-            session = self._session
-            if session.active and session.threads.state.tracing and outputs:
-                first = outputs[0] if isinstance(outputs, (list, tuple)) else outputs
-                node = self._by_output.get(getattr(first, "_id", -1))
-                if node is not None and not node.live:
-                    self._by_attributes[id(attrs)] = attrs, node
-            return original(op_name, inputs, attrs, outputs)
-
-        return record_gradient
+        session = self._session
+        if session.active and session.threads.state.tracing and outputs:
+            first = outputs[0] if isinstance(outputs, (list, tuple)) else outputs
+            node = self._by_output.get(getattr(first, "_id", -1))
+            if node is not None and not node.live:
+                self._by_attributes[id(attrs)] = attrs, node
+        return original(op_name, inputs, attrs, outputs)
 
     def _of_tape(
         self, op_name: str, attr_tuple: Any, num_inputs: int, inputs: Any, outputs: Any, out_grads: Any, *rest: Any
@@ -127,98 +205,67 @@ class Gradients:
             node = None if made is None else self.maker(made)
         return self._differentiated(op_name, node, out_grads, run)
 
-    def _around_lookup(self, original: Callable[..., Any]) -> Callable[..., Any]:
-        @wraps(original)
-        def get_gradient_function(op: Any) -> Any:
-            found = original(op)
-            session = self._session
-            if found is None or not session.active or not session.threads.state.tracing:
-                return found
+    def _looked_up(self, original: Callable[..., Any], op: Any) -> Any:
+        found = original(op)
+        session = self._session
+        if found is None or not session.active or not session.threads.state.tracing:
+            return found
 
-            @wraps(found)
-            def gradient(op: Any, *out_grads: Any) -> Any:
-                made = op.outputs[0] if op.outputs else None
-                custom = self._custom.of(found, made)
-                if custom is not None:
-                    return self.differentiated_by_hand(custom, out_grads, lambda: found(op, *out_grads))
-                node = None if made is None else self.maker(made)
-                return self._differentiated(op.type, node, out_grads, lambda: found(op, *out_grads))
+        @wraps(found)
+        def gradient(op: Any, *out_grads: Any) -> Any:
+            made = op.outputs[0] if op.outputs else None
+            custom = self._custom.of(found, made)
+            if custom is not None:
+                return self.differentiated_by_hand(custom, out_grads, lambda: found(op, *out_grads))
+            node = None if made is None else self.maker(made)
+            return self._differentiated(op.type, node, out_grads, lambda: found(op, *out_grads))
 
-            return gradient
-
-        return get_gradient_function
+        return gradient
 
     def _differentiated(self, kind: str, forward: Node | None, out_grads: Any, run: Callable[[], Any]) -> Any:
         """Run a gradient function as the backward call of an operation."""
-        session = self._session
-        state = session.threads.state
-        graph = session.graph_here()
-        if state.busy or not session.active or kind in PASSED_OVER or (graph is not None and not session.programs.follows(graph)):
+        if kind in PASSED_OVER:
             return run()
-        node: Node | None = None
-        received: NamedTensors = []
-        with session.observing(state, f"the gradient of {kind}"):
-            node = self._begin(state, f"{PREFIX}{kind}" if forward is None else forward.op, forward, graph)
-            received = _flat("grad_output", out_grads)
-            session.slots.unseen(node, [f"grad_output.{k}" for k, gradient in enumerate(out_grads) if is_handle(gradient)])
-            session.slots.inputs(node, received)
-        if node is None:
-            return run()
-        state.brackets.append((node, graph))
-        try:
-            result = run()
-        finally:
-            state.brackets.pop()
-        if session.active:
-            with session.observing(state, f"the gradient of {kind}"):
-                made = _flat("grad_input", result)
-                session.slots.outputs(node, made)
-                if graph is not None:
-                    session.programs.tap(graph, node, received, made)
-                if forward is not None:
-                    self._of_layers(forward, forward.parent, received, made, graph)
-        return result
+        return self._called(f"{PREFIX}{kind}" if forward is None else forward.op, forward, None, out_grads, run)
 
     def differentiated_by_hand(self, custom: Custom, out_grads: Any, run: Callable[[], Any]) -> Any:
-        """Run a gradient function that a user wrote as a backward call; what it executes is inside.
+        """Run a gradient function that a user wrote as a backward call; what it executes is inside."""
+        return self._called(OP, custom.forward, custom, out_grads, run)
 
-        Args:
-            custom: the function that has this gradient.
-            out_grads: what it is given; the gradients of arguments that pass through a graph with the results come last.
-            run: the gradient function.
-        """
+    def _called(self, op: str, forward: Node | None, custom: Custom | None, out_grads: Any, run: Callable[[], Any]) -> Any:
+        """Run a gradient function as a backward call of ``op``: of the operation ``forward`` where that is known, of a user's
+        function ``custom`` where he wrote it. In ``out_grads`` the gradients of arguments that pass through a graph with the
+        results come last."""
         session = self._session
-        state = session.threads.state
-        graph = session.graph_here()
+        state, graph = session.threads.state, session.graph_here()
         if state.busy or not session.active or (graph is not None and not session.programs.follows(graph)):
             return run()
         node: Node | None = None
-        received = _flat("grad_output", out_grads[: custom.results])
-        with session.observing(state, OP):
-            node = self._begin(state, OP, custom.forward, graph)
-            session.slots.inputs(node, received)
-        if node is None:
+        received: NamedTensors = []
+        with session.observing(state, f"the gradient of {op}"):
+            node = self._begin(state, op, forward, graph)
+            given = out_grads if custom is None else out_grads[: custom.results]
+            received = _flat("grad_output", given)
+            session.slots.unseen(node, [f"grad_output.{k}" for k, gradient in enumerate(given) if is_handle(gradient)])
+            session.slots.record(node, received)
+        if node is None:  # the capture has just failed
             return run()
-        brackets, state.brackets = state.brackets, []
-        state.by_hand.append(node)
-        try:
+        with _under_way(state, node, graph, by_hand=custom is not None):
             result = run()
-        finally:
-            state.by_hand.pop()
-            state.brackets = brackets
         if session.active:
-            with session.observing(state, OP):
-                made = _flat("grad_input", result[custom.results :] if custom.shifted else result)
-                session.slots.outputs(node, made)
+            with session.observing(state, f"the gradient of {op}"):
+                made = _flat("grad_input", result[custom.results :] if custom is not None and custom.shifted else result)
+                session.slots.record(node, made)
                 if graph is not None:
                     session.programs.tap(graph, node, received, made)
-                self._of_layers(custom, custom.forward.parent, received, made, graph)
+                if forward is not None:
+                    self._of_layers(custom or forward, forward.parent, received, made, graph)
         return result
 
     def _begin(self, state: ThreadState, op: str, forward: Node | None, graph: Any) -> Node:
         session = self._session
         if forward is None:
-            return session.begin("api", "backward", "", op, parent=None, forward=None, site=None, graph=graph)
+            return session.begin("api", "backward", "", op, graph=graph)
         parent = None if forward.parent is None else self._backward_of(forward.parent, graph)
         phase = "optimizer" if state.stepping else "backward"
         return session.begin("api", phase, forward.scope, op, parent=parent, forward=forward, site=forward.site, graph=graph)
@@ -265,30 +312,25 @@ class Gradients:
             return
         backward = self._backward_of(layer, graph)
         pair = [(name, gradient)]
-        session.slots.inputs(backward, pair)
+        session.slots.record(backward, pair)
         if graph is not None:
             session.programs.tap(graph, backward, pair)
 
     # ------------------------------------------------------------------------------------------------------ passes of tapes
-    def _around_tape(self, original: Callable[..., Any]) -> Callable[..., Any]:
-        @wraps(original)
-        def gradient(tape: Any, target: Any, sources: Any, *args: Any, **kwargs: Any) -> Any:
-            session = self._session
-            state = session.threads.state
-            graph = session.graph_here()
-            follows = session.active and not state.busy and (graph is None or session.programs.follows(graph))
-            if follows and not state.by_hand:  # a tape inside a gradient function differentiates no loss
-                with session.observing(state, LOSS):
-                    self._loss(state, target, graph)
-            state.passes.append(session.next_pass())
-            try:
-                return original(tape, target, sources, *args, **kwargs)
-            finally:
-                state.passes.pop()
-                if graph is None:
-                    session.flush()
-
-        return gradient
+    def _pass(self, original: Callable[..., Any], tape: Any, target: Any, sources: Any, *args: Any, **kwargs: Any) -> Any:
+        session = self._session
+        state, graph = session.threads.state, session.graph_here()
+        follows = session.active and not state.busy and (graph is None or session.programs.follows(graph))
+        if follows and not state.by_hand:  # a tape inside a gradient function differentiates no loss
+            with session.observing(state, LOSS):
+                self._loss(state, target, graph)
+        state.passes.append(session.next_pass())
+        try:
+            return original(tape, target, sources, *args, **kwargs)
+        finally:
+            state.passes.pop()
+            if graph is None:
+                session.flush()
 
     def _loss(self, state: ThreadState, target: Any, graph: Any) -> None:
         """Record what is differentiated: the loss curve."""
@@ -296,10 +338,25 @@ class Gradients:
         if not tensors:
             return
         session = self._session
-        node = session.begin("api", "forward", "", LOSS, parent=None, forward=None, site=session.site(state, graph), graph=graph)
-        session.slots.inputs(node, tensors)
+        node = session.begin("api", "forward", "", LOSS, site=session.site(state, graph), graph=graph)
+        session.slots.record(node, tensors)
         if graph is not None:
             session.programs.tap(graph, node, tensors)
+
+
+@contextmanager
+def _under_way(state: ThreadState, node: Node, graph: Any, *, by_hand: bool) -> Iterator[None]:
+    """Let what executes in a block be part of a gradient function; of one ``by_hand``, be inside it."""
+    contexts = state.contexts
+    state.contexts = [] if by_hand else [*contexts, (node, graph)]
+    if by_hand:
+        state.by_hand.append(node)
+    try:
+        yield
+    finally:
+        state.contexts = contexts
+        if by_hand:
+            state.by_hand.pop()
 
 
 def _flat(prefix: str, value: Any) -> NamedTensors:

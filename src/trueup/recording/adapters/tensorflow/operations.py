@@ -1,4 +1,4 @@
-"""Level `api`: each operation, as it executes or as it is put into a graph, told by TensorFlow's op callbacks.
+"""Level `api`: each operation, as it executes or as it is put into a graph, seen by TensorFlow's op callbacks.
 
 ``tensorflow.python.framework.op_callbacks`` is private (TensorFlow 2.21); the debugger of TensorFlow stands on it. It tells an
 operation when it has executed, with its inputs and results, and one that is put into a graph as soon as it stands there. It hears
@@ -8,18 +8,14 @@ of operations on the thread that asked for it alone.
 from __future__ import annotations
 
 import re
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from tensorflow.python.framework import op_callbacks, tensor_util
 
 from trueup.foundation.facts.operators import has
 from trueup.foundation.frameworks.tensorflow_names import PASSED_OVER, READ
-from trueup.recording.adapters.tensorflow.context import ThreadState, is_backward, phase_of
-from trueup.recording.adapters.tensorflow.nodes import Node, number_of
+from trueup.recording.adapters.tensorflow.context import Node, SessionCore, ThreadState, is_backward, number_of, phase_of
 from trueup.recording.adapters.tensorflow.tensors import NamedTensors, attributes, holds_numbers, is_handle
-
-if TYPE_CHECKING:
-    from trueup.recording.adapters.tensorflow.session import Session
 
 PREFIX = "tf.raw_ops."
 
@@ -29,10 +25,11 @@ CALLED = re.compile(r"__(?:inference|forward|backward)_+(?:inference_+|backward_
 OUTSIDE = ("Rng", "StatefulRandom", "StatefulUniform", "StatefulStandardNormal", "StatefulTruncatedNormal")
 """How operations begin that bring in what no call made, besides those that give data: a difference in it starts there."""
 
+
 class Operations:
     """Hears of operations and records them."""
 
-    def __init__(self, session: Session) -> None:
+    def __init__(self, session: SessionCore) -> None:
         self._session = session
         self._installed = False
         self._newest = 0
@@ -68,11 +65,11 @@ class Operations:
         kind = op_type.decode() if isinstance(op_type, bytes) else str(op_type)
         if kind in PASSED_OVER:
             return
-        if state.brackets and state.brackets[-1][1] is graph:  # part of a gradient that is a call itself
+        if state.contexts and state.contexts[-1][1] is graph:  # part of a gradient that is a call itself
             return
         with session.observing(state, kind):
-            told = ((f"input.{k}", _constant(one, graph, newest)) for k, one in enumerate(inputs if len(outputs) else ()))
-            constants = {name: value for name, value in told if value is not None}
+            scalars = ((f"input.{k}", _constant(one, graph, newest)) for k, one in enumerate(inputs if len(outputs) else ()))
+            constants = {name: value for name, value in scalars if value is not None}
             self._record(state, kind, inputs, attrs, outputs, graph, constants)
 
     def _record(
@@ -81,10 +78,10 @@ class Operations:
         session = self._session
         if graph is None and kind.startswith("__"):
             if session.flush() or (state.tracing and not state.untapped):
-                return  # its operations have told
+                return  # its operations were seen
             called = CALLED.match(kind)
             op = f"tf.function.{called[1] if called else kind}"
-            session.untold(op)
+            session.unseen_inside(op)
         else:
             op = f"{PREFIX}{kind}"
         given = [pair for pair in _numbered("input", inputs) if pair[0] not in constants]
@@ -97,21 +94,21 @@ class Operations:
             given = [("input.0", tensor) for _, tensor in made]
         if made:
             session.slots.unseen(node, unseen(kind, inputs, graph))
-        session.slots.inputs(node, given)
+        session.slots.record(node, given)
         if (values := attributes(attrs, constants)) is not None and not kind.startswith("__"):
             session.slots.value(node, values)
-        session.slots.outputs(node, made)
+        session.slots.record(node, made)
         if graph is not None:
             session.programs.tap(graph, node, given, made)
 
 
-def begin(session: Session, state: ThreadState, op: str, graph: Any, *, phase: str | None = None) -> Node:
+def begin(session: SessionCore, state: ThreadState, op: str, graph: Any, *, phase: str | None = None) -> Node:
     """Begin an operation where execution stands."""
     layer = state.modules[-1] if state.modules else None
     parent = state.by_hand[-1] if state.by_hand and layer is None else None if is_backward(graph) else layer
     scope = "" if parent is None else parent.scope
     return session.begin(
-        "api", phase or phase_of(state, graph), scope, op, parent=parent, forward=None, site=session.site(state, graph), graph=graph
+        "api", phase or phase_of(state, graph), scope, op, parent=parent, site=session.site(state, graph), graph=graph
     )
 
 
@@ -128,11 +125,8 @@ def unseen(kind: str, inputs: Any, graph: Any) -> list[str]:
 
 
 def _constant(tensor: Any, graph: Any, newest: int) -> Any:
-    """Return the number that a scalar holds which the code wrote down (``x * 0.5``), None of any other tensor.
-
-    Where operations execute at once it is a tensor that came to be after all that operations made, ``newest`` the last of them.
-    It is an argument of the call, and no tensor: of an argument that differs it is not asked where it came from.
-    """
+    """Return the number in a scalar which the code wrote down (``x * 0.5``), None of any other tensor: it came to be after
+    ``newest``, the last that operations made, and is an argument, of which it is not asked where it came from."""
     if not holds_numbers(tensor) or tensor.shape.rank != 0:
         return None
     if graph is None:
@@ -146,7 +140,7 @@ def _numbered(prefix: str, tensors: Any) -> NamedTensors:
 
 
 def _remember(
-    session: Session, state: ThreadState, node: Node, given: NamedTensors, made: NamedTensors, attrs: Any, kind: str
+    session: SessionCore, state: ThreadState, node: Node, given: NamedTensors, made: NamedTensors, attrs: Any, kind: str
 ) -> None:
     """Note what the backward will ask for: which operation made a tensor, and which layers read their inputs how often."""
     if node.phase not in ("forward", "recompute"):

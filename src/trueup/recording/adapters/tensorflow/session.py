@@ -1,38 +1,213 @@
-"""A running capture of TensorFlow: what sees operations, layers, gradients and functions, and what they record through."""
+"""A running capture of TensorFlow: what sees operations, layers, gradients and functions, and what they record through.
+
+Level `module`: each call of a Keras layer, with its weights.
+
+``Layer.__call__`` is replaced for the time of the capture. A call with symbolic tensors builds a model and computes nothing.
+
+Optimizers: what they are given, and when a training step ends.
+"""
 
 from __future__ import annotations
 
+import importlib
+import json
+import os
 import sys
 import threading
+from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 import tensorflow as tf
-from tensorflow.python.framework import ops
-from tensorflow.python.util import tf_stack
+from tensorflow.python.eager import context, record
 
-from trueup.foundation.model import PHASES, TrueupError
-from trueup.recording.adapters import adapter
-from trueup.recording.adapters.tensorflow.context import Threads, ThreadState
-from trueup.recording.adapters.tensorflow.environment import describe_run, rank_and_world
-from trueup.recording.adapters.tensorflow.functions import Functions
+from trueup.foundation.frameworks.trees import OptimizerFacts
+from trueup.foundation.model import TrueupError
+from trueup.recording.adapters.tensorflow.context import (
+    Node,
+    Scopes,
+    SessionCore,
+    ThreadState,
+    has_weights,
+    layer_class,
+    number_of,
+    phase_of,
+)
+from trueup.recording.adapters.tensorflow.functions import Functions, Programs, PythonFunctions
 from trueup.recording.adapters.tensorflow.gradients import Gradients
-from trueup.recording.adapters.tensorflow.layers import RUN_LAYER, layer_calls
-from trueup.recording.adapters.tensorflow.loading import WhenLoaded
-from trueup.recording.adapters.tensorflow.nodes import Node
 from trueup.recording.adapters.tensorflow.operations import Operations
-from trueup.recording.adapters.tensorflow.optimizers import Optimizers
-from trueup.recording.adapters.tensorflow.programs import Programs
-from trueup.recording.adapters.tensorflow.python_functions import PythonFunctions
-from trueup.recording.adapters.tensorflow.scopes import Scopes, layer_class
 from trueup.recording.adapters.tensorflow.sessions import Sessions
-from trueup.recording.adapters.tensorflow.slots import Slots
-from trueup.recording.recorder import CaptureOptions, Statistics
-from trueup.recording.recorder.failure import Failure
-from trueup.recording.recorder.observing import Observing
-from trueup.recording.recorder.options import in_ranges
-from trueup.recording.recorder.replacing import Replacement
-from trueup.recording.recorder.session import BaseSession, check
+from trueup.recording.adapters.tensorflow.tensors import NamedTensors, Slots, describe_values, holds_numbers, named_tensors
+from trueup.recording.engine import steps, surroundings
+from trueup.recording.engine.replacing import Around, Replacement
+from trueup.recording.engine.session import Running, Threads, running_of
+from trueup.recording.engine.switching import WhenLoaded
+from trueup.recording.recorder import CaptureOptions
+from trueup.recording.registry import adapter
+
+
+class Optimizers(steps.Optimizers):
+    """Stands around the steps of Keras's optimizers and of those of TensorFlow 1."""
+
+    def keras_steps(self) -> Replacement:
+        return Around(sys.modules["keras.src.optimizers.base_optimizer"].BaseOptimizer, "apply", self._apply)
+
+    def replacements(self) -> list[Replacement]:
+        return [Around(tf.compat.v1.train.Optimizer, "apply_gradients", self._apply)]
+
+    # ---------------------------------------------------------------------------------------------------- what happens
+    def entered(self, layer: Any | None, state: ThreadState) -> None:
+        """A layer, or a function (None), begins to run outside any other. Steps are counted idle or not."""
+        if not self._session.over and (layer is None or has_weights(layer)):
+            self.forward(layer, inside=bool(state.stepping))
+
+    def parameters(self, optimizers: list[Any]) -> set[int]:  # noqa: ARG002
+        """Return nothing: which layers ran in a graph nobody knows."""
+        return set()
+
+    def begun(self, optimizer: Any) -> None:
+        """An optimizer begins to step; those of a strategy's replicas do on threads of their own."""
+        if self.counts():
+            super().begun(optimizer)
+
+    def stepped(self, optimizer: Any) -> None:
+        self.begun(optimizer)
+        self.done(optimizer)
+
+    def _apply(self, original: Callable[..., Any], optimizer: Any, grads: Any, *args: Any, **kwargs: Any) -> Any:
+        session = self._session
+        state = session.threads.state
+        if session.over or state.busy:
+            return original(optimizer, grads, *args, **kwargs)
+        graph = session.graph_here()
+        follows = session.active and (graph is None or session.programs.follows(graph))
+        outermost = not state.stepping
+        if outermost and graph is None:
+            self.begun(optimizer)
+        elif outermost:
+            session.functions.steps(optimizer)
+            if follows:
+                session.programs.of(graph).optimizers.append(optimizer)
+        if outermost and follows:
+            with session.observing(state, "what an optimizer is given"):
+                self._given(optimizer, grads, args, kwargs, state, graph)
+            if graph is None:
+                session.updates(optimizer)
+        state.stepping += 1
+        try:
+            result = original(optimizer, grads, *args, **kwargs)
+        finally:
+            state.stepping -= 1
+        if outermost and graph is None:
+            self.done(optimizer)
+        return result
+
+    # ------------------------------------------------------------------------------------------------------------- inside
+    def _given(self, optimizer: Any, grads: Any, args: Any, kwargs: Any, state: ThreadState, graph: Any) -> None:
+        """Record the gradients by the names of their variables."""
+        session = self._session
+        pairs = list(grads) if not hasattr(grads, "dtype") else []
+        if not pairs or not isinstance(pairs[0], tuple):
+            variables = args[0] if args else kwargs.get("trainable_variables")
+            variables = variables if variables is not None else getattr(optimizer, "_trainable_variables", ())
+            pairs = list(zip(pairs, variables, strict=False))
+        found: NamedTensors = []
+        for gradient, variable in pairs:
+            name = session.scopes.weight(variable)
+            if holds_numbers(gradient):
+                found.append((f"input.{name}", gradient))
+            elif isinstance(gradient, tf.IndexedSlices):
+                found += [(f"input.{name}.values", gradient.values), (f"input.{name}.indices", gradient.indices)]
+        op = f"keras.optimizers.{type(optimizer).__name__}.apply"
+        node = session.begin("api", "optimizer", "", op, site=session.site(state, graph), graph=graph)
+        session.slots.record(node, found)
+        if graph is not None:
+            session.programs.tap(graph, node, found)
+
+
+def layer_calls(session: SessionCore, kind: Any) -> Replacement:
+    """Return the replacement of ``Layer.__call__`` that makes each call of a layer one of the capture."""
+
+    def make(original: Callable[..., Any]) -> Callable[..., Any]:
+        def call(layer: Any, *args: Any, **kwargs: Any) -> Any:
+            state = session.threads.state
+            if state.busy or not (session.counts and state.known) or _symbolic(args, kwargs):
+                return original(layer, *args, **kwargs)
+            graph = session.graph_here()
+            if graph is None and not state.modules:
+                session.enter_model(layer, state)
+            if not session.active or (graph is not None and not session.programs.follows(graph)):
+                return original(layer, *args, **kwargs)
+            return session.run_module(state, original, layer, args, kwargs, _begin, _end)
+
+        return call
+
+    return Replacement(kind, "__call__", make)
+
+
+def _symbolic(args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
+    """Tell whether an argument is a symbol of which Keras builds a model."""
+    return any(type(value).__name__ == "KerasTensor" for value in tf.nest.flatten((args, kwargs)))
+
+
+def _begin(session: SessionCore, state: ThreadState, layer: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Node, Any]:
+    graph = session.graph_here()
+    parent = state.modules[-1] if state.modules else None
+    if parent is None and session.settings is not None:
+        session.settings.entered(layer)  # in a function, too, which alone begins outside any layer
+    scope = session.scopes.path(layer, state.running[-1] if parent is not None else None)
+    phase = "recompute" if state.passes and not state.stepping else phase_of(state, graph)
+    node = session.begin("module", phase, scope, type(layer).__name__, parent=parent, site=session.site(state, graph), graph=graph)
+    if not session.records("module"):
+        return node, graph
+    inputs = named_tensors("input", args, kwargs)
+    weights = _weights(layer, "param")
+    for variable in getattr(layer, "_trainable_variables", ()):
+        session.scopes.name_weight(variable, f"{scope}.{variable.name}" if scope else variable.name)
+    node.inputs = {number_of(tensor): name for name, tensor in inputs}
+    session.slots.record(node, inputs)
+    session.slots.record(node, weights)
+    given = {k: v for k, v in kwargs.items() if v is not None}
+    if (values := describe_values(args, given)) is not None:
+        session.slots.value(node, values)
+    if graph is not None:
+        session.programs.tap(graph, node, [*inputs, *weights], [])
+    return node, graph
+
+
+def _end(session: SessionCore, layer: Any, node: Node, graph: Any, result: Any) -> None:
+    if not session.records("module"):
+        return
+    outputs = named_tensors("output", result)
+    node.outputs = {number_of(tensor): name for name, tensor in outputs}
+    session.slots.record(node, outputs)
+    session.gradients.layer(node)
+    written = _weights(layer, "output.buffer", trained=False)
+    session.slots.record(node, written)
+    if graph is not None:
+        session.programs.tap(graph, node, [], [*outputs, *written])
+
+
+def _weights(layer: Any, prefix: str, *, trained: bool | None = None) -> NamedTensors:
+    """Return the values of a layer's own weights, unseen by tapes; ``trained`` False: only those that a forward writes (running
+    means)."""
+    found: NamedTensors = []
+    own = [] if trained is False else list(getattr(layer, "_trainable_variables", ()))
+    own += list(getattr(layer, "_non_trainable_variables", ()))
+    with record.stop_recording():
+        for variable in own:
+            value = getattr(variable, "_value", None)
+            if not isinstance(value, tf.Variable) or value.dtype.base_dtype in (tf.string,):
+                continue
+            name = str(getattr(variable, "name", "weight"))
+            if name.startswith("seed_generator"):
+                continue
+            tensor = value.read_value()
+            if holds_numbers(tensor):
+                found.append((f"{prefix}.{name}", tensor))
+    return found
+
 
 TENSORFLOW = str(Path(tf.__file__).parent)
 
@@ -44,25 +219,22 @@ PADDLE = (
 )
 
 
-class Session(BaseSession):
-    """Everything that the parts share. One at a time in a process.
+class Session(SessionCore):
+    """Everything that the parts share; raises `TrueupError` for options that TensorFlow has not, and beside PaddlePaddle."""
 
-    Raises:
-        TrueupError: the options ask for what there is not for TensorFlow, or PaddlePaddle is loaded in this process.
-    """
-
+    adapter = adapter("tensorflow")
     nothing_ran = "no TensorFlow operation was executed while the capture was on"
+    optimizers: Optimizers
 
     def __init__(self, directory: Path, options: CaptureOptions, root: dict[str, Any], scopes: Scopes | None = None) -> None:
         if "paddle" in sys.modules:
             raise TrueupError(PADDLE)
-        check(options, adapter("tensorflow"))
-        self.options = options
-        self.threads = Threads()
-        self.scopes = scopes or Scopes()
         internal = (TENSORFLOW, str(Path(TENSORFLOW).parent / "keras"))
-        self.recorder = self.recorder_type(directory, options, self.identify, _resolve, internal=internal)
-        self.failure = Failure(self.recorder, options.on_error)
+        super().__init__(
+            directory, options, root, scopes or Scopes(), facts=_facts, modules=_settings, loaders=(tf.data.Dataset,),
+            loader=_dataset, internal=internal,
+        )  # fmt: skip
+        self.threads = Threads(ThreadState)
         self.slots = Slots(self)
         self.gradients = Gradients(self)
         self.programs = Programs(self)
@@ -71,63 +243,49 @@ class Session(BaseSession):
         self.sessions = Sessions(self)
         self.operations = Operations(self)
         self._python_functions = PythonFunctions(self)
-        self._root = root
-        self._levels = set(options.levels)
-        self._thread = 0
-        self._passes = 0
         self._parts: list[Any] = []
 
     # -------------------------------------------------------------------------------------------------------------- life
     def start(self) -> None:
-        """Begin to see calls, on this thread."""
         self._thread = threading.get_ident()
         self.threads.state.known = True
         self._parts = [*self.optimizers.replacements(), *self.gradients.replacements(), *self.functions.replacements()]
         self._parts += [*self._python_functions.replacements(), *self.sessions.replacements()]
-        self._parts += [self.gradients, self.operations, WhenLoaded("keras.src.layers.layer", self._layers)]
-        self._parts.append(WhenLoaded("keras.src.optimizers.base_optimizer", self.optimizers.keras_replacements))
-        for part in self._parts:
+        self._parts += [self.gradients, self.operations]
+        self._parts.append(self._once_loaded("keras.src.layers.layer", lambda: layer_calls(self, layer_class())))
+        self._parts.append(self._once_loaded("keras.src.optimizers.base_optimizer", self.optimizers.keras_steps))
+        for part in list(self._parts):
             part.install()
-        self._update_active()
+        self.update_active()
 
-    def _layers(self) -> list[Replacement]:
-        return [layer_calls(self, layer_class())]
+    def _once_loaded(self, module: str, make: Callable[[], Replacement]) -> WhenLoaded:
+        """Return what stands in for an attribute of Keras, which TensorFlow loads when somebody asks for it."""
+
+        def stand_in() -> None:
+            self._parts.append(make())
+            self._parts[-1].install()
+
+        return WhenLoaded(module, stand_in)
 
     def take_off(self) -> None:
-        """Leave nothing of ours in TensorFlow."""
         parts, self._parts = self._parts, []
         for part in reversed(parts):
             part.remove()
-
-    def finish(self) -> None:
-        """Write what is left (at the end of an armed process)."""
-        self.active, self.over = False, True
-        self.optimizers.close()
-        self.recorder.close("complete" if self.failure.text is None else "stopped")
-
-    def step(self) -> None:
-        """End the present step; from now on only this ends steps."""
-        with self.observing(self.threads.state, "the end of a step"):
-            if self.optimizers.steps.by_hand():
-                self.end_step()
 
     def enter_model(self, layer: Any | None, state: ThreadState) -> None:
         """Hear that a layer, or a function (None), begins to run outside any other: a step may be due."""
         with self.observing(state, "the end of a step"):
             self.optimizers.entered(layer, state)
 
-    def end_step(self) -> None:
-        """Finish the present step."""
-        self.optimizers.steps.ended()
+    def forget(self) -> None:
+        self.slots.forget()
+
+    def close_step(self) -> None:
         self.slots.forget()
         self.gradients.forget()
-        self.recorder.end_step()
-        self._update_active()
-        if self.options.is_over(self.recorder.step):
-            raise SystemExit(0)  # all ranks get here at the end of the same step
 
     def flush(self) -> bool:
-        """Make calls of what graphs have told; return whether they told anything."""
+        """Make calls of the values that came from graphs; return whether any did."""
         if not self.programs.waiting:
             return False
         stepped: list[Any] = []
@@ -141,109 +299,93 @@ class Session(BaseSession):
     def updates(self, optimizer: Any) -> None:
         """Hear that an optimizer is about to change the weights, or has in a function."""
 
-    def _update_active(self) -> None:
-        rank, _ = rank_and_world()
-        active = self.failure.text is None and self.recorder.active and in_ranges(rank or 0, self.options.ranks)
-        if active and not self.active:
-            self.slots.forget()
-        self.active = active and not self.over
-
     # --------------------------------------------------------------------------------------------------- who this process is
     def rank_and_world(self) -> tuple[int | None, int]:
-        """Return this process's rank (None when nothing says so) and the world size."""
         return rank_and_world()
 
     def describe(self) -> dict[str, Any]:
-        """Describe this process for its rank's manifest."""
-        return describe_run(list(self.slots.devices))
-
-    @property
-    def pending(self) -> bool:
-        """Whether an optimizer has stepped in a step that did not end yet."""
-        return self.optimizers.pending
-
-    # ------------------------------------------------------------------------------------------------- what the parts call
-    @property
-    def counts(self) -> bool:
-        """Whether steps are counted: also those that are not recorded."""
-        return not self.over
-
-    def begin(
-        self, level: str, phase: str, scope: str, op: str, *, parent: Node | None, forward: Node | None, site: int | None,
-        graph: Any,
-    ) -> Node:  # fmt: skip
-        """Begin a call that executes now, or take up one that stands in a graph that is being built."""
-        node = Node(level, phase, scope, op, parent=parent, forward=forward, site=site)
-        if graph is None:
-            self.execute(node, parent, 0)
-        else:
-            self.programs.add(node, graph)
-        return node
-
-    def execute(self, node: Node, parent: Node | None, k: int) -> None:
-        """Number one execution of a call; its k-th, where it stands in the body of a loop."""
-        above = None if parent is None else parent.call(k)
-        before = None if node.forward is None else node.forward.call(-1 - k)  # a loop is gone through backwards
-        call = self.recorder.begin(
-            node.level, node.phase, node.scope, node.op, parent=None if above is None else above.seq, site=node.site,
-            forward_seq=None if before is None else before.seq,
+        seed = context.global_seed()
+        return surroundings.described(
+            "tensorflow", tf.__version__, list(self.slots.devices), rank_and_world(),
+            seeds={} if seed is None else {"tensorflow": int(seed)}, switches=switches(),
+            libraries=("numpy", "keras", "npu_device", "horovod", "tensorflow_addons"),
         )  # fmt: skip
-        if k == 0:
-            node.calls = []
-        node.calls.append(call)
-
-    def enclosing_now(self) -> Node | None:
-        """Return the layer that is executing."""
-        state = self.threads.state
-        return next((layer for layer in reversed(state.modules) if layer.live), None)
-
-    def graph_here(self) -> Any:
-        """Return the graph that is being built; None where what runs is executed."""
-        return None if tf.executing_eagerly() else ops.get_default_graph()
-
-    def next_pass(self) -> int:
-        """Number a backward pass."""
-        self._passes += 1
-        return self._passes
-
-    def pass_number(self, graph: Any) -> int:
-        """Return the number of the backward pass under way, or what stands for it: a graph is one."""
-        passes = self.threads.state.passes
-        return passes[-1] if passes and graph is None else -2 - id(graph)
-
-    def site(self, state: ThreadState, graph: Any = None) -> int | None:
-        """Return the number of the present call stack, walked up to the layer that is running on this thread.
-
-        Where a graph is built, TensorFlow tells the lines of the user's code: what runs is what AutoGraph made of them.
-        """
-        if graph is not None:
-            stack = [(one.filename, one.lineno, one.name) for one in reversed(tf_stack.extract_stack())]
-            return self.recorder.sites.named(stack)
-        above = state.modules[-1].site if state.modules else None
-        return self.recorder.sites.here(above, RUN_LAYER)
-
-    def observing(self, state: ThreadState, what: str) -> Observing:
-        """Return a block for our own work: nothing in it is a call, and its exceptions end the capture, not the training."""
-        return Observing(state, self.failed, what)
-
-    def records(self, level: str) -> bool:
-        """Tell whether calls of a level are recorded."""
-        return level in self._levels
-
-    @property
-    def records_all(self) -> bool:
-        """Whether no option leaves calls out but by their level."""
-        return not (self.options.include or self.options.exclude) and len(self.options.phases) == len(PHASES)
-
-    def recorder_wants(self, node: Node) -> bool:
-        """Tell whether the options keep calls of this kind."""
-        return self.recorder.selects(node.level, node.phase, node.scope, node.op)
-
-    def untold(self, op: str) -> None:
-        """Note that a function ran whose operations are not seen."""
-        why = "XLA compiled it, or another thread built its graph"
-        self.recorder.note(f"{op} ran and nothing inside told of itself ({why}): its operations are not recorded")
 
 
-def _resolve(_: list[Statistics]) -> None:
-    """Do nothing: all statistics are on the host when they are taken."""
+running: Running[Session] = running_of("tensorflow")
+
+
+def _facts(optimizer: Any) -> OptimizerFacts | None:
+    """Return what an optimizer is; None inside a graph, to which reading a variable would add."""
+    if not tf.executing_eagerly():
+        return None
+    import keras
+
+    from trueup.recording.adapters.tensorflow import models
+
+    if not isinstance(optimizer, keras.optimizers.Optimizer):
+        return OptimizerFacts("tensorflow", (type(optimizer).__name__,), vars(optimizer))
+    return models.optimizer_facts(optimizer)
+
+
+def _settings(layer: Any) -> dict[str, dict[str, Any]]:
+    from trueup.recording.adapters.tensorflow import models
+
+    return models.settings(layer)
+
+
+INSTEAD_OF_0 = 2**31 - 1
+"""The second seed where both were 0: `tensorflow.python.framework.random_seed.get_seed`, TensorFlow 2.21."""
+
+
+def _dataset(made: Any) -> dict[str, Any]:
+    """Return what a data set was made with; the seed is the second one: the first is the whole process's."""
+    read = {name.strip("_"): _number(one) for name, one in vars(made).items() if name not in ("_name", "_seed")}
+    held = {name: 0 if one == INSTEAD_OF_0 else one for name, one in read.items() if one is not None}
+    kind = type(made).__name__.strip("_")
+    named = {"seed2": "seed", **({"buffer_size": "prefetch_factor"} if kind.startswith("Prefetch") else {})}
+    return {"class": kind, **{named.get(name, name): one for name, one in held.items()}}
+
+
+def _number(held: Any) -> Any:
+    """Return the number that a tensor holds, and what is no tensor as it is; None of any other tensor."""
+    if not tf.is_tensor(held):
+        return held
+    known = tf.get_static_value(held) if held.dtype in (tf.int64, tf.bool) and held.shape.rank == 0 else None
+    return None if known is None else known.item()
+
+
+# ------------------------------------------------------------------------------------------------- what the run is made of
+def rank_and_world() -> tuple[int | None, int]:
+    """Return this process's rank (None when nothing says so) and the world size: by ``TF_CONFIG``, else by the launcher."""
+    try:
+        said = json.loads(os.environ.get("TF_CONFIG", "{}"))
+        cluster = said.get("cluster", {})
+        workers = [*cluster.get("chief", []), *cluster.get("worker", [])]
+        task = said.get("task", {})
+        if workers and task.get("type") in ("chief", "worker"):
+            before = len(cluster.get("chief", [])) if task["type"] == "worker" else 0
+            return before + int(task.get("index", 0)), len(workers)
+    except (ValueError, AttributeError, TypeError):  # a TF_CONFIG that says nothing
+        pass
+    return surroundings.rank_and_world()
+
+
+def switches() -> dict[str, str]:
+    """Return the effective values of TensorFlow's numeric switches."""
+    keras: Any = sys.modules.get("keras")
+    asked: dict[str, Callable[[], Any]] = {
+        "op_determinism": lambda: importlib.import_module("tensorflow.python.framework.config").is_op_determinism_enabled(),
+        "tensor_float_32": lambda: tf.config.experimental.tensor_float_32_execution_enabled(),
+        "jit": lambda: tf.config.optimizer.get_jit(),
+        "functions_run_eagerly": lambda: tf.config.functions_run_eagerly(),
+        "keras.floatx": lambda: keras.config.floatx(),
+        "keras.dtype_policy": lambda: keras.config.dtype_policy().name,
+    }
+    found: dict[str, Any] = {"onednn": os.environ.get("TF_ENABLE_ONEDNN_OPTS", "1")}
+    for name, ask in asked.items():
+        with suppress(Exception):  # a part of TensorFlow that this version has not: the others are asked all the same
+            found[name] = ask()
+    with suppress(Exception):  # likewise
+        found |= {f"optimizer.{name}": value for name, value in tf.config.optimizer.get_experimental_options().items()}
+    return {k: str(v) for k, v in found.items()}

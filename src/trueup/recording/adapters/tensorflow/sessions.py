@@ -10,8 +10,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from functools import wraps
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 from tensorflow.python.client import session as client
@@ -19,15 +18,11 @@ from tensorflow.python.framework import errors
 
 from trueup.foundation.frameworks import tensorflow_names
 from trueup.foundation.frameworks.tensorflow_names import APPLIES, PASSED_OVER, READ, UPDATE, device_name
-from trueup.recording.adapters.tensorflow.host import measure
-from trueup.recording.adapters.tensorflow.nodes import Node, number_of
+from trueup.recording.adapters.tensorflow.context import Node, SessionCore, number_of
 from trueup.recording.adapters.tensorflow.operations import PREFIX, unseen
 from trueup.recording.adapters.tensorflow.tensors import HANDLES, attributes, slot_of
+from trueup.recording.engine.replacing import Around, Replacement
 from trueup.recording.recorder import Statistics
-from trueup.recording.recorder.replacing import Replacement
-
-if TYPE_CHECKING:
-    from trueup.recording.adapters.tensorflow.session import Session
 
 RUN = "tf.Session.run"
 MOST_PLANS = 64
@@ -63,51 +58,46 @@ class Plan:
     """What is recorded of runs that ask for the same."""
 
     standings: list[Standing] = field(default_factory=list)
-    fetches: list[Any] = field(default_factory=list)
-    """Tensors that are fetched besides."""
-    gone: set[str] = field(default_factory=set)
-    """Names of tensors that cannot be fetched."""
-    steps: bool = False
-    """Whether an optimizer steps in it."""
+    fetches: list[Any] = field(default_factory=list)  # tensors that are fetched besides
+    gone: set[str] = field(default_factory=set)  # names of tensors that cannot be fetched
+    steps: bool = False  # whether an optimizer steps in it
 
 
 class Sessions:
     """Stands around the runs of sessions."""
 
-    def __init__(self, session: Session) -> None:
+    def __init__(self, session: SessionCore) -> None:
         self._session = session
         self._plans: dict[tuple[Any, ...], Plan] = {}
 
     def replacements(self) -> list[Replacement]:
         """Return what stands around every run."""
-        return [Replacement(client.BaseSession, "_do_run", self._around)]
+        return [Around(client.BaseSession, "_do_run", self._run)]
 
-    def _around(self, original: Callable[..., Any]) -> Callable[..., Any]:
-        @wraps(original)
-        def run(running: Any, handle: Any, targets: Any, fetches: Any, feeds: Any, *rest: Any) -> Any:
-            session = self._session
-            state = session.threads.state
-            if handle is not None or state.busy or not session.counts or not state.known:
-                return original(running, handle, targets, fetches, feeds, *rest)
-            plan: Plan | None = None
+    def _run(
+        self, original: Callable[..., Any], running: Any, handle: Any, targets: Any, fetches: Any, feeds: Any, *rest: Any
+    ) -> Any:
+        session = self._session
+        state = session.threads.state
+        if handle is not None or state.busy or not session.counts or not state.known:
+            return original(running, handle, targets, fetches, feeds, *rest)
+        plan: Plan | None = None
+        with session.observing(state, RUN):
+            plan = self._plan(running.graph, targets, fetches, feeds)
+        if plan is None:
+            return original(running, handle, targets, fetches, feeds, *rest)
+        session.enter_model(None, state)
+        if session.active:
+            results = self._executed(plan, fetches, lambda more: original(running, handle, targets, more, feeds, *rest))
             with session.observing(state, RUN):
-                plan = self._plan(running.graph, targets, fetches, feeds)
-            if plan is None:
-                return original(running, handle, targets, fetches, feeds, *rest)
-            session.enter_model(None, state)
-            if session.active:
-                results = self._executed(plan, fetches, lambda more: original(running, handle, targets, more, feeds, *rest))
-                with session.observing(state, RUN):
-                    self._record(plan, fetches, feeds, results)
-                results = results[: len(fetches)]
-            else:
-                results = original(running, handle, targets, fetches, feeds, *rest)
-            if plan.steps:
-                session.updates(self)
-                session.optimizers.stepped(self)
-            return results
-
-        return run
+                self._record(plan, fetches, feeds, results)
+            results = results[: len(fetches)]
+        else:
+            results = original(running, handle, targets, fetches, feeds, *rest)
+        if plan.steps:
+            session.updates(self)
+            session.optimizers.stepped(self)
+        return results
 
     # ------------------------------------------------------------------------------------------------- what a run computes
     def _plan(self, graph: Any, targets: Sequence[Any], fetches: Sequence[Any], feeds: dict[Any, Any]) -> Plan:
@@ -174,7 +164,7 @@ class Sessions:
             site = session.recorder.sites.named([(f.filename, f.lineno, f.name) for f in reversed(op.traceback)])
             forward = None if standing.forward is None else nodes.get(standing.forward)
             node = nodes[op.name] = session.begin(
-                "api", standing.phase, standing.scope, f"{PREFIX}{op.type}", parent=None, forward=forward, site=site, graph=None
+                "api", standing.phase, standing.scope, f"{PREFIX}{op.type}", forward=forward, site=site, graph=None
             )
             if standing.value is not None:
                 session.slots.value(node, standing.value)
@@ -192,27 +182,16 @@ class Sessions:
         if call is None or not call.recorded:
             return
         if tensor.name not in known:
-            known[tensor.name] = self._measured(value)
+            known[tensor.name] = self._session.slots.measured(value)
         slot = slot_of(name, value.dtype.name, value.shape, device_name(tensor.device))
         self._session.slots.add(node, call, slot, number_of(tensor), known[tensor.name])
-
-    def _measured(self, value: Any) -> Statistics | None:
-        session = self._session
-        try:
-            stats = measure(value, session.options.detail)
-        except (TypeError, ValueError) as error:
-            session.recorder.note(f"no statistics for {value.dtype.name}: {error}")
-            return None
-        if stats.data is not None:
-            session.recorder.keep(stats)
-        return stats
 
     def _loss(self, fetches: Sequence[Any], results: Sequence[Any], known: dict[str, Statistics | None]) -> None:
         """Record the first number that the user asks a training step for: the loss curve."""
         session = self._session
         for tensor, value in zip(fetches, results, strict=False):
             if np.ndim(value) == 0 and tensor.dtype.is_floating:
-                node = session.begin("api", "forward", "", RUN, parent=None, forward=None, site=None, graph=None)
+                node = session.begin("api", "forward", "", RUN, graph=None)
                 self._slot(node, "input.0", tensor, np.asarray(value), known)
                 return
 
@@ -239,5 +218,5 @@ def _fetchable(graph: Any, tensor: Any) -> bool:
 
 def _standing(op: Any, updated: frozenset[str]) -> Standing:
     phase, scope, forward = tensorflow_names.standing(op.name, op.type, updated)
-    told = [item for key in op.node_def.attr for item in (key, op.node_def.attr[key])]
-    return Standing(op, phase, scope, forward, attributes(told))
+    named = [item for key in op.node_def.attr for item in (key, op.node_def.attr[key])]
+    return Standing(op, phase, scope, forward, attributes(named))

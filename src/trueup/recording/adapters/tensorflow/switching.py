@@ -1,4 +1,4 @@
-"""Optimisations of TensorFlow switched off for the whole process (`recorder.switching`), whatever the script asks for.
+"""Optimisations of TensorFlow switched off for the whole process (`engine.switching`), whatever the script asks for.
 
 Eager code and functions read their settings from ``Context.config``, sessions from the ``ConfigProto`` that they are given: both
 are forced to what the switches say when they are read, so a setting that the script makes later does not undo it.
@@ -7,7 +7,6 @@ are forced to what the switches say when they are read, so a setting that the sc
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from functools import wraps
 from typing import Any
 
 from tensorflow.core.protobuf import config_pb2, rewriter_config_pb2
@@ -15,7 +14,8 @@ from tensorflow.python.client import session as client
 from tensorflow.python.eager import context
 from tensorflow.python.eager.polymorphic_function import polymorphic_function
 
-from trueup.recording.recorder.replacing import Replacement
+from trueup.recording.engine.replacing import Around, Replacement
+from trueup.recording.engine.switching import WhenLoaded
 
 NPU = "NpuOptimizer"
 """Name of the optimizer that Ascend's adapter for TensorFlow 1 puts into a session's settings."""
@@ -45,22 +45,16 @@ def optimizer_options(fields: Mapping[str, Any]) -> None:
 def xla_functions(_: bool) -> None:
     """Have ``tf.function(jit_compile=True)``, and Keras' ``compile(jit_compile=True)``, run as any other function."""
 
-    def make(original: Callable[..., None]) -> Callable[..., None]:
-        @wraps(original)
-        def __init__(self: Any, *args: Any, **kwargs: Any) -> None:
-            original(self, *args, **kwargs)
-            if self._jit_compile:
-                self._jit_compile = None
+    def made(original: Callable[..., None], function: Any, *args: Any, **kwargs: Any) -> None:
+        original(function, *args, **kwargs)
+        if function._jit_compile:
+            function._jit_compile = None
 
-        return __init__
-
-    Replacement(polymorphic_function.Function, "__init__", make).install()
+    Around(polymorphic_function.Function, "__init__", made).install()
 
 
 def fusion_switch_file(path: str) -> None:
     """Give a fusion switch file to Ascend's adapters: to ``NpuOptimizer`` of sessions, and to ``npu_device`` where it is loaded."""
-    from trueup.recording.recorder.switching import WhenLoaded
-
     _npu["fusion_switch_file"] = path
     _stand_in()
 
@@ -87,11 +81,7 @@ def force(config: Any) -> Any:
 
 
 def _check(message: Any, fields: Mapping[str, Any]) -> None:
-    """Find out now that this version of TensorFlow has no such field.
-
-    Raises:
-        ValueError: it has not.
-    """
+    """Raise `ValueError` now where this version of TensorFlow has no such field."""
     for name, value in fields.items():
         if name not in message.DESCRIPTOR.fields_by_name:
             raise ValueError(f"{type(message).__name__} has no field {name}")
@@ -110,7 +100,7 @@ def _stand_in() -> None:
     if _standing:
         return
     _standing.append(Replacement(context.Context, "config", _forced_property))
-    _standing.append(Replacement(client.BaseSession, "__init__", _forced_argument))
+    _standing.append(Around(client.BaseSession, "__init__", _forced_argument))
     for replacement in _standing:
         replacement.install()
 
@@ -119,12 +109,8 @@ def _forced_property(original: property) -> property:
     return property(lambda self: force(original.fget(self)), doc=original.__doc__)  # type: ignore[misc]
 
 
-def _forced_argument(original: Callable[..., None]) -> Callable[..., None]:
-    @wraps(original)
-    def __init__(self: Any, target: Any = "", graph: Any = None, config: Any = None) -> None:
-        given = config_pb2.ConfigProto()
-        if config is not None:
-            given.CopyFrom(config)
-        original(self, target, graph, force(given))
-
-    return __init__
+def _forced_argument(original: Callable[..., None], session: Any, target: Any = "", graph: Any = None, config: Any = None) -> None:
+    given = config_pb2.ConfigProto()
+    if config is not None:
+        given.CopyFrom(config)
+    original(session, target, graph, force(given))

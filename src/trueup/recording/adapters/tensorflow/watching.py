@@ -1,19 +1,19 @@
-"""`trueup.watch` for TensorFlow; what it is made of is in `watching_session` and in `trueup.analysis.watch`."""
+"""`trueup.watch` for TensorFlow: rows are looked at before an optimizer changes the weights and at a step's end."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from pathlib import Path
+import threading
 from typing import Any
 
-from trueup.analysis.watch.watch import Watch
-from trueup.recording.adapters.tensorflow.capturing import running
-from trueup.recording.adapters.tensorflow.watching_session import WatchSession
-from trueup.recording.recorder import CaptureOptions
-from trueup.recording.recorder.running import root_manifest
-from trueup.recording.recorder.watch_options import WatchOptions
+from trueup.analysis.watch.session import WatchedSession
+from trueup.recording.adapters.tensorflow.session import Session
 
 
-def watch(directory: Path, models: Iterable[Any], options: CaptureOptions, chosen: WatchOptions) -> Watch:
-    """Make a watch of what runs inside its ``with`` block; see `trueup.watch`."""
-    return Watch(WatchSession(directory, options, chosen, root_manifest(options, "tensor")), running, models)
+class WatchSession(WatchedSession, Session):
+    """A session whose recorder keeps the present step; see `WatchedSession`."""
+
+    def updates(self, optimizer: Any) -> None:
+        """Look, as the weights are about to change, or where they have in a function. A ``LossScaleOptimizer`` makes no step
+        where a gradient is not finite: what is bad in such a step is no hit."""
+        if threading.get_ident() == self._thread and not self.over and not self.threads.state.passes:
+            self.look_before_update(scaler_skips=type(optimizer).__name__ == "LossScaleOptimizer")

@@ -3,23 +3,108 @@
 A storage is known by the address of its Python object, which lives as long as the storage does; a weak reference forgets it when
 it goes. Its version counter tells a write; writes through ``.data`` do not touch that counter, so writes that calls announce are
 counted too.
+
+Buffers that a collective is still writing are read by nobody before it is complete (`InFlight`). Its outputs are measured when the
+training itself has waited for it (`Work.wait`, `wait_tensor`), or when something reads them and the work says that it is done.
+Nothing here ever waits.
+
+One pass over a tensor, on the device where it lives.
+
+Each kernel returns the packed float64 vector of `kernels` and, where the bytes are at hand, their digest. A device with a
+kernel of its own registers it here; any other gets `on_device`, whose result stays there until the next flush. Digests are of the
+bytes (xxh3), which only host memory offers cheaply: on other devices they are taken for the details ``digest`` and ``tensor``,
+which bring the bytes over anyway. In host memory the compiled kernel measures a tensor straight from its address.
 """
 
 from __future__ import annotations
 
+import threading
 import weakref
 from collections.abc import Callable
+from functools import lru_cache
 from typing import Any
 
+import ml_dtypes
+import numpy as np
 import torch
 
+from trueup.foundation import kernels
+from trueup.foundation.words.wording import first_line
 from trueup.recording.adapters.torch import transforms
-from trueup.recording.adapters.torch.in_flight import InFlight
-from trueup.recording.adapters.torch.layouts import STAND_INS, is_plain, parts
-from trueup.recording.adapters.torch.shards import local
-from trueup.recording.adapters.torch.statistics import measure
-from trueup.recording.adapters.torch.tensors import PLAIN, Layout, dense_layout
+from trueup.recording.adapters.torch.device_statistics import Pending as OnDevice
+from trueup.recording.adapters.torch.device_statistics import begin, bring
+from trueup.recording.adapters.torch.tensors import PLAIN, STAND_INS, Layout, dense_layout, is_plain, local, parts
+from trueup.recording.engine import measuring
 from trueup.recording.recorder import Call, Recorder, Statistics
+
+_KINDS: dict[torch.dtype, int] = {getattr(torch, name): number for name, number in kernels.KINDS.items() if hasattr(torch, name)}
+
+_VIEWS: dict[torch.dtype, tuple[torch.dtype, Any]] = {
+    torch.bfloat16: (torch.int16, ml_dtypes.bfloat16),
+    torch.float8_e4m3fn: (torch.uint8, ml_dtypes.float8_e4m3fn),
+    torch.float8_e5m2: (torch.uint8, ml_dtypes.float8_e5m2),
+    torch.float8_e4m3fnuz: (torch.uint8, ml_dtypes.float8_e4m3fnuz),
+    torch.float8_e5m2fnuz: (torch.uint8, ml_dtypes.float8_e5m2fnuz),
+}
+
+
+def to_numpy(tensor: torch.Tensor) -> np.ndarray[Any, Any]:
+    """View a CPU tensor as NumPy without copying, read only; dtypes NumPy lacks come from ml_dtypes. Not by `Tensor.numpy`: that
+    forbids the storage to be resized ever after, and FSDP frees parameters by resizing. Raises RuntimeError without memory,
+    TypeError where NumPy has no such dtype."""
+    if tensor.is_conj() or tensor.is_neg():
+        tensor = tensor.detach().resolve_conj().resolve_neg()
+    view = _VIEWS.get(tensor.dtype)
+    dtype = _numpy_dtype(tensor.dtype if view is None else view[0])
+    if not tensor.numel():
+        empty: np.ndarray[Any, Any] = np.empty(tuple(tensor.shape), dtype)
+        return empty if view is None else empty.view(view[1])
+    if tensor._is_zerotensor():
+        raise RuntimeError("zeros that take no memory (an efficient zero tensor)")
+    array = measuring.view(tensor, tensor.data_ptr(), tensor.shape, tensor.stride(), dtype)
+    return array if view is None else array.view(view[1])
+
+
+@lru_cache(maxsize=64)
+def _numpy_dtype(dtype: torch.dtype) -> np.dtype[Any]:
+    """Return NumPy's dtype of the same name; raise `TypeError` where it has none."""
+    return np.dtype(str(dtype).removeprefix("torch."))
+
+
+def on_host(tensor: torch.Tensor, detail: str) -> Statistics:
+    """Measure a CPU tensor; see `measuring.measure`."""
+    kind = None if tensor.is_neg() or tensor.is_conj() else _KINDS.get(tensor.dtype)
+    return measuring.measure(
+        tensor.data_ptr(), kind, tensor.shape, tensor.stride(), lambda: to_numpy(tensor), detail, torch.get_num_threads()
+    )
+
+
+Kernel = Callable[[torch.Tensor, str], Statistics]
+
+
+def on_device(tensor: torch.Tensor, detail: str) -> Statistics:
+    """Measure a tensor on its own device; nothing is waited for unless the bytes are asked for, or the device cannot add."""
+    if detail == "stats":
+        pending = begin(tensor)
+        if pending is not None:
+            return Statistics(values=pending)
+    return on_host(tensor.detach().cpu(), detail)
+
+
+KERNELS: dict[str, Kernel] = {"cpu": on_host}
+
+
+def measure(tensor: torch.Tensor, detail: str) -> Statistics:
+    """Measure a tensor with the kernel of its device."""
+    return KERNELS.get(tensor.device.type, on_device)(tensor, detail)
+
+
+def resolve(batch: list[Statistics]) -> None:
+    """Bring what is still on a device to the host: one transfer per device. For the writer's thread, which alone waits for it."""
+    waiting = list({id(stats): stats for stats in batch if isinstance(stats.values, OnDevice)}.values())
+    for stats, values in zip(waiting, bring([stats.values for stats in waiting]), strict=True):
+        stats.values = values
+
 
 MOST_VIEWS = 256
 """Views of a storage of which statistics are kept: a text that each batch is cut from anew would gather them without end."""
@@ -73,20 +158,15 @@ class Buffers:
     def __init__(self, recorder: Recorder) -> None:
         self._recorder = recorder
         self._detail = recorder.options.detail
-        self.storages: dict[int, Storage] = {}
-        """By the address of the storage's Python object."""
+        self.storages: dict[int, Storage] = {}  # by the address of the storage's Python object
         self._gone = _forgetting(self.storages)
-        self.sees_writes = "aten" in recorder.options.levels
-        """Whether every write is announced; else version counters tell."""
+        self.sees_writes = "aten" in recorder.options.levels  # whether every write is announced; else version counters tell
         self.reads = 0
-        self.in_flight = InFlight()
-        """What collectives are writing at present."""
+        self.in_flight = InFlight()  # what collectives are writing at present
 
     def statistics(self, tensor: torch.Tensor, layout: Layout | None, storage: Storage | None) -> Statistics | None:
-        """Return the statistics of a tensor, measuring it only if its bytes were not measured since they were written.
-
-        None when it has no dense bytes to read (meta, fake, sparse, nested, quantised).
-        """
+        """Return the statistics of a tensor, measuring it only if its bytes were not measured since they were written. None when
+        it has no dense bytes to read (meta, fake, sparse, nested, quantised)."""
         if layout is None:
             with transforms.outside():
                 tensor = transforms.below(tensor)
@@ -155,11 +235,6 @@ class Buffers:
             found.forget()
             found.uninitialised = grown
 
-    def fresh(self, tensor: torch.Tensor) -> bool:
-        """Tell whether nobody has written to the memory of a tensor since it was allocated."""
-        storage = self.storage(tensor)
-        return storage is not None and storage.uninitialised
-
     def initialised(self, tensor: torch.Tensor) -> None:
         """Note that a tensor is a result: kernels past the dispatcher fill what was allocated without a trace."""
         storage = self.storage(tensor)
@@ -204,7 +279,7 @@ class Buffers:
                 return None  # its memory was freed (FSDP)
             stats = measure(tensor, self._detail)
         except (RuntimeError, TypeError, NotImplementedError) as error:  # fake, functional and batched tensors hold no bytes
-            self._recorder.note(f"no statistics for {type(tensor).__name__} on {tensor.device}: {str(error).splitlines()[0]}")
+            self._recorder.note(f"no statistics for {type(tensor).__name__} on {tensor.device}: {first_line(error)}")
             return None
         if stats.data is not None:
             self._recorder.keep(stats, None if storage is None else storage.place_of(tensor))
@@ -225,3 +300,105 @@ def _forgetting(storages: dict[int, Storage]) -> Callable[[Any], None]:
 def _has_bytes(tensor: torch.Tensor) -> bool:
     """Tell whether there are numbers to read; a tensor that only stands for another has none."""
     return is_plain(tensor) and tensor.device.type != "meta" and type(tensor).__name__ not in STAND_INS
+
+
+# ---------------------------------------------------------------- collectives under way
+Span = tuple[int, int, int]
+"""A storage and the bytes of it that a tensor covers, from and up to."""
+
+Slot = tuple[str, torch.Tensor]
+
+
+class Pending:
+    """A collective whose outputs ``(slot, tensor)`` were not measured yet. ``calls`` are those of the capture that it is, one per
+    level, ``scratch`` what it may write besides and nobody reads; with ``sync`` its caller waits for it before anybody reads.
+    ``task`` is the autograd graph task that issued it from C++ and waits for it before it ends, or -1."""
+
+    __slots__ = ("calls", "deferred", "outputs", "scratch", "spans", "spoiled", "step", "sync", "task", "thread", "versions",
+                 "works")  # fmt: skip
+
+    def __init__(self, calls: list[Call], outputs: list[Slot], scratch: list[Slot], *, sync: bool, task: int) -> None:
+        self.calls, self.outputs, self.scratch, self.sync, self.task = calls, outputs, scratch, sync, task
+        self.thread = threading.get_ident()
+        self.step = 0  # the step it began in
+        self.works: list[Any] = []
+        """Its `Work` handles, held so that Python keeps one object for each: `Work.wait` is called on that."""
+        self.spans = [span for _, tensor in [*outputs, *scratch] if (span := span_of(tensor)) is not None]
+        self.deferred: list[Callable[[bool], None]] = []
+        """Slots of other calls that show these buffers, recorded once they are complete; False: they cannot be read any more."""
+        self.versions = [None if tensor.is_inference() else tensor._version for _, tensor in outputs]
+        self.spoiled = False  # whether the outputs were written again before they could be measured
+
+    def look(self) -> None:
+        """Find out whether somebody wrote to the outputs meanwhile, whom no mode of ours saw; collectives count no version."""
+        now = [None if tensor.is_inference() else tensor._version for _, tensor in self.outputs]
+        self.spoiled = self.spoiled or now != self.versions
+
+    @property
+    def complete(self) -> bool:
+        """Whether the outputs may be read, as far as is known without waiting."""
+        if self.sync and self.thread == threading.get_ident():  # another thread may read while this one waits
+            return True
+        if self.task != -1 and torch._C._current_graph_task_id() != self.task:
+            return True
+        host = all(tensor.device.type == "cpu" for _, tensor in self.outputs)
+        return bool(self.works) and all(_is_completed(work, host=host) for work in self.works)
+
+
+class InFlight:
+    """All pending collectives of the process, found by the bytes they write or by their `Work`."""
+
+    def __init__(self) -> None:
+        self.pending: dict[int, Pending] = {}  # by id
+
+    def __bool__(self) -> bool:
+        return bool(self.pending)
+
+    def add(self, pending: Pending) -> None:
+        """Take note of a collective that begins."""
+        self.pending[id(pending)] = pending
+
+    def drop(self, pending: Pending) -> bool:
+        """Forget a collective; False if it was not pending any more."""
+        return self.pending.pop(id(pending), None) is not None
+
+    def covering(self, tensor: torch.Tensor) -> list[Pending]:
+        """Return the collectives that write any byte of a tensor."""
+        span = span_of(tensor)
+        if span is None:
+            return []
+        storage, start, stop = span
+        return [
+            p for p in list(self.pending.values())
+            if any(s == storage and begin < stop and start < end for s, begin, end in p.spans)
+        ]  # fmt: skip
+
+    def of_work(self, work: Any) -> list[Pending]:
+        """Return the collectives that a `Work` stands for."""
+        return [p for p in list(self.pending.values()) if any(w is work for w in p.works)]
+
+    def spoil(self, tensor: torch.Tensor) -> None:
+        """Note that somebody else wrote to a tensor."""
+        for pending in self.covering(tensor):
+            pending.spoiled = True
+
+
+def span_of(tensor: torch.Tensor) -> Span | None:
+    """Return the bytes that a tensor covers; None where it has no storage of its own, or no elements."""
+    try:
+        storage = tensor.untyped_storage()._cdata
+        if not tensor.numel():
+            return None
+        last = sum((size - 1) * stride for size, stride in zip(tensor.shape, tensor.stride(), strict=True))
+    except (NotImplementedError, RuntimeError, AttributeError):  # sparse and other layouts
+        return None
+    start = tensor.storage_offset() * tensor.element_size()
+    return storage, start, start + (last + 1) * tensor.element_size()
+
+
+def _is_completed(work: Any, *, host: bool) -> bool:
+    try:
+        # Gloo completes the future first. On an accelerator a future is done as soon as the work is enqueued.
+        return bool(work.is_completed() or (host and work.get_future().done()))
+    except RuntimeError:  # it failed, of which whoever waits for it will hear; or it has no future
+        return False

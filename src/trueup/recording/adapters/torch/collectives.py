@@ -7,34 +7,180 @@
 They are seen by kernels of our own on the operators of `c10d` and `_c10d_functional` that pass on to the next kernel, so whoever
 issues them, and on whichever thread, is seen, and no other operator pays for it. Two dispatch keys are needed: `ADInplaceOrView`
 stands above tensor subclasses, whose tensors are then those that the user passed; `BackendSelect` is there in inference mode too.
+
+An operator's schema and arguments say what it reads and writes, and among which ranks; the stack says who asked for it.
 """
 
 from __future__ import annotations
 
 import functools
+import json
+import sys
 import threading
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from types import FrameType
+from typing import Any
 
 import torch
 from torch import distributed
 
-from trueup.recording.adapters.torch import communication
-from trueup.recording.adapters.torch.communication import Communication
-from trueup.recording.adapters.torch.context import ThreadState, enclosing, running_owner
-from trueup.recording.adapters.torch.in_flight import Pending
+from trueup.foundation.facts.arguments import in_runs
+from trueup.recording.adapters.torch.buffers import Pending
+from trueup.recording.adapters.torch.context import SessionCore, ThreadState, enclosing, running_owner
+from trueup.recording.adapters.torch.tensors import FACTS, named_tensors
+from trueup.recording.engine.replacing import Around, Replacement
 from trueup.recording.recorder import Call
-from trueup.recording.recorder.replacing import Replacement
 
-if TYPE_CHECKING:
-    from trueup.recording.adapters.torch.session import Session
+LIBRARIES = ("c10d", "_c10d_functional")
+"""Operator libraries of PyTorch that communicate."""
+
+WAIT = "_c10d_functional::wait_tensor"
+
+NAMES: dict[str, list[str]] = {kind: names.split() for kind, names in FACTS["collectives"].items()}
+MODULES, PASSED = (tuple(f"{torch.__path__[0]}/{name}" for name in NAMES[kind]) for kind in ("modules", "passed"))
+
+OURS = __file__.rpartition("/")[0]
+"""Folder of ours, whose frames stand there too."""
+
+
+def communicates(op: Any) -> bool:
+    """Tell whether an operator of `LIBRARIES` talks to other ranks: it then takes a group."""
+    return any(argument.name in ("process_group", "group_name") for argument in op._schema.arguments)
+
+
+@dataclass(frozen=True, slots=True)
+class Caller:
+    """Who issued a collective: ``torch.distributed``'s public function, or None; ``native``: autograd, from C++."""
+
+    function: str | None
+    native: bool
+
+    @property
+    def objects(self) -> bool:
+        """Whether pickled objects are sent."""
+        return self.function is not None and self.function.rpartition(".")[2] in NAMES["objects"]
+
+
+@dataclass(slots=True)
+class Communication:
+    """One execution of a communication operator."""
+
+    inputs: list[tuple[str, torch.Tensor]]
+    outputs: list[tuple[str, torch.Tensor]]
+    scratch: list[tuple[str, torch.Tensor]]
+    """Inputs that it may write to without a meaning: what a rank that is not the root of a reduction ends up with."""
+    group: Any
+    """The `ProcessGroup`; None where it is not known."""
+    sync: bool
+    arguments: dict[str, Any]
+
+
+def read(op: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Communication:
+    """Sort the arguments of a communication operator: those that it reads, those that it writes, and the rest."""
+    schema = op._schema
+    name = schema.name.partition("::")[2]
+    given = {a.name: args[k] if k < len(args) else kwargs.get(a.name, a.default_value) for k, a in enumerate(schema.arguments)}
+    group = _group(given)
+    rank = group.rank() if group is not None else -1
+    found = Communication([], [], [], group, given.get("async_op") is False, {})
+    root = given.get("root_rank")
+    for argument, value in given.items():
+        if argument in NAMES["inputs"] or (argument in NAMES["in_place"] and _is_read(name, root, rank)):
+            found.inputs += tensors("input", value)
+        if argument in NAMES["outputs"] or (argument in NAMES["in_place"] and _is_written(name, root, rank)):
+            found.outputs += tensors("output", value)
+    if name in NAMES["to_root"] and root != rank:
+        found.scratch = found.inputs
+    found.arguments = describe(given, group)
+    return found
+
+
+def _is_read(name: str, root: int | None, rank: int) -> bool:
+    if name in NAMES["from_root"]:
+        return root == rank
+    return name not in NAMES["receives"] + NAMES["nothing"]
+
+
+def _is_written(name: str, root: int | None, rank: int) -> bool:
+    if name in NAMES["to_root"] + NAMES["from_root"]:
+        return (root == rank) == (name in NAMES["to_root"])
+    return name not in NAMES["sends"] + NAMES["nothing"]
+
+
+def tensors(prefix: str, value: Any) -> list[tuple[str, torch.Tensor]]:
+    """Name the tensors of an argument; a list of one list is that list."""
+    while isinstance(value, (list, tuple)) and len(value) == 1:
+        value = value[0]
+    return list(named_tensors(prefix, value))
+
+
+def _group(given: dict[str, Any]) -> Any:
+    group = given.get("process_group", given.get("group_name"))
+    if isinstance(group, str):
+        try:
+            return torch._C._distributed_c10d._resolve_process_group(group)
+        except RuntimeError:
+            return None
+    return distributed.ProcessGroup.unbox(group) if isinstance(group, torch.ScriptObject) else group
+
+
+def describe(given: dict[str, Any], group: Any) -> dict[str, Any]:
+    """Return the arguments of a collective that are no tensors; ranks as global ones."""
+    said: dict[str, Any] = {name: given[name] for name in NAMES["scalars"] if given.get(name) is not None}
+    if (reduction := given.get("reduce_op")) is not None:
+        said["reduce_op"] = reduction.upper() if isinstance(reduction, str) else _reduction(reduction)
+    if "async_op" in given:
+        said["async_op"] = bool(given["async_op"])
+    if group is None:
+        return said
+    ranks = _ranks(group)
+    if ranks is not None:
+        said["ranks"] = in_runs(ranks)
+        for name in ("src", "dst"):
+            if name in said:
+                said[name] = ranks[said[name]]
+        if (root := given.get("root_rank")) is not None:
+            said["root"] = ranks[root]
+    said["group"], said["group_desc"] = group.group_name, group.group_desc
+    return said
+
+
+def _reduction(boxed: Any) -> str | None:
+    try:
+        value = boxed.op()
+    except (RuntimeError, AttributeError):  # PyTorch before 2.9 boxed it without methods
+        return None
+    return next((name for name, member in distributed.ReduceOp.RedOpType.__members__.items() if int(member) == value), None)
+
+
+def _ranks(group: Any) -> list[int] | None:
+    """Return the global ranks of a group in its own order, None for one that `torch.distributed` does not know."""
+    try:
+        return list(distributed.get_process_group_ranks(group))
+    except (KeyError, ValueError, RuntimeError):
+        return None
+
+
+def caller() -> Caller:
+    """Find who issued the operator that is executing, from the stack."""
+    frame: FrameType | None = sys._getframe(2)
+    function = None
+    while frame is not None:
+        code = frame.f_code
+        if code.co_filename in MODULES:
+            if not code.co_name.startswith("_") and code.co_name != "batch_isend_irecv":  # what it calls says more
+                function = code.co_name
+        elif not code.co_filename.startswith(PASSED) and not code.co_filename.startswith(OURS):
+            break
+        frame = frame.f_back
+    native = function is None and (frame is None or frame.f_code.co_name == "_engine_run_backward")
+    return Caller(None if function is None else f"torch.distributed.{function}", native)
+
 
 KEYS = ("ADInplaceOrView", "BackendSelect")
 
-UNFINISHED = (
-    "a collective was still under way when the capture ended, and nobody had waited for it: its output was not read"
-)
+UNFINISHED = "a collective was still under way when the capture ended, and nobody had waited for it: its output was not read"
 SPOILED = "the output of an asynchronous collective was written again before it could be read: it has no statistics"
 
 
@@ -48,7 +194,7 @@ class _Local(threading.local):
 class Collectives:
     """Sees and records the collectives of a session."""
 
-    def __init__(self, session: Session) -> None:
+    def __init__(self, session: SessionCore) -> None:
         self._session = session
         self._in_flight = session.buffers.in_flight
         self._local = _Local()
@@ -65,10 +211,10 @@ class Collectives:
         # `_update_default_pg` is what every way of initialising goes through (PyTorch 2.1 to 2.13).
         c10d: Any = distributed.distributed_c10d
         self._replacements = [
-            Replacement(c10d, "_update_default_pg", self._joining),
-            Replacement(distributed.Work, "wait", self._waiting),
-            Replacement(distributed.ProcessGroup, "_end_coalescing", self._coalescing),
-            *(Replacement(owner, name, self._of_objects) for name in communication.OBJECTS for owner in (c10d, distributed)),
+            Around(c10d, "_update_default_pg", self._joining),
+            Around(distributed.Work, "wait", self._waiting),
+            Around(distributed.ProcessGroup, "_end_coalescing", self._coalescing),
+            *(Around(owner, name, self._of_objects) for name in NAMES["objects"] for owner in (c10d, distributed)),
         ]
         for replacement in self._replacements:
             replacement.install()
@@ -76,36 +222,31 @@ class Collectives:
             self._register()
 
     def remove(self) -> None:
-        """Stop to see them."""
         for replacement in self._replacements:
             replacement.remove()
         for library in self._libraries:
             library._destroy()
         self._replacements, self._libraries = [], []
 
-    def _joining(self, original: Any) -> Any:
-        @functools.wraps(original)
-        def set_group(*args: Any, **kwargs: Any) -> Any:
-            result = original(*args, **kwargs)
-            if self._replacements and distributed.is_initialized():
-                self._register()
-            return result
-
-        return set_group
+    def _joining(self, original: Any, *args: Any, **kwargs: Any) -> Any:
+        result = original(*args, **kwargs)
+        if self._replacements and distributed.is_initialized():
+            self._register()
+        return result
 
     def _register(self) -> None:
         if self._libraries:
             return
-        for namespace in communication.LIBRARIES:
+        for namespace in LIBRARIES:
             library = torch.library.Library(namespace, "IMPL")
             self._libraries.append(library)
             for name in torch._C._dispatch_get_all_op_names():
                 if name.startswith(f"{namespace}::"):
                     packet, _, overload = name.partition("::")[2].partition(".")
                     op = getattr(getattr(getattr(torch.ops, namespace), packet), overload or "default")
-                    for key in KEYS if communication.communicates(op) else ():
+                    for key in KEYS if communicates(op) else ():
                         library.impl(op, self._kernel(op, key), key, with_keyset=True)
-            if namespace == communication.WAIT.partition("::")[0]:
+            if namespace == WAIT.partition("::")[0]:
                 op = torch.ops._c10d_functional.wait_tensor.default
                 library.impl(op, self._wait_kernel(op), KEYS[-1], with_keyset=True)
 
@@ -149,13 +290,13 @@ class Collectives:
         return result
 
     def _begin(self, op: Any, state: ThreadState, args: tuple[Any, ...], kwargs: dict[str, Any]) -> _Execution:
-        said = communication.caller()
-        found = communication.read(op, args, kwargs)
+        said = caller()
+        found = read(op, args, kwargs)
         if said.objects:
             found.inputs, found.outputs = [], []
         calls = self._calls(op._schema.name, said.function or op._schema.name, state)
         session = self._session
-        text = communication.encode(found.arguments)
+        text = json.dumps(found.arguments, sort_keys=True)
         for _, tensor in found.inputs:
             session.buffers.initialised(tensor)  # DDP fills its buckets from C++, where level api sees nothing
         for call in calls:
@@ -165,26 +306,21 @@ class Collectives:
         task = torch._C._current_graph_task_id() if said.native else -1
         return _Execution(calls, found, task, functional=not op._schema.name.startswith("c10d::"))
 
-    def _of_objects(self, original: Any) -> Any:
+    def _of_objects(self, original: Any, *args: Any, **kwargs: Any) -> Any:
         """Make the exchange of pickled objects one call without tensors, instead of the many that it is made of."""
-
-        @functools.wraps(original)
-        def exchange(*args: Any, **kwargs: Any) -> Any:
-            session = self._session
-            state = session.threads.state
-            if state.busy or not session.sees() or not distributed.is_initialized():
-                return original(*args, **kwargs)
-            with session.observing(state, original.__name__):
-                function = f"torch.distributed.{original.__name__}"
-                group = kwargs.get("group") or next((a for a in args if isinstance(a, distributed.ProcessGroup)), None)
-                text = communication.encode(communication.describe({}, group or distributed.group.WORLD))
-                for call in self._calls(function, function, state):
-                    if call.recorded:
-                        session.recorder.value(call, text)
-            with _Unseen(state):
-                return original(*args, **kwargs)
-
-        return exchange
+        session = self._session
+        state = session.threads.state
+        if state.busy or not session.sees() or not distributed.is_initialized():
+            return original(*args, **kwargs)
+        with session.observing(state, original.__name__):
+            function = f"torch.distributed.{original.__name__}"
+            group = kwargs.get("group") or next((a for a in args if isinstance(a, distributed.ProcessGroup)), None)
+            text = json.dumps(describe({}, group or distributed.group.WORLD), sort_keys=True)
+            for call in self._calls(function, function, state):
+                if call.recorded:
+                    session.recorder.value(call, text)
+        with _Unseen(state):
+            return original(*args, **kwargs)
 
     def _calls(self, op: str, function: str, state: ThreadState) -> list[Call]:
         """Begin the call at each level recorded, coarse to fine, one inside the other."""
@@ -206,7 +342,7 @@ class Collectives:
         outputs = found.outputs
         own = _works(result)
         if execution.functional and not outputs:
-            outputs = communication.tensors("output", result)  # it returns what it writes
+            outputs = tensors("output", result)  # it returns what it writes
         if not outputs and not found.scratch:
             return
         pending = Pending(execution.calls, outputs, found.scratch, sync=found.sync, task=execution.task)
@@ -220,39 +356,29 @@ class Collectives:
         below = torch._C._dispatch_keyset_full_after(getattr(torch._C.DispatchKey, KEYS[-1]))
 
         def kernel(keyset: Any, tensor: torch.Tensor) -> Any:
-            with _Unseen(self._session.threads.state):
-                result = op.redispatch(keyset & below, tensor)
-            if self._in_flight:
-                with self._observing("a collective"):
-                    for pending in self._in_flight.covering(tensor):
-                        self._complete(pending, waited=True)
-            return result
+            return self._waited(lambda: op.redispatch(keyset & below, tensor), lambda: self._in_flight.covering(tensor))
 
         return kernel
 
-    def _waiting(self, original: Any) -> Any:
-        def wait(work: Any, *args: Any, **kwargs: Any) -> Any:
-            with _Unseen(self._session.threads.state):
-                result = original(work, *args, **kwargs)
-            if self._in_flight:
-                with self._observing("a collective"):
-                    for pending in self._in_flight.of_work(work):
-                        self._complete(pending, waited=True)
-            return result
+    def _waiting(self, original: Any, work: Any, *args: Any, **kwargs: Any) -> Any:
+        return self._waited(lambda: original(work, *args, **kwargs), lambda: self._in_flight.of_work(work))
 
-        return wait
+    def _waited(self, wait: Callable[[], Any], ended: Callable[[], list[Pending]]) -> Any:
+        with _Unseen(self._session.threads.state):
+            result = wait()
+        if self._in_flight:
+            with self._session.observing(self._session.threads.state, "a collective"):
+                for pending in ended():
+                    self._complete(pending, waited=True)
+        return result
 
-    def _coalescing(self, original: Any) -> Any:
+    def _coalescing(self, original: Any, group: Any, *args: Any, **kwargs: Any) -> Any:
         """Give the operators that were issued as one their common `Work`: alone they have none."""
-
-        def end(group: Any, *args: Any, **kwargs: Any) -> Any:
-            work = original(group, *args, **kwargs)
-            for pending in list(self._in_flight.pending.values()):
-                if work is not None and not pending.works:
-                    pending.works = [work]
-            return work
-
-        return end
+        work = original(group, *args, **kwargs)
+        for pending in list(self._in_flight.pending.values()):
+            if work is not None and not pending.works:
+                pending.works = [work]
+        return work
 
     def settle(self) -> None:
         """Record the outputs of all collectives that are complete."""
@@ -295,9 +421,6 @@ class Collectives:
         for record in pending.deferred:
             record(not pending.spoiled)
 
-    def _observing(self, what: str) -> Any:
-        return self._session.observing(self._session.threads.state, what)
-
 
 class _Unseen:
     """A block in which what executes is part of a collective and no call of its own (gloo copies results when one waits)."""
@@ -321,8 +444,7 @@ class _Execution:
     calls: list[Call]
     communication: Communication
     task: int
-    functional: bool
-    """Whether it returns what it writes, and no `Work`."""
+    functional: bool  # whether it returns what it writes, and no `Work`
 
 
 def _place(state: ThreadState, recorder: Any) -> tuple[int | None, str]:

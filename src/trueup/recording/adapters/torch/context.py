@@ -1,21 +1,30 @@
 """Where execution stands: the enclosing call, its scope and phase, in forward and in backward, on whichever thread.
 
 Forward nesting is per thread. Backward may run on a thread of its own, so nothing of it is kept per thread: each autograd node
-carries the `Context` of the call that made it, in the node's own metadata.
+carries the `Context` of the call that made it, in the node's own metadata. The scope of a call is the path of the innermost module
+that is running.
+
+The wall between Trueup's own work and the training: what fails on our side of it does not get to the other. Every piece of
+bookkeeping runs in an `Observing` block. Nothing that executes inside is a call, and an exception there ends the capture instead
+of the training, unless the user asked for the contrary (``on_error="stop"``).
 """
 
 from __future__ import annotations
 
 import sys
-import threading
+from collections.abc import Callable, Iterable
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
-from types import CodeType, FrameType
+from types import CodeType, FrameType, TracebackType
 from typing import Any
 
 import torch
 
+from trueup.recording.adapters.torch.buffers import Buffers
+from trueup.recording.engine import scopes
+from trueup.recording.engine.replacing import Replacement, Run
+from trueup.recording.engine.session import BaseSession, Threads
 from trueup.recording.recorder import Call, Recorder
-from trueup.recording.recorder.repeats import Run
 
 TAG = "trueup"
 
@@ -27,12 +36,10 @@ class Context:
     call: Call
     parent: Context | None
     scope: str
-    threads: Threads
-    task: int = -1
-    """Autograd graph task in which `backward` was begun; a second pass through the graph is another call."""
+    threads: Threads[ThreadState]
+    task: int = -1  # autograd graph task in which `backward` was begun; a second pass through the graph is another call
     backward: Call | None = None
-    graph_task: int = -1
-    """Graph task during which the forward call itself ran: not -1 for recomputation."""
+    graph_task: int = -1  # graph task during which the forward call itself ran: not -1 for recomputation
 
     def backward_call(self, recorder: Recorder, task: int | None = None) -> Call:
         """Begin the backward of this call in a graph task (None: the running one), once."""
@@ -65,25 +72,12 @@ class ThreadState:
     shared: Shared
     contexts: list[Context] = field(default_factory=list)
     modules: list[Context] = field(default_factory=list)
-    running: list[torch.nn.Module] = field(default_factory=list)
-    """The modules of `modules`."""
-    stepping: CodeType | None = None
-    """Code of the function around an optimizer's step, while one is under way."""
-    stepping_task: int = -1
-    """Graph task during which it began: not -1 for an optimizer that steps in a backward pass."""
-    observed: bool = False
-    """Whether the modes are on in this thread."""
-    runs: list[Run] = field(default_factory=list)
-    """Runs of checkpointed functions under way, first ones and repetitions."""
-    busy: bool = False
-    """True while Trueup itself works: nothing it executes is a call."""
-
-
-class Threads(threading.local):
-    """The `ThreadState` of the current thread."""
-
-    def __init__(self, shared: Shared) -> None:
-        self.state = ThreadState(shared)
+    running: list[torch.nn.Module] = field(default_factory=list)  # the modules of `modules`
+    stepping: CodeType | None = None  # code of the function around an optimizer's step, while one is under way
+    stepping_task: int = -1  # graph task during which it began: not -1 for an optimizer that steps in a backward pass
+    observed: bool = False  # whether the modes are on in this thread
+    runs: list[Run] = field(default_factory=list)  # runs of checkpointed functions under way, first ones and repetitions
+    busy: bool = False  # true while Trueup itself works: nothing it executes is a call
 
 
 def enclosing(state: ThreadState) -> Context | None:
@@ -147,3 +141,122 @@ def tagged(node: Any) -> Context | None:
 def running_owner() -> Context | None:
     """Return the context of the autograd node that is executing, if one is."""
     return tagged(torch._C._current_autograd_node())
+
+
+class Observing:
+    """A block of Trueup's own work on one thread, with all function overrides off, ours and those of the user's tensor classes.
+    An exception goes to ``failed``, which tells whether the training goes on."""
+
+    __slots__ = ("_before", "_failed", "_plain", "_state", "_what")
+
+    def __init__(self, state: ThreadState, failed: Callable[[Exception, str], bool], what: str) -> None:
+        self._state, self._failed, self._what = state, failed, what
+
+    def __enter__(self) -> None:
+        self._before, self._state.busy = self._state.busy, True
+        self._plain = torch._C.DisableTorchFunction()
+        self._plain.__enter__()
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> bool:
+        self._plain.__exit__(kind, error, trace)
+        self._state.busy = self._before
+        return isinstance(error, Exception) and self._failed(error, self._what)
+
+
+# ---------------------------------------------------------------- module paths
+WRAPPERS = ("module", "_orig_mod", "_fsdp_wrapped_module", "_checkpoint_wrapped_module")
+"""Attributes under which wrappers (DataParallel, DDP, torch.compile, FSDP, checkpoint_wrapper) hold the user's module."""
+
+WRAPPER_CLASSES = ("DataParallel", "DistributedDataParallel", "OptimizedModule", "FullyShardedDataParallel", "CheckpointWrapper")
+
+
+class Scopes(scopes.Scopes):
+    """Gives each module of PyTorch its path."""
+
+    def below(self, root: torch.nn.Module, prefix: str) -> Iterable[tuple[str, torch.nn.Module]]:
+        for path, module in paths(root):
+            yield ".".join(part for part in (prefix, path) if part), module
+
+    def children(self, module: torch.nn.Module) -> Iterable[tuple[str, torch.nn.Module]]:
+        return module.named_children()  # type: ignore[no-any-return]
+
+    def is_model(self, root: torch.nn.Module) -> bool:
+        return next(root.parameters(), None) is not None
+
+    def inside(self, root: torch.nn.Module) -> torch.nn.Module:
+        while type(root).__name__ in WRAPPER_CLASSES:
+            root = next(m for k, m in root.named_children() if k in WRAPPERS)
+        return root
+
+    def parameters(self) -> dict[int, str]:
+        """Return the paths of all parameters that the known modules hold at present, by the parameter's id."""
+        found: dict[int, str] = {}
+        for module, path in list(self._paths.items()):
+            for name, parameter in module._parameters.items():
+                if parameter is not None:  # a tied one goes by its first name
+                    found.setdefault(id(parameter), f"{path}.{name}" if path else name)
+        return found
+
+
+def paths(root: torch.nn.Module) -> Iterable[tuple[str, torch.nn.Module]]:
+    """Yield a module and all below it, each with its path; wrappers have the path of what they wrap, and come before it."""
+    return ((_without_wrappers(root, path), module) for path, module in root.named_modules())
+
+
+def _without_wrappers(root: torch.nn.Module, path: str) -> str:
+    parts: list[str] = []
+    module = root
+    for part in path.split(".") if path else ():
+        if not (part in WRAPPERS and type(module).__name__ in WRAPPER_CLASSES):
+            parts.append(part)
+        module = module._modules[part]
+    return ".".join(parts)
+
+
+# ---------------------------------------------------------------- the session
+class SessionCore(BaseSession):
+    """What the parts of this adapter know of the session that holds them together and stands above them all."""
+
+    threads: Threads[ThreadState]
+    scopes: Scopes
+    buffers: Buffers
+    slots: Any
+    invocations: Any
+    collectives: Any
+    optimizers: Any
+    compiling: Any
+    forcing: Any
+    shadow: Any
+    function_mode: Any
+    dispatch_mode: Any
+    _always: list[Replacement]
+    _entrances: list[Replacement]
+    follows_functions: bool
+    """Whether functions are seen; where modules are all that is, writes past the version counter go unseen."""
+    skips_optimizer: bool
+    passes_optimizer: bool
+    """Whether an optimizer's functions pass by: no gradient flows through them, so operators need no mark of theirs."""
+    around_model: Callable[[Callable[..., Any], torch.nn.Module, tuple[Any, ...], dict[str, Any]], Any] | None = None
+    """Runs a module that begins outside any other, where somebody follows those: ``(run, module, args, kwargs)``."""
+    enter_model: Callable[[torch.nn.Module], None]
+    notice_thread: Callable[[ThreadState], None]
+    function_mode_on: Callable[[], AbstractContextManager[Any]]
+    pause_functions: Callable[[], None]
+    resume_functions: Callable[[], None]
+
+    def observing(self, state: ThreadState, what: str) -> Observing:
+        """Return a block for our own work: nothing in it is a call, and its exceptions end the capture, not the training."""
+        return Observing(state, self.failed, what)
+
+    def sees(self) -> bool:
+        """Tell whether what executes now is to be recorded; a graph that is being traced or exported is no computation."""
+        return self.active and torch._C._get_tracing_state() is None and not torch.compiler._is_compiling_flag
+
+    def forces(self, level: str) -> bool:
+        """Tell whether calls of a level get a baseline's inputs."""
+        return self.forcing is not None and level in self.forcing.levels
+
+    @property
+    def replacements(self) -> list[Replacement]:
+        """What stands, or may stand, in place of functions of PyTorch that Dynamo traces into."""
+        return [*self._always, *self._entrances]

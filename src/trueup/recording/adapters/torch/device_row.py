@@ -26,9 +26,7 @@ from numpy.typing import NDArray
 from trueup.foundation.kernels import MASKING
 from trueup.foundation.model import LANES, NUMBERS, PACKED
 
-COLUMNS = (
-    "min", "max", "sum", "squares", "posinf", "neginf", "zero", "saturated", "small", "kept",
-)  # fmt: skip
+COLUMNS = ("min", "max", "sum", "squares", "posinf", "neginf", "zero", "saturated", "small", "kept")
 EXTRAS = ("sum_big", "squares_big", "squares_small")
 WIDTH = 80
 """Numbers in a row: 77 of them mean something; rows start at multiples of 128 bytes."""
@@ -53,12 +51,9 @@ RANGES = {torch.float64: Range(2.0**480, 2.0**-480, 2.0**600), torch.float32: Ra
 class Limits:
     """A dtype as device kernels see it; integers have no subnormals and do not saturate."""
 
-    tiny: float
-    """Smallest normal number; 0 for integers."""
-    largest: float
-    """Magnitude from which on a finite number is saturated; Inf for integers."""
-    keep_below: float
-    """|x| from here on is left out of sums and sketch: Inf, or what is saturated where that is a mask."""
+    tiny: float  # smallest normal number; 0 for integers
+    largest: float  # magnitude from which on a finite number is saturated; Inf for integers
+    keep_below: float  # |x| from here on is left out of sums and sketch: Inf, or what is saturated where that is a mask
 
 
 def is_masking(dtype: torch.dtype) -> bool:
@@ -84,17 +79,10 @@ def reals(tensor: torch.Tensor) -> torch.Tensor:
 
 
 def finish(rows: NDArray[Any], numel: Sequence[int], masking: Sequence[bool], accumulator: torch.dtype) -> NDArray[np.float64]:
-    """Turn rows from a device into packed vectors.
-
-    Args:
-        rows: float64 ``(n, WIDTH)``, or float32 ``(n, 2 * WIDTH)``: both parts of the numbers.
-        numel: reals in each tensor.
-        masking: for each tensor, whether its saturated elements were left out.
-        accumulator: dtype the device added in; it says how big and little numbers were scaled.
-
-    Returns:
-        float64 ``(n, PACKED)``: ``model.NUMBERS`` in order, then the sketch.
-    """
+    """Turn rows from a device, float64 ``(n, WIDTH)`` or both parts of the numbers as float32 ``(n, 2 * WIDTH)``, into packed
+    float64 ``(n, PACKED)``: ``model.NUMBERS`` in order, then the sketch. ``numel`` counts the reals of each tensor, ``masking``
+    tells whether its saturated elements were left out, ``accumulator`` is the dtype the device added in, which says how big and
+    little numbers were scaled."""
     with np.errstate(all="ignore"):  # rows whose lanes left float64 are what they are
         if accumulator is torch.float32:
             first, second = rows[:, :WIDTH].astype(np.float64), rows[:, WIDTH:].astype(np.float64)

@@ -2,25 +2,19 @@
 
 from __future__ import annotations
 
-import os
-import platform
-import sys
 from typing import Any
 
 import torch
 
-from trueup.foundation.version import VERSION
 from trueup.recording.adapters.torch.device_statistics import descriptions
-from trueup.recording.recorder import surroundings
+from trueup.recording.engine import surroundings
 
 _joined: tuple[int, int] | None = None
 
 
 def rank_and_world() -> tuple[int | None, int]:
-    """Return this process's rank (None when nothing says so) and the world size.
-
-    A process group says it best, and what it said holds after it was destroyed: scripts do that before they end.
-    """
+    """Return this process's rank (None when nothing says so) and the world size. A process group says it best, and what it said
+    holds after it was destroyed: scripts do that before they end."""
     global _joined
     if torch.distributed.is_available() and torch.distributed.is_initialized():
         _joined = torch.distributed.get_rank(), torch.distributed.get_world_size()
@@ -29,44 +23,25 @@ def rank_and_world() -> tuple[int | None, int]:
 
 def describe_run(devices: list[str]) -> dict[str, Any]:
     """Describe this process for its rank's manifest."""
-    rank, world = rank_and_world()
-    return {
-        "framework": "torch",
-        "devices": devices,
-        "versions": _versions(),
-        "seeds": {"torch": torch.initial_seed()},
-        "world_size": world,
-        "rank": rank or 0,
-        "pid": os.getpid(),
-        "argv": sys.argv[:64],
-        "environment": switches()
-        | surroundings.variables()
-        | {f"statistics.{device}": how for device, how in descriptions().items()},
-    }
-
-
-def _versions() -> dict[str, str]:
-    names = ("numpy", "transformers", "accelerate", "deepspeed", "torch_npu", "apex", "lightning", "triton")
-    found = {name: getattr(sys.modules[name], "__version__", "?") for name in names if name in sys.modules}
-    found |= {"python": platform.python_version(), "torch": torch.__version__, "trueup": VERSION}
-    return {k: str(v) for k, v in sorted(found.items())}
+    measured = {f"statistics.{device}": how for device, how in descriptions().items()}
+    return surroundings.described(
+        "torch", torch.__version__, devices, rank_and_world(), seeds={"torch": torch.initial_seed()},
+        libraries=("numpy", "transformers", "accelerate", "deepspeed", "torch_npu", "apex", "lightning", "triton"),
+        switches={**switches(), **measured},
+    )  # fmt: skip
 
 
 def switches() -> dict[str, str]:
     """Return the effective values of PyTorch's numeric switches."""
     found: dict[str, Any] = {
-        "float32_matmul_precision": torch.get_float32_matmul_precision(),
-        "default_dtype": str(torch.get_default_dtype()),
-        "deterministic_algorithms": torch.are_deterministic_algorithms_enabled(),
-        "num_threads": torch.get_num_threads(),
-        "cudnn.benchmark": torch.backends.cudnn.benchmark,
-        "cudnn.deterministic": torch.backends.cudnn.deterministic,
-        "cudnn.allow_tf32": torch.backends.cudnn.allow_tf32,
-        "cuda.matmul.allow_tf32": torch.backends.cuda.matmul.allow_tf32,
+        "float32_matmul_precision": torch.get_float32_matmul_precision(), "default_dtype": str(torch.get_default_dtype()),
+        "deterministic_algorithms": torch.are_deterministic_algorithms_enabled(), "num_threads": torch.get_num_threads(),
+        "cudnn.benchmark": torch.backends.cudnn.benchmark, "cudnn.deterministic": torch.backends.cudnn.deterministic,
+        "cudnn.allow_tf32": torch.backends.cudnn.allow_tf32, "cuda.matmul.allow_tf32": torch.backends.cuda.matmul.allow_tf32,
         "cuda.matmul.allow_fp16_reduced_precision_reduction": torch.backends.cuda.matmul.allow_fp16_reduced_precision_reduction,
         "cuda.matmul.allow_bf16_reduced_precision_reduction": torch.backends.cuda.matmul.allow_bf16_reduced_precision_reduction,
         "mkldnn.enabled": torch.backends.mkldnn.enabled,
-    }
+    }  # fmt: skip
     npu = getattr(torch, "npu", None)
     for part in ("matmul", "conv"):
         flag = getattr(getattr(npu, part, None), "allow_hf32", None)

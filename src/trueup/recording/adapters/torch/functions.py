@@ -2,61 +2,221 @@
 
 The mode is on whichever levels are recorded: it gives `aten` calls their api call, and marks autograd nodes so that backward
 operators find their scope.
+
+Level `aten`: every dispatcher operator, in forward, recompute, backward, optimizer and collectives.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from contextlib import suppress
+from dataclasses import dataclass
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch.overrides import TorchFunctionMode, resolve_name
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from trueup.foundation.facts.operators import has, says
-from trueup.recording.adapters.torch.context import Context, ThreadState, in_optimizer, phase_of, running_owner
+from trueup.recording.adapters.torch.context import (
+    Context,
+    SessionCore,
+    ThreadState,
+    enclosing,
+    in_optimizer,
+    phase_of,
+    running_owner,
+)
 from trueup.recording.adapters.torch.gradients import Edges, watch
-from trueup.recording.adapters.torch.replays import scope_of_replay
-from trueup.recording.adapters.torch.tensors import NamedTensors, describe_values, named_tensors
+from trueup.recording.adapters.torch.tensors import FACTS, NamedTensors, describe_values, named_tensors
+from trueup.recording.engine.replacing import link, repeated_scope
 from trueup.recording.recorder import Call
-from trueup.recording.recorder.repeats import link
 
-if TYPE_CHECKING:
-    from trueup.recording.adapters.torch.session import Session
+COMMUNICATION = ("c10d::", "_c10d_functional::", "_c10d_functional_autograd::")
+"""Operators that are recorded by `trueup.recording.adapters.torch.collectives`, whichever levels are."""
 
-QUERIES = frozenset(
-    """
-    size dim ndimension stride numel nelement storage_offset is_contiguous is_floating_point is_complex is_signed
-    is_same_size is_set_to is_inference is_nonzero element_size data_ptr get_device has_names tolist item numpy
-    __len__ __bool__ __int__ __float__ __index__ __repr__ __str__ __format__ __hash__ __contains__ __iter__ __dir__
-    __reduce_ex__ __reduce__ __setstate__ __deepcopy__ __array__ __dlpack__ __dlpack_device__ storage untyped_storage
-    requires_grad_ retain_grad register_hook register_post_accumulate_grad_hook is_pinned is_shared result_type share_memory_
-    can_cast promote_types get_default_dtype is_tensor is_storage set_default_device _is_view _version dim_order
-    has_torch_function _has_compatible_shallow_copy_type _profiler_enter _record_function_enter_new
-    _record_function_exit is_conj is_neg is_sparse __cuda_array_interface__
-    """.split()
-)
-"""Functions that compute no tensor; leaving them out of the walk is a matter of speed only (no tensor result, no record)."""
 
-EXPOSES = frozenset(
-    ("data_ptr", "numpy", "storage", "untyped_storage", "__array__", "__dlpack__", "__cuda_array_interface__", "share_memory_")
-)
-"""Functions that hand out the memory itself, to kernels that no dispatcher sees: what was known of it holds no longer."""
+@dataclass(frozen=True, slots=True)
+class Operator:
+    """What the schema of an operator says, read once."""
 
-NOT_COMPUTING = (
-    "torch.autograd.", "torch._C._set", "profiler.", "torch.ops.profiler", "torch.distributed.distributed_c10d.",
-    "torch.distributed._functional_collectives.", "torch.ops.c10d", "torch.ops._c10d", "c10d.", "_c10d_functional",
-)  # fmt: skip
-"""Names of functions that are no api call; collectives are seen by their operators (`adapters.torch.collectives`)."""
+    name: str
+    recorded: bool
+    written: tuple[tuple[int, str], ...]  # arguments it writes: (position, name)
+    view: bool  # whether its result is an alias of an input that it does not write
+    opaque: bool = False  # whether it executes what this mode does not see, and may write any argument
 
-PROPERTIES = frozenset({"T", "mT", "H", "mH", "real", "imag"})
-"""Attributes whose read is a computation."""
+    @classmethod
+    def of(cls, func: Any) -> Operator:
+        """Read a schema; a higher-order operator (``flex_attention``, ``cond``) has none."""
+        schema = getattr(func, "_schema", None)
+        if schema is None:
+            return cls(f"higher_order::{func.name()}", recorded=True, written=(), view=False, opaque=True)
+        name = schema.name
+        unmarked = says(name, "writes") or ()
+        written = tuple(
+            (k, a.name)
+            for k, a in enumerate(schema.arguments)
+            if a.name in unmarked or (a.alias_info is not None and a.alias_info.is_write)
+        )
+        silent = has(name, "no-tensor") or has(name, "allocates") or name.startswith(("prim::", "profiler::", *COMMUNICATION))
+        view = has(name, "shares") or any(r.alias_info is not None and not r.alias_info.is_write for r in schema.returns)
+        return cls(name, not silent, written, view)
 
+
+class DispatchMode(TorchDispatchMode):
+    """Makes each dispatcher operator an `aten` call."""
+
+    supports_higher_order_operators = True  # else they raise under this mode
+
+    @classmethod
+    def _should_skip_dynamo(cls) -> bool:
+        """Say that Dynamo need not be kept off: it is not at work under this mode, and the wrapper costs 3 us an operator."""
+        return False
+
+    def __init__(self, session: SessionCore) -> None:
+        super().__init__()
+        self._session = session
+        self._operators: dict[Any, Operator] = {}
+        self._simple: dict[int, tuple[Any, Operator | None]] = {}
+        """By address: operators that the short way, in C, records by their schema alone, or passes by (None)."""
+        short = None if session.forces("aten") else session.slots.short
+        self._call: Callable[..., Any] = self._at_length if short is None else short.operator
+        if short is not None:
+            short.teach(operators=self._simple, operator_at_length=self._at_length, begin_operator=self.begin)
+
+    def __torch_dispatch__(
+        self, func: Callable[..., Any], types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        """Execute an operator and record it."""
+        return self._call(func, args, kwargs or {})
+
+    def _at_length(self, func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        session = self._session
+        state = session.threads.state
+        if state.busy or not session.sees():
+            if session.active and not state.busy:  # a trace is under way: what it writes is announced by nobody
+                session.buffers.forget()
+            return _execute(func, args, kwargs)
+        operator, call, noted = None, None, None
+        with session.observing(state, "an operator"):
+            operator = self._operator(func)
+            if operator.recorded:
+                call = self.begin(operator, state)
+                if session.forcing is not None and session.forces("aten"):
+                    session.forcing.give(call, named_tensors("input", args, inputs_of(kwargs)))
+                noted = self._before(operator, call, func, args, kwargs)
+        result = _execute(func, args, kwargs)
+        if operator is not None and session.active:
+            with session.observing(state, operator.name):
+                if call is not None:
+                    self._after(operator, call, noted, args, kwargs, result)
+                elif has(operator.name, "allocates"):
+                    session.buffers.allocated(result)
+        return result
+
+    def _operator(self, func: Any) -> Operator:
+        operator = self._operators.get(func)
+        if operator is None:
+            operator = self._operators[func] = Operator.of(func)
+            if not (operator.opaque or has(operator.name, "unwritten") or has(operator.name, "allocates")):
+                self._simple[id(func)] = func, operator if operator.recorded else None
+        return operator
+
+    def _before(
+        self, operator: Operator, call: Call, func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]  # noqa: ARG002
+    ) -> Any:
+        """Record the inputs of a call; return what `_after` is to know of it."""
+        if call.recorded:
+            self._session.slots.inputs(call, named_tensors("input", args, inputs_of(kwargs)))
+            record_values(self._session, call, func, args, kwargs)
+        elif self._session.buffers.in_flight:  # it may write what a collective has just computed
+            self._session.collectives.settle()
+
+    def _after(
+        self, operator: Operator, call: Call, noted: Any, args: tuple[Any, ...], kwargs: dict[str, Any], result: Any  # noqa: ARG002
+    ) -> None:
+        """Record what a call computed."""
+        outputs = self._account(operator, call, args, kwargs, result)
+        if call.recorded:
+            self._session.slots.outputs(call, outputs, named_tensors("input", args) if operator.view else ())
+
+    def _account(self, operator: Operator, call: Call, args: tuple[Any, ...], kwargs: dict[str, Any], result: Any) -> NamedTensors:
+        """Keep account of the buffers that a call wrote; return its outputs, but those that it leaves unwritten."""
+        session = self._session
+        outputs, written = _outputs(operator, args, kwargs, result)
+        if (unwritten := says(operator.name, "unwritten")) is not None:
+            for slot, tensor in outputs:
+                if slot in unwritten and has(operator.name, "workspace"):
+                    session.buffers.allocated(tensor)
+            outputs = [(slot, tensor) for slot, tensor in outputs if slot not in unwritten]
+        if operator.opaque:
+            written = [tensor for _, tensor in named_tensors("input", args, kwargs)]
+        for tensor in written:
+            session.buffers.written(tensor)
+        if not operator.view:
+            session.slots.produced(call, outputs)
+        return outputs
+
+    def begin(self, operator: Operator, state: ThreadState) -> Call:
+        """Begin the call of an operator that executes now on this thread."""
+        recorder = self._session.recorder
+        task = torch._C._current_graph_task_id()
+        above = enclosing(state)
+        module = state.modules[-1] if state.modules else None
+        call: Call | None
+        if above is not None:
+            phase, scope, call = above.call.kind.phase, above.scope, above.call
+        elif module is not None and module.graph_task == task:
+            phase, scope, call = phase_of(state), module.scope, module.call
+        elif state.stepping is not None and phase_of(state) == "optimizer":  # whose functions may have passed by unmarked
+            phase, scope, call = "optimizer", "", None
+        elif (owner := running_owner()) is not None:  # no function of Python's is executing: it is autograd's own
+            phase, scope, call = "backward", owner.scope, owner.backward_call(recorder)
+        else:
+            phase, scope, call = phase_of(state) if task == -1 else "backward", "", None
+        begun = recorder.begin(
+            "aten", phase, scope, operator.name, parent=None if call is None else call.seq,
+            site=self._session.site(state) if call is None else call.site,
+            forward_seq=None if call is None else call.forward_seq,
+        )  # fmt: skip
+        if state.runs:
+            link(state.runs, begun)
+        return begun
+
+
+def _execute(func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """Execute an operator past the function modes: they saw the function of the user's that it is part of, if there was one."""
+    if torch._C._len_torch_function_stack():
+        with torch._C.DisableTorchFunction():
+            return func(*args, **kwargs)
+    return func(*args, **kwargs)
+
+
+def _outputs(
+    operator: Operator, args: tuple[Any, ...], kwargs: dict[str, Any], result: Any
+) -> tuple[NamedTensors, list[torch.Tensor]]:
+    """Return the outputs (results, then written arguments that are no results) and the tensors that were written."""
+    outputs = named_tensors("output", result)
+    written: list[torch.Tensor] = []
+    if operator.written:
+        returned = {id(t) for _, t in outputs}
+        for position, name in operator.written:
+            value = args[position] if position < len(args) else kwargs.get(name)
+            found = [(f"output.{name}", value)] if isinstance(value, torch.Tensor) else named_tensors(f"output.{name}", value)
+            for slot, tensor in found:
+                written.append(tensor)
+                if id(tensor) not in returned:
+                    outputs.append((slot, tensor))
+    return outputs, written
+
+
+QUERIES, EXPOSES, PROPERTIES = (frozenset(FACTS[name].split()) for name in ("queries", "exposes", "properties"))
+NOT_COMPUTING = tuple(FACTS["not_computing"].split())
 BUFFERS_WRITTEN: dict[str, dict[str, tuple[int, str]]] = {
-    "torch.nn.functional.batch_norm": {"running_mean": (1, "running_mean"), "running_var": (2, "running_var")},
-    "torch.batch_norm": {"running_mean": (3, "running_mean"), "running_var": (4, "running_var")},
-    "torch.nn.functional.instance_norm": {"running_mean": (1, "running_mean"), "running_var": (2, "running_var")},
+    name: {"running_mean": (first, "running_mean"), "running_var": (first + 1, "running_var")}
+    for name, first in FACTS["running_statistics"].items()
 }
 """Functions that write arguments which their schema does not mark as written: output name -> (position, keyword)."""
 
@@ -72,7 +232,7 @@ def inputs_of(kwargs: dict[str, Any]) -> dict[str, Any]:
 class FunctionMode(TorchFunctionMode):
     """Makes each outermost call of an overridable function an `api` call."""
 
-    def __init__(self, session: Session) -> None:
+    def __init__(self, session: SessionCore) -> None:
         super().__init__()
         self._session = session
         self._names: dict[Any, str | None] = {}
@@ -120,7 +280,7 @@ class FunctionMode(TorchFunctionMode):
         return execute(session, state, name, func, args, kwargs)
 
     def _name(self, func: Callable[..., Any]) -> str | None:
-        name = _name_of(func)
+        name = name_of(func)
         with suppress(TypeError):
             self._names[func] = name
             if _is_simple(func, name):
@@ -136,7 +296,7 @@ def _is_simple(func: Callable[..., Any], name: str | None) -> bool:
     return not (special or name.startswith(UNVERSIONED))
 
 
-def _name_of(func: Callable[..., Any]) -> str | None:
+def name_of(func: Callable[..., Any]) -> str | None:
     """Return the public name of a function, or None when it computes nothing."""
     name = resolve_name(func) or f"{getattr(func, '__module__', '')}.{getattr(func, '__name__', type(func).__name__)}"
     head, _, last = name.rpartition(".")
@@ -148,8 +308,23 @@ def _name_of(func: Callable[..., Any]) -> str | None:
     return name
 
 
+class Names(dict[Any, str | None]):
+    """The names of functions, each found once."""
+
+    def __missing__(self, func: Callable[..., Any]) -> str | None:
+        found = self[func] = name_of(func)
+        return found
+
+    def of(self, func: Callable[..., Any]) -> str | None:
+        """Return the public name of a function, or None when it computes nothing."""
+        try:
+            return self[func]
+        except TypeError:  # a callable that has no hash
+            return name_of(func)
+
+
 def execute(
-    session: Session, state: ThreadState, name: str, func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
+    session: SessionCore, state: ThreadState, name: str, func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
 ) -> Any:
     """Execute a function between the record of its inputs and that of its outputs."""
     context: Context | None = None
@@ -192,7 +367,7 @@ def _versions(inputs: NamedTensors) -> list[int | None]:
 
 
 def begin(
-    session: Session, state: ThreadState, name: str, inputs: NamedTensors, func: Callable[..., Any],
+    session: SessionCore, state: ThreadState, name: str, inputs: NamedTensors, func: Callable[..., Any],
     args: tuple[Any, ...], kwargs: dict[str, Any],
 ) -> Context:  # fmt: skip
     """Begin an api call and record its inputs."""
@@ -209,7 +384,7 @@ def begin(
 
 
 def end(
-    session: Session, context: Context, edges: Edges | None, inputs: NamedTensors, outputs: NamedTensors,
+    session: SessionCore, context: Context, edges: Edges | None, inputs: NamedTensors, outputs: NamedTensors,
     func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any],
 ) -> None:  # fmt: skip
     """Record the outputs of an api call, and watch for its gradients."""
@@ -223,7 +398,7 @@ def end(
         watch(context, edges, outputs, slots if call.kind.recorded or session.records("api") else None, own=True)
 
 
-def _begin(session: Session, state: ThreadState, name: str) -> Context:
+def _begin(session: SessionCore, state: ThreadState, name: str) -> Context:
     recorder = session.recorder
     task = torch._C._current_graph_task_id()
     outer, module = state.contexts[-1] if state.contexts else None, state.modules[-1] if state.modules else None
@@ -239,8 +414,8 @@ def _begin(session: Session, state: ThreadState, name: str) -> Context:
         phase, scope = phase_of(state), ""
     else:
         phase, owner = phase_of(state), running_owner()
-        replay = scope_of_replay(state.runs, task)
-        scope = replay if replay is not None else "" if owner is None or phase == "optimizer" else owner.scope
+        repeated = repeated_scope(state.runs, task)
+        scope = repeated if repeated is not None else "" if owner is None or phase == "optimizer" else owner.scope
         if owner is not None and phase == "backward":
             above, forward_seq = owner.backward_call(recorder), owner.call.seq
     call = recorder.begin(
@@ -252,7 +427,7 @@ def _begin(session: Session, state: ThreadState, name: str) -> Context:
 
 
 def record_values(
-    session: Session, call: Call, func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
+    session: SessionCore, call: Call, func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
 ) -> None:  # fmt: skip
     """Record what a call was given beside tensors and, at detail tensor, how exactly."""
     if session.invocations is not None:
@@ -270,7 +445,7 @@ def _add_written(outputs: NamedTensors, inputs: NamedTensors, versions: list[int
             outputs.append((slot.replace("input", "output.written", 1), tensor))
 
 
-def _add_out(session: Session, outputs: NamedTensors, out: Any) -> None:
+def _add_out(session: SessionCore, outputs: NamedTensors, out: Any) -> None:
     """Add what the call was given to write to, where it is not among the results."""
     results = len(outputs)
     for slot, tensor in named_tensors("output", (), {"out": out}):

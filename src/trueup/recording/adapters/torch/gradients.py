@@ -11,16 +11,13 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from contextlib import AbstractContextManager
+from typing import Any, Protocol
 
 import torch
 
-from trueup.recording.adapters.torch.compiled import quick_module
 from trueup.recording.adapters.torch.context import Context, tag
-from trueup.recording.adapters.torch.tensors import NamedTensors
-
-if TYPE_CHECKING:
-    from trueup.recording.adapters.torch.slots import Slots
+from trueup.recording.adapters.torch.tensors import NamedTensors, quick_module
 
 Gradients = list[tuple[str, torch.Tensor | None]]
 
@@ -29,9 +26,25 @@ MAX_NODES = 20_000
 next_node: Callable[[], int] = torch.autograd._get_sequence_nr
 """Sequence number that the next autograd node of this thread gets: what a call makes is at or above it."""
 
-
 ACCUMULATE = 2**64 - 1
 """Sequence number of the nodes that add to a leaf's ``.grad``: they run as soon as they can."""
+
+
+class Into(Protocol):
+    """Who records gradients: `slots.Slots`."""
+
+    @property
+    def active(self) -> bool:
+        """Whether anything is recorded at present."""
+
+    def observing(self, context: Context) -> AbstractContextManager[Any]:
+        """Return a block of bookkeeping for the backward of a call, on whichever thread autograd executes it."""
+
+    def gradients(self, context: Context, gradients: Gradients, task: int) -> None:
+        """Record gradients that autograd delivers to or from a call."""
+
+    def hook(self, context: Context, slots: list[tuple[int, str]], *, received: bool) -> Callable[..., None]:
+        """Return what autograd is to call at a node."""
 
 
 class Edges:
@@ -40,8 +53,7 @@ class Edges:
     __slots__ = ("first", "leaves", "slots")
 
     def __init__(self, inputs: NamedTensors) -> None:
-        self.first = next_node()
-        """Sequence number of the first node that the call can make."""
+        self.first = next_node()  # sequence number of the first node that the call can make
         self.slots: dict[tuple[Any, int], str] = {}
         """Edge (node, output number) -> the slot it enters by; one tensor passed twice shares its edge, under the first."""
         self.leaves: dict[int, str] = {}
@@ -63,16 +75,10 @@ def _note_edges_plainly(inputs: NamedTensors, slots: dict[tuple[Any, int], str],
                 slots.setdefault((node, tensor.output_nr), slot)
 
 
-def watch(context: Context, edges: Edges, outputs: NamedTensors, into: Slots | None, *, own: bool) -> None:
-    """Hook the nodes of a call, from its outputs to its input edges.
-
-    Args:
-        context: the call; with ``own`` its nodes are marked with it, so that what they execute in backward is attributed.
-        edges: of its inputs, from before the call.
-        outputs: ``(slot, tensor)`` of the call's results.
-        into: receives the gradients; None marks nodes only.
-        own: nodes already marked by an earlier call end the walk (api level); otherwise calls inside are walked through.
-    """
+def watch(context: Context, edges: Edges, outputs: NamedTensors, into: Into | None, *, own: bool) -> None:
+    """Hook the nodes of a call, from its ``outputs`` ``(slot, tensor)`` to the ``edges`` of its inputs from before it; ``into``
+    receives the gradients, None marks nodes only. With ``own`` (api level) nodes are marked with the call, so that what they
+    execute in backward is attributed, and nodes of an earlier call end the walk; otherwise calls inside are walked through."""
     by_node: dict[Any, list[tuple[int, str]]] = {}
     for slot, tensor in outputs:
         node = tensor.grad_fn
@@ -88,7 +94,7 @@ def watch(context: Context, edges: Edges, outputs: NamedTensors, into: Slots | N
         _walk(context, edges, pending, into, own=own)
 
 
-def _walk(context: Context, edges: Edges, pending: list[Any], into: Slots | None, *, own: bool) -> None:
+def _walk(context: Context, edges: Edges, pending: list[Any], into: Into | None, *, own: bool) -> None:
     boundary = _boundary(context, edges.first, edges.slots, edges.leaves, pending, own, MAX_NODES)
     if into is None or not boundary:
         return
@@ -100,7 +106,7 @@ def _walk(context: Context, edges: Edges, pending: list[Any], into: Slots | None
         node.register_hook(into.hook(context, slots, received=False))
 
 
-def hook_sums(context: Context, boundary: dict[Any, list[tuple[int, str]]], into: Slots) -> None:
+def hook_sums(context: Context, boundary: dict[Any, list[tuple[int, str]]], into: Into) -> None:
     """Hook nodes some of which hold the same edge: their gradients are added up."""
     sums = _Sums(context, into, Counter(name for slots in boundary.values() for _, name in slots))
     for node, slots in boundary.items():
@@ -111,17 +117,10 @@ def _boundary_plainly(
     context: Context, first: int, known: dict[tuple[Any, int], str], leaves: dict[int, str], pending: list[Any], own: bool,
     most: int,
 ) -> dict[Any, list[tuple[int, str]]]:  # fmt: skip
-    """Return the nodes of a call that hold an edge of its inputs, each with (position, name of the gradient).
-
-    Args:
-        context: the call.
-        first: sequence number of the first node that it can have made.
-        known: its edges, with their slots.
-        leaves: addresses of its inputs that are leaves.
-        pending: nodes to begin with; emptied.
-        own: end at nodes that belong to another call, and mark the others as this call's.
-        most: number of nodes to look at.
-    """
+    """Return the nodes of a call that hold an edge of its inputs, each with (position, name of the gradient): from ``pending``,
+    which is emptied, over ``most`` nodes, down to the sequence number ``first``, the earliest it can have made; ``known`` are its
+    edges with their slots, ``leaves`` the addresses of inputs that are leaves. With ``own``, end at nodes of another call, and
+    mark the others as this one's."""
     seen: set[Any] = set(pending)
     boundary: dict[Any, list[tuple[int, str]]] = {}
     while pending and len(seen) < most:
@@ -151,7 +150,7 @@ _boundary = _boundary_plainly if _compiled is None else _compiled.boundary
 class _Sums:
     """Adds up the gradients of an edge that several nodes of a call hold, and passes the sum on when the last is there."""
 
-    def __init__(self, context: Context, into: Slots, uses: Counter[str]) -> None:
+    def __init__(self, context: Context, into: Into, uses: Counter[str]) -> None:
         self.context, self.into, self._uses = context, into, uses
         self._task = -1
         self._counts: Counter[str] = Counter()
@@ -194,7 +193,7 @@ class GradientHook:
 
     __slots__ = ("_context", "_into", "_slots")
 
-    def __init__(self, context: Context, slots: list[tuple[int, str]], into: Slots) -> None:
+    def __init__(self, context: Context, slots: list[tuple[int, str]], into: Into) -> None:
         self._context, self._slots, self._into = context, slots, into
 
     def __call__(self, gradients: tuple[torch.Tensor | None, ...], _: Any = None) -> None:

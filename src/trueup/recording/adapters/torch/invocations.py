@@ -11,29 +11,20 @@ docs/format.md has the grammar; `trueup.recording.execution.recorded` reads it.
 
 from __future__ import annotations
 
-import base64
 import json
-import math
-import zlib
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-import numpy as np
 import torch
 
-from trueup.foundation.redaction import conceals
 from trueup.recording.adapters.torch import transforms
-from trueup.recording.adapters.torch.layouts import is_plain
-from trueup.recording.adapters.torch.shards import local
-from trueup.recording.adapters.torch.tensors import describe_values
+from trueup.recording.adapters.torch.context import SessionCore
+from trueup.recording.adapters.torch.random_states import state_of
+from trueup.recording.adapters.torch.tensors import describe_values, is_plain, local
+from trueup.recording.engine.invocations import MOST, Encoder
+from trueup.recording.engine.invocations import encode_state as encode_state
 from trueup.recording.recorder import Call
-from trueup.recording.recorder.arguments import MAX_DEPTH
 
-if TYPE_CHECKING:
-    from trueup.recording.adapters.torch.session import Session
-
-MOST = 1 << 16
-"""Longest description, without the state of generators; a longer one is left out, and the call cannot be executed again."""
 MOST_WAITING = 1 << 12
 
 Row = tuple[str | None, str | None]
@@ -41,12 +32,10 @@ Row = tuple[str | None, str | None]
 
 
 class Invocations:
-    """Describes calls; one object for a session.
+    """Describes calls; one object for a session. The state of a device's generator is described where it is not what it was when
+    it was last described in this step."""
 
-    The state of a device's generator is described where it is not what it was when it was last described in this step.
-    """
-
-    def __init__(self, session: Session) -> None:
+    def __init__(self, session: SessionCore) -> None:
         self._session = session
         self._states: dict[str, bytes] = {}
         self._step = -1
@@ -70,10 +59,8 @@ class Invocations:
         return self.with_state(call, row) if draws else row
 
     def describe(self, func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any] | None) -> tuple[Row, bool]:
-        """Return the row ``arguments`` of a call, and whether the states of the generators belong to it; see `with_state`.
-
-        It is the same for all calls that are given alike: the compiled way (native/invocations.c) asks once.
-        """
+        """Return the row ``arguments`` of a call, and whether the states of the generators belong to it; see `with_state`. It is
+        the same for all calls that are given alike: the compiled way (native/invocations.c) asks once."""
         kwargs = kwargs or {}
         return (describe_values(args, kwargs), _describe(func, args, kwargs)), self._may_draw(func)
 
@@ -94,7 +81,8 @@ class Invocations:
         found = {}
         for kind in self._kinds():
             with transforms.outside():
-                state = _state(kind)
+                found_state = state_of(kind)
+                state = None if found_state is None else bytes(found_state.numpy().tobytes())
             if state is not None and self._states.get(kind) != state:
                 self._states[kind] = state
                 found[kind] = encode_state(state)
@@ -120,32 +108,14 @@ class Invocations:
         return found
 
 
-def _state(kind: str) -> bytes | None:
-    """Return the state of a device's default generator; None where it has none, or cannot be asked now."""
-    if kind == "cuda" and torch.cuda.is_current_stream_capturing():
-        return None
-    try:
-        if kind == "cpu":
-            return bytes(torch.default_generator.get_state().numpy().tobytes())
-        state = torch.get_device_module(kind).get_rng_state()
-        return bytes(state.cpu().numpy().tobytes()) if isinstance(state, torch.Tensor) else None
-    except (RuntimeError, AttributeError):  # meta, a backend without generators, or inside a torch.func transform
-        return None
-
-
-def encode_state(state: bytes) -> str:
-    """Write the state of a generator as text."""
-    return base64.b64encode(zlib.compress(state, 1)).decode()
-
-
 def _describe(func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> str | None:
-    storages: dict[int, str] = {}
+    encoder = _Encoder()
     found: dict[str, Any] = {}
     overload = getattr(func, "_overloadname", None)
     if isinstance(overload, str):
         found["overload"] = overload
-    found["args"] = [_encode(value, f"input.{k}", storages) for k, value in enumerate(args)]
-    given = {name: _encode(v, f"input.{name}", storages) for name, v in kwargs.items() if name != "out"}
+    found["args"] = [encoder.value(value, f"input.{k}") for k, value in enumerate(args)]
+    given = {name: encoder.value(v, f"input.{name}") for name, v in kwargs.items() if name != "out"}
     if given:
         found["kwargs"] = given
     if "out" in kwargs:
@@ -161,77 +131,49 @@ def _describe(func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str,
     return text if len(text) <= MOST else None
 
 
-def _encode(value: Any, slot: str, storages: dict[int, str], depth: int = 0) -> Any:
-    """Write an argument; what has no exact form here is named by its type alone."""
-    if value is None or isinstance(value, bool):
-        return value
-    if isinstance(value, str):
-        text = str.__str__(value)
-        return {"other": "secret"} if conceals(text, slot) else text
-    if isinstance(value, torch.Tensor):
-        return _encode_tensor(value, slot, storages)
-    if isinstance(value, np.generic):
-        value = value.item()
-    if isinstance(value, int):
-        return int(value)
-    if isinstance(value, float):
-        return float(value) if math.isfinite(value) else {"float": str(float(value))}
-    if isinstance(value, complex):
-        return {"complex": [value.real.hex(), value.imag.hex()]}
-    if depth < MAX_DEPTH and type(value) in _SEQUENCES:
-        items = [_encode(v, f"{slot}.{k}", storages, depth + 1) for k, v in enumerate(value)]
-        return items if type(value) is list else {"size" if type(value) is torch.Size else "tuple": items}
-    if depth < MAX_DEPTH and type(value) is dict and all(type(k) is str for k in value):
-        return {"dict": {k: _encode(v, f"{slot}.{k}", storages, depth + 1) for k, v in value.items()}}
-    if type(value) is slice:
-        parts = (value.start, value.stop, value.step)
-        return {"slice": [None if p is None else int(p) for p in parts]} if all(map(_is_bound, parts)) else {"other": "slice"}
-    return _encode_constant(value)
+class _Encoder(Encoder):
+    """Writes the arguments of one call of PyTorch."""
+
+    tensor_type = torch.Tensor
+    sequences = {list: "", tuple: "tuple", torch.Size: "size"}  # noqa: RUF012 - of the class
+
+    def __init__(self) -> None:
+        self._storages: dict[int, str] = {}  # first slot that shows each storage
+
+    def own(self, value: Any) -> Any:
+        for kind, name in _OWN:
+            if isinstance(value, kind):
+                return {name: str(value).removeprefix("torch.")}
+        if isinstance(value, torch.Generator):
+            state = encode_state(value.get_state().cpu().numpy().tobytes())
+            return {"generator": {"device": str(value.device), "state": state}}
+        return None
+
+    def tensor(self, tensor: torch.Tensor, slot: str) -> dict[str, Any]:
+        found: dict[str, Any] = {"tensor": slot}
+        if tensor.requires_grad:
+            found["grad"] = True
+        if not is_plain(tensor) or local(tensor) is not tensor:
+            plain = type(tensor) in (torch.Tensor, torch.nn.Parameter)
+            return found | {"kind": str(tensor.layout).removeprefix("torch.") if plain else type(tensor).__name__}
+        if tensor.is_conj() or tensor.is_neg():
+            return found | {"kind": "conjugate or negative view"}
+        if transforms.inside() and (whole := transforms.below(tensor)) is not tensor:
+            if samples := transforms.batched(tensor):
+                found["samples"] = samples
+            tensor = whole
+        try:
+            if offset := tensor.storage_offset():
+                found["offset"] = offset
+            first = self._storages.setdefault(tensor.untyped_storage()._cdata, slot)
+            if first != slot:
+                found["shares"] = first
+        except (RuntimeError, NotImplementedError):
+            found["kind"] = "tensor without memory of its own"
+        return found
 
 
-_SEQUENCES = frozenset({list, tuple, torch.Size})
-
-
-def _is_bound(part: Any) -> bool:
-    return part is None or isinstance(part, (int, np.integer))
-
-
-def _encode_constant(value: Any) -> Any:
-    if value is Ellipsis:
-        return {"ellipsis": True}
-    for kind, name in (
-        (torch.dtype, "dtype"), (torch.device, "device"), (torch.layout, "layout"), (torch.memory_format, "memory_format")
-    ):  # fmt: skip
-        if isinstance(value, kind):
-            return {name: str(value).removeprefix("torch.")}
-    if isinstance(value, torch.Generator):
-        state = encode_state(value.get_state().cpu().numpy().tobytes())
-        return {"generator": {"device": str(value.device), "state": state}}
-    return {"other": type(value).__name__}
-
-
-def _encode_tensor(tensor: torch.Tensor, slot: str, storages: dict[int, str]) -> dict[str, Any]:
-    found: dict[str, Any] = {"tensor": slot}
-    if tensor.requires_grad:
-        found["grad"] = True
-    if not is_plain(tensor) or local(tensor) is not tensor:
-        plain = type(tensor) in (torch.Tensor, torch.nn.Parameter)
-        return found | {"kind": str(tensor.layout).removeprefix("torch.") if plain else type(tensor).__name__}
-    if tensor.is_conj() or tensor.is_neg():
-        return found | {"kind": "conjugate or negative view"}
-    if transforms.inside() and (whole := transforms.below(tensor)) is not tensor:
-        if samples := transforms.batched(tensor):
-            found["samples"] = samples
-        tensor = whole
-    try:
-        if offset := tensor.storage_offset():
-            found["offset"] = offset
-        first = storages.setdefault(tensor.untyped_storage()._cdata, slot)
-        if first != slot:
-            found["shares"] = first
-    except (RuntimeError, NotImplementedError):
-        found["kind"] = "tensor without memory of its own"
-    return found
+_OWN = ((torch.dtype, "dtype"), (torch.device, "device"), (torch.layout, "layout"), (torch.memory_format, "memory_format"))
 
 
 def _encode_out(value: Any) -> Any:

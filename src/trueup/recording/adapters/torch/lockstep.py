@@ -4,6 +4,8 @@ While the first model runs, each of its module calls is followed at once by the 
 model, on copies of the same inputs; inner modules come before the module around them, so what a module's own functions do is
 compared when the modules inside agree. In backward each module of the second model gets the gradients that the first one's got. So
 no error is handed on, and the first module that differs is the culprit.
+
+Where a call drew random numbers, the other model's is given the same draw, if that is possible.
 """
 
 from __future__ import annotations
@@ -11,32 +13,167 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
 
+from trueup.foundation.facts.roundoff import roundoff
 from trueup.foundation.model import TrueupError
-from trueup.recording.adapters.torch.host import to_numpy
-from trueup.recording.adapters.torch.layouts import is_plain
-from trueup.recording.adapters.torch.lockstep_call import (
-    Call,
-    Named,
-    Side,
-    casts,
-    dtype_of,
-    kept_as_they_were,
-    local_gradients,
-    loss_of,
-    mapped,
-    parting,
-    unit_of,
-    wide,
-)
-from trueup.recording.adapters.torch.lockstep_random import RandomStates
-from trueup.recording.adapters.torch.tensors import named_tensors
-from trueup.recording.execution.local_error import Distance
-from trueup.recording.execution.lockstep_result import LockstepResult, Parting
-from trueup.recording.recorder.replacing import Replacement
+from trueup.foundation.words.wording import first_line
+from trueup.recording.adapters.torch.buffers import to_numpy
+from trueup.recording.adapters.torch.random_states import Generators, put
+from trueup.recording.adapters.torch.tensors import is_plain, mapped, named_tensors
+from trueup.recording.engine.replacing import Around
+from trueup.recording.execution.local_error import Distance, Operand, Operation, judge, rounding
+from trueup.recording.execution.shadow import LockstepResult, Parting
+
+Named = dict[str, torch.Tensor]
+
+
+@dataclass
+class Side:
+    """A call of both models: where it stands, and what its judgement takes."""
+
+    path: str
+    kind: str  # class of a module, or name of a function
+    level: str
+    ordinal: int
+    mine: Named = field(default_factory=dict)  # the second model's inputs: leaves of a graph of their own
+    gradients: Named = field(default_factory=dict)  # of the first model's call: ``grad_output.0``, ``grad_input.0``
+
+
+@dataclass
+class Call(Side):
+    """A module call of both models, waiting for its backward."""
+
+    module: torch.nn.Module = field(default_factory=torch.nn.Module)
+    other: torch.nn.Module = field(default_factory=torch.nn.Module)
+    inputs: Named = field(default_factory=dict)
+    """What the first model's module got: copies in the graph, whose gradients are this module's own."""
+    outputs: Named = field(default_factory=dict)
+    made: Named = field(default_factory=dict)
+    """The second model's outputs."""
+    call: Callable[..., Any] | None = None
+    """``nn.Module.__call__`` as it was."""
+    given: Any = None
+    """The second model's arguments, positional and by keyword."""
+    drawn: bool = False
+    """Whether random numbers were drawn."""
+    buffers: Named = field(default_factory=dict)
+    """Of the first model's module, before the call."""
+
+
+def parting(
+    step: Side, phase: str, slot: str, expected: torch.Tensor, other: torch.Tensor, moved: Distance | None = None
+) -> Parting:
+    """Judge one tensor; ``moved`` is how far rounding of the inputs moves the first model's own result."""
+    def said(state: str, error: float = 0.0, explained: float = 0.0, excess: float = 0.0, reason: str = "") -> Parting:
+        place = step.path, step.kind, phase, step.ordinal, slot, dtype_of(other), tuple(other.shape)
+        return Parting(*place, error, explained, excess, state, reason)
+
+    if expected.shape != other.shape:
+        text = f"its shape is {list(other.shape)}, the first model's {list(expected.shape)}"
+        return said("wrong", excess=float("inf"), reason=text)
+    distance = Distance.of(wide(expected), to_numpy(other.cpu()))
+    dtype = dtype_of(expected) if unit_of(expected) > unit_of(other) else dtype_of(other)
+    operation = Operation(step.kind, step.level, phase)
+    norm = distance.truth_rms * distance.counted**0.5
+    operands = [operand(name, tensor) for name, tensor in (step.gradients | step.mine).items() if tensor.is_floating_point()]
+    output = Operand(slot, dtype, tuple(other.shape), norm, distance.truth_largest)
+    allowed = rounding(operation, operands if phase == "backward" else [], [output])[slot]
+    found = judge(operation, dtype_of(other), distance, rounding=allowed, perturbed=moved)
+    return said(found.verdict, found.error, found.explained, found.excess, found.sentence)
+
+
+def operand(slot: str, tensor: torch.Tensor) -> Operand:
+    """Describe a tensor that a module reads, by its numbers."""
+    host = tensor.detach().double().cpu() if tensor.device.type == "cpu" else tensor.detach().cpu().double()
+    largest = float(host.abs().max()) if host.numel() else 0.0
+    return Operand(slot, dtype_of(tensor), tuple(tensor.shape), float(host.norm()), largest)
+
+
+def local_gradients(
+    step: Call, module: torch.nn.Module, inputs: Named, outputs: Named, through: Mapping[torch.dtype, torch.dtype] | None = None
+) -> Named:
+    """Return gradients of a module's inputs and own parameters, from those the first model's module got, rounded to the dtypes
+    ``through`` first."""
+    arrived = {slot: g.to((through or {}).get(g.dtype, g.dtype)) for slot, g in step.gradients.items()}
+    own = {f"param.{name}": p for name, p in module.named_parameters(recurse=False) if p.requires_grad}
+    return gradients_of(outputs, inputs | own, arrived)
+
+
+def gradients_of(outputs: Named, leaves: Named, arrived: Named) -> Named:
+    """Return the gradients of leaves for those that arrived at outputs, as ``grad_<slot>``."""
+    ends = [(t, arrived.get(slot.replace("output", "grad_output", 1))) for slot, t in outputs.items() if t.requires_grad]
+    pairs = [(tensor, gradient.to(tensor.device, tensor.dtype)) for tensor, gradient in ends if gradient is not None]
+    if not pairs or not leaves:
+        return {}
+    found = torch.autograd.grad([t for t, _ in pairs], [*leaves.values()], [g for _, g in pairs], allow_unused=True)
+    return {f"grad_{slot}": gradient for slot, gradient in zip(leaves, found, strict=True) if gradient is not None}
+
+
+def loss_of(result: Any, loss: Callable[[Any], torch.Tensor] | None) -> torch.Tensor:
+    """Return the loss; without one, the outputs weighted by fixed numbers, so that every element has a gradient of its own."""
+    if loss is not None:
+        return loss(result)
+    found = getattr(result, "loss", None)
+    if isinstance(found, torch.Tensor):
+        return found
+    total = torch.zeros(())
+    for number, (_, tensor) in enumerate(named_tensors("output", result)):
+        if tensor.is_floating_point():
+            source = torch.Generator().manual_seed(number)
+            weights = torch.randn(tensor.shape, generator=source).to(tensor.device, tensor.dtype)
+            total = total.to(tensor.device) + (tensor * weights).mean()
+    return total
+
+
+@contextmanager
+def kept_as_they_were(*models: torch.nn.Module) -> Iterator[None]:
+    """Put gradients and buffers back as they were."""
+    gradients = [(p, p.grad) for model in models for p in model.parameters()]
+    buffers = [(b, b.detach().clone()) for model in models for b in model.buffers()]
+    for parameter, _ in gradients:
+        parameter.grad = None
+    try:
+        yield
+    finally:
+        for parameter, gradient in gradients:
+            parameter.grad = gradient
+        with torch.no_grad():
+            for buffer, before in buffers:
+                buffer.copy_(before)
+
+
+def casts(first: torch.nn.Module, second: torch.nn.Module) -> dict[torch.dtype, torch.dtype]:
+    """Return which floating dtype of the first model is which of the second: that of most parameters."""
+    others = dict(second.named_parameters())
+    pairs = Counter((p.dtype, others[n].dtype) for n, p in first.named_parameters() if n in others)
+    found: dict[torch.dtype, torch.dtype] = {}
+    for (one, other), _ in pairs.most_common():
+        if one.is_floating_point and other.is_floating_point:
+            found.setdefault(one, other)
+    return found
+
+
+def wide(tensor: torch.Tensor) -> Any:
+    """Return the elements as a float64, complex128 or integer array."""
+    host = tensor.detach().cpu()
+    if host.is_complex():
+        return to_numpy(host.to(torch.complex128))
+    return to_numpy(host.double() if host.is_floating_point() else host)
+
+
+def dtype_of(tensor: torch.Tensor) -> str:
+    """Return ``float32``."""
+    return str(tensor.dtype).removeprefix("torch.")
+
+
+def unit_of(tensor: torch.Tensor) -> float:
+    """Return the unit roundoff of a tensor's dtype, 0 for integers."""
+    return roundoff(dtype_of(tensor))
+
 
 NOT_PLAIN = "a tensor that is no plain array"
 RANDOM = "random numbers were drawn, and the two devices draw different ones"
@@ -61,8 +198,10 @@ class Lockstep:
                 "  expected: the same model twice, on two devices or in two dtypes\n  next:     build both from the same code"
             )
         self._casts = casts(first, second)
-        self._device = next((p.device for p in second.parameters()), torch.device("cpu"))
-        self._random = RandomStates(next((p.device for p in first.parameters()), torch.device("cpu")), self._device)
+        self._home, self._device = (next((p.device for p in m.parameters()), torch.device("cpu")) for m in (first, second))
+        self._random = Generators((self._home, self._device))
+        self._one_kind = self._home.type == self._device.type
+        """Whether both models draw from generators of one kind, so that the same state gives the same numbers."""
         self._busy = False
         self._calls: list[Any] = []
         self._ordinals: Counter[str] = Counter()
@@ -95,7 +234,7 @@ class Lockstep:
     @contextmanager
     def _watching(self) -> Iterator[None]:
         """Meet the first model's calls."""
-        replacement = Replacement(torch.nn.Module, "__call__", self._around)
+        replacement = Around(torch.nn.Module, "__call__", self._around)
         replacement.install()
         try:
             yield
@@ -103,27 +242,22 @@ class Lockstep:
             replacement.remove()
 
     # ---------------------------------------------------------------- forward
-    def _around(self, original: Callable[..., Any]) -> Callable[..., Any]:
-        def call(module: torch.nn.Module, /, *args: Any, **kwargs: Any) -> Any:
-            path = self._paths.get(id(module))
-            if path is None or self._busy or torch._C._current_graph_task_id() != -1:
-                return original(module, *args, **kwargs)
-            step = Call(
-                path, type(module).__name__, "module", self._ordinals[path], module=module, other=self._others[path]
-            )  # fmt: skip
-            self._ordinals[path] += 1
-            self._calls.append(step)
-            step.buffers = {name: b.detach().clone() for name, b in module.named_buffers()}
-            copies = self._copied((args, kwargs))
-            args, kwargs = self._entered(step, (args, kwargs))
-            before = self._random.state()
-            result = original(module, *args, **kwargs)
-            result = self._left_module(step, result)
-            step.given, step.call = copies, original
-            self._beside(step, before)
-            return result
-
-        return call
+    def _around(self, original: Callable[..., Any], module: torch.nn.Module, /, *args: Any, **kwargs: Any) -> Any:
+        path = self._paths.get(id(module))
+        if path is None or self._busy or torch._C._current_graph_task_id() != -1:
+            return original(module, *args, **kwargs)
+        step = Call(path, type(module).__name__, "module", self._ordinals[path], module=module, other=self._others[path])
+        self._ordinals[path] += 1
+        self._calls.append(step)
+        step.buffers = {name: b.detach().clone() for name, b in module.named_buffers()}
+        copies = self._copied((args, kwargs))
+        args, kwargs = self._entered(step, (args, kwargs))
+        before = self._random.state()
+        result = original(module, *args, **kwargs)
+        result = self._left_module(step, result)
+        step.given, step.call = copies, original
+        self._beside(step, before)
+        return result
 
     def _copied(self, given: Any) -> Any:
         """Copy what the first model's module is given to the second's device and dtype, before anything is written in place."""
@@ -160,8 +294,8 @@ class Lockstep:
 
     def _beside(self, step: Call, before: Any) -> None:
         """Call the second model's module and compare."""
-        step.drawn = self._random.drawn(before)
-        if step.drawn and not self._random.shared:
+        step.drawn = self._random.drew(before)
+        if step.drawn and not self._one_kind:
             self.left[RANDOM] += 1
             self._calls.remove(step)
             return
@@ -170,15 +304,15 @@ class Lockstep:
         after = self._random.state()
         try:
             if step.drawn:
-                self._random.set(before)
+                put(before)
             result, buffers = self._called(step, step.other, step.given)
         except Exception as error:  # noqa: BLE001 - whatever the second model does, the comparison goes on
-            self.left[RAISED.format(f"{type(error).__name__}: {(str(error).splitlines() or [''])[0][:80]}")] += 1
+            self.left[RAISED.format(f"{type(error).__name__}: {first_line(error, 80)}")] += 1
             self._calls.remove(step)
             return
         finally:
             if step.drawn:
-                self._random.set(after)
+                put(after)
         step.made = dict(named_tensors("output", result))
         self.modules.add(step.path)
         own = {f"buffer.{n}": b for n, b in step.module.named_buffers(recurse=False)}
@@ -226,9 +360,7 @@ class Lockstep:
         for step in reversed(self._calls):
             self._compare_backward(step, summed, uses)
 
-    def _compare_backward(
-        self, step: Call, summed: dict[tuple[str, str], torch.Tensor], uses: Counter[tuple[str, str]]
-    ) -> None:
+    def _compare_backward(self, step: Call, summed: dict[tuple[str, str], torch.Tensor], uses: Counter[tuple[str, str]]) -> None:
         made = local_gradients(step, step.other, step.mine, step.made)
         for slot in [slot for slot in made if slot.startswith("grad_param.")]:
             key = step.path, slot
@@ -253,16 +385,15 @@ class Lockstep:
         """Say how far the first model's result moves when its inputs are rounded as the second's, and by one unit more."""
         if step.drawn or step.given is None or slot.startswith("buffer."):
             return None
-        device = next((p.device for p in self._first.parameters()), torch.device("cpu"))
         back = {other: one for one, other in self._casts.items()}
         source = torch.Generator().manual_seed(1)
         made: dict[int, torch.Tensor] = {}
 
         def other(tensor: torch.Tensor) -> torch.Tensor:
             if id(tensor) not in made:
-                near = tensor.detach().to(device, back.get(tensor.dtype, tensor.dtype), copy=True)
+                near = tensor.detach().to(self._home, back.get(tensor.dtype, tensor.dtype), copy=True)
                 if tensor.is_floating_point():
-                    signs = torch.randint(0, 2, tensor.shape, generator=source).mul_(2).sub_(1).to(device)
+                    signs = torch.randint(0, 2, tensor.shape, generator=source).mul_(2).sub_(1).to(self._home)
                     near = near * (1 + torch.finfo(tensor.dtype).eps * signs)
                 made[id(tensor)] = near.to(back.get(tensor.dtype, tensor.dtype)).requires_grad_(tensor.requires_grad)
             return made[id(tensor)]

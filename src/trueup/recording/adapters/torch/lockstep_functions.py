@@ -20,14 +20,13 @@ import torch
 from torch.overrides import TorchFunctionMode
 
 from trueup.foundation.facts.operators import has
-from trueup.recording.adapters.torch.functions import _name_of
-from trueup.recording.adapters.torch.layouts import is_plain
-from trueup.recording.adapters.torch.lockstep import NOT_PLAIN, RAISED, RANDOM, Lockstep, _keeps
-from trueup.recording.adapters.torch.lockstep_call import Named, Side, mapped, wide
-from trueup.recording.adapters.torch.tensors import named_tensors
+from trueup.foundation.words.wording import first_line
+from trueup.recording.adapters.torch.functions import Names
+from trueup.recording.adapters.torch.lockstep import NOT_PLAIN, RAISED, RANDOM, Lockstep, Named, Side, _keeps, gradients_of, wide
+from trueup.recording.adapters.torch.random_states import put, set_state, state_of
+from trueup.recording.adapters.torch.tensors import is_plain, mapped, named_tensors
+from trueup.recording.execution.judging import parallel
 from trueup.recording.execution.local_error import Distance
-from trueup.recording.execution.results import parallel
-from trueup.recording.recorder.replacing import Replacement
 
 PASSED = frozenset({"torch.Tensor.backward", "torch.Tensor.detach", "torch.Tensor.data", "torch.Tensor.requires_grad_"})
 """Functions that are executed by the first model alone: they belong to its graph."""
@@ -41,10 +40,8 @@ Change = Callable[[torch.Tensor], torch.Tensor]
 class Execution:
     """A function executed on copies."""
 
-    outputs: Named
-    """What it returned and wrote."""
-    leaves: Named
-    """Inputs that gradients are taken of."""
+    outputs: Named  # what it returned and wrote
+    leaves: Named  # inputs that gradients are taken of
 
 
 @dataclass
@@ -52,8 +49,7 @@ class FunctionCall(Side):
     """A function call of both models, waiting for its backward."""
 
     function: Callable[..., Any] = field(default=lambda: None)
-    given: Any = None
-    """Copies of what the first model's call was given."""
+    given: Any = None  # copies of what the first model's call was given
     drawn: bool = False
     modes: Callable[[torch.device], ExitStack] = field(default=lambda _: ExitStack())
     first: Execution | None = None
@@ -65,28 +61,19 @@ class FunctionLockstep(Lockstep):
 
     def __init__(self, first: torch.nn.Module, second: torch.nn.Module) -> None:
         super().__init__(first, second)
-        self._home = next((p.device for p in first.parameters()), torch.device("cpu"))
         self._running: list[str] = []
 
     @contextmanager
     def _watching(self) -> Iterator[None]:
-        replacement = Replacement(torch.nn.Module, "__call__", self._around)
-        replacement.install()
+        with super()._watching(), _Mode(self):
+            yield
+
+    def _around(self, original: Callable[..., Any], module: torch.nn.Module, /, *args: Any, **kwargs: Any) -> Any:
+        self._running.append(self._paths.get(id(module), self._running[-1] if self._running else ""))
         try:
-            with _Mode(self):
-                yield
+            return original(module, *args, **kwargs)
         finally:
-            replacement.remove()
-
-    def _around(self, original: Callable[..., Any]) -> Callable[..., Any]:
-        def call(module: torch.nn.Module, /, *args: Any, **kwargs: Any) -> Any:
-            self._running.append(self._paths.get(id(module), self._running[-1] if self._running else ""))
-            try:
-                return original(module, *args, **kwargs)
-            finally:
-                self._running.pop()
-
-        return call
+            self._running.pop()
 
     # ---------------------------------------------------------------- forward
     def called(self, name: str, func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
@@ -109,7 +96,7 @@ class FunctionLockstep(Lockstep):
         before = self._random.state()
         result = func(*args, **kwargs)
         after = self._random.state()
-        step.drawn = self._random.drawn(before)
+        step.drawn = self._random.drew(before)
         expected = dict(named_tensors("output", result))
         expected |= {
             slot.replace("input", "output.written", 1): t for (slot, t), v in zip(inputs, versions, strict=True) if t._version != v
@@ -118,24 +105,26 @@ class FunctionLockstep(Lockstep):
             try:
                 self._beside_function(step, expected, before)
             finally:
-                self._random.set(after)
+                put(after)
             self._watch_gradients(step, result)
         return result
 
     def _beside_function(self, step: FunctionCall, expected: Named, before: Any) -> None:
         try:
             if step.drawn:
-                self._random.lend(before)
+                put(before)
+                if not self._one_kind and (state := state_of(str(self._home))) is not None:
+                    set_state(str(self._device), state)  # so that it begins where the first one's did
             step.second = self._executed(step, self._device, self._to_second)
         except Exception as error:  # noqa: BLE001 - whatever the second device does, the comparison goes on
-            self.left[RAISED.format(f"{type(error).__name__}: {(str(error).splitlines() or [''])[0][:80]}")] += 1
+            self.left[RAISED.format(f"{type(error).__name__}: {first_line(error, 80)}")] += 1
             return
-        if step.drawn and not self._random.shared and not _one_draw(expected, step.second.outputs):
+        if step.drawn and not self._one_kind and not _one_draw(expected, step.second.outputs):
             self.left[RANDOM] += 1
             step.second = None
             return
         if torch.is_grad_enabled() and any(t.requires_grad for t in step.second.outputs.values()):
-            self._random.set(before)
+            put(before)
             step.first = self._executed(step, self._home, lambda t: t.detach().clone())
             self._calls.append(step)
         step.mine = {s: t for s, t in named_tensors("input", *step.given) if t.is_floating_point()}
@@ -196,7 +185,8 @@ class FunctionLockstep(Lockstep):
         for step in reversed(self._calls):
             if step.gradients and step.first is not None and step.second is not None:
                 arrived = dict(step.gradients)
-                self._compare(step, "backward", _gradients(step.first, arrived), _gradients(step.second, arrived))
+                made = (gradients_of(one.outputs, one.leaves, arrived) for one in (step.first, step.second))
+                self._compare(step, "backward", *made)
             step.first = step.second = step.given = None
 
     # -------------------------------------------------------------- comparing
@@ -217,7 +207,7 @@ class FunctionLockstep(Lockstep):
             with torch.set_grad_enabled(phase == "backward"):
                 found = self._executed(step, self._home, near)
             arrived = {name: near(gradient) for name, gradient in step.gradients.items()}  # they are rounded on their way, too
-            outputs = _gradients(found, arrived) if phase == "backward" else found.outputs
+            outputs = gradients_of(found.outputs, found.leaves, arrived) if phase == "backward" else found.outputs
         except RuntimeError:
             return None
         other = outputs.get(slot)
@@ -228,7 +218,7 @@ class _Mode(TorchFunctionMode):
     def __init__(self, owner: FunctionLockstep) -> None:
         super().__init__()
         self._owner = owner
-        self._names: dict[Any, str | None] = {}
+        self._names = Names()
 
     def __torch_function__(
         self, func: Callable[..., Any], types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
@@ -236,9 +226,7 @@ class _Mode(TorchFunctionMode):
         kwargs = kwargs or {}
         if self._owner._busy or torch._C._current_graph_task_id() != -1:
             return func(*args, **kwargs)
-        if func not in self._names:
-            self._names[func] = _name_of(func)
-        name = self._names[func]
+        name = self._names.of(func)
         if name is None or has(name, "allocates") or name in PASSED:
             return func(*args, **kwargs)
         return self._owner.called(name, func, args, kwargs)
@@ -262,17 +250,6 @@ def _modes(home: torch.device) -> Callable[[torch.device], ExitStack]:
         return stack
 
     return modes
-
-
-def _gradients(execution: Execution, arrived: Named) -> Named:
-    """Return the gradients of an execution's inputs for those that arrived at its results."""
-    ends = [(t, arrived.get(slot.replace("output", "grad_output", 1))) for slot, t in execution.outputs.items() if t.requires_grad]
-    pairs = [(t, g.to(t.device, t.dtype)) for t, g in ends if g is not None]
-    if not pairs or not execution.leaves:
-        return {}
-    tensors, gradients = zip(*pairs, strict=True)
-    found = torch.autograd.grad(tensors, [*execution.leaves.values()], gradients, allow_unused=True)
-    return {f"grad_{slot}": g for slot, g in zip(execution.leaves, found, strict=True) if g is not None}
 
 
 def _one_draw(expected: Named, made: Named) -> bool:

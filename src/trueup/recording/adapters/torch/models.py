@@ -9,30 +9,36 @@ from typing import Any
 import numpy as np
 import torch
 
-from trueup.foundation.frameworks.trees import Node, OptimizerFacts, Tree, path
+from trueup.foundation.frameworks.trees import Node, OptimizerFacts, Tree, classes_of, gathered, path
 from trueup.foundation.model import TrueupError
-from trueup.recording.adapters.torch.host import to_numpy
-from trueup.recording.recorder.replacing import attributes_set
+from trueup.recording.adapters.torch.buffers import to_numpy
+from trueup.recording.adapters.torch.context import paths
+from trueup.recording.engine import replacing
+from trueup.recording.engine.settings import by_scope
 
 PLAIN = (bool, int, float, str, tuple, list, type(None))
 
 
 def tree(model: torch.nn.Module) -> Tree:
     """Return the modules of a model with their tensors and settings."""
-    nodes: dict[str, Node] = {}
-    ties: dict[str, str] = {}
-    seen: dict[int, str] = {}
-    for scope, module in model.named_modules():
-        own = _own(module)
-        for name, tensor in own.items():
-            first = seen.setdefault(id(tensor), path(scope, name))
-            if first != path(scope, name):
-                ties[path(scope, name)] = first
-        classes = tuple(kind.__name__ for kind in type(module).__mro__ if kind not in (object, torch.nn.Module))
-        shapes = {name: tuple(tensor.shape) for name, tensor in own.items()}
-        norms = {name: _norm(tensor) for name, tensor in own.items()}
-        nodes[scope] = Node(scope, classes or ("Module",), shapes, _settings(module), norms)
-    return Tree("torch", nodes, ties)
+    return gathered("torch", ((_node(scope, module), _own(module)) for scope, module in model.named_modules()))
+
+
+def _node(scope: str, module: torch.nn.Module) -> Node:
+    own = _own(module)
+    shapes = {name: tuple(tensor.shape) for name, tensor in own.items()}
+    norms = {name: _norm(tensor) for name, tensor in own.items()}
+    return Node(scope, classes_of(module, torch.nn.Module) or ("Module",), shapes, _settings(module), norms)
+
+
+def settings(model: torch.nn.Module) -> dict[str, dict[str, Any]]:
+    """Return by scope what each module is set to: class, mode, plain attributes, dtypes, frozen and tied parameters."""
+    return by_scope(
+        (
+            scope, {"class": type(module).__name__, "training": module.training, **_settings(module)},
+            ((name, one, one.requires_grad) for name, one in module._parameters.items() if one is not None),
+        ) for scope, module in paths(model)
+    )  # fmt: skip
 
 
 def state(model: torch.nn.Module) -> dict[str, np.ndarray[Any, Any]]:
@@ -41,11 +47,8 @@ def state(model: torch.nn.Module) -> dict[str, np.ndarray[Any, Any]]:
 
 
 def load(model: torch.nn.Module, found: Mapping[str, np.ndarray[Any, Any]]) -> None:
-    """Write arrays into the tensors of a model, in place.
-
-    Raises:
-        TrueupError: an array has another shape than the tensor.
-    """
+    """Write arrays into the tensors of a model, in place; raise `TrueupError` where an array has another shape than the
+    tensor."""
     tensors = {path(scope, name): tensor for scope, module in model.named_modules() for name, tensor in _own(module).items()}
     for name, array in found.items():
         tensor = tensors[name]
@@ -88,17 +91,24 @@ def _tensor(array: np.ndarray[Any, Any]) -> torch.Tensor:
     return torch.from_numpy(np.array(array))
 
 
-def optimizer_facts(optimizer: torch.optim.Optimizer) -> OptimizerFacts:
-    """Return what an optimizer is; ``betas`` are two settings."""
-    groups = [_spread(group) for group in optimizer.param_groups]
+def optimizer_facts(optimizer: torch.optim.Optimizer, *, waits: bool = True) -> OptimizerFacts:
+    """Return what an optimizer is, ``betas`` as two settings; ``waits`` False leaves out numbers that a device holds, for which
+    one would wait."""
+    groups = [_spread(group, waits=waits) for group in optimizer.param_groups]
     more = tuple({n: v for n, v in group.items() if v != groups[0].get(n)} for group in groups[1:])
-    classes = tuple(kind.__name__ for kind in type(optimizer).__mro__ if kind not in (object, torch.optim.Optimizer))
+    classes = classes_of(optimizer, torch.optim.Optimizer)
     return OptimizerFacts("torch", classes, groups[0] if groups else {}, more)
 
 
-def _spread(group: dict[str, Any]) -> dict[str, Any]:
-    found = {name: _number(value) for name, value in group.items() if name not in ("params", "betas", "initial_lr")}
-    return found | {f"beta{n}": _number(value) for n, value in enumerate(group.get("betas", ()), 1)}
+def _spread(group: dict[str, Any], *, waits: bool) -> dict[str, Any]:
+    found = {name: value for name, value in group.items() if name not in ("params", "betas", "initial_lr")}
+    found["parameters"] = len(group["params"])
+    found |= {f"beta{n}": value for n, value in enumerate(group.get("betas", ()), 1)}
+    return {name: _number(value) for name, value in found.items() if waits or not _on_device(value)}
+
+
+def _on_device(value: Any) -> bool:
+    return isinstance(value, torch.Tensor) and value.device.type != "cpu"
 
 
 def _number(value: Any) -> Any:
@@ -107,13 +117,7 @@ def _number(value: Any) -> Any:
 
 def without_dropout(model: torch.nn.Module) -> contextlib.AbstractContextManager[int]:
     """Turn dropout off for a while; gives how many modules had any."""
-    found: list[tuple[Any, str, Any]] = []
-    for module in model.modules():
-        if type(module).__name__ in ("Dropout", "Dropout1d", "Dropout2d", "Dropout3d", "AlphaDropout", "FeatureAlphaDropout"):
-            found += [(module, "p", 0.0)] if module.p else []
-        elif isinstance(getattr(module, "dropout", None), float) and module.dropout:
-            found.append((module, "dropout", 0.0))
-    return attributes_set(found)
+    return replacing.without_dropout(model.modules())
 
 
 def tensor(array: Any) -> torch.Tensor:

@@ -35,10 +35,8 @@ def put_on(mode: Mode) -> None:
 
 
 def take_off(mode: Mode, *, left: bool = False) -> None:
-    """Leave a mode, wherever it is; one that belongs to another thread is not on this one's stack, and stays.
-
-    ``left``: it was left before and came back: what was at work at that moment put it on the stack again.
-    """
+    """Leave a mode, wherever it is; one that belongs to another thread is not on this one's stack, and stays. ``left``: it was
+    left before and came back: what was at work at that moment put it on the stack again."""
     if mode not in _stack(mode):
         return
     _, pop, push = _operations(mode)

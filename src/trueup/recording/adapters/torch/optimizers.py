@@ -1,69 +1,114 @@
-"""Optimizers and loss scaling: when a training step ends, and what `torch.amp.GradScaler` did in it."""
+"""Optimizers and loss scaling: when a training step ends, and what `torch.amp.GradScaler` did in it.
+
+A `torch.amp.GradScaler` becomes two api calls of phase optimizer: its scale, the overflows that it found, the step that it
+skipped. They are kept whatever the filters say, like the loss. The scale is a tensor on the device and enters as a slot, so
+nothing waits for it; the arguments repeat it, and say whether the step was skipped, where the host knows: on the CPU, and where
+PyTorch has just waited for the device itself (it does unless the optimizer is fused).
+
+What an optimizer is given, in a run of several processes: the gradient of each parameter after synchronisation. Hooks on
+parameters see what this rank computed, before DDP's all-reduce, or never fire (FSDP2 swaps the parameters). The optimizer's own
+pre-hook comes after all of it, and after unscaling and clipping.
+"""
 
 from __future__ import annotations
 
-import gc
+import json
 import sys
 import threading
-import weakref
 from collections.abc import Callable, Iterator
-from functools import wraps
 from types import CodeType
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
+from torch import distributed
 from torch.optim.optimizer import Optimizer, register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 
-from trueup.recording.adapters.torch import scaling
-from trueup.recording.adapters.torch.context import ThreadState, depth_of
-from trueup.recording.adapters.torch.replays import drop_stale
-from trueup.recording.recorder.replacing import Replacement
-from trueup.recording.recorder.steps import Steps
+from trueup.recording.adapters.torch.context import SessionCore, ThreadState, depth_of
+from trueup.recording.engine import steps
+from trueup.recording.engine.replacing import Around, Replacement, drop_stale
+from trueup.recording.recorder import Call
 
-if TYPE_CHECKING:
-    from trueup.recording.adapters.torch.session import Session
-
-IRREGULAR = (
-    "the optimizers do not step in one pattern, so from step {step} on each optimizer's step that a forward follows ends a step; "
-    "call step() at the end of an iteration to count iterations"
-)
-ELSEWHERE = "an optimizer stepped on thread {thread}; only those on the thread that began the capture end steps"
-ENDLESS = (
-    "no optimizer of torch.optim stepped and step() was never called, so everything is step 0; call step() at the end of an "
-    "iteration"
-)
+STEP = "torch.amp.GradScaler.step"
+UPDATE = "torch.amp.GradScaler.update"
 
 
-class Optimizers:
-    """Feeds `Steps` with what happens in the process, and ends the session's steps."""
+def _record_step(session: SessionCore, scaler: Any, optimizer: torch.optim.Optimizer, *, called: bool) -> None:
+    """Record a step of a scaler after it was made; ``called`` tells whether it reached the optimizer."""
+    call = _begin(session, STEP)
+    state = getattr(scaler, "_per_optimizer_states", {}).get(id(optimizer), {})
+    found = list(state.get("found_inf_per_device", {}).values())
+    slots = [(f"input.found_inf.{k}", tensor) for k, tensor in enumerate(found)]
+    session.slots.inputs(call, _scale(scaler, "input") + slots)
+    arguments = _arguments(getattr(scaler, "_scale", None), found, optimizer, called)
+    session.recorder.value(call, json.dumps(arguments, sort_keys=True))
 
-    def __init__(self, session: Session) -> None:
-        self.steps = Steps()
-        self._session = session
-        self._thread = threading.get_ident()
-        self._numbers: weakref.WeakKeyDictionary[Optimizer, int] = weakref.WeakKeyDictionary()
-        self._count = 0
-        self._ran: dict[int, weakref.ref[torch.nn.Module]] = {}
-        """Modules that ran outside any other in the first step."""
-        self._scaled: Optimizer | None = None
-        """The optimizer that a GradScaler steps, while it does."""
+
+def _begin(session: SessionCore, op: str) -> Call:
+    return session.recorder.begin("api", "optimizer", "", op, site=session.site(session.threads.state))
+
+
+def _scale(scaler: Any, prefix: str) -> list[tuple[str, torch.Tensor]]:
+    scale = getattr(scaler, "_scale", None)
+    return [] if scale is None else [(f"{prefix}.scale", scale)]
+
+
+def _arguments(
+    scale: torch.Tensor | None, found: list[torch.Tensor], optimizer: torch.optim.Optimizer, called: bool
+) -> dict[str, Any]:
+    arguments: dict[str, Any] = {"optimizer": type(optimizer).__name__}
+    fused = getattr(optimizer, "_step_supports_amp_scaling", False)
+    if scale is not None and (scale.device.type == "cpu" or not fused):
+        arguments["scale"] = float(scale)
+        arguments["skipped"] = any(bool(one) for one in found) if fused else not called
+    return arguments
+
+
+def _record_gradients(session: SessionCore, optimizer: torch.optim.Optimizer) -> None:
+    """Record the gradients, synchronised by ranks, that an optimizer applies: slots ``input.<parameter>.grad`` of
+    ``torch.optim.adamw.AdamW.step``."""
+    if not (distributed.is_available() and distributed.is_initialized()):
+        return
+    levels = [level for level in ("module", "api") if session.records(level)]
+    if not levels:
+        return
+    found = _gradients(optimizer, session.scopes.parameters())
+    kind, site = type(optimizer), session.site(session.threads.state)
+    name, parent = f"{kind.__module__}.{kind.__qualname__}.step", None
+    for level in levels:
+        call = session.recorder.begin(level, "optimizer", "", name, parent=parent, site=site)
+        parent = call.seq
+        if call.recorded:
+            session.slots.outputs(call, found)  # without producers: DDP copies them out of its buckets unseen
+
+
+def _gradients(optimizer: torch.optim.Optimizer, names: dict[int, str]) -> list[tuple[str, torch.Tensor]]:
+    """Name each gradient by its parameter: its path in the model, else its place in the optimizer."""
+    return [
+        (f"input.{names.get(id(parameter)) or f'group{g}.{k}'}.grad", parameter.grad)
+        for g, group in enumerate(optimizer.param_groups)
+        for k, parameter in enumerate(group["params"])
+        if isinstance(parameter, torch.Tensor) and parameter.grad is not None
+    ]
+
+
+class Optimizers(steps.Optimizers):
+    """Hears of the steps of all optimizers of ``torch.optim`` by its own hooks, and of those that a GradScaler skips."""
+
+    optimizer, kind = "optimizer of torch.optim", Optimizer
+
+    def __init__(self, session: SessionCore) -> None:
+        super().__init__(session)
+        self._scaled: Optimizer | None = None  # the optimizer that a GradScaler steps, while it does
         self._stepped = False
         self._versions: list[tuple[torch.Tensor, int]] = []
         """What an optimizer that writes silently holds, with the versions before its step."""
-        self._backwards = 0
-        self.hooks: list[Any] = []
-        """Handles of the hooks on all optimizers."""
-
-    @property
-    def pending(self) -> bool:
-        """Whether an optimizer has stepped and the step is not over: what follows still belongs to it."""
-        return bool(self.steps.stepped)
+        self.hooks: list[Any] = []  # handles of the hooks on all optimizers
 
     # ---------------------------------------------------------------- life
     def replacements(self) -> list[Replacement]:
         """Return the entrances of `GradScaler`: a step that it skips never reaches the optimizer."""
         scaler = torch.amp.grad_scaler.GradScaler
-        return [Replacement(scaler, "step", self._scaler_step), Replacement(scaler, "update", self._scaler_update)]
+        return [Around(scaler, "step", self._scaler_step), Around(scaler, "update", self._scaler_update)]
 
     def watch(self) -> None:
         """Begin to hear of optimizer steps; this thread's end the training steps."""
@@ -71,14 +116,8 @@ class Optimizers:
         self.hooks = [register_optimizer_step_pre_hook(self._before), register_optimizer_step_post_hook(self._after)]
 
     def leave(self) -> None:
-        """Hear no more."""
         for hook in self.hooks:
             hook.remove()
-
-    def close(self) -> None:
-        """Note what the whole run tells: a loop whose steps nothing ended."""
-        if self._backwards > 1 and not (self.steps.manual or self._count or self._session.recorder.step):
-            self._session.recorder.note(ENDLESS)
 
     # ---------------------------------------------------------------- what happens
     def entered(self, module: torch.nn.Module, state: ThreadState) -> None:
@@ -88,21 +127,18 @@ class Optimizers:
         state.shared.updating = False
         if state.runs:
             drop_stale(state.runs)
-        if threading.get_ident() != self._thread or torch._C._current_graph_task_id() != -1:
-            return
-        if next(module.parameters(), None) is None:  # a loss or a metric is no model
-            return
-        if self.steps.pattern is None:
-            self._ran.setdefault(id(module), weakref.ref(module))
-        if self.steps.forward(inside=_in_step(state), others=self._others):
-            self._session.end_step()
-            self.steps.forward(inside=False, others=self._others)
+        if next(module.parameters(), None) is not None:  # a loss or a metric is no model
+            self.forward(module, inside=_in_step(state))
 
-    def ended(self) -> None:
-        """The session's step has ended."""
-        self.steps.ended()
-        if self.steps.pattern is not None:
-            self._ran.clear()
+    def in_backward(self) -> bool:
+        return bool(torch._C._current_graph_task_id() != -1)
+
+    def counts(self) -> bool:
+        """Tell whether this thread's optimizers end steps: that of the capture, and those on which autograd works for it."""
+        return threading.get_ident() == self._thread or self.in_backward()
+
+    def parameters(self, optimizers: list[Optimizer]) -> set[int]:
+        return {id(p) for optimizer in optimizers for group in optimizer.param_groups for p in group["params"]}
 
     def backward(self, state: ThreadState) -> None:
         """A backward pass has ended: what runs without gradients from here to the next forward is for the optimizer."""
@@ -114,7 +150,6 @@ class Optimizers:
         self.begin(optimizer, sys._getframe(1).f_code)
 
     def begin(self, optimizer: Optimizer, code: CodeType) -> None:
-        """An optimizer begins to step, in a frame that executes ``code``."""
         state = self._session.threads.state
         state.stepping, state.stepping_task = code, torch._C._current_graph_task_id()
         session, outermost = self._session, depth_of(state.stepping) == 1
@@ -124,17 +159,16 @@ class Optimizers:
             with session.observing(state, "what an optimizer holds"):
                 self._versions += [(tensor, tensor._version) for tensor in _owned(optimizer)]
         if self._scaled is None and outermost:
-            self._begun(optimizer, state)
+            self.begun(optimizer)
         if session.sees() and not state.busy and not session.skips_optimizer:
             with session.observing(state, "the gradients"):
-                session.updates.gradients(optimizer)
+                _record_gradients(session, optimizer)
         session.pause_functions()
 
     def _after(self, optimizer: Optimizer, *_: Any) -> None:
         self.end(optimizer)
 
     def end(self, optimizer: Optimizer) -> None:
-        """An optimizer has stepped."""
         state = self._session.threads.state
         if state.stepping is not None and depth_of(state.stepping) > 1:  # one optimizer wrapped in another
             return
@@ -147,7 +181,7 @@ class Optimizers:
             with self._session.observing(state, "what an optimizer wrote"):
                 self._announce()
         if self._scaled is None:
-            self._ended(optimizer, state)
+            self.done(optimizer)
 
     def _announce(self) -> None:
         """Announce writes that nothing else tells: of extensions' kernels, and of all kernels where the phase is left out."""
@@ -156,86 +190,41 @@ class Optimizers:
             if self._session.skips_optimizer or tensor._version == version:
                 self._session.buffers.written(tensor)
 
-    def _begun(self, optimizer: Optimizer, state: ThreadState) -> None:
-        with self._session.observing(state, "the begin of an optimizer's step"):
-            if not self._counts():
-                self._session.recorder.note(ELSEWHERE.format(thread=threading.current_thread().name))
-                return
-            was = self.steps.irregular
-            if self.steps.begin(self._number(optimizer)):
-                self._session.end_step()
-            if self.steps.irregular and not was and not self.steps.manual:
-                self._session.recorder.note(IRREGULAR.format(step=self._session.recorder.step + 1))
-
-    def _ended(self, optimizer: Optimizer, state: ThreadState) -> None:
-        with self._session.observing(state, "the end of an optimizer's step"):
-            if self._counts() and self.steps.end(self._number(optimizer)):
-                self._session.end_step()
-
-    def _counts(self) -> bool:
-        """Tell whether this thread's optimizers end steps: that of the capture, and those on which autograd works for it."""
-        return threading.get_ident() == self._thread or torch._C._current_graph_task_id() != -1
-
-    def _number(self, optimizer: Optimizer) -> int:
-        """Number optimizers as they come: the address of one that is gone may be another's."""
-        number = self._numbers.get(optimizer)
-        if number is None:
-            number = self._numbers[optimizer] = self._count
-            self._count += 1
-        return number
-
-    def _others(self) -> bool:
-        """Tell whether an optimizer that has not stepped yet holds parameters of the modules that ran, and those alone."""
-        ran = [module for ref in self._ran.values() if (module := ref()) is not None]
-        stepped = [optimizer for optimizer, number in self._numbers.items() if number in self.steps.stepped]
-        missing = {id(p) for module in ran for p in module.parameters()} - _parameters(stepped)
-        if not missing:
-            return False
-        alive = [found for found in gc.get_objects() if issubclass(type(found), Optimizer)]
-        return bool(missing & _parameters(alive))
-
     # ---------------------------------------------------------------- loss scaling
-    def _scaler_step(self, original: Callable[..., Any]) -> Callable[..., Any]:
-        @wraps(original)
-        def step(scaler: Any, optimizer: Any, *args: Any, **kwargs: Any) -> Any:
-            session, state = self._session, self._session.threads.state
-            if self._session.over or not scaler.is_enabled() or not isinstance(optimizer, Optimizer) or self._scaled is not None:
-                return original(scaler, optimizer, *args, **kwargs)
-            self._begun(optimizer, state)
-            self._scaled, self._stepped = optimizer, False
-            state.stepping, state.stepping_task = sys._getframe().f_code, -1
-            try:
-                result = original(scaler, optimizer, *args, **kwargs)
-            finally:
-                self._scaled = state.stepping = None
-            if session.sees():
-                with session.observing(state, scaling.STEP):
-                    scaling.record_step(session, scaler, optimizer, called=self._stepped)
-            self._ended(optimizer, state)
-            return result
+    def _scaler_step(self, original: Callable[..., Any], scaler: Any, optimizer: Any, *args: Any, **kwargs: Any) -> Any:
+        session, state = self._session, self._session.threads.state
+        if self._session.over or not scaler.is_enabled() or not isinstance(optimizer, Optimizer) or self._scaled is not None:
+            return original(scaler, optimizer, *args, **kwargs)
+        self.begun(optimizer)
+        self._scaled, self._stepped = optimizer, False
+        state.stepping, state.stepping_task = sys._getframe().f_code, -1
+        try:
+            result = original(scaler, optimizer, *args, **kwargs)
+        finally:
+            self._scaled = state.stepping = None
+        if session.sees():
+            with session.observing(state, STEP):
+                _record_step(session, scaler, optimizer, called=self._stepped)
+        self.done(optimizer)
+        return result
 
-        return step
-
-    def _scaler_update(self, original: Callable[..., Any]) -> Callable[..., Any]:
-        @wraps(original)
-        def update(scaler: Any, *args: Any, **kwargs: Any) -> Any:
-            session, state = self._session, self._session.threads.state
-            if not session.sees() or not scaler.is_enabled():
-                return original(scaler, *args, **kwargs)
-            call = None
-            with session.observing(state, scaling.UPDATE):
-                call = scaling.begin_update(session, scaler)
-            state.stepping, state.stepping_task = sys._getframe().f_code, -1
-            try:
-                result = original(scaler, *args, **kwargs)
-            finally:
-                state.stepping = None
-            if call is not None and session.active:
-                with session.observing(state, scaling.UPDATE):
-                    scaling.end_update(session, call, scaler)
-            return result
-
-        return update
+    def _scaler_update(self, original: Callable[..., Any], scaler: Any, *args: Any, **kwargs: Any) -> Any:
+        session, state = self._session, self._session.threads.state
+        if not session.sees() or not scaler.is_enabled():
+            return original(scaler, *args, **kwargs)
+        call = None
+        with session.observing(state, UPDATE):
+            call = _begin(session, UPDATE)
+            session.slots.inputs(call, _scale(scaler, "input"))
+        state.stepping, state.stepping_task = sys._getframe().f_code, -1
+        try:
+            result = original(scaler, *args, **kwargs)
+        finally:
+            state.stepping = None
+        if call is not None and session.active:
+            with session.observing(state, UPDATE):
+                session.slots.outputs(call, _scale(scaler, "output"))
+        return result
 
 
 def _in_step(state: ThreadState) -> bool:
@@ -255,7 +244,3 @@ def _owned(optimizer: Optimizer) -> Iterator[torch.Tensor]:
             for tensor in (parameter, *(held.values() if isinstance(held, dict) else ())):
                 if isinstance(tensor, torch.Tensor) and not tensor.is_inference():
                     yield tensor
-
-
-def _parameters(optimizers: list[Optimizer]) -> set[int]:
-    return {id(p) for optimizer in optimizers for group in optimizer.param_groups for p in group["params"]}

@@ -3,123 +3,142 @@
 from __future__ import annotations
 
 import functools
-from typing import TYPE_CHECKING, Any
+import sys
+from collections import defaultdict
+from collections.abc import Callable
+from typing import Any
 
 import torch
+from torch.utils import checkpoint
 
+from trueup.recording.adapters.torch.context import SessionCore
 from trueup.recording.adapters.torch.functions import execute
-from trueup.recording.adapters.torch.replays import follow, follow_reentrant
-from trueup.recording.recorder.replacing import Replacement
-
-if TYPE_CHECKING:
-    from trueup.recording.adapters.torch.session import Session
+from trueup.recording.engine.replacing import Around, Key, Replacement, Run, followed
 
 
-def entrances(session: Session, *, functions: bool) -> list[Replacement]:
-    """Return the replacements that a capture needs besides `nn.Module.__call__`.
+def applying(run: Callable[[str, Callable[..., Any], tuple[Any, ...], dict[str, Any]], Any]) -> Replacement:
+    """Return what has each ``Function.apply``, no overridable function, run: ``run(name, function, args, kwargs)``."""
 
-    Args:
-        session: the capture.
-        functions: whether the function mode is on; without it only the loss and the backward passes are of interest.
-    """
-    from torch.utils import checkpoint
+    def make(original: Any) -> Any:
+        plain = original.__func__
 
+        def apply(cls: type, /, *args: Any, **kwargs: Any) -> Any:
+            return run(f"{cls.__module__}.{cls.__qualname__}.apply", functools.partial(plain, cls), args, kwargs)
+
+        return classmethod(apply)
+
+    return Replacement(torch.autograd.Function, "apply", make)
+
+
+def reentrant(wrap: Callable[[Callable[..., Any]], Callable[..., Any]]) -> Replacement:
+    """Return what wraps each function that is checkpointed by the reentrant autograd function."""
+
+    def make(original: Any) -> Any:
+        plain = original.__func__
+
+        def forward(ctx: Any, run_function: Any, *rest: Any) -> Any:
+            return plain(ctx, wrap(run_function), *rest)
+
+        return staticmethod(forward)
+
+    return Replacement(checkpoint.CheckpointFunction, "forward", make)
+
+
+def entrances(session: SessionCore, *, functions: bool) -> list[Replacement]:
+    """Return what a capture replaces besides `nn.Module.__call__`; without the function mode, only loss and backward passes are
+    of interest."""
     always = [
-        Replacement(torch.autograd, "_engine_run_backward", functools.partial(_run_backward, session)),
-        Replacement(checkpoint, "_checkpoint_without_reentrant_generator", functools.partial(_checkpoint, session)),
-        Replacement(checkpoint.CheckpointFunction, "forward", functools.partial(_checkpoint_reentrant, session)),
+        Around(torch.autograd, "_engine_run_backward", functools.partial(_run_backward, session)),
+        Around(checkpoint, "_checkpoint_without_reentrant_generator", functools.partial(_checkpoint, session)),
+        reentrant(lambda function: follow_reentrant(session, function) if session.active else function),
     ]
     if not functions:
-        return [*always, Replacement(torch.Tensor, "backward", functools.partial(_backward, session))]
-    return [
-        *always,
-        Replacement(torch.autograd.Function, "apply", functools.partial(_apply, session)),
-        Replacement(torch.UntypedStorage, "resize_", functools.partial(_resize, session)),
-    ]
+        return [*always, Around(torch.Tensor, "backward", functools.partial(_backward, session))]
+    resize = Around(torch.UntypedStorage, "resize_", functools.partial(_resize, session))
+    return [*always, applying(functools.partial(_apply, session)), resize]
 
 
-def _backward(session: Session, original: Any) -> Any:
+def _backward(session: SessionCore, original: Any, *args: Any, **kwargs: Any) -> Any:
     """Record the loss, which the function mode does where it is on."""
-
-    @functools.wraps(original)
-    def backward(*args: Any, **kwargs: Any) -> Any:
-        state = session.threads.state
-        if session.active and not state.busy:
-            with session.observing(state, "the loss"):
-                session.slots.loss(args, kwargs)
-        return original(*args, **kwargs)
-
-    return backward
+    state = session.threads.state
+    if session.active and not state.busy:
+        with session.observing(state, "the loss"):
+            session.slots.loss(args, kwargs)
+    return original(*args, **kwargs)
 
 
-def _apply(session: Session, original: Any) -> Any:
-    """Make each ``Function.apply`` an api call: user-defined functions are no overridable functions of PyTorch."""
-    plain = original.__func__
-
-    def apply(cls: type, /, *args: Any, **kwargs: Any) -> Any:
-        state = session.threads.state
-        seen = state.observed or torch._C._current_graph_task_id() != -1
-        if state.busy or not seen or not session.sees():
-            return plain(cls, *args, **kwargs)
-        name = f"{cls.__module__}.{cls.__qualname__}.apply"
-        return execute(session, state, name, functools.partial(plain, cls), args, kwargs)
-
-    return classmethod(apply)
+def _apply(session: SessionCore, name: str, function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """Execute a user-defined function as an api call."""
+    state = session.threads.state
+    seen = state.observed or torch._C._current_graph_task_id() != -1
+    if state.busy or not seen or not session.sees():
+        return function(*args, **kwargs)
+    return execute(session, state, name, function, args, kwargs)
 
 
-def _run_backward(session: Session, original: Any) -> Any:
-    """Keep the function mode on in a backward pass.
-
-    PyTorch switches a mode off while it handles ``Tensor.backward``, and with it for all that the pass executes: the
-    functions that activation checkpointing runs again, and those in the backward of user-defined functions.
-    """
-
-    def run_backward(t_outputs: Any, *args: Any, **kwargs: Any) -> Any:
-        if not session.active:
+def _run_backward(session: SessionCore, original: Any, t_outputs: Any, *args: Any, **kwargs: Any) -> Any:
+    """Keep the function mode on in a backward pass: PyTorch switches it off in ``Tensor.backward`` and all that runs in it,
+    functions that activation checkpointing runs again and the backward of user-defined ones."""
+    if not session.active:
+        return original(t_outputs, *args, **kwargs)
+    shared = session.threads.state.shared
+    builds_graph = bool(args[2]) if len(args) > 2 else False  # grad_tensors, retain_graph, create_graph, inputs
+    shared.second_order += builds_graph
+    try:
+        with session.function_mode_on():
             return original(t_outputs, *args, **kwargs)
-        shared = session.threads.state.shared
-        builds_graph = bool(args[2]) if len(args) > 2 else False  # grad_tensors, retain_graph, create_graph, inputs
-        shared.second_order += builds_graph
-        try:
-            with session.function_mode_on():
-                return original(t_outputs, *args, **kwargs)
-        finally:
-            shared.second_order -= builds_graph
-            session.optimizers.backward(session.threads.state)
-            if session.buffers.in_flight and torch._C._current_graph_task_id() == -1:
-                with session.observing(session.threads.state, "collectives of the backward"):
-                    session.collectives.settle()
-
-    return run_backward
+    finally:
+        shared.second_order -= builds_graph
+        session.optimizers.backward(session.threads.state)
+        if session.buffers.in_flight and torch._C._current_graph_task_id() == -1:
+            with session.observing(session.threads.state, "collectives of the backward"):
+                session.collectives.settle()
 
 
-def _resize(session: Session, original: Any) -> Any:
+def _resize(session: SessionCore, original: Any, storage: torch.UntypedStorage, size: Any) -> Any:
     """Note that a storage was given other memory, which holds nothing yet: FSDP frees and allocates its parameters so."""
-
-    def resize_(storage: torch.UntypedStorage, size: Any) -> Any:
-        grown = storage.nbytes() < size
-        result = original(storage, size)
-        if session.active:
-            session.buffers.resized(storage, grown=grown)
-        return result
-
-    return resize_
+    grown = storage.nbytes() < size
+    result = original(storage, size)
+    if session.active:
+        session.buffers.resized(storage, grown=grown)
+    return result
 
 
-def _checkpoint(session: Session, original: Any) -> Any:
+def _checkpoint(session: SessionCore, original: Any, fn: Any, *rest: Any, **kwargs: Any) -> Any:
     """Follow a function that is checkpointed: a later run of it starts in the middle of the backward."""
-
-    def generator(fn: Any, *rest: Any, **kwargs: Any) -> Any:
-        return follow(session, original, fn, *rest, **kwargs) if session.active else original(fn, *rest, **kwargs)
-
-    return generator
+    return follow(session, original, fn, *rest, **kwargs) if session.active else original(fn, *rest, **kwargs)
 
 
-def _checkpoint_reentrant(session: Session, original: Any) -> Any:
-    """Follow a function that is checkpointed by the reentrant autograd function."""
-    plain = original.__func__
+# ---------------------------------------------------------------- activation checkpointing (`engine.replacing`)
+def follow_reentrant(session: SessionCore, function: Callable[..., Any]) -> Callable[..., Any]:
+    """Wrap a function that PyTorch is about to run, and to run again in the backward."""
+    return _followed(session, function, defaultdict(list), ran=False)
 
-    def forward(ctx: Any, run_function: Any, *rest: Any) -> Any:
-        return plain(ctx, follow_reentrant(session, run_function) if session.active else run_function, *rest)
 
-    return staticmethod(forward)
+def follow(session: SessionCore, original: Callable[..., Any], function: Callable[..., Any], *rest: Any, **kwargs: Any) -> Any:
+    """Stand in for the generator around the first run of a function; it is handed the function for the later runs."""
+    runs, task = _now(session)
+    first: dict[Key, list[int]] = defaultdict(list)
+    run = Run(first, _scope(session), repeats=False, within=task, frame=sys._getframe(1))
+    runs.append(run)
+    try:
+        yield from original(_followed(session, function, first, ran=True), *rest, **kwargs)
+    finally:
+        run.frame = None
+        if run in runs:
+            runs.remove(run)
+
+
+def _followed(
+    session: SessionCore, function: Callable[..., Any], first: dict[Key, list[int]], *, ran: bool
+) -> Callable[..., Any]:
+    return followed(function, first, _scope(session), lambda: _now(session), ran=ran)
+
+
+def _now(session: SessionCore) -> tuple[list[Run], int]:
+    return session.threads.state.runs, torch._C._current_graph_task_id()
+
+
+def _scope(session: SessionCore) -> str:
+    modules = session.threads.state.modules
+    return modules[-1].scope if modules else ""

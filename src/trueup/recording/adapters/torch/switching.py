@@ -1,4 +1,4 @@
-"""Optimisations of PyTorch that no setting switches off for the whole process, switched off (`recorder.switching`)."""
+"""Optimisations of PyTorch that no setting switches off for the whole process, switched off (`engine.switching`)."""
 
 from __future__ import annotations
 
@@ -9,19 +9,15 @@ from typing import Any
 
 import torch
 
-from trueup.recording.recorder.replacing import Replacement
-from trueup.recording.recorder.switching import WhenLoaded
+from trueup.recording.engine.replacing import Replacement
+from trueup.recording.engine.switching import WhenLoaded
 
 PLAIN = ("eager", "aot_eager", "aot_eager_decomp_partition")
 """Backends that generate no code."""
 
 
 def optimizers(names: Sequence[str]) -> None:
-    """Have all optimizers of torch.optim made with ``foreach`` or ``fused`` false, whatever the script asks for.
-
-    Args:
-        names: ``foreach``, ``fused`` or both.
-    """
+    """Have all optimizers of torch.optim made with these (``foreach``, ``fused``) false, whatever the script asks for."""
     classes: list[Any] = [kind for kind in vars(torch.optim).values() if isinstance(kind, type)]
     kinds = [kind for kind in classes if issubclass(kind, torch.optim.Optimizer)]
     for kind in kinds:
@@ -43,19 +39,14 @@ def _made_with(forced: dict[str, bool], original: Callable[..., None]) -> Callab
 
 
 def compile_stance(name: str) -> None:
-    """Have every compiled function run under a stance; ``force_eager`` runs the Python code that it was made of.
-
-    Once Dynamo is imported, which a training without torch.compile never does.
-    """
+    """Have compiled functions run under a stance once Dynamo is imported; ``force_eager`` runs the Python code they were made
+    of."""
     WhenLoaded("torch._dynamo", lambda: torch.compiler.set_stance(name)).install()
 
 
 def compile_backend(name: str) -> Callable[[], list[str]]:
-    """Have torch.compile hand its graphs to another backend; return what tells which ones were asked for.
-
-    Args:
-        name: of a backend, such as ``aot_eager``, which executes the graph's operators one by one.
-    """
+    """Have torch.compile hand its graphs to a backend (``aot_eager`` executes operators); return what tells which ones were asked
+    for."""
     asked: dict[str, None] = {}
 
     def make(original: Callable[[Any], Any]) -> Callable[[Any], Any]:

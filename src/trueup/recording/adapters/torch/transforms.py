@@ -45,10 +45,8 @@ def below(tensor: torch.Tensor) -> torch.Tensor:
 
 
 def batched(tensor: torch.Tensor) -> list[list[int]]:
-    """Return ``[level, dimension]`` of the samples of each vmap that a tensor is inside of, innermost vmap first.
-
-    A dimension is one of the tensor without those of the vmaps before it in the list; levels count from 1, the outermost.
-    """
+    """Return ``[level, dimension]`` of the samples of each vmap that a tensor is inside of, innermost vmap first. A dimension is
+    one of the tensor without those of the vmaps before it in the list; levels count from 1, the outermost."""
     found, functorch = [], torch._C._functorch
     while functorch.is_functorch_wrapped_tensor(tensor):
         if functorch.is_batchedtensor(tensor):
@@ -84,14 +82,9 @@ def execute(
     transforms: Sequence[Transform], tensors: Sequence[torch.Tensor], levels: Sequence[Mapping[int, int]],
     call: Callable[[list[torch.Tensor]], None],
 ) -> None:  # fmt: skip
-    """Call a function inside the same vmaps.
-
-    Args:
-        transforms: as `running` gave them.
-        tensors: with all samples.
-        levels: of each tensor, the dimension of its samples by the level of the vmap, as `batched` gave them.
-        call: is given the tensors of one sample; what it computes it has to keep, by `below`.
-    """
+    """Call a function inside the same vmaps, as `running` gave them, on tensors with all samples; ``levels`` are their dimensions
+    of samples by the level of the vmap (`batched`). ``call`` is given the tensors of one sample, and what it computes it has to
+    keep, by `below`."""
     sizes = [(level, one) for level, one in enumerate(transforms, start=1) if "vmap" in one]
 
     def enter(depth: int, given: Sequence[torch.Tensor]) -> None:

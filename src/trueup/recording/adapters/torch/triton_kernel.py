@@ -115,11 +115,8 @@ def _put_one(out, place, number, PAIR: tl.constexpr):
 
 @triton.jit
 def _decode(loaded, KIND: tl.constexpr, VALUE: tl.constexpr):
-    """Return elements as ``VALUE``.
-
-    Eight-bit floats come as bytes and are read as the half of the same exponent. bfloat16 comes as its bits, the upper half of a
-    float32: Triton's interpreter flushes its subnormals when it converts (3.9).
-    """
+    """Return elements as ``VALUE``: eight-bit floats come as bytes, read as the half of the same exponent, bfloat16 as its bits,
+    the upper half of a float32, for Triton's interpreter flushes subnormals when it converts (3.9)."""
     if KIND == _BRAIN:
         return (loaded.to(tl.int32) << 16).to(tl.float32, bitcast=True).to(VALUE)
     elif KIND == _E5M2:

@@ -38,13 +38,8 @@ def takes(dtype: torch.dtype, accumulator: torch.dtype) -> bool:
 
 
 def fill(tensor: torch.Tensor, row: torch.Tensor) -> None:
-    """Fill ``row`` on the tensor's device: float64 ``(WIDTH,)``, or float32 ``(2 * WIDTH,)``, whose dtype is the accumulator's.
-
-    Launches one or two kernels on the current stream of the current device, and waits for nothing.
-
-    Raises:
-        TypeError: the dtype is not one the kernel `takes`.
-    """
+    """Fill ``row``, float64 ``(WIDTH,)`` or float32 ``(2 * WIDTH,)``, on the current stream without a wait; raise `TypeError` for
+    dtypes not taken."""
     flat = reals(tensor)
     dtype, accumulator = flat.dtype, row.dtype
     if not takes(dtype, accumulator):
@@ -82,12 +77,8 @@ def _make_constants(dtype: torch.dtype, accumulator: torch.dtype, limits: Limits
     wide = dtype in _WIDE or dtype is torch.float64
     return {
         "KIND": _BITS[dtype][1] if dtype in _BITS else PLAIN if dtype.is_floating_point else INTEGER,
-        "VALUE": _TYPES[accumulator] if wide else tl.float32,
-        "ACCUMULATOR": _TYPES[accumulator],
-        "PAIR": pair,
+        "VALUE": _TYPES[accumulator] if wide else tl.float32, "ACCUMULATOR": _TYPES[accumulator], "PAIR": pair,
         "SCALED": dtype is torch.float64 or (pair and (wide or dtype in (torch.float32, torch.bfloat16))),
-        "SPLIT": pair and wide,
-        "TINY": limits.tiny, "LARGEST": limits.largest, "KEEP_BELOW": limits.keep_below,
-        "BIG": bounds.big, "LITTLE": bounds.little, "SCALE": bounds.scale,
-        "HINTS": _ON_GPU,
+        "SPLIT": pair and wide, "TINY": limits.tiny, "LARGEST": limits.largest, "KEEP_BELOW": limits.keep_below,
+        "BIG": bounds.big, "LITTLE": bounds.little, "SCALE": bounds.scale, "HINTS": _ON_GPU,
     }  # fmt: skip

@@ -4,10 +4,14 @@ An event is a module that began outside any other, a function outside all module
 an earlier event made by number, and holds the other tensors that it was given (the batch) by reference, with their versions: one
 that was changed in place since cannot be given again. So the tape costs no memory but that of the batch, a copy of the buffers
 and the states of the random number generators.
+
+Besides its arguments an event depends on gradient and inference mode, autocast, and random number generators.
 """
 
 from __future__ import annotations
 
+import random
+import sys
 import weakref
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -19,8 +23,51 @@ from torch.overrides import TorchFunctionMode
 from torch.utils import _pytree
 
 from trueup.foundation.facts.operators import has
+from trueup.recording.adapters.torch.functions import Names
+from trueup.recording.adapters.torch.random_states import Generators, put
 from trueup.recording.adapters.torch.tensors import NamedTensors, named_tensors
-from trueup.recording.adapters.torch.watching_surroundings import Surroundings, surroundings
+
+
+@dataclass(slots=True)
+class Surroundings:
+    """What else an event depends on."""
+
+    gradients: bool
+    inference: bool
+    autocast: tuple[tuple[str, bool, torch.dtype], ...]
+    cache: bool
+    random: dict[str, Any] | None  # states of the random number generators by name, where the event may draw
+
+
+def surroundings(devices: dict[str, None], *, draws: bool) -> Surroundings:
+    """Return what an event depends on besides its arguments."""
+    kinds = {"cpu", *(name.partition(":")[0] for name in devices)} - {"meta"}
+    cast = tuple((kind, torch.is_autocast_enabled(kind), torch.get_autocast_dtype(kind)) for kind in sorted(kinds) if _casts(kind))
+    return Surroundings(
+        torch.is_grad_enabled(), torch.is_inference_mode_enabled(), cast, torch.is_autocast_cache_enabled(),
+        random_states(devices) if draws else None,
+    )  # fmt: skip
+
+
+def _casts(kind: str) -> bool:
+    return bool(torch.amp.is_autocast_available(kind))
+
+
+def random_states(devices: dict[str, None]) -> dict[str, Any]:
+    """Return where every generator stands that a training draws from: Python's, NumPy's, PyTorch's on each device."""
+    states: dict[str, Any] = {"python": random.getstate(), "torch": Generators(devices).state()}
+    if "numpy.random" in sys.modules:
+        states["numpy"] = sys.modules["numpy.random"].get_state()
+    return states
+
+
+def set_random_states(states: dict[str, Any]) -> None:
+    """Put the generators back to what `random_states` returned."""
+    random.setstate(states["python"])
+    put(states["torch"])
+    if "numpy" in states:
+        sys.modules["numpy.random"].set_state(states["numpy"])
+
 
 MOST_EVENTS = 1024
 """Events of a step; with more, the tape begins anew and earlier calls cannot be executed again."""
@@ -33,8 +80,7 @@ class Made:
     """A tensor that an event made (or, ``written``, was given and wrote to)."""
 
     event: int
-    place: int
-    """Position among the tensors of its result, or of its arguments."""
+    place: int  # position among the tensors of its result, or of its arguments
     written: bool = False
 
 
@@ -90,18 +136,13 @@ class Event:
 
 
 class Tape:
-    """The events of the present step.
-
-    Args:
-        next_seq: number of the next call.
-        devices: names of devices that tensors were seen on.
-    """
+    """The events of the present step; ``next_seq`` gives the next call's number, ``devices`` are those that tensors were seen
+    on."""
 
     def __init__(self, next_seq: Callable[[], int], devices: dict[str, None]) -> None:
         self._next_seq, self._devices = next_seq, devices
         self.events: list[Event] = []
-        self.cut: str | None = None
-        """Why earlier events of the step are not there."""
+        self.cut: str | None = None  # why earlier events of the step are not there
         self.updates: list[tuple[int, weakref.ref[torch.optim.Optimizer]]] = []
         """Optimizers that stepped, each with the number of events before it."""
         self._made: dict[int, tuple[weakref.ref[torch.Tensor], Made]] = {}
@@ -136,14 +177,7 @@ class Tape:
         return self._begin("backward", "backward", None, args, kwargs, draws=False)
 
     def end(self, event: Event, given: NamedTensors, versions: list[int | None], result: Any) -> None:
-        """End an event.
-
-        Args:
-            event: the one that `module`, `function` or `backward` began.
-            given: tensors among its arguments.
-            versions: of those, before it ran.
-            result: what it returned.
-        """
+        """End an event: ``given`` are the tensors among its arguments, ``versions`` theirs before it ran."""
         event.last, number = self._next_seq(), event.number
         if number >= len(self.events) or self.events[number] is not event:
             return  # the tape began anew meanwhile
@@ -248,42 +282,25 @@ def mapped(value: Any, change: Callable[[Any], Any], depth: int = 0) -> Any:
     return value
 
 
-# ---------------------------------------------------------------- how it is told
+# ---------------------------------------------------------------- functions outside modules
 Follow = Callable[[str, Callable[[], Event], Any, Any, Callable[[], Any]], Any]
 """``follow(name, begin, args, kwargs, run)`` runs something between the begin and the end of its event."""
 
 
 class TapeMode(TorchFunctionMode):
-    """Tells the tape of functions outside modules; it is off inside them, and while an optimizer steps.
+    """Puts functions outside modules on the tape, where ``sees()``; it is off inside modules, and while an optimizer steps."""
 
-    Args:
-        sees: whether what executes now is followed.
-        name_of: name of a function, None if it computes nothing.
-        tape: where events go.
-        follow: runs a function, and makes an event of it.
-    """
-
-    def __init__(self, sees: Callable[[], bool], name_of: Callable[[Any], str | None], tape: Tape, follow: Follow) -> None:
+    def __init__(self, sees: Callable[[], bool], tape: Tape, follow: Follow) -> None:
         super().__init__()
-        self._sees, self._name_of, self._tape, self._follow = sees, name_of, tape, follow
-        self._names: dict[Any, str | None] = {}
+        self._sees, self._tape, self._follow = sees, tape, follow
+        self._names = Names()
 
     def __torch_function__(
         self, func: Callable[..., Any], types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
-        """Execute a function and remember it."""
         kwargs = kwargs or {}
-        name = self._named(func)
+        name = self._names.of(func)
         if name is None or name == "torch.Tensor.backward" or not self._sees():
             return func(*args, **kwargs)
         begin = partial(self._tape.function, name, func, args, kwargs)
         return self._follow(name, begin, args, kwargs, partial(func, *args, **kwargs))
-
-    def _named(self, func: Any) -> str | None:
-        try:
-            return self._names[func]
-        except KeyError:
-            found = self._names[func] = self._name_of(func)
-            return found
-        except TypeError:  # a callable that has no hash
-            return self._name_of(func)

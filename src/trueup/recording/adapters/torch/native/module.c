@@ -122,7 +122,7 @@ static int quick_init(PyObject *self, PyObject *args, PyObject *kwargs)
 }
 
 static PyType_Slot SLOTS[] = {
-    {Py_tp_doc, "The short way from a tensor to a row; see trueup.recording.adapters.torch.slots."},
+    {Py_tp_doc, "The short way from a tensor to a row; see trueup.recording.adapters.torch.session."},
     {Py_tp_init, quick_init},
     {Py_tp_dealloc, quick_dealloc},
     {Py_tp_traverse, quick_traverse},

@@ -114,7 +114,7 @@ static PyMethodDef OBSERVING_METHODS[] = {
 };
 
 static PyType_Slot OBSERVING_SLOTS[] = {
-    {Py_tp_doc, "A block of our own work; see trueup.recording.adapters.torch.observing."},
+    {Py_tp_doc, "A block of our own work; see trueup.recording.adapters.torch.context.Observing."},
     {Py_tp_methods, OBSERVING_METHODS},
     {Py_tp_dealloc, observing_dealloc},
     {0, NULL},

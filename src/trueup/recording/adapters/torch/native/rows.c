@@ -1,4 +1,4 @@
-/* The short way of `trueup.recording.adapters.torch.slots` and `buffers`: a plain tensor in host memory becomes a row in a microsecond or two.
+/* The short way of `trueup.recording.adapters.torch.session` and `buffers`: a plain tensor in host memory becomes a row in a microsecond or two.
  *
  * What is done here is what those two files do, in the same order and on the same Python objects; whatever is not plain (another
  * class, a transform, a device, an unknown layout, a collective under way, bytes to keep) goes to their Python code. Tensors are

@@ -1,0 +1,173 @@
+"""One setting is changed in a training: does the first line of the verdict name it?
+
+Each script of `setting_changes` is trained once as it is and once for each change, and a second time as it is.
+
+    script      first line  elsewhere  not named  wrong cause  rerun
+    plain               28          4          2            0  aligned
+
+`make bench-settings` runs it.
+"""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import importlib
+import itertools
+import json
+import multiprocessing
+import random
+import re
+import shutil
+import tempfile
+import time
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from types import SimpleNamespace
+
+import trueup
+from setting_changes.options import CHANGES, Change, Options
+from trueup.foundation.model import Result
+
+SCRIPTS = ("plain", "trainer", "lightning", "ranks", "keras", "paddle")
+PRELOADED = {"plain": ("torch",), "trainer": ("torch", "transformers"), "lightning": ("torch",), "ranks": ("torch",)}
+"""What the server of processes imports once. Keras and Paddle begin threads when they are imported."""
+WORDS = ("first line", "noted", "elsewhere", "not named", "wrong cause")
+"""Where a change is named; ``noted``: in a note of runs that are aligned, so that there is nothing to explain."""
+
+
+@dataclass
+class Cell:
+    """What a comparison said of a script in which settings were changed."""
+
+    script: str
+    changes: tuple[str, ...]
+    words: tuple[str, ...]
+    """Of each change: one of `WORDS`."""
+    further: int
+    """Culprits beside, that name none of the changes."""
+    said: str
+
+
+def record(script: str, options: Options, into: Path) -> None:
+    """Train under capture in a process of its own, so that nothing of one training is left in the next.
+
+    It is forked from one that has imported and computed nothing else: autograd's threads do not survive a fork.
+    """
+    context = multiprocessing.get_context("forkserver")
+    context.set_forkserver_preload(["trueup", *PRELOADED.get(script, ())])
+    child = context.Process(target=_train, args=(script, options, into))
+    child.start()
+    child.join()
+    if child.exitcode:
+        raise RuntimeError(f"the training {script} failed: {options}")
+
+
+def _train(script: str, options: Options, into: Path) -> None:
+    importlib.import_module(f"setting_changes.{script}").record(options, into)
+
+
+def word(change: Change, result: Result, beside: Sequence[Change] = ()) -> str:
+    """Say where a verdict names a change; ``beside``: others that were made at once, which the first line may name."""
+    first, *rest = result.sentence.splitlines()
+    if re.search(change.says, first):
+        return "first line"
+    if re.search(change.says, "\n".join(rest)):
+        return "noted" if result.verdict == "aligned" else "elsewhere"
+    explained = any(re.search(one.says, first) for one in beside)
+    return "wrong cause" if result.culprit is not None and result.culprit.cause and not explained else "not named"
+
+
+def further(changes: Sequence[Change], result: Result) -> int:
+    """Count culprits of which no setting is the cause, beside the one in the first line."""
+    said = [one.cause or one.sentence for one in result.culprits[1:]]
+    return sum(not any(re.search(change.says, one) for change in changes) for one in said)
+
+
+def cell(script: str, names: Sequence[str], work: Path) -> Cell:
+    """Train a script with all of some changes and compare it with the one that has none."""
+    changes = [CHANGES[name] for name in names]
+    both = {name: value for change in changes for name, value in change.both.items()}
+    baseline = dataclasses.replace(Options(), **both)
+    candidate = dataclasses.replace(baseline, **{name: value for change in changes for name, value in change.candidate.items()})
+    first = work / f"{script}-{'-'.join(f'{name}={value}' for name, value in sorted(both.items()))}"
+    if not first.exists():
+        record(script, baseline, first)
+    second = work / f"{script}-{'+'.join(names) or 'again'}"
+    shutil.rmtree(second, ignore_errors=True)
+    record(script, candidate, second)
+    result = trueup.compare(first, second)
+    words = tuple(word(change, result, changes) for change in changes) or (result.verdict,)
+    return Cell(script, tuple(names), words, further(changes, result), result.sentence)
+
+
+def pairs(script: str, number: int) -> list[tuple[str, str]]:
+    """Return pairs of changes that can be made at once, drawn once for all: no setting is changed by both. A pair in which one
+    has no effect beside the other is drawn and left out."""
+    known = [(a, b) for a, b in itertools.combinations(possible(script), 2) if _apart(CHANGES[a], CHANGES[b])]
+    return [(a, b) for a, b in random.Random(0).sample(known, number) if _act(CHANGES[a], CHANGES[b])]
+
+
+def _act(*changes: Change) -> bool:
+    set_to = {name: value for change in changes for name, value in change.both.items()}
+    return all(set_to.get(name, value) == value for change in changes for name, value in change.needs.items())
+
+
+def _apart(a: Change, b: Change) -> bool:
+    held = [{*change.candidate, *change.both} for change in (a, b)]
+    return not held[0] & held[1]
+
+
+def possible(script: str) -> list[str]:
+    """Return the changes that make sense in a script."""
+    return [name for name, change in CHANGES.items() if script not in change.without]
+
+
+def counts(cells: Sequence[Cell]) -> list[str]:
+    """Return a line for each script: of single changes, of pairs, and of the run again."""
+    lines = [f"{'script':10}{''.join(f'{one:>13}' for one in WORDS)}{'further':>9}  both of two  again"]
+    for script in dict.fromkeys(one.script for one in cells):
+        mine = [one for one in cells if one.script == script]
+        single = [one for one in mine if len(one.changes) == 1]
+        found = Counter(one.words[0] for one in single)
+        two = [set(one.words) for one in mine if len(one.changes) == 2]
+        named = sum(words <= {"first line", "noted", "elsewhere"} for words in two)
+        again = next((one.words[0] for one in mine if not one.changes), "")
+        beside = sum(one.further > 0 for one in single)
+        lines.append(
+            f"{script:10}{''.join(f'{found[one]:13}' for one in WORDS)}{beside:9}  {f'{named} of {len(two)}':>11}  {again}"
+        )
+    return lines
+
+
+def main() -> None:
+    """Print the table."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--scripts", nargs="*", choices=SCRIPTS, default=list(SCRIPTS))
+    parser.add_argument("--only", nargs="*", choices=list(CHANGES), metavar="CHANGE", help="these changes alone")
+    parser.add_argument("--pairs", type=int, default=20, metavar="N", help="pairs of changes, beside the single ones")
+    parser.add_argument("--json", type=Path, help="write every cell there")
+    parser.add_argument("--say", action="store_true", help="print each verdict")
+    parser.add_argument("--work", type=Path, help="keep captures there")
+    options = SimpleNamespace(**vars(parser.parse_args()))  # what argparse holds would be found as the trainings' own
+    started, cells = time.perf_counter(), []
+    with tempfile.TemporaryDirectory() as scratch:
+        for script in options.scripts:
+            names = [name for name in options.only or possible(script) if name in possible(script)]
+            asked = [(), *((name,) for name in names), *(pairs(script, options.pairs) if options.pairs else [])]
+            for some in asked:
+                one = cell(script, some, options.work or Path(scratch))
+                cells.append(one)
+                print(f"{script:10} {' + '.join(some) or 'again':30} {', '.join(one.words):24} {one.further or ''}", flush=True)
+                if options.say:
+                    print(one.said, flush=True)
+    print("\n".join(counts(cells)))
+    print(f"{time.perf_counter() - started:.0f} s")
+    if options.json:
+        options.json.write_text(json.dumps([asdict(one) for one in cells], indent=1))
+
+
+if __name__ == "__main__":
+    main()

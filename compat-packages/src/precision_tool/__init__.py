@@ -1,1 +1,0 @@
-"""`import precision_tool.tf_config`, answered by `trueup.compat.precision_tool`."""

@@ -1,6 +1,0 @@
-"""`python3 precision_tool/cli.py`, answered by `trueup.compat.precision_tool.cli`."""
-
-from trueup.compat.precision_tool.cli import main
-
-if __name__ == "__main__":
-    main()

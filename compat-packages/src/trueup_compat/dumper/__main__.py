@@ -1,0 +1,53 @@
+"""``python -m trueup_compat.dumper compare -m MY.h5 -g GOLDEN.h5``; exit codes as those of ``trueup compare``."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from trueup.foundation.model import TrueupError
+
+app = typer.Typer(add_completion=False, no_args_is_help=True, help="Compare files of torch.utils.dumper, or take some of one.")
+
+
+@app.command()
+def compare(
+    mine: Annotated[Path, typer.Option("-m", metavar="H5", help="My dump: of the device under suspicion.")],
+    golden: Annotated[Path, typer.Option("-g", metavar="H5", help="The golden dump.")],
+    out: Annotated[Path, typer.Option("-out", "--out", metavar="DIR", help="Where the table goes.")] = Path(),
+) -> None:
+    """Write a row for each tensor, in msaccucmp's columns, and print the verdict."""
+    from trueup_compat.dumper.comparing import compare as compare_files
+
+    table, result = compare_files(mine, golden, out)
+    typer.echo(f"{result}\ntable: {table}")
+    raise typer.Exit(result.exit_code)
+
+
+@app.command()
+def extract(
+    source: Annotated[Path, typer.Option("-i", metavar="H5", help="The file.")],
+    target: Annotated[Path, typer.Option("-o", metavar="H5", help="The file that is made, or added to.")],
+    group: Annotated[list[str], typer.Option("-s", metavar="/op/seqid/", help="An operator; may be repeated.")],
+) -> None:
+    """Take operators out of a file."""
+    from trueup.foundation.words.wording import counted
+    from trueup_compat.dumper.extracting import extract as extract_from
+
+    typer.echo(f"{counted(extract_from(source, target, group), 'operator')} copied into {target}")
+
+
+def main() -> None:
+    """Run; an error is one message and exit code 2."""
+    try:
+        app()
+    except TrueupError as error:
+        typer.echo(f"trueup: {error}", err=True)
+        sys.exit(2)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,117 @@
+"""Two folders of ``.npy`` compared file by file: the table of the parse shell's ``vc``."""
+
+from __future__ import annotations
+
+import csv
+from collections.abc import Iterator
+from dataclasses import dataclass
+from datetime import datetime
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from trueup.doors.report.legacy import text_cell
+from trueup.doors.report.saving import replaced
+from trueup.doors.report.tensor_view import read_npy
+from trueup.foundation.kernels import digest
+from trueup.foundation.kernels.metrics import Metrics
+from trueup.foundation.model import TrueupError
+
+COLUMNS = ("NPU File Name", "Bench File Name", "Mean", "Bench Mean", "Md5 Consistency", "Max Abs Error", "Max Relative Error")
+UNKNOWN = "N/A"
+ACL = (
+    "vc of two dumps of an Ascend device's kernels is msaccucmp's, which is part of CANN: Trueup compares folders of .npy files.\n"
+    "  next:     convert both with CANN's msaccucmp (convert -t npy), then vc; or trueup import each, and trueup compare"
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Batch:
+    """What a comparison of two folders came to."""
+
+    table: Path
+    files: int
+    equal: int
+    alone: int
+    """Files that only one folder has."""
+    unread: int
+
+    @property
+    def sentence(self) -> str:
+        """Say it."""
+        said = [f"{self.files:,} files: {self.equal:,} bitwise equal"]
+        said += [f"{self.alone:,} on one side alone"] if self.alone else []
+        said += [f"{self.unread:,} could not be compared"] if self.unread else []
+        return f"{', '.join(said)}\ntable: {self.table}"
+
+    @property
+    def exit_code(self) -> int:
+        """0 all are equal, 1 some are not, 2 could not tell."""
+        return 2 if self.unread or not self.files else int(self.equal < self.files)
+
+
+def compare_folders(npu: Path, bench: Path, output: Path) -> Batch:
+    """Compare the files of two folders that have the same names; write ``batch_compare_{time}.csv``.
+
+    Args:
+        npu: of the device under suspicion.
+        bench: the trusted one.
+        output: folder of the table.
+
+    Raises:
+        TrueupError: a folder is none, or holds anything but ``.npy``.
+    """
+    sides = [_files(folder) for folder in (npu, bench)]
+    names = sorted(set(sides[0]) | set(sides[1]))
+    path = output / f"batch_compare_{datetime.now():%Y%m%d%H%M%S}.csv"
+    equal = alone = unread = 0
+    with replaced(path, "a file for the table") as temporary, temporary.open("w", newline="", encoding="utf-8") as file:
+        table = csv.writer(file)
+        table.writerow(COLUMNS)
+        for name in names:
+            mine, golden = (side.get(name) for side in sides)
+            cells = list(_row(mine, golden))
+            alone += mine is None or golden is None
+            unread += mine is not None and golden is not None and cells[2] == UNKNOWN
+            equal += cells[2] is True
+            table.writerow([text_cell(one.name) if one is not None else "" for one in (mine, golden)] + cells)
+    return Batch(path, len(names), equal, alone, unread)
+
+
+def _files(folder: Path) -> dict[str, Path]:
+    if not folder.is_dir():
+        raise TrueupError(f"{folder} is no folder: give one of .npy files")
+    entries = [entry for entry in folder.iterdir() if entry.is_file()]
+    if not entries or any(entry.suffix != ".npy" for entry in entries):
+        raise TrueupError(f"{folder} holds {'no files' if not entries else 'other files than .npy'}.\n  {ACL}")
+    return {entry.name: entry for entry in entries}
+
+
+def _row(mine: Path | None, golden: Path | None) -> Iterator[Any]:
+    """Yield both means, whether the bytes are equal, and the two errors."""
+    arrays = []
+    for path in (mine, golden):
+        try:
+            arrays.append(None if path is None else read_npy(path))
+        except TrueupError:
+            arrays.append(None)
+    yield from (UNKNOWN if array is None else _mean(array) for array in arrays)
+    a, b = arrays[1], arrays[0]
+    if a is None or b is None or a.shape != b.shape or not a.size:
+        yield from (UNKNOWN,) * 3
+        return
+    yield a.dtype == b.dtype and digest(np.asarray(a)) == digest(np.asarray(b))
+    try:
+        found = Metrics.of(a, b)
+    except TypeError:
+        yield from (UNKNOWN,) * 2
+        return
+    yield from (found.max_absolute, found.max_relative)
+
+
+def _mean(array: Any) -> Any:
+    """Return the mean in float64; of complex numbers that of their absolutes, as in the tool."""
+    if not array.size or array.dtype.kind not in "biufc":
+        return UNKNOWN
+    return float(np.abs(array).mean() if array.dtype.kind == "c" else array.mean(dtype=np.float64))

@@ -1,0 +1,191 @@
+"""Before a run is trusted: its settings, beside another run, beside required values, and by themselves. `preflight` reads
+manifests alone (docs/format.md, ``settings``), so a capture of one step is enough, and no tensor is read."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+from trueup.foundation import toml
+from trueup.foundation.model import TrueupError
+from trueup.foundation.settings import ABSENT, Setting, differing, held_by, list_of, modules_of
+from trueup.foundation.store import Capture, open_capture
+from trueup.foundation.words.setting_sentence import setting_text, value
+from trueup.foundation.words.wording import counted
+
+LIKE_RANK_0 = ("optimizer", "module", "switch", "version")  # equal on all ranks; seed, data and arguments may differ
+TWO_MODES = ("Dropout", "BatchNorm", "InstanceNorm")  # class name prefixes: training and evaluation differ
+TENSOR_FLOAT = (
+    ("cuda.matmul.allow_tf32", "True", "cuda"), ("npu.matmul.allow_hf32", "True", "npu"), ("npu.conv.allow_hf32", "True", "npu"),
+)  # fmt: skip
+"""Switches that round the factors of float32 products to 10 bits, and where (docs.pytorch.org, CUDA semantics; torch_npu)."""
+
+
+@dataclass(frozen=True, slots=True)
+class Preflight:
+    """What was found."""
+
+    baseline: str
+    candidate: str
+    settings: tuple[Setting, ...] = ()  # what differs between the runs, what changes numbers first
+    broken: tuple[str, ...] = ()  # what must hold and does not, a sentence each
+    odd: tuple[str, ...] = ()  # what is odd in the candidate by itself, a sentence each
+    unread: tuple[str, ...] = ()  # why something could not be told, a sentence each
+
+    @property
+    def changes(self) -> tuple[Setting, ...]:
+        """The settings that differ and change numbers."""
+        return tuple(one for one in self.settings if one.severity == "changes")
+
+    @property
+    def verdict(self) -> Literal["clear", "differs", "could not tell"]:
+        """The word; a change of numbers or a broken rule outweighs what could not be read."""
+        if self.changes or self.broken or self.odd:
+            return "differs"
+        return "could not tell" if self.unread else "clear"
+
+    @property
+    def exit_code(self) -> int:
+        """0: nothing that changes numbers; 1: something does, or a required value does not hold; 2: could not tell."""
+        return {"clear": 0, "differs": 1, "could not tell": 2}[self.verdict]
+
+    @property
+    def sentence(self) -> str:
+        """What a tired engineer reads first."""
+        may = sum(one.severity == "may" for one in self.settings)
+        rest = f"; {counted(may, 'more setting')} may" if may else ""
+        if self.changes:
+            further = len(self.changes) - 1
+            more = f", and {counted(further, 'more setting')} that change{'s' if further == 1 else ''} numbers" if further else ""
+            return setting_text(self.changes[0]) + more
+        if self.broken or self.odd:
+            return (*self.broken, *self.odd)[0]
+        if self.unread:
+            return self.unread[0]
+        if not self.baseline:
+            return "nothing is set in a way that is odd by itself"
+        return f"no setting that changes numbers differs{rest}"
+
+
+def preflight(baseline: str | Path | None, candidate: str | Path, *, require: str | Path | None = None) -> Preflight:
+    """Compare what two runs are set to, or look at one run alone.
+
+    Args:
+        baseline: capture of the trusted run; None: look at the candidate by itself.
+        candidate: capture of the run that is to be trusted; one step is enough.
+        require: a TOML file of values that must hold (docs/preflight.md).
+
+    Raises:
+        TrueupError: a capture or the file cannot be read.
+    """
+    first, second = None if baseline is None else open_capture(Path(baseline)), open_capture(Path(candidate))
+    sides = [(capture, _first(capture)) for capture in (first, second) if capture is not None]
+    unread = [
+        f"{capture.path} does not say what it was set to: no step of its training ended, or an older version recorded it"
+        for capture, manifest in sides if not isinstance(manifest.get("settings"), Mapping)
+    ]  # fmt: skip
+    if first is not None and _first(first).get("framework") != _first(second).get("framework"):
+        unread.append("the runs are of two frameworks, with names of their own for each setting: trueup align compares them")
+    steps = [capture.steps[-1] for capture in (first, second) if capture is not None and capture.steps]
+    found = [] if first is None else differing(_first(first), _first(second), min(steps, default=None))
+    broken = [] if require is None else _broken(Path(require), _first(second))
+    return Preflight(
+        "" if first is None else str(first.path), str(second.path), tuple(found), tuple(broken),
+        tuple(_odd(second)), tuple(unread),
+    )  # fmt: skip
+
+
+def _first(capture: Capture) -> Mapping[str, Any]:
+    return next((manifest for _, manifest in sorted(capture.ranks.items())), {})
+
+
+# Groups that a file of required values may name
+Required = Literal["optimizer", "module", "data", "seed", "argument", "switch", "version"]
+
+
+def _broken(file: Path, manifest: Mapping[str, Any]) -> list[str]:
+    table = toml.read(file, "The file of required values", "docs/preflight.md says what it holds")
+    held = flat(manifest)
+    found = []
+    try:
+        for group, wanted in toml.checked(table, dict[Required, dict[str, Any]]).items():
+            for name, must in wanted.items():
+                values = held.get((group, name), [])
+                wrong = [one for one in values if one != must]
+                if not values:
+                    found.append(f"{group} {name} must be {value(must)}, and is {ABSENT}")
+                elif wrong:
+                    where = f" in {counted(len(wrong), 'place')}" if len(values) > 1 else ""
+                    found.append(f"{group} {name} must be {value(must)}, and is {value(wrong[0])}{where}")
+    except ValueError as error:
+        raise TrueupError(
+            f"The file of required values {file} cannot be read: {error}\n"
+            "  expected: tables optimizer, module, data, seed, argument, switch or version of names and values\n"
+            "  next:     docs/preflight.md has an example"
+        ) from None
+    return found
+
+
+def flat(manifest: Mapping[str, Any]) -> dict[tuple[str, str], list[Any]]:
+    """Return values by group and name: ``AdamW.lr``, ``LayerNorm.eps`` and ``encoder.norm.eps``, ``torch``, ``batch_size``."""
+    held = held_by(manifest)
+    found: dict[tuple[str, str], list[Any]] = {}
+
+    def put(group: str, prefix: str, values: Any) -> None:
+        for name, one in (values if isinstance(values, Mapping) else {}).items():
+            found.setdefault((group, f"{prefix}.{name}" if prefix else str(name)), []).append(one)
+
+    for optimizer in list_of(held, "optimizers"):
+        for group in list_of(optimizer, "groups"):
+            put("optimizer", str(optimizer.get("class", "")), group)
+    for scope, module in modules_of(manifest).items():
+        for prefix in dict.fromkeys((str(module.get("class", "")), scope)):
+            put("module", prefix, module)
+    for loader in list_of(held, "data"):
+        put("data", str(loader.get("class", "")), loader)
+    for name, values in (
+        ("seed", manifest.get("seeds")), ("argument", held.get("arguments")), ("switch", manifest.get("environment")),
+        ("version", manifest.get("versions")),
+    ):  # fmt: skip
+        put(name, "", values)
+    return found
+
+
+def _odd(capture: Capture) -> Iterable[str]:
+    """Say what is odd in one run by itself."""
+    manifest = _first(capture)
+    yield from _modes(manifest)
+    yield from _left_out(manifest)
+    environment, devices = manifest.get("environment", {}), manifest.get("devices", [])
+    for name, value_on, device in TENSOR_FLOAT:
+        if environment.get(name) == value_on and any(str(one).startswith(device) for one in devices):
+            yield f"{name} is {value_on}: float32 products are computed of factors that are rounded to 10 bits"
+    ranks = sorted(capture.ranks.items())
+    for rank, other in ranks[1:]:
+        unlike = [one for one in differing(ranks[0][1], other) if one.group in LIKE_RANK_0 and one.severity == "changes"]
+        if unlike:
+            yield f"ranks differ: {setting_text(unlike[0], (f'on rank {ranks[0][0]}', f'on rank {rank}'))}"
+            return
+
+
+def _modes(manifest: Mapping[str, Any]) -> Iterable[str]:
+    held = {scope: module for scope, module in modules_of(manifest).items() if "training" in module}
+    idle = [s for s, module in held.items() if module["training"] is False and str(module.get("class", "")).startswith(TWO_MODES)]
+    if idle and any(module["training"] is True for module in held.values()):
+        what = f"{counted(len(idle), 'module')} evaluate{'s' if len(idle) == 1 else ''} while others train"
+        yield f"{what}, the first: {idle[0]} ({held[idle[0]]['class']})"
+
+
+def _left_out(manifest: Mapping[str, Any]) -> Iterable[str]:
+    """Name parameters that are to be trained and that no optimizer holds."""
+    trained = sum(
+        f"{name[:-6]}.tied_to" not in module and f"{name[:-6]}.requires_grad" not in module
+        for module in modules_of(manifest).values() for name in module if name.endswith(".dtype")
+    )  # fmt: skip
+    counts = [group.get("parameters") for one in list_of(held_by(manifest), "optimizers") for group in list_of(one, "groups")]
+    held = sum(count for count in counts if isinstance(count, int))
+    if counts and None not in counts and trained > held:
+        verb = "is" if trained - held == 1 else "are"
+        yield f"{trained - held:,} of {counted(trained, 'parameter')} with a gradient {verb} in no optimizer"

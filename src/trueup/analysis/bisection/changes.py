@@ -1,0 +1,327 @@
+"""What can be changed about a run, one thing at a time or several together.
+
+    scopes        modules whose functions run in another dtype, on the CPU or deterministically: a policy
+    operators     functions that do, wherever they are called: a policy
+    switches      optimisations of the framework, switched off (those of `trueup triage`)
+    environment   variables, as they are where the training is right
+    packages      versions, as they are there
+    commits       of a git history between a good and a bad one; ordered: the first with which the check fails is looked for
+    steps         of the training; ordered likewise
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import shlex
+import shutil
+import subprocess
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from importlib import metadata
+from pathlib import Path
+
+from trueup.analysis.bisection.running import Setup
+from trueup.analysis.bisection.search import Chosen
+from trueup.analysis.triage import table
+from trueup.analysis.triage.optimisations import by_hand
+from trueup.analysis.triage.running import switched_off
+from trueup.foundation import toml
+from trueup.foundation.facts.roundoff import UNIT_ROUNDOFF
+from trueup.foundation.model import TrueupError
+from trueup.foundation.redaction import MASK, redacted
+from trueup.foundation.redaction.variables import is_recorded
+from trueup.foundation.store import Capture, open_capture
+from trueup.foundation.words.wording import counted, one_line, shorten
+from trueup.recording.policies import DEVICES, DTYPES, exactly, in_toml
+
+KINDS = ("scopes", "operators", "switches", "environment", "packages", "commits", "steps")
+OUTSIDE = "(outside all modules)"
+DONE = {"cpu": "on the CPU", "deterministic": "deterministic"}  # what is done to a call, in words; else it runs ``in`` the dtype
+CASTS = "the code casts by itself, which no rule undoes"
+HERE = "here"  # where the training is wrong, unless another capture or file was named
+VALUE_WIDTH = 40  # characters of a value in a sentence
+MOST_COMMITS = 100_000
+TEXT = "a capture, or a text file"
+VARIABLE = re.compile(r"[A-Z_][A-Z0-9_]*")
+PACKAGE = re.compile(r"([A-Za-z0-9][A-Za-z0-9._-]*)\s*==\s*([A-Za-z0-9][A-Za-z0-9.+!_-]*)")
+COMMIT = re.compile(r"[0-9a-f]{40,64}")
+
+
+@dataclass(frozen=True)
+class Changes:
+    """A set of changes to choose from."""
+
+    kind: str
+    items: Chosen
+    noun: str  # one of them: ``module``
+    done: str  # what is done to chosen ones: ``in float32``
+    setup: Callable[[Chosen, Path], Setup]  # how a command runs with some of them, in the run's folder
+    write: Callable[[Chosen, Path], list[str]]  # writes what heals the run into a folder; returns instructions
+    ordered: bool = False
+    said: Callable[[str], str] = str  # an item in a sentence: ``MY_LR (5 here, 0.01 in the good run)``
+    unless: str = ""  # what else may be the cause where no such change heals the run
+    close: Callable[[], None] = lambda: None  # removes what the runs needed
+
+
+def _by_policy(kind: str, noun: str, capture: Capture, key: str, change: Sequence[str]) -> Changes:
+    words = change or _usual(capture)
+    lines = [_line(word) for word in words]
+    rows = capture.records(columns=[key, "slot", "dtype"], level="api", phase="forward")
+    columns = zip(*(rows[name].cast("string").to_pylist() for name in (key, "slot", "dtype")), strict=True)
+    kinds = UNIT_ROUNDOFF if set(words) <= set(DTYPES) else None  # what reads no such tensor has no other dtype
+    read = {name for name, slot, dtype in columns if slot.startswith("input") and (kinds is None or dtype in kinds)}
+    items = tuple(sorted(name or OUTSIDE for name in read))
+
+    def rule(names: Sequence[str], *level: str) -> str:
+        return "\n".join(["[[rule]]", *level, f"{key} = {in_toml(exactly(*names))}", *lines, ""])
+
+    def rules(names: Sequence[str]) -> str:
+        inside = [name for name in names if name != OUTSIDE]
+        whole = ('level = "module"',) if kind == "scopes" else ()  # what is between a module's functions runs so too
+        return "\n".join([rule(inside, *whole)] * bool(inside) + [rule([""])] * (OUTSIDE in names))
+
+    def write(found: Chosen, folder: Path) -> list[str]:
+        file = folder / "policy.toml"
+        file.write_text("\n".join(rules([name]) for name in found), encoding="utf-8")
+        told = [f"trueup capture --policy {file} -o RUN -- COMMAND runs the training with it"]
+        if kind == "operators" and _frameworks(capture) == {"paddle"}:
+            listed = ", ".join(repr(name.rpartition(".")[2]) for name in found)
+            told.append(f"or in the script: paddle.amp.auto_cast(custom_black_list={{{listed}}})")
+        return told
+
+    def setup(names: Chosen, _: Path) -> Setup:
+        return Setup(policy=rules(names))
+
+    done = " ".join(DONE.get(word, f"in {word}") for word in words)
+    return Changes(kind, items, noun, done, setup, write, unless=CASTS if kinds else "")
+
+
+def _usual(capture: Capture) -> tuple[str, ...]:
+    """Return the default change: the CPU in place of an accelerator, else the next wider dtype."""
+    devices = {str(device).partition(":")[0] for manifest in capture.ranks.values() for device in manifest.get("devices", ())}
+    if devices - {"cpu"}:
+        return ("cpu",)
+    names = capture.records(columns=["dtype"], level="api")["dtype"].cast("string").unique().to_pylist()
+    narrow = any(UNIT_ROUNDOFF.get(name or "", 0) > UNIT_ROUNDOFF["float32"] for name in names)
+    return ("float32",) if narrow else ("float64",)
+
+
+def _line(word: str) -> str:
+    if word in DTYPES:
+        return f'dtype = "{word}"'
+    if word in DEVICES:
+        return f'device = "{word}"'
+    if word == "deterministic":
+        return "deterministic = true"
+    allowed = ", ".join((*DTYPES, *DEVICES, "deterministic"))
+    raise TrueupError(f"There is no change {word!r}.\n  expected: one of {allowed}\n  got:      {word}\n  next:     correct --as")
+
+
+def _frameworks(capture: Capture) -> set[str]:
+    return {str(manifest.get("framework")) for manifest in capture.ranks.values()}
+
+
+def modules(capture: Capture, change: Sequence[str] = ()) -> Changes:
+    """Offer the modules of a capture, and one more for what runs outside them."""
+    return _by_policy("scopes", "module", capture, "scope", change)
+
+
+def operators(capture: Capture, change: Sequence[str] = ()) -> Changes:
+    """Offer the functions that a capture saw in a forward."""
+    return _by_policy("operators", "operator", capture, "op", change)
+
+
+def switches(capture: Capture, only: Sequence[str] = ()) -> Changes:
+    """Offer the optimisations that a capture's framework has on its devices."""
+    devices = [str(device) for manifest in capture.ranks.values() for device in manifest.get("devices", ())]
+    rows = [row for name in sorted(_frameworks(capture)) for row in table.load(only=only).top(name, devices)]
+    by_name = {row.name: row for row in rows}
+
+    def setup(names: Chosen, folder: Path) -> Setup:
+        environment, orders = switched_off([by_name[name] for name in names], folder / "fusion_switch.json")
+        return Setup(environment, switches=orders)
+
+    def write(found: Chosen, _: Path) -> list[str]:
+        return [line for name in found for line in by_hand(by_name[name])]
+
+    return Changes("switches", tuple(by_name), "optimisation", "off", setup, write)
+
+
+def environment(good: Mapping[str, str], bad: Mapping[str, str] | None = None) -> Changes:
+    """Offer the variables that differ between a good and a bad environment (None: our own, of which only what the good one names
+    or what may choose numbers counts: no HOME, no PATH)."""
+    where = HERE if bad is None else "in the bad run"
+    if bad is None:
+        bad = {name: value for name, value in os.environ.items() if name in good or is_recorded(name)}
+    unlike = {name: (good.get(name), bad.get(name)) for name in good.keys() | bad.keys() if good.get(name) != bad.get(name)}
+    items = tuple(sorted(name for name, values in unlike.items() if MASK not in f"{values}"))  # what is masked cannot be set
+
+    def setup(names: Chosen, _: Path) -> Setup:
+        return Setup({name: (good if name in names else bad).get(name) for name in items})
+
+    def write(found: Chosen, folder: Path) -> list[str]:
+        file = folder / "environment.sh"
+        values = {name: shlex.quote(str(redacted(good[name], name))) for name in found if name in good}
+        lines = [f"export {name}={values[name]}" if name in values else f"unset {name}" for name in found]
+        file.write_text("\n".join([*lines, ""]), encoding="utf-8")
+        return [f"source {file} before the training", *lines]
+
+    return Changes("environment", items, "variable", "as in the good run", setup, write, said=_with_values(good, bad, where))
+
+
+def _with_values(good: Mapping[str, str], bad: Mapping[str, str], where: str) -> Callable[[str], str]:
+    """Return what says of a variable or package both values: ``MY_LR (5 here, 0.01 in the good run)``."""
+
+    def value(side: Mapping[str, str], name: str) -> str:
+        return shorten(one_line(str(redacted(side[name], name))) or "empty", VALUE_WIDTH) if name in side else "not set"
+
+    return lambda name: f"{name} ({value(bad, name)} {where}, {value(good, name)} in the good run)"
+
+
+def packages(good: Mapping[str, str], bad: Mapping[str, str], folder: Path, python: str, where: str = HERE) -> Changes:
+    """Offer the packages whose versions differ; each version is installed into a folder of its own."""
+    items = tuple(sorted(name for name in good.keys() & bad.keys() if good[name] != bad[name]))
+
+    def place(name: str, version: str) -> str:
+        target = folder / f"{name}-{version}"
+        if not (target / ".complete").exists():
+            shutil.rmtree(target, ignore_errors=True)
+            command = [python, "-m", "pip", "install", "--quiet", "--no-deps", "--target", str(target), f"{name}=={version}"]
+            made = subprocess.run(command, capture_output=True, text=True, check=False)
+            if made.returncode:
+                said = (made.stderr.strip().splitlines() or ["pip said nothing"])[-1]
+                raise TrueupError(
+                    f"{name} {version} cannot be installed.\n  got:      {redacted(said)}\n"
+                    "  next:     give pip an index that has it"
+                )
+            (target / ".complete").touch()
+        return str(target.absolute())
+
+    def setup(names: Chosen, _: Path) -> Setup:
+        paths = [place(name, (good if name in names else bad)[name]) for name in items]
+        return Setup({"PYTHONPATH": os.pathsep.join([*paths, *filter(None, [os.environ.get("PYTHONPATH")])])})
+
+    def write(found: Chosen, folder: Path) -> list[str]:
+        file = folder / "requirements.txt"
+        lines = [f"{name}=={good[name]}" for name in found]
+        file.write_text("\n".join([*lines, ""]), encoding="utf-8")
+        return [f"pip install -r {file}", *lines]
+
+    return Changes("packages", items, "package", "as in the good run", setup, write, said=_with_values(good, bad, where))
+
+
+def commits(good: str, bad: str, folder: Path) -> Changes:
+    """Offer the commits after a good one up to a bad one; each is checked out into a folder of its own while it is tried."""
+    top = Path(_git("rev-parse", "--show-toplevel").strip())
+    ends = [_commit(name) for name in (good, bad)]
+    listed = _git("rev-list", "--first-parent", "--reverse", f"--max-count={MOST_COMMITS}", f"{ends[0]}..{ends[1]}").split()
+    here = Path.cwd().relative_to(top) if Path.cwd().is_relative_to(top) else Path()
+
+    def setup(names: Chosen, _: Path) -> Setup:
+        (commit,) = names
+        target = (folder / "tree").absolute()
+        if target.exists():
+            _git("-C", str(target), "checkout", "--quiet", "--force", "--detach", commit)
+            _git("-C", str(target), "clean", "--quiet", "-fd")
+        else:
+            _git("worktree", "prune")
+            _git("worktree", "add", "--quiet", "--detach", str(target), commit)
+        inside = target / here
+        return Setup(folder=inside if inside.is_dir() else target)
+
+    def write(found: Chosen, _: Path) -> list[str]:
+        return [_git("log", "-1", "--format=%h %an, %ad: %s", "--date=short", found[0]).strip(), f"git show {found[0]}"]
+
+    def close() -> None:
+        target = folder / "tree"
+        if target.exists():
+            _git("worktree", "remove", "--force", str(target.absolute()))
+
+    return Changes(
+        "commits", tuple(listed), "commit", "", setup, write, ordered=True, said=lambda name: f"commit {name}", close=close
+    )  # fmt: skip
+
+
+def steps(most: int) -> Changes:
+    """Offer trainings of 1 up to ``most`` steps: ``{steps}`` in the command."""
+    items = tuple(str(number) for number in range(1, most + 1))
+
+    def setup(names: Chosen, _: Path) -> Setup:
+        return Setup({"TRUEUP_STEPS": names[0]}, words={"steps": names[0]})
+
+    return Changes("steps", items, "step", "", setup, lambda *_: [], ordered=True, said=in_steps)
+
+
+def in_steps(number: str) -> str:
+    """Say how long a training is: ``8 steps``."""
+    return counted(int(number), "step")
+
+
+def variables(source: str) -> dict[str, str]:
+    """Read an environment, of a capture or from a file of ``NAME=value`` lines; raises TrueupError if it is neither."""
+    if Path(source).is_dir():
+        return _of_capture(source, "environment", VARIABLE)
+    lines = [line.strip().removeprefix("export ") for line in toml.text_of(Path(source), TEXT, "name another").splitlines()]
+    pairs = [line.partition("=") for line in lines if line and not line.startswith("#")]
+    wrong = next((name for name, equals, _ in pairs if not equals or not re.fullmatch(r"[A-Za-z_]\w*", name)), None)
+    if wrong is not None:
+        raise TrueupError(
+            f"{source} is no environment.\n"
+            f"  expected: lines NAME=value\n  got:      {wrong}\n"
+            "  next:     correct it: env > FILE"
+        )
+    return {name: value.strip("'\"") for name, _, value in pairs}
+
+
+def versions(source: str | None) -> dict[str, str]:
+    """Read versions of packages: of a capture, from lines ``name==version``, or (None) as installed; raises TrueupError if
+    neither."""
+    if source is None:
+        return {_plain(one.metadata["Name"]): one.version for one in metadata.distributions() if one.metadata["Name"]}
+    if Path(source).is_dir():
+        found = _of_capture(source, "versions", re.compile(r"[\w.-]+"))
+        return {_plain(name): version for name, version in found.items() if name not in ("python", "trueup")}
+    matches = [PACKAGE.match(line.strip()) for line in toml.text_of(Path(source), TEXT, "name another").splitlines()]
+    return {_plain(match[1]): match[2] for match in matches if match}
+
+
+def _plain(name: str) -> str:
+    """Return the normal form of a package's name (PEP 503)."""
+    return re.sub(r"[-_.]+", "-", name).lower()
+
+
+def _of_capture(path: str, key: str, names: re.Pattern[str]) -> dict[str, str]:
+    found: dict[str, str] = {}
+    for manifest in open_capture(path).ranks.values():
+        held = manifest.get(key)
+        for name, value in held.items() if isinstance(held, Mapping) else ():
+            if isinstance(value, str) and names.fullmatch(name):
+                found.setdefault(name, value)
+    return found
+
+
+def _commit(name: str) -> str:
+    found = _git("rev-parse", "--verify", "--quiet", "--end-of-options", f"{name}^{{commit}}").strip()
+    if not COMMIT.fullmatch(found):
+        raise TrueupError(
+            f"{name} is no commit.\n"
+            f"  expected: a commit, a branch or a tag\n  got:      {name}\n"
+            "  next:     git log --oneline"
+        )
+    return found
+
+
+def _git(*arguments: str) -> str:
+    try:
+        made = subprocess.run(["git", *arguments], capture_output=True, text=True, check=False)
+    except OSError as error:
+        raise TrueupError(f"git cannot be run: {error.strerror or error}") from None
+    if made.returncode:
+        said = (made.stderr.strip().splitlines() or [f"exit code {made.returncode}"])[-1]
+        raise TrueupError(
+            f"git {arguments[0]} failed.\n"
+            f"  where:    {Path.cwd()}\n  got:      {said}\n"
+            "  next:     run it inside the training's repository"
+        )
+    return made.stdout

@@ -1,0 +1,307 @@
+"""Causes before calls: which settings that differ explain which culprits, and what the calls show where no setting does.
+
+A setting explains a call that it reaches and that shows it: an optimizer's, the calls of an update that were given other numbers or
+that only one run makes; a module's, such calls inside that module; a loader's or a seed's, what no module computed and what was
+drawn. A call that was given the same and returned something else stays a culprit of its own, whatever is set differently around it.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import re
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from trueup.comparison.normalise.updates import STEP
+from trueup.foundation.facts.operators import normalised
+from trueup.foundation.facts.roundoff import UNIT_ROUNDOFF
+from trueup.foundation.facts.slots import is_output
+from trueup.foundation.facts.why import Reason, Why
+from trueup.foundation.model import Finding, TensorStats
+from trueup.foundation.settings import OF_PARAMETERS, Setting, differing
+from trueup.foundation.words.reasons import in_words
+from trueup.foundation.words.sentence import changed_arguments, named_argument
+from trueup.foundation.words.setting_sentence import settings_text
+from trueup.foundation.words.wording import one_line
+
+FLOAT32 = 2.0**-24
+"""Unit roundoff of float32 (IEEE 754)."""
+
+ROUNDINGS = 8.0
+"""Units of roundoff of the coarser dtype up to which another dtype explains an error: a few roundings in a row."""
+
+SCALES = 2.0**-20
+"""How far a loss may be from a multiple of another one, relative to it: a few roundings in float32."""
+
+WHOLE = 0.25
+"""How far a multiple may be from a whole number at most: any number is within half of one."""
+
+NEAR = 0.01
+"""How much further it may be where the loss is already off by that much for another reason; a multiple is a whole number still."""
+
+CASTS = ("to", "_to_copy", "cast", "Cast", "convert_element_type")
+ORDERING = ("seed", "shuffle", "sampler")
+"""Settings of a data loader that say in which order samples come; the others say how many batches there are, and how large."""
+ORDER = ("data", "seed", "module", "optimizer", "argument")
+"""Groups that explain calls, the surest first: what a script was told does where a call was given these very values."""
+
+
+Place = tuple[int, int, tuple[int, int]]  # rank, step, and execution numbers of a call in the two runs
+
+
+def place(finding: Finding) -> Place:
+    """Return where the call of a finding stands."""
+    return finding.rank, finding.step, finding.seq
+
+
+@dataclass(frozen=True)
+class Seen:
+    """What the runs show that no setting tells."""
+
+    shown: Mapping[Place, Reason] = field(default_factory=dict)  # what culprits show of their cause by themselves
+    begun: Callable[[Finding], str] = lambda _: ""  # says of a culprit which initial weights and batches differ
+    weights: str = ""  # which initial weights differ
+    dtypes: Reason | None = None  # dtype in which the candidate computes and the baseline does not
+    passes: str = ""  # that one run goes backward more often in a step
+    last: int | None = None  # the last step of both
+    scaled: str = ""  # by which numbers the loss is multiplied or divided in one run only
+    times: float = 1.0  # how many times as large the candidate's loss is by these
+
+
+def with_causes(
+    culprits: Sequence[Finding], baseline: Mapping[str, Any], candidate: Mapping[str, Any], seen: Seen = Seen()
+) -> tuple[list[Finding], list[Setting]]:
+    """Say of culprits, in their order, which settings explain them or what shows of their cause; those with one cause become one.
+    ``baseline`` and ``candidate`` are manifests of a rank, ``seen`` is what both runs as a whole show. Return the culprits that
+    are left, and the settings that change numbers and that no culprit shows."""
+    found = differing(baseline, candidate, seen.last)
+    told = [one for one in found if one.group == "argument" and one.severity != "cannot"]
+    settings = [one for one in found if one.severity == "changes"] + told
+    kept: list[Finding] = []
+    by_cause: dict[str, int] = {}
+    shown: list[Setting] = []
+    named = {one.op: said for one in culprits if (said := named_argument(one))}
+    drawn = next((reason for one in culprits if _is_drawn(reason := seen.shown.get(place(one)))), None)
+    for finding in culprits:
+        own = seen.shown.get(place(finding)) or (drawn if _draws(finding) else None)
+        own = None if own is not None and own.why is Why.RUNS_ALONE else own  # less than all else that may be known
+        reaching = _reaching(settings, finding)
+        if own is not None and finding.op != STEP:  # gradients, before the optimizer has them
+            reaching = [one for one in reaching if one.group != "optimizer"]
+        if any(one.step is not None for one in reaching):  # a schedule may go by the number of batches
+            reaching += [one for one in settings if one.group == "data" and not _orders(one)]
+        if not (reaching or own or named_argument(finding)) and seen.begun(finding):
+            reaching = [one for one in settings if one.group == "seed"]  # what draws may be given its seed as a tensor
+        shown += [one for one in reaching if one not in shown]
+        cause = _cause(reaching, finding, own, seen)
+        if not cause and finding.kind == "region":  # what is passed to it is made by a call of one run, in the first step alone
+            cause = named.get(finding.op, "")
+        same = by_cause.get(cause, _follows(kept, finding, own, cause))
+        if same is None:
+            by_cause |= {cause: len(kept)} if cause else {}
+            kept.append(dataclasses.replace(finding, cause=cause))
+        else:
+            first = kept[same]
+            names = tuple(dict.fromkeys((*first.alike_in, finding.name, *finding.alike_in)))
+            kept[same] = dataclasses.replace(first, alike=first.alike + 1 + finding.alike, alike_in=names)
+    asked = any(not one.cause for one in kept)  # then what the scripts were told may say more than the call does
+    left = [one for one in settings if one not in shown and (asked or one.severity == "changes")]
+    if len(left) != 1:  # else that stands in the first line
+        kept = [dataclasses.replace(one, cause=one.cause or in_words(seen.shown.get(place(one)))) for one in kept]
+    return kept, sorted(left, key=lambda one: (one.severity != "changes", _rank(one)))
+
+
+def _draws(finding: Finding) -> bool:
+    return finding.kind == "random" or finding.rule.startswith("random")
+
+
+def _is_drawn(reason: Reason | None) -> bool:
+    return reason is not None and reason.why is Why.DRAWN_ALONE
+
+
+def _rank(setting: Setting) -> int:
+    return ORDER.index(setting.group) if setting.group in ORDER else len(ORDER)
+
+
+def _reaching(settings: Sequence[Setting], finding: Finding) -> list[Setting]:
+    """Return the settings of the surest group that explains a culprit."""
+    found = [one for one in settings if one.group in ORDER and _explains(one, finding)]
+    first = min(found, key=lambda one: (not (_draws(finding) and one.group == "seed"), _rank(one)), default=None)
+    found = [one for one in found if first is not None and one.group == first.group]
+    return [] if found and found[0].group == "argument" and len(found) > 1 else found  # which of them it was nobody knows
+
+
+def _cause(reaching: Sequence[Setting], finding: Finding, own: Reason | None, seen: Seen) -> str:
+    """Return the cause in words: settings, and where none explains the culprit what shows; ``own``: by itself."""
+    group = reaching[0].group if reaching else ""
+    said = [settings_text(reaching)]
+    if group == "data":
+        said = [seen.passes, _in_another_order(reaching, finding) + said[0]]
+    elif group == "seed" and not _draws(finding):
+        said.append(seen.begun(finding))
+    elif group == "optimizer" and finding.op == STEP and all(one.name != "class" for one in reaching):
+        said.append(in_words(own))  # what was done to gradients before it was done beside
+    elif not group:
+        found = in_words(own) or _dtype(finding, seen) or named_argument(finding)
+        said = [found or seen.passes or _scaled(finding, seen) or seen.begun(finding)]
+        if _is_drawn(own):  # what drew them may have been the first weights
+            said.insert(0, seen.weights)
+    return "; ".join(filter(None, said))
+
+
+def _in_another_order(reaching: Sequence[Setting], finding: Finding) -> str:
+    if any(map(_orders, reaching)):
+        return f"batches in another order from step {finding.step}: "
+    return ""
+
+
+def _orders(setting: Setting) -> bool:
+    return setting.name.rpartition(".")[2] in ORDERING
+
+
+def _follows(kept: Sequence[Finding], finding: Finding, own: Reason | None, cause: str) -> int | None:
+    """Return the culprit with a cause that a further one only follows. What draws random numbers follows from what drew some in
+    one run alone; another argument of an operator from that of the function around it."""
+    drawer = normalised(own.facts[0].op) if own is not None and _is_drawn(own) and _draws(finding) else None
+    for at, one in enumerate(kept):
+        drawn = drawer == normalised(one.op)
+        if one.cause and (drawn or (not cause and finding.kind == "argument" and finding.api == one.op)):
+            return at
+    return None
+
+
+def _dtype(finding: Finding, seen: Seen) -> str:
+    """Return in which dtype the candidate computes, of a culprit that has another one or casts, and is off by rounding to it."""
+    if seen.dtypes is None:
+        return ""
+    pairs = [slot.dtype for slot in finding.slots if all(slot.dtype) and slot.slot != "arguments"]
+    casts = normalised(finding.op).rpartition(".")[2] in CASTS
+    if not casts and all(first == second for first, second in pairs):
+        return ""
+    coarsest = max((UNIT_ROUNDOFF.get(name, 0.0) for pair in pairs for name in pair), default=0.0)
+    coarsest = max([coarsest, *(UNIT_ROUNDOFF[seen.dtypes.facts[n]] for n in (0, -1))])
+    return in_words(seen.dtypes) if finding.error_out <= ROUNDINGS * coarsest else ""
+
+
+def _scaled(finding: Finding, seen: Seen) -> str:
+    """Say of a single number that a call outside of modules makes whether it is a multiple of the baseline's."""
+    if finding.scope or finding.kind != "region":  # an operator of both runs that doubles a number is at fault itself
+        return ""
+    for slot in finding.slots:
+        first, second = slot.baseline, slot.candidate
+        if (
+            is_output(slot.slot)
+            and isinstance(first, TensorStats)
+            and isinstance(second, TensorStats)
+            and first.numel == 1 == second.numel
+        ):
+            what = "gradient of the loss" if slot.slot.startswith("grad") else "loss"
+            times = second.mean / first.mean if first.mean and second.mean else 0.0
+            off = SCALES + min(finding.error_in, NEAR)
+            if seen.scaled and abs(times - seen.times) <= off * seen.times:
+                return seen.scaled
+            for ratio, said in ((times, "{:,.0f} times"), (1 / times if times else 0.0, "1/{:,.0f} of")):
+                if round(ratio) > 1 and abs(ratio - round(ratio)) <= off * ratio < WHOLE:
+                    return f"the {what} is {said.format(round(ratio))} the baseline's: {one_line(finding.op)}"
+    return ""
+
+
+def _explains(setting: Setting, finding: Finding) -> bool:
+    otherwise = finding.kind in ("argument", "unmatched", "region") or any(
+        slot.slot == "arguments" and slot.state == "deviates" for slot in finding.slots
+    )
+    drawn = _draws(finding)
+    if setting.group == "argument":
+        return _given(setting, finding) or (drawn and not finding.scope and "seed" in setting.name)
+    if setting.group == "optimizer":
+        rewritten = finding.op == STEP  # written in other operators, so that no argument of one is another's
+        return (finding.phase == "optimizer" and (otherwise or rewritten)) or _holds(setting, finding) or _moved(finding)
+    if setting.group == "module" and setting.name.endswith((*OF_PARAMETERS, "trainable")) and _is_of_parameter(setting, finding):
+        return True
+    if setting.name.endswith(OF_PARAMETERS):
+        return finding.op == STEP
+    if setting.group == "module":
+        if drawn and not finding.scope and _sized(setting, finding):  # weights are drawn where their module is built
+            return True
+        inside = any(finding.scope == place or finding.scope.startswith(f"{place}.") for place in setting.places)
+        return inside and finding.phase != "optimizer" and (otherwise or (setting.name == "training" and drawn))
+    if setting.group == "seed":
+        return drawn and not named_argument(finding)  # which no seed changes
+    if setting.name == "batch_size" and (_given(setting, finding) or _shaped(setting, finding)):
+        return True
+    if setting.name.endswith(("drop_last", "drop_remainder")) and all(slot.shape[0] == slot.shape[1] for slot in finding.slots):
+        return False  # it is the last batch's size, or that there is none
+    where = not finding.scope and finding.phase in ("forward", "data") and not named_argument(finding)
+    return where and (otherwise or drawn or finding.kind == "input")
+
+
+def _is_of_parameter(setting: Setting, finding: Finding) -> bool:
+    """Tell whether a call was given other parameters: one of the module's own, or, between ranks, another number of them."""
+    if finding.phase == "collective" and any(slot.shape[0] != slot.shape[1] for slot in finding.slots):
+        return True
+    return finding.scope in setting.places and (
+        finding.kind == "unmatched" or any(slot.slot.startswith("param.") and slot.state != "equal" for slot in finding.slots)
+    )
+
+
+def _moved(finding: Finding) -> bool:
+    """Tell whether a weight that an optimizer wrote is read otherwise, and no recorded call shows why."""
+    return finding.kind == "input" and finding.step > 0 and any(slot.slot.startswith("param.") for slot in finding.slots[:1])
+
+
+def _shaped(setting: Setting, finding: Finding) -> bool:
+    """Tell whether what a call reads differs in shape by a setting's own two values."""
+    shapes = [tuple(side.strip("()") for side in slot.shape) for slot in finding.slots if slot.shape[0] != slot.shape[1]]
+    return any(_same(setting, f"[{before.strip(', ')}]", f"[{after.strip(', ')}]") for before, after in shapes)
+
+
+def _sized(setting: Setting, finding: Finding) -> bool:
+    """Tell whether what a call makes has an axis that is as long as a setting's own two values."""
+    shapes = [[[*map(int, re.findall(r"\d+", side))] for side in slot.shape] for slot in finding.slots if is_output(slot.slot)]
+    pairs = [pair for before, after in shapes if len(before) == len(after) for pair in zip(before, after, strict=True)]
+    return setting.baseline != setting.candidate and (setting.baseline, setting.candidate) in pairs
+
+
+def _given(setting: Setting, finding: Finding) -> bool:
+    """Tell whether a call was given a setting's own two values, alone or among others."""
+    given = [values for slot in finding.slots if slot.slot == "arguments" for values in changed_arguments(slot)]
+    return any(_same(setting, before, after) for _, before, after in given)
+
+
+def _holds(setting: Setting, finding: Finding) -> bool:
+    """Tell whether a call was given the setting's own two values as tensors: Keras keeps a learning rate in a variable."""
+    wanted = setting.baseline, setting.candidate
+    if finding.kind != "input" or not all(isinstance(one, (int, float)) for one in wanted):
+        return False
+    for slot in finding.slots:
+        sides = slot.baseline, slot.candidate
+        if all(isinstance(side, TensorStats) and _is(side, value) for side, value in zip(sides, wanted, strict=True)):
+            return True
+    return False
+
+
+def _same(setting: Setting, before: str, after: str) -> bool:
+    """Tell whether two arguments, written as JSON, differ by a setting's own two values."""
+    wanted = setting.baseline, setting.candidate
+    if not all(isinstance(one, (int, float)) and not isinstance(one, bool) for one in wanted):
+        return False
+    try:
+        held = [one if isinstance(one, list) else [one] for one in map(_number, (before, after))]
+    except ValueError:
+        return False
+    differ = [pair for pair in zip(*held, strict=False) if pair[0] != pair[1]]
+    return len(held[0]) == len(held[1]) and bool(differ) and all(pair == wanted for pair in differ)
+
+
+def _number(text: str) -> Any:
+    """Read an argument; Paddle writes some numbers as texts."""
+    held = json.loads(text)
+    return float(held) if isinstance(held, str) else held
+
+
+def _is(stats: TensorStats, value: float) -> bool:
+    """Tell whether all elements are a number, rounded to float32 or finer."""
+    least, largest = stats.min, stats.max
+    return least == largest and abs(least - value) <= FLOAT32 * abs(value)

@@ -1,0 +1,247 @@
+"""What a step did to the weights where its optimizer was not recorded (level module alone, or the forward alone).
+
+A weight is close to itself a step before, so a wrong gradient or learning rate hardly shows in it. It shows in the difference of
+the two. Sketches are linear, so that of the update is known, from captures of statistics, too.
+
+An optimizer step changes a weight by a hundredth or a thousandth of it, so an error of a tenth of the step hides in what rounding
+and carried errors of a whole weight explain. So an error is explained relative to the update. Of a weight w that becomes w + d,
+with an error e of w before and the largest error r of its gradient and states::
+
+    own       4 u  +  ‖d‖ / ‖w‖ · 512 u
+    expected  own  +  2 e  +  ‖d‖ / ‖w‖ · factor (r + sqrt(r))
+
+``ulps`` and ``factor`` are those of the criterion's row for optimizers: Adam's m / sqrt(v) is near ±1 however small the gradient,
+so that what rounding leaves of a gradient that should be zero decides its sign. A state is ``ulps u + factor r``; what the last
+call adds to a weight is ``4 u + ulps 2^-24 + factor r``, for kernels compute in float32 and round what they store.
+
+No norm tells how large that part of a gradient is: an attention's key bias has a gradient of zero, beside others that have not.
+So a weight whose gradient differs at all may be wrong by twice its step, unless most weights are: one kernel makes them all.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import defaultdict
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from trueup.comparison.graph.streams import NONE, Array, Numbers, Stream, distinct
+from trueup.comparison.measures.measure import Errors
+from trueup.comparison.measures.thresholds import CANCELLED, ENOUGH, HALF, LENGTH, ROOM, ROUNDINGS, SHARED, STEP_BIAS
+from trueup.comparison.normalise.updates import ADDED, STEP
+from trueup.comparison.verdict.judged import Tree
+from trueup.foundation.facts.criteria import Row
+from trueup.foundation.facts.roundoff import SINGLE, roundoff
+from trueup.foundation.facts.slots import is_weight
+from trueup.foundation.facts.why import Reason, Why
+from trueup.foundation.kernels import distance
+
+
+def explain_updates(errors: Errors, outputs: Numbers, own: Array, expected: Array, row: Row) -> tuple[Array, Array]:
+    """Return what is explained of outputs, with those of `STEP` put right by the optimizers' row; both relative to the output."""
+    stream = errors.streams[1]
+    names = errors.streams[0].names.names
+    step = stream.names.number(STEP)
+    place = np.flatnonzero(stream.op[errors.calls[1][errors.pair[outputs]]] == step)
+    if not len(place):
+        return own, expected
+    own, expected = own.copy(), expected.copy()
+    entries = {(int(errors.pair[n]), names[int(errors.names[n])]): n for n in _entries(errors, step)}
+    given = _given(errors, entries)
+    worst = _worst_gradients(errors)
+    flipped: dict[int, dict[int, float]] = defaultdict(dict)
+    for at in place.tolist():
+        n = int(outputs[at])
+        pair, name = int(errors.pair[n]), names[int(errors.names[n])].removeprefix("output.")
+        weight, _, state = name.partition(":")
+        unit = roundoff(errors.streams[0].dtype_of(int(errors.slots[0][n]))) or SINGLE
+        r = given.get((pair, weight), worst.get(_step_of(errors, pair), 2 * unit))  # of which nothing is known: rounding
+        if state.startswith(ADDED):
+            own[at] = ROUNDINGS * unit + row.ulps * SINGLE
+            expected[at] = own[at] + row.factor * r
+            continue
+        if state:
+            own[at], expected[at] = row.ulps * unit, row.ulps * unit + row.factor * r
+            continue
+        before = entries.get((pair, f"input.{name}"))
+        share = _moved(errors, n, before, entries.get((pair, f"step.{name}")))
+        own[at] = (ROUNDINGS + share * STEP_BIAS) * unit
+        carried = ROOM * float(np.nan_to_num(errors.relative[before])) if before is not None else 0.0
+        moved = share * row.factor * (r + np.sqrt(r))
+        # A weight that was zero, and one of which only a digest is known, has no size to compare the step with.
+        own[at], expected[at] = (own[at], own[at] + carried + moved) if np.isfinite(moved) else (0.0, np.inf)
+        flipped[pair][at] = carried + 2 * share if r > 0 else 0.0
+    for weights in flipped.values() if not errors.streams[0].mixed else ():
+        known = list(weights)
+        if 2 * np.count_nonzero(errors.relative[outputs[known]] > expected[known]) <= len(known):
+            expected[known] = np.maximum(expected[known], own[known] + list(weights.values()))
+    return own, expected
+
+
+def _moved(errors: Errors, after: int, before: int | None, step: int | None) -> float:
+    """Return how far the baseline's weight was moved, relative to it; NaN where that is not known."""
+    norm, stream, slots = float(errors.norm[after]), errors.streams[0], errors.slots[0]
+    if step is None and before is not None:
+        apart = float(distance(stream.sketch[slots[[before]]], stream.sketch[slots[[after]]])[0])
+    else:
+        apart = float(errors.norm[step]) if step is not None else float("nan")
+    return apart / norm if norm > 0 else float("nan")
+
+
+def _given(errors: Errors, entries: dict[tuple[int, str], int]) -> dict[tuple[int, str], float]:
+    """Return the largest relative error of the gradient and the states of each weight, by call; of those that were compared."""
+    found: dict[tuple[int, str], float] = {}
+    for (pair, slot), n in entries.items():
+        kind, _, name = slot.partition(".")
+        weight, _, state = name.partition(":")
+        if (kind == "gradient" or (kind == "input" and state)) and not np.isnan(errors.relative[n]):
+            found[pair, weight] = max(found.get((pair, weight), 0.0), float(errors.relative[n]))
+    return found
+
+
+def _entries(errors: Errors, step: int) -> list[int]:
+    calls = errors.streams[1].op[errors.calls[1][errors.pair]] == step
+    return list(np.flatnonzero(calls).tolist())
+
+
+def _step_of(errors: Errors, pair: int) -> int:
+    return int(errors.streams[1].step[errors.calls[1][pair]])
+
+
+def _worst_gradients(errors: Errors) -> dict[int, float]:
+    """Return the largest relative error of what backward calls gave, by step."""
+    stream = errors.streams[1]
+    calls = errors.calls[1][errors.pair]
+    backward = errors.outputs & (stream.phase[calls] == stream.names.number("backward")) & np.isfinite(errors.relative)
+    found: dict[int, float] = {}
+    for step, error in zip(stream.step[calls[backward]].tolist(), errors.relative[backward].tolist(), strict=True):
+        found[step] = max(error, found.get(step, 0.0))
+    return found
+
+
+@dataclass(frozen=True, slots=True)
+class Weights:
+    """The weights that some steps read and no recorded call made: one entry for each weight and step."""
+
+    key: Numbers = field(default_factory=lambda: np.empty((0, 2), np.int64))  # scope and slot
+    step: Numbers = field(default_factory=lambda: np.empty(0, np.int64))
+    entry: Numbers = field(default_factory=lambda: np.empty(0, np.int64))  # in the errors of the step; `NONE`: of an earlier step
+    sketches: Array = field(default_factory=lambda: np.empty((2, 0, 64)))
+
+
+@dataclass(frozen=True, slots=True)
+class Updated:
+    """Weights whose update differs: entries of the errors, and what there is to say of them."""
+
+    entries: Numbers
+    compared: Numbers  # entries of all weights whose update is known, and so judged here
+    sure: bool = True  # whether noise in near-zero gradients is ruled out: nothing differed before, or all together do now
+    wrong: int = 0  # how many of ``total`` weights they are, in the first step that has any
+    total: int = 0
+    times: float = float("nan")  # how many times as far they were moved, the same way; NaN where that is not what differs
+
+
+def read(tree: Tree, before: Weights) -> Weights:
+    """Return the weights of some steps, those of the last step before in front of them."""
+    errors, stream = tree.verdicts.errors, tree.streams[1]
+    weight = errors.inputs & stream.names.table(is_weight)[errors.names]
+    for side, slots in zip(tree.streams, errors.slots, strict=True):
+        weight &= ((side.producer[slots] == NONE) | is_unseen(side)) & side.measured[slots]
+    at = np.flatnonzero(weight)
+    if not len(at):
+        return before
+    call = errors.calls[1][errors.pair[at]]
+    key = np.stack([stream.scope[call], errors.names[at]], axis=1)
+    sketches = np.stack([side.sketch[slots[at]] for side, slots in zip(tree.streams, errors.slots, strict=True)])
+    step = stream.step[call]
+    old = Weights(before.key, before.step, np.full(len(before.entry), NONE), before.sketches)
+    found = Weights(
+        np.r_[old.key, key], np.r_[old.step, step], np.r_[old.entry, at], np.concatenate([old.sketches, sketches], axis=1)
+    )  # fmt: skip
+    _, first = np.unique(np.c_[found.key, found.step], axis=0, return_index=True)  # a module may run several times a step
+    return _take(found, first)
+
+
+def is_unseen(stream: Stream) -> bool:
+    """Tell whether what writes the weights is not compared: no optimizer is there, though the capture may hold its calls."""
+    return not bool(stream.during("optimizer").any())
+
+
+def last(weights: Weights) -> Weights:
+    """Return those of the last step."""
+    return _take(weights, np.flatnonzero(weights.step == weights.step.max(initial=-1)))
+
+
+def _take(weights: Weights, at: Numbers) -> Weights:
+    return Weights(weights.key[at], weights.step[at], weights.entry[at], weights.sketches[:, at])
+
+
+def deviating(tree: Tree, weights: Weights, before: Array) -> Updated:
+    """Return the weights whose update to the next step differs. ``weights`` are as `read` sorted them (scope, slot, step);
+    ``before``: by matched call, in the order of the steps, the largest relative error of what was computed before."""
+    errors = tree.verdicts.errors
+    same, following = (weights.key[1:] == weights.key[:-1]).all(axis=1), weights.step[1:] == weights.step[:-1] + 1
+    later = np.flatnonzero(same & following & (weights.entry[1:] != NONE))
+    if not len(later):
+        return Updated(later, later)
+    entry = weights.entry[later + 1]
+    first, second = weights.sketches[:, later + 1] - weights.sketches[:, later]
+    apart, size = (np.linalg.norm(one, axis=1) for one in (second - first, first))
+    unit = errors.roundoffs[0][entry]
+    floor = 2 * ROUNDINGS * unit * errors.norm[entry]  # of the weight before and after
+    when = weights.step[later + 1]
+    begins = np.searchsorted(errors.streams[1].step[errors.calls[1]], when)
+    largest = before[begins]
+    signs = tree.verdicts.criterion.row(STEP, "module", "optimizer").factor * (largest + np.sqrt(largest))  # as in one that is seen
+    explained = np.where(largest > 0, np.maximum(SHARED, signs), 0.0)
+    _, of, count = np.unique(when, return_inverse=True, return_counts=True)
+    alike = apart > CANCELLED * largest * size + floor  # signs make the update of few weights another one
+    wrong = (apart > explained * size + floor) | (alike & (2 * np.bincount(of, alike) > count)[of])
+    if not wrong.any():
+        lengths = np.stack([size, np.linalg.norm(second, axis=1)])
+        numel = errors.streams[0].numel[errors.slots[0][entry]]
+        with np.errstate(all="ignore"):
+            roundings = numel * (lengths.max(axis=0) / (2 * unit * errors.norm[entry])) ** 2
+        chosen = _longer(when, lengths, apart, np.nan_to_num(roundings), largest)
+        return Updated(entry[chosen], entry, sure=False, wrong=int(chosen.sum()), total=int(chosen.sum()))
+    of = when == when[wrong].min()
+    whole, moved = (float(np.linalg.norm(one[of])) for one in (apart, size))
+    sure = bool((largest[of] == 0).all()) or whole > float(explained[of].max()) * moved
+    chosen = of & wrong
+    return Updated(entry[wrong], entry, sure, int(chosen.sum()), int(of.sum()), _times(first[chosen], second[chosen]))
+
+
+def _longer(when: Numbers, lengths: Array, apart: Array, roundings: Array, before: Array) -> Array:
+    """Return the updates of the first step in which those of one run are longer, all together, than any rounding makes them, or
+    half of them is not in the other's. ``lengths``: of each update in both runs, float64 ``(2, n)``; ``apart``: how far they are
+    from each other; ``roundings``: how many elements of the weight it changes by a unit; ``before``: the largest relative error
+    of what was computed before."""
+    for step in distinct(when).tolist():
+        of = when == step
+        short, long = sorted(np.linalg.norm(lengths[:, of], axis=1).tolist())
+        room, elsewhere = before[of].max(), float(np.linalg.norm(apart[of]))
+        if roundings[of].sum() >= ENOUGH and (long - short > (LENGTH + room) * long or elsewhere > (HALF + room) * long):
+            return np.asarray(of)
+    return np.zeros(len(when), bool)
+
+
+def _times(first: Array, second: Array) -> float:
+    """Return how many times as far all weights were moved, the same way; NaN where they were not."""
+    with np.errstate(all="ignore"):
+        ratio = (first * second).sum(axis=1) / (first**2).sum(axis=1)
+        left = np.linalg.norm(second - first * ratio[:, None], axis=1) / np.linalg.norm(second - first, axis=1)
+    middle = float(np.median(ratio))
+    return middle if (left <= SHARED).all() and np.ptp(ratio) <= SHARED * abs(middle) else float("nan")
+
+
+def why(slot: str, updated: Updated | None) -> tuple[Reason, ...]:
+    """Return what is known of a weight that differs and was updated by what was not recorded."""
+    if not is_weight(slot):
+        return ()
+    if updated is None or not updated.wrong:
+        return (Why.WEIGHTS_UNSEEN(),)
+    wrong, total = updated.wrong, updated.total
+    if wrong < total or wrong == 1:
+        return Why.SOME_MOVED(wrong, total), Why.WEIGHTS_UNSEEN()
+    return Why.ALL_MOVED(wrong) if math.isnan(updated.times) else Why.MOVED_TIMES(wrong, updated.times), Why.WEIGHTS_UNSEEN()

@@ -1,0 +1,147 @@
+"""The commands that execute recorded calls: ``trueup replay BASE --device npu`` judges each by itself, with its recorded inputs.
+
+``verify-capture``: is all recorded that it takes? ``shadow-report``: what a shadow run found. ``reproduce``: a test.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from trueup.doors.cli import loading, options
+from trueup.doors.cli.options import File, Word, Words
+from trueup.foundation.model import LEVELS, PHASES, TrueupError
+
+Calls = Annotated[Words, typer.Option(metavar="PATTERN", help="Operators or scopes (glob, /expression/), or call numbers.")]
+Level = Annotated[Words, typer.Option(metavar="LEVEL", help="api or aten; else both, as far as recorded.")]
+Processes = Annotated[int, typer.Option("-j", metavar="N", help="Processes.", min=1)]
+Output = Annotated[
+    File, typer.Option("--output", "-o", metavar="DIR", help="Save results there; go on where it was killed.")
+]
+
+
+def replay(
+    base: Annotated[Path, typer.Argument(metavar="BASE", help="Capture whose calls are executed again.")],
+    device: Annotated[str, typer.Option(metavar="DEVICE", help="Where: npu, cuda:1, cpu.")],
+    calls: Calls = None,
+    level: Level = None,
+    phase: Annotated[Words, typer.Option(metavar="PHASE", help=f"{', '.join(PHASES)}; else all but collective.")] = None,
+    reference: Annotated[str, typer.Option(metavar="DTYPE", help="Precision of the truth: float64 on the CPU.")] = "float64",
+    dedup: Annotated[bool, typer.Option("--dedup", help="Once for each operator, dtype, shape, strides and attributes.")] = False,
+    processes: Processes = 1,
+    output: Output = None,
+    simulated: options.Simulated = False,
+    judge: Annotated[
+        str, typer.Option(metavar="WHICH", help="device or recorded; else what is no CPU: whose results are judged.")
+    ] = "",
+    timeout: Annotated[float, typer.Option(metavar="SECONDS", help="After which a call is given up.", min=1)] = 300.0,
+) -> int:
+    """Execute each recorded call again with its recorded inputs, and compare its own error with the baseline's.
+
+    Exit code 0: all that was judged is accurate, 1: some calls are wrong, 2: could not tell.
+    """
+    if reference != "float64":
+        raise TrueupError(f"--reference cannot be read.\n  expected: float64\n  got:      {reference!r}\n  next:     leave it out")
+    which = options.one(judge or None, ("device", "recorded"), "--judge")
+
+    from trueup.analysis.rerun.replay import LEVELS as EXECUTED
+    from trueup.analysis.rerun.replay import Settings, run
+    from trueup.doors.report.executed import render
+    from trueup.doors.report.terminal import Terminal
+
+    levels = options.some(options.levels(level) or EXECUTED, EXECUTED, "--level")
+    phases = options.some(options.words(phase), PHASES, "--phase")
+    recorded = which == "recorded" if which else device.partition(":")[0] == "cpu"
+    settings = Settings(
+        str(base), device, levels, phases or tuple(p for p in PHASES if p != "collective"), tuple(calls or ()), dedup,
+        simulated=simulated, recorded=recorded, threads=1 if processes > 1 else 0,
+    )  # fmt: skip
+    found = run(settings, output, processes=processes, timeout=timeout)
+    console = Terminal()
+    render(found, console)
+    if output is not None:
+        console.print(f"  saved: {output}/replay.json, outcomes.parquet", style="dim", markup=False)
+    return found.exit_code
+
+
+def verify_capture(
+    capture: Annotated[Path, typer.Argument(metavar="CAPTURE", help="Of detail tensor.")],
+    calls: Calls = None,
+    level: Level = None,
+    processes: Processes = 1,
+    output: Output = None,
+    simulated: options.Simulated = False,
+) -> int:
+    """Execute each call on the device that recorded it; its results must be the recorded bits, its tensors undamaged.
+
+    Exit code 0: all are, 1: some calls are not reproducible or some tensors are damaged, and why.
+    """
+    from trueup.analysis.rerun.replay import LEVELS as EXECUTED
+    from trueup.analysis.rerun.replay import verify
+    from trueup.doors.report.executed import render_verification
+    from trueup.doors.report.terminal import Terminal
+
+    levels = options.some(options.levels(level) or EXECUTED, EXECUTED, "--level")
+    found = verify(capture, levels=levels, patterns=tuple(calls or ()), processes=processes, simulated=simulated, output=output)
+    render_verification(found, Terminal())
+    return found.exit_code
+
+
+def shadow_report(
+    path: Annotated[Path, typer.Argument(metavar="CAP", help="Capture of a shadow run.")],
+    limit: Annotated[int, typer.Option(metavar="N", min=1, help="How many operators to list.")] = 20,
+) -> int:
+    """Say which calls of a shadow run are wrong by themselves, and how large the errors of each operator are.
+
+    Exit code 0: nothing wrong, 1: wrong, 2: could not tell.
+    """
+    with loading():
+        from trueup.doors.report.executed import render_shadow
+        from trueup.doors.report.terminal import Terminal
+        from trueup.recording.execution.shadow import open_result
+
+    result = open_result(path)
+    render_shadow(result, limit, Terminal())
+    return result.exit_code
+
+
+def reproduce(
+    capture: Annotated[Path, typer.Argument(metavar="CAPTURE", help="Capture, or folder of a report.")],
+    call: Annotated[str, typer.Argument(metavar="CALL", help="A seq or scope/op#n; of a report: culprit, culprit.1 ...")],
+    output: Annotated[Path, typer.Option("--output", "-o", metavar="DIR", help="New folder to write.")],
+    device: Annotated[Word, typer.Option(metavar="DEVICE", help="Where it fails, if that is here: npu, cuda:1.")] = None,
+    against: Annotated[str, typer.Option(metavar="DEVICE", help="Whose results are right.")] = "cpu",
+    minimise: Annotated[bool, typer.Option("--minimise", help="Shrink it while the same failure stays.")] = False,
+    context: Annotated[bool, typer.Option("--context", help="Right by itself: with the fewest calls before it.")] = False,
+    seconds: Annotated[float, typer.Option(metavar="N", min=1, help="How long shrinking, or finding calls, may take.")] = 60.0,
+    simulated: options.Simulated = False,
+    imports: Annotated[str, typer.Option("--import", metavar="MODULE", help="Imported first: it makes a device known.")] = "",
+    check: Annotated[bool, typer.Option(help="Run the test on both devices.")] = True,
+    phase: options.Phase = None,
+    step: options.Step = None,
+    rank: options.Rank = None,
+    level: Annotated[Word, typer.Option(metavar="LEVEL", help="api or aten.")] = None,
+) -> int:
+    """Write a recorded call as a test for pytest that imports its framework and safetensors, and no Trueup.
+
+    Exit code 0: written, 2: written, but on the device it does not fail, or it could not be written.
+    """
+    phase, level = options.one(phase, PHASES, "--phase"), options.one(level, LEVELS, "--level")
+
+    from trueup.analysis.rerun.reproduce import reproduce as write
+    from trueup.doors.report.terminal import Terminal
+
+    made = write(
+        capture, call, output, device=device, against=against, minimise=minimise, context=context, seconds=seconds,
+        simulated=simulated, imports=imports, check=check, phase=phase, step=step, rank=rank, level=level,
+    )  # fmt: skip
+    console = Terminal()
+    console.print(made.sentence, markup=False)
+    for note in made.notes:
+        console.print(f"  {note}", style="dim", markup=False)
+    console.print(f"  written: {made.folder} ({made.size:,} bytes of inputs)", markup=False)
+    first = "trueup.simdev" if simulated else imports
+    console.print(f"  next:    pytest {made.test}{f' --import {first}' if first else ''}", markup=False)
+    return made.exit_code

@@ -1,0 +1,263 @@
+"""The commands that look at what a run did: ``trueup show CAP`` lists calls, modules, a tensor; ``shell`` is a prompt for it.
+
+``check`` is about dtypes, ``preflight`` about settings, ``overflow`` about NaN and Inf; ``import`` makes a capture of a dump.
+"""
+
+from __future__ import annotations
+
+import shutil
+import tempfile
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Optional
+
+import typer
+
+from trueup.doors.cli import loading, options
+from trueup.doors.cli.options import Base, File, Numbers, Word, Words
+from trueup.foundation.model import LEVELS, PHASES, TrueupError
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+    from trueup.analysis.selecting import Selection
+    from trueup.foundation.store import Capture
+
+Pair = Optional[tuple[str, str]]  # noqa: UP045 - typer evaluates it on Python 3.10
+BESIDE = "With --call: beside the call of that name in this capture."
+
+
+def show(
+    path: Annotated[Path, typer.Argument(metavar="CAP", help="The capture.")],
+    scope: Annotated[Word, typer.Option(metavar="GLOB", help="Scopes, with all that is inside them.")] = None,
+    op: Annotated[Word, typer.Option(metavar="GLOB", help="Operators; aten:: may be left out.")] = None,
+    phase: Annotated[Word, typer.Option(metavar="PHASE", help=f"{', '.join(PHASES)}.")] = None,
+    step: options.Step = None,
+    rank: options.Rank = None,
+    level: options.Level = None,
+    limit: Annotated[int, typer.Option(metavar="N", min=1, help="How many calls to list.")] = 30,
+    tree: Annotated[bool, typer.Option("--tree", help="Show the modules instead, with their calls counted.")] = False,
+    short: Annotated[bool, typer.Option("--short", help="A line for each call.")] = False,
+    call: Annotated[Word, typer.Option(metavar="CALL", help="One call with what stands around it: a seq or scope/op#n.")] = None,
+    against: Annotated[File, typer.Option(metavar="BASE", help=BESIDE)] = None,
+    tensor: Annotated[Pair, typer.Option(metavar="CALL SLOT", help="Show one tensor: CALL is a seq or scope/op#n.")] = None,
+    npy: Annotated[File, typer.Option(metavar="FILE", help="With --tensor: write its elements there as plain .npy.")] = None,
+    where: Annotated[
+        Word, typer.Option(metavar="CONDITION", help="Tensors whose numbers are so: 'n_nan > 0 and l2 >= 1e3'.")
+    ] = None,
+    nan: Annotated[bool, typer.Option("--nan", help="Tensors with NaN; --nan --inf: with either.")] = False,
+    inf: Annotated[bool, typer.Option("--inf", help="Tensors with Inf.")] = False,
+    saturated: Annotated[bool, typer.Option("--saturated", help="Tensors with the dtype's largest number.")] = False,
+) -> None:
+    """Show what a capture holds."""
+    phase, level = options.one(phase, PHASES, "--phase"), options.one(level, LEVELS, "--level")
+
+    with loading():
+        from trueup.analysis.selecting import Selection, chosen_calls, read_conditions
+        from trueup.doors.report.capture_view import render_calls, render_header, render_list, render_tree
+        from trueup.doors.report.tensor_view import render_tensor
+        from trueup.doors.report.terminal import Terminal
+        from trueup.foundation.store import open_capture
+
+    if npy is not None and tensor is None:
+        raise TrueupError("--npy needs a tensor.\n  expected: --tensor CALL SLOT --npy FILE\n  got:      --npy alone\n"
+                          "  next:     name the tensor")
+    conditions = read_conditions(where, nan=nan, inf=inf, saturated=saturated)
+    chosen = Selection(path, scope, op, phase, step, rank, level, conditions)
+    capture, console = open_capture(path), Terminal()
+    if tensor is not None:
+        render_tensor(capture, chosen, *tensor, console, npy)
+        return
+    if call is not None:
+        _call(capture, chosen, call, against, console)
+        return
+    render_header(capture, chosen, console)
+    if tree:
+        render_tree(capture, chosen, console)
+    elif short:
+        render_list(*chosen_calls(capture, chosen, limit), console, several=len(capture.ranks) > 1)
+    else:
+        render_calls(capture, chosen, limit, console)
+
+
+def _call(capture: Capture, chosen: Selection, name: str, against: Path | None, console: Console) -> None:
+    from trueup.analysis.selecting import find_call
+    from trueup.doors.report.node_view import Node, named_alike, render_node
+    from trueup.foundation.store import open_capture
+
+    node = Node(capture, find_call(capture, chosen, name))
+    other = None if against is None else named_alike(node, open_capture(against))
+    render_node((other, node), console, alone=against is None)
+
+
+def shell(
+    baseline: Base,
+    candidate: Annotated[File, typer.Argument(metavar="CAND", help="Capture of the run under suspicion.")] = None,
+    command: Annotated[
+        Words, typer.Option("--command", "-c", metavar="LINE", help="Run this instead of a prompt; or several.")
+    ] = None,
+) -> int:
+    """Look around in one capture or two: ac, vc, vcs, ls, ni, pt, cp, run, help, exit.
+
+    Exit code of --command: 0, or as the commands that they stand for: 1 deviates, 2 could not tell, or a line that cannot be run.
+    """
+    from trueup.doors.report.terminal import Terminal
+    from trueup.doors.shell import run
+
+    return run(baseline, candidate, Terminal(), command or ())
+
+
+def check(
+    path: Annotated[Path, typer.Argument(metavar="CAP", help="The capture, of any framework.")],
+    against: Annotated[
+        File, typer.Option(metavar="BASE", help="A second capture: other dtypes, missing and extra operators.")
+    ] = None,
+    step: Annotated[Numbers, typer.Option(metavar="N", help="Casts and dtypes of this step alone, repeated for several.")] = None,
+    rank: Annotated[Numbers, typer.Option(metavar="N", help="Of this rank alone, repeated for several.")] = None,
+    limit: Annotated[int, typer.Option(metavar="N", min=1, help="How many lines of each kind to list.")] = 10,
+    json: Annotated[File, typer.Option(metavar="FILE", help="Save all of it as JSON under this name.")] = None,
+) -> int:
+    """Check what a run did with dtypes: dangerous casts, is mixed precision on, how does it differ from another run.
+
+    Exit code 0: nothing found; 1: a dangerous cast, other dtypes or other operators; 2: could not tell.
+    """
+    with loading():
+        from trueup.analysis.audit import check as judge
+        from trueup.doors.report.check import document, render
+        from trueup.doors.report.saving import save_json
+        from trueup.doors.report.terminal import Terminal, print_written
+
+    result = judge(path, against=against, step=step or None, rank=rank or None)
+    console = Terminal()
+    render(result, limit, console)
+    if json is not None:
+        print_written(save_json(document(result), json), console)
+    return result.exit_code
+
+
+def preflight(
+    given: Annotated[
+        Words, typer.Argument(metavar="[BASE] [CAND | -- COMMAND...]", help="Captures; a command runs for one step.")
+    ] = None,
+    require: Annotated[File, typer.Option(metavar="FILE", help="Values that must hold, as TOML (docs/preflight.md).")] = None,
+    limit: Annotated[int, typer.Option(metavar="N", min=1, help="How many settings to list.")] = 20,
+    json: Annotated[File, typer.Option(metavar="FILE", help="Save all of it as JSON under this name.")] = None,
+) -> int:
+    """List which settings of two runs differ, and what that does to the numbers; or look at one run by itself.
+
+    A capture of one step is enough. Exit code 0: nothing that changes numbers, 1: something does, 2: could not tell.
+    """
+    with loading():
+        from trueup.analysis.audit.preflight import preflight as judge
+        from trueup.doors.report.preflight import document, render
+        from trueup.doors.report.saving import save_json
+        from trueup.doors.report.terminal import Terminal, print_written
+
+    captures, command = _sorted(given or [])
+    with tempfile.TemporaryDirectory(prefix="trueup-preflight-") as folder:
+        if command:
+            captures.append(_one_step(command, Path(folder) / "candidate"))
+        result = judge(captures[0] if len(captures) == 2 else None, captures[-1], require=require)
+    console = Terminal()
+    render(result, limit, console)
+    if json is not None:
+        print_written(save_json(document(result), json), console)
+    return result.exit_code
+
+
+def _sorted(given: list[str]) -> tuple[list[Path], list[str]]:
+    """Tell captures from a command: what comes first and is a capture is one."""
+    captures: list[Path] = []
+    for at, one in enumerate(given):
+        if len(captures) < 2 and (Path(one) / "manifest.json").is_file():
+            captures.append(Path(one))
+            continue
+        command = given[at:]
+        if len(captures) < 2 and (shutil.which(command[0]) or Path(command[0]).is_file()):
+            return captures, command
+        raise _refused(f"{one!r}, which is no capture" + ("" if len(captures) == 2 else " and no command"))
+    if not captures:
+        raise _refused("none")
+    return captures, []
+
+
+def _refused(got: str) -> TrueupError:
+    return TrueupError(
+        "The captures cannot be told.\n"
+        "  expected: one capture, two, or one and a command\n"
+        f"  got:      {got}\n"
+        "  next:     trueup preflight runs/cpu runs/npu, or trueup preflight runs/cpu -- python train.py"
+    )
+
+
+def _one_step(command: list[str], into: Path) -> Path:
+    from trueup.doors.cli.running import capture
+
+    capture(command=command, output=into, level=["module"], detail="digest", steps="0", stop=True)
+    if not (into / "manifest.json").is_file():
+        raise TrueupError(
+            "The command recorded nothing.\n  expected: one step of a training\n  got:      none\n"
+            f"  next:     trueup capture -o runs/one --steps 0 --stop -- {' '.join(command[:4])}, and see what it says"
+        )
+    return into
+
+
+DTYPES = "Of a healthy run: what fp16, bf16, fp8_e4m3 or fp8_e5m2 could not hold."
+REPLAY = "Execute bad calls and their readers again in float64: tells whether they matter."
+AGAINST = "A trusted capture: whether its calls give the same tells, too."
+
+
+def overflow(
+    path: Annotated[Path, typer.Argument(metavar="CAPTURE", help="A capture of detail stats or tensor.")],
+    would_overflow: Annotated[Word, typer.Option(metavar="DTYPE", help=DTYPES)] = None,
+    step: Annotated[Numbers, typer.Option(metavar="N", help="Only this step, repeated for several.")] = None,
+    rank: Annotated[Numbers, typer.Option(metavar="N", help="Only this rank, repeated for several.")] = None,
+    replay: Annotated[bool, typer.Option("--replay", help=REPLAY)] = False,
+    against: Annotated[File, typer.Option(metavar="BASE", help=AGAINST)] = None,
+    html: Annotated[File, typer.Option(metavar="DIR", help="Save index.html and overflow.json there.")] = None,
+    json: Annotated[File, typer.Option(metavar="FILE", help="Save overflow.json under this name.")] = None,
+) -> int:
+    """Find the first call of a run that overflowed, and say whether it matters.
+
+    Exit code 0: clean, or harmless; 1: found; 2: could not tell.
+    """
+    with loading():
+        from trueup.analysis.anomalies import overflow as judge
+        from trueup.doors.report.overflow import document, render, save_page
+        from trueup.doors.report.saving import save_json
+        from trueup.doors.report.terminal import Terminal, print_saved, print_written
+
+    result = judge(path, would_overflow=would_overflow, step=step or None, rank=rank or None, replay=replay, against=against)
+    console = Terminal()
+    render(result, console)
+    if html is not None:
+        print_saved(save_page(result, html), console)
+    if json is not None:
+        print_written(save_json(document(result), json), console)
+    return result.exit_code
+
+
+FORMATS = "msprobe, ptdbg, padiff, hdf5, tfdbg2, tfdbg, tensorflow, arrays"
+
+
+def import_(
+    source: Annotated[Path, typer.Argument(metavar="DIR", help="Folder of the dump, or one file of it.")],
+    output: Annotated[File, typer.Option("--output", "-o", metavar="CAPTURE", help="Where the capture goes.")] = None,
+    format: Annotated[Word, typer.Option(metavar="FORMAT", help=f"{FORMATS}; else told by content.")] = None,
+) -> int:
+    """Import a dump of msprobe, ptdbg, PaDiff, torch.utils.dumper or tfdbg, or a folder of arrays."""
+    if output is None:
+        raise TrueupError(
+            "There is no place for the capture.\n  expected: -o CAPTURE\n  got:      none\n"
+            "  next:     trueup import dump/ -o runs/imported"
+        )
+
+    from rich.markup import escape
+
+    with loading():
+        from trueup.doors.report.terminal import Terminal
+        from trueup.exchange.readers import import_dump
+        from trueup.foundation.words.wording import clean
+
+    imported = import_dump(source, output, format=format)
+    Terminal(soft_wrap=True).print(escape(clean(str(imported))))
+    return 0

@@ -1,0 +1,69 @@
+"""Options that several commands share, their types, and how they are read; what the library checks itself is left to it."""
+# ruff: noqa: UP045 - typer evaluates the types on Python 3.10
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Annotated, Optional
+
+import typer
+
+from trueup.foundation.model import LEVELS, PHASES, TrueupError
+
+Word = Optional[str]
+Words = Optional[list[str]]
+Number = Optional[int]
+Numbers = Optional[list[int]]
+Share = Optional[float]
+File = Optional[Path]
+Files = Optional[list[Path]]
+
+Base = Annotated[Path, typer.Argument(metavar="BASE", help="Capture of the trusted run.")]
+Cand = Annotated[Path, typer.Argument(metavar="CAND", help="Capture of the run under suspicion.")]
+Command = Annotated[Words, typer.Argument(metavar="-- COMMAND...", help="What to run.")]
+Output = Annotated[File, typer.Option("--output", "-o", metavar="DIR", help="Save the report there.")]
+Step = Annotated[Number, typer.Option("--step", metavar="N", help="One step.")]
+Rank = Annotated[Number, typer.Option("--rank", metavar="N", help="One rank.")]
+Phase = Annotated[Word, typer.Option("--phase", metavar="PHASE", help=f"{', '.join(PHASES)}, where CALL means several.")]
+Level = Annotated[Word, typer.Option("--level", metavar="LEVEL", help="module, api or aten.")]
+Timeout = Annotated[float, typer.Option(metavar="SECONDS", min=0, help="Ends a run that takes longer; 0: never.")]
+Simulated = Annotated[bool, typer.Option("--simulated", help="npu is Trueup's simulated device.")]
+
+
+def words(given: Sequence[str] | None) -> tuple[str, ...]:
+    """Read a repeated option whose values may also be separated by commas."""
+    return tuple(word for text in given or () for word in map(str.strip, text.split(",")) if word)
+
+
+def levels(given: Sequence[str] | None) -> tuple[str, ...] | None:
+    """Read ``--level``; ``all`` is every level, and no choice is None."""
+    chosen = words(given)
+    return LEVELS if "all" in chosen else chosen or None
+
+
+def one(given: str | None, allowed: Sequence[str], option: str) -> str | None:
+    """Read an option that takes one of a few words, or none; raises TrueupError at another word."""
+    if given is None or given in allowed:
+        return given
+    raise TrueupError(
+        f"{option} cannot be read.\n  expected: one of {', '.join(allowed)}\n  got:      {given!r}\n"
+        "  next:     correct it, or leave it out"
+    )
+
+
+def some(given: Sequence[str], allowed: Sequence[str], option: str) -> tuple[str, ...]:
+    """Check each word of an option that takes several of a few; raises TrueupError at another word."""
+    for word in given:
+        one(word, allowed, option)
+    return tuple(given)
+
+
+def required(command: Sequence[str] | None, what: str, example: str) -> list[str]:
+    """Return the command behind ``--``; raises TrueupError where there is none to ``what`` (run, watch)."""
+    if not command:
+        raise TrueupError(
+            f"There is nothing to {what}.\n  expected: a command to run\n  got:      none\n"
+            f"  next:     trueup {example} -- python train.py"
+        )
+    return list(command)

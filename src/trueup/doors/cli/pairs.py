@@ -1,0 +1,217 @@
+"""The commands over two captures: ``trueup compare BASE CAND`` prints the verdict and leaves a report; ``align`` follows a recipe,
+``diff`` looks at two tensors, ``map`` proposes which layer is which, and ``convert-weights`` converts weights by such a map.
+"""
+
+from __future__ import annotations
+
+import functools
+import shlex
+from pathlib import Path
+from typing import Annotated, Optional
+
+import typer
+
+from trueup.doors.cli import loading, options
+from trueup.doors.cli.options import Base, Cand, File, Files, Output, Share, Word, Words
+from trueup.foundation.model import LEVELS, PHASES, TrueupError
+
+LEVEL = "module, api or aten, repeated; else whatever both captures hold."
+REPEAT = "A second baseline run: differences of this size count as noise."
+COSINE = "List the calls with an output of that cosine or less."
+RECOMPUTE = "For how long calls behind a culprit are computed again, where CAND holds tensors."
+
+
+def compare(
+    baseline: options.Base,
+    candidate: options.Cand,
+    output: options.Output = None,
+    csv: Annotated[File, typer.Option(metavar="FILE", help="Write a row per tensor as CSV, in ptdbg's columns.")] = None,
+    xlsx: Annotated[File, typer.Option(metavar="FILE", help="The same as an Excel workbook, coloured.")] = None,
+    level: Annotated[Words, typer.Option(metavar="LEVEL", help=LEVEL)] = None,
+    criterion: Annotated[str, typer.Option(metavar="NAME|FILE", help="What is demanded of the candidate.")] = "default",
+    repeat: Annotated[Files, typer.Option(metavar="BASE2", help=REPEAT)] = None,
+    more: Annotated[Files, typer.Argument(metavar="BASE3", hidden=True)] = None,
+    reference: Annotated[File, typer.Option(metavar="FP64", help="The run in float64: the distance from it decides.")] = None,
+    cosine: Annotated[Share, typer.Option(metavar="X", min=-1, max=1, help=COSINE)] = None,
+    limit: Annotated[int, typer.Option(metavar="N", min=1, help="With --cosine: how many.")] = 10,
+    mapping: Annotated[
+        File, typer.Option("--map", metavar="FILE", help="Which scopes and operators are which; calls to ignore.")
+    ] = None,
+    recompute: Annotated[Share, typer.Option(metavar="SECONDS", min=0, show_default="60", help=RECOMPUTE)] = None,
+) -> int:
+    """Compare two captures and name the first call that made them differ.
+
+    Exit code 0: aligned, 1: deviates, 2: could not tell.
+    """
+    chosen = options.levels(level)
+    if more and not repeat:
+        raise typer.BadParameter(f"expected two captures, got {len(more) + 2}: repeats of BASE follow --repeat", param_hint="CAND")
+
+    with loading():
+        from trueup.doors.comparing import compare as compare_captures
+        from trueup.doors.report.terminal import Terminal, print_saved, print_written, render
+
+    if xlsx is not None:
+        from trueup.doors.report.legacy import xlsxwriter
+
+        xlsxwriter()  # said before the comparison, not after
+    repeats = [*(repeat or ()), *(more or ())]
+    cosines = None
+    if cosine is not None:
+        from trueup.comparison.result.cosines import Cosines
+
+        cosines = Cosines()
+    result = compare_captures(
+        baseline, candidate, level=chosen, criterion=criterion, mapping=mapping, repeat=repeats, reference=reference,
+        see=None if cosines is None else cosines.see, **({} if recompute is None else {"recompute": recompute}),
+    )  # fmt: skip
+    console = Terminal()
+    render(result, console)
+    if cosine is not None and cosines is not None:
+        from trueup.doors.report.node_view import render_listing
+
+        console.print()
+        render_listing(cosines.below(cosine, limit), console)
+    if output is not None:
+        print_saved(result.save(output), console)
+    if csv is not None or xlsx is not None:
+        from trueup.doors.report.legacy import write_csv, write_xlsx
+
+        for file, write in ((csv, write_csv), (xlsx, write_xlsx)):
+            if file is not None:
+                print_written(write(result, file), console)
+    return result.exit_code
+
+
+Metric = Optional[tuple[float, float]]  # noqa: UP045 - typer evaluates it on Python 3.10
+AGAIN = "The candidate's training, to be run again if need be."
+BASE_AGAIN = "The baseline's training in quotes, to be run again too."
+
+
+def align(
+    baseline: Base,
+    candidate: Cand,
+    command: Annotated[Words, typer.Argument(metavar="-- COMMAND...", help=AGAIN)] = None,
+    recipe: Annotated[str, typer.Option(metavar="NAME|FILE", help="paddle, or a recipe file of your own.")] = "paddle",
+    metric: Annotated[Metric, typer.Option(metavar="BASE CAND", help="What both trainings ended with: accuracy, or loss.")] = None,
+    mapping: Annotated[
+        File, typer.Option("--map", metavar="FILE", help="Which scopes and operators are which, as for compare.")
+    ] = None,
+    every: Annotated[bool, typer.Option("--all", help="Make all steps, also after one that deviates.")] = False,
+    base_command: Annotated[Word, typer.Option(metavar="TEXT", help=BASE_AGAIN)] = None,
+    output: Output = None,
+    json: Annotated[File, typer.Option(metavar="FILE", help="Save align.json under this name.")] = None,
+) -> int:
+    """Follow a recipe: flags and inputs, forward, backward, several steps, the final metric, in the recipe's order and numbers.
+
+    Exit code 0: every step passes, 1: one deviates, 2: could not tell.
+    """
+    with loading():
+        from trueup.analysis.recipes import follow
+        from trueup.analysis.recipes.following import further
+        from trueup.doors.report.executed import attempts_progress
+        from trueup.doors.report.recipe import document, render, save
+        from trueup.doors.report.saving import save_json
+        from trueup.doors.report.terminal import Terminal, print_saved, print_written
+
+    console = Terminal()
+    again = functools.partial(follow, recipe=recipe, mapping=mapping, metric=metric, every=every)
+    found = again(baseline, candidate)
+    render(found, console)
+    if command:
+        base = None if base_command is None else shlex.split(base_command)
+        inside = further(found, command, base, again, mapping, attempts_progress(console))
+        if inside is not None:
+            found = inside
+            console.print()
+            render(found, console)
+    if output is not None:
+        print_saved(save(found, output), console)
+    if json is not None:
+        print_written(save_json(document(found), json), console)
+    return found.exit_code
+
+
+def diff(
+    baseline: Annotated[str, typer.Argument(metavar="BASE:CALL:SLOT", help="CALL is a seq or scope/op#n; or a .npy file.")],
+    candidate: Annotated[
+        str, typer.Argument(metavar="CAND:CALL:SLOT", help="Likewise; a capture alone: the same CALL and SLOT.")
+    ],
+    rtol: Annotated[float, typer.Option(metavar="X", help="Close: |b - a| <= atol + rtol |a|.")] = 1e-5,
+    atol: Annotated[float, typer.Option(metavar="X", help="Likewise.")] = 1e-8,
+    top: Annotated[int, typer.Option(metavar="N", min=1, help="How many of the worst elements to list.")] = 10,
+    phase: options.Phase = None,
+    step: options.Step = None,
+    rank: options.Rank = None,
+    level: options.Level = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON instead.")] = False,
+) -> int:
+    """Compare two tensors element by element.
+
+    Exit code 0: within the tolerance, 1: not, 2: could not tell.
+    """
+    phase, level = options.one(phase, PHASES, "--phase"), options.one(level, LEVELS, "--level")
+    for option, value in (("--rtol", rtol), ("--atol", atol)):
+        if not 0 <= value < float("inf"):
+            raise TrueupError(
+                f"{option} cannot be used.\n  expected: a number of at least 0\n  got:      {value}\n  next:     correct it"
+            )
+
+    with loading():
+        from trueup.analysis.selecting import Selection
+        from trueup.doors.report.diff import compare_tensors, render_diff, to_json
+        from trueup.doors.report.tensor_view import operand, read_address
+        from trueup.doors.report.terminal import Terminal
+        from trueup.foundation.kernels.tolerance import Tolerance
+
+    chosen = Selection(Path(), phase=phase, step=step, rank=rank, level=level)
+    first = read_address(baseline)
+    second = read_address(candidate, like=first)
+    found = compare_tensors(operand(first, chosen), operand(second, chosen), Tolerance(rtol, atol), top)
+    if as_json:
+        typer.echo(to_json(found), nl=False)
+    else:
+        render_diff(found, Terminal())
+    return found.exit_code
+
+
+def map(
+    baseline: Base,
+    candidate: Annotated[Path, typer.Argument(metavar="CAND", help="Capture of the other run.")],
+    output: Annotated[Path, typer.Option("--output", "-o", metavar="FILE", help="Where the map goes.")] = Path("map.toml"),
+) -> int:
+    """Propose which layer of one model is which of another, of two frameworks or of one.
+
+    Exit code 0: each layer with weights has a counterpart and none is unsure, 2: some want a look.
+    """
+    with loading():
+        from trueup.analysis.pairing.models import tree_of_capture
+        from trueup.analysis.pairing.proposing import propose, write_map
+
+    proposal = propose(tree_of_capture(baseline), tree_of_capture(candidate))
+    typer.echo(str(proposal))
+    typer.echo(f"map: {write_map(proposal, output)}")
+    return 2 if proposal.unsure or proposal.only_baseline or proposal.only_candidate else 0
+
+
+def convert_weights(
+    source: Annotated[Path, typer.Argument(metavar="IN", help="Weights: .safetensors, .npz, .pt, .pth, .bin or .pdparams.")],
+    target: Annotated[Path, typer.Argument(metavar="OUT", help="New file, .safetensors or .npz.")],
+    mapping: Annotated[Path, typer.Option("--map", metavar="FILE", help="Which layer is which, as `trueup map` writes it.")],
+    to: Annotated[str, typer.Option(metavar="FRAMEWORK", help="torch or paddle.")],
+    partly: Annotated[bool, typer.Option("--partly", help="Write what can be converted, although something cannot.")] = False,
+) -> int:
+    """Convert a model's weights: uses layer classes, never guesses from shapes.
+
+    Exit code 0: all were converted, 2: some were not, and are named.
+    """
+    from trueup.analysis.pairing.weights import convert_state, read_state, write_state
+    from trueup.foundation.frameworks.mapping import load
+
+    found = convert_state(read_state(source), load(mapping), to)
+    typer.echo(str(found))
+    if found.is_whole or partly:
+        typer.echo(f"weights: {write_state(found.state, target)}")
+    else:
+        typer.echo("nothing was written: correct the map, or pass --partly", err=True)
+    return 0 if found.is_whole else 2

@@ -1,0 +1,74 @@
+"""``trueup port SCRIPT|FOLDER -o OUT``: training scripts written anew for another device."""
+
+from __future__ import annotations
+
+from enum import Enum
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from trueup.doors.cli import loading
+from trueup.doors.cli.options import File, Word
+from trueup.foundation.model import TrueupError
+
+PROVE = "Run it in both folders, the original on the CPU, the port on the simulated device, and compare."
+
+
+class To(str, Enum):
+    """Which device the new script is for."""
+
+    agnostic = "agnostic"
+    npu = "npu"
+
+
+def port(
+    source: Annotated[Path, typer.Argument(metavar="SCRIPT|FOLDER", help="What is ported.")],
+    output: Annotated[File, typer.Option("--output", "-o", metavar="OUT", help="A new folder; or the source, in place.")] = None,
+    to: Annotated[To, typer.Option(help="agnostic: one script for CUDA, NPU and CPU; npu: with torch_npu.")] = To.agnostic,
+    rules: Annotated[File, typer.Option("--rules", "-r", metavar="FILE", help="Rules of your own, as JSON (docs/port.md).")] = None,
+    prove: Annotated[Word, typer.Option(metavar="COMMAND", help=PROVE)] = None,
+    steps: Annotated[int, typer.Option(metavar="K", min=1, help="With --prove: how many.")] = 3,
+    check: Annotated[bool, typer.Option("--check", help="Write nothing; exit code 1 if there is something to change.")] = False,
+    undo: Annotated[bool, typer.Option("--undo", help="Take back what a port wrote into SCRIPT|FOLDER.")] = False,
+    tables: Annotated[bool, typer.Option("--tables", help="Write change_list.csv and unsupported_api.csv into OUT, too.")] = False,
+    limit: Annotated[int, typer.Option(metavar="N", min=1, help="How many lines to list.")] = 20,
+    json: Annotated[File, typer.Option(metavar="FILE", help="Save all of it as JSON under this name.")] = None,
+) -> int:
+    """Write a training's scripts anew for another device: the smallest change, and a reason for each line that is left.
+
+    Exit code 0: done, and with --prove the same; 1: with --check there is something to change, with --prove it trains otherwise; 2:
+    could not be read, written, proved or taken back.
+    """
+    with loading():
+        from trueup.doors.report.port import render, render_proof, render_undone, save_tables
+        from trueup.doors.report.saving import save_json
+        from trueup.doors.report.terminal import Terminal, print_written
+        from trueup.migration.port import port as run
+        from trueup.migration.port import undo as take_back
+        from trueup.migration.port.proving import prove as run_both
+
+    console = Terminal()
+    if undo:
+        count, kept = take_back(source)
+        render_undone(count, kept, console)
+        return 2 if kept else 0
+    if output is None and not check:
+        raise TrueupError(
+            "Nothing says where the new scripts go.\n  expected: -o OUT, or --check\n  got:      neither\n"
+            f"  next:     trueup port {source} -o ported"
+        )
+    result = run(source, None if check else output, to=to.value, rules=rules)
+    render(result, limit, console)
+    if tables and output is not None and not check:
+        for path in save_tables(result, output if output.is_dir() else output.parent):
+            print_written(path, console)
+    code = 1 if check and result.changes else 0
+    document = result.document()
+    if prove is not None and output is not None and not check:
+        proof = run_both(source, output, prove, steps=steps)
+        render_proof(proof, console)
+        code, document["proof"] = proof.exit_code, {"sentence": proof.sentence, "exit_code": proof.exit_code, "steps": proof.steps}
+    if json is not None:
+        print_written(save_json(document, json), console)
+    return code

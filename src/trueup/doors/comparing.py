@@ -1,0 +1,78 @@
+"""`trueup.compare`: a comparison of two captures, with what the candidate's tensors or its shadow say of single calls."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+
+from trueup.comparison.result import comparing
+from trueup.comparison.verdict.judged import OwnErrors, Part
+from trueup.foundation.facts.why import Reason
+from trueup.foundation.model import DETAILS, Result
+from trueup.foundation.store import Capture, open_capture
+
+SECONDS = 60.0
+"""That computing calls again may take: what a person waits for who has a culprit already. A small model's takes one."""
+
+
+def compare(
+    baseline: str | Path | Capture,
+    candidate: str | Path | Capture,
+    *,
+    level: str | Sequence[str] | None = None,
+    criterion: str | Path = "default",
+    mapping: str | Path | None = None,
+    repeat: Sequence[str | Path | Capture] = (),
+    reference: str | Path | Capture | None = None,
+    see: Callable[[Part], None] | None = None,
+    recompute: float = SECONDS,
+) -> Result:
+    """Line up two captures and name the first call whose inputs agree and whose outputs do not.
+
+        >>> result = trueup.compare("runs/cpu", "runs/npu")     # doctest: +SKIP
+        >>> result.verdict                                      # doctest: +SKIP
+        'deviates'
+        >>> result.culprit.scope, result.culprit.phase          # doctest: +SKIP
+        ('neck.lstm', 'backward')
+
+    Args:
+        baseline: the trusted capture.
+        candidate: the capture under suspicion.
+        level: compare only these levels; all that both captures hold by default.
+        criterion: ``default`` (between frameworks ``frameworks``), one of ``bitwise``, ``ptdbg``, ``ptdbg-summary``,
+            ``precision-tool``, ``paddle`` and ``msprobe``, or the path of a criterion file (docs/criteria.md).
+        mapping: path of a file that says which scopes and operators of the candidate are which of the baseline, and which
+            calls are not to be compared (docs/alignment.md).
+        repeat: captures of the baseline's run made again: what differs no more than a few times as much as they do is explained.
+        reference: capture of the same training in float64: both runs are judged by their distance from it.
+        see: called with what was measured and judged of each part, a rank and some steps, while it is at hand.
+        recompute: seconds in which calls behind a culprit are computed again on the CPU, each from its own recorded inputs, where
+            the candidate holds tensors (of a shadow run its own table is read): which of them are wrong by themselves. 0: none.
+
+    Raises:
+        TrueupError: a path is no capture, the format is newer, or the two cannot be compared at all (other frameworks'
+            worlds, no step, rank or level in common).
+    """
+    first, second = map(open_capture, (baseline, candidate))
+    return comparing.compare(
+        first, second, level=level, criterion=criterion, mapping=mapping, repeat=repeat, reference=reference, see=see,
+        own_errors=_own_errors(first, second, recompute) if recompute else None,
+    )  # fmt: skip
+
+
+def _own_errors(baseline: Capture, candidate: Capture, seconds: float) -> OwnErrors | None:
+    """Return what tells which calls are wrong by themselves, None where the candidate does not hold it."""
+    config = candidate.root.get("config")
+    is_shadow = isinstance(config, dict) and isinstance(config.get("shadow"), dict)
+    if candidate.imported or not (is_shadow or candidate.root.get("detail") == DETAILS[-1]):
+        return None
+    loaded: list[OwnErrors] = []
+
+    def ask(rank: int, calls: Sequence[tuple[int, int]]) -> Mapping[int, Reason | None]:
+        if not loaded:  # a framework is imported for it, and most comparisons never ask
+            from trueup.analysis.rerun.own_errors import OwnErrors as Executed
+
+            loaded.append(Executed(baseline, candidate, seconds))
+        return loaded[0](rank, calls)
+
+    return ask

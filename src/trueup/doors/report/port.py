@@ -1,0 +1,95 @@
+"""What `trueup port` changed and left: on a terminal a sentence and a line for each change, and the guide's tables.
+
+    Converted, not proved: 4 changes in 1 of 1 script, for npu.
+
+    train.py
+       24 - device = 'cuda' if torch.cuda.is_available() else 'cpu'
+          + device = 'npu' if torch.npu.is_available() else 'cpu'
+"""
+
+from __future__ import annotations
+
+import csv
+import io
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from rich.markup import escape
+
+from trueup.doors.report.saving import write_text
+from trueup.doors.report.terminal import plain_table, print_lines, print_more
+from trueup.foundation.words.wording import counted, one_line
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+    from trueup.migration.port import Ported
+    from trueup.migration.port.proving import Proof
+
+HEADER = ("File", "Start Line", "End Line", "Operation Type", "Message")
+"""The columns that MindStudio's converter gives its list of changes."""
+
+
+def render(result: Ported, limit: int, console: Console) -> None:
+    """Print the conclusion, up to ``limit`` changes, and what somebody has to look at."""
+    print_lines(console, [result.sentence], 0, "bold")
+    lines = [(file.path, *one) for file in result.changed for one in file.lines]
+    for path in dict.fromkeys(path for path, *_ in lines[:limit]):
+        console.print(f"\n{escape(path)}", highlight=False)
+        for _, number, before, after in [one for one in lines[:limit] if one[0] == path]:
+            for sign, texts, style in (("-", before.splitlines(), "red"), ("+", after.splitlines(), "green")):
+                for k, text in enumerate(texts):
+                    print_lines(console, [f"{number + k if sign == '-' else '':>5} {sign} {one_line(text)}"], 8, style)
+    print_more(console, len(lines) - limit, f" (--limit {len(lines)} shows all)")
+    if result.look:
+        table = plain_table("look at", "text", "why")
+        for seen in result.look[:limit]:
+            table.add_row(f"{seen.path}:{seen.line}", one_line(seen.text), seen.reason)
+        console.print()
+        console.print(table)
+        print_more(console, len(result.look) - limit, f" (--limit {len(result.look)} shows all)")
+    left = len(result.seen) - len(result.look)
+    lines_left = f"note     {counted(left, 'line')} with the letters cuda or nccl reach no device and stay: --json lists them"
+    notes = [lines_left] if left else []
+    notes += [f"unread   {one}" for one in result.unread]
+    if result.written is not None and result.changes:
+        notes.append(f"undo     trueup port {result.written} --undo")
+    console.print()
+    for note in notes:
+        print_lines(console, [note], 9, "dim")
+
+
+def render_proof(proof: Proof, console: Console) -> None:
+    """Print whether the port trains the same."""
+    console.print()
+    print_lines(console, proof.sentence.splitlines(), 0, "bold")
+
+
+def render_undone(count: int, kept: tuple[str, ...], console: Console) -> None:
+    """Print how many changes were taken back, and which were not."""
+    print_lines(console, [f"{counted(count, 'change')} taken back" + (f", {len(kept)} not:" if kept else ".")], 0, "bold")
+    print_lines(console, [f"  {one}" for one in kept], 2)
+
+
+def save_tables(result: Ported, folder: Path) -> list[Path]:
+    """Write ``change_list.csv`` and ``unsupported_api.csv`` as MindStudio's converter writes them, and return their paths."""
+    changes = []
+    for file in result.changed:
+        for one in file.changes:
+            kind, message = "MODIFY" if one.before else "INSERT", f"{one.rule}: {one.before!r} -> {one.after!r}"
+            changes.append((file.path, one.line, one.line + one.before.count("\n"), kind, message))
+    unsupported = [(one.path, one.line, one.line, one.text, one.reason) for one in result.look]
+    return [
+        _table(folder / "change_list.csv", HEADER, changes),
+        _table(folder / "unsupported_api.csv", (*HEADER[:3], "OP", "Tips"), unsupported),
+    ]
+
+
+def _table(path: Path, header: tuple[str, ...], rows: Sequence[tuple[object, ...]]) -> Path:
+    text = io.StringIO()
+    writer = csv.writer(text, lineterminator="\n")
+    writer.writerow(header)
+    for row in rows:  # a spreadsheet takes a text that begins so for a formula
+        writer.writerow([f"'{one}" if isinstance(one, str) and one.startswith(("=", "+", "-", "@")) else one for one in row])
+    return write_text(text.getvalue(), path, "a table of changes")

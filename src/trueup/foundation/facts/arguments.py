@@ -1,0 +1,107 @@
+"""What a call is given beside tensors, as it was recorded: a JSON object by name."""
+
+from __future__ import annotations
+
+import json
+from functools import lru_cache
+from typing import Any
+
+import numpy as np
+
+INCIDENTAL = frozenset({"group", "group_desc", "async_op", "tag"})
+"""What a collective is told beside its ranks: names that a run gives its groups, and when to wait."""
+
+
+@lru_cache(maxsize=4096)
+def decoded(arguments: str | None) -> dict[str, Any]:
+    """Return a call's non-tensor arguments by name, to be left as they are; nothing where the text is none."""
+    try:
+        read = json.loads(arguments or "{}")
+    except (ValueError, RecursionError):  # truncated, as very long arguments are, or nested beyond reason
+        return {}
+    return read if isinstance(read, dict) else {}
+
+
+def equal_arguments(first: str | None, second: str | None) -> bool:
+    """Tell whether two calls are given the same; texts that cannot be read are compared as they are."""
+    try:
+        return equal_values(json.loads(first or "{}"), json.loads(second or "{}"))
+    except (ValueError, RecursionError):
+        return first == second
+
+
+def equal_values(first: Any, second: Any) -> bool:
+    """Tell whether two decoded arguments are the same, floats to the last digits of a printed double."""
+    if isinstance(first, float) or isinstance(second, float):
+        try:
+            return bool(np.isclose(float(first), float(second), rtol=1e-12, atol=0, equal_nan=True))
+        except (TypeError, ValueError):
+            return bool(first == second)
+    if isinstance(first, dict) and isinstance(second, dict):
+        return first.keys() == second.keys() and all(equal_values(first[k], second[k]) for k in first)
+    if isinstance(first, list) and isinstance(second, list):
+        return len(first) == len(second) and all(map(equal_values, first, second))
+    return bool(first == second)
+
+
+@lru_cache(maxsize=256)
+def ranks_of(text: str) -> list[int] | None:
+    """Return the ranks of ``0-3,7``, None where the text is none."""
+    found: list[int] = []
+    try:
+        for run in text.split(","):
+            first, _, last = run.partition("-")
+            found += range(int(first), min(int(last or first), int(first) + (1 << 20)) + 1)
+    except ValueError:
+        return None
+    return found
+
+
+def shared(first: str | None, second: str | None) -> tuple[str | None, str | None]:
+    """Return two sides' arguments (JSON objects) without those that one of them has not: another tool keeps others."""
+    try:
+        sides = [json.loads(side or "{}") for side in (first, second)]
+    except (ValueError, RecursionError):
+        return first, second
+    if not all(isinstance(side, dict) for side in sides):
+        return first, second
+    names = sorted(sides[0].keys() & sides[1].keys())
+    found = [json.dumps({name: side[name] for name in names}) for side in sides]
+    return found[0], found[1]
+
+
+def what_matters(arguments: str | None) -> dict[str, Any] | str | None:
+    """Return the arguments of a collective without those that do not matter to its result."""
+    try:
+        told = json.loads(arguments or "{}")
+    except (ValueError, RecursionError):
+        return arguments
+    return {name: value for name, value in told.items() if name not in INCIDENTAL} if isinstance(told, dict) else arguments
+
+
+def other_numbers(first: str | None, second: str | None, rtol: float) -> bool:
+    """Tell whether two calls are given a real number in the same place that is further away than by a relative difference."""
+    return _differ(decoded(first), decoded(second), rtol)
+
+
+def _differ(first: Any, second: Any, rtol: float) -> bool:
+    """Tell whether two decoded arguments hold a real number in the same place that is another one."""
+    if isinstance(first, dict) and isinstance(second, dict):
+        return any(_differ(first[name], second[name], rtol) for name in first.keys() & second.keys())
+    if isinstance(first, list) and isinstance(second, list):
+        return any(_differ(a, b, rtol) for a, b in zip(first, second, strict=False))
+    numbers = all(isinstance(side, (int, float)) and not isinstance(side, bool) for side in (first, second))
+    if not numbers or not (isinstance(first, float) or isinstance(second, float)):
+        return False
+    return not bool(np.isclose(first, second, rtol=rtol, atol=0, equal_nan=True))
+
+
+def in_runs(numbers: list[int], between: str = ",") -> str:
+    """Write numbers as they stand, runs as first and last: ``0-3,7``. A group of 512 ranks stays readable."""
+    runs: list[list[int]] = []
+    for number in numbers:
+        if runs and number == runs[-1][1] + 1:
+            runs[-1][1] = number
+        else:
+            runs.append([number, number])
+    return between.join(str(a) if a == b else f"{a}-{b}" for a, b in runs)

@@ -1,0 +1,51 @@
+"""What the name of a slot tells: whether its call reads or makes it, whether it is a gradient, a weight, an element of a list."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+STEP = "optimizer.step"  # operator of the call that stands for an optimizer's, whatever operators it is made of
+INNER = "grad_input.node."  # how slots begin that are gradients of tensors inside a call (`trueup.exchange.readers.ascend`)
+
+
+Asked = Callable[[str], bool]
+
+
+def _holds(part: str) -> Asked:
+    return lambda name: part in name
+
+
+def _begins(*parts: str) -> Asked:
+    return lambda name: name.startswith(parts)
+
+
+is_input: Asked = _begins("input.", "param.", "grad_output.", "gradient.")  # whether a slot is read by its call
+is_output: Asked = _begins("output.", "grad_input.", "grad_param.")  # whether a slot is computed by its call
+is_weight: Asked = _begins("param.")  # whether a slot is a parameter of a module
+is_gradient_slot: Asked = _holds("grad")  # whether a slot holds a gradient
+is_incoming_gradient: Asked = _begins("grad_output")  # whether a slot holds the gradient that a backward gets
+is_gradient: Asked = _begins("grad_")  # whether a slot is one of a backward, and holds a gradient
+is_gradient_of_input: Asked = _begins("grad_input.")  # whether a slot holds the gradient that a backward gives for an input
+is_gradient_of_step: Asked = _begins("gradient.")  # whether a slot holds what an optimizer's step is given for a weight
+is_result: Asked = _begins("output.")  # whether a slot holds a result of a forward
+is_argument: Asked = _begins("input.")  # whether a slot holds an argument of a forward
+is_of_parameter: Asked = _begins("grad_param.")  # whether a slot holds the gradient of a parameter, at a module
+is_inner: Asked = _begins(INNER)  # whether a slot holds the gradient of a tensor inside a call, as another tool's dump has it
+is_foreign: Asked = _begins(INNER, "grad_param.")
+"""Whether no native capture has such a slot: gradients inside a call, and of parameters at a module."""
+
+
+def is_variance(slot: str) -> bool:
+    """Tell whether a slot holds a variance."""
+    return slot.endswith("var")
+
+
+def is_returned(slot: str) -> bool:
+    """Tell whether a slot holds what a forward call returns, and not an argument or a buffer that it wrote."""
+    return is_result(slot) and slot.split(".")[1].isdigit()
+
+
+def element(slot: str) -> int:
+    """Return which element of a list a slot is, -1 where it is none: ``input.1.3``, ``output.self.3`` and ``output.3`` are 3."""
+    *head, last = slot.split(".")
+    return int(last) if last.isdigit() and (len(head) > 1 or is_result(slot)) else -1

@@ -1,0 +1,287 @@
+"""One rank and a step of a capture, or several small ones, in columns: an entry per call, an entry per slot, names as numbers.
+
+Both sides number names with the same `Vocabulary`, so array operations match, measure and judge calls. What both hold alike is
+read once. A `Row` is a call as an object, and a tensor is read, only for the few that somebody looks at.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+
+from trueup.foundation.facts.arguments import decoded
+from trueup.foundation.facts.why import Reason, Why
+from trueup.foundation.kernels import hexadecimal
+from trueup.foundation.model import NUMBERS, CallKey, TensorStats, TrueupError
+from trueup.foundation.store.ahead import Read
+from trueup.foundation.store.columns import NONE, Array, Numbers, Shapes, Vocabulary, counts, digests, distinct, floats, integers
+from trueup.foundation.store.reader import Capture
+from trueup.foundation.store.sketches import Column, Sketches
+
+Located = tuple[str, str, "tuple[int, ...] | None"]
+"""Where a slot's payload lies: segment, key, and which part of that tensor it is."""
+FOREIGN = ("foreign_checksum", "foreign_statistics")  # columns of imported captures that are compared
+
+_PLACE = ("payload_segment", "payload_key", "payload_view")
+NEEDED = (
+    "rank", "step", "seq", "parent", "phase", "level", "scope", "op", "ordinal", "forward_seq", "site", "slot", "dtype", "shape",
+    "numel", "mean", "l2", "n_nan", "n_posinf", "n_neginf", "n_saturated", "digest", "value", "producer_seq", "producer_slot",
+    "payload_segment",
+)  # fmt: skip
+"""Columns that every comparison reads."""
+
+_CALLS = ("seq", "step")
+_COUNTS = ("n_nan", "n_posinf", "n_neginf")
+SHARED = (
+    *_CALLS, *_COUNTS, "n_saturated", "parent", "phase", "level", "scope", "op", "ordinal", "forward_seq", "site", "slot", "dtype",
+    "shape", "numel", "value", "producer_seq", "producer_slot", "payload_segment",
+)  # fmt: skip
+"""Columns that two runs of one structure hold alike."""
+_STRUCTURE = ("starts", "step", "phase", "level", "scope", "op", "slot", "shapes")
+
+
+@dataclass(slots=True)
+class Row:
+    """A call; ``slots`` maps slot name to its index in the stream's arrays."""
+
+    rank: int
+    step: int
+    seq: int
+    parent: int | None
+    phase: str
+    level: str
+    scope: str
+    op: str
+    ordinal: int
+    forward_seq: int | None
+    site: int | None
+    slots: dict[str, int] = field(default_factory=dict)
+
+    @property
+    def key(self) -> CallKey:
+        """The call's name."""
+        return CallKey(self.rank, self.step, self.phase, self.level, self.scope, self.op, self.ordinal)
+
+
+class CallColumns:
+    """Calls sorted by ``seq``, and their slots: call ``i`` has the slots ``starts[i]`` to ``starts[i + 1]``.
+
+    ``read`` gives columns of the records; sketches, and what only findings show, are read when asked for. ``names`` and
+    ``values`` number the names and non-tensor arguments. ``imported``: records of another tool's dump, which has its own columns.
+    ``translated``: in neutral terms (`normalise.translated`), because the other side is of another framework. ``like``: a stream
+    with the same vocabularies; what both hold alike is taken from it and is the same object, so runs of one structure, as nearly
+    all are, are read once and known to be alike at a glance. ``sketches`` gives those that are read part by part, None where they
+    are a column.
+    """
+
+    def __init__(
+        self,
+        read: Read,
+        names: Vocabulary,
+        values: Vocabulary,
+        *,
+        imported: bool = False,
+        translated: bool = False,
+        like: CallColumns | None = None,
+        sketches: Callable[[], Sketches | None] | None = None,
+    ) -> None:
+        table = read(NEEDED)
+        self._sketches = sketches
+        self.imported = imported
+        self.read, self.names, self.values, self._table = read, names, values, table
+        alike = frozenset(name for name in SHARED if table[name].equals(like._table[name])) if like is not None else frozenset()
+
+        def taken(attribute: str, of: Sequence[str], make: Callable[[], Any]) -> Any:
+            return getattr(like, attribute) if alike.issuperset(of) else make()
+
+        self.starts: Numbers = taken("starts", _CALLS, lambda: _starts(table))
+        firsts = self.starts[:-1]
+        self.call: Numbers = taken("call", _CALLS, lambda: np.repeat(np.arange(len(firsts)), np.diff(self.starts)))
+        """Call of each slot."""
+        self.rank = int(table["rank"][0].as_py()) if len(firsts) else 0
+
+        def of_calls(name: str, numbers: Callable[[pa.ChunkedArray, Numbers], Numbers]) -> Numbers:
+            found: Numbers = taken(name, (*_CALLS, name), lambda: numbers(table[name], firsts))
+            return found
+
+        self.seq, self.step, self.parent, self.ordinal, self.forward_seq, self.site = (
+            of_calls(name, integers) for name in ("seq", "step", "parent", "ordinal", "forward_seq", "site")
+        )
+        self.phase, self.level, self.scope, self.op = (of_calls(name, names.numbers) for name in ("phase", "level", "scope", "op"))
+        self.slot: Numbers = taken("slot", ("slot",), lambda: names.numbers(table["slot"]))
+        self.dtype: Numbers = taken("dtype", ("dtype",), lambda: names.numbers(table["dtype"]))
+        self.producer_slot: Numbers = taken("producer_slot", ("producer_slot",), lambda: names.numbers(table["producer_slot"]))
+        self.producer: Numbers = taken("producer", ("producer_seq",), lambda: integers(table["producer_seq"]))
+        """``seq`` of the call that last wrote the storage of a slot."""
+        self.numel: Array = taken("numel", ("numel",), lambda: counts(table["numel"]))
+        self.mean, self.l2 = floats(table["mean"]), floats(table["l2"])
+        self.counts: Array = taken("counts", _COUNTS, lambda: np.stack([counts(table[name]) for name in _COUNTS], axis=1))
+        """float64 ``(slots, 3)``: how many elements are NaN, Inf, -Inf; NaN where no statistics were recorded."""
+        self.saturated: Array = taken("saturated", ("n_saturated",), lambda: counts(table["n_saturated"]))
+        """How many elements are the dtype's largest number, float64; NaN where that was not recorded."""
+        self.digest, self.has_digest = digests(table["digest"])
+        self.shapes: Shapes = taken("shapes", ("shape",), lambda: Shapes(table["shape"]))
+        self.has_payload: Array = taken("has_payload", ("payload_segment",), lambda: table["payload_segment"].is_valid().to_numpy())
+        self.translated = translated  # whether slots have neutral names and layouts, for the other side's are others
+        neutral = names.numbers(self._again(["neutral"])["neutral"])[firsts] if translated else np.full(0, NONE)
+        self.neutral: Numbers | None = neutral if (neutral >= 0).any() else None
+        """Number of the name by which each call is matched, where that is not its operator's."""
+        self.arguments: Numbers = taken("arguments", (*_CALLS, "slot", "value"), self._arguments)
+        """Number of each call's non-tensor arguments."""
+
+    def __len__(self) -> int:
+        return len(self.seq)
+
+    def _arguments(self) -> Numbers:
+        found = np.full(len(self.seq), NONE, np.int64)
+        given = np.flatnonzero(self.slot == self.names.number("arguments"))
+        found[self.call[given]] = self.values.numbers(self._table["value"].take(pa.array(given)))
+        return found
+
+    def is_like(self, other: CallColumns) -> bool:
+        """Whether both hold the same calls in the same order, with slots of the same names and shapes."""
+        return all(getattr(self, name) is getattr(other, name) for name in _STRUCTURE)
+
+    @cached_property
+    def measured(self) -> Array:
+        """Whether statistics of each slot were recorded."""
+        nan, above, below = self.counts.T
+        return np.asarray(~np.isnan(nan + above + below))
+
+    @cached_property
+    def steps(self) -> Numbers:
+        """The steps that it holds, in order."""
+        return distinct(self.step)
+
+    @property
+    def repeated(self) -> int:
+        """A slot that begins its call a second time, else `NONE`. Later slots may: both factors of ``mul(x, x)`` have one
+        gradient."""
+        begins = self.starts[:-1][self.call]
+        again = (self.slot == self.slot[begins]) & (np.arange(len(self.slot)) > begins)
+        return int(np.argmax(again)) if again.any() else NONE
+
+    @property
+    def is_ordered(self) -> bool:
+        """Whether a ``seq`` names one call, in whatever step: a process counts on, but not every dump does."""
+        return bool(np.all(self.seq[1:] > self.seq[:-1]))
+
+    @cached_property
+    def sketch(self) -> Sketches:
+        """Of each slot; read when it is asked for."""
+        in_parts = None if self._sketches is None else self._sketches()
+        return Sketches(Column(self._again(["sketch"])["sketch"])) if in_parts is None else in_parts
+
+    @cached_property
+    def foreign(self) -> dict[str, list[str | None]]:
+        """`FOREIGN` of every slot: another tool's checksum as ``algorithm:value``, and its statistics where they mean no column."""
+        if not self.imported:
+            return {name: [None] * len(self.slot) for name in FOREIGN}
+        found = self._again(FOREIGN)
+        return {name: [text if isinstance(text, str) else None for text in found[name].to_pylist()] for name in FOREIGN}
+
+    @cached_property
+    def invocations(self) -> pa.ChunkedArray:
+        """How each call was made, in the row of its arguments; nulls but at detail ``tensor``."""
+        return self._again(["invocation"])["invocation"]
+
+    @cached_property
+    def details(self) -> pa.Table:
+        """What findings show, and where payload lies."""
+        return self._again([*NUMBERS, *_PLACE, "value", "digest"])
+
+    def _again(self, columns: Sequence[str]) -> pa.Table:
+        """Read more columns; nulls where the records are not what they were, for a part of them was damaged since."""
+        found = self.read(columns)
+        if len(found) == len(self.slot):
+            return found
+        return pa.table({name: pa.nulls(len(self.slot), found[name].type) for name in columns})
+
+    def slots(self, call: int) -> dict[int, int]:
+        """Return the slots of a call: number of the name -> index."""
+        start, stop = self.starts[call : call + 2].tolist()
+        return dict(zip(self.slot[start:stop].tolist(), range(start, stop), strict=True))
+
+    def dtype_of(self, k: int) -> str | None:
+        """Return the dtype of slot ``k``."""
+        return self.names.name(int(self.dtype[k]))
+
+    def value(self, number: int) -> str | None:
+        """Return non-tensor arguments by their number."""
+        return self.values.name(number)
+
+    def given(self, call: int) -> dict[str, Any]:
+        """Return the non-tensor arguments of a call by name."""
+        return decoded(self.value(int(self.arguments[call])))
+
+    def number(self, name: str) -> Array:
+        """Return one of `NUMBERS` of every slot as float64, NaN where it was not recorded."""
+        return (counts if name.startswith("n_") else floats)(self.details[name])
+
+    def places(self, slots: Numbers) -> list[Located]:
+        """Return where the payload of slots lies that have one."""
+        columns = (self.details[name].take(pa.array(slots)).to_pylist() for name in _PLACE)
+        return [(s or "", k or "", None if view is None else tuple(view)) for s, k, view in zip(*columns, strict=True)]
+
+    def stats(self, k: int) -> TensorStats | str | None:
+        """Return what is known of slot ``k``."""
+        value, digest = (self.details[name][k].as_py() for name in ("value", "digest"))
+        if value is not None and self.names.name(int(self.slot[k])) == "arguments":
+            return str(value)
+        found = {name: self.details[name][k].as_py() for name in NUMBERS}
+        if found["n_nan"] is None or np.isnan(self.numel[k]):
+            return None
+        missing = {name: 0 if name.startswith("n_") else float("nan") for name in NUMBERS}
+        numbers: dict[str, Any] = missing | {name: value for name, value in found.items() if value is not None}
+        return TensorStats(numel=int(self.numel[k]), digest=digest, **numbers)
+
+    def row(self, call: int) -> Row:
+        """Return a call as an object."""
+        name, optional = self.names.name, _optional
+        phase, level, scope, op = (name(int(c[call])) or "" for c in (self.phase, self.level, self.scope, self.op))
+        return Row(
+            self.rank, int(self.step[call]), int(self.seq[call]), optional(self.parent[call]), phase, level, scope, op,
+            int(self.ordinal[call]), optional(self.forward_seq[call]), optional(self.site[call]),
+            {self.names.names[slot]: k for slot, k in self.slots(call).items()},
+        )  # fmt: skip
+
+    def producer_of(self, k: int) -> int | None:
+        """Return the seq of the call that last wrote the storage of slot ``k``."""
+        return _optional(self.producer[k])
+
+
+def _optional(number: Any) -> int | None:
+    return None if number < 0 else int(number)
+
+
+def _starts(table: pa.Table) -> Numbers:
+    """Return where each call's slots begin, and the end."""
+    seq, step = integers(table["seq"]), integers(table["step"])
+    if not len(seq):
+        return np.zeros(1, np.int64)
+    return np.asarray(np.r_[0, 1 + np.flatnonzero((seq[1:] != seq[:-1]) | (step[1:] != step[:-1])), len(seq)])
+
+
+def twice(capture: Capture, columns: CallColumns) -> Reason | None:
+    """Return a slot that a call has twice, which no run records: some part of the records is there twice; or None."""
+    if columns.imported or columns.translated or (slot := columns.repeated) == NONE:
+        return None
+    row = columns.row(int(columns.call[slot]))
+    return Why.TWICE(capture.path.name, columns.names.name(int(columns.slot[slot])), row.key)
+
+
+def read_payload(capture: Capture, rank: int, place: Located, expected: int | None) -> Array | None:
+    """Return a tensor, None where it is lost: the capture then says so, and its sketch is measured instead."""
+    segment, key, view = place
+    try:
+        return capture.payload(rank, segment, key, view, None if expected is None else hexadecimal(expected))
+    except TrueupError as error:
+        text = f"rank {rank}: {error}"
+    if text not in capture.lost:
+        capture.lost.append(text)
+    return None

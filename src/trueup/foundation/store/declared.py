@@ -1,0 +1,145 @@
+"""What a run says of itself in its manifests: its framework, what it was asked to record, how its products are rounded."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from trueup.foundation.facts.criteria import TF32
+from trueup.foundation.facts.why import Reason, Why
+from trueup.foundation.frameworks.tables import FRAMEWORKS
+from trueup.foundation.model import LEVELS, PHASES, TrueupError
+from trueup.foundation.store.reader import Capture
+
+LONGEST = 120  # characters of a filter that are shown
+
+
+def framework_of(capture: Capture) -> str | None:
+    """Return the name of the framework that a capture is of, None where nothing says it."""
+    return next((str(m["framework"]) for m in capture.ranks.values() if "framework" in m), None)
+
+
+def recorded_levels(capture: Capture) -> frozenset[str]:
+    """Return the levels that a capture was asked for and holds: the loss is a row of level api in all of them."""
+    asked, held = asked_levels(capture), capture.levels
+    return frozenset(level for level in held if level in asked) or held
+
+
+def asked_levels(capture: Capture) -> frozenset[str]:
+    """Return the levels that a capture was asked for; those that it holds where nothing says it."""
+    asked = capture.root.get("levels")
+    return frozenset(map(str, asked)) if isinstance(asked, list) else capture.levels
+
+
+def require_records(capture: Capture) -> None:
+    """Raise TrueupError if a capture holds nothing."""
+    if not capture.rows:
+        why = (capture.lost or capture.problems or ["nothing was captured"])[0]
+        raise TrueupError(f"{capture.path} holds no records: {why}; record again")
+
+
+def lender_of(capture: Capture) -> str | None:
+    """Return the capture whose inputs a run was given (``trueup capture --inputs-from``), None for an ordinary run."""
+    config = capture.root.get("config")
+    found = config.get("inputs_from") if isinstance(config, dict) else None
+    return found[:300] if isinstance(found, str) else None
+
+
+def filters_of(capture: Capture) -> dict[str, Reason] | None:
+    """Return the filters of a capture, None where it tells none (another tool's, or one made by hand)."""
+    config = capture.root.get("config")
+    if not isinstance(config, dict) or not all(isinstance(config.get(name), list) for name in ("phases", "include", "exclude")):
+        return None
+    said = {}
+    for name, option in (("phases", "--phase"), ("include", "--include"), ("exclude", "--exclude")):
+        values: list[Any] = sorted(map(str, config[name]))
+        nothing = not values or (name == "phases" and set(values) >= set(PHASES))
+        said[name] = Why.FILTER(option, None if nothing else " ".join(values)[:LONGEST])
+    return said
+
+
+def keeps_all(config: Any) -> bool:
+    """Tell whether options kept all calls: all phases, and all levels down to some."""
+    if not isinstance(config, dict) or config.get("include") != [] or config.get("exclude") != []:
+        return False
+    levels, phases = config.get("levels"), config.get("phases")
+    if not isinstance(levels, list) or not isinstance(phases, list):
+        return False
+    return levels == list(LEVELS[: len(levels)]) and set(map(str, phases)) >= set(PHASES)
+
+
+@dataclass(frozen=True, slots=True)
+class Precision:
+    """How float32 matrix products are computed, as the two runs declare it."""
+
+    matmul: float = 0.0
+    convolution: float = 0.0
+
+
+def precision_of(environments: Iterable[dict[str, str]], devices: Iterable[Iterable[str]]) -> Precision:
+    """Read from two runs whether float32 products are rounded to TF32 or HF32 on their devices."""
+    matmul = convolution = 0.0
+    for environment, names in zip(environments, devices, strict=True):
+        kinds = {name.partition(":")[0] for name in names}
+        low = environment.get("float32_matmul_precision", "highest") != "highest"
+        if "cuda" in kinds and (low or environment.get("cuda.matmul.allow_tf32") == "True"):
+            matmul = TF32
+        if "cuda" in kinds and environment.get("cudnn.allow_tf32") == "True":
+            convolution = TF32
+        for kind in kinds - {"cuda", "cpu"}:
+            matmul = TF32 if environment.get(f"{kind}.matmul.allow_hf32") == "True" else matmul
+            convolution = TF32 if environment.get(f"{kind}.conv.allow_hf32") == "True" else convolution
+    return Precision(matmul, convolution)
+
+
+def filters(captures: Sequence[Capture]) -> tuple[tuple[Reason, ...], ...] | None:
+    """Return the filters of two captures where they differ, or None. Levels, ranks and steps show in what was recorded;
+    `trueup.comparison.verdict.overlap` compares those."""
+    first, second = (filters_of(capture) for capture in captures)
+    if first is None or second is None or first == second:
+        return None
+    return tuple(tuple(its[name] for name in its if first[name] != second[name]) for its in (first, second))
+
+
+def details(captures: Sequence[Capture]) -> Reason | None:
+    """Return that one run keeps less of each tensor than the other, or None."""
+    first, second = (capture.root.get("detail") for capture in captures)
+    if first == second or not (isinstance(first, str) and isinstance(second, str)):
+        return None
+    return Why.DETAILS(first[:LONGEST], second[:LONGEST])
+
+
+def require_common_names(first: Capture, second: Capture) -> bool:
+    """Tell whether two captures are of different frameworks; raises TrueupError if one of those has no column in our tables."""
+    names = [framework_of(capture) for capture in (first, second)]
+    if None in names or names[0] == names[1]:
+        return False
+    if not all(name in FRAMEWORKS for name in names):
+        raise TrueupError(
+            f"the captures are of different frameworks: {first.path} of {names[0]}, {second.path} of {names[1]}; "
+            f"common names are known of {', '.join(FRAMEWORKS[:-1])} and {FRAMEWORKS[-1]}"
+        )
+    return True
+
+
+def forced(capture: Capture, levels: Sequence[str]) -> tuple[list[Reason | str], bool]:
+    """Return what to say, and whether agreement at these levels proves nothing. Where each module gets the baseline's inputs and
+    gradients, a fault between two modules is overwritten before it is recorded, unless the function itself is recorded."""
+    lender = lender_of(capture)
+    if lender is None:
+        return [], False
+    notes = [str(note) for manifest in capture.ranks.values() for note in manifest.get("notes") or ()]
+    noted = [note[:300] for note in notes if "inputs were forced" in note]
+    said: list[Reason | str] = [Why.FORCED(noted[0] if noted else Why.LENT(lender)), *noted[1:2]]
+    recorded = capture.root.get("levels")  # the loss is a call of level api in every capture
+    blind = not any(level in recorded for level in {*levels} - {"module"}) if isinstance(recorded, list) else True
+    return ([Why.BLIND(), *said] if blind else said), blind
+
+
+def fragments(captures: Sequence[Capture], names: Sequence[str]) -> list[Reason]:
+    """Return of each capture whose run did not end, or was not recorded to its end, why that is."""
+    return [
+        Why.FRAGMENT(name, capture.steps[-1] if capture.steps else None, capture.unfinished[0], len(capture.unfinished) - 1 or None)
+        for name, capture in zip(names, captures, strict=True) if capture.unfinished
+    ]  # fmt: skip

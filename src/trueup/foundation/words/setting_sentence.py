@@ -1,0 +1,68 @@
+"""A setting that differs, in words: ``AdamW lr: 0.001 in the baseline, 0.0011 in the candidate``."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from trueup.foundation.settings import ABSENT, OF_PARAMETERS, Setting
+from trueup.foundation.words.wording import ELLIPSIS, one_line, shorten
+
+BASELINE, CANDIDATE = "in the baseline", "in the candidate"
+NAMED = 3  # modules, parameters or operators that are named of many
+WIDTH = 60
+
+
+def setting_text(setting: Setting, sides: tuple[str, str] = (BASELINE, CANDIDATE)) -> str:
+    """Say what is set differently, both values, and where; ``sides`` are the words for the two."""
+    since = "" if setting.step is None else f" (from step {setting.step})"
+    if setting.name.endswith(OF_PARAMETERS):
+        return (
+            f"{subject(setting)} is {_state(setting, setting.baseline)} {sides[0]}, {_state(setting, setting.candidate)} {sides[1]}"
+        )
+    return f"{subject(setting)}: {value(setting.baseline)} {sides[0]}, {value(setting.candidate)} {sides[1]}{since}"
+
+
+def _state(setting: Setting, held: Any) -> str:
+    """Say what a parameter is: trained or frozen, its own or another one."""
+    if setting.name.endswith("requires_grad"):
+        return "frozen" if held is False else "trained"
+    return "its own" if held == ABSENT else f"tied to {value(held)}"
+
+
+def subject(setting: Setting) -> str:
+    """Say what is set: ``AdamW lr``, ``eps of 3 LayerNorms (1.norm, 2.norm, 3.norm)``, ``seed of torch``."""
+    name, kind = one_line(setting.name), one_line(setting.kind)
+    if setting.name.endswith(OF_PARAMETERS):
+        name = name.rpartition(".")[0]
+    if setting.group == "module":
+        shown = some([place or "the model" for place in setting.places])
+        if len(setting.places) == 1:
+            return f"{name} of {shown}" + (f" ({kind})" if kind != shown else "")  # a loss is called by its class
+        return f"{name} of {len(setting.places):,} {kind}s ({shown})"
+    if setting.group == "optimizer" and name == "class":
+        return "optimizer"
+    if (setting.group, name) == ("data", "loaders"):
+        return "data loaders"
+    if setting.group in ("optimizer", "data"):
+        return f"{kind} {name}".strip()
+    if setting.group == "seed":
+        return f"seed of {name}"
+    if setting.group == "random":
+        return f"state of {name}'s random generator after the first step"
+    return f"version of {name}" if setting.group == "version" else name
+
+
+def some(names: Sequence[str]) -> str:
+    """Name the first of some."""
+    return ", ".join(map(one_line, names[:NAMED])) + (ELLIPSIS if len(names) > NAMED else "")
+
+
+def settings_text(settings: Sequence[Setting]) -> str:
+    """Say several in one line."""
+    return "; ".join(setting_text(one) for one in settings)
+
+
+def value(held: Any) -> str:
+    """Write a value as a script would."""
+    return shorten(one_line(str(held)), WIDTH)

@@ -1,0 +1,321 @@
+"""`port`: scripts written anew for another device, beside the old ones; `undo`: what it wrote, taken back."""
+
+from __future__ import annotations
+
+import ast
+import difflib
+import json
+import shutil
+import tempfile
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+import msgspec
+import xxhash
+
+from trueup.foundation import toml
+from trueup.foundation.model import TrueupError
+from trueup.foundation.store.durable import write_file
+from trueup.foundation.words.wording import counted
+from trueup.migration.port import reading
+from trueup.migration.port.flow import Project
+from trueup.migration.port.rules import Own, builtin, own
+from trueup.migration.port.writing import Writer
+
+RECORD = "trueup-port.json"
+"""What a port changed, beside what it wrote: for a report, and to take it back."""
+SKIPPED = {".git", ".hg", ".svn", "__pycache__", ".venv", "venv", "node_modules", ".mypy_cache", ".ruff_cache", ".pytest_cache"}
+MOST = 20_000
+"""Files that a folder may have."""
+
+
+@dataclass(frozen=True)
+class Change:
+    """One change: bytes of a line, by which rule and why. Places are of the new script."""
+
+    line: int
+    start: int
+    before: str
+    after: str
+    rule: str
+    why: str
+
+
+@dataclass(frozen=True)
+class Seen:
+    """A line that has the letters and stays, and the reason; ``look``: somebody has to look at it."""
+
+    path: str
+    line: int
+    text: str
+    reason: str
+    look: bool
+
+
+@dataclass(frozen=True)
+class Changed:
+    """A script with changes; digests are XXH3-128 of the bytes."""
+
+    path: str
+    before: str
+    after: str
+    changes: tuple[Change, ...]
+    lines: tuple[tuple[int, str, str], ...]
+    """The lines that differ, as a number in the old script and the text before and after; runs of lines are joined."""
+
+
+@dataclass(frozen=True)
+class Ported:
+    """What `port` did. ``unread`` are scripts that could not be read and were copied as they are, with the reason."""
+
+    to: str
+    scripts: int
+    lines: int
+    changed: tuple[Changed, ...]
+    seen: tuple[Seen, ...]
+    unread: tuple[str, ...]
+    since: str | None
+    written: Path | None
+
+    @property
+    def changes(self) -> int:
+        """Return the number of changes."""
+        return sum(len(one.changes) for one in self.changed)
+
+    @property
+    def look(self) -> list[Seen]:
+        """Return the lines that somebody has to look at."""
+        return [one for one in self.seen if one.look]
+
+    @property
+    def sentence(self) -> str:
+        """Return what was done, in a sentence."""
+        if not self.changes:
+            what = f"Nothing to change in {counted(self.scripts, 'script')}"
+        else:
+            what = f"{'Converted, not proved' if self.written else 'To convert'}: {counted(self.changes, 'change')} in "
+            what += f"{len(self.changed)} of {counted(self.scripts, 'script')}, for {self.to}"
+            what += f" (PyTorch {self.since} or later)" if self.since and self.to == "agnostic" else ""
+        rest = [counted(len(self.look), "line") + " to look at"] if self.look else []
+        rest += [counted(len(self.unread), "script") + " not read"] if self.unread else []
+        return what + ("; " + " and ".join(rest) if rest else "") + "."
+
+    def document(self) -> dict[str, Any]:
+        """Return all of it as JSON-ready data."""
+        return {
+            "schema": "trueup-port", "schema_version": 1, "sentence": self.sentence, "to": self.to, "since": self.since,
+            "scripts": self.scripts, "lines": self.lines, "changed": [asdict(one) for one in self.changed],
+            "seen": [asdict(one) for one in self.seen], "unread": list(self.unread),
+        }  # fmt: skip
+
+
+def port(
+    source: str | Path,
+    output: str | Path | None = None,
+    *,
+    to: Literal["agnostic", "npu"] = "agnostic",
+    rules: str | Path | None = None,
+) -> Ported:
+    """Write a training's scripts anew for another device, and say what was changed and what was left.
+
+    Args:
+        source: a script, or a folder of them.
+        output: where the new ones go: a folder that is not there yet, or the source itself, to change it in place. None: nothing
+            is written.
+        to: ``agnostic``, one script for CUDA, NPU and CPU; or ``npu``, with torch_npu.
+        rules: rules of your own, as JSON (docs/port.md).
+
+    Raises:
+        TrueupError: the source cannot be read, or is no Python; the output is there already, or cannot be written.
+    """
+    root = Path(source)
+    mine = Own() if rules is None else own(Path(rules))
+    files = _scripts(root)
+    base = root if root.is_dir() else root.parent
+    scripts, unread = [], []
+    for path in files:
+        try:
+            scripts.append(reading.read(path, ".".join(path.relative_to(base).with_suffix("").parts)))
+        except TrueupError as error:
+            if not root.is_dir():
+                raise
+            unread.append(str(error))
+    if not any(b"torch" in script.data for script in scripts):
+        raise TrueupError(
+            f"{root} does not use PyTorch.\n  expected: a training script that imports torch, or a folder with one\n"
+            f"  got:      {counted(len(scripts), 'script')} without it" + (f"; {unread[0]}" if unread else "") + "\n"
+            "  next:     name the folder that holds the training"
+        )
+    project = Project(scripts, builtin())
+    writers = []
+    for script in scripts:
+        writer = Writer(project, script, to, mine)
+        if not writer.edits or _is_python(writer.text):
+            writers.append(writer)
+        else:
+            unread.append(f"{script.path}: what was to be written is no Python; it was left as it is: report this")
+    texts = {writer.script.path: writer.text for writer in writers if writer.edits}
+    changed = tuple(_changed(writer, base) for writer in writers if writer.edits)
+    seen = tuple(
+        Seen(str(writer.script.path.relative_to(base)), one.line, one.text, one.reason, one.look)
+        for writer in writers
+        for one in writer.left
+    )
+    used = {edit.rule for writer in writers for edit in writer.edits}
+    since = max((rule.since for rule in builtin().name if rule.id in used and rule.since), key=_version, default=None)
+    target = None if output is None else Path(output)
+    lines = sum(script.data.count(b"\n") for script in scripts)
+    result = Ported(to, len(files), lines, changed, seen, tuple(unread), since, target)
+    if target is not None:
+        _write(root, target, texts, result)
+    return result
+
+
+def undo(folder: str | Path) -> tuple[int, tuple[str, ...]]:
+    """Take back what `port` wrote: in each script the changes whose text still stands there.
+
+    Returns:
+        How many changes were taken back, and a sentence for each that was not, for the script was edited there since.
+
+    Raises:
+        TrueupError: the folder holds no port.
+    """
+    root = Path(folder)
+    root = root.parent if root.is_file() else root
+    record = root / RECORD
+    text = toml.text_of(record, "a folder that trueup port wrote", "name the folder that was given to -o", most=1 << 28)
+    try:
+        files = [toml.checked(one, _Recorded) for one in msgspec.json.decode(text.encode())["changed"]]
+    except (ValueError, KeyError, TypeError) as error:
+        raise TrueupError(f"{record} is damaged: {error}") from None
+    count, kept = 0, []
+    for file in files:
+        path = root / file.path
+        if not path.resolve().is_relative_to(root.resolve()):
+            raise TrueupError(f"{record} names {file.path}, which is outside of {root}: nothing was undone")
+        try:
+            data = path.read_bytes()
+        except OSError as error:
+            kept.append(f"{file.path}: {error.strerror}")
+            continue
+        for change in sorted(file.changes, key=lambda one: -one.start):
+            after = change.after.encode()
+            if data[change.start : change.start + len(after)] == after:
+                data = data[: change.start] + change.before.encode() + data[change.start + len(after) :]
+                count += 1
+            else:
+                kept.append(f"{file.path}, line {change.line}: it was edited since")
+        write_file(path, [data])
+    record.unlink()
+    return count, tuple(kept)
+
+
+class _Recorded(toml.Table):
+    path: str
+    before: str
+    after: str
+    changes: tuple[Change, ...]
+    lines: list[Any]
+
+
+def _scripts(root: Path) -> list[Path]:
+    if root.is_dir():
+        found = sorted(path for path in _walk(root) if path.suffix == ".py")
+        if not found:
+            raise _refused(root, "a folder with scripts of Python", "none")
+        return found
+    if not root.is_file():
+        raise _refused(root, "a script, or a folder of scripts", "nothing there")
+    if root.suffix == ".ipynb":
+        raise _refused(root, "a script", "a notebook: save it as a script first (jupyter nbconvert --to script)")
+    return [root]
+
+
+def _refused(path: Path, expected: str, got: str) -> TrueupError:
+    return TrueupError(
+        f"{path} cannot be ported.\n  expected: {expected}\n  got:      {got}\n  next:     trueup port train.py -o ported"
+    )
+
+
+def _walk(root: Path) -> Iterator[Path]:
+    """Yield the files of a folder; what a link points to is not its own."""
+    count, todo = 0, [root]
+    while todo:
+        for path in sorted(todo.pop().iterdir()):
+            if path.is_symlink() or path.name in SKIPPED:
+                continue
+            if path.is_dir():
+                todo.append(path)
+            elif path.is_file():
+                count += 1
+                if count > MOST:
+                    raise _refused(root, f"at most {MOST:,} files", "more: name the folder that holds the training")
+                yield path
+
+
+def _changed(writer: Writer, base: Path) -> Changed:
+    changes, shift = [], 0
+    data = writer.script.data
+    for edit in writer.edits:
+        before, after = data[edit.start : edit.end], edit.text.encode()
+        line = data.count(b"\n", 0, edit.start) + 1
+        changes.append(Change(line, edit.start + shift, before.decode(), edit.text, edit.rule, edit.why))
+        shift += len(after) - len(before)
+    path = str(writer.script.path.relative_to(base))
+    old, new = (text.decode("utf-8-sig").splitlines() for text in (data, writer.text))
+    lines = tuple(
+        (at + 1, "\n".join(old[at:end]), "\n".join(new[first:last]))
+        for kind, at, end, first, last in difflib.SequenceMatcher(None, old, new, autojunk=False).get_opcodes()
+        if kind != "equal"
+    )
+    return Changed(path, xxhash.xxh3_128_hexdigest(data), xxhash.xxh3_128_hexdigest(writer.text), tuple(changes), lines)
+
+
+def _write(root: Path, target: Path, texts: dict[Path, bytes], result: Ported) -> None:
+    """Write all or nothing: into a folder beside the target, which then takes its name."""
+    base = root if root.is_dir() else root.parent
+    record = json.dumps(result.document(), indent=1).encode()
+    try:
+        if target.resolve() in (root.resolve(), base.resolve()):
+            if texts and (base / RECORD).exists():
+                raise _refused(base, "scripts as they were written", f"a port, in {RECORD}: take it back with --undo first")
+            for path, text in texts.items():
+                write_file(path, [text])
+            if texts:
+                write_file(base / RECORD, [record])
+            return
+        if target.exists():
+            raise TrueupError(
+                f"{target} is there already.\n  expected: a folder that is not there yet, or the source itself\n"
+                "  got:      one with something in it\n  next:     name another with -o, or take the old one away"
+            )
+        target.parent.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryDirectory(dir=target.parent, prefix=f".{target.name}-") as folder:
+            new = Path(folder) / "new"
+            new.mkdir()
+            for path in _walk(root) if root.is_dir() else [root]:
+                if path.is_relative_to(Path(folder)):
+                    continue
+                to = new / path.relative_to(base)
+                to.parent.mkdir(parents=True, exist_ok=True)
+                shutil.copy2(path, to)
+                if path in texts:
+                    to.write_bytes(texts[path])
+            (new / RECORD).write_bytes(record)
+            new.rename(target)
+    except OSError as error:
+        raise TrueupError(f"{target} cannot be written: {error.strerror or error}") from None
+
+
+def _is_python(text: bytes) -> bool:
+    try:
+        ast.parse(text)
+    except (SyntaxError, ValueError):
+        return False
+    return True
+
+
+def _version(text: str) -> tuple[int, ...]:
+    return tuple(map(int, text.split(".")))

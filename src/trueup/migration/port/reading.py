@@ -1,0 +1,182 @@
+"""One script as a tree: what each name in it means, and which bytes are an expression's.
+
+Python's own parser reads it, for the tree's places are the text's: a change is cut out of the bytes, and all else stays as it was
+written, comments and blanks included. (LibCST keeps them too, but its names, scopes and places cost 690 lines a second.)
+"""
+
+from __future__ import annotations
+
+import ast
+import re
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TypeAlias
+
+from trueup.foundation.model import TrueupError
+
+LARGEST = 4 << 20
+"""Bytes that a script may have."""
+Function: TypeAlias = "ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda"
+FUNCTIONS = (ast.FunctionDef, ast.AsyncFunctionDef, ast.Lambda)
+COMPREHENSIONS = (ast.ListComp, ast.SetComp, ast.DictComp, ast.GeneratorExp)
+SCOPES = (*FUNCTIONS, *COMPREHENSIONS, ast.ClassDef)
+PYTHON_2 = re.compile(rb"^\s*print\s+[\"'\w]|^\s*except \w+, \w+:|\braise \w+, |^\s*exec\s+[\"']", re.MULTILINE)
+"""Statements that Python 3 has no more."""
+
+
+@dataclass(eq=False)
+class Scope:
+    """What binds names: a module, a class, a function, a comprehension."""
+
+    node: ast.AST
+    parent: Scope | None
+    bound: set[str] = field(default_factory=set)
+    imported: dict[str, str] = field(default_factory=dict)
+    declared: set[str] = field(default_factory=set)  # global and nonlocal: bound further out
+
+    def owner(self, name: str) -> Scope | None:
+        """Return the scope that a name is of, seen from this one; none for a name that nobody binds, as Python's own."""
+        scope: Scope | None = self
+        while scope is not None:
+            if name in scope.bound and name not in scope.declared and (scope is self or not isinstance(scope.node, ast.ClassDef)):
+                return scope
+            scope = scope.parent
+        return None
+
+
+class Script:
+    """A script that was read. Raises TrueupError if it is no Python that this interpreter reads."""
+
+    def __init__(self, path: Path, data: bytes, module: str) -> None:
+        self.path, self.data, self.module = path, data, module
+        self.tree = _parsed(path, data)
+        mark = 3 if data.startswith(b"\xef\xbb\xbf") else 0  # the tree counts from behind the byte order mark
+        self._starts = [mark]
+        for line in data[mark:].splitlines(keepends=True):
+            self._starts.append(self._starts[-1] + len(line))
+        self.parents: dict[ast.AST, ast.AST] = {}
+        self.scopes: dict[ast.AST, Scope] = {}
+        self.opened: dict[ast.AST, Scope] = {self.tree: Scope(self.tree, None)}
+        self._walk()
+        self.misplaced = self._misplaced()
+        """Nodes inside of formatted texts whose places are not the text's (Python before 3.12)."""
+
+    def span(self, node: ast.AST) -> tuple[int, int]:
+        """Return the bytes of an expression or a statement, from and to."""
+        first, column, last, end = (getattr(node, name) for name in ("lineno", "col_offset", "end_lineno", "end_col_offset"))
+        return self._starts[first - 1] + column, self._starts[last - 1] + end
+
+    def text(self, node: ast.AST) -> str:
+        """Return what is written there."""
+        start, end = self.span(node)
+        return self.data[start:end].decode()
+
+    def line_start(self, line: int) -> int:
+        """Return the byte where a line begins; lines count from 1."""
+        return self._starts[line - 1]
+
+    def qualified(self, node: ast.AST) -> str | None:
+        """Return the full name of what a chain of names means, through the imports; None if it begins with no import.
+
+        What comes from a module of the same project begins with that module's name.
+        """
+        parts: list[str] = []
+        while isinstance(node, ast.Attribute):
+            parts.append(node.attr)
+            node = node.value
+        if not isinstance(node, ast.Name) or (owner := self.scopes[node].owner(node.id)) is None:
+            return None
+        first = owner.imported.get(node.id)
+        return None if first is None else ".".join([first, *reversed(parts)])
+
+    def within(self, node: ast.AST, kinds: type[ast.AST] | tuple[type[ast.AST], ...]) -> ast.AST | None:
+        """Return the innermost node of some kinds around a node."""
+        while (node := self.parents.get(node)) is not None:  # type: ignore[assignment]
+            if isinstance(node, kinds):
+                return node
+        return None
+
+    def _misplaced(self) -> set[ast.AST]:
+        found: set[ast.AST] = set()
+        for node in self.scopes:
+            if isinstance(node, ast.FormattedValue):
+                try:
+                    there = ast.dump(ast.parse(self.text(node.value).strip(), mode="eval").body)
+                except (SyntaxError, ValueError):
+                    there = ""
+                if there != ast.dump(node.value):
+                    found.update(ast.walk(node.value))
+        return found
+
+    def _walk(self) -> None:
+        """Note each node's parent and scope, and what each scope binds."""
+        todo: list[tuple[ast.AST, Scope]] = [(self.tree, self.opened[self.tree])]
+        while todo:
+            node, scope = todo.pop()
+            self.scopes[node] = scope
+            self._bind(node, scope)
+            inner, outside = scope, _outside(node)
+            if isinstance(node, SCOPES):
+                inner = self.opened[node] = Scope(node, scope)
+            for child in ast.iter_child_nodes(node):
+                self.parents[child] = node
+                todo.append((child, scope if child in outside else inner))
+
+    def _bind(self, node: ast.AST, scope: Scope) -> None:
+        if isinstance(node, ast.Name) and not isinstance(node.ctx, ast.Load):
+            scope.bound.add(node.id)
+        elif isinstance(node, ast.arg):
+            scope.bound.add(node.arg)
+        elif isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)):
+            scope.bound.add(node.name)
+        elif isinstance(node, (ast.Global, ast.Nonlocal)):
+            scope.declared.update(node.names)
+        elif isinstance(node, (ast.Import, ast.ImportFrom)):
+            for alias in node.names:
+                local = alias.asname or alias.name.partition(".")[0]
+                scope.bound.add(local)
+                scope.imported[local] = alias.name if alias.asname or isinstance(node, ast.ImportFrom) else local
+                if isinstance(node, ast.ImportFrom):
+                    scope.imported[local] = f"{self._absolute(node)}.{alias.name}"
+
+    def _absolute(self, node: ast.ImportFrom) -> str:
+        if not node.level:
+            return node.module or ""
+        package = self.module.split(".")[: -node.level]
+        return ".".join([*package, *([node.module] if node.module else [])])
+
+
+def read(path: Path, module: str) -> Script:
+    """Read a script, whose name as a module is given. Raises TrueupError with the line if it cannot be read."""
+    try:
+        with path.open("rb") as opened:
+            data = opened.read(LARGEST + 1)
+    except OSError as error:
+        raise TrueupError(f"{path} cannot be read: {error.strerror}") from None
+    if len(data) > LARGEST:
+        raise TrueupError(f"{path} has more than {LARGEST >> 20} MB: is it a script?")
+    return Script(path, data, module)
+
+
+def _parsed(path: Path, data: bytes) -> ast.Module:
+    try:
+        data.decode("utf-8-sig")
+        return ast.parse(data, str(path))
+    except UnicodeDecodeError as error:
+        raise TrueupError(f"{path} is no UTF-8 (byte {error.start}): save it as UTF-8 first") from None
+    except (SyntaxError, ValueError, RecursionError, MemoryError) as error:
+        if PYTHON_2.search(data):
+            raise TrueupError(f"{path} is Python 2: convert it to Python 3 first") from None
+        line = f", line {error.lineno}," if isinstance(error, SyntaxError) and error.lineno else ""
+        why = error.msg if isinstance(error, SyntaxError) else "it is nested too deep, or holds a null byte"
+        raise TrueupError(f"{path}{line} cannot be read as Python: {why}") from None
+
+
+def _outside(node: ast.AST) -> set[ast.AST]:
+    """Return the parts of a function or class that are read in the scope around it: decorators, defaults, bases."""
+    if isinstance(node, FUNCTIONS):
+        defaults = [*node.args.defaults, *(one for one in node.args.kw_defaults if one is not None)]
+        return {*getattr(node, "decorator_list", ()), *defaults}
+    if isinstance(node, ast.ClassDef):
+        return {*node.decorator_list, *node.bases, *node.keywords}
+    return set()

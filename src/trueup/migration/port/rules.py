@@ -1,0 +1,163 @@
+"""The rules of a port, as `rules.toml` and the files of users say them."""
+
+from __future__ import annotations
+
+import ast
+import functools
+from pathlib import Path
+from typing import Literal
+
+import msgspec
+
+from trueup.foundation import toml
+from trueup.foundation.model import TrueupError
+
+Kind = Literal["device", "backend", "type"]
+
+
+class Target(toml.Table):
+    """What is written for the device in the scripts of one target."""
+
+    device: str
+    here: str
+    word: str
+    backend: str
+    module: str
+    imports: str | None = msgspec.field(default=None, name="import")
+
+    def fill(self, text: str, name: str = "") -> str:
+        """Return a rule's text with what the target has for its places."""
+        for place, value in (("name", name), ("device", self.device), ("here", self.here), ("module", self.module)):
+            text = text.replace(f"{{{place}}}", value)
+        return text
+
+
+class Name(toml.Table):
+    """Names of functions and classes, and what they are called elsewhere."""
+
+    id: str
+    under: str
+    names: tuple[str, ...]
+    example: tuple[str, str, str]
+    npu: str | None = None
+    agnostic: str | None = None
+    first: str | None = None
+    positional: tuple[str, ...] = ()
+    keyword: str | None = None
+    since: str | None = None
+
+
+class Sink(toml.Table):
+    """Functions that take a device, and where."""
+
+    calls: tuple[str, ...]
+    keywords: tuple[str, ...]
+    position: int | None = None
+    kind: Kind = "device"
+
+
+class Left(toml.Table):
+    """Names that stay as they are, and why."""
+
+    names: tuple[str, ...]
+    reason: str
+    unsupported: bool = False
+
+
+class Rules(toml.Table, dict=True):
+    """All rules. A name is looked for from its longest beginning on, so what stands below a name that has a rule has it too."""
+
+    target: dict[str, Target]
+    name: tuple[Name, ...]
+    sink: tuple[Sink, ...]
+    left: tuple[Left, ...]
+
+    @functools.cached_property
+    def names(self) -> dict[str, tuple[Name, str]]:
+        """Return each qualified name's rule, and its name behind `under`."""
+        return {f"{rule.under}.{name}": (rule, name) for rule in self.name for name in rule.names}
+
+    @functools.cached_property
+    def stays(self) -> dict[str, Left]:
+        """Return each qualified name that stays."""
+        return {name: left for left in self.left for name in left.names}
+
+    def sinks(self, qualified: str | None, method: str | None) -> list[Sink]:
+        """Return the places of a call that take a device: of a function by its qualified name, of a method by its own."""
+        return [rule for rule in self.sink if any(_fits(call, qualified, method) for call in rule.calls)]
+
+
+def _fits(call: str, qualified: str | None, method: str | None) -> bool:
+    if call.startswith("*."):
+        wanted = call[2:]
+        return method is not None and (method.startswith(wanted[:-1]) if wanted.endswith("*") else method == wanted)
+    if qualified is None:
+        return False
+    return qualified.startswith(call[:-1]) if call.endswith(".*") else qualified == call
+
+
+@functools.cache
+def builtin() -> Rules:
+    """Return the rules that come along."""
+    return toml.checked(toml.packaged("trueup.migration.port", "rules.toml"), Rules)
+
+
+class Argument(toml.Table):
+    """An argument of a function becomes another text."""
+
+    func_name: str
+    arg_idx: int
+    arg_new: str
+
+
+class Function(toml.Table):
+    """A function gets another name."""
+
+    old_name: str
+    new_name: str
+
+
+class Module(toml.Table):
+    """A module gets another name."""
+
+    old_name: str
+    new_name: str
+    parent_module: str = ""
+
+    @property
+    def full(self) -> str:
+        """Return its full name before."""
+        return f"{self.parent_module}.{self.old_name}" if self.parent_module else self.old_name
+
+
+class Own(toml.Table):
+    """Rules of a user, under the names that MindStudio's converter gave them."""
+
+    ArgsModifyRule: tuple[Argument, ...] = ()
+    FuncNameModifyRule: tuple[Function, ...] = ()
+    ModuleNameModifyRule: tuple[Module, ...] = ()
+
+    def __post_init__(self) -> None:
+        for text in (*(one.arg_new for one in self.ArgsModifyRule), *(one.new_name for one in self.FuncNameModifyRule)):
+            try:
+                ast.parse(text, mode="eval")
+            except (SyntaxError, ValueError):
+                raise ValueError(f"{text!r} is no expression of Python") from None
+        for module in self.ModuleNameModifyRule:
+            if not all(part.isidentifier() for part in module.new_name.split(".")):
+                raise ValueError(f"{module.new_name!r} is no name of a module")
+
+
+class _File(toml.Table):
+    rules: Own
+
+
+def own(path: Path) -> Own:
+    """Read a user's rules, a JSON file ``{"rules": {"ArgsModifyRule": [...], ...}}``; raises TrueupError for anything else."""
+    see = "docs/port.md shows one"
+    text = toml.text_of(path, "rules as JSON", see)
+    try:
+        return toml.checked(msgspec.json.decode(text.encode()), _File).rules
+    except (msgspec.DecodeError, ValueError) as error:
+        said = f"The rules in {path} cannot be used.\n  expected: rules as JSON\n  got:      {error}\n  next:     {see}"
+        raise TrueupError(said) from None

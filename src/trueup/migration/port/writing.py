@@ -1,0 +1,484 @@
+"""The changes of one script: which bytes become which, by which rule; and what has the letters and stays, with the reason."""
+
+from __future__ import annotations
+
+import ast
+import io
+import re
+import tokenize
+from dataclasses import dataclass
+from functools import cached_property
+
+from trueup.migration.port.flow import SHAPES, Project, literal, option_of
+from trueup.migration.port.reading import FUNCTIONS, Script
+from trueup.migration.port.rules import Name, Own
+
+LETTERS = re.compile(r"cuda|nccl", re.IGNORECASE)
+VARIABLES = {
+    "CUDA_VISIBLE_DEVICES": "ASCEND_RT_VISIBLE_DEVICES",
+    "CUDA_LAUNCH_BLOCKING": "ASCEND_LAUNCH_BLOCKING",
+    "PYTORCH_CUDA_ALLOC_CONF": "PYTORCH_NPU_ALLOC_CONF",
+}
+"""Variables of the environment that have another name with torch_npu, and the same meaning."""
+
+
+@dataclass(frozen=True)
+class Edit:
+    """Bytes ``start`` to ``end`` of a script become a text."""
+
+    start: int
+    end: int
+    text: str
+    rule: str
+    why: str
+
+
+@dataclass(frozen=True)
+class Left:
+    """A line that has the letters and stays. ``look``: somebody has to look at it, for it will not do on the device."""
+
+    line: int
+    text: str
+    reason: str
+    look: bool = False
+
+
+class Writer:
+    """Finds the changes of a script. ``edits`` and ``left`` are what it found."""
+
+    def __init__(self, project: Project, script: Script, target: str, own: Own) -> None:
+        self.project, self.script, self.rules, self.own = project, script, project.rules, own
+        self.name, self.target = target, self.rules.target[target]
+        self.edits: list[Edit] = []
+        self.left: list[Left] = []
+        self._reasons: dict[int, tuple[str, bool]] = {}  # by the byte where it begins
+        self._torch = False  # whether a name that was written needs `import torch`
+        joined = [node for node in script.scopes if isinstance(node, ast.JoinedStr)]
+        self._formatted = [script.span(node) for node in joined if '"' in script.text(node)[:3]]
+        for node in script.scopes:
+            if node not in script.misplaced:
+                self._visit(node)
+        self._imports()
+        self.edits.sort(key=lambda edit: (edit.start, edit.end))
+        self._rest()
+
+    @cached_property
+    def text(self) -> bytes:
+        """Return the script with its changes."""
+        parts, last = [], 0
+        for edit in self.edits:
+            parts += [self.script.data[last : edit.start], edit.text.encode()]
+            last = edit.end
+        return b"".join([*parts, self.script.data[last:]])
+
+    # ---- one node ----
+
+    def _visit(self, node: ast.AST) -> None:
+        if node in self.project.literals:
+            self._literal(node)
+        elif isinstance(node, (ast.Name, ast.Attribute)) and not isinstance(self.script.parents.get(node), ast.Attribute):
+            self._chain(node)
+        elif isinstance(node, ast.ImportFrom):
+            self._import_from(node)
+        elif isinstance(node, ast.Compare):
+            self._comparison(node)
+        elif isinstance(node, ast.Constant) and node.value in VARIABLES:
+            self._variable(node)
+        if isinstance(node, ast.Call):
+            self._method(node)
+            self._option(node)
+            self._begins(node)
+            self._own_call(node)
+
+    def _edit(self, start: int, end: int, text: str, rule: str, why: str) -> None:
+        if any(first < start < last for first, last in self._formatted):
+            text = text.replace('"', "'")  # before Python 3.12 a formatted text holds none of its own quotes
+        self._torch = self._torch or "torch." in text
+        self.edits.append(Edit(start, end, text, rule, why))
+
+    def _own_call(self, call: ast.Call) -> None:
+        """A user's rules for functions and their arguments."""
+        written = self.script.text(call.func)
+        names = {written, written.rpartition(".")[2], self.script.qualified(call.func)}
+        for function in self.own.FuncNameModifyRule:
+            if function.old_name in names:
+                start, end = self.script.span(call.func)
+                whole = function.old_name == written or isinstance(call.func, ast.Name) or "." in function.new_name
+                self._edit(start if whole else end - len(function.old_name.encode()), end, function.new_name, "own", "your rule")
+        for one in self.own.ArgsModifyRule:
+            if one.func_name in names and one.arg_idx < len(call.args):
+                self._edit(*self.script.span(call.args[one.arg_idx]), one.arg_new, "own", "your rule")
+
+    def _own_module(self, node: ast.AST, qualified: str | None) -> bool:
+        for module in self.own.ModuleNameModifyRule:
+            if qualified == module.full and isinstance(node, ast.Attribute):
+                end = self.script.span(node)[1]
+                self._edit(end - len(node.attr.encode()), end, module.new_name, "own", "your rule")
+                return True
+        return False
+
+    def _chain(self, node: ast.AST) -> None:
+        """A name, or a chain of names, that means something under torch.cuda."""
+        chain: ast.AST | None = node
+        while isinstance(chain, (ast.Name, ast.Attribute)):
+            qualified = self.script.qualified(chain)
+            if self._own_module(chain, qualified):
+                return None
+            if qualified in self.rules.names:
+                return self._named(chain, *self.rules.names[qualified])
+            if qualified in self.rules.stays:
+                stays = self.rules.stays[qualified]
+                self._reasons[self.script.span(chain)[0]] = stays.reason, stays.unsupported
+                return None
+            if isinstance(chain, ast.Attribute) and chain.attr == "is_cuda" and qualified is None:
+                return self._is_cuda(chain)
+            chain = chain.value if isinstance(chain, ast.Attribute) else None
+        qualified = self.script.qualified(node) or ""
+        if qualified.startswith("torch.cuda."):
+            self._reasons[self.script.span(node)[0]] = f"{qualified} is in no table: nobody knows what it is elsewhere", True
+        return None
+
+    def _new_name(self, rule: Name, name: str) -> str | None:
+        text = rule.npu if self.name == "npu" else rule.agnostic
+        return None if text is None else self.target.fill(text, name)
+
+    def _named(self, node: ast.Name | ast.Attribute, rule: Name, name: str) -> None:
+        new = self._new_name(rule, name)
+        start, end = self.script.span(node)
+        if new is None:
+            self._reasons[start] = "no name for it runs on every device", True
+            return
+        imported_itself = isinstance(node, ast.Name)
+        why = f"{rule.under}.{name}"
+        if not (imported_itself and _importable(new)):
+            self._edit(start, end, new, rule.id, why)
+        elif new.rpartition(".")[2] != name.rpartition(".")[2] and not self._renamed(node.id):  # type: ignore[union-attr]
+            self._edit(start, end, new.rpartition(".")[2], rule.id, why)
+        call = self.script.parents.get(node)
+        if isinstance(call, ast.Call) and call.func is node:
+            self._arguments(call, rule, why)
+        elif rule.keyword and node in getattr(call, "decorator_list", ()):
+            self._edit(end, end, f"({self.target.fill(rule.keyword)})", rule.id, why)
+
+    def _renamed(self, local: str) -> bool:
+        """Return whether a name was imported under another one, which stays."""
+        return any(alias.asname == local for node in self.script.scopes if isinstance(node, ast.ImportFrom) for alias in node.names)
+
+    def _arguments(self, call: ast.Call, rule: Name, why: str) -> None:
+        """The device as an argument more, and names for arguments that would stand in another place behind it."""
+        added = rule.first or rule.keyword
+        if added is not None:
+            added = self.target.fill(added)
+            opening = self._opening(call)
+            if rule.first:
+                self._edit(opening, opening, added + (", " if call.args or call.keywords else ""), rule.id, why)
+            else:
+                closing = self.script.span(call)[1] - 1
+                self._edit(closing, closing, (", " if call.args or call.keywords else "") + added, rule.id, why)
+        for argument, name in zip(call.args, rule.positional, strict=False):
+            start = self.script.span(argument)[0]
+            if not isinstance(argument, ast.Starred):
+                self._edit(start, start, f"{name}=", rule.id, why)
+
+    def _opening(self, call: ast.Call) -> int:
+        """Return the byte behind a call's opening bracket."""
+        end = self.script.span(call.func)[1]
+        return end + self.script.data[end:].index(b"(") + 1
+
+    def _is_cuda(self, node: ast.Attribute) -> None:
+        if self.project.is_foreign(self.script, node.value) or not isinstance(node.ctx, ast.Load):
+            self._reasons[self.script.span(node)[0]] = "an attribute of a class of the script's own", False
+            return
+        start, end = self.script.span(node)
+        if self.name == "npu":
+            self._edit(end - len("is_cuda"), end, "is_npu", "is-cuda", "Tensor.is_cuda")
+        else:
+            self._edit(start, start, "(", "is-cuda", "Tensor.is_cuda")
+            self._edit(end - len("is_cuda"), end, 'device.type != "cpu")', "is-cuda", "Tensor.is_cuda")
+
+    def _method(self, call: ast.Call) -> None:
+        """``x.cuda(...)`` of a tensor or a module."""
+        function = call.func
+        if not isinstance(function, ast.Attribute) or function.attr != "cuda" or self.script.qualified(function) is not None:
+            return
+        start, end = self.script.span(function)
+        found = self.project.called(self.script, function)
+        if found is not None or self.project.is_foreign(self.script, function.value):
+            self._reasons[start] = "a method of a class of the script's own", False
+            return
+        device = call.args[0] if call.args else next((one.value for one in call.keywords if one.arg == "device"), None)
+        if self.name == "npu":
+            self._edit(end - 4, end, "npu", "to-device", "Tensor.cuda, Module.cuda")
+            return
+        self._edit(end - 4, end, "to", "to-device", "Tensor.cuda, Module.cuda")
+        if device is None:
+            opening = self._opening(call)
+            text = self.target.here + (", " if call.keywords else "")
+            self._edit(opening, opening, text, "to-device", "the device that is there")
+        elif not isinstance(device, (ast.Call, ast.JoinedStr)) and not self._is_some(device):
+            first, text = self.script.span(device)[0], self.script.text(device)
+            self._edit(first, first, f"{self.target.here} if {text} is None else ", "to-device", "None is the device there is")
+
+    def _is_some(self, node: ast.AST) -> bool:
+        """Return whether an argument is a device for certain, and no None."""
+        place = self.project.place(self.script, node)
+        values = self.project.values.get(place, []) if place is not None else []
+        made = [where.qualified(one.func) for where, value in values for one in ast.walk(value) if isinstance(one, ast.Call)]
+        return isinstance(node, ast.Constant) or "torch.device" in made
+
+    # ---- texts that are devices ----
+
+    def _literal(self, node: ast.AST) -> None:
+        kind, script = self.project.literals[node], self.script
+        text = script.text(node)
+        if self._ported(node) or self._in_option(node) or isinstance(script.parents.get(node), ast.Compare):
+            return
+        start, end = script.span(node)
+        inside = literal(text)
+        if kind == "type":
+            if self.name == "npu" and inside.removeprefix("torch.cuda.") != "DoubleTensor":
+                self._edit(start, end, text.replace("torch.cuda", "torch.npu"), "type-name", "the name of a type on the device")
+            else:
+                self._reasons[start] = "the name of a type of CUDA's: say dtype= and device= in its place", True
+        elif kind == "backend":
+            new = self.target.backend if inside == "nccl" or self.name == "agnostic" else text.replace("cuda:nccl", "npu:hccl")
+            self._edit(start, end, new, "backend", "the backend of a process group")
+        elif inside == "cuda":
+            owner = script.parents.get(node)
+            made = isinstance(owner, ast.Call) and script.qualified(owner.func) == "torch.device" and owner.args == [node]
+            new = f'{self.target.here} or "cuda"' if made and self.name == "agnostic" else self.target.device
+            self._edit(start, end, _quoted_as(text, new), "device", self._reach(node))
+        elif self.name == "npu" or isinstance(node, ast.JoinedStr):
+            at = start + text.encode().index(b"cuda")
+            self._edit(at, at + 4, self.target.word, "device", self._reach(node))
+        else:  # "cuda:0", "cuda:%d" % rank, "cuda:{}".format(rank): a formatted text would read our braces
+            new = f"{self.target.device} + {text.replace('cuda', '', 1)}"
+            alone = isinstance(script.parents.get(node), (ast.Call, ast.keyword, ast.Assign, ast.AnnAssign))
+            self._edit(start, end, new if alone else f"({new})", "device", self._reach(node))
+
+    def _reach(self, node: ast.AST) -> str:
+        call = self.script.within(node, ast.Call)
+        name = self.script.text(call.func) if isinstance(call, ast.Call) else ""
+        known = name and "\n" not in name
+        return f"a device: it is an argument of {name}" if known else "a device: it reaches a call that takes one"
+
+    def _ported(self, node: ast.AST) -> bool:
+        """``current_accelerator() or "cuda"`` is a device on any machine."""
+        outer = self.script.parents.get(node)
+        return isinstance(outer, ast.BoolOp) and any("current_accelerator" in self.script.text(one) for one in outer.values)
+
+    def _in_option(self, node: ast.AST) -> bool:
+        call = self.script.within(node, ast.Call)
+        return isinstance(call, ast.Call) and isinstance(call.func, ast.Attribute) and call.func.attr == "add_argument"
+
+    def _comparison(self, node: ast.Compare) -> None:
+        """``device.type == "cuda"``, ``"cuda" in device``: the same question about the device that is there."""
+        if len(node.ops) != 1:
+            return
+        left, operator, right = node.left, node.ops[0], node.comparators[0]
+        word, other = (left, right) if isinstance(left, ast.Constant) else (right, left)
+        kind = self.project.kind(self.script, other) if isinstance(word, ast.Constant) else None
+        if isinstance(operator, (ast.In, ast.NotIn)) and isinstance(right, (ast.Tuple, ast.List, ast.Set)):
+            self._one_of(left, right)
+        if kind is None or not isinstance(word.value, str) or SHAPES[kind].fullmatch(word.value) is None:  # type: ignore[attr-defined]
+            return
+        start, end = self.script.span(word)
+        why = f"{self.script.text(other)} is a {kind}"
+        if kind == "backend":
+            self._edit(start, end, self.target.backend, "comparison", why)
+        elif self.name == "npu":
+            text = self.script.text(word)
+            self._edit(start, end, text.replace("cuda", "npu"), "comparison", why)
+        elif word.value == "cuda":  # type: ignore[attr-defined]
+            signs = {ast.Eq: "!=", ast.NotEq: "==", ast.In: "not in", ast.NotIn: "in", ast.Is: "!=", ast.IsNot: "=="}
+            between = self.script.span(left)[1], self.script.span(right)[0]
+            self._edit(start, end, '"cpu"', "comparison", why)
+            self._edit(*between, f" {signs[type(operator)]} ", "comparison", why)
+        else:
+            self._edit(start, end, f"{self.target.device} + {self.script.text(word).replace('cuda', '', 1)}", "comparison", why)
+
+    def _one_of(self, value: ast.AST, words: ast.Tuple | ast.List | ast.Set) -> None:
+        if self.project.kind(self.script, value) == "device":
+            for word in words.elts:
+                if isinstance(word, ast.Constant) and word.value == "cuda":
+                    self._edit(*self.script.span(word), self.target.device, "comparison", f"{self.script.text(value)} is a device")
+
+    def _option(self, call: ast.Call) -> None:
+        """An option of the command line that is a device keeps its words: what is given is translated where it comes in."""
+        kind = self.project.reached.get(("option", option_of(call)))
+        if kind is not None and kind != "type":
+            self._translated(call, kind)
+
+    def _translated(self, call: ast.Call, kind: str) -> None:
+        given = {keyword.arg: keyword.value for keyword in call.keywords}
+        choices = given.get("choices")
+        words = [node for node in ast.walk(choices) if isinstance(node, ast.Constant)] if choices is not None else []
+        default = given.get("default")
+        old, new = ("cuda", self.target.device) if kind == "device" else ("nccl", self.target.backend)
+        kinds = given.get("type")
+        if kinds is not None and self.script.text(kinds) != "str":
+            return  # it has a translation of its own
+        if not any(isinstance(one, ast.Constant) and old in str(one.value) for one in (default, *words)) and kind == "backend":
+            return
+        function, why = f'lambda name: name.replace("{old}", {new})', f"command lines keep their words: {old} is translated"
+        if kinds is not None:
+            self._edit(*self.script.span(kinds), function, "option", why)
+        else:
+            end = max(self.script.span(one)[1] for one in (*call.args, *(keyword.value for keyword in call.keywords)))
+            self._edit(end, end, f", type={function}", "option", why)
+        for word in words:
+            if word.value == old:
+                self._edit(*self.script.span(word), new, "option", why)
+        for one in (default, *words):
+            if one is not None:
+                self._reasons.setdefault(self.script.span(one)[0], ("a word of the command line, translated by its type", False))
+
+    def _begins(self, call: ast.Call) -> None:
+        """``device.startswith("cuda")``."""
+        function = call.func
+        if not isinstance(function, ast.Attribute) or function.attr != "startswith" or len(call.args) != 1:
+            return
+        word = call.args[0]
+        if not isinstance(word, ast.Constant) or word.value not in ("cuda", "cuda:"):
+            return
+        if self.project.kind(self.script, function.value) != "device":
+            return
+        why = f"{self.script.text(function.value)} is a device"
+        if self.name == "npu":
+            self._edit(*self.script.span(word), self.script.text(word).replace("cuda", "npu"), "comparison", why)
+        else:
+            start, end = self.script.span(call)
+            self._edit(start, start, "(not ", "comparison", why)
+            self._edit(*self.script.span(word), '"cpu"', "comparison", why)
+            self._edit(end, end, ")", "comparison", why)
+
+    def _variable(self, node: ast.Constant) -> None:
+        call = self.script.parents.get(node)
+        if isinstance(call, ast.keyword):
+            call = self.script.parents.get(call)
+        place = call.value if isinstance(call, ast.Subscript) else call.func if isinstance(call, ast.Call) else None
+        qualified = self.script.qualified(place) if place is not None else None
+        if qualified is None or not qualified.startswith("os."):
+            return
+        if self.name == "npu":
+            text = self.script.text(node).replace(str(node.value), VARIABLES[str(node.value)])
+            self._edit(*self.script.span(node), text, "variable", "a variable of the environment of another device")
+        else:
+            self._reasons[self.script.span(node)[0]] = "a variable that only CUDA reads: other devices have others", False
+
+    # ---- imports ----
+
+    def _import_from(self, node: ast.ImportFrom) -> None:
+        """``from torch.cuda.amp import autocast``: names that have another module now."""
+        where: dict[str, list[str]] = {}
+        changed: list[str] = []
+        for alias in node.names:
+            qualified = f"{node.module}.{alias.name}"
+            rule = self.rules.names.get(qualified) if not node.level else None
+            new = self._new_name(*rule) if rule is not None else None
+            module, name = node.module or "", alias.name
+            if new is not None and rule is not None:
+                changed.append(rule[0].id)
+                if not _importable(new):
+                    continue  # written out where it is used
+                module, _, name = new.rpartition(".")
+            elif qualified in self.rules.stays:
+                stays = self.rules.stays[qualified]
+                self._reasons[self.script.span(node)[0]] = stays.reason, stays.unsupported
+            where.setdefault(module, []).append(name if alias.asname is None else f"{name} as {alias.asname}")
+        if changed:
+            start, end = self.script.span(node)
+            indent = self.script.data[self.script.line_start(node.lineno) : start].decode()
+            lines = [f"from {module} import {', '.join(names)}" for module, names in where.items()]
+            new = f"\n{indent}".join(lines) or "import torch"
+            self._edit(start, end, new, changed[0], "what it imports stands elsewhere")
+
+    def _imports(self) -> None:
+        """Import what was written: torch where only parts of it were imported, and torch_npu behind it."""
+        if not self.edits:
+            return
+        top = [node for node in self.script.tree.body if isinstance(node, (ast.Import, ast.ImportFrom))]
+        modules = {alias.name: node for node in top if isinstance(node, ast.Import) for alias in node.names if alias.asname is None}
+        needed = [] if "torch" in modules or not self._torch else ["torch"]
+        if self.target.imports and self.target.imports not in modules:
+            needed.append(self.target.imports)
+        anchors = [node for node in top if "torch" in _roots(node)]
+        if not needed or not (anchors or "torch" in needed):
+            return
+        behind = modules.get("torch") or (anchors[0] if anchors else top[-1] if top else None)
+        lines = "".join(f"import {name}\n" for name in needed)
+        if behind is None:
+            body = self.script.tree.body
+            docstring = body and isinstance(body[0], ast.Expr) and isinstance(body[0].value, ast.Constant)
+            line = (body[0].end_lineno or 0) + 1 if docstring else 1
+        else:
+            line = (behind.end_lineno or 0) + 1
+        at = self.script.line_start(line) if line <= self.script.data.count(b"\n") + 1 else len(self.script.data)
+        if not self.script.data[:at].endswith(b"\n") and at:
+            lines = "\n" + lines
+        newline = "\r\n" if b"\r\n" in self.script.data else "\n"
+        self.edits.append(Edit(at, at, lines.replace("\n", newline), "import", "what the changes need"))
+
+    # ---- what has the letters and stays ----
+
+    def _rest(self) -> None:
+        script = self.script
+        if not LETTERS.search(script.data.decode("utf-8-sig")):
+            return
+        spans = [(edit.start, edit.end) for edit in self.edits if edit.end > edit.start]
+        docstrings = {node.body[0].value.lineno for node in script.scopes if _has_docstring(node)}  # type: ignore[attr-defined]
+        mark = 3 if script.data.startswith(b"\xef\xbb\xbf") else 0
+        text = script.data[mark:].decode()
+        lines = text.splitlines(keepends=True)
+        for token in tokenize.generate_tokens(io.StringIO(text).readline):
+            if token.type not in (tokenize.NAME, tokenize.STRING, tokenize.COMMENT, *FSTRING) or not LETTERS.search(token.string):
+                continue
+            row, column = token.start
+            at = script.line_start(row) + len(lines[row - 1][:column].encode())
+            end = at + len(token.string.encode())
+            if any(start < end and at < stop for start, stop in spans):
+                continue
+            reason, look = self._reason(token, at, row, docstrings)
+            shown = lines[row - 1].strip() if token.type != tokenize.COMMENT else token.string
+            found = Left(row, shown[:200], reason, look)
+            if not self.left or self.left[-1] != found:
+                self.left.append(found)
+
+    def _reason(self, token: tokenize.TokenInfo, at: int, row: int, docstrings: set[int]) -> tuple[str, bool]:
+        if token.type == tokenize.COMMENT:
+            return "a comment", False
+        if at in self._reasons:
+            return self._reasons[at]
+        before = [start for start in self._reasons if self.script.line_start(row) <= start <= at]
+        if token.type == tokenize.NAME:
+            if before and b"\n" not in self.script.data[max(before) : at]:
+                return self._reasons[max(before)]
+            return "a name, and no value of a device", False
+        if row in docstrings:
+            return "a docstring", False
+        if any(shape.fullmatch(literal(token.string)) for shape in SHAPES.values()):
+            return "reads as a device, but nothing shows that it reaches one", True
+        return "a text that reaches nothing which takes a device", False
+
+
+FSTRING = tuple(getattr(tokenize, name) for name in ("FSTRING_START", "FSTRING_MIDDLE") if hasattr(tokenize, name))
+
+
+def _has_docstring(node: ast.AST) -> bool:
+    return isinstance(node, (ast.Module, ast.ClassDef, *FUNCTIONS[:2])) and ast.get_docstring(node, clean=False) is not None
+
+
+def _importable(name: str) -> bool:
+    return "(" not in name
+
+
+def _roots(node: ast.Import | ast.ImportFrom) -> set[str]:
+    names = [alias.name for alias in node.names] if isinstance(node, ast.Import) else [node.module or ""]
+    return {name.partition(".")[0] for name in names}
+
+
+def _quoted_as(old: str, new: str) -> str:
+    """Return a new text with the old one's quotes, where it is a text alone."""
+    return f"'{new[1:-1]}'" if old.startswith("'") and re.fullmatch(r'"\w+"', new) else new
+
+

@@ -1,0 +1,247 @@
+"""What a training is set to, as the process holds it: the settings of its optimizers, modules, data loaders and argument parsers.
+
+They are read from objects at the end of the first step, never from files: a configuration that was overridden tells nothing. An
+optimizer is asked each time it steps, which costs microseconds; what changed since is kept with its step, so that two schedules
+can be told apart. Values are scalars and short lists of them; what else an attribute holds is left out.
+"""
+
+from __future__ import annotations
+
+import enum
+import gc
+import inspect
+import math
+import sys
+import weakref
+from argparse import Namespace
+from collections.abc import Callable, Iterable, Mapping
+from functools import lru_cache
+from typing import Any
+
+import xxhash
+
+from trueup.foundation.frameworks.trees import OptimizerFacts, path
+from trueup.foundation.redaction import redacted
+
+SCALARS = (bool, int, float, str, type(None))
+LONGEST_LIST = 16
+"""Items of a list that is kept: strides, betas, sizes of layers; a longer one is data."""
+LONGEST_TEXT = 200
+MOST_CHANGES = 10_000
+"""Changes of an optimizer's settings that are kept; a schedule changes one value a step."""
+MOST_MODULES = 100_000
+PARSED = (("transformers.training_args", "TrainingArguments"),)
+"""Classes, beside argparse's, whose objects hold the arguments of a script, by module: they count where it is loaded."""
+LOSSES = (("keras.src.losses.loss", "Loss"),)
+"""Classes of losses that are no modules, likewise."""
+NAMES = ("name", "full_name", "name_scope", "input_names", "output_names")
+SAMPLING = ("shuffle", "seed", "drop_last", "num_replicas", "replacement", "num_samples", "batch_size")
+LOADING = ("batch_size", "drop_last", "num_workers", "prefetch_factor", "pin_memory", "persistent_workers")
+
+
+class Settings:
+    """Gathers what a run is set to: ``facts`` reads an optimizer (None where it cannot be read now, as inside a graph),
+    ``modules`` a model (``{scope: {"class": name, attribute: value}}``), ``note`` says what could not be read, ``loaders``
+    are the framework's classes of data loaders, and ``loader`` reads one of them."""
+
+    def __init__(
+        self, facts: Callable[[Any], OptimizerFacts | None], modules: Callable[[Any], Mapping[str, Mapping[str, Any]]],
+        note: Callable[[str], None], loaders: tuple[type, ...] = (), loader: Callable[[Any], Mapping[str, Any]] | None = None,
+    ) -> None:  # fmt: skip
+        self._facts, self._modules, self._note, self._loaders = facts, modules, note, loaders
+        self._loader = _loader if loader is None else loader
+        self._models: list[weakref.ref[Any]] = []
+        self._optimizers: dict[int, dict[str, Any]] = {}
+        self._now: dict[int, list[dict[str, Any]]] = {}
+        self._held: dict[str, Any] | None = None
+        self._new = False
+        self._began = _random()
+
+    def entered(self, model: Any) -> None:
+        """A model begins to run outside any other."""
+        if self._held is None and not any(known() is model for known in self._models):
+            self._models.append(weakref.ref(model))
+
+    def stepping(self, number: int, optimizer: Any, step: int) -> None:
+        """An optimizer begins to step: keep what it is set to, where that is not as it was."""
+        try:
+            facts = self._facts(optimizer)
+            if facts is None:
+                return
+        except Exception as error:  # noqa: BLE001 - an optimizer of the user's own may hold anything
+            self._note(f"what {type(optimizer).__name__} is set to could not be read: {type(error).__name__}")
+            return
+        groups = [_as_given(type(optimizer), _unnamed({**facts.settings, **more})) for more in ({}, *facts.groups)]
+        known = self._optimizers.get(number)
+        if known is None:
+            more = {name: said for name, said in (("clipping", facts.clipping), ("schedule", facts.schedule)) if said}
+            self._optimizers[number] = {"class": facts.classes[0] if facts.classes else "", **more, "groups": groups, "changes": []}
+        elif groups != self._now[number] and len(known["changes"]) < MOST_CHANGES:
+            for at, (before, after) in enumerate(zip(self._now[number], groups, strict=False)):
+                changed = {name: value for name, value in after.items() if before.get(name) != value}
+                known["changes"] += [[step, at, changed]] if changed else []
+        else:
+            return
+        self._now[number], self._new = groups, True
+
+    def step_ended(self) -> None:
+        """The first step has ended: modules, loaders and arguments are what they are."""
+        if self._held is not None:
+            return
+        self._held = {}
+        try:
+            self._held = self._read()
+        except Exception as error:  # noqa: BLE001 - what stands in objects of the user's is anybody's guess
+            self._note(f"what the run is set to could not be read in full: {type(error).__name__}")
+        self._new = True  # last: the writer's thread asks for news at any time
+
+    def _read(self) -> dict[str, Any]:
+        modules: dict[str, Any] = {}
+        models = [model for known in self._models if (model := known()) is not None]
+        for at, model in enumerate(models):
+            prefix = f"model {at + 1}: " if len(models) > 1 else ""
+            try:
+                read = self._modules(model)
+            except Exception as error:  # noqa: BLE001 - as above
+                self._note(f"what {type(model).__name__} is set to could not be read: {type(error).__name__}")
+                continue
+            for scope, held in read.items():
+                if len(modules) < MOST_MODULES:
+                    modules[prefix + scope] = _unnamed(held)
+        parsed, losses = (
+            tuple(getattr(sys.modules[module], name) for module, name in some if module in sys.modules) for some in (PARSED, LOSSES)
+        )
+        found = alive((Namespace, *parsed, *losses, *self._loaders))
+        data = sorted((plain(self._loader(one)) for one in found if isinstance(one, self._loaders)), key=str)
+        arguments = _arguments([one for one in found if isinstance(one, (Namespace, *parsed))])
+        for loss in sorted((_loss(one) for one in found if isinstance(one, losses)), key=str):
+            modules.setdefault(loss["class"], loss)
+        drawn = {name: state for name, state in _random().items() if self._began.get(name, state) != state}
+        return {"modules": modules, "data": data, "arguments": arguments, "random": drawn}
+
+    def news(self) -> dict[str, Any] | None:
+        """Return all of it, for the manifest, where something came since it was asked last; secrets are masked."""
+        if not self._new:
+            return None
+        self._new = False
+        found = {**(self._held or {}), "optimizers": [self._optimizers[number] for number in sorted(self._optimizers)]}
+        return dict(redacted({name: value for name, value in found.items() if value}))
+
+
+def by_scope(modules: Iterable[tuple[str, dict[str, Any], Iterable[tuple[str, Any, bool]]]]) -> dict[str, dict[str, Any]]:
+    """Return by scope what modules are set to, with dtypes, frozen and tied ones of their ``(name, parameter, whether it is
+    trained)``."""
+    found: dict[str, dict[str, Any]] = {}
+    seen: dict[int, str] = {}
+    for scope, held, parameters in modules:
+        found[scope] = held
+        for name, parameter, trained in parameters:
+            held[f"{name}.dtype"] = str(parameter.dtype).rpartition(".")[2]
+            if not trained:
+                held[f"{name}.requires_grad"] = False
+            first = seen.setdefault(id(parameter), path(scope, name))
+            if first != path(scope, name):
+                held[f"{name}.tied_to"] = first
+    return found
+
+
+def _as_given(kind: type, held: dict[str, Any]) -> dict[str, Any]:
+    """Name private attributes as the arguments of the class's constructor that they hold: ``_beta2`` is ``beta2``."""
+    known = {*held, "learning_rate"}  # which schedules change; what holds at a step is ``lr``
+    given = {f"_{name}": name for name in constructor(kind) if name not in known}
+    return {given.get(name, name): value for name, value in held.items()}
+
+
+@lru_cache(maxsize=1000)
+def constructor(kind: type) -> frozenset[str]:
+    """Return the names of what a class's constructor is given."""
+    try:
+        return frozenset(inspect.signature(kind).parameters)
+    except (TypeError, ValueError):  # written in C, or says something else of itself
+        return frozenset()
+
+
+def plain(held: Mapping[Any, Any]) -> dict[str, Any]:
+    """Return what of a mapping is a scalar, or a short list of scalars; numbers of NumPy's kind are Python's."""
+    found: dict[str, Any] = {}
+    for name, value in held.items():
+        if isinstance(name, str) and not name.startswith("__") and (kept := _plain(value)) is not _NOTHING:
+            found[name] = kept
+    return found
+
+
+def _unnamed(held: Mapping[Any, Any]) -> dict[str, Any]:
+    """Leave out the names that Paddle and Keras make up and count for the whole process (``dense_3``): nothing depends on them."""
+    return plain({name: value for name, value in held.items() if name not in NAMES})
+
+
+_NOTHING = object()
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, enum.Enum):
+        return _plain(value.value)
+    if isinstance(value, SCALARS):  # or a class that derives from one, as NumPy's float64
+        value = None if value is None else next(kind for kind in (bool, int, float, str) if isinstance(value, kind))(value)
+        if isinstance(value, float) and not math.isfinite(value):
+            return str(value)  # JSON has no infinity
+        return value[:LONGEST_TEXT] if isinstance(value, str) else value
+    if isinstance(value, (list, tuple)) and len(value) <= LONGEST_LIST:
+        items = [_plain(one) for one in value]
+        return _NOTHING if any(one is _NOTHING for one in items) else items
+    return _NOTHING
+
+
+def alive(wanted: tuple[type, ...]) -> list[Any]:
+    """Return the objects of some classes, or of classes that derive from them; no attribute of any is read.
+
+    An object of a class that is written in Python refers to its class, so they are found by that. ``gc.get_objects()`` would hand
+    out all objects, with the tuples that other threads are just filling (``tuple(x for x in y)``): CPython raises SystemError there
+    if anybody holds one.
+    """
+    classes: dict[int, type] = {}
+    todo = list(wanted)
+    while todo:
+        kind = todo.pop()
+        if id(kind) not in classes:
+            classes[id(kind)] = kind
+            todo += type.__subclasses__(kind)
+    return [one for one in gc.get_referrers(*classes.values()) if id(type(one)) in classes]
+
+
+def _arguments(parsed: list[Any]) -> dict[str, Any]:
+    """Return the arguments of a script; where two objects give a name two values, a list of both, in an order of their own."""
+    found: dict[str, list[Any]] = {}
+    for one in parsed:
+        for name, value in plain(vars(one)).items():
+            if not name.startswith("_") and value not in (said := found.setdefault(name, [])):
+                said.append(value)
+    return {name: said[0] if len(said) == 1 else sorted(said, key=repr) for name, said in found.items()}
+
+
+def _loss(loss: Any) -> dict[str, Any]:
+    return {"class": type(loss).__name__, **_unnamed({name: held for name, held in vars(loss).items() if name[0] != "_"})}
+
+
+def _loader(loader: Any) -> dict[str, Any]:
+    found = {"class": type(loader).__name__, **{name: getattr(loader, name, None) for name in LOADING}}
+    batches = getattr(loader, "batch_sampler", None)
+    sampler = getattr(loader, "sampler", None) or getattr(batches, "sampler", None)
+    for what, one in (("batch_sampler", batches), ("sampler", sampler)):
+        if one is not None:
+            found[what] = type(one).__name__
+            found |= {f"{what}.{name}": vars(one)[name] for name in SAMPLING if name in getattr(one, "__dict__", {})}
+    generator = getattr(loader, "generator", None) or getattr(sampler, "generator", None)
+    if generator is not None and hasattr(generator, "initial_seed"):
+        found["seed"] = generator.initial_seed()
+    return found
+
+
+def _random() -> dict[str, Any]:
+    """Return digests of the states of Python's and NumPy's generators, which nothing else tells of."""
+    import random
+
+    found = {"python": xxhash.xxh3_64_hexdigest(repr(random.getstate()).encode())}
+    if "numpy.random" in sys.modules:
+        found["numpy"] = xxhash.xxh3_64_hexdigest(repr(sys.modules["numpy.random"].get_state()).encode())
+    return found

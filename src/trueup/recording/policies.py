@@ -1,0 +1,165 @@
+"""What the user wants executed in another way: `policy.toml`.
+
+    [[rule]]                                   # a function, wherever it is called
+    op = "torch.nn.functional.softmax"
+    dtype = "float32"
+
+    [[rule]]                                   # a module, forward and backward, on the CPU
+    level = "module"
+    scope = "encoder.layers.3.attn"
+    device = "cpu"
+
+    [[rule]]                                   # the backward alone
+    scope = "encoder.*"
+    op = "torch.nn.functional.embedding"
+    phase = "backward"
+    deterministic = true
+
+Patterns are those of `trueup capture --include`: globs, or regular expressions between slashes. Of several rules that match a call
+the first holds.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated, Literal, get_args
+
+import msgspec
+
+from trueup.foundation import toml
+from trueup.foundation.model import TrueupError
+from trueup.recording.recorder.options import Patterns
+
+SEE = "see docs/policy.md"
+MOST_RULES = 1000
+Dtype = Literal["float32", "float64", "bfloat16"]
+DTYPES: tuple[Dtype, ...] = get_args(Dtype)
+DEVICES = ("cpu",)
+
+
+class Rule(toml.Table, eq=False):
+    """A table ``[[rule]]``: which calls, and how they are to be executed."""
+
+    level: Literal["api", "module"] = "api"
+    scope: str | None = None
+    op: Annotated[str, msgspec.Meta(min_length=1)] | None = None
+    phase: Literal["forward", "backward", "optimizer"] | None = None
+    """None is forward and backward; an activation that is recomputed belongs to forward."""
+    dtype: Dtype | None = None
+    device: Literal["cpu"] | None = None
+    deterministic: bool = False
+    returns: Literal["float16", "bfloat16", "float32", "float64"] | None = None
+    """Dtype of a module's floating results, where the one that they would have had is not known."""
+
+    def __post_init__(self) -> None:
+        for pattern in (self.scope, self.op):
+            _ = None if pattern is None else _patterns(pattern)
+        if not (self.moves or self.deterministic):
+            raise ValueError(f"it changes nothing: expected dtype ({', '.join(DTYPES)}), device (cpu) or deterministic = true")
+        if self.scope is None and self.op is None:
+            raise ValueError("it has neither a scope nor an op: a rule for every call would leave nothing of the run")
+        if self.op is not None and "::" in self.op:
+            raise ValueError(
+                f"op {self.op!r} is an operator of level aten, which no rule reaches: name the function around it, as `trueup "
+                'compare` does (torch.nn.functional.linear), or, with level = "module", a class of modules (Linear)'
+            )
+        if self.returns is not None and not (self.level == "module" and self.dtype):
+            raise ValueError('returns is for a rule with level = "module" and a dtype: what a function returns is known')
+        if self.phase == "optimizer" and self.level == "module":
+            raise ValueError("phase 'optimizer' is none of a module's: no optimizer calls one; expected forward or backward")
+
+    @property
+    def moves(self) -> bool:
+        """Whether tensors are cast or copied to another device."""
+        return self.dtype is not None or self.device is not None
+
+    @property
+    def calls(self) -> str:
+        """Say which calls: ``torch.nn.functional.linear in encoder.*``, ``module encoder.*``."""
+        if self.level == "module":
+            return " ".join(word for word in ("module", self.scope, f"({self.op})" if self.op else "") if word)
+        return (self.op or "all functions") + ("" if self.scope is None else f" in {self.scope or 'no module'}")
+
+    @property
+    def change(self) -> str:
+        """Say what is done to them: ``float32 on cpu, backward only``."""
+        words = [" on ".join(w for w in (self.dtype, self.device) if w), "deterministic" if self.deterministic else ""]
+        only = {None: "", "optimizer": "in the optimizer"}.get(self.phase, f"{self.phase} only")
+        return ", ".join(word for word in (*words, only) if word)
+
+    def matcher(self) -> Callable[[str, str], bool]:
+        """Return a function of scope and operator that tells whether the rule is for a call of its level."""
+        scope, op = (None if p is None else _patterns(p) for p in (self.scope, self.op))
+        return lambda at, name: (scope is None or scope.match_name(at)) and (op is None or op.match_name(name))
+
+
+class PolicyRule(Rule, kw_only=True, eq=False):
+    """One rule of a file, with its place there, from 1."""
+
+    number: int
+
+    def __str__(self) -> str:
+        return f"rule {self.number} ({self.calls}: {self.change})"
+
+
+class _Rules(toml.Table):
+    rule: tuple[Rule, ...]
+
+    def __post_init__(self) -> None:
+        if not 0 < len(self.rule) <= MOST_RULES:
+            raise ValueError(f"{len(self.rule) or 'no'} rules, expected one to {MOST_RULES}")
+
+
+def _patterns(text: str) -> Patterns:
+    try:
+        return Patterns([text])
+    except TrueupError as error:
+        raise ValueError(str(error)) from None
+
+
+@dataclass(frozen=True, slots=True)
+class Policy:
+    """The rules of a file, in order."""
+
+    path: str
+    text: str
+    rules: tuple[PolicyRule, ...]
+
+
+def exactly(*names: str) -> str:
+    """Return a pattern that matches these names alone."""
+    if len(names) == 1 and not re.search(r"[*?\[/]", names[0]):
+        return names[0]
+    return f"/^(?:{'|'.join(map(re.escape, names))})$/"
+
+
+def in_toml(text: str) -> str:
+    """Write a TOML string: a JSON string is one, but for the DEL that JSON leaves bare."""
+    return json.dumps(text, ensure_ascii=False).replace("\x7f", "\\u007f")
+
+
+def load(path: str | Path) -> Policy:
+    """Read a policy from a TOML file; raise `TrueupError` where there is no such file, or it is no policy."""
+    file = Path(path)
+    if file.exists() and not file.is_file():  # a pipe would never end
+        raise _unusable(file, f"{'a directory' if file.is_dir() else 'something else than a file'}, expected a file")
+    return parse(toml.text_of(file, "a policy file", SEE), str(file))
+
+
+def parse(text: str, name: str) -> Policy:
+    """Read a policy from the text of a file of that name; raise `TrueupError` where it is none."""
+    try:
+        rules = toml.checked(toml.parsed(text), _Rules).rule
+    except ValueError as error:
+        raise _unusable(name, str(error)) from None
+    return Policy(name, text, tuple(PolicyRule(number=n, **msgspec.structs.asdict(rule)) for n, rule in enumerate(rules, 1)))
+
+
+def _unusable(name: str | Path, got: str) -> TrueupError:
+    return TrueupError(
+        f"The policy cannot be used; nothing was run with it.\n  where:    {name}\n  got:      {got}\n  next:     {SEE}"
+    )

@@ -1,0 +1,246 @@
+"""The cause of a verdict in its first line: settings, and what the calls show where no setting tells; nothing that is only near."""
+
+from __future__ import annotations
+
+import dataclasses
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import settings
+from setting_changes.options import CHANGES
+from trueup.comparison.result.causes import Seen, with_causes
+from trueup.comparison.result.shown import _clips, passes_text
+from trueup.foundation.facts.why import Why
+from trueup.foundation.model import Finding, SlotComparison
+from trueup.foundation.settings import differing
+from trueup.foundation.words.sentence import Otherwise, verdict_lines
+from trueup.foundation.words.setting_sentence import setting_text
+
+CELLS = {
+    "clip": "gradients are clipped in the candidate only: torch._foreach_norm",
+    "accumulation": "the candidate goes backward 2 times in a step, the baseline once: gradients of micro-batches are added up",
+    "frozen": "set differently: weight of tokens (Embedding) is trained in the baseline, frozen in the candidate",
+    "half": "the candidate computes in bfloat16: 136 of 136 products, float32 in the baseline",
+    "init": "initial weights of 1 of 30 parameters differ (head.weight)",
+    "other-weights": "initial weights of 11 of 30 parameters differ (tokens.weight, blocks.0.qkv.weight, blocks.0.out.weight…)",
+    "label-smoothing": "label_smoothing of torch.nn.functional.cross_entropy: 0.0 in the baseline, 0.1 in the candidate",
+    "random-draw": "random numbers are drawn in the candidate only: aten::rand, setting_changes/plain.py:30 in train",
+    "matmul-precision": "set differently: float32_matmul_precision: highest in the baseline, medium in the candidate; cuda.",
+    "zero-grad": "gradients are added to those of the step before in the candidate only: they are not cleared",
+}
+
+
+@pytest.fixture(scope="module")
+def work(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("causes")
+
+
+@pytest.mark.parametrize("name", CELLS)
+def test_a_cause_stands_in_the_first_line_and_no_culprit_beside_it(work: Path, name: str) -> None:
+    cell = settings.cell("plain", [name], work)
+    assert re.sub("^(DEVIATES|COULD NOT TELL|ALIGNED)  ", "", cell.said.splitlines()[0]).startswith(CELLS[name])
+    assert (cell.words, cell.further) == (("first line",), 0)
+
+
+def test_the_run_again_says_nothing_of_settings(work: Path) -> None:
+    cell = settings.cell("plain", [], work)
+    assert cell.words == ("aligned",)
+    assert len(cell.said.splitlines()) == 1
+
+
+def test_two_causes_are_both_named(work: Path) -> None:
+    cell = settings.cell("plain", ["lr", "clip"], work)
+    assert set(cell.words) == {"first line", "elsewhere"}  # clipping is a finding, the learning rate another one
+
+
+def test_what_one_run_alone_does_is_named_behind_a_culprit_that_spoils_all(work: Path) -> None:
+    cell = settings.cell("plain", ["clip-by-hand", "dropout"], work)
+    assert cell.words == ("elsewhere", "first line")
+    said = "note: besides, gradients are clipped in the candidate only: torch.Tensor.square, torch.Tensor.sum, torch.stack…"
+    assert said in cell.said
+    scaled = settings.cell("plain", ["loss-scale", "dropout"], work)
+    assert scaled.words == ("elsewhere", "first line")
+    assert "independently: the loss is multiplied by 128 in the candidate only, in torch.Tensor.mul" in scaled.said
+
+
+def test_the_table_is_whole() -> None:
+    assert len(CHANGES) >= 30
+    for change in CHANGES.values():
+        assert change.candidate.keys() <= {field.name for field in dataclasses.fields(settings.Options)}
+        assert set(change.without) <= set(settings.SCRIPTS)
+
+
+def test_the_word_of_a_cell() -> None:
+    class Said:
+        verdict, sentence, culprit = "deviates", "DEVIATES  AdamW lr: 0.01 in the baseline, 0.011 in the candidate", None
+
+    assert settings.word(CHANGES["lr"], Said) == "first line"  # type: ignore[arg-type]
+    assert settings.word(CHANGES["eps"], Said) == "not named"  # type: ignore[arg-type]
+    Said.culprit = Finding("input", 0, 0, "forward", "api", "", "op", 0, None, "", cause="another")  # type: ignore[assignment]
+    assert settings.word(CHANGES["eps"], Said) == "wrong cause"  # type: ignore[arg-type]
+
+
+# ---------------------------------------------------------------- rules by themselves
+def finding(kind: Any = "argument", **facts: Any) -> Finding:
+    made = Finding(kind, 0, 0, "forward", "api", "", "torch.Tensor.view", 0, None, "")
+    return dataclasses.replace(made, **facts)
+
+
+def slot(before: str, after: str, name: str = "arguments", dtypes: tuple[str, str] = ("", "")) -> SlotComparison:
+    return SlotComparison(name, "deviates", float("nan"), "value", dtypes, ("", ""), before, after)
+
+
+def loader(size: int) -> dict[str, Any]:
+    return {"settings": {"data": [{"class": "DataLoader", "batch_size": size, "batch_sampler.batch_size": size}]}}
+
+
+@pytest.mark.parametrize(
+    ("before", "after", "named"),
+    [("[4, 8]", "[3, 8]", True), ("[4, 8]", "[3, 9]", False), ("[4, 8]", "[3]", False), ("4", "3", True), ("true", "false", False)],
+)
+def test_a_size_of_batches_explains_what_was_given_its_two_values(before: str, after: str, named: bool) -> None:
+    given = finding(scope="block", slots=(slot(f'{{"1": {before}}}', f'{{"1": {after}}}'),))
+    kept, _ = with_causes([given], loader(4), loader(3))
+    assert kept[0].cause == ("DataLoader batch_size: 4 in the baseline, 3 in the candidate" if named else "")
+
+
+def test_another_dtype_explains_roundings_to_it_and_no_more() -> None:
+    seen = Seen(dtypes=Why.COMPUTES_IN("bfloat16", 1, 2, "products", "float32"))
+    other = slot("", "", "output.0", ("float32", "bfloat16"))
+    near, far = (finding("operator", error_out=error, slots=(other,)) for error in (0.01, 0.1))
+    kept, _ = with_causes([near, far], {}, {}, seen)
+    assert [one.cause for one in kept] == ["the candidate computes in bfloat16: 1 of 2 products, float32 in the baseline", ""]
+    same = dataclasses.replace(near, slots=(slot("", "", "output.0", ("float32", "float32")),))
+    assert with_causes([same], {}, {}, seen)[0][0].cause == ""
+
+
+def test_an_argument_without_a_name_is_no_cause() -> None:
+    kept, _ = with_causes([finding(slots=(slot('{"1": 2}', '{"1": 3}'),))], {}, {})
+    assert kept[0].cause == ""
+    kept, _ = with_causes([finding(slots=(slot('{"dim": 2}', '{"dim": 3}'),))], {}, {})
+    assert kept[0].cause == "dim of torch.Tensor.view: 2 in the baseline, 3 in the candidate"
+    kept, _ = with_causes([finding(phase="backward", slots=(slot('{"dim": 2}', '{"dim": 3}'),))], {}, {})
+    assert kept[0].cause == ""
+
+
+def test_what_is_given_to_a_call_is_named_where_it_is_made_too() -> None:
+    weight = dataclasses.replace(slot("", "", "input.2"), baseline=None, candidate="float32 (3)")
+    later = finding(op="aten::nll_loss_forward", step=1, slots=(weight,))
+    made = dataclasses.replace(later, kind="region", step=0, slots=())
+    kept, _ = with_causes([made, later], {}, {})
+    said = "weight of aten::nll_loss_forward: absent in the baseline, float32 (3) in the candidate"
+    assert [(one.cause, one.alike) for one in kept] == [(said, 1)]
+
+
+def test_a_norm_that_is_logged_is_no_clipping() -> None:
+    assert _clips({"_foreach_norm", "stack", "_foreach_mul"})
+    assert _clips({"square", "sum", "sqrt", "rtruediv"})
+    assert _clips({"_foreach_clamp_min"})
+    assert not _clips({"_foreach_norm", "stack"})
+    assert not _clips({"mul", "add"})
+
+
+def test_no_seed_and_no_loader_changes_an_argument() -> None:
+    told = finding(op="torch.Tensor.normal_", rule="random", slots=(slot('{"std": 0.02}', '{"std": 0.5}'),))
+    loaders = [{"settings": {"data": [{"class": "DataLoader", "seed": n}]}} for n in (0, 7)]
+    sides = [{"seeds": {"torch": n}, **held} for n, held in zip((0, 7), loaders, strict=True)]
+    drew = finding("random", op="torch.rand")
+    kept, unshown = with_causes([told, drew], *sides)
+    assert [one.cause for one in kept] == [
+        "std of torch.Tensor.normal_: 0.02 in the baseline, 0.5 in the candidate",
+        "seed of torch: 0 in the baseline, 7 in the candidate",
+    ]
+    assert [one.group for one in unshown] == ["data"]
+
+
+def test_the_last_batch_is_dropped() -> None:
+    def side(drops: bool, lr: float) -> dict[str, Any]:
+        optimizer = {"class": "SGD", "groups": [{"lr": 1.0}], "changes": [[1, 0, {"lr": lr}]]}
+        return {"settings": {"optimizers": [optimizer], "data": [{"class": "DataLoader", "drop_last": drops}]}}
+
+    begun = finding("operator", rule="random")
+    given = finding(phase="optimizer", step=1, slots=(slot('{"1": 0.5}', '{"1": 0.25}'),))
+    kept, _ = with_causes([begun, given], side(drops=False, lr=0.5), side(drops=True, lr=0.25))
+    loader = "DataLoader drop_last: False in the baseline, True in the candidate"
+    assert [one.cause for one in kept] == ["", f"SGD lr: 0.5 in the baseline, 0.25 in the candidate (from step 1); {loader}"]
+
+
+def test_one_setting_that_shows_nowhere_stands_in_the_first_line() -> None:
+    lines = verdict_lines("deviates", [finding()], [], [], [], {}, otherwise=Otherwise("smoothing: 0 in the baseline", single=True))
+    assert lines[0].endswith("(torch.Tensor.view); set differently: smoothing: 0 in the baseline")
+    lines = verdict_lines("deviates", [finding(cause="lr")], [], [], [], {}, otherwise=Otherwise("smoothing: 0", single=True))
+    assert (lines[0], lines[-1].strip()) == ("DEVIATES  lr", "note: also set differently: smoothing: 0")
+
+
+def test_what_an_optimizer_made_of_several_parameters_is_in_no_module() -> None:
+    written = slot("", "", "output.a.w"), dataclasses.replace(slot("", "", "output.b.w"), state="equal")
+    update = finding("operator", scope="a", op="optimizer.step", phase="optimizer", cause="lr", slots=written)
+    more = dataclasses.replace(update, slots=(*update.slots, slot("", "", "output.c.w:state 1")))
+    said = [verdict_lines("deviates", [one], [], [], [], {})[1].strip() for one in (update, more)]
+    assert said[0] == "first seen in: a, optimizer, step 0, rank 0  (optimizer.step)"
+    assert said[1] == "first seen in: 2 of 3 parameters, optimizer, step 0, rank 0  (optimizer.step)"
+
+
+def test_a_schedule_is_not_compared_beyond_the_last_common_step() -> None:
+    def side(*changes: list[Any]) -> dict[str, Any]:
+        return {"settings": {"optimizers": [{"class": "SGD", "groups": [{"lr": 1.0}], "changes": list(changes)}]}}
+
+    sides = side([1, 0, {"lr": 0.5}], [2, 0, {"lr": 0.25}]), side([1, 0, {"lr": 0.5}])
+    assert [one.step for one in differing(*sides)] == [2]
+    assert differing(*sides, last=1) == []
+
+
+def test_passes_of_steps_that_both_have() -> None:
+    assert passes_text(({0: 1, 1: 4}, {0: 1})) == ""
+    said = "the baseline goes backward 4 times in a step, the candidate 2 times: gradients of micro-batches are added up"
+    assert passes_text(({0: 4}, {0: 2})) == said
+
+
+def test_settings_of_modules_of_several_classes_are_one() -> None:
+    def side(training: bool) -> dict[str, Any]:
+        held = {"a": {"class": "Block", "training": training}, "a.drop": {"class": "Dropout", "training": training}}
+        return {"settings": {"modules": held}}
+
+    found = differing(side(True), side(False))
+    assert [(one.kind, one.name, one.places) for one in found] == [("module", "training", ("a", "a.drop"))]
+
+
+def test_an_optimizer_holds_fewer_parameters_because_one_is_frozen() -> None:
+    module = {"class": "Linear", "weight.dtype": "float32"}
+
+    def side(count: int, **more: Any) -> dict[str, Any]:
+        group = {"lr": 1.0, "parameters": count}
+        return {"settings": {"modules": {"a": module | more}, "optimizers": [{"class": "SGD", "groups": [group]}]}}
+
+    assert [one.name for one in differing(side(2), side(1))] == ["parameters"]
+    assert [one.name for one in differing(side(2), side(1, **{"weight.requires_grad": False}))] == ["weight.requires_grad"]
+
+
+LOADER = {"class": "DataLoader", "batch_size": 4, "sampler": "RandomSampler"}
+LARGER, LAST = {**LOADER, "batch_size": 8}, {**LOADER, "drop_last": True}
+
+
+@pytest.mark.parametrize(
+    ("first", "second", "said"),
+    [
+        ([LOADER, LOADER], [LOADER, LARGER], ["DataLoader batch_size: 4 in the baseline, 8 in the candidate"]),
+        ([LOADER, LARGER], [LARGER, LAST], ["DataLoader drop_last: not set in the baseline, True in the candidate"]),
+        ([LOADER], [LARGER, LOADER], ["data loaders: 1 in the baseline, 2 (DataLoader 8 RandomSampler) in the candidate"]),
+        ([LOADER, LARGER], [LARGER, LOADER], []),
+    ],
+)
+def test_loaders_that_both_runs_have_drop_out(first: list[Any], second: list[Any], said: list[str]) -> None:
+    found = differing({"settings": {"data": first}}, {"settings": {"data": second}})
+    assert list(map(setting_text, found)) == said
+    assert [one.severity for one in found] == ["may" if len(first) != len(second) else "changes" for _ in said]
+
+
+def test_a_finding_is_shown_in_five_lines() -> None:
+    lines = repr(finding(cause="lr", source="train.py:3 in train", alike=2)).splitlines()
+    assert [line.strip() for line in lines] == [
+        "Finding: argument, high, 0 where 0 is expected", "lr", "torch.Tensor.view in torch.Tensor.view, forward, step 0, rank 0",
+        "train.py:3 in train", "2 alike, 0 deviate because of it",
+    ]  # fmt: skip

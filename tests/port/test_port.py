@@ -1,0 +1,283 @@
+"""`trueup port`: what must change, what must not, and that what is written runs and trains the same."""
+
+from __future__ import annotations
+
+import ast
+import json
+import os
+import shutil
+from pathlib import Path
+
+import pytest
+
+from launch.running import environment
+from port.cases import CASES
+from trueup.doors.cli import main
+from trueup.foundation.model import TrueupError
+from trueup.migration.port import port, undo
+from trueup.migration.port.rules import builtin
+
+HERE = Path(__file__).parent
+TARGETS = ("npu", "agnostic")
+HEAD = "import functools\nimport os\nimport torch\n"
+
+
+def ported(tmp_path: Path, text: str, to: str) -> str:
+    source = tmp_path / "train.py"
+    source.write_bytes(text.encode())
+    shutil.rmtree(tmp_path / "out", ignore_errors=True)
+    port(source, tmp_path / "out", to=to)  # type: ignore[arg-type]
+    return (tmp_path / "out" / "train.py").read_bytes().decode()
+
+
+def expected(after: str, to: str) -> str:
+    return HEAD + ("import torch_npu\n" if to == "npu" else "") + after + "\n"
+
+
+@pytest.mark.parametrize("to", TARGETS)
+@pytest.mark.parametrize("case", CASES, ids=lambda case: case[0].replace("\n", "; ")[:60])
+def test_what_must_change(tmp_path: Path, case: tuple[str, str, str], to: str) -> None:
+    before, after = case[0], case[1 + TARGETS.index(to)]
+    new = ported(tmp_path, f"{HEAD}{before}\n", to)
+    if after == before:
+        assert new == f"{HEAD}{before}\n"
+    else:
+        assert new == expected(after, to)
+    ast.parse(new)
+
+
+@pytest.mark.parametrize("to", TARGETS)
+@pytest.mark.parametrize("rule", builtin().name, ids=lambda rule: rule.id)
+def test_the_example_of_a_rule(tmp_path: Path, rule: object, to: str) -> None:
+    before, after = rule.example[0], builtin().target[to].fill(rule.example[1 + TARGETS.index(to)])  # type: ignore[attr-defined]
+    head = "import torch\nimport apex.normalization\n"
+    new = ported(tmp_path, f"{head}{before}\n", to)
+    assert new.replace("import torch_npu\n", "") == f"{head}{after}\n"
+    assert ("import torch_npu" in new) == (to == "npu" and before != after)
+
+
+@pytest.mark.parametrize("to", TARGETS)
+def test_letters_alone_change_nothing(tmp_path: Path, to: str) -> None:
+    source = tmp_path / "traps.py"
+    shutil.copy(HERE / "traps.txt", source)
+    result = port(source, tmp_path / "out", to=to)  # type: ignore[arg-type]
+    assert (tmp_path / "out" / "traps.py").read_bytes() == source.read_bytes()
+    assert result.changes == 0
+    assert len({one.line for one in result.seen}) >= 60
+    lines = source.read_text().splitlines()
+    listed = {one.line for one in result.seen}
+    inside = set(range(37, 40))  # a text of several lines is listed once
+    missed = [n for n, line in enumerate(lines, 1) if "cuda" in line.lower() and n not in listed | inside]
+    assert missed == []
+
+
+@pytest.mark.parametrize("to", TARGETS)
+def test_a_second_port_changes_nothing(tmp_path: Path, to: str) -> None:
+    text = HEAD + "\n".join(case[0] for case in CASES) + "\n"
+    new = ported(tmp_path, text, to)
+    assert new != text
+    again = tmp_path / "again"
+    again.mkdir()
+    assert ported(again, new, to) == new
+
+
+@pytest.mark.parametrize("newline", ["\n", "\r\n"])
+@pytest.mark.parametrize("mark", ["", "\ufeff"])
+def test_the_rest_stays_as_it_was(tmp_path: Path, newline: str, mark: str) -> None:
+    lines = ["import torch", "", "größe = 'cuda'  # ünicode  ", "x = torch.ones( 2 ) ; y = x .to( größe )", "\t", "#end"]
+    text = mark + newline.join(lines)
+    changed = ["import torch", "import torch_npu", "", lines[2].replace("cuda", "npu"), *lines[3:]]
+    assert ported(tmp_path, text, "npu") == mark + newline.join(changed)
+
+
+@pytest.mark.parametrize("where", ["beside", "in place"])
+def test_undo_gives_back_the_bytes(tmp_path: Path, where: str) -> None:
+    source = tmp_path / "source"
+    (source / "lib").mkdir(parents=True)
+    (source / "train.py").write_text("import torch\nfrom lib.devices import choose\nx = torch.ones(2).to(choose())\n")
+    (source / "lib" / "devices.py").write_text("def choose():\n    return 'cuda'\n")
+    (source / "notes.txt").write_text("cuda")
+    before = {path.relative_to(source): path.read_bytes() for path in source.rglob("*") if path.is_file()}
+    out = source if where == "in place" else tmp_path / "out"
+    result = port(source, out, to="npu")
+    assert "'npu'" in (out / "lib" / "devices.py").read_text()
+    assert result.changes == 1
+    assert (out / "notes.txt").read_text() == "cuda"
+    assert undo(out) == (1, ())
+    assert {path.relative_to(out): path.read_bytes() for path in out.rglob("*") if path.is_file()} == before
+
+
+def test_undo_leaves_what_was_edited_since(tmp_path: Path) -> None:
+    new = ported(tmp_path, "import torch\na = torch.device('cuda')\nb = torch.device('cuda')\n", "npu")
+    path = tmp_path / "out" / "train.py"
+    path.write_text(new.replace("b = torch.device('npu')", "b = torch.device('mine')"))
+    count, kept = undo(tmp_path / "out")
+    assert count == 2
+    assert kept == ("train.py, line 3: it was edited since",)
+    assert path.read_text() == "import torch\na = torch.device('cuda')\nb = torch.device('mine')\n"
+
+
+def test_a_record_that_names_a_file_outside_is_refused(tmp_path: Path) -> None:
+    ported(tmp_path, "import torch\na = torch.device('cuda')\n", "npu")
+    outside = tmp_path / "outside.py"
+    outside.write_text("npu")
+    record = tmp_path / "out" / "trueup-port.json"
+    content = json.loads(record.read_text())
+    content["changed"][0]["path"] = "../outside.py"
+    record.write_text(json.dumps(content))
+    with pytest.raises(TrueupError, match=r"names \.\./outside\.py, which is outside"):
+        undo(tmp_path / "out")
+    assert outside.read_text() == "npu"
+
+
+BAD = {
+    "python2.py": ("import torch\nprint 'a'\n", "is Python 2: convert it to Python 3 first"),
+    "open.py": ("import torch\nx = (\n", "line 2, cannot be read as Python: '(' was never closed"),
+    "plain.py": ("x = 1\n", "does not use PyTorch"),
+    "notes.ipynb": ("{}", "a notebook: save it as a script first"),
+    "null.py": ("import torch\0\n", "cannot be read as Python"),
+}
+
+
+@pytest.mark.parametrize("name", BAD)
+def test_a_bad_script(tmp_path: Path, name: str, capsys: pytest.CaptureFixture[str]) -> None:
+    text, message = BAD[name]
+    (tmp_path / name).write_text(text)
+    assert main(["port", str(tmp_path / name), "-o", str(tmp_path / "out")]) == 2
+    said = capsys.readouterr().err
+    assert message in said
+    assert "Traceback" not in said
+    assert not (tmp_path / "out").exists()
+    assert [path.name for path in tmp_path.iterdir()] == [name]
+
+
+def test_a_folder_with_a_script_that_cannot_be_read(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    source = tmp_path / "source"
+    source.mkdir()
+    (source / "a.py").write_text("import torch\ntorch.ones(2).cuda()\n")
+    (source / "old.py").write_text("import torch\nprint 'cuda'\n")
+    assert main(["port", str(source), "-o", str(tmp_path / "out"), "--to", "npu"]) == 0
+    assert "is Python 2: convert it" in " ".join(capsys.readouterr().out.split())
+    assert (tmp_path / "out" / "old.py").read_bytes() == (source / "old.py").read_bytes()
+
+
+def test_what_is_there_is_not_written_over(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "train.py").write_text("import torch\ntorch.ones(2).cuda()\n")
+    (tmp_path / "out").mkdir()
+    assert main(["port", str(tmp_path / "train.py"), "-o", str(tmp_path / "out")]) == 2
+    assert "is there already" in capsys.readouterr().err
+    assert list((tmp_path / "out").iterdir()) == []
+
+
+def test_check_writes_nothing(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    source = tmp_path / "train.py"
+    source.write_text("import torch\ntorch.ones(2).cuda()\n")
+    assert main(["port", str(source), "--check", "--to", "npu", "--json", str(tmp_path / "all.json")]) == 1
+    assert "To convert: 2 changes in 1 of 1 script, for npu." in capsys.readouterr().out
+    found = json.loads((tmp_path / "all.json").read_text())
+    assert [one["rule"] for one in found["changed"][0]["changes"]] == ["import", "to-device"]
+    source.write_text("import torch\ntorch.ones(2)\n")
+    assert main(["port", str(source), "--check"]) == 0
+
+
+def test_rules_and_tables_of_the_old_converter(tmp_path: Path) -> None:
+    rules = {
+        "rules": {
+            "ArgsModifyRule": [{"func_name": "load", "arg_idx": 0, "arg_new": "'new.pt'"}],
+            "FuncNameModifyRule": [{"old_name": "build", "new_name": "construct"}],
+            "ModuleNameModifyRule": [{"old_name": "kernels", "new_name": "functions", "parent_module": "mine"}],
+        }
+    }
+    (tmp_path / "rules.json").write_text(json.dumps(rules))
+    source = tmp_path / "train.py"
+    head = "import torch\nimport mine.kernels\n"
+    source.write_text(f"{head}x = build(load('old.pt', 1))\nmine.kernels.run(x)\ntorch.cuda.nvtx.mark('a')\n")
+    arguments = ["port", str(source), "-o", str(tmp_path / "out"), "-r", str(tmp_path / "rules.json"), "--tables", "--to", "npu"]
+    assert main(arguments) == 0
+    new = (tmp_path / "out" / "train.py").read_text()
+    assert "x = construct(load('new.pt', 1))\nmine.functions.run(x)" in new
+    assert (tmp_path / "out" / "change_list.csv").read_text().startswith("File,Start Line,End Line,Operation Type,Message\n")
+    assert "torch.cuda.nvtx.mark('a')" in (tmp_path / "out" / "unsupported_api.csv").read_text()
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        ("{", "got:      Input data was truncated"),
+        ('{"rules": {"Other": []}}', "'Other' is unknown"),
+        ('{"rules": {"ArgsModifyRule": [{"func_name": "f", "arg_idx": 0, "arg_new": "import os"}]}}', "is no expression of Python"),
+    ],
+)
+def test_rules_that_cannot_be_used(tmp_path: Path, content: str, message: str, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "rules.json").write_text(content)
+    (tmp_path / "train.py").write_text("import torch\n")
+    assert main(["port", str(tmp_path / "train.py"), "--check", "-r", str(tmp_path / "rules.json")]) == 2
+    assert message in capsys.readouterr().err
+
+
+def arguments(*words: object) -> int:
+    return main(["port", *map(str, words)])
+
+
+@pytest.fixture
+def autoloaded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The entry point as it is installed, also where this tree is not."""
+    folder = tmp_path / "installed" / "trueup_autoload-1.dist-info"
+    folder.mkdir(parents=True)
+    (folder / "METADATA").write_text("Metadata-Version: 2.1\nName: trueup-autoload\nVersion: 1\n")
+    (folder / "entry_points.txt").write_text("[torch.backends]\ntrueup_simulated = trueup.autoload:autoload\n")
+    monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(folder.parent), environment()["PYTHONPATH"]]))
+
+
+@pytest.mark.usefixtures("autoloaded")
+@pytest.mark.parametrize("to", TARGETS)
+def test_a_port_is_proved(tmp_path: Path, to: str, capsys: pytest.CaptureFixture[str]) -> None:
+    source = tmp_path / "source"
+    source.mkdir()
+    shutil.copy(HERE / "training.txt", source / "train.py")
+    command = "python train.py --device cuda --epochs 1"  # a command line that somebody kept
+    json_file = tmp_path / "all.json"
+    assert arguments(source, "-o", tmp_path / "out", "--to", to, "--prove", command, "--steps", 2, "--json", json_file) == 0
+    assert "The port trains the same: 2 steps, " in capsys.readouterr().out
+    found = json.loads(json_file.read_text())
+    assert found["proof"]["exit_code"] == 0
+    assert not [one for one in found["seen"] if one["look"]]
+
+
+@pytest.mark.usefixtures("autoloaded")
+def test_a_port_that_trains_otherwise(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    rules = {"rules": {"ArgsModifyRule": [{"func_name": "Linear", "arg_idx": 1, "arg_new": "16"}]}}
+    (tmp_path / "rules.json").write_text(json.dumps(rules))
+    source = tmp_path / "train.py"
+    source.write_text(
+        "import torch\nwhere = 'cuda' if torch.cuda.is_available() else 'cpu'\nmodel = torch.nn.Linear(4, 8).to(where)\n"
+        "torch.nn.functional.dropout(model(torch.ones(2, 4).to(where))).sum().backward()\n"
+    )
+    assert arguments(source, "-o", tmp_path / "out", "-r", tmp_path / "rules.json", "--prove", "python train.py") == 1
+    said = " ".join(capsys.readouterr().out.split())
+    assert "DEVIATES" in said or "differ" in said
+
+
+@pytest.mark.usefixtures("autoloaded")
+def test_a_port_that_cannot_be_proved(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    source = tmp_path / "train.py"
+    source.write_text("import torch\ntorch.ones(2).cuda().sum()\n")
+    assert arguments(source, "-o", tmp_path / "out", "--prove", "python train.py") == 2
+    said = " ".join(capsys.readouterr().out.split())
+    assert "Converted, not proved: the original does not run on the CPU: " in said
+    assert (tmp_path / "out" / "train.py").is_file()
+    assert arguments(source, "-o", tmp_path / "other", "--prove", "'") == 2
+    assert "There is no command to prove the port with" in capsys.readouterr().err
+
+
+def test_the_page_shows_what_is_printed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    page = (HERE.parent.parent / "docs" / "port.md").read_text()
+    shown = page.split("```console\n$ ", 1)[1].split("```", 1)[0]
+    command, _, printed = shown.partition("\n")
+    monkeypatch.chdir(tmp_path)
+    device = 'device = "cuda" if torch.cuda.is_available() else "cpu"'
+    Path("train.py").write_text(f"import torch\n\n{device}\nprint(torch.ones(2).to(device))\n")
+    assert main(command.split()[1:]) == 0
+    assert [line.strip() for line in capsys.readouterr().out.splitlines()] == [line.strip() for line in printed.splitlines()]

@@ -1,0 +1,78 @@
+"""`trueup heal`: a gradient that overflows, healed by the modules whose tensors it is a gradient of."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import trueup
+from trueup.analysis.remedy.healing import heal
+from trueup.recording.recorder import launch
+
+TRAIN = """
+import sys
+import torch
+from torch import nn
+
+torch.manual_seed(0)
+net = nn.Sequential(nn.Linear(8, 8), nn.Linear(8, 8), nn.Linear(8, 4))
+with torch.no_grad():
+    net[1].weight.mul_(300)
+optimizer = torch.optim.SGD(net.parameters(), lr=1e-6)
+for _ in range(2):
+    optimizer.zero_grad()
+    with torch.autocast("cpu", torch.float16):
+        y = net(torch.randn(4, 8))
+    (y.float().sum() * 3000).backward()
+    optimizer.step()
+"""
+
+
+def test_the_backward_of_a_product_under_autocast(tmp_path: Path) -> None:
+    script = tmp_path / "train.py"
+    script.write_text(TRAIN, encoding="utf-8")
+    command = [sys.executable, str(script)]
+    run = tmp_path / "run"
+    assert launch.run({"directory": str(run)}, command) == 0
+    first = trueup.overflow(run).anomalies[0]
+    assert first.place.phase == "backward"
+    healed = heal(run, command)
+    assert healed.verdict == "healed"
+    assert healed.policy is not None
+    policy = healed.policy.read_text(encoding="utf-8")
+    assert [line for line in policy.splitlines() if line.startswith("scope")] == [f'scope = "{k}"' for k in (2, 1, 0)]
+
+
+SKIPS = """
+import torch
+from torch import nn
+
+class Energy(nn.Module):
+    def forward(self, x):
+        x = x.half() * 1000
+        return (x * x).float()
+
+torch.manual_seed(0)
+net = nn.Sequential(nn.Linear(8, 16), Energy(), nn.Linear(16, 3))
+optimizer, scaler = torch.optim.SGD(net.parameters(), lr=0.01), torch.amp.GradScaler("cpu")
+for _ in range(3):
+    optimizer.zero_grad()
+    with torch.autocast("cpu", torch.float16):
+        loss = net(torch.randn(4, 8)).float().square().mean()
+    scaler.scale(loss).backward()
+    scaler.step(optimizer)
+    scaler.update()
+"""
+
+
+def test_a_cast_in_the_code_of_a_module(tmp_path: Path) -> None:
+    """A GradScaler skips every step of it, and no rule undoes the cast: both are said."""
+    script, run = tmp_path / "train.py", tmp_path / "run"
+    script.write_text(SKIPS, encoding="utf-8")
+    command = [sys.executable, str(script)]
+    assert launch.run({"directory": str(run)}, command) == 0
+    healed = heal(run, command)
+    assert healed.verdict == "not healed", healed.sentence
+    said = "its module runs in a wider dtype, and the code in it casts, which no rule undoes: change the cast, "
+    assert healed.sentence.splitlines()[1].startswith(said)
+    assert "train.py:8 in forward" in healed.sentence.splitlines()[1]
