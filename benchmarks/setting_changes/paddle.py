@@ -118,7 +118,8 @@ def train(options: Options) -> None:
         paddle.rand([options.draws])
     batches = paddle.io.DataLoader(Samples(options), batch_size=options.batch, shuffle=True, drop_last=options.drop_last)
     for tokens, labels in batches:
-        for some, their in zip(tokens.chunk(options.micro), labels.chunk(options.micro), strict=True):
+        parts = (paddle.tensor_split(one, options.micro) for one in (tokens, labels))
+        for some, their in zip(*parts, strict=True):
             with paddle.amp.auto_cast(dtype="bfloat16") if options.autocast else contextlib.nullcontext():
                 lost = nn.functional.cross_entropy(
                     model(some), their, reduction=options.reduction, label_smoothing=options.smoothing

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from pathlib import Path
 
 import torch
@@ -35,3 +36,16 @@ def test_the_workspace_of_a_recurrent_layer_is_not_compared(tmp_path: Path) -> N
     assert [slot for _, slot, _ in layers if slot.startswith("output")][:3] == ["output.0", "output.1", "output.2"]
     assert all(digest for _, slot, digest in layers if slot.startswith("output"))
     assert first == second
+
+
+def test_memory_that_a_copy_of_a_buffer_is_given_is_no_result(tmp_path: Path) -> None:
+    """An average of weights begins with ``copy.deepcopy``, which puts new storages behind buffers before it fills them."""
+    model = nn.BatchNorm1d(4)
+    litter()
+    with trueup.capture(tmp_path / "a", level="aten", on_error="stop"):
+        average = copy.deepcopy(model)
+        average.running_mean.mul_(2.0)
+    table = open_capture(tmp_path / "a").records()
+    ops = table["op"].to_pylist()
+    assert "aten::set_" not in ops
+    assert {"aten::clone", "aten::mul_"} <= set(ops)

@@ -12,12 +12,13 @@ import pytest
 import settings
 from setting_changes.options import CHANGES
 from trueup.comparison.result.causes import Seen, with_causes
+from trueup.comparison.result.findings import with_names
 from trueup.comparison.result.shown import _clips, passes_text
 from trueup.foundation.facts.why import Why
 from trueup.foundation.model import Finding, SlotComparison
 from trueup.foundation.settings import differing
 from trueup.foundation.words.sentence import Otherwise, verdict_lines
-from trueup.foundation.words.setting_sentence import setting_text
+from trueup.foundation.words.setting_sentence import setting_text, settings_text
 
 CELLS = {
     "clip": "gradients are clipped in the candidate only: torch._foreach_norm",
@@ -124,6 +125,59 @@ def test_an_argument_without_a_name_is_no_cause() -> None:
     assert kept[0].cause == "dim of torch.Tensor.view: 2 in the baseline, 3 in the candidate"
     kept, _ = with_causes([finding(phase="backward", slots=(slot('{"dim": 2}', '{"dim": 3}'),))], {}, {})
     assert kept[0].cause == ""
+
+
+EMA = "/somewhere/train.py:31 in update"
+
+
+def test_a_number_in_the_user_s_own_line_is_a_cause() -> None:
+    given = finding(op="torch.Tensor.mul_", source=EMA, stack=(EMA,), slots=(slot('{"1": 0.999}', '{"1": 0.99}'),))
+    said = "torch.Tensor.mul_ at somewhere/train.py:31: 0.999 in the baseline, 0.99 in the candidate"
+    assert with_causes([given], {}, {})[0][0].cause == said
+    added = finding(op="torch.Tensor.add_", source=EMA, stack=(EMA,), slots=(slot('{"1": 1e-3}', '{"1": 1e-2}'),))
+    (one,), _ = with_causes([given, added], {}, {})  # what stands in one line is one finding, and says both
+    assert (one.cause.count("in the candidate"), one.alike) == (2, 1)
+    assert one.cause.startswith(said)
+
+
+@pytest.mark.parametrize(
+    "facts",
+    [
+        {"slots": (slot('{"1": [2, 3]}', '{"1": [3, 2]}'),)},
+        {"slots": (slot('{"1": true}', '{"1": false}'),)},
+        {"phase": "backward"},
+        {"source": "/lib/site-packages/torch/x.py:1 in f", "stack": ("/lib/site-packages/torch/x.py:1 in f", EMA)},
+        {"source": None},
+    ],
+)
+def test_a_shape_and_a_library_s_number_are_none(facts: dict[str, Any]) -> None:
+    given = finding(source=EMA, stack=(EMA,), slots=(slot('{"1": 2}', '{"1": 3}'),))
+    assert with_causes([dataclasses.replace(given, **facts)], {}, {})[0][0].cause == ""
+
+
+def test_batches_are_no_cause_of_a_number() -> None:
+    given = finding(op="torch.Tensor.mul", source=EMA, stack=(EMA,), slots=(slot('{"1": 2.0}', '{"1": 1.5}'),))
+    (one,), _ = with_causes([given], {}, {}, Seen(begun=lambda _: "batches differ from step 0 on"))
+    assert one.cause.endswith("train.py:31: 2.0 in the baseline, 1.5 in the candidate")
+
+
+def test_what_a_module_is_given_has_the_name_that_its_forward_gives_it() -> None:
+    lacking = dataclasses.replace(slot("", "", "input.1"), candidate=None, baseline="float32 (4, 8)")
+    given = finding(level="module", op="Block", scope="blocks.0", slots=(slot('{"2": 1}', '{"2": 3}'), lacking))
+    named = with_names(given, {"blocks.0": {"inputs": ["x", "mask", "heads"]}})
+    assert [one.slot for one in named.slots] == ["arguments", "input.mask"]
+    assert named.slots[0].baseline == '{"heads": 1}'
+    assert with_names(given, {"blocks.0": {"inputs": "x"}}) == given
+    assert with_names(given, {}) == given
+
+
+def test_two_optimizers_that_are_set_alike_are_said_once() -> None:
+    def held(beta: float) -> dict[str, Any]:
+        return {"settings": {"optimizers": [{"class": "Adam", "groups": [{"betas": [beta, 0.999]}], "changes": []}] * 2}}
+
+    left = with_causes([], held(0.5), held(0.9))[1]
+    assert len(left) == 2
+    assert settings_text(left).count("Adam") == 1
 
 
 def test_what_is_given_to_a_call_is_named_where_it_is_made_too() -> None:

@@ -347,7 +347,8 @@ def test_ranks_share_a_capture_and_write_over_an_earlier_run_s(
     results = ptdbg.compare_distributed(root, tmp_path / "dump" / "bench_v2.0", "result")
     assert list(results) == [0, 1]
     said = capsys.readouterr().out
-    assert said.startswith("DEVIATES  first culprit: torch.Tensor.mul, forward, step 0, rank 1  (torch.Tensor.mul)")
+    assert re.match(r"DEVIATES  torch\.Tensor\.mul at compat/small\.py:\d+: 1\.0 in the baseline, 2\.0 in the candidate\n", said)
+    assert "first seen in: torch.Tensor.mul, forward, step 0, rank 1  (torch.Tensor.mul)" in said
     assert said.count("table: result/compare_result_") == 2
     for rank in (0, 1):
         (file,) = Path("result").glob(f"compare_result_*_rank{rank}-rank{rank}.csv")

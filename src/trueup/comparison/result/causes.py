@@ -22,7 +22,7 @@ from trueup.foundation.facts.why import Reason, Why
 from trueup.foundation.model import Finding, TensorStats
 from trueup.foundation.settings import OF_PARAMETERS, Setting, differing
 from trueup.foundation.words.reasons import in_words
-from trueup.foundation.words.sentence import changed_arguments, named_argument
+from trueup.foundation.words.sentence import changed_arguments, given_number, named_argument
 from trueup.foundation.words.setting_sentence import settings_text
 from trueup.foundation.words.wording import one_line
 
@@ -103,14 +103,29 @@ def with_causes(
             by_cause |= {cause: len(kept)} if cause else {}
             kept.append(dataclasses.replace(finding, cause=cause))
         else:
-            first = kept[same]
-            names = tuple(dict.fromkeys((*first.alike_in, finding.name, *finding.alike_in)))
-            kept[same] = dataclasses.replace(first, alike=first.alike + 1 + finding.alike, alike_in=names)
+            kept[same] = _alike(kept[same], finding)
     asked = any(not one.cause for one in kept)  # then what the scripts were told may say more than the call does
     left = [one for one in settings if one not in shown and (asked or one.severity == "changes")]
     if len(left) != 1:  # else that stands in the first line
-        kept = [dataclasses.replace(one, cause=one.cause or in_words(seen.shown.get(place(one)))) for one in kept]
+        shows = [one.cause or in_words(seen.shown.get(place(one))) or given_number(one) for one in kept]
+        kept = _of_one_line([dataclasses.replace(one, cause=cause) for one, cause in zip(kept, shows, strict=True)])
     return kept, sorted(left, key=lambda one: (one.severity != "changes", _rank(one)))
+
+
+def _alike(first: Finding, finding: Finding) -> Finding:
+    """Return a finding with a further one that has the same cause."""
+    names = tuple(dict.fromkeys((*first.alike_in, finding.name, *finding.alike_in)))
+    return dataclasses.replace(first, alike=first.alike + 1 + finding.alike, alike_in=names)
+
+
+def _of_one_line(kept: Sequence[Finding]) -> list[Finding]:
+    """Join calls of one line of the user's that were given other arguments: ``ema.mul_(decay).add_(new, alpha=1 - decay)``."""
+    found: dict[object, Finding] = {}
+    for one in kept:
+        key = (one.rank, one.source) if one.kind == "argument" and one.source and given_number(one) else id(one)
+        first = found.get(key)
+        found[key] = one if first is None else dataclasses.replace(_alike(first, one), cause=f"{first.cause}; {one.cause}")
+    return list(found.values())
 
 
 def _draws(finding: Finding) -> bool:
@@ -145,7 +160,7 @@ def _cause(reaching: Sequence[Setting], finding: Finding, own: Reason | None, se
         said.append(in_words(own))  # what was done to gradients before it was done beside
     elif not group:
         found = in_words(own) or _dtype(finding, seen) or named_argument(finding)
-        said = [found or seen.passes or _scaled(finding, seen) or seen.begun(finding)]
+        said = [found or seen.passes or _scaled(finding, seen) or ("" if given_number(finding) else seen.begun(finding))]
         if _is_drawn(own):  # what drew them may have been the first weights
             said.insert(0, seen.weights)
     return "; ".join(filter(None, said))

@@ -12,7 +12,7 @@ import pyarrow as pa
 
 from trueup.comparison.result.causes import Place, Seen, place, with_causes
 from trueup.comparison.result.evidence import with_evidence
-from trueup.comparison.result.findings import by_itself, of_a_kind, suspect_finding, unmatched_finding, victim_findings
+from trueup.comparison.result.findings import by_itself, of_a_kind, suspect_finding, unmatched_finding, victim_findings, with_names
 from trueup.comparison.result.gradients import Norm, norms_of
 from trueup.comparison.result.remarks import Remarks
 from trueup.comparison.result.shown import Alone, Beginnings, Unmade, passes_text, shown
@@ -27,6 +27,7 @@ from trueup.foundation.facts.why import Reason, Why
 from trueup.foundation.frameworks.mapping import Mapping
 from trueup.foundation.frameworks.mapping import load as load_mapping
 from trueup.foundation.model import Finding, Occurrence, Result
+from trueup.foundation.settings import modules_of
 from trueup.foundation.store import Capture, open_capture
 from trueup.foundation.words.reasons import in_words, joined
 from trueup.foundation.words.sentence import Otherwise, occurrence_text, verdict_lines
@@ -67,9 +68,10 @@ class Assembly:
         self.uncompared.add(part)
         self.beginnings.add(part)
         self.unmade.add(part)
-        self.alone.add(part)
+        self.alone.add(part, sites, self.comparison.criterion)
         for suspect in part.suspects:
-            found = self.findings[id(suspect)] = suspect_finding(suspect, *part.streams, sites)
+            modules = modules_of(self.comparison.captures[1].ranks.get(part.rank, {}))
+            found = self.findings[id(suspect)] = with_names(suspect_finding(suspect, *part.streams, sites), modules)
             if (reason := shown(suspect, part, sites)) is not None:
                 self.shown[place(found)] = reason
         self.tables.append(call_table(part.verdicts, part.alignment.paired, sites[1]))
@@ -134,7 +136,9 @@ class Assembly:
         causes = "; ".join(one.cause for one in culprits)
         facts = [passes, "" if "seed of " in causes else self.beginnings.weights]
         facts += [] if "the loss is" in causes else map(in_words, self.alone.scaled)
-        facts += [] if "gradients are" in causes or "clip" in settings else [in_words(self.alone.clipped)]
+        known = "gradients are" in causes or "clip" in settings
+        facts += [] if known else [in_words(self.alone.clipped or (None if passes else self.unmade.found))]
+        facts += [] if "seed of " in causes or "random numbers are drawn" in causes else [in_words(self.alone.drawn)]
         return "; ".join(fact for fact in facts if fact and fact not in causes)
 
     def _notes(self, culprits: Sequence[Finding]) -> list[Said]:

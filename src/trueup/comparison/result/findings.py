@@ -10,11 +10,12 @@ Both follow from the elements, and as well from anything linear in them: a sketc
 from __future__ import annotations
 
 import dataclasses
+import json
 import math
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from fractions import Fraction
-from typing import Literal
+from typing import Any, Literal
 
 import numpy as np
 import pyarrow as pa
@@ -24,6 +25,7 @@ from trueup.comparison.measures.measure import Distance
 from trueup.comparison.measures.thresholds import CHANCE, ENOUGH, PRECISE, SHARED
 from trueup.comparison.normalise.updates import ADDED, STEP
 from trueup.comparison.verdict.judged import SIDES, Judged, Suspect
+from trueup.foundation.facts.arguments import decoded
 from trueup.foundation.facts.operators import normalised
 from trueup.foundation.facts.slots import is_input, is_output
 from trueup.foundation.facts.why import Reason, Why
@@ -108,6 +110,25 @@ def by_itself(finding: Finding, given: float) -> Finding:
     """Describe a communication that is at fault itself; ``given`` is the largest error of what the ranks gave."""
     made = dataclasses.replace(finding, because=joined([Why.GIVEN(given or None), finding.because]))
     return dataclasses.replace(made, sentence=f"{made.name}: {evidence(made)}")
+
+
+def with_names(finding: Finding, modules: Mapping[str, Mapping[str, Any]]) -> Finding:
+    """Name the arguments that a module was given by position, and otherwise than in the other run, as its ``forward`` does."""
+    held = modules.get(finding.scope, {}).get("inputs")
+    if finding.kind != "argument" or finding.level != "module" or not isinstance(held, list):
+        return finding
+    names = {str(at): str(name) for at, name in enumerate(held)}
+    made = dataclasses.replace(finding, slots=tuple(_with_names(slot, names) for slot in finding.slots))
+    return dataclasses.replace(made, sentence=f"{made.name}: {evidence(made)}")
+
+
+def _with_names(slot: SlotComparison, names: Mapping[str, str]) -> SlotComparison:
+    if slot.method != "value" or slot.slot != "arguments":
+        head, _, at = slot.slot.rpartition(".")
+        return dataclasses.replace(slot, slot=f"{head}.{names.get(at, at)}") if slot.method == "value" else slot
+    given = [decoded(side) if isinstance(side, str) else {} for side in (slot.baseline, slot.candidate)]
+    first, second = (json.dumps({names.get(at, at): value for at, value in side.items()}) for side in given)
+    return dataclasses.replace(slot, baseline=first, candidate=second)
 
 
 def victim_findings(table: pa.Table, most: int) -> list[Finding]:

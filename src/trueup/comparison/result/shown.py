@@ -14,23 +14,24 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 import numpy as np
 
-from trueup.comparison.graph.streams import NONE, Numbers, Stream
+from trueup.comparison.graph.streams import NONE, Numbers, Row, Stream
 from trueup.comparison.measures.measure import Errors
 from trueup.comparison.normalise.updates import STEP
 from trueup.comparison.result.findings import Frames
 from trueup.comparison.verdict.judged import SIDES, Part, Suspect
+from trueup.foundation.facts.criteria import Criterion
 from trueup.foundation.facts.operators import normalised
 from trueup.foundation.facts.roundoff import SINGLE
 from trueup.foundation.facts.slots import is_input
 from trueup.foundation.facts.why import Reason, Why
 from trueup.foundation.frameworks.trees import path
-from trueup.foundation.model import Finding
+from trueup.foundation.model import CallKey, Finding
 from trueup.foundation.words.setting_sentence import some
-from trueup.foundation.words.wording import user_source
+from trueup.foundation.words.wording import is_own, user_source
 
 PARAM = "param."
 ROUNDED = 8 * SINGLE
@@ -128,20 +129,26 @@ class Alone:
 
     def __init__(self) -> None:
         self.clipped: Reason | None = None
+        self.drawn: Reason | None = None
         self._scaled: tuple[set[Times], set[Times]] = set(), set()
 
-    def add(self, part: Part) -> None:
-        """Look at the calls of a part that stand in no module."""
+    def add(self, part: Part, sites: tuple[Frames, Frames], criterion: Criterion) -> None:
+        """Look at the calls of a part that stand in no module; ``sites`` are the call stacks of both sides."""
         for times, stream in zip(self._scaled, part.streams, strict=True):
             times |= _times(stream)
         unmatched = part.alignment.only_baseline, part.alignment.only_candidate
-        only = [_of_gradients(stream, _outermost(stream, calls)) for stream, calls in zip(part.streams, unmatched, strict=True)]
+        outside = [_outermost(stream, calls) for stream, calls in zip(part.streams, unmatched, strict=True)]
+        draws = [_draw(stream, calls, criterion) for stream, calls in zip(part.streams, outside, strict=True)]
+        if self.drawn is None and (draws[0] is None) != (draws[1] is None):
+            at, row = next((at, row) for at, row in enumerate(draws) if row is not None)
+            reason = _drawn_alone(row.key, SIDES[at], row.site, sites)
+            self.drawn = reason if is_own(reason.facts[2]) else None  # a loader that begins anew shuffles again
+        only = [_of_gradients(stream, calls) for stream, calls in zip(part.streams, outside, strict=True)]
         names = [list(dict.fromkeys(_op(stream, n) for n in calls)) for stream, calls in zip(part.streams, only, strict=True)]
-        clip = [_clips(set(map(normalised, ops))) for ops in names]
-        if self.clipped is None and clip[0] != clip[1]:
-            at = 0 if clip[0] else 1
-            if _reach_optimizer(part.streams[at], only[at]):
-                self.clipped = Why.CLIPPED_ALONE(SIDES[at], some(sorted(names[at], key=lambda op: "norm" not in op)))
+        reach = [_reach_optimizer(stream, found) for stream, found in zip(part.streams, only, strict=True)]
+        for step in sorted(part.streams[1].stands_for) if self.clipped is None else ():
+            self.clipped = self.clipped or _clipped_within(part, step)
+        self.clipped = self.clipped or _one_clips([ops if there else [] for ops, there in zip(names, reach, strict=True)])
 
     @property
     def scaled(self) -> list[Reason]:
@@ -193,6 +200,12 @@ def _of_gradients(stream: Stream, calls: Numbers) -> list[int]:
     return sorted(found)
 
 
+def _draw(stream: Stream, calls: Numbers, criterion: Criterion) -> Row | None:
+    """Return the first of some calls that draws random numbers."""
+    rows = map(stream.row, calls.tolist())
+    return next((row for row in rows if criterion.row(row.op, row.level, row.phase).random), None)
+
+
 def _reach_optimizer(stream: Stream, calls: list[int]) -> bool:
     """Tell whether an optimizer reads what some calls make."""
     return _is_of(stream, np.setdiff1d(stream.call[np.isin(stream.producers, calls)], calls), "optimizer")
@@ -219,9 +232,13 @@ def _drawn(suspect: Suspect, sites: tuple[Frames, Frames]) -> Reason | None:
         for one in _within(reason):
             if one.why is Why.ONE_SIDE_DREW:
                 call, side, site = one.facts
-                frames = sites[SIDES.index(side)].get(site, ((), None))[0]
-                return Why.DRAWN_ALONE(call, side, user_source(frames[0], frames) if frames else None)
+                return _drawn_alone(call, side, site, sites)
     return None
+
+
+def _drawn_alone(call: CallKey, side: str, site: int | None, sites: tuple[Frames, Frames]) -> Reason:
+    frames, _ = ((), None) if site is None else sites[SIDES.index(side)].get(site, ((), None))
+    return Why.DRAWN_ALONE(call, side, user_source(frames[0], frames) if frames else None)
 
 
 def _within(reason: Reason) -> Iterator[Reason]:
@@ -237,15 +254,20 @@ def _clipped(suspect: Suspect, part: Part) -> Reason | None:
         ops = sorted(suspect.children, key=lambda op: "norm" not in op)
         side = SIDES[0 if suspect.sides[0] else 1]
         return Why.CLIPPED_ALONE(side, some(ops)) if _clips(set(map(normalised, ops))) else None
-    if suspect.judged.call.candidate.op != STEP:
-        return None
-    ran = [stream.stands_for.get(suspect.step, Counter()) for stream in part.streams]
-    alone = [list(first - second) for first, second in (ran, ran[::-1])]
-    clips = [_clips({normalised(op) for op in ops}) for ops in alone]
-    if clips[0] == clips[1]:
-        return None
+    return _clipped_within(part, suspect.step) if suspect.judged.call.candidate.op == STEP else None
+
+
+def _clipped_within(part: Part, step: int) -> Reason | None:
+    """Tell which side alone clips among the calls of optimizers in a step."""
+    ran = [stream.stands_for.get(step, Counter()) for stream in part.streams]
+    return _one_clips([list(first - second) for first, second in (ran, ran[::-1])])
+
+
+def _one_clips(names: Sequence[list[str]]) -> Reason | None:
+    """Tell by what each side alone runs whether one of them clips."""
+    clips = [_clips(set(map(normalised, ops))) for ops in names]
     at = 0 if clips[0] else 1
-    return Why.CLIPPED_ALONE(SIDES[at], some(sorted(alone[at], key=lambda op: "norm" not in op)))
+    return Why.CLIPPED_ALONE(SIDES[at], some(sorted(names[at], key=lambda op: "norm" not in op))) if clips[0] != clips[1] else None
 
 
 def _clips(ops: set[str]) -> bool:

@@ -488,11 +488,11 @@ def operators(region: Region) -> tuple[str, ...]:
 
 
 def added(region: Region) -> Reason | None:
-    """Return which operators one run has in a region beside all that the other one has there; None where both have their own."""
+    """Return which operators one run has in a region beside what the other one has there; None where both have their own."""
     sides = zip(region.tree.streams, region.calls, strict=True)
     ran = [Counter(stream.names.names[int(stream.op[call])] for call in sorted(calls)) for stream, calls in sides]
     alone = [tuple(first - second) for first, second in (ran, ran[::-1])]
-    if not all(ran) or bool(alone[0]) == bool(alone[1]):
+    if bool(alone[0]) == bool(alone[1]):
         return None
     side = 0 if alone[0] else 1
     return Why.RUNS_ALONE(SIDES[side], alone[side])

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import json
 import math
+import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
@@ -20,7 +21,7 @@ from trueup.foundation.facts.slots import STEP
 from trueup.foundation.facts.why import Reason, Why
 from trueup.foundation.model import Finding, Occurrence, SlotComparison, VerdictWord
 from trueup.foundation.words.reasons import in_words, what_and_next
-from trueup.foundation.words.wording import ELLIPSIS, counted, one_line, sci, shorten, times, user_source
+from trueup.foundation.words.wording import ELLIPSIS, counted, is_own, one_line, sci, shorten, times, user_source
 
 HEADS: dict[VerdictWord, str] = {
     "deviates": "DEVIATES  ",
@@ -28,6 +29,7 @@ HEADS: dict[VerdictWord, str] = {
     "inconclusive": "COULD NOT TELL  ",
 }
 ARGUMENT_WIDTH = 60
+NUMBER = re.compile(r'"?-?\d+(\.\d*)?(e[+-]?\d+)?"?')  # as JSON; Paddle writes some as texts
 LARGE = 0.1  # relative error from which on nobody would say that inputs agree, whatever the outputs'
 ROUNDED = 1e-5
 """Relative error from which inputs are not said to agree where a finding has a reason that holds however far apart they are."""
@@ -149,6 +151,18 @@ def named_argument(finding: Finding) -> str:
         if name.isidentifier() and name != "arguments"
     ]
     return "; ".join(named)
+
+
+def given_number(finding: Finding) -> str:
+    """Say which number a call in the user's own line was given: ``torch.Tensor.mul_ at train.py:31: 0.999 in …``. A number tells
+    a reader what an unnamed shape or dimension does not."""
+    slot = _worst(finding, "value") if finding.kind == "argument" and finding.phase != "backward" else None
+    line = "" if finding.source is None else user_source(finding.source, finding.stack)
+    if slot is None or not is_own(line):
+        return ""
+    numbers = [sides for _, *sides in changed_arguments(slot) if all(map(NUMBER.fullmatch, sides))]
+    said = "; ".join(f"{before} in the baseline, {after} in the candidate" for before, after in numbers)
+    return f"{one_line(finding.api or finding.op)} at {line.rpartition(' in ')[0]}: {said}" if said else ""
 
 
 def argument_name(op: str, given: str) -> str:

@@ -59,8 +59,8 @@ def some(names: Sequence[str]) -> str:
 
 
 def settings_text(settings: Sequence[Setting]) -> str:
-    """Say several in one line."""
-    return "; ".join(setting_text(one) for one in settings)
+    """Say several in one line; what two optimizers of a class have alike once."""
+    return "; ".join(dict.fromkeys(map(setting_text, settings)))
 
 
 def value(held: Any) -> str:

@@ -99,6 +99,11 @@ def user_source(source: str, stack: Sequence[str]) -> str:
     return short_source(source) if own == source else f"{short_source(own)}, through {short_source(source)}"
 
 
+def is_own(source: str | None) -> bool:
+    """Tell of what `user_source` says whether the user's own code makes the call, and no library that it went through."""
+    return bool(source) and ", through " not in str(source)
+
+
 def short_source(source: str) -> str:
     """Keep the file and its folder of ``/long/path/folder/file.py:12 in function``; reports show the whole path elsewhere."""
     place, _, function = source.rpartition(" in ")

@@ -23,6 +23,7 @@ import xxhash
 from trueup.foundation.frameworks.trees import OptimizerFacts, path
 from trueup.foundation.redaction import redacted
 
+POSITIONAL = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
 SCALARS = (bool, int, float, str, type(None))
 LONGEST_LIST = 16
 """Items of a list that is kept: strides, betas, sizes of layers; a longer one is data."""
@@ -159,6 +160,16 @@ def constructor(kind: type) -> frozenset[str]:
         return frozenset(inspect.signature(kind).parameters)
     except (TypeError, ValueError):  # written in C, or says something else of itself
         return frozenset()
+
+
+@lru_cache(maxsize=1000)
+def inputs_of(function: Callable[..., Any]) -> dict[str, Any]:
+    """Return, as the setting ``inputs``, the names of what a method of a module is given by position, where that is several."""
+    try:
+        known = [one.name for one in inspect.signature(function).parameters.values() if one.kind in POSITIONAL][1:]
+    except (TypeError, ValueError):
+        return {}
+    return {"inputs": known} if len(known) > 1 else {}
 
 
 def plain(held: Mapping[Any, Any]) -> dict[str, Any]:

@@ -14,7 +14,7 @@ from trueup.foundation.frameworks.trees import PLAIN, Node, OptimizerFacts, Tree
 from trueup.foundation.model import TrueupError
 from trueup.recording.adapters.paddle.tensors import layout_of, to_numpy
 from trueup.recording.engine import replacing
-from trueup.recording.engine.settings import by_scope
+from trueup.recording.engine.settings import by_scope, inputs_of
 
 
 def tree(model: paddle.nn.Layer) -> Tree:
@@ -34,7 +34,7 @@ def settings(model: paddle.nn.Layer) -> dict[str, dict[str, Any]]:
     return by_scope(
         (
             scope,  # Paddle keeps the arguments of a Layer private
-            {"class": type(layer).__name__, "training": layer.training}
+            {"class": type(layer).__name__, "training": layer.training, **inputs_of(type(layer).forward)}
             | {name.lstrip("_"): value for name, value in plain_attributes(layer).items()},
             ((name, one, not one.stop_gradient) for name, one in layer._parameters.items() if one is not None),
         ) for scope, layer in _layers(model)

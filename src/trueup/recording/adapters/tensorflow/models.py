@@ -27,7 +27,7 @@ from trueup.foundation.frameworks.trees import PLAIN, Node, OptimizerFacts, Tree
 from trueup.foundation.model import TrueupError
 from trueup.recording.adapters.tensorflow.context import layers_of
 from trueup.recording.engine.replacing import attributes_set
-from trueup.recording.engine.settings import by_scope, constructor
+from trueup.recording.engine.settings import by_scope, constructor, inputs_of
 
 Array = np.ndarray[Any, Any]
 
@@ -57,7 +57,9 @@ def settings(model: keras.layers.Layer) -> dict[str, dict[str, Any]]:
     """Return by scope what each layer is set to: class, plain attributes, dtypes, frozen and tied weights."""
     return by_scope(
         (
-            scope, {"class": type(layer).__name__, "trainable": bool(layer.trainable), **_private(layer), **_settings(layer)},
+            scope,
+            {"class": type(layer).__name__, "trainable": bool(layer.trainable), **inputs_of(type(layer).call)}
+            | {**_private(layer), **_settings(layer)},
             ((name, variable, True) for name, variable in _own(layer).items()),
         ) for scope, layer in layers_of(model)
     )  # fmt: skip

@@ -60,7 +60,8 @@ class Operator:
             for k, a in enumerate(schema.arguments)
             if a.name in unmarked or (a.alias_info is not None and a.alias_info.is_write)
         )
-        silent = has(name, "no-tensor") or has(name, "allocates") or name.startswith(("prim::", "profiler::", *COMMUNICATION))
+        silent = has(name, "no-tensor") or has(name, "allocates") or has(name, "memory")
+        silent = silent or name.startswith(("prim::", "profiler::", *COMMUNICATION))
         view = has(name, "shares") or any(r.alias_info is not None and not r.alias_info.is_write for r in schema.returns)
         return cls(name, not silent, written, view)
 

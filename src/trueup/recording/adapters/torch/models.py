@@ -14,7 +14,7 @@ from trueup.foundation.model import TrueupError
 from trueup.recording.adapters.torch.buffers import to_numpy
 from trueup.recording.adapters.torch.context import paths
 from trueup.recording.engine import replacing
-from trueup.recording.engine.settings import by_scope
+from trueup.recording.engine.settings import by_scope, inputs_of
 
 PLAIN = (bool, int, float, str, tuple, list, type(None))
 
@@ -35,7 +35,8 @@ def settings(model: torch.nn.Module) -> dict[str, dict[str, Any]]:
     """Return by scope what each module is set to: class, mode, plain attributes, dtypes, frozen and tied parameters."""
     return by_scope(
         (
-            scope, {"class": type(module).__name__, "training": module.training, **_settings(module)},
+            scope,
+            {"class": type(module).__name__, "training": module.training, **inputs_of(type(module).forward), **_settings(module)},
             ((name, one, one.requires_grad) for name, one in module._parameters.items() if one is not None),
         ) for scope, module in paths(model)
     )  # fmt: skip
