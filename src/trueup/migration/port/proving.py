@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import shlex
+import shutil
 import tempfile
 from dataclasses import dataclass
 from pathlib import Path
@@ -68,7 +69,8 @@ def prove(source: Path, ported: Path, command: str, *, steps: int = 3) -> Proof:
             failed = _run(runs / name, where, words, environment, steps)
             if failed is not None:
                 device = "on the CPU" if name == "original" else "on the simulated device"
-                return Proof(steps, None, f"Converted, not proved: the {name} does not run {device}: {failed}")
+                program = shutil.which(words[0], path=os.environ.get("PATH")) or words[0]
+                return Proof(steps, None, f"Converted, not proved: the {name} does not run {device}: {failed} (run by {program})")
         try:
             result = compare(runs / "original", runs / "port")
         except TrueupError as error:
