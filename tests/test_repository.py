@@ -157,6 +157,7 @@ def test_both_distributions_are_of_the_same_version() -> None:
 
 def test_files_in_src_are_small() -> None:
     source = [path for path in files() if path.is_relative_to(ROOT / "src") or path.is_relative_to(ROOT / "compat-packages")]
+    source = [path for path in source if "Made by tools/" not in text(path).partition("\n")[0]]  # a table that a script wrote
     assert [f"{name(path)}: {n} lines" for path in source if (n := len(text(path).splitlines())) > 600] == []
 
 

@@ -2,16 +2,31 @@
 
 from __future__ import annotations
 
+import functools
 import os
 
 VARIABLE = "TRUEUP_SIMULATED"
-"""Environment variable that lets any script find the simulated device, without a line in it: anything but empty or 0."""
+"""Environment variable that lets any script find the simulated device, without a line in it: anything but empty or 0; ``shapes``
+for a device that computes shapes and no numbers."""
+REDIRECT = "TRUEUP_REDIRECT"
+"""Environment variable that sends calls for CUDA to another device: a file that says how."""
 
 
+@functools.cache  # a second installation has the entry point, too
 def autoload() -> None:
-    """Install the simulated device ``npu`` if `VARIABLE` asks for it; else do nothing, at no cost."""
-    if os.environ.get(VARIABLE, "") not in ("", "0"):
+    """Install the simulated device ``npu`` and send CUDA's calls elsewhere, if the environment asks for it; else do nothing, at no
+    cost."""
+    wanted = os.environ.get(VARIABLE, "")
+    if wanted not in ("", "0"):
         from trueup.simdev import device
 
         device.install()
         device.stand_in()
+        if wanted == "shapes":
+            from trueup.simdev import shapes
+
+            shapes.begin()
+    if os.environ.get(REDIRECT):
+        from trueup.recording.adapters.torch import redirecting
+
+        redirecting.begin(os.environ[REDIRECT])

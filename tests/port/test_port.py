@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import ast
 import json
-import os
 import shlex
 import shutil
 import sys
@@ -12,7 +11,6 @@ from pathlib import Path
 
 import pytest
 
-from launch.running import environment
 from port.cases import CASES
 from trueup.doors.cli import main
 from trueup.foundation.model import TrueupError
@@ -222,16 +220,6 @@ def arguments(*words: object) -> int:
     return main(["port", *map(str, words)])
 
 
-@pytest.fixture
-def autoloaded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The entry point as it is installed, also where this tree is not."""
-    folder = tmp_path / "installed" / "trueup_autoload-1.dist-info"
-    folder.mkdir(parents=True)
-    (folder / "METADATA").write_text("Metadata-Version: 2.1\nName: trueup-autoload\nVersion: 1\n")
-    (folder / "entry_points.txt").write_text("[torch.backends]\ntrueup_simulated = trueup.autoload:autoload\n")
-    monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(folder.parent), environment()["PYTHONPATH"]]))
-
-
 @pytest.mark.usefixtures("autoloaded")
 @pytest.mark.parametrize("to", TARGETS)
 def test_a_port_is_proved(tmp_path: Path, to: str, capsys: pytest.CaptureFixture[str]) -> None:
@@ -264,7 +252,7 @@ def test_a_port_that_trains_otherwise(tmp_path: Path, capsys: pytest.CaptureFixt
 @pytest.mark.usefixtures("autoloaded")
 def test_a_port_that_cannot_be_proved(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     source = tmp_path / "train.py"
-    source.write_text("import torch\ntorch.ones(2).cuda().sum()\n")
+    source.write_text("import torch\nimport no_such_package\ntorch.ones(2).cuda().sum()\n")
     assert arguments(source, "-o", tmp_path / "out", "--prove", f"{PYTHON} train.py") == 2
     said = " ".join(capsys.readouterr().out.split())
     assert "Converted, not proved: the original does not run on the CPU: " in said

@@ -127,10 +127,11 @@ def _claim() -> None:
 
 def _factories(aten_library: Any, any_library: Any) -> None:
     def empty(size: Any, *, dtype: Any = None, memory_format: Any = None, **_: Any) -> NPUTensor:
-        return NPUTensor(torch.empty(size, dtype=dtype, memory_format=memory_format or torch.contiguous_format))
+        layout = memory_format or torch.contiguous_format
+        return NPUTensor(torch.empty(size, dtype=dtype, memory_format=layout, device=tensor.home))
 
     def empty_strided(size: Any, stride: Any, *, dtype: Any = None, **_: Any) -> NPUTensor:
-        return NPUTensor(torch.empty_strided(size, stride, dtype=dtype))
+        return NPUTensor(torch.empty_strided(size, stride, dtype=dtype, device=tensor.home))
 
     def run(operator: Any, *args: Any, **kwargs: Any) -> Any:
         return dispatch(operator, args, kwargs)

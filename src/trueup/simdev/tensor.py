@@ -22,6 +22,11 @@ import torch
 
 NPU = torch.device("privateuseone", 0)  # named npu once the device is installed
 CPU = torch.device("cpu")
+DEVICE = torch.device  # the class itself, whatever stands in its place later
+home = CPU
+"""Where the memory behind the device is: on the CPU, or nowhere (`trueup.simdev.shapes`)."""
+runner: Callable[..., Any] | None = None
+"""What runs operators in the place of their kernels."""
 
 
 class NPUStorage(torch.UntypedStorage):
@@ -162,7 +167,7 @@ class NPUTensor(torch.Tensor):
         return "Parameter containing:\n" + text if getattr(self, "_is_param", False) else text
 
     def __format__(self, spec: str) -> str:
-        return format(self._raw.item(), spec) if self.dim() == 0 else object.__format__(self, spec)
+        return format(self.item(), spec) if self.dim() == 0 else object.__format__(self, spec)
 
     def untyped_storage(self) -> torch.UntypedStorage:
         """Return the memory behind the device: its identity is shared by all views, its address is real."""
@@ -242,8 +247,8 @@ def _unwrap(value: Any, owners: dict[int, torch.Tensor], foreign: list[torch.Ten
         return inner
     if kind is tuple or kind is list:
         return kind([_unwrap(item, owners, foreign) for item in value])
-    if kind is torch.device:
-        return CPU if value.type == "npu" else value
+    if kind is DEVICE:
+        return home if value.type == "npu" else value
     if isinstance(value, torch.Tensor):
         owners[id(value)] = value
         if value.dim():  # device kernels take CPU scalars
@@ -256,7 +261,7 @@ def _wrap(value: Any, owners: dict[int, torch.Tensor], source: torch.Tensor | No
         owner = owners.get(id(value))
         if owner is not None:
             return owner
-        if not value.is_cpu:
+        if value.device != home:
             return value
         wrapped = NPUTensor(value)
         if source is not None:
@@ -310,7 +315,7 @@ def dispatch(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     if kwargs:
         raw_kwargs = {name: _unwrap(value, owners, foreign) for name, value in kwargs.items()}
         device = kwargs.get("device")
-        to_host = device is not None and torch.device(device).type == "cpu"
+        to_host = device is not None and DEVICE(device).type == "cpu"
         if raw_kwargs.get("pin_memory"):
             raw_kwargs["pin_memory"] = False
     if foreign and not plan.cross_device and len(foreign) < len(owners):
@@ -333,6 +338,9 @@ def dispatch(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
 
 
 def _execute(func: Any, plan: Plan, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    if runner is not None:
+        with torch._C.DisableTorchFunction():
+            return runner(func, plan, args, kwargs)
     kernel, interceptor = KERNELS.get(func, func), interceptors.get(func)
     if torch._C._len_torch_function_stack():
         # A TorchFunctionMode of the user's must see his calls, not those that the device makes to do its work.

@@ -26,11 +26,11 @@ COMMANDS = {
     "show": "looking", "diff": "pairs", "shell": "looking", "map": "pairs", "convert-weights": "pairs", "check": "looking",
     "preflight": "looking", "overflow": "looking", "heal": "running", "bisect": "running", "replay": "again",
     "reproduce": "again", "verify-capture": "again", "shadow-report": "again", "simdev": "simdev",
-    "port": "port",
+    "assess": "port", "port": "port",
 }  # fmt: skip
 """The commands in the order of the help, with the module that has a function of that name, or an ``app`` of several."""
 
-HANDS_ON = ("capture", "watch", "triage", "bisect")  # commands that end in another command, whose options are not ours
+HANDS_ON = ("capture", "watch", "triage", "bisect", "assess")  # commands that end in another command, whose options are not ours
 
 
 class Commands(TyperGroup):

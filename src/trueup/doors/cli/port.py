@@ -1,4 +1,4 @@
-"""``trueup port SCRIPT|FOLDER -o OUT``: training scripts written anew for another device."""
+"""The commands before a run on another device: ``trueup port SCRIPT|FOLDER -o OUT`` and ``trueup assess -- COMMAND``."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Annotated
 import typer
 
 from trueup.doors.cli import loading
-from trueup.doors.cli.options import File, Word
+from trueup.doors.cli.options import Command, File, Simulated, Timeout, Word, Words, required
 from trueup.foundation.model import TrueupError
 
 PROVE = "Run it in both folders, the original on the CPU, the port on the simulated device, and compare."
@@ -23,7 +23,7 @@ class To(str, Enum):
 
 
 def port(
-    source: Annotated[Path, typer.Argument(metavar="SCRIPT|FOLDER", help="What is ported.")],
+    source: Annotated[Words, typer.Argument(metavar="SCRIPT|FOLDER | -- COMMAND...", help="What is ported; or run.")] = None,
     output: Annotated[File, typer.Option("--output", "-o", metavar="OUT", help="A new folder; or the source, in place.")] = None,
     to: Annotated[To, typer.Option(help="agnostic: one script for CUDA, NPU and CPU; npu: with torch_npu.")] = To.agnostic,
     rules: Annotated[File, typer.Option("--rules", "-r", metavar="FILE", help="Rules of your own, as JSON (docs/port.md).")] = None,
@@ -32,6 +32,8 @@ def port(
     check: Annotated[bool, typer.Option("--check", help="Write nothing; exit code 1 if there is something to change.")] = False,
     undo: Annotated[bool, typer.Option("--undo", help="Take back what a port wrote into SCRIPT|FOLDER.")] = False,
     tables: Annotated[bool, typer.Option("--tables", help="Write change_list.csv and unsupported_api.csv into OUT, too.")] = False,
+    live: Annotated[bool, typer.Option("--run", help="Write nothing: run a command, CUDA's calls sent to the device.")] = False,
+    simulated: Simulated = False,
     limit: Annotated[int, typer.Option(metavar="N", min=1, help="How many lines to list.")] = 20,
     json: Annotated[File, typer.Option(metavar="FILE", help="Save all of it as JSON under this name.")] = None,
 ) -> int:
@@ -41,24 +43,38 @@ def port(
     could not be read, written, proved or taken back.
     """
     with loading():
-        from trueup.doors.report.port import render, render_proof, render_undone, save_tables
+        from trueup.doors.report.port import render, render_proof, render_ran, render_undone, save_tables
         from trueup.doors.report.saving import save_json
         from trueup.doors.report.terminal import Terminal, print_written
         from trueup.migration.port import port as run
         from trueup.migration.port import undo as take_back
         from trueup.migration.port.proving import prove as run_both
+        from trueup.migration.port.running import run as run_live
 
     console = Terminal()
+    words = required(source, "port", "port train.py -o ported")
+    if live:
+        ran = run_live(words, simulated=simulated)
+        render_ran(ran, limit, console)
+        if json is not None:
+            print_written(save_json(ran.document(), json), console)
+        return ran.exit_code
+    place = Path(words[0])
+    if len(words) > 1:
+        raise TrueupError(
+            f"One script or folder is ported at a time.\n  expected: {words[0]}\n  got:      {' '.join(words)}\n"
+            f"  next:     trueup port {words[0]} -o ported; or with --run, to run a command"
+        )
     if undo:
-        count, kept = take_back(source)
+        count, kept = take_back(place)
         render_undone(count, kept, console)
         return 2 if kept else 0
     if output is None and not check:
         raise TrueupError(
             "Nothing says where the new scripts go.\n  expected: -o OUT, or --check\n  got:      neither\n"
-            f"  next:     trueup port {source} -o ported"
+            f"  next:     trueup port {place} -o ported"
         )
-    result = run(source, None if check else output, to=to.value, rules=rules)
+    result = run(place, None if check else output, to=to.value, rules=rules)
     render(result, limit, console)
     if tables and output is not None and not check:
         for path in save_tables(result, output if output.is_dir() else output.parent):
@@ -66,9 +82,44 @@ def port(
     code = 1 if check and result.changes else 0
     document = result.document()
     if prove is not None and output is not None and not check:
-        proof = run_both(source, output, prove, steps=steps)
+        proof = run_both(place, output, prove, steps=steps)
         render_proof(proof, console)
         code, document["proof"] = proof.exit_code, {"sentence": proof.sentence, "exit_code": proof.exit_code, "steps": proof.steps}
     if json is not None:
         print_written(save_json(document, json), console)
     return code
+
+
+class Product(str, Enum):
+    """Of Ascend."""
+
+    a2 = "A2"
+    a3 = "A3"
+    dt950 = "950DT"
+
+
+def assess(
+    command: Command = None,
+    product: Annotated[Product, typer.Option(help="The device's product.")] = Product.a2,
+    steps: Annotated[int, typer.Option(metavar="K", min=1, help="Steps of the optimizer, after which the run ends.")] = 2,
+    timeout: Timeout = 600.0,
+    limit: Annotated[int, typer.Option(metavar="N", min=1, help="How many operators to list.")] = 20,
+    json: Annotated[File, typer.Option(metavar="FILE", help="Save all of it as JSON under this name.")] = None,
+) -> int:
+    """Say which operators a training needs and what an Ascend NPU has for them, before it is ported; shapes run, numbers do not.
+
+    Exit code 0: all run on the device; 1: some do not, or go through the CPU; 2: could not tell.
+    """
+    words = required(command, "run", "assess")
+    with loading():
+        from trueup.doors.report.assess import render
+        from trueup.doors.report.saving import save_json
+        from trueup.doors.report.terminal import Terminal, print_written
+        from trueup.migration.assess import assess as run
+
+    console = Terminal()
+    found = run(words, product=product.value, steps=steps, timeout=timeout or None)
+    render(found, limit, console)
+    if json is not None:
+        print_written(save_json(found.document(), json), console)
+    return found.exit_code

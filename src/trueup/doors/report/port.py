@@ -26,6 +26,7 @@ if TYPE_CHECKING:
 
     from trueup.migration.port import Ported
     from trueup.migration.port.proving import Proof
+    from trueup.migration.port.running import Ran
 
 HEADER = ("File", "Start Line", "End Line", "Operation Type", "Message")
 """The columns that MindStudio's converter gives its list of changes."""
@@ -64,6 +65,19 @@ def render_proof(proof: Proof, console: Console) -> None:
     """Print whether the port trains the same."""
     console.print()
     print_lines(console, proof.sentence.splitlines(), 0, "bold")
+
+
+def render_ran(ran: Ran, limit: int, console: Console) -> None:
+    """Print what a redirected run asked of CUDA, a place a line."""
+    print_lines(console, [ran.sentence], 0, "bold")
+    if not ran.places:
+        return
+    table = plain_table("place", "asked for", "what was done")
+    for one in ran.places[:limit]:
+        table.add_row(escape(one.place), escape(one.name), escape(one.what))
+    console.print()
+    console.print(table)
+    print_more(console, len(ran.places) - limit, f" (--limit {len(ran.places)} shows all)")
 
 
 def render_undone(count: int, kept: tuple[str, ...], console: Console) -> None:

@@ -89,6 +89,9 @@ def render(result: Result, console: Console) -> None:
 def print_lines(console: Console, lines: Sequence[str], indent: int, style: str = "") -> None:
     """Print lines whose first word stands out and whose wrapped rest hangs under ``indent`` columns."""
     for k, line in enumerate(lines):
+        if not indent:
+            console.print(Text(line, style))
+            continue
         head = Text(line[:indent] if k == 0 else " " * indent, style if k == 0 else "")
         _hanging(console, head, Text(line[indent:]))
 

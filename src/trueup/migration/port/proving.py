@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import shlex
 import shutil
@@ -12,12 +13,15 @@ from pathlib import Path
 from trueup.comparison.result.comparing import compare
 from trueup.foundation.model import Result, TrueupError
 from trueup.foundation.words.wording import counted
+from trueup.migration.port.running import REDIRECT, table
 from trueup.recording.recorder.launch import execute
 from trueup.recording.recorder.options import CaptureOptions
 
 SEED = 1234
 LIMIT = 600.0
 """Seconds that either run may take."""
+
+KNOWS_CUDA = " The original knows no device but CUDA, so it ran on the simulated one, too."
 
 
 @dataclass(frozen=True)
@@ -36,6 +40,9 @@ class Proof:
 
 def prove(source: Path, ported: Path, command: str, *, steps: int = 3) -> Proof:
     """Run a command in the original's folder on the CPU and in the port's on the simulated device, and compare the first steps.
+
+    An original that does not run on the CPU runs on the simulated device with CUDA's calls sent there: then the changes are proved,
+    and what a device rounds otherwise is not seen.
 
     Args:
         source: the original: a script or its folder.
@@ -64,18 +71,24 @@ def prove(source: Path, ported: Path, command: str, *, steps: int = 3) -> Proof:
         runs = Path(folder)
         plain: dict[str, str | None] = {"CUDA_VISIBLE_DEVICES": "", "TRUEUP_SIMULATED": None}
         simulated: dict[str, str | None] = {"TRUEUP_SIMULATED": "1"}
-        base = source if source.is_dir() else source.parent
+        base, original = source if source.is_dir() else source.parent, runs / "original"
         for name, where, environment in (("original", base, plain), ("port", ported, simulated)):
             failed = _run(runs / name, where, words, environment, steps)
+            if failed is not None and name == "original":  # it may know no other device than CUDA
+                redirect = runs / "redirect.json"
+                redirect.write_text(json.dumps(table("npu", runs)))
+                original = runs / "redirected"
+                if _run(original, where, words, {**simulated, REDIRECT: str(redirect)}, steps) is None:
+                    continue
             if failed is not None:
                 device = "on the CPU" if name == "original" else "on the simulated device"
                 program = shutil.which(words[0], path=os.environ.get("PATH")) or words[0]
                 return Proof(steps, None, f"Converted, not proved: the {name} does not run {device}: {failed} (run by {program})")
         try:
-            result = compare(runs / "original", runs / "port")
+            result = compare(original, runs / "port")
         except TrueupError as error:
             return Proof(steps, None, f"Converted, not proved: {str(error).splitlines()[0]}")
-    return Proof(steps, result, _sentence(result, steps))
+    return Proof(steps, result, _sentence(result, steps) + (KNOWS_CUDA if original.name == "redirected" else ""))
 
 
 def _run(into: Path, folder: Path, words: list[str], environment: dict[str, str | None], steps: int) -> str | None:

@@ -101,15 +101,15 @@ def execute(
     Raises:
         TrueupError: the command cannot start, or the directory is not empty or cannot be written.
     """
-    program = _program(command[0])
+    path = program(command[0])
     made = _prepare(directory)
     try:
         given = {name: value for name, value in {**os.environ, **(environment or {})}.items() if value is not None}
         told = _environment(given, directory, options, list(command), order)
-        return run_to_the_end([program, *command[1:]], told, output, timeout, folder)
+        return run_to_the_end([path, *command[1:]], told, output, timeout, folder)
     except OSError as error:
         _undo(made)
-        raise TrueupError(_not_started(command[0], f"{program}: {error.strerror or error}")) from None
+        raise TrueupError(_not_started(command[0], f"{path}: {error.strerror or error}")) from None
 
 
 def _policy(path: str | None, options: Mapping[str, Any]) -> tuple[str, str] | None:
@@ -129,7 +129,8 @@ def _policy(path: str | None, options: Mapping[str, Any]) -> tuple[str, str] | N
     return read.path, read.text
 
 
-def _program(name: str) -> str:
+def program(name: str) -> str:
+    """Return the path of a program; raises TrueupError with what is there instead."""
     found = shutil.which(name)
     if found is None:
         path = Path(name)

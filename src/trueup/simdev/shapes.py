@@ -1,0 +1,194 @@
+"""A device that computes shapes and no numbers: what a training asks of an accelerator, in seconds and without its memory.
+
+Its tensors hold meta tensors. An operator that has no meta kernel, or whose shapes depend on numbers, runs on the CPU with ones
+in the place of what is not there, so a training that reads a number (``loss.item()``) reads 1. What ran is written as JSON
+when the process ends, or after as many steps of an optimizer as were asked for:
+
+    {"steps": 2, "rows": [{"operator": "aten::mm", "kind": "kernel", "dtypes": ["float32"], "calls": 12, "flops": 402653184, ...}]}
+"""
+
+from __future__ import annotations
+
+import atexit
+import json
+import os
+import sys
+import sysconfig
+import threading
+from collections.abc import Callable, MutableMapping
+from functools import partial
+from pathlib import Path
+from types import FrameType
+from typing import Any
+
+import torch
+from torch.utils._pytree import tree_leaves, tree_map_only
+from torch.utils.weak import WeakIdKeyDictionary
+
+from trueup.simdev import tensor
+from trueup.simdev.tensor import KERNELS, Plan
+
+INTO, STEPS = "TRUEUP_SHAPES_INTO", "TRUEUP_SHAPES_STEPS"
+"""Environment variables: the folder that each process writes its operators to, and after how many steps it ends."""
+META = torch.device("meta")
+MOST_SHAPES = 8
+"""Different shapes of one operator at one line that are kept."""
+_QUIET = (str(Path(torch.__file__).parent), str(Path(__file__).parents[1]), sysconfig.get_path("stdlib"), "<frozen")
+_LIBRARIES = (sysconfig.get_path("purelib"), sysconfig.get_path("platlib"))
+FILLED = ("aten::fill_", "aten::full", "aten::full_like", "aten::zero_", "aten::zeros", "aten::zeros_like", "aten::new_zeros")
+Key = tuple[str, str, str, tuple[str, ...], tuple[str, int, str] | None]
+
+
+class Shapes:
+    """What ran, by operator, phase, dtypes and the user's line."""
+
+    def __init__(self, folder: Path, steps: int | None) -> None:
+        self._rows: dict[Key, dict[str, Any]] = {}
+        self._folder, self._steps, self._step = folder, steps, 0
+        self._lock = threading.Lock()
+        self._process = os.getpid()
+        self._flops: dict[Any, Callable[..., int]] = {}
+        self._numbers: MutableMapping[torch.Tensor, float] = WeakIdKeyDictionary()
+
+    def begin(self) -> None:
+        """Let the device compute shapes from now on."""
+        from torch.optim.optimizer import register_optimizer_step_post_hook
+        from torch.utils.flop_counter import flop_registry
+
+        self._flops = flop_registry
+        tensor.home, tensor.runner = META, self.run
+        register_optimizer_step_post_hook(self._stepped)
+        atexit.register(self.write)
+
+    def run(self, func: Any, plan: Plan, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """Run an operator on shapes; ``args`` hold meta tensors, and CPU tensors where the host's take part."""
+        hosted = [one for one in _written(plan, args, kwargs) if isinstance(one, torch.Tensor) and not one.is_meta]
+        device = kwargs.get("device")
+        to_host = (device is not None and tensor.DEVICE(device).type == "cpu") or func is torch.ops.aten._local_scalar_dense.default
+        there = kwargs if not to_host else {**kwargs, **({"device": META} if device is not None else {})}
+        why = None
+        try:
+            if func is torch.ops.aten._local_scalar_dense.default:
+                result: Any = torch.full((), self._numbers.get(args[0], 1), dtype=args[0].dtype).item()
+            else:
+                result = func(*_to_meta(args), **_to_meta(there))
+        except (NotImplementedError, RuntimeError):
+            why = "shape" if torch.Tag.dynamic_output_shape in func.tags else "meta"
+            result = _to_meta(KERNELS.get(func, func)(*_to_ones(args), **_to_ones(there)))
+        self._note(func, plan, args, kwargs, result, why)
+        self._know(plan, args, kwargs, result)
+        for one in hosted:
+            one.fill_(1)
+        if to_host or hosted:
+            return hosted[0] if hosted else _to_ones(result)
+        return result
+
+    def _know(self, plan: Plan, args: tuple[Any, ...], kwargs: dict[str, Any], result: Any) -> None:
+        """Remember a tensor that holds one number: what was filled with it, and that nothing is infinite (a loss scaler asks)."""
+        for one in _written(plan, args, kwargs):
+            if isinstance(one, torch.Tensor):
+                self._numbers.pop(one, None)
+        name = plan.name.partition(".")[0]
+        if name in FILLED and isinstance(result, torch.Tensor):
+            given = [one for one in args[1:] if isinstance(one, (int, float))]
+            number = [0] if "zero" in name else given
+            if number:
+                self._numbers[result] = number[0]
+        elif name == "aten::_amp_foreach_non_finite_check_and_unscale_":
+            self._numbers[args[1]] = 0
+
+    def _note(self, func: Any, plan: Plan, args: tuple[Any, ...], kwargs: dict[str, Any], result: Any, why: str | None) -> None:
+        given = [one for one in tree_leaves((args, kwargs)) if isinstance(one, torch.Tensor)]
+        made = [one for one in tree_leaves(result) if isinstance(one, torch.Tensor)]
+        dtypes = tuple(dict.fromkeys(str(one.dtype).removeprefix("torch.") for one in given or made))
+        node = torch._C._current_autograd_node()
+        phase = "forward" if node is None else "backward"
+        site = _site(sys._getframe(1)) if node is None else ("", 0, node.name())
+        key = plan.name, phase, _function(), dtypes, site
+        shapes = " ".join(str(tuple(one.shape)) for one in given[:4]) or "-"
+        count = self._flops.get(func._overloadpacket)
+        try:
+            flops = 0 if count is None else int(count(*args, **kwargs, out_val=result))
+        except Exception:  # noqa: BLE001 - a formula of PyTorch's for other arguments than these
+            flops = 0
+        with self._lock:
+            row = self._rows.setdefault(key, {"calls": 0, "flops": 0, "shapes": [], "why": None})
+            row["calls"] += 1
+            row["flops"] += flops
+            row["why"] = row["why"] or why
+            if [self._step, shapes] not in row["shapes"] and len(row["shapes"]) < MOST_SHAPES:
+                row["shapes"].append([self._step, shapes])
+
+    def _stepped(self, *_: Any) -> None:
+        self._step += 1
+        if self._steps is not None and self._step >= self._steps:
+            raise SystemExit(0)
+
+    def write(self) -> None:
+        """Write what ran."""
+        if os.getpid() != self._process:
+            return  # a data worker that was forked
+        from torch._decomp import decomposition_table
+
+        made = {overload.name() for overload in decomposition_table if hasattr(overload, "name")}
+        rows = [
+            {**dict(zip(("operator", "phase", "function", "dtypes", "site"), key, strict=True)), **row,
+             "kind": _kind(key[0]), "decomposes": key[0] in made}
+            for key, row in self._rows.items()
+        ]  # fmt: skip
+        whole = {"steps": self._step, "torch": str(torch.__version__), "rows": rows}
+        (self._folder / f"{os.getpid()}.json").write_text(json.dumps(whole), errors="backslashreplace")
+
+
+def begin() -> None:
+    """Begin with what the environment asks for."""
+    steps = os.environ.get(STEPS)
+    Shapes(Path(os.environ[INTO]), int(steps) if steps else None).begin()
+
+
+def _written(plan: Plan, args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[Any]:
+    places = [place for place in plan.written if isinstance(place, str) or place < len(args)]
+    return [kwargs.get(place) if isinstance(place, str) else args[place] for place in places]
+
+
+def _meta(one: torch.Tensor) -> torch.Tensor:
+    return one if one.is_meta else torch.empty_strided(one.shape, one.stride(), dtype=one.dtype, device=META)
+
+
+def _ones(one: torch.Tensor) -> torch.Tensor:
+    return torch.ones(one.shape, dtype=one.dtype) if one.is_meta else one
+
+
+_to_meta = partial(tree_map_only, torch.Tensor, _meta)
+
+
+def _to_ones(value: Any) -> Any:
+    devices = tree_map_only(tensor.DEVICE, lambda one: tensor.CPU if one.type == "meta" else one, value)
+    return tree_map_only(torch.Tensor, _ones, devices)
+
+
+def _site(frame: FrameType | None) -> tuple[str, int, str] | None:
+    """Return file, line and function of the innermost frame of the user's own, else of a library's; not PyTorch's, not ours."""
+    library = None
+    while frame is not None:
+        name = frame.f_code.co_filename
+        if not name.startswith(_QUIET):
+            if not name.startswith(_LIBRARIES):
+                return name, frame.f_lineno, frame.f_code.co_name
+            library = library or (name, frame.f_lineno, frame.f_code.co_name)
+        frame = frame.f_back
+    return library
+
+
+def _function() -> str:
+    from trueup.recording.adapters.torch import redirecting
+
+    return redirecting.calling()
+
+
+def _kind(operator: str) -> str:
+    """Return how PyTorch itself runs an operator on a device without a kernel for it: by others, or not at all."""
+    if not operator.startswith("aten::"):
+        return "custom"
+    has = torch._C._dispatch_has_kernel_for_dispatch_key
+    return "composite" if has(operator, "CompositeExplicitAutograd") or has(operator, "CompositeImplicitAutograd") else "kernel"

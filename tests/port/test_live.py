@@ -1,0 +1,119 @@
+"""`port --run` and `assess`: a training for CUDA as it is, on another device, and on one that computes shapes alone."""
+
+from __future__ import annotations
+
+import json
+import shlex
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from trueup.doors.cli import main
+from trueup.migration.assess.support import has_kernel, support
+
+pytestmark = pytest.mark.usefixtures("autoloaded")
+
+BARE = """\
+import torch
+from torch.cuda.amp import GradScaler, autocast
+
+model = torch.nn.Sequential(torch.nn.Linear(4, 8), torch.nn.BatchNorm1d(8), torch.nn.ReLU(), torch.nn.Linear(8, 2)).cuda()
+optimizer = torch.optim.AdamW(model.parameters())
+device = torch.device("cuda:0")
+scaler = GradScaler()
+for step in range(3):
+    batch = torch.randn(4 + step, 4, device="cuda")
+    wanted = torch.zeros(4 + step, dtype=torch.long).to(device, non_blocking=True)
+    with autocast():
+        loss = torch.nn.functional.cross_entropy(model(batch), wanted)
+    optimizer.zero_grad()
+    scaler.scale(loss).backward()
+    scaler.step(optimizer)
+    scaler.update()
+    kept = batch[batch > 0]
+    far = torch.nn.functional.huber_loss(batch, torch.zeros_like(batch))
+    assert batch.device == device and isinstance(device, torch.device)
+torch.cuda.synchronize()
+print("last", loss.item(), far.item())
+"""
+
+
+@pytest.fixture
+def bare(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
+    (tmp_path / "bare.py").write_text(BARE)
+    monkeypatch.chdir(tmp_path)
+    return "bare.py"
+
+
+def saved(path: Path) -> dict[str, Any]:
+    found: dict[str, Any] = json.loads(path.read_text())
+    return found
+
+
+def test_a_training_for_cuda_runs_as_it_is(bare: str, tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    assert main(["port", "--run", "--simulated", "--json", "all.json", "--", sys.executable, bare]) == 0
+    said = capfd.readouterr()
+    assert "last " in said.out
+    assert "6 places in 1 file asked for CUDA and went to the device." in said.out
+    assert said.err.count("bare.py:4: torch.Tensor.cuda: is .to('npu')") == 1
+    found = saved(tmp_path / "all.json")["places"]
+    assert {one["line"] for one in found} == {4, 6, 7, 9, 11, 20}
+
+
+def test_a_training_that_knows_cuda_alone_is_proved(bare: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    command = f"{shlex.quote(sys.executable)} bare.py"
+    assert main(["port", bare, "-o", str(tmp_path / "out"), "--to", "npu", "--prove", command, "--steps", "2"]) == 0
+    said = " ".join(capsys.readouterr().out.split())
+    assert "The port trains the same: 2 steps, " in said
+    assert "The original knows no device but CUDA" in said
+
+
+def test_what_a_training_asks_of_a_device(bare: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["assess", "--json", "all.json", "--", sys.executable, bare]) == 1
+    said = " ".join(capsys.readouterr().out.split())
+    assert "CPU fallback: aten::huber_loss where bare.py:18, " in said
+    found = saved(tmp_path / "all.json")
+    grades = {one["name"]: one["grade"] for one in found["operators"]}
+    assert grades["aten::addmm"] == grades["aten::mm"] == grades["aten::native_batch_norm_backward"] == "kernel"
+    assert grades["aten::t"] == "composite"
+    assert found["steps"] == 2
+    assert found["failed"] is None
+    rows = {one["name"]: one for one in found["operators"]}
+    assert rows["aten::addmm"]["flops"] == 2 * (4 + 5) * (4 * 8 + 8 * 2)
+    assert {place for place, _ in found["dynamic"]} >= {"bare.py:9", "bare.py:17"}
+    assert [place for place, _ in found["reads"]] == ["bare.py:15"]
+
+
+def test_a_training_that_ends_early_is_not_assessed_as_whole(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    script = tmp_path / "broken.py"
+    script.write_text("import torch\nx = torch.ones(3, device='cuda') * 2\nraise ValueError('no data')\n")
+    assert main(["assess", "--", sys.executable, str(script)]) == 2
+    assert "The run ended early: ValueError: no data." in " ".join(capsys.readouterr().out.split())
+    script.write_text("import sys\n")
+    assert main(["assess", "--", sys.executable, str(script)]) == 2
+    assert "no import of torch" in capsys.readouterr().err
+    assert main(["assess", "--", str(tmp_path / "none")]) == 2
+    assert "no such file" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("operator", "version", "wanted"),
+    [
+        ("aten::gelu", (2, 13), True),  # by gelu.out
+        ("aten::add_.Tensor", (2, 13), True),
+        ("aten::huber_loss", (2, 13), False),
+        ("aten::no_such_operator", (2, 13), False),
+        ("aten::add.Tensor", (99, 0), True),
+        ("aten::add.Tensor", (1, 8), False),
+    ],
+)
+def test_which_operators_have_a_kernel(operator: str, version: tuple[int, ...], wanted: bool) -> None:
+    assert has_kernel(operator, version) == wanted
+
+
+def test_the_table_says_where_it_is_from() -> None:
+    for source in support().source:
+        assert len(source.commit.split(" of ")[0]) == 40
+        assert source.paths
