@@ -273,6 +273,17 @@ def test_an_optimizer_holds_fewer_parameters_because_one_is_frozen() -> None:
     assert [one.name for one in differing(side(2), side(1, **{"weight.requires_grad": False}))] == ["weight.requires_grad"]
 
 
+def test_attributes_that_only_one_class_has_follow_from_the_class() -> None:
+    def side(**module: Any) -> dict[str, Any]:
+        return {"settings": {"modules": {"norm": module}}}
+
+    function, hand = {"class": "LayerNorm", "eps": 1e-5, "weight.dtype": "float32"}, {"class": "Hand", "w.dtype": "float32"}
+    assert [one.name for one in differing(side(**function), side(**hand))] == ["class"]
+    frozen = differing(side(**function), side(**hand, **{"w.requires_grad": False}))
+    assert [one.name for one in frozen] == ["class", "w.requires_grad"]
+    assert [one.name for one in differing(side(**function), side(**{**function, "eps": 1e-3}))] == ["eps"]
+
+
 LOADER = {"class": "DataLoader", "batch_size": 4, "sampler": "RandomSampler"}
 LARGER, LAST = {**LOADER, "batch_size": 8}, {**LOADER, "drop_last": True}
 

@@ -175,7 +175,10 @@ def _modules(baseline: Mapping[str, Any], candidate: Mapping[str, Any]) -> Itera
     found = []
     for scope in (scope for scope in sides[0] if scope in sides[1]):
         kind = str(sides[1][scope].get("class", ""))
+        rewritten = sides[0][scope].get("class", "") != sides[1][scope].get("class", "")
         for name, values in _unlike(*(_in_full(side[scope]) for side in sides)):
+            if rewritten and ABSENT in values and not (False in values and name.endswith(OF_PARAMETERS)):
+                continue  # another class has attributes of its own; a frozen parameter is said all the same
             found.append(Setting("module", kind, name, *values, severity("module", name), (scope,)))
     yield from _merged(map(_of_parameter, found))
 
