@@ -26,6 +26,8 @@ def graded(name: str, row: Row, product: str, version: tuple[int, ...]) -> tuple
         return "unsupported", f"{row.function} runs for inference alone"
     has = has_kernel(name, version)
     if not has:
+        if row.kind == "view":
+            return "composite", "a view, which computes nothing"
         if row.kind == "composite":
             return "composite", "PyTorch makes it of other operators"
         return "CPU fallback", "the device has no kernel: each call copies its tensors to the CPU and back"
