@@ -95,8 +95,7 @@ class Reader:
 
 def lines(some: Sequence[Reader], wanted: Callable[[], tuple[str, str]]) -> Iterator[Line]:
     """Yield the lines of some logs that an expression takes, in order, but not those that a second one takes (empty: none);
-    both are
-    asked for anew for each 4 MB. Raises TrueupError if a log cannot be read."""
+    both are asked for anew for each 4 MB. Raises TrueupError if a log cannot be read."""
     batch: list[tuple[int, int, bytes]] = []
     size = 0
     for log, reader in enumerate(some):
@@ -127,11 +126,11 @@ def _taken(batch: Sequence[tuple[int, int, bytes]], wanted: str, but: str) -> It
     first = np.cumsum([0, *map(len, ends)])
     view = memoryview(whole)
     for at in taken:
-        piece = int(np.searchsorted(first, at, "right")) - 1
-        log, number, _ = batch[piece]
+        part = int(np.searchsorted(first, at, "right")) - 1
+        log, number, _ = batch[part]
         start, stop = int(offsets[at]), int(offsets[at + 1])
         text = bytes(view[start : min(stop, start + LONGEST)]).rstrip(b"\n")
-        yield Line(log, number + int(at - first[piece]), text, view[max(int(starts[piece]), start - BEFORE) : start])
+        yield Line(log, number + int(at - first[part]), text, view[max(int(starts[part]), start - BEFORE) : start])
 
 
 def readers(given: Sequence[str]) -> list[Reader]:
