@@ -71,7 +71,7 @@ from trueup.recording.recorder.recorder import ARGUMENTS
 from trueup.recording.registry import adapter
 
 if TYPE_CHECKING:
-    from trueup.recording.adapters.torch.golden_forcing import Forcing
+    from trueup.recording.adapters.torch.forcing import Forcing
     from trueup.recording.adapters.torch.shadowing import ShadowMode
 
 
@@ -385,7 +385,7 @@ class Session(SessionCore):
         self.collectives = Collectives(self)
         self.forcing: Forcing | None = None
         if options.inputs_from is not None:
-            from trueup.recording.adapters.torch.golden_forcing import Forcing
+            from trueup.recording.adapters.torch.forcing import Forcing
 
             self.forcing = Forcing(self, options.inputs_from, options.force)
         self.function_mode = FunctionMode(self)

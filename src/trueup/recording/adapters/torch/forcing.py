@@ -24,7 +24,7 @@ from trueup.foundation.words.wording import first_line
 from trueup.recording.adapters.torch.context import SessionCore
 from trueup.recording.adapters.torch.recorded_call import Place, from_numpy, restore_random
 from trueup.recording.adapters.torch.tensors import NamedTensors, is_plain
-from trueup.recording.execution.golden_inputs import GoldenInputs, Kept, Key
+from trueup.recording.execution.baseline_inputs import BaselineInputs, Kept, Key
 from trueup.recording.recorder import Call
 
 MARK = "inputs were forced"
@@ -45,9 +45,9 @@ class Forcing:
 
     def __init__(self, session: SessionCore, baseline: str, level: str | None) -> None:
         self._session = session
-        self._golden = golden = GoldenInputs(baseline, level)
-        self.levels = golden.levels  # of the calls that are forced
-        self._lenders = {level: golden if level == golden.level else GoldenInputs(golden.path, level) for level in golden.levels}
+        self._baseline = lender = BaselineInputs(baseline, level)
+        self.levels = lender.levels  # of the calls that are forced
+        self._lenders = {level: lender if level == lender.level else BaselineInputs(lender.path, level) for level in lender.levels}
         self._step: int | None = None
         self._functions: dict[int, Key] = {}  # functions of this step by execution number
         self._counts: Counter[int | None] = Counter()  # operators so far of each function
@@ -58,10 +58,10 @@ class Forcing:
 
     def finish(self) -> None:
         """Note how many calls were forced, and why others were not."""
-        calls, lender = f"{self.forced:,} {self._golden.level} calls", self._golden.path
+        calls, lender = f"{self.forced:,} {self._baseline.level} calls", self._baseline.path
         note = f"{MARK}: {calls} computed with the inputs of {lender}, {self.gradients:,} gradients are its"
         if not self.forced:
-            note = f"{MARK} nowhere: no {self._golden.level} call has a counterpart in {self._golden.path}"
+            note = f"{MARK} nowhere: no {self._baseline.level} call has a counterpart in {self._baseline.path}"
         self._session.recorder.note(note)
         for why, count in self.unmatched.most_common(8):
             self._session.recorder.note(f"own inputs were kept in {count:,} calls: {why}; the first is {self._first[why]}")
@@ -80,7 +80,7 @@ class Forcing:
         key, kept = found
         if kept.random and (call.kind.level == "api" or _draws(call.kind.op)):
             kinds = [t.device.type for _, t in inputs if t.device.type != "cpu"]
-            restore_random(kept.random, Place(kinds[0] if kinds else "cpu", self._golden.home))
+            restore_random(kept.random, Place(kinds[0] if kinds else "cpu", self._baseline.home))
         done = False
         for slot, tensor in inputs:
             row = kept.inputs.get(slot)
@@ -90,7 +90,7 @@ class Forcing:
                 self._keep("a tensor that is no plain array", key)
             elif (value := self._tensor(key, row, tensor.shape, tensor.dtype, tensor.device)) is not None:
                 done |= self._write(key, tensor, value)
-        self.forced += done and call.kind.level == self._golden.level
+        self.forced += done and call.kind.level == self._baseline.level
 
     def _lines_up(self, call: Call, kept: Kept | None) -> bool:
         """Tell whether an operator is the same one in the same function: two devices may take a function apart otherwise."""
@@ -126,10 +126,10 @@ class Forcing:
             self._parted.clear()
         self._step = step
         key = kind.phase, kind.scope, kind.op, call.ordinal
-        golden = self._lenders[kind.level]
-        found = golden.step(self._session.rank or 0, step).get(key)
+        lender = self._lenders[kind.level]
+        found = lender.step(self._session.rank or 0, step).get(key)
         if found is None and not said:
-            self._keep("the baseline has no such call" if golden.holds(step) else "the baseline has no such step", key)
+            self._keep("the baseline has no such call" if lender.holds(step) else "the baseline has no such step", key)
         return None if found is None else (key, found)
 
     def _gradient(self, key: Key, row: dict[str, Any], like: torch.Tensor) -> Callable[[], torch.Tensor | None]:
@@ -150,7 +150,7 @@ class Forcing:
             self._keep(f"another shape than the baseline's {row['slot'].partition('.')[0]}", key)
             return None
         try:
-            array = self._golden.array(self._session.rank or 0, row)
+            array = self._baseline.array(self._session.rank or 0, row)
         except TrueupError as error:
             self._keep(first_line(error, 120), key)
             return None
