@@ -34,7 +34,7 @@ class LoadOptions:
         return (not self.steps or step in self.steps) and (not self.ranks or rank in self.ranks)
 
 
-class _Loaded(torch.autograd.Function):
+class _Loaded(torch.autograd.Function):  # type: ignore[misc] # of torch, which mypy does not follow here
     """Another value in the same place of the graph."""
 
     @staticmethod
