@@ -237,9 +237,10 @@ def _loader(loader: Any) -> dict[str, Any]:
 
 
 def _generators() -> dict[str, Any]:
-    """Return the modules of Python's and NumPy's generators, by name."""
-    numpy = sys.modules.get("numpy.random")
-    return {"python": random} | ({} if numpy is None else {"numpy": numpy})
+    """Return the modules of Python's and NumPy's generators, by name; NumPy loads its own when it is first asked for."""
+    import numpy.random
+
+    return {"python": random, "numpy": numpy.random}
 
 
 def _random() -> dict[str, Any]:
