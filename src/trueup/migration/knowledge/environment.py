@@ -18,7 +18,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from importlib import metadata
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 from trueup.foundation import toml
 from trueup.foundation.model import TrueupError
@@ -96,7 +96,9 @@ class Machine:
     def conflicts(self) -> tuple[Conflict, ...]:
         """Return what does not go together."""
         held = [row for row in conflicts() if all(_holds(term, self.values) for term in row["when"].split())]
-        return tuple(Conflict(tuple(row["names"].split()), row["says"], row["severity"], row["origin"]) for row in held)
+        return tuple(
+            Conflict(tuple(row["names"].split()), row["says"], cast(Severity, row["severity"]), row["origin"]) for row in held
+        )
 
 
 @dataclass(frozen=True)
@@ -173,13 +175,13 @@ def _differences(first: Machine, second: Machine) -> list[Setting]:
     """Return the variables of which other values hold, defaults included, and other versions; what changes numbers first."""
     found = []
     for name in sorted({*first.values, *second.values}):
-        values = [machine.values.get(name, ABSENT) for machine in (first, second)]
+        values = first.values.get(name, ABSENT), second.values.get(name, ABSENT)
         if _holding(name, values[0]) != _holding(name, values[1]):
-            found.append(Setting("switch", "", name, *values, severity("switch", name)))
+            found.append(Setting("switch", "", name, values[0], values[1], severity("switch", name)))
     for name in sorted({*first.versions, *second.versions}) if first.versions and second.versions else ():
-        values = [machine.versions.get(name, ABSENT) for machine in (first, second)]
+        values = first.versions.get(name, ABSENT), second.versions.get(name, ABSENT)
         if values[0] != values[1]:
-            found.append(Setting("version", "", name, *values, "may"))
+            found.append(Setting("version", "", name, values[0], values[1], "may"))
     return sorted(found, key=lambda one: SEVERITIES.index(one.severity))
 
 
