@@ -8,7 +8,7 @@ import fnmatch
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import Any, Literal, get_args
+from typing import Any, Literal, cast, get_args
 
 from trueup.foundation import toml
 from trueup.foundation.frameworks.trees import path
@@ -77,21 +77,48 @@ def _later(setting: Setting) -> bool:
 
 
 @lru_cache(maxsize=1)
+def _table() -> dict[str, list[dict[str, str]]]:
+    return toml.packaged("trueup.foundation", "facts", "settings.toml")
+
+
+@lru_cache(maxsize=1)
 def _severities() -> dict[str, list[tuple[list[str], Severity]]]:
-    table = toml.packaged("trueup.foundation", "facts", "settings.toml")
-    return {group: [(row["names"].split(), row["severity"]) for row in rows if "severity" in row] for group, rows in table.items()}
+    return {
+        group: [(row["names"].split(), cast(Severity, row["severity"])) for row in rows if "severity" in row]
+        for group, rows in _table().items()
+    }
+
+
+@lru_cache(maxsize=1)
+def _facts() -> dict[str, dict[str, str]]:
+    return {name: row for row in reversed(_table()["switch"]) if "means" in row for name in row["names"].split()}
+
+
+def fact(name: str) -> dict[str, str] | None:
+    """Return what is known of a variable or compile option: its default, what it does, where that is written; None if nothing
+    is."""
+    return _facts().get(name)
+
+
+def conflicts() -> list[dict[str, str]]:
+    """Return the rows of what does not go together: names, when (conditions), says, severity, origin."""
+    return _table()["conflict"]
+
+
+def odd_switches() -> list[dict[str, str]]:
+    """Return the rows of switches that are odd by themselves: name, values, devices (beginnings of their names), says, origin."""
+    return _table()["odd"]
 
 
 @lru_cache(maxsize=1)
 def aliases() -> dict[str, str]:
     """Return the name under which an argument of scripts is known, by each name that some framework or script gives it."""
-    rows = toml.packaged("trueup.foundation", "facts", "settings.toml")["alias"]
-    return {name: row["names"].split()[0] for row in rows for name in row["names"].split()}
+    return {name: row["names"].split()[0] for row in _table()["alias"] for name in row["names"].split()}
 
 
 def origin(group: Group, name: str) -> str:
     """Return where it is written what a setting may do to the numbers."""
-    rows = toml.packaged("trueup.foundation", "facts", "settings.toml").get(group, [])
+    rows = _table().get(group, [])
     return next((row["origin"] for row in rows if any(fnmatch.fnmatchcase(name, one) for one in row["names"].split())), "")
 
 

@@ -9,9 +9,8 @@ from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
 from trueup.analysis.audit.first_step import FirstStep, same_batches
-from trueup.foundation import toml
 from trueup.foundation.frameworks.trees import path
-from trueup.foundation.settings import Setting, differing, held_by, list_of, modules_of, names_held
+from trueup.foundation.settings import Setting, differing, held_by, list_of, modules_of, names_held, odd_switches
 from trueup.foundation.store import Capture
 from trueup.foundation.words.setting_sentence import setting_text, some
 from trueup.foundation.words.wording import counted
@@ -117,7 +116,7 @@ def _switched(manifest: Mapping[str, Any]) -> Iterable[str]:
     environment, devices = manifest.get("environment"), manifest.get("devices")
     if not isinstance(environment, Mapping) or not isinstance(devices, list):
         return
-    for row in toml.packaged("trueup.foundation", "facts", "settings.toml")["odd"]:
+    for row in odd_switches():
         held = environment.get(row["name"])
         if (
             held is not None
