@@ -230,6 +230,10 @@ def test_damaged_files_get_a_sentence(tmp_path: Path) -> None:
     (tmp_path / "empty.pt").write_bytes(b"")
     (tmp_path / "odd.pt").write_bytes(b"hello" * 40)
     (tmp_path / "list.pt").write_bytes(pickle.dumps([1, 2]))
+    nested: Any = [0] * 100
+    for _ in range(9):
+        nested = [nested] * 100
+    (tmp_path / "nested.pt").write_bytes(pickle.dumps({"a": nested}))
     (tmp_path / "huge.safetensors").write_bytes(struct.pack("<Q", 1 << 60) + b"{" + b" " * 64)
     head = json.dumps({"w": {"dtype": "F32", "shape": [2], "data_offsets": [0, 800]}}).encode()
     (tmp_path / "outside.safetensors").write_bytes(struct.pack("<Q", len(head)) + head + b"\0" * 8)

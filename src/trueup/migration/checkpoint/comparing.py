@@ -83,15 +83,17 @@ def compare(first: str | Path, second: str | Path, part: str | None = None) -> C
     found = []
     for name in both:
         a, b = sides[0][name], sides[1][name]
-        told = [f"{one.dtype} {list(one.shape)}" for one in (a, b)]
+        here, there = (f"{one.dtype} {list(one.shape)}" for one in (a, b))
         if a.shape != b.shape:
-            found.append(Difference(name, *told, math.nan, math.nan, "another shape"))
+            found.append(Difference(name, here, there, math.nan, math.nan, "another shape"))
             continue
         x, y = a.read(), b.read()
         if a.dtype == b.dtype and x.tobytes() == y.tobytes():
             continue
         relative, largest = _distance(x, y)
-        found.append(Difference(name, *told, relative, largest, "another dtype" if not relative and a.dtype != b.dtype else ""))
+        found.append(
+            Difference(name, here, there, relative, largest, "another dtype" if not relative and a.dtype != b.dtype else "")
+        )
     renamed = sum(name != new for pairs in names for name, new in pairs.items())
     return Comparison(str(first), str(second), len(both) - len(found), tuple(found), only, renamed)
 

@@ -135,7 +135,7 @@ def megatron(folder: Path, kind: str) -> Checkpoint:
         shift = before if layers and min(layers) < before else 0
         for name in sides[0]:
             shards = [side[name] for side in sides]
-            whole = LAYER.sub(lambda number, by=shift: str(int(number[1]) + by), name, count=1)
+            whole = _shifted(name, shift)
             if whole not in part:  # the first stage's embedding stands again in the last
                 part[whole] = _parallel(name, shards)
         before += len(layers)
@@ -144,6 +144,12 @@ def megatron(folder: Path, kind: str) -> Checkpoint:
             "layers fc1 are joined as they lie: where they hold gate and up halves (SwiGLU), the halves of ranks alternate"
         )
     return found
+
+
+def _shifted(name: str, by: int) -> str:
+    """Return a name with the number of its layer counted from the first stage on."""
+    number = LAYER.search(name)
+    return name if number is None else f"{name[: number.start()]}{int(number[1]) + by}{name[number.end() :]}"
 
 
 def _parallel(name: str, shards: list[Held]) -> Held:

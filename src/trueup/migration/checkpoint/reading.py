@@ -30,6 +30,7 @@ from trueup.migration.checkpoint.inert import DTYPES, OF_STORAGE, Foreign, Inert
 Array = np.ndarray[Any, Any]
 LARGEST_PICKLE = 1 << 28  # bytes of the pickle that says what a file holds, tensors apart
 DEEPEST = 12  # containers within containers
+MOST_VALUES = 2_000_000  # that are looked at, so that a list of lists of itself does not take forever
 MAGIC, PROTOCOL = 0x1950A86A20F9469CFC6C, 1001  # the head of files of PyTorch before 1.6
 MODELS = ("state_dict", "model_state_dict", "model", "module", "net", "weights", "params", "network", "ema", "")
 BROKEN = (
@@ -159,7 +160,7 @@ def _torch_zip(file: Path, kind: str) -> Checkpoint:
 
 def from_stream(file: Path, kind: str, length: int, start: int = 0) -> Checkpoint:
     """Read what torch.save wrote at a place in a file."""
-    with file.open("rb") as raw, zipfile.ZipFile(_Window(raw, start, length)) as archive:  # type: ignore[arg-type]
+    with file.open("rb") as raw, zipfile.ZipFile(_Window(raw, start, length)) as archive:
         names = archive.namelist()
         top = next(name for name in names if name.endswith("data.pkl")).removesuffix("data.pkl")
         info = archive.getinfo(f"{top}data.pkl")
@@ -249,13 +250,10 @@ def _pickled(file: Path, kind: str) -> Checkpoint:
     return _parted(Checkpoint(str(file), kind, foreign=tuple(sorted(unpickler.foreign))), content, None)
 
 
-def _storages(content: Any, depth: int = 0) -> Iterator[Storage]:
-    if isinstance(content, Stored):
-        yield content.storage
-    elif depth < DEEPEST:
-        inside = content.values() if isinstance(content, Mapping) else content if isinstance(content, (list, tuple)) else ()
-        for one in inside:
-            yield from _storages(one, depth + 1)
+def _storages(content: Any) -> Iterator[Storage]:
+    for _, value in _leaves(content, "", 0):
+        if isinstance(value, Stored):
+            yield value.storage
 
 
 def _parted(checkpoint: Checkpoint, content: Any, bytes_of: Callable[[Storage, int, int], bytes] | None) -> Checkpoint:
@@ -285,12 +283,18 @@ def _take(checkpoint: Checkpoint, part: dict[str, Held], path: str, top: str, va
 
 
 def _leaves(value: Any, path: str, depth: int) -> Iterator[tuple[str, Any]]:
-    if depth < DEEPEST and isinstance(value, (Mapping, list, tuple)):
-        pairs = value.items() if isinstance(value, Mapping) else enumerate(value)
-        for key, inner in pairs:
-            yield from _leaves(inner, f"{path}.{key}" if path else str(key), depth + 1)
-    else:
-        yield path, value
+    """Yield what is no container, with its path. Raises ValueError where there is too much of it."""
+    waiting, seen = [(value, path, depth)], 0
+    while waiting:
+        one, place, level = waiting.pop()
+        seen += 1
+        if seen + len(waiting) > MOST_VALUES:
+            raise ValueError(f"more than {MOST_VALUES:,} values")
+        if level < DEEPEST and isinstance(one, (Mapping, list, tuple)):
+            pairs = list(one.items() if isinstance(one, Mapping) else enumerate(one))[:MOST_VALUES]
+            waiting += [(inner, f"{place}.{key}" if place else str(key), level + 1) for key, inner in reversed(pairs)]
+        else:
+            yield place, one
 
 
 def _gathered(tensor: Stored, bytes_of: Callable[[Storage, int, int], bytes]) -> Array:
