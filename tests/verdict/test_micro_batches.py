@@ -67,7 +67,7 @@ def step(run: Recording, pieces: int, off: float) -> None:
     run.call("aten::add_", [normal(64, 64, seed=1), gradient], [normal(64, 64, seed=2)], phase="optimizer")
 
 
-@pytest.mark.parametrize(("before", "sure"), [(0.0, False), (1e-3, False), (2e-3, True)])
+@pytest.mark.parametrize(("before", "sure"), [(0.0, False), (2e-3, True)])
 def test_what_gradients_were_off_by_has_a_direction_a_step_later(before: float, sure: bool) -> None:
     """Weights that were moved by a little more change the next gradients all alike; without such a reason it is a wrong divisor. How
     much more sketches tell roughly."""

@@ -23,9 +23,6 @@ from trueup.foundation.facts.slots import is_argument, is_gradient_slot, is_inco
 from trueup.foundation.store.columns import Vocabulary
 from trueup.foundation.store.declared import Precision
 
-UNSEEN = 2.0
-"""Calls, each of which rounds, that something is at least whose inside was not recorded."""
-
 SUMMED = 1
 """Kind of an output that is a sum of one operand: a bias's gradient."""
 
@@ -53,7 +50,7 @@ def unrecorded(criterion: Criterion, roundoff: float) -> tuple[float, float]:
     """Return what rounding explains of tensors made by calls that nobody recorded, and of what their elements share. The
     criterion's last row is for what has no name; ``roundoff`` is of the coarsest dtype they may have gone through."""
     row, arithmetic, coarse = criterion.rows[-1], min(roundoff, SINGLE), roundoff if roundoff > SINGLE else 0.0
-    coarse *= math.sqrt(max(row.roundings, UNSEEN))  # a factor that all elements share is rounded as often
+    coarse *= math.sqrt(max(row.roundings, 2.0))  # two calls at least, each of which may round a factor that all elements share
     return row.ulps * arithmetic + coarse, BIASED * arithmetic + coarse
 
 
@@ -152,9 +149,9 @@ class Explanation:
         convolution = self._is_known("convolution")
         declared = np.where(convolution, self.precision.convolution, self.precision.matmul)
         rounded = np.where(coarse == SINGLE, declared, 0.0)
-        # Of what ran inside each call may round.
+        # Of what ran inside each call may round; a function whose inside was not recorded is two calls at least.
         inside = np.where(calls.inside[of] > 0, calls.inside[of], self.roundings)
-        roundings = np.where(calls.aten[of], self.roundings, np.maximum(inside, UNSEEN))
+        roundings = np.where(calls.aten[of], self.roundings, np.maximum(inside, 2.0))
         # That is a root mean square; of few elements one may be off by a whole unit, which is twice the roundoff.
         units = np.sqrt(roundings + 4 / np.maximum(self.outputs.numel, 1.0))
         stored = np.where((coarse > SINGLE) & ~self._is("exact"), units * coarse, 0.0)
