@@ -256,7 +256,7 @@ class Regions:
             region.sources[f"{side} {seq} {slot}" if judged is None else f"{judged.call.candidate.seq} {slot}"] = error
 
     def _returned(self, side: int, call: int, slot: str | None) -> Distance | None:
-        """Return the error of what a compared call around another one returns, where that is what the inner one made, bit by bit."""
+        """Return the error of what a compared call around another one returns, where the inner one made that, bit by bit."""
         stream, errors = self.tree.streams[side], self.tree.verdicts.errors
         k = stream.slots(call).get(stream.names.number(slot)) if slot is not None else None
         if k is None or not stream.has_digest[k]:
