@@ -150,7 +150,7 @@ def check(model: str, fault: str, baseline: Path, candidate: Path, fired: list[t
 
 
 def verdict_on(result: trueup.Result, right: bool) -> str:
-    """Return the word for a fault: ok if the right place is named, missed if the runs pass as aligned, else wrong or inconclusive."""
+    """Return the word for a fault: ok where the right place is named, missed if aligned, else wrong or inconclusive."""
     if right:
         return "ok"
     return {"aligned": "missed", "deviates": "wrong", "inconclusive": "inconclusive"}[result.verdict]
