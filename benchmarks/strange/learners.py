@@ -28,7 +28,8 @@ class Bent(nn.Module):
         if self.form == ANEW:
             rows = F.unfold(x, 3, padding=1, stride=2)
             side = math.isqrt(rows.shape[2])
-            x = (self.conv.weight.flatten(1) @ rows + self.conv.bias[:, None]).unflatten(2, (side, side))
+            x = self.conv.weight.flatten(1) @ rows
+            x = (x + self.conv.bias[:, None].to(x.dtype)).unflatten(2, (side, side))
             return torch.maximum(x, 0.2 * x)
         return F.leaky_relu(self.conv(x), 0.1 if self.form == "slope-halved" else 0.2)
 
@@ -91,6 +92,26 @@ def penalty(form: str, device: str) -> Steps:
     return Steps(model, step)
 
 
+class Guess(nn.Module):
+    """Three layers; the weights of several tasks at a time lie before those of one."""
+
+    def __init__(self, form: str) -> None:
+        super().__init__()
+        self.layers, self.form = nn.ModuleList((nn.Linear(1, 24), nn.Linear(24, 24), nn.Linear(24, 1))), form
+
+    def forward(self, x: Tensor) -> Tensor:
+        for k, layer in enumerate(self.layers):
+            if self.form == ANEW:
+                x = x @ layer.weight.mT
+                x = x + layer.bias[..., None, :].to(x.dtype)
+            elif self.form == AGAIN:
+                x = F.linear(x, layer.weight, layer.bias)
+            else:
+                x = layer(x)
+            x = x if k == 2 else torch.tanh(x)
+        return x.float()
+
+
 @stranger(
     "learning-to-learn", "Sines learned from ten points by two steps that are learned through, as in MAML",
     {
@@ -102,18 +123,12 @@ def penalty(form: str, device: str) -> Steps:
     rights=(AGAIN, ANEW),
 )  # fmt: skip
 def learning_to_learn(form: str, device: str) -> Steps:
-    model = nn.Sequential(nn.Linear(1, 24), nn.Tanh(), nn.Linear(24, 24), nn.Tanh(), nn.Linear(24, 1)).to(device)
+    model = Guess(form).to(device)
     optimizer = torch.optim.Adam(model.parameters(), lr=1e-3, foreach=False)
     chance, rate = torch.Generator().manual_seed(13), 0.05 if form == "inner-rate-halved" else 0.1
 
     def guessed(weights: dict[str, Tensor], x: Tensor) -> Tensor:
-        if form in (AGAIN, ANEW):
-            for k in (0, 2, 4):
-                weight, bias = weights[f"{k}.weight"], weights[f"{k}.bias"]
-                x = x @ weight.mT + bias[..., None, :] if form == ANEW else F.linear(x, weight, bias)
-                x = x if k == 4 else torch.tanh(x)
-            return x
-        return torch.func.functional_call(model, weights, (x,)).float()
+        return torch.func.functional_call(model, weights, (x,))
 
     def learned(x: Tensor, y: Tensor) -> dict[str, Tensor]:
         start = dict(model.named_parameters())

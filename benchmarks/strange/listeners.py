@@ -135,7 +135,8 @@ class Waves(nn.Module):
         early = F.pad(x, (self.pace, 0))
         if self.form == ANEW:
             past, now = self.weight().unbind(2)
-            return past @ early[..., : x.shape[2]] + now @ x + self.bias[:, None]
+            made = past @ early[..., : x.shape[2]] + now @ x
+            return made + self.bias[:, None].to(made.dtype)
         return F.conv1d(early, self.weight(), self.bias, dilation=self.pace)
 
 
