@@ -177,7 +177,7 @@ def waves(form: str, device: str) -> Steps:
     model, moments = Singer(form).to(device), torch.arange(49) / 8
     tones = 0.4 * torch.sin(moments * (1 + torch.arange(6)[:, None])) + 0.3 * torch.sin(2.7 * moments + torch.arange(6)[:, None])
     squeezed = torch.sign(tones) * torch.log1p(255 * tones.abs()) / math.log(256)
-    heard, loud = squeezed[:, None, :-1].to(device), ((squeezed[:, 1:] + 1) / 2 * 31).round().long().to(device)
+    heard, loud = squeezed[:, None, :-1].to(device), ((squeezed[:, 1:] + 1) / 2 * 31).round().clamp(0, 31).long().to(device)
 
     def cost() -> Tensor:
         scores = model(heard).float()

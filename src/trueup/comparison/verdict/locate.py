@@ -78,7 +78,7 @@ def locate(
     suspects += [Suspect(verdicts.at(pair), "overwritten", True, reason=slot) for pair, slot in unseen[:1]]
     part.unexplained = [] if unseen else part.unexplained
     if first_step:
-        suspects += _inputs(part, tree, criterion, from_start=from_start)
+        suspects += _inputs(part, tree, criterion, excused, from_start=from_start)
     else:
         suspects += _later_inputs(part.unexplained, part.streams, origins)
     suspects += _arguments(part, criterion, suspects, excused)
@@ -241,9 +241,9 @@ def _same_draw(judged: Judged, baseline: Stream, candidate: Stream) -> bool:
     return norms > 0 and float(np.dot(b, c)) / norms > 0.999
 
 
-def _inputs(part: Part, tree: Tree, criterion: Criterion, *, from_start: bool) -> list[Suspect]:
+def _inputs(part: Part, tree: Tree, criterion: Criterion, excused: Reconvergence, *, from_start: bool) -> list[Suspect]:
     """Find the first tensor that no recorded call produced and that differs: the data, the weights, a state. Where a call without
-    counterpart produced it on the candidate (a weight is cast there first), that call is suspected."""
+    counterpart produced it on the candidate (a weight is cast there first), that call is suspected, unless it is excused."""
     verdicts = tree.verdicts
     tolerance = criterion.input_units * SINGLE if from_start else SMALL
     errors = verdicts.errors
@@ -258,8 +258,8 @@ def _inputs(part: Part, tree: Tree, criterion: Criterion, *, from_start: bool) -
     producers = candidate.producers[errors.slots[1]]
     alone = tree.pairs[1][producers] == NONE
     entries = [
-        n for n in np.flatnonzero(differ & alone).tolist()
-        if not comes_from_between(candidate, int(errors.calls[1][errors.pair[n]]), candidate.names.names[int(errors.names[n])])
+        n for n in np.flatnonzero(differ & alone).tolist() if not excused.holds(int(errors.pair[n]))
+        and not comes_from_between(candidate, int(errors.calls[1][errors.pair[n]]), candidate.names.names[int(errors.names[n])])
     ]  # fmt: skip
     first, use = _first_used(entries, tree, part)
     if first == NONE:

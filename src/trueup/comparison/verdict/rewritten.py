@@ -157,7 +157,19 @@ def _without_operators(tree: Tree, criterion: Criterion) -> Iterator[Call]:
         pairs = {*functions[inside[side] & ~inside[1 - side]].tolist(), *above[np.isin(above, functions)].tolist()}
         for pair in sorted(pairs):
             if not any(len(_rounding(tree.streams[1 - side], call, criterion)) for call in _operators(tree, pair, 1 - side)):
-                yield from ((side, call) for call in _operators(tree, pair, side) if computes(stream, call, criterion))
+                alone = (call for call in _operators(tree, pair, side) if not _adds_up(stream, call))
+                yield from ((side, call) for call in alone if computes(stream, call, criterion))
+
+
+def _adds_up(stream: Stream, call: int) -> bool:
+    """Tell whether a call reads what a backward made and the function around it was not given: autograd adds gradients up as they
+    come, and the function at which it does so is another one where they come in another order."""
+    above, backward = int(stream.parents[call]), stream.names.number("backward")
+    given = stream.digest[slice(*stream.starts[above : above + 2])]
+    read = _slots(stream, call, is_input)
+    read = read[(stream.phase[stream.producers[read]] == backward) & (stream.producers[read] != NONE) & stream.has_digest[read]]
+    made = [k for k in read.tolist() if above not in stream.around(int(stream.producers[k]))]
+    return stream.phase[call] == backward and not set(stream.digest[made].tolist()) <= set(given.tolist())
 
 
 def _operators(tree: Tree, pair: int, side: int) -> list[int]:
@@ -399,13 +411,15 @@ class _Walk:
         return float(self.errors.relative[n]) <= min(sum(self._granted(n)), self.least)
 
     def _granted(self, n: int) -> tuple[float, float]:
-        """Return the relative error that rounding makes in the calls, and what the worst of what flows in becomes in them."""
+        """Return the relative error that rounding makes in the calls, and what the worst of what flows in becomes in them: as much
+        as it is where all that could be is too much to tell anything."""
         made = self._makers(n)
         sides = [parts.of([c for s, c in made if s == side], self.calls[side]) for side, parts in enumerate(self.parts)]
         factor = max((row.factor for side, call in made for row in self.parts[side].rows([call])), default=1.0)
         flat = unrecorded(self.of.criterion, self._unit(n))[0] * math.sqrt(max(map(len, self.calls)))
         carried = factor * max(side.gain for side in sides) * self.worst
-        return min(flat, math.hypot(*(side.own for side in sides))), carried if carried < HALF else 0.0
+        carried = carried if carried < HALF else self.worst if self.worst < HALF else 0.0
+        return min(flat, math.hypot(*(side.own for side in sides))), carried
 
     def _unit(self, n: int) -> float:
         """Return the unit roundoff of the coarsest dtype that went into an entry."""
