@@ -5,13 +5,12 @@ from __future__ import annotations
 import json
 from collections.abc import Iterable, Sequence
 from pathlib import Path
-from types import TracebackType
 from typing import Any, TypeVar
 
 from trueup.analysis.watch.saving import CannotRerun, Hit, Rerun
 from trueup.analysis.watch.watcher import Watcher
 from trueup.foundation.model import TrueupError
-from trueup.recording.engine.session import BaseSession, running_of
+from trueup.recording.engine.session import BaseSession, Capture, running_of
 from trueup.recording.recorder import Call, CaptureOptions
 from trueup.recording.recorder.options import WatchOptions
 from trueup.recording.recorder.recorder import Keeper
@@ -83,44 +82,31 @@ class WatchedSession(BaseSession):
             self.watcher.look(scaler_skips=scaler_skips, execute=execute)
 
 
-class Watch:
-    """A running watch: leaving the ``with`` block ends it; `hits` are what it found.
+class Watch(Capture[WatchedSession]):
+    """A running watch: leaving the ``with`` block ends it; `hits` are what it found, saved below `path`.
 
     Steps end as in a capture: by the optimizers, or by `step()` once it was called.
     """
 
+    runs_by = "`trueup capture` or `trueup watch`"
+
     def __init__(self, session: WatchedSession, models: Iterable[Any]) -> None:
-        self._session = session
-        self._running = running_of(session.adapter.name)
+        super().__init__(session, running_of(session.adapter.name))
         for model in models:
             session.scopes.register(model)
-
-    @property
-    def path(self) -> Path:
-        """Where hits are saved."""
-        return self._session.keeper.directory
 
     @property
     def hits(self) -> list[Hit]:
         """What was found so far, in order."""
         return list(self._session.watcher.hits)
 
-    def step(self) -> None:
-        """End the present step; from now on nothing else does."""
-        self._session.step()
-
-    def __enter__(self) -> Watch:
-        self._running.refuse_second("`trueup capture` or `trueup watch`")
+    def prepare(self) -> None:
+        """Refuse, by TrueupError, a directory that holds what another run left; it is made with the first hit."""
         if self.path.exists() and (not self.path.is_dir() or any(self.path.glob("step-*")) or (self.path / "stop").exists()):
             raise TrueupError(f"{self.path} is not empty: it holds what another run left; name another directory, or remove it")
-        self._session.start()
-        self._running.session = self._session
-        return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
-        if self._running.session is not self._session:  # a forked child leaves the block too
-            return
-        self._running.session = None
+    def end(self, error: BaseException | None) -> None:
+        """End the watch, and the run if that is due."""
         if error is None:
             self._session.stop()
             self._session.watcher.stop_if_due(self._session.keeper.step)

@@ -334,11 +334,12 @@ def behind(tree: Tree, side: int, call: int, wanted: Callable[[int], bool]) -> l
         if (call := pending.pop()) in seen:
             continue
         seen.add(call)
-        row = stream.row(call)
+        op, level, phase = (stream.names.names[int(of[call])] for of in (stream.op, stream.level, stream.phase))
         if wanted(call):
             found.append(call)
-        elif has(row.op, "view") or criterion.row(row.op, row.level, row.phase).own == "exact":
-            pending += stream.producers[[k for slot, k in row.slots.items() if is_input(slot)]].tolist()
+        elif has(op, "view") or criterion.row(op, level, phase).own == "exact":
+            slots = np.arange(*stream.starts[call : call + 2].tolist())
+            pending += stream.producers[slots[stream.names.table(is_input)[stream.slot[slots]]]].tolist()
     return found
 
 

@@ -34,7 +34,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from functools import cached_property
+from functools import cache, cached_property
 from heapq import heappop, heappush
 
 import numpy as np
@@ -201,6 +201,8 @@ def _slots(stream: Stream, call: int, of: Callable[[str], bool]) -> Numbers:
     return np.asarray(slots[stream.names.table(of)[stream.slot[slots]]])
 
 
+LOST: Call = (NONE, NONE)
+"""Where a difference goes that does not come together again."""
 MOST_CALLS = 20_000
 """Calls of a step that are followed at most; beyond that nothing is excused."""
 
@@ -213,6 +215,11 @@ class Reconvergence:
         self.never = forced or tree.is_foreign or bool(criterion.limits)
         """Of another tool or framework it is not known who reads what, and limits know of no rounding."""
         self.readers = regions.flow
+        # Each run of calls is followed through the same graph, so what is asked of it is asked once.
+        self.read_by = tuple(cache(readers.of) for readers in regions.flow)
+        self.backwards = tuple(cache(readers.backwards) for readers in regions.flow)
+        self.entries, self.differs, self.by_chance = cache(self._entries), cache(self._differs), cache(self.is_by_chance)
+        self.ways, self._lost = cache(self._ways), {LOST: math.inf}
         self.left = MOST_CALLS
         self.rewritten: tuple[set[int], set[int]] = set(), set()  # calls of each side that are written another way on the other
 
@@ -248,6 +255,16 @@ class Reconvergence:
         """Return how many calls of each side were excused."""
         return len(self.rewritten[0]), len(self.rewritten[1])
 
+    def _entries(self, pair: int) -> tuple[list[int], list[int]]:
+        """Return the entries of the errors of a matched call, and those of its results."""
+        found = list(self.tree.verdicts.errors.entries(pair))
+        return found, [n for n in found if self.tree.verdicts.errors.outputs[n]]
+
+    def _differs(self, pair: int) -> bool:
+        """Tell whether a matched call's results are further off than it makes them by itself."""
+        relative = self.tree.verdicts.errors.relative[self.entries(pair)[1]]
+        return not float(relative.max(initial=0.0)) <= self.tree.verdicts.own[pair]
+
     def is_by_chance(self, pair: int, slot: str | None = None) -> bool:
         """Tell whether a matched call reads, on the two sides, what no two counterparts made."""
         errors = self.tree.verdicts.errors
@@ -274,6 +291,8 @@ class Reconvergence:
         starts = list(starts)
         if all(call in self.rewritten[side] for side, call in starts):
             return True
+        if self.runs_out(starts, _least(wrong)):
+            return False
         worst = max(worst, _Walk(self, worst, wrong).flows_in(starts))
         walk = _Walk(self, worst, wrong)
         found = walk.run(starts)
@@ -288,6 +307,75 @@ class Reconvergence:
         return found
 
 
+    def runs_out(self, starts: Iterable[Call], least: float) -> bool:
+        """Tell whether differences above ``least``, which no walk grants, lead from some calls to where nothing comes together any
+        more. Each walk would end there, but late; this goes along the largest differences, and remembers where they lead."""
+        pending = [(-math.inf, node, node) for node in sorted({self._node(side, call) for side, call in starts})]
+        came: dict[Call, Call] = {}
+        while pending:
+            width, node, before = heappop(pending)
+            if node in came:
+                continue
+            came[node] = before
+            lost = min(-width, self._lost.get(node, 0.0))
+            if lost > least:
+                while came[node] != node:
+                    node = came[node]
+                    self._lost[node] = max(lost, self._lost.get(node, 0.0))
+                return True
+            for wide, other in self.ways(node):
+                if other not in came and min(wide, -width) > least:
+                    heappush(pending, (-min(wide, -width), other, node))
+        return False
+
+    def _ways(self, node: Call) -> list[tuple[float, Call]]:
+        """Return where a call's results go, or both of a pair's, each with the difference up to which a walk goes there."""
+        pair, found = int(self.tree.pairs[node[0]][node[1]]), []
+        calls = [node] if pair == NONE else [(side, int(self.tree.verdicts.errors.calls[side][pair])) for side in (0, 1)]
+        for side, call in calls:
+            stream = self.tree.streams[side]
+            if stream.names.names[stream.phase[call]] in LASTING:
+                return [(math.inf, LOST)]
+            for k, its, lost in self.results(side, call, set()):
+                wide = self._width(side, pair, k)
+                found += [(wide, LOST)] if lost else [self._way(side, int(stream.call[reader]), reader, wide) for reader in its]
+            found += [self._way(side, other, None, math.inf) for other in self.backwards[side](call)]
+        return found
+
+    def _way(self, side: int, call: int, k: int | None, wide: float) -> tuple[float, Call]:
+        pair = int(self.tree.pairs[side][call])
+        node = self._node(side, call) if pair == NONE or self.entries(pair)[1] else LOST
+        return min(wide, self._width(side, pair, k)), node
+
+    def _node(self, side: int, call: int) -> Call:
+        pair = int(self.tree.pairs[side][call])
+        return (side, call) if pair == NONE else (1, int(self.tree.verdicts.errors.calls[1][pair]))
+
+    def _width(self, side: int, pair: int, k: int | None) -> float:
+        """Return by how much a slot of a matched call differs; infinity where that is not known."""
+        n = None if pair == NONE or k is None else self.entry(side, pair, k)
+        relative = math.inf if n is None else float(self.tree.verdicts.errors.relative[n])
+        return math.inf if math.isnan(relative) else relative
+
+    def entry(self, side: int, pair: int, k: int) -> int | None:
+        """Return the entry of the errors of a matched call that compares a slot."""
+        return next((n for n in self.entries(pair)[0] if self.tree.verdicts.errors.slots[side][n] == k), None)
+
+    def results(self, side: int, call: int, agree: set[int]) -> Iterator[tuple[int, list[int], bool]]:
+        """Yield the results of a call that do not agree, who reads each, and whether one is lost: nothing recorded reads it."""
+        stream, alone = self.tree.streams[side], bool(self.tree.pairs[side][call] == NONE)
+        readers = {k: self.read_by[side](k) for k in _slots(stream, call, is_output).tolist() if k not in agree}
+        new = any(readers.values()) and not has(stream.names.names[int(stream.op[call])], "in-place")
+        for k, its in readers.items():
+            left = new and is_returned(stream.names.names[stream.slot[k]])  # a by-product: the values that `min` has beside places
+            yield k, its, not its and not left and (not alone or roundoff(stream.dtype_of(k)) > 0)
+
+
+def _least(wrong: dict[tuple[int, int], float]) -> float:
+    """Return the difference that no walk grants, where some slots are wrong by as much as is said."""
+    return max(wrong.values(), default=0.0) / CHANCE
+
+
 class _Walk:
     """One set of calls on each side, as it grows. ``worst``: the largest error of what is known to flow in; ``wrong``: by how
     much slots of both sides disagree that were found to, whatever more calls grant."""
@@ -295,9 +383,10 @@ class _Walk:
     def __init__(self, of: Reconvergence, worst: float, wrong: dict[tuple[int, int], float]) -> None:
         self.of, self.tree, self.readers = of, of.tree, of.readers
         self.coarsest = 0.0  # unit roundoff of the coarsest dtype that the calls compute in
-        self.wrong, self.least = wrong, max(wrong.values(), default=0.0) / CHANCE
+        self.wrong, self.least = wrong, _least(wrong)
         self.errors, self.worst, self.parts = of.tree.verdicts.errors, worst, of.fresh()
         self.calls: tuple[set[int], set[int]] = set(), set()
+        self._new: tuple[set[int], set[int]] = set(), set()  # calls whose part in what is granted was not asked for yet
         self.ends: dict[int, None] = {}  # entries of the errors by which what the sets compute leaves them
         self._pending: list[Call] = []
         self._later: list[tuple[int, int, int]] = []  # pairs that read something: candidate's call, side, entry of the errors
@@ -306,7 +395,7 @@ class _Walk:
     def flows_in(self, starts: Iterable[Call]) -> float:
         """Return the largest error of what flows into some calls, into their backward, and into what belongs to either."""
         for side, call in starts:
-            for one in (call, *self.readers[side].backwards(call)):
+            for one in (call, *self.of.backwards[side](call)):
                 self._absorb(side, one)
         while self._pending:
             self._back(*self._pending.pop())
@@ -334,12 +423,13 @@ class _Walk:
         if call in self.calls[side]:
             return
         self.calls[side].add(call)
+        self._new[side].add(call)
         self.coarsest = max(self.coarsest, self.parts[side].coarsest([call]))
         self._pending.append((side, call))
         pair = int(self.tree.pairs[side][call])
         if pair != NONE:
             self._met.add(pair)
-            self.ends |= dict.fromkeys(n for n in self.errors.entries(pair) if self.errors.outputs[n] and self._agrees(n))
+            self.ends |= dict.fromkeys(n for n in self.of.entries(pair)[1] if self._agrees(n))
             self._absorb(1 - side, int(self.errors.calls[1 - side][pair]))
 
     def _forward(self, side: int, call: int) -> bool:
@@ -348,20 +438,15 @@ class _Walk:
         if stream.names.names[stream.phase[call]] in LASTING:
             return False
         agree = {int(self.errors.slots[side][n]) for n in self.ends} if pair != NONE else set()
-        readers = {k: self.readers[side].of(k) for k in _slots(stream, call, is_output).tolist() if k not in agree}
-        new = any(readers.values()) and not has(stream.names.names[int(stream.op[call])], "in-place")
-        for k, its in readers.items():
-            left = new and is_returned(stream.names.names[stream.slot[k]])  # a by-product: the values that `min` has beside places
-            if not its and not left and (pair != NONE or roundoff(stream.dtype_of(k)) > 0):
+        for _, its, lost in self.of.results(side, call, agree):
+            if lost or not all(self._read(side, reader) for reader in its):
                 return False
-            if not all(self._read(side, reader) for reader in its):
-                return False
-        return all(self._meet(side, other, None) for other in self.readers[side].backwards(call))
+        return all(self._meet(side, other, None) for other in self.of.backwards[side](call))
 
     def _read(self, side: int, k: int) -> bool:
         call = int(self.tree.streams[side].call[k])
         pair = int(self.tree.pairs[side][call])
-        entry = None if pair == NONE else next((n for n in self.errors.entries(pair) if self.errors.slots[side][n] == k), None)
+        entry = None if pair == NONE else self.of.entry(side, pair, k)
         return self._meet(side, call, entry)
 
     def _meet(self, side: int, call: int, entry: int | None) -> bool:
@@ -381,7 +466,7 @@ class _Walk:
             return True
         if pair in self._met:
             return True
-        if not any(self.errors.outputs[n] for n in self.errors.entries(pair)):
+        if not self.of.entries(pair)[1]:
             return False
         self._absorb(side, int(self.errors.calls[side][pair]))
         return True
@@ -397,12 +482,8 @@ class _Walk:
                 pair = int(self.tree.pairs[side][producer])
                 if producer == NONE or producer in self.calls[side]:
                     continue
-                if pair == NONE or (self._differs(pair) and self.of.is_by_chance(pair)):
+                if pair == NONE or (self.of.differs(pair) and self.of.by_chance(pair)):
                     self._absorb(side, producer)
-
-    def _differs(self, pair: int) -> bool:
-        entries = [n for n in self.errors.entries(pair) if self.errors.outputs[n]]
-        return not float(self.errors.relative[entries].max(initial=0.0)) <= self.tree.verdicts.own[pair]
 
     def _agrees(self, n: int) -> bool:
         """Tell whether an entry is off by no more than the calls that made it grant."""
@@ -414,7 +495,8 @@ class _Walk:
         """Return the relative error that rounding makes in the calls, and what the worst of what flows in becomes in them: as much
         as it is where all that could be is too much to tell anything."""
         made = self._makers(n)
-        sides = [parts.of([c for s, c in made if s == side], self.calls[side]) for side, parts in enumerate(self.parts)]
+        sides = [parts.of([c for s, c in made if s == side], self._new[side]) for side, parts in enumerate(self.parts)]
+        self._new = set(), set()
         factor = max((row.factor for side, call in made for row in self.parts[side].rows([call])), default=1.0)
         flat = unrecorded(self.of.criterion, self._unit(n))[0] * math.sqrt(max(map(len, self.calls)))
         carried = factor * max(side.gain for side in sides) * self.worst
@@ -429,7 +511,7 @@ class _Walk:
     def _agree(self) -> bool:
         """Tell whether all that leaves the two sets agrees, by what their calls grant."""
         region = self.sources()
-        self.worst, self.parts = region.worst, self.of.fresh()
+        self.worst, self.parts, self._new = region.worst, self.of.fresh(), (set(self.calls[0]), set(self.calls[1]))
         return region.known and all(map(self._is_granted, self.ends))
 
     def sources(self) -> Region:

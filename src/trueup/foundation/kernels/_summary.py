@@ -73,8 +73,6 @@ def reals_of(dtype: np.dtype[Any]) -> Reals:
 MASKING = frozenset({"float32", "float64", "bfloat16"})
 """Dtypes that reach so far beyond any measurement that a saturated number can only be a mask."""
 
-_POSINF, _NEGINF, _SATURATED = (NUMBERS.index(n) for n in ("n_posinf", "n_neginf", "n_saturated"))
-
 
 def is_mask(value: float, dtype: str) -> bool:
     """Tell whether a number is saturated in a dtype of `MASKING`, to the seven digits that tools print.
@@ -118,104 +116,73 @@ def summarize(array: NDArray[Any], out: NDArray[np.float64], threads: int = 1) -
         by_twin(array, out)
 
 
-def by_twin(array: NDArray[Any], out: NDArray[np.float64]) -> None:
-    """Do without the compiled kernel."""
-    by_blocks(array, out)
+def by_twin(array: NDArray[Any], out: Floats) -> None:
+    """Fill ``out`` without the compiled kernel."""
     reals = reals_of(array.dtype)
-    if out[_SATURATED] and reals.dtype.name in MASKING:
-        _summarize_unmasked(array, reals, out)
-
-
-def _summarize_unmasked(array: NDArray[Any], reals: Reals, out: NDArray[np.float64]) -> None:
-    """Take the twin's statistics again with saturated numbers as Inf; the counts of Inf and of saturation stay what they were."""
-    counts = out[[_POSINF, _NEGINF, _SATURATED]]
-    values = np.array(array, order="C").reshape(-1).view(reals.dtype)
+    flat = np.ascontiguousarray(array).reshape(-1).view(reals.dtype)
+    blocks = [flat[start : start + BLOCK] for start in range(0, flat.size, BLOCK)]
+    sketch, totals = np.zeros(LANES), _Totals(reals)
     with np.errstate(all="ignore"):
-        values[np.abs(reals.widen(values)) >= reals.largest] = np.inf
-    by_blocks(values, out)
-    out[[_POSINF, _NEGINF, _SATURATED]] = counts
+        for number, block in enumerate(blocks):
+            add_block(sketch, totals.add(block), number)
+        if (scale := totals.better_scale()) != 1.0:
+            totals = _Totals(reals, scale)
+            for block in blocks:
+                totals.add(block)
+    totals.fill(out)
+    out[len(NUMBERS) :] = sketch
 
 
 @dataclass(slots=True)
 class _Totals:
     """What has been seen so far; ``scale`` is a power of two that keeps squares and sums inside float64."""
 
+    reals: Reals
     scale: float = 1.0
     low: float = math.inf
     high: float = -math.inf
     sums: list[float] = field(default_factory=list)
     squares: list[float] = field(default_factory=list)
-    finite: int = 0
-    nan: int = 0
-    posinf: int = 0
-    neginf: int = 0
-    zero: int = 0
-    subnormal: int = 0
-    saturated: int = 0
+    kept: int = 0
+    counts: NDArray[np.int64] = field(default_factory=lambda: np.zeros(6, np.int64))  # the last six of ``model.NUMBERS``
 
-    def add(self, values: Floats, reals: Reals) -> Floats:
-        """Add a block of float64 values; return it with zeros for NaN and Inf, for the sketch."""
-        low, high = float(values.min()), float(values.max())
-        clean = finite = values
-        if not (math.isfinite(low) and math.isfinite(high)):  # NaN passes through min and max
-            mask = np.isfinite(values)
-            self.nan += int(np.count_nonzero(np.isnan(values)))
-            self.posinf += int(np.count_nonzero(values == np.inf))
-            self.neginf += int(np.count_nonzero(values == -np.inf))
-            finite, clean = values[mask], np.where(mask, values, 0.0)
-            if not finite.size:
-                return clean
-            low, high = float(finite.min()), float(finite.max())
-        self._add_finite(finite, low, high, reals)
-        return clean
+    def add(self, block: Array) -> Floats:
+        """Add a block; return it as float64 with zeros for what the sums leave out, for the sketch."""
+        values = self.reals.widen(block)
+        size = np.abs(values)
+        nan, posinf, neginf = np.isnan(values), values == np.inf, values == -np.inf
+        left_out = nan | posinf | neginf
+        saturated = (size >= self.reals.largest) & ~left_out
+        kinds = nan, posinf, neginf, values == 0, (size > 0) & (size < self.reals.tiny), saturated
+        self.counts += [np.count_nonzero(kind) for kind in kinds]
+        if self.reals.dtype.name in MASKING:
+            left_out |= saturated
+        if not left_out.any():
+            self._add_kept(values)
+            return values
+        self._add_kept(values[~left_out])
+        return np.where(left_out, 0.0, values)
 
-    def _add_finite(self, finite: Floats, low: float, high: float, reals: Reals) -> None:
-        self.low, self.high = min(self.low, low), max(self.high, high)
-        self.finite += finite.size
-        if low <= reals.tiny and high >= -reals.tiny:  # all far from zero on one side: nothing to count
-            small = int(np.count_nonzero(np.abs(finite) < (reals.tiny or 0.5)))
-            zero = finite.size - int(np.count_nonzero(finite)) if small else 0
-            self.zero += zero
-            self.subnormal += small - zero
-        if max(-low, high) >= reals.largest:
-            self.saturated += int(np.count_nonzero(np.abs(finite) >= reals.largest))
-        scaled = finite if self.scale == 1.0 else finite * self.scale
+    def _add_kept(self, values: Floats) -> None:
+        if not values.size:
+            return
+        self.low, self.high = min(self.low, float(values.min())), max(self.high, float(values.max()))
+        self.kept += values.size
+        scaled = values if self.scale == 1.0 else values * self.scale
         self.sums.append(float(np.add.reduce(scaled)))  # pairwise within the block
         self.squares.append(float(np.einsum("i,i", scaled, scaled)))  # not dot: BLAS would start threads
 
     def fill(self, out: Floats) -> None:
         """Write the numbers, in the order of ``model.NUMBERS``."""
-        counts = (self.nan, self.posinf, self.neginf, self.zero, self.subnormal, self.saturated)
-        if self.finite:
-            mean = math.fsum(self.sums) / self.finite / self.scale
-            l2 = math.sqrt(math.fsum(self.squares)) / self.scale
-            out[: len(NUMBERS)] = (self.low, self.high, mean, l2, *counts)
-        else:
-            out[: len(NUMBERS)] = (math.nan,) * 4 + counts
+        reduced = (math.nan,) * 4
+        if self.kept:
+            mean = math.fsum(self.sums) / self.kept / self.scale
+            reduced = self.low, self.high, mean, math.sqrt(math.fsum(self.squares)) / self.scale
+        out[: len(NUMBERS)] = *reduced, *self.counts
 
     def better_scale(self) -> float:
         """Return the scale to start again with when squares or sums left the range of float64, else 1."""
-        largest = max(-self.low, self.high) if self.finite else 0.0
+        largest = max(-self.low, self.high) if self.kept else 0.0
         if largest == 0.0 or 1e-120 < largest < 1e120:
             return 1.0
         return math.ldexp(1.0, max(-1000, min(1000, -math.frexp(largest)[1])))
-
-
-def by_blocks(array: NDArray[Any], out: Floats) -> None:
-    """Fill ``out``, float64 ``(PACKED,)``, with numbers and sketch of ``array``; see ``trueup.foundation.kernels.summarize``."""
-    reals = reals_of(array.dtype)
-    flat = np.ascontiguousarray(array).reshape(-1)
-    if flat.dtype != reals.dtype:
-        flat = flat.view(reals.dtype)
-    sketch = np.zeros(LANES)
-    totals = _Totals()
-    with np.errstate(all="ignore"):
-        for block, start in enumerate(range(0, flat.size, BLOCK)):
-            add_block(sketch, totals.add(reals.widen(flat[start : start + BLOCK]), reals), block)
-        scale = totals.better_scale()
-        if scale != 1.0:
-            totals = _Totals(scale)
-            for start in range(0, flat.size, BLOCK):
-                totals.add(reals.widen(flat[start : start + BLOCK]), reals)
-    totals.fill(out)
-    out[len(NUMBERS) :] = sketch

@@ -21,7 +21,7 @@ from trueup.foundation.store.durable import write_file
 from trueup.foundation.words.wording import counted
 from trueup.migration.port import reading
 from trueup.migration.port.flow import Project
-from trueup.migration.port.rules import Own, builtin, own
+from trueup.migration.port.rules import Name, Own, Switch, builtin, own
 from trueup.migration.port.writing import Writer
 
 RECORD = "trueup-port.json"
@@ -164,7 +164,9 @@ def port(
         for one in writer.left
     )
     used = {edit.rule for writer in writers for edit in writer.edits}
-    since = max((rule.since for rule in builtin().name if rule.id in used and rule.since), key=_version, default=None)
+    known: list[Name | Switch] = [*builtin().name, *builtin().switch]
+    versions = [rule.since for rule in known if rule.id in used and rule.since]
+    since = max(versions, key=_version, default=None)
     target = None if output is None else Path(output)
     lines = sum(script.data.count(b"\n") for script in scripts)
     result = Ported(to, len(files), lines, changed, seen, tuple(unread), since, target)

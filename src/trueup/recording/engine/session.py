@@ -385,6 +385,8 @@ class Capture(Generic[S]):
     """A running capture: `step()` ends a step, leaving the ``with`` block ends the capture. Without `step()` a step ends with the
     first forward after its optimizers have stepped; once it was called, only it ends steps."""
 
+    runs_by = "`trueup capture`"  # commands under which a script need not call it
+
     def __init__(self, session: S, running: Running[S]) -> None:
         self._session, self._running = session, running
 
@@ -398,21 +400,28 @@ class Capture(Generic[S]):
         self._session.step()
 
     def __enter__(self: C) -> C:
-        self._running.refuse_second()
+        self._running.refuse_second(self.runs_by)
+        self.prepare()
+        self._session.start()
+        self._running.session = self._session
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        if self._running.session is self._session:  # else a forked child leaves the block too
+            self._running.session = None
+            self.end(error)
+
+    def prepare(self) -> None:
+        """Take the rank's folder, before anything is recorded; raise `TrueupError` where it cannot be written."""
         if in_ranges(self._session.rank_and_world()[0] or 0, self._session.options.ranks):
             try:
                 self._session.claim()
             except OSError as error:
                 said = error.strerror or error
                 raise TrueupError(f"cannot write the capture {self.path}: {said}; choose another directory") from None
-        self._session.start()
-        self._running.session = self._session
-        return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
-        if self._running.session is not self._session:  # a forked child leaves the block too
-            return
-        self._running.session = None
+    def end(self, error: BaseException | None) -> None:
+        """End the capture; ``error`` ended the block."""
         if error is not None:
             rank, world = self._session.rank_and_world()
             who = f"rank {rank}: " if world > 1 else ""
