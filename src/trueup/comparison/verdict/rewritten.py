@@ -278,7 +278,7 @@ class Reconvergence:
     @cached_property
     def _parts(self) -> tuple[Parts, Parts]:
         unit = min(map(coarsest, self.tree.streams))
-        first, second = (Parts(stream, np.arange(len(stream)), self.criterion, unit) for stream in self.tree.streams)
+        first, second = (Parts(side, np.arange(len(side.stream)), self.criterion, unit) for side in self.readers)
         return first, second
 
     def _made(self, side: int, k: int) -> tuple[object, ...]:
@@ -474,7 +474,7 @@ class _Walk:
     def _back(self, side: int, call: int) -> None:
         """Take in what flows into a call and belongs to the formula: calls of one side, and pairs that differ by chance."""
         stream = self.tree.streams[side]
-        for slot, k in stream.slots(call).items():
+        for slot, k in self.of.regions.given_to(side, call):
             if not is_input(stream.names.names[slot]):
                 continue
             for made in self.readers[side].parts(k) or [NONE]:
@@ -492,16 +492,16 @@ class _Walk:
         return float(self.errors.relative[n]) <= min(sum(self._granted(n)), self.least)
 
     def _granted(self, n: int) -> tuple[float, float]:
-        """Return the relative error that rounding makes in the calls, and what the worst of what flows in becomes in them: as much
-        as it is where all that could be is too much to tell anything."""
+        """Return the relative error that rounding makes in the calls, and what the worst of what flows in becomes in them: no more
+        than chance makes of it where it could become so much that nothing is told."""
         made = self._makers(n)
         sides = [parts.of([c for s, c in made if s == side], self._new[side]) for side, parts in enumerate(self.parts)]
         self._new = set(), set()
         factor = max((row.factor for side, call in made for row in self.parts[side].rows([call])), default=1.0)
         flat = unrecorded(self.of.criterion, self._unit(n))[0] * math.sqrt(max(map(len, self.calls)))
         carried = factor * max(side.gain for side in sides) * self.worst
-        carried = carried if carried < HALF else self.worst if self.worst < HALF else 0.0
-        return min(flat, math.hypot(*(side.own for side in sides))), carried
+        carried = carried if carried < HALF else CHANCE * self.worst
+        return min(flat, math.hypot(*(side.own for side in sides))), carried if carried < HALF else 0.0
 
     def _unit(self, n: int) -> float:
         """Return the unit roundoff of the coarsest dtype that went into an entry."""
