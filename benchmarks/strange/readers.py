@@ -103,7 +103,7 @@ def cut(pictures: Tensor) -> Tensor:
     "masked-autoencoder", "The patches of a picture that were left out, guessed from a quarter of them",
     {
         "scaled-by-whole-width": Place("attention|mul|matmul", scope=r"encoder\.0\.attention"),
-        "restored-by-the-shuffle": Place("gather", scope=""),
+        "restored-by-the-shuffle": Place("gather|getitem", scope=""),
         "places-of-the-unshuffled": Place("add|gather|getitem|slice", scope=""),
         "deviation-unbiased": Place("var|std|div|sqrt|add", scope=""),
     },
@@ -281,7 +281,7 @@ class Speaker(nn.Module):
 @stranger(
     "preference", "Sentences of the text preferred to shuffled ones, against a frozen copy, as in DPO",
     {
-        "gated-by-gelu": Place("gelu|silu", scope=r"layers\.0\.3"),
+        "gated-by-gelu": Place("gelu|silu", scope=r"(Speaker\.)?layers\.0\.3"),  # the frozen copy goes first
         "padding-counted": Place("ne|and|mul", scope=""),
         "logs-averaged": Place("div|mean|sum", scope=""),
         "reference-left-out": Place("sub|mul", scope=""),

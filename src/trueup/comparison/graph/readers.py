@@ -115,29 +115,39 @@ class Readers:
     @cached_property
     def _ends(self) -> dict[int, list[int]]:
         """By gradient of a tensor that several functions read: what the optimizer reads of their sum, which autograd made between
-        recorded calls. Sketches are linear, so the sum is known by that of theirs."""
-        stream, names = self.stream, self.stream.names
+        recorded calls. Sketches are linear, so the sum is known by that of theirs. Tensors of equal bytes are told by scope."""
+        stream = self.stream
         waiting: dict[tuple[int, int], list[int]] = {}
         unknown = (stream.producers == NONE) & self._reads & stream.during("optimizer")[stream.call] & stream.measured
         for k in np.flatnonzero(unknown).tolist():
             waiting.setdefault((int(stream.step[stream.call[k]]), int(stream.shapes.exact[k])), []).append(k)
-        terms: dict[tuple[int, int, int], list[int]] = {}
+        rounds = stream.names.table(roundoff)[stream.dtype]
+        found: dict[int, list[int]] = {}
+        for scoped in (False, True):
+            for (step, shape, *_), its in (self._terms(scoped=scoped) if waiting else {}).items():
+                slots = np.array(waiting.get((step, shape), []), np.int64)
+                if len(its) < 2 or its[0] in found or not len(slots):
+                    continue
+                apart = np.linalg.norm(stream.sketch[slots] - stream.sketch[its].sum(axis=0), axis=1)
+                rounded = len(its) * rounds[its].max() * np.linalg.norm(stream.sketch[its], axis=1).sum()
+                readers = slots[apart <= rounded].tolist()
+                found |= dict.fromkeys(its, readers) if readers else {}
+        return found
+
+    def _terms(self, *, scoped: bool) -> dict[tuple[int, ...], list[int]]:
+        """Return the gradients that functions made of one tensor each; of tensors of one scope each, if that is wanted."""
+        stream, names = self.stream, self.stream.names
+        found: dict[tuple[int, ...], list[int]] = {}
         gradients = names.table(is_gradient_of_input)[stream.slot] & (stream.forward_seq[stream.call] != NONE) & stream.measured
-        for k in np.flatnonzero(gradients & ~stream.of_level("module")[stream.call]).tolist() if waiting else []:
-            forward = stream.find(int(stream.forward_seq[stream.call[k]]))
+        for k in np.flatnonzero(gradients & ~stream.of_level("module")[stream.call]).tolist():
+            call = int(stream.call[k])
+            forward = stream.find(int(stream.forward_seq[call]))
             given = names.number(names.names[stream.slot[k]].removeprefix("grad_"))
             read = stream.slots(forward).get(given) if forward != NONE else None
             if read is not None:
-                terms.setdefault((*self._tensor(read), int(stream.step[stream.call[k]])), []).append(k)
-        found: dict[int, list[int]] = {}
-        rounds = names.table(roundoff)[stream.dtype]
-        for (_, shape, step), its in terms.items():
-            slots = np.array(waiting.get((step, shape), []) if len(its) > 1 else [], np.int64)
-            total = stream.sketch[its].sum(axis=0)
-            apart = np.linalg.norm(stream.sketch[slots] - total, axis=1)
-            rounded = len(its) * rounds[its].max() * np.linalg.norm(stream.sketch[its], axis=1).sum()
-            readers = slots[apart <= rounded].tolist()
-            found |= dict.fromkeys(its, readers) if readers else {}
+                digest, shape = self._tensor(read)
+                place = int(stream.step[call]), shape, digest, int(stream.scope[call]) if scoped else NONE
+                found.setdefault(place, []).append(k)
         return found
 
     @cached_property

@@ -46,6 +46,7 @@ from trueup.comparison.verdict.evidence import coherent
 from trueup.comparison.verdict.judged import LASTING, Judged, Passes, Tree
 from trueup.comparison.verdict.parts import Parts, coarsest
 from trueup.comparison.verdict.regions import Call, Region, Regions, behind, granted, mask
+from trueup.foundation.facts.arguments import equal_arguments
 from trueup.foundation.facts.criteria import Criterion
 from trueup.foundation.facts.operators import has, having
 from trueup.foundation.facts.roundoff import roundoff
@@ -235,12 +236,19 @@ class Reconvergence:
     def pair(self, pair: int, slot: str | None = None) -> bool:
         """Tell whether a matched call stands in a formula that is written another way, and what differs there comes together.
         With a slot, only if it is that slot by which it is no counterpart."""
-        if self.never or not self.is_by_chance(pair, slot):
+        strict = self._is_given_others(pair)
+        if self.never or not (strict or self.is_by_chance(pair, slot)):
             return False
         errors, limits = self.tree.verdicts.errors, self.tree.verdicts.slot_expected
         at = [n for n in errors.entries(pair) if errors.relative[n] > 0 and not errors.relative[n] <= limits[n]]
         wrong = {(int(errors.slots[0][n]), int(errors.slots[1][n])): float(errors.relative[n]) for n in at}
-        return self._follow([(side, int(errors.calls[side][pair])) for side in (0, 1)], 0.0, wrong)
+        worst = float(self.tree.verdicts.error_in[pair]) if strict else 0.0
+        return self._follow([(side, int(errors.calls[side][pair])) for side in (0, 1)], worst, wrong, strict=strict)
+
+    def _is_given_others(self, pair: int) -> bool:
+        """Tell whether a matched call is given other numbers: of ``-f(x)`` and ``g(-x)`` one may be where the other has none."""
+        arguments = self.tree.verdicts.errors.arguments.get(pair)
+        return arguments is not None and not equal_arguments(*arguments)
 
     def reader(self, judged: Judged, slot: str) -> bool:
         """Tell whether a call that reads what no compared call made different reads it by chance, as `pair`."""
@@ -287,17 +295,21 @@ class Reconvergence:
         made = stream.call[self.readers[side].parts(k)].tolist() or [int(stream.producers[k])]
         return tuple(sorted((int(pairs[call]), 0 if call == NONE else -1 - side if pairs[call] == NONE else 1) for call in made))
 
-    def _follow(self, starts: Iterable[Call], worst: float, wrong: dict[tuple[int, int], float]) -> bool:
+    def _follow(
+        self, starts: Iterable[Call], worst: float, wrong: dict[tuple[int, int], float], *, strict: bool = False
+    ) -> bool:
+        """Follow all that differs from some calls on. ``strict``: nothing but what they were given explains what is left behind
+        them, for a wrong number shows in what flows into their backward, too."""
         starts = list(starts)
         if all(call in self.rewritten[side] for side, call in starts):
             return True
         if self.runs_out(starts, _least(wrong)):
             return False
-        worst = max(worst, _Walk(self, worst, wrong).flows_in(starts))
+        worst = worst if strict else max(worst, _Walk(self, worst, wrong).flows_in(starts))
         walk = _Walk(self, worst, wrong)
         found = walk.run(starts)
         self.left -= sum(map(len, walk.calls))
-        if not found and (flows_in := walk.sources().worst) > worst:  # from elsewhere, so that it went on to where nothing agrees
+        if not found and not strict and (flows_in := walk.sources().worst) > worst:  # from elsewhere, so that it went on to where nothing agrees
             walk = _Walk(self, flows_in, wrong)
             found = walk.run(starts)
             self.left -= sum(map(len, walk.calls))
