@@ -36,15 +36,10 @@ class Model(nn.Module):
 
 
 def cost(form: str, scores: Tensor, labels: Tensor) -> Tensor:
-    if form == "loss":  # the backward of a run reads what its forward was given
-        named = F.nll_loss(scores.log_softmax(-1), labels)
-    else:
-        named = F.cross_entropy(scores, labels)
-    most = scores.square().mean(1)
-    if form == "sign":
-        liked = F.softplus(-0.1 * most)
-    else:
-        liked = -F.logsigmoid((0.11 if form == "wrong" else 0.1) * most)
+    # the backward of a run reads what its forward was given
+    named = F.nll_loss(scores.log_softmax(-1), labels) if form == "loss" else F.cross_entropy(scores, labels)
+    most, times = scores.square().mean(1), 0.11 if form == "wrong" else 0.1
+    liked = F.softplus(-times * most) if form == "sign" else -F.logsigmoid(times * most)
     return named + liked.mean()
 
 

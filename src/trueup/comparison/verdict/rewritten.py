@@ -309,7 +309,8 @@ class Reconvergence:
         walk = _Walk(self, worst, wrong)
         found = walk.run(starts)
         self.left -= sum(map(len, walk.calls))
-        if not found and not strict and (flows_in := walk.sources().worst) > worst:  # from elsewhere, so that it went on to where nothing agrees
+        if not found and not strict and (flows_in := walk.sources().worst) > worst:
+            # It came from elsewhere, so that the walk went on to where nothing agrees.
             walk = _Walk(self, flows_in, wrong)
             found = walk.run(starts)
             self.left -= sum(map(len, walk.calls))
