@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import asdict
 from enum import Enum
 from pathlib import Path
 from typing import Annotated
@@ -13,6 +14,9 @@ from trueup.doors.cli.options import Command, File, Simulated, Timeout, Word, Wo
 from trueup.foundation.model import TrueupError
 
 PROVE = "Run it in both folders, the original on the CPU, the port on the simulated device, and compare."
+
+
+DISTRIBUTED = "The script that starts it, seen from the folder: one process becomes several, by torchrun."
 
 
 class To(str, Enum):
@@ -27,6 +31,8 @@ def port(
     output: Annotated[File, typer.Option("--output", "-o", metavar="OUT", help="A new folder; or the source, in place.")] = None,
     to: Annotated[To, typer.Option(help="agnostic: one script for CUDA, NPU and CPU; npu: with torch_npu.")] = To.agnostic,
     rules: Annotated[File, typer.Option("--rules", "-r", metavar="FILE", help="Rules of your own, as JSON (docs/port.md).")] = None,
+    distributed: Annotated[Word, typer.Option(metavar="MAIN", help=DISTRIBUTED)] = None,
+    model: Annotated[Word, typer.Option(metavar="NAME", help="With --distributed: the model's variable.")] = None,
     prove: Annotated[Word, typer.Option(metavar="COMMAND", help=PROVE)] = None,
     steps: Annotated[int, typer.Option(metavar="K", min=1, help="With --prove: how many.")] = 3,
     check: Annotated[bool, typer.Option("--check", help="Write nothing; exit code 1 if there is something to change.")] = False,
@@ -49,6 +55,7 @@ def port(
         from trueup.migration.port import port as run
         from trueup.migration.port import undo as take_back
         from trueup.migration.port.proving import prove as run_both
+        from trueup.migration.port.proving import prove_spread as run_spread
         from trueup.migration.port.running import run as run_live
 
     console = Terminal()
@@ -74,7 +81,7 @@ def port(
             "Nothing says where the new scripts go.\n  expected: -o OUT, or --check\n  got:      neither\n"
             f"  next:     trueup port {place} -o ported"
         )
-    result = run(place, None if check else output, to=to.value, rules=rules)
+    result = run(place, None if check else output, to=to.value, rules=rules, distributed=distributed, model=model)
     render(result, limit, console)
     if tables and output is not None and not check:
         for path in save_tables(result, output if output.is_dir() else output.parent):
@@ -85,6 +92,10 @@ def port(
         proof = run_both(place, output, prove, steps=steps)
         render_proof(proof, console)
         code, document["proof"] = proof.exit_code, {"sentence": proof.sentence, "exit_code": proof.exit_code, "steps": proof.steps}
+        if distributed is not None:
+            spread = run_spread(output, prove, steps=steps)
+            render_proof(spread, console)
+            code, document["spread"] = max(code, spread.exit_code), asdict(spread)
     if json is not None:
         print_written(save_json(document, json), console)
     return code

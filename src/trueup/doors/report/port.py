@@ -1,10 +1,10 @@
 """What `trueup port` changed and left: on a terminal a sentence and a line for each change, and the guide's tables.
 
-    Converted, not proved: 4 changes in 1 of 1 script, for npu.
+Converted, not proved: 4 changes in 1 of 1 script, for npu.
 
-    train.py
-       24 - device = 'cuda' if torch.cuda.is_available() else 'cpu'
-          + device = 'npu' if torch.npu.is_available() else 'cpu'
+train.py
+   24 - device = 'cuda' if torch.cuda.is_available() else 'cpu'
+      + device = 'npu' if torch.npu.is_available() else 'cpu'
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from rich.console import Console
 
     from trueup.migration.port import Ported
-    from trueup.migration.port.proving import Proof
+    from trueup.migration.port.proving import Proof, Spread
     from trueup.migration.port.running import Ran
 
 HEADER = ("File", "Start Line", "End Line", "Operation Type", "Message")
@@ -54,6 +54,8 @@ def render(result: Ported, limit: int, console: Console) -> None:
     lines_left = f"note     {counted(left, 'line')} with the letters cuda or nccl reach no device and stay: --json lists them"
     notes = [lines_left] if left else []
     notes += [f"unread   {one}" for one in result.unread]
+    notes += [f"effect   {one}" for one in result.effects]
+    notes += [f"new      {one}" for one in result.added]
     if result.written is not None and result.changes:
         notes.append(f"undo     trueup port {result.written} --undo")
     console.print()
@@ -61,7 +63,7 @@ def render(result: Ported, limit: int, console: Console) -> None:
         print_lines(console, [note], 9, "dim")
 
 
-def render_proof(proof: Proof, console: Console) -> None:
+def render_proof(proof: Proof | Spread, console: Console) -> None:
     """Print whether the port trains the same."""
     console.print()
     print_lines(console, proof.sentence.splitlines(), 0, "bold")
