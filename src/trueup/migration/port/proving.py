@@ -122,7 +122,8 @@ def prove_spread(ported: Path, command: str, *, steps: int = 3, processes: int =
     Raises:
         TrueupError: the command is none.
     """
-    words, failed, found = _words(command), "", []
+    words = _words(command)
+    found: list[Gradients] = []
     environment: dict[str, str | None] = {"TRUEUP_SIMULATED": "1", "TRUEUP_SIMULATED_DEVICES": "1"}
     if not Path(words[0]).name.startswith("python"):
         return Spread(processes, None, f"The gradients were not compared: {words[0]} is no Python, and torchrun starts Python.")
@@ -137,7 +138,7 @@ def prove_spread(ported: Path, command: str, *, steps: int = 3, processes: int =
                 )
                 return Spread(processes, None, said)
             found.append(_gradients(into))
-    return _compared(*found, processes, steps)
+    return _compared(found[0], found[1], processes, steps)
 
 
 def _compared(one: Gradients, several: Gradients, processes: int, steps: int) -> Spread:
