@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import asdict
 from enum import Enum
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
@@ -16,6 +16,7 @@ from trueup.foundation.model import TrueupError
 PROVE = "Run it in both folders, the original on the CPU, the port on the simulated device, and compare."
 
 
+ALSO = "Edits that change numbers: int32-labels, drop-last, shuffle-validation, float32, no-jit; with commas between."
 DISTRIBUTED = "The script that starts it, seen from the folder: one process becomes several, by torchrun."
 
 
@@ -31,6 +32,7 @@ def port(
     output: Annotated[File, typer.Option("--output", "-o", metavar="OUT", help="A new folder; or the source, in place.")] = None,
     to: Annotated[To, typer.Option(help="agnostic: one script for CUDA, NPU and CPU; npu: with torch_npu.")] = To.agnostic,
     rules: Annotated[File, typer.Option("--rules", "-r", metavar="FILE", help="Rules of your own, as JSON (docs/port.md).")] = None,
+    also: Annotated[Word, typer.Option(metavar="NAMES", help=ALSO)] = None,
     distributed: Annotated[Word, typer.Option(metavar="MAIN", help=DISTRIBUTED)] = None,
     model: Annotated[Word, typer.Option(metavar="NAME", help="With --distributed: the model's variable.")] = None,
     prove: Annotated[Word, typer.Option(metavar="COMMAND", help=PROVE)] = None,
@@ -41,6 +43,7 @@ def port(
     live: Annotated[bool, typer.Option("--run", help="Write nothing: run a command, CUDA's calls sent to the device.")] = False,
     simulated: Simulated = False,
     limit: Annotated[int, typer.Option(metavar="N", min=1, help="How many lines to list.")] = 20,
+    html: Annotated[File, typer.Option(metavar="FILE", help="Save it as a page under this name.")] = None,
     json: Annotated[File, typer.Option(metavar="FILE", help="Save all of it as JSON under this name.")] = None,
 ) -> int:
     """Write a training's scripts anew for another device: the smallest change, and a reason for each line that is left.
@@ -49,8 +52,8 @@ def port(
     could not be read, written, proved or taken back.
     """
     with loading():
-        from trueup.doors.report.port import render, render_proof, render_ran, render_undone, save_tables
-        from trueup.doors.report.saving import save_json
+        from trueup.doors.report.port import render, render_page, render_proof, render_ran, render_undone, save_tables
+        from trueup.doors.report.saving import save_json, write_text
         from trueup.doors.report.terminal import Terminal, print_written
         from trueup.migration.port import port as run
         from trueup.migration.port import undo as take_back
@@ -81,13 +84,21 @@ def port(
             "Nothing says where the new scripts go.\n  expected: -o OUT, or --check\n  got:      neither\n"
             f"  next:     trueup port {place} -o ported"
         )
-    result = run(place, None if check else output, to=to.value, rules=rules, distributed=distributed, model=model)
+    result = run(
+        place,
+        None if check else output,
+        to=to.value,
+        rules=rules,
+        also=also.split(",") if also else (),
+        distributed=distributed,
+        model=model,
+    )
     render(result, limit, console)
     if tables and output is not None and not check:
         for path in save_tables(result, output if output.is_dir() else output.parent):
             print_written(path, console)
     code = 1 if check and result.changes else 0
-    document = result.document()
+    document: dict[str, Any] = result.document()
     if prove is not None and output is not None and not check:
         proof = run_both(place, output, prove, steps=steps)
         render_proof(proof, console)
@@ -96,6 +107,8 @@ def port(
             spread = run_spread(output, prove, steps=steps)
             render_proof(spread, console)
             code, document["spread"] = max(code, spread.exit_code), asdict(spread)
+    if html is not None:
+        print_written(write_text(render_page(document), html, "a file that can be written, for the page"), console)
     if json is not None:
         print_written(save_json(document, json), console)
     return code

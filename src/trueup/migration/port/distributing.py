@@ -186,8 +186,8 @@ class Distributor:
     # ---- the data, and what is read of the loss ----
 
     def _share(self) -> None:
-        loaders = [(script, call) for script, call in self.calls if script.qualified(call.func) in LOADER]
-        trained = [one for one in loaders if self._is_trained_on(*one)]
+        loaders = [(script, call) for script, call in self.calls if is_loader(script, call)]
+        trained = [one for one in loaders if is_trained_on(*one)]
         if not trained and len(loaders) == 1:
             trained = loaders
         if not trained:
@@ -200,17 +200,6 @@ class Distributor:
         ]
         for script, function in dict.fromkeys((script, script.within(call, FUNCTIONS)) for script, call in backward):
             self._losses(script, [one for where, one in backward if where is script and script.within(one, FUNCTIONS) is function])
-
-    def _is_trained_on(self, script: Script, call: ast.Call) -> bool:
-        for keyword in call.keywords:
-            if keyword.arg == "shuffle" and isinstance(keyword.value, ast.Constant):
-                return keyword.value.value is True
-        if len(call.args) > 2 and isinstance(call.args[2], ast.Constant):
-            return call.args[2].value is True
-        names = {"train", "trn"}
-        target = script.text(statement) if (statement := _statement(script, call)) is not None else ""
-        first = script.text(call.args[0]) if call.args else ""
-        return any(name in target.partition("=")[0].lower() or name in first.lower() for name in names)
 
     def _losses(self, script: Script, backward: list[ast.Call]) -> None:
         """The mean over the processes where a loss is read; what else is read of a batch is this process's share."""
@@ -229,6 +218,21 @@ class Distributor:
             elif any(loop is not None and script.is_within(call, loop) for loop in loops):
                 reason = "each process reads this of its own share of the batch: reduce it if it is reported"
                 self.left[script].append(Left(call.lineno, script.text(call), reason, True))
+
+
+def is_loader(script: Script, call: ast.Call) -> bool:
+    """Return whether a call makes a DataLoader."""
+    return script.qualified(call.func) in LOADER
+
+
+def is_trained_on(script: Script, call: ast.Call) -> bool:
+    """Return whether a DataLoader reads what is trained on: its name or its data's says so, or it shuffles."""
+    target = script.text(_statement(script, call)).partition("=")[0]
+    named = f"{target} {script.text(call.args[0]) if call.args else ''}".lower()
+    if any(word in named for word in ("val", "test", "eval")):
+        return False
+    shuffled = next((one.value for one in call.keywords if one.arg == "shuffle"), call.args[2] if len(call.args) > 2 else None)
+    return "train" in named or (isinstance(shuffled, ast.Constant) and shuffled.value is True)
 
 
 def _statement(script: Script, node: ast.AST) -> ast.stmt:

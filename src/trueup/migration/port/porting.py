@@ -7,7 +7,7 @@ import difflib
 import json
 import shutil
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Literal
@@ -19,7 +19,7 @@ from trueup.foundation import toml
 from trueup.foundation.model import TrueupError
 from trueup.foundation.store.durable import write_file
 from trueup.foundation.words.wording import counted
-from trueup.migration.port import reading
+from trueup.migration.port import choosing, reading
 from trueup.migration.port.distributing import EFFECTS, Distributor
 from trueup.migration.port.flow import Project
 from trueup.migration.port.rules import Name, Own, Switch, builtin, own
@@ -123,6 +123,7 @@ def port(
     *,
     to: Literal["agnostic", "npu"] = "agnostic",
     rules: str | Path | None = None,
+    also: Iterable[str] = (),
     distributed: str | None = None,
     model: str | None = None,
 ) -> Ported:
@@ -134,6 +135,7 @@ def port(
             is written.
         to: ``agnostic``, one script for CUDA, NPU and CPU; or ``npu``, with torch_npu.
         rules: rules of your own, as JSON (docs/port.md).
+        also: edits that change numbers, by name (`choosing.EFFECTS`); what each does is in ``effects``.
         distributed: the script that starts the training, as seen from the folder: one process becomes several, a device each.
         model: with ``distributed``: the variable of the model, where no optimizer shows it.
 
@@ -141,6 +143,7 @@ def port(
         TrueupError: the source cannot be read, or is no Python; the output is there already, or cannot be written.
     """
     root = Path(source)
+    chosen = choosing.checked(also)
     mine = Own() if rules is None else own(Path(rules))
     files = _scripts(root)
     base = root if root.is_dir() else root.parent
@@ -162,7 +165,8 @@ def port(
     spread = None if distributed is None else Distributor(project, distributed, base, model)
     writers = []
     for script in scripts:
-        writer = Writer(project, script, to, mine, [] if spread is None else spread.edits[script])
+        more = [*(() if spread is None else spread.edits[script]), *choosing.edits(project, script, chosen)]
+        writer = Writer(project, script, to, mine, more)
         writer.left += [] if spread is None else spread.left[script]
         if not writer.edits or _is_python(writer.text):
             writers.append(writer)
@@ -182,7 +186,7 @@ def port(
     target = None if output is None else Path(output)
     lines = sum(script.data.count(b"\n") for script in scripts)
     added = {} if distributed is None else Distributor.files(distributed)
-    effects = () if distributed is None else EFFECTS
+    effects = (*(() if distributed is None else EFFECTS), *(choosing.EFFECTS[name] for name in chosen if name in used))
     result = Ported(to, len(files), lines, changed, seen, tuple(unread), since, target, effects, tuple(added))
     if target is not None:
         _write(root, target, texts, result, added)
