@@ -242,12 +242,11 @@ def lockstep(
         raise TrueupError("lockstep found no framework: import torch before you call trueup.lockstep")
     if level not in ("api", "module"):
         raise TrueupError(f"level {level!r} of a lockstep is unknown: expected api or module")
-    from trueup.recording.adapters.torch.lockstep import Lockstep
-    from trueup.recording.adapters.torch.lockstep_functions import FunctionLockstep
+    from trueup.recording.adapters.torch.lockstep import FunctionLockstep, ModuleLockstep
 
     keywords = dict(inputs) if isinstance(inputs, Mapping) else {}
     arguments = () if isinstance(inputs, Mapping) else tuple(inputs) if isinstance(inputs, (tuple, list)) else (inputs,)
-    made = FunctionLockstep if level == "api" else Lockstep
+    made = FunctionLockstep if level == "api" else ModuleLockstep
     return made(model_a, model_b).run(arguments, keywords, loss, backward=backward)
 
 

@@ -7,14 +7,13 @@ summed in float32.
 
 from __future__ import annotations
 
-import importlib.machinery
+import functools
 import importlib.util
 import os
 import sys
 import warnings
 from collections.abc import Callable
 from functools import partial
-from types import ModuleType
 from typing import Any
 
 import torch
@@ -23,7 +22,7 @@ from trueup.foundation.model import TrueupError
 from trueup.recording.adapters.torch import buffers
 from trueup.recording.adapters.torch.buffers import on_host
 from trueup.recording.recorder import Statistics
-from trueup.simdev import injection, kernels, npu, tensor
+from trueup.simdev import injection, kernels, npu, profiling, standins, tensor
 from trueup.simdev.tables import AUTOCAST
 from trueup.simdev.tensor import COMPOSITE_ELSEWHERE, NPUTensor, dispatch, raw
 
@@ -54,40 +53,31 @@ def _unpinned(tensor: Any, device: Any = None) -> Any:  # noqa: ARG001 - the sig
 
 
 ACCELERATOR: dict[str, Any] = {
-    "synchronize": npu.synchronize, "empty_cache": npu.empty_cache, "memory_allocated": npu.memory_allocated,
-    "max_memory_allocated": npu.max_memory_allocated, "memory_reserved": npu.memory_reserved,
-    "max_memory_reserved": npu.max_memory_reserved, "memory_stats": npu.memory_stats,
-    "reset_peak_memory_stats": npu.reset_peak_memory_stats,
+    "synchronize": npu.synchronize, "empty_cache": npu.empty_cache, "empty_host_cache": npu.empty_cache,
+    "memory_allocated": npu.memory_allocated, "max_memory_allocated": npu.max_memory_allocated,
+    "memory_reserved": npu.memory_reserved, "max_memory_reserved": npu.max_memory_reserved, "memory_stats": npu.memory_stats,
+    "reset_peak_memory_stats": npu.reset_peak_memory_stats, "get_memory_info": npu.mem_get_info,
+    "reset_accumulated_memory_stats": npu.reset_accumulated_memory_stats,
+    "current_stream": npu.current_stream, "set_stream": npu.set_stream, "Graph": npu.NPUGraph,
+    "set_device_index": npu.set_device, "set_device_idx": npu.set_device, "current_device_index": npu.current_device,
+    "current_device_idx": npu.current_device, "device_count": npu.device_count, "device_index": npu.device,
 }  # fmt: skip
 """What a Python backend cannot answer: these functions of ``torch.accelerator`` ask for an allocator and streams in C++."""
 
 
-class _Package(ModuleType):
-    """What ``import torch_npu`` finds. Libraries that see it (transformers) import its fused functions, which nobody calls here."""
-
-    npu = npu
-
-    @staticmethod
-    def npu_format_cast(tensor: torch.Tensor, acl_format: int) -> torch.Tensor:  # noqa: ARG004
-        """Return the tensor: the simulated device has one format."""
-        return tensor
-
-    def __getattr__(self, name: str) -> Any:
-        if not name.startswith("npu_"):
-            raise AttributeError(f"module 'torch_npu' has no attribute {name!r}")
-
-        def missing(*_: Any, **__: Any) -> Any:
-            raise NotImplementedError(f"torch_npu.{name} is no function of the simulated device")
-
-        return missing
+def _refused(*_: Any, **__: Any) -> None:
+    raise RuntimeError("torch.nn.DataParallel does not run on an NPU. Use torch.nn.parallel.DistributedDataParallel.")
 
 
 def stand_in() -> None:
-    """Let ``import torch_npu`` find the device, where the vendor's package is not installed."""
-    if importlib.util.find_spec("torch_npu") is None:
-        package = _Package("torch_npu")
-        package.__spec__ = importlib.machinery.ModuleSpec("torch_npu", None)
-        sys.modules["torch_npu"], sys.modules["torch_npu.npu"] = package, npu
+    """Let any script find the device: ``import torch_npu`` and ``import apex`` lead to it, where the vendor's packages are not
+    installed; compiled and scripted code runs as the Python code that it was made of; DataParallel, which no NPU has, says so."""
+    standins.install()
+    torch.compile = functools.partial(torch.compile, disable=True)
+    torch.jit._state.disable()
+    torch.nn.DataParallel.__init__ = torch.nn.parallel.DataParallel.__init__ = _refused
+    if "torch_npu" not in sys.modules and importlib.util.find_spec("torch_npu") is not None:
+        importlib.import_module("torch_npu")
 
 
 def _collectives() -> None:
@@ -120,18 +110,52 @@ def _claim() -> None:
         setup("npu", backend_module=npu)
     _collectives()
     for name, function in ACCELERATOR.items():
-        setattr(torch.accelerator, name, function)
+        for module in (torch.accelerator, torch.accelerator.memory):
+            if module is torch.accelerator or hasattr(module, name):
+                setattr(module, name, function)
+    for name in npu.SUBMODULES:
+        sys.modules[f"torch.npu.{name}"] = sys.modules[f"torch_npu.npu.{name}"] = getattr(npu, name)
+    torch.Event, torch.Stream, torch.Generator = npu.Event, npu.Stream, npu.Generator
+    profiling.install()
+    _several()
     # Pinning asks a C++ hook that a Python backend cannot give; DataLoader(pin_memory=True) calls it for every batch.
     torch.Tensor.pin_memory = _unpinned
 
 
-def _factories(aten_library: Any, any_library: Any) -> None:
-    def empty(size: Any, *, dtype: Any = None, memory_format: Any = None, **_: Any) -> NPUTensor:
-        layout = memory_format or torch.contiguous_format
-        return NPUTensor(torch.empty(size, dtype=dtype, memory_format=layout, device=tensor.home))
+def _several() -> None:
+    """Count the devices. PyTorch's C++ takes ``npu`` for index 0, so with several these functions name the current one."""
+    asked = os.environ.get(npu.COUNT) or os.environ.get("LOCAL_WORLD_SIZE") or "1"
+    if not asked.isdecimal() or int(asked) < 1:
+        raise TrueupError(
+            f"The number of simulated devices is none.\n  where:    {npu.COUNT}\n  expected: 1 or more\n  got:      {asked}\n"
+            "  next:     leave it out for one"
+        )
+    tensor.count = int(asked)
+    if tensor.count == 1:
+        return
 
-    def empty_strided(size: Any, stride: Any, *, dtype: Any = None, **_: Any) -> NPUTensor:
-        return NPUTensor(torch.empty_strided(size, stride, dtype=dtype, device=tensor.home))
+    def named(value: Any) -> Any:
+        if (isinstance(value, str) and value == "npu") or (isinstance(value, tensor.DEVICE) and value == tensor.DEVICE("npu")):
+            return tensor.DEVICE("npu", tensor.current)
+        return value
+
+    def naming(real: Callable[..., Any]) -> Callable[..., Any]:
+        @functools.wraps(real)
+        def call(*args: Any, **kwargs: Any) -> Any:
+            return real(*map(named, args), **{name: named(value) for name, value in kwargs.items()})
+
+        return call
+
+    torch.Tensor.to, torch.tensor, torch.as_tensor = naming(torch.Tensor.to), naming(torch.tensor), naming(torch.as_tensor)
+
+
+def _factories(aten_library: Any, any_library: Any) -> None:
+    def empty(size: Any, *, dtype: Any = None, device: Any = None, memory_format: Any = None, **_: Any) -> NPUTensor:
+        layout = memory_format or torch.contiguous_format
+        return NPUTensor(torch.empty(size, dtype=dtype, memory_format=layout, device=tensor.home), tensor.index_of(device))
+
+    def empty_strided(size: Any, stride: Any, *, dtype: Any = None, device: Any = None, **_: Any) -> NPUTensor:
+        return NPUTensor(torch.empty_strided(size, stride, dtype=dtype, device=tensor.home), tensor.index_of(device))
 
     def run(operator: Any, *args: Any, **kwargs: Any) -> Any:
         return dispatch(operator, args, kwargs)

@@ -1,24 +1,56 @@
-"""The module that stands at ``torch.npu``: device queries, random state, memory numbers and precision switches.
+"""The module that stands at ``torch.npu``: device queries, random state, memory figures, mixed precision and switches.
 
-There is one device; its memory is the process's memory and its generator is the CPU's default generator, so that a
-seeded run draws the same numbers on both devices.
+There is one device, or as many as `COUNT` says. Memory is the host's, its figures are of the device's tensors (`memory`). The
+generator is the CPU's default generator, so that a seeded run draws the same numbers on both devices.
 """
 
-# ruff: noqa: ARG001, ARG002 - the parameters are those of torch_npu
+# ruff: noqa: ARG001 - the parameters are those of torch_npu
 
 from __future__ import annotations
 
-import os
-import resource
-import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
-from types import SimpleNamespace
+from types import ModuleType
 from typing import Any
 
 import torch
+
+from trueup.simdev import memory, tensor
+from trueup.simdev.options import finalize_dump, init_dump, set_aoe, set_compile_mode, set_dump, set_option
+from trueup.simdev.profiling import (
+    iteration_end,
+    iteration_start,
+    prof_finalize,
+    prof_init,
+    prof_start,
+    prof_stop,
+    profileConfig,
+)  # fmt: skip
+from trueup.simdev.profiling import (
+    npu_profile as profile,
+)
+from trueup.simdev.streams import (
+    Event,
+    NPUGraph,
+    Stream,
+    current_stream,
+    default_stream,
+    graph,
+    is_current_stream_capturing,
+    set_stream,
+    stream,
+)  # fmt: skip
+
+__all__ = [
+    "Event", "NPUGraph", "Stream", "current_stream", "default_stream", "finalize_dump", "graph", "init_dump",
+    "is_current_stream_capturing", "iteration_end", "iteration_start", "prof_finalize", "prof_init", "prof_start", "prof_stop",
+    "profile", "profileConfig", "set_aoe", "set_compile_mode", "set_dump", "set_option", "set_stream", "stream",
+]  # fmt: skip
+
+COUNT = "TRUEUP_SIMULATED_DEVICES"
+"""Environment variable: how many devices there are; else as many as processes that a launcher started here, or one."""
 
 
 @dataclass
@@ -55,38 +87,39 @@ def _is_in_bad_fork() -> bool:
 
 
 def device_count() -> int:
-    """Return 1."""
-    return 1
+    """Return how many devices there are."""
+    return tensor.count
 
 
 def current_device() -> int:
-    """Return 0."""
-    return 0
-
-
-def _index(device: Any) -> int:
-    if device is None or isinstance(device, int):
-        return device or 0
-    return torch.device(device).index or 0
+    """Return the index of the current device."""
+    return tensor.current
 
 
 def set_device(device: Any) -> None:
-    """Accept the only device, index 0; raises RuntimeError for another."""
-    if _index(device) != 0:
-        raise RuntimeError(f"invalid device ordinal {_index(device)}: torch.npu.device_count() is 1")
+    """Make a device the current one; raises RuntimeError where there is none of that index."""
+    index = tensor.index_of(device)
+    if not 0 <= index < tensor.count:
+        raise RuntimeError(
+            f"invalid device ordinal {index}: torch.npu.device_count() is {tensor.count} ({COUNT} sets it on the simulated device)"
+        )
+    tensor.current = index
 
 
 class device:
-    """Context manager that selects a device; there is only one."""
+    """Context manager that selects a device; None or a negative index: none."""
 
-    def __init__(self, index: Any) -> None:
-        self.index = index
+    def __init__(self, device: Any) -> None:
+        self.idx = tensor.index_of(device)
+        self._before = tensor.current
 
     def __enter__(self) -> None:
-        set_device(self.index)
+        self._before = tensor.current
+        if self.idx >= 0:
+            set_device(self.idx)
 
     def __exit__(self, *exc: object) -> None:
-        return None
+        tensor.current = self._before
 
 
 def get_device_name(device: Any = None) -> str:
@@ -104,6 +137,14 @@ def manual_seed(seed: int) -> None:
 
 
 manual_seed_all = manual_seed
+
+
+def seed() -> int:
+    """Seed the generator with a number that the system draws, and return it."""
+    return int(torch.default_generator.seed())
+
+
+seed_all = seed
 
 
 def get_rng_state(device: Any = None) -> torch.Tensor:
@@ -141,42 +182,57 @@ def empty_cache() -> None:
 
 
 def memory_allocated(device: Any = None) -> int:
-    """Return the resident bytes of the process: the device's memory is the host's."""
-    try:
-        with open("/proc/self/statm", encoding="ascii") as statm:  # noqa: PTH123 - a kernel file, read on every call
-            return int(statm.read().split()[1]) * os.sysconf("SC_PAGE_SIZE")
-    except OSError:  # not Linux
-        return max_memory_allocated()
+    """Return the bytes of the tensors that live on the device."""
+    return memory.allocated
 
 
 def max_memory_allocated(device: Any = None) -> int:
-    """Return the peak resident bytes of the process."""
-    peak: int = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-    return peak * 1024
+    """Return the most bytes that lived at once."""
+    return memory.peak
 
 
-memory_reserved, max_memory_reserved = memory_allocated, max_memory_allocated  # nothing is kept in reserve
+memory_reserved = memory_cached = memory_allocated  # nothing is kept in reserve
+max_memory_reserved = max_memory_cached = max_memory_allocated
 
 
 def reset_peak_memory_stats(device: Any = None) -> None:
-    """Do nothing: the peak of a process cannot be reset."""
+    """Count the most from now on."""
+    memory.reset_peak()
+
+
+reset_max_memory_allocated = reset_max_memory_cached = reset_peak_memory_stats
+
+
+def reset_accumulated_memory_stats(device: Any = None) -> None:
+    """Count made and freed bytes from now on."""
+    memory.made = memory.freed = 0
 
 
 def memory_stats(device: Any = None) -> dict[str, int]:
     """Return the memory figures under the names that PyTorch's allocators use."""
-    figures = {"current": memory_allocated(), "peak": max_memory_allocated()}
-    return {f"{kind}_bytes.all.{which}": value for kind in ("allocated", "reserved") for which, value in figures.items()}
+    return memory.figures()
 
 
 def memory_summary(device: Any = None, abbreviated: bool = False) -> str:
     """Return the memory figures as a text."""
-    return "\n".join(f"{name:28}{value:>16}" for name, value in memory_stats().items())
+    return "\n".join(f"{name:28}{value:>16}" for name, value in memory.figures().items())
 
 
 def mem_get_info(device: Any = None) -> tuple[int, int]:
     """Return the free and the total bytes: the host's."""
-    page = os.sysconf("SC_PAGE_SIZE")
-    return os.sysconf("SC_AVPHYS_PAGES") * page, os.sysconf("SC_PHYS_PAGES") * page
+    return memory.host()
+
+
+def _unknown(name: str) -> Any:
+    def refuse(*_: Any, **__: Any) -> Any:
+        raise NotImplementedError(f"torch.npu.{name}: the simulated device has no such figure")
+
+    return refuse
+
+
+memory_snapshot, utilization, temperature, power_draw, clock_rate = map(
+    _unknown, ("memory_snapshot", "utilization", "temperature", "power_draw", "clock_rate")
+)
 
 
 @dataclass(frozen=True)
@@ -194,128 +250,99 @@ def get_device_capability(device: Any = None) -> None:
     """Return None, as torch_npu does: the number is NVIDIA's."""
 
 
-class Stream:
-    """A queue of work; there is one, and it is synchronous."""
-
-    def __init__(self, device: Any = None, priority: int = 0) -> None:
-        set_device(device)
-        self.priority, self.npu_stream = priority, 0
-
-    @property
-    def device(self) -> torch.device:
-        """Return the device."""
-        return torch.device("npu", 0)
-
-    def __eq__(self, other: object) -> bool:
-        return isinstance(other, Stream)
-
-    def __hash__(self) -> int:
-        return hash("npu")
-
-    def synchronize(self) -> None:
-        """Return at once."""
-
-    def wait_stream(self, stream: Any) -> None:
-        """Return at once: what was queued is done."""
-
-    wait_event = wait_stream
-
-    def query(self) -> bool:
-        """Return True: nothing is under way."""
-        return True
-
-    def record_event(self, event: Event | None = None) -> Event:
-        """Record an event, a new one if none is given."""
-        event = event or Event()
-        event.record()
-        return event
-
-
-class Event:
-    """A point in time of the stream."""
-
-    def __init__(self, enable_timing: bool = False, blocking: bool = False, interprocess: bool = False) -> None:
-        self._timed, self._seconds = enable_timing, 0.0
-
-    def record(self, stream: Any = None) -> None:
-        """Note the time."""
-        self._seconds = time.perf_counter()
-
-    def wait(self, stream: Any = None) -> None:
-        """Return at once."""
-
-    def query(self) -> bool:
-        """Return True: it has happened."""
-        return True
-
-    def synchronize(self) -> None:
-        """Return at once."""
-
-    def elapsed_time(self, end: Event) -> float:
-        """Return the milliseconds until another event; raises RuntimeError without ``enable_timing``."""
-        if not (self._timed and end._timed):
-            raise RuntimeError("both events must be created with enable_timing=True")
-        return (end._seconds - self._seconds) * 1000
-
-
-_STREAM = Stream()
-
-
-def current_stream(device: Any = None) -> Stream:
-    """Return the stream."""
-    set_device(device)
-    return _STREAM
-
-
-default_stream = current_stream
-
-
-def set_stream(stream: Any) -> None:
-    """Accept a stream: all are the one."""
-
-
 @contextmanager
-def stream(stream: Any = None) -> Iterator[None]:
-    """Enter a stream; there is one, and it is synchronous."""
-    yield
+def device_of(tensor: Any) -> Iterator[None]:
+    """Select the device of a tensor."""
+    with device(tensor.device if tensor.is_npu else None):
+        yield
 
 
 StreamContext = stream
 
 
-@contextmanager
-def device_of(tensor: Any) -> Iterator[None]:
-    """Select the device of a tensor; there is only one."""
-    yield
+def set_per_process_memory_fraction(fraction: float, device: Any = None) -> None:
+    """Accept a limit and keep none: memory is the host's."""
 
 
-def set_compile_mode(jit_compile: bool = False) -> None:
-    """Accept a compile mode: nothing is compiled."""
+def ipc_collect() -> None:
+    """Do nothing: no memory is shared between processes."""
 
 
-def set_option(options: dict[str, Any]) -> None:
-    """Accept options of the compiler: nothing is compiled."""
+def can_device_access_peer(device: Any, peer: Any) -> bool:
+    """Return True: all devices share the host's memory."""
+    return True
 
 
-def _typed(dtype: torch.dtype) -> Any:
-    def build(*given: Any) -> torch.Tensor:
-        sizes = given and all(isinstance(one, int) for one in given)
-        made = torch.empty(given, dtype=dtype) if sizes or not given else torch.tensor(given[0], dtype=dtype)
-        return made.to("npu")
+class Generator(torch.Generator):
+    """A generator of the device, whose numbers the CPU draws."""
 
-    return build
+    def __new__(cls, device: Any = "cpu") -> torch.Generator:
+        """Make one of the device, or of the CPU."""
+        npu = torch.device(device).type == "npu"
+        made: torch.Generator = _GENERATOR.__new__(Generator if npu else _GENERATOR)
+        return made
+
+    def __init__(self, device: Any = "cpu") -> None:
+        super().__init__()
+        self._device = torch.device("npu", tensor.index_of(device))
+
+    @property
+    def device(self) -> torch.device:
+        """Return the device."""
+        return self._device
 
 
-FloatTensor, HalfTensor, BFloat16Tensor = _typed(torch.float32), _typed(torch.float16), _typed(torch.bfloat16)
-IntTensor, LongTensor, BoolTensor = _typed(torch.int32), _typed(torch.int64), _typed(torch.bool)
+_GENERATOR = torch.Generator
 
 
-def _autocast(enabled: bool = True, dtype: torch.dtype | None = None, cache_enabled: bool = True) -> torch.amp.autocast:
-    return torch.amp.autocast("npu", dtype, enabled, cache_enabled)
+class _Typed(type):
+    """``torch.npu.FloatTensor``: makes tensors, and is the class of those with its dtype."""
+
+    dtype: torch.dtype
+
+    def __call__(cls, *given: Any) -> torch.Tensor:
+        if len(given) == 1 and not isinstance(given[0], int):
+            return torch.tensor(given[0], dtype=cls.dtype).to("npu")
+        return torch.empty(given, dtype=cls.dtype).to("npu")
+
+    def __instancecheck__(cls, instance: Any) -> bool:
+        return isinstance(instance, torch.Tensor) and instance.is_npu and instance.dtype is cls.dtype
 
 
-amp = SimpleNamespace(
-    autocast=_autocast, GradScaler=partial(torch.amp.GradScaler, "npu"),
-    custom_fwd=partial(torch.amp.custom_fwd, device_type="npu"), custom_bwd=partial(torch.amp.custom_bwd, device_type="npu"),
-)  # fmt: skip
-"""``torch.npu.amp``."""
+for _name, _dtype in {
+    "Float": torch.float32, "Double": torch.float64, "Half": torch.float16, "BFloat16": torch.bfloat16, "Byte": torch.uint8,
+    "Char": torch.int8, "Short": torch.int16, "Int": torch.int32, "Long": torch.int64, "Bool": torch.bool,
+}.items():  # fmt: skip
+    globals()[f"{_name}Tensor"] = _Typed(f"{_name}Tensor", (), {"dtype": _dtype, "__module__": "torch.npu"})
+
+
+class autocast(torch.amp.autocast):
+    """``torch.npu.amp.autocast``."""
+
+    def __init__(self, enabled: bool = True, dtype: torch.dtype | None = None, cache_enabled: bool = True) -> None:
+        super().__init__("npu", dtype, enabled, cache_enabled)
+
+
+class GradScaler(torch.amp.GradScaler):
+    """``torch.npu.amp.GradScaler``."""
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        kwargs.pop("dynamic", None)  # torch_npu's own argument
+        super().__init__("npu", *args, **kwargs)
+
+
+amp = ModuleType("torch.npu.amp", "Mixed precision of the device.")
+amp.autocast, amp.GradScaler = autocast, GradScaler  # type: ignore[attr-defined]
+amp.custom_fwd = partial(torch.amp.custom_fwd, device_type="npu")  # type: ignore[attr-defined]
+amp.custom_bwd = partial(torch.amp.custom_bwd, device_type="npu")  # type: ignore[attr-defined]
+utils = ModuleType("torch.npu.utils", "Queries of the device that scripts for overflow make.")
+utils.is_support_inf_nan = is_available  # type: ignore[attr-defined]
+
+
+def is_support_inf_nan() -> bool:
+    """Return True: an overflow gives Inf, as in the default mode of newer products."""
+    return True
+
+
+SUBMODULES = ("amp", "utils")
+"""What ``import torch.npu.amp`` and ``import torch_npu.npu.amp`` find."""

@@ -20,9 +20,16 @@ from typing import Any
 
 import torch
 
+from trueup.simdev import memory
+
 NPU = torch.device("privateuseone", 0)  # named npu once the device is installed
 CPU = torch.device("cpu")
 DEVICE = torch.device  # the class itself, whatever stands in its place later
+count = 1
+"""How many devices there are. To PyTorch's C++ all are index 0, for the engine of a Python backend has one queue (PyTorch 2.13); a
+tensor keeps its own index, which Python sees, and operators check it."""
+current = 0
+"""Index of the device that ``npu`` without an index means."""
 home = CPU
 """Where the memory behind the device is: on the CPU, or nowhere (`trueup.simdev.shapes`)."""
 runner: Callable[..., Any] | None = None
@@ -33,10 +40,12 @@ class NPUStorage(torch.UntypedStorage):
     """Host memory that says it is on the device. PyTorch keeps one Python object per storage; it is re-labelled in place, because
     a second one cannot be made."""
 
+    index = 0
+
     @property
     def device(self) -> torch.device:
         """Where the bytes are said to be."""
-        return NPU
+        return DEVICE("npu", self.index)
 
     def cpu(self) -> torch.UntypedStorage:
         """Return the bytes themselves: they are in host memory already."""
@@ -127,10 +136,11 @@ class NPUTensor(torch.Tensor):
     """A tensor on the simulated device; made by the device's kernels, never by hand."""
 
     _raw: torch.Tensor
+    _index = 0
 
     @staticmethod
-    def __new__(cls, raw: torch.Tensor) -> NPUTensor:
-        """Wrap a dense CPU tensor."""
+    def __new__(cls, raw: torch.Tensor, index: int = 0) -> NPUTensor:
+        """Wrap a dense CPU tensor as one of the device with an index."""
         if raw.layout is not torch.strided:
             raise NotImplementedError(f"The simulated npu has dense tensors only; an operator made a {raw.layout} one.")
         tensor: NPUTensor = torch.Tensor._make_wrapper_subclass(
@@ -138,6 +148,9 @@ class NPUTensor(torch.Tensor):
             storage_size=raw.untyped_storage().nbytes(), dtype=raw.dtype, device=NPU,
         )  # fmt: skip
         tensor._raw = raw
+        if index:
+            tensor._index = index
+        memory.hold(raw)
         return tensor
 
     # Subclass dispatch of the *function* level is off: the device is a device, not a tensor-like type.
@@ -158,7 +171,7 @@ class NPUTensor(torch.Tensor):
     def __repr__(self, *, tensor_contents: str | None = None) -> str:
         with torch.no_grad():
             text = repr(self._raw.detach())
-        parts = [text.removesuffix(")"), "device='npu:0'"]
+        parts = [text.removesuffix(")"), f"device='npu:{self._index}'"]
         if self.grad_fn is not None:
             parts.append(f"grad_fn=<{self.grad_fn.name()}>")
         elif self.requires_grad:
@@ -173,7 +186,23 @@ class NPUTensor(torch.Tensor):
         """Return the memory behind the device: its identity is shared by all views, its address is real."""
         storage = self._raw.untyped_storage()
         storage.__class__ = NPUStorage
+        storage.index = self._index
         return storage
+
+    @property
+    def device(self) -> torch.device:
+        """Which device it is on."""
+        return DEVICE("npu", self._index)
+
+    def get_device(self) -> int:
+        """Return the index of its device."""
+        return self._index
+
+    def npu_format_cast(self, acl_format: int) -> NPUTensor:  # noqa: ARG002 - torch_npu's
+        """Return the tensor: numbers are the same in every format, and the simulated device has one (ND, 2)."""
+        return self
+
+    npu_format_cast_ = npu_format_cast
 
     def data_ptr(self) -> int:
         """Address of the first element in the memory behind the device."""
@@ -188,7 +217,7 @@ class NPUTensor(torch.Tensor):
         if force:
             return self.detach().cpu().numpy()
         raise TypeError(
-            "can't convert npu:0 device type tensor to numpy. Use Tensor.cpu() to copy the tensor to host memory first."
+            f"can't convert {self.device} device type tensor to numpy. Use Tensor.cpu() to copy the tensor to host memory first."
         )
 
     def __array__(self, dtype: Any = None) -> Any:
@@ -202,7 +231,7 @@ class NPUTensor(torch.Tensor):
                 "Only Tensors created explicitly by the user (graph leaves) support the deepcopy protocol at the moment."
             )
         with torch.no_grad():
-            copied: Any = NPUTensor(self._raw.clone())
+            copied: Any = NPUTensor(self._raw.clone(), self._index)
         if getattr(self, "_is_param", False):
             copied = torch.nn.Parameter(copied, self.requires_grad)
         copied.requires_grad_(self.requires_grad)
@@ -256,19 +285,19 @@ def _unwrap(value: Any, owners: dict[int, torch.Tensor], foreign: list[torch.Ten
     return value
 
 
-def _wrap(value: Any, owners: dict[int, torch.Tensor], source: torch.Tensor | None) -> Any:
+def _wrap(value: Any, owners: dict[int, torch.Tensor], source: torch.Tensor | None, index: int) -> Any:
     if isinstance(value, torch.Tensor):
         owner = owners.get(id(value))
         if owner is not None:
             return owner
         if value.device != home:
             return value
-        wrapped = NPUTensor(value)
+        wrapped = NPUTensor(value, index)
         if source is not None:
             torch._functionalize_unsafe_set(wrapped, source)
         return wrapped
     if isinstance(value, (tuple, list)):
-        return value.__class__([_wrap(item, owners, source) for item in value])
+        return value.__class__([_wrap(item, owners, source, index) for item in value])
     return value
 
 
@@ -321,8 +350,9 @@ def dispatch(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     if foreign and not plan.cross_device and len(foreign) < len(owners):
         raise RuntimeError(
             "Expected all tensors to be on the same device, but found at least two devices, "
-            f"npu:0 and {foreign[0].device}! (when running {plan.name})"
+            f"npu:{current} and {foreign[0].device}! (when running {plan.name})"
         )
+    index = 0 if count == 1 else _index(plan, owners, kwargs.get("device"))
     result = _execute(func, plan, raw_args, raw_kwargs)
     if plan.reshapes:
         for place in plan.written:
@@ -334,19 +364,44 @@ def dispatch(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     for place in plan.on_host:
         owners[id(result[place])] = result[place]
     source = None if plan.view_of is None else _device_tensor(args[plan.view_of])
-    return _wrap(result, owners, source)
+    return _wrap(result, owners, source, index)
+
+
+def index_of(device: Any) -> int:
+    """Return the index of a device; of none, or one without an index, that of the current one."""
+    asked = None if device is None else device if isinstance(device, int) else DEVICE(device).index
+    return current if asked is None else int(asked)
+
+
+def _index(plan: Plan, owners: dict[int, torch.Tensor], device: Any) -> int:
+    """Return the index of the device that an operator runs on; raises RuntimeError where its tensors are on several."""
+    if device is not None:
+        return index_of(device)
+    found = [one for one in owners.values() if isinstance(one, NPUTensor)]
+    indices = sorted({one._index for one in found if one.dim()}) or [one._index for one in found[:1]] or [current]
+    if len(indices) > 1 and not plan.cross_device:
+        raise RuntimeError(
+            "Expected all tensors to be on the same device, but found at least two devices, "
+            f"npu:{indices[0]} and npu:{indices[1]}! (when running {plan.name})"
+        )
+    return found[0]._index if found and plan.cross_device else indices[0]
+
+
+def run(func: Any, plan: Plan, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """Run the kernel of an operator, with the faults and noise that are on."""
+    kernel, interceptor = KERNELS.get(func, func), interceptors.get(func)
+    return interceptor(plan, kernel, args, kwargs) if interceptor else kernel(*args, **kwargs)
 
 
 def _execute(func: Any, plan: Plan, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     if runner is not None:
         with torch._C.DisableTorchFunction():
             return runner(func, plan, args, kwargs)
-    kernel, interceptor = KERNELS.get(func, func), interceptors.get(func)
     if torch._C._len_torch_function_stack():
         # A TorchFunctionMode of the user's must see his calls, not those that the device makes to do its work.
         with torch._C.DisableTorchFunction():
-            return interceptor(plan, kernel, args, kwargs) if interceptor else kernel(*args, **kwargs)
-    return interceptor(plan, kernel, args, kwargs) if interceptor else kernel(*args, **kwargs)
+            return run(func, plan, args, kwargs)
+    return run(func, plan, args, kwargs)
 
 
 # ---------------------------------------------------------------- files
@@ -364,18 +419,20 @@ def reduce(tensor: NPUTensor) -> Any:
 
 def _tag(storage: Any) -> str | None:
     inner = getattr(storage, "_untyped_storage", storage)
-    return "npu:0" if isinstance(inner, NPUStorage) else None
+    return f"npu:{inner.index}" if isinstance(inner, NPUStorage) else None
 
 
 def _restore(storage: Any, location: str) -> Any:
     if location.split(":")[0] != "npu":
         return None
-    if location not in ("npu", "npu:0"):
+    index = DEVICE(location).index
+    if (index or 0) >= count:
         raise RuntimeError(
-            f"Attempting to deserialize object on {location} but torch.npu.device_count() is 1. "
+            f"Attempting to deserialize object on {location} but torch.npu.device_count() is {count}. "
             "Use torch.load with map_location to map your storages to an existing device."
         )
     storage.__class__ = NPUStorage
+    storage.index = current if index is None else index
     return storage
 
 

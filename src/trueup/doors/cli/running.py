@@ -96,10 +96,10 @@ def capture(
 
 def _forced(inputs_from: Path | None, force: str | None) -> dict[str, Any]:
     if inputs_from is not None:
-        from trueup.recording.execution.golden_inputs import GoldenInputs
+        from trueup.recording.execution.baseline_inputs import BaselineInputs
 
         force = shared.one(force, LEVELS, "--force")
-        GoldenInputs(inputs_from, force)  # that it can lend its inputs is found out before anything runs
+        BaselineInputs(inputs_from, force)  # that it can lend its inputs is found out before anything runs
         return {"inputs_from": str(inputs_from.absolute()), "force": force}
     if force is not None:
         said = "--force needs a baseline.\n  expected: --inputs-from BASE\n  got:      none\n  next:     name one, or leave it out"
@@ -165,9 +165,7 @@ FUSION_RESULT = "Ascend's fusion_result.json: its rules become switches."
 def triage(
     command: shared.Command = None,
     baseline: Annotated[File, typer.Option(metavar="CAPTURE", help="A capture of the training where it is right.")] = None,
-    output: Annotated[
-        File, typer.Option("--output", "-o", metavar="DIR", help="For runs and report; else trueup-triage.")
-    ] = None,
+    output: Annotated[File, typer.Option("--output", "-o", metavar="DIR", help="For runs and report; else trueup-triage.")] = None,
     steps: Annotated[int, typer.Option(metavar="N", min=1, help="Steps of a run, which then ends.")] = 10,
     timeout: shared.Timeout = 3600.0,
     switch: Annotated[Words, typer.Option(metavar="NAME", help="Only this optimisation, repeated for several.")] = None,

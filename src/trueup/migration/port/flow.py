@@ -27,6 +27,11 @@ SHAPES: dict[Kind, re.Pattern[str]] = {
 PASSED_ON = {"format", "lower", "strip", "split", "replace", "rsplit", "partition"}
 """Methods of a text whose result is made of it."""
 
+NAMESPACES = set("SimpleNamespace Namespace EasyDict edict AttrDict Munch DotMap Box ConfigDict CfgNode create".split())
+"""Functions whose result keeps what they are given, under the same names."""
+MADE_OF = {"torch.device", "os.getenv", "dataclasses.field"}
+"""Functions whose result is made of their arguments."""
+
 
 @dataclass
 class Project:
@@ -43,6 +48,10 @@ class Project:
     """Texts that reach a place that takes such a value."""
     reached: dict[Place, Kind] = field(default_factory=dict)
     """Places whose values do."""
+    options: dict[ast.AST, set[str]] = field(default_factory=lambda: defaultdict(set))
+    """Names of the options that a script adds to its command line."""
+    spread: bool = False
+    """Whether several processes are to share the training: a device then has no number."""
 
     def __post_init__(self) -> None:
         self.modules = {script.module: script for script in reversed(self.scripts)}
@@ -55,6 +64,8 @@ class Project:
         for script in self.scripts:
             for node in script.scopes:
                 self._note_instance(script, node)
+                if isinstance(node, ast.Call) and (option := option_of(node)) is not None:
+                    self.options[script.tree].add(option)
         wanted: list[tuple[Script, ast.AST, Kind]] = []
         nodes = [(script, node) for script in self.scripts for node in script.scopes]
         for script, node in nodes:
@@ -169,6 +180,11 @@ class Project:
                 return True
         return False
 
+    def is_own(self, script: Script, node: ast.Attribute) -> bool:
+        """Return whether an attribute of an object is one that a class of the project gives it."""
+        owner = self.class_of(script, node.value)
+        return owner is not None and (not self._of_torch(*owner, set()) or self.method(owner, node.attr) is not None)
+
     # ---- where values are kept ----
 
     def place(self, script: Script, node: ast.AST) -> Place | None:
@@ -229,12 +245,41 @@ class Project:
             self.instances.update({place: found for place in places if place is not None})
 
     def _keep(self, script: Script, target: ast.AST, value: ast.AST) -> None:
+        name = target.id if isinstance(target, ast.Name) else target.attr if isinstance(target, ast.Attribute) else None
+        for key, one in self._fields(script, value) if name is not None else ():
+            self.values["field", name, key].append((script, one))
         if isinstance(target, (ast.Tuple, ast.List)):
-            values = value.elts if isinstance(value, (ast.Tuple, ast.List)) and len(value.elts) == len(target.elts) else None
-            for number, one in enumerate(target.elts):
-                self._keep(script, one, value if values is None else values[number])
+            for where, values in self._unpacked(script, value, len(target.elts)):
+                for one, part in zip(target.elts, values, strict=True):
+                    if where is script:
+                        self._keep(script, one, part)
+                    elif (place := self.place(script, one)) is not None:
+                        self._put(where, place, part)
         elif (place := self.place(script, target)) is not None:
             self._put(script, place, value)
+
+    def _fields(self, script: Script, value: ast.AST) -> list[tuple[object, ast.AST]]:
+        """Return what an object is made with that keeps it under the same names: ``SimpleNamespace(device="cuda")``."""
+        if not isinstance(value, ast.Call) or self.called(script, value.func) is not None:
+            return []
+        last = script.text(value.func).rpartition(".")[2]
+        if last not in NAMESPACES:
+            return []
+        return [pair for given in (value, *value.args) for pair in _pairs(given) or _keywords(given)]
+
+    def _unpacked(self, script: Script, value: ast.AST, length: int) -> list[tuple[Script, list[ast.AST]]]:
+        """Return the parts of a value that is taken apart, for each way it is made; the value itself where nothing shows them."""
+        if isinstance(value, (ast.Tuple, ast.List)) and len(value.elts) == length:
+            return [(script, [*value.elts])]
+        found = self.called(script, value.func) if isinstance(value, ast.Call) else None
+        if found is not None:
+            where, function = found
+            returns = [one for one in ast.walk(function) if isinstance(one, ast.Return)]
+            made = [one.value for one in returns if where.within(one, FUNCTIONS) is function]
+            tuples = [one for one in made if isinstance(one, ast.Tuple) and len(one.elts) == length]
+            if tuples and len(tuples) == len(made):
+                return [(where, [*one.elts]) for one in tuples]
+        return [(script, [value] * length)]
 
     def _put(self, script: Script, place: Place, value: ast.AST) -> None:
         self.values[place].append((script, value))
@@ -297,11 +342,15 @@ class Project:
         elif (place := self.place(script, node)) is not None:
             yield place
             if place[0] == "field":
-                yield "option", place[2]
+                yield self._option(script, place[2])
             if place[0] == "attribute":
                 yield from (("attribute", base, place[2]) for base in self._bases(place[1]))
         elif isinstance(node, ast.Subscript):
             yield from self.origins(script, node.value)
+
+    def _option(self, script: Script, name: object) -> Place:
+        """Return an option of the command line: of the script's own if it has one of that name, else of any script's."""
+        return "option", script.tree if name in self.options.get(script.tree, ()) else None, name
 
     def _bases(self, node: object) -> Iterator[ast.ClassDef]:
         for script, known in self.classes.values():
@@ -312,10 +361,10 @@ class Project:
         found = self.called(script, call.func)
         if found is not None:
             yield "return", found[1]
-        elif script.qualified(call.func) in ("torch.device", "os.getenv") or getattr(call.func, "id", None) in ("str", "getattr"):
+        elif script.qualified(call.func) in MADE_OF or getattr(call.func, "id", None) in ("str", "getattr"):
             name = getattr(call.func, "id", None)
             if name == "getattr" and len(call.args) > 1 and (attribute := _constant(call.args[1])) is not None:
-                yield "option", attribute
+                yield self._option(script, attribute)
             for one in call.args[2:] if name == "getattr" else call.args:
                 yield from self.origins(script, one)
             yield from (one for keyword in call.keywords for one in self.origins(script, keyword.value))
@@ -329,15 +378,37 @@ class Project:
                 yield from self.origins(script, call.func.value)
 
     def _back(self, wanted: list[tuple[Script, ast.AST, Kind]]) -> None:
+        followed: set[tuple[Place, ast.AST]] = set()
         while wanted:
             script, expression, kind = wanted.pop()
             for origin in self.origins(script, expression):
                 if not isinstance(origin, tuple):
                     if _shape(script, origin, kind):
                         self.literals[origin] = kind
-                elif origin not in self.reached:
-                    self.reached[origin] = kind
-                    wanted += [(where, value, kind) for where, value in self.values.get(origin, ())]
+                    continue
+                self.reached.setdefault(origin, kind)
+                for where, value in self.values.get(origin, ()):
+                    if (origin, value) not in followed and not self._overwritten(script, expression, origin, value):
+                        followed.add((origin, value))
+                        wanted.append((where, value, kind))
+
+    def _overwritten(self, script: Script, expression: ast.AST, place: Place, value: ast.AST) -> bool:
+        """Return whether a variable has another value for certain where it is read: it was assigned again in between."""
+        if place[0] != "name":
+            return False
+        reads = [n for n in ast.walk(expression) if isinstance(n, ast.Name) and n.id == place[2] and n in script.scopes]
+        return bool(reads) and all(self._assigned_again(script, read, place, value) for read in reads)
+
+    def _assigned_again(self, script: Script, read: ast.AST, place: Place, value: ast.AST) -> bool:
+        first = script.parents.get(value)
+        if not isinstance(first, ast.Assign) or script.scopes[read].node is not place[1]:
+            return False
+        block = script.block(first)
+        around = next((one for one in block if one is read or script.is_within(read, one)), None)
+        if around is None:
+            return False
+        between = block[block.index(first) + 1 : block.index(around)]
+        return any(isinstance(one, ast.Assign) and any(self.place(script, to) == place for to in one.targets) for one in between)
 
     def _ahead(self) -> None:
         """Reach the places that are made of what was reached: ``kind = device.split(":")[0]``."""
@@ -389,13 +460,17 @@ def _pairs(value: ast.AST) -> list[tuple[object, ast.AST]] | None:
     return None
 
 
+def _keywords(node: ast.AST) -> list[tuple[object, ast.AST]]:
+    return [(one.arg, one.value) for one in node.keywords] if isinstance(node, ast.Call) else []
+
+
 def _constant(node: ast.AST | None) -> object:
     return node.value if isinstance(node, ast.Constant) else None
 
 
 def option_of(call: ast.Call) -> str | None:
-    """Return the name under which an option of argparse is kept; None for a call that adds none."""
-    if not isinstance(call.func, ast.Attribute) or call.func.attr != "add_argument":
+    """Return the name under which an option of argparse or click is kept; None for a call that adds none."""
+    if not isinstance(call.func, ast.Attribute) or call.func.attr not in ("add_argument", "option"):
         return None
     for keyword in call.keywords:
         if keyword.arg == "dest" and isinstance(name := _constant(keyword.value), str):

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import ast
 import re
+from collections import Counter
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TypeAlias
@@ -96,6 +97,20 @@ class Script:
                 return node
         return None
 
+    def is_within(self, node: ast.AST, outer: ast.AST) -> bool:
+        """Return whether a node is a part of another."""
+        above: ast.AST | None = node
+        while above is not None and above is not outer:
+            above = self.parents.get(above)
+        return above is outer
+
+    def block(self, statement: ast.AST) -> list[ast.AST]:
+        """Return the statements among which one stands, itself included."""
+        for _, value in ast.iter_fields(self.parents[statement]):
+            if isinstance(value, list) and any(one is statement for one in value):
+                return value
+        return [statement]
+
     def _misplaced(self) -> set[ast.AST]:
         found: set[ast.AST] = set()
         for node in self.scopes:
@@ -121,6 +136,20 @@ class Script:
             for child in ast.iter_child_nodes(node):
                 self.parents[child] = node
                 todo.append((child, scope if child in outside else inner))
+        self._aliases()
+
+    def _aliases(self) -> None:
+        """``use = torch.cuda``: a variable that is bound once, and to a name that was imported, is that name."""
+        names = [(node, scope) for node, scope in self.scopes.items() if isinstance(node, ast.Name)]
+        stored = Counter((scope.node, node.id) for node, scope in names if not isinstance(node.ctx, ast.Load))
+        for node, scope in self.scopes.items():
+            if not isinstance(node, ast.Assign) or len(node.targets) != 1 or not isinstance(node.value, ast.Attribute):
+                continue
+            to, qualified = node.targets[0], self.qualified(node.value)
+            if not isinstance(to, ast.Name) or qualified is None or not qualified.startswith("torch."):
+                continue
+            if stored[scope.node, to.id] == 1 and to.id not in scope.declared:
+                scope.imported.setdefault(to.id, qualified)
 
     def _bind(self, node: ast.AST, scope: Scope) -> None:
         if isinstance(node, ast.Name) and not isinstance(node.ctx, ast.Load):

@@ -47,6 +47,17 @@ class Name(toml.Table):
     since: str | None = None
 
 
+class Switch(toml.Table):
+    """An argument that says whether CUDA is used, and the one that names a device instead."""
+
+    id: str
+    calls: tuple[str, ...]
+    keyword: str
+    becomes: str
+    example: tuple[str, str, str]
+    since: str | None = None
+
+
 class Sink(toml.Table):
     """Functions that take a device, and where."""
 
@@ -69,6 +80,7 @@ class Rules(toml.Table, dict=True):
 
     target: dict[str, Target]
     name: tuple[Name, ...]
+    switch: tuple[Switch, ...]
     sink: tuple[Sink, ...]
     left: tuple[Left, ...]
 
@@ -81,6 +93,14 @@ class Rules(toml.Table, dict=True):
     def stays(self) -> dict[str, Left]:
         """Return each qualified name that stays."""
         return {name: left for left in self.left for name in left.names}
+
+    def why_stays(self, qualified: str | None) -> Left | None:
+        """Return the rule by which a name stays: its own, or that of the longest name it begins with."""
+        while qualified:
+            if qualified in self.stays:
+                return self.stays[qualified]
+            qualified = qualified.rpartition(".")[0]
+        return None
 
     def sinks(self, qualified: str | None, method: str | None) -> list[Sink]:
         """Return the places of a call that take a device: of a function by its qualified name, of a method by its own."""

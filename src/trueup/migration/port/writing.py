@@ -6,6 +6,7 @@ import ast
 import io
 import re
 import tokenize
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -13,7 +14,7 @@ from trueup.migration.port.flow import SHAPES, Project, literal, option_of
 from trueup.migration.port.reading import FUNCTIONS, Script
 from trueup.migration.port.rules import Name, Own
 
-LETTERS = re.compile(r"cuda|nccl", re.IGNORECASE)
+LETTERS = re.compile(r"cuda|nccl|\Aapex\Z|\Aamp_C\Z|\Acpp_extension\Z", re.IGNORECASE)
 VARIABLES = {
     "CUDA_VISIBLE_DEVICES": "ASCEND_RT_VISIBLE_DEVICES",
     "CUDA_LAUNCH_BLOCKING": "ASCEND_LAUNCH_BLOCKING",
@@ -46,7 +47,7 @@ class Left:
 class Writer:
     """Finds the changes of a script. ``edits`` and ``left`` are what it found."""
 
-    def __init__(self, project: Project, script: Script, target: str, own: Own) -> None:
+    def __init__(self, project: Project, script: Script, target: str, own: Own, more: Sequence[Edit] = ()) -> None:
         self.project, self.script, self.rules, self.own = project, script, project.rules, own
         self.name, self.target = target, self.rules.target[target]
         self.edits: list[Edit] = []
@@ -59,6 +60,7 @@ class Writer:
             if node not in script.misplaced:
                 self._visit(node)
         self._imports()
+        self.edits += more
         self.edits.sort(key=lambda edit: (edit.start, edit.end))
         self._rest()
 
@@ -84,10 +86,15 @@ class Writer:
             self._comparison(node)
         elif isinstance(node, ast.Constant) and node.value in VARIABLES:
             self._variable(node)
+        elif isinstance(node, ast.Subscript):
+            self._looked_up(node)
+        elif isinstance(node, ast.Match):
+            self._cases(node)
         if isinstance(node, ast.Call):
             self._method(node)
             self._option(node)
             self._begins(node)
+            self._switches(node)
             self._own_call(node)
 
     def _edit(self, start: int, end: int, text: str, rule: str, why: str) -> None:
@@ -151,7 +158,8 @@ class Writer:
         imported_itself = isinstance(node, ast.Name)
         why = f"{rule.under}.{name}"
         if not (imported_itself and _importable(new)):
-            self._edit(start, end, new, rule.id, why)
+            if new != why:
+                self._edit(start, end, new, rule.id, why)
         elif new.rpartition(".")[2] != name.rpartition(".")[2] and not self._renamed(node.id):  # type: ignore[union-attr]
             self._edit(start, end, new.rpartition(".")[2], rule.id, why)
         call = self.script.parents.get(node)
@@ -167,6 +175,8 @@ class Writer:
     def _arguments(self, call: ast.Call, rule: Name, why: str) -> None:
         """The device as an argument more, and names for arguments that would stand in another place behind it."""
         added = rule.first or rule.keyword
+        if rule.keyword and any(one.arg == rule.keyword.partition("=")[0] for one in call.keywords):
+            return  # it was ported before
         if added is not None:
             added = self.target.fill(added)
             opening = self._opening(call)
@@ -186,7 +196,7 @@ class Writer:
         return end + self.script.data[end:].index(b"(") + 1
 
     def _is_cuda(self, node: ast.Attribute) -> None:
-        if self.project.is_foreign(self.script, node.value) or not isinstance(node.ctx, ast.Load):
+        if self.project.is_own(self.script, node) or not isinstance(node.ctx, ast.Load):
             self._reasons[self.script.span(node)[0]] = "an attribute of a class of the script's own", False
             return
         start, end = self.script.span(node)
@@ -243,7 +253,7 @@ class Writer:
         elif kind == "backend":
             new = self.target.backend if inside == "nccl" or self.name == "agnostic" else text.replace("cuda:nccl", "npu:hccl")
             self._edit(start, end, new, "backend", "the backend of a process group")
-        elif inside == "cuda":
+        elif inside == "cuda" or (self.project.spread and re.fullmatch(r"cuda:\d+", inside)):  # each process has its own
             owner = script.parents.get(node)
             made = isinstance(owner, ast.Call) and script.qualified(owner.func) == "torch.device" and owner.args == [node]
             new = f'{self.target.here} or "cuda"' if made and self.name == "agnostic" else self.target.device
@@ -303,11 +313,42 @@ class Writer:
                 if isinstance(word, ast.Constant) and word.value == "cuda":
                     self._edit(*self.script.span(word), self.target.device, "comparison", f"{self.script.text(value)} is a device")
 
+    def _looked_up(self, node: ast.Subscript) -> None:
+        """``{"cuda": 8, "cpu": 2}[device.type]``: a device is what it is looked up by."""
+        if self.project.kind(self.script, node.slice) != "device":
+            return
+        place = self.project.place(self.script, node.value)
+        values = [value for where, value in self.project.values.get(place or (), ()) if where is self.script]
+        for table in (node.value, *values):
+            for key in table.keys if isinstance(table, ast.Dict) else ():
+                span = self.script.span(key) if isinstance(key, ast.Constant) and key.value == "cuda" else None
+                if span is not None and all((edit.start, edit.end) != span for edit in self.edits):
+                    new = _quoted_as(self.script.text(key), self.target.device)  # type: ignore[arg-type]
+                    self._edit(*span, new, "comparison", "it is looked up by a device")
+
+    def _cases(self, node: ast.Match) -> None:
+        if self.project.kind(self.script, node.subject) != "device":
+            return
+        for value in [one.value for case in node.cases for one in ast.walk(case.pattern) if isinstance(one, ast.MatchValue)]:
+            if isinstance(value, ast.Constant) and value.value == "cuda":
+                start, end = self.script.span(value)
+                if self.name == "npu":
+                    new = _quoted_as(self.script.text(value), self.target.device)
+                    self._edit(start, end, new, "comparison", "it is compared with a device")
+                else:
+                    self._reasons[start] = "a case is a fixed text: write it as an if, with the device that is there", True
+
     def _option(self, call: ast.Call) -> None:
         """An option of the command line that is a device keeps its words: what is given is translated where it comes in."""
-        kind = self.project.reached.get(("option", option_of(call)))
+        kind = self._kind_of_option(call)
         if kind is not None and kind != "type":
             self._translated(call, kind)
+
+    def _kind_of_option(self, call: ast.Call) -> str | None:
+        name, reached, function = option_of(call), self.project.reached, self.script.parents.get(call)
+        if name is not None and isinstance(function, FUNCTIONS[:2]):  # click: an option is a parameter
+            return reached.get(("name", function, name))
+        return reached.get(("option", self.script.tree, name)) or reached.get(("option", None, name))
 
     def _translated(self, call: ast.Call, kind: str) -> None:
         given = {keyword.arg: keyword.value for keyword in call.keywords}
@@ -332,6 +373,22 @@ class Writer:
         for one in (default, *words):
             if one is not None:
                 self._reasons.setdefault(self.script.span(one)[0], ("a word of the command line, translated by its type", False))
+
+    def _switches(self, call: ast.Call) -> None:
+        """``use_cuda=True`` names the device instead."""
+        qualified = self.script.qualified(call.func)
+        for rule in self.rules.switch if qualified is not None else ():
+            for keyword in call.keywords if qualified in rule.calls else ():
+                text = self.script.text(keyword.value)
+                if keyword.arg != rule.keyword or text == "False":
+                    continue
+                start, end = self.script.span(keyword)
+                new, why = f"{rule.becomes}={self.target.device}", f"{rule.keyword} of {qualified}"
+                if text == "True":
+                    self._edit(start, end, new, rule.id, why)
+                else:
+                    self._edit(start, self.script.span(keyword.value)[0], f"{new} if ", rule.id, why)
+                    self._edit(end, end, " else None", rule.id, why)
 
     def _begins(self, call: ast.Call) -> None:
         """``device.startswith("cuda")``."""
@@ -382,8 +439,7 @@ class Writer:
                 if not _importable(new):
                     continue  # written out where it is used
                 module, _, name = new.rpartition(".")
-            elif qualified in self.rules.stays:
-                stays = self.rules.stays[qualified]
+            elif (stays := self.rules.why_stays(qualified)) is not None and not node.level:
                 self._reasons[self.script.span(node)[0]] = stays.reason, stays.unsupported
             where.setdefault(module, []).append(name if alias.asname is None else f"{name} as {alias.asname}")
         if changed:
@@ -398,6 +454,8 @@ class Writer:
         if not self.edits:
             return
         top = [node for node in self.script.tree.body if isinstance(node, (ast.Import, ast.ImportFrom))]
+        guarded = [node for node in self.script.tree.body if isinstance(node, (ast.If, ast.Try))]
+        top += [one for node in guarded for one in node.body if isinstance(one, ast.Import)]  # if ...: import torch_npu
         modules = {alias.name: node for node in top if isinstance(node, ast.Import) for alias in node.names if alias.asname is None}
         needed = [] if "torch" in modules or not self._torch else ["torch"]
         if self.target.imports and self.target.imports not in modules:
@@ -405,15 +463,8 @@ class Writer:
         anchors = [node for node in top if "torch" in _roots(node)]
         if not needed or not (anchors or "torch" in needed):
             return
-        behind = modules.get("torch") or (anchors[0] if anchors else top[-1] if top else None)
         lines = "".join(f"import {name}\n" for name in needed)
-        if behind is None:
-            body = self.script.tree.body
-            docstring = body and isinstance(body[0], ast.Expr) and isinstance(body[0].value, ast.Constant)
-            line = (body[0].end_lineno or 0) + 1 if docstring else 1
-        else:
-            line = (behind.end_lineno or 0) + 1
-        at = self.script.line_start(line) if line <= self.script.data.count(b"\n") + 1 else len(self.script.data)
+        at = behind_imports(self.script)
         if not self.script.data[:at].endswith(b"\n") and at:
             lines = "\n" + lines
         newline = "\r\n" if b"\r\n" in self.script.data else "\n"
@@ -423,8 +474,6 @@ class Writer:
 
     def _rest(self) -> None:
         script = self.script
-        if not LETTERS.search(script.data.decode("utf-8-sig")):
-            return
         spans = [(edit.start, edit.end) for edit in self.edits if edit.end > edit.start]
         docstrings = {node.body[0].value.lineno for node in script.scopes if _has_docstring(node)}  # type: ignore[attr-defined]
         mark = 3 if script.data.startswith(b"\xef\xbb\xbf") else 0
@@ -468,6 +517,18 @@ def _has_docstring(node: ast.AST) -> bool:
     return isinstance(node, (ast.Module, ast.ClassDef, *FUNCTIONS[:2])) and ast.get_docstring(node, clean=False) is not None
 
 
+def behind_imports(script: Script) -> int:
+    """Return the byte where an import more belongs: behind that of torch, else behind the others, else behind the docstring."""
+    body = script.tree.body
+    top = [node for node in body if isinstance(node, (ast.Import, ast.ImportFrom))]
+    whole = [node for node in top if isinstance(node, ast.Import) and any(one.name == "torch" for one in node.names)]
+    parts = [node for node in top if "torch" in _roots(node)]
+    docstring = [node for node in body[:1] if isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant)]
+    behind = next(iter([*whole[-1:], *parts[:1], *top[-1:], *docstring]), None)
+    line = 1 if behind is None else (behind.end_lineno or 0) + 1
+    return script.line_start(line) if line <= script.data.count(b"\n") + 1 else len(script.data)
+
+
 def _importable(name: str) -> bool:
     return "(" not in name
 
@@ -480,5 +541,3 @@ def _roots(node: ast.Import | ast.ImportFrom) -> set[str]:
 def _quoted_as(old: str, new: str) -> str:
     """Return a new text with the old one's quotes, where it is a text alone."""
     return f"'{new[1:-1]}'" if old.startswith("'") and re.fullmatch(r'"\w+"', new) else new
-
-

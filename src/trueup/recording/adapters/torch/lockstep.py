@@ -1,75 +1,83 @@
-"""Two models, module by module in one process: the second model's module gets what the first one's got, forward and backward.
+"""Two models, call by call in one process: the second makes each call of the first, on copies of the very inputs.
 
-While the first model runs, each of its module calls is followed at once by the call of the module of the same path in the second
-model, on copies of the same inputs; inner modules come before the module around them, so what a module's own functions do is
-compared when the modules inside agree. In backward each module of the second model gets the gradients that the first one's got. So
-no error is handed on, and the first module that differs is the culprit.
+A call is a function (level ``api``), which is executed once more on the second model's device, or a module (level ``module``), for
+which the module of the same path in the second model is called. The second execution is given copies of the inputs, in the second
+model's device and dtype, under the same grad mode and autocast. For the backward the first model's call is executed once more on
+copies, too: the program's own graph is not touched (no clones, no hooks but those that look at the gradient of a result), so writes
+in place and views stay what the program meant. Both copies get the gradients that the program's call got. So no error is handed on,
+and the first call that differs is the culprit: inner modules come before the module around them.
 
-Where a call drew random numbers, the other model's is given the same draw, if that is possible.
+Random numbers: both sides begin at the state that the first model's generator had. Where the second device takes that state and
+draws the same numbers, a function is compared; else the call is counted as not compared.
 """
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, ExitStack, contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
 import torch
+from torch.overrides import TorchFunctionMode
 
+from trueup.foundation.facts.operators import has
 from trueup.foundation.facts.roundoff import roundoff
 from trueup.foundation.model import TrueupError
 from trueup.foundation.words.wording import first_line
 from trueup.recording.adapters.torch.buffers import to_numpy
-from trueup.recording.adapters.torch.random_states import Generators, put
+from trueup.recording.adapters.torch.functions import Names
+from trueup.recording.adapters.torch.random_states import Generators, put, set_state, state_of
 from trueup.recording.adapters.torch.tensors import is_plain, mapped, named_tensors
 from trueup.recording.engine.replacing import Around
+from trueup.recording.execution.judging import parallel
 from trueup.recording.execution.local_error import Distance, Operand, Operation, judge, rounding
 from trueup.recording.execution.shadow import LockstepResult, Parting
 
 Named = dict[str, torch.Tensor]
+Change = Callable[[torch.Tensor], torch.Tensor]
 
 
 @dataclass
-class Side:
-    """A call of both models: where it stands, and what its judgement takes."""
+class Execution:
+    """A call made on copies."""
+
+    outputs: Named  # what it returned and wrote, buffers of its module included
+    leaves: Named  # inputs, and parameters of its module, that gradients are taken of
+
+
+@dataclass
+class Call:
+    """A call of both models, waiting for its backward."""
 
     path: str
     kind: str  # class of a module, or name of a function
     level: str
     ordinal: int
-    mine: Named = field(default_factory=dict)  # the second model's inputs: leaves of a graph of their own
-    gradients: Named = field(default_factory=dict)  # of the first model's call: ``grad_output.0``, ``grad_input.0``
+    sides: tuple[Callable[..., Any], Callable[..., Any]]
+    """What the first and what the second model call: a function twice, or two modules."""
+    given: Any  # copies of what the first model's call was given, positional and by keyword
+    modes: Callable[[torch.device], AbstractContextManager[Any]]
+    drawn: bool = False  # whether random numbers were drawn
+    gradients: Named = field(default_factory=dict)  # what the first model's call got in its backward: ``grad_output.0``
+    buffers: Named = field(default_factory=dict)  # of the first model's module, before the call
+    first: Execution | None = None
+    second: Execution | None = None
 
-
-@dataclass
-class Call(Side):
-    """A module call of both models, waiting for its backward."""
-
-    module: torch.nn.Module = field(default_factory=torch.nn.Module)
-    other: torch.nn.Module = field(default_factory=torch.nn.Module)
-    inputs: Named = field(default_factory=dict)
-    """What the first model's module got: copies in the graph, whose gradients are this module's own."""
-    outputs: Named = field(default_factory=dict)
-    made: Named = field(default_factory=dict)
-    """The second model's outputs."""
-    call: Callable[..., Any] | None = None
-    """``nn.Module.__call__`` as it was."""
-    given: Any = None
-    """The second model's arguments, positional and by keyword."""
-    drawn: bool = False
-    """Whether random numbers were drawn."""
-    buffers: Named = field(default_factory=dict)
-    """Of the first model's module, before the call."""
+    @property
+    def inputs(self) -> Named:
+        """The floating-point tensors that it was given."""
+        return {slot: t for slot, t in named_tensors("input", *self.given) if t.is_floating_point()}
 
 
 def parting(
-    step: Side, phase: str, slot: str, expected: torch.Tensor, other: torch.Tensor, moved: Distance | None = None
+    call: Call, phase: str, slot: str, expected: torch.Tensor, other: torch.Tensor, moved: Distance | None = None
 ) -> Parting:
     """Judge one tensor; ``moved`` is how far rounding of the inputs moves the first model's own result."""
     def said(state: str, error: float = 0.0, explained: float = 0.0, excess: float = 0.0, reason: str = "") -> Parting:
-        place = step.path, step.kind, phase, step.ordinal, slot, dtype_of(other), tuple(other.shape)
+        place = call.path, call.kind, phase, call.ordinal, slot, dtype_of(other), tuple(other.shape)
         return Parting(*place, error, explained, excess, state, reason)
 
     if expected.shape != other.shape:
@@ -77,40 +85,30 @@ def parting(
         return said("wrong", excess=float("inf"), reason=text)
     distance = Distance.of(wide(expected), to_numpy(other.cpu()))
     dtype = dtype_of(expected) if unit_of(expected) > unit_of(other) else dtype_of(other)
-    operation = Operation(step.kind, step.level, phase)
+    operation = Operation(call.kind, call.level, phase)
     norm = distance.truth_rms * distance.counted**0.5
-    operands = [operand(name, tensor) for name, tensor in (step.gradients | step.mine).items() if tensor.is_floating_point()]
+    operands = [operand(name, tensor) for name, tensor in (call.gradients | call.inputs).items()] if phase == "backward" else []
     output = Operand(slot, dtype, tuple(other.shape), norm, distance.truth_largest)
-    allowed = rounding(operation, operands if phase == "backward" else [], [output])[slot]
+    allowed = rounding(operation, operands, [output])[slot]
     found = judge(operation, dtype_of(other), distance, rounding=allowed, perturbed=moved)
     return said(found.verdict, found.error, found.explained, found.excess, found.sentence)
 
 
 def operand(slot: str, tensor: torch.Tensor) -> Operand:
-    """Describe a tensor that a module reads, by its numbers."""
-    host = tensor.detach().double().cpu() if tensor.device.type == "cpu" else tensor.detach().cpu().double()
+    """Describe a floating-point tensor that a call reads, by its numbers."""
+    host = tensor.detach().cpu().double()
     largest = float(host.abs().max()) if host.numel() else 0.0
     return Operand(slot, dtype_of(tensor), tuple(tensor.shape), float(host.norm()), largest)
 
 
-def local_gradients(
-    step: Call, module: torch.nn.Module, inputs: Named, outputs: Named, through: Mapping[torch.dtype, torch.dtype] | None = None
-) -> Named:
-    """Return gradients of a module's inputs and own parameters, from those the first model's module got, rounded to the dtypes
-    ``through`` first."""
-    arrived = {slot: g.to((through or {}).get(g.dtype, g.dtype)) for slot, g in step.gradients.items()}
-    own = {f"param.{name}": p for name, p in module.named_parameters(recurse=False) if p.requires_grad}
-    return gradients_of(outputs, inputs | own, arrived)
-
-
-def gradients_of(outputs: Named, leaves: Named, arrived: Named) -> Named:
+def gradients_of(made: Execution, arrived: Named) -> Named:
     """Return the gradients of leaves for those that arrived at outputs, as ``grad_<slot>``."""
-    ends = [(t, arrived.get(slot.replace("output", "grad_output", 1))) for slot, t in outputs.items() if t.requires_grad]
+    ends = [(t, arrived.get(slot.replace("output", "grad_output", 1))) for slot, t in made.outputs.items() if t.requires_grad]
     pairs = [(tensor, gradient.to(tensor.device, tensor.dtype)) for tensor, gradient in ends if gradient is not None]
-    if not pairs or not leaves:
+    if not pairs or not made.leaves:
         return {}
-    found = torch.autograd.grad([t for t, _ in pairs], [*leaves.values()], [g for _, g in pairs], allow_unused=True)
-    return {f"grad_{slot}": gradient for slot, gradient in zip(leaves, found, strict=True) if gradient is not None}
+    found = torch.autograd.grad([t for t, _ in pairs], [*made.leaves.values()], [g for _, g in pairs], allow_unused=True)
+    return {f"grad_{slot}": gradient for slot, gradient in zip(made.leaves, found, strict=True) if gradient is not None}
 
 
 def loss_of(result: Any, loss: Callable[[Any], torch.Tensor] | None) -> torch.Tensor:
@@ -178,13 +176,17 @@ def unit_of(tensor: torch.Tensor) -> float:
 NOT_PLAIN = "a tensor that is no plain array"
 RANDOM = "random numbers were drawn, and the two devices draw different ones"
 RAISED = "the second model's module raised: {}"
+TRANSFORMED = "inside a torch.func transform such as vmap, where tensors stand for several"
+
+PASSED = frozenset({"torch.Tensor.backward", "torch.Tensor.detach", "torch.Tensor.data", "torch.Tensor.requires_grad_"})
+"""Functions that are executed by the first model alone: they belong to its graph."""
 
 
 class _Parted(Exception):
     """The culprit is known, and the run ends: no error."""
 
 
-class Lockstep:
+class Lockstep(ABC):
     """Runs the comparison; see `trueup.lockstep`."""
 
     def __init__(self, first: torch.nn.Module, second: torch.nn.Module) -> None:
@@ -203,7 +205,7 @@ class Lockstep:
         self._one_kind = self._home.type == self._device.type
         """Whether both models draw from generators of one kind, so that the same state gives the same numbers."""
         self._busy = False
-        self._calls: list[Any] = []
+        self._calls: list[Call] = []
         self._ordinals: Counter[str] = Counter()
         self.compared: Counter[str] = Counter()
         self.modules: set[str] = set()
@@ -221,7 +223,7 @@ class Lockstep:
                 with self._watching():
                     result = self._first(*inputs, **keywords)
                 if backward:
-                    self._backward(result, loss)
+                    self._backward(loss_of(result, loss))
         except _Parted:
             pass
         finally:
@@ -231,187 +233,141 @@ class Lockstep:
             word, self.culprit, tuple(self.suspects), dict(self.compared), len(self.modules), dict(self.left.most_common())
         )
 
-    @contextmanager
-    def _watching(self) -> Iterator[None]:
-        """Meet the first model's calls."""
-        replacement = Around(torch.nn.Module, "__call__", self._around)
-        replacement.install()
-        try:
-            yield
-        finally:
-            replacement.remove()
+    @abstractmethod
+    def _watching(self) -> AbstractContextManager[Any]:
+        """Meet the first model's calls in a block, and hand each to `_follow`."""
+
+    def _made(self, call: Call, side: Callable[..., Any], args: Any, kwargs: Any) -> tuple[Any, Named, Named]:  # noqa: ARG002
+        """Make a call of either model; return its result, and the buffers and parameters of its module, by slot."""
+        return side(*args, **kwargs), {}, {}
 
     # ---------------------------------------------------------------- forward
-    def _around(self, original: Callable[..., Any], module: torch.nn.Module, /, *args: Any, **kwargs: Any) -> Any:
-        path = self._paths.get(id(module))
-        if path is None or self._busy or torch._C._current_graph_task_id() != -1:
-            return original(module, *args, **kwargs)
-        step = Call(path, type(module).__name__, "module", self._ordinals[path], module=module, other=self._others[path])
-        self._ordinals[path] += 1
-        self._calls.append(step)
-        step.buffers = {name: b.detach().clone() for name, b in module.named_buffers()}
-        copies = self._copied((args, kwargs))
-        args, kwargs = self._entered(step, (args, kwargs))
+    def _follow(
+        self, path: str, kind: str, level: str, sides: tuple[Callable[..., Any], Callable[..., Any]], run: Callable[..., Any],
+        args: Any, kwargs: Any, buffers: Callable[[], Named] = dict,
+    ) -> Any:  # fmt: skip
+        """Make a call of the first model by ``run``, and beside it the second's; ``buffers`` returns those that it has now."""
+        key = f"{path}|{kind}"
+        before_it = {name: b.detach().clone() for name, b in buffers().items()}
+        call = Call(
+            path, kind, level, self._ordinals[key], sides, mapped((args, kwargs), _copied), _modes(self._home), buffers=before_it
+        )
+        self._ordinals[key] += 1
+        self._calls.append(call)
+        inputs = _numbered(args, kwargs)
         before = self._random.state()
-        result = original(module, *args, **kwargs)
-        result = self._left_module(step, result)
-        step.given, step.call = copies, original
-        self._beside(step, before)
+        result = run(*args, **kwargs)
+        after = self._random.state()
+        call.drawn = self._random.drew(before)
+        expected = dict(named_tensors("output", result)) | _written(inputs)
+        if expected:
+            try:
+                self._beside(call, expected | {f"buffer.{n}": b for n, b in buffers().items() if "." not in n}, before)
+            finally:
+                put(after)
+            self._watch_gradients(call, result)
         return result
 
-    def _copied(self, given: Any) -> Any:
-        """Copy what the first model's module is given to the second's device and dtype, before anything is written in place."""
-        seen: dict[int, torch.Tensor] = {}
-
-        def copy(tensor: torch.Tensor) -> torch.Tensor:
-            if id(tensor) not in seen:
-                made = tensor.detach().to(self._device, self._casts.get(tensor.dtype, tensor.dtype), copy=True)
-                seen[id(tensor)] = made.requires_grad_(tensor.requires_grad)
-            return seen[id(tensor)]
-
-        return mapped(given, copy)
-
-    def _entered(self, step: Call, given: Any) -> Any:
-        """Put a copy of each input into the graph: the gradient that arrives there is this module's own."""
-        made: dict[int, torch.Tensor] = {}
-        for slot, tensor in named_tensors("input", *given):
-            if not (tensor.requires_grad and torch.is_grad_enabled() and is_plain(tensor)):
-                continue
-            if id(tensor) not in made:
-                made[id(tensor)] = tensor.clone()
-                made[id(tensor)].register_hook(_keeps(step.gradients, slot.replace("input", "grad_input", 1)))
-                step.inputs[slot] = made[id(tensor)]
-        return mapped(given, lambda tensor: made.get(id(tensor), tensor))
-
-    def _left_module(self, step: Call, result: Any) -> Any:
-        made: dict[int, torch.Tensor] = {}
-        for slot, tensor in named_tensors("output", result):
-            step.outputs[slot] = tensor.detach().clone() if is_plain(tensor) else tensor
-            if tensor.requires_grad and torch.is_grad_enabled() and is_plain(tensor) and id(tensor) not in made:
-                made[id(tensor)] = tensor.clone()
-                made[id(tensor)].register_hook(_keeps(step.gradients, slot.replace("output", "grad_output", 1)))
-        return mapped(result, lambda tensor: made.get(id(tensor), tensor))
-
-    def _beside(self, step: Call, before: Any) -> None:
-        """Call the second model's module and compare."""
-        step.drawn = self._random.drew(before)
-        if step.drawn and not self._one_kind:
+    def _beside(self, call: Call, expected: Named, before: Any) -> None:
+        """Make the second model's call and compare; where gradients follow, the first model's once more."""
+        if call.drawn and call.level == "module" and not self._one_kind:  # what it drew is not all of its result
             self.left[RANDOM] += 1
-            self._calls.remove(step)
             return
-        args, kwargs = step.given
-        step.mine = {slot: t for slot, t in named_tensors("input", args, kwargs) if t.requires_grad}
-        after = self._random.state()
         try:
-            if step.drawn:
+            if call.drawn:
                 put(before)
-            result, buffers = self._called(step, step.other, step.given)
+                if not self._one_kind and (state := state_of(str(self._home))) is not None:
+                    set_state(str(self._device), state)  # so that it begins where the first one's did
+            second = self._executed(call, call.sides[1], self._device, self._to_second)
         except Exception as error:  # noqa: BLE001 - whatever the second model does, the comparison goes on
             self.left[RAISED.format(f"{type(error).__name__}: {first_line(error, 80)}")] += 1
-            self._calls.remove(step)
             return
-        finally:
-            if step.drawn:
-                put(after)
-        step.made = dict(named_tensors("output", result))
-        self.modules.add(step.path)
-        own = {f"buffer.{n}": b for n, b in step.module.named_buffers(recurse=False)}
-        mine = {f"buffer.{n}": b for n, b in buffers.items() if "." not in n}
-        self._compare(step, "forward", step.outputs | own, step.made | mine)
-        if not any(tensor.requires_grad for tensor in step.made.values()):
-            self._calls.remove(step)
-        step.outputs = {}
+        if call.drawn and not self._one_kind and not _one_draw(expected, second.outputs):
+            self.left[RANDOM] += 1
+            return
+        if torch.is_grad_enabled() and any(t.requires_grad for t in second.outputs.values()):
+            put(before)
+            call.first, call.second = self._executed(call, call.sides[0], self._home, lambda t: t.detach().clone()), second
+        self.modules.add(call.path)
+        self._compare(call, "forward", expected, second.outputs)
 
-    def _called(self, step: Call, module: torch.nn.Module, given: Any) -> tuple[Any, Named]:
-        """Call a module of either model beside the run, with buffers of its own; return its result and those buffers."""
-        args, kwargs = mapped(given, lambda tensor: tensor.clone())  # it may write them in place, and a leaf it may not
-        held: list[tuple[torch.nn.Module, str, torch.Tensor, torch.Tensor]] = []
-        swapped: Named = {}
-        for path, owner in module.named_modules():
-            for name, buffer in owner._buffers.items():
-                full = f"{path}.{name}" if path else name
-                if buffer is not None and full in step.buffers:
-                    swapped[full] = step.buffers[full].to(buffer.device, buffer.dtype, copy=True)
-                    held.append((owner, name, buffer, swapped[full]))
+    def _executed(self, call: Call, side: Callable[..., Any], device: torch.device, change: Change) -> Execution:
+        """Make a call of either model on a device, with copies of what it was given as ``change`` makes them."""
+        leaves: Named = {}
+        seen: dict[int, torch.Tensor] = {}
+        named = named_tensors("input", *call.given)
+
+        def made(tensor: torch.Tensor) -> torch.Tensor:
+            if id(tensor) not in seen:
+                leaf = change(tensor).requires_grad_(tensor.requires_grad)
+                seen[id(tensor)] = leaf.clone() if tensor.requires_grad else leaf  # it may be written, which a leaf may not
+                leaves.update({slot: leaf for slot, t in named if t is tensor and tensor.requires_grad})
+            return seen[id(tensor)]
+
         self._busy = True
         try:
-            for owner, name, _, instead in held:
-                owner._buffers[name] = instead
-            assert step.call is not None
-            return step.call(module, *args, **kwargs), swapped
+            args, kwargs = (self._there(value, device) for value in mapped(call.given, made))
+            inputs = _numbered(args, kwargs)
+            with call.modes(device):
+                result, buffers, own = self._made(call, side, args, kwargs)
         finally:
             self._busy = False
-            for owner, name, buffer, _ in held:
-                owner._buffers[name] = buffer
+        return Execution(dict(named_tensors("output", result)) | _written(inputs) | buffers, leaves | own)
+
+    def _to_second(self, tensor: torch.Tensor) -> torch.Tensor:
+        host = tensor.device.type == "cpu" and self._home.type != "cpu"
+        where = tensor.device if host else self._device
+        return tensor.detach().to(where, self._casts.get(tensor.dtype, tensor.dtype), copy=True)
+
+    def _there(self, value: Any, device: torch.device) -> Any:
+        """Name the device that stands for the first model's one."""
+        if isinstance(value, torch.device):
+            return device if value.type == self._home.type else value
+        if isinstance(value, str) and value.partition(":")[0] == self._home.type:
+            return str(device)
+        if type(value) in (list, tuple):
+            return type(value)([self._there(item, device) for item in value])
+        return {k: self._there(v, device) for k, v in value.items()} if type(value) is dict else value
 
     # ---------------------------------------------------------------- backward
-    def _backward(self, result: Any, loss: Callable[[Any], torch.Tensor] | None) -> None:
-        value = loss_of(result, loss)
-        if not value.requires_grad:
+    def _watch_gradients(self, call: Call, result: Any) -> None:
+        for slot, tensor in named_tensors("output", result) if call.first is not None else ():
+            if tensor.grad_fn is not None and tensor.requires_grad:
+                tensor.register_hook(_keeps(call.gradients, slot.replace("output", "grad_output", 1)))
+
+    def _backward(self, loss: torch.Tensor) -> None:
+        if not loss.requires_grad:
             self.left["nothing requires a gradient: no backward"] += 1
             return
-        value.backward()
-        self._compare_all_backward()
+        loss.backward()
+        # The call that began last is the first in backward, and a module comes before the module that it is part of.
+        for call in reversed(self._calls):
+            if call.gradients and call.first is not None and call.second is not None:
+                self._compare(call, "backward", *(gradients_of(made, dict(call.gradients)) for made in (call.first, call.second)))
+            call.first = call.second = call.given = None
 
-    def _compare_all_backward(self) -> None:
-        summed: dict[tuple[str, str], torch.Tensor] = {}
-        uses: Counter[tuple[str, str]] = Counter()
-        # The module that began last is the first in backward, and comes before the module that it is part of.
-        for step in reversed(self._calls):
-            self._compare_backward(step, summed, uses)
-
-    def _compare_backward(self, step: Call, summed: dict[tuple[str, str], torch.Tensor], uses: Counter[tuple[str, str]]) -> None:
-        made = local_gradients(step, step.other, step.mine, step.made)
-        for slot in [slot for slot in made if slot.startswith("grad_param.")]:
-            key = step.path, slot
-            summed[key] = summed[key] + made[slot] if key in summed else made[slot]
-            uses[key] += 1
-            made[slot] = summed[key]
-        truth = {slot: g for slot, g in step.gradients.items() if slot.startswith("grad_input")}
-        for name, p in step.module.named_parameters(recurse=False):
-            whole = uses[step.path, f"grad_param.{name}"] == self._ordinals[step.path]  # the last of its calls
-            if p.grad is not None and whole and not self._tied(p):
-                truth[f"grad_param.{name}"] = p.grad
-        self._compare(step, "backward", truth, made)
-        step.made = {}
-
-    def _tied(self, parameter: torch.nn.Parameter) -> bool:
-        """Tell whether several modules hold a parameter: its gradient is the sum of theirs."""
-        holders = sum(parameter is p for m in self._first.modules() for p in m._parameters.values())
-        return holders > 1
-
-    # -------------------------------------------------------------- comparing
-    def _moved(self, step: Any, phase: str, slot: str, expected: torch.Tensor) -> Distance | None:
+    # ---------------------------------------------------------------- comparing
+    def _moved(self, call: Call, phase: str, slot: str, expected: torch.Tensor) -> Distance | None:
         """Say how far the first model's result moves when its inputs are rounded as the second's, and by one unit more."""
-        if step.drawn or step.given is None or slot.startswith("buffer."):
+        if call.drawn or slot.startswith("buffer."):
             return None
-        back = {other: one for one, other in self._casts.items()}
         source = torch.Generator().manual_seed(1)
-        made: dict[int, torch.Tensor] = {}
 
-        def other(tensor: torch.Tensor) -> torch.Tensor:
-            if id(tensor) not in made:
-                near = tensor.detach().to(self._home, back.get(tensor.dtype, tensor.dtype), copy=True)
-                if tensor.is_floating_point():
-                    signs = torch.randint(0, 2, tensor.shape, generator=source).mul_(2).sub_(1).to(self._home)
-                    near = near * (1 + torch.finfo(tensor.dtype).eps * signs)
-                made[id(tensor)] = near.to(back.get(tensor.dtype, tensor.dtype)).requires_grad_(tensor.requires_grad)
-            return made[id(tensor)]
+        def near(tensor: torch.Tensor) -> torch.Tensor:
+            if not tensor.is_floating_point():
+                return tensor.detach().clone()
+            other = tensor.detach().to(self._casts.get(tensor.dtype, tensor.dtype))
+            signs = torch.randint(0, 2, tensor.shape, generator=source).mul_(2).sub_(1).to(tensor.device)
+            return (other.to(tensor.dtype) * (1 + torch.finfo(other.dtype).eps * signs)).contiguous()
 
         try:
-            given = mapped(step.given, other)
-            with torch.enable_grad() if phase == "backward" else torch.no_grad():
-                result, _ = self._called(step, step.module, given)
-                outputs = dict(named_tensors("output", result))
-                inputs = {s: t for s, t in named_tensors("input", *given) if t.requires_grad}
-                if phase == "backward":
-                    outputs = local_gradients(step, step.module, inputs, outputs, self._casts)
-                found = outputs.get(slot)
+            with torch.set_grad_enabled(phase == "backward"):
+                found = self._executed(call, call.sides[0], self._home, near)
+            arrived = {name: near(gradient) for name, gradient in call.gradients.items()}  # they are rounded on their way, too
+            other = (gradients_of(found, arrived) if phase == "backward" else found.outputs).get(slot)
         except RuntimeError:
             return None
-        if found is None or found.shape != expected.shape:
-            return None
-        return Distance.of(wide(expected), wide(found.detach()))
+        return None if other is None or other.shape != expected.shape else Distance.of(wide(expected), wide(other.detach()))
 
     def _weights(self) -> None:
         others = dict(self._second.named_parameters())
@@ -430,7 +386,7 @@ class Lockstep:
                 )  # fmt: skip
                 raise _Parted
 
-    def _compare(self, step: Side, phase: str, truth: Named, made: Named) -> None:
+    def _compare(self, call: Call, phase: str, truth: Named, made: Named) -> None:
         at_all = False
         for slot, expected in truth.items():
             other = made.get(slot)
@@ -440,9 +396,9 @@ class Lockstep:
                 self.left[NOT_PLAIN] += 1
                 continue
             at_all = True
-            found = parting(step, phase, slot, expected.detach(), other.detach())
-            if found.state in ("wrong", "suspicious") and (moved := self._moved(step, phase, slot, expected.detach())) is not None:
-                found = parting(step, phase, slot, expected.detach(), other.detach(), moved)
+            found = parting(call, phase, slot, expected.detach(), other.detach())
+            if found.state in ("wrong", "suspicious") and (moved := self._moved(call, phase, slot, expected.detach())) is not None:
+                found = parting(call, phase, slot, expected.detach(), other.detach(), moved)
             if found.state == "wrong":
                 self.culprit = found
                 self.compared[phase] += 1
@@ -450,6 +406,140 @@ class Lockstep:
             if found.state == "suspicious":
                 self.suspects.append(found)
         self.compared[phase] += at_all
+
+
+class ModuleLockstep(Lockstep):
+    """Compares module by module: the module of the same path in the second model stands beside the first one's."""
+
+    @contextmanager
+    def _watching(self) -> Iterator[None]:
+        replacement = Around(torch.nn.Module, "__call__", self._around)
+        replacement.install()
+        try:
+            yield
+        finally:
+            replacement.remove()
+
+    def _around(self, original: Callable[..., Any], module: torch.nn.Module, /, *args: Any, **kwargs: Any) -> Any:
+        path = self._paths.get(id(module))
+        if path is None or self._busy or torch._C._current_graph_task_id() != -1:
+            return original(module, *args, **kwargs)
+
+        def run(*args: Any, **kwargs: Any) -> Any:
+            return original(module, *args, **kwargs)
+
+        sides = module, self._others[path]
+        return self._follow(path, type(module).__name__, "module", sides, run, args, kwargs, lambda: dict(module.named_buffers()))
+
+    def _made(self, call: Call, side: Any, args: Any, kwargs: Any) -> tuple[Any, Named, Named]:
+        """Call a module of either model with buffers of its own: those that the first one's had."""
+        held: list[tuple[torch.nn.Module, str, torch.Tensor, torch.Tensor]] = []
+        swapped: Named = {}
+        for path, owner in side.named_modules():
+            for name, buffer in owner._buffers.items():
+                full = f"{path}.{name}" if path else name
+                if buffer is not None and full in call.buffers:
+                    swapped[full] = call.buffers[full].to(buffer.device, buffer.dtype, copy=True)
+                    held.append((owner, name, buffer, swapped[full]))
+        try:
+            for owner, name, _, instead in held:
+                owner._buffers[name] = instead
+            result = side(*args, **kwargs)
+        finally:
+            for owner, name, buffer, _ in held:
+                owner._buffers[name] = buffer
+        own = {f"param.{name}": p for name, p in side.named_parameters(recurse=False) if p.requires_grad}
+        return result, {f"buffer.{name}": b for name, b in swapped.items() if "." not in name}, own
+
+
+class FunctionLockstep(Lockstep):
+    """Compares function by function: each is executed on the second model's device as well. Buffers and weights come as inputs of
+    the functions that read them."""
+
+    def __init__(self, first: torch.nn.Module, second: torch.nn.Module) -> None:
+        super().__init__(first, second)
+        self._running: list[str] = []
+
+    @contextmanager
+    def _watching(self) -> Iterator[None]:
+        replacement = Around(torch.nn.Module, "__call__", self._around)
+        replacement.install()
+        try:
+            with _Mode(self):
+                yield
+        finally:
+            replacement.remove()
+
+    def _around(self, original: Callable[..., Any], module: torch.nn.Module, /, *args: Any, **kwargs: Any) -> Any:
+        self._running.append(self._paths.get(id(module), self._running[-1] if self._running else ""))
+        try:
+            return original(module, *args, **kwargs)
+        finally:
+            self._running.pop()
+
+    def called(self, name: str, func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """Execute a function for the first model, and beside it for the second."""
+        inputs = [tensor for _, tensor in named_tensors("input", args, kwargs)]
+        transformed = torch._C._functorch.maybe_current_level() is not None
+        if transformed or not inputs or not all(map(is_plain, inputs)):
+            if transformed or inputs:
+                self.left[TRANSFORMED if transformed else NOT_PLAIN] += 1
+            return func(*args, **kwargs)
+        return self._follow(self._running[-1] if self._running else "", name, "api", (func, func), func, args, kwargs)
+
+
+class _Mode(TorchFunctionMode):
+    def __init__(self, owner: FunctionLockstep) -> None:
+        super().__init__()
+        self._owner = owner
+        self._names = Names()
+
+    def __torch_function__(
+        self, func: Callable[..., Any], types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        kwargs = kwargs or {}
+        if self._owner._busy or torch._C._current_graph_task_id() != -1:
+            return func(*args, **kwargs)
+        name = self._names.of(func)
+        if name is None or has(name, "allocates") or name in PASSED:
+            return func(*args, **kwargs)
+        return self._owner.called(name, func, args, kwargs)
+
+
+def _copied(tensor: torch.Tensor) -> torch.Tensor:
+    """Copy what a call is given before it writes it; whether it requires a gradient is kept, not its graph."""
+    return tensor.detach().clone().requires_grad_(tensor.requires_grad)
+
+
+def _numbered(args: Any, kwargs: Any) -> list[tuple[str, torch.Tensor, int | None]]:
+    """Return what a call is given, each tensor with its version (an inference tensor has none), to tell later what it wrote."""
+    named = named_tensors("input", args, kwargs)
+    return [(slot.replace("input", "output.written", 1), t, None if t.is_inference() else t._version) for slot, t in named]
+
+
+def _written(given: list[tuple[str, torch.Tensor, int | None]]) -> Named:
+    return {slot: tensor for slot, tensor, version in given if version is not None and tensor._version != version}
+
+
+def _modes(home: torch.device) -> Callable[[torch.device], ExitStack]:
+    """Note grad mode and autocast as they are now, to be entered for another device."""
+    grad = torch.is_grad_enabled()
+    casts = {kind: torch.get_autocast_dtype(kind) for kind in {home.type, "cpu"} if torch.is_autocast_enabled(kind)}
+
+    def modes(device: torch.device) -> ExitStack:
+        stack = ExitStack()
+        stack.enter_context(torch.set_grad_enabled(grad))
+        for kind, dtype in casts.items():
+            stack.enter_context(torch.autocast(device.type if kind == home.type else kind, dtype=dtype, cache_enabled=False))
+        return stack
+
+    return modes
+
+
+def _one_draw(expected: Named, made: Named) -> bool:
+    """Tell whether two devices drew the same numbers: their results then point the same way."""
+    same = [slot for slot, t in expected.items() if slot in made and made[slot].shape == t.shape]
+    return bool(same) and all(parallel(wide(expected[slot]), wide(made[slot])) for slot in same)
 
 
 def _keeps(into: Named, slot: str) -> Callable[[torch.Tensor], None]:
