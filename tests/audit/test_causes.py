@@ -29,7 +29,7 @@ CELLS = {
     "other-weights": "initial weights of 11 of 30 parameters differ (tokens.weight, blocks.0.qkv.weight, blocks.0.out.weight…)",
     "label-smoothing": "label_smoothing of torch.nn.functional.cross_entropy: 0.0 in the baseline, 0.1 in the candidate",
     "random-draw": "random numbers are drawn in the candidate only: aten::rand, setting_changes/plain.py:30 in train",
-    "matmul-precision": "set differently: float32_matmul_precision: highest in the baseline, medium in the candidate; cuda.",
+    "matmul-precision": "float32_matmul_precision: highest in the baseline, medium in the candidate; cuda.",
     "zero-grad": "gradients are added to those of the step before in the candidate only: they are not cleared",
 }
 
@@ -42,7 +42,10 @@ def work(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.mark.parametrize("name", CELLS)
 def test_a_cause_stands_in_the_first_line_and_no_culprit_beside_it(work: Path, name: str) -> None:
     cell = settings.cell("plain", [name], work)
-    assert re.sub("^(DEVIATES|COULD NOT TELL|ALIGNED)  ", "", cell.said.splitlines()[0]).startswith(CELLS[name])
+    line = re.sub("^(DEVIATES|COULD NOT TELL|ALIGNED)  ", "", cell.said.splitlines()[0])
+    if name == "matmul-precision":  # some processors round products as they are asked to, others do not
+        line = line.removeprefix("set differently: ")
+    assert line.startswith(CELLS[name])
     assert (cell.words, cell.further) == (("first line",), 0)
 
 
@@ -271,6 +274,14 @@ def test_an_optimizer_holds_fewer_parameters_because_one_is_frozen() -> None:
 
     assert [one.name for one in differing(side(2), side(1))] == ["parameters"]
     assert [one.name for one in differing(side(2), side(1, **{"weight.requires_grad": False}))] == ["weight.requires_grad"]
+
+
+def test_the_precision_of_products_explains_a_product_that_is_off_by_bfloat16() -> None:
+    sides = [{"settings": {}, "environment": {"float32_matmul_precision": said}} for said in ("highest", "medium")]
+    said = "float32_matmul_precision: highest in the baseline, medium in the candidate"
+    for op, error, cause in (("aten::addmm", 2e-3, said), ("aten::addmm", 0.5, ""), ("aten::tanh", 2e-3, "")):
+        (kept,), _ = with_causes([finding(kind="operator", op=op, level="aten", error_out=error)], *sides)
+        assert kept.cause == cause
 
 
 def test_attributes_that_only_one_class_has_follow_from_the_class() -> None:

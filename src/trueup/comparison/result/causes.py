@@ -15,6 +15,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from trueup.comparison.normalise.updates import STEP
+from trueup.foundation.facts.criteria import is_product
 from trueup.foundation.facts.operators import normalised
 from trueup.foundation.facts.roundoff import UNIT_ROUNDOFF
 from trueup.foundation.facts.slots import is_output
@@ -48,7 +49,10 @@ SIZES = frozenset(
     ("in_channels", "out_channels", "in_features", "out_features", "num_features", "num_embeddings", "embedding_dim", "hidden_size")
 )
 """Settings of layers that are lengths of axes of their weights."""
-ORDER = ("data", "seed", "module", "optimizer", "argument")
+PRECISIONS = re.compile(r"float32_matmul_precision|tensor_float_32|.*allow_(tf32|hf32|.*_reduction)|NVIDIA_TF32_OVERRIDE")
+"""Switches that say how exactly products of float32 are computed: some processors obey, others do not."""
+
+ORDER = ("data", "seed", "module", "optimizer", "argument", "switch")
 """Groups that explain calls, the surest first: what a script was told does where a call was given these very values."""
 
 
@@ -263,6 +267,9 @@ def _explains(setting: Setting, finding: Finding) -> bool:
         slot.slot == "arguments" and slot.state == "deviates" for slot in finding.slots
     )
     drawn = _draws(finding)
+    if setting.group == "switch":
+        close = finding.error_out <= ROUNDINGS * UNIT_ROUNDOFF["bfloat16"]
+        return bool(PRECISIONS.fullmatch(setting.name)) and is_product(finding.op, finding.level) and close
     if setting.group == "argument":
         return _given(setting, finding) or (drawn and not finding.scope and "seed" in setting.name)
     if setting.group == "optimizer":
