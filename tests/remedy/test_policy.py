@@ -8,7 +8,7 @@ import pytest
 
 from trueup.foundation.model import TrueupError
 from trueup.foundation.toml import LARGEST
-from trueup.recording.policies import load, parse
+from trueup.recording.policy_file import load, parse
 
 GOOD = """
 [[rule]]

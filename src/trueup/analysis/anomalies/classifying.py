@@ -23,9 +23,9 @@ import numpy as np
 import pyarrow as pa
 
 from trueup.analysis.anomalies import kinds
+from trueup.analysis.anomalies.across_steps import Memory, grown, lasting_slots, read_slots, remember, scale_steps
 from trueup.analysis.anomalies.describing import Sites, led_to, place_of, slot_of, slots_of, step_of
 from trueup.analysis.anomalies.flow import Flow, Source
-from trueup.analysis.anomalies.memory import Memory, grown, lasting_slots, read_slots, remember, scale_steps
 from trueup.comparison.graph.streams import NONE, Numbers, Stream
 from trueup.foundation.facts.anomaly import NAN, Anomaly, Crossing, Kind, Reached, Severity, StepAnomalies
 from trueup.foundation.facts.operators import has, having

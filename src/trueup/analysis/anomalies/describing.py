@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from trueup.comparison.graph.streams import NONE, Array, Stream
 from trueup.foundation.facts.anomaly import Anomaly, Led, Place, SlotNumbers
 from trueup.foundation.facts.operators import has
-from trueup.recording.policies import exactly, in_toml
+from trueup.recording.policy_file import exactly, in_toml
 
 Sites = Mapping[int, tuple[tuple[str, ...], "str | None"]]
 

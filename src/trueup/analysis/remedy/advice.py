@@ -17,7 +17,7 @@ from collections.abc import Collection
 from trueup.foundation.facts.slots import STEP
 from trueup.foundation.model import Finding, Result
 from trueup.foundation.words.wording import one_line
-from trueup.recording.policies import exactly, in_toml
+from trueup.recording.policy_file import exactly, in_toml
 from trueup.recording.registry import ADAPTERS
 
 

@@ -17,7 +17,7 @@ from trueup.foundation.facts.anomaly import Anomaly, OverflowResult
 from trueup.foundation.store import Capture, open_capture
 from trueup.foundation.store.layout import new_folder
 from trueup.foundation.store.policy_uses import policy_lines
-from trueup.recording.policies import load
+from trueup.recording.policy_file import load
 from trueup.recording.recorder import launch
 
 POLICY = "policy.toml"

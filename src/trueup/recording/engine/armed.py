@@ -110,7 +110,7 @@ class BaseArmed(ABC):
         self._running().session = session
         session.start()
         if self._policy is not None:
-            from trueup.recording.policies import parse
+            from trueup.recording.policy_file import parse
 
             self._beside("policies").AppliedPolicy(parse(self._policy[1], self._policy[0]), session.scopes).start()
 

@@ -23,7 +23,7 @@ from trueup.foundation.words.wording import say
 from trueup.recording.engine.nested import forward_replaced
 from trueup.recording.engine.ruled import CONVERTS, INSIDE, Framework, RuledCall, function_call, module_call
 from trueup.recording.engine.session import Threads, roots, running_of
-from trueup.recording.policies import Policy, PolicyRule, load
+from trueup.recording.policy_file import Policy, PolicyRule, load
 
 
 @dataclass(slots=True, eq=False)

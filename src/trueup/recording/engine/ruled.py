@@ -16,7 +16,7 @@ from typing import Any, Protocol
 
 from trueup.foundation.model import TrueupError
 from trueup.recording.engine.nested import Place, holding
-from trueup.recording.policies import PolicyRule
+from trueup.recording.policy_file import PolicyRule
 
 Arguments = tuple[Any, ...]
 Way = Callable[[Arguments], Any]

@@ -116,7 +116,7 @@ def _policy(path: str | None, options: Mapping[str, Any]) -> tuple[str, str] | N
     """Return path and text of the policy to run with."""
     if path is None:
         return None
-    from trueup.recording.policies import load
+    from trueup.recording.policy_file import load
 
     read = load(path)
     if options.get("compile") == "through":

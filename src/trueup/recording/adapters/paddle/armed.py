@@ -11,7 +11,7 @@ from functools import wraps
 from typing import Any
 
 from trueup.recording.engine.armed import BaseArmed
-from trueup.recording.engine.surroundings import rank_and_world
+from trueup.recording.engine.environment import rank_and_world
 from trueup.recording.registry import adapter
 
 

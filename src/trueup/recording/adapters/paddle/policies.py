@@ -26,7 +26,7 @@ from trueup.recording.adapters.paddle.session import aside
 from trueup.recording.engine import policies
 from trueup.recording.engine.replacing import Around
 from trueup.recording.engine.ruled import Framework
-from trueup.recording.policies import Policy
+from trueup.recording.policy_file import Policy
 from trueup.recording.recorder.options import Patterns
 
 DYNAMIC = "a Layer was given to to_static: its Python code runs while a policy is applied, for no rule reaches into a program"

@@ -26,7 +26,7 @@ from trueup.recording.adapters.paddle.tensors import holds, is_dtype
 from trueup.recording.engine import nested, policies, ruled
 from trueup.recording.engine.nested import Place
 from trueup.recording.engine.ruled import Arguments, CannotSplit, Form, ReturnsArgument, SplitCall, Way
-from trueup.recording.policies import PolicyRule
+from trueup.recording.policy_file import PolicyRule
 
 FLOATS = ("float16", "bfloat16", "float32", "float64")
 

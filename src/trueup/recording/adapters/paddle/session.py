@@ -38,11 +38,11 @@ from trueup.recording.adapters.paddle.modes import flags
 from trueup.recording.adapters.paddle.operators import entrances, programs, recomputations
 from trueup.recording.adapters.paddle.optimizers import Optimizers
 from trueup.recording.adapters.paddle.tensors import FACTS, NamedTensors, describe_values, holds, layout_of, named_tensors, to_numpy
-from trueup.recording.engine import surroundings
+from trueup.recording.engine import environment
+from trueup.recording.engine.environment import rank_and_world
 from trueup.recording.engine.policies import AppliedPolicy, applied
 from trueup.recording.engine.replacing import Replacement, link
 from trueup.recording.engine.session import Running, Threads, running_of
-from trueup.recording.engine.surroundings import rank_and_world
 from trueup.recording.recorder import CaptureOptions
 from trueup.recording.registry import adapter
 
@@ -326,7 +326,7 @@ class Session(SessionCore):
         self.graph.reset()
 
     def describe(self) -> dict[str, Any]:
-        found = surroundings.described(
+        found = environment.described(
             "paddle", paddle.__version__, list(self.slots.devices), rank_and_world(), seeds=_seeds(), switches=switches(),
             libraries=("numpy", "paddlenlp", "paddleocr", "ppocr", "ppdet", "paddle_custom_device"),
         )  # fmt: skip

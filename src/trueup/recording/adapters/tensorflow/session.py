@@ -37,9 +37,9 @@ from trueup.recording.adapters.tensorflow.context import (
 from trueup.recording.adapters.tensorflow.functions import Functions, Programs, PythonFunctions
 from trueup.recording.adapters.tensorflow.gradients import Gradients
 from trueup.recording.adapters.tensorflow.operations import Operations
-from trueup.recording.adapters.tensorflow.sessions import Sessions
 from trueup.recording.adapters.tensorflow.tensors import NamedTensors, Slots, describe_values, holds_numbers, named_tensors
-from trueup.recording.engine import steps, surroundings
+from trueup.recording.adapters.tensorflow.tf1_sessions import Sessions
+from trueup.recording.engine import environment, steps
 from trueup.recording.engine.replacing import Around, Replacement
 from trueup.recording.engine.session import Running, Threads, running_of
 from trueup.recording.engine.switching import WhenLoaded
@@ -305,7 +305,7 @@ class Session(SessionCore):
 
     def describe(self) -> dict[str, Any]:
         seed = context.global_seed()
-        return surroundings.described(
+        return environment.described(
             "tensorflow", tf.__version__, list(self.slots.devices), rank_and_world(),
             seeds={} if seed is None else {"tensorflow": int(seed)}, switches=switches(),
             libraries=("numpy", "keras", "npu_device", "horovod", "tensorflow_addons"),
@@ -368,7 +368,7 @@ def rank_and_world() -> tuple[int | None, int]:
             return before + int(task.get("index", 0)), len(workers)
     except (ValueError, AttributeError, TypeError):  # a TF_CONFIG that says nothing
         pass
-    return surroundings.rank_and_world()
+    return environment.rank_and_world()
 
 
 def switches() -> dict[str, str]:

@@ -7,7 +7,7 @@ from typing import Any
 import torch
 
 from trueup.recording.adapters.torch.device_statistics import descriptions
-from trueup.recording.engine import surroundings
+from trueup.recording.engine import environment as shared
 
 _joined: tuple[int, int] | None = None
 
@@ -18,13 +18,13 @@ def rank_and_world() -> tuple[int | None, int]:
     global _joined
     if torch.distributed.is_available() and torch.distributed.is_initialized():
         _joined = torch.distributed.get_rank(), torch.distributed.get_world_size()
-    return _joined or surroundings.rank_and_world()
+    return _joined or shared.rank_and_world()
 
 
 def describe_run(devices: list[str]) -> dict[str, Any]:
     """Describe this process for its rank's manifest."""
     measured = {f"statistics.{device}": how for device, how in descriptions().items()}
-    return surroundings.described(
+    return shared.described(
         "torch", torch.__version__, devices, rank_and_world(), seeds={"torch": torch.initial_seed()},
         libraries=("numpy", "transformers", "accelerate", "deepspeed", "torch_npu", "apex", "lightning", "triton"),
         switches={**switches(), **measured},

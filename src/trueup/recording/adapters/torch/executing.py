@@ -279,8 +279,8 @@ class WideExecutor(Replayer):
         self._around: RecordedCall | None = None
 
     def execute_wide(self, call: RecordedCall, forward: RecordedCall | None) -> Mapping[str, NDArray[Any]]:
-        """Return what a call gives, by slot (`trueup.analysis.anomalies.settling.Executor`); raises Untold where it cannot be
-        executed again, or draws random numbers in float64 that are not the recorded ones."""
+        """Return what a call gives, by slot (`mattering_rerun.Executor`); raises Untold where it cannot be executed again,
+        or draws random numbers in float64 that are not the recorded ones."""
         self._around = forward
         try:
             result = super().execute(call, self.truth)

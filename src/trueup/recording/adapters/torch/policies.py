@@ -28,7 +28,7 @@ from trueup.recording.engine import policies
 from trueup.recording.engine.replacing import Around, Replacement
 from trueup.recording.engine.ruled import Framework
 from trueup.recording.engine.session import running_of
-from trueup.recording.policies import Policy
+from trueup.recording.policy_file import Policy
 
 EAGER = "torch.compile was used: its Python code runs while a policy is applied, for no rule reaches into compiled code"
 
