@@ -67,8 +67,7 @@ def read_slots(stream: Stream) -> Numbers:
 
 def lasting_slots(stream: Stream, slots: Numbers) -> Numbers:
     """Return the slots, of those given, that no call of the step made."""
-    made = np.where(stream.producer[slots] >= 0, stream.index(stream.producer[slots]), NONE)
-    return slots[made < 0]
+    return slots[stream.producers[slots] == NONE]
 
 
 def keys_of(stream: Stream, slots: Numbers) -> NDArray[np.uint64]:
