@@ -67,7 +67,8 @@ def read_slots(stream: Stream) -> Numbers:
 
 def lasting_slots(stream: Stream, slots: Numbers) -> Numbers:
     """Return the slots, of those given, that no call of the step made."""
-    return slots[stream.producers[slots] == NONE]
+    made: Numbers = stream.producers[slots]
+    return slots[made == NONE]
 
 
 def keys_of(stream: Stream, slots: Numbers) -> NDArray[np.uint64]:

@@ -272,7 +272,7 @@ def _told(one: Anomaly, row: dict[str, Any] | None) -> Anomaly:
     error = float(row["error_in"] or 0.0)
     if row["state"] == "deviates" and row["role"] != "victim" and np.isfinite(error):
         size = f"by {sci(float(row['error_out']))} (relative L2), where {sci(float(row['expected']))} is explained"
-        because = f"the baseline's call gives other numbers of the same inputs, {size}"
+        because = f"the baseline's call gives different numbers from the same inputs, {size}"
         return dataclasses.replace(one, matters="accuracy-relevant", because=because, transient=False, run_next="")
     why = "what it reads is not what the baseline's call reads" if row["state"] == "deviates" else "it cannot be compared"
     return dataclasses.replace(one, because=f"{one.because}; against the baseline: {why}", run_next="")

@@ -147,7 +147,7 @@ def _first(result: OverflowResult) -> Anomaly | None:
 
 def _why_none(one: Anomaly) -> str:
     if one.kind in ("input", "parameters", "collective"):
-        return "no call is to blame that could run in another way"
+        return "no call is to blame that could run differently"
     if one.place.phase == "backward":
         return "a gradient has the dtype of its tensor; a smaller loss scale helps"
     if one.kind == "nan":

@@ -305,7 +305,7 @@ def busy(framework: str) -> bool:
 
 @contextmanager
 def quietly(framework: str) -> Iterator[None]:
-    """Let nothing that executes in a block be recorded by the capture of a framework, nor be run in another way."""
+    """Keep a framework's capture from recording, and its policy from changing, anything that executes in a block."""
     session = running_of(framework).session
     state = None if session is None else session.threads.state
     before = state is not None and state.busy

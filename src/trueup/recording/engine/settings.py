@@ -173,7 +173,7 @@ def inputs_of(function: Callable[..., Any]) -> dict[str, Any]:
 
 
 def plain(held: Mapping[Any, Any]) -> dict[str, Any]:
-    """Return what of a mapping is a scalar, or a short list of scalars; numbers of NumPy's kind are Python's."""
+    """Return the members of a mapping that are scalars or short lists of scalars, NumPy's numbers as Python's."""
     found: dict[str, Any] = {}
     for name, value in held.items():
         if isinstance(name, str) and not name.startswith("__") and (kept := _plain(value)) is not _NOTHING:

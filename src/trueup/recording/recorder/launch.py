@@ -319,7 +319,7 @@ def _capture(directory: Path) -> Capture | None:
 
 
 def reports_of(directory: Path) -> list[Report]:
-    """Return what the processes of a run left in its directory."""
+    """Return the reports that the processes of a run left in its directory."""
     reports = []
     for path in sorted((directory / "processes").glob("*.json")):
         with suppress(OSError, ValueError):
@@ -371,7 +371,7 @@ def _unused(options: CaptureOptions, reports: Sequence[Report]) -> list[str]:
 
 
 def _remarks(reports: Iterable[Report]) -> list[str]:
-    """Return what is to be said of single processes; those that had nothing to record are counted."""
+    """Return a sentence for each process that needs one; processes that had nothing to record are counted."""
     said, quiet = [], Counter[str]()
     for report in reports:
         if _killed(report):

@@ -151,7 +151,7 @@ def apply_policy(model: paddle.nn.Layer | Iterable[paddle.nn.Layer] | None, poli
 
 
 def _to_static(on: bool) -> bool:
-    """Let to_static compile or not; return whether it did. No rule reaches into a program."""
+    """Switch to_static's compilation on or off; return whether it was on. No rule reaches into a program."""
     from paddle.jit.dy2static.program_translator import ProgramTranslator
 
     translator = ProgramTranslator()
