@@ -71,9 +71,13 @@ def test_a_training_that_knows_cuda_alone_is_proved(bare: str, tmp_path: Path, c
 
 
 def test_what_a_training_asks_of_a_device(bare: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["assess", "--json", "all.json", "--", sys.executable, bare]) == 1
+    (tmp_path / "own.cu").write_text("__global__ void __launch_bounds__(256) scatter_kernel(float* x) {}\n")
+    assert main(["assess", "-o", "report", "--json", "all.json", "--cann", "5.0", bare]) == 1
     said = " ".join(capsys.readouterr().out.split())
     assert "CPU fallback: aten::huber_loss where bare.py:18, " in said
+    assert "1. PyTorch makes it of others: torch._decomp.get_decompositions([torch.ops.aten.huber_loss]) 2. run it on" in said
+    assert "limit: shapes change; only fixed shapes work where bare.py:9 " in said
+    assert "own.cu scatter_kernel" in said
     found = saved(tmp_path / "all.json")
     grades = {one["name"]: one["grade"] for one in found["operators"]}
     assert grades["aten::addmm"] == grades["aten::mm"] == grades["aten::native_batch_norm_backward"] == "kernel"
@@ -82,6 +86,14 @@ def test_what_a_training_asks_of_a_device(bare: str, tmp_path: Path, capsys: pyt
     assert found["failed"] is None
     rows = {one["name"]: one for one in found["operators"]}
     assert rows["aten::addmm"]["flops"] == 2 * (4 + 5) * (4 * 8 + 8 * 2)
+    assert sum(one["share"] for one in found["operators"]) == pytest.approx(1)
+    assert found["memory"] > 4 * (4 * 8 + 8 * 2)
+    page = (tmp_path / "report" / "index.html").read_text()
+    assert "CPU fallback" in page
+    assert "drop_last=True" in page
+    fallen = (tmp_path / "report" / "unsupported_api.csv").read_text().splitlines()
+    assert fallen[0] == "File,Start Line,End Line,OP,Tips"
+    assert any(line.startswith("bare.py,18,18,aten::huber_loss,") for line in fallen)
     assert {place for place, _ in found["dynamic"]} >= {"bare.py:9", "bare.py:17"}
     assert [place for place, _ in found["reads"]] == ["bare.py:15"]
 
@@ -95,6 +107,8 @@ def test_a_training_that_ends_early_is_not_assessed_as_whole(tmp_path: Path, cap
     assert main(["assess", "--", sys.executable, str(script)]) == 2
     assert "no import of torch" in capsys.readouterr().err
     assert main(["assess", "--", str(tmp_path / "none")]) == 2
+    assert "no such file" in capsys.readouterr().err
+    assert main(["assess", "training.ipynb"]) == 2
     assert "no such file" in capsys.readouterr().err
 
 

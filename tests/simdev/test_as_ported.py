@@ -86,6 +86,13 @@ def test_labels_of_int32() -> None:
     assert torch.equal(torch.autograd.grad(found, x)[0], gradient)
 
 
+def test_ctc_takes_lengths_of_the_host() -> None:
+    probs, labels = torch.randn(6, 2, 5).log_softmax(-1), torch.tensor([[1, 2], [3, 4]])
+    lengths = torch.tensor([6, 5]), torch.tensor([2, 1])
+    found = torch.nn.CTCLoss()(probs.npu(), labels.npu(), *lengths)
+    assert found.item() == torch.nn.CTCLoss()(probs, labels, *lengths).item()
+
+
 def test_options_are_checked() -> None:
     torch.npu.set_option({"ACL_OP_SELECT_IMPL_MODE": "high_performance"})
     with pytest.raises(ValueError, match="may be high_precision, high_performance"):

@@ -165,6 +165,18 @@ def gru_cell_backward(grad_hy: Tensor, workspace: Tensor, has_bias: bool) -> tup
     return to_input, to_hidden, grad_hy * z, to_input.sum(0), to_hidden.sum(0)
 
 
+# ---------------------------------------------------------------- CTC
+def ctc_loss(
+    log_probs: Tensor, targets: Tensor, input_lengths: Tensor, target_lengths: Tensor, blank: int = 0, reduction: int = 1,
+    zero_infinity: bool = False,
+) -> Tensor:  # fmt: skip
+    """Take lengths as numbers, as PyTorch does with every tensor that is no subclass (aten/src/ATen/native/LossCTC.cpp)."""
+    with torch._C.DisableTorchFunction():
+        lengths = [one.tolist() for one in (input_lengths, target_lengths)]
+        loss: Tensor = aten.ctc_loss.IntList(log_probs, targets, *lengths, blank, reduction, zero_infinity)
+        return loss
+
+
 # ---------------------------------------------------------------- what the CPU refuses and the device takes
 def _wide_labels(operator: Any) -> Any:
     """Return a loss that takes int32 labels, as the device does; the porting guide makes all labels int32."""
@@ -180,6 +192,7 @@ def _wide_labels(operator: Any) -> Any:
 def register(aten_library: Any) -> None:
     """Enter the composite, and the kernels into the device's table."""
     aten_library.impl("scaled_dot_product_attention", scaled_dot_product_attention, "AutogradPrivateUse1")
+    aten_library.impl("ctc_loss.Tensor", ctc_loss, "AutogradPrivateUse1")
     for name, kernel in {
         # Under inference_mode there is no autograd key and the composite itself reaches the device.
         "scaled_dot_product_attention": torch.nn.functional.scaled_dot_product_attention,

@@ -25,7 +25,7 @@ import torch
 from torch.utils._pytree import tree_leaves, tree_map_only
 from torch.utils.weak import WeakIdKeyDictionary
 
-from trueup.simdev import tensor
+from trueup.simdev import memory, tensor
 from trueup.simdev.tensor import KERNELS, Plan
 
 INTO, STEPS = "TRUEUP_SHAPES_INTO", "TRUEUP_SHAPES_STEPS"
@@ -36,7 +36,7 @@ MOST_SHAPES = 8
 _QUIET = (str(Path(torch.__file__).parent), str(Path(__file__).parents[1]), sysconfig.get_path("stdlib"), "<frozen")
 _LIBRARIES = (sysconfig.get_path("purelib"), sysconfig.get_path("platlib"))
 FILLED = ("aten::fill_", "aten::full", "aten::full_like", "aten::zero_", "aten::zeros", "aten::zeros_like", "aten::new_zeros")
-Key = tuple[str, str, str, tuple[str, ...], tuple[str, int, str] | None]
+Key = tuple[str, str, str, tuple[str, ...], tuple[str, int, str] | None, str]
 
 
 class Shapes:
@@ -48,6 +48,7 @@ class Shapes:
         self._lock = threading.Lock()
         self._process = os.getpid()
         self._flops: dict[Any, Callable[..., int]] = {}
+        self._views: set[str] = set()
         self._numbers: MutableMapping[torch.Tensor, float] = WeakIdKeyDictionary()
 
     def begin(self) -> None:
@@ -68,13 +69,18 @@ class Shapes:
         there = kwargs if not to_host else {**kwargs, **({"device": META} if device is not None else {})}
         why = None
         try:
+            if plan.on_host:  # lengths are the host's, and so is what is made of them
+                raise NotImplementedError
             if func is torch.ops.aten._local_scalar_dense.default:
                 result: Any = torch.full((), self._numbers.get(args[0], 1), dtype=args[0].dtype).item()
             else:
                 result = func(*_to_meta(args), **_to_meta(there))
         except (NotImplementedError, RuntimeError):
             why = "shape" if torch.Tag.dynamic_output_shape in func.tags else "meta"
-            result = _to_meta(KERNELS.get(func, func)(*_to_ones(args), **_to_ones(there)))
+            made = KERNELS.get(func, func)(*_to_ones(args), **_to_ones(there))
+            result = _to_meta(made)
+            if plan.on_host:
+                why, result = None, tuple(one if at in plan.on_host else result[at] for at, one in enumerate(made))
         self._note(func, plan, args, kwargs, result, why)
         self._know(plan, args, kwargs, result)
         for one in hosted:
@@ -103,8 +109,8 @@ class Shapes:
         dtypes = tuple(dict.fromkeys(str(one.dtype).removeprefix("torch.") for one in given or made))
         node = torch._C._current_autograd_node()
         phase = "forward" if node is None else "backward"
-        site = _site(sys._getframe(1)) if node is None else ("", 0, node.name())
-        key = plan.name, phase, _function(), dtypes, site
+        site, package = _site(sys._getframe(1)) if node is None else (("", 0, node.name()), "")
+        key = plan.name, phase, _function(), dtypes, site, package
         shapes = " ".join(str(tuple(one.shape)) for one in given[:4]) or "-"
         count = self._flops.get(func._overloadpacket)
         try:
@@ -112,10 +118,14 @@ class Shapes:
         except Exception:  # noqa: BLE001 - a formula of PyTorch's for other arguments than these
             flops = 0
         with self._lock:
-            row = self._rows.setdefault(key, {"calls": 0, "flops": 0, "shapes": [], "why": None})
+            row = self._rows.setdefault(key, {"calls": 0, "flops": 0, "shapes": [], "why": None, "groups": []})
+            if plan.name.startswith("c10d::") and (size := _group(args)) not in row["groups"]:
+                row["groups"].append(size)
             row["calls"] += 1
             row["flops"] += flops
             row["why"] = row["why"] or why
+            if plan.view_of is not None:
+                self._views.add(plan.name)
             if [self._step, shapes] not in row["shapes"] and len(row["shapes"]) < MOST_SHAPES:
                 row["shapes"].append([self._step, shapes])
 
@@ -132,11 +142,14 @@ class Shapes:
 
         made = {overload.name() for overload in decomposition_table if hasattr(overload, "name")}
         rows = [
-            {**dict(zip(("operator", "phase", "function", "dtypes", "site"), key, strict=True)), **row,
-             "kind": _kind(key[0]), "decomposes": key[0] in made}
+            {**dict(zip(("operator", "phase", "function", "dtypes", "site", "package"), key, strict=True)), **row,
+             "kind": "view" if key[0] in self._views else _kind(key[0]), "decomposes": key[0] in made}
             for key, row in self._rows.items()
         ]  # fmt: skip
-        whole = {"steps": self._step, "torch": str(torch.__version__), "rows": rows}
+        whole = {
+            "steps": self._step, "torch": str(torch.__version__), "rows": rows, "memory": memory.peak, "packages": _packages(),
+            "script": str(Path(sys.argv[0]).absolute()) if sys.argv[:1] not in ([], [""], ["-c"]) else "",
+        }  # fmt: skip
         (self._folder / f"{os.getpid()}.json").write_text(json.dumps(whole), errors="backslashreplace")
 
 
@@ -167,17 +180,44 @@ def _to_ones(value: Any) -> Any:
     return tree_map_only(torch.Tensor, _ones, devices)
 
 
-def _site(frame: FrameType | None) -> tuple[str, int, str] | None:
-    """Return file, line and function of the innermost frame of the user's own, else of a library's; not PyTorch's, not ours."""
+def _site(frame: FrameType | None) -> tuple[tuple[str, int, str] | None, str]:
+    """Return file, line and function of the innermost frame of the user's own, else of a library's, not PyTorch's, not ours; and
+    the package of the innermost library between."""
     library = None
     while frame is not None:
         name = frame.f_code.co_filename
         if not name.startswith(_QUIET):
             if not name.startswith(_LIBRARIES):
-                return name, frame.f_lineno, frame.f_code.co_name
+                return (name, frame.f_lineno, frame.f_code.co_name), _package(library[0] if library else "")
             library = library or (name, frame.f_lineno, frame.f_code.co_name)
         frame = frame.f_back
-    return library
+    return library, _package(library[0] if library else "")
+
+
+def _package(file: str) -> str:
+    """Return the top package of a library's file, nothing of any other."""
+    root = next((one for one in _LIBRARIES if file.startswith(one)), None)
+    return "" if root is None else Path(file).relative_to(root).parts[0].removesuffix(".py")
+
+
+def _packages() -> dict[str, str]:
+    """Return the packages beside PyTorch that are imported, with their folder."""
+    found: dict[str, str] = {}
+    for name, module in list(sys.modules.items()):
+        file = getattr(module, "__file__", None) if "." not in name else None
+        if isinstance(file, str) and file.startswith(_LIBRARIES) and not file.startswith(_QUIET):
+            found[name] = str(Path(file).parent) if Path(file).name.startswith("__init__") else file
+    return found
+
+
+def _group(args: tuple[Any, ...]) -> int:
+    """Return how many ranks a collective is of."""
+    from torch.distributed.distributed_c10d import ProcessGroup
+
+    for one in args:
+        if isinstance(one, torch.ScriptObject) and "ProcessGroup" in str(one._type()):
+            return int(ProcessGroup.unbox(one).size())
+    return 0
 
 
 def _function() -> str:
@@ -191,4 +231,5 @@ def _kind(operator: str) -> str:
     if not operator.startswith("aten::"):
         return "custom"
     has = torch._C._dispatch_has_kernel_for_dispatch_key
-    return "composite" if has(operator, "CompositeExplicitAutograd") or has(operator, "CompositeImplicitAutograd") else "kernel"
+    kinds = ("CompositeExplicitAutograd", "CompositeExplicitAutogradNonFunctional", "CompositeImplicitAutograd")
+    return "composite" if any(has(operator, kind) for kind in kinds) else "kernel"

@@ -9,7 +9,7 @@ from typing import Annotated
 import typer
 
 from trueup.doors.cli import loading
-from trueup.doors.cli.options import Command, File, Simulated, Timeout, Word, Words, required
+from trueup.doors.cli.options import File, Output, Simulated, Timeout, Word, Words, required
 from trueup.foundation.model import TrueupError
 
 PROVE = "Run it in both folders, the original on the CPU, the port on the simulated device, and compare."
@@ -99,12 +99,15 @@ class Product(str, Enum):
 
 
 def assess(
-    command: Command = None,
+    command: Annotated[Words, typer.Argument(metavar="SCRIPT | -- COMMAND...", help="What to run.")] = None,
     product: Annotated[Product, typer.Option(help="The device's product.")] = Product.a2,
+    cann: Annotated[str, typer.Option(metavar="VERSION", help="Of CANN, whose limits are asked.")] = "newest",
     steps: Annotated[int, typer.Option(metavar="K", min=1, help="Steps of the optimizer, after which the run ends.")] = 2,
     timeout: Timeout = 600.0,
-    limit: Annotated[int, typer.Option(metavar="N", min=1, help="How many operators to list.")] = 20,
+    limit: Annotated[int, typer.Option(metavar="N", min=1, help="How many rows of each kind to list.")] = 20,
     json: Annotated[File, typer.Option(metavar="FILE", help="Save all of it as JSON under this name.")] = None,
+    output: Output = None,
+    patch: Annotated[File, typer.Option(metavar="FILE", help="Save the rewrites as a patch, for git apply.")] = None,
 ) -> int:
     """Say which operators a training needs and what an Ascend NPU has for them, before it is ported; shapes run, numbers do not.
 
@@ -112,14 +115,19 @@ def assess(
     """
     words = required(command, "run", "assess")
     with loading():
-        from trueup.doors.report.assess import render
-        from trueup.doors.report.saving import save_json
+        from trueup.doors.report.assess import render, save
+        from trueup.doors.report.saving import save_json, write_text
         from trueup.doors.report.terminal import Terminal, print_written
         from trueup.migration.assess import assess as run
 
     console = Terminal()
-    found = run(words, product=product.value, steps=steps, timeout=timeout or None)
+    found = run(words, product=product.value, cann=cann, steps=steps, timeout=timeout or None)
     render(found, limit, console)
+    if patch is not None:
+        written = write_text(found.patch, patch, "a file that can be made and written, for the patch")
+        print_written(written, console, "patch" if found.patch else "empty patch")
+    if output is not None:
+        print_written(save(found, output), console, "report")
     if json is not None:
         print_written(save_json(found.document(), json), console)
     return found.exit_code

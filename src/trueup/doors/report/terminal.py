@@ -295,7 +295,7 @@ def print_saved(directory: Path, console: Console) -> None:
     console.print(Text.assemble(("report  ", "bold"), clean(str(directory / "index.html"))), soft_wrap=True)
 
 
-def print_written(file: Path, console: Console) -> None:
-    """Say where a table of rows is."""
+def print_written(file: Path, console: Console, what: str = "rows") -> None:
+    """Say where a table of rows is, or what else was written."""
     console.print()
-    console.print(Text.assemble(("rows  ", "bold"), clean(str(file))), soft_wrap=True)
+    console.print(Text.assemble((f"{what}  ", "bold"), clean(str(file))), soft_wrap=True)

@@ -3,90 +3,74 @@
 from __future__ import annotations
 
 import os
+import re
+import sys
 import tempfile
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import msgspec
 
 from trueup.foundation.model import TrueupError
 from trueup.foundation.words.wording import counted
-from trueup.migration.assess.support import GRADES, Grade, Source, has_kernel, numbers, support
+from trueup.migration.assess.grading import graded, remedies
+from trueup.migration.assess.limits import NEWEST, Broken, broken
+from trueup.migration.assess.packages import Extension, Package, extensions, packages
+from trueup.migration.assess.reading import Row, Run
+from trueup.migration.assess.support import GRADES, Grade, Source, numbers, support
 from trueup.migration.port.running import SIMULATED, redirected
+from trueup.migration.rewrites import find, patch, prove
 
 INTO, STEPS = "TRUEUP_SHAPES_INTO", "TRUEUP_SHAPES_STEPS"
 """Environment variables that `trueup.simdev.shapes` reads."""
+LIBRARIES = ("site-packages", "dist-packages")
+ERROR = re.compile(r"[\w.]*(Error|Exception|Interrupt)\b")
+"""The last line of a traceback."""
 TOLD: dict[Grade, tuple[str, str]] = {
     "kernel": ("has a kernel", "have a kernel"), "composite": ("is made of others", "are made of others"),
     "CPU fallback": ("goes through the CPU", "go through the CPU"), "unsupported": ("is not supported", "are not supported"),
     "dtype-limited": ("lacks a dtype", "lack a dtype"), "unknown": ("is in no table", "are in no table"),
 }  # fmt: skip
 """Of one operator, and of several."""
-FULL = 8
-"""Shapes of a row, of which the run keeps no more: whether they changed between steps cannot be told then."""
-
-
-class Row(msgspec.Struct):
-    """An operator at one line of the user's, as the run wrote it."""
-
-    operator: str
-    kind: Literal["kernel", "composite", "custom"]
-    phase: Literal["forward", "backward"]
-    function: str
-    dtypes: list[str]
-    site: tuple[str, int, str] | None
-    calls: int
-    flops: int
-    shapes: list[tuple[int, str]]
-    why: Literal["shape", "meta"] | None
-    decomposes: bool
-
-    @property
-    def place(self) -> str:
-        """Return the user's line, or whose backward it is."""
-        if self.site is None:
-            return ""
-        file, line, name = self.site
-        return f"{os.path.relpath(file)}:{line}" if file else f"backward of {name.removesuffix('0').removesuffix('Backward')}"
-
-    @property
-    def varies(self) -> bool:
-        """Return whether its shapes in one step are others than in another."""
-        steps: dict[int, set[str]] = {}
-        for step, shapes in self.shapes:
-            steps.setdefault(step, set()).add(shapes)
-        several = list(steps.values())
-        return len(self.shapes) < FULL and any(one != several[0] for one in several[1:])
-
-
-class _Run(msgspec.Struct):
-    steps: int
-    torch: str
-    rows: list[Row]
 
 
 @dataclass(frozen=True)
 class Operator:
     """An operator with its grade. ``flops`` is of all its calls, multiplications and additions counted apart; 0 where PyTorch has
-    no formula. ``places`` are the user's lines, most calls first."""
+    no formula; ``share`` is of all FLOPs that PyTorch counts. ``remedies`` stand best first, ``places`` (the user's) by calls."""
 
     name: str
     grade: Grade
     why: str
-    remedy: str
+    remedies: tuple[str, ...]
     calls: int
     flops: int
+    share: float
     dtypes: tuple[str, ...]
     places: tuple[str, ...]
 
 
 @dataclass(frozen=True)
+class Offered:
+    """A rewrite of the user's lines, proved by execution: what stands there, what takes its place, and why."""
+
+    place: str
+    title: str
+    why: str
+    proof: str
+    before: str
+    after: str
+    source: str
+
+
+@dataclass(frozen=True)
 class Assessment:
     """What a training asks of a device. ``dynamic`` are lines whose shapes change, with why; ``reads`` lines that read numbers
-    back, with how often in a step; ``failed`` says why the run ended early."""
+    back, with how often in a step; ``memory`` is the most bytes that tensors of the device held at once in one process; ``failed``
+    says why the run ended early."""
 
     product: str
     torch: str
@@ -94,6 +78,13 @@ class Assessment:
     operators: tuple[Operator, ...]
     dynamic: tuple[tuple[str, str], ...]
     reads: tuple[tuple[str, float], ...]
+    memory: int
+    packages: tuple[Package, ...]
+    extensions: tuple[Extension, ...]
+    limits: tuple[Broken, ...]
+    rewrites: tuple[Offered, ...]
+    patch: str
+    scripts: tuple[str, ...]
     failed: str | None
     sources: tuple[Source, ...]
 
@@ -107,7 +98,7 @@ class Assessment:
     def exit_code(self) -> int:
         """Return 0 where all runs on the device, 1 where something does not or goes through the CPU, 2 where nobody can tell."""
         bad = any(self.counts.get(grade) for grade in ("unsupported", "CPU fallback", "dtype-limited"))
-        return 1 if bad else 2 if self.failed or not self.operators or self.counts.get("unknown") else 0
+        return 1 if bad or self.limits else 2 if self.failed or not self.operators or self.counts.get("unknown") else 0
 
     @property
     def sentence(self) -> str:
@@ -117,6 +108,9 @@ class Assessment:
         parts = [f"{number} {TOLD[grade][number > 1]}" for grade, number in reversed(self.counts.items())]
         where = f"Ascend {self.product} (PyTorch {self.torch.partition('+')[0]})"
         whole = f"Of {counted(len(self.operators), 'operator')} on {where}, {', '.join(parts)}."
+        listed = sum(one.share for one in self.operators if one.grade in ("kernel", "composite"))
+        if 0 < listed < 1:
+            whole += f" What has a kernel computes {percent(listed)} of the FLOPs."
         return whole + (f" The run ended early: {self.failed}." if self.failed else "")
 
     def document(self) -> dict[str, Any]:
@@ -125,27 +119,39 @@ class Assessment:
         return {"schema": "trueup-assess", "schema_version": 1, "sentence": self.sentence, "counts": self.counts, **whole}
 
 
-def assess(command: Sequence[str], *, product: str = "A2", steps: int = 2, timeout: float | None = 600.0) -> Assessment:
+def percent(share: float) -> str:
+    """Write a share; what is not all is not written as 100 %, what is not nothing not as 0 %."""
+    if 0 < share < 0.001:
+        return "under 0.1 %"
+    return "over 99.9 %" if 0.999 < share < 1 else f"{100 * share:.3g} %"
+
+
+def assess(
+    command: Sequence[str], *, product: str = "A2", cann: str = NEWEST, steps: int = 2, timeout: float | None = 600.0
+) -> Assessment:
     """Run a training on a device that computes shapes and no numbers, and say what a real one has for it.
 
     Args:
-        command: the program and its arguments: ``("python", "train.py")``, for CUDA, an NPU, or whatever accelerator is there.
+        command: the program and its arguments: ``("python", "train.py")``, for CUDA, an NPU, or whatever accelerator is there; or
+            a script and its arguments, which this Python runs.
         product: of Ascend: A2, A3 or 950DT.
+        cann: a version of CANN ("5.1"), whose limits are asked; the newest by default.
         steps: of the optimizer, after which the run ends.
         timeout: seconds that it may take; None: any.
 
     Raises:
         TrueupError: the command cannot start.
     """
+    command = _command(command)
     with tempfile.TemporaryDirectory(prefix="trueup-assess-") as folder:
         into = Path(folder, "shapes")
         into.mkdir()
         log = Path(folder, "log")
         environment = {SIMULATED: "shapes", INTO: str(into), STEPS: str(steps)}
         ran = redirected(command, Path(folder), environment=environment, output=log, timeout=timeout)
-        runs = [msgspec.json.decode(path.read_bytes(), type=_Run) for path in sorted(into.glob("*.json"))]
+        runs = [msgspec.json.decode(path.read_bytes(), type=Run) for path in sorted(into.glob("*.json"))]
         lines = [line.strip() for line in log.read_text("utf-8", "replace").splitlines() if line.strip()]
-    failed = None if ran.exit_code == 0 else (lines[-1][:300] if lines else f"exit code {ran.exit_code}").rstrip(".")
+    failed = None if ran.exit_code == 0 else _last_words(lines, ran.exit_code)
     if not runs:
         raise TrueupError(
             f"Nothing of the command could be looked at.\n  where:    {' '.join(command)}\n"
@@ -153,70 +159,96 @@ def assess(command: Sequence[str], *, product: str = "A2", steps: int = 2, timeo
             f"  got:      {failed or 'no import of torch'}\n"
             "  next:     run the command by itself; then name that Python: trueup assess -- .venv/bin/python train.py"
         )
+    return _assessed(runs, product, cann, failed)
+
+
+def _command(command: Sequence[str]) -> Sequence[str]:
+    if not command or not command[0].endswith((".py", ".ipynb")) or os.access(command[0], os.X_OK):
+        return command
+    if not Path(command[0]).is_file() or command[0].endswith(".ipynb"):
+        got = "a notebook" if Path(command[0]).is_file() else "no such file"
+        raise TrueupError(
+            f"{command[0]} cannot be assessed.\n  expected: a script in Python, or a command that runs one\n  got:      {got}\n"
+            "  next:     trueup assess -- python train.py"
+        )
+    return [sys.executable, *command]
+
+
+def _last_words(lines: Sequence[str], code: int) -> str:
+    """Return what a run said last: the line of the exception, where there is one."""
+    errors = [line for line in lines if ERROR.match(line)]
+    return (errors or lines or [f"exit code {code}"])[-1][:300].rstrip(".")
+
+
+def _assessed(runs: Sequence[Run], product: str, cann: str, failed: str | None) -> Assessment:
     rows = [row for run in runs for row in run.rows]
     version = runs[0].torch
-    steps_run = max(max(run.steps for run in runs), 1)
+    steps = max(max(run.steps for run in runs), 1)
     by_name: dict[str, list[Row]] = {}
     for row in rows:
         by_name.setdefault(row.operator, []).append(row)
-    operators = [_operator(name, its, product, numbers(version)) for name, its in by_name.items()]
+    total = sum(row.flops for row in rows)
+    operators = [_operator(name, its, product, numbers(version), total) for name, its in by_name.items()]
     operators.sort(key=lambda one: (GRADES.index(one.grade), -one.flops, -one.calls, one.name))
     dynamic = {row.place: _dynamic(row) for row in rows if row.site and row.site[0] and (row.varies or row.why == "shape")}
     reads: Counter[str] = Counter()
     for row in rows:
         if row.operator == "aten::_local_scalar_dense" and row.site and row.site[0]:
             reads[row.place] += row.calls
-    told = tuple((place, calls / steps_run) for place, calls in reads.most_common())
+    imported = {name: place for run in runs for name, place in run.packages.items()}
+    ran: Counter[str] = Counter()
+    lacking: dict[str, list[str]] = {}
+    bad = {one.name for one in operators if one.grade not in ("kernel", "composite")}
+    for row in rows:
+        ran[row.package] += row.calls
+        if row.operator in bad and row.operator not in lacking.setdefault(row.package, []):
+            lacking[row.package].append(row.operator)
+    found = dict.fromkeys([run.script for run in runs] + [row.site[0] for row in rows if row.site])
+    scripts = [Path(file) for file in found if file.endswith(".py") and not any(place in file for place in LIBRARIES)]
     return Assessment(
-        product, version, steps_run, tuple(operators), tuple(dynamic.items()), told, failed, support().source
-    )
+        product, version, steps, tuple(operators), tuple(dynamic.items()),
+        tuple((place, calls / steps) for place, calls in reads.most_common()), max(run.memory for run in runs),
+        packages(imported, ran, lacking), extensions(scripts), broken(rows, imported, cann), *_rewrites(scripts, rows),
+        tuple(map(str, scripts)), failed, support().source,
+    )  # fmt: skip
 
 
-def _operator(name: str, rows: list[Row], product: str, version: tuple[int, ...]) -> Operator:
-    grade, why = min((_graded(name, row, product, version) for row in rows), key=lambda one: GRADES.index(one[0]))
+def _rewrites(scripts: Sequence[Path], rows: Sequence[Row]) -> tuple[tuple[Offered, ...], str]:
+    """Return the rewrites that were found at lines that ran and proved, and the patch that makes them."""
+    texts: dict[str, str] = {}
+    found = []
+    for script in scripts:
+        lines = {row.site[1] for row in rows if row.site and row.site[0] == str(script)}
+        try:
+            text = script.read_text("utf-8")
+        except (OSError, UnicodeDecodeError):
+            continue
+        name = os.path.relpath(script)
+        its = find(Path(name), text, lines)
+        if its:
+            texts[name] = text
+            found += its
+    asked = list({one.row.id: one.row for one in found}.values())
+    proofs = {row.id: proof for row, proof in zip(asked, prove(asked), strict=True)}
+    proved = [one for one in found if proofs[one.row.id].holds]
+    offered = [
+        Offered(f"{one.file}:{one.first}", row.title, row.why, proofs[row.id].sentence, one.before, one.after, row.source)
+        for one in proved
+        for row in [one.row]
+    ]
+    return tuple(offered), patch(proved, texts)
+
+
+def _operator(name: str, rows: list[Row], product: str, version: tuple[int, ...], total: int) -> Operator:
+    grade, why = min((graded(name, row, product, version) for row in rows), key=lambda one: GRADES.index(one[0]))
     places = Counter[str]()
     for row in rows:
-        if _graded(name, row, product, version)[0] == grade:
+        if graded(name, row, product, version)[0] == grade:
             places[row.place or "PyTorch itself"] += row.calls
     dtypes = tuple(sorted({dtype for row in rows for dtype in row.dtypes}))
     calls, flops = sum(row.calls for row in rows), sum(row.flops for row in rows)
     listed = tuple(place for place, _ in places.most_common())
-    return Operator(name, grade, why, _remedy(name, grade, rows, calls), calls, flops, dtypes, listed)
-
-
-def _graded(name: str, row: Row, product: str, version: tuple[int, ...]) -> tuple[Grade, str]:
-    """Grade an operator at one line. The vendor's list of kernels says that it runs; its pages of functions say in which dtypes."""
-    if row.kind == "custom":
-        return "unknown", f"an operator of {name.partition('::')[0]}: no table has it"
-    said = support().by_function.get(row.function)
-    if said is not None and product in said.lacking:
-        return "unsupported", f"{row.function} does not run on {product}"
-    if said is not None and "inference" in said.remarks:
-        return "unsupported", f"{row.function} runs for inference alone"
-    has = has_kernel(name, version)
-    if not has:
-        if row.kind == "composite":
-            return "composite", "PyTorch makes it of other operators"
-        return "CPU fallback", "the device has no kernel: each call copies its tensors to the CPU and back"
-    missing = [dtype for dtype in row.dtypes if said is not None and said.dtypes and dtype not in said.dtypes]
-    if missing and not set(row.dtypes) & set(said.dtypes if said is not None else ()):
-        return "dtype-limited", f"the vendor's page of {row.function} lists {', '.join(said.dtypes if said else ())}"
-    return "kernel", ""
-
-
-def _remedy(name: str, grade: Grade, rows: list[Row], calls: int) -> str:
-    """Return what to do, in the porting guide's order: an equivalent, the CPU, an operator of one's own."""
-    if grade == "dtype-limited":
-        return "cast its inputs to a dtype that it takes"
-    if grade == "unknown":
-        return "ask its package for the device, or write it with PyTorch's functions"
-    if grade not in ("unsupported", "CPU fallback"):
-        return ""
-    if any(row.decomposes for row in rows):
-        plain = name.replace("::", ".").split(".")
-        return f"PyTorch makes it of others: torch._decomp.get_decompositions([torch.ops.{plain[0]}.{plain[1]}])"
-    often = f"{counted(calls, 'call')} in these steps"
-    return f"write it with other functions; or leave it on the CPU ({often}); or develop the operator"
+    return Operator(name, grade, why, remedies(name, grade, rows), calls, flops, flops / total if total else 0.0, dtypes, listed)
 
 
 def _dynamic(row: Row) -> str:

@@ -1,0 +1,115 @@
+"""Limits of the platform (`limits.toml`): what a run breaks, for one version of CANN."""
+
+from __future__ import annotations
+
+import functools
+import re
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Literal
+
+from trueup.foundation import toml
+
+if TYPE_CHECKING:
+    from trueup.migration.assess.reading import Row
+
+NEWEST = "newest"
+
+
+class Limit(toml.Table):
+    """A row: what is asked of a run, and for which versions of CANN, the first and the last of them."""
+
+    id: str
+    asks: Literal["group-size", "collective-dtype", "fixed-shapes", "dtype", "package", "dimensions"]
+    says: str
+    remedy: str
+    source: str
+    since: str | None = None
+    until: str | None = None
+    allowed: tuple[int | str, ...] = ()
+    forbidden: tuple[str, ...] = ()
+    operators: tuple[str, ...] = ()
+    names: tuple[str, ...] = ()
+    most: int = 0
+
+    def holds(self, version: str) -> bool:
+        """Return whether a version of CANN has it; the newest has what no version is known to have ended."""
+        if version == NEWEST:
+            return self.until is None
+        return (self.since is None or _order(self.since) <= _order(version)) and (
+            self.until is None or _order(version) <= _order(self.until)
+        )
+
+
+class _Table(toml.Table):
+    limit: tuple[Limit, ...]
+
+
+@dataclass(frozen=True)
+class Broken:
+    """A limit that a run breaks, at its lines."""
+
+    id: str
+    says: str
+    remedy: str
+    places: tuple[str, ...]
+    source: str
+
+
+@functools.cache
+def limits() -> tuple[Limit, ...]:
+    """Return the table."""
+    return toml.checked(toml.packaged("trueup.migration.assess", "limits.toml"), _Table).limit
+
+
+def broken(rows: Sequence[Row], imported: Iterable[str], version: str = NEWEST) -> tuple[Broken, ...]:
+    """Return the limits of a version of CANN that a run breaks."""
+    found = []
+    for limit in limits():
+        if not limit.holds(version):
+            continue
+        if limit.asks == "package":
+            hits = {name: [""] for name in imported if name in limit.names}
+        else:
+            hits = {}
+            for row in rows:
+                for value in ASKED[limit.asks](limit, row):
+                    hits.setdefault(value, []).append(row.place)
+        if hits:
+            said = limit.says.format(found=", ".join(sorted(hits)))
+            places = dict.fromkeys(place for each in hits.values() for place in each if place)
+            found.append(Broken(limit.id, said, limit.remedy, tuple(places), limit.source))
+    return tuple(found)
+
+
+def _group_size(limit: Limit, row: Row) -> list[str]:
+    return [str(size) for size in row.groups if size and size not in limit.allowed]
+
+
+def _collective_dtype(limit: Limit, row: Row) -> list[str]:
+    return [dtype for dtype in row.dtypes if dtype not in limit.allowed] if row.groups else []
+
+
+def _fixed_shapes(limit: Limit, row: Row) -> list[str]:  # noqa: ARG001 - one signature for all
+    return ["shape"] if row.site and row.site[0] and (row.varies or row.why == "shape") else []
+
+
+def _dtype(limit: Limit, row: Row) -> list[str]:
+    if row.operator.removeprefix("aten::").partition(".")[0] not in limit.operators:
+        return []
+    return [one for one in row.dtypes if (limit.allowed and one not in limit.allowed) or one in limit.forbidden]
+
+
+def _dimensions(limit: Limit, row: Row) -> list[str]:
+    counts = [len(re.findall(r"\d+", one)) for _, shapes in row.shapes for one in re.findall(r"\([^)]*\)", shapes)]
+    return [str(count) for count in counts if count > limit.most]
+
+
+ASKED: dict[str, Callable[[Limit, Row], list[str]]] = {
+    "group-size": _group_size, "collective-dtype": _collective_dtype, "fixed-shapes": _fixed_shapes, "dtype": _dtype,
+    "dimensions": _dimensions,
+}  # fmt: skip
+
+
+def _order(version: str) -> tuple[int, ...]:
+    return tuple(int(part) for part in re.findall(r"\d+", version)[:2])

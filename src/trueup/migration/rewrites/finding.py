@@ -1,0 +1,251 @@
+"""Rewrites of the catalogue in a script: found by form, at lines that ran, and the patch that makes them.
+
+Successive assignments of which each reads the one before are one expression, if nobody else reads what lies between:
+
+    x = x.view(n, groups, c // groups, h, w)
+    x = torch.transpose(x, 1, 2).contiguous()
+    return x.view(n, -1, h, w)
+"""
+
+from __future__ import annotations
+
+import ast
+import difflib
+import re
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from trueup.migration.rewrites.catalogue import Rewrite, catalogue
+from trueup.migration.rewrites.forms import formed, matches
+
+CAPITALS = re.compile(r"\b[A-Z]\b")
+
+
+@dataclass(frozen=True)
+class Found:
+    """A rewrite at lines ``first`` to ``last`` of a file: its row, the lines as they are, and what takes their place."""
+
+    file: str
+    first: int
+    last: int
+    row: Rewrite
+    before: str
+    after: str
+
+
+def find(file: Path, text: str, ran: Collection[int]) -> list[Found]:
+    """Return the rewrites in a script's text; ``ran`` are its lines at which operators of PyTorch ran. A form is offered where one
+    of its lines did, or where it names a function that the script imports: what looks like it in NumPy is not."""
+    try:
+        tree = ast.parse(text)
+    except (SyntaxError, ValueError, RecursionError):
+        return []
+    aliases = _aliases(tree)
+    torch = next((name for name, whole in aliases.items() if whole == "torch"), None)
+    if torch is None:
+        return []
+    lines = text.splitlines(keepends=True)
+    found: list[Found] = []
+    for statements in _blocks(tree):
+        for chain in _chains(statements, tree):
+            found += _at(file, lines, chain, aliases, torch, ran)
+    unique: dict[int, Found] = {}
+    for one in sorted(found, key=lambda each: (_rank(each.row), each.last - each.first, each.first)):
+        if not any(other.first <= one.last and one.first <= other.last for other in unique.values()):
+            unique[one.first] = one
+    return sorted(unique.values(), key=lambda each: each.first)
+
+
+def patch(found: Sequence[Found], texts: Mapping[str, str]) -> str:
+    """Return a unified diff that makes rewrites, of files whose text stands in ``texts``; what would not be Python is left out."""
+    parts: list[str] = []
+    for file, text in texts.items():
+        lines = text.splitlines(keepends=True)
+        new = list(lines)
+        for one in sorted((each for each in found if each.file == file), key=lambda each: -each.first):
+            new[one.first - 1 : one.last] = [one.after]
+        try:
+            ast.parse("".join(new))
+        except SyntaxError:
+            continue
+        parts += difflib.unified_diff(lines, new, f"a/{file}", f"b/{file}")
+    return "".join(part if part.endswith("\n") else part + "\n\\ No newline at end of file\n" for part in parts)
+
+
+def _rank(row: Rewrite) -> int:
+    """Return the place of a row; a form that says more comes first."""
+    return -len(row.before)
+
+
+def _aliases(tree: ast.Module) -> dict[str, str]:
+    """Return what the names that a script imports mean."""
+    found = {}
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import):
+            found.update({one.asname or one.name.partition(".")[0]: one.name if one.asname else one.name.partition(".")[0]
+                          for one in node.names})  # fmt: skip
+        elif isinstance(node, ast.ImportFrom) and node.module and not node.level:
+            found.update({one.asname or one.name: f"{node.module}.{one.name}" for one in node.names if one.name != "*"})
+    return found
+
+
+def _blocks(tree: ast.AST) -> Iterator[list[ast.stmt]]:
+    for node in ast.walk(tree):
+        for name in ("body", "orelse", "finalbody"):
+            held = getattr(node, name, None)
+            if isinstance(held, list) and held and isinstance(held[0], ast.stmt):
+                yield held
+
+
+def _chains(statements: list[ast.stmt], tree: ast.Module) -> Iterator[tuple[list[ast.stmt], Any]]:
+    """Give each statement with its expression, and each run of assignments that is one expression, longest first."""
+    for last, statement in enumerate(statements):
+        value = _value(statement)
+        if value is None:
+            if isinstance(statement, ast.Assign):
+                yield [statement], statement
+            continue
+        grown, first = value, last
+        versions = [(statements[last : last + 1], value)]
+        while first > 0:
+            before = statements[first - 1]
+            name, inner = _target(before), _value(before)
+            if name is None or inner is None or not _only_there(name, grown, statements, first, tree):
+                break
+            grown, first = _Put(name, inner).visit(ast.parse(ast.unparse(grown), mode="eval").body), first - 1
+            versions.append((statements[first : last + 1], grown))
+        yield from reversed(versions)
+
+
+def _value(statement: ast.stmt) -> Any:
+    if isinstance(statement, ast.Assign) and len(statement.targets) == 1 and not isinstance(statement.targets[0], ast.Subscript):
+        return statement.value
+    return statement.value if isinstance(statement, (ast.Return, ast.Expr)) else None
+
+
+def _target(statement: ast.stmt) -> str | None:
+    if isinstance(statement, ast.Assign) and len(statement.targets) == 1 and isinstance(statement.targets[0], ast.Name):
+        return statement.targets[0].id
+    return None
+
+
+def _reads(node: ast.AST, name: str) -> int:
+    return sum(isinstance(one, ast.Name) and one.id == name and isinstance(one.ctx, ast.Load) for one in ast.walk(node))
+
+
+def _only_there(name: str, expression: Any, statements: list[ast.stmt], at: int, tree: ast.Module) -> bool:
+    """Return whether an expression is the only reader of what the statement before it assigned: later ones read what a statement in
+    it assigns, or nobody reads the name any more, and no loop comes back to it."""
+    if not _reads(expression, name):
+        return False
+    if _target(statements[at]) == name:
+        return True
+    line = statements[at].lineno
+    around = [one for one in ast.walk(tree) if isinstance(one, (ast.FunctionDef, ast.AsyncFunctionDef)) and _spans(one, line)]
+    scope = min(around, key=lambda one: (one.end_lineno or 0) - one.lineno, default=tree)
+    if any(isinstance(one, (ast.For, ast.While, ast.AsyncFor)) and _spans(one, line) for one in ast.walk(scope)):
+        return False
+    end = statements[at].end_lineno or line
+    later = [one for one in ast.walk(scope) if isinstance(one, ast.Name) and one.id == name and one.lineno > end]
+    return not any(isinstance(one.ctx, ast.Load) for one in later)
+
+
+def _spans(node: Any, line: int) -> bool:
+    return bool(node.lineno <= line <= (node.end_lineno or node.lineno))
+
+
+class _Put(ast.NodeTransformer):
+    def __init__(self, name: str, value: Any) -> None:
+        self._name, self._value = name, value
+
+    def visit_Name(self, node: ast.Name) -> Any:
+        return ast.parse(ast.unparse(self._value), mode="eval").body if node.id == self._name else node
+
+
+def _at(
+    file: Path, lines: list[str], chain: tuple[list[ast.stmt], Any], aliases: Mapping[str, str], torch: str, ran: Collection[int]
+) -> Iterator[Found]:  # fmt: skip
+    statements, expression = chain
+    first, last = statements[0].lineno, statements[-1].end_lineno or statements[-1].lineno
+    if not _alone(statements, lines):
+        return
+    for row in catalogue():
+        pattern: Any = ast.parse(row.before).body[0]
+        if isinstance(pattern, ast.Assign):
+            made = _written(row, pattern, expression, aliases) if isinstance(expression, ast.Assign) else None
+        else:
+            made = None if isinstance(expression, ast.Assign) else _replaced(row, pattern.value, expression, aliases)
+        named = row.before.startswith(("torch.", "apex.")) and "(" in row.before
+        if made is None or not (named or any(first <= line <= last for line in ran)):
+            continue
+        indent = lines[first - 1][: len(lines[first - 1]) - len(lines[first - 1].lstrip())]
+        head = _head(statements[-1])
+        text = f"{indent}{head}{made.replace('torch.', f'{torch}.') if torch != 'torch' else made}\n"
+        yield Found(str(file), first, last, row, "".join(lines[first - 1 : last]), text)
+
+
+def _alone(statements: Sequence[ast.stmt], lines: Sequence[str]) -> bool:
+    """Return whether statements have their lines for themselves: a patch is of lines."""
+    begin, end = statements[0], statements[-1]
+    before = lines[begin.lineno - 1].encode()[: begin.col_offset]
+    behind = lines[(end.end_lineno or end.lineno) - 1].encode()[end.end_col_offset or 0 :]
+    return not before.strip() and (not behind.strip() or behind.strip().startswith(b"#"))
+
+
+def _head(statement: ast.stmt) -> str:
+    if isinstance(statement, ast.Return):
+        return "return "
+    if isinstance(statement, ast.Assign) and not isinstance(statement.targets[0], ast.Subscript):
+        target = statement.targets[0]
+        return f"{ast.unparse(target)[1:-1] if isinstance(target, ast.Tuple) else ast.unparse(target)} = "
+    return ""
+
+
+def _written(row: Rewrite, pattern: ast.Assign, statement: ast.Assign, aliases: Mapping[str, str]) -> str | None:
+    """Return what takes the place of ``X[M] = V``."""
+    bound: dict[str, ast.expr] = {}
+    there, mine = statement.targets[0], pattern.targets[0]
+    if len(statement.targets) != 1 or not matches(formed(mine, {}), formed(there, aliases), bound, row.where):
+        return None
+    if not matches(pattern.value, statement.value, bound, row.where) or not _asks_of(bound):
+        return None
+    return _filled(row.after, bound)
+
+
+def _replaced(row: Rewrite, pattern: ast.expr, expression: Any, aliases: Mapping[str, str]) -> str | None:
+    """Return an expression with the first part that has the form replaced."""
+    wanted = formed(pattern, {})
+    whole = formed(expression, aliases)
+    for node in ast.walk(whole):
+        bound: dict[str, ast.expr] = {}
+        if isinstance(node, ast.expr) and matches(wanted, node, bound, row.where) and _asks_of(bound):
+            return ast.unparse(_Swap(node, ast.parse(_filled(row.after, bound), mode="eval").body).visit(whole))
+    return None
+
+
+class _Swap(ast.NodeTransformer):
+    def __init__(self, old: ast.AST, new: ast.AST) -> None:
+        self._old, self._new = old, new
+
+    def visit(self, node: ast.AST) -> Any:
+        return self._new if node is self._old else self.generic_visit(node)
+
+
+def _asks_of(bound: Mapping[str, ast.expr]) -> bool:
+    """Return whether a condition is one of the tensor that it selects from: a number would select otherwise."""
+    if "M" not in bound:
+        return True
+    parts = (ast.unparse(one) for one in ast.walk(bound["M"]) if isinstance(one, ast.expr))
+    return ast.unparse(bound["X"]) in parts
+
+
+def _filled(after: str, bound: Mapping[str, ast.expr]) -> str:
+    tree = ast.parse(after, mode="eval").body
+
+    class Fill(ast.NodeTransformer):
+        def visit_Name(self, node: ast.Name) -> Any:
+            return bound.get(node.id, node)
+
+    return ast.unparse(Fill().visit(tree))

@@ -1,0 +1,63 @@
+"""Limits of the platform, each row with a run that breaks it and one that does not; packages with code for CUDA."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from trueup.migration.assess.limits import broken, limits
+from trueup.migration.assess.packages import extensions, linked, packages
+from trueup.migration.assess.reading import Row
+
+PLAIN: dict[str, Any] = {
+    "operator": "aten::mm", "kind": "kernel", "phase": "forward", "function": "torch.mm", "dtypes": ["float16"],
+    "site": ("train.py", 3, "step"), "calls": 1, "flops": 0, "shapes": [(0, "(2, 3) (3, 4)")], "why": None, "decomposes": False,
+}  # fmt: skip
+SENT = {"operator": "c10d::allreduce_", "dtypes": ["float32"], "groups": [8]}
+BREAKS: dict[str, tuple[str, dict[str, Any], dict[str, Any]]] = {
+    "group-size": ("5.0", SENT | {"groups": [3]}, SENT),
+    "collective-dtype": ("5.0", SENT | {"dtypes": ["int64"]}, SENT),
+    "fixed-shapes": ("5.0", {"shapes": [(0, "(2, 3)"), (1, "(1, 3)")]}, {"shapes": [(0, "(2, 3)"), (1, "(2, 3)")]}),
+    "cube-float16": ("5.0", {"dtypes": ["float32"]}, {"operator": "aten::add.Tensor", "dtypes": ["float32"]}),
+    "dimensions": ("newest", {"shapes": [(0, "(1, 1, 1, 1, 1, 1, 1, 1, 2)")]}, {"shapes": [(0, "(1, 1) (1, 1, 1, 1, 1, 1, 1)")]}),
+    "matrix-dtype": ("newest", {"dtypes": ["float64"]}, {"dtypes": ["float32"]}),
+}
+
+
+@pytest.mark.parametrize("name", BREAKS)
+def test_a_limit_is_broken_by_what_breaks_it(name: str) -> None:
+    version, bad, good = BREAKS[name]
+    assert name in {one.id for one in broken([Row(**PLAIN | bad)], [], version)}
+    assert name not in {one.id for one in broken([Row(**PLAIN | good)], [], version)}
+
+
+def test_each_limit_has_a_case_and_a_version() -> None:
+    assert {one.id for one in limits()} - {"apex-kernels"} == set(BREAKS)
+    assert [one.says for one in broken([], ["amp_C"], "5.0")] == [
+        "amp_C is a kernel of apex; mixed precision and fused optimizers alone are there"
+    ]
+    old = {one.id for one in limits() if one.until}
+    assert not old & {one.id for one in broken([Row(**PLAIN | bad) for _, bad, _ in BREAKS.values()], ["amp_C"])}
+    assert "dimensions" not in {one.id for one in broken([Row(**PLAIN | BREAKS["dimensions"][1])], [], "5.0")}
+
+
+def test_packages_that_link_cuda(tmp_path: Path) -> None:
+    for name, content in {"ops": b"\x7fELF libcudart.so.12", "plain": b"\x7fELF libc.so.6"}.items():
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "_C.so").write_bytes(content)
+    assert linked(str(tmp_path / "ops")) == ("ops/_C.so",)
+    places = {name: str(tmp_path / name) for name in ("ops", "plain")}
+    found = [(one.name, one.calls, bool(one.cuda)) for one in packages(places, {"plain": 3}, {})]
+    assert found == [("plain", 3, False), ("ops", 0, True)]
+
+
+def test_kernels_beside_a_script(tmp_path: Path) -> None:
+    script = tmp_path / "train.py"
+    script.write_text("from torch.utils.cpp_extension import load as build\nimport json\nroi = build('roi')\njson.load(0)\n")
+    (tmp_path / "csrc").mkdir()
+    (tmp_path / "csrc" / "roi.cu").write_text("template <typename T>\n__global__ void roi_forward(T* x) {}\nvoid host(int x) {}\n")
+    (tmp_path / "csrc" / "host.cuh").write_text("inline int host();")
+    found = extensions([script])
+    assert [(Path(one.place).name, one.kernels) for one in found] == [("roi.cu", ("roi_forward",)), ("train.py:3", ())]

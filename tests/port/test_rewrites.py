@@ -1,0 +1,89 @@
+"""Every row of the catalogue: executed, found in a script that has its form, and not found in what only looks like it."""
+
+from __future__ import annotations
+
+import ast
+import re
+from pathlib import Path
+
+import pytest
+
+from trueup.migration.rewrites import Rewrite, catalogue, find, patch
+from trueup.migration.rewrites.finding import CAPITALS
+from trueup.simdev.equivalence import judged
+
+ROWS = {row.id: row for row in catalogue()}
+
+
+def script(line: str, *, head: str = "import torch\nimport apex\nimport numpy\n") -> str:
+    return f"{head}def f(x, y, z, b, g, c, h, w, e, l, a, p, q, index, i):\n    {line}\n    return y\n"
+
+
+def held(row: Rewrite) -> str:
+    """Return a line of a script that has the form of a row."""
+    values = {"V": "1.5", "M": "x > y", "S": "16"}
+    line = CAPITALS.sub(lambda found: values.get(found.group(), found.group().lower()), row.before)
+    return line if "] = " in row.before else f"y = {line}"
+
+
+def names(text: str, ran: range = range(1, 99)) -> list[str]:
+    return [one.row.id for one in find(Path("train.py"), text, ran)]
+
+
+@pytest.mark.parametrize("name", ROWS)
+def test_a_row_means_the_same(name: str) -> None:
+    import msgspec
+
+    proof = judged(msgspec.to_builtins(ROWS[name]))
+    assert proof["differs"] is None
+    assert proof["gain"] > 0
+    assert proof["bitwise"] == proof["cases"] or not ROWS[name].exact
+
+
+def test_a_row_that_means_something_else_is_caught() -> None:
+    row = {"before": "X.sum(1)", "after": "X.sum(1) * 1.001", "inputs": [{"X": [3, 4]}], "exact": False, "reference": None}
+    assert "float32" in judged(row)["differs"]
+    detached = {**row, "after": "X.sum(1) + (X - X.detach()).sum(1)"}
+    assert judged(detached)["differs"] is not None, "the gradient is another"
+
+
+@pytest.mark.parametrize("name", ROWS)
+def test_a_row_is_found_where_it_is(name: str) -> None:
+    text = script(held(ROWS[name]))
+    found = find(Path("train.py"), text, range(1, 99))
+    assert [one.row.id for one in found] == [name]
+    made = patch(found, {"train.py": text})
+    assert len(re.findall(r"^\+[^+]", made, re.MULTILINE)) == len(re.findall("^-[^-]", made, re.MULTILINE)) == 1
+    assert not re.search(CAPITALS, found[0].after.replace("X.", ""))
+
+
+@pytest.mark.parametrize(("name", "line"), [(row.id, line) for row in catalogue() for line in row.unlike])
+def test_a_row_is_not_found_in_what_looks_like_it(name: str, line: str) -> None:
+    ast.parse(line)
+    assert name not in names(script(line))
+
+
+def test_a_chain_of_assignments_is_one_expression() -> None:
+    steps = ["x = x.view(b, g, c, h, w)", "# a remark", "x = torch.transpose(x, 1, 2).contiguous()", "y = x.reshape(b, -1, h, w)"]
+    chain = "\n    ".join(steps)
+    found = find(Path("train.py"), script(chain).replace("return y", "return y, 1"), range(1, 99))
+    assert [(one.row.id, one.first, one.last) for one in found] == [("channel-shuffle", 5, 8)]
+    read_between = script(chain.replace("# a remark", "print(x)"))
+    assert names(read_between) == []
+    renamed = script(chain.replace("x = x.view", "v = x.view").replace("transpose(x,", "transpose(v,"))
+    assert names(renamed) == ["channel-shuffle"]
+    assert names(renamed.replace("return y", "return v")) == []
+
+
+def test_lines_that_did_not_run_or_are_shared_are_left() -> None:
+    line = held(ROWS["masked-write"])
+    assert names(script(line), range(0)) == []
+    assert names(script(f"y = 1; {line}")) == []
+    assert names(script(line, head="import numpy\n")) == []
+    assert names("def f(:\n") == []
+
+
+def test_another_name_for_torch() -> None:
+    text = script("x = th.transpose(x.view(b, g, c, h, w), 1, 2).contiguous().view(b, -1, h, w)", head="import torch as th\n")
+    (found,) = find(Path("train.py"), text, range(1, 99))
+    assert found.after.strip() == "x = x.index_select(1, th.arange(x.size(1), device=x.device).view(g, -1).t().flatten())"
