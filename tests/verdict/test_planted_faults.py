@@ -46,8 +46,10 @@ def test_all_faults_of_the_table_are_planned() -> None:
 
 
 @pytest.mark.parametrize("model", MODELS)
-def test_first_culprit_is_the_right_call(model: str, tmp_path: Path) -> None:
+def test_first_culprit_is_the_right_call(model: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Two steps, for what an optimizer does wrong to its state shows in the second; the table has three."""
     torch.set_num_threads(1)
+    monkeypatch.setattr(locate, "STEPS", 2)
     simdev.install()
     planned, noise = [fault for fault, chosen in PLAN.items() if chosen == model], noise_of(model)
     outcomes = list(locate.table([model], planned, noise, tmp_path))

@@ -27,6 +27,7 @@ COMMANDS = {
     "convert-weights": "comparing", "check": "looking", "preflight": "looking", "overflow": "looking", "heal": "running",
     "bisect": "running", "replay": "replaying", "reproduce": "replaying", "verify-capture": "replaying",
     "shadow-report": "replaying", "simdev": "simdev", "assess": "port", "port": "port", "explain-log": "logs", "env": "logs",
+    "checkpoint": "checkpoint",
 }  # fmt: skip
 """The commands in the order of the help, with the module that has a function of that name, or an ``app`` of several."""
 
