@@ -1,1 +1,1 @@
-"""What stands around a run that moves to another device: the port of its script. No comparison is made here."""
+"""What stands around a run that moves to another device: the port of its script, what its logs say. No comparison is made here."""

@@ -13,7 +13,6 @@ from typing import Any
 
 import torch
 
-from trueup.recording.adapters.torch.golden_forcing import forced
 from trueup.recording.engine.replacing import Replacement
 
 ENTRY = re.compile(r"Module\.(?P<module>[\w.]+)\.forward\.\d{1,9}")
@@ -33,6 +32,18 @@ class LoadOptions:
     def wants(self, step: int, rank: int) -> bool:
         """Tell whether anything is loaded in a step."""
         return (not self.steps or step in self.steps) and (not self.ranks or rank in self.ranks)
+
+
+class _Loaded(torch.autograd.Function):  # type: ignore[misc] # of torch, which mypy does not follow here
+    """Another value in the same place of the graph."""
+
+    @staticmethod
+    def forward(ctx: Any, own: torch.Tensor, value: list[torch.Tensor]) -> torch.Tensor:  # noqa: ARG004 - the interface
+        return value[0]  # in a list, for an input that is returned would be a view, which nobody may write in place
+
+    @staticmethod
+    def backward(ctx: Any, gradient: torch.Tensor) -> tuple[torch.Tensor, None]:  # noqa: ARG004
+        return gradient, None
 
 
 class Loading:
@@ -113,7 +124,8 @@ class Loading:
             got = f"{value.dtype} {list(value.shape)}" if isinstance(value, torch.Tensor) else type(value).__name__
             _say(f"load: {file} holds {got}, expected {given.dtype} {list(given.shape)}: {entry} keeps its own input {place}")
             return given
-        return forced(given, value.detach().to(given.device))
+        loaded = value.detach().to(given.device)
+        return _Loaded.apply(given, [loaded]) if given.requires_grad and torch.is_grad_enabled() else loaded
 
 
 def checked(told: Mapping[str, Any], steps: tuple[int, ...], ranks: tuple[int, ...]) -> LoadOptions | str:

@@ -96,10 +96,10 @@ def capture(
 
 def _forced(inputs_from: Path | None, force: str | None) -> dict[str, Any]:
     if inputs_from is not None:
-        from trueup.recording.execution.golden_inputs import GoldenInputs
+        from trueup.recording.execution.baseline_inputs import BaselineInputs
 
         force = shared.one(force, LEVELS, "--force")
-        GoldenInputs(inputs_from, force)  # that it can lend its inputs is found out before anything runs
+        BaselineInputs(inputs_from, force)  # that it can lend its inputs is found out before anything runs
         return {"inputs_from": str(inputs_from.absolute()), "force": force}
     if force is not None:
         said = "--force needs a baseline.\n  expected: --inputs-from BASE\n  got:      none\n  next:     name one, or leave it out"

@@ -167,11 +167,11 @@ class CaptureOptions:
 
 def _forced(baseline: str, force: str | None, levels: tuple[str, ...]) -> tuple[str, tuple[str, ...]]:
     """Return the level whose calls are given a baseline's inputs, and those to record: what is above it shows the run's own."""
-    from trueup.recording.execution.golden_inputs import GoldenInputs
+    from trueup.recording.execution.baseline_inputs import BaselineInputs
 
     if force is not None:
         _words("force", force, LEVELS)
-    found = GoldenInputs(baseline, force)
+    found = BaselineInputs(baseline, force)
     below = LEVELS[LEVELS.index(found.levels[0]) :]
     kept = tuple(level for level in levels if level in below)
     if not kept:

@@ -71,7 +71,7 @@ from trueup.recording.recorder.recorder import ARGUMENTS
 from trueup.recording.registry import adapter
 
 if TYPE_CHECKING:
-    from trueup.recording.adapters.torch.golden_forcing import Forcing
+    from trueup.recording.adapters.torch.forcing import Forcing
     from trueup.recording.adapters.torch.shadowing import ShadowMode
 
 
@@ -91,7 +91,7 @@ def module_calls(session: SessionCore) -> Replacement:
 
         return call
 
-    short = session.slots.short
+    short = None if session.forces("module") else session.slots.short
     run: Callable[..., Any] = partial(_run, session) if short is None else short.module
     if short is not None:
         short.teach(
@@ -119,6 +119,8 @@ def _before(
     if not session.records("module"):
         return context, None
     inputs = named_tensors("input", args, kwargs)
+    if session.forcing is not None and session.forces("module"):
+        session.forcing.give(call, inputs + _own("param", _parameters(module)))
     if call.recorded:
         session.slots.inputs(call, inputs)
         session.slots.inputs(call, _own("param", _parameters(module)))
@@ -133,6 +135,8 @@ def _after(session: SessionCore, module: torch.nn.Module, context: Context, edge
     if context.call.recorded:
         session.slots.outputs(context.call, outputs)
         session.slots.outputs(context.call, _own("output.buffer", _buffers(module)))
+    if session.forcing is not None and session.forces("module"):
+        session.forcing.watch(context.call, outputs)
     if edges is not None:
         watch(context, edges, outputs, session.slots, own=False)
 
@@ -381,9 +385,9 @@ class Session(SessionCore):
         self.collectives = Collectives(self)
         self.forcing: Forcing | None = None
         if options.inputs_from is not None:
-            from trueup.recording.adapters.torch.golden_forcing import forcing
+            from trueup.recording.adapters.torch.forcing import Forcing
 
-            self.forcing = forcing(self, options.inputs_from, options.force)
+            self.forcing = Forcing(self, options.inputs_from, options.force)
         self.function_mode = FunctionMode(self)
         self.shadow: ShadowMode | None = None
         if options.shadow is not None:
@@ -395,8 +399,6 @@ class Session(SessionCore):
         self.follows_functions = bool(self._modes)
         self.optimizers = Optimizers(self)
         self._always = [module_calls(self), *self.optimizers.replacements()]
-        if self.forcing is not None:
-            self._always[1:1] = self.forcing.replacements()  # around the module calls that are recorded
         self._entrances = entrances(self, functions=bool(self._modes))
         self.compiling = Compiling(self)
         self._on = self._paused = False

@@ -31,7 +31,7 @@ from trueup.recording.adapters.torch.buffers import to_numpy
 from trueup.recording.adapters.torch.context import SessionCore, ThreadState, enclosing, running_owner
 from trueup.recording.adapters.torch.environment import switches
 from trueup.recording.adapters.torch.functions import DispatchMode, Operator, inputs_of
-from trueup.recording.adapters.torch.golden import Change, Golden, NoReference, Prepared, Tensors, alone
+from trueup.recording.adapters.torch.reference import Change, NoReference, Prepared, Reference, Tensors, alone
 from trueup.recording.adapters.torch.tensors import NamedTensors, describe_values, named_tensors
 from trueup.recording.execution import shadow
 from trueup.recording.execution.local_error import (
@@ -81,9 +81,9 @@ class Case:
     foreign: bool  # whether the training's device is another than the reference's
 
 
-def judged(golden: Golden, case: Case, precision: Precision = PLAIN) -> Iterator[Judgement]:
+def judged(reference: Reference, case: Case, precision: Precision = PLAIN) -> Iterator[Judgement]:
     """Judge each output that can be compared; raises NoReference where the call cannot be computed again."""
-    truth = golden.run(case.call, case.outputs)
+    truth = reference.run(case.call, case.outputs)
     arrays = {slot: to_numpy(_host(tensor)) for slot, tensor in truth.items()}
     for slot, output in case.outputs.items():
         if slot not in arrays:
@@ -100,7 +100,7 @@ def judged(golden: Golden, case: Case, precision: Precision = PLAIN) -> Iterator
             excess = distance.relative / granted if granted else 0.0
             yield Judgement(slot, name, shape, "accurate", distance.relative, granted, excess, row_of(case.operation), "")
         else:
-            yield _at_length(golden, case, slot, arrays[slot], distance, precision)
+            yield _at_length(reference, case, slot, arrays[slot], distance, precision)
 
 
 def _plainly_accurate(distance: Distance, granted: float) -> bool:
@@ -120,7 +120,7 @@ def _granted(operation: Operation, dtype: str) -> float:
     return row.ulps * min(unit, SINGLE) + (storing(operation) * unit if unit > SINGLE else 0.0)
 
 
-def _at_length(golden: Golden, case: Case, slot: str, truth: Array, distance: Distance, precision: Precision) -> Judgement:
+def _at_length(reference: Reference, case: Case, slot: str, truth: Array, distance: Distance, precision: Precision) -> Judgement:
     output = case.outputs[slot]
     dtype, shape = str(output.dtype).removeprefix("torch."), tuple(output.shape)
     if not output.dtype.is_floating_point and not output.dtype.is_complex:
@@ -131,9 +131,9 @@ def _at_length(golden: Golden, case: Case, slot: str, truth: Array, distance: Di
     again = partial(judge, case.operation, dtype, distance, rounding=allowed)
     found = again()
     if found.verdict in ("wrong", "suspicious") and case.foreign:
-        found = _with_second_opinion(golden, case, slot, truth, again, found)
+        found = _with_second_opinion(reference, case, slot, truth, again, found)
     if found.verdict in ("wrong", "suspicious"):
-        found = _with_perturbed(golden, case, slot, truth, again, found)
+        found = _with_perturbed(reference, case, slot, truth, again, found)
     state, reason = found.verdict, found.sentence
     if state in ("wrong", "suspicious") and _unordered(case):
         state, reason = "could not tell", "several values go to one place, and which of them stays is open"
@@ -172,11 +172,11 @@ def _host(tensor: torch.Tensor) -> torch.Tensor:
 
 
 # ------------------------------------------------------------------------------------------------ calls that look wrong
-def _with_perturbed(golden: Golden, case: Case, slot: str, truth: Array, again: Again, found: LocalError) -> LocalError:
+def _with_perturbed(reference: Reference, case: Case, slot: str, truth: Array, again: Again, found: LocalError) -> LocalError:
     """Ask how far one unit in the last place of the inputs moves the result: an ill-conditioned call is not a wrong one."""
     for draw in range(DRAWS):
         try:
-            other = golden.run(case.call, case.outputs, _one_unit(case.call.dtypes, draw)).get(slot)
+            other = reference.run(case.call, case.outputs, _one_unit(case.call.dtypes, draw)).get(slot)
         except NoReference:
             return found
         if other is None or tuple(other.shape) != truth.shape:
@@ -203,12 +203,12 @@ def _one_unit(dtypes: tuple[torch.dtype, ...], draw: int) -> Change:
     return change
 
 
-def _with_second_opinion(golden: Golden, case: Case, slot: str, truth: Array, again: Again, found: LocalError) -> LocalError:
+def _with_second_opinion(reference: Reference, case: Case, slot: str, truth: Array, again: Again, found: LocalError) -> LocalError:
     """Compute the call in the training's own dtypes on the reference: what its rounding makes is no fault of the device."""
     if any(isinstance(v, torch.dtype) for v in (*case.call.args, *case.call.kwargs.values())):
         return found
     try:
-        narrow = golden.run(case.call, case.outputs, _narrowed(case.call.dtypes)).get(slot)
+        narrow = reference.run(case.call, case.outputs, _narrowed(case.call.dtypes)).get(slot)
     except NoReference:
         return found
     if narrow is None or tuple(narrow.shape) != truth.shape or narrow.dtype != case.outputs[slot].dtype:
@@ -303,7 +303,7 @@ class ShadowMode(DispatchMode):
         super().__init__(session)
         self._call: Callable[..., Any] = self._at_length
         self.options = ShadowOptions(**(session.options.shadow or {}))
-        self.golden = Golden(torch.device(self.options.reference), getattr(torch, self.options.dtype))
+        self.reference = Reference(torch.device(self.options.reference), getattr(torch, self.options.dtype))
         self.budget = Budget(self.options)
         self.rows: list[Row] = []  # what was judged; written part by part where there is a directory, else kept
         self.kept: list[Row] | None = None  # rows that are on the disk already, where they are to be at hand as well
@@ -323,7 +323,7 @@ class ShadowMode(DispatchMode):
         waiting = None
         if why is None:
             try:
-                prepared = self.golden.prepare(operator, func, args, kwargs)
+                prepared = self.reference.prepare(operator, func, args, kwargs)
                 device = next((t.device for _, t in inputs if t.dim() or len(inputs) == 1), None)
                 waiting = Waiting(prepared, [(slot, t.dtype) for slot, t in inputs], device, 0.0)
                 if self.to_disk:
@@ -344,7 +344,7 @@ class ShadowMode(DispatchMode):
 
     def _why_not(self, call: Call, operator: Operator, func: Any, inputs: list[tuple[str, torch.Tensor]]) -> str | None:
         if func not in self._why:
-            self._why[func] = self.golden.why_not(operator, func)
+            self._why[func] = self.reference.why_not(operator, func)
         why = self._why[func]
         if why is not None:
             return why
@@ -383,7 +383,7 @@ class ShadowMode(DispatchMode):
             self.rows.extend(rows)
 
     def _judgements(self, operator: Operator, call: Call, waiting: Waiting, outputs: NamedTensors) -> list[Row]:
-        device = self.golden.device
+        device = self.reference.device
         moved = {slot: t if t.device == device else t.to(device) for slot, t in outputs}
         prepared = waiting.prepared
         copies = named_tensors("input", prepared.args, inputs_of(prepared.kwargs))
@@ -393,7 +393,7 @@ class ShadowMode(DispatchMode):
         operation = Operation(operator.name, "aten", kind.phase)
         foreign = waiting.device is not None and waiting.device.type != device.type
         case = Case(prepared, operation, inputs, moved, foreign)
-        found = list(judged(self.golden, case, self._declared(waiting.device)))
+        found = list(judged(self.reference, case, self._declared(waiting.device)))
         if not found:
             return []
         api, place = _function_around(self._session.threads.state), self._source(call)

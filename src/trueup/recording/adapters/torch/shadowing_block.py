@@ -11,7 +11,7 @@ import torch
 
 from trueup.foundation.model import TrueupError
 from trueup.foundation.words.wording import first_line, say
-from trueup.recording.adapters.torch.golden import Formula, Golden
+from trueup.recording.adapters.torch.reference import Formula, Reference
 from trueup.recording.adapters.torch.session import Session, running
 from trueup.recording.adapters.torch.shadowing import ShadowMode
 from trueup.recording.engine.session import Capture, root_manifest, roots
@@ -62,7 +62,7 @@ def shadow(
     session = Session(Path(directory or ".") if scratch is None else Path(scratch.name), captured, root_manifest(captured))
     mode = session.shadow
     assert mode is not None
-    mode.golden = Golden(torch.device(options.reference), getattr(torch, options.dtype), formulas)
+    mode.reference = Reference(torch.device(options.reference), getattr(torch, options.dtype), formulas)
     mode.to_disk = scratch is None
     mode.kept = []
     for top in roots(model, torch.nn.Module):

@@ -10,15 +10,15 @@ from torch import nn
 from torch.nn import functional as F
 
 from trueup.recording.adapters.torch.functions import Operator
-from trueup.recording.adapters.torch.golden import FOREIGN, FORMULAS, OPAQUE, RANDOM, Golden, NoReference
+from trueup.recording.adapters.torch.reference import FOREIGN, FORMULAS, OPAQUE, RANDOM, NoReference, Reference
 
 aten: Any = torch.ops.aten
-GOLDEN = Golden(torch.device("cpu"), torch.float64)
+REFERENCE = Reference(torch.device("cpu"), torch.float64)
 
 
 def run(func: Any, *args: Any, actual: dict[str, torch.Tensor] | None = None, **kwargs: Any) -> dict[str, torch.Tensor]:
-    call = GOLDEN.prepare(Operator.of(func), func, args, kwargs)
-    return GOLDEN.run(call, actual or {})
+    call = REFERENCE.prepare(Operator.of(func), func, args, kwargs)
+    return REFERENCE.run(call, actual or {})
 
 
 @pytest.mark.parametrize(("masked", "causal"), [(None, False), ("bool", False), ("float", False), (None, True)])
@@ -104,10 +104,10 @@ def test_convolutions_of_other_libraries() -> None:
 def test_inputs_are_copied_before_they_are_written() -> None:
     x, y = torch.ones(3), torch.full((3,), 2.0)
     func = aten.add_.Tensor
-    call = GOLDEN.prepare(Operator.of(func), func, (x, y), {})
+    call = REFERENCE.prepare(Operator.of(func), func, (x, y), {})
     x.add_(100)
-    assert GOLDEN.run(call, {})["output.0"].tolist() == [3, 3, 3]
-    assert GOLDEN.run(call, {})["output.0"].tolist() == [3, 3, 3]  # again: a call may be run with other inputs later
+    assert REFERENCE.run(call, {})["output.0"].tolist() == [3, 3, 3]
+    assert REFERENCE.run(call, {})["output.0"].tolist() == [3, 3, 3]  # again: a call may be run with other inputs later
     assert x.tolist() == [101, 101, 101]
 
 
@@ -130,7 +130,7 @@ def test_what_cannot_be_computed_again(func: Any, args: tuple[Any, ...], why: st
 
 
 def test_foreign_and_opaque_operators() -> None:
-    assert GOLDEN.why_not(Operator("npu::rms", True, (), False), aten.add.Tensor) == FOREIGN
-    assert GOLDEN.why_not(Operator("higher_order::cond", True, (), False, opaque=True), None) == OPAQUE
-    mine = Golden(torch.device("cpu"), torch.float64, {"npu::rms": lambda _a, _o: {}})
+    assert REFERENCE.why_not(Operator("npu::rms", True, (), False), aten.add.Tensor) == FOREIGN
+    assert REFERENCE.why_not(Operator("higher_order::cond", True, (), False, opaque=True), None) == OPAQUE
+    mine = Reference(torch.device("cpu"), torch.float64, {"npu::rms": lambda _a, _o: {}})
     assert mine.why_not(Operator("npu::rms", True, (), False), aten.add.Tensor) is None

@@ -39,7 +39,7 @@ class Kept:
     """Of an operator: the function that it is executed for, and its number among that one's operators."""
 
 
-class GoldenInputs:
+class BaselineInputs:
     """The baseline of a forced run, a step at a time; ``level`` tells whose calls lend their inputs, None: ``module`` where the
     baseline has it, else ``api``, else ``aten``. Raises TrueupError where it is no capture, or lacks the level or tensors."""
 

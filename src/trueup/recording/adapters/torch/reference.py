@@ -1,8 +1,8 @@
 """What an operator should have computed: the same call, on copies of its inputs, in a wider dtype on a trusted device.
 
-    >>> golden = Golden(torch.device("cpu"), torch.float64)
-    >>> call = golden.prepare(operator, (x, y), {})       # aten::add_: before it runs, for x is about to be written
-    >>> golden.run(call, {"output.0": x})
+    >>> reference = Reference(torch.device("cpu"), torch.float64)
+    >>> call = reference.prepare(operator, (x, y), {})       # aten::add_: before it runs, for x is about to be written
+    >>> reference.run(call, {"output.0": x})
     {'output.0': tensor([...], dtype=torch.float64)}
 
 Nothing of the training's is touched: inputs are copied to the reference device and widened there, so that the device under
@@ -317,7 +317,7 @@ class Prepared:
         return bound | self.kwargs
 
 
-class Golden:
+class Reference:
     """Computes calls of dispatcher operators again, on ``device`` (nothing but copies runs elsewhere), in the real floating
     ``dtype``, complex numbers in the complex one of that width. ``formulas`` are of operators that Trueup does not know
     (``"npu::npu_rms_norm"``); see `Formula`."""

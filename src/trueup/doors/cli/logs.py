@@ -1,0 +1,51 @@
+"""The commands for what a run left behind: ``trueup explain-log FILE...`` and ``trueup env``."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+
+from trueup.doors.cli import loading
+from trueup.doors.cli.options import File, Word, Words
+from trueup.foundation.model import TrueupError
+
+
+def explain_log(
+    logs: Annotated[
+        Words, typer.Argument(metavar="FILE...|-", help="Logs of one run: files, folders, - for standard input.")
+    ] = None,
+    operators: Annotated[bool, typer.Option("--operators", help="List the operators of CANN's host log instead.")] = False,
+    step: Annotated[Word, typer.Option(metavar="REGEX", help="With --operators: the lines that say a step.")] = None,
+    limit: Annotated[int, typer.Option(metavar="N", min=1, help="How many lines of each kind to list.")] = 10,
+    json: Annotated[File, typer.Option(metavar="FILE", help="Save all of it as JSON under this name.")] = None,
+) -> int:
+    """Say which error of a run's logs came first, across ranks, what it means and what to do; and what only follows from it.
+
+    Exit code 0: nothing that stops a training; 1: an error that is known; 2: an error that no row knows, or of a rank whose log is
+    missing. With --operators 1: something was compiled after the first step.
+    """
+    if not logs:
+        raise TrueupError(
+            "There is no log to explain.\n  expected: files, folders, or - for standard input\n  got:      nothing\n"
+            "  next:     trueup explain-log train.log ~/ascend/log"
+        )
+    with loading():
+        from trueup.doors.report.logs import render, render_operators
+        from trueup.doors.report.saving import save_json
+        from trueup.doors.report.terminal import Terminal, print_written
+        from trueup.migration.knowledge import explain
+        from trueup.migration.knowledge import operators as list_operators
+
+    console = Terminal()
+    if operators:
+        listed = list_operators(logs, step)
+        render_operators(listed, limit, console)
+        document, code = listed.document(), listed.exit_code
+    else:
+        found = explain(logs)
+        render(found, limit, console)
+        document, code = found.document(), found.exit_code
+    if json is not None:
+        print_written(save_json(document, json), console)
+    return code

@@ -1,0 +1,7 @@
+"""What is known of logs and environments: a line that stopped a training, with its cause and what to do; the variables of two
+machines."""
+
+from trueup.migration.knowledge.explaining import Explanation, explain
+from trueup.migration.knowledge.operators import Operators, operators
+
+__all__ = ["Explanation", "Operators", "explain", "operators"]

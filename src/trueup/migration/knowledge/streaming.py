@@ -1,0 +1,159 @@
+"""Logs as they are: files, folders, standard input, packed by gzip or not, of any size, with lines of any length. What is
+looked for is
+found by one pass of RE2 over chunks of 4 MB (Arrow's ``match_substring_regex``), which takes time by the byte however many
+expressions
+there are; only lines that it takes come to Python.
+"""
+
+from __future__ import annotations
+
+import gzip
+import os
+import sys
+import zlib
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import IO
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from trueup.foundation.model import TrueupError
+
+CHUNK = 4 << 20  # bytes looked through at once
+LONGEST = 64 << 10  # bytes of a line that are kept
+BEFORE = 64 << 10  # bytes before a line in which the last time is looked for
+MOST_FILES = 10_000  # in a folder
+STANDARD_INPUT = "-"
+GZIP = b"\x1f\x8b"
+NEWLINE = 10
+
+
+@dataclass(frozen=True, slots=True)
+class Line:
+    """A line that was looked for: the number of its log from 0, its own from 1, its first bytes, and what stands before it."""
+
+    log: int
+    number: int
+    text: bytes
+    before: memoryview
+
+
+class Reader:
+    """Goes through one log. ``size`` is in bytes, unpacked; ``broken`` says why the end of a packed file could not be read."""
+
+    def __init__(self, path: Path | None) -> None:
+        self.path = path
+        self.size = 0
+        self.broken = ""
+
+    @property
+    def name(self) -> str:
+        """Return what the log is called in a report."""
+        return "standard input" if self.path is None else str(self.path)
+
+    def pieces(self) -> Iterator[tuple[int, bytes]]:
+        """Yield the log in pieces of whole lines, each with the number of its first line; a line of more than 4 MB is cut. Raises
+        TrueupError if it cannot be read."""
+        number, rest = 1, b""
+        try:
+            with self._opened() as stream:
+                while read := self._read(stream):
+                    chunk = rest + read.replace(b"\r", b"\n")
+                    end = chunk.rfind(b"\n") + 1 or (len(chunk) if len(chunk) >= CHUNK else 0)
+                    if end:
+                        yield number, chunk[:end]
+                        number += chunk.count(b"\n", 0, end)
+                    rest = chunk[end:]
+            if rest:
+                yield number, rest
+        except OSError as error:
+            raise TrueupError(
+                f"A log cannot be read.\n  where:    {self.name}\n  expected: a text file, or one packed by gzip\n"
+                f"  got:      {error.strerror or error}\n  next:     correct the path"
+            ) from None
+
+    def _opened(self) -> IO[bytes]:
+        if self.path is None:
+            return sys.stdin.buffer
+        raw = self.path.open("rb")
+        packed = raw.read(2) == GZIP
+        raw.seek(0)
+        return gzip.open(raw) if packed else raw  # type: ignore[return-value]
+
+    def _read(self, stream: IO[bytes]) -> bytes:
+        try:
+            read = stream.read(CHUNK)
+        except (EOFError, zlib.error, gzip.BadGzipFile) as error:
+            self.broken = f"{self.name} is damaged, and was read up to there: {error}"
+            return b""
+        self.size += len(read)
+        return read
+
+
+def lines(some: Sequence[Reader], wanted: Callable[[], tuple[str, str]]) -> Iterator[Line]:
+    """Yield the lines of some logs that an expression takes, in order, but not those that a second one takes (empty: none);
+    both are asked for anew for each 4 MB. Raises TrueupError if a log cannot be read."""
+    batch: list[tuple[int, int, bytes]] = []
+    size = 0
+    for log, reader in enumerate(some):
+        for number, piece in reader.pieces():
+            batch.append((log, number, piece))
+            size += len(piece)
+            if size >= CHUNK:
+                yield from _taken(batch, *wanted())
+                batch, size = [], 0
+    if batch:
+        yield from _taken(batch, *wanted())
+
+
+def _taken(batch: Sequence[tuple[int, int, bytes]], wanted: str, but: str) -> Iterator[Line]:
+    """Look through several pieces at once: an expression is compiled for each pass."""
+    ends = []
+    for _, _, piece in batch:
+        found = np.flatnonzero(np.frombuffer(piece, np.uint8) == NEWLINE) + 1
+        ends.append(found if len(found) and found[-1] == len(piece) else np.append(found, len(piece)))
+    starts = np.cumsum([0, *(len(piece) for _, _, piece in batch)])
+    shifted = (one + start for one, start in zip(ends, starts, strict=False))
+    offsets = np.concatenate([np.zeros(1, np.int64), *shifted]).astype(np.int32)
+    whole = b"".join(piece for _, _, piece in batch)
+    array = pa.Array.from_buffers(pa.binary(), len(offsets) - 1, [None, pa.py_buffer(offsets), pa.py_buffer(whole)])
+    taken = np.flatnonzero(pc.match_substring_regex(array, f"(?m){wanted}").to_numpy(zero_copy_only=False))
+    if but and len(taken):
+        taken = taken[~pc.match_substring_regex(array.take(pa.array(taken)), f"(?m){but}").to_numpy(zero_copy_only=False)]
+    first = np.cumsum([0, *map(len, ends)])
+    view = memoryview(whole)
+    for at in taken:
+        part = int(np.searchsorted(first, at, "right")) - 1
+        log, number, _ = batch[part]
+        start, stop = int(offsets[at]), int(offsets[at + 1])
+        text = bytes(view[start : min(stop, start + LONGEST)]).rstrip(b"\n")
+        yield Line(log, number + int(at - first[part]), text, view[max(int(starts[part]), start - BEFORE) : start])
+
+
+def readers(given: Sequence[str]) -> list[Reader]:
+    """Return what the arguments name: files, all files of folders, standard input (``-``). Raises TrueupError where there is
+    none."""
+    found: list[Reader] = []
+    for text in given:
+        path = Path(text)
+        if text == STANDARD_INPUT:
+            found.append(Reader(None))
+        elif path.is_dir():
+            inside = [Path(top, name) for top, _, names in os.walk(path) for name in sorted(names)]
+            found += [Reader(one) for one in inside if one.is_file() and not one.is_symlink()][:MOST_FILES]
+        elif path.is_file():
+            found.append(Reader(path))
+        else:
+            raise TrueupError(
+                f"A log is not there.\n  where:    {text}\n  expected: a file, a folder of logs, or - for standard input\n"
+                f"  got:      {'something else' if path.exists() else 'nothing of that name'}\n  next:     correct the path"
+            )
+    if not found:
+        raise TrueupError(
+            "There is no log to explain.\n  expected: files, folders that hold files, or - for standard input\n"
+            f"  got:      {', '.join(given) or 'nothing'}\n  next:     trueup explain-log train.log ~/ascend/log"
+        )
+    return found
