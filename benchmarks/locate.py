@@ -73,7 +73,7 @@ def run(model: str, device: str, into: Path) -> None:
 
 
 def executed(train: Callable[[], object]) -> set[str]:
-    """Train on the healthy device and return which of the operators that can be broken that executes."""
+    """Train on the healthy device and return which of the operators that faults and noise change that executes."""
     seen: set[str] = set()
 
     def note(plan: Plan, kernel: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
@@ -81,7 +81,8 @@ def executed(train: Callable[[], object]) -> set[str]:
         return kernel(*args, **kwargs)
 
     simdev.heal()
-    interceptors.update({injection._operator(op): note for row in simdev.FAULTS.values() for op in row.ops})
+    rows = [*simdev.FAULTS.values(), *simdev.NOISE.values()]
+    interceptors.update({injection._operator(op): note for row in rows for op in row.ops})
     try:
         train()
     finally:

@@ -32,8 +32,10 @@ from setting_changes.options import CHANGES, Change, Options
 from trueup.foundation.model import Result
 
 SCRIPTS = ("plain", "trainer", "lightning", "ranks", "keras", "paddle")
-PRELOADED = {"plain": ("torch",), "trainer": ("torch", "transformers"), "lightning": ("torch",), "ranks": ("torch",)}
-"""What the server of processes imports once. Keras and Paddle begin threads when they are imported."""
+TORCH = ("torch", "torch._dynamo", "trueup.recording.adapters.torch.session")
+PRELOADED = {"plain": TORCH, "trainer": (*TORCH, "transformers"), "lightning": TORCH, "ranks": TORCH}
+"""What the server of processes imports once: PyTorch's first optimizer imports Dynamo. Keras and Paddle begin threads when they are
+imported."""
 WORDS = ("first line", "noted", "elsewhere", "not named", "wrong cause")
 """Where a change is named; ``noted``: in a note of runs that are aligned, so that there is nothing to explain."""
 

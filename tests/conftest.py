@@ -42,6 +42,15 @@ def nursery() -> Iterator[Nursery]:
         yield started
 
 
+LONG = (
+    "with_paddle", "with_tensorflow", "with_torch_and_paddle", "with_torch_and_tensorflow", "verdict/test_planted_faults.py",
+    "launch/test_ranks.py", "verdict/test_implementations.py", "verdict/test_goldens.py", "audit/test_causes.py",
+    "adapters/test_compiling.py", "rerun/test_reproduce.py", "verdict/test_cases_noise.py", "verdict/test_other_forms.py",
+    "adapters/test_observer.py", "verdict/test_cases_structure.py",
+)  # fmt: skip
+"""Files and folders that take half a minute or more, the longest first."""
+
+
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Begin with what waits for a process of another framework for a minute, so that no worker is left alone with it at the end."""
-    items.sort(key=lambda item: not item.path.parent.name.startswith("with_"))
+    """Begin with the longest files, so that no worker is left alone with one at the end."""
+    items.sort(key=lambda item: next((k for k, name in enumerate(LONG) if f"tests/{name}" in item.nodeid), len(LONG)))

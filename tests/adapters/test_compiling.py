@@ -127,7 +127,7 @@ CASES: dict[str, tuple[Callable[[], nn.Module], dict[str, Any]]] = {
 }
 
 
-WARM = ["eager", "aot_eager", "whole-graph", "optimizer"]
+WARM = ["eager", "whole-graph", "optimizer"]
 COLD = ["aot_eager", "graph-break", "checkpoint"]
 
 

@@ -17,8 +17,13 @@ SCALES = [1024.0, 1024.0, 2048.0, 1024.0, 1024.0, 2048.0]
 """Doubled after two good iterations, halved by the third, which overflows."""
 
 
-@pytest.mark.parametrize("options", [{}, {"level": "module"}, {"include": "nothing"}, {"detail": "tensor"}, {"phase": "forward"}])
-@pytest.mark.parametrize("name", ["scaled fp16", "scaled bf16", "scaled fused"])
+OPTIONS = ({}, {"level": "module"}, {"include": "nothing"}, {"detail": "tensor"}, {"phase": "forward"})
+
+
+@pytest.mark.parametrize(
+    ("name", "options"),
+    [*(("scaled fp16", options) for options in OPTIONS), ("scaled bf16", {}), ("scaled fused", {}), ("scaled fused", OPTIONS[2])],
+)
 def test_scale_is_recorded_each_step(name: str, options: dict, device: str, path: Path, rows) -> None:
     skip_where_impossible(name, device)
     loop = build(name, device)

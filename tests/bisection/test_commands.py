@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 
 import trueup
+from launch.running import cli
 
 AUTOCAST = """
 import os
@@ -290,12 +291,15 @@ def test_losses_of_a_baseline_are_the_check(tmp_path: Path) -> None:
     (["--over", "scopes", "--capture", "missing", "--", "true"], "missing"),
     (["--over", "commits", "--good", "HEAD", "--", "true"], "git rev-parse failed"),
 ])  # fmt: skip
-def test_bad_input_gets_one_message(arguments: list[str], said: str, tmp_path: Path) -> None:
+def test_bad_input_gets_one_message(
+    arguments: list[str], said: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
     script(tmp_path, "print(1)\n")
-    ended = run(tmp_path, *arguments)
-    assert ended.returncode == 2
-    assert said in ended.stderr
-    assert "Traceback" not in ended.stderr
+    monkeypatch.chdir(tmp_path)
+    code, _, err = cli(capsys, "bisect", *arguments)
+    assert code == 2
+    assert said in err
+    assert "Traceback" not in err
 
 
 def test_a_check_that_gives_no_answer_ends_the_search(tmp_path: Path) -> None:

@@ -21,7 +21,7 @@ import trueup
 from trueup.foundation.model import Finding
 from verdict.cases import broken, named, noisy, record
 
-LEVELS = ("api", "all")
+LEVELS = (None, "aten", "api")
 
 
 class InBfloat16(nn.Module):
@@ -38,11 +38,11 @@ class InBfloat16(nn.Module):
         return nn.functional.linear(*half).to(x.dtype)
 
 
-def trained(folder: Path, model: str, levels: str, change: Callable[[Any], Any] = lambda _: None) -> Path:
+def trained(folder: Path, model: str, change: Callable[[Any], Any] = lambda _: None) -> Path:
     """Record a step of a benchmark's model; ``change`` alters the model, or returns a context that breaks a kernel."""
     training = models.build(model)
     with change(training.model) or nullcontext():
-        return record(folder, training, training.model, level=levels)
+        return record(folder, training, training.model, level="all")
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -54,13 +54,10 @@ def one_thread() -> Iterator[None]:
 
 
 @pytest.fixture(scope="module")
-def baselines(tmp_path_factory: pytest.TempPathFactory) -> dict[tuple[str, str], Path]:
-    """Return the baseline by model and levels."""
+def baselines(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    """Return the baseline by model."""
     folder = tmp_path_factory.mktemp("baselines")
-    return {
-        (model, levels): trained(folder / f"{model}-{levels}", model, levels)
-        for model in ("gpt", "resnet") for levels in LEVELS
-    }  # fmt: skip
+    return {model: trained(folder / model, model) for model in ("gpt", "resnet")}
 
 
 # ---------------------------------------------------------------- what is changed
@@ -141,25 +138,22 @@ def check(case: Case, found: Finding) -> None:
     assert found.confidence == "high"
 
 
-@pytest.mark.parametrize("levels", LEVELS)
 @pytest.mark.parametrize("name", list(CASES))
-def test_the_right_call_or_input_is_named(
-    name: str, levels: str, baselines: dict[tuple[str, str], Path], tmp_path: Path
-) -> None:
+def test_the_right_call_or_input_is_named(name: str, baselines: dict[str, Path], tmp_path: Path) -> None:
     case = CASES[name]
-    candidate = trained(tmp_path / "candidate", case.model, levels, case.change)
-    for level in (None, "aten") if levels == "all" else (None,):
-        check(case, named(trueup.compare(baselines[case.model, levels], candidate, level=level)))
+    candidate = trained(tmp_path / "candidate", case.model, case.change)
+    for level in LEVELS:
+        check(case, named(trueup.compare(baselines[case.model], candidate, level=level)))
 
 
-def test_one_thread_against_two(baselines: dict[tuple[str, str], Path], tmp_path: Path) -> None:
+def test_one_thread_against_two(baselines: dict[str, Path], tmp_path: Path) -> None:
     torch.set_num_threads(2)
     try:
-        candidate = trained(tmp_path / "candidate", "gpt", "all")
+        candidate = trained(tmp_path / "candidate", "gpt")
     finally:
         torch.set_num_threads(1)
-    result = trueup.compare(baselines["gpt", "all"], candidate)
+    result = trueup.compare(baselines["gpt"], candidate)
     assert result.counts["equal"] < result.counts["compared"], "two threads computed the same bits: nothing was tested"
     assert (result.verdict, result.culprit) == ("aligned", None), result.sentence
-    at_api = trueup.compare(baselines["gpt", "all"], candidate, level="api")
+    at_api = trueup.compare(baselines["gpt"], candidate, level="api")
     assert (at_api.verdict, at_api.culprit) == ("aligned", None), at_api.sentence

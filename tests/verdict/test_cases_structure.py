@@ -21,7 +21,7 @@ import trueup
 from trueup import simdev
 from verdict.cases import Change, broken, named, noisy, record, told, trained
 
-KEPT = [("stats", "api"), ("stats", "all"), ("tensor", "api")]
+KEPT = [("stats", "all"), ("tensor", "api")]
 
 
 @dataclass(frozen=True)

@@ -19,12 +19,11 @@ from torch import Tensor, nn
 import trueup
 from verdict.cases import broken, named, record, told, trained
 
-DETAILS = ("stats", "tensor")
-LEVELS = ("api", "all")
+KEPT = [("stats", "all"), ("tensor", "api")]
 Kept = dict[str, Any]
 
 
-@pytest.fixture(params=[(d, v) for d in DETAILS for v in LEVELS], ids="-".join)
+@pytest.fixture(params=KEPT, ids="-".join)
 def kept(request: pytest.FixtureRequest) -> Kept:
     """Return options of a capture: what is kept of a tensor, and the levels."""
     torch.set_num_threads(1)

@@ -8,7 +8,7 @@ import fnmatch
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import Any, Literal
+from typing import Any, Literal, cast
 
 from trueup.foundation import toml
 from trueup.foundation.frameworks.trees import path
@@ -65,9 +65,29 @@ def differing(baseline: Mapping[str, Any], candidate: Mapping[str, Any], last: i
 
 
 @lru_cache(maxsize=1)
+def _table() -> dict[str, list[dict[str, str]]]:
+    return toml.packaged("trueup.foundation", "facts", "settings.toml")
+
+
+@lru_cache(maxsize=1)
 def _severities() -> dict[str, list[tuple[list[str], Severity]]]:
-    table = toml.packaged("trueup.foundation", "facts", "settings.toml")
-    return {group: [(row["names"].split(), row["severity"]) for row in rows] for group, rows in table.items()}
+    return {group: [(row["names"].split(), cast(Severity, row["severity"])) for row in rows] for group, rows in _table().items()}
+
+
+@lru_cache(maxsize=1)
+def _facts() -> dict[str, dict[str, str]]:
+    return {name: row for row in reversed(_table()["switch"]) if "means" in row for name in row["names"].split()}
+
+
+def fact(name: str) -> dict[str, str] | None:
+    """Return what is known of a variable or compile option: its default, what it does, where that is written; None if nothing
+    is."""
+    return _facts().get(name)
+
+
+def conflicts() -> list[dict[str, str]]:
+    """Return the rows of what does not go together: names, when (conditions), says, severity, origin."""
+    return _table()["conflict"]
 
 
 def severity(group: Group, name: str) -> Severity:

@@ -49,3 +49,26 @@ def explain_log(
     if json is not None:
         print_written(save_json(document, json), console)
     return code
+
+
+def env(
+    machines: Annotated[Words, typer.Argument(metavar="[A [B]]", help="Captures, JSON of trueup env, files of NAME=value.")] = None,
+    limit: Annotated[int, typer.Option(metavar="N", min=1, help="How many variables to list.")] = 40,
+    json: Annotated[File, typer.Option(metavar="FILE", help="Save all of it as JSON under this name.")] = None,
+) -> int:
+    """Say which variables and options this machine, another one, or two side by side run with: conflicts, and what changes numbers.
+
+    Exit code 0: all goes together, nothing that changes numbers differs; 1: something does not, or does; 2: could not be read.
+    """
+    with loading():
+        from trueup.doors.report.environment import render
+        from trueup.doors.report.saving import save_json
+        from trueup.doors.report.terminal import Terminal, print_written
+        from trueup.migration.knowledge.environment import environments
+
+    console = Terminal()
+    found = environments(machines or ())
+    render(found, limit, console)
+    if json is not None:
+        print_written(save_json(found.document(), json), console)
+    return found.exit_code
