@@ -26,7 +26,7 @@ COMMANDS = {
     "show": "looking", "diff": "pairs", "shell": "looking", "map": "pairs", "convert-weights": "pairs", "check": "looking",
     "preflight": "looking", "overflow": "looking", "heal": "running", "bisect": "running", "replay": "again",
     "reproduce": "again", "verify-capture": "again", "shadow-report": "again", "simdev": "simdev",
-    "assess": "port", "port": "port", "explain-log": "logs", "env": "logs",
+    "assess": "port", "port": "port", "explain-log": "logs", "env": "logs", "checkpoint": "checkpoint",
 }  # fmt: skip
 """The commands in the order of the help, with the module that has a function of that name, or an ``app`` of several."""
 

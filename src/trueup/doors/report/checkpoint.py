@@ -1,0 +1,124 @@
+"""What `trueup checkpoint` found, on a terminal.
+
+12 tensors written and read back bitwise, 12 under a new name; names and shapes are those of model.pt: a strict load passes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+from rich.markup import escape
+
+from trueup.doors.report.terminal import labelled, plain_table, print_lines, print_more
+from trueup.foundation.words.wording import counted, sci
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+    from trueup.migration.checkpoint import Checkpoint, Comparison, Held, Repair
+
+
+def sentence(found: Checkpoint) -> str:
+    """Say what a checkpoint holds."""
+    tensors = [one for part in found.parts.values() for one in part.values()]
+    size = sum(one.nbytes for one in tensors)
+    parts = [f"{name or 'weights'} {len(part):,}" for name, part in found.parts.items()]
+    return f"{found.path} ({found.kind}): {counted(len(tensors), 'tensor')}, {size / 1e6:,.1f} MB: {', '.join(parts)}."
+
+
+def inspected(found: Checkpoint) -> dict[str, object]:
+    """Return what a checkpoint holds as JSON-ready data."""
+    parts = {
+        part: {name: {"dtype": one.dtype, "shape": list(one.shape)} for name, one in tensors.items()}
+        for part, tensors in found.parts.items()
+    }
+    head = {"schema": "trueup-checkpoint", "schema_version": 1, "sentence": sentence(found), "kind": found.kind}
+    return {
+        **head,
+        "parts": parts,
+        "values": found.values,
+        "foreign": list(found.foreign),
+        "notes": found.notes,
+        "wrapped": wrapped(found),
+    }
+
+
+def wrapped(found: Checkpoint) -> int:
+    """Return how many names have what a wrapper added."""
+    from trueup.migration.checkpoint.naming import unwrapped
+
+    return sum(name != new for part in found.parts.values() for name, new in unwrapped(part).items())
+
+
+def render_inspected(found: Checkpoint, limit: int, console: Console) -> None:
+    """Print what a checkpoint holds: each part with its first tensors, and what else is in it."""
+    print_lines(console, [sentence(found)], 0, "bold")
+    count = wrapped(found)
+    if count:
+        have = "has" if count == 1 else "have"
+        print_lines(console, [f"{counted(count, 'name')} {have} what a wrapper added: trueup checkpoint repair takes it off."], 0)
+    for name, part in found.parts.items():
+        _part(name, part, limit, console)
+    if found.values:
+        console.print()
+        console.print(labelled(list(found.values.items())[:limit]))
+        print_more(console, len(found.values) - limit, "")
+    for note in found.notes:
+        console.print()
+        print_lines(console, [note], 0, "dim")
+
+
+def _part(name: str, part: dict[str, Held], limit: int, console: Console) -> None:
+    table = plain_table(name or "weights", "dtype", "shape")
+    for one, tensor in list(part.items())[:limit]:
+        table.add_row(escape(one), tensor.dtype, escape(str(list(tensor.shape))))
+    console.print()
+    console.print(table)
+    print_more(console, len(part) - limit, f" (--limit {len(part)} shows all)")
+
+
+def render_compared(found: Comparison, limit: int, console: Console) -> None:
+    """Print the conclusion, the tensors that differ, and the names that one side has."""
+    print_lines(console, [found.sentence], 0, "bold")
+    if found.differences:
+        table = plain_table("tensor", "first", "second", "rel. L2", "largest", "")
+        for one in sorted(found.differences, key=lambda one: -one.relative if one.relative == one.relative else float("-inf"))[
+            :limit
+        ]:
+            known = one.relative == one.relative
+            numbers = (sci(one.relative), sci(one.largest)) if known else ("", "")
+            table.add_row(escape(one.name), escape(one.first), escape(one.second), *numbers, one.reason)
+        console.print()
+        console.print(table)
+        print_more(console, len(found.differences) - limit, f" (--limit {len(found.differences)} shows all)")
+    for names, side in zip(found.only, (found.first, found.second), strict=True):
+        _names(f"only in {side}", names, limit, console)
+
+
+def render_repaired(found: Repair, limit: int, console: Console) -> None:
+    """Print the conclusion, the new names, and what a strict load would miss."""
+    print_lines(console, [found.sentence], 0, "bold")
+    if found.renamed:
+        table = plain_table("name", "as")
+        for old, new in found.renamed[:limit]:
+            table.add_row(escape(old), escape(new))
+        console.print()
+        console.print(table)
+        print_more(console, len(found.renamed) - limit, f" (--limit {len(found.renamed)} shows all)")
+    _names("missing", found.missing, limit, console)
+    _names("unexpected", found.unexpected, limit, console)
+    _names("another shape", [f"{name}: {here}, wanted {there}" for name, here, there in found.shapes], limit, console)
+    rows = [("left out", ", ".join(found.left)), *(("note", note) for note in found.notes)]
+    console.print()
+    console.print(labelled([row for row in rows if row[1]]))
+
+
+def _names(title: str, names: Sequence[str], limit: int, console: Console) -> None:
+    if names:
+        table = plain_table(title)
+        for name in names[:limit]:
+            table.add_row(escape(name))
+        console.print()
+        console.print(table)
+        print_more(console, len(names) - limit, "")

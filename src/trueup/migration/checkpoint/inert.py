@@ -1,0 +1,211 @@
+"""Pickles read without running anything in them: every class and function that one names becomes an inert stand-in that keeps
+what it was
+given. Tensors are told by the few names with which ``torch.save``, NumPy and ``paddle.save`` rebuild them. A file that names
+what could
+only do harm (``os.system``, ``builtins.eval``) is refused: no checkpoint has a reason to.
+"""
+
+from __future__ import annotations
+
+import pickle
+from collections import OrderedDict
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import IO, Any
+
+import numpy as np
+
+HARMFUL = frozenset(
+    "os posix nt sys subprocess socket shutil runpy importlib pty ctypes webbrowser code codeop pdb timeit signal multiprocessing"
+    " asyncio builtins __builtin__ pickle _pickle marshal types operator functools pip site bdb cProfile platform commands"
+    " requests urllib".split()
+)
+"""Modules of which no checkpoint needs anything, but the few names below."""
+PLAIN: dict[tuple[str, str], Any] = {
+    ("collections", "OrderedDict"): OrderedDict,
+    ("collections", "defaultdict"): lambda *_: {},
+    ("builtins", "set"): set,
+    ("builtins", "frozenset"): frozenset,
+    ("builtins", "slice"): slice,
+    ("builtins", "complex"): complex,
+    ("builtins", "bytearray"): lambda data=b"", *_: bytes(data) if isinstance(data, bytes) else b"",
+    ("__builtin__", "set"): set,
+    ("builtins", "dict"): dict,
+    ("builtins", "list"): list,
+    ("builtins", "tuple"): tuple,
+    ("builtins", "int"): int,
+    ("builtins", "float"): float,
+    ("builtins", "str"): str,
+    ("builtins", "bool"): bool,
+    ("_codecs", "encode"): lambda text, *_: str(text).encode("latin1"),
+}
+
+
+class HarmfulError(pickle.UnpicklingError):
+    """A pickle names something that runs."""
+
+
+@dataclass(frozen=True, slots=True)
+class Stored:
+    """A tensor as it lies in a file: which storage, where in it, shape and strides in elements."""
+
+    storage: Any
+    offset: int
+    shape: tuple[int, ...]
+    strides: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Storage:
+    """Elements of one dtype under a key."""
+
+    key: str
+    dtype: str
+    numel: int
+
+
+class Foreign:
+    """Stands for an object of a class that is not made: its name, what it was given, its state."""
+
+    name = ""
+
+    def __init__(self, *arguments: Any, **named: Any) -> None:
+        self.arguments, self.named, self.state = arguments, named, None
+        self.items: list[Any] = []
+
+    def __setstate__(self, state: Any) -> None:
+        """Keep the state."""
+        self.state = state
+
+    def append(self, item: Any) -> None:
+        """Keep an item of what is a list there."""
+        self.items.append(item)
+
+    def extend(self, items: Any) -> None:
+        """Keep items of what is a list there."""
+        self.items.extend(items)
+
+    def __setitem__(self, key: Any, item: Any) -> None:
+        """Keep an item of what is a mapping there."""
+        self.items.append((key, item))
+
+    def field(self, name: str, default: Any = None) -> Any:
+        """Return what it holds by a name, as a dataclass or a plain object."""
+        state = self.state[0] if isinstance(self.state, tuple) and self.state else self.state
+        return state.get(name, default) if isinstance(state, dict) else default
+
+
+class Inert(pickle.Unpickler):
+    """Reads a pickle into plain containers, arrays of numbers, `Stored` tensors and `Foreign` objects."""
+
+    def __init__(self, stream: IO[bytes], storages: Callable[[Any], Storage] | None = None) -> None:
+        super().__init__(stream, encoding="latin1")
+        self._storages = storages
+        self._made: dict[tuple[str, str], Any] = {}
+        self.foreign: set[str] = set()
+
+    def persistent_load(self, pid: Any) -> Any:
+        """Return the storage that a pickle of torch.save refers to."""
+        if self._storages is None:
+            raise pickle.UnpicklingError("it refers to something outside")
+        return self._storages(pid)
+
+    def find_class(self, module: str, name: str) -> Any:
+        """Return the stand-in of a class or function; raises HarmfulError where it could only do harm."""
+        known = PLAIN.get((module, name)) or REBUILT.get((module, name))
+        if known is not None:
+            return known
+        if module == "torch" and (name.endswith("Storage") or name in DTYPES):
+            return Named(name)
+        if module.partition(".")[0] in HARMFUL:
+            raise HarmfulError(f"it asks for {module}.{name}, which would run when the file is loaded")
+        if (module, name) not in self._made:
+            whole = f"{module}.{name}"
+            self._made[module, name] = type(name, (Foreign,), {"name": whole})
+            self.foreign.add(whole)
+        return self._made[module, name]
+
+
+class Named(str):
+    """The name of a dtype or kind of storage, which may be called without effect."""
+
+    def __call__(self, *_: Any) -> Named:
+        """Return itself."""
+        return self
+
+
+def _tensor(storage: Any, offset: int, shape: Any, strides: Any, *_: Any) -> Any:
+    if not isinstance(storage, Storage):
+        raise pickle.UnpicklingError("a tensor without a storage")
+    return Stored(storage, int(offset), tuple(map(int, shape)), tuple(map(int, strides)))
+
+
+def _parameter(tensor: Any, *_: Any) -> Any:
+    return tensor
+
+
+def _array(_kind: Any, _shape: Any, _code: Any) -> Any:
+    return np.ndarray.__new__(np.ndarray, (0,), np.uint8)
+
+
+def _dtype(text: Any, *_: Any) -> Any:
+    return plain(np.dtype(text)) if isinstance(text, str) and len(text) < 16 else plain(None)
+
+
+def _scalar(dtype: Any, data: Any = b"") -> Any:
+    return np.frombuffer(data if isinstance(data, bytes) else str(data).encode("latin1"), plain(dtype))[0]
+
+
+def _buffer(data: Any, dtype: Any, shape: Any, order: Any = "C") -> Any:
+    return np.frombuffer(data, plain(dtype)).reshape(shape, order=order if order in ("C", "F") else "C")
+
+
+def plain(dtype: Any) -> np.dtype[Any]:
+    """Return a dtype of numbers; raises UnpicklingError at any other."""
+    if not isinstance(dtype, np.dtype) or dtype.kind not in "biufc" or dtype.hasobject:
+        raise pickle.UnpicklingError("an array that is not of numbers")
+    return dtype
+
+
+DTYPES = {
+    "float64": "DoubleStorage",
+    "float32": "FloatStorage",
+    "float16": "HalfStorage",
+    "bfloat16": "BFloat16Storage",
+    "int64": "LongStorage",
+    "int32": "IntStorage",
+    "int16": "ShortStorage",
+    "int8": "CharStorage",
+    "uint8": "ByteStorage",
+    "bool": "BoolStorage",
+    "complex64": "ComplexFloatStorage",
+    "complex128": "ComplexDoubleStorage",
+    "float8_e4m3fn": "",
+    "float8_e5m2": "",
+    "uint16": "",
+    "uint32": "",
+    "uint64": "",
+}
+"""PyTorch's dtypes, and the storages of each."""
+OF_STORAGE = {storage: dtype for dtype, storage in DTYPES.items() if storage} | {"UntypedStorage": "uint8"}
+_KIND = object()
+REBUILT: dict[tuple[str, str], Any] = {
+    ("torch._utils", "_rebuild_tensor_v2"): _tensor,
+    ("torch._utils", "_rebuild_tensor"): _tensor,
+    ("torch._utils", "_rebuild_tensor_v3"): _tensor,
+    ("torch._utils", "_rebuild_parameter"): _parameter,
+    ("torch._utils", "_rebuild_parameter_with_state"): _parameter,
+    ("torch", "Size"): lambda sizes=(): tuple(sizes),
+    ("torch", "device"): lambda *parts: ":".join(map(str, parts)),
+    ("numpy", "ndarray"): _KIND,
+    ("numpy", "dtype"): _dtype,
+} | {
+    (f"{package}.{module}", name): made
+    for package in ("numpy.core", "numpy._core")
+    for module, name, made in (
+        ("multiarray", "_reconstruct", _array),
+        ("multiarray", "scalar", _scalar),
+        ("numeric", "_frombuffer", _buffer),
+    )
+}
+"""What rebuilds tensors and arrays."""
