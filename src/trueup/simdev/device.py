@@ -142,7 +142,7 @@ def _several() -> None:
     if tensor.count == 1:
         return
 
-    def asked(values: Iterable[Any]) -> int | None:
+    def named(values: Iterable[Any]) -> int | None:
         for value in values:
             if isinstance(value, tensor.DEVICE) or (isinstance(value, str) and value.startswith("npu:")):
                 one = tensor.DEVICE(value)
@@ -152,7 +152,7 @@ def _several() -> None:
     def placing(real: Callable[..., Any]) -> Callable[..., Any]:
         @functools.wraps(real)
         def call(*args: Any, **kwargs: Any) -> Any:
-            index, before = asked((*args, *kwargs.values())), tensor.current
+            index, before = named((*args, *kwargs.values())), tensor.current
             if index is None or index == before:
                 return real(*args, **kwargs)
             tensor.current = index
