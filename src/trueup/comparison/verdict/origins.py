@@ -194,11 +194,16 @@ class Origins:
 
 
 def _shows(tree: Tree, entry: int) -> bool:
-    """Tell whether a weight's difference is one to what is computed with it: a bias of an attention's keys changes no result."""
+    """Tell whether a weight's difference is one to what is computed with it: a bias of an attention's keys changes no result. What
+    a module around returns may be off by what the module was given, and by a rounding to a 16-bit or 8-bit dtype."""
     errors, verdicts = tree.verdicts.errors, tree.verdicts
-    pair = int(errors.pair[entry])
-    readers = [pair, *tree.covering(int(errors.calls[1][pair]), 1)[:1]]
-    return bool(verdicts.error_out[readers].min() > verdicts.criterion.input_units * SINGLE)
+    pair, limit = int(errors.pair[entry]), verdicts.criterion.input_units * SINGLE
+    limits = {pair: limit}
+    for n in tree.covering(int(errors.calls[1][pair]), 1)[:1]:
+        made = [k for k in errors.entries(n) if errors.outputs[k]]
+        coarsest = max(float(side[made].max()) for side in errors.roundoffs)
+        limits[n] = max(limit, ROOM * float(verdicts.error_in[n]), coarsest if coarsest > SINGLE else 0.0)
+    return all(float(verdicts.error_out[n]) > allowed for n, allowed in limits.items())
 
 
 def may_have_grown(tree: Tree) -> Array:

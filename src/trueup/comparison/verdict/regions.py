@@ -243,14 +243,30 @@ class Regions:
         judged = self.tree.judged(side, producer)
         if judged is not None:
             error = judged.call.slots.get(slot or "")
-            if error is None or math.isnan(error.low):
-                region.known = False
-            else:
-                region.sources[f"{judged.call.candidate.seq} {slot}"] = error
-        elif producer != NONE or seq in self.origins.loose[side]:
-            region.known = False  # inside a function that was compared as a whole, or without counterpart itself
-        elif side == 1:
-            region.earlier = max(region.earlier, self.origins.error(seq))
+        elif producer != NONE:  # inside a function that was compared as a whole
+            error = self._returned(side, producer, slot)
+        elif seq in self.origins.loose[side]:
+            error = None
+        else:
+            region.earlier = max(region.earlier, self.origins.error(seq) if side == 1 else 0.0)
+            return
+        if error is None or math.isnan(error.low):
+            region.known = False
+        else:
+            region.sources[f"{side} {seq} {slot}" if judged is None else f"{judged.call.candidate.seq} {slot}"] = error
+
+    def _returned(self, side: int, call: int, slot: str | None) -> Distance | None:
+        """Return the error of what a compared call around another one returns, where the inner one made that, bit by bit."""
+        stream, errors = self.tree.streams[side], self.tree.verdicts.errors
+        k = stream.slots(call).get(stream.names.number(slot)) if slot is not None else None
+        if k is None or not stream.has_digest[k]:
+            return None
+        for pair in self.tree.covering(call, side):
+            for n in errors.entries(pair):
+                its = errors.slots[side][n]
+                if errors.outputs[n] and stream.has_digest[its] and stream.digest[its] == stream.digest[k]:
+                    return errors.distance(n)
+        return None
 
     def unread(self) -> set[Call]:
         """Return loose calls whose result was read and compared nowhere, neither theirs nor that of a function around them."""

@@ -40,7 +40,7 @@ from heapq import heappop, heappush
 import numpy as np
 
 from trueup.comparison.graph.streams import NONE, Numbers, Stream, distinct
-from trueup.comparison.measures.thresholds import CHANCE, HALF
+from trueup.comparison.measures.thresholds import CHANCE, HALF, ROOM
 from trueup.comparison.verdict.budget import unrecorded
 from trueup.comparison.verdict.evidence import coherent
 from trueup.comparison.verdict.judged import LASTING, Judged, Passes, Tree
@@ -538,7 +538,7 @@ def passes(tree: Tree, before: float = 0.0) -> Passes | None:
     errors, calls = tree.verdicts.errors, max(map(len, tree.streams))
     if not len(accumulated) or not bool((errors.relative[accumulated] <= min(own * math.sqrt(calls), HALF)).all()):
         return None
-    sure = bool((coherent(errors, accumulated) <= biased + before).all())
+    sure = bool((coherent(errors, accumulated) <= biased + ROOM * before).all())
     return Passes(first, second, sure, max(before, float(errors.relative[accumulated].max())))
 
 

@@ -59,8 +59,9 @@ def show(
         from trueup.foundation.store import open_capture
 
     if npy is not None and tensor is None:
-        raise TrueupError("--npy needs a tensor.\n  expected: --tensor CALL SLOT --npy FILE\n  got:      --npy alone\n"
-                          "  next:     name the tensor")
+        raise TrueupError(
+            "--npy needs a tensor.\n  expected: --tensor CALL SLOT --npy FILE\n  got:      --npy alone\n  next:     name the tensor"
+        )
     conditions = read_conditions(where, nan=nan, inf=inf, saturated=saturated)
     chosen = Selection(path, scope, op, phase, step, rank, level, conditions)
     capture, console = open_capture(path), Terminal()
