@@ -46,7 +46,7 @@ def loss(device):
     torch.manual_seed(0)
     x, weight = torch.randn(4, 8), torch.randn(8, 8)
     x, weight = x.to(device), weight.to(device).requires_grad_()
-    return float(F.gelu(F.linear(x, weight)).square().sum())
+    return float(F.gelu(F.linear(x, weight)).sum())
 
 right = loss("cpu")
 with simdev.inject("gelu-tanh-for-erf"):
@@ -59,10 +59,8 @@ FUSED = """
 import torch
 
 weight = torch.nn.Parameter(torch.ones(3))
-optimizer = torch.optim.Adam([weight])
-weight.sum().backward()
-optimizer.step()
-raise SystemExit(optimizer.defaults["foreach"] is None and torch.backends.mkldnn.enabled)
+weight.sum().backward()  # and no optimizer: it would import Dynamo in each of a dozen runs
+raise SystemExit(torch.backends.mkldnn.enabled)
 """
 
 
