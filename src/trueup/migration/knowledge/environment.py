@@ -172,8 +172,10 @@ def environments(given: Sequence[str] = ()) -> Environments:
 
 
 def _differences(first: Machine, second: Machine) -> list[Setting]:
-    """Return the variables of which other values hold, defaults included, and other versions; what changes numbers first. Switches of a
-    framework are compared where both sides say some: a file of variables knows none."""
+    """Return the variables of which other values hold, defaults included, and other versions; what changes numbers first.
+
+    Switches of a framework are compared where both sides say some: a file of variables knows none.
+    """
     found = []
     both = all(any(not _VARIABLE.fullmatch(name) for name in machine.values) for machine in (first, second))
     for name in sorted(name for name in {*first.values, *second.values} if both or _VARIABLE.fullmatch(name)):
