@@ -310,3 +310,12 @@ def test_a_check_that_gives_no_answer_ends_the_search(tmp_path: Path) -> None:
     assert other.returncode == 2
     assert "ended with exit code 126, which is no answer" in other.stderr
     assert trueup.bisect is not None
+
+
+def test_a_search_that_is_stopped_in_a_run_ends_and_goes_on_later(tmp_path: Path) -> None:
+    (tmp_path / "good.env").write_text("MY_RATE=1\n")
+    command = ("--over", "environment", "--good", "good.env", "--bad", "bad.env", "--", "sh", "-c")
+    (tmp_path / "bad.env").write_text("MY_RATE=2\n")
+    stopped = run(tmp_path, *command, "kill -TERM $$")
+    assert (stopped.returncode, "Traceback" in stopped.stderr) == (130, False)
+    assert not (tmp_path / "trueup-bisect" / "bisect.json").exists()
