@@ -193,7 +193,7 @@ def _refused(got: str) -> TrueupError:
 def _one_step(command: list[str], into: Path) -> Path:
     from trueup.doors.cli.running import capture
 
-    capture(command=command, output=into, level=["module"], detail="digest", steps="0", stop=True)
+    capture(command=command, output=into, level=["module", "api"], detail="digest", steps="0", stop=True)
     if not (into / "manifest.json").is_file():
         raise TrueupError(
             "The command recorded nothing.\n  expected: one step of a training\n  got:      none\n"
