@@ -310,8 +310,8 @@ def _lines(data: bytes, edits: Sequence[Edit]) -> Iterator[tuple[int, str, str]]
         whole = edit.start == starts[first] and edit.text.endswith("\n") and edit.start == edit.end
         end = first if whole else last if edit.end == starts[last] > edit.start else last + 1
         if runs and first <= runs[-1][1]:
-            before = runs.pop()
-            runs.append((before[0], max(before[1], end), [*before[2], edit]))
+            run = runs.pop()
+            runs.append((run[0], max(run[1], end), [*run[2], edit]))
         else:
             runs.append((first, end, [edit]))
     for first, end, inside in runs:
@@ -320,7 +320,8 @@ def _lines(data: bytes, edits: Sequence[Edit]) -> Iterator[tuple[int, str, str]]
             text, at = text + data[at : edit.start] + edit.text.encode(), edit.end
         old = data[starts[first] : starts[min(end, len(lines))]]
         text += data[at : starts[min(end, len(lines))]]
-        yield first + 1, *("\n".join(one.decode("utf-8-sig", "replace").splitlines()) for one in (old, text))
+        before, after = ("\n".join(one.decode("utf-8-sig", "replace").splitlines()) for one in (old, text))
+        yield first + 1, before, after
 
 
 def _write(root: Path, target: Path, texts: dict[Path, bytes], result: Ported, added: dict[str, str]) -> None:
