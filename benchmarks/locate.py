@@ -141,13 +141,20 @@ def check(model: str, fault: str, baseline: Path, candidate: Path, fired: list[t
         result = whole if compared is None else trueup.compare(baseline, candidate, level=compared)
         first = result.culprit
         if first is None:
-            word, said = "missed", result.sentence.splitlines()[0]
+            word, said = verdict_on(result, right=False), result.sentence.splitlines()[0]
         else:
             # A wrong result that the function does not return (the indices of a max-pool) shows in its backward only.
             saved = by_seq.get(first.seq[1], {}).get("forward_seq") if first.level == "api" else None
-            word = "ok" if first.step == truth[0] and {first.seq[1], saved} & around else "wrong"
+            word = verdict_on(result, right=first.step == truth[0] and bool({first.seq[1], saved} & around))
             said = f"{first.name} {first.level} {first.op} {first.kind} {first.error_out:.1e} of {first.expected:.1e}"
         yield Outcome(model, fault, level, word, f"{true['scope']} {true['phase']} {true['op']} step {truth[0]}", said)
+
+
+def verdict_on(result: trueup.Result, right: bool) -> str:
+    """Return the word for a fault: ok where the right place is named, missed if aligned, else wrong or inconclusive."""
+    if right:
+        return "ok"
+    return {"aligned": "missed", "deviates": "wrong", "inconclusive": "inconclusive"}[result.verdict]
 
 
 def check_sound(model: str, what: str, baseline: Path, candidate: Path) -> Iterator[Outcome]:

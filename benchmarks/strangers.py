@@ -104,10 +104,10 @@ def check_wrong(one: Stranger, wrong: str, baseline: Path, candidate: Path) -> I
     for level, compared in LEVELS.items():
         result = trueup.compare(baseline, candidate, level=compared)
         first = result.culprit
+        word = locate.verdict_on(result, first is not None and place.holds(first))
         if first is None:
-            word, said = "missed", result.sentence.splitlines()[0]
+            said = result.sentence.splitlines()[0]
         else:
-            word = "ok" if place.holds(first) else "wrong"
             said = f"{first.name} {first.level} {first.op} {first.kind} {first.error_out:.1e} of {first.expected:.1e}"
         yield Outcome(one.name, wrong, level, word, str(place), said)
 

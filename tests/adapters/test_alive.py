@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 
-from trueup.recording.engine.settings import alive
+from trueup.recording.engine.told import alive
 
 
 class Base:

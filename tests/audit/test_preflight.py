@@ -6,11 +6,15 @@ import argparse
 import dataclasses
 import gc
 import json
+import math
+import random
 import subprocess
 import sys
+from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from types import ModuleType, SimpleNamespace
+from typing import Any, cast
 
 import pytest
 import torch
@@ -18,9 +22,15 @@ from torch import Tensor, nn
 from torch.utils.data import DataLoader
 
 import trueup
-from trueup.comparison.result.causes import with_causes
-from trueup.foundation.model import Finding, SlotComparison
+from trueup.analysis.audit.alone import odd, worth_a_look
+from trueup.analysis.audit.came_along import came_along
+from trueup.analysis.audit.first_step import FirstStep, beginnings, first_step
+from trueup.comparison.result.causes import Seen, place, with_causes
+from trueup.foundation.facts.why import Why
+from trueup.foundation.model import CallKey, Finding, SlotComparison
 from trueup.foundation.settings import differing
+from trueup.foundation.store import Capture
+from trueup.recording.engine.code import code
 
 SCRIPT = """
 import torch
@@ -139,7 +149,7 @@ def test_a_run_by_itself(tmp_path: Path) -> None:
     found = trueup.preflight(None, train(tmp_path / "odd", bare=True, idle=True))
     assert found.odd == (
         "1 module evaluates while others train, the first: 1.drop (Dropout)",
-        "1 of 10 parameters with a gradient is in no optimizer",
+        "1 of 10 parameters with a gradient is in no optimizer: 2.bias",
     )
     assert found.exit_code == 1
 
@@ -273,3 +283,156 @@ def test_an_optimizer_that_one_run_alone_has_is_said() -> None:
     (found,) = differing(side("AdamW", "SGD"), side("AdamW"))
     assert (found.name, found.baseline, found.candidate, found.severity) == ("optimizers", "AdamW, SGD", "AdamW", "changes")
     assert differing(side("AdamW"), side()) == []  # it may have ended before it stepped: the calls tell
+
+
+def test_what_clips_what_schedules_and_who_seeds_is_recorded_and_left_as_it_was(tmp_path: Path) -> None:
+    net, seeded = nn.Linear(4, 2), (random.seed, torch.nn.utils.clip_grad._clip_grads_with_norm_)
+    optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
+    schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, halved)
+    scaler = torch.amp.GradScaler("cpu", init_scale=8.0)
+    with trueup.capture(tmp_path / "run", model=net, on_error="stop"):
+        random.seed(44)
+        net(torch.ones(3, 4)).square().mean().backward()
+        torch.nn.utils.clip_grad_norm_(net.parameters(), 0.5, norm_type=1.0)
+        optimizer.step()
+        schedule.step()
+    assert (random.seed, torch.nn.utils.clip_grad._clip_grads_with_norm_) == seeded
+    held = trueup.open_capture(tmp_path / "run").ranks[0]["settings"]
+    (recorded,) = held["optimizers"]
+    assert (recorded["clipping"], recorded["schedule"]) == ("1-norm at 0.5", "LambdaLR (halved)")
+    assert recorded["parameters"] == [["weight", "bias"]]
+    assert held["seeds"] == {"python": 44}
+    assert [one["init_scale"] for one in held["scalers"] if one["init_scale"] == scaler.get_scale()] == [8.0]
+    assert not [name for module in held["modules"].values() for name in module if name.endswith("address")]
+
+
+def halved(step: int) -> float:
+    return 0.5**step
+
+
+def side(**more: Any) -> dict[str, Any]:
+    group = {"lr": 0.1, "parameters": 2}
+    settings = {"form": 2, "optimizers": [{"class": "SGD", "groups": [group], "changes": []}]}
+    return {"devices": ["cuda:0"], "world_size": 1, "seeds": {"torch": 0}, "settings": settings | more}
+
+
+def test_a_parameter_that_another_one_took_the_place_of_is_named() -> None:
+    def holding(*names: str) -> dict[str, Any]:
+        return side(optimizers=[{"class": "SGD", "groups": [{"parameters": len(names)}], "parameters": [list(names)]}])
+
+    (found,) = differing(holding("a", "b", "c"), holding("a", "d"))
+    assert (found.name, found.baseline, found.candidate) == ("parameters", "3, with b, c", "2, with d")
+
+
+def test_arguments_of_two_names_are_one() -> None:
+    (found,) = differing(side(arguments={"learning_rate": 0.1, "wd": 1}), side(arguments={"optim.lr": 0.2, "weight_decay": 1}))
+    assert (found.name, found.baseline, found.candidate) == ("learning_rate", 0.1, 0.2)
+
+
+def test_what_an_older_capture_does_not_say_is_not_compared() -> None:
+    newer = side(seeds={"numpy": 3}, scalers=[{"class": "GradScaler"}])
+    assert len(differing(side(), newer)) == 2
+    older = side()
+    del older["settings"]["form"]
+    assert differing(older, newer) == []
+
+
+def test_hyper_parameters_that_came_along_with_a_port_are_named() -> None:
+    ported = side(optimizers=[{"class": "SGD", "groups": [{"lr": 0.8, "parameters": 2}], "clipping": "norm at 1"}])
+    first, second = side(data=[{"class": "DataLoader", "batch_size": 128}]), ported
+    second["settings"]["data"] = [{"class": "DataLoader", "batch_size": 2048}]
+    assert came_along(differing(first, second), first, second) == ""  # nothing was moved
+    second["world_size"] = 8
+    said = came_along(differing(first, second), first, second)
+    assert said == (
+        "hyper-parameters came along with the port: DataLoader batch_size 128 to 2048 (16 times); SGD lr 0.1 to 0.8 (8 times; in "
+        "proportion to the batch it would be 1.6); SGD clipping in the candidate alone (norm at 1)"
+    )
+    second["settings"]["optimizers"][0]["groups"][0]["lr"] = 0.4
+    assert "SGD lr 0.1 to 0.4 (4 times, by the root of the batch)" in came_along(differing(first, second), first, second)
+
+
+def test_first_steps_side_by_side(baseline: Path, tmp_path: Path) -> None:
+    begun = first_step(trueup.open_capture(baseline))
+    assert (begun.samples, begun.passes, len(begun.weights), len(begun.batches[0])) == (6, 1, 10, 1)
+    other = dataclasses.replace(
+        begun, weights={**begun.weights, "2.bias": "ffffffff00"}, batches={0: ["ff"]}, samples=12, passes=2,
+        draws=begun.draws + Counter({("torch.rand", ""): 1}),
+    )  # fmt: skip
+    names = [(one.name, one.places) for one in beginnings(begun, other)]
+    assert names == [
+        ("initial weights", ("2.bias",)), ("digest of the first batch", ()), ("samples in a step", ()),
+        ("forward passes in a step", ()), ("torch.rand", ()),
+    ]  # fmt: skip
+    known = differing(side(), side(seeds={"numpy": 3}))
+    assert next(beginnings(begun, other, known)).name == "samples in a step"  # the rest follows from the seed
+
+
+def test_ranks_and_devices_by_themselves() -> None:
+    half = Counter(float16=3)
+    one, two = side(), side()
+    one["environment"], one["parallel"] = {"NVIDIA_TF32_OVERRIDE": "1", "NCCL_ALGO": "Ring"}, {"groups": [[0, 1]]}
+    two["environment"] = {"NVIDIA_TF32_OVERRIDE": "1", "NCCL_ALGO": "Tree"}
+    two["settings"]["seeds"], one["settings"]["seeds"] = {"numpy": 1}, {"numpy": 0}
+    ranks = cast(Capture, SimpleNamespace(ranks={0: one, 1: two}))
+    step = FirstStep(batches={0: ["same"], 1: ["same"]}, dtypes=half)
+    assert list(odd(ranks, step)) == [
+        "NVIDIA_TF32_OVERRIDE is 1: float32 products and convolutions are computed of factors that are rounded to 10 bits, "
+        "whatever the script asks for",
+        "the run computes in float16 without a scaler of the loss: small gradients become 0",
+        "ranks differ: NCCL_ALGO: Ring on rank 0, Tree on rank 1",
+        "ranks 0 and 1 are given the same batch in the first step, and learn the same twice",
+    ]
+    one["settings"]["data"] = [{"class": "DataLoader", "batch_size": 4, "samples": 14, "drop_last": False}]
+    one["settings"]["modules"] = {"head": {"weight.dtype": "float32", "weight.requires_grad": False}}
+    assert list(worth_a_look(ranks, step)) == [
+        "1 parameter is frozen: head.weight",
+        "the last batch of DataLoader has 2 of 4 samples, for drop_last is False",
+        "ranks have seeds of their own: seed of numpy: 0 on rank 0, 1 on rank 1; weights that each rank draws differ, unless "
+        "they are broadcast",
+    ]
+
+
+def test_the_commit_and_the_files_that_a_script_imports(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "train.py").write_text("import part")
+    (tmp_path / ".git" / "refs" / "heads").mkdir(parents=True)
+    (tmp_path / ".git" / "HEAD").write_text("ref: refs/heads/main\n")
+    (tmp_path / ".git" / "refs" / "heads" / "main").write_text("a" * 40)
+    main = ModuleType("__main__")
+    main.__file__ = str(tmp_path / "train.py")
+    monkeypatch.setitem(sys.modules, "__main__", main)
+    found = code()
+    assert found.pop("commit") == "a" * 40
+    assert list(found) == ["train.py"]
+    packed = tmp_path / ".git" / "packed-refs"
+    (tmp_path / ".git" / "refs" / "heads" / "main").rename(packed)
+    packed.write_text("b" * 40 + " refs/heads/main\n")
+    assert code()["commit"] == "b" * 40
+
+
+def test_a_seed_of_the_host_explains_numbers_that_vary_and_no_constant() -> None:
+    def multiplied(step: int, first: float, second: float) -> Finding:
+        numbers = f'{{"1": {first}}}', f'{{"1": {second}}}'
+        slot = SlotComparison("arguments", "deviates", math.nan, "value", ("", ""), ("", ""), *numbers)
+        line = "/a/train.py:9 in mixup"
+        return Finding("argument", step, 0, "forward", "api", "", "torch.Tensor.mul", 0, line, "", slots=(slot,), stack=(line,))
+
+    sides = side(seeds={"numpy": 43}), side(seeds={"numpy": 7})
+    kept, unshown = with_causes([multiplied(0, 0.1, 0.7), multiplied(1, 0.3, 0.2)], *sides)
+    assert [one.cause for one in kept] == ["seed of numpy: 43 in the baseline, 7 in the candidate"]
+    assert unshown == []
+    kept, unshown = with_causes([multiplied(0, 0.1, 0.7), multiplied(1, 0.1, 0.7)], *sides)
+    assert [one.name for one in unshown] == ["numpy"]
+
+
+def test_a_parameter_of_one_run_alone_explains_what_is_drawn_where_it_is_built() -> None:
+    def built(**more: Any) -> dict[str, Any]:
+        return side(modules={"stem": {"class": "Conv2d", "weight.dtype": "float32", **more}})
+
+    key = CallKey(0, 0, "forward", "aten", "", "aten::uniform_", 0)
+    alone = Why.DRAWN_ALONE(key, "candidate", "net.py:76 in __init__")
+    draws = Finding("random", 0, 0, "forward", "aten", "", "aten::normal_", 0, None, "", seq=(3, 4))
+    seen = Seen({place(draws): alone})
+    kept, unshown = with_causes([draws], built(), built(**{"bias.dtype": "float32"}), seen)
+    assert kept[0].cause == "bias of stem (Conv2d) is absent in the baseline, trained in the candidate"
+    assert unshown == []

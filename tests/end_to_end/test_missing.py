@@ -16,7 +16,7 @@ import pytest
 import torch
 
 import trueup
-from nursery import Nursery
+from nursery import LIMIT, Nursery
 from trueup.foundation.model import Result
 from trueup.foundation.store import open_capture
 
@@ -129,7 +129,7 @@ def test_killed_in_a_step_is_not_aligned(nursery: Nursery, tmp_path: Path) -> No
         child = nursery.script(tmp_path / f"{name}.log", script, step, directory=tmp_path / name, **wanted)
         if step != "none":
             child.see("here")
-            until = time.monotonic() + 30
+            until = time.monotonic() + LIMIT
             while time.monotonic() < until and not _flushed(tmp_path / name, int(step), told=bool(wanted)):
                 time.sleep(0.1)
             child.kill()

@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 import trueup
-from nursery import Nursery
+from nursery import LIMIT, Nursery
 from trueup.analysis.recipes import follow
 
 FOLDER = Path(__file__).parents[2] / "examples" / "text_recogniser"
@@ -113,7 +113,7 @@ print(json.dumps({name: p.shape for name, p in Recogniser(sys.argv[2]).named_par
 @NEEDS_PADDLE
 def test_an_unknown_fault_is_refused() -> None:
     run = start(str(FOLDER / "train_paddle.py"), "--fault", "nothing")
-    said, complained = run.communicate(timeout=100)
+    said, complained = run.communicate(timeout=LIMIT)
     assert (run.returncode, said) == (1, "")
     assert "fault 'nothing' is unknown: expected one of conv-padding-replicates-edge, batch-norm-backward" in complained
 
@@ -124,7 +124,7 @@ def test_both_frameworks_have_the_same_modules(monkeypatch: pytest.MonkeyPatch) 
 
     monkeypatch.syspath_prepend(str(FOLDER))
     run = start("-c", SHAPES, str(FOLDER), "lstm")
-    paddle = json.loads(run.communicate(timeout=100)[0])
+    paddle = json.loads(run.communicate(timeout=LIMIT)[0])
     torch = {name: list(p.shape) for name, p in load("recogniser_torch").Recogniser("lstm").named_parameters()}
     attention = "_attn."  # projections of query, key and value are one tensor in PyTorch
     alike = {name: sorted(shape) for name, shape in torch.items() if attention not in name}

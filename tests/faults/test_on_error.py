@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from launch.running import TRUEUP, environment, said, script, trueup_run
+from nursery import LIMIT
 
 
 def start(out: Path, *arguments: str) -> subprocess.Popen[str]:
@@ -18,7 +19,7 @@ def start(out: Path, *arguments: str) -> subprocess.Popen[str]:
         [*TRUEUP, "capture", "-o", str(out), *arguments],
         env=environment(), stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True,
     )  # fmt: skip
-    until = time.monotonic() + 60
+    until = time.monotonic() + LIMIT
     while len(list(out.glob("rank-00000/step-*"))) < 30:
         assert time.monotonic() < until, process.poll()
         time.sleep(0.02)
@@ -61,7 +62,7 @@ def test_a_disk_without_room_for_the_first_flush(on_error: str, code: int, tmp_p
     command = [*TRUEUP, "capture", "-o", str(out), "--on-error", on_error, "--", *script("train.py")]
     ran = subprocess.run(
         ["bash", "-c", 'ulimit -f 8; exec "$@"', "bash", *command],
-        env=environment(PYTHONDONTWRITEBYTECODE="1"), capture_output=True, text=True, timeout=60, check=False,
+        env=environment(PYTHONDONTWRITEBYTECODE="1"), capture_output=True, text=True, timeout=LIMIT, check=False,
     )  # fmt: skip
     assert ran.returncode == code
     # To stop is asked for at the first flush, which a slow machine reaches before the last step.

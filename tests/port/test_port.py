@@ -7,6 +7,7 @@ import json
 import shlex
 import shutil
 import sys
+import zipfile
 from pathlib import Path
 
 import pytest
@@ -215,6 +216,10 @@ def test_rules_and_tables_of_the_old_converter(tmp_path: Path) -> None:
     assert "x = construct(load('new.pt', 1))\nmine.functions.run(x)" in new
     assert (tmp_path / "out" / "change_list.csv").read_text().startswith("File,Start Line,End Line,Operation Type,Message\n")
     assert "torch.cuda.nvtx.mark('a')" in (tmp_path / "out" / "unsupported_api.csv").read_text()
+    log = (tmp_path / "out" / "msFmkTranspltlog.txt").read_text()
+    assert "train.py:3 [MODIFY] own: 'build' -> 'construct'" in log
+    assert "train.py:5 [UNSUPPORTED] torch.cuda.nvtx.mark('a'): a tool of CUDA's" in log
+    assert zipfile.is_zipfile(tmp_path / "out" / "unsupported_op.xlsx")
 
 
 @pytest.mark.parametrize(
@@ -230,6 +235,41 @@ def test_rules_that_cannot_be_used(tmp_path: Path, content: str, message: str, c
     (tmp_path / "train.py").write_text("import torch\n")
     assert main(["port", str(tmp_path / "train.py"), "--check", "-r", str(tmp_path / "rules.json")]) == 2
     assert message in capsys.readouterr().err
+
+
+ALSO = {
+    "drop-last": ("train_loader = DataLoader(x, 4, True)", "train_loader = DataLoader(x, 4, True, drop_last=True)"),
+    "shuffle-validation": ("val_loader = DataLoader(x, shuffle=False)", "val_loader = DataLoader(x, shuffle=True)"),
+    "float32": ("y = x.double().to(torch.float64)", "y = x.float().to(torch.float32)"),
+    "no-jit": ("@torch.jit.script\ndef f(x): pass\ng = torch.jit.script(f)", "def f(x): pass\ng = f"),
+    "int32-labels": (
+        "loss = torch.nn.CrossEntropyLoss()\nloss(x, y)",
+        'loss = torch.nn.CrossEntropyLoss()\nloss(x, y.int() if y.device.type == "npu" else y)',
+    ),
+}
+
+
+@pytest.mark.parametrize("name", ALSO)
+def test_what_changes_numbers_is_asked_for(tmp_path: Path, name: str) -> None:
+    head, (before, after) = "import torch\nfrom torch.utils.data import DataLoader\n", ALSO[name]
+    source = tmp_path / "train.py"
+    source.write_text(f"{head}{before}\n")
+    assert port(source).changes == 0
+    result = port(source, tmp_path / "out", also=list(ALSO))
+    assert (tmp_path / "out" / "train.py").read_text() == f"{head}{after}\n"
+    assert [word in result.effects[0] for word in ("batch", "steps")] == [True, True]
+    assert port(tmp_path / "out", also=list(ALSO)).changes == 0
+    with pytest.raises(TrueupError, match="There is no edit 'more'"):
+        port(source, also=["more"])
+
+
+def test_the_page(tmp_path: Path) -> None:
+    (tmp_path / "train.py").write_text("import torch\nx = torch.ones(2).cuda()  # <b>\ny = 'cuda'\ntorch.cuda.nvtx.mark('a')\n")
+    assert main(["port", str(tmp_path / "train.py"), "--check", "--to", "npu", "--html", str(tmp_path / "page.html")]) == 1
+    page = (tmp_path / "page.html").read_text()
+    assert "<ins>+ x = torch.ones(2).npu()  # &lt;b&gt;</ins>" in page
+    assert "a tool of CUDA&#39;s without counterpart" in page
+    assert "<b>\n" not in page
 
 
 def arguments(*words: object) -> int:

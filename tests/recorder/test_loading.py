@@ -9,6 +9,7 @@ import threading
 
 import pytest
 
+from nursery import LIMIT
 from trueup.recording.recorder import recorder
 
 ADAPTER = """
@@ -41,7 +42,7 @@ print(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))
 
 
 def python(code: str) -> str:
-    return subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=60).stdout
+    return subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=LIMIT).stdout
 
 
 def test_the_adapter_loads_no_arrow() -> None:

@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+from nursery import LIMIT
 from trueup.foundation.model import TrueupError
 from trueup.foundation.store import Writer, claim, open_capture, ownership
 
@@ -50,7 +51,7 @@ def test_siblings_share_a_directory(tmp_path: Path, name: str) -> None:
     children = [start(tmp_path / "run", 0, name) for _ in range(3)]
     ranks = [int(child.stdout.readline()) for child in children]
     for child in children:
-        child.communicate("go\n", timeout=30)
+        child.communicate("go\n", timeout=LIMIT)
         assert child.returncode == 0
     assert sorted(ranks) == [0, 1, 2]
     capture = open_capture(tmp_path / "run")
@@ -63,7 +64,7 @@ def test_siblings_share_a_directory(tmp_path: Path, name: str) -> None:
 def test_a_sibling_that_has_ended_is_known_by_its_run(tmp_path: Path) -> None:
     for rank in (0, 1):
         child = start(tmp_path / "run", 0, "run-1")
-        assert child.communicate("go\n", timeout=30)[0] == f"{rank}\n"
+        assert child.communicate("go\n", timeout=LIMIT)[0] == f"{rank}\n"
     with pytest.raises(TrueupError, match="already holds a capture"):
         claim(tmp_path / "run", 7, "run-2")
 
@@ -72,7 +73,7 @@ def test_a_sibling_that_has_ended_is_known_by_its_run(tmp_path: Path) -> None:
 def test_an_older_capture_is_not_touched(tmp_path: Path, rank: int) -> None:
     run = tmp_path / "run"
     child = start(run)
-    child.communicate("go\n", timeout=30)
+    child.communicate("go\n", timeout=LIMIT)
     before = files(run)
     message = f"{run} already holds a capture: nothing was recorded; choose another -o or remove it"
     with pytest.raises(TrueupError, match=re.escape(message)):

@@ -301,3 +301,16 @@ def test_complex_numbers_are_no_counterparts_of_real_ones() -> None:
     same, real = normal(8), normal(8, seed=1)
     assert numbers(aligned(chain([same, real]), chain([same, real.astype(np.complex64)]))) == [(0, 0)]
     assert numbers(aligned(chain([same, real]), chain([same, real]))) == [(0, 0), (1, 1)]
+
+
+def test_what_goes_backward_of_no_counterparts_and_is_unlike_is_matched_by_its_forward() -> None:
+    """The backward of a backward runs before other calls on one device and after them on another."""
+
+    def run(order: tuple[int, ...]) -> Recording:
+        found, gradients = Recording(), different(3, start=10)
+        calls = [found.call("linear", [], [x], level="api") for x in different(3)]
+        for k in order:
+            found.call("linear", {"grad_output.0": gradients[k]}, [], level="api", phase="backward", forward=calls[k])
+        return found
+
+    assert numbers(aligned(run((2, 1, 0)), run((1, 0, 2)))) == [(0, 0), (1, 1), (2, 2), (4, 3), (5, 4), (3, 5)]

@@ -8,17 +8,18 @@ import fnmatch
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import Any, Literal, cast
+from typing import Any, Literal, cast, get_args
 
 from trueup.foundation import toml
 from trueup.foundation.frameworks.trees import path
 
-Group = Literal["optimizer", "module", "data", "seed", "random", "argument", "switch", "version"]
+Group = Literal["optimizer", "scaler", "module", "data", "seed", "random", "parallel", "argument", "switch", "version", "code"]
 Severity = Literal["changes", "may", "cannot"]
-GROUPS: tuple[Group, ...] = ("optimizer", "module", "data", "seed", "random", "argument", "switch", "version")
+GROUPS: tuple[Group, ...] = get_args(Group)
 SEVERITIES: tuple[Severity, ...] = ("changes", "may", "cannot")
 
-ALWAYS: tuple[Group, ...] = ("seed", "switch", "version")  # groups of which every recorded run says something
+ALWAYS: tuple[Group, ...] = ("seed", "parallel", "switch", "version", "code")  # groups of which every recorded run says something
+LATER = (("optimizer", "clipping"), ("optimizer", "schedule"), ("data", "samples"), ("seed", "python"), ("seed", "numpy"))
 OF_PARAMETERS = (".requires_grad", ".tied_to")  # ends of names of what a module says of a parameter: frozen, another one
 DTYPE = ".dtype"
 ABSENT = "not set"  # stands for a setting that one of the runs does not have
@@ -44,16 +45,18 @@ def differing(baseline: Mapping[str, Any], candidate: Mapping[str, Any], last: i
     if baseline.get("framework") != candidate.get("framework"):
         return []
     modules = list(_modules(baseline, candidate))
-    found = [*_optimizers(baseline, candidate, last), *modules, *_data(baseline, candidate)]
+    found = [*_optimizers(baseline, candidate, last), *_scalers(baseline, candidate), *modules, *_data(baseline, candidate)]
     if any(one.name.endswith(OF_PARAMETERS) for one in modules):  # then an optimizer holds other parameters for that reason
         found = [one for one in found if (one.group, one.name) != ("optimizer", "parameters")]
     held = held_by(baseline), held_by(candidate)
     tables: list[tuple[Group, Any, Any]] = [
-        ("seed", baseline.get("seeds"), candidate.get("seeds")),
+        ("seed", seeds_of(baseline), seeds_of(candidate)),
         ("random", held[0].get("random"), held[1].get("random")),
-        ("argument", held[0].get("arguments"), held[1].get("arguments")),
+        ("parallel", _parallel(baseline), _parallel(candidate)),
+        ("argument", *_of_one_name(held[0].get("arguments"), held[1].get("arguments"))),
         ("switch", baseline.get("environment"), candidate.get("environment")),
         ("version", baseline.get("versions"), candidate.get("versions")),
+        ("code", *_of_both(baseline.get("code"), candidate.get("code"))),
     ]
     for group, *sides in tables:
         first, second = (side if isinstance(side, Mapping) else {} for side in sides)
@@ -61,7 +64,16 @@ def differing(baseline: Mapping[str, Any], candidate: Mapping[str, Any], last: i
             continue
         unlike = _unlike(first, second)
         found += [Setting(group, "", name, *values, severity(group, name)) for name, values in unlike]
+    forms = [side.get("form", 1) for side in held]
+    if forms[0] != forms[1]:
+        found = [one for one in found if not _later(one)]
     return sorted(found, key=lambda s: (SEVERITIES.index(s.severity), GROUPS.index(s.group)))
+
+
+def _later(setting: Setting) -> bool:
+    """Tell whether one side does not say what a setting is there because only a later form of captures records it (form 2)."""
+    added = setting.group in ("scaler", "parallel") or (setting.group, setting.name) in LATER
+    return added and ABSENT in (setting.baseline, setting.candidate)
 
 
 @lru_cache(maxsize=1)
@@ -71,7 +83,10 @@ def _table() -> dict[str, list[dict[str, str]]]:
 
 @lru_cache(maxsize=1)
 def _severities() -> dict[str, list[tuple[list[str], Severity]]]:
-    return {group: [(row["names"].split(), cast(Severity, row["severity"])) for row in rows] for group, rows in _table().items()}
+    return {
+        group: [(row["names"].split(), cast(Severity, row["severity"])) for row in rows if "severity" in row]
+        for group, rows in _table().items()
+    }
 
 
 @lru_cache(maxsize=1)
@@ -90,6 +105,23 @@ def conflicts() -> list[dict[str, str]]:
     return _table()["conflict"]
 
 
+def odd_switches() -> list[dict[str, str]]:
+    """Return the rows of switches that are odd by themselves: name, values, devices (beginnings of their names), says, origin."""
+    return _table()["odd"]
+
+
+@lru_cache(maxsize=1)
+def aliases() -> dict[str, str]:
+    """Return the name under which an argument of scripts is known, by each name that some framework or script gives it."""
+    return {name: row["names"].split()[0] for row in _table()["alias"] for name in row["names"].split()}
+
+
+def origin(group: Group, name: str) -> str:
+    """Return where it is written what a setting may do to the numbers."""
+    rows = _table().get(group, [])
+    return next((row["origin"] for row in rows if any(fnmatch.fnmatchcase(name, one) for one in row["names"].split())), "")
+
+
 def severity(group: Group, name: str) -> Severity:
     """Return what a setting may do to the numbers; a version may."""
     for names, found in _severities().get(group, []):
@@ -102,6 +134,39 @@ def held_by(manifest: Mapping[str, Any]) -> Mapping[str, Any]:
     """Return what a manifest says of settings; a manifest is anybody's, and what is of another kind is not there."""
     held = manifest.get("settings")
     return held if isinstance(held, Mapping) else {}
+
+
+def seeds_of(manifest: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the seeds of a run's generators, by framework or ``python`` and ``numpy``."""
+    parts = [part for part in (manifest.get("seeds"), held_by(manifest).get("seeds")) if isinstance(part, Mapping)]
+    return {str(name): value for part in parts for name, value in part.items()}
+
+
+def _parallel(manifest: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Return how the ranks of a run stand together: their number, and the groups in which they communicate."""
+    held = manifest.get("parallel")
+    world = manifest.get("world_size")
+    return ({"ranks": world} if isinstance(world, int) else {}) | (dict(held) if isinstance(held, Mapping) else {})
+
+
+def _of_both(first: Any, second: Any) -> tuple[dict[str, Any], dict[str, Any]]:
+    """Return what both sides name: two scripts of other names are no settings of each other."""
+    sides = [side if isinstance(side, Mapping) else {} for side in (first, second)]
+    both = sides[0].keys() & sides[1].keys()
+    found = [{name: value for name, value in side.items() if name in both} for side in sides]
+    return found[0], found[1]
+
+
+def _of_one_name(first: Any, second: Any) -> tuple[dict[str, Any], dict[str, Any]]:
+    """Return arguments with those that the sides call differently (``lr``, ``learning_rate``) under the baseline's name."""
+    sides = [dict(side) if isinstance(side, Mapping) else {} for side in (first, second)]
+    known = {alias: name for name in sides[0] if (alias := aliases().get(_last(name))) and name not in sides[1]}
+    found = {known.get(aliases().get(_last(name), ""), name) if name not in sides[0] else name: v for name, v in sides[1].items()}
+    return sides[0], found
+
+
+def _last(name: Any) -> str:
+    return str(name).rpartition(".")[2]
 
 
 def list_of(held: Mapping[str, Any], name: str) -> list[Mapping[str, Any]]:
@@ -135,11 +200,55 @@ def _optimizers(baseline: Mapping[str, Any], candidate: Mapping[str, Any], last:
             both = set.intersection(*({name for _, name in _lives(one)} for one in (first, second)))
             yield from (one for one in _merged(_groups(first, second, "optimizer", last)) if one.name in both)
             continue
+        moved = _parameters(first, second, kinds[0])
         for name in ("clipping", "schedule"):
             said = first.get(name, ABSENT), second.get(name, ABSENT)
             if said[0] != said[1]:
                 yield Setting("optimizer", kinds[0], name, *said, "changes")
-        yield from _merged(_groups(first, second, kinds[0], last))
+        yield from moved
+        yield from (one for one in _merged(_groups(first, second, kinds[0], last)) if not (moved and one.name == "parameters"))
+
+
+def names_held(optimizer: Mapping[str, Any]) -> list[list[str]]:
+    """Return the names of an optimizer's parameters, by group; empty where they are not known."""
+    held = optimizer.get("parameters")
+    good = isinstance(held, list) and all(isinstance(group, list) for group in held)
+    return [[str(one) for one in group] for group in held] if good and isinstance(held, list) else []
+
+
+def _parameters(first: Mapping[str, Any], second: Mapping[str, Any], kind: str) -> list[Setting]:
+    """Return which parameters stand in a group of one side alone."""
+    sides = names_held(first), names_held(second)
+    if not all(sides) or len(sides[0]) != len(sides[1]):
+        return []
+    found = []
+    for at, (here, there) in enumerate(zip(*sides, strict=True)):
+        own = sorted(set(here) - set(there)), sorted(set(there) - set(here))
+        if any(own):
+            values = [
+                f"{len(held):,}" + (f", with {_some(alone)}" if alone else "")
+                for held, alone in zip((here, there), own, strict=True)
+            ]
+            found.append(Setting("optimizer", kind, "parameters", values[0], values[1], "changes", (f"group {at}",)))
+    return found
+
+
+def _some(names: Sequence[str], most: int = 3) -> str:
+    return ", ".join(names[:most]) + (f" and {len(names) - most:,} more" if len(names) > most else "")
+
+
+def _scalers(baseline: Mapping[str, Any], candidate: Mapping[str, Any]) -> Iterator[Setting]:
+    sides = [
+        [one for one in list_of(held_by(manifest), "scalers") if one.get("enabled") is not False]
+        for manifest in (baseline, candidate)
+    ]
+    classes = [", ".join(str(one.get("class", "")) for one in side) or ABSENT for side in sides]
+    if len(sides[0]) != len(sides[1]):
+        yield Setting("scaler", "", "scalers", classes[0], classes[1], "changes")
+        return
+    for first, second in zip(*sides, strict=True):
+        for name, values in _unlike(first, second):
+            yield Setting("scaler", str(second.get("class", "")), name, *values, severity("scaler", name))
 
 
 def _groups(first: Mapping[str, Any], second: Mapping[str, Any], kind: str, last: int | None) -> Iterator[Setting]:
@@ -195,7 +304,12 @@ def _modules(baseline: Mapping[str, Any], candidate: Mapping[str, Any]) -> Itera
     found = []
     for scope in (scope for scope in sides[0] if scope in sides[1]):
         kind = str(sides[1][scope].get("class", ""))
-        for name, values in _unlike(*(_in_full(side[scope]) for side in sides)):
+        held = [_in_full(side[scope]) for side in sides]
+        if held[0].get("class") != held[1].get("class"):  # then it has other attributes, too
+            held = [{name: value for name, value in one.items() if name in held[0] and name in held[1]} for one in held]
+        for name, values in _unlike(*held):
+            if name.endswith(DTYPE) and ABSENT in values:  # a parameter that one run alone has: it is trained, or frozen, there
+                continue
             found.append(Setting("module", kind, name, *values, severity("module", name), (scope,)))
     yield from _merged(map(_of_parameter, found))
 

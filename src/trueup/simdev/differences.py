@@ -89,8 +89,8 @@ def _flipped_added_product(kernel: Kernel, added: Tensor, a: Tensor, b: Tensor, 
 def _halved_sum(kernel: Kernel, x: Tensor, *, dtype: Any = None) -> Any:
     if not x.is_floating_point() or x.numel() < 2:
         return kernel(x, dtype=dtype)
-    flat = x.reshape(-1)
-    return kernel(flat[0::2], dtype=dtype) + kernel(flat[1::2], dtype=dtype)
+    flat, wide = x.reshape(-1), dtype or torch.promote_types(x.dtype, torch.float32)
+    return (kernel(flat[0::2], dtype=wide) + kernel(flat[1::2], dtype=wide)).to(dtype or x.dtype)
 
 
 @_of("reordered-reductions", "sum.dim_IntList")
@@ -99,7 +99,8 @@ def _halved_sum_along(kernel: Kernel, x: Tensor, dim: Any, keepdim: bool = False
     if not x.is_floating_point() or x.dim() == 0 or x.size(axis) < 2:
         return kernel(x, dim, keepdim, dtype=dtype)
     pieces = [x.narrow(axis, 0, x.size(axis) // 2), x.narrow(axis, x.size(axis) // 2, x.size(axis) - x.size(axis) // 2)]
-    return kernel(pieces[1], dim, keepdim, dtype=dtype) + kernel(pieces[0], dim, keepdim, dtype=dtype)
+    wide = dtype or torch.promote_types(x.dtype, torch.float32)  # what a kernel of a 16-bit dtype adds in
+    return (kernel(pieces[1], dim, keepdim, dtype=wide) + kernel(pieces[0], dim, keepdim, dtype=wide)).to(dtype or x.dtype)
 
 
 @_of("reordered-reductions", "mean")

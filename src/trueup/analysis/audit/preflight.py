@@ -1,26 +1,22 @@
 """Before a run is trusted: its settings, beside another run, beside required values, and by themselves. `preflight` reads
-manifests alone (docs/format.md, ``settings``), so a capture of one step is enough, and no tensor is read."""
+manifests (docs/format.md, ``settings``) and the digests of the first step: a capture of one step is enough, no tensor is read."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
+from trueup.analysis.audit.alone import odd, worth_a_look
+from trueup.analysis.audit.came_along import came_along
+from trueup.analysis.audit.first_step import beginnings, first_step
 from trueup.foundation import toml
 from trueup.foundation.model import TrueupError
-from trueup.foundation.settings import ABSENT, Setting, differing, held_by, list_of, modules_of
+from trueup.foundation.settings import ABSENT, GROUPS, SEVERITIES, Setting, differing, held_by, list_of, modules_of, seeds_of
 from trueup.foundation.store import Capture, open_capture
 from trueup.foundation.words.setting_sentence import setting_text, value
 from trueup.foundation.words.wording import counted
-
-LIKE_RANK_0 = ("optimizer", "module", "switch", "version")  # equal on all ranks; seed, data and arguments may differ
-TWO_MODES = ("Dropout", "BatchNorm", "InstanceNorm")  # class name prefixes: training and evaluation differ
-TENSOR_FLOAT = (
-    ("cuda.matmul.allow_tf32", "True", "cuda"), ("npu.matmul.allow_hf32", "True", "npu"), ("npu.conv.allow_hf32", "True", "npu"),
-)  # fmt: skip
-"""Switches that round the factors of float32 products to 10 bits, and where (docs.pytorch.org, CUDA semantics; torch_npu)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,6 +29,8 @@ class Preflight:
     broken: tuple[str, ...] = ()  # what must hold and does not, a sentence each
     odd: tuple[str, ...] = ()  # what is odd in the candidate by itself, a sentence each
     unread: tuple[str, ...] = ()  # why something could not be told, a sentence each
+    came_along: str = ""  # hyper-parameters that differ between runs of a script that was ported
+    looks: tuple[str, ...] = ()  # what is right in many trainings and the cause in some, a sentence each
 
     @property
     def changes(self) -> tuple[Setting, ...]:
@@ -89,11 +87,17 @@ def preflight(baseline: str | Path | None, candidate: str | Path, *, require: st
     if first is not None and _first(first).get("framework") != _first(second).get("framework"):
         unread.append("the runs are of two frameworks, with names of their own for each setting: trueup align compares them")
     steps = [capture.steps[-1] for capture in (first, second) if capture is not None and capture.steps]
-    found = [] if first is None else differing(_first(first), _first(second), min(steps, default=None))
+    begun, found = first_step(second), []
+    if first is not None:
+        found = differing(_first(first), _first(second), min(steps, default=None))
+        if not unread:
+            found += beginnings(first_step(first), begun, found)
+            found.sort(key=lambda one: (SEVERITIES.index(one.severity), GROUPS.index(one.group)))
     broken = [] if require is None else _broken(Path(require), _first(second))
     return Preflight(
         "" if first is None else str(first.path), str(second.path), tuple(found), tuple(broken),
-        tuple(_odd(second)), tuple(unread),
+        tuple(odd(second, begun)), tuple(unread), "" if first is None else came_along(found, _first(first), _first(second)),
+        tuple(worth_a_look(second, begun)),
     )  # fmt: skip
 
 
@@ -146,46 +150,8 @@ def flat(manifest: Mapping[str, Any]) -> dict[tuple[str, str], list[Any]]:
     for loader in list_of(held, "data"):
         put("data", str(loader.get("class", "")), loader)
     for name, values in (
-        ("seed", manifest.get("seeds")), ("argument", held.get("arguments")), ("switch", manifest.get("environment")),
+        ("seed", seeds_of(manifest)), ("argument", held.get("arguments")), ("switch", manifest.get("environment")),
         ("version", manifest.get("versions")),
     ):  # fmt: skip
         put(name, "", values)
     return found
-
-
-def _odd(capture: Capture) -> Iterable[str]:
-    """Say what is odd in one run by itself."""
-    manifest = _first(capture)
-    yield from _modes(manifest)
-    yield from _left_out(manifest)
-    environment, devices = manifest.get("environment", {}), manifest.get("devices", [])
-    for name, value_on, device in TENSOR_FLOAT:
-        if environment.get(name) == value_on and any(str(one).startswith(device) for one in devices):
-            yield f"{name} is {value_on}: float32 products are computed of factors that are rounded to 10 bits"
-    ranks = sorted(capture.ranks.items())
-    for rank, other in ranks[1:]:
-        unlike = [one for one in differing(ranks[0][1], other) if one.group in LIKE_RANK_0 and one.severity == "changes"]
-        if unlike:
-            yield f"ranks differ: {setting_text(unlike[0], (f'on rank {ranks[0][0]}', f'on rank {rank}'))}"
-            return
-
-
-def _modes(manifest: Mapping[str, Any]) -> Iterable[str]:
-    held = {scope: module for scope, module in modules_of(manifest).items() if "training" in module}
-    idle = [s for s, module in held.items() if module["training"] is False and str(module.get("class", "")).startswith(TWO_MODES)]
-    if idle and any(module["training"] is True for module in held.values()):
-        what = f"{counted(len(idle), 'module')} evaluate{'s' if len(idle) == 1 else ''} while others train"
-        yield f"{what}, the first: {idle[0]} ({held[idle[0]]['class']})"
-
-
-def _left_out(manifest: Mapping[str, Any]) -> Iterable[str]:
-    """Name parameters that are to be trained and that no optimizer holds."""
-    trained = sum(
-        f"{name[:-6]}.tied_to" not in module and f"{name[:-6]}.requires_grad" not in module
-        for module in modules_of(manifest).values() for name in module if name.endswith(".dtype")
-    )  # fmt: skip
-    counts = [group.get("parameters") for one in list_of(held_by(manifest), "optimizers") for group in list_of(one, "groups")]
-    held = sum(count for count in counts if isinstance(count, int))
-    if counts and None not in counts and trained > held:
-        verb = "is" if trained - held == 1 else "are"
-        yield f"{trained - held:,} of {counted(trained, 'parameter')} with a gradient {verb} in no optimizer"

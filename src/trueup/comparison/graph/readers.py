@@ -7,6 +7,7 @@ from functools import cached_property
 import numpy as np
 
 from trueup.comparison.graph.streams import NONE, Array, Numbers, Stream
+from trueup.foundation.facts.roundoff import roundoff
 from trueup.foundation.facts.slots import is_gradient_of_input, is_incoming_gradient, is_input, is_output
 
 
@@ -22,7 +23,7 @@ class Readers:
 
     def of(self, k: int) -> list[int]:
         """Return the slots that read a result, in whatever way; an empty list: nothing recorded does."""
-        return self._named(k) or list(dict.fromkeys([*self._added.get(k, []), *self._shown(k)]))
+        return self._named(k) or list(dict.fromkeys([*self._added.get(k, []), *self._shown(k)])) or self._ends.get(k, [])
 
     def is_added(self, call: int) -> bool:
         """Tell whether autograd adds a gradient that a call made to others, and a recorded call reads the sum."""
@@ -31,8 +32,9 @@ class Readers:
     def parts(self, k: int) -> list[int]:
         """Return the gradients that autograd added up to what a slot reads; an empty list: one call made it."""
         stream = self.stream
-        unknown = stream.producers[k] == NONE and is_incoming_gradient(stream.names.names[stream.slot[k]])
-        return self._sums.get(k, []) if unknown else []
+        if stream.producers[k] != NONE:
+            return []
+        return (self._sums if is_incoming_gradient(stream.names.names[stream.slot[k]]) else self._parts).get(k, [])
 
     def backwards(self, call: int) -> list[int]:
         """Return the backward and recomputed calls of a forward call, and of the dispatcher's operator those of its function."""
@@ -108,6 +110,52 @@ class Readers:
             readers = next((waiting[place] for place in (*reversed(returned), direct) if place in waiting), None)
             if readers is not None:
                 found[k] = readers
+        return found
+
+    @cached_property
+    def _ends(self) -> dict[int, list[int]]:
+        """By gradient of a tensor that several functions read: what the optimizer reads of their sum, which autograd made between
+        recorded calls. Sketches are linear, so the sum is known by that of theirs. Tensors of equal bytes are told by scope."""
+        stream = self.stream
+        waiting: dict[tuple[int, int], list[int]] = {}
+        unknown = (stream.producers == NONE) & self._reads & stream.during("optimizer")[stream.call] & stream.measured
+        for k in np.flatnonzero(unknown).tolist():
+            waiting.setdefault((int(stream.step[stream.call[k]]), int(stream.shapes.exact[k])), []).append(k)
+        rounds = stream.names.table(roundoff)[stream.dtype]
+        found: dict[int, list[int]] = {}
+        for scoped in (False, True):
+            for (step, shape, *_), its in (self._terms(scoped=scoped) if waiting else {}).items():
+                slots = np.array(waiting.get((step, shape), []), np.int64)
+                if len(its) < 2 or its[0] in found or not len(slots):
+                    continue
+                apart = np.linalg.norm(stream.sketch[slots] - stream.sketch[its].sum(axis=0), axis=1)
+                rounded = len(its) * rounds[its].max() * np.linalg.norm(stream.sketch[its], axis=1).sum()
+                readers = slots[apart <= rounded].tolist()
+                found |= dict.fromkeys(its, readers) if readers else {}
+        return found
+
+    def _terms(self, *, scoped: bool) -> dict[tuple[int, ...], list[int]]:
+        """Return the gradients that functions made of one tensor each; of tensors of one scope each, if that is wanted."""
+        stream, names = self.stream, self.stream.names
+        found: dict[tuple[int, ...], list[int]] = {}
+        gradients = names.table(is_gradient_of_input)[stream.slot] & (stream.forward_seq[stream.call] != NONE) & stream.measured
+        for k in np.flatnonzero(gradients & ~stream.of_level("module")[stream.call]).tolist():
+            call = int(stream.call[k])
+            forward = stream.find(int(stream.forward_seq[call]))
+            given = names.number(names.names[stream.slot[k]].removeprefix("grad_"))
+            read = stream.slots(forward).get(given) if forward != NONE else None
+            if read is not None:
+                digest, shape = self._tensor(read)
+                place = int(stream.step[call]), shape, digest, int(stream.scope[call]) if scoped else NONE
+                found.setdefault(place, []).append(k)
+        return found
+
+    @cached_property
+    def _parts(self) -> dict[int, list[int]]:
+        found: dict[int, list[int]] = {}
+        for part, readers in self._ends.items():
+            for k in readers:
+                found.setdefault(k, []).append(part)
         return found
 
     @cached_property

@@ -20,7 +20,7 @@ from trueup.foundation.facts.roundoff import UNIT_ROUNDOFF
 from trueup.foundation.facts.slots import is_output
 from trueup.foundation.facts.why import Reason, Why
 from trueup.foundation.model import Finding, TensorStats
-from trueup.foundation.settings import OF_PARAMETERS, Setting, differing
+from trueup.foundation.settings import ABSENT, OF_PARAMETERS, Setting, differing
 from trueup.foundation.words.reasons import in_words
 from trueup.foundation.words.sentence import changed_arguments, given_number, named_argument
 from trueup.foundation.words.setting_sentence import settings_text
@@ -44,6 +44,10 @@ NEAR = 0.01
 CASTS = ("to", "_to_copy", "cast", "Cast", "convert_element_type")
 ORDERING = ("seed", "shuffle", "sampler")
 """Settings of a data loader that say in which order samples come; the others say how many batches there are, and how large."""
+SIZES = frozenset(
+    ("in_channels", "out_channels", "in_features", "out_features", "num_features", "num_embeddings", "embedding_dim", "hidden_size")
+)
+"""Settings of layers that are lengths of axes of their weights."""
 ORDER = ("data", "seed", "module", "optimizer", "argument")
 """Groups that explain calls, the surest first: what a script was told does where a call was given these very values."""
 
@@ -78,11 +82,12 @@ def with_causes(
     are left, and the settings that change numbers and that no culprit shows."""
     found = differing(baseline, candidate, seen.last)
     told = [one for one in found if one.group == "argument" and one.severity != "cannot"]
-    settings = [one for one in found if one.severity == "changes"] + told
+    settings = [one for one in found if one.severity == "changes" and one.name != "dtype"] + told  # dtypes: `Seen` has them
     kept: list[Finding] = []
     by_cause: dict[str, int] = {}
     shown: list[Setting] = []
     named = {one.op: said for one in culprits if (said := named_argument(one))}
+    varying = _varying(culprits)
     drawn = next((reason for one in culprits if _is_drawn(reason := seen.shown.get(place(one)))), None)
     for finding in culprits:
         own = seen.shown.get(place(finding)) or (drawn if _draws(finding) else None)
@@ -92,8 +97,12 @@ def with_causes(
             reaching = [one for one in reaching if one.group != "optimizer"]
         if any(one.step is not None for one in reaching):  # a schedule may go by the number of batches
             reaching += [one for one in settings if one.group == "data" and not _orders(one)]
-        if not (reaching or own or named_argument(finding)) and seen.begun(finding):
+        built = [one for one in settings if _builds(one)] if own is not None and _is_initial(own) else []
+        reaching = built or reaching
+        if not (reaching or own or named_argument(finding)) and (seen.begun(finding) or _given_by(finding) in varying):
             reaching = [one for one in settings if one.group == "seed"]  # what draws may be given its seed as a tensor
+        if not (reaching or own or named_argument(finding) or _dtype(finding, seen)) and seen.passes:
+            reaching = [one for one in settings if one.group == "data" and not _orders(one)]  # which make another number of batches
         shown += [one for one in reaching if one not in shown]
         cause = _cause(reaching, finding, own, seen)
         if not cause and finding.kind == "region":  # what is passed to it is made by a call of one run, in the first step alone
@@ -128,6 +137,32 @@ def _of_one_line(kept: Sequence[Finding]) -> list[Finding]:
     return list(found.values())
 
 
+def _given_by(finding: Finding) -> tuple[Any, ...]:
+    return finding.rank, finding.source, finding.op
+
+
+def _varying(culprits: Sequence[Finding]) -> set[tuple[Any, ...]]:
+    """Return the lines of the user's that give an operator another number from call to call in the baseline: no constant of the
+    script, but drawn on the host."""
+    found: dict[tuple[Any, ...], set[str]] = {}
+    for one in culprits:
+        if given_number(one):
+            given = [before for slot in one.slots if slot.slot == "arguments" for _, before, _ in changed_arguments(slot)]
+            found.setdefault(_given_by(one), set()).add(str(given))
+    return {place for place, given in found.items() if len(given) > 1}
+
+
+def _is_initial(reason: Reason) -> bool:
+    """Tell whether one run alone draws into a tensor outside of modules, as weights are drawn where a module is built."""
+    return _is_drawn(reason) and not reason.facts[0].scope and reason.facts[0].op.endswith("_")
+
+
+def _builds(setting: Setting) -> bool:
+    """Tell whether a setting decides which parameters a module has, and so what is drawn where it is built."""
+    there = setting.name.endswith(OF_PARAMETERS[0]) and ABSENT in (setting.baseline, setting.candidate)
+    return setting.group == "module" and (there or setting.name == "class" or setting.name in SIZES)
+
+
 def _draws(finding: Finding) -> bool:
     return finding.kind == "random" or finding.rule.startswith("random")
 
@@ -156,7 +191,7 @@ def _cause(reaching: Sequence[Setting], finding: Finding, own: Reason | None, se
         said = [seen.passes, _in_another_order(reaching, finding) + said[0]]
     elif group == "seed" and not _draws(finding):
         said.append(seen.begun(finding))
-    elif group == "optimizer" and finding.op == STEP and all(one.name != "class" for one in reaching):
+    elif group == "optimizer" and finding.op == STEP and all(one.name not in ("class", "clipping") for one in reaching):
         said.append(in_words(own))  # what was done to gradients before it was done beside
     elif not group:
         found = in_words(own) or _dtype(finding, seen) or named_argument(finding)

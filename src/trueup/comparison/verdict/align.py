@@ -172,7 +172,7 @@ def align(baseline: Stream, candidate: Stream, mapping: Mapping | None = None) -
     scopes[1] = np.array([others.get(scope, scope) for scope in scopes[1].tolist()], np.int64) if others else scopes[1]
     kept = [_kept(stream, mapping) for stream in streams]
     calls = [np.flatnonzero(side) for side in kept]
-    found = _by_bucket(streams, (scopes[0], scopes[1]), ops, calls)
+    found = _by_forward(_by_bucket(streams, (scopes[0], scopes[1]), ops, calls), streams, ops)
     by_data = _by_data(streams, ops, [np.setdiff1d(c, f, assume_unique=True) for c, f in zip(calls, found[:2], strict=True)])
     ways = np.where(moved[found[1]], WAYS.index("renamed"), np.where(told[found[1]], WAYS.index("map"), found[2]))
     found = np.concatenate([np.stack([found[0], found[1], ways]), by_data], axis=1)
@@ -256,6 +256,32 @@ def _by_bucket(
         couples = np.array(pairs, np.int64).reshape(-1, 2)
         whole.append(np.stack([*couples.T, np.full(len(couples), WAYS.index(way))]))
     return np.concatenate(whole, axis=1)
+
+
+def _by_forward(found: Numbers, streams: tuple[Stream, Stream], ops: tuple[Numbers, Numbers]) -> Numbers:
+    """Match again what goes backward of no counterparts and holds unlike data: the backward of a backward may run before other
+    calls in one run and after them in the other, as devices order it. A call is then one whose forwards are counterparts."""
+    of = [stream.index(stream.forward_seq[calls]) for stream, calls in zip(streams, found[:2], strict=True)]
+    partner = np.full(len(streams[0]) + 1, NONE, np.int64)
+    partner[found[0]] = found[1]
+    crossed = streams[1].during("backward")[found[1]] & (partner[of[0]] != of[1])
+    crossed = np.flatnonzero(crossed & (of[0] != NONE) & (of[1] != NONE))
+    if not len(crossed):
+        return found
+    first, second = found[:2, crossed].tolist()
+    likeness = Likeness(first, second, *streams, ops)
+    unlike = crossed[likeness.of([(n, n) for n in range(len(crossed))]) < ALIKE]
+    forward = [stream.index(stream.forward_seq[calls[unlike]]) for stream, calls in zip(streams, found[:2], strict=True)]
+    groups: dict[tuple[int, ...], tuple[list[int], list[int]]] = {}
+    for side, (stream, of_side) in enumerate(zip(streams, (partner[forward[0]], forward[1]), strict=True)):
+        for call, its in zip(found[side, unlike].tolist(), of_side.tolist(), strict=True):
+            if its != NONE:
+                place = its, int(stream.step[call]), int(stream.level[call])
+                groups.setdefault(place, ([], []))[side].append(call)
+    couples = [pair for one, other in groups.values() if one and other for pair in _sequences(one, other, streams, ops)]
+    pairs = np.array(couples, np.int64).reshape(-1, 2).T
+    kept = np.setdiff1d(np.arange(found.shape[1]), unlike)
+    return np.concatenate([found[:, kept], np.stack([*pairs, np.full(pairs.shape[1], WAYS.index("sequence"))])], axis=1)
 
 
 def _by_data(streams: tuple[Stream, Stream], ops: tuple[Numbers, Numbers], left: list[Numbers]) -> Numbers:

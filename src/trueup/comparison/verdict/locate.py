@@ -11,6 +11,7 @@ from collections.abc import Iterable, Mapping, Sequence
 
 import numpy as np
 
+from trueup.comparison.graph.readers import Readers
 from trueup.comparison.graph.streams import NONE, Stream
 from trueup.comparison.measures.measure import is_overwritten, same_shapes
 from trueup.comparison.measures.thresholds import GONE, SMALL
@@ -78,7 +79,7 @@ def locate(
     suspects += [Suspect(verdicts.at(pair), "overwritten", True, reason=slot) for pair, slot in unseen[:1]]
     part.unexplained = [] if unseen else part.unexplained
     if first_step:
-        suspects += _inputs(part, tree, criterion, from_start=from_start)
+        suspects += _inputs(part, tree, criterion, excused, from_start=from_start)
     else:
         suspects += _later_inputs(part.unexplained, part.streams, origins)
     suspects += _arguments(part, criterion, suspects, excused)
@@ -162,7 +163,7 @@ def _unmatched(part: Part, regions: Regions, criterion: Criterion, excused: Reco
     part.dead_ends = [(SIDES[side], tree.streams[side].row(call)) for side, call in dead]
     uncovered = regions.unread() | set(regions.untold()) | set(_phases_of_one(tree)) | set(dead) | unaccounted(regions, criterion)
     suspects: list[Suspect] = []
-    parts = _parts(tree, loose, criterion)
+    parts = _parts(regions.flow, loose, criterion)
     judged_regions = [(region, judge_region(region, criterion, parts)) for region in regions.found]
     wrong = [(region, judged) for region, judged in judged_regions if judged.ratio > criterion.suspect]
     wrong = [(region, judged) for region, judged in wrong if judged.incomparable or not excused.region(region, parts)]
@@ -193,9 +194,9 @@ def _phases_of_one(tree: Tree) -> list[tuple[int, int]]:
     return found
 
 
-def _parts(tree: Tree, loose: tuple[list[int], list[int]], criterion: Criterion) -> tuple[Parts, Parts]:
-    unit = min(map(coarsest, tree.streams))
-    first, second = (Parts(s, np.array(calls, np.int64), criterion, unit) for s, calls in zip(tree.streams, loose, strict=True))
+def _parts(flow: tuple[Readers, Readers], loose: tuple[list[int], list[int]], criterion: Criterion) -> tuple[Parts, Parts]:
+    unit = min(coarsest(side.stream) for side in flow)
+    first, second = (Parts(side, np.array(calls, np.int64), criterion, unit) for side, calls in zip(flow, loose, strict=True))
     return first, second
 
 
@@ -241,9 +242,9 @@ def _same_draw(judged: Judged, baseline: Stream, candidate: Stream) -> bool:
     return norms > 0 and float(np.dot(b, c)) / norms > 0.999
 
 
-def _inputs(part: Part, tree: Tree, criterion: Criterion, *, from_start: bool) -> list[Suspect]:
+def _inputs(part: Part, tree: Tree, criterion: Criterion, excused: Reconvergence, *, from_start: bool) -> list[Suspect]:
     """Find the first tensor that no recorded call produced and that differs: the data, the weights, a state. Where a call without
-    counterpart produced it on the candidate (a weight is cast there first), that call is suspected."""
+    counterpart produced it on the candidate (a weight is cast there first), that call is suspected, unless it is excused."""
     verdicts = tree.verdicts
     tolerance = criterion.input_units * SINGLE if from_start else SMALL
     errors = verdicts.errors
@@ -258,8 +259,8 @@ def _inputs(part: Part, tree: Tree, criterion: Criterion, *, from_start: bool) -
     producers = candidate.producers[errors.slots[1]]
     alone = tree.pairs[1][producers] == NONE
     entries = [
-        n for n in np.flatnonzero(differ & alone).tolist()
-        if not comes_from_between(candidate, int(errors.calls[1][errors.pair[n]]), candidate.names.names[int(errors.names[n])])
+        n for n in np.flatnonzero(differ & alone).tolist() if not excused.holds(int(errors.pair[n]))
+        and not comes_from_between(candidate, int(errors.calls[1][errors.pair[n]]), candidate.names.names[int(errors.names[n])])
     ]  # fmt: skip
     first, use = _first_used(entries, tree, part)
     if first == NONE:
@@ -270,7 +271,7 @@ def _inputs(part: Part, tree: Tree, criterion: Criterion, *, from_start: bool) -
         return [Suspect(judged, "input", not error.unsized, reason=error.slot, because=because)]
     calls = {producer} - {NONE}
     region = Region(tree, [(judged, error, [(1, call) for call in calls])], (set(), calls))
-    made = judge_region(region, criterion, _parts(tree, ([], sorted(calls)), criterion))
+    made = judge_region(region, criterion, _parts(excused.readers, ([], sorted(calls)), criterion))
     certain = made.is_certain(criterion)
     if made.ratio <= criterion.suspect:
         return []

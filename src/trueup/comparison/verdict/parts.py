@@ -17,6 +17,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from trueup.comparison.graph.readers import Readers
 from trueup.comparison.graph.streams import Alignment, Numbers, Stream
 from trueup.comparison.measures.measure import measure
 from trueup.comparison.verdict.judge import judge
@@ -37,10 +38,12 @@ class Grant:
 
 
 class Parts:
-    """The calls of one side without counterpart. What a dtype of a unit roundoff above ``coarsest`` loses is a difference."""
+    """The calls of one side without counterpart. What a dtype of a unit roundoff above ``coarsest`` loses is a difference.
+    ``flow`` says of which gradients autograd made a sum between recorded calls."""
 
-    def __init__(self, stream: Stream, calls: Numbers, criterion: Criterion, coarsest: float) -> None:
-        self.stream, self._ceiling = stream, coarsest
+    def __init__(self, flow: Readers, calls: Numbers, criterion: Criterion, coarsest: float) -> None:
+        self.flow, self._ceiling = flow, coarsest
+        self.stream = stream = flow.stream
         self._own = _judged(stream, calls, criterion) if len(calls) else {}
         self._found: dict[int, Grant] = {}
 
@@ -91,7 +94,9 @@ class Parts:
         if made > SINGLE:  # a cast, or one inside: on the other side it need not be there
             own = hypot(own, made * sum(unit < made for unit in read) ** 0.5)
         for k in inputs:
-            given = self._found.get(int(stream.producers[k]), Grant(0.0, 1.0))
+            makers = stream.call[self.flow.parts(k)].tolist() or [int(stream.producers[k])]
+            grants = [self._found.get(maker, Grant(0.0, 1.0)) for maker in makers]
+            given = Grant(max(one.own for one in grants), max(one.gain for one in grants))
             times, numel = 1.0, float(stream.numel[k])
             if row.own == "additive" and norm > 0 < numel:
                 times = float(stream.l2[k]) / norm * max(1.0, size / numel) ** 0.5

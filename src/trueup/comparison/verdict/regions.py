@@ -117,7 +117,7 @@ class Regions:
 
     def _exits(self, judged: Judged) -> None:
         rows = judged.call.baseline, judged.call.candidate
-        stands = self._stands_alike(rows)
+        stands = self._stands_alike(rows) and not has(rows[1].op, "shape")
         names = [s for s in dict.fromkeys([*rows[0].slots, *rows[1].slots]) if is_input(s)]
         for name in names:
             starts = [self._producer(side, rows[side].slots.get(name)) for side in (0, 1)]
@@ -213,7 +213,7 @@ class Regions:
         """Add a call and its sources to a region; return the loose calls that it reads."""
         region.calls[side].add(call)
         stream, found = self.tree.streams[side], []
-        for number, k in self._given(side, call):
+        for number, k in self.given_to(side, call):
             for seq, slot in self._made(side, k) if is_input(stream.names.names[number]) else ():
                 if seq == stream.seq[call]:
                     continue
@@ -232,11 +232,12 @@ class Regions:
         found = [(int(stream.seq[stream.call[term]]), name(int(stream.slot[term]))) for term in terms]
         return found or ([] if seq is None else [(seq, name(int(stream.producer_slot[k])))])
 
-    def _given(self, side: int, call: int) -> list[tuple[int, int]]:
-        """Return a call's slots; between frameworks a backward's forward's too, of which it saved what no common operator shows."""
+    def given_to(self, side: int, call: int) -> list[tuple[int, int]]:
+        """Return a call's slots; of the backward of a function or module its forward's too, of which it saved some."""
         stream = self.tree.streams[side]
-        found = list(stream.slots(call).items())
-        forward = stream.find(int(stream.forward_seq[call])) if stream.mixed else NONE
+        found, backward = list(stream.slots(call).items()), stream.phase[call] == stream.names.number("backward")
+        reads = stream.mixed or (backward and stream.level[call] != stream.names.number("aten"))
+        forward = stream.find(int(stream.forward_seq[call])) if reads else NONE
         return found if forward == NONE else found + list(stream.slots(forward).items())
 
     def _source(self, region: Region, side: int, seq: int, producer: int, slot: str | None) -> None:
@@ -355,6 +356,8 @@ def behind(tree: Tree, side: int, call: int, wanted: Callable[[int], bool]) -> l
         elif has(op, "view") or criterion.row(op, level, phase).own == "exact":
             slots = np.arange(*stream.starts[call : call + 2].tolist())
             pending += stream.producers[slots[stream.names.table(is_input)[stream.slot[slots]]]].tolist()
+        else:
+            found += [inner for inner in stream.inside(call).tolist() if wanted(inner)]
     return found
 
 

@@ -46,6 +46,7 @@ from trueup.comparison.verdict.evidence import coherent
 from trueup.comparison.verdict.judged import LASTING, Judged, Passes, Tree
 from trueup.comparison.verdict.parts import Parts, coarsest
 from trueup.comparison.verdict.regions import Call, Region, Regions, behind, granted, mask
+from trueup.foundation.facts.arguments import equal_arguments
 from trueup.foundation.facts.criteria import Criterion
 from trueup.foundation.facts.operators import has, having
 from trueup.foundation.facts.roundoff import roundoff
@@ -157,7 +158,19 @@ def _without_operators(tree: Tree, criterion: Criterion) -> Iterator[Call]:
         pairs = {*functions[inside[side] & ~inside[1 - side]].tolist(), *above[np.isin(above, functions)].tolist()}
         for pair in sorted(pairs):
             if not any(len(_rounding(tree.streams[1 - side], call, criterion)) for call in _operators(tree, pair, 1 - side)):
-                yield from ((side, call) for call in _operators(tree, pair, side) if computes(stream, call, criterion))
+                alone = (call for call in _operators(tree, pair, side) if not _adds_up(stream, call))
+                yield from ((side, call) for call in alone if computes(stream, call, criterion))
+
+
+def _adds_up(stream: Stream, call: int) -> bool:
+    """Tell whether a call reads what a backward made and the function around it was not given: autograd adds gradients up as they
+    come, and the function at which it does so is another one where they come in another order."""
+    above, backward = int(stream.parents[call]), stream.names.number("backward")
+    given = stream.digest[slice(*stream.starts[above : above + 2])]
+    read = _slots(stream, call, is_input)
+    read = read[(stream.phase[stream.producers[read]] == backward) & (stream.producers[read] != NONE) & stream.has_digest[read]]
+    made = [k for k in read.tolist() if above not in stream.around(int(stream.producers[k]))]
+    return stream.phase[call] == backward and not set(stream.digest[made].tolist()) <= set(given.tolist())
 
 
 def _operators(tree: Tree, pair: int, side: int) -> list[int]:
@@ -223,12 +236,19 @@ class Reconvergence:
     def pair(self, pair: int, slot: str | None = None) -> bool:
         """Tell whether a matched call stands in a formula that is written another way, and what differs there comes together.
         With a slot, only if it is that slot by which it is no counterpart."""
-        if self.never or not self.is_by_chance(pair, slot):
+        strict = self._is_given_others(pair)
+        if self.never or not (strict or self.is_by_chance(pair, slot)):
             return False
         errors, limits = self.tree.verdicts.errors, self.tree.verdicts.slot_expected
         at = [n for n in errors.entries(pair) if errors.relative[n] > 0 and not errors.relative[n] <= limits[n]]
         wrong = {(int(errors.slots[0][n]), int(errors.slots[1][n])): float(errors.relative[n]) for n in at}
-        return self._follow([(side, int(errors.calls[side][pair])) for side in (0, 1)], 0.0, wrong)
+        worst = float(self.tree.verdicts.error_in[pair]) if strict else 0.0
+        return self._follow([(side, int(errors.calls[side][pair])) for side in (0, 1)], worst, wrong, strict=strict)
+
+    def _is_given_others(self, pair: int) -> bool:
+        """Tell whether a matched call is given other numbers: of ``-f(x)`` and ``g(-x)`` one may be where the other has none."""
+        arguments = self.tree.verdicts.errors.arguments.get(pair)
+        return arguments is not None and not equal_arguments(*arguments)
 
     def reader(self, judged: Judged, slot: str) -> bool:
         """Tell whether a call that reads what no compared call made different reads it by chance, as `pair`."""
@@ -266,7 +286,7 @@ class Reconvergence:
     @cached_property
     def _parts(self) -> tuple[Parts, Parts]:
         unit = min(map(coarsest, self.tree.streams))
-        first, second = (Parts(stream, np.arange(len(stream)), self.criterion, unit) for stream in self.tree.streams)
+        first, second = (Parts(side, np.arange(len(side.stream)), self.criterion, unit) for side in self.readers)
         return first, second
 
     def _made(self, side: int, k: int) -> tuple[object, ...]:
@@ -275,17 +295,22 @@ class Reconvergence:
         made = stream.call[self.readers[side].parts(k)].tolist() or [int(stream.producers[k])]
         return tuple(sorted((int(pairs[call]), 0 if call == NONE else -1 - side if pairs[call] == NONE else 1) for call in made))
 
-    def _follow(self, starts: Iterable[Call], worst: float, wrong: dict[tuple[int, int], float]) -> bool:
+    def _follow(
+        self, starts: Iterable[Call], worst: float, wrong: dict[tuple[int, int], float], *, strict: bool = False
+    ) -> bool:
+        """Follow all that differs from some calls on. ``strict``: nothing but what they were given explains what is left behind
+        them, for a wrong number shows in what flows into their backward, too."""
         starts = list(starts)
         if all(call in self.rewritten[side] for side, call in starts):
             return True
         if self.runs_out(starts, _least(wrong)):
             return False
-        worst = max(worst, _Walk(self, worst, wrong).flows_in(starts))
+        worst = worst if strict else max(worst, _Walk(self, worst, wrong).flows_in(starts))
         walk = _Walk(self, worst, wrong)
         found = walk.run(starts)
         self.left -= sum(map(len, walk.calls))
-        if not found and (flows_in := walk.sources().worst) > worst:  # from elsewhere, so that it went on to where nothing agrees
+        if not found and not strict and (flows_in := walk.sources().worst) > worst:
+            # It came from elsewhere, so that the walk went on to where nothing agrees.
             walk = _Walk(self, flows_in, wrong)
             found = walk.run(starts)
             self.left -= sum(map(len, walk.calls))
@@ -462,7 +487,7 @@ class _Walk:
     def _back(self, side: int, call: int) -> None:
         """Take in what flows into a call and belongs to the formula: calls of one side, and pairs that differ by chance."""
         stream = self.tree.streams[side]
-        for slot, k in stream.slots(call).items():
+        for slot, k in self.of.regions.given_to(side, call):
             if not is_input(stream.names.names[slot]):
                 continue
             for made in self.readers[side].parts(k) or [NONE]:
@@ -480,13 +505,15 @@ class _Walk:
         return float(self.errors.relative[n]) <= min(sum(self._granted(n)), self.least)
 
     def _granted(self, n: int) -> tuple[float, float]:
-        """Return the relative error that rounding makes in the calls, and what the worst of what flows in becomes in them."""
+        """Return the relative error that rounding makes in the calls, and what the worst of what flows in becomes in them: no more
+        than chance makes of it where it could become so much that nothing is told."""
         made = self._makers(n)
         sides = [parts.of([c for s, c in made if s == side], self._new[side]) for side, parts in enumerate(self.parts)]
         self._new = set(), set()
         factor = max((row.factor for side, call in made for row in self.parts[side].rows([call])), default=1.0)
         flat = unrecorded(self.of.criterion, self._unit(n))[0] * math.sqrt(max(map(len, self.calls)))
         carried = factor * max(side.gain for side in sides) * self.worst
+        carried = carried if carried < HALF else CHANCE * self.worst
         return min(flat, math.hypot(*(side.own for side in sides))), carried if carried < HALF else 0.0
 
     def _unit(self, n: int) -> float:

@@ -59,8 +59,9 @@ def show(
         from trueup.foundation.store import open_capture
 
     if npy is not None and tensor is None:
-        raise TrueupError("--npy needs a tensor.\n  expected: --tensor CALL SLOT --npy FILE\n  got:      --npy alone\n"
-                          "  next:     name the tensor")
+        raise TrueupError(
+            "--npy needs a tensor.\n  expected: --tensor CALL SLOT --npy FILE\n  got:      --npy alone\n  next:     name the tensor"
+        )
     conditions = read_conditions(where, nan=nan, inf=inf, saturated=saturated)
     chosen = Selection(path, scope, op, phase, step, rank, level, conditions)
     capture, console = open_capture(path), Terminal()
@@ -192,7 +193,7 @@ def _refused(got: str) -> TrueupError:
 def _one_step(command: list[str], into: Path) -> Path:
     from trueup.doors.cli.running import capture
 
-    capture(command=command, output=into, level=["module"], detail="digest", steps="0", stop=True)
+    capture(command=command, output=into, level=["module", "api"], detail="digest", steps="0", stop=True)
     if not (into / "manifest.json").is_file():
         raise TrueupError(
             "The command recorded nothing.\n  expected: one step of a training\n  got:      none\n"

@@ -134,9 +134,7 @@ def align(
 
 def diff(
     baseline: Annotated[str, typer.Argument(metavar="BASE:CALL:SLOT", help="CALL is a seq or scope/op#n; or a .npy file.")],
-    candidate: Annotated[
-        str, typer.Argument(metavar="CAND:CALL:SLOT", help="Likewise; a capture alone: the same CALL and SLOT.")
-    ],
+    candidate: Annotated[str, typer.Argument(metavar="CAND:CALL:SLOT", help="Likewise; a capture alone: the same CALL and SLOT.")],
     rtol: Annotated[float, typer.Option(metavar="X", help="Close: |b - a| <= atol + rtol |a|.")] = 1e-5,
     atol: Annotated[float, typer.Option(metavar="X", help="Likewise.")] = 1e-8,
     top: Annotated[int, typer.Option(metavar="N", min=1, help="How many of the worst elements to list.")] = 10,

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+from dataclasses import asdict
 from enum import Enum
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
@@ -13,6 +14,10 @@ from trueup.doors.cli.options import File, Output, Simulated, Timeout, Word, Wor
 from trueup.foundation.model import TrueupError
 
 PROVE = "Run it in both folders, the original on the CPU, the port on the simulated device, and compare."
+
+
+ALSO = "Edits that change numbers: int32-labels, drop-last, shuffle-validation, float32, no-jit; with commas between."
+DISTRIBUTED = "The script that starts it, seen from the folder: one process becomes several, by torchrun."
 
 
 class To(str, Enum):
@@ -27,6 +32,9 @@ def port(
     output: Annotated[File, typer.Option("--output", "-o", metavar="OUT", help="A new folder; or the source, in place.")] = None,
     to: Annotated[To, typer.Option(help="agnostic: one script for CUDA, NPU and CPU; npu: with torch_npu.")] = To.agnostic,
     rules: Annotated[File, typer.Option("--rules", "-r", metavar="FILE", help="Rules of your own, as JSON (docs/port.md).")] = None,
+    also: Annotated[Word, typer.Option(metavar="NAMES", help=ALSO)] = None,
+    distributed: Annotated[Word, typer.Option(metavar="MAIN", help=DISTRIBUTED)] = None,
+    model: Annotated[Word, typer.Option(metavar="NAME", help="With --distributed: the model's variable.")] = None,
     prove: Annotated[Word, typer.Option(metavar="COMMAND", help=PROVE)] = None,
     steps: Annotated[int, typer.Option(metavar="K", min=1, help="With --prove: how many.")] = 3,
     check: Annotated[bool, typer.Option("--check", help="Write nothing; exit code 1 if there is something to change.")] = False,
@@ -35,6 +43,7 @@ def port(
     live: Annotated[bool, typer.Option("--run", help="Write nothing: run a command, CUDA's calls sent to the device.")] = False,
     simulated: Simulated = False,
     limit: Annotated[int, typer.Option(metavar="N", min=1, help="How many lines to list.")] = 20,
+    html: Annotated[File, typer.Option(metavar="FILE", help="Save it as a page under this name.")] = None,
     json: Annotated[File, typer.Option(metavar="FILE", help="Save all of it as JSON under this name.")] = None,
 ) -> int:
     """Write a training's scripts anew for another device: the smallest change, and a reason for each line that is left.
@@ -43,12 +52,13 @@ def port(
     could not be read, written, proved or taken back.
     """
     with loading():
-        from trueup.doors.report.port import render, render_proof, render_ran, render_undone, save_tables
-        from trueup.doors.report.saving import save_json
+        from trueup.doors.report.port import render, render_page, render_proof, render_ran, render_undone, save_tables
+        from trueup.doors.report.saving import save_json, write_text
         from trueup.doors.report.terminal import Terminal, print_written
         from trueup.migration.port import port as run
         from trueup.migration.port import undo as take_back
         from trueup.migration.port.proving import prove as run_both
+        from trueup.migration.port.proving import prove_spread as run_spread
         from trueup.migration.port.running import run as run_live
 
     console = Terminal()
@@ -74,17 +84,31 @@ def port(
             "Nothing says where the new scripts go.\n  expected: -o OUT, or --check\n  got:      neither\n"
             f"  next:     trueup port {place} -o ported"
         )
-    result = run(place, None if check else output, to=to.value, rules=rules)
+    result = run(
+        place,
+        None if check else output,
+        to=to.value,
+        rules=rules,
+        also=also.split(",") if also else (),
+        distributed=distributed,
+        model=model,
+    )
     render(result, limit, console)
     if tables and output is not None and not check:
         for path in save_tables(result, output if output.is_dir() else output.parent):
             print_written(path, console)
     code = 1 if check and result.changes else 0
-    document = result.document()
+    document: dict[str, Any] = result.document()
     if prove is not None and output is not None and not check:
         proof = run_both(place, output, prove, steps=steps)
         render_proof(proof, console)
         code, document["proof"] = proof.exit_code, {"sentence": proof.sentence, "exit_code": proof.exit_code, "steps": proof.steps}
+        if distributed is not None:
+            spread = run_spread(output, prove, steps=steps)
+            render_proof(spread, console)
+            code, document["spread"] = max(code, spread.exit_code), asdict(spread)
+    if html is not None:
+        print_written(write_text(render_page(document), html, "a file that can be written, for the page"), console)
     if json is not None:
         print_written(save_json(document, json), console)
     return code

@@ -165,9 +165,7 @@ FUSION_RESULT = "Ascend's fusion_result.json: its rules become switches."
 def triage(
     command: shared.Command = None,
     baseline: Annotated[File, typer.Option(metavar="CAPTURE", help="A capture of the training where it is right.")] = None,
-    output: Annotated[
-        File, typer.Option("--output", "-o", metavar="DIR", help="For runs and report; else trueup-triage.")
-    ] = None,
+    output: Annotated[File, typer.Option("--output", "-o", metavar="DIR", help="For runs and report; else trueup-triage.")] = None,
     steps: Annotated[int, typer.Option(metavar="N", min=1, help="Steps of a run, which then ends.")] = 10,
     timeout: shared.Timeout = 3600.0,
     switch: Annotated[Words, typer.Option(metavar="NAME", help="Only this optimisation, repeated for several.")] = None,

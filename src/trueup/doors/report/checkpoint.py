@@ -109,9 +109,10 @@ def render_repaired(found: Repair, limit: int, console: Console) -> None:
     _names("missing", found.missing, limit, console)
     _names("unexpected", found.unexpected, limit, console)
     _names("another shape", [f"{name}: {here}, wanted {there}" for name, here, there in found.shapes], limit, console)
-    rows = [("left out", ", ".join(found.left)), *(("note", note) for note in found.notes)]
-    console.print()
-    console.print(labelled([row for row in rows if row[1]]))
+    rows = [row for row in (("left out", ", ".join(found.left)), *(("note", note) for note in found.notes)) if row[1]]
+    if rows:
+        console.print()
+        console.print(labelled(rows))
 
 
 def _names(title: str, names: Sequence[str], limit: int, console: Console) -> None:

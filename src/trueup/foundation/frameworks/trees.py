@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -91,3 +91,4 @@ class OptimizerFacts:
     groups: tuple[Mapping[str, Any], ...] = field(default_factory=tuple)  # what further groups have in another way
     clipping: str = ""  # how it clips gradients itself, in words
     schedule: str = ""  # what changes its learning rate by itself
+    held: tuple[Sequence[Any], ...] = ()  # its parameters, by group, as the framework has them; empty: not known

@@ -29,7 +29,11 @@ HEADS: dict[VerdictWord, str] = {
     "inconclusive": "COULD NOT TELL  ",
 }
 ARGUMENT_WIDTH = 60
-NUMBER = re.compile(r'"?-?\d+(\.\d*)?(e[+-]?\d+)?"?')  # as JSON; Paddle writes some as texts
+LINE_WIDTH = 60
+"""Characters of a line of the user's that are shown where it calls a function that no record names."""
+SIGNS = "*/+-%@<>"
+"""Of arithmetic: a line that has one says by itself what it computes."""
+NUMBER = re.compile(r'"?-?(\d+(\.\d*)?(e[+-]?\d+)?|inf|nan)"?')  # as JSON; Paddle writes some as texts
 LARGE = 0.1  # relative error from which on nobody would say that inputs agree, whatever the outputs'
 ROUNDED = 1e-5
 """Relative error from which inputs are not said to agree where a finding has a reason that holds however far apart they are."""
@@ -162,7 +166,10 @@ def given_number(finding: Finding) -> str:
         return ""
     numbers = [sides for _, *sides in changed_arguments(slot) if all(map(NUMBER.fullmatch, sides))]
     said = "; ".join(f"{before} in the baseline, {after} in the candidate" for before, after in numbers)
-    return f"{one_line(finding.api or finding.op)} at {line.rpartition(' in ')[0]}: {said}" if said else ""
+    function, written = one_line(finding.api or finding.op), finding.source_line or ""
+    named = not written or function.rpartition(".")[2] in written or not set(SIGNS).isdisjoint(written)
+    through = "" if named else f" ({shorten(one_line(written.strip()), LINE_WIDTH)})"
+    return f"{function} at {line.rpartition(' in ')[0]}{through}: {said}" if said else ""
 
 
 def argument_name(op: str, given: str) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import partial
 from typing import Any
 
 from trueup.foundation.settings import ABSENT, OF_PARAMETERS, Setting
@@ -16,17 +17,22 @@ WIDTH = 60
 def setting_text(setting: Setting, sides: tuple[str, str] = (BASELINE, CANDIDATE)) -> str:
     """Say what is set differently, both values, and where; ``sides`` are the words for the two."""
     since = "" if setting.step is None else f" (from step {setting.step})"
+    first, second = values(setting)
     if setting.name.endswith(OF_PARAMETERS):
-        return (
-            f"{subject(setting)} is {_state(setting, setting.baseline)} {sides[0]}, {_state(setting, setting.candidate)} {sides[1]}"
-        )
-    return f"{subject(setting)}: {value(setting.baseline)} {sides[0]}, {value(setting.candidate)} {sides[1]}{since}"
+        return f"{subject(setting)} is {first} {sides[0]}, {second} {sides[1]}"
+    return f"{subject(setting)}: {first} {sides[0]}, {second} {sides[1]}{since}"
+
+
+def values(setting: Setting) -> tuple[str, str]:
+    """Write both values of a setting."""
+    write = partial(_state, setting) if setting.name.endswith(OF_PARAMETERS) else value
+    return write(setting.baseline), write(setting.candidate)
 
 
 def _state(setting: Setting, held: Any) -> str:
     """Say what a parameter is: trained or frozen, its own or another one."""
     if setting.name.endswith("requires_grad"):
-        return "frozen" if held is False else "trained"
+        return "absent" if held == ABSENT else "frozen" if held is False else "trained"
     return "its own" if held == ABSENT else f"tied to {value(held)}"
 
 
@@ -35,7 +41,7 @@ def subject(setting: Setting) -> str:
     name, kind = one_line(setting.name), one_line(setting.kind)
     if setting.name.endswith(OF_PARAMETERS):
         name = name.rpartition(".")[0]
-    if setting.group == "module":
+    if setting.group == "module" and setting.places:
         shown = some([place or "the model" for place in setting.places])
         if len(setting.places) == 1:
             return f"{name} of {shown}" + (f" ({kind})" if kind != shown else "")  # a loss is called by its class
@@ -44,12 +50,16 @@ def subject(setting: Setting) -> str:
         return "optimizer"
     if (setting.group, name) == ("data", "loaders"):
         return "data loaders"
-    if setting.group in ("optimizer", "data"):
+    if setting.group in ("optimizer", "data", "scaler"):
         return f"{kind} {name}".strip()
     if setting.group == "seed":
         return f"seed of {name}"
-    if setting.group == "random":
+    if setting.group == "random" and name in ("python", "numpy"):
         return f"state of {name}'s random generator after the first step"
+    if setting.group == "code":
+        return "commit of the script's repository" if name == "commit" else f"code of {name}"
+    if setting.group == "parallel":
+        return {"ranks": "number of ranks", "groups": "groups of ranks"}.get(name, name)
     return f"version of {name}" if setting.group == "version" else name
 
 

@@ -1,6 +1,6 @@
 """`repair`: the tensors of one part of a checkpoint under the names of the model, written anew and read back to prove it.
 
-The file that is written is safetensors: tensors alone, nothing that runs, one tensor in memory at a time.
+The file that is written is safetensors: tensors alone, nothing that runs, one tensor in memory at a time (two for the proof).
 """
 
 from __future__ import annotations

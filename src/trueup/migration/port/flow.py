@@ -50,6 +50,8 @@ class Project:
     """Places whose values do."""
     options: dict[ast.AST, set[str]] = field(default_factory=lambda: defaultdict(set))
     """Names of the options that a script adds to its command line."""
+    spread: bool = False
+    """Whether several processes are to share the training: a device then has no number."""
 
     def __post_init__(self) -> None:
         self.modules = {script.module: script for script in reversed(self.scripts)}

@@ -7,7 +7,7 @@ import difflib
 import json
 import shutil
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Literal
@@ -19,7 +19,8 @@ from trueup.foundation import toml
 from trueup.foundation.model import TrueupError
 from trueup.foundation.store.durable import write_file
 from trueup.foundation.words.wording import counted
-from trueup.migration.port import reading
+from trueup.migration.port import choosing, reading
+from trueup.migration.port.distributing import EFFECTS, Distributor
 from trueup.migration.port.flow import Project
 from trueup.migration.port.rules import Name, Own, Switch, builtin, own
 from trueup.migration.port.writing import Writer
@@ -78,6 +79,10 @@ class Ported:
     unread: tuple[str, ...]
     since: str | None
     written: Path | None
+    effects: tuple[str, ...] = ()
+    """What changes in the training itself, beside the device."""
+    added: tuple[str, ...] = ()
+    """Files that came along, by their path in the output."""
 
     @property
     def changes(self) -> int:
@@ -108,6 +113,7 @@ class Ported:
             "schema": "trueup-port", "schema_version": 1, "sentence": self.sentence, "to": self.to, "since": self.since,
             "scripts": self.scripts, "lines": self.lines, "changed": [asdict(one) for one in self.changed],
             "seen": [asdict(one) for one in self.seen], "unread": list(self.unread),
+            "effects": list(self.effects), "added": list(self.added),
         }  # fmt: skip
 
 
@@ -117,6 +123,9 @@ def port(
     *,
     to: Literal["agnostic", "npu"] = "agnostic",
     rules: str | Path | None = None,
+    also: Iterable[str] = (),
+    distributed: str | None = None,
+    model: str | None = None,
 ) -> Ported:
     """Write a training's scripts anew for another device, and say what was changed and what was left.
 
@@ -126,11 +135,15 @@ def port(
             is written.
         to: ``agnostic``, one script for CUDA, NPU and CPU; or ``npu``, with torch_npu.
         rules: rules of your own, as JSON (docs/port.md).
+        also: edits that change numbers, by name (`choosing.EFFECTS`); what each does is in ``effects``.
+        distributed: the script that starts the training, as seen from the folder: one process becomes several, a device each.
+        model: with ``distributed``: the variable of the model, where no optimizer shows it.
 
     Raises:
         TrueupError: the source cannot be read, or is no Python; the output is there already, or cannot be written.
     """
     root = Path(source)
+    chosen = choosing.checked(also)
     mine = Own() if rules is None else own(Path(rules))
     files = _scripts(root)
     base = root if root.is_dir() else root.parent
@@ -149,9 +162,12 @@ def port(
             "  next:     name the folder that holds the training"
         )
     project = Project(scripts, builtin())
+    spread = None if distributed is None else Distributor(project, distributed, base, model)
     writers = []
     for script in scripts:
-        writer = Writer(project, script, to, mine)
+        more = [*(() if spread is None else spread.edits[script]), *choosing.edits(project, script, chosen)]
+        writer = Writer(project, script, to, mine, more)
+        writer.left += [] if spread is None else spread.left[script]
         if not writer.edits or _is_python(writer.text):
             writers.append(writer)
         else:
@@ -169,9 +185,11 @@ def port(
     since = max(versions, key=_version, default=None)
     target = None if output is None else Path(output)
     lines = sum(script.data.count(b"\n") for script in scripts)
-    result = Ported(to, len(files), lines, changed, seen, tuple(unread), since, target)
+    added = {} if distributed is None else Distributor.files(distributed)
+    effects = (*(() if distributed is None else EFFECTS), *(choosing.EFFECTS[name] for name in chosen if name in used))
+    result = Ported(to, len(files), lines, changed, seen, tuple(unread), since, target, effects, tuple(added))
     if target is not None:
-        _write(root, target, texts, result)
+        _write(root, target, texts, result, added)
     return result
 
 
@@ -189,14 +207,17 @@ def undo(folder: str | Path) -> tuple[int, tuple[str, ...]]:
     record = root / RECORD
     text = toml.text_of(record, "a folder that trueup port wrote", "name the folder that was given to -o", most=1 << 28)
     try:
-        files = [toml.checked(one, _Recorded) for one in msgspec.json.decode(text.encode())["changed"]]
+        content = msgspec.json.decode(text.encode())
+        files = [toml.checked(one, _Recorded) for one in content["changed"]]
+        added = [str(name) for name in content.get("added", [])]
     except (ValueError, KeyError, TypeError) as error:
         raise TrueupError(f"{record} is damaged: {error}") from None
     count, kept = 0, []
+    for name in (*(file.path for file in files), *added):
+        if not (root / name).resolve().is_relative_to(root.resolve()):
+            raise TrueupError(f"{record} names {name}, which is outside of {root}: nothing was undone")
     for file in files:
         path = root / file.path
-        if not path.resolve().is_relative_to(root.resolve()):
-            raise TrueupError(f"{record} names {file.path}, which is outside of {root}: nothing was undone")
         try:
             data = path.read_bytes()
         except OSError as error:
@@ -210,6 +231,8 @@ def undo(folder: str | Path) -> tuple[int, tuple[str, ...]]:
             else:
                 kept.append(f"{file.path}, line {change.line}: it was edited since")
         write_file(path, [data])
+    for name in added:
+        (root / name).unlink(missing_ok=True)
     record.unlink()
     return count, tuple(kept)
 
@@ -235,10 +258,8 @@ def _scripts(root: Path) -> list[Path]:
     return [root]
 
 
-def _refused(path: Path, expected: str, got: str) -> TrueupError:
-    return TrueupError(
-        f"{path} cannot be ported.\n  expected: {expected}\n  got:      {got}\n  next:     trueup port train.py -o ported"
-    )
+def _refused(path: Path, expected: str, got: str, following: str = "trueup port train.py -o ported") -> TrueupError:
+    return TrueupError(f"{path} cannot be ported.\n  expected: {expected}\n  got:      {got}\n  next:     {following}")
 
 
 def _walk(root: Path) -> Iterator[Path]:
@@ -275,7 +296,7 @@ def _changed(writer: Writer, base: Path) -> Changed:
     return Changed(path, xxhash.xxh3_128_hexdigest(data), xxhash.xxh3_128_hexdigest(writer.text), tuple(changes), lines)
 
 
-def _write(root: Path, target: Path, texts: dict[Path, bytes], result: Ported) -> None:
+def _write(root: Path, target: Path, texts: dict[Path, bytes], result: Ported, added: dict[str, str]) -> None:
     """Write all or nothing: into a folder beside the target, which then takes its name."""
     base = root if root.is_dir() else root.parent
     record = json.dumps(result.document(), indent=1).encode()
@@ -283,7 +304,10 @@ def _write(root: Path, target: Path, texts: dict[Path, bytes], result: Ported) -
         if target.resolve() in (root.resolve(), base.resolve()):
             if texts and (base / RECORD).exists():
                 raise _refused(base, "scripts as they were written", f"a port, in {RECORD}: take it back with --undo first")
-            for path, text in texts.items():
+            for name in added:
+                if (base / name).exists():
+                    raise _refused(base, f"no {name}, which is to be written", "one that is there", "name a new folder with -o")
+            for path, text in (*texts.items(), *((base / name, one.encode()) for name, one in added.items())):
                 write_file(path, [text])
             if texts:
                 write_file(base / RECORD, [record])
@@ -305,6 +329,10 @@ def _write(root: Path, target: Path, texts: dict[Path, bytes], result: Ported) -
                 shutil.copy2(path, to)
                 if path in texts:
                     to.write_bytes(texts[path])
+            for name, one in added.items():
+                if (new / name).exists():
+                    raise _refused(base, f"no {name}, which is to be written", "one that is there", "rename yours first")
+                (new / name).write_text(one)
             (new / RECORD).write_bytes(record)
             new.rename(target)
     except OSError as error:

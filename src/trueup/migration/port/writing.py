@@ -6,6 +6,7 @@ import ast
 import io
 import re
 import tokenize
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -46,7 +47,7 @@ class Left:
 class Writer:
     """Finds the changes of a script. ``edits`` and ``left`` are what it found."""
 
-    def __init__(self, project: Project, script: Script, target: str, own: Own) -> None:
+    def __init__(self, project: Project, script: Script, target: str, own: Own, more: Sequence[Edit] = ()) -> None:
         self.project, self.script, self.rules, self.own = project, script, project.rules, own
         self.name, self.target = target, self.rules.target[target]
         self.edits: list[Edit] = []
@@ -59,6 +60,7 @@ class Writer:
             if node not in script.misplaced:
                 self._visit(node)
         self._imports()
+        self.edits += more
         self.edits.sort(key=lambda edit: (edit.start, edit.end))
         self._rest()
 
@@ -251,7 +253,7 @@ class Writer:
         elif kind == "backend":
             new = self.target.backend if inside == "nccl" or self.name == "agnostic" else text.replace("cuda:nccl", "npu:hccl")
             self._edit(start, end, new, "backend", "the backend of a process group")
-        elif inside == "cuda":
+        elif inside == "cuda" or (self.project.spread and re.fullmatch(r"cuda:\d+", inside)):  # each process has its own
             owner = script.parents.get(node)
             made = isinstance(owner, ast.Call) and script.qualified(owner.func) == "torch.device" and owner.args == [node]
             new = f'{self.target.here} or "cuda"' if made and self.name == "agnostic" else self.target.device
@@ -461,15 +463,8 @@ class Writer:
         anchors = [node for node in top if "torch" in _roots(node)]
         if not needed or not (anchors or "torch" in needed):
             return
-        behind = modules.get("torch") or (anchors[0] if anchors else top[-1] if top else None)
         lines = "".join(f"import {name}\n" for name in needed)
-        if behind is None:
-            body = self.script.tree.body
-            docstring = body and isinstance(body[0], ast.Expr) and isinstance(body[0].value, ast.Constant)
-            line = (body[0].end_lineno or 0) + 1 if docstring else 1
-        else:
-            line = (behind.end_lineno or 0) + 1
-        at = self.script.line_start(line) if line <= self.script.data.count(b"\n") + 1 else len(self.script.data)
+        at = behind_imports(self.script)
         if not self.script.data[:at].endswith(b"\n") and at:
             lines = "\n" + lines
         newline = "\r\n" if b"\r\n" in self.script.data else "\n"
@@ -520,6 +515,18 @@ FSTRING = tuple(getattr(tokenize, name) for name in ("FSTRING_START", "FSTRING_M
 
 def _has_docstring(node: ast.AST) -> bool:
     return isinstance(node, (ast.Module, ast.ClassDef, *FUNCTIONS[:2])) and ast.get_docstring(node, clean=False) is not None
+
+
+def behind_imports(script: Script) -> int:
+    """Return the byte where an import more belongs: behind that of torch, else behind the others, else behind the docstring."""
+    body = script.tree.body
+    top = [node for node in body if isinstance(node, (ast.Import, ast.ImportFrom))]
+    whole = [node for node in top if isinstance(node, ast.Import) and any(one.name == "torch" for one in node.names)]
+    parts = [node for node in top if "torch" in _roots(node)]
+    docstring = [node for node in body[:1] if isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant)]
+    behind = next(iter([*whole[-1:], *parts[:1], *top[-1:], *docstring]), None)
+    line = 1 if behind is None else (behind.end_lineno or 0) + 1
+    return script.line_start(line) if line <= script.data.count(b"\n") + 1 else len(script.data)
 
 
 def _importable(name: str) -> bool:

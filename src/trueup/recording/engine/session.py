@@ -184,6 +184,8 @@ class BaseSession(ABC):
         """Write what is left (at the end of an armed process)."""
         self.active, self.over = False, True
         self._settle_settings()
+        if self.settings is not None:
+            self.settings.close()
         self.optimizers.close()
         with self.observing(self.threads.state, "what is under way"):
             self.settle()
@@ -273,6 +275,8 @@ class BaseSession(ABC):
     def abandon(self) -> None:
         """Let go of the capture, in a forked child: the parent owns it."""
         self.active, self.over = False, True
+        if self.settings is not None:
+            self.settings.close()
         self.recorder.forked()
 
     def failed(self, error: Exception, what: str) -> bool:

@@ -7,36 +7,35 @@ can be told apart. Values are scalars and short lists of them; what else an attr
 
 from __future__ import annotations
 
-import enum
-import gc
+import contextlib
 import inspect
-import math
+import random
 import sys
 import weakref
-from argparse import Namespace
 from collections.abc import Callable, Iterable, Mapping
-from functools import lru_cache
+from functools import lru_cache, partial
 from typing import Any
 
 import xxhash
 
 from trueup.foundation.frameworks.trees import OptimizerFacts, path
 from trueup.foundation.redaction import redacted
+from trueup.recording.engine import told
+from trueup.recording.engine.replacing import Around
+from trueup.recording.engine.told import plain
 
 POSITIONAL = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
-SCALARS = (bool, int, float, str, type(None))
-LONGEST_LIST = 16
-"""Items of a list that is kept: strides, betas, sizes of layers; a longer one is data."""
-LONGEST_TEXT = 200
 MOST_CHANGES = 10_000
 """Changes of an optimizer's settings that are kept; a schedule changes one value a step."""
 MOST_MODULES = 100_000
-PARSED = (("transformers.training_args", "TrainingArguments"),)
-"""Classes, beside argparse's, whose objects hold the arguments of a script, by module: they count where it is loaded."""
-LOSSES = (("keras.src.losses.loss", "Loss"),)
-"""Classes of losses that are no modules, likewise."""
+FORM = 2
+"""Raised when more is recorded: what a capture of an earlier form does not say is not compared."""
+MOST_NAMES = 10_000
+"""Parameters of an optimizer whose names are kept."""
+ADDRESS = ".address"
+"""End of a module's setting that says where a parameter lies: an optimizer's parameters are known by it. It is not kept."""
 NAMES = ("name", "full_name", "name_scope", "input_names", "output_names")
-SAMPLING = ("shuffle", "seed", "drop_last", "num_replicas", "replacement", "num_samples", "batch_size")
+SAMPLING = ("shuffle", "seed", "drop_last", "num_replicas", "rank", "replacement", "num_samples", "batch_size")
 LOADING = ("batch_size", "drop_last", "num_workers", "prefetch_factor", "pin_memory", "persistent_workers")
 
 
@@ -53,10 +52,33 @@ class Settings:
         self._loader = _loader if loader is None else loader
         self._models: list[weakref.ref[Any]] = []
         self._optimizers: dict[int, dict[str, Any]] = {}
+        self._alive: dict[int, weakref.ref[Any]] = {}
+        self._addresses: dict[int, list[list[int]]] = {}
+        self._clipping = ""
+        self._seeds: dict[str, int] = {}
         self._now: dict[int, list[dict[str, Any]]] = {}
         self._held: dict[str, Any] | None = None
         self._new = False
         self._began = _random()
+        self._seeding = [Around(owner, "seed", partial(self._seeded, name)) for name, owner in _generators().items()]
+        for one in self._seeding:
+            one.install()
+
+    def close(self) -> None:
+        """Leave nothing of ours in the generators of Python and NumPy."""
+        for one in self._seeding:
+            one.remove()
+
+    def _seeded(self, name: str, original: Callable[..., None], *args: Any, **kwargs: Any) -> None:
+        """Python's or NumPy's generator is given a seed, of which its state tells nothing."""
+        given = [*args, *kwargs.values()]
+        if self._held is None and given and isinstance(given[0], int):
+            self._seeds[name] = int(given[0])
+        original(*args, **kwargs)
+
+    def clips(self, how: str) -> None:
+        """Gradients are clipped, for the optimizer that steps next."""
+        self._clipping = how
 
     def entered(self, model: Any) -> None:
         """A model begins to run outside any other."""
@@ -72,10 +94,15 @@ class Settings:
         except Exception as error:  # noqa: BLE001 - an optimizer of the user's own may hold anything
             self._note(f"what {type(optimizer).__name__} is set to could not be read: {type(error).__name__}")
             return
+        clipping, self._clipping = facts.clipping or self._clipping, ""
         groups = [_as_given(type(optimizer), _unnamed({**facts.settings, **more})) for more in ({}, *facts.groups)]
         known = self._optimizers.get(number)
         if known is None:
-            more = {name: said for name, said in (("clipping", facts.clipping), ("schedule", facts.schedule)) if said}
+            more = {name: said for name, said in (("clipping", clipping), ("schedule", facts.schedule)) if said}
+            self._alive[number], self._addresses[number] = (
+                weakref.ref(optimizer),
+                [[id(one) for one in group] for group in facts.held],
+            )
             self._optimizers[number] = {"class": facts.classes[0] if facts.classes else "", **more, "groups": groups, "changes": []}
         elif groups != self._now[number] and len(known["changes"]) < MOST_CHANGES:
             for at, (before, after) in enumerate(zip(self._now[number], groups, strict=False)):
@@ -109,23 +136,37 @@ class Settings:
             for scope, held in read.items():
                 if len(modules) < MOST_MODULES:
                     modules[prefix + scope] = _unnamed(held)
-        parsed, losses = (
-            tuple(getattr(sys.modules[module], name) for module, name in some if module in sys.modules) for some in (PARSED, LOSSES)
-        )
-        found = alive((Namespace, *parsed, *losses, *self._loaders))
-        data = sorted((plain(self._loader(one)) for one in found if isinstance(one, self._loaders)), key=str)
-        arguments = _arguments([one for one in found if isinstance(one, (Namespace, *parsed))])
-        for loss in sorted((_loss(one) for one in found if isinstance(one, losses)), key=str):
+        found = told.alive((*told.classes(), *self._loaders))
+        loaders = [one for one in found if isinstance(one, self._loaders)]
+        for loss in told.losses(found):
             modules.setdefault(loss["class"], loss)
+        for number, known in self._alive.items():
+            if schedule := told.schedule(found, known()):
+                self._optimizers[number].setdefault("schedule", schedule)
+        self._name_parameters(modules)
         drawn = {name: state for name, state in _random().items() if self._began.get(name, state) != state}
-        return {"modules": modules, "data": data, "arguments": arguments, "random": drawn}
+        return {
+            "modules": modules, "data": sorted((plain(self._loader(one)) for one in loaders), key=str),
+            "arguments": told.arguments(found, models), "scalers": told.scalers(found), "random": drawn, "seeds": dict(self._seeds),
+        }  # fmt: skip
+
+    def _name_parameters(self, modules: dict[str, dict[str, Any]]) -> None:
+        """Say which parameters each group of an optimizer holds, by what the modules say of where these lie."""
+        names: dict[int, str] = {}
+        for scope, held in modules.items():
+            for name in [one for one in held if one.endswith(ADDRESS)]:
+                names.setdefault(held.pop(name), path(scope, name.removesuffix(ADDRESS)))
+        for number, groups in self._addresses.items():
+            if 0 < sum(map(len, groups)) <= MOST_NAMES and all(names.keys() >= set(group) for group in groups):
+                self._optimizers[number]["parameters"] = [[names[one] for one in group] for group in groups]
 
     def news(self) -> dict[str, Any] | None:
         """Return all of it, for the manifest, where something came since it was asked last; secrets are masked."""
         if not self._new:
             return None
         self._new = False
-        found = {**(self._held or {}), "optimizers": [self._optimizers[number] for number in sorted(self._optimizers)]}
+        optimizers = [self._optimizers[number] for number in sorted(self._optimizers)]
+        found = {"form": FORM, **(self._held or {}), "optimizers": optimizers}
         return dict(redacted({name: value for name, value in found.items() if value}))
 
 
@@ -138,6 +179,7 @@ def by_scope(modules: Iterable[tuple[str, dict[str, Any], Iterable[tuple[str, An
         found[scope] = held
         for name, parameter, trained in parameters:
             held[f"{name}.dtype"] = str(parameter.dtype).rpartition(".")[2]
+            held[f"{name}{ADDRESS}"] = id(parameter)
             if not trained:
                 held[f"{name}.requires_grad"] = False
             first = seen.setdefault(id(parameter), path(scope, name))
@@ -172,66 +214,9 @@ def inputs_of(function: Callable[..., Any]) -> dict[str, Any]:
     return {"inputs": known} if len(known) > 1 else {}
 
 
-def plain(held: Mapping[Any, Any]) -> dict[str, Any]:
-    """Return what of a mapping is a scalar, or a short list of scalars; numbers of NumPy's kind are Python's."""
-    found: dict[str, Any] = {}
-    for name, value in held.items():
-        if isinstance(name, str) and not name.startswith("__") and (kept := _plain(value)) is not _NOTHING:
-            found[name] = kept
-    return found
-
-
 def _unnamed(held: Mapping[Any, Any]) -> dict[str, Any]:
     """Leave out the names that Paddle and Keras make up and count for the whole process (``dense_3``): nothing depends on them."""
     return plain({name: value for name, value in held.items() if name not in NAMES})
-
-
-_NOTHING = object()
-
-
-def _plain(value: Any) -> Any:
-    if isinstance(value, enum.Enum):
-        return _plain(value.value)
-    if isinstance(value, SCALARS):  # or a class that derives from one, as NumPy's float64
-        value = None if value is None else next(kind for kind in (bool, int, float, str) if isinstance(value, kind))(value)
-        if isinstance(value, float) and not math.isfinite(value):
-            return str(value)  # JSON has no infinity
-        return value[:LONGEST_TEXT] if isinstance(value, str) else value
-    if isinstance(value, (list, tuple)) and len(value) <= LONGEST_LIST:
-        items = [_plain(one) for one in value]
-        return _NOTHING if any(one is _NOTHING for one in items) else items
-    return _NOTHING
-
-
-def alive(wanted: tuple[type, ...]) -> list[Any]:
-    """Return the objects of some classes, or of classes that derive from them; no attribute of any is read.
-
-    An object of a class that is written in Python refers to its class, so they are found by that. ``gc.get_objects()`` would hand
-    out all objects, with the tuples that other threads are just filling (``tuple(x for x in y)``): CPython raises SystemError there
-    if anybody holds one.
-    """
-    classes: dict[int, type] = {}
-    todo = list(wanted)
-    while todo:
-        kind = todo.pop()
-        if id(kind) not in classes:
-            classes[id(kind)] = kind
-            todo += type.__subclasses__(kind)
-    return [one for one in gc.get_referrers(*classes.values()) if id(type(one)) in classes]
-
-
-def _arguments(parsed: list[Any]) -> dict[str, Any]:
-    """Return the arguments of a script; where two objects give a name two values, a list of both, in an order of their own."""
-    found: dict[str, list[Any]] = {}
-    for one in parsed:
-        for name, value in plain(vars(one)).items():
-            if not name.startswith("_") and value not in (said := found.setdefault(name, [])):
-                said.append(value)
-    return {name: said[0] if len(said) == 1 else sorted(said, key=repr) for name, said in found.items()}
-
-
-def _loss(loss: Any) -> dict[str, Any]:
-    return {"class": type(loss).__name__, **_unnamed({name: held for name, held in vars(loss).items() if name[0] != "_"})}
 
 
 def _loader(loader: Any) -> dict[str, Any]:
@@ -245,13 +230,21 @@ def _loader(loader: Any) -> dict[str, Any]:
     generator = getattr(loader, "generator", None) or getattr(sampler, "generator", None)
     if generator is not None and hasattr(generator, "initial_seed"):
         found["seed"] = generator.initial_seed()
+    samples = getattr(sampler, "__len__", None)
+    with contextlib.suppress(Exception):  # a sampler of the user's own may say anything, or wait
+        found |= {"samples": int(samples())} if samples is not None and type(sampler).__module__.startswith("torch.") else {}
     return found
+
+
+def _generators() -> dict[str, Any]:
+    """Return the modules of Python's and NumPy's generators, by name; NumPy loads its own when it is first asked for."""
+    import numpy.random
+
+    return {"python": random, "numpy": numpy.random}
 
 
 def _random() -> dict[str, Any]:
     """Return digests of the states of Python's and NumPy's generators, which nothing else tells of."""
-    import random
-
     found = {"python": xxhash.xxh3_64_hexdigest(repr(random.getstate()).encode())}
     if "numpy.random" in sys.modules:
         found["numpy"] = xxhash.xxh3_64_hexdigest(repr(sys.modules["numpy.random"].get_state()).encode())

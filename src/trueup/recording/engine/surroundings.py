@@ -10,6 +10,7 @@ from typing import Any
 
 from trueup.foundation.redaction.variables import recorded
 from trueup.foundation.version import VERSION
+from trueup.recording.engine.code import code
 
 RANKS = (
     ("RANK", "WORLD_SIZE"),  # torchrun, accelerate, deepspeed
@@ -49,5 +50,5 @@ def described(
     return {
         "framework": framework, "devices": devices, "versions": {name: str(found[name]) for name in sorted(found)},
         "seeds": dict(seeds), "world_size": world, "rank": rank or 0, "pid": os.getpid(), "argv": sys.argv[:64],
-        "environment": {**switches, **variables()},
+        "environment": {**switches, **variables()}, "code": code(),
     }  # fmt: skip

@@ -92,7 +92,8 @@ def optimizer_facts(optimizer: paddle.optimizer.Optimizer) -> OptimizerFacts:
     clipping = "" if clip is None else f"{type(clip).__name__} at {getattr(clip, 'clip_norm', getattr(clip, 'max', '?'))}"
     classes = classes_of(optimizer, paddle.optimizer.Optimizer)
     schedule = "" if isinstance(rate, (int, float)) else type(rate).__name__
-    return OptimizerFacts("paddle", classes, settings, tuple(plain[1:]), clipping, schedule)
+    held = tuple(group["params"] for group in groups) if groups else (optimizer._parameter_list or (),)
+    return OptimizerFacts("paddle", classes, settings, tuple(plain[1:]), clipping, schedule, held)
 
 
 def _decay(optimizer: paddle.optimizer.Optimizer) -> float:

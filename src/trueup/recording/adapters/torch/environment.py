@@ -10,22 +10,28 @@ from trueup.recording.adapters.torch.device_statistics import descriptions
 from trueup.recording.engine import surroundings
 
 _joined: tuple[int, int] | None = None
+_groups: list[list[int]] = []
+MOST_GROUPS = 256
+"""Groups of ranks that are recorded."""
 
 
 def rank_and_world() -> tuple[int | None, int]:
     """Return this process's rank (None when nothing says so) and the world size. A process group says it best, and what it said
     holds after it was destroyed: scripts do that before they end."""
-    global _joined
+    global _joined, _groups
     if torch.distributed.is_available() and torch.distributed.is_initialized():
         _joined = torch.distributed.get_rank(), torch.distributed.get_world_size()
+        known = torch.distributed.distributed_c10d._world.pg_group_ranks
+        _groups = sorted([*map(list, {tuple(sorted(ranks)) for ranks in list(known.values())[:MOST_GROUPS]})])
     return _joined or surroundings.rank_and_world()
 
 
 def describe_run(devices: list[str]) -> dict[str, Any]:
     """Describe this process for its rank's manifest."""
     measured = {f"statistics.{device}": how for device, how in descriptions().items()}
-    return surroundings.described(
-        "torch", torch.__version__, devices, rank_and_world(), seeds={"torch": torch.initial_seed()},
+    rank = rank_and_world()
+    return {"parallel": {"groups": _groups}} | surroundings.described(
+        "torch", torch.__version__, devices, rank, seeds={"torch": torch.initial_seed()},
         libraries=("numpy", "transformers", "accelerate", "deepspeed", "torch_npu", "apex", "lightning", "triton"),
         switches={**switches(), **measured},
     )  # fmt: skip

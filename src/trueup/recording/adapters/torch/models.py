@@ -98,7 +98,8 @@ def optimizer_facts(optimizer: torch.optim.Optimizer, *, waits: bool = True) -> 
     groups = [_spread(group, waits=waits) for group in optimizer.param_groups]
     more = tuple({n: v for n, v in group.items() if v != groups[0].get(n)} for group in groups[1:])
     classes = classes_of(optimizer, torch.optim.Optimizer)
-    return OptimizerFacts("torch", classes, groups[0] if groups else {}, more)
+    held = tuple(group["params"] for group in optimizer.param_groups)
+    return OptimizerFacts("torch", classes, groups[0] if groups else {}, more, held=held)
 
 
 def _spread(group: dict[str, Any], *, waits: bool) -> dict[str, Any]:

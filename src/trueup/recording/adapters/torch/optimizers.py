@@ -100,15 +100,37 @@ class Optimizers(steps.Optimizers):
         super().__init__(session)
         self._scaled: Optimizer | None = None  # the optimizer that a GradScaler steps, while it does
         self._stepped = False
+        self._norm = 2.0  # which norm of gradients was taken last
         self._versions: list[tuple[torch.Tensor, int]] = []
         """What an optimizer that writes silently holds, with the versions before its step."""
         self.hooks: list[Any] = []  # handles of the hooks on all optimizers
 
     # ---------------------------------------------------------------- life
     def replacements(self) -> list[Replacement]:
-        """Return the entrances of `GradScaler`: a step that it skips never reaches the optimizer."""
-        scaler = torch.amp.grad_scaler.GradScaler
-        return [Around(scaler, "step", self._scaler_step), Around(scaler, "update", self._scaler_update)]
+        """Return the entrances of `GradScaler`, for a step that it skips never reaches the optimizer, and of what clips gradients:
+        a script may hold `clip_grad_norm_` by name, but not what that calls."""
+        scaler, clip = torch.amp.grad_scaler.GradScaler, torch.nn.utils.clip_grad
+        return [
+            Around(scaler, "step", self._scaler_step), Around(scaler, "update", self._scaler_update),
+            Around(clip, "_get_total_norm", self._measure), Around(clip, "_clip_grads_with_norm_", self._clip),
+            Around(torch.nn.utils, "clip_grad_value_", self._clip_values), Around(clip, "clip_grad_value_", self._clip_values),
+        ]  # fmt: skip
+
+    def _measure(self, original: Any, tensors: Any, norm_type: float = 2.0, *rest: Any, **kwargs: Any) -> Any:
+        self._norm = float(norm_type)
+        return original(tensors, norm_type, *rest, **kwargs)
+
+    def _clip(self, original: Any, parameters: Any, max_norm: float, *rest: Any, **kwargs: Any) -> Any:
+        self._clips(f"{'' if self._norm == 2 else f'{self._norm:g}-'}norm at", max_norm)
+        return original(parameters, max_norm, *rest, **kwargs)
+
+    def _clip_values(self, original: Any, parameters: Any, clip_value: float, *rest: Any, **kwargs: Any) -> Any:
+        self._clips("each element at", clip_value)
+        return original(parameters, clip_value, *rest, **kwargs)
+
+    def _clips(self, how: str, limit: Any) -> None:
+        if self._session.settings is not None and isinstance(limit, (int, float)):  # a tensor on a device would be waited for
+            self._session.settings.clips(f"{how} {limit:g}")
 
     def watch(self) -> None:
         """Begin to hear of optimizer steps; this thread's end the training steps."""

@@ -1,0 +1,120 @@
+"""What the records of the first step tell of a training, where its manifest cannot: initial weights, batches, dtypes, draws.
+
+Digests are compared, no tensor is read: a capture of one step and of detail ``digest`` is enough.
+"""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from trueup.analysis.audit.reading import Found, calls, outermost
+from trueup.foundation.facts.criteria import load
+from trueup.foundation.frameworks.trees import path
+from trueup.foundation.settings import ABSENT, Setting
+from trueup.foundation.store import Capture
+
+MOST_RANKS = 64
+"""Ranks whose first step is read."""
+SHORT = 8
+"""Characters of a digest that are shown."""
+PARAM, INPUT = "param.", "input."
+
+
+@dataclass(frozen=True, slots=True)
+class FirstStep:
+    """What a run begins with; empty where the capture holds no calls of modules."""
+
+    weights: dict[str, str] = field(default_factory=dict)  # digest of each parameter before the first update, rank 0
+    batches: dict[int, list[str]] = field(default_factory=dict)  # by rank: digests of what its models are given, in order
+    samples: int = 0  # length of the first axis of what models are given, all micro-batches and ranks of the step
+    passes: int = 0  # how often the model runs forward in a step, rank 0
+    dtypes: Counter[str] = field(default_factory=Counter)  # what modules return, rank 0
+    draws: Counter[tuple[str, str]] = field(default_factory=Counter)  # calls that draw random numbers, by operator and scope
+    levels: tuple[str, ...] = ()
+
+
+def first_step(capture: Capture) -> FirstStep:
+    """Read the first step of a capture."""
+    if not capture.steps or capture.steps[0] != 0 or "module" not in capture.levels:
+        return FirstStep(levels=tuple(capture.levels))
+    weights: dict[str, str] = {}
+    batches: dict[int, list[str]] = {}
+    samples, passes, dtypes = 0, 0, Counter[str]()
+    ranks = sorted(capture.ranks)[:MOST_RANKS]
+    for rank in ranks:
+        modules = calls(capture, rank, 0, lambda _, level: level == "module", ("digest", "shape"), levels=("module",))
+        modules = [one for one in modules if one.phase == "forward"]
+        models = [one for one in outermost(modules) if any(one.scope == "" or inner.scope for inner in modules)]
+        given = [rows for one in models if (rows := [one.slots[name] for name in one.slots if name.startswith(INPUT)])]
+        batches[rank] = [" ".join(str(row["digest"]) for row in rows) for rows in given]
+        samples += sum(_length(rows[0]["shape"]) for rows in given)
+        if rank == ranks[0]:
+            passes = len(given)
+            dtypes.update(str(row["dtype"]) for one in modules for row in one.made)
+            for one in modules:
+                for name, row in one.slots.items():
+                    if name.startswith(PARAM) and row["digest"] is not None:
+                        weights.setdefault(path(one.scope, name.removeprefix(PARAM)), str(row["digest"]))
+    draws = Counter((one.op, one.scope) for one in _drawing(capture, ranks[0])) if ranks else Counter[tuple[str, str]]()
+    return FirstStep(weights, batches, samples, passes, dtypes, draws, tuple(capture.levels))
+
+
+def _drawing(capture: Capture, rank: int) -> list[Found]:
+    level, rows = next((one for one in ("aten", "api") if one in capture.levels), ""), load("default")
+    return calls(capture, rank, 0, lambda op, of: rows.row(op, of, "forward").random, levels=(level,)) if level else []
+
+
+def _length(shape: Any) -> int:
+    """Return the length of the first axis of a shape, which captures write as a list or a text."""
+    found = re.findall(r"\d+", str(shape))
+    return int(found[0]) if found else 0
+
+
+def beginnings(baseline: FirstStep, candidate: FirstStep, known: Sequence[Setting] = ()) -> Iterator[Setting]:
+    """Yield what two first steps begin with and do otherwise, as settings; not what follows from settings that are ``known``: from
+    another seed other weights and batches, from another loader other batches."""
+    groups = {one.group for one in known if one.severity == "changes"}
+    both = [name for name in baseline.weights if name in candidate.weights]
+    other = tuple(name for name in both if baseline.weights[name] != candidate.weights[name])
+    if other and "seed" not in groups:
+        digests = baseline.weights[other[0]][:SHORT], candidate.weights[other[0]][:SHORT]
+        yield Setting("module", "parameter", "initial weights", *digests, "changes", other)
+    sides = baseline.batches, candidate.batches
+    for rank in sorted(sides[0].keys() & sides[1].keys()):
+        pair = [side[rank][0] for side in sides if side[rank]]
+        if len(pair) == 2 and pair[0] != pair[1] and groups.isdisjoint(("seed", "data")):
+            yield Setting("data", "", "digest of the first batch", pair[0][:SHORT], pair[1][:SHORT], "changes")
+            break
+    for name, first, second in (
+        ("samples in a step", baseline.samples, candidate.samples), ("forward passes in a step", baseline.passes, candidate.passes),
+    ):  # fmt: skip
+        if first and second and first != second:
+            yield Setting("data", "", name, first, second, "changes")
+    if baseline.dtypes and candidate.dtypes and set(baseline.dtypes) != set(candidate.dtypes):
+        yield Setting("module", "", "dtypes that modules return", _counts(baseline), _counts(candidate), "changes")
+    level = [next((one for one in ("aten", "api") if one in side.levels), "") for side in (baseline, candidate)]
+    if level[0] == level[1] != "":
+        for op, scope in dict.fromkeys((*baseline.draws, *candidate.draws)):
+            times = baseline.draws[op, scope], candidate.draws[op, scope]
+            if times[0] != times[1]:
+                said = [f"drawn {n} times" if n > 1 else "drawn once" if n else ABSENT for n in times]
+                yield Setting("random", "", f"{op}{f' in {scope}' if scope else ''}", said[0], said[1], "changes")
+
+
+def _counts(step: FirstStep) -> str:
+    return ", ".join(f"{dtype} ({n})" for dtype, n in step.dtypes.most_common())
+
+
+def same_batches(step: FirstStep) -> tuple[int, int] | None:
+    """Return two ranks that are given the same batch in the first step; None where there are none such."""
+    seen: dict[str, int] = {}
+    for rank, digests in sorted(step.batches.items()):
+        for digest in digests[:1]:
+            if digest in seen:
+                return seen[digest], rank
+            seen[digest] = rank
+    return None

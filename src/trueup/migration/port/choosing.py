@@ -1,0 +1,120 @@
+"""`--also`: edits that change numbers, done only when asked for. Each says what it does to batch, steps and learning rate."""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Iterable
+
+from trueup.foundation.model import TrueupError
+from trueup.migration.port.distributing import is_loader, is_trained_on
+from trueup.migration.port.flow import Project
+from trueup.migration.port.reading import Script
+from trueup.migration.port.writing import Edit
+
+STAY = "batch, steps and learning rate stay"
+EFFECTS = {
+    "int32-labels": "labels of a cross entropy are int32 on the NPU, as CANN 5 wanted them (today's NPU takes int64); "
+    f"elsewhere they stay int64, which the CPU and CUDA require; {STAY}",
+    "drop-last": "the last batch of an epoch is left out where it is not full, so that shapes are fixed: an epoch has "
+    "floor(samples / batch) steps, up to batch - 1 of its samples are not trained on, and a schedule that counts steps ends later",
+    "shuffle-validation": "validation data come in another order each time: figures over all of them stay, those over a part do "
+    f"not; {STAY}",
+    "float32": f"float64 becomes float32: 7 digits in the place of 16, for devices that compute no float64; {STAY}",
+    "no-jit": f"what torch.jit compiles runs as Python: the same operators, not fused, and slower; {STAY}",
+}
+"""The edits, and what each does to the numbers."""
+LOSSES = {"torch.nn.functional.cross_entropy", "torch.nn.functional.nll_loss"}
+LOSS_CLASSES = {"torch.nn.CrossEntropyLoss", "torch.nn.NLLLoss"}
+DOUBLE = {"torch.float64": "torch.float32", "torch.double": "torch.float32", "torch.DoubleTensor": "torch.FloatTensor"}
+
+
+def checked(names: Iterable[str]) -> tuple[str, ...]:
+    """Return the names of edits, each once; raises TrueupError for one that there is not."""
+    wanted = tuple(dict.fromkeys(name.strip() for name in names))
+    unknown = [name for name in wanted if name not in EFFECTS]
+    if unknown:
+        raise TrueupError(
+            f"There is no edit {unknown[0]!r}.\n  expected: {', '.join(EFFECTS)}\n  got:      {', '.join(wanted)}\n"
+            "  next:     docs/port.md says what each does; DataParallel becomes several processes with --distributed"
+        )
+    return wanted
+
+
+def edits(project: Project, script: Script, names: tuple[str, ...]) -> list[Edit]:
+    """Return the edits of a script that were chosen by name."""
+    found = []
+    for node in script.scopes:
+        if isinstance(node, ast.Call) and is_loader(script, node):
+            trained = is_trained_on(script, node)
+            if "drop-last" in names and trained:
+                found += _keyword(script, node, "drop_last", "drop-last")
+            if "shuffle-validation" in names and not trained and len(node.args) < 3 and not _has(node, "sampler", "batch_sampler"):
+                found += _keyword(script, node, "shuffle", "shuffle-validation")
+        if isinstance(node, ast.Call) and "int32-labels" in names and _is_loss(project, script, node) and len(node.args) > 1:
+            found += _labels(script, node.args[1])
+        if "no-jit" in names and script.qualified(node) == "torch.jit.script":
+            found += _without_jit(script, node)
+        if "float32" in names:
+            found += _single(project, script, node)
+    return found
+
+
+def _has(call: ast.Call, *names: str) -> bool:
+    return any(one.arg in names for one in call.keywords)
+
+
+def _keyword(script: Script, call: ast.Call, name: str, rule: str) -> list[Edit]:
+    """Set an argument to True; what is set to anything but False stays."""
+    given = next((one.value for one in call.keywords if one.arg == name), None)
+    if given is not None:
+        return [Edit(*script.span(given), "True", rule, EFFECTS[rule])] if script.text(given) == "False" else []
+    end = max(script.span(one)[1] for one in (*call.args, *(one.value for one in call.keywords)))
+    return [Edit(end, end, f", {name}=True", rule, EFFECTS[rule])]
+
+
+def _is_loss(project: Project, script: Script, call: ast.Call) -> bool:
+    if script.qualified(call.func) in LOSSES:
+        return True
+    place = project.place(script, call.func)
+    values = project.values.get(place, []) if place is not None else []
+    made = [(where, one) for where, value in values for one in ast.walk(value) if isinstance(one, ast.Call)]
+    return any(where.qualified(one.func) in LOSS_CLASSES for where, one in made)
+
+
+def _labels(script: Script, labels: ast.AST) -> list[Edit]:
+    """Labels that are a variable are named twice; of anything else, which other rules may change, a function takes the value."""
+    (start, end), why = script.span(labels), EFFECTS["int32-labels"]
+    text = script.text(labels)
+    if "labels.int() if" in text or isinstance(labels, ast.IfExp):
+        return []  # done before
+    if isinstance(labels, ast.Name):
+        return [Edit(end, end, f'.int() if {text}.device.type == "npu" else {text}', "int32-labels", why)]
+    made = '(lambda labels: labels.int() if labels.device.type == "npu" else labels)('
+    return [Edit(start, start, made, "int32-labels", why), Edit(end, end, ")", "int32-labels", why)]
+
+
+def _without_jit(script: Script, node: ast.AST) -> list[Edit]:
+    outer = script.parents.get(node)
+    if isinstance(outer, ast.Call) and outer.func is node and outer.args:
+        (start, end), (first, last) = script.span(outer), script.span(outer.args[0])
+        return [Edit(start, first, "", "no-jit", EFFECTS["no-jit"]), Edit(last, end, "", "no-jit", EFFECTS["no-jit"])]
+    if node in getattr(outer, "decorator_list", ()):
+        line = node.lineno  # type: ignore[attr-defined]
+        return [Edit(script.line_start(line), script.line_start(line + 1), "", "no-jit", EFFECTS["no-jit"])]
+    return []
+
+
+def _single(project: Project, script: Script, node: ast.AST) -> list[Edit]:
+    qualified = script.qualified(node)
+    if qualified in DOUBLE:
+        return [Edit(*script.span(node), DOUBLE[qualified], "float32", EFFECTS["float32"])]
+    method = node.func if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and not node.args else None
+    if (
+        method is None
+        or method.attr != "double"
+        or script.qualified(method) is not None
+        or project.is_foreign(script, method.value)
+    ):
+        return []
+    end = script.span(method)[1]
+    return [Edit(end - len("double"), end, "float", "float32", EFFECTS["float32"])]

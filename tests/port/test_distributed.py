@@ -1,0 +1,170 @@
+"""`port --distributed`: one process becomes several, and their gradients are those of one."""
+
+from __future__ import annotations
+
+import json
+import os
+import shlex
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from trueup.doors.cli import main
+from trueup.foundation.model import TrueupError
+from trueup.migration.port import port, undo
+
+PYTHON = shlex.quote(sys.executable)
+ONE = """\
+import torch
+from torch.utils.data import DataLoader, TensorDataset
+
+data = TensorDataset(torch.randn(20, 4), torch.randn(20, 2))
+device = "cuda:0" if torch.cuda.is_available() else "cpu"
+model = torch.nn.Linear(4, 2)
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+scheduler = torch.optim.lr_scheduler.StepLR(optimizer, 1)
+model.to(device)
+loader = DataLoader(data, 8, True)
+for epoch in range(2):
+    for x, y in loader:
+        loss = torch.nn.functional.mse_loss(model(x.to(device)), y.to(device))
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+    print(epoch, loss.item(), y.sum().item())
+torch.save(model.state_dict(), "last.pt")
+"""
+SEVERAL = """\
+import torch
+import torch_npu
+import data_parallel
+from torch.utils.data import DataLoader, TensorDataset
+
+data_parallel.start()
+data = TensorDataset(torch.randn(20, 4), torch.randn(20, 2))
+device = "npu" if torch.npu.is_available() else "cpu"
+model = torch.nn.Linear(4, 2)
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+scheduler = torch.optim.lr_scheduler.StepLR(optimizer, 1)
+model.to(device)
+model = data_parallel.wrap(model)
+loader = data_parallel.share(DataLoader(data, 8, True))
+for epoch in range(2):
+    for x, y in loader:
+        loss = torch.nn.functional.mse_loss(model(x.to(device)), y.to(device))
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+    print(epoch, data_parallel.mean(loss).item(), y.sum().item())
+data_parallel.save(model.state_dict(), "last.pt")
+"""
+FUNCTIONS = """\
+import torch
+from torch import nn, optim
+from torch.utils.data import DataLoader
+
+
+def train(model, train_loader, optimizer):
+    for x in train_loader:
+        loss = model(x).mean()
+        loss.backward()
+        optimizer.step()
+
+
+def optimizer_of(net):
+    return optim.Adam([p for p in net.parameters() if p.requires_grad])
+
+
+def main():
+    options = {"batch_size": 4, "shuffle": True}
+    train_loader = DataLoader(torch.randn(8, 4), **options)
+    net = nn.DataParallel(nn.Linear(4, 2)).cuda()
+    test_loader = DataLoader(torch.randn(8, 4))
+    train(net, train_loader, optimizer_of(net))
+
+
+if __name__ == "__main__":
+    main()
+"""
+
+
+def written(tmp_path: Path, text: str, **options: str) -> str:
+    (tmp_path / "train.py").write_text(text)
+    port(tmp_path / "train.py", tmp_path / "out", to="npu", distributed="train.py", **options)  # type: ignore[arg-type]
+    return (tmp_path / "out" / "train.py").read_text()
+
+
+def test_one_process_becomes_several(tmp_path: Path) -> None:
+    assert written(tmp_path, ONE) == SEVERAL
+    launch = tmp_path / "out" / "run_distributed_npu.sh"
+    assert 'train.py "$@"' in launch.read_text()
+    assert subprocess.run(["bash", "-n", launch], check=False).returncode == 0
+    assert undo(tmp_path / "out")[1] == ()
+    assert [path.name for path in (tmp_path / "out").iterdir()] == ["train.py"]
+
+
+def test_a_model_goes_through_functions(tmp_path: Path) -> None:
+    lines = written(tmp_path, FUNCTIONS).splitlines()
+    assert "    train_loader = data_parallel.share(DataLoader(torch.randn(8, 4), **options))" in lines
+    assert "    test_loader = DataLoader(torch.randn(8, 4))" in lines
+    assert lines.index("    net = data_parallel.wrap(net)") == lines.index("    train(net, train_loader, optimizer_of(net))") - 1
+    assert lines[-2:] == ["    data_parallel.start()", "    main()"]
+
+
+@pytest.mark.parametrize(
+    ("text", "options", "message"),
+    [
+        (ONE, {"distributed": "other.py"}, "a script of"),
+        (f"{ONE}torch.distributed.init_process_group('nccl')\n", {}, "line 19, joins a process group"),
+        (ONE.replace("model.parameters()", "weights"), {}, "name the model's variable with --model"),
+        (ONE.replace("DataLoader(data, 8, True)", "data"), {}, "split the data by hand"),
+    ],
+)
+def test_what_cannot_be_made_distributed(tmp_path: Path, text: str, options: dict[str, str], message: str) -> None:
+    (tmp_path / "train.py").write_text(text)
+    with pytest.raises(TrueupError, match=message):
+        port(tmp_path / "train.py", tmp_path / "out", **{"distributed": "train.py", **options})  # type: ignore[arg-type]
+    assert not (tmp_path / "out").exists()
+
+
+@pytest.mark.usefixtures("autoloaded")
+def test_the_gradients_of_two_processes_are_those_of_one(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "train.py").write_text(ONE)
+    out, said = tmp_path / "out", tmp_path / "all.json"
+    words = ["--distributed", "train.py", "--prove", f"{PYTHON} train.py", "--to", "npu", "--steps", "3", "--json", str(said)]
+    assert main(["port", str(tmp_path / "train.py"), "-o", str(out), *words]) == 0
+    printed = " ".join(capsys.readouterr().out.split())
+    assert "The port trains the same: 3 steps, " in printed
+    assert "The gradients of 2 processes are those of one: 3 steps, 2 gradients each, " in printed
+    assert json.loads(said.read_text())["spread"]["same"] is True
+
+
+def test_shares_of_a_batch(tmp_path: Path) -> None:
+    """Each sample once, a batch that two do not divide filled up, the checkpoint as of one process, one of them printing."""
+    helper = Path(__file__).parents[2] / "src" / "trueup" / "migration" / "port" / "data_parallel.txt"
+    (tmp_path / "data_parallel.py").write_text(helper.read_text())
+    (tmp_path / "two.py").write_text(
+        "import data_parallel, torch, torch.distributed as dist, sys\n"
+        "data_parallel.start()\n"
+        "loader = data_parallel.share(torch.utils.data.DataLoader(torch.arange(11), batch_size=4, shuffle=True, num_workers=0))\n"
+        "mine = [one.tolist() for one in loader]\n"
+        "both = [None, None]\n"
+        "dist.all_gather_object(both, mine)\n"
+        "model = data_parallel.wrap(torch.nn.Linear(2, 2))\n"
+        "assert list(model.state_dict()) == ['weight', 'bias'] and model.in_features == 2 and len(loader) == 3\n"
+        "mean = data_parallel.mean(torch.tensor(1.0 * dist.get_rank()))\n"
+        "print(sorted(sum(both[0] + both[1], [])), [len(one) for one in both[0]], mean)\n"
+        "data_parallel.save(dist.get_rank(), 'rank.pt')\n"
+    )
+    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc_per_node=2", "two.py"]
+    environment = {**os.environ, "TRUEUP_SIMULATED": "", "CUDA_VISIBLE_DEVICES": ""}
+    ran = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True, check=False, timeout=300)
+    assert ran.returncode == 0, ran.stderr
+    numbers, lengths, mean = ran.stdout.strip().split("] ")[0] + "]", [2, 2, 2], "tensor(0.5000)"
+    assert set(json.loads(numbers)) == set(range(11))
+    assert ran.stdout.strip().endswith(f"{lengths} {mean}")
+    import torch
+
+    assert torch.load(tmp_path / "rank.pt") == 0

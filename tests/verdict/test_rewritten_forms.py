@@ -1,0 +1,79 @@
+"""Parts of one training written another way, each where the search for what comes together has something else to follow."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+import trueup
+
+LEVELS = {"api": ["module", "api"], "all": None}
+FORMS = ("plain", "weight", "sign", "loss", "twice")
+
+
+class Model(nn.Module):
+    """Weights with a direction and a length of their own; the bias is read twice."""
+
+    def __init__(self, form: str) -> None:
+        super().__init__()
+        self.way, self.length = nn.Parameter(torch.randn(12, 8)), nn.Parameter(torch.rand(12) + 0.5)
+        self.bias, self.form = nn.Parameter(torch.randn(12)), form
+
+    def forward(self, x: Tensor) -> Tensor:
+        if self.form == "weight":  # the gradient of the direction is a sum, which the optimizer reads
+            weight = self.way * (self.length * torch.rsqrt(self.way.square().sum(1)))[:, None]
+        else:
+            weight = torch._weight_norm(self.way, self.length[:, None], 0)
+        if self.form == "twice":
+            rows = torch.stack([F.linear(row, weight, self.bias) for row in x])
+        else:
+            rows = F.linear(x, weight, self.bias)
+        return torch.tanh(rows) + self.bias
+
+
+def cost(form: str, scores: Tensor, labels: Tensor) -> Tensor:
+    # the backward of a run reads what its forward was given
+    named = F.nll_loss(scores.log_softmax(-1), labels) if form == "loss" else F.cross_entropy(scores, labels)
+    most, times = scores.square().mean(1), 0.11 if form == "wrong" else 0.1
+    liked = F.softplus(-times * most) if form == "sign" else -F.logsigmoid(times * most)
+    return named + liked.mean()
+
+
+def trained(into: Path, form: str) -> Path:
+    torch.manual_seed(0)
+    model = Model(form)
+    optimizer = torch.optim.Adam(model.parameters(), lr=1e-2, foreach=False)
+    chance = torch.Generator().manual_seed(1)
+    with trueup.capture(into, model=model, detail="stats") as capture:
+        for _ in range(2):
+            x, labels = torch.randn(6, 8, generator=chance), torch.randint(12, (6,), generator=chance)
+            optimizer.zero_grad()
+            cost(form, model(x), labels).backward()
+            optimizer.step()
+            capture.step()
+    return into
+
+
+@pytest.fixture(scope="module")
+def runs(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    torch.set_num_threads(1)
+    return {form: trained(tmp_path_factory.mktemp("runs") / form, form) for form in (*FORMS, "wrong")}
+
+
+@pytest.mark.parametrize("form", FORMS)
+@pytest.mark.parametrize("levels", LEVELS)
+def test_another_way_is_aligned(levels: str, form: str, runs: dict[str, Path]) -> None:
+    result = trueup.compare(runs["plain"], runs[form], level=LEVELS[levels])
+    assert result.verdict == "aligned", result.sentence
+
+
+@pytest.mark.parametrize("levels", LEVELS)
+def test_another_number_is_blamed(levels: str, runs: dict[str, Path]) -> None:
+    result = trueup.compare(runs["plain"], runs["wrong"], level=LEVELS[levels])
+    assert result.verdict == "deviates", result.sentence
+    assert result.culprit is not None
+    assert "mul" in result.culprit.op
