@@ -215,7 +215,7 @@ def own(model: Callable[[], nn.Module], batches: Callable[[], list[Batch]]) -> T
 
 
 def from_zoo(name: str) -> Training:
-    """Return a training of the zoo without dropout: another kernel draws other random numbers."""
+    """Return a training of the zoo without dropout: another kernel draws different random numbers."""
     training = zoo.build(name)
     for module in training.model.modules():
         if isinstance(module, nn.Dropout):

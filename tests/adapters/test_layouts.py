@@ -1,4 +1,4 @@
-"""Tensors that are no plain array: their parts are slots of their own, and a fault in them is found."""
+"""Tensors that are not plain arrays: their parts are slots of their own, and a fault in them is found."""
 
 from __future__ import annotations
 

@@ -15,7 +15,7 @@ from trueup.foundation.model import TrueupError
 from trueup.recording.adapters.torch.policies import AppliedPolicy, apply_policy
 from trueup.recording.engine.policies import applied
 from trueup.recording.engine.ruled import PolicyFailed
-from trueup.recording.policies import parse
+from trueup.recording.policy_file import parse
 
 
 @pytest.fixture(autouse=True)

@@ -104,7 +104,7 @@ def test_a_baseline_that_gives_other_numbers_tells(include: str | None, tmp_path
     assert result.first is not None
     assert result.first.kind == "saturated"
     assert result.first.matters == "accuracy-relevant"
-    assert "the baseline's call gives other numbers of the same inputs" in result.first.because
+    assert "the baseline's call gives different numbers from the same inputs" in result.first.because
 
 
 def test_a_baseline_that_gives_the_same_tells(tmp_path: Path) -> None:

@@ -12,7 +12,7 @@ import trueup
 from anomalies import planted
 from anomalies.planted import ORIGINS
 from trueup.foundation.facts.anomaly import OverflowResult
-from trueup.recording.policies import load
+from trueup.recording.policy_file import load
 
 LEVELS = ("api", "aten")
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from trueup.recording.adapters.torch import environment
-from trueup.recording.engine import surroundings
+from trueup.recording.engine import environment as shared
 
 CASES = {
     "RANK=3 WORLD_SIZE=8": (3, 8),
@@ -26,7 +26,7 @@ CASES = {
 @pytest.mark.parametrize("variables", CASES)
 def test_rank_and_world(monkeypatch: pytest.MonkeyPatch, variables: str) -> None:
     monkeypatch.setattr(environment, "_joined", None)
-    for names in surroundings.RANKS:
+    for names in shared.RANKS:
         for name in names:
             monkeypatch.delenv(name, raising=False)
     for pair in variables.split():

@@ -12,7 +12,7 @@ import pytest
 from trueup.doors.cli import main
 from trueup.foundation.model import TrueupError
 from trueup.foundation.settings import conflicts, fact, severity
-from trueup.migration.knowledge.environment import Machine, _governor, _holds, _shared, environments, this_machine
+from trueup.migration.knowledge.environment import Machine, _differences, _governor, _holds, _shared, environments, this_machine
 
 PAGE = (Path(__file__).parents[2] / "docs/env.md").read_text("utf-8")
 
@@ -93,6 +93,14 @@ def test_two_machines_side_by_side(tmp_path: Path) -> None:
         "OMP_NUM_THREADS",
         "HCCL_EXEC_TIMEOUT",
     ]
+
+
+def test_switches_are_compared_where_both_sides_say_some() -> None:
+    capture = Machine("a", {"cudnn.allow_tf32": "True", "OMP_NUM_THREADS": "2"}, {"torch": "2.13.0"})
+    file = Machine("b", {"OMP_NUM_THREADS": "4"}, {})
+    other = Machine("c", {"cudnn.allow_tf32": "False", "OMP_NUM_THREADS": "2"}, {"torch": "2.12.0"})
+    assert [one.name for one in _differences(capture, file)] == ["OMP_NUM_THREADS"]
+    assert [(one.name, one.severity) for one in _differences(capture, other)] == [("cudnn.allow_tf32", "changes"), ("torch", "may")]
 
 
 def test_json_of_another_machine_and_secrets(

@@ -187,7 +187,7 @@ def test_places_are_told_by_folders() -> None:
     assert numbered(paths, Notes()) == {"d/step9/proc77/a": (0, 9), "d/step9/rank10/a": (10, 9), "d/step10/rank2/a": (2, 10)}
     notes = Notes()
     assert numbered(["proc9/a", "proc10/a"], notes) == {"proc9/a": (0, 0), "proc10/a": (1, 0)}
-    assert notes.said == ["2 processes knew no rank; they were numbered in the order of their process ids"]
+    assert notes.said == ["2 processes had no rank; they were numbered in the order of their process ids"]
 
 
 def test_notes_are_counted_and_bounded() -> None:

@@ -8,7 +8,7 @@ import pytest
 
 from trueup.foundation.model import TrueupError
 from trueup.foundation.toml import LARGEST
-from trueup.recording.policies import load, parse
+from trueup.recording.policy_file import load, parse
 
 GOOD = """
 [[rule]]
@@ -58,7 +58,7 @@ WRONG = {
     '[[rule]]\nop = "a"\nphase = "recompute"\ndevice = "cpu"': "rule 1: phase 'recompute' is unknown: expected backward, forward",
     '[[rule]]\nop = "a"\nlevel = "aten"\ndevice = "cpu"': "rule 1: level 'aten' is unknown: expected api, module",
     '[[rule]]\nop = "a"\nreturns = "float16"\ndevice = "cpu"': 'rule 1: returns is for a rule with level = "module" and a dtype',
-    '[[rule]]\nop = "A"\nlevel = "module"\nphase = "optimizer"\ndevice = "cpu"': "rule 1: phase 'optimizer' is none of a module's",
+    '[[rule]]\nop = "A"\nlevel = "module"\nphase = "optimizer"\ndevice = "cpu"': "rule 1: a module has no phase 'optimizer'",
     "[[rule]\nop = 1": "line 1",
     '[[rule]]\nop = "a"\nop = "b"': "Cannot overwrite a value",
     "a = " + "[" * 3000: "too much nesting",

@@ -8,7 +8,7 @@ import pytest
 
 from trueup.analysis.remedy import suggest
 from trueup.foundation.model import Finding, SlotComparison, TensorStats
-from trueup.recording.policies import parse
+from trueup.recording.policy_file import parse
 
 
 def finding(dtype: str = "float32", **given: Any) -> Finding:

@@ -96,7 +96,7 @@ def test_gradients_reach_what_came_before(tmp_path: Path) -> None:
 def test_what_has_no_counterpart_is_said(tmp_path: Path) -> None:
     train(Net(5), tmp_path / "base", detail="tensor")
     notes = train(Net(6), tmp_path / "forced", inputs_from=tmp_path / "base")
-    assert any("another shape than the baseline's param" in note and "first" in note for note in notes), notes
+    assert any("a different shape than the baseline's param" in note and "first" in note for note in notes), notes
     lone = train(nn.Sequential(nn.Tanh(), nn.Linear(4, 2)), tmp_path / "alone", inputs_from=tmp_path / "base")
     assert any("the baseline has no such call" in note for note in lone)
 

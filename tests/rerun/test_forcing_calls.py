@@ -83,7 +83,7 @@ def test_all_that_is_forced_is_the_baselines(level: str, tmp_path: Path) -> None
 def test_what_has_no_counterpart_is_said(tmp_path: Path) -> None:
     train(Net(0), tmp_path / "base", detail="tensor", level=["api"])
     notes = train(Net(0, width=12), tmp_path / "forced", inputs_from=tmp_path / "base", level=["api"])
-    assert any("another shape than the baseline's input" in note for note in notes), notes
+    assert any("a different shape than the baseline's input" in note for note in notes), notes
     lone = train(nn.Sequential(nn.Tanh(), nn.Linear(4, 2)), tmp_path / "alone", inputs_from=tmp_path / "base", level=["api"])
     assert any("the baseline has no such call; the first is 0, forward" in note for note in lone), lone
 

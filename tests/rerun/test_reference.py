@@ -121,7 +121,7 @@ def test_numbers_are_compared_in_the_dtype_of_the_tensor() -> None:
     [
         (aten.bernoulli.p, (torch.ones(3), 0.5), RANDOM),
         (aten.native_dropout.default, (torch.ones(3), 0.5, True), RANDOM),
-        (aten.add.Tensor, (torch.ones(3).to_sparse(), torch.ones(3)), "a tensor that is no plain array"),
+        (aten.add.Tensor, (torch.ones(3).to_sparse(), torch.ones(3)), "a tensor that is not a plain array"),
     ],
 )
 def test_what_cannot_be_computed_again(func: Any, args: tuple[Any, ...], why: str) -> None:

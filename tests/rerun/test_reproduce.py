@@ -21,9 +21,9 @@ import torch
 import trueup
 from trueup import simdev
 from trueup.analysis.rerun import reproduce as reproducing
+from trueup.analysis.rerun.chain_process import Trying
 from trueup.analysis.rerun.minimise import Signature, minimise
 from trueup.analysis.rerun.reproduce import write_files
-from trueup.analysis.rerun.trying import Trying
 from trueup.doors.cli import main
 from trueup.foundation.model import TrueupError
 from trueup.recording.adapters.torch import executing

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from trueup.analysis.triage import flow
+from trueup.analysis.triage import triaging
 from trueup.analysis.triage.running import Outcome, Trial
 from trueup.recording.recorder.options import CaptureOptions
 
@@ -39,7 +39,7 @@ def report(*hits: dict[str, Any], steps: int = 9, skipped: int = 0, said: str | 
 
 def looked(tmp_path: Path, reports: list[dict[str, Any]], failed: str = "") -> Outcome:
     runner: Any = Watched(tmp_path / "run", reports, failed)
-    return flow.look_for_anomalies(runner, tmp_path / "out", None)
+    return triaging.look_for_anomalies(runner, tmp_path / "out", None)
 
 
 def hit(step: int, rank: int, name: str) -> dict[str, Any]:
@@ -80,11 +80,11 @@ class Recorded:
 def test_the_candidate_is_recorded_like_the_baseline() -> None:
     given = CaptureOptions.of(level=("api",), detail="tensor", steps="0,2:4", include="net.*", on_error="stop", compile="through")
     baseline: Any = Recorded(json.loads(given.to_json()), [0, 2, 3])
-    found = flow.options_of(baseline, 10)
+    found = triaging.options_of(baseline, 10)
     assert (found.levels, found.detail, found.include, found.compile) == (("api",), "tensor", ("net.*",), "through")
     assert (found.steps, found.stop, found.on_error) == (((0, 1), (2, 4)), True, "continue")
     endless: Any = Recorded(json.loads(CaptureOptions.of().to_json()), list(range(7)))
-    assert flow.options_of(endless, 10).steps == ((0, 7),)
+    assert triaging.options_of(endless, 10).steps == ((0, 7),)
     imported: Any = Recorded(None, [3, 4], frozenset({"api"}))
-    found = flow.options_of(imported, 10)
+    found = triaging.options_of(imported, 10)
     assert (found.levels, found.steps, found.stop) == (("api",), ((3, 5),), True)

@@ -168,7 +168,7 @@ def load(
     records: pa.Table, names: Vocabulary, values: Vocabulary, *, imported: bool = False, like: Stream | None = None
 ) -> Stream:
     """Build a stream from all columns of the records of one rank and step, sorted by ``seq``."""
-    def read(columns: Sequence[str]) -> pa.Table:  # nulls for what was not recorded, as `trueup.foundation.store.ahead` has it
+    def read(columns: Sequence[str]) -> pa.Table:  # nulls for what was not recorded, as `trueup.foundation.store.read_ahead` has it
         lacking = {name: pa.nulls(len(records)) for name in columns if name not in records.column_names}
         return pa.table({name: lacking[name] if name in lacking else records[name] for name in columns})
 

@@ -20,7 +20,7 @@ from trueup.comparison.graph.streams import Stream
 from trueup.comparison.result.comparing import Assembly
 from trueup.comparison.verdict.budget import Explanation
 from trueup.comparison.verdict.compare import Comparison
-from trueup.foundation.store.ahead import Ahead, Records
+from trueup.foundation.store.read_ahead import Ahead, Records
 
 from .cases import trained
 

@@ -21,7 +21,7 @@ from trueup.recording.adapters.paddle import ruled
 from trueup.recording.adapters.paddle.policies import AppliedPolicy, apply_policy
 from trueup.recording.engine.policies import applied
 from trueup.recording.engine.ruled import PolicyFailed
-from trueup.recording.policies import parse
+from trueup.recording.policy_file import parse
 
 
 @pytest.fixture(autouse=True)

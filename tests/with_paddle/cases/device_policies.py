@@ -11,7 +11,7 @@ from recording import bits
 from models import build
 from trueup.recording.adapters.paddle.policies import apply_policy
 from trueup.recording.engine.replacing import Sweep
-from trueup.recording.policies import parse
+from trueup.recording.policy_file import parse
 
 
 def trained(name: str, rule: str | None) -> tuple[Any, Any]:

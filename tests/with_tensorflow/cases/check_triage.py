@@ -14,7 +14,7 @@ import pytest
 import tensorflow as tf
 
 import trueup
-from trueup.analysis.triage import flow
+from trueup.analysis.triage import triaging
 from trueup.analysis.triage.optimisations import Search
 from trueup.analysis.triage.running import Trial, losses_of
 from trueup.analysis.triage.table import Switch, load
@@ -110,7 +110,7 @@ def test_the_wrong_gradient_is_named_by_its_line(example: ModuleType, tmp_path: 
     for name in ("right", "wrong"):
         with trueup.capture(tmp_path / name, level=("module", "api")):
             train(example, 1, gradient=name)
-    found = flow.outcome(trueup.compare(tmp_path / "right", tmp_path / "wrong"))
+    found = triaging.outcome(trueup.compare(tmp_path / "right", tmp_path / "wrong"))
     assert found.status == "DEVIATES"
     assert found.result is not None
     assert found.result.culprit is not None

@@ -12,9 +12,9 @@ with rows in memory. Knows `graph.streams`, `store` and `model`; knows no framew
 go through `trueup.analysis.anomalies.judging.across_ranks` afterwards.
 """
 
+from trueup.analysis.anomalies.across_steps import Memory
 from trueup.analysis.anomalies.classifying import classify
 from trueup.analysis.anomalies.judging import overflow
-from trueup.analysis.anomalies.memory import Memory
 from trueup.foundation.facts.anomaly import Anomaly, StepAnomalies
 
 __all__ = ["Anomaly", "Memory", "StepAnomalies", "classify", "overflow"]

@@ -23,9 +23,9 @@ import numpy as np
 import pyarrow as pa
 
 from trueup.analysis.anomalies import kinds
+from trueup.analysis.anomalies.across_steps import Memory, grown, lasting_slots, read_slots, remember, scale_steps
 from trueup.analysis.anomalies.describing import Sites, led_to, place_of, slot_of, slots_of, step_of
 from trueup.analysis.anomalies.flow import Flow, Source
-from trueup.analysis.anomalies.memory import Memory, grown, lasting_slots, read_slots, remember, scale_steps
 from trueup.comparison.graph.streams import NONE, Numbers, Stream
 from trueup.foundation.facts.anomaly import NAN, Anomaly, Crossing, Kind, Reached, Severity, StepAnomalies
 from trueup.foundation.facts.operators import has, having
@@ -71,13 +71,11 @@ class Outside:
 
     def _gets_a_gradient(self, call: int, slot: str) -> bool:
         stream = self.stream
-        around = call
         wanted = stream.names.number("grad_input." + slot.removeprefix("input."))
-        while around != NONE:
+        for around in (call, *stream.around(call)):
             later = np.flatnonzero((stream.forward_seq == stream.seq[around]) & (stream.phase == stream.names.number("backward")))
             if any(wanted in stream.slots(int(c)) for c in later.tolist()):
                 return around == call
-            around = int(stream.parents[around])
         return False
 
     def grown_behind(self, call: int) -> tuple[int, float] | None:
@@ -88,12 +86,11 @@ class Outside:
         pending, seen = [call], {call}
         while pending and len(seen) < FAR:
             at = pending.pop()
-            around = [int(stream.index(stream.forward_seq[at : at + 1])[0])] if stream.forward_seq[at] >= 0 else []
+            around = [stream.find(int(stream.forward_seq[at]))]
             for k in range(*stream.starts[at : at + 2].tolist()):
                 if k in self.grown and self.is_parameter(k):  # and no batch of larger numbers
                     return k, self.grown[k]
-                if stream.producer[k] >= 0:
-                    around.append(stream.find(int(stream.producer[k])))
+                around.append(int(stream.producers[k]))
             fresh = {c for c in around if c >= 0} - seen
             seen |= fresh
             pending += fresh
@@ -203,7 +200,7 @@ class _Reach:
         shape = stream.shapes.exact[k]
         for j in self.flow.slots(call):
             if self.flow.reads[j] and not self.flow.bits[j] and stream.shapes.exact[j] == shape and self.flow.is_float(j):
-                made = stream.find(int(stream.producer[j])) if stream.producer[j] >= 0 else NONE
+                made = int(stream.producers[j])
                 if made < 0 or self.flow.phase(made) not in ("backward", "collective"):
                     return True
         return False

@@ -5,15 +5,16 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 
+from trueup.analysis.anomalies.flow import maker
 from trueup.comparison.graph.streams import NONE, Array, Stream
 from trueup.foundation.facts.anomaly import Anomaly, Led, Place, SlotNumbers
 from trueup.foundation.facts.operators import has
-from trueup.recording.policies import exactly, in_toml
+from trueup.recording.policy_file import exactly, in_toml
 
 Sites = Mapping[int, tuple[tuple[str, ...], "str | None"]]
 
 LED = 8  # calls shown of those that led to a bad one
-STEPS_BACK = 64  # calls that are followed to find them
+STEPS_BACK = 64  # calls that are followed to find those
 
 
 def place_of(stream: Stream, call: int, sites: Sites) -> Place:
@@ -22,17 +23,11 @@ def place_of(stream: Stream, call: int, sites: Sites) -> Place:
     api: str | None = None
     frames: tuple[str, ...] = ()
     text: str | None = None
-    around, stack_of = call, row.site
-    for _ in range(STEPS_BACK):
-        if stack_of is not None and stack_of in sites and not frames:
-            frames, text = sites[stack_of]
-        around = int(stream.parents[around])
-        if around == NONE:
-            break
-        outer = stream.row(around)
+    for outer in (row, *map(stream.row, stream.around(call))):
+        if outer.site is not None and outer.site in sites and not frames:
+            frames, text = sites[outer.site]
         if outer.level == "api" and api is None and row.level == "aten":
             api = outer.op
-        stack_of = outer.site
     if not frames and row.forward_seq is not None:
         forward = stream.find(row.forward_seq)
         site = None if forward < 0 else stream.row(forward).site
@@ -68,32 +63,27 @@ def shape_of(stream: Stream, k: int) -> str:
 def led_to(stream: Stream, call: int, bits: Array, sites: Sites) -> tuple[Led, ...]:
     """Follow, from a call back, the largest of what each call read; views are passed over."""
     found: list[Led] = []
-    seen = {call}
     for _ in range(STEPS_BACK):
-        made = _largest_input(stream, call, bits)
-        if made is None or made[0] in seen or len(found) == LED:
+        k = _maker_of_largest(stream, call, bits)
+        if k == NONE or len(found) == LED:
             break
-        call, k = made
-        seen.add(call)
+        call = int(stream.call[k])
         if not has(stream.names.name(int(stream.op[call])) or "", "view"):
             one = slot_of(stream, k, int(bits[k]))
             found.append(Led(place_of(stream, call, sites), one.slot, one.dtype, one.shape, one.largest, one.bad))
     return tuple(found)
 
 
-def _largest_input(stream: Stream, call: int, bits: Array) -> tuple[int, int] | None:
-    """Return the call and slot that made the worst, else the largest, input of a call."""
-    best, size = None, -1.0
+def _maker_of_largest(stream: Stream, call: int, bits: Array) -> int:
+    """Return the slot of an earlier call that made the worst, else the largest, input of a call; `NONE` where there is none."""
+    best, size = NONE, -1.0
     for k in range(*stream.starts[call : call + 2].tolist()):
-        if stream.producer[k] < 0 or (math.isnan(stream.l2[k]) and not bits[k]):
+        made = maker(stream, k)
+        if made == NONE or stream.call[made] >= call or (math.isnan(stream.l2[k]) and not bits[k]):
             continue
-        made = stream.find(int(stream.producer[k]))
-        if made < 0 or made >= call:
-            continue
-        slot = next((j for j in range(*stream.starts[made : made + 2].tolist()) if stream.slot[j] == stream.producer_slot[k]), None)
         rms = math.inf if bits[k] else float(stream.l2[k]) / math.sqrt(max(float(stream.numel[k]), 1.0))
-        if slot is not None and rms > size:
-            best, size = (made, slot), rms
+        if rms > size:
+            best, size = made, rms
     return best
 
 

@@ -36,6 +36,13 @@ class Source:
     reached: int = 0
 
 
+def maker(stream: Stream, k: int) -> int:
+    """Return the slot in which a call of this step made what a slot shows, `NONE` where none did."""
+    call = int(stream.producers[k])
+    slots = range(*stream.starts[call : call + 2].tolist()) if call != NONE else ()
+    return next((j for j in slots if stream.slot[j] == stream.producer_slot[k]), NONE)
+
+
 class Flow:
     """The bad values of one rank and step, followed once from the first call to the last and once back."""
 
@@ -106,13 +113,8 @@ class Flow:
         if stream.imported:
             return self._alike_before()
         found = np.full(len(stream.slot), NONE, np.int64)
-        known = np.flatnonzero(self.reads & (stream.producer >= 0) & (self.bits > 0))
-        calls = stream.index(stream.producer[known])
-        for k, call in zip(known.tolist(), calls.tolist(), strict=True):
-            if call >= 0:
-                start, stop = stream.starts[call : call + 2].tolist()
-                at = np.flatnonzero(stream.slot[start:stop] == stream.producer_slot[k])
-                found[k] = start + int(at[0]) if len(at) else NONE
+        for k in np.flatnonzero(self.reads & (self.bits > 0)).tolist():
+            found[k] = maker(stream, k)
         return found
 
     def _alike_before(self) -> Numbers:

@@ -19,6 +19,7 @@ import numpy as np
 
 from trueup.analysis.anomalies import kinds
 from trueup.analysis.anomalies.describing import Sites, led_to, place_of, policy_row, slots_of
+from trueup.analysis.anomalies.flow import maker
 from trueup.comparison.graph.streams import NONE, Array, Numbers, Stream, distinct
 from trueup.foundation.facts.anomaly import Anomaly, Kind
 from trueup.foundation.facts.operators import has
@@ -216,18 +217,9 @@ def _asked_for(stream: Stream, over: Array, magnitude: Array) -> Array:
         if any(abs(abs(one) - size) <= 0.01 * size for one in kinds.numbers_of(stream.value(int(stream.arguments[call])))):
             found[k] = True
             continue
-        for j in range(*stream.starts[call : call + 2].tolist()):
-            made = _maker(stream, j)
-            if made != NONE and found[made]:
-                found[k] = True
+        made = [maker(stream, j) for j in range(*stream.starts[call : call + 2].tolist())]
+        found[k] = any(j != NONE and found[j] for j in made)
     return found
-
-
-def _maker(stream: Stream, j: int) -> int:
-    call = stream.find(int(stream.producer[j])) if stream.producer[j] >= 0 else NONE
-    if call < 0:
-        return NONE
-    return next((i for i in range(*stream.starts[call : call + 2].tolist()) if stream.slot[i] == stream.producer_slot[j]), NONE)
 
 
 def _first_calls(stream: Stream, slots: Numbers, bad: Array) -> list[int]:
@@ -236,13 +228,8 @@ def _first_calls(stream: Stream, slots: Numbers, bad: Array) -> list[int]:
     carried = np.zeros(len(stream), bool)
     carried[stream.call[bad & reads]] = True
     calls = [c for c in distinct(stream.call[slots]).tolist() if not carried[c]]
-    chosen = set(calls)
-    around = {int(stream.parents[c]) for c in calls}
-    pending = set(around)
-    while pending:
-        pending = {int(stream.parents[c]) for c in pending if c != NONE} - around
-        around |= pending
-    return [c for c in calls if c not in around or c not in chosen]
+    around = {outer for c in calls for outer in stream.around(c)}
+    return [c for c in calls if c not in around]
 
 
 def _described(

@@ -5,7 +5,7 @@ result. `changes` lists what can be changed: modules and operators by a policy, 
 steps. `running` makes one run and asks the check. Used by ``trueup bisect`` and `trueup.bisect`.
 """
 
+from trueup.analysis.bisection.bisecting import Bisection, bisect
 from trueup.analysis.bisection.changes import KINDS
-from trueup.analysis.bisection.flow import Bisection, bisect
 
 __all__ = ["KINDS", "Bisection", "bisect"]

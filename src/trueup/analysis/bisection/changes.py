@@ -33,7 +33,7 @@ from trueup.foundation.redaction import MASK, redacted
 from trueup.foundation.redaction.variables import is_recorded
 from trueup.foundation.store import Capture, open_capture
 from trueup.foundation.words.wording import counted, one_line, shorten
-from trueup.recording.policies import DEVICES, DTYPES, exactly, in_toml
+from trueup.recording.policy_file import DEVICES, DTYPES, exactly, in_toml
 
 KINDS = ("scopes", "operators", "switches", "environment", "packages", "commits", "steps")
 OUTSIDE = "(outside all modules)"

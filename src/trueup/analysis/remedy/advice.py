@@ -17,7 +17,7 @@ from collections.abc import Collection
 from trueup.foundation.facts.slots import STEP
 from trueup.foundation.model import Finding, Result
 from trueup.foundation.words.wording import one_line
-from trueup.recording.policies import exactly, in_toml
+from trueup.recording.policy_file import exactly, in_toml
 from trueup.recording.registry import ADAPTERS
 
 
@@ -28,7 +28,7 @@ def next_command(result: Result) -> tuple[str, str] | None:
             return "the call as a test by itself, for whoever maintains the operator", _reproduce(result, result.culprit)
         if result.culprit.cause and _executes(result):
             paths = _quoted(result.baseline.path), _quoted(result.candidate.path)
-            return "all that the runs are set to otherwise", " ".join(["trueup preflight", *paths])
+            return "all settings that differ between the runs", " ".join(["trueup preflight", *paths])
         side = "baseline" if result.culprit.side == "baseline" else "candidate"
         return f"the call and its neighbours in the {side}", _show(result, result.culprit, side)
     if result.unmatched:

@@ -17,7 +17,7 @@ from trueup.foundation.facts.anomaly import Anomaly, OverflowResult
 from trueup.foundation.store import Capture, open_capture
 from trueup.foundation.store.layout import new_folder
 from trueup.foundation.store.policy_uses import policy_lines
-from trueup.recording.policies import load
+from trueup.recording.policy_file import load
 from trueup.recording.recorder import launch
 
 POLICY = "policy.toml"
@@ -147,7 +147,7 @@ def _first(result: OverflowResult) -> Anomaly | None:
 
 def _why_none(one: Anomaly) -> str:
     if one.kind in ("input", "parameters", "collective"):
-        return "no call is to blame that could run in another way"
+        return "no call is to blame that could run differently"
     if one.place.phase == "backward":
         return "a gradient has the dtype of its tensor; a smaller loss scale helps"
     if one.kind == "nan":

@@ -16,8 +16,8 @@ from pathlib import Path
 from typing import Any
 
 from trueup.analysis.ddmin import fewest
+from trueup.analysis.rerun.chain_process import Recorded, Trying
 from trueup.analysis.rerun.minimise import Signature
-from trueup.analysis.rerun.trying import Recorded, Trying
 from trueup.foundation.store.segment import numpy_dtype
 from trueup.recording.execution.cases import Chain
 from trueup.recording.execution.recorded import RecordedCall, RecordedCalls

@@ -20,7 +20,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from trueup.analysis.rerun.trying import Trying
+from trueup.analysis.rerun.chain_process import Trying
 from trueup.recording.execution.cases import Chain, Slot
 from trueup.recording.execution.judging import Outcome
 

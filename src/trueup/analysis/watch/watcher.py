@@ -28,7 +28,7 @@ import pyarrow as pa
 from numpy.typing import NDArray
 
 from trueup.analysis.anomalies import Memory, StepAnomalies, classify
-from trueup.analysis.anomalies.memory import LEAST, OFTEN, SHARE
+from trueup.analysis.anomalies.across_steps import LEAST, OFTEN, SHARE
 from trueup.analysis.watch import saving
 from trueup.foundation.redaction import redacted
 from trueup.foundation.store.durable import write_json
@@ -302,7 +302,7 @@ class LossScale:
 
     @property
     def failing(self) -> bool:
-        """Whether the scale fell often or to 1, by the rule of `trueup.analysis.anomalies.memory`."""
+        """Whether the scale fell often or to 1, by the rule of `trueup.analysis.anomalies.across_steps`."""
         often = self.late >= OFTEN and self.late > SHARE * self.since_good
         return often or (self.lowest <= LEAST and self.skipped > 0)
 

@@ -1,8 +1,8 @@
 """A capture as the other side of a comparison calls things: neutral slots and layouts, and a column of neutral operators.
 
-Of one framework only tensors that a map file says lie in another order are changed. Whoever reads the result (`ahead`, `streams`,
-`evidence`) reads it as any capture. A tensor in another order loses the digest and the sketch, which depend on the order. Its
-statistics stay, and its bytes are handed out transposed.
+Of one framework only tensors that a map file says lie in another order are changed. Whoever reads the result (`read_ahead`,
+`streams`, `evidence`) reads it as any capture. A tensor in another order loses digest and sketch, which depend on the order.
+Its statistics stay, and its bytes are handed out transposed.
 """
 
 from __future__ import annotations

@@ -30,11 +30,11 @@ from trueup.foundation.facts.why import Reason, Why
 from trueup.foundation.frameworks.mapping import Mapping
 from trueup.foundation.model import TrueupError, VerdictWord
 from trueup.foundation.store import Capture
-from trueup.foundation.store.ahead import Ahead, Place, Read, Records, RecordsOfStep, places
 from trueup.foundation.store.call_columns import NEEDED, SHARED, read_payload, twice
 from trueup.foundation.store.columns import Vocabulary
 from trueup.foundation.store.declared import forced, fragments, keeps_all, lender_of, require_common_names, require_records
 from trueup.foundation.store.overview import Overview
+from trueup.foundation.store.read_ahead import Ahead, Place, Read, Records, RecordsOfStep, places
 
 LISTED = 200
 """Unmatched calls that are kept; all are counted."""

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from importlib import resources
 from typing import Any
 
-from trueup.doors.report.facts import StepRow
+from trueup.doors.report.result_view import StepRow
 from trueup.foundation.model import Edge, Evidence, Histogram, Neighbour
 from trueup.foundation.words.wording import one_line, sci, shorten
 

@@ -31,7 +31,7 @@ from trueup.recording.execution.shadow import WORST, ShadowResult
 if TYPE_CHECKING:
     from rich.console import Console
 
-    from trueup.analysis.bisection.flow import Bisection
+    from trueup.analysis.bisection.bisecting import Bisection
     from trueup.analysis.bisection.search import Attempt
     from trueup.analysis.remedy.healing import Healed
     from trueup.analysis.rerun.replay import Verification

@@ -27,7 +27,7 @@ from jinja2 import Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup
 
 from trueup.analysis.remedy.advice import next_command, policy_to_try
-from trueup.doors.report import charts, facts
+from trueup.doors.report import charts, result_view
 from trueup.doors.report.charts import diagram, edge_rows
 from trueup.foundation.model import PHASES, Evidence, Finding, Result
 from trueup.foundation.words.sentence import HEADS, evidence, operators
@@ -107,11 +107,11 @@ def _facts(result: Result) -> dict[str, Any]:
         "other_lines": lines[1:],
         "advice": next_command(result),
         "remedy": policy_to_try(result),
-        "policies": facts.policy_lines_of(result),
+        "policies": result_view.policy_lines_of(result),
         "culprits": [_card(finding, n) for n, finding in enumerate(result.culprits[:CULPRIT_CARDS])],
-        "unmatched": [(finding, facts.neighbour_lines(finding)) for finding in result.unmatched[:UNMATCHED_ROWS]],
+        "unmatched": [(finding, result_view.neighbour_lines(finding)) for finding in result.unmatched[:UNMATCHED_ROWS]],
         "static_calls": [row for row in deviating if row.get("state") not in ("equal", "agrees")],
-        "methods": facts.METHODS,
+        "methods": result_view.METHODS,
         "states": STATES,
     }
 
@@ -123,7 +123,8 @@ def _blocks(result: Result) -> dict[str, Any]:
         "calls-model": charts.calls_table(max(result.baseline.ranks, result.candidate.ranks) > 1),
         "overview-model": charts.overview(),
     }
-    for name, label, rows in (("loss", "loss", facts.loss_rows(result)), ("norm", "gradient norm", facts.norm_rows(result))):
+    losses, norms = result_view.loss_rows(result), result_view.norm_rows(result)
+    for name, label, rows in (("loss", "loss", losses), ("norm", "gradient norm", norms)):
         if rows:
             made[f"{name}-model"] = charts.curves(label, rows)
     for n, finding in enumerate(result.culprits[:CULPRIT_CARDS]):
@@ -134,11 +135,11 @@ def _blocks(result: Result) -> dict[str, Any]:
 
 def _page_facts(result: Result) -> dict[str, Any]:
     """Return what the page shows and a notebook does not."""
-    environment = facts.environment_rows(result)
+    environment = result_view.environment_rows(result)
     step = result.culprits[0].step if result.culprits else None  # later steps deviate everywhere: they tell nothing
     return {
-        "steps": facts.step_lines(result),
-        "norm_remarks": facts.norm_remarks(result),
+        "steps": result_view.step_lines(result),
+        "norm_remarks": result_view.norm_remarks(result),
         "tree": module_tree(result.matched if step is None else result.matched.filter(pc.equal(result.matched["step"], step))),
         "tree_step": step,
         "differing": [row for row in environment if row[3]],
@@ -154,14 +155,14 @@ def _card(finding: Finding, n: int = 0) -> dict[str, Any]:
         "finding": finding,
         "operators": operators(finding),
         "evidence": evidence(finding),
-        "slots": facts.slot_rows(finding),
+        "slots": result_view.slot_rows(finding),
         "scale": [(name, sci(error), _position(error)) for name, error in scale],
         "ratio": times(finding.ratio) if math.isfinite(finding.expected) else "",
         "number": n,
         "evidence_of": evidence_of,
         "histograms": [one_line(spread.slot) for spread in evidence_of.histograms],
-        "worst": facts.worst_lines(finding),
-        "producers": facts.producers(finding),
+        "worst": result_view.worst_lines(finding),
+        "producers": result_view.producers(finding),
         "diagram": diagram(evidence_of),
         "edges": edge_rows(evidence_of),
     }

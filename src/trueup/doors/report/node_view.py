@@ -44,7 +44,7 @@ from trueup.comparison.result.cosines import Dissimilar, Listing, SlotCosine
 from trueup.comparison.result.neighbours import Link, Surroundings
 from trueup.doors.report.capture_view import print_calls
 from trueup.doors.report.diff import TensorDiff, compare_tensors
-from trueup.doors.report.facts import slot_row
+from trueup.doors.report.result_view import slot_row
 from trueup.doors.report.saving import replaced
 from trueup.doors.report.tensor_view import Operand, record_of, recorded, source_of
 from trueup.doors.report.terminal import labelled, slot_table

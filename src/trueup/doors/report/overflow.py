@@ -26,7 +26,7 @@ from rich.table import Table
 from rich.text import Text
 
 from trueup.doors.report.document import fields, headed, json_plain
-from trueup.doors.report.facts import numbers
+from trueup.doors.report.result_view import numbers
 from trueup.doors.report.saving import save_json, write_text
 from trueup.doors.report.terminal import plain_table, print_lines, print_more, section
 from trueup.foundation.model import TensorStats

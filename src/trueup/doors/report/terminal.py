@@ -28,7 +28,7 @@ from rich.table import Table
 from rich.text import Text
 
 from trueup.analysis.remedy.advice import next_command, policy_to_try
-from trueup.doors.report import facts
+from trueup.doors.report import result_view
 from trueup.foundation.words.sentence import HEADS, evidence, operators
 from trueup.foundation.words.wording import clean, counted, one_line, sci, shorten, user_source
 
@@ -70,7 +70,7 @@ def render(result: Result, console: Console) -> None:
     if len(result.occurrences) > 1:
         section(console, "first on each rank", _occurrences(result))
         print_more(console, len(result.occurrences) - RANKS_SHOWN)
-    for title, rows in (("loss", facts.loss_rows(result)), ("gradient norm", facts.norm_rows(result))):
+    for title, rows in (("loss", result_view.loss_rows(result)), ("gradient norm", result_view.norm_rows(result))):
         if rows:
             section(console, title, _curve(rows))
     if len(result.culprits) > 1:
@@ -79,7 +79,7 @@ def render(result: Result, console: Console) -> None:
     if result.unmatched:
         section(console, f"in only one run  ({len(result.unmatched):,})", _unmatched(result))
         print_more(console, len(result.unmatched) - UNMATCHED_SHOWN)
-    for first, (side, line) in enumerate(facts.policy_lines_of(result)):
+    for first, (side, line) in enumerate(result_view.policy_lines_of(result)):
         _hanging(console, Text("policy  ", "dim"), Text(f"{side}: {one_line(line)}"), first=not first)
     for note in result.notes:
         _hanging(console, Text("note  ", "dim"), Text(one_line(note)), first=note is result.notes[0])
@@ -96,7 +96,7 @@ def print_lines(console: Console, lines: Sequence[str], indent: int, style: str 
         _hanging(console, head, Text(line[indent:]))
 
 
-def slot_table(rows: Iterable[facts.SlotRow]) -> Table:
+def slot_table(rows: Iterable[result_view.SlotRow]) -> Table:
     """Lay out slots with their numbers under each other: one heading row a slot, one row a side."""
     table = plain_table("slot", ">min", ">max", ">mean", ">l2", ">rel. L2")
     for row in rows:
@@ -138,7 +138,7 @@ def _particulars(finding: Finding) -> Table:
 def _slots(finding: Finding, console: Console) -> None:
     if not finding.slots:
         return
-    rows = facts.slot_rows(finding)
+    rows = result_view.slot_rows(finding)
     telling = sorted(range(len(rows)), key=lambda k: rows[k].state == "equal")[:SLOTS_SHOWN]
     shown = [rows[k] for k in sorted(telling)]
     section(console, None, slot_table(shown))
@@ -149,7 +149,7 @@ def _slots(finding: Finding, console: Console) -> None:
 
 def _worst(finding: Finding, console: Console) -> None:
     """Where the sides are furthest apart, of the worst slot."""
-    lines = facts.worst_lines(finding)[:WORST_SHOWN]
+    lines = result_view.worst_lines(finding)[:WORST_SHOWN]
     if not lines:
         return
     table = plain_table("worst elements", ">baseline", ">candidate", ">difference", ">ulp")
@@ -167,9 +167,9 @@ def _remarks(table: Table, *remarks: str) -> None:
         table.add_row(Text(f"    {text}", "yellow"))
 
 
-def _curve(rows: Sequence[facts.StepRow]) -> Table:
+def _curve(rows: Sequence[result_view.StepRow]) -> Table:
     table = plain_table(">step", ">baseline", ">candidate", ">difference")
-    lines = facts.loss_lines(rows)
+    lines = result_view.loss_lines(rows)
     if len(lines) > STEPS_SHOWN:
         half = STEPS_SHOWN // 2
         lines = [*lines[:half], ("…",) * 4, *lines[-half:]]
@@ -183,7 +183,7 @@ def _unmatched(result: Result) -> Table:
     for finding in result.unmatched[:UNMATCHED_SHOWN]:
         name = Text(one_line(finding.name), overflow="fold")
         table.add_row(Text(finding.side, "dim"), name, Text(operators(finding), overflow="fold"))
-        near = ", ".join(f"{word} {name}" for word, name, _ in facts.neighbour_lines(finding))
+        near = ", ".join(f"{word} {name}" for word, name, _ in result_view.neighbour_lines(finding))
         if near:
             table.add_row("", Padding(Text(near, "dim", overflow="fold"), (0, 0, 0, 2)), "")
     return table

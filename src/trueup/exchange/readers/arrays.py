@@ -166,7 +166,7 @@ def _array_of(tensor: Any, size: int) -> Array:
     """Show a tensor's elements as an array, without a copy where it is contiguous."""
     name = str(tensor.dtype).removeprefix("torch.")
     if str(tensor.layout) != "torch.strided" or tensor.is_quantized or tensor.device.type != "cpu":
-        raise UnreadableError(f"a tensor of layout {tensor.layout} on {tensor.device} is no plain array")
+        raise UnreadableError(f"a tensor of layout {tensor.layout} on {tensor.device} is not a plain array")
     believable(tensor.numel() * tensor.element_size(), size)
     import torch
 

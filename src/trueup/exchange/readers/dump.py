@@ -319,7 +319,7 @@ def numbered(paths: Iterable[str], notes: Notes) -> dict[str, tuple[int, int]]:
     free = (rank for rank in range(len(taken) + len(processes)) if rank not in taken)
     ranks = dict(zip(processes, free, strict=False))
     if len(processes) > 1:
-        notes.say(f"{len(processes)} processes knew no rank; they were numbered in the order of their process ids")
+        notes.say(f"{len(processes)} processes had no rank; they were numbered in the order of their process ids")
     placed = {path: (place.get("rank", ranks.get(place.get("proc", -1), 0)), place.get("step", 0)) for path, place in found.items()}
     seen: dict[tuple[int, int], str] = {}
     for path, at in placed.items():

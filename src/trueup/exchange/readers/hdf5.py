@@ -88,7 +88,7 @@ class _File:
                 if seqid.isdigit() and str(int(seqid)) == seqid:
                     yield int(seqid), op
                 else:
-                    self.notes.say("a group is no call (its name is no number) and was left out", f"{op}/{seqid}")
+                    self.notes.say("a group that is not a call (its name is not a number) was left out", f"{op}/{seqid}")
 
     def _members(self, group: Any, name: str) -> Iterator[tuple[str, Any]]:
         """Yield what lies in a group itself; links lead elsewhere."""

@@ -330,10 +330,10 @@ class RankWriter:
             self._notes.lose(f"tensors could not be read: {reason(error)}", tensor.name)
             return None
         if tensor.shape is not None and array.shape != tensor.shape and array.size == math.prod(tensor.shape):
-            self._notes.say("tensors lie in their files in another shape than the dump says; they have the dump's", tensor.name)
+            self._notes.say("files hold tensors of a different shape than the dump says; the dump's shape is used", tensor.name)
             return array.reshape(tensor.shape)
         if tensor.shape not in (None, array.shape):
-            self._notes.lose("files hold a tensor of another shape than the dump says; they were left out", tensor.name)
+            self._notes.lose("files hold a tensor of a different shape than the dump says; they were left out", tensor.name)
             return None
         if tensor.dtype not in (None, array.dtype.name):
             self._notes.say(f"tensors of {tensor.dtype} lie in their files as {array.dtype.name}", tensor.name)

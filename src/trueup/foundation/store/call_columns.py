@@ -18,8 +18,8 @@ from trueup.foundation.facts.arguments import decoded
 from trueup.foundation.facts.why import Reason, Why
 from trueup.foundation.kernels import hexadecimal
 from trueup.foundation.model import NUMBERS, CallKey, TensorStats, TrueupError
-from trueup.foundation.store.ahead import Read
 from trueup.foundation.store.columns import NONE, Array, Numbers, Shapes, Vocabulary, counts, digests, distinct, floats, integers
+from trueup.foundation.store.read_ahead import Read
 from trueup.foundation.store.reader import Capture
 from trueup.foundation.store.sketches import Column, Sketches
 

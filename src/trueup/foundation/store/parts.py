@@ -24,7 +24,7 @@ import pyarrow.parquet as pq
 import xxhash
 
 from trueup.foundation.store import layout, schema
-from trueup.foundation.store.lanes import Lanes
+from trueup.foundation.store.sketch_pages import Lanes
 
 MAGIC = b"TRUEUP02"
 _BEFORE = b"TRUEUP01"

@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from trueup.foundation.kernels import digest as digest_of
 from trueup.foundation.kernels import hexadecimal
 from trueup.foundation.model import TrueupError
-from trueup.foundation.store import lanes, layout, parts, salvage, schema
+from trueup.foundation.store import layout, parts, salvage, schema, sketch_pages
 from trueup.foundation.store.parallel import side_by_side
 from trueup.foundation.store.parts import BROKEN, Part
 from trueup.foundation.store.segment import Segment, open_segment
@@ -169,7 +169,8 @@ class Capture:
                 return None
             last = part.step, part.seqs[1]
             place = part.path, part.lanes
-            read, mapped = partial(self._sound, part, lanes.read, *place), partial(self._sound, part, lanes.mapped, *place)
+            read = partial(self._sound, part, sketch_pages.read, *place)
+            mapped = partial(self._sound, part, sketch_pages.mapped, *place)
             found.append(Piece(part.rows, part.lanes.count, read, mapped))
         return found
 

@@ -22,11 +22,11 @@ import pyarrow.parquet as pq
 from trueup.foundation.model import TrueupError
 from trueup.foundation.redaction import redacted
 from trueup.foundation.store import durable, layout, schema
-from trueup.foundation.store.lanes import PAGE_BYTES, Lanes, locate
 from trueup.foundation.store.ownership import Displaced, check_run, holder, take
 from trueup.foundation.store.parallel import side_by_side
 from trueup.foundation.store.parts import contents, sealed
 from trueup.foundation.store.segment import PendingSegment
+from trueup.foundation.store.sketch_pages import PAGE_BYTES, Lanes, locate
 
 KNOWN_KEYS = 1 << 18  # payloads whose segment is remembered, some 250 bytes each
 MANY = 32  # parts from which on they are written side by side: steps of 30 ms, as portions come each second

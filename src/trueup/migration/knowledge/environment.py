@@ -172,9 +172,13 @@ def environments(given: Sequence[str] = ()) -> Environments:
 
 
 def _differences(first: Machine, second: Machine) -> list[Setting]:
-    """Return the variables of which other values hold, defaults included, and other versions; what changes numbers first."""
+    """Return the variables of which other values hold, defaults included, and other versions; what changes numbers first.
+
+    Switches of a framework are compared where both sides say some: a file of variables knows none.
+    """
     found = []
-    for name in sorted({*first.values, *second.values}):
+    both = all(any(not _VARIABLE.fullmatch(name) for name in machine.values) for machine in (first, second))
+    for name in sorted(name for name in {*first.values, *second.values} if both or _VARIABLE.fullmatch(name)):
         values = first.values.get(name, ABSENT), second.values.get(name, ABSENT)
         if _holding(name, values[0]) != _holding(name, values[1]):
             found.append(Setting("switch", "", name, values[0], values[1], severity("switch", name)))
@@ -257,6 +261,7 @@ def _holding(name: str, value: Any) -> str:
     return _default(name) if value in (None, ABSENT) else str(value)
 
 
+_VARIABLE = re.compile(r"[A-Z][A-Z0-9_]*|FLAGS_\w+")  # a switch that a capture records has another name: cudnn.allow_tf32
 _TERM = re.compile(r"(?P<not>!)?(?P<name>\w+)(?:(?P<than><=?)(?P<other>\w+)|(?P<unlike>!)?=(?P<glob>.*))?")
 
 

@@ -202,7 +202,7 @@ def _last_words(error: BaseException) -> str:
 
 
 def _stop_in_words() -> None:
-    """Let a run that ends because its capture failed say why in one message, with exit code 2 and without a traceback."""
+    """End a run whose capture failed with one message that says why, exit code 2 and no traceback."""
     before = sys.excepthook
 
     def hook(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:

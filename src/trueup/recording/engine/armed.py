@@ -46,13 +46,13 @@ class BaseArmed(ABC):
 
     @abstractmethod
     def await_others(self, *, at_once: bool) -> None:
-        """Have `joined` called when this process joins others; ``at_once``: it is captured before."""
+        """Arrange that `joined` is called when this process joins others; ``at_once``: its capture began before."""
 
     def rejoined(self, session: BaseSession, rank: int | None) -> None:  # noqa: B027 - most have nothing to add
-        """Hear that a process which is captured already has joined others."""
+        """Called when a process that is captured already has joined others."""
 
     def forked(self) -> None:  # noqa: B027
-        """Hear that this process is a forked child and its parent's capture is let go."""
+        """Called in a forked child, once its parent's capture is dropped."""
 
     # ---------------------------------------------------------------------------------------------------- what all share
     def begin(self, *, at_once: bool) -> None:
@@ -110,7 +110,7 @@ class BaseArmed(ABC):
         self._running().session = session
         session.start()
         if self._policy is not None:
-            from trueup.recording.policies import parse
+            from trueup.recording.policy_file import parse
 
             self._beside("policies").AppliedPolicy(parse(self._policy[1], self._policy[0]), session.scopes).start()
 
@@ -130,7 +130,7 @@ class BaseArmed(ABC):
         return import_module(f"{type(self).__module__.rpartition('.')[0]}.{module}")
 
     def _in_child(self) -> None:
-        """Let go of the parent's capture; this process has none before it joins others of its own."""
+        """Drop the parent's capture; this process has none before it joins others of its own."""
         session, self._session = self._session, None
         if session is None:
             return

@@ -87,7 +87,7 @@ Place = tuple[Any, Any]
 
 @contextmanager
 def forward_replaced(module: Any, make: Callable[[Callable[..., Any]], Callable[..., Any]]) -> Iterator[None]:
-    """Let a module's forward be another function in a block; whoever replaced it on the object before is still called."""
+    """Replace a module's forward in a block; an earlier replacement on the object is still called."""
     own = vars(module)
     before = own.get("forward")
     own["forward"] = make(module.forward)
@@ -102,7 +102,7 @@ def forward_replaced(module: Any, make: Callable[[Callable[..., Any]], Callable[
 
 @contextmanager
 def holding(places: Sequence[Place], before: Sequence[Any], now: Sequence[Any]) -> Iterator[None]:
-    """Let modules hold other tensors in a block; what the block itself put in their place stays."""
+    """Give modules different tensors in a block; tensors that the block itself put there stay."""
     changed = [(where, key, old, new) for (where, key), old, new in zip(places, before, now, strict=True) if old is not new]
     for where, key, _, new in changed:
         where[key] = new

@@ -23,7 +23,7 @@ from trueup.foundation.words.wording import say
 from trueup.recording.engine.nested import forward_replaced
 from trueup.recording.engine.ruled import CONVERTS, INSIDE, Framework, RuledCall, function_call, module_call
 from trueup.recording.engine.session import Threads, roots, running_of
-from trueup.recording.policies import Policy, PolicyRule, load
+from trueup.recording.policy_file import Policy, PolicyRule, load
 
 
 @dataclass(slots=True, eq=False)
@@ -305,7 +305,7 @@ def busy(framework: str) -> bool:
 
 @contextmanager
 def quietly(framework: str) -> Iterator[None]:
-    """Let nothing that executes in a block be recorded by the capture of a framework, nor be run in another way."""
+    """Keep a framework's capture from recording, and its policy from changing, anything that executes in a block."""
     session = running_of(framework).session
     state = None if session is None else session.threads.state
     before = state is not None and state.busy

@@ -168,7 +168,7 @@ class Sweep:
         return len(self._done)
 
     def remove(self) -> None:
-        """Give every place back that still holds what was put there."""
+        """Restore every place that still holds the replacement."""
         originals = {id(new): original for original, new in self._by_id.values()}
         done, self._done = self._done, []
         for names, key, new in done:

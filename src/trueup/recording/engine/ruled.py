@@ -16,7 +16,7 @@ from typing import Any, Protocol
 
 from trueup.foundation.model import TrueupError
 from trueup.recording.engine.nested import Place, holding
-from trueup.recording.policies import PolicyRule
+from trueup.recording.policy_file import PolicyRule
 
 Arguments = tuple[Any, ...]
 Way = Callable[[Arguments], Any]
@@ -27,7 +27,7 @@ Form = tuple[str, Any]
 NOTHING = "their tensors have that dtype and device already"
 VIEW = "they return an argument or a view of it, and compute nothing"
 NO_GRADIENT = "no gradient flows through them"
-INSIDE = "they run inside a call that the policy runs in another way"
+INSIDE = "they run inside a call that the policy changes"
 CONVERTS = "they convert a tensor, and compute nothing"
 EXPLAINED = (RuntimeError, NotImplementedError, TypeError, ValueError)
 """Errors that get the context of the policy; subclasses (out of memory) stay what they are."""
@@ -66,7 +66,7 @@ class ReturnsArgument(CannotSplit):
 
 @contextmanager
 def set_to(value: Any, setting: Callable[[], Any], put: Callable[[Any], None]) -> Iterator[None]:
-    """Let a setting of the framework, as ``setting`` reads and ``put`` writes it, have a value in a block."""
+    """Give a setting of the framework (read by ``setting``, written by ``put``) a value in a block."""
     before = setting()
     put(value)
     try:
@@ -105,7 +105,7 @@ class Framework(Protocol):
         """Return how often a tensor was written; None where nobody counts."""
 
     def memory(self, tensor: Any) -> Hashable:
-        """Return what is equal for tensors in one piece of memory; None where it is not known."""
+        """Return a key that tensors in one piece of memory share; None where it is not known."""
 
     def lies_alike(self, original: Any, made: Any) -> bool:
         """Tell whether a copy lies in memory as its original does, so that it may stand for it."""
@@ -117,7 +117,7 @@ class Framework(Protocol):
         """Write into an original what the call wrote into its copy, by operations that autograd sees."""
 
     def copies(self, framework: Framework, rule: PolicyRule) -> Copies:
-        """Return what makes the copies that a rule asks for."""
+        """Return the function that makes the copies a rule asks for."""
 
     # ---------------------------------------------------------------- calls
     def needs_gradient(self, tensor: Any) -> bool:
@@ -164,10 +164,10 @@ class Framework(Protocol):
         """Return a block in which algorithms are deterministic."""
 
     def mark(self) -> int:
-        """Return what tells autograd nodes of this call from earlier ones."""
+        """Return a mark by which autograd nodes of this call are told from earlier ones."""
 
     def draws(self, tensors: Iterable[Any], arguments: Arguments) -> Callable[[], bool]:
-        """Return what tells whether random numbers were drawn since."""
+        """Return a function that tells later whether random numbers were drawn."""
 
     # ---------------------------------------------------------------- modules
     def held(self, module: Any) -> tuple[list[Place], list[Any]]:
@@ -269,7 +269,7 @@ class RuledCall:
         return self.rule.dtype is not None and any(map(_is_number, tensors)) and any(framework.autocast(tensors))
 
     def draws(self) -> Callable[[], bool]:
-        """Return what tells whether random numbers were drawn since."""
+        """Return a function that tells later whether random numbers were drawn."""
         return self.framework.draws(self.tensors, self.arguments)
 
     def execute(self, backward: Any) -> tuple[Any, str]:
@@ -491,7 +491,7 @@ def _tried(
 
 
 def form_of(framework: Framework, inputs: list[Any]) -> Callable[[Any], Form] | None:
-    """Return what gives the form of a result whose dtype follows from the inputs; None if no input tells."""
+    """Return a function that gives the form of a result as promoted from the inputs; None without inputs."""
     if not inputs:
         return None
     device = framework.device_of(next((tensor for tensor in inputs if not framework.on_host(tensor)), inputs[0]))
@@ -537,7 +537,7 @@ class SplitCall:
         return self._filled(self._arguments, tensors)  # type: ignore[no-any-return]
 
     def keep(self, result: Any, written: Callable[[Any], bool] | None = None) -> tuple[Any, ...]:
-        """Take the result apart; what is no tensor, or is ``written`` as a buffer, is kept for `result`."""
+        """Take the result apart; anything but tensors, and tensors ``written`` as buffers, is kept for `result`."""
         own = [t for t in self._tensors_in(result) if written is None or not written(t)]
         distinct = {id(tensor): tensor for tensor in own}
         places = {address: place for place, address in enumerate(distinct)}

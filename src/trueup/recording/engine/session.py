@@ -22,9 +22,9 @@ from trueup.foundation.model import LEVELS, RunStopped, TrueupError
 from trueup.foundation.store import claim
 from trueup.foundation.version import VERSION
 from trueup.foundation.words.wording import first_line, say
+from trueup.recording.engine.environment import rank_and_world
 from trueup.recording.engine.settings import Settings
 from trueup.recording.engine.steps import Optimizers
-from trueup.recording.engine.surroundings import rank_and_world
 from trueup.recording.recorder.options import CaptureOptions, in_ranges, sentence, unused
 from trueup.recording.recorder.recorder import Recorder
 from trueup.recording.recorder.rows import Statistics
@@ -168,7 +168,7 @@ class BaseSession(ABC):
         """Forget what was known of tensors: what ran since was not seen."""
 
     def settle(self) -> None:  # noqa: B027 - most have nothing under way
-        """Take note of what is still under way, at the end of the capture."""
+        """Complete the calls that are still under way, at the end of the capture."""
 
     def close_step(self) -> None:  # noqa: B027
         """Do what a framework's own parts do at the end of a step."""
@@ -273,7 +273,7 @@ class BaseSession(ABC):
         return level in self._levels
 
     def abandon(self) -> None:
-        """Let go of the capture, in a forked child: the parent owns it."""
+        """Drop the capture in a forked child: the parent owns it."""
         self.active, self.over = False, True
         if self.settings is not None:
             self.settings.close()
@@ -379,7 +379,7 @@ _running: dict[str, Running[Any]] = {}
 
 
 def running_of(framework: str) -> Running[Any]:
-    """Return what holds the capture of a framework that runs in this process."""
+    """Return the holder of a framework's running capture in this process."""
     if framework not in _running:
         _running[framework] = Running()
     return _running[framework]
@@ -464,7 +464,7 @@ def capture(
 
 
 def root_manifest(options: CaptureOptions, detail: str | None = None) -> dict[str, Any]:
-    """Return what the manifest of a capture says that a ``with`` block makes."""
+    """Return the root manifest of a capture made by a ``with`` block."""
     return {
         "trueup_version": VERSION, "command": sys.argv[:64], "levels": list(options.levels),
         "detail": options.detail if detail is None else detail, "config": json.loads(options.to_json()),

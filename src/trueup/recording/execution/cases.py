@@ -120,7 +120,7 @@ class Case:
         return replace(self, call=_changed(self.call, arrays, plain), forward=forward)
 
     def with_invocation(self, invocation: Mapping[str, Any]) -> Case:
-        """Return it made otherwise."""
+        """Return it with a different invocation."""
         if self.forward is not None:
             return replace(self, forward=replace(self.forward, invocation=invocation))
         return replace(self, call=replace(self.call, invocation=invocation))
@@ -335,7 +335,7 @@ class Chain:
         return replace(self, cases=tuple(c.with_tensors(a, plain=plain) for c, a in zip(self.cases, own, strict=True)))
 
     def with_invocation(self, k: int, invocation: Mapping[str, Any]) -> Chain:
-        """Return it with one call made otherwise."""
+        """Return it with one call replaced."""
         return replace(self, cases=tuple(c.with_invocation(invocation) if n == k else c for n, c in enumerate(self.cases)))
 
     def without(self, slot: Slot) -> Chain:
@@ -351,7 +351,7 @@ class Chain:
         return replace(self, links=tuple({} for _ in self.links))
 
     def without_links_of(self, makers: frozenset[int]) -> Chain:
-        """Return it with results of these calls loaded as recorded: random ones, which another device draws otherwise."""
+        """Return it with results of these calls loaded as recorded: random ones, which another device draws differently."""
         links = tuple({s: link for s, link in each.items() if link.maker not in makers} for each in self.links)
         return replace(self, links=links)
 

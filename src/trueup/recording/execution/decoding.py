@@ -113,7 +113,7 @@ def plain(call: RecordedCall, node: Mapping[str, Any]) -> RecordedTensor:
     if recorded is None:
         raise NotReplayable(f"{slot} is not in the capture")
     if "kind" in node or recorded.strides is None:
-        raise NotReplayable(f"{slot} is no plain array ({str(node.get('kind', 'sparse'))[:80]})")
+        raise NotReplayable(f"{slot} is not a plain array ({str(node.get('kind', 'sparse'))[:80]})")
     return recorded
 
 

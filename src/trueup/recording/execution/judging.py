@@ -206,10 +206,10 @@ def of_one_draw(
     """Drop the truth, or the baseline, of a random operator where it drew other numbers than the target."""
     if known is not None and not parallel(exact, known):
         if not parallel(exact, target):
-            return None, known, missing or "float64 draws other random numbers"
+            return None, known, missing or "float64 draws different random numbers"
         known = None
     if not parallel(exact, target):
-        return None, known, missing or "float64 draws other random numbers"
+        return None, known, missing or "float64 draws different random numbers"
     return exact, known, missing
 
 
@@ -423,7 +423,7 @@ class Judging(ABC, Generic[P]):
             return judge(operation, recorded.dtype, _NOTHING, _NOTHING, identical=True)
         exact = None if truth is None else truth.arrays.get(slot)
         if exact is None or exact.shape != target.shape:
-            missing = missing or "float64 gives a result of another form"
+            missing = missing or "float64 gives a result of a different form"
             exact = None
         drew = result.random or (truth is not None and truth.random)
         random = drew or criterion().row(operation.op, operation.level, operation.phase).random
@@ -440,7 +440,7 @@ class Judging(ABC, Generic[P]):
             explained *= 2  # the baseline rounds as well
             found = judge(operation, recorded.dtype, distance, None, rounding=explained)
             if random and found.verdict != "accurate" and not parallel(against, target):
-                return untold(operation, f"{self.device} draws other random numbers than the baseline")
+                return untold(operation, f"{self.device} draws different random numbers than the baseline")
             return found
         beside = None if own is None else Distance.of(exact, own)
         if beside is not None:
@@ -555,7 +555,7 @@ class Bitwise(Judging[P]):
         elif result.random and not call.random:
             why = "it draws random numbers, and the state of the generator is not in the capture"
         else:
-            why = f"{slot} is another on this machine: {apart(kept[slot], result.arrays[slot])}"
+            why = f"{slot} differs on this machine: {apart(kept[slot], result.arrays[slot])}"
         return {"verdict": "wrong", "sentence": why, "slot": slot, "rule": "bitwise"}
 
     def _by_parts(self, call: RecordedCall, said: str, depth: int) -> dict[str, Any] | None:

@@ -335,7 +335,7 @@ def judge(
         return found("accurate", "equal", "bitwise the baseline's result")
     if target.disagreeing > (0 if baseline is None else baseline.disagreeing):
         beside = "" if baseline is None else f", where the baseline has {baseline.disagreeing}"
-        text = f"{target.disagreeing} elements have NaN, Inf or an extreme number in another place than the truth{beside}"
+        text = f"{target.disagreeing} elements have NaN, Inf or an extreme number at a different place than the truth{beside}"
         return found("wrong", "not finite", text, math.inf)
     if dtype.startswith(("int", "uint", "bool")):
         return _of_indices(kind, target, baseline, found)
@@ -351,7 +351,7 @@ def _of_indices(kind: Class, target: Distance, baseline: Distance | None, found:
         return found("accurate", "integers", "every element is the truth's")  # type: ignore[no-any-return]
     if baseline is None:
         word: Word = "suspicious" if kind.exact else "could not tell"
-        why = "ties may be broken otherwise" if kind.exact else "what is rounded before may decide them"
+        why = "ties may be broken differently" if kind.exact else "what is rounded before may decide them"
         text = f"{share:.2%} of the elements are not the truth's; {why}, and there is no baseline"
         return found(word, "integers", text, share)  # type: ignore[no-any-return]
     allowed = max(kind.factor * baseline.differing, 0.0)

@@ -70,7 +70,7 @@ class RecordedTensor:
 
     @property
     def measured(self) -> bool:
-        """Whether its numbers are known. Memory that nobody had written to is not measured, nor what is no plain array."""
+        """Whether its numbers are known. Memory that nobody had written to is not measured, nor what is not a plain array."""
         return self.numbers["l2"] is not None
 
     @property

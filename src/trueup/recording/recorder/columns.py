@@ -44,7 +44,7 @@ def columns(rows: Rows, places: Sequence[Place | None]) -> dict[str, Any]:
 
 
 def _of_values(values: Sequence[Any]) -> dict[str, Any]:
-    """Return what was given beside tensors; where detail `tensor` keeps how the calls were made, in a column of its own."""
+    """Return the non-tensor arguments; where detail `tensor` keeps how calls were made, in a column of its own."""
     if tuple not in set(map(type, values)):
         return {"value": values}
     pairs = [v if type(v) is tuple else (v, None) for v in values]

@@ -135,7 +135,7 @@ class Flusher(Generic[T]):
                     self._thread = thread
 
     def hold(self) -> None:
-        """Have what is in the backlog written, and hold this thread back while it is full."""
+        """Wake the writer, and hold this thread back while the backlog is full."""
         self._wake.set()
         if self.backlog.full and threading.current_thread() is not self._thread:
             self._wait(self._no_room_yet)

@@ -116,7 +116,7 @@ def _policy(path: str | None, options: Mapping[str, Any]) -> tuple[str, str] | N
     """Return path and text of the policy to run with."""
     if path is None:
         return None
-    from trueup.recording.policies import load
+    from trueup.recording.policy_file import load
 
     read = load(path)
     if options.get("compile") == "through":
@@ -319,7 +319,7 @@ def _capture(directory: Path) -> Capture | None:
 
 
 def reports_of(directory: Path) -> list[Report]:
-    """Return what the processes of a run left in its directory."""
+    """Return the reports that the processes of a run left in its directory."""
     reports = []
     for path in sorted((directory / "processes").glob("*.json")):
         with suppress(OSError, ValueError):
@@ -371,7 +371,7 @@ def _unused(options: CaptureOptions, reports: Sequence[Report]) -> list[str]:
 
 
 def _remarks(reports: Iterable[Report]) -> list[str]:
-    """Return what is to be said of single processes; those that had nothing to record are counted."""
+    """Return a sentence for each process that needs one; processes that had nothing to record are counted."""
     said, quiet = [], Counter[str]()
     for report in reports:
         if _killed(report):

@@ -191,7 +191,7 @@ class Recorder:
         return any(kind.recorded for kind in self._kinds.values())
 
     def seen(self) -> Seen:
-        """Return what was executed in the steps selected, kept or not."""
+        """Return the calls that were executed in the selected steps, kept or not."""
         return Seen(self._last + 1, self.step, tuple(self._kinds))
 
     def note(self, text: str) -> None:
@@ -459,7 +459,7 @@ class Keeper(Recorder):
         return found
 
     def clear(self) -> Rows:
-        """Let the rows go, and return them."""
+        """Return the rows and forget them."""
         rows, self._rows = self._rows, []
         self.dropped = 0
         return rows

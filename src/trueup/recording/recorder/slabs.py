@@ -73,13 +73,13 @@ class Slabs:
         return Payload(flat, slab, self)
 
     def cut(self) -> None:
-        """Let what comes next begin a slab, and so a write, unless the present one has much room."""
+        """Begin a new slab, and so a write, with the next payload, unless the present one has much room."""
         with self._lock:
             if self._current.filled > SLAB_BYTES // 2:
                 self._turn(Slab(0))
 
     def release(self, slab: Slab) -> None:
-        """Take back what one payload used."""
+        """Take back the memory of one payload."""
         with self._lock:
             slab.users -= 1
             if not slab.users and slab is not self._current:

@@ -11,7 +11,7 @@ from functools import wraps
 from typing import Any
 
 from trueup.recording.engine.armed import BaseArmed
-from trueup.recording.engine.surroundings import rank_and_world
+from trueup.recording.engine.environment import rank_and_world
 from trueup.recording.registry import adapter
 
 
@@ -25,7 +25,7 @@ class Armed(BaseArmed):
         return rank_and_world()[0]
 
     def await_others(self, *, at_once: bool) -> None:
-        """Have `joined` called when this process initialises its part in a parallel run."""
+        """Arrange that `joined` is called when this process initialises its part in a parallel run."""
         if not at_once:
             _when_initialised(self.joined)
 

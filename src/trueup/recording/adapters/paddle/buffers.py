@@ -122,7 +122,7 @@ class Buffers:
 
     # ------------------------------------------------------------------------------------------------------------ memory
     def memory(self, tensor: paddle.Tensor) -> Memory | None:
-        """Return what is known of a tensor's memory; None where it has none to show (sparse, distributed, empty)."""
+        """Return the record of a tensor's memory; None where it has none to show (sparse, distributed, empty)."""
         if not tensor.is_dense() or tensor.is_dist() or not tensor._is_initialized():
             return None
         base = base_of(tensor)

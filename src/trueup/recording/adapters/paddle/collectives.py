@@ -131,7 +131,7 @@ class Reductions:
                 self._hooks.append((parameter, parameter._register_grad_hook(hook)))
 
     def remove(self) -> None:
-        """Take our hooks off the parameters."""
+        """Remove our hooks from the parameters."""
         hooks, self._hooks = self._hooks, []
         self._known.clear()
         for parameter, number in hooks:

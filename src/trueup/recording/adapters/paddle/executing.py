@@ -334,5 +334,5 @@ CASES = PaddleCases()
 
 
 def limit_threads(number: int) -> None:
-    """Let each operator use so many threads."""
+    """Set how many threads each operator uses."""
     core.set_num_threads(number)

@@ -89,7 +89,7 @@ class Graph:
         self._users.clear()
 
     def release(self) -> None:
-        """Take our hooks off parameters, on which they would stay, and empty what Paddle would keep."""
+        """Remove our hooks from parameters, where they would stay, and empty the objects that Paddle keeps alive."""
         self._empty_returned()
         hooks, self._leaf_hooks = self._leaf_hooks, []
         for tensor, number in hooks:
@@ -312,7 +312,7 @@ class _Sums:
         self._totals: dict[str, paddle.Tensor] = {}
 
     def add(self, gradients: list[tuple[str, paddle.Tensor]], number: int) -> list[tuple[str, paddle.Tensor]]:
-        """Take what one node delivers in a backward pass; return what is complete."""
+        """Take the gradients that one node delivers in a backward pass; return those that are complete."""
         if number != self._pass:
             self._pass = number
             self._counts.clear()
@@ -334,7 +334,7 @@ class _Sums:
         return ready
 
     def finish(self) -> None:
-        """Give what there is at the end of the pass: some uses may never get a gradient."""
+        """Record the gradients that are left at the end of the pass: some uses may never get one."""
         left, self._totals = list(self._totals.items()), {}
         call = self._context.backward
         if left and call is not None and call.recorded and self._session.active:

@@ -27,7 +27,7 @@ def state() -> State:
 
 
 def put_back(before: State) -> None:
-    """Let the generators stand where they stood."""
+    """Set the generators back to where they stood."""
     for generator, value in before:
         generator.set_state(value)
 

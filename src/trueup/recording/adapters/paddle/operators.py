@@ -77,7 +77,7 @@ class Entrances:
 
 
 def entrances(session: SessionCore) -> Entrances:
-    """Return what makes each operator a call of a capture."""
+    """Return the replacements that make each operator a call of a capture."""
     names = [name for name in FACTS["silent"].split() if hasattr(paddle.Tensor, name)]
     silent = [Around(paddle.Tensor, name, partial(_handed_out, session)) for name in names]
     return Entrances(partial(_recorded, session), lambda _: True, [*silent, py_layers(partial(_py_layer, session))])
@@ -103,7 +103,7 @@ def _recorded(session: SessionCore, op: str, function: Function) -> Function:
 
 
 def named_as(call: Function, function: Function) -> Function:
-    """Let what stands in a function's place bear its name."""
+    """Give a function's replacement the function's name."""
     for name in ("__name__", "__qualname__", "__doc__", "__module__"):
         try:
             setattr(call, name, getattr(function, name))
@@ -260,12 +260,12 @@ PROGRAM = (
 
 SYMBOLIC = (
     "{what} was given to to_static without full_graph: Paddle does not compile through what a capture stands in for, so the "
-    "Python code ran, and the compiled program may round otherwise"
+    "Python code ran, and the compiled program may round differently"
 )
 
 
 def programs(session: SessionCore) -> list[Replacement]:
-    """Return what stands around the calls of compiled functions."""
+    """Return the replacements that wrap calls of compiled functions."""
     names = {"ASTStaticFunction": _program, "SymbolicStaticFunction": _symbolic}
     return [
         Around(kind, "_perform_call", partial(call, session))
@@ -298,7 +298,7 @@ def _what(session: SessionCore, static: Any) -> str:
 
 # ------------------------------------------------------------------------------------------------- activation checkpointing
 def recomputations(session: SessionCore) -> list[Replacement]:
-    """Return what lets a session follow functions that run again (``paddle.distributed.fleet.utils.recompute``)."""
+    """Return the replacements by which a session follows recomputed functions (``paddle.distributed.fleet.utils.recompute``)."""
     threads = session.threads
 
     def follow(function: Function) -> Function:

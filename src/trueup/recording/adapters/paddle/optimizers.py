@@ -151,7 +151,7 @@ class Optimizers(steps.Optimizers):
 
 
 def steps_of_optimizers(call: Callable[..., Any]) -> list[Replacement]:
-    """Return what stands around every optimizer's own ``step`` and ``minimize``."""
+    """Return the replacements that wrap every optimizer's own ``step`` and ``minimize``."""
     names = ("step", "minimize")
     return [Around(kind, name, call) for kind in kinds(Optimizer) for name in names if name in vars(kind)]
 

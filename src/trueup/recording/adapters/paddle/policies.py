@@ -26,7 +26,7 @@ from trueup.recording.adapters.paddle.session import aside
 from trueup.recording.engine import policies
 from trueup.recording.engine.replacing import Around
 from trueup.recording.engine.ruled import Framework
-from trueup.recording.policies import Policy
+from trueup.recording.policy_file import Policy
 from trueup.recording.recorder.options import Patterns
 
 DYNAMIC = "a Layer was given to to_static: its Python code runs while a policy is applied, for no rule reaches into a program"
@@ -151,7 +151,7 @@ def apply_policy(model: paddle.nn.Layer | Iterable[paddle.nn.Layer] | None, poli
 
 
 def _to_static(on: bool) -> bool:
-    """Let to_static compile or not; return whether it did. No rule reaches into a program."""
+    """Switch to_static's compilation on or off; return whether it was on. No rule reaches into a program."""
     from paddle.jit.dy2static.program_translator import ProgramTranslator
 
     translator = ProgramTranslator()

@@ -63,7 +63,7 @@ def to_numpy(tensor: paddle.Tensor) -> NDArray[Any]:
     """Return a copy of a dense tensor's elements, C order, in the captures' dtype of NumPy or ml_dtypes; raise `NotReplayable`
     for any other."""
     if not tensor.is_dense() or tensor.is_dist():
-        raise NotReplayable("its result is no plain array")
+        raise NotReplayable("its result is not a plain array")
     if not tensor._is_initialized():
         return np.empty(tuple(tensor.shape), np.dtype(dtype_name(tensor.dtype)))
     host = tensor.detach()
@@ -198,7 +198,7 @@ def writes(call: RecordedCall) -> bool:
 
 
 def first_line(error: BaseException) -> str:
-    """Return what an exception of Paddle's says, without the traceback in C++ that it begins with."""
+    """Return the message of an exception of Paddle's, without the C++ traceback that it begins with."""
     lines = [line.strip() for line in str(error).splitlines() if line.strip()]
     summary = next((k for k, line in enumerate(lines) if "Error Message Summary" in line), None)
     said = lines[summary + 2] if summary is not None and summary + 2 < len(lines) else next(iter(lines), type(error).__name__)
@@ -223,7 +223,7 @@ def allowed(name: str) -> Callable[..., Any] | None:
 
 @lru_cache(maxsize=1)
 def _holders() -> dict[str, Any]:
-    """Return what holds each function that may be named, by the names that captures give."""
+    """Return the owner of each function that a capture may name, by that name."""
     found: dict[str, Any] = {}
     for path, module in MODULES:
         for name in dir(module):
@@ -314,7 +314,7 @@ def rebuild(call: RecordedCall, place: Place, *, grad: bool = False) -> Rebuilt:
     if call.invocation is None:
         raise NotReplayable("the capture does not say how it was made")
     if place.wide and name_of(call.key.op) in IN_BYTES:
-        raise NotReplayable("it is about bytes, which float64 has others of")
+        raise NotReplayable("it reads bytes, and float64 has different ones")
     try:
         return _rebuild(call, place, function, grad)
     except (TypeError, KeyError, IndexError, OverflowError, AttributeError):  # no capture of ours
@@ -335,7 +335,7 @@ def _rebuild(call: RecordedCall, place: Place, function: Callable[..., Any], gra
 
 
 def function_of(call: RecordedCall) -> Callable[..., Any]:
-    """Return what a call executes; raise `NotReplayable` where a capture may not have it executed."""
+    """Return the function that a call executes; raise `NotReplayable` where a capture may not have it executed."""
     if call.key.level == "module":
         raise NotReplayable("a Layer is code, which no capture holds; its api calls are executed instead")
     if call.key.phase == "collective":

@@ -26,7 +26,7 @@ from trueup.recording.adapters.paddle.tensors import holds, is_dtype
 from trueup.recording.engine import nested, policies, ruled
 from trueup.recording.engine.nested import Place
 from trueup.recording.engine.ruled import Arguments, CannotSplit, Form, ReturnsArgument, SplitCall, Way
-from trueup.recording.policies import PolicyRule
+from trueup.recording.policy_file import PolicyRule
 
 FLOATS = ("float16", "bfloat16", "float32", "float64")
 
@@ -300,7 +300,7 @@ class _Call(SplitCall):
         self.autocast = auto_cast()
 
     def keep_own(self, result: Any, tensors: Sequence[paddle.Tensor]) -> tuple[paddle.Tensor, ...]:
-        """Take the result apart, but for what lies in a buffer among the tensors that it was given."""
+        """Take the result apart, except for buffers among the tensors that it was given."""
         written = {base_of(t) for t, buffer in zip(tensors, self.buffers, strict=True) if buffer and _has_memory(t)}
         return self.keep(result, lambda tensor: _has_memory(tensor) and base_of(tensor) in written)
 

@@ -38,11 +38,11 @@ from trueup.recording.adapters.paddle.modes import flags
 from trueup.recording.adapters.paddle.operators import entrances, programs, recomputations
 from trueup.recording.adapters.paddle.optimizers import Optimizers
 from trueup.recording.adapters.paddle.tensors import FACTS, NamedTensors, describe_values, holds, layout_of, named_tensors, to_numpy
-from trueup.recording.engine import surroundings
+from trueup.recording.engine import environment
+from trueup.recording.engine.environment import rank_and_world
 from trueup.recording.engine.policies import AppliedPolicy, applied
 from trueup.recording.engine.replacing import Replacement, link
 from trueup.recording.engine.session import Running, Threads, running_of
-from trueup.recording.engine.surroundings import rank_and_world
 from trueup.recording.recorder import CaptureOptions
 from trueup.recording.registry import adapter
 
@@ -176,7 +176,7 @@ def _reads_memory() -> None:
         layout = layout_of(tensor)
         _expect(layout is not None, "a plain tensor is not dense")
         assert layout is not None
-        _expect(bool(np.array_equal(to_numpy(tensor, layout), tensor.numpy())), "address and strides show other numbers")
+        _expect(bool(np.array_equal(to_numpy(tensor, layout), tensor.numpy())), "address and strides show different numbers")
     shared = part.data_ptr() == whole.data_ptr() + part._offset() - whole._offset()
     _expect(shared or part._offset() == 0, "the offset of a view is not in its address")
     before = whole._inplace_version()
@@ -304,18 +304,18 @@ class Session(SessionCore):
         self.collectives.end()
 
     def enter_model(self, layer: paddle.nn.Layer, state: ThreadState) -> None:
-        """Hear that a Layer begins to run outside any other: a step may be due."""
+        """Called when a Layer begins to run outside any other: a step may be due."""
         with self.observing(state, "the end of a step"):
             self.optimizers.entered(layer, state)
 
     def updates(self, optimizer: Any, *, scaled: bool) -> None:
-        """Hear that an optimizer is about to change its parameters (for a watch)."""
+        """Called when an optimizer is about to change its parameters (for a watch)."""
 
     def scaled(self, scaler: Any, scale: Any, *, stepped: bool) -> None:
         """Hear that a GradScaler has made a step, with which scale, and whether that came to its optimizer (for a watch)."""
 
     def close_step(self) -> None:
-        """Take note of collectives that are complete, and forget who made the gradients of the step."""
+        """Record the collectives that are complete, and forget who made the gradients of the step."""
         self.collectives.settle()
         self.buffers.end_step()
         if "api" not in self._levels:  # writes were seen by nobody
@@ -326,7 +326,7 @@ class Session(SessionCore):
         self.graph.reset()
 
     def describe(self) -> dict[str, Any]:
-        found = surroundings.described(
+        found = environment.described(
             "paddle", paddle.__version__, list(self.slots.devices), rank_and_world(), seeds=_seeds(), switches=switches(),
             libraries=("numpy", "paddlenlp", "paddleocr", "ppocr", "ppdet", "paddle_custom_device"),
         )  # fmt: skip

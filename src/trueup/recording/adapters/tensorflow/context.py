@@ -59,7 +59,7 @@ class Scopes(scopes.Scopes):
         return snake(type(layer).__name__)
 
     def name_weight(self, variable: Any, name: str) -> None:
-        """Take note of the path of a weight: of its layer, and its name there."""
+        """Record the path of a weight: that of its layer, and its name there."""
         self._weights[id(variable)] = weakref.ref(variable), name
 
     def weight(self, variable: Any) -> str:
@@ -287,7 +287,7 @@ class SessionCore(BaseSession):
     def unseen_inside(self, op: str) -> None:
         """Note that a function ran whose operations are not seen."""
         why = "XLA compiled it, or another thread built its graph"
-        self.recorder.note(f"{op} ran and nothing inside told of itself ({why}): its operations are not recorded")
+        self.recorder.note(f"{op} ran, but nothing inside it could be observed ({why}): its operations are not recorded")
 
     def begin(
         self, level: str, phase: str, scope: str, op: str, *, graph: Any, parent: Node | None = None, forward: Node | None = None,

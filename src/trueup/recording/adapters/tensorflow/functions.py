@@ -119,7 +119,7 @@ class Programs:
         return bool(state.tracing) and not state.untapped and isinstance(graph, func_graph.FuncGraph)
 
     def of(self, graph: Any) -> Program:
-        """Return what is known of a graph."""
+        """Return the record of a graph."""
         found = self._programs.get(id(graph))
         if found is None:
             found = self._programs[id(graph)] = Program(graph)
@@ -151,7 +151,7 @@ class Programs:
             self._put(program)
 
     def finish(self, graph: Any) -> None:
-        """Hear that a graph is about to become a function: what waits for a tap gets it."""
+        """Called when a graph is about to become a function: tensors that wait for a tap get it."""
         program = self._programs.get(id(graph))
         if program is not None and program.waiting:
             self._put(program)
@@ -226,7 +226,7 @@ class PythonFunctions:
         self._session = session
 
     def replacements(self) -> list[Replacement]:
-        """Return what stands around a function that is called at once, and around those that operations call."""
+        """Return the replacements that wrap functions called directly, and functions that operations call."""
         return [
             Around(script_ops, "py_func_common", self._called_at_once),
             Around(script_ops.FuncRegistry, "__call__", self._unseen),
@@ -269,7 +269,7 @@ XLA = (
 )
 FUSION = (
     "functions run with taps in their graphs: kernels that TensorFlow's graph optimizer would fuse are not where a value inside is "
-    "recorded, and sums of three and more gradients may be added in another order, so results may differ from those of a plain "
+    "recorded, and sums of three and more gradients may be added in a different order, so results may differ from those of a plain "
     "run in the last bits (docs/tensorflow.md)"
 )
 
@@ -284,7 +284,7 @@ class Functions:
         """Outermost functions, and the optimizers that step in them."""
 
     def replacements(self) -> list[Replacement]:
-        """Return what stands around the calls of functions, and around what must get no taps."""
+        """Return the replacements that wrap calls of functions, and graphs that must get no taps."""
         return [
             Around(polymorphic_function.Function, "__call__", self._called),
             Around(structured_function.StructuredFunctionWrapper, "__init__", self._untapped),
@@ -354,7 +354,7 @@ class Functions:
         return result
 
     def steps(self, optimizer: Any) -> None:
-        """Hear that an optimizer's step is put into a graph."""
+        """Called when an optimizer's step is put into a graph."""
         functions = self._session.threads.state.functions
         if functions:
             found = self._steps_in.setdefault(functions[0], [])
@@ -388,5 +388,5 @@ class Functions:
 
 
 def _unordered(original: Callable[[Any], bool], op: Any) -> bool:
-    """Let TensorFlow order nothing by a tap: it would make the graph's operations wait for one another, or for themselves."""
+    """Keep TensorFlow from ordering operations by a tap: they would wait for one another, or for themselves."""
     return NAME not in op.name.rpartition("/")[2] and original(op)

@@ -60,15 +60,15 @@ class CustomGradients:
         self._by_output: dict[int, Custom] = {}
 
     def forget(self) -> None:
-        """Let go of what was executed, at the end of a step."""
+        """Forget the executed operations at the end of a step."""
         self._by_output = {k: v for k, v in self._by_output.items() if not v.forward.live}
 
     def replacements(self) -> list[Replacement]:
-        """Return what stands around what is put on a tape."""
+        """Return the replacements that wrap recording on a tape."""
         return [Around(record, "record_operation", self._recorded)]
 
     def of(self, gradient: Any, made: Any) -> Custom | None:
-        """Return what is known of a gradient function that a graph asks for, by the first tensor that came through it."""
+        """Return the record of a gradient function that a graph asks for, by the first tensor that came through it."""
         return self._by_output.get(number_of(made)) if made is not None and _is_custom(gradient) else None
 
     def _recorded(
@@ -95,7 +95,7 @@ class CustomGradients:
         return gradient
 
     def _seen(self, outputs: Sequence[Any], inputs: Sequence[Any], backward: Any) -> Custom | None:
-        """Take note of a call; None where the operation that its results came through was not recorded."""
+        """Record a call; None where the operation that its results came through was not recorded."""
         first = next((tensor for tensor in outputs if holds_numbers(tensor)), None)
         forward = None if first is None else self._session.gradients.maker(first)
         if forward is None:
@@ -134,7 +134,7 @@ class Gradients:
         self._custom = CustomGradients(session)
 
     def forget(self) -> None:
-        """Let go of what was seen, at the end of a step; what stands in graphs stays as long as they do."""
+        """Forget the calls of a step at its end; calls in graphs stay as long as the graphs do."""
         self._by_attributes = {k: v for k, v in self._by_attributes.items() if not v[1].live}
         self._by_output = {k: v for k, v in self._by_output.items() if not v.live}
         kept = {k: [pair for pair in v if not pair[0].live] for k, v in self._layers_of_output.items()}
@@ -174,7 +174,7 @@ class Gradients:
         pywrap_tfe.TFE_Py_RegisterGradientFunction(self._original)
 
     def replacements(self) -> list[Replacement]:
-        """Return what stands around the passes of tapes, and where graphs ask for gradient functions."""
+        """Return the replacements that wrap the passes of tapes and the look-up of gradient functions by graphs."""
         return [
             Around(tf.GradientTape, "gradient", self._pass),
             Around(ops, "get_gradient_function", self._looked_up),
@@ -346,7 +346,7 @@ class Gradients:
 
 @contextmanager
 def _under_way(state: ThreadState, node: Node, graph: Any, *, by_hand: bool) -> Iterator[None]:
-    """Let what executes in a block be part of a gradient function; of one ``by_hand``, be inside it."""
+    """Count what executes in a block as part of a gradient function; of one ``by_hand``, as inside it."""
     contexts = state.contexts
     state.contexts = [] if by_hand else [*contexts, (node, graph)]
     if by_hand:

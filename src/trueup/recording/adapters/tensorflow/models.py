@@ -66,7 +66,7 @@ def settings(model: keras.layers.Layer) -> dict[str, dict[str, Any]]:
 
 
 def _private(layer: Any) -> dict[str, Any]:
-    """Return what a layer was given and keeps as a private attribute."""
+    """Return the arguments that a layer keeps as private attributes, by name."""
     kind: type = type(layer)
     return {name: vars(layer)[f"_{name}"] for name in constructor(kind) if f"_{name}" in vars(layer)}
 
@@ -132,7 +132,7 @@ def _settings(layer: Any) -> dict[str, Any]:
 
 
 def padded_before(layer: Any) -> Any:
-    """Return what a ``ZeroPadding`` layer before a layer of a functional model adds on each side; 0 where there is none."""
+    """Return the padding on each side by a ``ZeroPadding`` layer before a layer of a functional model; 0 without one."""
     nodes = getattr(layer, "_inbound_nodes", ())
     inputs = [tensor for node in nodes[:1] for tensor in node.input_tensors]
     before: Any = getattr(getattr(inputs[0], "_keras_history", None), "operation", None) if len(inputs) == 1 else None

@@ -41,7 +41,7 @@ class Operations:
         self._installed = True
 
     def remove(self) -> None:
-        """Hear no more; from another thread than it began on it cannot be taken back, and is idle there."""
+        """Stop observing; on a thread other than the one it began on, the callback cannot be removed and stays idle."""
         if self._installed:
             self._installed = False
             try:
@@ -52,7 +52,7 @@ class Operations:
     def heard(
         self, op_type: Any, inputs: Any, attrs: Any, outputs: Any, op_name: Any = None, graph: Any = None  # noqa: ARG002
     ) -> None:
-        """Take note of an operation; what TensorFlow does goes on as if nobody had."""
+        """Record an operation, without any effect on what TensorFlow does."""
         session = self._session
         state = session.threads.state
         newest = self._newest

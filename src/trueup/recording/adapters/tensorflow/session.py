@@ -37,9 +37,9 @@ from trueup.recording.adapters.tensorflow.context import (
 from trueup.recording.adapters.tensorflow.functions import Functions, Programs, PythonFunctions
 from trueup.recording.adapters.tensorflow.gradients import Gradients
 from trueup.recording.adapters.tensorflow.operations import Operations
-from trueup.recording.adapters.tensorflow.sessions import Sessions
 from trueup.recording.adapters.tensorflow.tensors import NamedTensors, Slots, describe_values, holds_numbers, named_tensors
-from trueup.recording.engine import steps, surroundings
+from trueup.recording.adapters.tensorflow.tf1_sessions import Sessions
+from trueup.recording.engine import environment, steps
 from trueup.recording.engine.replacing import Around, Replacement
 from trueup.recording.engine.session import Running, Threads, running_of
 from trueup.recording.engine.switching import WhenLoaded
@@ -259,7 +259,7 @@ class Session(SessionCore):
         self.update_active()
 
     def _once_loaded(self, module: str, make: Callable[[], Replacement]) -> WhenLoaded:
-        """Return what stands in for an attribute of Keras, which TensorFlow loads when somebody asks for it."""
+        """Return the replacement of an attribute of Keras, which TensorFlow loads when somebody asks for it."""
 
         def stand_in() -> None:
             self._parts.append(make())
@@ -273,7 +273,7 @@ class Session(SessionCore):
             part.remove()
 
     def enter_model(self, layer: Any | None, state: ThreadState) -> None:
-        """Hear that a layer, or a function (None), begins to run outside any other: a step may be due."""
+        """Called when a layer, or a function (None), begins to run outside any other: a step may be due."""
         with self.observing(state, "the end of a step"):
             self.optimizers.entered(layer, state)
 
@@ -297,7 +297,7 @@ class Session(SessionCore):
         return True
 
     def updates(self, optimizer: Any) -> None:
-        """Hear that an optimizer is about to change the weights, or has in a function."""
+        """Called when an optimizer is about to change the weights, or has changed them in a function."""
 
     # --------------------------------------------------------------------------------------------------- who this process is
     def rank_and_world(self) -> tuple[int | None, int]:
@@ -305,7 +305,7 @@ class Session(SessionCore):
 
     def describe(self) -> dict[str, Any]:
         seed = context.global_seed()
-        return surroundings.described(
+        return environment.described(
             "tensorflow", tf.__version__, list(self.slots.devices), rank_and_world(),
             seeds={} if seed is None else {"tensorflow": int(seed)}, switches=switches(),
             libraries=("numpy", "keras", "npu_device", "horovod", "tensorflow_addons"),
@@ -339,7 +339,7 @@ INSTEAD_OF_0 = 2**31 - 1
 
 
 def _dataset(made: Any) -> dict[str, Any]:
-    """Return what a data set was made with; the seed is the second one: the first is the whole process's."""
+    """Return the settings of a data set; the seed is the second one: the first is the whole process's."""
     read = {name.strip("_"): _number(one) for name, one in vars(made).items() if name not in ("_name", "_seed")}
     held = {name: 0 if one == INSTEAD_OF_0 else one for name, one in read.items() if one is not None}
     kind = type(made).__name__.strip("_")
@@ -368,7 +368,7 @@ def rank_and_world() -> tuple[int | None, int]:
             return before + int(task.get("index", 0)), len(workers)
     except (ValueError, AttributeError, TypeError):  # a TF_CONFIG that says nothing
         pass
-    return surroundings.rank_and_world()
+    return environment.rank_and_world()
 
 
 def switches() -> dict[str, str]:

@@ -43,7 +43,7 @@ def optimizer_options(fields: Mapping[str, Any]) -> None:
 
 
 def xla_functions(_: bool) -> None:
-    """Have ``tf.function(jit_compile=True)``, and Keras' ``compile(jit_compile=True)``, run as any other function."""
+    """Run ``tf.function(jit_compile=True)``, and Keras' ``compile(jit_compile=True)``, as any other function."""
 
     def made(original: Callable[..., None], function: Any, *args: Any, **kwargs: Any) -> None:
         original(function, *args, **kwargs)

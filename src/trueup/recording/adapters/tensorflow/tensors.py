@@ -141,7 +141,7 @@ class Slots:
         self.devices: dict[str, None] = {}
 
     def forget(self) -> None:
-        """Let go of what is known, at the end of a step."""
+        """Forget the tensors of a step at its end."""
         self._known.clear()
         self._producers.clear()
 

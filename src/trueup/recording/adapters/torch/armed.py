@@ -22,12 +22,12 @@ class Armed(BaseArmed):
         return rank_and_world()[0]
 
     def await_others(self, *, at_once: bool) -> None:  # noqa: ARG002
-        """Have `joined` called whenever this process gets a default process group. Also where it is captured before: a short run
-        ends before the first flush asks for the rank."""
+        """Arrange that `joined` is called whenever this process gets a default process group. Also where it is captured before:
+        a short run ends before the first flush asks for the rank."""
         _when_group_is_set(self.joined)
 
     def rejoined(self, session: Any, rank: int | None) -> None:
-        """Take note of the rank while there is a group to ask."""
+        """Record the rank while there is a group to ask."""
         if session.rank not in (None, rank):
             session.recorder.note(f"rank {session.rank} is rank {rank} of its process group, which it joined too late")
         session.update_active()

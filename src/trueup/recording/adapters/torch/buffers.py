@@ -255,7 +255,7 @@ class Buffers:
             storage.producers.pop(level, None)
 
     def storage(self, tensor: torch.Tensor) -> Storage | None:
-        """Return what is known of the tensor's storage; None where it has none of its own (sparse, functorch wrappers)."""
+        """Return the record of the tensor's storage; None where it has none of its own (sparse, functorch wrappers)."""
         try:
             storage = (tensor if type(tensor) in PLAIN else local(tensor)).untyped_storage()
         except (NotImplementedError, RuntimeError):

@@ -337,7 +337,7 @@ class Collectives:
         return calls
 
     def _launched(self, execution: _Execution, result: Any, works: list[Any]) -> None:
-        """Take note of what is being written."""
+        """Record the tensors that are being written."""
         session, found = self._session, execution.communication
         outputs = found.outputs
         own = _works(result)

@@ -354,7 +354,7 @@ class Compiling:
             self._eager = torch.compiler.set_stance("force_eager")
 
     def _compiles(self, original: Any, *args: Any, **kwargs: Any) -> Any:
-        """Have Dynamo imported, and what is ours hidden from it, before anything is compiled."""
+        """Import Dynamo, and hide our functions from it, before anything is compiled."""
         if vars(torch).get("compile") is self._compile.ours:  # else the capture is over
             with self._session.observing(self._session.threads.state, "torch.compile"):
                 import_module("torch._dynamo.eval_frame")
@@ -421,7 +421,7 @@ class Compiling:
     # ---------------------------------------------------------------- out of sight
     @contextlib.contextmanager
     def out_of_sight(self) -> Iterator[None]:
-        """Take our replacements and optimizer hooks away, for all threads."""
+        """Remove our replacements and optimizer hooks, for all threads."""
         with self._lock:
             self._running += 1
             if self._running == 1:
@@ -449,7 +449,7 @@ class Compiling:
 
 
 def _hooks_removed(handles: list[Any]) -> list[Callable[[], None]]:
-    """Take hooks out of the dictionaries that hold them; return what puts them back."""
+    """Remove hooks from the dictionaries that hold them; return a function that puts them back."""
     found: list[Callable[[], None]] = []
     for hooks in (optimizer._global_optimizer_pre_hooks, optimizer._global_optimizer_post_hooks):
         for handle in handles:

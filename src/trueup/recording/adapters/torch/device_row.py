@@ -71,7 +71,7 @@ def limits_of(dtype: torch.dtype) -> Limits:
 
 
 def reals(tensor: torch.Tensor) -> torch.Tensor:
-    """Return the reals of a tensor, 1-d and contiguous in logical C order; copied on its device where they lie otherwise."""
+    """Return the reals of a tensor, 1-d, in logical C order; copied on its device if they are laid out differently."""
     tensor = tensor.detach().resolve_conj().resolve_neg()
     if tensor.is_complex():
         tensor = torch.view_as_real(tensor)

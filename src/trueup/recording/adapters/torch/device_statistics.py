@@ -200,7 +200,7 @@ class Row:
         return self.chunk.memory[self.index]
 
     def fetched(self) -> None:
-        """Let go of the chunk."""
+        """Release the chunk."""
         self._chunk = None
 
     def __del__(self) -> None:

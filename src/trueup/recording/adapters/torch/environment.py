@@ -7,7 +7,7 @@ from typing import Any
 import torch
 
 from trueup.recording.adapters.torch.device_statistics import descriptions
-from trueup.recording.engine import surroundings
+from trueup.recording.engine import environment as shared
 
 _joined: tuple[int, int] | None = None
 _groups: list[list[int]] = []
@@ -23,14 +23,14 @@ def rank_and_world() -> tuple[int | None, int]:
         _joined = torch.distributed.get_rank(), torch.distributed.get_world_size()
         known = torch.distributed.distributed_c10d._world.pg_group_ranks
         _groups = sorted([*map(list, {tuple(sorted(ranks)) for ranks in list(known.values())[:MOST_GROUPS]})])
-    return _joined or surroundings.rank_and_world()
+    return _joined or shared.rank_and_world()
 
 
 def describe_run(devices: list[str]) -> dict[str, Any]:
     """Describe this process for its rank's manifest."""
     measured = {f"statistics.{device}": how for device, how in descriptions().items()}
     rank = rank_and_world()
-    return {"parallel": {"groups": _groups}} | surroundings.described(
+    return {"parallel": {"groups": _groups}} | shared.described(
         "torch", torch.__version__, devices, rank, seeds={"torch": torch.initial_seed()},
         libraries=("numpy", "transformers", "accelerate", "deepspeed", "torch_npu", "apex", "lightning", "triton"),
         switches={**switches(), **measured},

@@ -193,7 +193,7 @@ class ChainReplayer(Replayer):
         return read_of(made, link.laid, shape, strides, link.start)
 
     def _explained(self, link: Link) -> float:
-        """Return what rounding explains of a result that is handed on, relative to its root mean square."""
+        """Return the error that rounding explains in a result that is handed on, relative to its root mean square."""
         case = self._chain.cases[link.maker]
         key = case.call.key
         operation = Operation(key.op, key.level, key.phase)
@@ -205,7 +205,7 @@ class ChainReplayer(Replayer):
 def read_of(
     made: torch.Tensor, laid: tuple[int, ...], shape: tuple[int, ...], strides: tuple[int, ...], start: int
 ) -> torch.Tensor:  # fmt: skip
-    """Return what a call read of another one's result; a device that lays that result out otherwise has it laid out anew."""
+    """Return the part of another call's result that a call read; laid out anew where the device's layout differs."""
     if made.stride() != laid:
         made = torch.empty_strided(made.shape, laid, dtype=made.dtype, device=made.device).copy_(made)
     return made.as_strided(shape, strides, made.storage_offset() + start)
@@ -266,7 +266,7 @@ settled, judged, written = CASES.settled, CASES.judged, CASES.written
 
 
 def limit_threads(number: int) -> None:
-    """Let each operator use so many threads."""
+    """Set how many threads each operator uses."""
     torch.set_num_threads(number)
 
 
@@ -279,8 +279,8 @@ class WideExecutor(Replayer):
         self._around: RecordedCall | None = None
 
     def execute_wide(self, call: RecordedCall, forward: RecordedCall | None) -> Mapping[str, NDArray[Any]]:
-        """Return what a call gives, by slot (`trueup.analysis.anomalies.settling.Executor`); raises Untold where it cannot be
-        executed again, or draws random numbers in float64 that are not the recorded ones."""
+        """Return what a call gives, by slot (`mattering_rerun.Executor`); raises Untold where it cannot be executed again,
+        or draws random numbers in float64 that are not the recorded ones."""
         self._around = forward
         try:
             result = super().execute(call, self.truth)
@@ -293,7 +293,7 @@ class WideExecutor(Replayer):
         if result.random and not all(
             parallel(array, call.outputs[slot].array()) for slot, array in result.arrays.items() if call.outputs[slot].kept
         ):
-            raise Untold("float64 draws other random numbers")
+            raise Untold("float64 draws different random numbers")
         return result.arrays
 
     def _forward(self, call: RecordedCall) -> RecordedCall:
@@ -302,7 +302,7 @@ class WideExecutor(Replayer):
 
 @contextmanager
 def executing(capture: Capture) -> Iterator[SimpleNamespace]:
-    """Give what executes the calls of a capture; generators are left as they were."""
+    """Yield the executor of a capture's calls; generators are left as they were."""
     replayer = WideExecutor(capture)
     with replayer.undisturbed(), torch.no_grad():
         yield SimpleNamespace(execute=replayer.execute_wide)

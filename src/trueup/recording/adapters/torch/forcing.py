@@ -73,7 +73,7 @@ class Forcing:
             self._functions[call.seq] = call.kind.phase, call.kind.scope, call.kind.op, call.ordinal
         elif call.kind.level == "aten" and not self._lines_up(call, None if found is None else found[1]):
             if found is not None:
-                self._keep("the function around it executes other operators than in the baseline", found[0])
+                self._keep("the function around it executes different operators than in the baseline", found[0])
             return
         if found is None:
             return
@@ -87,13 +87,13 @@ class Forcing:
             if row is None:
                 self._keep("an input that the baseline's call lacks", key)
             elif not is_plain(tensor):
-                self._keep("a tensor that is no plain array", key)
+                self._keep("a tensor that is not a plain array", key)
             elif (value := self._tensor(key, row, tensor.shape, tensor.dtype, tensor.device)) is not None:
                 done |= self._write(key, tensor, value)
         self.forced += done and call.kind.level == self._baseline.level
 
     def _lines_up(self, call: Call, kept: Kept | None) -> bool:
-        """Tell whether an operator is the same one in the same function: two devices may take a function apart otherwise."""
+        """Tell whether an operator is the same one in the same function: two devices may take a function apart differently."""
         parent = call.parent
         number = self._counts[parent]
         self._counts[parent] += 1
@@ -147,7 +147,7 @@ class Forcing:
 
     def _tensor(self, key: Key, row: dict[str, Any], shape: Any, dtype: torch.dtype, device: torch.device) -> torch.Tensor | None:
         if list(row["shape"] or ()) != list(shape):
-            self._keep(f"another shape than the baseline's {row['slot'].partition('.')[0]}", key)
+            self._keep(f"a different shape than the baseline's {row['slot'].partition('.')[0]}", key)
             return None
         try:
             array = self._baseline.array(self._session.rank or 0, row)

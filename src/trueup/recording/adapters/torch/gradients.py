@@ -44,7 +44,7 @@ class Into(Protocol):
         """Record gradients that autograd delivers to or from a call."""
 
     def hook(self, context: Context, slots: list[tuple[int, str]], *, received: bool) -> Callable[..., None]:
-        """Return what autograd is to call at a node."""
+        """Return the hook for autograd to call at a node."""
 
 
 class Edges:
@@ -157,7 +157,7 @@ class _Sums:
         self._totals: dict[str, torch.Tensor] = {}
 
     def add(self, slots: Gradients) -> None:
-        """Take what one node delivers."""
+        """Take the gradients that one node delivers."""
         task = torch._C._current_graph_task_id()
         if task != self._task:
             self._task = task

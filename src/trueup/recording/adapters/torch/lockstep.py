@@ -173,7 +173,7 @@ def unit_of(tensor: torch.Tensor) -> float:
     return roundoff(dtype_of(tensor))
 
 
-NOT_PLAIN = "a tensor that is no plain array"
+NOT_PLAIN = "a tensor that is not a plain array"
 RANDOM = "random numbers were drawn, and the two devices draw different ones"
 RAISED = "the second model's module raised: {}"
 TRANSFORMED = "inside a torch.func transform such as vmap, where tensors stand for several"

@@ -52,7 +52,7 @@ def take_off(mode: Mode, *, left: bool = False) -> None:
 
 @contextmanager
 def without(mode: Mode) -> Iterator[None]:
-    """Take a mode off this thread's stack for the time of a block, and put it back in its place."""
+    """Remove a mode from this thread's stack for a block, and put it back in its place."""
     stack = _stack(mode)
     if mode not in stack:
         yield

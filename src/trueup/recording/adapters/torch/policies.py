@@ -28,7 +28,7 @@ from trueup.recording.engine import policies
 from trueup.recording.engine.replacing import Around, Replacement
 from trueup.recording.engine.ruled import Framework
 from trueup.recording.engine.session import running_of
-from trueup.recording.policies import Policy
+from trueup.recording.policy_file import Policy
 
 EAGER = "torch.compile was used: its Python code runs while a policy is applied, for no rule reaches into compiled code"
 
@@ -141,7 +141,7 @@ class AppliedPolicy(policies.AppliedPolicy):
 
     @contextmanager
     def function_mode_on(self) -> Iterator[None]:
-        """Have the function mode on in a block: PyTorch switches it off while it handles ``Tensor.backward``."""
+        """Switch the function mode on in a block: PyTorch switches it off while it handles ``Tensor.backward``."""
         on = self._mode in _get_current_function_mode_stack()
         if not on:
             put_on(self._mode)
@@ -174,7 +174,7 @@ def apply_policy(model: torch.nn.Module | Iterable[torch.nn.Module] | None, poli
 
 
 def _captures_aside() -> AbstractContextManager[Any]:
-    """Take a capture's replacements away in a block, so that they stand around what is replaced in it."""
+    """Remove a capture's replacements in a block, so that they wrap what the block replaces."""
     session = running_of("torch").session
     return nullcontext() if session is None else session.compiling.out_of_sight()
 

@@ -26,7 +26,7 @@ def state_of(device: str) -> torch.Tensor | None:
 
 
 def set_state(device: str, state: torch.Tensor) -> None:
-    """Let the default generator of a device stand there, if it takes the state: a GPU's cannot go on from a CPU's."""
+    """Set the default generator of a device to a state, if it takes it: a GPU's cannot go on from a CPU's."""
     kind = device.partition(":")[0]
     with suppress(RuntimeError, TypeError, AttributeError):
         if kind == "cpu":
@@ -63,7 +63,7 @@ class Generators:
 
 
 def put(state: State) -> None:
-    """Let generators stand where they stood."""
+    """Set generators back to where they stood."""
     for put_back, value in state:
         put_back(value)
 

@@ -84,7 +84,7 @@ def _packets() -> frozenset[str]:
 
 @lru_cache(maxsize=1)
 def _functions() -> dict[str, Callable[..., Any]]:
-    """Return what a capture may name at level api, by the names that captures give."""
+    """Return the functions that a capture may name at level api, by name."""
     ignored = get_ignored_functions()
     found: dict[str, Callable[..., Any]] = {}
     for func in [*get_testing_overrides(), *_generated()]:
@@ -244,7 +244,7 @@ class Builder(decoding.Builder):
             damaged()
         wanted = self._place.dtype(constant(torch.dtype, dtype)), self._place.of(device)
         if strides is None:
-            raise NotReplayable("it writes to a tensor that is no plain array")
+            raise NotReplayable("it writes to a tensor that is not a plain array")
         return torch.empty_strided(tuple(shape), tuple(strides), dtype=wanted[0], device=wanted[1])
 
     # ---------------------------------------------------------------- tensors
@@ -310,7 +310,7 @@ def load(call: RecordedCall, place: Place, *, leave: frozenset[str]) -> dict[str
 def as_tensor(call: RecordedCall, recorded: RecordedTensor, place: Place) -> torch.Tensor:
     """Return a recorded tensor by itself, such as a gradient that a call receives."""
     if recorded.strides is None:
-        raise NotReplayable(f"{recorded.slot} is no plain array")
+        raise NotReplayable(f"{recorded.slot} is not a plain array")
     return Builder(call, place, grad=False)._lay(recorded, {"tensor": recorded.slot})
 
 

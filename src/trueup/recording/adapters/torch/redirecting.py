@@ -194,7 +194,7 @@ def _wrapper(real: Callable[..., Any], given: Given) -> Callable[..., Any]:
 
 
 def _found(name: str) -> Any:
-    """Return what a name under torch means now; None if it means nothing."""
+    """Return the object of a name under torch; None if there is none."""
     found: Any = torch
     for part in name.split(".")[1:]:
         found = getattr(found, part, None)

@@ -289,7 +289,7 @@ RANDOM = "random: another draw is as good"
 FOREIGN = "an operator of another library, for which no reference is known"
 OPAQUE = "a higher-order operator: what it executes is not seen"
 HANDED_OUT = "it hands out memory and computes nothing"
-SUBCLASS = "a tensor that is no plain array"
+SUBCLASS = "a tensor that is not a plain array"
 
 INSTEAD: dict[str, Any] = {"half_to_float": False, "pin_memory": None, "generator": None}
 """Arguments that mean nothing, or the wrong thing, to the reference."""
@@ -397,7 +397,7 @@ class Reference:
 
     def tensor(self, tensor: torch.Tensor, *, copy: bool = False) -> torch.Tensor:
         """Copy a tensor to the reference device and widen it there (without ``copy`` perhaps itself); raise `NoReference` for
-        what is no plain array."""
+        what is not a plain array."""
         if not is_plain(tensor) or tensor.device.type == "meta":
             raise NoReference(SUBCLASS)
         moved = tensor if tensor.device == self.device else tensor.to(self.device)

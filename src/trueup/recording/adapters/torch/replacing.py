@@ -17,7 +17,7 @@ from trueup.recording.engine.replacing import Around, Key, Replacement, Run, fol
 
 
 def applying(run: Callable[[str, Callable[..., Any], tuple[Any, ...], dict[str, Any]], Any]) -> Replacement:
-    """Return what has each ``Function.apply``, no overridable function, run: ``run(name, function, args, kwargs)``."""
+    """Return the replacement by which ``run(name, function, args, kwargs)`` runs each ``Function.apply``, which no mode sees."""
 
     def make(original: Any) -> Any:
         plain = original.__func__
@@ -31,7 +31,7 @@ def applying(run: Callable[[str, Callable[..., Any], tuple[Any, ...], dict[str, 
 
 
 def reentrant(wrap: Callable[[Callable[..., Any]], Callable[..., Any]]) -> Replacement:
-    """Return what wraps each function that is checkpointed by the reentrant autograd function."""
+    """Return the replacement that wraps each function checkpointed by the reentrant autograd function."""
 
     def make(original: Any) -> Any:
         plain = original.__func__

@@ -21,7 +21,7 @@ from trueup.recording.adapters.torch.tensors import tensors_in as tensors_in
 from trueup.recording.engine import policies
 from trueup.recording.engine.nested import Place
 from trueup.recording.engine.ruled import Arguments, CannotSplit, Copies, Form, ReturnsArgument, SplitCall, Way, failed, set_to
-from trueup.recording.policies import PolicyRule
+from trueup.recording.policy_file import PolicyRule
 
 PLAIN_NAMES = ("torch.nn.functional.", "torch.Tensor.", "torch.")
 NOT_PLAIN = ("torch.ops.",)

@@ -147,7 +147,7 @@ def _own(prefix: str, tensors: Iterable[tuple[str, torch.Tensor]]) -> NamedTenso
 
 
 def _parameters(module: torch.nn.Module) -> Iterable[tuple[str, torch.Tensor]]:
-    """Return what ``named_parameters(recurse=False)`` gives, which looks for submodules and duplicates first."""
+    """Return a module's own parameters, faster than ``named_parameters(recurse=False)``, which looks for duplicates."""
     held = module._parameters
     if type(module).named_parameters is not torch.nn.Module.named_parameters or len(held) > len({*map(id, held.values())}):
         return module.named_parameters(recurse=False)  # type: ignore[no-any-return]
@@ -155,7 +155,7 @@ def _parameters(module: torch.nn.Module) -> Iterable[tuple[str, torch.Tensor]]:
 
 
 def _buffers(module: torch.nn.Module) -> Iterable[tuple[str, torch.Tensor]]:
-    """Return what ``named_buffers(recurse=False)`` gives; most modules have none."""
+    """Return a module's own buffers; most modules have none."""
     if type(module).named_buffers is torch.nn.Module.named_buffers and not module._buffers:
         return ()
     return module.named_buffers(recurse=False)  # type: ignore[no-any-return]
@@ -285,7 +285,7 @@ class Slots:
                     self._buffers.produced(tensor, call.kind.level, call, slot)
 
     def hook(self, context: Context, slots: list[tuple[int, str]], *, received: bool) -> Callable[..., None]:
-        """Return what autograd is to call at a node: it records gradients, by position, under the names of their slots.
+        """Return the hook for autograd to call at a node: it records gradients, by position, under the names of their slots.
         ``received``: they come to the call; else they are its results."""
         return GradientHook(context, slots, self) if self.short is None else self.short.hook(context, slots, received)
 
@@ -444,11 +444,11 @@ class Session(SessionCore):
             self.forcing.finish()
 
     def steps_by_hand(self) -> None:
-        """Let nothing but `step` end steps from now on."""
+        """From now on only `step` ends steps."""
         self.optimizers.steps.manual = True
 
     def enter_model(self, module: torch.nn.Module) -> None:
-        """Hear that a module begins to run outside any other: a step may be due."""
+        """Called when a module begins to run outside any other: a step may be due."""
         self.compiling.look()
         self.resume_functions()  # in a closure that an optimizer evaluates, or after a step of it that raised
         if self.active != self._on:  # another thread ended the step
@@ -458,7 +458,7 @@ class Session(SessionCore):
             self.optimizers.entered(module, state)
 
     def close_step(self) -> None:
-        """Take note of collectives that are complete."""
+        """Record the collectives that are complete."""
         self.collectives.settle()
         if self.shadow is not None:
             self.shadow.end_step()
@@ -474,7 +474,7 @@ class Session(SessionCore):
         self.buffers.forget()
 
     def _switch(self, *, on: bool) -> None:
-        """Let PyTorch call us in the steps that are recorded, and in no other: what is not on costs nothing."""
+        """Install the modes and hooks in the steps that are recorded, and in no others: elsewhere they would only cost."""
         if threading.get_ident() != self._thread or on == self._on:
             return
         self._on, self._paused = on, False
@@ -484,7 +484,7 @@ class Session(SessionCore):
             put_on(mode) if on else take_off(mode)
 
     def pause_functions(self) -> None:
-        """Let an optimizer's functions pass by unseen, where they would be let through one by one."""
+        """Switch observation off around an optimizer's functions, which would be let through one by one."""
         if (
             self._on and self._modes and self.passes_optimizer and not self.threads.state.modules
             and threading.get_ident() == self._thread and torch._C._current_graph_task_id() == -1
@@ -514,7 +514,7 @@ class Session(SessionCore):
         return self.function_mode if belongs and self.function_mode not in _get_current_function_mode_stack() else nullcontext()
 
     def notice_thread(self, state: ThreadState) -> None:
-        """Note that modules run on a thread that is not observed otherwise."""
+        """Note that modules run on a thread on which only they are observed."""
         if self._modes and not state.observed and torch._C._current_graph_task_id() == -1:
             state.observed = True
             name = threading.current_thread().name

@@ -152,7 +152,7 @@ def _allowed(case: Case, slot: str, distance: Distance, dtype: str, precision: P
 
 
 def _tiny(dtype: str) -> float:
-    """Return what an element may lose where a device has no subnormal numbers."""
+    """Return the smallest normal number: the most that an element loses on a device without subnormal numbers."""
     return float(torch.finfo(getattr(torch, dtype)).tiny)
 
 
@@ -188,7 +188,7 @@ def _with_perturbed(reference: Reference, case: Case, slot: str, truth: Array, a
 
 
 def _one_unit(dtypes: tuple[torch.dtype, ...], draw: int) -> Change:
-    """Return what moves each floating element by one unit in the last place of its dtype, up or down as a seed says."""
+    """Return the change that moves each floating element by one unit in the last place of its dtype, up or down by a seed."""
     remaining = iter(dtypes)
     seeds = iter(range(1 << 20))
 

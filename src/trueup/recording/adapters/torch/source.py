@@ -70,7 +70,7 @@ def function_name(call: RecordedCall) -> str:
 
 
 def _resolved(name: str) -> Any:
-    """Return what a name of the table of allowed functions means to Python, or None."""
+    """Return the Python object of a name in the table of allowed functions, or None."""
     first, *rest = name.split(".")
     found: Any = torch if first == "torch" else None
     for part in rest:
@@ -165,7 +165,7 @@ class Arguments(Writer):
             raise NotReplayable("its arguments are damaged in the capture")
         dtype, shape, strides, device = node["empty"]
         if not all(isinstance(v, list) and all(type(n) is int for n in v) for v in (shape, strides)):
-            raise NotReplayable("it writes to a tensor that is no plain array")
+            raise NotReplayable("it writes to a tensor that is not a plain array")
         laid = f"{tuple(shape)!r}, {tuple(strides)!r}"
         return f"torch.empty_strided({laid}, dtype={constant(torch.dtype, dtype)}, device={self.where(str(device))})"
 
@@ -350,7 +350,7 @@ class _Writer:
             return self._gradients[slot]
         path = self._paths.get(slot)
         if path is None:
-            raise NotReplayable(f"nobody knows where its {slot} is found")
+            raise NotReplayable(f"the place of {slot} in its result is not known")
         if len(path) == 1 and path[0] in self._arguments.names:
             return self._arguments.names[str(path[0])]
         return self._result + "".join(f"[{ascii(key) if isinstance(key, str) else int(key)}]" for key in path)

@@ -17,7 +17,7 @@ PLAIN = ("eager", "aot_eager", "aot_eager_decomp_partition")
 
 
 def optimizers(names: Sequence[str]) -> None:
-    """Have all optimizers of torch.optim made with these (``foreach``, ``fused``) false, whatever the script asks for."""
+    """Make all optimizers of torch.optim with these options (``foreach``, ``fused``) false, whatever the script asks for."""
     classes: list[Any] = [kind for kind in vars(torch.optim).values() if isinstance(kind, type)]
     kinds = [kind for kind in classes if issubclass(kind, torch.optim.Optimizer)]
     for kind in kinds:

@@ -1,6 +1,6 @@
 """From arguments and results to slots: which tensors a call has, how they are described, what else it was given.
 
-Tensors that are no plain array: the arrays they are made of, and the tensors that they stand for.
+Tensors that are not plain arrays: the arrays they are made of, and the tensors that they stand for.
 
 Each array that a tensor is made of becomes a slot below the tensor's own. `input.0` of layout sparse_coo has `input.0.values` and
 `input.0.indices`, and so on:
@@ -12,7 +12,7 @@ Each array that a tensor is made of becomes a slot below the tensor's own. `inpu
     quantised                    int_repr, scale, zero_point
     a class that wraps tensors   the attributes that its `__tensor_flatten__` names
 
-A part that is itself no plain array is taken apart too. A distributed tensor stands for its local shard, the result of an
+A part that is itself not a plain array is taken apart too. A distributed tensor stands for its local shard, the result of an
 unfinished collective for what that will be. Nothing here computes with the user's tensor, coalesces it, communicates, waits, or
 enters a graph: attributes are read that hold what is there already.
 """

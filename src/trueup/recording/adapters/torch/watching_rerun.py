@@ -137,7 +137,7 @@ class StandIns:
         self._of: dict[int, tuple[torch.Tensor, torch.Tensor]] = {}
 
     def of(self, tensor: torch.Tensor) -> torch.Tensor:
-        """Return what stands in for a tensor; one without gradient stands for itself."""
+        """Return the stand-in of a tensor; one without gradient stands for itself."""
         if not tensor.requires_grad:
             return tensor
         known = self._of.get(id(tensor))
@@ -410,7 +410,7 @@ class _Player:
         return torch.autograd._engine_run_backward(*args, **kwargs)
 
     def _again(self, reference: Made | Held) -> torch.Tensor:
-        """Return what stands for a tensor now."""
+        """Return the tensor that stands for another now."""
         if isinstance(reference, Held):
             return self._stand_ins.of(reference.tensor)
         found = (self._given if reference.written else self._results).get(reference.event, [])

@@ -40,7 +40,7 @@ class Surroundings:
 
 
 def surroundings(devices: dict[str, None], *, draws: bool) -> Surroundings:
-    """Return what an event depends on besides its arguments."""
+    """Return the modes and random states that an event depends on besides its arguments."""
     kinds = {"cpu", *(name.partition(":")[0] for name in devices)} - {"meta"}
     cast = tuple((kind, torch.is_autocast_enabled(kind), torch.get_autocast_dtype(kind)) for kind in sorted(kinds) if _casts(kind))
     return Surroundings(
@@ -123,13 +123,13 @@ class Event:
     training: bool = True
 
     def needs(self) -> list[Made]:
-        """Return what it was given of earlier events."""
+        """Return the tensors that earlier events gave it."""
         found: list[Made] = []
         mapped((self.args, self.kwargs), lambda x: found.append(x) if isinstance(x, Made) else None)
         return found
 
     def holds(self) -> list[Held]:
-        """Return what it was given from elsewhere."""
+        """Return the tensors that it was given from elsewhere."""
         found: list[Held] = []
         mapped((self.args, self.kwargs), lambda x: found.append(x) if isinstance(x, Held) else None)
         return found

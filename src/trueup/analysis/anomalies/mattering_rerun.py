@@ -142,7 +142,7 @@ class Followed:
         largest = max(float(np.abs(one.without[one.without != wide(one.tensor.array())]).max()) for one in intended.values())
         head = f"in their place float64 gives up to {number(largest)}"
         if not np.isfinite(largest):
-            return Effect("unknown", "in their place float64 gives other numbers that are not finite either")
+            return Effect("unknown", "in their place float64 gives different numbers, which are not finite either")
         for slot, one in intended.items():
             self._tell(call, slot, one)
         followed = 0
@@ -163,7 +163,7 @@ class Followed:
                 continue
             meant, recorded = truth[slot], wide(tensor.array())
             if meant.shape != recorded.shape:
-                raise Untold(f"float64 gives {slot} another shape")
+                raise Untold(f"float64 gives {slot} a different shape")
             other = bad & ~((meant == recorded) | (np.isnan(meant) & np.isnan(recorded)))
             if other.any():
                 found[slot] = Changed(tensor, np.where(other, meant, recorded))
@@ -259,7 +259,7 @@ class Followed:
         """Tell whether a result differs by more than the rounding of its dtype."""
         a, b = without[slot], recorded.get(slot)
         if b is None or a.shape != b.shape:
-            raise Untold(f"float64 gives {slot} another shape")
+            raise Untold(f"float64 gives {slot} a different shape")
         operation, dtype = Operation(call.key.op, call.key.level, call.key.phase), call.outputs[slot].dtype
         distance = Distance.of(a, floored(a, b, dtype))
         if not (distance.differing or distance.disagreeing):

@@ -67,7 +67,7 @@ class Trying(Worker):
     Trueup's own; ``imports``: a module that makes a device known; ``timeout``: seconds for a chain; ``afresh``: each on a device
     that has done nothing before. Raises TrueupError if a device is not there."""
 
-    module = "trueup.analysis.rerun.trying"
+    module = "trueup.analysis.rerun.chain_process"
 
     def __init__(
         self, device: str | None, against: str, *, framework: str = "torch", simulated: bool = False, imports: str = "",

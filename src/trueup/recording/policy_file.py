@@ -70,7 +70,7 @@ class Rule(toml.Table, eq=False):
         if self.returns is not None and not (self.level == "module" and self.dtype):
             raise ValueError('returns is for a rule with level = "module" and a dtype: what a function returns is known')
         if self.phase == "optimizer" and self.level == "module":
-            raise ValueError("phase 'optimizer' is none of a module's: no optimizer calls one; expected forward or backward")
+            raise ValueError("a module has no phase 'optimizer': no optimizer calls one; expected forward or backward")
 
     @property
     def moves(self) -> bool:

@@ -16,7 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from trueup.analysis.anomalies.describing import step_of
-from trueup.comparison.graph.streams import NONE, Array, Numbers, Stream
+from trueup.comparison.graph.streams import Array, Numbers, Stream
 from trueup.foundation.facts.anomaly import Anomaly, Place, ScaleStep
 from trueup.foundation.facts.operators import having
 from trueup.foundation.facts.slots import is_input
@@ -67,8 +67,7 @@ def read_slots(stream: Stream) -> Numbers:
 
 def lasting_slots(stream: Stream, slots: Numbers) -> Numbers:
     """Return the slots, of those given, that no call of the step made."""
-    made = np.where(stream.producer[slots] >= 0, stream.index(stream.producer[slots]), NONE)
-    return slots[made < 0]
+    return slots[stream.producers[slots] < 0]
 
 
 def keys_of(stream: Stream, slots: Numbers) -> NDArray[np.uint64]:

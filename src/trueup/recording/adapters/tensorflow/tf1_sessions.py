@@ -71,7 +71,7 @@ class Sessions:
         self._plans: dict[tuple[Any, ...], Plan] = {}
 
     def replacements(self) -> list[Replacement]:
-        """Return what stands around every run."""
+        """Return the replacements that wrap every run."""
         return [Around(client.BaseSession, "_do_run", self._run)]
 
     def _run(

@@ -12,8 +12,8 @@ import torch
 
 from trueup.comparison.result.comparing import compare
 from trueup.foundation.model import Result
-from trueup.foundation.store import ahead
-from trueup.foundation.store.ahead import Place, places
+from trueup.foundation.store import read_ahead
+from trueup.foundation.store.read_ahead import Place, places
 from verdict.cases import broken, noisy, trained
 
 STEPS = 7
@@ -41,7 +41,7 @@ def test_the_first_step_stands_alone() -> None:
 
 
 def test_no_more_rows_than_fit(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(ahead, "ROWS", 20)
+    monkeypatch.setattr(read_ahead, "ROWS", 20)
     assert grouped(Held(sizes(5, 10, 10, 10, 90)), Held(sizes(5, 10, 10, 11, 9))) == [(0, (0,)), (0, (1, 2)), (0, (3,)), (0, (4,))]
 
 
@@ -84,7 +84,7 @@ CASES = {"rounding": rounded, "in the middle": fault(7), "at the end": fault(2 *
 def test_at_once_or_one_by_one(change: Any, baseline: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     candidate = trained(tmp_path / "candidate", alter=change, **LEVELS)
     at_once = compare(baseline, candidate)
-    monkeypatch.setattr(ahead, "ROWS", 0)
+    monkeypatch.setattr(read_ahead, "ROWS", 0)
     one_by_one = compare(baseline, candidate)
     assert at_once.verdict == ("aligned" if change is rounded else "deviates"), at_once.sentence
     assert comparable(at_once) == comparable(one_by_one)
@@ -108,7 +108,7 @@ def test_a_part_that_is_damaged_meanwhile_gives_no_rows_of_any_column() -> None:
     def more(columns: Any) -> pa.Table:
         return pa.table({name: [1.0] for name in columns})
 
-    records = ahead.Records(pa.table({"seq": [1, 2], "mean": [0.5, 1.5]}), {"seq", "mean", "min"}, more)
+    records = read_ahead.Records(pa.table({"seq": [1, 2], "mean": [0.5, 1.5]}), {"seq", "mean", "min"}, more)
     assert records(["mean", "seq"]).num_rows == 2
     assert records(["min", "mean"]).to_pydict() == {"min": [], "mean": []}
     assert records(["mean", "invocation"])["invocation"].to_pylist() == [None, None]  # a column that the capture has not
