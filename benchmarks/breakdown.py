@@ -25,7 +25,7 @@ import probes
 from machine import peak_megabytes, wait_until_quiet
 from modes import MODES
 from stepping import count, disturbed_share, mean, run
-from time_trueup import SETTLE
+from timing import SETTLE
 
 
 def measure(model: str, name: str, into: Path, seconds: float) -> dict[str, Any]:

@@ -86,4 +86,5 @@ def test_lines_that_did_not_run_or_are_shared_are_left() -> None:
 def test_another_name_for_torch() -> None:
     text = script("x = th.transpose(x.view(b, g, c, h, w), 1, 2).contiguous().view(b, -1, h, w)", head="import torch as th\n")
     (found,) = find(Path("train.py"), text, range(1, 99))
-    assert found.after.strip() == "x = x.index_select(1, th.arange(x.size(1), device=x.device).view(g, -1).t().flatten())"
+    chosen = "index_select(1, th.arange(g * c, device=x.device).view(g, -1).t().flatten())"
+    assert found.after.strip() == f"x = x.view(b, -1, h, w).{chosen}"

@@ -11,6 +11,7 @@ import pytest
 import torch
 
 from launch.running import environment
+from trueup.doors.cli import main
 
 
 def test_streams_and_events_are_there_and_take_time() -> None:
@@ -174,6 +175,12 @@ def test_without_a_line_in_the_script() -> None:
     ran = subprocess.run([sys.executable, "-c", script], env=asked, capture_output=True, text=True, check=False)
     assert ran.returncode == 0, ran.stderr
     assert ran.stdout.endswith("reached the end\n")
+
+
+def test_a_command_with_the_device(capfd: pytest.CaptureFixture[str]) -> None:
+    words = "import os; print(*(os.environ[one] for one in ('TRUEUP_SIMULATED', 'TRUEUP_SIMULATED_DEVICES'))); raise SystemExit(5)"
+    assert main(["simdev", "run", "--devices", "2", "--", sys.executable, "-c", words]) == 5
+    assert capfd.readouterr().out == "1 2\n"
 
 
 def test_a_number_of_devices_that_is_none() -> None:

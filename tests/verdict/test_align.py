@@ -314,3 +314,15 @@ def test_what_goes_backward_of_no_counterparts_and_is_unlike_is_matched_by_its_f
         return found
 
     assert numbers(aligned(run((2, 1, 0)), run((1, 0, 2)))) == [(0, 0), (1, 1), (2, 2), (4, 3), (5, 4), (3, 5)]
+
+
+def test_what_goes_backward_with_other_slots_is_matched_by_its_forward_too() -> None:
+    def run(order: tuple[int, ...]) -> Recording:
+        found = Recording()
+        slots = [{"grad_output.0": normal(8, seed=20)}, {"grad_output.0": normal(8, seed=21), "grad_input.1": normal(4, seed=22)}]
+        calls = [found.call("linear", [], [x], level="api") for x in different(2)]
+        for k in order:
+            found.call("linear", slots[k], [], level="api", phase="backward", forward=calls[k])
+        return found
+
+    assert numbers(aligned(run((1, 0)), run((0, 1)))) == [(0, 0), (1, 1), (3, 2), (2, 3)]

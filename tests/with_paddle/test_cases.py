@@ -14,6 +14,8 @@ from pathlib import Path
 
 import pytest
 
+from trueup.simdev.paddle import COMPILERS, build
+
 FOLDER = Path(__file__).parent
 CASES = FOLDER / "cases"
 
@@ -38,14 +40,8 @@ def test_cases(group: str) -> None:
 
 
 def test_cases_on_a_second_device(tmp_path: Path) -> None:
-    compiler = next(filter(None, map(shutil.which, ("c++", "g++", "clang++"))), None)
-    if compiler is None:
+    if not any(map(shutil.which, COMPILERS)):
         pytest.skip("no C++ compiler to build the device with")
-    spec = importlib.util.find_spec("paddle")
-    assert spec is not None
-    assert spec.submodule_search_locations is not None
-    include = Path(spec.submodule_search_locations[0]) / "include"
-    built = [compiler, "-std=c++17", "-O1", "-fPIC", "-shared", f"-I{include}", str(FOLDER / "device" / "host_device.cc")]
-    subprocess.run([*built, "-o", str(tmp_path / "libhost_device.so")], check=True, timeout=120)
+    build(tmp_path, name="host", devices=2)
     files = sorted(path.name for path in CASES.glob("device_*.py"))
     run(files, CUSTOM_DEVICE_ROOT=str(tmp_path), FLAGS_use_stride_kernel="0")  # strided copies need kernels of the device

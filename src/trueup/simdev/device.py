@@ -12,7 +12,7 @@ import importlib.util
 import os
 import sys
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from functools import partial
 from typing import Any
 
@@ -122,8 +122,16 @@ def _claim() -> None:
     torch.Tensor.pin_memory = _unpinned
 
 
+FACTORIES = (
+    "tensor as_tensor empty empty_like empty_strided zeros zeros_like ones ones_like full full_like rand rand_like randn "
+    "randn_like randint randperm arange linspace logspace eye"
+)
+"""Functions of PyTorch that make a tensor on a device that they are given."""
+
+
 def _several() -> None:
-    """Count the devices. PyTorch's C++ takes ``npu`` for index 0, so with several these functions name the current one."""
+    """Count the devices. PyTorch's C++ writes index 0 for the current one, so with several, functions that are given a device
+    make it the current one while they run."""
     asked = os.environ.get(npu.COUNT) or os.environ.get("LOCAL_WORLD_SIZE") or "1"
     if not asked.isdecimal() or int(asked) < 1:
         raise TrueupError(
@@ -134,28 +142,39 @@ def _several() -> None:
     if tensor.count == 1:
         return
 
-    def named(value: Any) -> Any:
-        if (isinstance(value, str) and value == "npu") or (isinstance(value, tensor.DEVICE) and value == tensor.DEVICE("npu")):
-            return tensor.DEVICE("npu", tensor.current)
-        return value
+    def named(values: Iterable[Any]) -> int | None:
+        for value in values:
+            if isinstance(value, tensor.DEVICE) or (isinstance(value, str) and value.startswith("npu:")):
+                one = tensor.DEVICE(value)
+                return one.index if one.type == "npu" else None
+        return None
 
-    def naming(real: Callable[..., Any]) -> Callable[..., Any]:
+    def placing(real: Callable[..., Any]) -> Callable[..., Any]:
         @functools.wraps(real)
         def call(*args: Any, **kwargs: Any) -> Any:
-            return real(*map(named, args), **{name: named(value) for name, value in kwargs.items()})
+            index, before = named((*args, *kwargs.values())), tensor.current
+            if index is None or index == before:
+                return real(*args, **kwargs)
+            tensor.current = index
+            try:
+                return real(*args, **kwargs)
+            finally:
+                tensor.current = before
 
         return call
 
-    torch.Tensor.to, torch.tensor, torch.as_tensor = naming(torch.Tensor.to), naming(torch.tensor), naming(torch.as_tensor)
+    torch.Tensor.to = placing(torch.Tensor.to)
+    for name in FACTORIES.split():
+        setattr(torch, name, placing(getattr(torch, name)))
 
 
 def _factories(aten_library: Any, any_library: Any) -> None:
     def empty(size: Any, *, dtype: Any = None, device: Any = None, memory_format: Any = None, **_: Any) -> NPUTensor:
         layout = memory_format or torch.contiguous_format
-        return NPUTensor(torch.empty(size, dtype=dtype, memory_format=layout, device=tensor.home), tensor.index_of(device))
+        return NPUTensor(torch.empty(size, dtype=dtype, memory_format=layout, device=tensor.home), tensor.placed(device))
 
     def empty_strided(size: Any, stride: Any, *, dtype: Any = None, device: Any = None, **_: Any) -> NPUTensor:
-        return NPUTensor(torch.empty_strided(size, stride, dtype=dtype, device=tensor.home), tensor.index_of(device))
+        return NPUTensor(torch.empty_strided(size, stride, dtype=dtype, device=tensor.home), tensor.placed(device))
 
     def run(operator: Any, *args: Any, **kwargs: Any) -> Any:
         return dispatch(operator, args, kwargs)

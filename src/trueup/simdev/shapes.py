@@ -58,6 +58,10 @@ class Shapes:
 
         self._flops = flop_registry
         tensor.home, tensor.runner = META, self.run
+        # What ranks send each other is not computed, so they cannot agree on parameters or an order of buckets.
+        torch.nn.parallel.distributed._verify_param_shape_across_processes = lambda *_, **__: True
+        if torch.distributed.is_available():
+            torch.distributed.Reducer._rebuild_buckets = lambda _: False
         register_optimizer_step_post_hook(self._stepped)
         atexit.register(self.write)
 
@@ -69,8 +73,8 @@ class Shapes:
         there = kwargs if not to_host else {**kwargs, **({"device": META} if device is not None else {})}
         why = None
         try:
-            if plan.on_host:  # lengths are the host's, and so is what is made of them
-                raise NotImplementedError
+            if plan.on_host or plan.name.startswith("c10d::"):
+                raise NotImplementedError  # lengths are the host's, and so is what is made of them; ranks have to meet
             if func is torch.ops.aten._local_scalar_dense.default:
                 result: Any = torch.full((), self._numbers.get(args[0], 1), dtype=args[0].dtype).item()
             else:

@@ -373,10 +373,15 @@ def index_of(device: Any) -> int:
     return current if asked is None else int(asked)
 
 
+def placed(device: Any) -> int:
+    """Return the index for a kernel that is given a device: PyTorch's C++ writes 0 for the current one."""
+    return index_of(device) or current
+
+
 def _index(plan: Plan, owners: dict[int, torch.Tensor], device: Any) -> int:
     """Return the index of the device that an operator runs on; raises RuntimeError where its tensors are on several."""
     if device is not None:
-        return index_of(device)
+        return placed(device)
     found = [one for one in owners.values() if isinstance(one, NPUTensor)]
     indices = sorted({one._index for one in found if one.dim()}) or [one._index for one in found[:1]] or [current]
     if len(indices) > 1 and not plan.cross_device:

@@ -65,6 +65,13 @@ class Likeness:
         i, j = np.array(pairs, np.int64).reshape(-1, 2).T
         return self._pairwise(i, j)
 
+    def alike(self, least: float) -> Array:
+        """Tell of the n-th calls of both sequences, which are equally long, whether they are of one kind and that close."""
+        found = np.equal(*(side.kind for side in self._sides))
+        at = np.flatnonzero(found)
+        found[at] = self._pairwise(at, at) >= least
+        return found
+
     def same(self, i: int, j: int, step: int, length: int, least: float) -> int:
         """Count how many of ``length`` calls from ``i`` and ``j`` on, forwards or backwards, are alike pair by pair."""
         a, b = (side.kind[k::step][:length] for side, k in zip(self._sides, (i, j), strict=True))
@@ -270,7 +277,7 @@ def _by_forward(found: Numbers, streams: tuple[Stream, Stream], ops: tuple[Numbe
         return found
     first, second = found[:2, crossed].tolist()
     likeness = Likeness(first, second, *streams, ops)
-    unlike = crossed[likeness.of([(n, n) for n in range(len(crossed))]) < ALIKE]
+    unlike = crossed[~likeness.alike(ALIKE)]
     forward = [stream.index(stream.forward_seq[calls[unlike]]) for stream, calls in zip(streams, found[:2], strict=True)]
     groups: dict[tuple[int, ...], tuple[list[int], list[int]]] = {}
     for side, (stream, of_side) in enumerate(zip(streams, (partner[forward[0]], forward[1]), strict=True)):

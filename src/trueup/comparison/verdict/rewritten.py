@@ -180,7 +180,7 @@ def _operators(tree: Tree, pair: int, side: int) -> list[int]:
 
 
 def _without_backward(tree: Tree, criterion: Criterion) -> Iterator[Call]:
-    """Yield the backward of functions and modules that both sides called, where the other side's has none."""
+    """Yield the backward of functions and modules that both sides called, where the other side's went backward fewer times."""
     for side, (stream, calls) in enumerate(zip(tree.streams, tree.unmatched, strict=True)):
         other, aten = tree.streams[1 - side], stream.names.number("aten")
         backward = (stream.phase[calls] == stream.names.number("backward")) & (stream.level[calls] != aten)
@@ -188,9 +188,15 @@ def _without_backward(tree: Tree, criterion: Criterion) -> Iterator[Call]:
         pairs = tree.pairs[side][_forward(stream, chosen)]
         partner = np.r_[tree.verdicts.errors.calls[1 - side], NONE][pairs]
         theirs = np.flatnonzero((other.phase == other.names.number("backward")) & (other.level != aten))
-        missing = chosen[(partner != NONE) & ~np.isin(partner, _forward(other, theirs))]
+        mine = np.flatnonzero((stream.phase == stream.names.number("backward")) & (stream.level != aten))
+        often, less = (np.bincount(of[of != NONE], minlength=1) for of in (_forward(stream, mine), _forward(other, theirs)))
+        missing = chosen[(partner != NONE) & (_at(less, partner) < _at(often, _forward(stream, chosen)))]
         forward = _forward(stream, missing).tolist()
         yield from ((side, call) for call, of in zip(missing.tolist(), forward, strict=True) if computes(stream, of, criterion))
+
+
+def _at(counts: Numbers, of: Numbers) -> Numbers:
+    return np.where((of >= 0) & (of < len(counts)), counts[np.minimum(of, len(counts) - 1)], 0)
 
 
 def _forward(stream: Stream, calls: Numbers) -> Numbers:

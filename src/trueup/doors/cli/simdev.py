@@ -1,14 +1,17 @@
-"""``trueup simdev list``: what the simulated accelerator can get wrong, and what it may legitimately do differently."""
+"""``trueup simdev run -- COMMAND``: a command with the simulated accelerator. ``trueup simdev list``: what that can get wrong, and
+what it may legitimately do differently."""
 
 from __future__ import annotations
 
+import os
 from collections.abc import Collection
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 from rich.padding import Padding
 from rich.text import Text
 
+from trueup.doors.cli.options import Command, required
 from trueup.foundation.words.wording import counted
 
 if TYPE_CHECKING:
@@ -24,9 +27,20 @@ app = typer.Typer(
 )
 
 
-@app.callback()
-def simdev() -> None:
-    """Keep ``list`` a command of its own, however few there are."""
+@app.command("run", context_settings={"allow_interspersed_args": False})
+def run_command(
+    command: Command = None,
+    devices: Annotated[int, typer.Option(metavar="N", min=1, help="How many devices there are.")] = 1,
+    paddle: Annotated[bool, typer.Option("--paddle", help="For Paddle, too: its device is built the first time.")] = False,
+) -> int:
+    """Run a command with a device `npu` in PyTorch, and with --paddle in Paddle; the exit code is the command's."""
+    from trueup.recording.recorder.launch import program, run_to_the_end
+    from trueup.simdev.paddle import environment
+
+    words = required(command, "run", "simdev run")
+    more = environment(devices) if paddle else {}
+    given = {"TRUEUP_SIMULATED": "1", "TRUEUP_SIMULATED_DEVICES": str(devices), **more}
+    return run_to_the_end([program(words[0]), *words[1:]], {**os.environ, **given}, None, None)
 
 
 @app.command("list")

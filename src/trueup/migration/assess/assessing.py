@@ -7,8 +7,8 @@ import re
 import sys
 import tempfile
 from collections import Counter
-from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -175,7 +175,10 @@ def _command(command: Sequence[str]) -> Sequence[str]:
 
 
 def _last_words(lines: Sequence[str], code: int) -> str:
-    """Return what a run said last: the line of the exception, where there is one."""
+    """Return what a run said last: the line of the exception, where there is one; of several ranks, that of the first to fail."""
+    ranked = [found for line in lines if (found := line.partition("]: ")[2]) and line.startswith("[rank") and ERROR.match(found)]
+    if ranked:
+        return ranked[0][:300].rstrip(".")
     errors = [line for line in lines if ERROR.match(line)]
     return (errors or lines or [f"exit code {code}"])[-1][:300].rstrip(".")
 
@@ -195,6 +198,11 @@ def _assessed(runs: Sequence[Run], product: str, cann: str, failed: str | None) 
     for row in rows:
         if row.operator == "aten::_local_scalar_dense" and row.site and row.site[0]:
             reads[row.place] += row.calls
+    found = dict.fromkeys([run.script for run in runs] + [row.site[0] for row in rows if row.site])
+    scripts = [Path(file) for file in found if file.endswith(".py") and not any(place in file for place in LIBRARIES)]
+    offered, made = _rewrites(scripts, rows)
+    titles = {one.place: one.title for one in offered}
+    operators = [_with_rewrite(one, titles) for one in operators]
     imported = {name: place for run in runs for name, place in run.packages.items()}
     ran: Counter[str] = Counter()
     lacking: dict[str, list[str]] = {}
@@ -203,14 +211,18 @@ def _assessed(runs: Sequence[Run], product: str, cann: str, failed: str | None) 
         ran[row.package] += row.calls
         if row.operator in bad and row.operator not in lacking.setdefault(row.package, []):
             lacking[row.package].append(row.operator)
-    found = dict.fromkeys([run.script for run in runs] + [row.site[0] for row in rows if row.site])
-    scripts = [Path(file) for file in found if file.endswith(".py") and not any(place in file for place in LIBRARIES)]
     return Assessment(
         product, version, steps, tuple(operators), tuple(dynamic.items()),
         tuple((place, calls / steps) for place, calls in reads.most_common()), max(run.memory for run in runs),
-        packages(imported, ran, lacking), extensions(scripts), broken(rows, imported, cann), *_rewrites(scripts, rows),
+        packages(imported, ran, lacking), extensions(scripts), broken(rows, imported, cann), offered, made,
         tuple(map(str, scripts)), failed, support().source,
     )  # fmt: skip
+
+
+def _with_rewrite(one: Operator, titles: Mapping[str, str]) -> Operator:
+    """Return an operator that needs a hand with the rewrite of its line as the equivalent, where there is one."""
+    title = next((titles[place] for place in one.places if place in titles), None)
+    return one if title is None or not one.remedies else replace(one, remedies=(f"rewrite: {title}", *one.remedies[1:]))
 
 
 def _rewrites(scripts: Sequence[Path], rows: Sequence[Row]) -> tuple[tuple[Offered, ...], str]:

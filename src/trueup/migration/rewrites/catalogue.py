@@ -7,7 +7,7 @@ from typing import Any, Literal
 
 from trueup.foundation import toml
 
-Kind = Literal["name", "number", "condition", "plain"]
+Kind = Literal["name", "number", "condition", "plain", "size"]
 
 
 class Rewrite(toml.Table):

@@ -109,6 +109,8 @@ def _may_be(kind: Kind | None, node: ast.expr) -> bool:
         return isinstance(node, ast.Name)
     if kind == "plain":
         return isinstance(node, ast.Name) or (isinstance(node, ast.Attribute) and _may_be("plain", node.value))
+    if kind == "size":
+        return not isinstance(node, (ast.UnaryOp, ast.Starred))
     if kind == "number":
         inner = node.operand if isinstance(node, ast.UnaryOp) and isinstance(node.op, ast.USub) else node
         return isinstance(inner, ast.Constant) and type(inner.value) in (int, float)

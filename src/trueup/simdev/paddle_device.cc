@@ -1,5 +1,7 @@
-// A device of Paddle's for tests: its memory is the host's, beyond the reach of CPU kernels' dispatch; it has no kernels of its own, so
-// Paddle runs those of the CPU on copies (FLAGS_enable_api_kernel_fallback).
+// A device of Paddle's: its memory is the host's, beyond the reach of CPU kernels' dispatch; it has no kernels of its own, so Paddle
+// runs those of the CPU on copies (FLAGS_enable_api_kernel_fallback). TYPE is its name, DEVICES how many there are.
+#include <unistd.h>
+
 #include <cstdlib>
 #include <cstring>
 
@@ -7,12 +9,17 @@
 
 namespace {
 
-constexpr size_t kDevices = 2;
+constexpr size_t kDevices = DEVICES;
 
 C_Status Done() { return C_SUCCESS; }
 C_Status OnDevice(const C_Device) { return C_SUCCESS; }
+thread_local int current = 0;
+C_Status SetDevice(const C_Device device) {
+  current = static_cast<int>(device->id);
+  return C_SUCCESS;
+}
 C_Status GetDevice(const C_Device device) {
-  device->id = 0;
+  device->id = current;
   return C_SUCCESS;
 }
 C_Status Count(size_t* count) {
@@ -51,7 +58,9 @@ C_Status CopyOnStream(const C_Device, C_Stream, void* to, const void* from, size
   return C_SUCCESS;
 }
 C_Status Memory(const C_Device, size_t* total, size_t* free) {
-  *total = *free = size_t{1} << 30;
+  const size_t page = static_cast<size_t>(sysconf(_SC_PAGE_SIZE));
+  *total = page * static_cast<size_t>(sysconf(_SC_PHYS_PAGES));
+  *free = page * static_cast<size_t>(sysconf(_SC_AVPHYS_PAGES));
   return C_SUCCESS;
 }
 C_Status Chunk(const C_Device, size_t* size) {
@@ -63,13 +72,14 @@ C_Status Chunk(const C_Device, size_t* size) {
 
 extern "C" void InitPlugin(CustomRuntimeParams* params) {
   PADDLE_CUSTOM_RUNTIME_CHECK_VERSION(params);
-  params->device_type = const_cast<char*>("host");
+  params->device_type = const_cast<char*>(TYPE);
   params->sub_device_type = const_cast<char*>("v1");
   C_DeviceInterface* device = params->interface;
   std::memset(static_cast<void*>(device), 0, sizeof(C_DeviceInterface));
   device->size = sizeof(C_DeviceInterface);
   device->initialize = device->finalize = Done;
-  device->init_device = device->set_device = device->deinit_device = device->synchronize_device = OnDevice;
+  device->set_device = SetDevice;
+  device->init_device = device->deinit_device = device->synchronize_device = OnDevice;
   device->get_device = GetDevice;
   device->get_device_count = Count;
   device->get_device_list = List;

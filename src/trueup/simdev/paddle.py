@@ -1,0 +1,71 @@
+"""The simulated accelerator of Paddle: a custom device ``npu``, built once from `paddle_device.cc` for the installed Paddle.
+
+Paddle looks for devices in the folder ``CUSTOM_DEVICE_ROOT`` when it is imported. The device has memory of its own kind and no
+kernels: Paddle runs those of the CPU on copies, so numbers are the CPU's.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import importlib.util
+import os
+import shutil
+import subprocess
+from pathlib import Path
+
+from trueup.foundation.model import TrueupError
+
+SOURCE = Path(__file__).with_name("paddle_device.cc")
+COMPILERS = ("c++", "g++", "clang++")
+SECONDS = 300
+
+
+def installed() -> Path | None:
+    """Return the folder of the Paddle that this Python would import, if there is one; nothing is imported."""
+    spec = importlib.util.find_spec("paddle")
+    places = spec.submodule_search_locations if spec is not None else None
+    return Path(places[0]) if places else None
+
+
+def build(into: Path, *, name: str = "npu", devices: int = 1) -> Path:
+    """Compile the device into a folder and return the library; raises TrueupError without Paddle or a C++ compiler, or where the
+    compiler fails."""
+    paddle = installed()
+    compiler = next(filter(None, map(shutil.which, COMPILERS)), None)
+    if paddle is None or compiler is None:
+        raise TrueupError(
+            "Paddle's simulated device cannot be built.\n  expected: Paddle in this Python, and a C++ compiler\n"
+            f"  got:      {'no Paddle' if paddle is None else 'none of ' + ', '.join(COMPILERS)}\n"
+            "  next:     install it, or run on the CPU: paddle.set_device('cpu')"
+        )
+    library = into / "libtrueup_device.so"
+    into.mkdir(parents=True, exist_ok=True)
+    names = [f'-DTYPE="{name}"', f"-DDEVICES={devices}"]
+    fresh = library.with_name(f"{os.getpid()}.building")  # Paddle loads what ends in .so, and another process may build, too
+    flags = ["-std=c++17", "-O1", "-fPIC", "-shared", f"-I{paddle / 'include'}", *names]
+    command = [compiler, *flags, str(SOURCE), "-o", str(fresh)]
+    ran = subprocess.run(command, capture_output=True, text=True, timeout=SECONDS, check=False)
+    if ran.returncode:
+        said = (ran.stderr.strip().splitlines() or [f"exit code {ran.returncode}"])[-1][:300]
+        raise TrueupError(
+            f"Paddle's simulated device cannot be built.\n  where:    {SOURCE}\n  expected: {compiler} to compile it\n"
+            f"  got:      {said}\n  next:     run on the CPU, and report it"
+        )
+    fresh.replace(library)
+    return library
+
+
+def environment(devices: int = 1) -> dict[str, str]:
+    """Return the variables with which Paddle finds the device; it is built the first time, into the user's cache. Raises
+    TrueupError as `build` does."""
+    paddle = installed()
+    version = str(paddle / "version" / "__init__.py") if paddle is not None else ""
+    mark = hashlib.sha256(SOURCE.read_bytes() + version.encode() + _read(version)).hexdigest()[:16]
+    root = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache", "trueup", f"paddle-{mark}-{devices}")
+    if not (root / "libtrueup_device.so").exists():
+        build(root, devices=devices)
+    return {"CUSTOM_DEVICE_ROOT": str(root), "FLAGS_use_stride_kernel": "0"}  # strided copies need kernels of the device
+
+
+def _read(file: str) -> bytes:
+    return Path(file).read_bytes() if file and Path(file).exists() else b""
