@@ -179,6 +179,16 @@ def test_a_folder_with_a_script_that_cannot_be_read(tmp_path: Path, capsys: pyte
     assert (tmp_path / "out" / "old.py").read_bytes() == (source / "old.py").read_bytes()
 
 
+def test_links_are_named_and_one_line_is_enough(tmp_path: Path) -> None:
+    source = tmp_path / "source"
+    source.mkdir()
+    (source / "a.py").write_text("import torch; torch.ones(2).cuda()\n")
+    (source / "b.py").symlink_to("a.py")
+    result = port(source, tmp_path / "out", to="npu")
+    assert (tmp_path / "out" / "a.py").read_text() == "import torch_npu\nimport torch; torch.ones(2).npu()\n"
+    assert [one.partition(" is a link")[0] for one in result.unread] == [str(source / "b.py")]
+
+
 def test_what_is_there_is_not_written_over(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (tmp_path / "train.py").write_text("import torch\ntorch.ones(2).cuda()\n")
     (tmp_path / "out").mkdir()

@@ -301,9 +301,7 @@ class Reconvergence:
         made = stream.call[self.readers[side].parts(k)].tolist() or [int(stream.producers[k])]
         return tuple(sorted((int(pairs[call]), 0 if call == NONE else -1 - side if pairs[call] == NONE else 1) for call in made))
 
-    def _follow(
-        self, starts: Iterable[Call], worst: float, wrong: dict[tuple[int, int], float], *, strict: bool = False
-    ) -> bool:
+    def _follow(self, starts: Iterable[Call], worst: float, wrong: dict[tuple[int, int], float], *, strict: bool = False) -> bool:
         """Follow all that differs from some calls on. ``strict``: nothing but what they were given explains what is left behind
         them, for a wrong number shows in what flows into their backward, too."""
         starts = list(starts)
@@ -324,7 +322,6 @@ class Reconvergence:
             for mine, its in zip(self.rewritten, walk.calls, strict=True):
                 mine |= its
         return found
-
 
     def runs_out(self, starts: Iterable[Call], least: float) -> bool:
         """Tell whether differences above ``least``, which no walk grants, lead from some calls to where nothing comes together any

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import ast
-import difflib
+import bisect
+import itertools
 import json
 import shutil
 import tempfile
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Literal
@@ -23,7 +24,7 @@ from trueup.migration.port import choosing, reading
 from trueup.migration.port.distributing import EFFECTS, Distributor
 from trueup.migration.port.flow import Project
 from trueup.migration.port.rules import Name, Own, Switch, builtin, own
-from trueup.migration.port.writing import Writer
+from trueup.migration.port.writing import Edit, Writer
 
 RECORD = "trueup-port.json"
 """What a port changed, beside what it wrote: for a report, and to take it back."""
@@ -104,7 +105,7 @@ class Ported:
             what += f"{len(self.changed)} of {counted(self.scripts, 'script')}, for {self.to}"
             what += f" (PyTorch {self.since} or later)" if self.since and self.to == "agnostic" else ""
         rest = [counted(len(self.look), "line") + " to look at"] if self.look else []
-        rest += [counted(len(self.unread), "script") + " not read"] if self.unread else []
+        rest += [counted(len(self.unread), "file") + " not read"] if self.unread else []
         return what + ("; " + " and ".join(rest) if rest else "") + "."
 
     def document(self) -> dict[str, Any]:
@@ -161,6 +162,7 @@ def port(
             f"  got:      {counted(len(scripts), 'script')} without it" + (f"; {unread[0]}" if unread else "") + "\n"
             "  next:     name the folder that holds the training"
         )
+    unread += [f"{path} is a link: it was not followed, and is not in the output" for path in _links(root)]
     project = Project(scripts, builtin())
     spread = None if distributed is None else Distributor(project, distributed, base, model)
     writers = []
@@ -278,6 +280,13 @@ def _walk(root: Path) -> Iterator[Path]:
                 yield path
 
 
+def _links(root: Path) -> list[Path]:
+    """Return the links in a folder, which are left out."""
+    folders = [root, *(path for path in root.rglob("*") if path.is_dir() and not path.is_symlink())] if root.is_dir() else []
+    kept = [one for one in folders if not SKIPPED.intersection(one.relative_to(root).parts)]
+    return sorted(path for folder in kept for path in folder.iterdir() if path.is_symlink())
+
+
 def _changed(writer: Writer, base: Path) -> Changed:
     changes, shift = [], 0
     data = writer.script.data
@@ -287,13 +296,32 @@ def _changed(writer: Writer, base: Path) -> Changed:
         changes.append(Change(line, edit.start + shift, before.decode(), edit.text, edit.rule, edit.why))
         shift += len(after) - len(before)
     path = str(writer.script.path.relative_to(base))
-    old, new = (text.decode("utf-8-sig").splitlines() for text in (data, writer.text))
-    lines = tuple(
-        (at + 1, "\n".join(old[at:end]), "\n".join(new[first:last]))
-        for kind, at, end, first, last in difflib.SequenceMatcher(None, old, new, autojunk=False).get_opcodes()
-        if kind != "equal"
-    )
+    lines = tuple(_lines(data, writer.edits))
     return Changed(path, xxhash.xxh3_128_hexdigest(data), xxhash.xxh3_128_hexdigest(writer.text), tuple(changes), lines)
+
+
+def _lines(data: bytes, edits: Sequence[Edit]) -> Iterator[tuple[int, str, str]]:
+    """Yield runs of changed lines: the first one's number, the text before, the text after. Edits are in order."""
+    lines = data.splitlines(keepends=True)
+    starts = list(itertools.accumulate(map(len, lines), initial=0))
+    runs: list[tuple[int, int, list[Edit]]] = []
+    for edit in edits:
+        first, last = (bisect.bisect_right(starts, at) - 1 for at in (edit.start, edit.end))
+        whole = edit.start == starts[first] and edit.text.endswith("\n") and edit.start == edit.end
+        end = first if whole else last if edit.end == starts[last] > edit.start else last + 1
+        if runs and first <= runs[-1][1]:
+            run = runs.pop()
+            runs.append((run[0], max(run[1], end), [*run[2], edit]))
+        else:
+            runs.append((first, end, [edit]))
+    for first, end, inside in runs:
+        at, text = starts[first], b""
+        for edit in inside:
+            text, at = text + data[at : edit.start] + edit.text.encode(), edit.end
+        old = data[starts[first] : starts[min(end, len(lines))]]
+        text += data[at : starts[min(end, len(lines))]]
+        before, after = ("\n".join(one.decode("utf-8-sig", "replace").splitlines()) for one in (old, text))
+        yield first + 1, before, after
 
 
 def _write(root: Path, target: Path, texts: dict[Path, bytes], result: Ported, added: dict[str, str]) -> None:

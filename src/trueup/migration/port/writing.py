@@ -526,6 +526,8 @@ def behind_imports(script: Script) -> int:
     docstring = [node for node in body[:1] if isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant)]
     behind = next(iter([*whole[-1:], *parts[:1], *top[-1:], *docstring]), None)
     line = 1 if behind is None else (behind.end_lineno or 0) + 1
+    if behind is not None and any(one.lineno == behind.end_lineno and one is not behind for one in body):
+        return script.line_start(behind.lineno)  # import torch; torch.ones(2)
     return script.line_start(line) if line <= script.data.count(b"\n") + 1 else len(script.data)
 
 
