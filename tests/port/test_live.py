@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import shlex
+import subprocess
 import sys
 from pathlib import Path
 from typing import Any
@@ -53,13 +54,20 @@ def saved(path: Path) -> dict[str, Any]:
 
 
 def test_a_training_for_cuda_runs_as_it_is(bare: str, tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
-    assert main(["port", "--run", "--simulated", "--json", "all.json", "--", sys.executable, bare]) == 0
+    options = ["--simulated", "--json", "all.json", "--to", "npu", "--patch", "it.patch"]
+    assert main(["port", "--run", *options, "--", sys.executable, bare]) == 0
     said = capfd.readouterr()
     assert "last " in said.out
     assert "6 places in 1 file asked for CUDA and went to the device." in said.out
     assert said.err.count("bare.py:4: torch.Tensor.cuda: is .to('npu')") == 1
     found = saved(tmp_path / "all.json")["places"]
     assert {one["line"] for one in found} == {4, 6, 7, 9, 11, 20}
+    applied = subprocess.run(["git", "apply", "it.patch"], capture_output=True, text=True)
+    assert (applied.returncode, applied.stderr) == (0, "")
+    ported = (tmp_path / "bare.py").read_text()
+    assert main(["port", "--check", "--to", "npu", bare]) == 0  # nothing is left to change
+    assert ".npu()" in ported
+    assert len(ported.splitlines()) == len(BARE.splitlines()) + 1  # the import
 
 
 def test_a_training_that_knows_cuda_alone_is_proved(bare: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -42,6 +42,7 @@ def port(
     tables: Annotated[bool, typer.Option("--tables", help="Write change_list.csv and unsupported_api.csv into OUT, too.")] = False,
     live: Annotated[bool, typer.Option("--run", help="Write nothing: run a command, CUDA's calls sent to the device.")] = False,
     simulated: Simulated = False,
+    patch: Annotated[File, typer.Option(metavar="FILE", help="With --run: save what was done as a patch, for git apply.")] = None,
     limit: Annotated[int, typer.Option(metavar="N", min=1, help="How many lines to list.")] = 20,
     html: Annotated[File, typer.Option(metavar="FILE", help="Save it as a page under this name.")] = None,
     json: Annotated[File, typer.Option(metavar="FILE", help="Save all of it as JSON under this name.")] = None,
@@ -59,6 +60,7 @@ def port(
         from trueup.migration.port import undo as take_back
         from trueup.migration.port.proving import prove as run_both
         from trueup.migration.port.proving import prove_spread as run_spread
+        from trueup.migration.port.running import patch as patch_of
         from trueup.migration.port.running import run as run_live
 
     console = Terminal()
@@ -66,6 +68,9 @@ def port(
     if live:
         ran = run_live(words, simulated=simulated)
         render_ran(ran, limit, console)
+        if patch is not None:
+            written = write_text(patch_of(ran, to.value), patch, "a file that can be made and written, for the patch")
+            print_written(written, console, "patch")
         if json is not None:
             print_written(save_json(ran.document(), json), console)
         return ran.exit_code

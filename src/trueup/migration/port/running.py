@@ -2,19 +2,21 @@
 
 from __future__ import annotations
 
+import difflib
 import json
 import os
 import tempfile
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import msgspec
 
 from trueup.foundation import toml
 from trueup.foundation.model import TrueupError
 from trueup.foundation.words.wording import counted
+from trueup.migration.port.porting import port
 from trueup.migration.port.rules import builtin
 from trueup.recording.recorder.launch import program, run_to_the_end
 
@@ -111,3 +113,33 @@ def run(command: Sequence[str], *, simulated: bool = False) -> Ran:
     """Run a command for CUDA on the accelerator that is there, or on the simulated one; raises TrueupError if it cannot start."""
     with tempfile.TemporaryDirectory(prefix="trueup-run-") as folder:
         return redirected(command, Path(folder), environment={SIMULATED: "1"} if simulated else {})
+
+
+def patch(ran: Ran, to: Literal["agnostic", "npu"]) -> str:
+    """Return what a run did in the live process as a patch for ``git apply``: the files whose lines asked for CUDA, ported.
+
+    A device may be named in one line and used in another one, or in another file, so that files are ported whole; they are read
+    together where there are several.
+
+    Raises:
+        TrueupError: one of them cannot be read.
+    """
+    files = sorted({Path(one.file) for one in ran.places})
+    if not files:
+        return ""
+    root = files[0] if len(files) == 1 else Path(os.path.commonpath(files))
+    base = root if root.is_dir() else root.parent
+    parts: list[str] = []
+    for changed in port(root, to=to).changed:
+        path = base / changed.path
+        if path not in files:
+            continue
+        old = path.read_bytes().decode("utf-8", "surrogateescape").splitlines(keepends=True)
+        end = "\r\n" if old[0].endswith("\r\n") else "\n"
+        new = list(old)
+        for first, before, after in reversed(changed.lines):
+            last = first - 1 + (before.count("\n") + 1 if before else 0)
+            new[first - 1 : last] = [line + end for line in after.split("\n")] if after else []
+        name = Path(os.path.relpath(path)).as_posix()
+        parts += difflib.unified_diff(old, new, f"a/{name}", f"b/{name}")
+    return "".join(part if part.endswith("\n") else part + "\n\\ No newline at end of file\n" for part in parts)
