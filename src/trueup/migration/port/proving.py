@@ -30,7 +30,7 @@ LIMIT = 600.0
 
 NOISE = 1e-3
 """Largest relative L2 distance of two gradients of the same batch, once as a whole and once in parts. Measured in float32 on the
-training of the tests: 1e-7. One lost sample of 256 is 1/256 of a mean, 4e-3; without an all-reduce a gradient is that of its part alone."""
+training of the tests: 1e-7. One lost sample of 256 is 1/256 of a mean, 4e-3; without an all-reduce a gradient is that of a part."""
 ERROR = re.compile(r"^(\[rank\d+\]: )?\w+(\.\w+)*(Error|Exception|Interrupt)\b(?!.*ChildFailed)")
 KNOWS_CUDA = " The original knows no device but CUDA, so it ran on the simulated one, too."
 
