@@ -284,6 +284,17 @@ def test_the_precision_of_products_explains_a_product_that_is_off_by_bfloat16() 
         assert kept.cause == cause
 
 
+def test_a_weight_that_is_tied_in_one_run_explains_what_both_of_its_modules_do() -> None:
+    def side(**tie: str) -> dict[str, Any]:
+        linear = {"class": "Linear", "weight.dtype": "float32"}
+        return {"settings": {"modules": {"a": linear, "b": linear, "c": linear | tie}}}
+
+    sides = side(**{"weight.tied_to": "a.weight"}), side()
+    for scope, cause in (("a", "weight of c (Linear) is tied to a.weight in the baseline, its own in the candidate"), ("b", "")):
+        (kept,), _ = with_causes([finding(kind="region", op="aten::add", level="aten", phase="backward", scope=scope)], *sides)
+        assert kept.cause == cause
+
+
 def test_attributes_that_only_one_class_has_follow_from_the_class() -> None:
     def side(**module: Any) -> dict[str, Any]:
         return {"settings": {"modules": {"norm": module}}}

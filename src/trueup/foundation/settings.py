@@ -20,7 +20,8 @@ SEVERITIES: tuple[Severity, ...] = ("changes", "may", "cannot")
 
 ALWAYS: tuple[Group, ...] = ("seed", "parallel", "switch", "version", "code")  # groups of which every recorded run says something
 LATER = (("optimizer", "clipping"), ("optimizer", "schedule"), ("data", "samples"), ("seed", "python"), ("seed", "numpy"))
-OF_PARAMETERS = (".requires_grad", ".tied_to")  # ends of names of what a module says of a parameter: frozen, another one
+TIED = ".tied_to"
+OF_PARAMETERS = (".requires_grad", TIED)  # ends of names of what a module says of a parameter: frozen, another one
 DTYPE = ".dtype"
 ABSENT = "not set"  # stands for a setting that one of the runs does not have
 

@@ -21,7 +21,7 @@ from trueup.foundation.facts.roundoff import UNIT_ROUNDOFF
 from trueup.foundation.facts.slots import is_output
 from trueup.foundation.facts.why import Reason, Why
 from trueup.foundation.model import Finding, TensorStats
-from trueup.foundation.settings import ABSENT, OF_PARAMETERS, Setting, differing
+from trueup.foundation.settings import ABSENT, OF_PARAMETERS, TIED, Setting, differing
 from trueup.foundation.words.reasons import in_words
 from trueup.foundation.words.sentence import changed_arguments, given_number, named_argument
 from trueup.foundation.words.setting_sentence import settings_text
@@ -298,8 +298,10 @@ def _is_of_parameter(setting: Setting, finding: Finding) -> bool:
     """Tell whether a call was given other parameters: one of the module's own, or, between ranks, another number of them."""
     if finding.phase == "collective" and any(slot.shape[0] != slot.shape[1] for slot in finding.slots):
         return True
-    return finding.scope in setting.places and (
-        finding.kind == "unmatched" or any(slot.slot.startswith("param.") and slot.state != "equal" for slot in finding.slots)
+    ties = [str(one).rpartition(".")[0] for one in (setting.baseline, setting.candidate) if setting.name.endswith(TIED)]
+    return finding.scope in (*setting.places, *ties) and (
+        finding.kind in ("unmatched", "region")
+        or any(slot.slot.startswith("param.") and slot.state != "equal" for slot in finding.slots)
     )
 
 

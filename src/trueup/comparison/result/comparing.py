@@ -27,7 +27,7 @@ from trueup.foundation.facts.why import Reason, Why
 from trueup.foundation.frameworks.mapping import Mapping
 from trueup.foundation.frameworks.mapping import load as load_mapping
 from trueup.foundation.model import Finding, Occurrence, Result
-from trueup.foundation.settings import modules_of
+from trueup.foundation.settings import TIED, modules_of
 from trueup.foundation.store import Capture, open_capture
 from trueup.foundation.words.reasons import in_words, joined
 from trueup.foundation.words.sentence import Otherwise, occurrence_text, verdict_lines
@@ -126,8 +126,10 @@ class Assembly:
         seen = Seen(
             self.shown, self.beginnings.said, self.beginnings.weights, self.remarks.dtypes, passes, last, scaled, self.alone.times
         )
-        shows = joined([passes, seen.dtypes, None if culprits else self.unmade.found])
+        none = not culprits
         culprits, unshown = with_causes(culprits, first, second, seen)
+        tied = any(one.name.endswith(TIED) for one in unshown)  # no recorded backward adds up the gradients of a tied weight
+        shows = joined([passes, seen.dtypes, self.unmade.found if none and not tied else None])
         settings = settings_text(unshown[:MOST_SETTINGS])
         return culprits, Otherwise(settings, shows, len(unshown) == 1, self._beside(culprits, passes, settings))
 
