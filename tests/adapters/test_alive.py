@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 
-from trueup.recording.engine.told import alive
+from trueup.recording.engine.live_objects import alive
 
 
 class Base:

@@ -20,9 +20,9 @@ import xxhash
 
 from trueup.foundation.frameworks.trees import OptimizerFacts, path
 from trueup.foundation.redaction import redacted
-from trueup.recording.engine import told
+from trueup.recording.engine import live_objects
+from trueup.recording.engine.live_objects import plain
 from trueup.recording.engine.replacing import Around
-from trueup.recording.engine.told import plain
 
 POSITIONAL = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
 MOST_CHANGES = 10_000
@@ -136,18 +136,19 @@ class Settings:
             for scope, held in read.items():
                 if len(modules) < MOST_MODULES:
                     modules[prefix + scope] = _unnamed(held)
-        found = told.alive((*told.classes(), *self._loaders))
+        found = live_objects.alive((*live_objects.classes(), *self._loaders))
         loaders = [one for one in found if isinstance(one, self._loaders)]
-        for loss in told.losses(found):
+        for loss in live_objects.losses(found):
             modules.setdefault(loss["class"], loss)
         for number, known in self._alive.items():
-            if schedule := told.schedule(found, known()):
+            if schedule := live_objects.schedule(found, known()):
                 self._optimizers[number].setdefault("schedule", schedule)
         self._name_parameters(modules)
         drawn = {name: state for name, state in _random().items() if self._began.get(name, state) != state}
         return {
             "modules": modules, "data": sorted((plain(self._loader(one)) for one in loaders), key=str),
-            "arguments": told.arguments(found, models), "scalers": told.scalers(found), "random": drawn, "seeds": dict(self._seeds),
+            "arguments": live_objects.arguments(found, models), "scalers": live_objects.scalers(found),
+            "random": drawn, "seeds": dict(self._seeds),
         }  # fmt: skip
 
     def _name_parameters(self, modules: dict[str, dict[str, Any]]) -> None:

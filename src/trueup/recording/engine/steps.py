@@ -15,7 +15,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable
 from typing import Any
 
-from trueup.recording.engine.told import alive
+from trueup.recording.engine.live_objects import alive
 
 
 class Steps:

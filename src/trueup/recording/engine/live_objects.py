@@ -1,7 +1,7 @@
-"""What a script was told, as objects that are alive hold it: parsed arguments, resolved configurations, losses, schedules, scalers.
+"""How a training is set, as living objects hold it: parsed arguments, resolved configurations, losses, schedules, scalers.
 
-Each is known by its class, which is looked up where its module is already loaded: nothing is imported, and no attribute of any
-object that is no such one is read. Values are scalars and short lists of them; what else an attribute holds is left out.
+Each is known by its class (`live_classes.toml`), looked up where its module is loaded: nothing is imported, and no attribute
+of any other object is read. Values are scalars and short lists of them; what else an attribute holds is left out.
 """
 
 from __future__ import annotations
@@ -12,7 +12,12 @@ import math
 import sys
 from argparse import Namespace
 from collections.abc import Mapping, Sequence
+from functools import cache
 from typing import Any
+
+import msgspec
+
+from trueup.foundation import toml
 
 SCALARS = (bool, int, float, str, type(None))
 LONGEST_LIST = 16
@@ -20,41 +25,49 @@ LONGEST_LIST = 16
 LONGEST_TEXT = 200
 DEEPEST = 8
 """Mappings in mappings of a configuration that are read."""
-Classes = tuple[tuple[str, str], ...]  # by module: they count where it is loaded
-PARSED: Classes = (("transformers.training_args", "TrainingArguments"),)
-"""Classes, beside argparse's (Megatron's arguments are one), whose attributes are the arguments of a script."""
-CONFIGURED = {
-    ("omegaconf.dictconfig", "DictConfig"): "_content", ("deepspeed.runtime.config", "DeepSpeedConfig"): "_param_dict",
-}  # fmt: skip
-"""Classes of configurations, with the attribute that holds the mapping: OmegaConf and Hydra, DeepSpeed."""
-LOSSES: Classes = (("keras.src.losses.loss", "Loss"),)
-"""Classes of losses that are no modules."""
-SCHEDULES: Classes = (("torch.optim.lr_scheduler", "LRScheduler"),)
-"""Classes of what changes the learning rate of its ``optimizer``."""
-SCALERS: Classes = (
-    ("torch.amp.grad_scaler", "GradScaler"), ("paddle.amp.grad_scaler", "AmpScaler"),
-    ("deepspeed.runtime.fp16.loss_scaler", "LossScalerBase"),
-)  # fmt: skip
-"""Classes of what scales losses and gradients."""
 
 
-def _loaded(some: Sequence[tuple[str, str]]) -> tuple[type, ...]:
-    return tuple(kind for module, name in some if isinstance(kind := getattr(sys.modules.get(module), name, None), type))
+class LiveClass(toml.Table):
+    """A class whose living objects say how a training is set; ``holds`` is the attribute with the mapping of a configuration."""
+
+    module: str
+    name: str = msgspec.field(name="class")
+    holds: str = ""
+
+
+class LiveClasses(toml.Table):
+    """The rows of ``live_classes.toml``, by what their objects are."""
+
+    argument: tuple[LiveClass, ...]
+    configuration: tuple[LiveClass, ...]
+    loss: tuple[LiveClass, ...]
+    schedule: tuple[LiveClass, ...]
+    scaler: tuple[LiveClass, ...]
+
+
+@cache
+def _known() -> LiveClasses:
+    return toml.checked(toml.packaged("trueup.foundation.facts", "live_classes.toml"), LiveClasses)
+
+
+def _loaded(some: Sequence[LiveClass]) -> tuple[type, ...]:
+    return tuple(kind for one in some if isinstance(kind := getattr(sys.modules.get(one.module), one.name, None), type))
 
 
 def classes() -> tuple[type, ...]:
-    """Return the classes whose objects tell something."""
-    return (Namespace, *_loaded((*PARSED, *CONFIGURED, *LOSSES, *SCHEDULES, *SCALERS)))
+    """Return the classes whose objects say how a training is set."""
+    known = _known()
+    return (Namespace, *_loaded((*known.argument, *known.configuration, *known.loss, *known.schedule, *known.scaler)))
 
 
 def arguments(found: Sequence[Any], models: Sequence[Any] = ()) -> dict[str, Any]:
     """Return the arguments of a script, those of nested configurations by their paths (``optimizer.lr``), with what Lightning's
     models keep of them; where two objects give a name two values, a list of both, in an order of their own."""
-    parsed: list[Mapping[Any, Any]] = [vars(one) for one in found if isinstance(one, (Namespace, *_loaded(PARSED)))]
+    parsed: list[Mapping[Any, Any]] = [vars(one) for one in found if isinstance(one, (Namespace, *_loaded(_known().argument)))]
     parsed += [held for model in models if isinstance(held := getattr(model, "_hparams", None), Mapping)]
-    for (module, name), attribute in CONFIGURED.items():
-        of = [one for one in found if isinstance(one, _loaded([(module, name)]))]
-        parsed += [vars(one)[attribute] for one in of if vars(one).get("_parent") is None and attribute in vars(one)]
+    for row in _known().configuration:
+        of = [one for one in found if isinstance(one, _loaded([row]))]
+        parsed += [vars(one)[row.holds] for one in of if vars(one).get("_parent") is None and row.holds in vars(one)]
     said: dict[str, list[Any]] = {}
     for one in parsed:
         for name, value in _flat(one).items():
@@ -81,7 +94,7 @@ def _flat(held: Any, prefix: str = "", depth: int = DEEPEST) -> dict[str, Any]:
 
 def losses(found: Sequence[Any]) -> list[dict[str, Any]]:
     """Return what losses are set to, in an order of their own."""
-    mine = [one for one in found if isinstance(one, _loaded(LOSSES))]
+    mine = [one for one in found if isinstance(one, _loaded(_known().loss))]
     return sorted(
         (
             {"class": type(one).__name__} | plain({n: v for n, v in vars(one).items() if n[0] != "_" and n != "name"})
@@ -93,14 +106,14 @@ def losses(found: Sequence[Any]) -> list[dict[str, Any]]:
 
 def scalers(found: Sequence[Any]) -> list[dict[str, Any]]:
     """Return what scalers of losses are set to, in an order of their own."""
-    mine = [one for one in found if isinstance(one, _loaded(SCALERS))]
+    mine = [one for one in found if isinstance(one, _loaded(_known().scaler))]
     held = [{name.lstrip("_"): value for name, value in vars(one).items() if not name.endswith("tracker")} for one in mine]
     return sorted(({"class": type(one).__name__} | plain(own) for one, own in zip(mine, held, strict=True)), key=str)
 
 
 def schedule(found: Sequence[Any], optimizer: Any) -> str:
     """Name what changes the learning rate of an optimizer: ``CosineAnnealingLR``, ``LambdaLR (warmup)``."""
-    mine = [one for one in found if isinstance(one, _loaded(SCHEDULES)) and vars(one).get("optimizer") is optimizer]
+    mine = [one for one in found if isinstance(one, _loaded(_known().schedule)) and vars(one).get("optimizer") is optimizer]
     return ", ".join(sorted(map(_schedule, mine)))
 
 
