@@ -52,71 +52,93 @@ def port(
     Exit code 0: done, and with --prove the same; 1: with --check there is something to change, with --prove it trains otherwise; 2:
     could not be read, written, proved or taken back.
     """
-    with loading():
-        from trueup.doors.report.port import render, render_page, render_proof, render_ran, render_undone, save_tables
-        from trueup.doors.report.saving import save_json, write_text
-        from trueup.doors.report.terminal import Terminal, print_written
-        from trueup.migration.port import port as run
-        from trueup.migration.port import undo as take_back
-        from trueup.migration.port.proving import prove as run_both
-        from trueup.migration.port.proving import prove_spread as run_spread
-        from trueup.migration.port.running import patch as patch_of
-        from trueup.migration.port.running import run as run_live
-
-    console = Terminal()
     words = required(source, "port", "port train.py -o ported")
     if live:
-        ran = run_live(words, simulated=simulated)
-        render_ran(ran, limit, console)
-        if patch is not None:
-            written = write_text(patch_of(ran, to.value), patch, "a file that can be made and written, for the patch")
-            print_written(written, console, "patch")
-        if json is not None:
-            print_written(save_json(ran.document(), json), console)
-        return ran.exit_code
-    place = Path(words[0])
+        return _run_live(words, to, simulated=simulated, limit=limit, patch=patch, json=json)
     if len(words) > 1:
         raise TrueupError(
             f"One script or folder is ported at a time.\n  expected: {words[0]}\n  got:      {' '.join(words)}\n"
             f"  next:     trueup port {words[0]} -o ported; or with --run, to run a command"
         )
+    place = Path(words[0])
     if undo:
-        count, kept = take_back(place)
-        render_undone(count, kept, console)
-        return 2 if kept else 0
+        return _take_back(place)
     if output is None and not check:
         raise TrueupError(
             "Nothing says where the new scripts go.\n  expected: -o OUT, or --check\n  got:      neither\n"
             f"  next:     trueup port {place} -o ported"
         )
-    result = run(
-        place,
-        None if check else output,
-        to=to.value,
-        rules=rules,
-        also=also.split(",") if also else (),
-        distributed=distributed,
-        model=model,
-    )
+    with loading():
+        from trueup.doors.report.port import render, render_page, save_tables
+        from trueup.doors.report.saving import save_json, write_text
+        from trueup.doors.report.terminal import Terminal, print_written
+        from trueup.migration.port import port as run
+
+    console, target = Terminal(), None if check else output
+    names = also.split(",") if also else ()
+    result = run(place, target, to=to.value, rules=rules, also=names, distributed=distributed, model=model)
     render(result, limit, console)
-    if tables and output is not None and not check:
-        for path in save_tables(result, output if output.is_dir() else output.parent):
+    if tables and target is not None:
+        for path in save_tables(result, target if target.is_dir() else target.parent):
             print_written(path, console)
-    code = 1 if check and result.changes else 0
-    document: dict[str, Any] = result.document()
-    if prove is not None and output is not None and not check:
-        proof = run_both(place, output, prove, steps=steps)
-        render_proof(proof, console)
-        code, document["proof"] = proof.exit_code, {"sentence": proof.sentence, "exit_code": proof.exit_code, "steps": proof.steps}
-        if distributed is not None:
-            spread = run_spread(output, prove, steps=steps)
-            render_proof(spread, console)
-            code, document["spread"] = max(code, spread.exit_code), asdict(spread)
+    code, document = 1 if check and result.changes else 0, result.document()
+    if prove is not None and target is not None:
+        code = _prove(place, target, prove, steps, document, spread=distributed is not None)
     if html is not None:
         print_written(write_text(render_page(document), html, "a file that can be written, for the page"), console)
     if json is not None:
         print_written(save_json(document, json), console)
     return code
+
+
+def _run_live(
+    words: list[str], to: To, *, simulated: bool, limit: int, patch: Path | None, json: Path | None
+) -> int:
+    """Run a command with CUDA's calls sent to the device; return its exit code."""
+    with loading():
+        from trueup.doors.report.port import render_ran
+        from trueup.doors.report.saving import save_json, write_text
+        from trueup.doors.report.terminal import Terminal, print_written
+        from trueup.migration.port.running import patch as patch_of
+        from trueup.migration.port.running import run
+
+    console, ran = Terminal(), run(words, simulated=simulated)
+    render_ran(ran, limit, console)
+    if patch is not None:
+        written = write_text(patch_of(ran, to.value), patch, "a file that can be made and written, for the patch")
+        print_written(written, console, "patch")
+    if json is not None:
+        print_written(save_json(ran.document(), json), console)
+    return ran.exit_code
+
+
+def _take_back(place: Path) -> int:
+    with loading():
+        from trueup.doors.report.port import render_undone
+        from trueup.doors.report.terminal import Terminal
+        from trueup.migration.port import undo
+
+    count, kept = undo(place)
+    render_undone(count, kept, Terminal())
+    return 2 if kept else 0
+
+
+def _prove(place: Path, output: Path, command: str, steps: int, document: dict[str, Any], *, spread: bool) -> int:
+    """Run the command before and after, with ``spread`` as several processes, too; the document gets what was found."""
+    with loading():
+        from trueup.doors.report.port import render_proof
+        from trueup.doors.report.terminal import Terminal
+        from trueup.migration.port.proving import prove, prove_spread
+
+    proof = prove(place, output, command, steps=steps)
+    render_proof(proof, Terminal())
+    document["proof"] = {"sentence": proof.sentence, "exit_code": proof.exit_code, "steps": proof.steps}
+    if not spread:
+        return proof.exit_code
+    several = prove_spread(output, command, steps=steps)
+    render_proof(several, Terminal())
+    document["spread"] = asdict(several)
+    return max(proof.exit_code, several.exit_code)
 
 
 class Product(str, Enum):
