@@ -242,11 +242,11 @@ class Reconvergence:
     def pair(self, pair: int, slot: str | None = None) -> bool:
         """Tell whether a matched call stands in a formula that is written another way, and what differs there comes together.
         With a slot, only if it is that slot by which it is no counterpart."""
+        errors, limits = self.tree.verdicts.errors, self.tree.verdicts.slot_expected
+        at = [n for n in errors.entries(pair) if errors.relative[n] > 0 and not errors.relative[n] <= limits[n]]
         strict = self._is_given_others(pair)
         if self.never or not (strict or self.is_by_chance(pair, slot)):
             return False
-        errors, limits = self.tree.verdicts.errors, self.tree.verdicts.slot_expected
-        at = [n for n in errors.entries(pair) if errors.relative[n] > 0 and not errors.relative[n] <= limits[n]]
         wrong = {(int(errors.slots[0][n]), int(errors.slots[1][n])): float(errors.relative[n]) for n in at}
         worst = float(self.tree.verdicts.error_in[pair]) if strict else 0.0
         return self._follow([(side, int(errors.calls[side][pair])) for side in (0, 1)], worst, wrong, strict=strict)
@@ -378,13 +378,15 @@ class Reconvergence:
         return next((n for n in self.entries(pair)[0] if self.tree.verdicts.errors.slots[side][n] == k), None)
 
     def results(self, side: int, call: int, agree: set[int]) -> Iterator[tuple[int, list[int], bool]]:
-        """Yield the results of a call that do not agree, who reads each, and whether one is lost: nothing recorded reads it."""
+        """Yield the results of a call that do not agree, who reads each, and whether one is lost: unread, or a buffer, which lasts."""
         stream, alone = self.tree.streams[side], bool(self.tree.pairs[side][call] == NONE)
         readers = {k: self.read_by[side](k) for k in _slots(stream, call, is_output).tolist() if k not in agree}
-        new = any(readers.values()) and not has(stream.names.names[int(stream.op[call])], "in-place")
+        new = not has(stream.names.names[int(stream.op[call])], "in-place")
         for k, its in readers.items():
-            left = new and is_returned(stream.names.names[stream.slot[k]])  # a by-product: the values that `min` has beside places
-            yield k, its, not its and not left and (not alone or roundoff(stream.dtype_of(k)) > 0)
+            slot = stream.names.names[stream.slot[k]]
+            left = new and any(readers.values()) and is_returned(slot)  # a by-product: the values that `min` has beside places
+            lasts = new and not alone and slot.startswith("output.") and not is_returned(slot)
+            yield k, its, lasts or (not its and not left and (not alone or roundoff(stream.dtype_of(k)) > 0))
 
 
 def _least(wrong: dict[tuple[int, int], float]) -> float:
