@@ -233,11 +233,10 @@ class Regions:
         return found or ([] if seq is None else [(seq, name(int(stream.producer_slot[k])))])
 
     def given_to(self, side: int, call: int) -> list[tuple[int, int]]:
-        """Return a call's slots; of the backward of a function or module its forward's too, of which it saved some."""
+        """Return a call's slots; between frameworks a backward's forward's too, of which it saved what no common operator shows."""
         stream = self.tree.streams[side]
-        found, backward = list(stream.slots(call).items()), stream.phase[call] == stream.names.number("backward")
-        reads = stream.mixed or (backward and stream.level[call] != stream.names.number("aten"))
-        forward = stream.find(int(stream.forward_seq[call])) if reads else NONE
+        found = list(stream.slots(call).items())
+        forward = stream.find(int(stream.forward_seq[call])) if stream.mixed else NONE
         return found if forward == NONE else found + list(stream.slots(forward).items())
 
     def _source(self, region: Region, side: int, seq: int, producer: int, slot: str | None) -> None:

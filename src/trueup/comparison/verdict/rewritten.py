@@ -378,7 +378,7 @@ class Reconvergence:
         return next((n for n in self.entries(pair)[0] if self.tree.verdicts.errors.slots[side][n] == k), None)
 
     def results(self, side: int, call: int, agree: set[int]) -> Iterator[tuple[int, list[int], bool]]:
-        """Yield the results of a call that do not agree, who reads each, and whether one is lost: unread, or a buffer, which lasts."""
+        """Yield the results of a call that do not agree, who reads each, and whether it is lost: unread, or a lasting buffer."""
         stream, alone = self.tree.streams[side], bool(self.tree.pairs[side][call] == NONE)
         readers = {k: self.read_by[side](k) for k in _slots(stream, call, is_output).tolist() if k not in agree}
         new = not has(stream.names.names[int(stream.op[call])], "in-place")
