@@ -29,6 +29,27 @@ class Readers:
         """Tell whether autograd adds a gradient that a call made to others, and a recorded call reads the sum."""
         return any(k in self._added for k in self.stream.slots(call).values())
 
+    def is_unseen(self, k: int) -> bool:
+        """Tell whether who reads a result is in no row of this level: a gradient of what no recorded call made goes to the backward
+        of whatever did, which may be a backward itself."""
+        stream = self.stream
+        call, name = int(stream.call[k]), stream.names.names[stream.slot[k]]
+        forward = stream.find(int(stream.forward_seq[call]))
+        if forward == NONE or not is_gradient_of_input(name) or stream.level[call] == stream.names.number("aten"):
+            return False
+        given = stream.slots(forward).get(stream.names.number(name.removeprefix("grad_")))
+        return given is not None and stream.producers[given] == NONE
+
+    def was_there(self, k: int) -> bool:
+        """Tell whether the bytes of a result were in the run before its call: it moved them, and made nothing."""
+        stream = self.stream
+        if not stream.has_digest[k] or stream.numel[k] <= 1:
+            return False
+        order, sorted_digests = self._digests
+        first = int(order[np.searchsorted(sorted_digests, stream.digest[k], "left")])
+        its = stream.call[k], *stream.around(int(stream.call[k]))  # a function's result is its operator's
+        return bool(self._reads[first] or stream.call[first] not in its)
+
     def parts(self, k: int) -> list[int]:
         """Return the gradients that autograd added up to what a slot reads; an empty list: one call made it."""
         stream = self.stream
@@ -90,11 +111,12 @@ class Readers:
     @cached_property
     def _added(self) -> dict[int, list[int]]:
         """By gradient that a function's backward made and nothing recorded reads: what reads the sum that it is a part of. It
-        goes to the backward of the call that made the input; autograd adds those of several readers up between recorded calls."""
+        goes to the backward of the call that made the input; autograd adds those of several readers up between recorded calls, or
+        by an operator that may stand inside any of them."""
         stream, names = self.stream, self.stream.names
         waiting: dict[tuple[int, str], list[int]] = {}
-        unknown = (stream.producers == NONE) & self._reads & (stream.forward_seq[stream.call] != NONE)
-        for k in np.flatnonzero(unknown & names.table(is_incoming_gradient)[stream.slot]).tolist():
+        backward = self._reads & (stream.forward_seq[stream.call] != NONE)
+        for k in np.flatnonzero(backward & names.table(is_incoming_gradient)[stream.slot]).tolist():
             made = names.names[stream.slot[k]].removeprefix("grad_")
             waiting.setdefault((int(stream.forward_seq[stream.call[k]]), made), []).append(k)
         found: dict[int, list[int]] = {}

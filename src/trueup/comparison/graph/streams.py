@@ -6,7 +6,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -127,6 +127,11 @@ class Stream(CallColumns):
         """Return the calls directly inside a call, in order."""
         order, parents = self.children
         return order[slice(*np.searchsorted(parents, [call, call + 1]))]
+
+    def slots_of(self, call: int, kind: Callable[[str], bool]) -> Numbers:
+        """Return the slots of a call of one kind: `is_input`, `is_output`."""
+        slots = np.arange(*self.starts[call : call + 2].tolist())
+        return np.asarray(slots[self.names.table(kind)[self.slot[slots]]])
 
     def index(self, seq: Numbers) -> Numbers:
         """Return the calls of these seqs, `NONE` where there is no such call."""

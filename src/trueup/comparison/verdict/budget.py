@@ -35,6 +35,7 @@ class Budget:
     expected: Array  # the same and what the errors of the inputs explain
     declared: Array  # the part of ``own`` that operands rounded to a declared TF32 or HF32 make
     coherent: Array  # the part of the error, alike in all elements, that rounding explains: rounding has no direction
+    unit: Array  # unit roundoff of the coarsest dtype that they are computed in
 
     @classmethod
     def joined(cls, parts: Sequence[Budget]) -> Budget:
@@ -107,8 +108,9 @@ class Explanation:
             nothing = self._of_nothing()
             # A factor that all elements share may be rounded to a 16-bit or 8-bit dtype, once.
             coherent = self._storage_unit() + BIASED * self.unit * grown + declared + carried
-        found = [np.where(empty, value, of) for value, of in ((0.0, own), (nothing, expected), (0.0, declared), (np.inf, coherent))]
-        return Budget(*found)
+        of = ((0.0, own), (nothing, expected), (0.0, declared), (np.inf, coherent))
+        own, expected, declared, coherent = (np.where(empty, value, found) for value, found in of)
+        return Budget(own, expected, declared, coherent, self.coarse)
 
     def _relative(self) -> Array:
         """Return the relative errors of the inputs; of a mean beside what it is subtracted from, for it may be next to nothing."""
@@ -207,7 +209,7 @@ class Explanation:
             grown[at] = self._attended(at, norm)[at]
             gradient = at & (self._is_known("backward") | self.names.table(is_gradient_slot)[self.outputs.slot])
             self.centred = np.where(gradient, self._cancelled(gradient, norm), np.where(at, self._centred(), 1.0))
-            grown[at] *= self.centred[at]
+            grown[at] *= np.maximum(self.centred, self._one_hot(at, norm))[at]
         return grown
 
     def _attended(self, at: Array, norm: Array) -> Array:
@@ -269,6 +271,20 @@ class Explanation:
         found = blocked(k) * np.maximum(1.0, np.where(average, 1 / k, 1.0) * summed / norm)
         grown[at] = np.where(numel > self.outputs.numel, found, 1.0)[at]
         self.stored = np.where(self.stored_sums, self.stored * grown, self.stored)
+
+    def _one_hot(self, at: Array, norm: Array) -> Array:
+        """Return how much larger the terms of a gradient g - p sum(g) are than it, at least 1: as large as g, which a mean over N
+        rows, if that was not recorded, gives each an Nth of. Little is left of them where the probabilities p are near one-hot."""
+        backward = self._is_known("backward") | self.names.table(is_gradient_slot)[self.outputs.slot]
+        asked = at & backward & self._is_known("one-hot")
+        if not asked.any():
+            return np.ones(len(at))
+        join = self._join(asked)
+        gradient = join.first(self._gradients()[join.inputs])
+        classes = self.outputs.size(np.arange(len(at)), 1)
+        numel, rows = self._of(self.inputs.numel, gradient), self.outputs.numel / np.maximum(classes, 1.0)
+        terms = self._of(self.inputs.norm, gradient) / np.sqrt(np.where(numel > 1, 1.0, np.maximum(rows, 1.0)))
+        return np.where(asked & (gradient >= 0), np.maximum(1.0, terms / norm), 1.0)
 
     def _cancelled(self, at: Array, norm: Array) -> Array:
         """Return how much of a gradient that a composite sums over the batch has cancelled, at least 1."""

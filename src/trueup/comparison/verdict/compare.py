@@ -14,7 +14,7 @@ from trueup.comparison.graph.streams import Row, Stream
 from trueup.comparison.measures.measure import measure
 from trueup.comparison.normalise import kernels
 from trueup.comparison.normalise.translated import Translated, sides, translated
-from trueup.comparison.verdict import rewritten
+from trueup.comparison.verdict import micro_batches
 from trueup.comparison.verdict.align import align
 from trueup.comparison.verdict.evidence import losses_apart, yardstick_of
 from trueup.comparison.verdict.exchange import Exchange
@@ -173,7 +173,7 @@ class Comparison:
     def _losses_apart(self) -> Reason | None:
         first, second, *repeats = (overview.losses for overview in self.overviews)
         if self.passes:
-            first, second = (rewritten.summed(losses, self.passes, side) for side, losses in enumerate((first, second)))
+            first, second = (micro_batches.summed(losses, self.passes, side) for side, losses in enumerate((first, second)))
         return losses_apart(first, second, self.criterion.loss, repeats, self.criterion.yardstick)
 
     # ---------------------------------------------------------------- one rank and step at a time, or several

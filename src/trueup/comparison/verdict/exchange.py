@@ -259,8 +259,7 @@ def _readers(stream: Stream, call: int) -> list[int]:
 
 def _moves(stream: Stream, call: int) -> bool:
     """Tell whether a call returns the elements that it got and no others: a view, a concatenation."""
-    slots = np.arange(*stream.starts[call : call + 2].tolist())
-    read, made = (slots[stream.names.table(of)[stream.slot[slots]]] for of in (is_input, is_output))
+    read, made = (stream.slots_of(call, kind) for kind in (is_input, is_output))
     if not len(made) or stream.numel[read].sum() != stream.numel[made].sum():
         return False
     return math.isclose((stream.l2[read] ** 2).sum(), (stream.l2[made] ** 2).sum())  # added in another order

@@ -108,7 +108,7 @@ class _Judge:
             rounded, apart = self._rounded_once(outputs), self._rounded_apart(outputs, owner[~errors.same[entry]])
             own, expected = np.hypot(budget.own, rounded), budget.expected + rounded + apart
             granted = _Granted(relative[outputs], own, expected, budget.declared, undecided)
-            self._by_elements(owner, entry, outputs, discrete | unmeasured, granted)
+            self._by_elements(owner, entry, outputs, discrete | unmeasured, np.maximum(errors.unit[outputs], budget.unit), granted)
             self._by_direction(outputs, budget, granted)
             updates = self.criterion.row(STEP, "module", "optimizer")
             granted.own, granted.expected = explain_updates(errors, outputs, granted.own, granted.expected, updates)
@@ -250,8 +250,10 @@ class _Judge:
         wrong = fails[outputs]
         return np.where(wrong, 0.0, np.inf), np.where(wrong & ~bad, 0.0, np.inf), outputs[open_[outputs] & ~bad]
 
-    def _by_elements(self, owner: Numbers, entry: Numbers, outputs: Numbers, open_: Array, granted: _Granted) -> None:
-        """Let what rounding does to one element decide where an error sits in few."""
+    def _by_elements(
+        self, owner: Numbers, entry: Numbers, outputs: Numbers, open_: Array, unit: Array, granted: _Granted
+    ) -> None:
+        """Let what rounding does to one element, by the ``unit`` it is computed in, decide where an error sits in few."""
         errors, pair, names = self.errors, self.errors.pair[outputs], self.names
         baseline = self.baseline
         apart, peak = np.zeros(self.count), np.zeros(self.count)
@@ -263,7 +265,7 @@ class _Judge:
             np.maximum.at(peak, owner, np.where(errors.absolute[entry] > 0, np.nan_to_num(largest / rms, nan=np.inf), 0.0))
         module = self.candidate.level[self.calls] == names.number("module")
         given = few.Given(((apart == 0) & ~open_)[pair], ~open_[pair], peak[pair], self.rows[pair], module[pair])
-        limit = few.narrowed(errors, outputs, errors.unit[outputs], granted.own, granted.expected, given, self.criterion)
+        limit = few.narrowed(errors, outputs, unit, granted.own, granted.expected, given, self.criterion)
         granted.decide(~np.isnan(limit), limit, limit, FEW)
 
     def _by_direction(self, outputs: Numbers, budget: Budget, granted: _Granted) -> None:

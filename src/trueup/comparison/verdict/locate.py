@@ -15,7 +15,7 @@ from trueup.comparison.graph.readers import Readers
 from trueup.comparison.graph.streams import NONE, Stream
 from trueup.comparison.measures.measure import is_overwritten, same_shapes
 from trueup.comparison.measures.thresholds import GONE, SMALL
-from trueup.comparison.verdict import optimizer_updates, peers, rewritten
+from trueup.comparison.verdict import micro_batches, optimizer_updates, peers
 from trueup.comparison.verdict.draws import begins_elsewhere, explain_draws
 from trueup.comparison.verdict.exchange import Use, from_root, receives, use_of
 from trueup.comparison.verdict.facts import Facts
@@ -28,7 +28,8 @@ from trueup.comparison.verdict.overwritten import overwritten, rewired, stale
 from trueup.comparison.verdict.parts import Parts, coarsest
 from trueup.comparison.verdict.regions import Region, Regions, added, is_part_of, judge_region, loose_calls
 from trueup.comparison.verdict.regions import operators as region_operators
-from trueup.comparison.verdict.rewritten import Reconvergence, dead_ends, unaccounted
+from trueup.comparison.verdict.rewritten import Reconvergence
+from trueup.comparison.verdict.unaccounted import dead_ends, unaccounted
 from trueup.foundation.facts.arguments import equal_arguments
 from trueup.foundation.facts.criteria import Criterion
 from trueup.foundation.facts.operators import normalised
@@ -123,7 +124,7 @@ def _doubt(suspects: Iterable[Suspect], part: Part, origins: Origins) -> None:
 
 def _of_equal_passes(suspects: list[Suspect], part: Part, tree: Tree, origins: Origins) -> list[Suspect]:
     """Return the suspects that remain where the runs go backward another number of times; the part keeps how often."""
-    part.passes = rewritten.passes(tree, origins.accumulated)
+    part.passes = micro_batches.passes(tree, origins.accumulated)
     if part.passes is None:
         return suspects
     origins.accumulated, part.stale = part.passes.worst, None

@@ -233,11 +233,16 @@ class Regions:
         return found or ([] if seq is None else [(seq, name(int(stream.producer_slot[k])))])
 
     def given_to(self, side: int, call: int) -> list[tuple[int, int]]:
-        """Return a call's slots; between frameworks a backward's forward's too, of which it saved what no common operator shows."""
+        """Return a call's slots; of the backward of a function or module also those of its forward that it may have saved: what a
+        call of this step made, for what was there before (weights, which may be old ones) explains nothing. Between frameworks
+        all, for no common operator shows them."""
         stream = self.tree.streams[side]
         found = list(stream.slots(call).items())
-        forward = stream.find(int(stream.forward_seq[call])) if stream.mixed else NONE
-        return found if forward == NONE else found + list(stream.slots(forward).items())
+        forward, aten = stream.find(int(stream.forward_seq[call])), stream.level[call] == stream.names.number("aten")
+        if forward == NONE or (aten and not stream.mixed):
+            return found
+        saved = stream.slots(forward).items()
+        return found + [(slot, k) for slot, k in saved if stream.mixed or stream.producers[k] != NONE]
 
     def _source(self, region: Region, side: int, seq: int, producer: int, slot: str | None) -> None:
         judged = self.tree.judged(side, producer)
@@ -353,8 +358,7 @@ def behind(tree: Tree, side: int, call: int, wanted: Callable[[int], bool]) -> l
         if wanted(call):
             found.append(call)
         elif has(op, "view") or criterion.row(op, level, phase).own == "exact":
-            slots = np.arange(*stream.starts[call : call + 2].tolist())
-            pending += stream.producers[slots[stream.names.table(is_input)[stream.slot[slots]]]].tolist()
+            pending += stream.producers[stream.slots_of(call, is_input)].tolist()
         else:
             found += [inner for inner in stream.inside(call).tolist() if wanted(inner)]
     return found
@@ -362,15 +366,13 @@ def behind(tree: Tree, side: int, call: int, wanted: Callable[[int], bool]) -> l
 
 def _makes_zeros(stream: Stream, call: int) -> bool:
     """Tell whether all results of a call are zero: what is written there later shows by itself."""
-    slots = np.arange(*stream.starts[call : call + 2].tolist())
-    made = slots[stream.names.table(is_output)[stream.slot[slots]]]
+    made = stream.slots_of(call, is_output)
     return len(made) > 0 and bool((stream.l2[made] == 0).all())
 
 
 def _passes_on(stream: Stream, call: int) -> bool:
     """Tell whether all results of a call are what it got, by what is known of both: a module that does nothing (``Dropout(0)``)."""
-    slots = np.arange(*stream.starts[call : call + 2].tolist())
-    read, made = (slots[stream.names.table(of)[stream.slot[slots]]] for of in (is_input, is_output))
+    read, made = (stream.slots_of(call, kind) for kind in (is_input, is_output))
     return len(made) > 0 and bool((_told(stream, made)[:, None] == _told(stream, read)).all(axis=2).any(axis=1).all())
 
 
@@ -421,6 +423,15 @@ def mask(calls: Iterable[int], count: int) -> Array:
     """Return a mask of calls; its last entry, for `NONE`, is false."""
     found = np.zeros(count + 1, bool)
     found[list(calls)] = True
+    return found
+
+
+def with_inside(stream: Stream, calls: Iterable[int]) -> Array:
+    """Return a mask as `mask` of calls and of all that run inside them: an operator there may be named as who made something."""
+    found = mask(calls, len(stream))
+    above = np.r_[stream.parents, NONE]
+    while not np.array_equal(found, more := found | found[above]):
+        found = more
     return found
 
 

@@ -1,17 +1,4 @@
-"""Calls that one run alone has, and formulas that the two runs write another way.
-
-**Unmatched calls** that nothing on the other side stands for: what they computed was computed there by no call, or not at all.
-Two implementations of one formula execute other operators, and their results are compared where somebody reads them. That
-explains an unmatched call only where the other side has calls of its own, or passes on what went in. It does not where
-
-- nobody reads the result (an added dead end, a branch that was cut),
-- the other side reads a result there that no call made, although what it is made of was computed in the same step,
-- the function around it computes by operators on one side and by none on the other,
-- it is the backward of a call that both sides made, and the other side's has none.
-
-Data movement, comparisons and what returns a tensor that it was given compute nothing, and need no counterpart.
-
-**Formulas written another way**: differences inside them that come together again are no fault of anybody.
+"""Formulas that the two runs write another way: differences inside them that come together again are no fault of anybody.
 
     baseline    -0.5 * (1 + l - m.square() - l.exp())          each pair of calls that both have (`exp`, `sub`, `mul`) stands
     candidate   0.5 * ((0.5 * l).exp().square() + ...)         in both, and reads another intermediate result
@@ -21,192 +8,33 @@ differs forward, through pairs as long as their outputs differ, through the back
 flows in; what one side alone has goes before any pair is asked whether it agrees, for that grants rounding too. It gives two
 sets of calls that compute one thing each. They are excused if that thing agrees wherever it leaves the sets, within what
 rounding in them explains. What differs and is read by nothing recorded, by an optimizer, by a communication or
-by a later step (a biased running variance) has not come together, and excuses nothing.
-
-**Steps that go backward another number of times**: micro-batches against one batch, or against fewer. Their calls are no
-counterparts: each computes with another part of the batch, and each loss is divided. The same are the gradients that the
-optimizer reads, and what it makes of them. Where these agree no call of the step is blamed for what it computes. Where they are
-not off in one direction either, as by a wrong divisor, and the sums of the losses agree, the step is aligned: all that leaves it
-was compared.
+by a later step (a biased running variance) has not come together, and excuses nothing. A gradient may go to a backward that no
+call of this level shows, that of a gradient (`torch.autograd.grad(..., create_graph=True)`): then what the optimizer reads shows
+whether it has come together.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator
 from functools import cache, cached_property
 from heapq import heappop, heappush
 
 import numpy as np
 
-from trueup.comparison.graph.streams import NONE, Numbers, Stream, distinct
-from trueup.comparison.measures.thresholds import CHANCE, HALF, ROOM
+from trueup.comparison.graph.streams import NONE
+from trueup.comparison.measures.thresholds import CHANCE, HALF
 from trueup.comparison.verdict.budget import unrecorded
 from trueup.comparison.verdict.evidence import coherent
-from trueup.comparison.verdict.judged import LASTING, Judged, Passes, Tree
+from trueup.comparison.verdict.judged import LASTING, Judged, Tree
+from trueup.comparison.verdict.micro_batches import gradients_agree
 from trueup.comparison.verdict.parts import Parts, coarsest
-from trueup.comparison.verdict.regions import Call, Region, Regions, behind, granted, mask
+from trueup.comparison.verdict.regions import Call, Region, Regions, behind, granted, with_inside
 from trueup.foundation.facts.arguments import equal_arguments
 from trueup.foundation.facts.criteria import Criterion
-from trueup.foundation.facts.operators import has, having
+from trueup.foundation.facts.operators import has
 from trueup.foundation.facts.roundoff import roundoff
 from trueup.foundation.facts.slots import is_input, is_output, is_returned
-
-Source = tuple[int, int]  # a matched call and a slot of it, or `NONE` and a digest
-
-
-def dead_ends(regions: Regions, criterion: Criterion) -> list[Call]:
-    """Return the unmatched calls that compute what shows up nowhere else, in neither run. The gradients of functions and modules
-    are summed outside of any of them: who reads those is not known. Where the other side has a calculation of its own on the same
-    tensor, or of what becomes of it, it is another implementation that has a by-product."""
-    tree, found = regions.tree, []
-    rewritten = [set().union(*(region.calls[side] for region in regions.found if all(region.sides))) for side in (0, 1)]
-    read: list[set[Source]] = []
-    for side, call in regions.dead_ends():
-        read = read or [_read_by_loose(regions, n, criterion) for n in (0, 1)]
-        stream, other = tree.streams[side], tree.streams[1 - side]
-        fine = stream.level[call] == stream.names.number("aten") or stream.phase[call] != stream.names.number("backward")
-        made = _slots(stream, call, is_output)
-        seen = np.isin(stream.digest[made], other.digest[other.has_digest]) & stream.has_digest[made]
-        made_of = regions.walk([(side, call)]).calls[side]
-        part = not rewritten[side].isdisjoint(made_of) or not read[1 - side].isdisjoint(_sources(tree, side, call))
-        read_back = bool((stream.numel[made] == 1).all()) and bool(regions.flow[side].backwards(call))  # a backward starts there
-        if fine and not part and not read_back and computes(stream, call, criterion) and not seen.all():
-            found.append((side, call))
-    return found
-
-
-def _read_by_loose(regions: Regions, side: int, criterion: Criterion) -> set[Source]:
-    stream = regions.tree.streams[side]
-    calls = [call for call in np.flatnonzero(regions.loose[side][:-1]).tolist() if computes(stream, call, criterion)]
-    return {source for call in calls for source in _sources(regions.tree, side, call)}
-
-
-def _sources(tree: Tree, side: int, call: int) -> set[Source]:
-    """Return what a call reads, named alike on both sides: by the matched call that made it, or by its bytes."""
-    stream = tree.streams[side]
-    slots = _slots(stream, call, is_input)
-    made = tree.pairs[side][stream.producers[slots]]
-    named = {(pair, int(stream.producer_slot[k])) for pair, k in zip(made.tolist(), slots.tolist(), strict=True) if pair != NONE}
-    return named | {(NONE, int(stream.digest[k])) for k in slots.tolist() if stream.has_digest[k]}
-
-
-def unaccounted(regions: Regions, criterion: Criterion) -> set[Call]:
-    """Return the other unmatched calls that nothing on the other side stands for."""
-    tree = regions.tree
-    if tree.is_foreign:
-        return set()
-    return {*_from_nowhere(regions), *_without_operators(tree, criterion), *_without_backward(tree, criterion)}
-
-
-def computes(stream: Stream, call: int, criterion: Criterion) -> bool:
-    """Tell whether a call makes numbers that round and that it was not given."""
-    made, given = _rounding(stream, call, criterion), _slots(stream, call, is_input)
-    same = stream.has_digest[made] & np.isin(stream.digest[made], stream.digest[given[stream.has_digest[given]]])
-    return len(made) > 0 and not same.all()
-
-
-def _rounding(stream: Stream, call: int, criterion: Criterion) -> Numbers:
-    """Return the results of a call that may round, equal to what it was given or not (`x - 0`)."""
-    made = _slots(stream, call, is_output)
-    made = made[stream.names.table(roundoff)[stream.dtype[made]] > 0]
-    name = stream.names.names
-    op, level, phase = (name[int(of[call])] for of in (stream.op, stream.level, stream.phase))
-    return made[:0] if criterion.row(op, level, phase).own == "exact" else made
-
-
-def _from_nowhere(regions: Regions) -> Iterator[Call]:
-    """Yield the calls whose results the other side reads too, where they are what no call there made. What a region makes of
-    weights and constants alone may have been made before the capture began."""
-    for region in regions.found:
-        side = 1 if region.sides[1] else 0
-        if region.sides[0] == region.sides[1] or not _reads_results(regions.tree.streams[side], region.calls[side]):
-            continue
-        other = regions.tree.streams[1 - side]
-        if any(_is_made_by_none(other, error.candidate if side == 0 else error.baseline) for _, error, _ in region.exits):
-            yield from ((side, call) for call in region.calls[side])
-
-
-def _reads_results(stream: Stream, calls: set[int]) -> bool:
-    """Tell whether some calls read what another one computed before in these steps."""
-    chosen = np.zeros(len(stream) + 1, bool)
-    chosen[list(calls)] = True
-    reads = chosen[stream.call] & stream.names.table(is_input)[stream.slot] & (stream.producer >= stream.seq[0])
-    return bool((reads & ~chosen[stream.producers]).any())
-
-
-def _is_made_by_none(stream: Stream, k: int) -> bool:
-    """Tell whether no call made what a slot holds, in a capture that shows who made what: one of modules alone does not."""
-    return int(stream.producer[k]) == NONE and _shows_operators(stream)
-
-
-def _shows_operators(stream: Stream) -> bool:
-    if (stream.level == stream.names.number("aten")).any():
-        return True
-    return bool(((stream.producer > stream.seq[0]) & (stream.producers == NONE)).any())  # of a level that was not read
-
-
-def _without_operators(tree: Tree, criterion: Criterion) -> Iterator[Call]:
-    """Yield operators in a function that both sides called, and that has none on the other side which computes."""
-    aten, api = (tree.streams[0].names.number(level) for level in ("aten", "api"))
-    if not any(len(calls) and (s.level[calls] == aten).any() for s, calls in zip(tree.streams, tree.unmatched, strict=True)):
-        return
-    functions = np.flatnonzero(tree.streams[1].level[tree.verdicts.errors.calls[1]] == api)
-    inside = [s.has_children[calls[functions]] for s, calls in zip(tree.streams, tree.verdicts.errors.calls, strict=True)]
-    for side, (stream, calls) in enumerate(zip(tree.streams, tree.unmatched, strict=True)):
-        above = tree.pairs[side][stream.parents[calls[stream.level[calls] == aten]]]
-        pairs = {*functions[inside[side] & ~inside[1 - side]].tolist(), *above[np.isin(above, functions)].tolist()}
-        for pair in sorted(pairs):
-            if not any(len(_rounding(tree.streams[1 - side], call, criterion)) for call in _operators(tree, pair, 1 - side)):
-                alone = (call for call in _operators(tree, pair, side) if not _adds_up(stream, call))
-                yield from ((side, call) for call in alone if computes(stream, call, criterion))
-
-
-def _adds_up(stream: Stream, call: int) -> bool:
-    """Tell whether a call reads what a backward made and the function around it was not given: autograd adds gradients up as they
-    come, and the function at which it does so is another one where they come in another order."""
-    above, backward = int(stream.parents[call]), stream.names.number("backward")
-    given = stream.digest[slice(*stream.starts[above : above + 2])]
-    read = _slots(stream, call, is_input)
-    read = read[(stream.phase[stream.producers[read]] == backward) & (stream.producers[read] != NONE) & stream.has_digest[read]]
-    made = [k for k in read.tolist() if above not in stream.around(int(stream.producers[k]))]
-    return stream.phase[call] == backward and not set(stream.digest[made].tolist()) <= set(given.tolist())
-
-
-def _operators(tree: Tree, pair: int, side: int) -> list[int]:
-    """Return the calls inside a matched call that have none inside."""
-    around = int(tree.verdicts.errors.calls[side][pair])
-    return [call for call in tree.inside(around, side) if not tree.streams[side].has_children[call]]
-
-
-def _without_backward(tree: Tree, criterion: Criterion) -> Iterator[Call]:
-    """Yield the backward of functions and modules that both sides called, where the other side's went backward fewer times."""
-    for side, (stream, calls) in enumerate(zip(tree.streams, tree.unmatched, strict=True)):
-        other, aten = tree.streams[1 - side], stream.names.number("aten")
-        backward = (stream.phase[calls] == stream.names.number("backward")) & (stream.level[calls] != aten)
-        chosen = calls[backward & (stream.saved[calls] != NONE)]
-        pairs = tree.pairs[side][_forward(stream, chosen)]
-        partner = np.r_[tree.verdicts.errors.calls[1 - side], NONE][pairs]
-        theirs = np.flatnonzero((other.phase == other.names.number("backward")) & (other.level != aten))
-        mine = np.flatnonzero((stream.phase == stream.names.number("backward")) & (stream.level != aten))
-        often, less = (np.bincount(of[of != NONE], minlength=1) for of in (_forward(stream, mine), _forward(other, theirs)))
-        missing = chosen[(partner != NONE) & (_at(less, partner) < _at(often, _forward(stream, chosen)))]
-        forward = _forward(stream, missing).tolist()
-        yield from ((side, call) for call, of in zip(missing.tolist(), forward, strict=True) if computes(stream, of, criterion))
-
-
-def _at(counts: Numbers, of: Numbers) -> Numbers:
-    return np.where((of >= 0) & (of < len(counts)), counts[np.minimum(of, len(counts) - 1)], 0)
-
-
-def _forward(stream: Stream, calls: Numbers) -> Numbers:
-    return stream.index(stream.forward_seq[calls])
-
-
-def _slots(stream: Stream, call: int, of: Callable[[str], bool]) -> Numbers:
-    slots = np.arange(*stream.starts[call : call + 2].tolist())
-    return np.asarray(slots[stream.names.table(of)[stream.slot[slots]]])
-
 
 LOST: Call = (NONE, NONE)
 """Where a difference goes that does not come together again."""
@@ -288,6 +116,11 @@ class Reconvergence:
     def fresh(self) -> tuple[Parts, Parts]:
         """Return what each call of both sides grants."""
         return self._parts[0].again(), self._parts[1].again()
+
+    @cached_property
+    def gradients_agree(self) -> bool:
+        """Whether all that the optimizer reads agrees, whoever made it."""
+        return gradients_agree(self.tree)
 
     @cached_property
     def _parts(self) -> tuple[Parts, Parts]:
@@ -378,15 +211,18 @@ class Reconvergence:
         return next((n for n in self.entries(pair)[0] if self.tree.verdicts.errors.slots[side][n] == k), None)
 
     def results(self, side: int, call: int, agree: set[int]) -> Iterator[tuple[int, list[int], bool]]:
-        """Yield the results of a call that do not agree, who reads each, and whether it is lost: unread, or a lasting buffer."""
+        """Yield the results of a call that are new and do not agree, who reads each, and whether it is lost: unread, or written by
+        both runs into what lasts."""
         stream, alone = self.tree.streams[side], bool(self.tree.pairs[side][call] == NONE)
-        readers = {k: self.read_by[side](k) for k in _slots(stream, call, is_output).tolist() if k not in agree}
+        made = [k for k in stream.slots_of(call, is_output).tolist() if k not in agree and not self.readers[side].was_there(k)]
+        readers = {k: self.read_by[side](k) for k in made}
         new = not has(stream.names.names[int(stream.op[call])], "in-place")
         for k, its in readers.items():
             slot = stream.names.names[stream.slot[k]]
             left = new and any(readers.values()) and is_returned(slot)  # a by-product: the values that `min` has beside places
             lasts = new and not alone and slot.startswith("output.") and not is_returned(slot)
-            yield k, its, lasts or (not its and not left and (not alone or roundoff(stream.dtype_of(k)) > 0))
+            unread = not its and not left and (not alone or roundoff(stream.dtype_of(k)) > 0)
+            yield k, its, lasts or (unread and not (self.gradients_agree and self.readers[side].is_unseen(k)))
 
 
 def _least(wrong: dict[tuple[int, int], float]) -> float:
@@ -535,7 +371,7 @@ class _Walk:
     def sources(self) -> Region:
         """Return the two sets with what flows into them."""
         region = Region(self.tree, calls=self.calls)
-        among = tuple(mask(calls, len(stream)) for calls, stream in zip(self.calls, self.tree.streams, strict=True))
+        among = tuple(map(with_inside, self.tree.streams, self.calls))
         for side in (0, 1):
             for call in self.calls[side]:
                 self.of.regions._expand(region, side, call, among)
@@ -557,44 +393,3 @@ class _Walk:
             calls = self.calls[side]
             found += [(side, one) for call in made for one in behind(self.tree, side, call, calls.__contains__)]
         return found
-
-
-def passes(tree: Tree, before: float = 0.0) -> Passes | None:
-    """Return how often each side goes backward in a step, if that differs and all that accumulates agrees; else None. Gradients
-    off by ``before`` in earlier steps moved the weights by as much of a step: that has a direction."""
-    first, second = (_count(stream) for stream in tree.streams)
-    if not 0 < first != second > 0:
-        return None
-    accumulated = _accumulated(tree)
-    own, biased = unrecorded(tree.verdicts.criterion, _coarsest(tree))
-    errors, calls = tree.verdicts.errors, max(map(len, tree.streams))
-    if not len(accumulated) or not bool((errors.relative[accumulated] <= min(own * math.sqrt(calls), HALF)).all()):
-        return None
-    sure = bool((coherent(errors, accumulated) <= biased + ROOM * before).all())
-    return Passes(first, second, sure, max(before, float(errors.relative[accumulated].max())))
-
-
-def summed(losses: dict[int, float], steps: Mapping[int, Passes], side: int) -> dict[int, float]:
-    """Return the losses of steps, their means over micro-batches, as sums where the two sides have other numbers of these."""
-    counts = {step: (found.baseline, found.candidate)[side] for step, found in steps.items()}
-    return {step: loss * counts.get(step, 1) for step, loss in losses.items()}
-
-
-def _count(stream: Stream) -> int:
-    losses = stream.names.table(having("loss"))[stream.op]
-    return int(np.count_nonzero(losses & (stream.level == stream.names.number("api"))))
-
-
-def _accumulated(tree: Tree) -> Numbers:
-    """Return what the calls of the optimizer read and make; nothing if one of them has no counterpart."""
-    errors, names = tree.verdicts.errors, tree.streams[1].names
-    optimizer = [stream.phase == names.number("optimizer") for stream in tree.streams]
-    alone = any(side[calls].any() for side, calls in zip(optimizer, tree.unmatched, strict=True))
-    at = (errors.inputs | errors.outputs) & optimizer[1][errors.calls[1]][errors.pair]
-    return np.flatnonzero(at & ~np.bool_(alone))
-
-
-def _coarsest(tree: Tree) -> float:
-    """Return the unit roundoff of the coarsest dtype that the baseline holds."""
-    names = tree.streams[0].names.names
-    return max(roundoff(names[dtype]) for dtype in distinct(tree.streams[0].dtype).tolist() if dtype >= 0)
