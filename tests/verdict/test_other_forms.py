@@ -190,6 +190,56 @@ def test_a_formula_written_another_way_is_aligned_and_a_wrong_one_blamed(
     assert trueup.compare(tmp_path / PLAIN, tmp_path / wrong).verdict == "deviates"
 
 
+@pytest.mark.parametrize(("name", "precision", "form", "wrong"), [
+    ("forces", "float32", AGAIN, "force-points-uphill"),  # a gradient goes to the backward of a backward
+    ("made-weights", "bfloat16", AGAIN, "first-code-twice"),  # a loss goes backward from logits that differ already
+])  # fmt: skip
+def test_so_it_is_where_no_operator_shows(name: str, precision: str, form: str, wrong: str, tmp_path: Path) -> None:
+    for each in (PLAIN, form, wrong):
+        strangers.run(STRANGERS[name], each, precision, tmp_path / each)
+    result = trueup.compare(tmp_path / PLAIN, tmp_path / form, level=LEVELS["api"])
+    assert result.verdict == "aligned", result.sentence
+    assert trueup.compare(tmp_path / PLAIN, tmp_path / wrong, level=LEVELS["api"]).verdict == "deviates"
+
+
+@pytest.mark.parametrize(("off", "explained"), [(2e-4, True), (2e-2, False)])
+def test_the_gradient_of_a_sure_guess_is_what_is_left_of_two_near_ones(off: float, explained: bool) -> None:
+    """Of p - 1 for p = 0.999 a thousandth is left: a rounding of p is a thousand times as much of it."""
+    gradient, logs = np.zeros((64, 10), np.float32), np.full((64, 10), np.log(1e-4), np.float32)
+    gradient[:, 0], logs[:, 0] = -1, np.log1p(-9e-4)
+    made = gradient + np.exp(logs)
+    noise = np.random.default_rng(0).standard_normal(made.shape)
+    runs = Recording(), Recording()
+    for run, by in zip(runs, (0, off), strict=True):
+        result = (made + by * np.linalg.norm(made) * noise / np.linalg.norm(noise)).astype(np.float32)
+        run.call("aten::_log_softmax_backward_data", [gradient, logs], [result], phase="backward")
+    (call,) = judged(*runs)
+    assert (call.ratio <= 1) == explained
+
+
+def test_one_element_stored_in_float32_may_be_off_by_a_unit_of_what_it_was_computed_in() -> None:
+    """A linear layer under autocast gives float32 gradients back, each a number of bfloat16."""
+    given = normal(32, 32, seed=1).astype(ml_dtypes.bfloat16)
+    made = normal(32, 32, seed=2).astype(ml_dtypes.bfloat16)
+    beside = made.copy()
+    beside[3, 4] = np.nextafter(beside[3, 4], ml_dtypes.bfloat16(9))
+    for wrong, ratio_over in ((beside, False), (changed_at(made), True)):
+        runs = Recording(), Recording()
+        for run, result in zip(runs, (made, wrong), strict=True):
+            x = normal(32, 32, seed=3)
+            forward = run.call("torch.nn.functional.linear", [x], [normal(32, 32, seed=4).astype(ml_dtypes.bfloat16)], level="api")
+            grads = {"grad_output.0": given}, {"grad_input.0": result.astype(np.float32)}
+            run.call("torch.nn.functional.linear", *grads, level="api", phase="backward", forward=forward)
+        assert (judged(*runs)[-1].ratio > 1) == ratio_over
+
+
+def changed_at(values: Array) -> Array:
+    """Return values of which one is wrong by half of the largest."""
+    found = values.copy()
+    found[3, 4] += values.max() / 2
+    return found
+
+
 def test_a_gradient_of_which_nothing_is_left_is_not_blamed(tmp_path: Path) -> None:
     one = STRANGERS["retention"]
     strangers.run(one, PLAIN, "float32", tmp_path / "plain")

@@ -41,14 +41,13 @@ class Readers:
         return given is not None and stream.producers[given] == NONE
 
     def was_there(self, k: int) -> bool:
-        """Tell whether the bytes of a result were in the run before its call: it moved them, and made nothing."""
+        """Tell whether the bytes of a result were read before as what no recorded call made: a weight that was moved."""
         stream = self.stream
         if not stream.has_digest[k] or stream.numel[k] <= 1:
             return False
         order, sorted_digests = self._digests
         first = int(order[np.searchsorted(sorted_digests, stream.digest[k], "left")])
-        its = stream.call[k], *stream.around(int(stream.call[k]))  # a function's result is its operator's
-        return bool(self._reads[first] or stream.call[first] not in its)
+        return bool(self._reads[first] and stream.producers[first] == NONE)
 
     def parts(self, k: int) -> list[int]:
         """Return the gradients that autograd added up to what a slot reads; an empty list: one call made it."""
