@@ -22,8 +22,8 @@ from torch import Tensor, nn
 from torch.utils.data import DataLoader
 
 import trueup
-from trueup.analysis.audit.alone import odd, worth_a_look
 from trueup.analysis.audit.first_step import FirstStep, beginnings, first_step
+from trueup.analysis.audit.one_run import odd, worth_a_look
 from trueup.analysis.audit.preflight import came_along
 from trueup.comparison.result.causes import Seen, place, with_causes
 from trueup.foundation.facts.why import Why
