@@ -10,23 +10,30 @@ import inspect
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import lru_cache
-from typing import TYPE_CHECKING, Any
+from typing import Any, Protocol
 
 from trueup.foundation.facts.operators import says
-from trueup.recording.policy_file import SCALARS
-
-if TYPE_CHECKING:
-    from trueup.recording.engine.policies import Running
+from trueup.recording.policy_file import SCALARS, PolicyRule
 
 SAME = "the value was that already"
 NONE_SUCH = "there is none of that name with such a value"
 Arguments = tuple[tuple[Any, ...], dict[str, Any]]
 
 
+class Counting(Protocol):
+    """A rule at work, which counts its calls."""
+
+    rule: PolicyRule
+    fits: Callable[[str, str], bool]
+
+    def count(self, left: str) -> None:
+        """Count a call, changed unless there is a reason why it was left as it was."""
+
+
 class GivenValues:
     """The rules that set values, at work."""
 
-    def __init__(self, rules: Sequence[Running]) -> None:
+    def __init__(self, rules: Sequence[Counting]) -> None:
         self._rules = {level: [one for one in rules if one.rule.set and one.rule.level == level] for level in LEVELS}
         self._seen: set[tuple[int, str]] = set()
         self._before: list[tuple[Any, str, Any]] = []
@@ -86,7 +93,7 @@ class GivenValues:
             for group, key, held in reversed(before):
                 group[key] = held
 
-    def _values(self, level: str, scope: str, op: str) -> Iterable[tuple[Running, str, Any]]:
+    def _values(self, level: str, scope: str, op: str) -> Iterable[tuple[Counting, str, Any]]:
         found = (one for one in self._rules[level] if one.fits(scope, op))
         return [(one, name, value) for one in found for name, value in (one.rule.set or {}).items()]
 
