@@ -23,8 +23,13 @@ Arguments = tuple[tuple[Any, ...], dict[str, Any]]
 class Counting(Protocol):
     """A rule at work, which counts its calls."""
 
-    rule: PolicyRule
-    fits: Callable[[str, str], bool]
+    @property
+    def rule(self) -> PolicyRule:
+        """The rule."""
+
+    @property
+    def fits(self) -> Callable[[str, str], bool]:
+        """Tells of a scope and an operator whether the rule is for them."""
 
     def count(self, left: str) -> None:
         """Count a call, changed unless there is a reason why it was left as it was."""
