@@ -213,6 +213,21 @@ def test_no_seed_and_no_loader_changes_an_argument() -> None:
     assert [one.group for one in unshown] == ["data"]
 
 
+def test_no_mode_decides_which_tensors_a_call_is_given() -> None:
+    sides = [{"settings": {"modules": {"a": {"class": "Block", "training": on}}}} for on in (True, False)]
+    shape = dataclasses.replace(slot("", "", "input.attn_mask"), baseline="bool (4, 8)", candidate=None)
+    told = slot('{"dropout_p": 0.1}', '{"dropout_p": 0.0}')
+    (lacking, given), _ = with_causes([finding(scope="a", slots=(one,)) for one in (shape, told)], *sides)
+    assert lacking.cause == "attn_mask of torch.Tensor.view: bool (4, 8) in the baseline, absent in the candidate"
+    assert given.cause == "training of a (Block): True in the baseline, False in the candidate"
+
+
+def test_what_is_drawn_after_batches_of_another_size_follows_from_them() -> None:
+    later = finding("random", scope="block.drop", op="torch.nn.functional.dropout", step=3)
+    kept, _ = with_causes([later, dataclasses.replace(later, step=0)], loader(4), loader(3))
+    assert [one.cause for one in kept] == ["DataLoader batch_size: 4 in the baseline, 3 in the candidate", ""]
+
+
 def test_the_last_batch_is_dropped() -> None:
     def side(drops: bool, lr: float) -> dict[str, Any]:
         optimizer = {"class": "SGD", "groups": [{"lr": 1.0}], "changes": [[1, 0, {"lr": lr}]]}

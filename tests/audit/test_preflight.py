@@ -23,14 +23,14 @@ from torch.utils.data import DataLoader
 
 import trueup
 from trueup.analysis.audit.alone import odd, worth_a_look
-from trueup.analysis.audit.came_along import came_along
 from trueup.analysis.audit.first_step import FirstStep, beginnings, first_step
+from trueup.analysis.audit.preflight import came_along
 from trueup.comparison.result.causes import Seen, place, with_causes
 from trueup.foundation.facts.why import Why
 from trueup.foundation.model import CallKey, Finding, SlotComparison
 from trueup.foundation.settings import differing
 from trueup.foundation.store import Capture
-from trueup.recording.engine.code import code
+from trueup.recording.engine.environment import code
 
 SCRIPT = """
 import torch

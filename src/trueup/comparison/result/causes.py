@@ -18,7 +18,7 @@ from trueup.comparison.normalise.updates import STEP
 from trueup.foundation.facts.criteria import is_product
 from trueup.foundation.facts.operators import normalised
 from trueup.foundation.facts.roundoff import UNIT_ROUNDOFF
-from trueup.foundation.facts.slots import is_output
+from trueup.foundation.facts.slots import is_input, is_output
 from trueup.foundation.facts.why import Reason, Why
 from trueup.foundation.model import Finding, TensorStats
 from trueup.foundation.settings import ABSENT, OF_PARAMETERS, TIED, Setting, differing
@@ -283,6 +283,8 @@ def _explains(setting: Setting, finding: Finding) -> bool:
         if drawn and not finding.scope and _sized(setting, finding):  # weights are drawn where their module is built
             return True
         inside = any(finding.scope == place or finding.scope.startswith(f"{place}.") for place in setting.places)
+        if setting.name == "training" and _lacks_tensor(finding):  # no mode decides which tensors a call is given
+            return False
         return inside and finding.phase != "optimizer" and (otherwise or (setting.name == "training" and drawn))
     if setting.group == "seed":
         return drawn and not named_argument(finding)  # which no seed changes
@@ -290,6 +292,8 @@ def _explains(setting: Setting, finding: Finding) -> bool:
         return True
     if setting.name.endswith(("drop_last", "drop_remainder")) and all(slot.shape[0] == slot.shape[1] for slot in finding.slots):
         return False  # it is the last batch's size, or that there is none
+    if drawn and finding.step > 0 and not _orders(setting):  # batches of another size took other numbers from the generator before
+        return True
     where = not finding.scope and finding.phase in ("forward", "data") and not named_argument(finding)
     return where and (otherwise or drawn or finding.kind == "input")
 
@@ -303,6 +307,12 @@ def _is_of_parameter(setting: Setting, finding: Finding) -> bool:
         finding.kind in ("unmatched", "region")
         or any(slot.slot.startswith("param.") and slot.state != "equal" for slot in finding.slots)
     )
+
+
+def _lacks_tensor(finding: Finding) -> bool:
+    """Tell whether a call is given a tensor in one run alone."""
+    given = [slot for slot in finding.slots if is_input(slot.slot)] if finding.kind == "argument" else []
+    return any((slot.baseline is None) != (slot.candidate is None) for slot in given)
 
 
 def _moved(finding: Finding) -> bool:

@@ -22,13 +22,33 @@ USAGE_ERRORS: tuple[type[Exception], ...] = tuple(
 """Typer's own base classes; which module they live in depends on its version."""
 
 COMMANDS = {
-    "capture": "running", "watch": "running", "triage": "running", "compare": "comparing", "align": "comparing",
-    "import": "looking", "show": "looking", "diff": "comparing", "shell": "looking", "map": "comparing",
-    "convert-weights": "comparing", "check": "looking", "preflight": "looking", "overflow": "looking", "heal": "running",
-    "bisect": "running", "replay": "replaying", "reproduce": "replaying", "verify-capture": "replaying",
-    "shadow-report": "replaying", "simdev": "simdev", "assess": "port", "port": "port", "explain-log": "logs", "env": "logs",
+    "capture": "running",
+    "watch": "running",
+    "triage": "running",
+    "compare": "comparing",
+    "align": "comparing",
+    "import": "looking",
+    "show": "looking",
+    "diff": "comparing",
+    "shell": "looking",
+    "map": "comparing",
+    "convert-weights": "comparing",
+    "check": "looking",
+    "preflight": "looking",
+    "overflow": "looking",
+    "heal": "running",
+    "bisect": "running",
+    "replay": "replaying",
+    "reproduce": "replaying",
+    "verify-capture": "replaying",
+    "shadow-report": "replaying",
+    "simdev": "simdev",
+    "assess": "port",
+    "port": "port",
+    "explain-log": "logs",
+    "env": "logs",
     "checkpoint": "checkpoint",
-}  # fmt: skip
+}
 """The commands in the order of the help, with the module that has a function of that name, or an ``app`` of several."""
 
 HANDS_ON = ("capture", "watch", "triage", "bisect", "assess")  # commands that end in another command, whose options are not ours

@@ -7,7 +7,7 @@ from typing import Annotated
 import typer
 
 from trueup.doors.cli import loading
-from trueup.doors.cli.options import File, Word, Words
+from trueup.doors.cli.options import Json, Word, Words, save_as_json
 from trueup.foundation.model import TrueupError
 
 
@@ -18,7 +18,7 @@ def explain_log(
     operators: Annotated[bool, typer.Option("--operators", help="List the operators of CANN's host log instead.")] = False,
     step: Annotated[Word, typer.Option(metavar="REGEX", help="With --operators: the lines that say a step.")] = None,
     limit: Annotated[int, typer.Option(metavar="N", min=1, help="How many lines of each kind to list.")] = 10,
-    json: Annotated[File, typer.Option(metavar="FILE", help="Save all of it as JSON under this name.")] = None,
+    json: Json = None,
 ) -> int:
     """Say which error of a run's logs came first, across ranks, what it means and what to do; and what only follows from it.
 
@@ -31,9 +31,8 @@ def explain_log(
             "  next:     trueup explain-log train.log ~/ascend/log"
         )
     with loading():
-        from trueup.doors.report.logs import render, render_operators
-        from trueup.doors.report.saving import save_json
-        from trueup.doors.report.terminal import Terminal, print_written
+        from trueup.doors.report.knowledge import render_explanation, render_operators
+        from trueup.doors.report.terminal import Terminal
         from trueup.migration.knowledge import explain
         from trueup.migration.knowledge import operators as list_operators
 
@@ -41,34 +40,31 @@ def explain_log(
     if operators:
         listed = list_operators(logs, step)
         render_operators(listed, limit, console)
-        document, code = listed.document(), listed.exit_code
+        document, code = listed.document, listed.exit_code
     else:
         found = explain(logs)
-        render(found, limit, console)
-        document, code = found.document(), found.exit_code
-    if json is not None:
-        print_written(save_json(document, json), console)
+        render_explanation(found, limit, console)
+        document, code = found.document, found.exit_code
+    save_as_json(document, json, console)
     return code
 
 
 def env(
     machines: Annotated[Words, typer.Argument(metavar="[A [B]]", help="Captures, JSON of trueup env, files of NAME=value.")] = None,
     limit: Annotated[int, typer.Option(metavar="N", min=1, help="How many variables to list.")] = 40,
-    json: Annotated[File, typer.Option(metavar="FILE", help="Save all of it as JSON under this name.")] = None,
+    json: Json = None,
 ) -> int:
     """Say which variables and options this machine, another one, or two side by side run with: conflicts, and what changes numbers.
 
     Exit code 0: all goes together, nothing that changes numbers differs; 1: something does not, or does; 2: could not be read.
     """
     with loading():
-        from trueup.doors.report.environment import render
-        from trueup.doors.report.saving import save_json
-        from trueup.doors.report.terminal import Terminal, print_written
+        from trueup.doors.report.knowledge import render_environments
+        from trueup.doors.report.terminal import Terminal
         from trueup.migration.knowledge.environment import environments
 
     console = Terminal()
     found = environments(machines or ())
-    render(found, limit, console)
-    if json is not None:
-        print_written(save_json(found.document(), json), console)
+    render_environments(found, limit, console)
+    save_as_json(found.document, json, console)
     return found.exit_code

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Annotated, Optional
 import typer
 
 from trueup.doors.cli import loading, options
-from trueup.doors.cli.options import Base, File, Numbers, Word, Words
+from trueup.doors.cli.options import Base, File, Json, Numbers, Word, Words, save_as_json
 from trueup.foundation.model import LEVELS, PHASES, TrueupError
 
 if TYPE_CHECKING:
@@ -115,7 +115,7 @@ def check(
     step: Annotated[Numbers, typer.Option(metavar="N", help="Casts and dtypes of this step alone, repeated for several.")] = None,
     rank: Annotated[Numbers, typer.Option(metavar="N", help="Of this rank alone, repeated for several.")] = None,
     limit: Annotated[int, typer.Option(metavar="N", min=1, help="How many lines of each kind to list.")] = 10,
-    json: Annotated[File, typer.Option(metavar="FILE", help="Save all of it as JSON under this name.")] = None,
+    json: Json = None,
 ) -> int:
     """Check what a run did with dtypes: dangerous casts, is mixed precision on, how does it differ from another run.
 
@@ -123,15 +123,13 @@ def check(
     """
     with loading():
         from trueup.analysis.audit import check as judge
-        from trueup.doors.report.check import document, render
-        from trueup.doors.report.saving import save_json
-        from trueup.doors.report.terminal import Terminal, print_written
+        from trueup.doors.report.audit import check_document, render_check
+        from trueup.doors.report.terminal import Terminal
 
     result = judge(path, against=against, step=step or None, rank=rank or None)
     console = Terminal()
-    render(result, limit, console)
-    if json is not None:
-        print_written(save_json(document(result), json), console)
+    render_check(result, limit, console)
+    save_as_json(lambda: check_document(result), json, console)
     return result.exit_code
 
 
@@ -141,7 +139,7 @@ def preflight(
     ] = None,
     require: Annotated[File, typer.Option(metavar="FILE", help="Values that must hold, as TOML (docs/preflight.md).")] = None,
     limit: Annotated[int, typer.Option(metavar="N", min=1, help="How many settings to list.")] = 20,
-    json: Annotated[File, typer.Option(metavar="FILE", help="Save all of it as JSON under this name.")] = None,
+    json: Json = None,
 ) -> int:
     """List which settings of two runs differ, and what that does to the numbers; or look at one run by itself.
 
@@ -149,9 +147,8 @@ def preflight(
     """
     with loading():
         from trueup.analysis.audit.preflight import preflight as judge
-        from trueup.doors.report.preflight import document, render
-        from trueup.doors.report.saving import save_json
-        from trueup.doors.report.terminal import Terminal, print_written
+        from trueup.doors.report.audit import preflight_document, render_preflight
+        from trueup.doors.report.terminal import Terminal
 
     captures, command = _sorted(given or [])
     with tempfile.TemporaryDirectory(prefix="trueup-preflight-") as folder:
@@ -159,9 +156,8 @@ def preflight(
             captures.append(_one_step(command, Path(folder) / "candidate"))
         result = judge(captures[0] if len(captures) == 2 else None, captures[-1], require=require)
     console = Terminal()
-    render(result, limit, console)
-    if json is not None:
-        print_written(save_json(document(result), json), console)
+    render_preflight(result, limit, console)
+    save_as_json(lambda: preflight_document(result), json, console)
     return result.exit_code
 
 
@@ -224,16 +220,14 @@ def overflow(
     with loading():
         from trueup.analysis.anomalies import overflow as judge
         from trueup.doors.report.overflow import document, render, save_page
-        from trueup.doors.report.saving import save_json
-        from trueup.doors.report.terminal import Terminal, print_saved, print_written
+        from trueup.doors.report.terminal import Terminal, print_saved
 
     result = judge(path, would_overflow=would_overflow, step=step or None, rank=rank or None, replay=replay, against=against)
     console = Terminal()
     render(result, console)
     if html is not None:
         print_saved(save_page(result, html), console)
-    if json is not None:
-        print_written(save_json(document(result), json), console)
+    save_as_json(lambda: document(result), json, console)
     return result.exit_code
 
 
