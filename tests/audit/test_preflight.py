@@ -221,6 +221,7 @@ def test_an_attribute_that_raises_ends_no_capture(tmp_path: Path) -> None:
     assert "what Odd is set to could not be read: RuntimeError" in manifest["notes"]
 
 
+@pytest.mark.usefixtures("warm")
 def test_a_command_in_place_of_a_capture(tmp_path: Path) -> None:
     for lr in ("0.1", "0.2"):
         (tmp_path / f"train_{lr}.py").write_text(SCRIPT.format(lr=lr))

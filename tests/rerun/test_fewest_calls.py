@@ -26,6 +26,8 @@ from trueup.recording.execution.recorded import RecordedCall, RecordedCalls
 from .programs import record
 from .test_reproduce import executed
 
+pytestmark = pytest.mark.usefixtures("warm")
+
 
 @pytest.fixture(scope="module")
 def calls(tmp_path_factory: pytest.TempPathFactory) -> RecordedCalls:
