@@ -121,6 +121,17 @@ def test_another_dtype_explains_roundings_to_it_and_no_more() -> None:
     assert with_causes([same], {}, {}, seen)[0][0].cause == ""
 
 
+def test_another_dtype_explains_what_is_drawn_and_given_in_it() -> None:
+    seen = Seen(dtypes=Why.COMPUTES_IN("bfloat16", 1, 2, "products", "float32"))
+    drawn = finding("random", error_out=1.2, slots=(slot("", "", "output.0", ("float32", "bfloat16")),))
+    read = slot("", "", "input.0", ("float32", "bfloat16"))
+    near, far = (
+        finding(error_out=1.2, slots=(read, slot('{"1": 0.1}', f'{{"1": {given}}}'))) for given in (0.10009765625, 0.11)
+    )
+    kept, _ = with_causes([drawn, near, far], {}, {}, seen)
+    assert [(one.cause[:34], one.alike) for one in kept] == [("the candidate computes in bfloat16", 1), ("", 0)]
+
+
 def test_an_argument_without_a_name_is_no_cause() -> None:
     kept, _ = with_causes([finding(slots=(slot('{"1": 2}', '{"1": 3}'),))], {}, {})
     assert kept[0].cause == ""

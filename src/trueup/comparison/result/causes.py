@@ -236,7 +236,25 @@ def _dtype(finding: Finding, seen: Seen) -> str:
         return ""
     coarsest = max((UNIT_ROUNDOFF.get(name, 0.0) for pair in pairs for name in pair), default=0.0)
     coarsest = max([coarsest, *(UNIT_ROUNDOFF[seen.dtypes.facts[n]] for n in (0, -1))])
-    return in_words(seen.dtypes) if finding.error_out <= ROUNDINGS * coarsest else ""
+    drawn = finding.kind == "random" or _only_casts(seen.shown.get(place(finding)))  # in another dtype other numbers are drawn
+    near = finding.error_out <= ROUNDINGS * coarsest or (finding.kind == "argument" and _rounded(finding, coarsest))
+    return in_words(seen.dtypes) if drawn or near else ""
+
+
+def _only_casts(reason: Reason | None) -> bool:
+    """Tell whether all that one run does beside the other is casting."""
+    ops = reason.facts[1] if reason is not None and reason.why is Why.RUNS_ALONE else ()
+    return bool(ops) and all(normalised(str(op)).rpartition(".")[2] in CASTS for op in ops)
+
+
+def _rounded(finding: Finding, roundoff: float) -> bool:
+    """Tell whether a call was given the same numbers, one of them rounded."""
+    given = [sides for slot in finding.slots if slot.slot == "arguments" for _, *sides in changed_arguments(slot)]
+    try:
+        pairs = [(float(before), float(after)) for before, after in given]
+    except ValueError:
+        return False
+    return bool(pairs) and all(abs(before - after) <= roundoff * abs(before) for before, after in pairs)
 
 
 def _scaled(finding: Finding, seen: Seen) -> str:
