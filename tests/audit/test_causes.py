@@ -222,6 +222,9 @@ def test_no_seed_and_no_loader_changes_an_argument() -> None:
         "seed of torch: 0 in the baseline, 7 in the candidate",
     ]
     assert [one.group for one in unshown] == ["data"]
+    given = [{"settings": {"arguments": {"seed": n}}} for n in (0, 7)]
+    (kept, _), _ = with_causes([told, drew], *given)
+    assert kept.cause == "std of torch.Tensor.normal_: 0.02 in the baseline, 0.5 in the candidate"
 
 
 def test_no_mode_decides_which_tensors_a_call_is_given() -> None:

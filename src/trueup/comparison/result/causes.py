@@ -289,7 +289,8 @@ def _explains(setting: Setting, finding: Finding) -> bool:
         close = finding.error_out <= ROUNDINGS * UNIT_ROUNDOFF["bfloat16"]
         return bool(PRECISIONS.fullmatch(setting.name)) and is_product(finding.op, finding.level) and close
     if setting.group == "argument":
-        return _given(setting, finding) or (drawn and not finding.scope and "seed" in setting.name)
+        seeds = drawn and not finding.scope and "seed" in setting.name
+        return _given(setting, finding) or (seeds and not named_argument(finding))
     if setting.group == "optimizer":
         rewritten = finding.op == STEP  # written in other operators, so that no argument of one is another's
         return (finding.phase == "optimizer" and (otherwise or rewritten)) or _holds(setting, finding) or _moved(finding)
