@@ -111,6 +111,16 @@ def test_a_size_of_batches_explains_what_was_given_its_two_values(before: str, a
     assert kept[0].cause == ("DataLoader batch_size: 4 in the baseline, 3 in the candidate" if named else "")
 
 
+def test_what_a_script_was_told_is_the_setting_that_it_became() -> None:
+    def side(size: int) -> dict[str, Any]:
+        return {"settings": {**loader(size)["settings"], "arguments": {"per_device_batch_size": size, "seed": size}}}
+
+    shape = finding(scope="block", slots=(slot('{"1": 4}', '{"1": 3}'),))
+    given = dataclasses.replace(finding(slots=(slot('{"2": 4}', '{"2": 3}'),)), op="aten::rsub", scope="", phase="optimizer")
+    kept, _ = with_causes([shape, given], side(4), side(3))
+    assert [one.cause for one in kept] == ["DataLoader batch_size: 4 in the baseline, 3 in the candidate"]
+
+
 def test_another_dtype_explains_roundings_to_it_and_no_more() -> None:
     seen = Seen(dtypes=Why.COMPUTES_IN("bfloat16", 1, 2, "products", "float32"))
     other = slot("", "", "output.0", ("float32", "bfloat16"))

@@ -184,7 +184,17 @@ def _reaching(settings: Sequence[Setting], finding: Finding) -> list[Setting]:
     found = [one for one in settings if one.group in ORDER and _explains(one, finding)]
     first = min(found, key=lambda one: (not (_draws(finding) and one.group == "seed"), _rank(one)), default=None)
     found = [one for one in found if first is not None and one.group == first.group]
-    return [] if found and found[0].group == "argument" and len(found) > 1 else found  # which of them it was nobody knows
+    if found and found[0].group == "argument":
+        return _became(settings, found[0]) if len(found) == 1 else []  # which of them it was nobody knows
+    return found
+
+
+def _became(settings: Sequence[Setting], told: Setting) -> list[Setting]:
+    """Return the settings that what a script was told became: of the same two values, and of a name that the argument's ends with;
+    the argument itself where there are none."""
+    values = told.baseline, told.candidate
+    same = [one for one in settings if one.group != "argument" and (one.baseline, one.candidate) == values]
+    return [one for one in same if told.name.endswith(one.name.rpartition(".")[2])] or [told]
 
 
 def _cause(reaching: Sequence[Setting], finding: Finding, own: Reason | None, seen: Seen) -> str:
