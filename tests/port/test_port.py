@@ -15,7 +15,7 @@ import pytest
 from port.cases import CASES
 from trueup.doors.cli import main
 from trueup.foundation.model import TrueupError
-from trueup.migration.port import port, undo
+from trueup.migration.port import port, proving, undo
 from trueup.migration.port.rules import builtin
 
 HERE = Path(__file__).parent
@@ -339,3 +339,14 @@ def test_the_page_shows_what_is_printed(
     Path("train.py").write_text(f"import torch\n\n{device}\nprint(torch.ones(2).to(device))\n")
     assert main(command.split()[1:]) == 0
     assert [line.strip() for line in capsys.readouterr().out.splitlines()] == [line.strip() for line in printed.splitlines()]
+
+
+@pytest.mark.parametrize(
+    ("first", "second", "said"),
+    [
+        ("no CUDA", "no file", "; and with CUDA's calls sent to the simulated device: no file"),
+        ("no file", "no file", "; nor with CUDA's calls sent to the simulated device"),
+    ],
+)
+def test_an_original_that_fails_twice_says_both(first: str, second: str, said: str) -> None:
+    assert proving._also(first, second) == said

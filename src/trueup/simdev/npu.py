@@ -316,6 +316,34 @@ for _name, _dtype in {
     globals()[f"{_name}Tensor"] = _Typed(f"{_name}Tensor", (), {"dtype": _dtype, "__module__": "torch.npu"})
 
 
+def typed(kind: Any) -> torch.dtype | None:
+    """Return the dtype of ``torch.npu.FloatTensor`` and the like, or of its name as a text; None for anything else."""
+    if isinstance(kind, str) and kind.startswith("torch.npu."):
+        kind = globals().get(kind.removeprefix("torch.npu."))
+    return kind.dtype if isinstance(kind, _Typed) else None
+
+
+def tensor_type(self: torch.Tensor, dtype: Any = None, non_blocking: bool = False, **options: Any) -> Any:
+    """``Tensor.type``, which takes the classes of this device, too."""
+    found = typed(dtype)
+    if found is None:
+        return _TYPE(self, dtype, non_blocking, **options) if dtype is not None else _TYPE(self)
+    return self.to("npu", found, non_blocking)
+
+
+def set_default_tensor_type(kind: Any) -> None:
+    """``torch.set_default_tensor_type``, which takes the classes of this device, too: what has no device is made there."""
+    found = typed(kind)
+    if found is None:
+        _DEFAULT(kind)
+    else:
+        torch.set_default_dtype(found)
+        torch.set_default_device("npu")
+
+
+_TYPE, _DEFAULT = torch.Tensor.type, torch.set_default_tensor_type
+
+
 class autocast(torch.amp.autocast):
     """``torch.npu.amp.autocast``."""
 

@@ -85,7 +85,7 @@ def port(
     if prove is not None and target is not None:
         code = _prove(place, target, prove, steps, document, spread=distributed is not None)
     if html is not None:
-        print_written(write_text(render_page(document), html, "a file that can be written, for the page"), console)
+        print_written(write_text(render_page(document), html, "a file that can be written, for the page"), console, "page")
     save_as_json(lambda: document, json, console)
     return code
 

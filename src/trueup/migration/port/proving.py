@@ -32,6 +32,7 @@ NOISE = 1e-3
 """Largest relative L2 distance of two gradients of the same batch, once as a whole and once in parts. Measured in float32 on the
 training of the tests: 1e-7. One lost sample of 256 is 1/256 of a mean, 4e-3; without an all-reduce a gradient is that of a part."""
 ERROR = re.compile(r"^(\[rank\d+\]: )?\w+(\.\w+)*(Error|Exception|Interrupt)\b(?!.*ChildFailed)")
+NOTHING = "it ended well and nothing was recorded: it trains nothing, or PYTHONPATH is set in the command (set it outside)"
 KNOWS_CUDA = " The original knows no device but CUDA, so it ran on the simulated one, too."
 
 
@@ -91,23 +92,34 @@ def prove(source: Path, ported: Path, command: str, *, steps: int = 3) -> Proof:
         plain: dict[str, str | None] = {"CUDA_VISIBLE_DEVICES": "", "TRUEUP_SIMULATED": None}
         simulated: dict[str, str | None] = {"TRUEUP_SIMULATED": "1"}
         base, original = source if source.is_dir() else source.parent, runs / "original"
-        for name, where, environment in (("original", base, plain), ("port", ported, simulated)):
-            failed = _run(runs / name, where, words, environment, steps)
-            if failed is not None and name == "original":  # it may know no other device than CUDA
-                redirect = runs / "redirect.json"
-                redirect.write_text(json.dumps(table("npu", runs)))
-                original = runs / "redirected"
-                if _run(original, where, words, {**simulated, REDIRECT: str(redirect)}, steps) is None:
-                    continue
-            if failed is not None:
-                device = "on the CPU" if name == "original" else "on the simulated device"
-                program = shutil.which(words[0], path=os.environ.get("PATH")) or words[0]
-                return Proof(steps, None, f"Converted, not proved: the {name} does not run {device}: {failed} (run by {program})")
+        failed = _run(original, base, words, plain, steps)
+        if failed is not None:  # it may know no other device than CUDA
+            redirect = runs / "redirect.json"
+            redirect.write_text(json.dumps(table("npu", runs)))
+            original = runs / "redirected"
+            again = _run(original, base, words, {**simulated, REDIRECT: str(redirect)}, steps)
+            if again is not None:
+                return Proof(steps, None, _unproved(f"the original does not run on the CPU: {failed}{_also(failed, again)}", words))
+        failed = _run(runs / "port", ported, words, simulated, steps)
+        if failed is not None:
+            return Proof(steps, None, _unproved(f"the port does not run on the simulated device: {failed}", words))
         try:
             result = compare(original, runs / "port")
         except TrueupError as error:
             return Proof(steps, None, f"Converted, not proved: {str(error).splitlines()[0]}")
     return Proof(steps, result, _sentence(result, steps) + (KNOWS_CUDA if original.name == "redirected" else ""))
+
+
+def _unproved(why: str, words: list[str]) -> str:
+    program = shutil.which(words[0], path=os.environ.get("PATH")) or words[0]
+    return f"Converted, not proved: {why} (run by {program})"
+
+
+def _also(first: str, second: str) -> str:
+    """Say how an original failed that was run again, its calls for CUDA sent to the simulated device."""
+    if first == second:
+        return "; nor with CUDA's calls sent to the simulated device"
+    return f"; and with CUDA's calls sent to the simulated device: {second}"
 
 
 def prove_spread(ported: Path, command: str, *, steps: int = 3, processes: int = 2) -> Spread:
@@ -124,7 +136,7 @@ def prove_spread(ported: Path, command: str, *, steps: int = 3, processes: int =
     """
     words = _words(command)
     found: list[Gradients] = []
-    environment: dict[str, str | None] = {"TRUEUP_SIMULATED": "1", "TRUEUP_SIMULATED_DEVICES": "1"}
+    environment: dict[str, str | None] = {"TRUEUP_SIMULATED": "1"}
     if not Path(words[0]).name.startswith("python"):
         return Spread(processes, None, f"The gradients were not compared: {words[0]} is no Python, and torchrun starts Python.")
     with tempfile.TemporaryDirectory(prefix="trueup-prove-") as folder:
@@ -205,7 +217,7 @@ def _run(
         return None
     lines = [line.strip(" \t=") for line in log.read_text("utf-8", "replace").splitlines() if line.strip(" \t=")]
     if code == 0:
-        return "it ended well and computed nothing"
+        return NOTHING
     errors = [line for line in lines if ERROR.search(line)] or lines  # torchrun says more, and later
     return errors[-1][:300] if errors else f"it ended with exit code {code}"
 

@@ -80,7 +80,10 @@ def _run_backward(session: SessionCore, original: Any, t_outputs: Any, *args: An
     """Keep the function mode on in a backward pass: PyTorch switches it off in ``Tensor.backward`` and all that runs in it,
     functions that activation checkpointing runs again and the backward of user-defined ones."""
     if not session.active:
-        return original(t_outputs, *args, **kwargs)
+        try:
+            return original(t_outputs, *args, **kwargs)
+        finally:
+            session.optimizers.backward(session.threads.state)  # steps are counted idle or not
     shared = session.threads.state.shared
     builds_graph = bool(args[2]) if len(args) > 2 else False  # grad_tensors, retain_graph, create_graph, inputs
     shared.second_order += builds_graph
