@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import json
 import os
-import shlex
 import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -15,7 +13,6 @@ from trueup.doors.cli import main
 from trueup.foundation.model import TrueupError
 from trueup.migration.port import port, undo
 
-PYTHON = shlex.quote(sys.executable)
 ONE = """\
 import torch
 from torch.utils.data import DataLoader, TensorDataset
@@ -130,10 +127,10 @@ def test_what_cannot_be_made_distributed(tmp_path: Path, text: str, options: dic
 
 
 @pytest.mark.usefixtures("autoloaded")
-def test_the_gradients_of_two_processes_are_those_of_one(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_gradients_of_two_processes_are_those_of_one(tmp_path: Path, warm: str, capsys: pytest.CaptureFixture[str]) -> None:
     (tmp_path / "train.py").write_text(ONE)
     out, said = tmp_path / "out", tmp_path / "all.json"
-    words = ["--distributed", "train.py", "--prove", f"{PYTHON} train.py", "--to", "npu", "--steps", "3", "--json", str(said)]
+    words = ["--distributed", "train.py", "--prove", f"{warm} train.py", "--to", "npu", "--steps", "3", "--json", str(said)]
     assert main(["port", str(tmp_path / "train.py"), "-o", str(out), *words]) == 0
     printed = " ".join(capsys.readouterr().out.split())
     assert "The port trains the same: 3 steps, " in printed
@@ -141,7 +138,7 @@ def test_the_gradients_of_two_processes_are_those_of_one(tmp_path: Path, capsys:
     assert json.loads(said.read_text())["spread"]["same"] is True
 
 
-def test_shares_of_a_batch(tmp_path: Path) -> None:
+def test_shares_of_a_batch(tmp_path: Path, warm: str) -> None:
     """Each sample once, a batch that two do not divide filled up, the checkpoint as of one process, one of them printing."""
     helper = Path(__file__).parents[2] / "src" / "trueup" / "migration" / "port" / "data_parallel.txt"
     (tmp_path / "data_parallel.py").write_text(helper.read_text())
@@ -158,7 +155,7 @@ def test_shares_of_a_batch(tmp_path: Path) -> None:
         "print(sorted(sum(both[0] + both[1], [])), [len(one) for one in both[0]], mean)\n"
         "data_parallel.save(dist.get_rank(), 'rank.pt')\n"
     )
-    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc_per_node=2", "two.py"]
+    command = [warm, "-m", "torch.distributed.run", "--standalone", "--nproc_per_node=2", "two.py"]
     environment = {**os.environ, "TRUEUP_SIMULATED": "", "CUDA_VISIBLE_DEVICES": ""}
     ran = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True, check=False, timeout=300)
     assert ran.returncode == 0, ran.stderr
