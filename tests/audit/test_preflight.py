@@ -22,8 +22,8 @@ from torch import Tensor, nn
 from torch.utils.data import DataLoader
 
 import trueup
-from trueup.analysis.audit.alone import odd, worth_a_look
 from trueup.analysis.audit.first_step import FirstStep, beginnings, first_step
+from trueup.analysis.audit.one_run import odd, worth_a_look
 from trueup.analysis.audit.preflight import came_along
 from trueup.comparison.result.causes import Seen, place, with_causes
 from trueup.foundation.facts.why import Why
@@ -221,6 +221,7 @@ def test_an_attribute_that_raises_ends_no_capture(tmp_path: Path) -> None:
     assert "what Odd is set to could not be read: RuntimeError" in manifest["notes"]
 
 
+@pytest.mark.usefixtures("warm")
 def test_a_command_in_place_of_a_capture(tmp_path: Path) -> None:
     for lr in ("0.1", "0.2"):
         (tmp_path / f"train_{lr}.py").write_text(SCRIPT.format(lr=lr))

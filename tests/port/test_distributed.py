@@ -4,10 +4,8 @@ from __future__ import annotations
 
 import json
 import os
-import shlex
 import socket
 import subprocess
-import sys
 from pathlib import Path
 
 import numpy as np
@@ -19,7 +17,6 @@ from trueup.migration.port import port, undo
 from trueup.migration.port.distributing import Distributor
 from trueup.migration.port.spreading import Batch, Seen, judged
 
-PYTHON = shlex.quote(sys.executable)
 ONE = """\
 import torch
 from torch.utils.data import DataLoader, TensorDataset
@@ -131,10 +128,10 @@ def test_what_cannot_be_made_distributed(tmp_path: Path, text: str, options: dic
 
 
 @pytest.mark.usefixtures("autoloaded")
-def test_the_gradients_of_two_processes_are_those_of_one(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_gradients_of_two_processes_are_those_of_one(tmp_path: Path, warm: str, capsys: pytest.CaptureFixture[str]) -> None:
     (tmp_path / "train.py").write_text(ONE)
     out, said = tmp_path / "out", tmp_path / "all.json"
-    words = ["--distributed", "train.py", "--prove", f"{PYTHON} train.py", "--to", "npu", "--steps", "3", "--json", str(said)]
+    words = ["--distributed", "train.py", "--prove", f"{warm} train.py", "--to", "npu", "--steps", "3", "--json", str(said)]
     assert main(["port", str(tmp_path / "train.py"), "-o", str(out), *words]) == 0
     printed = " ".join(capsys.readouterr().out.split())
     assert "The port trains the same: 3 steps, " in printed
@@ -177,7 +174,7 @@ def test_why_gradients_are_not_those_of_one(factors: tuple, batches: list[Batch]
     assert found.same is ("bitwise" in said)
 
 
-def test_shares_of_a_batch(tmp_path: Path) -> None:
+def test_shares_of_a_batch(tmp_path: Path, warm: str) -> None:
     """Each sample once, a batch that two do not divide filled up, the checkpoint as of one process, one of them printing; started
     by the script that is written, from elsewhere."""
     for name, text in Distributor.files("two.py").items():
@@ -198,7 +195,7 @@ def test_shares_of_a_batch(tmp_path: Path) -> None:
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port_of = str(free.getsockname()[1])
-    environment = {**os.environ, "TRUEUP_SIMULATED": "1", "NPUS": "0,1", "MASTER_PORT": port_of, "PYTHON": sys.executable}
+    environment = {**os.environ, "TRUEUP_SIMULATED": "1", "NPUS": "0,1", "MASTER_PORT": port_of, "PYTHON": warm}
     command = ["bash", str(tmp_path / "run_distributed_npu.sh")]
     ran = subprocess.run(command, cwd="/", env=environment, capture_output=True, text=True, check=False, timeout=300)
     assert ran.returncode == 0, ran.stderr

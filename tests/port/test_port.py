@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import ast
 import json
-import shlex
 import shutil
-import sys
 import zipfile
 from pathlib import Path
 
@@ -19,7 +17,6 @@ from trueup.migration.port import port, proving, undo
 from trueup.migration.port.rules import builtin
 
 HERE = Path(__file__).parent
-PYTHON = shlex.quote(sys.executable)
 TARGETS = ("npu", "agnostic")
 HEAD = "import functools\nimport os\nimport torch\n"
 
@@ -292,11 +289,11 @@ def arguments(*words: object) -> int:
 
 @pytest.mark.usefixtures("autoloaded")
 @pytest.mark.parametrize("to", TARGETS)
-def test_a_port_is_proved(tmp_path: Path, to: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_port_is_proved(tmp_path: Path, to: str, warm: str, capsys: pytest.CaptureFixture[str]) -> None:
     source = tmp_path / "source"
     source.mkdir()
     shutil.copy(HERE / "training.txt", source / "train.py")
-    command = f"{PYTHON} train.py --device cuda --epochs 1"  # a command line that somebody kept
+    command = f"{warm} train.py --device cuda --epochs 1"  # a command line that somebody kept
     json_file = tmp_path / "all.json"
     assert arguments(source, "-o", tmp_path / "out", "--to", to, "--prove", command, "--steps", 2, "--json", json_file) == 0
     assert "The port trains the same: 2 steps, " in capsys.readouterr().out
@@ -306,7 +303,7 @@ def test_a_port_is_proved(tmp_path: Path, to: str, capsys: pytest.CaptureFixture
 
 
 @pytest.mark.usefixtures("autoloaded")
-def test_a_port_that_trains_otherwise(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_port_that_trains_otherwise(tmp_path: Path, warm: str, capsys: pytest.CaptureFixture[str]) -> None:
     rules = {"rules": {"ArgsModifyRule": [{"func_name": "Linear", "arg_idx": 1, "arg_new": "16"}]}}
     (tmp_path / "rules.json").write_text(json.dumps(rules))
     source = tmp_path / "train.py"
@@ -314,19 +311,19 @@ def test_a_port_that_trains_otherwise(tmp_path: Path, capsys: pytest.CaptureFixt
         "import torch\nwhere = 'cuda' if torch.cuda.is_available() else 'cpu'\nmodel = torch.nn.Linear(4, 8).to(where)\n"
         "torch.nn.functional.dropout(model(torch.ones(2, 4).to(where))).sum().backward()\n"
     )
-    assert arguments(source, "-o", tmp_path / "out", "-r", tmp_path / "rules.json", "--prove", f"{PYTHON} train.py") == 1
+    assert arguments(source, "-o", tmp_path / "out", "-r", tmp_path / "rules.json", "--prove", f"{warm} train.py") == 1
     said = " ".join(capsys.readouterr().out.split())
     assert "DEVIATES" in said or "differ" in said
 
 
 @pytest.mark.usefixtures("autoloaded")
-def test_a_port_that_cannot_be_proved(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_port_that_cannot_be_proved(tmp_path: Path, warm: str, capsys: pytest.CaptureFixture[str]) -> None:
     source = tmp_path / "train.py"
     source.write_text("import torch\nimport no_such_package\ntorch.ones(2).cuda().sum()\n")
-    assert arguments(source, "-o", tmp_path / "out", "--prove", f"{PYTHON} train.py") == 2
+    assert arguments(source, "-o", tmp_path / "out", "--prove", f"{warm} train.py") == 2
     said = " ".join(capsys.readouterr().out.split())
     assert "Converted, not proved: the original does not run on the CPU: " in said
-    assert f"(run by {sys.executable})" in said
+    assert f"(run by {warm})" in said
     assert (tmp_path / "out" / "train.py").is_file()
     assert arguments(source, "-o", tmp_path / "other", "--prove", "'") == 2
     assert "There is no command to prove the port with" in capsys.readouterr().err

@@ -273,7 +273,14 @@ def can_device_access_peer(device: Any, peer: Any) -> bool:
     return True
 
 
-class Generator(torch.Generator):
+class _Generators(type(torch.Generator)):  # type: ignore[misc]  # torch 2.13 gives it one of its own
+    """As ``torch.Generator``, a class of all generators: one of the CPU is of none that we can derive."""
+
+    def __instancecheck__(cls, value: object) -> bool:
+        return isinstance(value, _GENERATOR)
+
+
+class Generator(torch.Generator, metaclass=_Generators):
     """A generator of the device, whose numbers the CPU draws."""
 
     def __new__(cls, device: Any = "cpu") -> torch.Generator:

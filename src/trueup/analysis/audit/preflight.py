@@ -12,8 +12,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
-from trueup.analysis.audit.alone import odd, worth_a_look
 from trueup.analysis.audit.first_step import beginnings, first_step
+from trueup.analysis.audit.one_run import odd, worth_a_look
 from trueup.foundation import toml
 from trueup.foundation.model import TrueupError
 from trueup.foundation.settings import (
