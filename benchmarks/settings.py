@@ -2,8 +2,11 @@
 
 Each script of `setting_changes` is trained once as it is and once for each change, and a second time as it is.
 
-    script      first line  elsewhere  not named  wrong cause  rerun
-    plain               28          4          2            0  aligned
+    script      first line  elsewhere  not named  wrong cause  both of two  undone: kept  again
+    plain               28          4          2            0      9 of 10       9 of 10  aligned
+
+With ``--undo`` each pair of changes is trained again without the one that the first line names: what is left has to be what the
+verdict called independent, and nothing else.
 
 `make bench-settings` runs it.
 """
@@ -29,6 +32,7 @@ from types import SimpleNamespace
 
 import trueup
 from setting_changes.options import CHANGES, Change, Options
+from trueup.analysis.remedy.undoing import by_hand
 from trueup.foundation.model import Result
 
 SCRIPTS = ("plain", "trainer", "lightning", "ranks", "keras", "paddle")
@@ -51,6 +55,8 @@ class Cell:
     further: int
     """Culprits beside, that name none of the changes."""
     said: str
+    undone: str = ""
+    """What came of a pair once the change in the first line was undone: ``kept``, or what was not left as it was said."""
 
 
 def record(script: str, options: Options, into: Path) -> None:
@@ -88,8 +94,8 @@ def further(changes: Sequence[Change], result: Result) -> int:
     return sum(not any(re.search(change.says, one) for change in changes) for one in said)
 
 
-def cell(script: str, names: Sequence[str], work: Path) -> Cell:
-    """Train a script with all of some changes and compare it with the one that has none."""
+def cell(script: str, names: Sequence[str], work: Path, *, undo: bool = False) -> Cell:
+    """Train a script with all of some changes and compare it with the one that has none; ``undo`` the first named of two."""
     changes = [CHANGES[name] for name in names]
     both = {name: value for change in changes for name, value in change.both.items()}
     baseline = dataclasses.replace(Options(), **both)
@@ -102,7 +108,24 @@ def cell(script: str, names: Sequence[str], work: Path) -> Cell:
     record(script, candidate, second)
     result = trueup.compare(first, second)
     words = tuple(word(change, result, changes) for change in changes) or (result.verdict,)
-    return Cell(script, tuple(names), words, further(changes, result), result.sentence)
+    undone = _undone(script, baseline, changes, (first, second, result)) if undo and len(changes) == 2 else ""
+    return Cell(script, tuple(names), words, further(changes, result), result.sentence, undone)
+
+
+def _undone(script: str, baseline: Options, changes: Sequence[Change], compared: tuple[Path, Path, Result]) -> str:
+    """Train without the change that the first line names: is what is left what the verdict called independent?"""
+    first, second, before = compared
+    named = next((one for one in changes if re.search(one.says, before.sentence.splitlines()[0])), None)
+    if named is None:
+        return "none named"
+    (left,) = (one for one in changes if one is not named)
+    third = second.with_name(f"{second.name}-undone")
+    record(script, dataclasses.replace(baseline, **left.candidate), third)
+    kept = by_hand(before, trueup.compare(first, third))
+    if kept.holds:
+        return "kept"
+    broken = (("new", kept.new), ("lost", kept.lost), ("stays", () if kept.gone else kept.undone))
+    return "; ".join(f"{word}: {', '.join(some)}" for word, some in broken if some)
 
 
 def pairs(script: str, number: int) -> list[tuple[str, str]]:
@@ -136,10 +159,12 @@ def counts(cells: Sequence[Cell]) -> list[str]:
         found = Counter(one.words[0] for one in single)
         two = [set(one.words) for one in mine if len(one.changes) == 2]
         named = sum(words <= {"first line", "noted", "elsewhere"} for words in two)
+        kept = [one.undone == "kept" for one in mine if one.undone]
         again = next((one.words[0] for one in mine if not one.changes), "")
         beside = sum(one.further > 0 for one in single)
         lines.append(
-            f"{script:10}{''.join(f'{found[one]:13}' for one in WORDS)}{beside:9}  {f'{named} of {len(two)}':>11}  {again}"
+            f"{script:10}{''.join(f'{found[one]:13}' for one in WORDS)}{beside:9}  {f'{named} of {len(two)}':>11}"
+            f"  {f'{sum(kept)} of {len(kept)}':>12}  {again}"
         )
     return lines
 
@@ -150,6 +175,7 @@ def main() -> None:
     parser.add_argument("--scripts", nargs="*", choices=SCRIPTS, default=list(SCRIPTS))
     parser.add_argument("--only", nargs="*", choices=list(CHANGES), metavar="CHANGE", help="these changes alone")
     parser.add_argument("--pairs", type=int, default=20, metavar="N", help="pairs of changes, beside the single ones")
+    parser.add_argument("--undo", action="store_true", help="train each pair again without the change that was named first")
     parser.add_argument("--json", type=Path, help="write every cell there")
     parser.add_argument("--say", action="store_true", help="print each verdict")
     parser.add_argument("--work", type=Path, help="keep captures there")
@@ -160,9 +186,12 @@ def main() -> None:
             names = [name for name in options.only or possible(script) if name in possible(script)]
             asked = [(), *((name,) for name in names), *(pairs(script, options.pairs) if options.pairs else [])]
             for some in asked:
-                one = cell(script, some, options.work or Path(scratch))
+                one = cell(script, some, options.work or Path(scratch), undo=options.undo)
                 cells.append(one)
-                print(f"{script:10} {' + '.join(some) or 'again':30} {', '.join(one.words):24} {one.further or ''}", flush=True)
+                print(
+                    f"{script:10} {' + '.join(some) or 'again':30} {', '.join(one.words):24} {one.further or ''} {one.undone}",
+                    flush=True,
+                )
                 if options.say:
                     print(one.said, flush=True)
     print("\n".join(counts(cells)))

@@ -1,6 +1,8 @@
 from __future__ import annotations
 
+import multiprocessing.spawn
 import os
+import sys
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
@@ -40,6 +42,14 @@ def nursery() -> Iterator[Nursery]:
 
     with start() as started:
         yield started
+
+
+@pytest.fixture
+def warm(nursery: Nursery, monkeypatch: pytest.MonkeyPatch) -> str:
+    """What ``sys.executable`` is in this test: a Python that has PyTorch in it already (see `warm_python`)."""
+    assert multiprocessing.spawn.get_executable() != nursery.python  # its processes need files that are not passed on
+    monkeypatch.setattr(sys, "executable", nursery.python)
+    return nursery.python
 
 
 LONG = (

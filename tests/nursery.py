@@ -14,6 +14,7 @@ import runpy
 import signal
 import subprocess
 import sys
+import tempfile
 import time
 import traceback
 from collections.abc import Iterator
@@ -23,6 +24,7 @@ from pathlib import Path
 from typing import Any
 
 import trueup
+import warm_python
 from launch.running import environment
 
 TESTS = Path(__file__).parent
@@ -71,7 +73,10 @@ class Nursery:
 
     def __init__(self, process: subprocess.Popen[str]) -> None:
         self._process = process
-        self._count = 0
+        self._folder = tempfile.TemporaryDirectory(prefix="warm-")  # short: the path of a socket has 107 characters at most
+        self.python = str(warm_python.write(Path(self._folder.name)))
+        """An executable to use in place of Python's: what it runs is a child of the nursery."""
+        self.ask("serve", folder=self._folder.name)
 
     def ask(self, what: str, **arguments: Any) -> str:
         """Send a line and return the answer."""
@@ -80,6 +85,10 @@ class Nursery:
         self._process.stdin.write(json.dumps({"what": what, **arguments}) + "\n")
         self._process.stdin.flush()
         return self._process.stdout.readline().strip()
+
+    def close(self) -> None:
+        """Remove the executable."""
+        self._folder.cleanup()
 
     def load(self, *modules: str) -> None:
         """Import modules that the jobs to come need."""
@@ -113,21 +122,23 @@ def nursery() -> Iterator[Nursery]:
         [sys.executable, "-m", "nursery"], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True,
         env=environment(PYTHONPATH=path), start_new_session=True,
     )  # fmt: skip
+    started = Nursery(process)
     try:
-        yield Nursery(process)
+        yield started
     finally:
         os.killpg(process.pid, signal.SIGKILL)
         process.wait()
+        started.close()
 
 
-def _serve() -> None:
-    """Answer lines until there are no more."""
+def _serve() -> warm_python.Order | None:
+    """Answer lines until there are no more; in a process that `warm_python` forks, return what it is to be."""
     import torch._dynamo  # noqa: F401 - which the first optimizer would import
 
     import faults.jobs  # noqa: F401
 
     answers = os.fdopen(os.dup(1), "w")
-    running: set[int] = set()
+    server, folder = 0, ""
     for line in iter(sys.stdin.readline, ""):
         order = json.loads(line)
         if order["what"] == "start":
@@ -136,16 +147,28 @@ def _serve() -> None:
             if pid == 0:
                 os.environ.update(order["variables"])
                 _work(order["job"], order["log"], order["arguments"])
-            running.add(pid)
             answers.write(f"{pid}\n")
-        elif order["what"] == "load":
+        elif order["what"] in ("load", "serve"):
             with suppress(ImportError):  # the job that needs it says so
-                for name in order["modules"]:
+                for name in order.get("modules", ()):
                     importlib.import_module(name)
+            folder = order.get("folder", folder)
+            listening = warm_python.listen(Path(folder))
+            before = server
+            gc.freeze()
+            server = os.fork()
+            if server == 0:
+                answers.close()
+                return warm_python.serve(listening)
+            listening.close()
+            if before:
+                os.kill(before, signal.SIGKILL)
+                os.waitpid(before, 0)
             answers.write("loaded\n")
         else:
             answers.write(f"{_end(order['pid'])}\n")
         answers.flush()
+    return None
 
 
 def _end(pid: int) -> int:
@@ -187,4 +210,8 @@ def run_script(path: str, arguments: list[str], errors: str, capture: dict[str, 
 
 
 if __name__ == "__main__":
-    _serve()
+    given = {str(Path(path).resolve()) for path in ("", *os.environ.get("PYTHONPATH", "").split(os.pathsep))}
+    paths = [path for path in sys.path if path and str(Path(path).resolve()) not in given]
+    program = _serve()
+    if program is not None:
+        warm_python.run(program, paths)

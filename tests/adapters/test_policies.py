@@ -8,24 +8,34 @@ from typing import Any, ClassVar
 import pytest
 import torch
 import torch.nn.functional as F
+from torch.optim.optimizer import _global_optimizer_post_hooks, _global_optimizer_pre_hooks
 from torch.utils.checkpoint import checkpoint
 
 import zoo
 from trueup.foundation.model import TrueupError
+from trueup.recording.adapters.torch import ruled
 from trueup.recording.adapters.torch.policies import AppliedPolicy, apply_policy
+from trueup.recording.adapters.torch.random_states import Generators
 from trueup.recording.engine.policies import applied
 from trueup.recording.engine.ruled import PolicyFailed
 from trueup.recording.policy_file import parse
+
+
+def patched() -> list[object]:
+    """What a policy replaces, and the hooks that it puts on every optimizer."""
+    hooks = _global_optimizer_pre_hooks, _global_optimizer_post_hooks
+    engine = torch.autograd._engine_run_backward
+    return [torch.nn.Module._call_impl, torch.autograd.Function.__dict__["apply"], engine, *map(dict, hooks)]
 
 
 @pytest.fixture(autouse=True)
 def _one_thread_and_nothing_left() -> Iterator[None]:
     torch.set_num_threads(1)
     torch.manual_seed(0)
-    before = torch.nn.Module._call_impl, torch.autograd.Function.__dict__["apply"], torch.autograd._engine_run_backward
+    before = patched()
     yield
     assert applied("torch") == ()
-    assert before == (torch.nn.Module._call_impl, torch.autograd.Function.__dict__["apply"], torch.autograd._engine_run_backward)
+    assert patched() == before
     assert torch.overrides._get_current_function_mode_stack() == []
 
 
@@ -455,3 +465,20 @@ def test_what_inference_mode_computes() -> None:
         x.add_(1)
         assert x.tolist() == [2, 2, 2]
         assert handle.uses()[0].changed == 2
+
+
+def test_what_lies_in_memory_otherwise_is_written_back() -> None:
+    x = torch.ones(2, 3)
+    assert ruled.lies_alike(x, x.clone())
+    assert not ruled.lies_alike(x, x.t().contiguous().t())
+    assert ruled.lies_alike(x.to_sparse(), x)  # which has no strides
+
+
+def test_a_draw_from_any_generator_is_seen() -> None:
+    own = torch.Generator()
+    generators = Generators(["cpu"], [own])
+    for draw in (lambda: torch.rand(1), lambda: torch.rand(1, generator=own)):
+        before = generators.state()
+        assert not generators.drew(before)
+        draw()
+        assert generators.drew(before)

@@ -59,7 +59,7 @@ FUSED = """
 import torch
 
 weight = torch.nn.Parameter(torch.ones(3))
-weight.sum().backward()  # and no optimizer: it would import Dynamo in each of a dozen runs
+weight.sum().backward()
 raise SystemExit(torch.backends.mkldnn.enabled)
 """
 
@@ -134,6 +134,7 @@ def test_this_environment_counts_where_it_may_choose_numbers(tmp_path: Path) -> 
     assert "PATH" not in items
 
 
+@pytest.mark.usefixtures("warm")
 def test_a_loss_that_only_compiled_code_gets_wrong(tmp_path: Path) -> None:
     train = script(tmp_path, COMPILED)
     baseline = [sys.executable, "-m", "trueup", "capture", "-o", "base", "--", sys.executable, train]
@@ -224,6 +225,7 @@ def test_the_package_whose_version_matters(tmp_path: Path) -> None:
     assert "trueup-two 7.0 cannot be installed" in missing.stderr
 
 
+@pytest.mark.usefixtures("warm")
 def test_two_modules_that_only_together_heal_autocast(tmp_path: Path) -> None:
     train = script(tmp_path, AUTOCAST)
     environment = {**os.environ, "TRUEUP_RUN": str(tmp_path), "EXACT": "1"}
@@ -240,6 +242,7 @@ def test_two_modules_that_only_together_heal_autocast(tmp_path: Path) -> None:
     assert policy.count('level = "module"') == 2
 
 
+@pytest.mark.usefixtures("warm")
 def test_the_operator_that_a_device_computes_wrong(tmp_path: Path) -> None:
     train = script(tmp_path, BROKEN_DEVICE)
     ended = run(tmp_path, "--over", "operators", "--as", "cpu", "--", sys.executable, train)
@@ -249,6 +252,7 @@ def test_the_operator_that_a_device_computes_wrong(tmp_path: Path) -> None:
     assert 'device = "cpu"' in (tmp_path / "trueup-bisect" / "policy.toml").read_text()
 
 
+@pytest.mark.usefixtures("warm")
 def test_the_optimisation_that_matters_found_by_a_search_that_was_stopped(tmp_path: Path) -> None:
     train = script(tmp_path, FUSED)
     (tmp_path / "trueup-bisect" / "first-step" / "capture").mkdir(parents=True)  # it was stopped in its first step
@@ -264,6 +268,7 @@ def test_the_optimisation_that_matters_found_by_a_search_that_was_stopped(tmp_pa
     assert manifest.stat().st_mtime_ns == recorded  # what it found in the first step is not asked again
 
 
+@pytest.mark.usefixtures("warm")
 def test_losses_of_a_baseline_are_the_check(tmp_path: Path) -> None:
     train = script(tmp_path, TRAINING)
     good, bad = script(tmp_path, "RATE=0.1\n", "good.env"), script(tmp_path, "RATE=0.2\n", "bad.env")

@@ -251,12 +251,18 @@ def test_damaged_files_get_a_sentence(tmp_path: Path) -> None:
 def test_strides_views_and_dtypes_are_read_as_pytorch_does(tmp_path: Path) -> None:
     base = torch.arange(24.0).reshape(4, 6)
     held = {"t": base.T, "s": base[1:3, ::2], "e": torch.empty(0, 3), "b": torch.ones(3, dtype=torch.bfloat16), "i": torch.tensor(7),
-            "z": torch.zeros(1).expand(5), "c": torch.ones(2, dtype=torch.complex64), "p": torch.nn.Parameter(torch.ones(2))}
+            "z": torch.zeros(1).expand(5), "c": torch.ones(2, dtype=torch.complex64), "p": torch.nn.Parameter(torch.ones(2)),
+            "conj": torch.tensor([1 + 2j, 3 - 1j]).conj(), "neg": torch.tensor([1 + 2j, 3 - 1j]).conj().imag,
+            "f8": torch.arange(4.0).to(torch.float8_e4m3fn), "u16": torch.from_numpy(np.arange(5, dtype=np.uint16))}
     torch.save(held, tmp_path / "a.pt")
     part = open_checkpoint(tmp_path / "a.pt").part(None)
     for name, tensor in held.items():
         assert part[name].shape == tuple(tensor.shape)
+        assert part[name].dtype == str(tensor.dtype).removeprefix("torch.")
         assert np.array_equal(part[name].read().astype(np.complex128), tensor.detach().to(torch.complex128).numpy())
+    torch.save({"w": torch.zeros(1).expand(1 << 40)}, tmp_path / "b.pt")
+    with pytest.raises(TrueupError, match="it claims 4,398,046,511,104 bytes"):
+        open_checkpoint(tmp_path / "b.pt")
     np.savez(tmp_path / "a.npz", w=np.ones((2, 3), np.float32))
     assert open_checkpoint(tmp_path / "a.npz").part(None)["w"].shape == (2, 3)
     (tmp_path / "a.pdparams").write_bytes(pickle.dumps({"w": np.ones(3, np.float32), "StructuredToParameterName@@": {"w": "w_0"}}, 2))

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import sys
 from pathlib import Path
 
 import pytest
 import torch
 
 import trueup
-from launch.running import PYTHON, cli, trueup_run
+from launch.running import cli, trueup_run
 
 TRAIN = """
 import torch
@@ -29,7 +30,7 @@ nn.functional.cross_entropy(net(x), y).backward()
 
 
 @pytest.fixture
-def script(tmp_path: Path) -> Path:
+def script(tmp_path: Path, warm: str) -> Path:
     path = tmp_path / "train.py"
     path.write_text(TRAIN)
     return path
@@ -37,7 +38,7 @@ def script(tmp_path: Path) -> Path:
 
 def test_a_broken_device_is_found_without_a_baseline(script: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     out = tmp_path / "run"
-    command = "capture", "--shadow", "cpu:float64", "--shadow-exit", "-o", out, "--", PYTHON, script
+    command = "capture", "--shadow", "cpu:float64", "--shadow-exit", "-o", out, "--", sys.executable, script
     run = trueup_run(*command, TRUEUP_SIMDEV_FAULT="lstm-backward-cell-gate")
     assert run.returncode == 1, run.stderr
     assert "WRONG  first: lstm, backward, step 0, rank 0  (torch.lstm / aten::_thnn_fused_lstm_cell_backward_impl)" in run.stderr
@@ -54,7 +55,7 @@ def test_a_broken_device_is_found_without_a_baseline(script: Path, tmp_path: Pat
 
 def test_exit_code_is_the_commands_own_unless_asked(script: Path, tmp_path: Path) -> None:
     script.write_text(TRAIN + "raise SystemExit(7)\n")
-    run = trueup_run("capture", "--shadow", "cpu", "--shadow-exit", "-o", tmp_path / "run", "--", PYTHON, script)
+    run = trueup_run("capture", "--shadow", "cpu", "--shadow-exit", "-o", tmp_path / "run", "--", sys.executable, script)
     assert run.returncode == 7
     assert "NOTHING WRONG  judged" in run.stderr
 

@@ -359,6 +359,7 @@ def test_ranks_share_a_capture_and_write_over_an_earlier_run_s(
     assert json.loads((report / "verdict.json").read_text())["culprits"][0]["rank"] == 1
 
 
+@pytest.mark.usefixtures("warm")
 def test_the_end_of_the_process_writes_what_is_left(tmp_path: Path) -> None:
     script = tmp_path / "script.py"
     script.write_text(
@@ -371,6 +372,7 @@ def test_the_end_of_the_process_writes_what_is_left(tmp_path: Path) -> None:
     assert "Torch_tanh_0_forward_output.0" in {row[0] for row in rows(Path("out/ptdbg_dump_v2.0/rank0"))}
 
 
+@pytest.mark.usefixtures("warm")
 def test_a_killed_process_leaves_the_steps_before(tmp_path: Path) -> None:
     script = tmp_path / "script.py"
     script.write_text(

@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 
 import trueup
+from nursery import Nursery
 from trueup.doors.report.document import schema
 
 ROOT = Path(__file__).parents[2]
@@ -37,12 +38,12 @@ def trueup_(*arguments: str | Path) -> Run:
 
 
 @pytest.fixture(scope="module")
-def runs(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def runs(nursery: Nursery, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Capture the CPU, the broken and the healthy accelerator."""
     folder = tmp_path_factory.mktemp("runs")
     fault = ["--fault", "lstm-backward-cell-gate"]
     for name, options in {"cpu": ["cpu"], "npu": ["npu", *fault], "healthy": ["npu"]}.items():
-        command = [sys.executable, TRAIN, "--device", *options, "--steps", "2"]
+        command = [nursery.python, TRAIN, "--device", *options, "--steps", "2"]
         run = trueup_("capture", "-o", folder / name, "--", *command)
         assert run.returncode == 0, run.stderr
         assert len(re.findall(r"^step \d loss ", run.stdout, re.M)) == 2

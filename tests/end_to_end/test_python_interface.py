@@ -7,6 +7,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 import trueup
 
 PROGRAM = """
@@ -50,6 +52,7 @@ except trueup.TrueupError as error:
 NO_COMPILER = "ignore:trueup's compiled statistics kernel is missing:RuntimeWarning"
 
 
+@pytest.mark.usefixtures("warm")
 def test_the_program_of_the_documentation(tmp_path: Path) -> None:
     (tmp_path / "program.py").write_text(PROGRAM)
     path = os.pathsep.join(filter(None, [str(Path(trueup.__file__).parents[1]), os.environ.get("PYTHONPATH")]))

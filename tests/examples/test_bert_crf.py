@@ -7,6 +7,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 import trueup
 from nursery import Nursery
 
@@ -24,6 +26,7 @@ def started(path: Path) -> subprocess.Popen[str]:
     )
 
 
+@pytest.mark.usefixtures("warm")
 def test_the_crf_is_named_and_float32_heals_it(nursery: Nursery, tmp_path: Path) -> None:
     nursery.load("transformers.models.bert.modeling_bert")
     first = started(tmp_path / "large")

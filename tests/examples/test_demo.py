@@ -6,9 +6,12 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 DEMO = Path(__file__).parents[2] / "examples" / "centernet" / "demo.py"
 
 
+@pytest.mark.usefixtures("warm")
 def test_the_demo_finds_the_broken_lstm(tmp_path: Path) -> None:
     command = [sys.executable, str(DEMO), "--steps", "4", "--into", str(tmp_path)]
     run = subprocess.run(command, capture_output=True, text=True, check=False)

@@ -27,6 +27,7 @@ for case in (["attention", "--steps", "1"], ["gelu"]):
 """
 
 
+@pytest.mark.usefixtures("warm")
 def test_cases() -> None:
     environment = {**os.environ, "OMP_NUM_THREADS": "1", "GLOG_minloglevel": "2"}
     environment["PYTHONPATH"] = os.pathsep.join(filter(None, [SOURCE, os.environ.get("PYTHONPATH")]))

@@ -29,6 +29,7 @@ def watched(path: Path, *command: str) -> subprocess.Popen[str]:
     return subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
 
 
+@pytest.mark.usefixtures("warm")
 @pytest.mark.parametrize("name", STEPS)
 def test_steps_are_counted_and_nothing_changes(name: str, nursery: Nursery, tmp_path: Path) -> None:
     script, options = FOLDER / f"{name}.py", ("--steps", str(STEPS[name]))

@@ -26,6 +26,7 @@ def start(out: Path, *arguments: str) -> subprocess.Popen[str]:
     return process
 
 
+@pytest.mark.usefixtures("warm")
 def test_stop_ends_a_run_in_words(tmp_path: Path) -> None:
     """An endless training whose rank folder disappears: exit code 2, one message, no traceback."""
     out = tmp_path / "capture"
@@ -39,6 +40,7 @@ def test_stop_ends_a_run_in_words(tmp_path: Path) -> None:
     assert err.count("trueup: capture stopped, and the run with it, as asked: [Errno 2] No such file or directory") == 1
 
 
+@pytest.mark.usefixtures("warm")
 def test_continue_passes_the_exit_code_of_the_training_on(tmp_path: Path) -> None:
     """As any code of its own, here that of a handler of SIGTERM."""
     out = tmp_path / "capture"

@@ -58,6 +58,7 @@ def test_two_processes_in_one_directory(nursery: Nursery, complete: Path, tmp_pa
         assert capture.problems == []
 
 
+@pytest.mark.usefixtures("warm")
 def test_two_runs_in_one_directory(tmp_path: Path) -> None:
     """Both find it empty; one gets it, whole, and the other is told, and trains on."""
     out = tmp_path / "capture"

@@ -6,12 +6,14 @@ from pathlib import Path
 
 import pytest
 
-from .running import script, trueup_run
+from nursery import Nursery
+
+from .running import SCRIPTS, trueup_run
 
 
 @pytest.fixture(scope="session")
-def complete(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def complete(nursery: Nursery, tmp_path_factory: pytest.TempPathFactory) -> Path:
     out = tmp_path_factory.mktemp("runs") / "complete"
-    run = trueup_run("capture", "-o", out, "--detail", "tensor", "--", *script("train.py"))
+    run = trueup_run("capture", "-o", out, "--detail", "tensor", "--", nursery.python, SCRIPTS / "train.py")
     assert run.returncode == 0, run.stderr
     return out

@@ -40,7 +40,7 @@ def trueup_run(*arguments: str | Path, cwd: Path | None = None, **more: str) -> 
 
 def script(name: str, *arguments: str) -> list[str]:
     """Return the command of one of the scripts beside this file."""
-    return [PYTHON, str(SCRIPTS / name), *arguments]
+    return [sys.executable, str(SCRIPTS / name), *arguments]
 
 
 def said(run: subprocess.CompletedProcess[str]) -> list[str]:

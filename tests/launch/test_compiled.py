@@ -11,6 +11,8 @@ from trueup.foundation.store import open_capture
 
 from .running import SCRIPTS, script, trueup_run
 
+pytestmark = pytest.mark.usefixtures("warm")
+
 
 @pytest.fixture(scope="module")
 def plain(nursery: Nursery, tmp_path_factory: pytest.TempPathFactory) -> list[str]:

@@ -17,6 +17,7 @@ from .running import SCRIPTS, TRUEUP, cli, environment, said, script, trueup_run
 INTERRUPTED = "rank 0 was interrupted or is still recording (status 'recording'): readable up to the last flush"
 ENDED_BY_AN_ERROR = "rank 0 was ended by an error (status 'interrupted'): what would have run later is missing"
 TRAIN = SCRIPTS / "train.py"
+pytestmark = pytest.mark.usefixtures("warm")
 
 
 def notes(capture: Capture) -> list[str]:

@@ -11,6 +11,8 @@ import trueup
 
 from .running import cli, said, script, trueup_run
 
+pytestmark = pytest.mark.usefixtures("warm")
+
 
 def written(path: Path, text: str) -> Path:
     path.write_text(text)

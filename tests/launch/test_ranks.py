@@ -11,10 +11,12 @@ import pytest
 from nursery import Nursery
 from trueup.foundation.store import Capture, open_capture
 
-from .running import PYTHON, SCRIPTS, said, script, trueup_run
+from .running import SCRIPTS, said, script, trueup_run
 
 TORCHRUN = Path(sys.executable).with_name("torchrun")
 RENDEZVOUS = ["--rdzv-backend", "c10d", "--rdzv-endpoint", "localhost:0"]
+
+pytestmark = pytest.mark.usefixtures("warm")
 
 
 def first_inputs(capture: Capture) -> dict[int, float]:
@@ -49,7 +51,7 @@ def test_torchrun(tmp_path: Path) -> None:
 
 
 def test_torch_distributed_run(tmp_path: Path) -> None:
-    module = (PYTHON, "-m", "torch.distributed.run")
+    module = (sys.executable, "-m", "torch.distributed.run")
     assert list(launched(tmp_path / "capture", *module, *RENDEZVOUS, "--nproc-per-node", "1").ranks) == [0]
 
 

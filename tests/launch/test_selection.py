@@ -12,6 +12,8 @@ from trueup.recording.recorder.options import CaptureOptions, Seen, sentence, un
 
 from .running import said, script, trueup_run
 
+pytestmark = pytest.mark.usefixtures("warm")
+
 KEYS = (
     ("module", "forward", "neck.lstm", "LSTM"),
     ("api", "forward", "neck.lstm", "torch.lstm"),

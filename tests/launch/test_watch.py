@@ -13,8 +13,9 @@ from trueup.foundation.store import open_capture
 
 from .running import SCRIPTS, cli, said, script, trueup_run
 
-TORCHRUN = Path(sys.executable).with_name("torchrun")
 RENDEZVOUS = ["--rdzv-backend", "c10d", "--rdzv-endpoint", "localhost:0", "--nproc-per-node", "2"]
+
+pytestmark = pytest.mark.usefixtures("warm")
 
 
 def test_a_healthy_run_leaves_nothing(tmp_path: Path) -> None:
@@ -58,10 +59,8 @@ def test_a_run_that_goes_on_ends_with_its_own_code(tmp_path: Path) -> None:
 
 def test_all_ranks_stop_and_none_hangs(tmp_path: Path) -> None:
     """Rank 1 alone overflows in step 2; both stop when they look at step 3, before its optimizer."""
-    if not TORCHRUN.exists():
-        pytest.skip("torchrun is not installed beside this Python")
-    out = tmp_path / "watch"
-    run = trueup_run("watch", "-o", out, "--stop-after", "1", "--", TORCHRUN, *RENDEZVOUS, SCRIPTS / "watched.py")
+    out, launcher = tmp_path / "watch", (sys.executable, "-m", "torch.distributed.run")
+    run = trueup_run("watch", "-o", out, "--stop-after", "1", "--", *launcher, *RENDEZVOUS, SCRIPTS / "watched.py")
     assert run.returncode == 3, run.stderr
     finished = sorted(re.findall(r"rank \d finished step \d", run.stdout))  # two ranks may write into one line
     assert finished == [f"rank {rank} finished step {step}" for rank in (0, 1) for step in range(3)]

@@ -14,7 +14,7 @@ import pytest
 from trueup.doors.cli import main
 from trueup.migration.assess.support import has_kernel, support
 
-pytestmark = pytest.mark.usefixtures("autoloaded")
+pytestmark = pytest.mark.usefixtures("autoloaded", "warm")
 
 BARE = """\
 import torch

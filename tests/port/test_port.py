@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import ast
 import json
-import shlex
 import shutil
-import sys
 import zipfile
 from pathlib import Path
 
@@ -15,11 +13,10 @@ import pytest
 from port.cases import CASES
 from trueup.doors.cli import main
 from trueup.foundation.model import TrueupError
-from trueup.migration.port import port, undo
+from trueup.migration.port import port, proving, undo
 from trueup.migration.port.rules import builtin
 
 HERE = Path(__file__).parent
-PYTHON = shlex.quote(sys.executable)
 TARGETS = ("npu", "agnostic")
 HEAD = "import functools\nimport os\nimport torch\n"
 
@@ -251,6 +248,10 @@ ALSO = {
     "drop-last": ("train_loader = DataLoader(x, 4, True)", "train_loader = DataLoader(x, 4, True, drop_last=True)"),
     "shuffle-validation": ("val_loader = DataLoader(x, shuffle=False)", "val_loader = DataLoader(x, shuffle=True)"),
     "float32": ("y = x.double().to(torch.float64)", "y = x.float().to(torch.float32)"),
+    "one-device": (
+        "model = torch.nn.DataParallel(model, [0, 1]).eval()\nnet = torch.nn.DataParallel(net)\nnet.module",
+        "model = model.eval()\nnet = torch.nn.DataParallel(net)\nnet.module",
+    ),
     "no-jit": ("@torch.jit.script\ndef f(x): pass\ng = torch.jit.script(f)", "def f(x): pass\ng = f"),
     "int32-labels": (
         "loss = torch.nn.CrossEntropyLoss()\nloss(x, y)",
@@ -288,11 +289,11 @@ def arguments(*words: object) -> int:
 
 @pytest.mark.usefixtures("autoloaded")
 @pytest.mark.parametrize("to", TARGETS)
-def test_a_port_is_proved(tmp_path: Path, to: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_port_is_proved(tmp_path: Path, to: str, warm: str, capsys: pytest.CaptureFixture[str]) -> None:
     source = tmp_path / "source"
     source.mkdir()
     shutil.copy(HERE / "training.txt", source / "train.py")
-    command = f"{PYTHON} train.py --device cuda --epochs 1"  # a command line that somebody kept
+    command = f"{warm} train.py --device cuda --epochs 1"  # a command line that somebody kept
     json_file = tmp_path / "all.json"
     assert arguments(source, "-o", tmp_path / "out", "--to", to, "--prove", command, "--steps", 2, "--json", json_file) == 0
     assert "The port trains the same: 2 steps, " in capsys.readouterr().out
@@ -302,7 +303,7 @@ def test_a_port_is_proved(tmp_path: Path, to: str, capsys: pytest.CaptureFixture
 
 
 @pytest.mark.usefixtures("autoloaded")
-def test_a_port_that_trains_otherwise(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_port_that_trains_otherwise(tmp_path: Path, warm: str, capsys: pytest.CaptureFixture[str]) -> None:
     rules = {"rules": {"ArgsModifyRule": [{"func_name": "Linear", "arg_idx": 1, "arg_new": "16"}]}}
     (tmp_path / "rules.json").write_text(json.dumps(rules))
     source = tmp_path / "train.py"
@@ -310,19 +311,19 @@ def test_a_port_that_trains_otherwise(tmp_path: Path, capsys: pytest.CaptureFixt
         "import torch\nwhere = 'cuda' if torch.cuda.is_available() else 'cpu'\nmodel = torch.nn.Linear(4, 8).to(where)\n"
         "torch.nn.functional.dropout(model(torch.ones(2, 4).to(where))).sum().backward()\n"
     )
-    assert arguments(source, "-o", tmp_path / "out", "-r", tmp_path / "rules.json", "--prove", f"{PYTHON} train.py") == 1
+    assert arguments(source, "-o", tmp_path / "out", "-r", tmp_path / "rules.json", "--prove", f"{warm} train.py") == 1
     said = " ".join(capsys.readouterr().out.split())
     assert "DEVIATES" in said or "differ" in said
 
 
 @pytest.mark.usefixtures("autoloaded")
-def test_a_port_that_cannot_be_proved(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_port_that_cannot_be_proved(tmp_path: Path, warm: str, capsys: pytest.CaptureFixture[str]) -> None:
     source = tmp_path / "train.py"
     source.write_text("import torch\nimport no_such_package\ntorch.ones(2).cuda().sum()\n")
-    assert arguments(source, "-o", tmp_path / "out", "--prove", f"{PYTHON} train.py") == 2
+    assert arguments(source, "-o", tmp_path / "out", "--prove", f"{warm} train.py") == 2
     said = " ".join(capsys.readouterr().out.split())
     assert "Converted, not proved: the original does not run on the CPU: " in said
-    assert f"(run by {sys.executable})" in said
+    assert f"(run by {warm})" in said
     assert (tmp_path / "out" / "train.py").is_file()
     assert arguments(source, "-o", tmp_path / "other", "--prove", "'") == 2
     assert "There is no command to prove the port with" in capsys.readouterr().err
@@ -339,3 +340,14 @@ def test_the_page_shows_what_is_printed(
     Path("train.py").write_text(f"import torch\n\n{device}\nprint(torch.ones(2).to(device))\n")
     assert main(command.split()[1:]) == 0
     assert [line.strip() for line in capsys.readouterr().out.splitlines()] == [line.strip() for line in printed.splitlines()]
+
+
+@pytest.mark.parametrize(
+    ("first", "second", "said"),
+    [
+        ("no CUDA", "no file", "; and with CUDA's calls sent to the simulated device: no file"),
+        ("no file", "no file", "; nor with CUDA's calls sent to the simulated device"),
+    ],
+)
+def test_an_original_that_fails_twice_says_both(first: str, second: str, said: str) -> None:
+    assert proving._also(first, second) == said

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +10,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from launch.running import trueup_run
+from nursery import Nursery
 from trueup import open_capture
 from trueup.analysis.triage.table import load
 from trueup.foundation.redaction import MASK, redacted
@@ -28,9 +28,9 @@ SHOWN = ["--token", MASK, f"--api-key={MASK}", f"--db=postgres://{MASK}@h/x", f"
 
 
 @pytest.fixture(scope="module")
-def captured(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def captured(nursery: Nursery, tmp_path_factory: pytest.TempPathFactory) -> Path:
     out = tmp_path_factory.mktemp("secrets") / "run"
-    command = [sys.executable, str(TRAINED), *ARGUMENTS]
+    command = [nursery.python, str(TRAINED), *ARGUMENTS]
     run = trueup_run("capture", "-o", out, "--detail", "tensor", "--", *command, **GIVEN)
     assert run.returncode == 1, run.stderr
     assert "captured " in run.stderr

@@ -5,9 +5,13 @@ from __future__ import annotations
 import sys
 from pathlib import Path
 
+import pytest
+
 import trueup
 from trueup.analysis.remedy.healing import heal
 from trueup.recording.recorder import launch
+
+pytestmark = pytest.mark.usefixtures("warm")
 
 TRAIN = """
 import sys

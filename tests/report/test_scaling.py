@@ -12,8 +12,8 @@ import torch
 from rich.console import Console
 
 import trueup
-from trueup.comparison.result.loss_scales import COLUMNS, loss_scale_in, scales
 from trueup.doors.report.capture_view import Selection, render_header
+from trueup.foundation.store.overview import SCALE_COLUMNS, loss_scale_in, scales
 
 
 def table(*steps: tuple[float | None, float | None, dict[str, object]]) -> pa.Table:
@@ -23,7 +23,8 @@ def table(*steps: tuple[float | None, float | None, dict[str, object]]) -> pa.Ta
         rows.append((step, "input.scale", scale, None))
         rows.append((step, "input.found_inf.0", found, None))
         rows.append((step, "arguments", None, json.dumps(arguments)))
-    return pa.table(dict(zip(COLUMNS, zip(*rows, strict=True), strict=True))) if rows else pa.table({n: [] for n in COLUMNS})
+    columns = zip(*rows, strict=True) if rows else [()] * len(SCALE_COLUMNS)
+    return pa.table(dict(zip(SCALE_COLUMNS, columns, strict=True)))
 
 
 @pytest.mark.parametrize(

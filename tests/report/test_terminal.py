@@ -65,3 +65,11 @@ def test_an_empty_result_renders() -> None:
     empty = dataclasses.replace(shown.baseline, losses=(), environment={}, notes=())
     shown = dataclasses.replace(shown, baseline=empty, candidate=empty, calls=shown.calls.slice(0, 0))
     assert "COULD NOT TELL  because nothing was captured" in rendered(shown, 80)
+
+
+def test_a_note_that_the_sentence_says_is_not_printed_again() -> None:
+    shown = result("aligned", notes=["both runs made NaN first in aten::log", "another note"])
+    assert "note: both runs" in shown.sentence
+    text = " ".join(rendered(shown, 200).split())
+    assert text.count("both runs made NaN") == text.count("another note") == 1
+    assert rendered(result("deviates", notes=["a note"]), 200).count("a note") == 1

@@ -56,7 +56,7 @@ def more(tmp_path_factory: pytest.TempPathFactory) -> RecordedCalls:
 
 
 @pytest.fixture(autouse=True)
-def healthy() -> Any:
+def healthy(warm: str) -> Any:
     simdev.install()
     simdev.heal()
     yield

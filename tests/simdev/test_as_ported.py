@@ -167,6 +167,7 @@ def test_hccl_is_a_backend() -> None:
     assert torch.distributed.get_default_backend_for_device("npu") == "hccl"
 
 
+@pytest.mark.usefixtures("warm")
 def test_without_a_line_in_the_script() -> None:
     """What scripts of the porting guide and of apex import, in a process of its own with three devices."""
     asked = {**environment(), "TRUEUP_SIMULATED": "1", "TRUEUP_SIMULATED_DEVICES": "3", "PYTHONWARNINGS": "ignore"}

@@ -7,11 +7,14 @@ import random
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 import xxhash
 
 from trueup.foundation.store import open_capture, parts
+from trueup.foundation.store.writer import encode_records
 
 from .captures import small
 
@@ -81,3 +84,14 @@ def test_unsealed_files_are_read_and_their_damage_survived(tmp_path: Path) -> No
         path.write_bytes(damaged)
         capture = open_capture(run)
         assert capture.records(["seq", "op"]).num_rows in (0, 12)
+
+
+def test_pages_have_checksums() -> None:
+    """One byte of a page that LZ4 unpacks to other numbers without a word."""
+    file, _ = encode_records(pa.table({"l2": np.random.default_rng(0).standard_normal(100)}))
+    column = pq.ParquetFile(pa.BufferReader(file)).metadata.row_group(0).column(0)
+    damaged = bytearray(file)
+    damaged[column.data_page_offset + column.total_compressed_size - 9] ^= 1
+    assert pq.read_table(pa.BufferReader(file), page_checksum_verification=True).num_rows == 100
+    with pytest.raises(OSError, match="CRC checksum"):
+        pq.read_table(pa.BufferReader(pa.py_buffer(bytes(damaged))), page_checksum_verification=True)

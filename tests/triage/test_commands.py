@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from launch.running import PYTHON, TRUEUP, cli, environment
+from launch.running import TRUEUP, cli, environment
 from trueup.recording.recorder import launch
 
 TRAIN = """
@@ -43,11 +43,12 @@ origin = "README of the extension"
 """
 
 
+@pytest.mark.usefixtures("warm")
 def test_a_fused_operator_of_a_users_own_is_named(tmp_path: Path) -> None:
     """By a table of switches, in a run of its own for each question; the whole way, from the command line to the report."""
     (tmp_path / "train.py").write_text(TRAIN)
     (tmp_path / "own.toml").write_text(SWITCHES)
-    words = ("triage", "-o", "out", "--steps", "1", "--switches", "own.toml", "--", PYTHON, "train.py")
+    words = ("triage", "-o", "out", "--steps", "1", "--switches", "own.toml", "--", sys.executable, "train.py")
     run = subprocess.run(  # six runs: on a loaded machine they take their time
         [*TRUEUP, *words], cwd=tmp_path, env=environment(COLUMNS="200"), capture_output=True, text=True, check=False, timeout=400
     )

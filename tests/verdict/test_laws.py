@@ -74,6 +74,27 @@ def added(run: Recording, first: float, *, times: float, op: str = "aten::add", 
     run.call(op, made, [result.astype(np.float32)])
 
 
+def mixed(run: Recording, share: float, *, second: float = 1.0) -> None:
+    """Record what mixup makes of a batch: two parts of it, of which one may be next to nothing, and their sum."""
+    x, other = normal(32, WIDTH, seed=1), normal(32, WIDTH, seed=2)
+    parts = [(x * np.float32(share)).astype(np.float32), (other * np.float32(1 - share)).astype(np.float32)]
+    run.call("aten::mm", [x, other], [parts[0]])
+    run.call("aten::mm", [other, x], [parts[1]])
+    run.call("aten::add", parts, [(parts[0] + np.float32(second) * parts[1]).astype(np.float32)])
+
+
+def test_a_sum_tells_nothing_of_an_input_that_hardly_counts() -> None:
+    """Beside what is 10^9 times as large, rounding hides by what an input is multiplied."""
+    runs = Recording(), Recording()
+    mixed(runs[0], 1e-9)
+    mixed(runs[1], 0.7)
+    assert ("aten::add", 2) not in [one for kind in culprits(*runs) for one in kind]
+    runs = Recording(), Recording()
+    mixed(runs[0], 0.4)
+    mixed(runs[1], 0.7, second=0.9)
+    assert [("aten::add", 2)] in culprits(*runs)
+
+
 @pytest.mark.parametrize("op", ["aten::add", "torch.Tensor.add_"])
 @pytest.mark.parametrize("candidate", [{"times": 0.9}, {"times": 1.0, "beside": 0.2}])
 def test_a_sum_of_other_parts_is_wrong_by_itself(candidate: dict[str, float], op: str) -> None:

@@ -18,6 +18,7 @@ CASES = Path(__file__).parent / "cases"
 pytestmark = pytest.mark.skipif(importlib.util.find_spec("tensorflow") is None, reason="tensorflow is not installed")
 
 
+@pytest.mark.usefixtures("warm")
 def test_cases() -> None:
     environment = {**os.environ, "OMP_NUM_THREADS": "1", "TF_NUM_INTRAOP_THREADS": "1", "TF_CPP_MIN_LOG_LEVEL": "3"}
     command = [sys.executable, "-m", "pytest", *sorted(path.name for path in CASES.glob("check_*.py"))]

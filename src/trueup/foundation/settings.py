@@ -289,6 +289,14 @@ def _lives(optimizer: Mapping[str, Any]) -> dict[tuple[int, str], list[tuple[int
     return found
 
 
+def values_by_step(manifest: Mapping[str, Any], kind: str, place: str, name: str) -> list[tuple[int, Any]]:
+    """Return the values of a setting of an optimizer of that class, in a place (``group 0``), with the steps from which they hold;
+    none where the run has several such optimizers."""
+    held = [one for one in list_of(held_by(manifest), "optimizers") if one.get("class") == kind]
+    lives = _lives(held[0]) if len(held) == 1 else {}
+    return next((life for (at, own), life in lives.items() if own == name and f"group {at}" == place), [])
+
+
 def _distinct(values: Iterable[Any]) -> list[Any]:
     found: list[Any] = []
     for one in values:

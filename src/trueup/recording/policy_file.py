@@ -15,6 +15,11 @@
     phase = "backward"
     deterministic = true
 
+    [[rule]]                                   # a setting, as another run has it
+    level = "optimizer"
+    op = "AdamW"
+    set = { lr = 0.001 }
+
 Patterns are those of `trueup capture --include`: globs, or regular expressions between slashes. Of several rules that match a call
 the first holds.
 """
@@ -26,7 +31,7 @@ import re
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Literal, get_args
+from typing import Annotated, Any, Literal, get_args
 
 import msgspec
 
@@ -39,12 +44,13 @@ MOST_RULES = 1000
 Dtype = Literal["float32", "float64", "bfloat16"]
 DTYPES: tuple[Dtype, ...] = get_args(Dtype)
 DEVICES = ("cpu",)
+SCALARS = (bool, int, float, str)
 
 
 class Rule(toml.Table, eq=False):
     """A table ``[[rule]]``: which calls, and how they are to be executed."""
 
-    level: Literal["api", "module"] = "api"
+    level: Literal["api", "module", "optimizer"] = "api"
     scope: str | None = None
     op: Annotated[str, msgspec.Meta(min_length=1)] | None = None
     phase: Literal["forward", "backward", "optimizer"] | None = None
@@ -54,12 +60,18 @@ class Rule(toml.Table, eq=False):
     deterministic: bool = False
     returns: Literal["float16", "bfloat16", "float32", "float64"] | None = None
     """Dtype of a module's floating results, where the one that they would have had is not known."""
+    set: dict[str, Any] | None = None
+    """Values of a module's attributes, a function's arguments or an optimizer's settings; these may be ``[[0, 0.1], [5, 0.05]]``:
+    from which step on."""
 
     def __post_init__(self) -> None:
         for pattern in (self.scope, self.op):
             _ = None if pattern is None else _patterns(pattern)
-        if not (self.moves or self.deterministic):
-            raise ValueError(f"it changes nothing: expected dtype ({', '.join(DTYPES)}), device (cpu) or deterministic = true")
+        if not (self.moves or self.deterministic or self.set):
+            raise ValueError(
+                f"it changes nothing: expected dtype ({', '.join(DTYPES)}), device (cpu), deterministic = true or set"
+            )
+        self._check_values()
         if self.scope is None and self.op is None:
             raise ValueError("it has neither a scope nor an op: a rule for every call would leave nothing of the run")
         if self.op is not None and "::" in self.op:
@@ -72,6 +84,23 @@ class Rule(toml.Table, eq=False):
         if self.phase == "optimizer" and self.level == "module":
             raise ValueError("a module has no phase 'optimizer': no optimizer calls one; expected forward or backward")
 
+    def _check_values(self) -> None:
+        if self.level == "optimizer" and not self.set:
+            raise ValueError('level = "optimizer" is for a rule with set: its functions have phase = "optimizer"')
+        if self.set and (self.moves or self.deterministic or self.phase or self.returns):
+            raise ValueError("set stands alone: dtype, device, deterministic, phase and returns belong into a rule of their own")
+        for name, value in (self.set or {}).items():
+            plain = [value] if isinstance(value, SCALARS) else value
+            if self.level == "optimizer" and not isinstance(value, SCALARS):
+                good = bool(value) and isinstance(value, list) and all(map(_is_of_a_step, value))
+            else:
+                good = isinstance(plain, list) and all(isinstance(one, SCALARS) for one in plain)
+            if not good:
+                wanted = "a number, a text, true, false" + (
+                    ", or pairs of a step and a value" if self.level == "optimizer" else ", or a list of them"
+                )
+                raise ValueError(f"set.{name}: expected {wanted}")
+
     @property
     def moves(self) -> bool:
         """Whether tensors are cast or copied to another device."""
@@ -82,12 +111,15 @@ class Rule(toml.Table, eq=False):
         """Say which calls: ``torch.nn.functional.linear in encoder.*``, ``module encoder.*``."""
         if self.level == "module":
             return " ".join(word for word in ("module", self.scope, f"({self.op})" if self.op else "") if word)
+        if self.level == "optimizer":
+            return " ".join(word for word in ("optimizer", self.op, self.scope) if word)
         return (self.op or "all functions") + ("" if self.scope is None else f" in {self.scope or 'no module'}")
 
     @property
     def change(self) -> str:
         """Say what is done to them: ``float32 on cpu, backward only``."""
-        words = [" on ".join(w for w in (self.dtype, self.device) if w), "deterministic" if self.deterministic else ""]
+        values = [f"{name} = {_shown(value)}" for name, value in (self.set or {}).items()]
+        words = [*values, " on ".join(w for w in (self.dtype, self.device) if w), "deterministic" if self.deterministic else ""]
         only = {None: "", "optimizer": "in the optimizer"}.get(self.phase, f"{self.phase} only")
         return ", ".join(word for word in (*words, only) if word)
 
@@ -112,6 +144,16 @@ class _Rules(toml.Table):
     def __post_init__(self) -> None:
         if not 0 < len(self.rule) <= MOST_RULES:
             raise ValueError(f"{len(self.rule) or 'no'} rules, expected one to {MOST_RULES}")
+
+
+def _is_of_a_step(pair: Any) -> bool:
+    return isinstance(pair, list) and len(pair) == 2 and type(pair[0]) is int and isinstance(pair[1], SCALARS)
+
+
+def _shown(value: Any) -> str:
+    """Write a value of ``set``; of one for each of many steps the first."""
+    steps = isinstance(value, list) and bool(value) and all(map(_is_of_a_step, value))
+    return f"{value[0][1]} and what it is in {len(value) - 1} later steps" if steps else str(value)
 
 
 def _patterns(text: str) -> Patterns:

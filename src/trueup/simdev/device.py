@@ -76,8 +76,25 @@ def stand_in() -> None:
     torch.compile = functools.partial(torch.compile, disable=True)
     torch.jit._state.disable()
     torch.nn.DataParallel.__init__ = torch.nn.parallel.DataParallel.__init__ = _refused
+    _spreading()
     if "torch_npu" not in sys.modules and importlib.util.find_spec("torch_npu") is not None:
         importlib.import_module("torch_npu")
+
+
+def _spreading() -> None:
+    """Say what DistributedDataParallel cannot do here: to find unused weights its C++ wants pinned memory, which a Python backend
+    cannot give (PyTorch 2.13)."""
+    spread = torch.nn.parallel.DistributedDataParallel
+    real = spread.__init__
+
+    @functools.wraps(real)
+    def init(self: Any, module: Any, *args: Any, **options: Any) -> None:
+        asked = [name for name in ("find_unused_parameters", "static_graph") if options.get(name)]
+        if asked and any(isinstance(one, NPUTensor) for one in module.parameters()):
+            raise NotImplementedError(f"DistributedDataParallel({asked[0]}=True) does not run on the simulated device")
+        real(self, module, *args, **options)
+
+    spread.__init__ = init
 
 
 def _collectives() -> None:
@@ -116,10 +133,25 @@ def _claim() -> None:
     for name in npu.SUBMODULES:
         sys.modules[f"torch.npu.{name}"] = sys.modules[f"torch_npu.npu.{name}"] = getattr(npu, name)
     torch.Event, torch.Stream, torch.Generator = npu.Event, npu.Stream, npu.Generator
+    torch.Tensor.type, torch.set_default_tensor_type = npu.tensor_type, npu.set_default_tensor_type
     profiling.install()
     _several()
     # Pinning asks a C++ hook that a Python backend cannot give; DataLoader(pin_memory=True) calls it for every batch.
     torch.Tensor.pin_memory = _unpinned
+    torch.nn.Module._apply = _moving(torch.nn.Module._apply)
+
+
+def _moving(real: Callable[..., Any]) -> Callable[..., Any]:
+    """Move a module whose attributes have a history (``weight_norm`` computes its weight again in each forward): what they were
+    computed from is held by it, and PyTorch swaps no tensor that is held (PyTorch 2.13)."""
+
+    @functools.wraps(real)
+    def apply(self: torch.nn.Module, *args: Any, **kwargs: Any) -> Any:
+        for name in [name for name, value in vars(self).items() if isinstance(value, torch.Tensor) and value.grad_fn is not None]:
+            self.__dict__[name] = self.__dict__[name].detach()
+        return real(self, *args, **kwargs)
+
+    return apply
 
 
 FACTORIES = (
@@ -152,17 +184,18 @@ def _several() -> None:
     def placing(real: Callable[..., Any]) -> Callable[..., Any]:
         @functools.wraps(real)
         def call(*args: Any, **kwargs: Any) -> Any:
-            index, before = named((*args, *kwargs.values())), tensor.current
-            if index is None or index == before:
-                return real(*args, **kwargs)
-            tensor.current = index
+            index, before = named((*args, *kwargs.values())), (tensor.current, tensor.asked)
+            tensor.current, tensor.asked = before[0] if index is None else index, True
             try:
                 return real(*args, **kwargs)
             finally:
-                tensor.current = before
+                tensor.current, tensor.asked = before
 
         return call
 
+    from torch.utils._device import _device_constructors
+
+    _device_constructors()  # a default device goes by the functions themselves, and keeps them from the first call on
     torch.Tensor.to = placing(torch.Tensor.to)
     for name in FACTORIES.split():
         setattr(torch, name, placing(getattr(torch, name)))

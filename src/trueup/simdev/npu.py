@@ -273,7 +273,14 @@ def can_device_access_peer(device: Any, peer: Any) -> bool:
     return True
 
 
-class Generator(torch.Generator):
+class _Generators(type(torch.Generator)):  # type: ignore[misc]  # torch 2.13 gives it one of its own
+    """As ``torch.Generator``, a class of all generators: one of the CPU is of none that we can derive."""
+
+    def __instancecheck__(cls, value: object) -> bool:
+        return isinstance(value, _GENERATOR)
+
+
+class Generator(torch.Generator, metaclass=_Generators):
     """A generator of the device, whose numbers the CPU draws."""
 
     def __new__(cls, device: Any = "cpu") -> torch.Generator:
@@ -314,6 +321,34 @@ for _name, _dtype in {
     "Char": torch.int8, "Short": torch.int16, "Int": torch.int32, "Long": torch.int64, "Bool": torch.bool,
 }.items():  # fmt: skip
     globals()[f"{_name}Tensor"] = _Typed(f"{_name}Tensor", (), {"dtype": _dtype, "__module__": "torch.npu"})
+
+
+def typed(kind: Any) -> torch.dtype | None:
+    """Return the dtype of ``torch.npu.FloatTensor`` and the like, or of its name as a text; None for anything else."""
+    if isinstance(kind, str) and kind.startswith("torch.npu."):
+        kind = globals().get(kind.removeprefix("torch.npu."))
+    return kind.dtype if isinstance(kind, _Typed) else None
+
+
+def tensor_type(self: torch.Tensor, dtype: Any = None, non_blocking: bool = False, **options: Any) -> Any:
+    """``Tensor.type``, which takes the classes of this device, too."""
+    found = typed(dtype)
+    if found is None:
+        return _TYPE(self, dtype, non_blocking, **options) if dtype is not None else _TYPE(self)
+    return self.to("npu", found, non_blocking)
+
+
+def set_default_tensor_type(kind: Any) -> None:
+    """``torch.set_default_tensor_type``, which takes the classes of this device, too: what has no device is made there."""
+    found = typed(kind)
+    if found is None:
+        _DEFAULT(kind)
+    else:
+        torch.set_default_dtype(found)
+        torch.set_default_device("npu")
+
+
+_TYPE, _DEFAULT = torch.Tensor.type, torch.set_default_tensor_type
 
 
 class autocast(torch.amp.autocast):

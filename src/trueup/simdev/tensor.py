@@ -30,6 +30,10 @@ count = 1
 tensor keeps its own index, which Python sees, and operators check it."""
 current = 0
 """Index of the device that ``npu`` without an index means."""
+asked = False
+"""Whether Python asks for memory now. C++ that asks (the buckets of DistributedDataParallel) means the device of what it will put
+there, and can name index 0 alone: its tensors are `UNSETTLED`, and on the device of the first tensor that they meet."""
+UNSETTLED = -1
 home = CPU
 """Where the memory behind the device is: on the CPU, or nowhere (`trueup.simdev.shapes`)."""
 runner: Callable[..., Any] | None = None
@@ -171,7 +175,7 @@ class NPUTensor(torch.Tensor):
     def __repr__(self, *, tensor_contents: str | None = None) -> str:
         with torch.no_grad():
             text = repr(self._raw.detach())
-        parts = [text.removesuffix(")"), f"device='npu:{self._index}'"]
+        parts = [text.removesuffix(")"), f"device='{self.device}'"]
         if self.grad_fn is not None:
             parts.append(f"grad_fn=<{self.grad_fn.name()}>")
         elif self.requires_grad:
@@ -186,17 +190,17 @@ class NPUTensor(torch.Tensor):
         """Return the memory behind the device: its identity is shared by all views, its address is real."""
         storage = self._raw.untyped_storage()
         storage.__class__ = NPUStorage
-        storage.index = self._index
+        storage.index = self.get_device()
         return storage
 
     @property
     def device(self) -> torch.device:
         """Which device it is on."""
-        return DEVICE("npu", self._index)
+        return DEVICE("npu", self.get_device())
 
     def get_device(self) -> int:
         """Return the index of its device."""
-        return self._index
+        return current if self._index == UNSETTLED else self._index
 
     def npu_format_cast(self, acl_format: int) -> NPUTensor:  # noqa: ARG002 - torch_npu's
         """Return the tensor: numbers are the same in every format, and the simulated device has one (ND, 2)."""
@@ -375,21 +379,27 @@ def index_of(device: Any) -> int:
 
 def placed(device: Any) -> int:
     """Return the index for a kernel that is given a device: PyTorch's C++ writes 0 for the current one."""
-    return index_of(device) or current
+    return index_of(device) or (current if asked or count == 1 else UNSETTLED)
 
 
 def _index(plan: Plan, owners: dict[int, torch.Tensor], device: Any) -> int:
     """Return the index of the device that an operator runs on; raises RuntimeError where its tensors are on several."""
     if device is not None:
-        return placed(device)
-    found = [one for one in owners.values() if isinstance(one, NPUTensor)]
-    indices = sorted({one._index for one in found if one.dim()}) or [one._index for one in found[:1]] or [current]
+        return index_of(device) or current
+    every = [one for one in owners.values() if isinstance(one, NPUTensor)]
+    found = [one for one in every if one._index != UNSETTLED]
+    if not found:
+        return UNSETTLED if every else current
+    indices = sorted({one._index for one in found if one.dim()}) or [found[0]._index]
+    for one in every:
+        if one._index == UNSETTLED:
+            one._index = indices[0]
     if len(indices) > 1 and not plan.cross_device:
         raise RuntimeError(
             "Expected all tensors to be on the same device, but found at least two devices, "
             f"npu:{indices[0]} and npu:{indices[1]}! (when running {plan.name})"
         )
-    return found[0]._index if found and plan.cross_device else indices[0]
+    return found[0]._index if plan.cross_device else indices[0]
 
 
 def run(func: Any, plan: Plan, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:

@@ -14,8 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from trueup.comparison.result.comparing import compare as compare_captures
-from trueup.doors.report.legacy import text_cell
-from trueup.doors.report.saving import replaced, save
+from trueup.doors.report.saving import replaced, save, text_cell
 from trueup.exchange.readers import hdf5 as reader
 from trueup.exchange.readers import import_dump
 from trueup.exchange.readers.arrays import BROKEN, reason

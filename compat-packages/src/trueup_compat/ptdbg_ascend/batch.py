@@ -11,8 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from trueup.doors.report.legacy import text_cell
-from trueup.doors.report.saving import replaced
+from trueup.doors.report.saving import replaced, text_cell
 from trueup.doors.report.tensor_view import read_npy
 from trueup.foundation.kernels import digest
 from trueup.foundation.kernels.metrics import Metrics

@@ -239,7 +239,7 @@ REACHED: tuple[tuple[int, Reached], ...] = (
 
 
 def classify(records: pa.Table, memory: Memory | None = None, *, sites: Sites | None = None) -> StepAnomalies:
-    """Return the anomalies of one rank and step in order of execution; `anomalies.mattering`, which sees all steps, sets
+    """Return the anomalies of one rank and step in order of execution; `anomalies.effects`, which sees all steps, sets
     ``matters``. ``records`` are sorted by ``seq`` with the columns `COLUMNS`; ``memory``, fresh for the first step, is changed;
     ``sites`` are call stacks, ``{site: (frames, line)}``, for source lines."""
     memory = memory if memory is not None else Memory()

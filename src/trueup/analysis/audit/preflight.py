@@ -1,21 +1,35 @@
 """Before a run is trusted: its settings, beside another run, beside required values, and by themselves. `preflight` reads
-manifests (docs/format.md, ``settings``) and the digests of the first step: a capture of one step is enough, no tensor is read."""
+manifests (docs/format.md, ``settings``) and the digests of the first step: a capture of one step is enough, no tensor is read.
+
+Hyper-parameters are also named together where they came along with a port: a script that was moved to more devices was given
+another batch, and with it a learning rate, clipping or a schedule, which change the training whatever the devices do."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import math
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
-from trueup.analysis.audit.alone import odd, worth_a_look
-from trueup.analysis.audit.came_along import came_along
 from trueup.analysis.audit.first_step import beginnings, first_step
+from trueup.analysis.audit.one_run import odd, worth_a_look
 from trueup.foundation import toml
 from trueup.foundation.model import TrueupError
-from trueup.foundation.settings import ABSENT, GROUPS, SEVERITIES, Setting, differing, held_by, list_of, modules_of, seeds_of
+from trueup.foundation.settings import (
+    ABSENT,
+    GROUPS,
+    SEVERITIES,
+    Setting,
+    aliases,
+    differing,
+    held_by,
+    list_of,
+    modules_of,
+    seeds_of,
+)
 from trueup.foundation.store import Capture, open_capture
-from trueup.foundation.words.setting_sentence import setting_text, value
+from trueup.foundation.words.setting_sentence import BASELINE, CANDIDATE, setting_text, subject, value
 from trueup.foundation.words.wording import counted
 
 
@@ -67,21 +81,26 @@ class Preflight:
         return f"no setting that changes numbers differs{rest}"
 
 
-def preflight(baseline: str | Path | None, candidate: str | Path, *, require: str | Path | None = None) -> Preflight:
+def preflight(
+    baseline: str | Path | None, candidate: str | Path, *, require: str | Path | None = None, name: str | None = None
+) -> Preflight:  # fmt: skip
     """Compare what two runs are set to, or look at one run alone.
 
     Args:
         baseline: capture of the trusted run; None: look at the candidate by itself.
         candidate: capture of the run that is to be trusted; one step is enough.
         require: a TOML file of values that must hold (docs/preflight.md).
+        name: what the candidate is called, if not by its path.
 
     Raises:
         TrueupError: a capture or the file cannot be read.
     """
     first, second = None if baseline is None else open_capture(Path(baseline)), open_capture(Path(candidate))
     sides = [(capture, _first(capture)) for capture in (first, second) if capture is not None]
+    called = str(second.path) if name is None else name
     unread = [
-        f"{capture.path} does not say what it was set to: no step of its training ended, or an older version recorded it"
+        f"{called if capture is second else capture.path} does not say what it was set to: no step of its training ended, or an "
+        "older version recorded it"
         for capture, manifest in sides if not isinstance(manifest.get("settings"), Mapping)
     ]  # fmt: skip
     if first is not None and _first(first).get("framework") != _first(second).get("framework"):
@@ -95,7 +114,7 @@ def preflight(baseline: str | Path | None, candidate: str | Path, *, require: st
             found.sort(key=lambda one: (SEVERITIES.index(one.severity), GROUPS.index(one.group)))
     broken = [] if require is None else _broken(Path(require), _first(second))
     return Preflight(
-        "" if first is None else str(first.path), str(second.path), tuple(found), tuple(broken),
+        "" if first is None else str(first.path), called, tuple(found), tuple(broken),
         tuple(odd(second, begun)), tuple(unread), "" if first is None else came_along(found, _first(first), _first(second)),
         tuple(worth_a_look(second, begun)),
     )  # fmt: skip
@@ -155,3 +174,66 @@ def flat(manifest: Mapping[str, Any]) -> dict[tuple[str, str], list[Any]]:
     ):  # fmt: skip
         put(name, "", values)
     return found
+
+
+BATCH = ("samples in a step", "global_batch_size", "batch_size")  # the surest first
+RATE = "lr"
+MOVED = ("devices", "world_size", "framework")
+NEAR = 0.01
+"""How far a learning rate may be from a rule's, relative to it."""
+
+
+def came_along(settings: Sequence[Setting], baseline: Mapping[str, Any], candidate: Mapping[str, Any]) -> str:
+    """Say which hyper-parameters differ between runs on other devices, or on another number of them; empty where none does."""
+    if all(baseline.get(name) == candidate.get(name) for name in MOVED) and not _code_differs(settings):
+        return ""
+    found = {name: one for one in reversed(settings) if (name := _hyper(one))}
+    batch = next((_times(found[name]) for name in BATCH if name in found), None)
+    said = [_said(name, one, batch) for name, one in sorted(found.items(), key=lambda pair: _place(pair[0]))]
+    return f"hyper-parameters came along with the port: {'; '.join(said)}" if said else ""
+
+
+def _code_differs(settings: Sequence[Setting]) -> bool:
+    return any(one.group == "code" for one in settings)
+
+
+def _place(name: str) -> int:
+    return (*BATCH, RATE).index(name) if name in (*BATCH, RATE) else len(BATCH) + 1
+
+
+def _hyper(setting: Setting) -> str:
+    """Return the name under which a setting is a hyper-parameter, empty where it is none."""
+    if setting.group == "optimizer" and setting.severity == "changes" and setting.name not in ("parameters", "optimizers"):
+        return setting.name
+    if setting.group == "data" and setting.name in BATCH:
+        return setting.name
+    if setting.group == "argument" and (name := aliases().get(setting.name.rpartition(".")[2])):
+        return "" if name == "seed" else name
+    return ""
+
+
+def _times(setting: Setting) -> float | None:
+    sides = setting.baseline, setting.candidate
+    if all(isinstance(one, (int, float)) and not isinstance(one, bool) and one > 0 for one in sides):
+        return float(sides[1] / sides[0])
+    return None
+
+
+def _said(name: str, setting: Setting, batch: float | None) -> str:
+    if ABSENT in (setting.baseline, setting.candidate):
+        side, held = (CANDIDATE, setting.candidate) if setting.baseline == ABSENT else (BASELINE, setting.baseline)
+        return f"{subject(setting)} {side} alone ({value(held)})"
+    times, rule = _times(setting), ""
+    if name == RATE and batch is not None and times is not None and batch != 1:
+        rules = [(said, factor) for said, factor in _rules(batch) if abs(times / factor - 1) <= NEAR]
+        linear = setting.baseline * batch
+        rule = f", {rules[0][0]}" if rules else f"; in proportion to the batch it would be {linear:.3g}"
+    often = f" ({times:.3g} times{rule})" if times is not None and times >= 1 else ""
+    often = often or (f" (1/{1 / times:.3g} of it{rule})" if times else "")
+    return f"{subject(setting)} {value(setting.baseline)} to {value(setting.candidate)}{often}"
+
+
+def _rules(batch: float) -> Iterator[tuple[str, float]]:
+    """Yield by what a learning rate follows the batch: Goyal et al. 2017; Krizhevsky 2014, and for Adam Malladi et al. 2022."""
+    yield "in proportion to the batch", batch
+    yield "by the root of the batch", math.sqrt(batch)

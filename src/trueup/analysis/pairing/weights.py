@@ -2,22 +2,20 @@
 
 Both sides go through neutral names and layouts (`frameworks`). A tensor is split, renamed, transposed or packed only if a row of
 the table says so. One of a class that the table lacks is copied as it is, and named; so is what cannot be converted. By a map
-file alone, without a model, names come from the tables. Files: safetensors, npz, PyTorch's by its own restricted reader, Paddle's
-by one that makes arrays alone.
+file alone, without a model, names come from the tables. Files are read as checkpoints are (`foundation.checkpoint`).
 """
 
 from __future__ import annotations
 
-import pickle
 import re
-import zipfile
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
+from trueup.foundation.checkpoint.reading import BROKEN, open_checkpoint, refused
 from trueup.foundation.frameworks.mapping import Mapping as LayerMap
 from trueup.foundation.frameworks.tables import FRAMEWORKS, Layer, layers_by_name
 from trueup.foundation.frameworks.trees import Node, Shape, Tree, path
@@ -237,30 +235,14 @@ def _expected(target: Tree, modules: Mapping[str, str], names: Mapping[str, Shap
     return Tree(target.framework, nodes, {}, target.kinds)
 
 
-# A damaged file's errors
-BROKEN = (ValueError, KeyError, EOFError, pickle.UnpicklingError, zipfile.BadZipFile, TypeError, AttributeError, MemoryError)
-
-LARGEST = 1 << 38  # bytes that a file of weights may have: 256 GB
-
-
 def read_state(path: str | Path) -> dict[str, Array]:
-    """Return the tensors of a file by name; raises TrueupError if it is missing, damaged, or holds anything but tensors."""
-    file = Path(path)
-    reader = READERS.get(file.suffix)
-    if reader is None:
-        raise TrueupError(f"{file}: weights are read from {', '.join(READERS)}, not {file.suffix or 'a file without ending'!r}")
+    """Return the tensors of a file of weights by name, of a checkpoint those of the model; raises TrueupError if it is missing,
+    damaged or of an unknown kind, if none of its parts can be told to be the model, or if it would run something."""
+    found = open_checkpoint(path)
     try:
-        if not 0 < file.stat().st_size <= LARGEST:
-            raise TrueupError(f"{file} has {file.stat().st_size} bytes: expected 1 to {LARGEST}")
-        found = reader(file)
-    except OSError as error:
-        raise TrueupError(f"{file} cannot be read: {error.strerror or error}") from None
-    except BROKEN as error:
-        raise TrueupError(f"{file} is no file of weights: {str(error).splitlines()[0] if str(error) else error!r}") from None
-    odd = next((name for name, value in found.items() if not isinstance(value, np.ndarray) or value.dtype == object), None)
-    if odd is not None:
-        raise TrueupError(f"{file}: {odd!r} is no tensor; save the model's state_dict and nothing else")
-    return found
+        return {name: held.read() for name, held in found.part(None).items()}
+    except (OSError, *BROKEN) as error:
+        raise refused(Path(path), error) from None
 
 
 def write_state(state: Mapping[str, Array], path: str | Path) -> Path:
@@ -282,92 +264,3 @@ def write_state(state: Mapping[str, Array], path: str | Path) -> Path:
     except OSError as error:
         raise TrueupError(f"{file} cannot be written: {error.strerror or error}") from None
     return file
-
-
-def _safetensors(file: Path) -> dict[str, Array]:
-    from safetensors import SafetensorError
-    from safetensors.numpy import load_file
-
-    try:
-        return dict(load_file(file))
-    except SafetensorError as error:
-        raise ValueError(str(error)) from None
-
-
-def _npz(file: Path) -> dict[str, Array]:
-    with np.load(file, allow_pickle=False) as found:
-        return {name: found[name] for name in found.files}
-
-
-def _torch(file: Path) -> dict[str, Array]:
-    """Read a state_dict of torch.save; ``weights_only`` makes tensors and plain containers, and runs nothing."""
-    try:
-        import torch
-    except ImportError:
-        raise TrueupError(f"{file} is PyTorch's own format, and PyTorch is not installed; save it as .safetensors") from None
-    from trueup.recording.adapters.torch.buffers import to_numpy
-
-    try:
-        held = torch.load(file, map_location="cpu", weights_only=True)
-    except RuntimeError as error:
-        raise ValueError(str(error)) from None
-    if not isinstance(held, Mapping):
-        raise ValueError("it holds no state_dict")
-    return {str(name): np.array(to_numpy(one.detach())) if isinstance(one, torch.Tensor) else one for name, one in held.items()}
-
-
-class _Arrays(pickle.Unpickler):
-    """Makes NumPy arrays of numbers and plain containers; refuses anything else that a pickle asks for."""
-
-    def find_class(self, module: str, name: str) -> Any:
-        found = ALLOWED.get((module, name))
-        if found is None:
-            raise pickle.UnpicklingError(f"it asks for {module}.{name}, and only arrays of numbers are read")
-        return found
-
-
-def _reconstructed(kind: Any, shape: Any, code: Any) -> Array:
-    """Make the empty array with which an array's pickle begins; plain arrays only."""
-    del kind, shape, code
-    return np.ndarray.__new__(np.ndarray, (0,), np.uint8)
-
-
-def _from_buffer(buffer: Any, dtype: Any, shape: Any, order: Any = "C") -> Array:
-    """Make an array of bytes, as NumPy's pickles of protocol 5 do."""
-    return np.frombuffer(buffer, dtype=_plain(dtype)).reshape(shape, order=order if order in ("C", "F") else "C")
-
-
-def _dtype(text: Any, align: Any = False, copy: Any = False) -> np.dtype[Any]:
-    del align, copy
-    return _plain(np.dtype(text)) if isinstance(text, str) and len(text) < 16 else _plain(None)
-
-
-def _plain(dtype: Any) -> np.dtype[Any]:
-    if not isinstance(dtype, np.dtype) or dtype.kind not in "biufc" or dtype.hasobject:
-        raise pickle.UnpicklingError("it holds an array that is not of numbers")
-    return dtype
-
-
-KIND = object()  # what an array's pickle names as its class: only handed to `_reconstructed`, and nothing that could be called
-
-# Names in a pickle of arrays (NumPy 1 and 2), with replacements
-ALLOWED: Mapping[tuple[str, str], Any] = {
-    (f"{package}.{module}", name): made
-    for package in ("numpy.core", "numpy._core")
-    for module, name, made in (("multiarray", "_reconstruct", _reconstructed), ("numeric", "_frombuffer", _from_buffer))
-} | {("numpy", "ndarray"): KIND, ("numpy", "dtype"): _dtype}
-
-
-def _paddle(file: Path) -> dict[str, Array]:
-    """Read a state_dict of ``paddle.save``: a pickle of arrays, with a table of names that is left out."""
-    with file.open("rb") as stream:
-        held = _Arrays(stream).load()
-    if not isinstance(held, dict):
-        raise ValueError("it holds no state_dict")
-    return {str(name): value for name, value in held.items() if name != "StructuredToParameterName@@"}
-
-
-# By the ending of a file
-READERS: Mapping[str, Callable[[Path], dict[str, Array]]] = {
-    ".safetensors": _safetensors, ".npz": _npz, ".pt": _torch, ".pth": _torch, ".bin": _torch, ".pdparams": _paddle,
-}  # fmt: skip

@@ -18,7 +18,7 @@ from trueup.comparison.normalise.updates import STEP
 from trueup.foundation.facts.criteria import is_product
 from trueup.foundation.facts.operators import normalised
 from trueup.foundation.facts.roundoff import UNIT_ROUNDOFF
-from trueup.foundation.facts.slots import is_output
+from trueup.foundation.facts.slots import is_input, is_output
 from trueup.foundation.facts.why import Reason, Why
 from trueup.foundation.model import Finding, TensorStats
 from trueup.foundation.settings import ABSENT, OF_PARAMETERS, TIED, Setting, differing
@@ -184,7 +184,17 @@ def _reaching(settings: Sequence[Setting], finding: Finding) -> list[Setting]:
     found = [one for one in settings if one.group in ORDER and _explains(one, finding)]
     first = min(found, key=lambda one: (not (_draws(finding) and one.group == "seed"), _rank(one)), default=None)
     found = [one for one in found if first is not None and one.group == first.group]
-    return [] if found and found[0].group == "argument" and len(found) > 1 else found  # which of them it was nobody knows
+    if found and found[0].group == "argument":
+        return _became(settings, found[0]) if len(found) == 1 else []  # which of them it was nobody knows
+    return found
+
+
+def _became(settings: Sequence[Setting], told: Setting) -> list[Setting]:
+    """Return the settings that what a script was told became: of the same two values, and of a name that the argument's ends with;
+    the argument itself where there are none."""
+    values = told.baseline, told.candidate
+    same = [one for one in settings if one.group != "argument" and (one.baseline, one.candidate) == values]
+    return [one for one in same if told.name.endswith(one.name.rpartition(".")[2])] or [told]
 
 
 def _cause(reaching: Sequence[Setting], finding: Finding, own: Reason | None, seen: Seen) -> str:
@@ -236,7 +246,25 @@ def _dtype(finding: Finding, seen: Seen) -> str:
         return ""
     coarsest = max((UNIT_ROUNDOFF.get(name, 0.0) for pair in pairs for name in pair), default=0.0)
     coarsest = max([coarsest, *(UNIT_ROUNDOFF[seen.dtypes.facts[n]] for n in (0, -1))])
-    return in_words(seen.dtypes) if finding.error_out <= ROUNDINGS * coarsest else ""
+    drawn = finding.kind == "random" or _only_casts(seen.shown.get(place(finding)))  # in another dtype other numbers are drawn
+    near = finding.error_out <= ROUNDINGS * coarsest or (finding.kind == "argument" and _rounded(finding, coarsest))
+    return in_words(seen.dtypes) if drawn or near else ""
+
+
+def _only_casts(reason: Reason | None) -> bool:
+    """Tell whether all that one run does beside the other is casting."""
+    ops = reason.facts[1] if reason is not None and reason.why is Why.RUNS_ALONE else ()
+    return bool(ops) and all(normalised(str(op)).rpartition(".")[2] in CASTS for op in ops)
+
+
+def _rounded(finding: Finding, roundoff: float) -> bool:
+    """Tell whether a call was given the same numbers, one of them rounded."""
+    given = [sides for slot in finding.slots if slot.slot == "arguments" for _, *sides in changed_arguments(slot)]
+    try:
+        pairs = [(float(before), float(after)) for before, after in given]
+    except ValueError:
+        return False
+    return bool(pairs) and all(abs(before - after) <= roundoff * abs(before) for before, after in pairs)
 
 
 def _scaled(finding: Finding, seen: Seen) -> str:
@@ -271,7 +299,8 @@ def _explains(setting: Setting, finding: Finding) -> bool:
         close = finding.error_out <= ROUNDINGS * UNIT_ROUNDOFF["bfloat16"]
         return bool(PRECISIONS.fullmatch(setting.name)) and is_product(finding.op, finding.level) and close
     if setting.group == "argument":
-        return _given(setting, finding) or (drawn and not finding.scope and "seed" in setting.name)
+        seeds = drawn and not finding.scope and "seed" in setting.name
+        return _given(setting, finding) or (seeds and not named_argument(finding))
     if setting.group == "optimizer":
         rewritten = finding.op == STEP  # written in other operators, so that no argument of one is another's
         return (finding.phase == "optimizer" and (otherwise or rewritten)) or _holds(setting, finding) or _moved(finding)
@@ -283,6 +312,8 @@ def _explains(setting: Setting, finding: Finding) -> bool:
         if drawn and not finding.scope and _sized(setting, finding):  # weights are drawn where their module is built
             return True
         inside = any(finding.scope == place or finding.scope.startswith(f"{place}.") for place in setting.places)
+        if setting.name == "training" and _lacks_tensor(finding):  # no mode decides which tensors a call is given
+            return False
         return inside and finding.phase != "optimizer" and (otherwise or (setting.name == "training" and drawn))
     if setting.group == "seed":
         return drawn and not named_argument(finding)  # which no seed changes
@@ -290,6 +321,8 @@ def _explains(setting: Setting, finding: Finding) -> bool:
         return True
     if setting.name.endswith(("drop_last", "drop_remainder")) and all(slot.shape[0] == slot.shape[1] for slot in finding.slots):
         return False  # it is the last batch's size, or that there is none
+    if drawn and finding.step > 0 and not _orders(setting):  # batches of another size took other numbers from the generator before
+        return True
     where = not finding.scope and finding.phase in ("forward", "data") and not named_argument(finding)
     return where and (otherwise or drawn or finding.kind == "input")
 
@@ -303,6 +336,12 @@ def _is_of_parameter(setting: Setting, finding: Finding) -> bool:
         finding.kind in ("unmatched", "region")
         or any(slot.slot.startswith("param.") and slot.state != "equal" for slot in finding.slots)
     )
+
+
+def _lacks_tensor(finding: Finding) -> bool:
+    """Tell whether a call is given a tensor in one run alone."""
+    given = [slot for slot in finding.slots if is_input(slot.slot)] if finding.kind == "argument" else []
+    return any((slot.baseline is None) != (slot.candidate is None) for slot in given)
 
 
 def _moved(finding: Finding) -> bool:

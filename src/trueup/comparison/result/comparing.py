@@ -14,10 +14,9 @@ from trueup.comparison.result.causes import Place, Seen, place, with_causes
 from trueup.comparison.result.evidence import with_evidence
 from trueup.comparison.result.findings import by_itself, of_a_kind, suspect_finding, unmatched_finding, victim_findings, with_names
 from trueup.comparison.result.gradients import Norm, norms_of
-from trueup.comparison.result.remarks import Remarks
+from trueup.comparison.result.remarks import Frameworks, Remarks, Uncompared, unseen
 from trueup.comparison.result.shown import Alone, Beginnings, Unmade, passes_text, shown
 from trueup.comparison.result.summary import call_table, count, finish_table, one_sided_tables, summarise, victims, with_one_sided
-from trueup.comparison.result.uncompared import Frameworks, Uncompared, unseen
 from trueup.comparison.verdict.compare import Comparison, Said
 from trueup.comparison.verdict.exchange import Received
 from trueup.comparison.verdict.judged import SIDES, OwnErrors, Part, Suspect

@@ -12,14 +12,12 @@ import pyarrow.compute as pc
 from trueup.comparison.graph.streams import WAYS, Alignment, Array, Numbers, Stream
 from trueup.comparison.measures.thresholds import HALF
 from trueup.comparison.result.findings import Frames
-from trueup.comparison.result.loss_scales import COLUMNS as SCALE_COLUMNS
-from trueup.comparison.result.loss_scales import loss_scale_in
 from trueup.comparison.verdict.judged import ROLES, Verdicts
 from trueup.foundation.facts.operators import named
 from trueup.foundation.model import RunSummary
 from trueup.foundation.store import Capture
 from trueup.foundation.store.columns import Vocabulary
-from trueup.foundation.store.overview import Overview
+from trueup.foundation.store.overview import SCALE_COLUMNS, Overview, loss_scale_in
 from trueup.foundation.store.policy_uses import policy_lines
 from trueup.foundation.words.reasons import DECIDED
 

@@ -243,11 +243,12 @@ class Laws:
             if not same or pair in errors.arguments or (errors.absolute[others] != 0).any():
                 continue
             rest = self._apart(out, same)
-            if rest is not None and rest[1] > max(float(rounding[n]), PRECISE, CANCELLED * rest[0]):
-                yield pair, Why.MULTIPLES(*rest)
+            if rest is not None and rest[1] > max(float(rounding[n]), PRECISE, CANCELLED * rest[0]) * max(rest[2], 1.0):
+                yield pair, Why.MULTIPLES(*rest[:2])
 
-    def _apart(self, out: int, inputs: list[int]) -> tuple[float, float] | None:
-        """Return how far an output is from the sum of multiples of its inputs that fits the baseline, on both sides."""
+    def _apart(self, out: int, inputs: list[int]) -> tuple[float, float, float] | None:
+        """Return how far an output is from the sum of multiples of its inputs that fits the baseline, on both sides; and how many
+        times what the baseline leaves open counts in the candidate: beside a large input a small one's multiple hardly shows."""
         columns, results = [], []
         for stream, slots in zip(self.errors.streams, self.errors.slots, strict=True):
             columns.append(np.stack([stream.sketch[int(slots[n])] for n in inputs], axis=1))
@@ -260,4 +261,5 @@ class Laws:
         if singular[-1] < PRECISE * singular[0]:
             return None
         rest = [float(np.linalg.norm(r - c @ (parts / size))) / n for c, r, n in zip(columns, results, norms, strict=True)]
-        return (rest[0], rest[1]) if rest[0] <= SMALL else None
+        grown = norms[0] / float(singular[-1]) * float(np.linalg.norm(np.linalg.norm(columns[1], axis=0) / size)) / norms[1]
+        return (rest[0], rest[1], grown) if rest[0] <= SMALL else None

@@ -12,7 +12,7 @@ from typing import Annotated, Optional
 import typer
 
 from trueup.doors.cli import loading, options
-from trueup.doors.cli.options import Base, Cand, File, Files, Output, Share, Word, Words
+from trueup.doors.cli.options import Base, Cand, File, Files, Output, Share, Word, Words, save_as_json
 from trueup.foundation.model import LEVELS, PHASES, TrueupError
 
 LEVEL = "module, api or aten, repeated; else whatever both captures hold."
@@ -111,8 +111,7 @@ def align(
         from trueup.analysis.recipes.following import further
         from trueup.doors.report.executed import attempts_progress
         from trueup.doors.report.recipe import document, render, save
-        from trueup.doors.report.saving import save_json
-        from trueup.doors.report.terminal import Terminal, print_saved, print_written
+        from trueup.doors.report.terminal import Terminal, print_saved
 
     console = Terminal()
     again = functools.partial(follow, recipe=recipe, mapping=mapping, metric=metric, every=every)
@@ -127,8 +126,7 @@ def align(
             render(found, console)
     if output is not None:
         print_saved(save(found, output), console)
-    if json is not None:
-        print_written(save_json(document(found), json), console)
+    save_as_json(lambda: document(found), json, console)
     return found.exit_code
 
 

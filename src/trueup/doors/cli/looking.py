@@ -5,15 +5,17 @@
 
 from __future__ import annotations
 
+import shlex
 import shutil
 import tempfile
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Optional
 
 import typer
 
 from trueup.doors.cli import loading, options
-from trueup.doors.cli.options import Base, File, Numbers, Word, Words
+from trueup.doors.cli.options import Base, File, Json, Numbers, Word, Words, save_as_json
 from trueup.foundation.model import LEVELS, PHASES, TrueupError
 
 if TYPE_CHECKING:
@@ -115,7 +117,7 @@ def check(
     step: Annotated[Numbers, typer.Option(metavar="N", help="Casts and dtypes of this step alone, repeated for several.")] = None,
     rank: Annotated[Numbers, typer.Option(metavar="N", help="Of this rank alone, repeated for several.")] = None,
     limit: Annotated[int, typer.Option(metavar="N", min=1, help="How many lines of each kind to list.")] = 10,
-    json: Annotated[File, typer.Option(metavar="FILE", help="Save all of it as JSON under this name.")] = None,
+    json: Json = None,
 ) -> int:
     """Check what a run did with dtypes: dangerous casts, is mixed precision on, how does it differ from another run.
 
@@ -123,15 +125,13 @@ def check(
     """
     with loading():
         from trueup.analysis.audit import check as judge
-        from trueup.doors.report.check import document, render
-        from trueup.doors.report.saving import save_json
-        from trueup.doors.report.terminal import Terminal, print_written
+        from trueup.doors.report.audit import check_document, render_check
+        from trueup.doors.report.terminal import Terminal
 
     result = judge(path, against=against, step=step or None, rank=rank or None)
     console = Terminal()
-    render(result, limit, console)
-    if json is not None:
-        print_written(save_json(document(result), json), console)
+    render_check(result, limit, console)
+    save_as_json(lambda: check_document(result), json, console)
     return result.exit_code
 
 
@@ -141,7 +141,8 @@ def preflight(
     ] = None,
     require: Annotated[File, typer.Option(metavar="FILE", help="Values that must hold, as TOML (docs/preflight.md).")] = None,
     limit: Annotated[int, typer.Option(metavar="N", min=1, help="How many settings to list.")] = 20,
-    json: Annotated[File, typer.Option(metavar="FILE", help="Save all of it as JSON under this name.")] = None,
+    html: Annotated[File, typer.Option(metavar="FILE", help="Save all of it as a page under this name.")] = None,
+    json: Json = None,
 ) -> int:
     """List which settings of two runs differ, and what that does to the numbers; or look at one run by itself.
 
@@ -149,19 +150,21 @@ def preflight(
     """
     with loading():
         from trueup.analysis.audit.preflight import preflight as judge
-        from trueup.doors.report.preflight import document, render
-        from trueup.doors.report.saving import save_json
+        from trueup.doors.report.audit import preflight_document, preflight_page, render_preflight
+        from trueup.doors.report.saving import write_text
         from trueup.doors.report.terminal import Terminal, print_written
 
     captures, command = _sorted(given or [])
     with tempfile.TemporaryDirectory(prefix="trueup-preflight-") as folder:
         if command:
-            captures.append(_one_step(command, Path(folder) / "candidate"))
-        result = judge(captures[0] if len(captures) == 2 else None, captures[-1], require=require)
+            captures.append(_one_step(command, Path(folder) / "candidate", captures))
+        name = shlex.join(command) if command else None  # the folder is gone when somebody reads it
+        result = judge(captures[0] if len(captures) == 2 else None, captures[-1], require=require, name=name)
     console = Terminal()
-    render(result, limit, console)
-    if json is not None:
-        print_written(save_json(document(result), json), console)
+    render_preflight(result, limit, console)
+    if html is not None:
+        print_written(write_text(preflight_page(result), html, "a file that can be written, for the page"), console)
+    save_as_json(lambda: preflight_document(result), json, console)
     return result.exit_code
 
 
@@ -190,10 +193,14 @@ def _refused(got: str) -> TrueupError:
     )
 
 
-def _one_step(command: list[str], into: Path) -> Path:
-    from trueup.doors.cli.running import capture
+def _one_step(command: list[str], into: Path, like: Sequence[Path]) -> Path:
+    """Record the first step of a command, at the levels of a capture beside it."""
+    from trueup.foundation.store import open_capture
+    from trueup.recording.recorder.launch import execute
+    from trueup.recording.recorder.options import CaptureOptions
 
-    capture(command=command, output=into, level=["module", "api"], detail="digest", steps="0", stop=True)
+    levels = sorted(open_capture(like[0]).levels | {"module"}) if like else ["module", "api"]
+    execute(into, CaptureOptions.of(level=levels, detail="digest", steps="0", stop=True), command)
     if not (into / "manifest.json").is_file():
         raise TrueupError(
             "The command recorded nothing.\n  expected: one step of a training\n  got:      none\n"
@@ -224,16 +231,14 @@ def overflow(
     with loading():
         from trueup.analysis.anomalies import overflow as judge
         from trueup.doors.report.overflow import document, render, save_page
-        from trueup.doors.report.saving import save_json
-        from trueup.doors.report.terminal import Terminal, print_saved, print_written
+        from trueup.doors.report.terminal import Terminal, print_saved
 
     result = judge(path, would_overflow=would_overflow, step=step or None, rank=rank or None, replay=replay, against=against)
     console = Terminal()
     render(result, console)
     if html is not None:
         print_saved(save_page(result, html), console)
-    if json is not None:
-        print_written(save_json(document(result), json), console)
+    save_as_json(lambda: document(result), json, console)
     return result.exit_code
 
 

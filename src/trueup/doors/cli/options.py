@@ -3,13 +3,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Annotated, Optional
+from typing import TYPE_CHECKING, Annotated, Any, Optional
 
 import typer
 
 from trueup.foundation.model import LEVELS, PHASES, TrueupError
+
+if TYPE_CHECKING:
+    from rich.console import Console
 
 Word = Optional[str]
 Words = Optional[list[str]]
@@ -28,6 +31,7 @@ Rank = Annotated[Number, typer.Option("--rank", metavar="N", help="One rank.")]
 Phase = Annotated[Word, typer.Option("--phase", metavar="PHASE", help=f"{', '.join(PHASES)}, where CALL means several.")]
 Level = Annotated[Word, typer.Option("--level", metavar="LEVEL", help="module, api or aten.")]
 Timeout = Annotated[float, typer.Option(metavar="SECONDS", min=0, help="Ends a run that takes longer; 0: never.")]
+Json = Annotated[File, typer.Option("--json", metavar="FILE", help="Save all of it as JSON under this name.")]
 Simulated = Annotated[bool, typer.Option("--simulated", help="npu is Trueup's simulated device.")]
 
 
@@ -67,3 +71,13 @@ def required(command: Sequence[str] | None, what: str, example: str) -> list[str
             f"  next:     trueup {example} -- python train.py"
         )
     return list(command)
+
+
+def save_as_json(document: Callable[[], dict[str, Any]], file: Path | None, console: Console) -> None:
+    """Write a document where ``--json`` asks for it and say where it is; raises TrueupError where the file cannot be written."""
+    if file is None:
+        return
+    from trueup.doors.report.saving import save_json
+    from trueup.doors.report.terminal import print_written
+
+    print_written(save_json(document(), file), console)

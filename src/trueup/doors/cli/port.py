@@ -10,13 +10,13 @@ from typing import Annotated, Any
 import typer
 
 from trueup.doors.cli import loading
-from trueup.doors.cli.options import File, Output, Simulated, Timeout, Word, Words, required
+from trueup.doors.cli.options import File, Json, Output, Simulated, Timeout, Word, Words, required, save_as_json
 from trueup.foundation.model import TrueupError
 
 PROVE = "Run it in both folders, the original on the CPU, the port on the simulated device, and compare."
 
 
-ALSO = "Edits that change numbers: int32-labels, drop-last, shuffle-validation, float32, no-jit; with commas between."
+ALSO = "Edits that change numbers: int32-labels, drop-last, shuffle-validation, float32, one-device, no-jit; with commas between."
 DISTRIBUTED = "The script that starts it, seen from the folder: one process becomes several, by torchrun."
 
 
@@ -45,7 +45,7 @@ def port(
     patch: Annotated[File, typer.Option(metavar="FILE", help="With --run: save what was done as a patch, for git apply.")] = None,
     limit: Annotated[int, typer.Option(metavar="N", min=1, help="How many lines to list.")] = 20,
     html: Annotated[File, typer.Option(metavar="FILE", help="Save it as a page under this name.")] = None,
-    json: Annotated[File, typer.Option(metavar="FILE", help="Save all of it as JSON under this name.")] = None,
+    json: Json = None,
 ) -> int:
     """Write a training's scripts anew for another device: the smallest change, and a reason for each line that is left.
 
@@ -70,7 +70,7 @@ def port(
         )
     with loading():
         from trueup.doors.report.port import render, render_page, save_tables
-        from trueup.doors.report.saving import save_json, write_text
+        from trueup.doors.report.saving import write_text
         from trueup.doors.report.terminal import Terminal, print_written
         from trueup.migration.port import port as run
 
@@ -85,9 +85,8 @@ def port(
     if prove is not None and target is not None:
         code = _prove(place, target, prove, steps, document, spread=distributed is not None)
     if html is not None:
-        print_written(write_text(render_page(document), html, "a file that can be written, for the page"), console)
-    if json is not None:
-        print_written(save_json(document, json), console)
+        print_written(write_text(render_page(document), html, "a file that can be written, for the page"), console, "page")
+    save_as_json(lambda: document, json, console)
     return code
 
 
@@ -97,7 +96,7 @@ def _run_live(
     """Run a command with CUDA's calls sent to the device; return its exit code."""
     with loading():
         from trueup.doors.report.port import render_ran
-        from trueup.doors.report.saving import save_json, write_text
+        from trueup.doors.report.saving import write_text
         from trueup.doors.report.terminal import Terminal, print_written
         from trueup.migration.port.running import patch as patch_of
         from trueup.migration.port.running import run
@@ -107,8 +106,7 @@ def _run_live(
     if patch is not None:
         written = write_text(patch_of(ran, to.value), patch, "a file that can be made and written, for the patch")
         print_written(written, console, "patch")
-    if json is not None:
-        print_written(save_json(ran.document(), json), console)
+    save_as_json(ran.document, json, console)
     return ran.exit_code
 
 
@@ -128,7 +126,8 @@ def _prove(place: Path, output: Path, command: str, steps: int, document: dict[s
     with loading():
         from trueup.doors.report.port import render_proof
         from trueup.doors.report.terminal import Terminal
-        from trueup.migration.port.proving import prove, prove_spread
+        from trueup.migration.port.proving import prove
+        from trueup.migration.port.spreading import prove_spread
 
     proof = prove(place, output, command, steps=steps)
     render_proof(proof, Terminal())
@@ -156,7 +155,7 @@ def assess(
     steps: Annotated[int, typer.Option(metavar="K", min=1, help="Steps of the optimizer, after which the run ends.")] = 2,
     timeout: Timeout = 600.0,
     limit: Annotated[int, typer.Option(metavar="N", min=1, help="How many rows of each kind to list.")] = 20,
-    json: Annotated[File, typer.Option(metavar="FILE", help="Save all of it as JSON under this name.")] = None,
+    json: Json = None,
     output: Output = None,
     patch: Annotated[File, typer.Option(metavar="FILE", help="Save the rewrites as a patch, for git apply.")] = None,
 ) -> int:
@@ -167,7 +166,7 @@ def assess(
     words = required(command, "run", "assess")
     with loading():
         from trueup.doors.report.assess import render, save
-        from trueup.doors.report.saving import save_json, write_text
+        from trueup.doors.report.saving import write_text
         from trueup.doors.report.terminal import Terminal, print_written
         from trueup.migration.assess import assess as run
 
@@ -179,6 +178,5 @@ def assess(
         print_written(written, console, "patch" if found.patch else "empty patch")
     if output is not None:
         print_written(save(found, output), console, "report")
-    if json is not None:
-        print_written(save_json(found.document(), json), console)
+    save_as_json(found.document, json, console)
     return found.exit_code

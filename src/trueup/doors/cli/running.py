@@ -241,23 +241,43 @@ def bisect(
 
 
 def heal(
-    path: Annotated[Path, typer.Argument(metavar="CAPTURE", help="A capture of the run that overflowed.")],
+    path: Annotated[Path, typer.Argument(metavar="CAPTURE", help="A capture of the run that overflowed, or differs.")],
     command: Annotated[Words, typer.Argument(metavar="-- COMMAND...", help="The same training.")] = None,
     output: Annotated[
         File, typer.Option("--output", "-o", metavar="DIR", help="For policy.toml and runs; else CAPTURE-healed.")
     ] = None,
     policy: Annotated[File, typer.Option(metavar="FILE", help="Verify this policy; else the suggested rules.")] = None,
-    rounds: Annotated[int, typer.Option(metavar="N", min=1, help="Runs at most; each adds a rule for what overflows then.")] = 4,
+    baseline: Annotated[File, typer.Option(metavar="BASE", help="Heal what differs from this run: set causes back.")] = None,
+    undone: Annotated[File, typer.Option(metavar="RUN", help="With --baseline: a run with the cause set back by hand.")] = None,
+    rounds: Annotated[int, typer.Option(metavar="N", min=1, help="Runs at most; each adds a rule for what is wrong then.")] = 4,
 ) -> int:
-    """Find a policy with which the step that overflowed does not, and verify it by running that step again.
+    """Find a policy with which a run is right, and verify it by running the training again.
 
-    The command ends when the step was recorded. Exit code 0: healed; 1: not healed; 2: could not tell.
+    Of an overflow: wider dtypes for the calls of that step. With --baseline: the settings that a comparison names are set back one
+    after the other, and what is left has to be what it called independent. Exit code 0: healed; 1: not healed; 2: could not tell.
     """
-    command = shared.required(command, "run", "heal runs/npu")
-
-    from trueup.analysis.remedy.healing import heal as run
     from trueup.doors.report.executed import render_healing
     from trueup.doors.report.terminal import Terminal
+
+    if undone is not None and (baseline is None or command):
+        raise typer.BadParameter("a run that was mended by hand goes with --baseline, and without a command", param_hint="--undone")
+    if baseline is not None and policy is not None:
+        raise typer.BadParameter("with --baseline the rules are found", param_hint="--policy")
+    if baseline is not None and undone is not None:
+        from trueup.analysis.remedy.undoing import judge
+
+        by_hand = judge(baseline, path, undone)
+        render_healing(by_hand, Terminal())
+        return by_hand.exit_code
+    command = shared.required(command, "run", "heal runs/npu")
+    if baseline is not None:
+        from trueup.analysis.remedy.undoing import undo
+
+        undoing = undo(baseline, path, command, output, rounds=rounds)
+        render_healing(undoing, Terminal())
+        return undoing.exit_code
+
+    from trueup.analysis.remedy.healing import heal as run
 
     found = run(path, command, output, policy=policy, rounds=rounds)
     render_healing(found, Terminal())

@@ -10,17 +10,13 @@ page with all of it; and tables as MindStudio's analysis names them.
 
 from __future__ import annotations
 
-import csv
-import io
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from rich.markup import escape
-
 from trueup.doors.report.html import ours, page
-from trueup.doors.report.saving import save_json, write_text
-from trueup.doors.report.terminal import labelled, plain_table, print_lines, print_more
+from trueup.doors.report.saving import save_csv, save_json, write_text
+from trueup.doors.report.terminal import entry, listing, print_lines, print_more_by_limit
 from trueup.foundation.words.wording import counted
 from trueup.migration.assess.assessing import percent
 
@@ -43,27 +39,22 @@ def render(found: Assessment, limit: int, console: Console) -> None:
     print_lines(console, [found.sentence], 0, "bold")
     listed = [one for one in found.operators if one.grade not in QUIET]
     for one in listed[:limit]:
-        console.print()
-        print_lines(console, [f"{one.grade}: {one.name}"], 0, "bold")
-        console.print(labelled(_rows(one)))
-    print_more(console, len(listed) - limit, f" (--limit {len(listed)} shows all)")
+        entry(console, f"{one.grade}: {one.name}", _rows(one))
+    print_more_by_limit(console, len(listed), limit)
     for held in found.limits[:limit]:
-        console.print()
-        print_lines(console, [f"limit: {held.says}"], 0, "bold")
         where = [("where", places(held.places))] if held.places else []
-        console.print(labelled([*where, ("next", held.remedy), ("source", held.source)]))
+        entry(console, f"limit: {held.says}", [*where, ("next", held.remedy), ("source", held.source)])
+    print_more_by_limit(console, len(found.limits), limit)
     _kernels(found, limit, console)
     for made in found.rewrites[:limit]:
-        console.print()
-        print_lines(console, [f"rewrite: {made.title}"], 0, "bold")
         rows = [("where", made.place), ("with", made.after.strip()), ("why", made.why), ("proof", made.proof)]
-        console.print(labelled(rows))
-    print_more(console, len(found.rewrites) - limit, "")
+        entry(console, f"rewrite: {made.title}", rows)
+    print_more_by_limit(console, len(found.rewrites), limit)
     if found.dynamic:
-        _table(console, ("shapes that change", "how"), found.dynamic, limit)
+        listing(console, ("shapes that change", "how"), found.dynamic, limit)
         print_lines(console, [DYNAMIC], 0)
     if found.reads:
-        _table(console, ("reads a number", "times in a step"), [(place, f"{often:.3g}") for place, often in found.reads], limit)
+        listing(console, ("reads a number", "times in a step"), [(place, f"{often:.3g}") for place, often in found.reads], limit)
         print_lines(console, [READS], 0)
     console.print()
     if found.memory:
@@ -85,10 +76,10 @@ def _kernels(found: Assessment, limit: int, console: Console) -> None:
     linked = [(one.name, ", ".join(one.cuda[:3]) + (" ..." if len(one.cuda) > 3 else "")) for one in found.packages if one.cuda]
     own = [(one.place, ", ".join(one.kernels) or "builds kernels") for one in found.extensions]
     if linked:
-        _table(console, ("package with CUDA", "modules that link it"), linked, limit)
+        listing(console, ("package with CUDA", "modules that link it"), linked, limit)
         print_lines(console, ["Look for the package's build for the device, or replace what the training uses of it."], 0)
     if own:
-        _table(console, ("kernels in CUDA", "names"), own, limit)
+        listing(console, ("kernels in CUDA", "names"), own, limit)
         print_lines(console, ["Write each with PyTorch's functions, or develop an operator for the device."], 0)
 
 
@@ -104,15 +95,6 @@ def size(number: int) -> str:
     while value >= 1000 and unit < len(UNITS) - 1:
         value, unit = value / 1000, unit + 1
     return f"{value:.3g} {UNITS[unit]}"
-
-
-def _table(console: Console, head: tuple[str, str], rows: Sequence[tuple[str, str]], limit: int) -> None:
-    table = plain_table(*head)
-    for place, text in rows[:limit]:
-        table.add_row(escape(place), escape(text))
-    console.print()
-    console.print(table)
-    print_more(console, len(rows) - limit, "")
 
 
 # ---------------------------------------------------------------- files
@@ -133,16 +115,16 @@ def save(found: Assessment, directory: Path) -> Path:
     save_json(found.document(), directory / "assess.json")
     lacking = [one for one in found.operators if one.grade in ("unsupported", "CPU fallback", "dtype-limited")]
     unknown = [one for one in found.operators if one.grade == "unknown"]
-    tables = {
-        "operators.csv": _csv(("Operator", "Grade", "Calls", "FLOPs", "Share", "Dtypes", "Places"), [
+    tables: dict[str, tuple[Sequence[str], Sequence[Sequence[object]]]] = {
+        "operators.csv": (("Operator", "Grade", "Calls", "FLOPs", "Share", "Dtypes", "Places"), [
             (one.name, one.grade, one.calls, one.flops, f"{one.share:.6g}", " ".join(one.dtypes), " ".join(one.places))
             for one in found.operators
         ]),
-        "unsupported_api.csv": _csv(API_COLUMNS, [row for one in lacking for row in _api_rows(one)]),
-        "unknown_api.csv": _csv(API_COLUMNS, [row for one in unknown for row in _api_rows(one)]),
+        "unsupported_api.csv": (API_COLUMNS, [row for one in lacking for row in _api_rows(one)]),
+        "unknown_api.csv": (API_COLUMNS, [row for one in unknown for row in _api_rows(one)]),
     }  # fmt: skip
-    for name, text in tables.items():
-        write_text(text, directory / name, expected)
+    for name, (head, rows) in tables.items():
+        save_csv(head, rows, directory / name, expected)
     return directory
 
 
@@ -155,14 +137,3 @@ def _api_rows(one: Operator) -> list[tuple[str, ...]]:
     return found
 
 
-def _csv(head: Sequence[str], rows: Sequence[Sequence[object]]) -> str:
-    text = io.StringIO()
-    writer = csv.writer(text, lineterminator="\n")
-    writer.writerow(head)
-    writer.writerows([_plain(cell) for cell in row] for row in rows)
-    return text.getvalue()
-
-
-def _plain(cell: object) -> object:
-    """Return a cell that no spreadsheet takes for a formula."""
-    return f"'{cell}" if isinstance(cell, str) and cell.startswith(("=", "+", "-", "@")) else cell

@@ -21,11 +21,10 @@ from rich.text import Text
 from rich.tree import Tree
 
 from trueup.analysis.selecting import KEYS, Call, Selection, chosen_calls, nothing, scan
-from trueup.comparison.result.loss_scales import COLUMNS as SCALE_COLUMNS
-from trueup.comparison.result.loss_scales import loss_scale_in
 from trueup.doors.report.terminal import plain_table
 from trueup.foundation.facts.operators import named
 from trueup.foundation.model import LEVELS
+from trueup.foundation.store.overview import SCALE_COLUMNS, loss_scale_in
 from trueup.foundation.store.policy_uses import policy_lines
 from trueup.foundation.words.wording import clean, counted, number, one_line, shorten
 

@@ -5,18 +5,17 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from rich.markup import escape
-
-from trueup.doors.report.terminal import labelled, plain_table, print_lines, print_more
+from trueup.doors.report.terminal import labelled, listing, print_lines, print_more_by_limit
 from trueup.foundation.words.wording import counted, sci
 
 if TYPE_CHECKING:
     from rich.console import Console
 
-    from trueup.migration.checkpoint import Checkpoint, Comparison, Held, Repair
+    from trueup.migration.checkpoint import Checkpoint, Comparison, Repair
 
 
 def sentence(found: Checkpoint) -> str:
@@ -59,39 +58,25 @@ def render_inspected(found: Checkpoint, limit: int, console: Console) -> None:
         have = "has" if count == 1 else "have"
         print_lines(console, [f"{counted(count, 'name')} {have} what a wrapper added: trueup checkpoint repair takes it off."], 0)
     for name, part in found.parts.items():
-        _part(name, part, limit, console)
+        rows = [(one, tensor.dtype, str(list(tensor.shape))) for one, tensor in part.items()]
+        listing(console, (name or "weights", "dtype", "shape"), rows, limit)
     if found.values:
         console.print()
         console.print(labelled(list(found.values.items())[:limit]))
-        print_more(console, len(found.values) - limit, "")
+        print_more_by_limit(console, len(found.values), limit)
     for note in found.notes:
         console.print()
         print_lines(console, [note], 0, "dim")
 
 
-def _part(name: str, part: dict[str, Held], limit: int, console: Console) -> None:
-    table = plain_table(name or "weights", "dtype", "shape")
-    for one, tensor in list(part.items())[:limit]:
-        table.add_row(escape(one), tensor.dtype, escape(str(list(tensor.shape))))
-    console.print()
-    console.print(table)
-    print_more(console, len(part) - limit, f" (--limit {len(part)} shows all)")
-
-
 def render_compared(found: Comparison, limit: int, console: Console) -> None:
     """Print the conclusion, the tensors that differ, and the names that one side has."""
     print_lines(console, [found.sentence], 0, "bold")
-    if found.differences:
-        table = plain_table("tensor", "first", "second", "rel. L2", "largest", "")
-        for one in sorted(found.differences, key=lambda one: -one.relative if one.relative == one.relative else float("-inf"))[
-            :limit
-        ]:
-            known = one.relative == one.relative
-            numbers = (sci(one.relative), sci(one.largest)) if known else ("", "")
-            table.add_row(escape(one.name), escape(one.first), escape(one.second), *numbers, one.reason)
-        console.print()
-        console.print(table)
-        print_more(console, len(found.differences) - limit, f" (--limit {len(found.differences)} shows all)")
+    rows = []
+    for one in sorted(found.differences, key=lambda one: float("-inf") if math.isnan(one.relative) else -one.relative):
+        numbers = ("", "") if math.isnan(one.relative) else (sci(one.relative), sci(one.largest))
+        rows.append((one.name, one.first, one.second, *numbers, one.reason))
+    listing(console, ("tensor", "first", "second", "rel. L2", "largest", ""), rows, limit)
     for names, side in zip(found.only, (found.first, found.second), strict=True):
         _names(f"only in {side}", names, limit, console)
 
@@ -99,13 +84,7 @@ def render_compared(found: Comparison, limit: int, console: Console) -> None:
 def render_repaired(found: Repair, limit: int, console: Console) -> None:
     """Print the conclusion, the new names, and what a strict load would miss."""
     print_lines(console, [found.sentence], 0, "bold")
-    if found.renamed:
-        table = plain_table("name", "as")
-        for old, new in found.renamed[:limit]:
-            table.add_row(escape(old), escape(new))
-        console.print()
-        console.print(table)
-        print_more(console, len(found.renamed) - limit, f" (--limit {len(found.renamed)} shows all)")
+    listing(console, ("name", "as"), found.renamed, limit)
     _names("missing", found.missing, limit, console)
     _names("unexpected", found.unexpected, limit, console)
     _names("another shape", [f"{name}: {here}, wanted {there}" for name, here, there in found.shapes], limit, console)
@@ -116,10 +95,4 @@ def render_repaired(found: Repair, limit: int, console: Console) -> None:
 
 
 def _names(title: str, names: Sequence[str], limit: int, console: Console) -> None:
-    if names:
-        table = plain_table(title)
-        for name in names[:limit]:
-            table.add_row(escape(name))
-        console.print()
-        console.print(table)
-        print_more(console, len(names) - limit, "")
+    listing(console, (title,), [(name,) for name in names], limit)

@@ -34,6 +34,7 @@ if TYPE_CHECKING:
     from trueup.analysis.bisection.bisecting import Bisection
     from trueup.analysis.bisection.search import Attempt
     from trueup.analysis.remedy.healing import Healed
+    from trueup.analysis.remedy.undoing import Undone
     from trueup.analysis.rerun.replay import Verification
     from trueup.recording.execution.judging import Group, Replay
 
@@ -173,7 +174,7 @@ def _order(row: dict[str, Any]) -> tuple[int, float]:
 HEALED = {"healed": "bold green", "nothing to heal": "bold green", "not healed": "bold red", "could not tell": "bold yellow"}
 
 
-def render_healing(found: Healed, console: Console) -> None:
+def render_healing(found: Healed | Undone, console: Console) -> None:
     """Print it."""
     head = f"{found.verdict.upper()}  "
     first, *rest = clean(found.sentence).splitlines()

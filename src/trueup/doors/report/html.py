@@ -64,6 +64,7 @@ def render_page(result: Result, recipe: RecipeResult | None = None) -> str:
         drawn=set(blocks),
         blocks={name: embedded(data) for name, data in blocks.items()},
         recipe=recipe,
+        tone=result.verdict,
     )
 
 

@@ -22,11 +22,11 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from pyarrow.csv import CSVWriter
 
-from trueup.doors.report.saving import replaced
+from trueup.doors.report.saving import replaced, text_cell
 from trueup.doors.report.slot_pairs import COUNTS, REDUCED, Aligned, SlotPairs, reduced
 from trueup.foundation.kernels.metrics import Metrics
 from trueup.foundation.model import Result, TrueupError
-from trueup.foundation.words.wording import clean, one_line, shorten
+from trueup.foundation.words.wording import one_line, shorten
 
 Array = np.ndarray[Any, Any]
 Layout = Literal["tensor", "stats", "digest"]
@@ -147,13 +147,6 @@ def _guarded(column: Any) -> Any:
     if not pc.any(begins).as_py():
         return column
     return pc.if_else(begins, pc.binary_join_element_wise("'", column, ""), column)
-
-
-@lru_cache(maxsize=1 << 16)
-def text_cell(value: str) -> str:
-    """Return text as a cell: no control characters, an apostrophe before what would begin a formula."""
-    text = clean(value)
-    return f"'{text}" if text.startswith(("=", "+", "-", "@", "\t", "\r", "\n")) else text
 
 
 ABSENT = "N/A"

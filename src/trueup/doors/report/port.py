@@ -9,9 +9,7 @@ train.py
 
 from __future__ import annotations
 
-import csv
 import importlib.util
-import io
 from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
@@ -20,16 +18,17 @@ from typing import TYPE_CHECKING, Any
 from rich.markup import escape
 
 from trueup.doors.report.html import ours, page
-from trueup.doors.report.saving import replaced, write_text
-from trueup.doors.report.terminal import plain_table, print_lines, print_more
+from trueup.doors.report.saving import replaced, save_csv, write_text
+from trueup.doors.report.terminal import listing, print_lines, print_more_by_limit
 from trueup.foundation.words.wording import counted, one_line
 
 if TYPE_CHECKING:
     from rich.console import Console
 
     from trueup.migration.port import Ported
-    from trueup.migration.port.proving import Proof, Spread
+    from trueup.migration.port.proving import Proof
     from trueup.migration.port.running import Ran
+    from trueup.migration.port.spreading import Spread
 
 HEADER = ("File", "Start Line", "End Line", "Operation Type", "Message")
 """The columns that MindStudio's converter gives its list of changes."""
@@ -45,14 +44,9 @@ def render(result: Ported, limit: int, console: Console) -> None:
             for sign, texts, style in (("-", before.splitlines(), "red"), ("+", after.splitlines(), "green")):
                 for k, text in enumerate(texts):
                     print_lines(console, [f"{number + k if sign == '-' else '':>5} {sign} {one_line(text)}"], 8, style)
-    print_more(console, len(lines) - limit, f" (--limit {len(lines)} shows all)")
-    if result.look:
-        table = plain_table("look at", "text", "why")
-        for seen in result.look[:limit]:
-            table.add_row(f"{seen.path}:{seen.line}", one_line(seen.text), seen.reason)
-        console.print()
-        console.print(table)
-        print_more(console, len(result.look) - limit, f" (--limit {len(result.look)} shows all)")
+    print_more_by_limit(console, len(lines), limit)
+    look = [(f"{seen.path}:{seen.line}", one_line(seen.text), seen.reason) for seen in result.look]
+    listing(console, ("look at", "text", "why"), look, limit)
     left = len(result.seen) - len(result.look)
     lines_left = f"note     {counted(left, 'line')} with the letters cuda or nccl reach no device and stay: --json lists them"
     notes = [lines_left] if left else []
@@ -90,14 +84,7 @@ def render_proof(proof: Proof | Spread, console: Console) -> None:
 def render_ran(ran: Ran, limit: int, console: Console) -> None:
     """Print what a redirected run asked of CUDA, a place a line."""
     print_lines(console, [ran.sentence], 0, "bold")
-    if not ran.places:
-        return
-    table = plain_table("place", "asked for", "what was done")
-    for one in ran.places[:limit]:
-        table.add_row(escape(one.place), escape(one.name), escape(one.what))
-    console.print()
-    console.print(table)
-    print_more(console, len(ran.places) - limit, f" (--limit {len(ran.places)} shows all)")
+    listing(console, ("place", "asked for", "what was done"), [(one.place, one.name, one.what) for one in ran.places], limit)
 
 
 def render_undone(count: int, kept: tuple[str, ...], console: Console) -> None:
@@ -119,8 +106,8 @@ def save_tables(result: Ported, folder: Path) -> list[Path]:
     log += [f"{file}:{line} [UNSUPPORTED] {text}: {reason}" for file, line, _, text, reason in unsupported]
     header = (*HEADER[:3], "OP", "Tips")
     written = [
-        _table(folder / "change_list.csv", HEADER, changes),
-        _table(folder / "unsupported_api.csv", header, unsupported),
+        save_csv(HEADER, changes, folder / "change_list.csv", "a table of changes"),
+        save_csv(header, unsupported, folder / "unsupported_api.csv", "a table of changes"),
         write_text("\n".join(map(one_line, log)) + "\n", folder / "msFmkTranspltlog.txt", "a log of changes"),
     ]
     return [*written, *_workbook(folder / "unsupported_op.xlsx", header, unsupported)]
@@ -136,12 +123,3 @@ def _workbook(path: Path, header: tuple[str, ...], rows: Sequence[tuple[object, 
         for number, row in enumerate((header, *rows)):
             sheet.write_row(number, 0, row)
     return [path]
-
-
-def _table(path: Path, header: tuple[str, ...], rows: Sequence[tuple[object, ...]]) -> Path:
-    text = io.StringIO()
-    writer = csv.writer(text, lineterminator="\n")
-    writer.writerow(header)
-    for row in rows:  # a spreadsheet takes a text that begins so for a formula
-        writer.writerow([f"'{one}" if isinstance(one, str) and one.startswith(("=", "+", "-", "@")) else one for one in row])
-    return write_text(text.getvalue(), path, "a table of changes")

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import csv
 import io
 import os
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
+from functools import lru_cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -15,6 +17,7 @@ from trueup.doors.report.document import document, dumps
 from trueup.doors.report.html import render_page
 from trueup.foundation.model import Result, TrueupError
 from trueup.foundation.store.durable import replacing, write_file
+from trueup.foundation.words.wording import clean
 
 if TYPE_CHECKING:
     from trueup.analysis.recipes.recipe import RecipeResult
@@ -64,6 +67,22 @@ def write_text(text: str, path: Path, expected: str) -> Path:
 def save_json(document: dict[str, Any], file: Path) -> Path:
     """Write a document as strict JSON and return its path; raises TrueupError where the file cannot be written."""
     return write_text(dumps(document), file, f"a file that can be made and written, for {document['schema']} as JSON")
+
+
+def save_csv(head: Sequence[str], rows: Iterable[Sequence[object]], file: Path, expected: str) -> Path:
+    """Write rows below their headings as CSV and return its path; raises TrueupError, with what was ``expected``, if it cannot."""
+    text = io.StringIO()
+    writer = csv.writer(text, lineterminator="\n")
+    writer.writerow(head)
+    writer.writerows([text_cell(cell) if isinstance(cell, str) else cell for cell in row] for row in rows)
+    return write_text(text.getvalue(), file, expected)
+
+
+@lru_cache(maxsize=1 << 16)  # a table repeats its names
+def text_cell(value: str) -> str:
+    """Return text as a cell: no control characters, an apostrophe before what a spreadsheet would take for a formula."""
+    text = clean(value)
+    return f"'{text}" if text.startswith(("=", "+", "-", "@", "\t", "\r", "\n")) else text
 
 
 def _refused(error: OSError, what: str, target: Path, expected: str, instead: str) -> TrueupError:

@@ -18,7 +18,7 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Callable, Iterable, Sequence
-from itertools import count
+from itertools import count, repeat
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -81,8 +81,9 @@ def render(result: Result, console: Console) -> None:
         print_more(console, len(result.unmatched) - UNMATCHED_SHOWN)
     for first, (side, line) in enumerate(result_view.policy_lines_of(result)):
         _hanging(console, Text("policy  ", "dim"), Text(f"{side}: {one_line(line)}"), first=not first)
-    for note in result.notes:
-        _hanging(console, Text("note  ", "dim"), Text(one_line(note)), first=note is result.notes[0])
+    said = [line.strip() for line in result.sentence.splitlines()]
+    for n, note in enumerate(note for note in result.notes if f"note: {one_line(note)}" not in said):
+        _hanging(console, Text("note  ", "dim"), Text(one_line(note)), first=not n)
     _next(result, console)
 
 
@@ -235,6 +236,33 @@ def plain_table(*columns: str) -> Table:
         else:
             table.add_column(name, overflow="fold")
     return table
+
+
+def listing(
+    console: Console, columns: Sequence[str], rows: Sequence[Sequence[str]], limit: int, styles: Iterable[str] = ()
+) -> None:
+    """Print up to ``limit`` rows of foreign text under their headings (as for `plain_table`) after an empty line, and how many more
+    ``--limit`` would show; nothing where there are no rows. ``styles``: one for each row."""
+    if not rows:
+        return
+    table = plain_table(*columns)
+    for row, style in zip(rows[:limit], styles or repeat(""), strict=False):
+        table.add_row(*(Text(clean(cell)) for cell in row), style=style)
+    console.print()
+    console.print(table)
+    print_more_by_limit(console, len(rows), limit)
+
+
+def print_more_by_limit(console: Console, count: int, limit: int) -> None:
+    """Say how many of ``count`` rows the option ``--limit`` left out, if it left out any."""
+    print_more(console, count - limit, f" (--limit {count} shows all)")
+
+
+def entry(console: Console, title: str, rows: Iterable[tuple[str, str | Text]]) -> None:
+    """Print one finding after an empty line: its title, and what is said of it by label."""
+    console.print()
+    print_lines(console, [title], 0, "bold")
+    console.print(labelled(rows))
 
 
 def section(console: Console, title: str | None, body: RenderableType) -> None:

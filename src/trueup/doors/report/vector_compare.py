@@ -14,8 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from trueup.comparison.result.cosines import Cosines, Dissimilar, Listing, SlotCosine
-from trueup.doors.report.legacy import text_cell
-from trueup.doors.report.saving import replaced
+from trueup.doors.report.saving import replaced, text_cell
 from trueup.doors.report.slot_pairs import Aligned, SlotPairs
 from trueup.foundation.kernels.metrics import Msaccucmp
 from trueup.foundation.model import CallKey, Result, TrueupError

@@ -96,7 +96,7 @@ def _overflow(session: Session, head: str, path: Path, limit: int) -> int:
 def _check(session: Session, limit: int) -> int:
     """Say which casts destroy numbers, which dtypes products have, and which operators only one run executes: `trueup check`."""
     from trueup.analysis.audit import check
-    from trueup.doors.report.check import render
+    from trueup.doors.report.audit import render_check
 
     against = None if session.is_alone else session.capture("base")
     head = "casts, mixed precision" if session.is_alone else "casts, mixed precision, graph similarity"
@@ -106,7 +106,7 @@ def _check(session: Session, limit: int) -> int:
     except TrueupError as error:
         session.console.print(Text(f"  {clean(str(error))}", COLOURS[2]))
         return 2
-    render(found, limit, session.console)
+    render_check(found, limit, session.console)
     return found.exit_code
 
 

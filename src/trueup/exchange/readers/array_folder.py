@@ -23,7 +23,7 @@ from itertools import groupby
 
 import numpy as np
 
-from trueup.exchange.readers.arrays import EMPTY_ZIP, NPY, ZIP, has_torch, npz_members, pt_tensors, read_npy, read_npz
+from trueup.exchange.readers.arrays import EMPTY_ZIP, NPY, ZIP, npz_members, pt_tensors, read_npy, read_npz
 from trueup.exchange.readers.dump import (
     Dump,
     ForeignCall,
@@ -36,7 +36,6 @@ from trueup.exchange.readers.dump import (
     folder_of,
     places,
 )
-from trueup.foundation.model import TrueupError
 
 _PLACES = re.compile(r"(?:step|rank|proc)[-_]?\d{1,9}|rank", re.IGNORECASE)
 _SLOT = re.compile(r"(?P<scope>.+?)[._](?P<slot>(?:input|output|grad_input|grad_output|param|grad_param)(?:\.\w+)*)$")
@@ -47,8 +46,6 @@ def find(tree: Tree, notes: Notes) -> Dump | None:
     kinds = {path: kind for path in sorted(tree.files) if (kind := _kind(tree, path)) is not None}
     if not kinds:
         return None
-    if set(kinds.values()) == {"pt"} and not has_torch():
-        raise TrueupError(f"{tree.source} holds .pt files: install PyTorch to read them, pip install 'trueup[torch]'")
     parts = [Part(*at, partial(_calls, tree, {path: kinds[path] for path in paths}, notes)) for at, paths in _by_place(kinds)]
     lacks = ["what the tensors are is known by their names alone, and the order in which they were computed is unknown"]
     return Dump("a folder of arrays", None, ("module",), "tensor", parts, notes, lacks)

@@ -1,13 +1,12 @@
 """Tensors in files: .npy, .npz and .pt, read without believing what they claim, and without running anything in them.
 
 A .npy file is mapped; its header must fit the bytes that follow. A member of a .npz file is unpacked only up to what its header
-says, and only where that is not absurd for its packed size. A .pt file is read by ``torch.load(weights_only=True)``, which runs
-no code, and only if its members are stored unpacked, so nothing can grow. Nothing else is ever unpickled.
+says, and only where that is not absurd for its packed size. A .pt file is read as a checkpoint is, without PyTorch
+(`foundation.checkpoint`).
 """
 
 from __future__ import annotations
 
-import importlib.util
 import math
 import pickle
 import struct
@@ -15,15 +14,15 @@ import tokenize
 import zipfile
 import zlib
 from collections.abc import Iterator
-from typing import IO, Any, BinaryIO
+from functools import partial
+from typing import IO, Any
 
 import numpy as np
 
 from trueup.exchange.readers.dump import Array, Tree, UnreadableError, plain
-from trueup.foundation.store.segment import numpy_dtype
+from trueup.foundation.checkpoint.inert import Stored
+from trueup.foundation.checkpoint.reading import gathered, leaves, overblown, torch_archive
 
-PLAUSIBLE = 64 << 20  # bytes up to which a tensor may be any number of times larger than its file
-GROWTH = 16  # how many times larger it may be beyond that: expanded views, packed zeros
 UNPACKED_LIMIT = 1 << 30  # most bytes of one tensor that is unpacked into memory
 
 BROKEN = (
@@ -40,8 +39,8 @@ EMPTY_ZIP = b"PK\x05\x06"
 
 def believable(claimed: int, held: int) -> None:
     """Refuse, by UnreadableError, a tensor that is far larger than what it lies in."""
-    if claimed > PLAUSIBLE and claimed > GROWTH * held:
-        raise UnreadableError(f"it claims {claimed:,} bytes in a file of {held:,}")
+    if said := overblown(claimed, held):
+        raise UnreadableError(said)
 
 
 def reason(error: BaseException) -> str:
@@ -113,64 +112,22 @@ def read_npz(tree: Tree, path: str, member: str) -> Array:
         raise UnreadableError(reason(error)) from None
 
 
-def has_torch() -> bool:
-    """Tell whether PyTorch is installed, without importing it."""
-    return importlib.util.find_spec("torch") is not None
-
-
 def read_pt(tree: Tree, path: str) -> Array:
-    """Return the first tensor of a .pt file; raises UnreadableError if it has none, is damaged, or PyTorch is not installed."""
+    """Return the first tensor of a .pt file; raises UnreadableError if it has none, or is damaged."""
     for _, array in pt_tensors(tree, path):
         return array
     raise UnreadableError("it holds no tensor")
 
 
 def pt_tensors(tree: Tree, path: str) -> Iterator[tuple[str, Array]]:
-    """Yield the tensors of a .pt file, named by their keys; one alone has no name. Raises UnreadableError as `read_pt` does."""
-    size = tree.files.get(path, 0)
+    """Yield the tensors of a .pt file, named by their keys; one alone has no name. Raises UnreadableError if the file is damaged,
+    or holds what is no plain tensor."""
     try:
-        with tree.open(path) as file:
-            content = _load_pt(file, size)
-        found = list(_named("", content, 0))
+        content, bytes_of, foreign = torch_archive(partial(tree.open, path), tree.files.get(path, 0))
+        if foreign:
+            raise UnreadableError(f"it holds {', '.join(foreign[:3])}, and plain tensors alone are read")
+        for name, value in leaves(content):
+            if isinstance(value, Stored):
+                yield name, gathered(value, bytes_of)
     except BROKEN as error:
         raise UnreadableError(reason(error)) from None
-    for name, tensor in found:
-        try:
-            yield name, _array_of(tensor, size)
-        except BROKEN as error:
-            raise UnreadableError(reason(error)) from None
-
-
-def _load_pt(file: BinaryIO, size: int) -> Any:
-    if not has_torch():
-        raise UnreadableError("PyTorch, which reads .pt files, is not installed: pip install 'trueup[torch]'")
-    with zipfile.ZipFile(file) as archive:  # the format before PyTorch 1.6, a bare pickle, is none
-        members = archive.infolist()
-        if any(m.compress_type != zipfile.ZIP_STORED for m in members) or sum(m.file_size for m in members) > size:
-            raise UnreadableError("its members are packed, which torch.save never does")
-    import torch
-
-    file.seek(0)
-    return torch.load(file, map_location="cpu", weights_only=True)
-
-
-def _named(name: str, value: Any, depth: int) -> Iterator[tuple[str, Any]]:
-    if hasattr(value, "untyped_storage"):
-        yield name, value
-    elif isinstance(value, (dict, list, tuple)) and depth < 8:
-        for key, inner in value.items() if isinstance(value, dict) else enumerate(value):
-            yield from _named(f"{name}.{key}" if name else str(key), inner, depth + 1)
-
-
-def _array_of(tensor: Any, size: int) -> Array:
-    """Show a tensor's elements as an array, without a copy where it is contiguous."""
-    name = str(tensor.dtype).removeprefix("torch.")
-    if str(tensor.layout) != "torch.strided" or tensor.is_quantized or tensor.device.type != "cpu":
-        raise UnreadableError(f"a tensor of layout {tensor.layout} on {tensor.device} is not a plain array")
-    believable(tensor.numel() * tensor.element_size(), size)
-    import torch
-
-    tensor = tensor.detach().resolve_conj().resolve_neg()
-    raw = tensor.contiguous().reshape(-1).view(torch.uint8).numpy()
-    array: Array = raw.view(numpy_dtype(name)).reshape(tuple(tensor.shape))
-    return array

@@ -1,9 +1,12 @@
-"""What a capture's records tell at a glance, gathered as they are read: calls, losses, and where a GradScaler worked."""
+"""What a capture's records tell at a glance, gathered as they are read: calls, losses, where a GradScaler worked, and how its scale
+went."""
 
 from __future__ import annotations
 
+import json
 from collections import defaultdict
 from collections.abc import Collection
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -11,6 +14,7 @@ import pyarrow as pa
 from trueup.foundation.facts.operators import named
 from trueup.foundation.store.columns import NONE, Numbers
 from trueup.foundation.store.reader import Capture
+from trueup.foundation.words.anomaly_sentence import loss_scale
 
 
 class Overview:
@@ -65,3 +69,28 @@ def _rows_of(names: pa.ChunkedArray, wanted: Collection[str]) -> Numbers:
         found += [start + np.flatnonzero(indices == place) for place in places]
         start += len(chunk)
     return np.sort(np.concatenate([np.empty(0, np.int64), *found]))
+
+
+SCALE_COLUMNS = ("step", "slot", "max", "value")
+
+
+def scales(table: pa.Table) -> list[tuple[int, float, bool]]:
+    """Return ``(step, scale, skipped)`` for each step of a GradScaler, given its rows in order, with at least `SCALE_COLUMNS`."""
+    found: list[tuple[int, float, bool]] = []
+    overflow, scale = False, None
+    for row in table.select(SCALE_COLUMNS).to_pylist():
+        if row["slot"] == "input.scale":
+            scale, overflow = row["max"], False
+        elif (row["slot"] or "").startswith("input.found_inf"):
+            overflow = overflow or bool(row["max"])
+        elif row["slot"] == "arguments":
+            said: dict[str, Any] = json.loads(row["value"] or "{}")
+            known = said.get("scale", scale)  # a capture of digests has the arguments only
+            if known is not None:
+                found.append((row["step"], float(known), bool(said.get("skipped", overflow))))
+    return found
+
+
+def loss_scale_in(table: pa.Table) -> str | None:
+    """Say how the loss scale went, or return None where there was none."""
+    return loss_scale([(scale, skipped) for _, scale, skipped in scales(table)])

@@ -16,11 +16,10 @@ import msgspec
 
 from trueup.foundation.model import TrueupError
 from trueup.foundation.words.wording import counted
-from trueup.migration.assess.grading import graded, remedies
 from trueup.migration.assess.limits import NEWEST, Broken, broken
 from trueup.migration.assess.packages import Extension, Package, extensions, packages
 from trueup.migration.assess.reading import Row, Run
-from trueup.migration.assess.support import GRADES, Grade, Source, numbers, support
+from trueup.migration.assess.support import GRADES, Grade, Source, graded, numbers, remedies, support
 from trueup.migration.port.running import SIMULATED, redirected
 from trueup.migration.rewrites import find, patch, prove
 

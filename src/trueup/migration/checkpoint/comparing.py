@@ -9,9 +9,9 @@ from typing import Any
 
 import numpy as np
 
+from trueup.foundation.checkpoint.reading import Array, open_checkpoint
 from trueup.foundation.words.wording import counted, sci
 from trueup.migration.checkpoint.naming import unwrapped
-from trueup.migration.checkpoint.reading import Array, open_checkpoint
 
 
 @dataclass(frozen=True, slots=True)

@@ -12,10 +12,10 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+from trueup.foundation.checkpoint.reading import SAFE, Checkpoint, Held, open_checkpoint
 from trueup.foundation.model import TrueupError
 from trueup.foundation.words.wording import counted
 from trueup.migration.checkpoint.naming import matched, unwrapped
-from trueup.migration.checkpoint.reading import SAFE, Checkpoint, Held, open_checkpoint
 
 CODES = {dtype: code for code, dtype in SAFE.items()}
 

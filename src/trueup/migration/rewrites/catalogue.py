@@ -1,11 +1,18 @@
-"""The catalogue of rewrites (`catalogue.toml`)."""
+"""The catalogue of rewrites (`catalogue.toml`), and the proof of a row: both forms executed in a process of their own
+(`trueup.simdev.equivalence`)."""
 
 from __future__ import annotations
 
 import functools
+import subprocess
+import sys
+from collections.abc import Sequence
 from typing import Any, Literal
 
+import msgspec
+
 from trueup.foundation import toml
+from trueup.foundation.words.wording import counted
 
 Kind = Literal["name", "number", "condition", "plain", "size"]
 
@@ -34,3 +41,44 @@ class _Catalogue(toml.Table):
 def catalogue() -> tuple[Rewrite, ...]:
     """Return all rows."""
     return toml.checked(toml.packaged("trueup.migration.rewrites", "catalogue.toml"), _Catalogue).rewrite
+
+
+SECONDS = 300
+
+
+class Proof(msgspec.Struct, frozen=True):
+    """What executing both forms gave; ``differs`` names the inputs for which they are not the same, ``gain`` is on the CPU."""
+
+    cases: int
+    bitwise: int
+    differs: str | None
+    gain: float | None
+
+    @property
+    def holds(self) -> bool:
+        """Return whether they are the same, within rounding, for all inputs."""
+        return self.cases > 0 and self.differs is None
+
+    @property
+    def sentence(self) -> str:
+        """Return what was proved."""
+        if not self.cases:
+            return "not proved: PyTorch did not run"
+        if self.differs is not None:
+            return f"not the same for {self.differs}"
+        how = "bit for bit" if self.bitwise == self.cases else "within rounding"
+        faster = "" if self.gain is None else f"; {self.gain:.2g} times as fast on this CPU"
+        return f"the same {how} in {counted(self.cases, 'case')}, gradients included{faster}"
+
+
+def prove(rows: Sequence[Rewrite]) -> list[Proof]:
+    """Execute both forms of rows; a row that could not be executed is not proved."""
+    if not rows:
+        return []
+    asked = msgspec.json.encode([msgspec.to_builtins(row) for row in rows])
+    command: list[Any] = [sys.executable, "-m", "trueup.simdev.equivalence"]
+    try:
+        ran = subprocess.run(command, input=asked, capture_output=True, timeout=SECONDS, check=True)
+        return msgspec.json.decode(ran.stdout, type=list[Proof])
+    except (OSError, subprocess.SubprocessError, msgspec.DecodeError):
+        return [Proof(0, 0, None, None) for _ in rows]

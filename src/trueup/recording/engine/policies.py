@@ -20,6 +20,7 @@ from typing import Any, Protocol, TypeVar
 from trueup.foundation.facts.operators import has
 from trueup.foundation.store.policy_uses import RuleUse
 from trueup.foundation.words.wording import say
+from trueup.recording.engine.given_values import GivenValues
 from trueup.recording.engine.nested import forward_replaced
 from trueup.recording.engine.ruled import CONVERTS, INSIDE, Framework, RuledCall, function_call, module_call
 from trueup.recording.engine.session import Threads, roots, running_of
@@ -73,7 +74,7 @@ class Rules:
 
     def __init__(self, policy: Policy) -> None:
         self.policy = policy
-        self._rules = [Running(rule, rule.matcher()) for rule in policy.rules]
+        self.running = [Running(rule, rule.matcher()) for rule in policy.rules]
         self._found: dict[tuple[str, bool, str, str], tuple[Running | None, tuple[Running, ...]]] = {}
 
     def first(self, level: str, scope: str, op: str, *, optimizer: bool) -> Running | None:
@@ -82,8 +83,8 @@ class Rules:
         found = self._found.get(key)
         if found is None:
             fitting = [
-                r for r in self._rules
-                if r.rule.level == level and (r.rule.phase == "optimizer") == optimizer and r.fits(scope, op)
+                r for r in self.running
+                if r.rule.level == level and not r.rule.set and (r.rule.phase == "optimizer") == optimizer and r.fits(scope, op)
             ]  # fmt: skip
             found = self._found[key] = (fitting[0] if fitting else None), tuple(fitting[1:])
         for running in found[1]:
@@ -92,7 +93,7 @@ class Rules:
 
     def uses(self) -> tuple[RuleUse, ...]:
         """Return how many calls each rule was for, and how many it changed."""
-        return tuple(running.use(self.policy.path) for running in self._rules)
+        return tuple(running.use(self.policy.path) for running in self.running)
 
     def tell(self) -> None:
         """Say on stderr which rules changed nothing."""
@@ -132,6 +133,7 @@ class AppliedPolicy(ABC):
 
     def __init__(self, policy: Policy, scopes: Scopes, backward: Any) -> None:
         self.policy, self.rules = policy, Rules(policy)
+        self.given = GivenValues(self.rules.running)
         self.on = False
         self._scopes, self._backward = scopes, backward
         self._threads = Threads(ThreadState)
@@ -171,6 +173,7 @@ class AppliedPolicy(ABC):
             return
         self.on = False
         self.leave()
+        self.given.take_back()
         _applied.remove(self)
         self.rules.tell()
 
@@ -184,11 +187,17 @@ class AppliedPolicy(ABC):
         """Return how many calls each rule was for, and how many it changed."""
         return self.rules.uses()
 
+    @property
+    def scope(self) -> str:
+        """The scope of the module that runs now; empty outside of modules."""
+        scopes = self._threads.state.scopes
+        return scopes[-1] if scopes else ""
+
     # --------------------------------------------------------------------------------------------- what a framework calls
     def call_named(self, name: str, func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Execute a function of that name, under the first rule that is for it."""
         state = self._threads.state
-        scope = state.scopes[-1] if state.scopes else ""
+        scope = self.scope
         running = self.rules.first("api", scope, name, optimizer=bool(state.stepping) and not state.modules)
         if running is None or not self.framework.tensors_in((args, kwargs)):
             return func(*args, **kwargs)
@@ -205,6 +214,7 @@ class AppliedPolicy(ABC):
         scope = self._scopes.path(called, state.modules[-1] if state.modules else None)
         running = None
         if type(module).__name__ not in self.wrappers:  # the module inside has the same scope
+            self.given.to_module(called, scope)
             running = self.rules.first("module", scope, type(called).__name__, optimizer=False)
         state.modules.append(called)
         state.scopes.append(scope)

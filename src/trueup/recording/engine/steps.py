@@ -2,7 +2,8 @@
 
 A step ends where the first forward begins after all of its optimizers have stepped; which those are the first step tells: the
 ones that hold parameters of the modules that ran in it. Where optimizers turn out to step in no fixed pattern, each optimizer's
-step with a forward after it ends a step.
+step with a forward after it ends a step. A loop without an optimizer writes its weights itself: there a step ends where the first
+forward begins after a backward whose weights have changed since.
 
 The rule sees only the order of events, so two runs of one program count alike, on whatever device.
 """
@@ -37,12 +38,12 @@ class Steps:
         ends, self.manual = self.manual or not self._over, True
         return ends
 
-    def forward(self, *, inside: bool, others: Callable[[], bool]) -> bool:
+    def forward(self, *, inside: bool, others: Callable[[], bool], by_hand: bool = False) -> bool:
         """A model's forward begins, ``inside`` an optimizer's closure; ``others()``: does one that has not stepped hold
-        parameters that ran?"""
+        parameters that ran? ``by_hand``: weights have changed that no optimizer holds."""
         self._over = False
-        over = bool(self.stepped) and not (self.manual or inside or self._waiting)
-        if over and not self.irregular and self._incomplete(others):
+        over = (by_hand or bool(self.stepped)) and not (self.manual or inside or self._waiting)
+        if over and not (by_hand or self.irregular) and self._incomplete(others):
             self._waiting = True
             over = False
         if not over:
@@ -124,7 +125,7 @@ class Optimizers(ABC):
         if self._backwards > 1 and not (self.steps.manual or self._count or self._session.recorder.step):
             self._session.recorder.note(ENDLESS.format(optimizer=self.optimizer))
 
-    def forward(self, module: Any, *, inside: bool) -> None:
+    def forward(self, module: Any, *, inside: bool, by_hand: bool = False) -> None:
         """A model, one with parameters, begins to run outside any other; ``inside`` an optimizer's step."""
         if threading.get_ident() != self._thread or self.in_backward():
             return
@@ -132,7 +133,7 @@ class Optimizers(ABC):
             self._session.settings.entered(module)
         if self.kind is not None and self.steps.pattern is None:
             self._ran.setdefault(id(module), weakref.ref(module))
-        if self.steps.forward(inside=inside, others=self._others):
+        if self.steps.forward(inside=inside, others=self._others, by_hand=by_hand):
             self._session.end_step()
             self.steps.forward(inside=False, others=self._others)
 
@@ -172,9 +173,18 @@ class Optimizers(ABC):
             self._count += 1
         return number
 
+    @property
+    def unowned(self) -> bool:
+        """Whether nothing but the loop itself says where its steps end: no optimizer has stepped, and nobody called `step()`."""
+        return not (self._count or self.steps.manual)
+
+    def ran(self) -> list[Any]:
+        """Return the modules that ran outside any other in the first step, or since then where it has no optimizer."""
+        return [module for ref in self._ran.values() if (module := ref()) is not None]
+
     def _others(self) -> bool:
         """Tell whether an optimizer that has not stepped yet holds parameters of the modules that ran, and those alone."""
-        ran = [module for ref in self._ran.values() if (module := ref()) is not None]
+        ran = self.ran()
         stepped = [optimizer for optimizer, number in self._numbers.items() if number in self.steps.stepped]
         missing = {id(p) for module in ran for p in module.parameters()} - self.parameters(stepped)
         if not missing or self.kind is None:

@@ -21,6 +21,7 @@ NAMES = {
     "torch_npu.contrib.transfer_to_npu": "transfer", "torch_npu.optim": "optimizers", "torch_npu.profiler": "profiler",
     "torch_npu.testing": "testing", "torch_npu.testing.testcase": "testing",
     "apex": "apex", "apex.amp": "amp", "apex.optimizers": "optimizers", "apex.normalization": "apex", "apex.parallel": "apex",
+    "apex.fp16_utils": "fp16_utils", "apex.multi_tensor_apply": "fp16_utils",
 }  # fmt: skip
 """Names of the vendor's, and the modules of ours that stand there."""
 TESTING = "torch.testing._internal.common_utils"
@@ -45,6 +46,7 @@ class _Finder(MetaPathFinder, Loader):
             return real
         made = _Module(spec.name, real.__doc__)
         made.real = real
+        made.__all__ = getattr(real, "__all__", dir(made))  # for ``from apex.fp16_utils import *``
         return made
 
     def exec_module(self, module: Any) -> None:
@@ -53,6 +55,7 @@ class _Finder(MetaPathFinder, Loader):
 
 class _Module(ModuleType):
     real: Any
+    __all__: list[str]
 
     def __getattr__(self, name: str) -> Any:
         if name.startswith("__") and name != "__version__":

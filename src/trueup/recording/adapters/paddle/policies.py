@@ -134,7 +134,14 @@ class AppliedPolicy(policies.AppliedPolicy):
 
 
 def check(policy: Policy) -> None:
-    """Refuse what this Paddle cannot do: raise `TrueupError` where a rule asks for it."""
+    """Refuse what cannot be done in Paddle, or not in this one: raise `TrueupError` where a rule asks for it."""
+    setting = next((rule for rule in policy.rules if rule.set and rule.level != "module"), None)
+    if setting is not None:
+        raise TrueupError(
+            f"The policy cannot be used; nothing was run with it.\n  where:    {policy.path}, {setting}\n"
+            "  expected: of Paddle, set for attributes of Layers (level = \"module\")\n"
+            f"  got:      level = \"{setting.level}\"\n  next:     set it in the script"
+        )
     asked = next((rule for rule in policy.rules if rule.deterministic), None)
     if asked is not None and not ruled.setting():
         raise TrueupError(

@@ -15,6 +15,7 @@ from __future__ import annotations
 import json
 import sys
 import threading
+import weakref
 from collections.abc import Callable, Iterator
 from types import CodeType
 from typing import Any
@@ -23,9 +24,12 @@ import torch
 from torch import distributed
 from torch.optim.optimizer import Optimizer, register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 
+from trueup.recording.adapters.torch.buffers import fingerprint
 from trueup.recording.adapters.torch.context import SessionCore, ThreadState, depth_of
 from trueup.recording.engine import steps
-from trueup.recording.engine.replacing import Around, Replacement, drop_stale
+from trueup.recording.engine.checkpointing import drop_stale
+from trueup.recording.engine.live_objects import alive
+from trueup.recording.engine.replacing import Around, Replacement
 from trueup.recording.recorder import Call
 
 STEP = "torch.amp.GradScaler.step"
@@ -103,6 +107,8 @@ class Optimizers(steps.Optimizers):
         self._norm = 2.0  # which norm of gradients was taken last
         self._versions: list[tuple[torch.Tensor, int]] = []
         """What an optimizer that writes silently holds, with the versions before its step."""
+        self._weights: list[tuple[weakref.ref[torch.Tensor], bytes]] = []
+        """What a backward gave gradients to, as it was then, where no optimizer has stepped."""
         self.hooks: list[Any] = []  # handles of the hooks on all optimizers
 
     # ---------------------------------------------------------------- life
@@ -150,7 +156,7 @@ class Optimizers(steps.Optimizers):
         if state.runs:
             drop_stale(state.runs)
         if next(module.parameters(), None) is not None:  # a loss or a metric is no model
-            self.forward(module, inside=_in_step(state))
+            self.forward(module, inside=_in_step(state), by_hand=bool(self._weights) and self._written_by_hand(state))
 
     def in_backward(self) -> bool:
         return bool(torch._C._current_graph_task_id() != -1)
@@ -167,6 +173,22 @@ class Optimizers(steps.Optimizers):
         if threading.get_ident() == self._thread and torch._C._current_graph_task_id() == -1:
             state.shared.updating = True
             self._backwards += 1
+            if self.unowned:
+                with self._session.observing(state, "weights that no optimizer holds"):
+                    weights = {id(one): one for module in self.ran() for one in module.parameters() if _is_plain(one)}
+                    self._weights = [(weakref.ref(one), fingerprint(one)) for one in weights.values()]
+
+    def _written_by_hand(self, state: ThreadState) -> bool:
+        """Tell whether weights have changed since the last backward that no optimizer holds."""
+        before, self._weights = self._weights, []
+        if not self.unowned:
+            return False
+        with self._session.observing(state, "weights that no optimizer holds"):
+            living = [(one, was) for weight, was in before if (one := weight()) is not None]
+            if len(living) == len(before) and all(fingerprint(one) == was for one, was in living):
+                return False
+            return not self.parameters(alive((Optimizer,))).intersection(id(one) for one, _ in living)
+        return False
 
     def _before(self, optimizer: Optimizer, *_: Any) -> None:
         self.begin(optimizer, sys._getframe(1).f_code)
@@ -247,6 +269,11 @@ class Optimizers(steps.Optimizers):
             with session.observing(state, UPDATE):
                 session.slots.outputs(call, _scale(scaler, "output"))
         return result
+
+
+def _is_plain(weight: torch.Tensor) -> bool:
+    """Return whether a weight has a gradient, and its numbers are here: no process waits for another's to read them."""
+    return weight.grad is not None and weight.device.type != "meta" and not hasattr(weight, "to_local") and weight.numel() > 0
 
 
 def _in_step(state: ThreadState) -> bool:

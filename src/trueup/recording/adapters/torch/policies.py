@@ -8,12 +8,17 @@ from __future__ import annotations
 
 import sys
 import threading
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any
 
 import torch
-from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
+from torch.optim.optimizer import (
+    _global_optimizer_pre_hooks,
+    register_optimizer_step_post_hook,
+    register_optimizer_step_pre_hook,
+)
 from torch.overrides import TorchFunctionMode, _get_current_function_mode_stack
 from torch.utils import checkpoint
 
@@ -48,6 +53,19 @@ class _Mode(TorchFunctionMode):
         return self._policy.function(func, args, kwargs or {})
 
 
+class _Values(TorchFunctionMode):
+    """Gives functions the arguments that rules set, above a capture, which records them."""
+
+    def __init__(self, policy: AppliedPolicy) -> None:
+        super().__init__()
+        self._policy = policy
+
+    def __torch_function__(
+        self, func: Callable[..., Any], types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        return self._policy.with_values(func, args, kwargs or {})
+
+
 class AppliedPolicy(policies.AppliedPolicy):
     """A policy at work in this process; see `engine.policies`."""
 
@@ -57,6 +75,9 @@ class AppliedPolicy(policies.AppliedPolicy):
     def __init__(self, policy: Policy, scopes: Scopes) -> None:
         super().__init__(policy, scopes, ruled.Backward())
         self._mode = _Mode(self)
+        self._values = _Values(self)
+        self._under_way: dict[int, AbstractContextManager[None]] = {}
+        self._steps_of: Counter[int] = Counter()
         self._names = Names()
         self._eager: Any = None
         self.eager = False  # whether compiled code was met, whose Python code ran instead
@@ -70,14 +91,18 @@ class AppliedPolicy(policies.AppliedPolicy):
                 replacement.install()
         put_on(self._mode)
         self._hooks = [
-            register_optimizer_step_pre_hook(lambda *_: self._steps(begins=True)),
-            register_optimizer_step_post_hook(lambda *_: self._steps(begins=False)),
+            register_optimizer_step_pre_hook(lambda optimizer, *_: self._steps(optimizer, begins=True)),
+            register_optimizer_step_post_hook(lambda optimizer, *_: self._steps(optimizer, begins=False)),
         ]
+        _global_optimizer_pre_hooks.move_to_end(self._hooks[0].id, last=False)  # a capture reads what is set here
+        if self.given.are_for("api"):
+            self._values.__enter__()
         if "torch._dynamo" in sys.modules:
             self.run_eagerly()
 
     def leave(self) -> None:
         if threading.get_ident() == self._thread:
+            take_off(self._values)
             take_off(self._mode)
         with _captures_aside():
             for replacement in self._replacements:
@@ -111,6 +136,13 @@ class AppliedPolicy(policies.AppliedPolicy):
         if name is None or not self.works():
             return func(*args, **kwargs)
         return self.call_named(name, func, args, kwargs)
+
+    def with_values(self, func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """Call a function with the arguments that rules set of it."""
+        name = self._names.of(func)
+        if name is not None and self.works():
+            args, kwargs = self.given.to_function(name, self.scope, func, args, kwargs)
+        return func(*args, **kwargs)
 
     def apply(self, name: str, function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Execute a user-defined function of autograd's, under the first rule that is for it."""
@@ -158,8 +190,19 @@ class AppliedPolicy(policies.AppliedPolicy):
             return False
         return bool(torch._C._current_graph_task_id() == -1 or torch.is_grad_enabled())
 
-    def _steps(self, *, begins: bool) -> None:
+    def _steps(self, optimizer: torch.optim.Optimizer, *, begins: bool) -> None:
         self._threads.state.stepping = int(begins)
+        if not self.given.are_for("optimizer"):
+            return
+        if (block := self._under_way.pop(id(optimizer), None)) is not None:
+            block.__exit__(None, None, None)
+        if begins:
+            session = running_of("torch").session
+            step = self._steps_of[id(optimizer)] if session is None else session.recorder.step
+            self._steps_of[id(optimizer)] += 1
+            block = self.given.to_optimizer(optimizer.param_groups, type(optimizer).__name__, step)
+            block.__enter__()
+            self._under_way[id(optimizer)] = block
 
 
 def apply_policy(model: torch.nn.Module | Iterable[torch.nn.Module] | None, policy: str | Policy) -> AppliedPolicy:

@@ -13,7 +13,8 @@ from torch.utils import checkpoint
 
 from trueup.recording.adapters.torch.context import SessionCore
 from trueup.recording.adapters.torch.functions import execute
-from trueup.recording.engine.replacing import Around, Key, Replacement, Run, followed
+from trueup.recording.engine.checkpointing import Key, Run, followed
+from trueup.recording.engine.replacing import Around, Replacement
 
 
 def applying(run: Callable[[str, Callable[..., Any], tuple[Any, ...], dict[str, Any]], Any]) -> Replacement:
@@ -80,7 +81,10 @@ def _run_backward(session: SessionCore, original: Any, t_outputs: Any, *args: An
     """Keep the function mode on in a backward pass: PyTorch switches it off in ``Tensor.backward`` and all that runs in it,
     functions that activation checkpointing runs again and the backward of user-defined ones."""
     if not session.active:
-        return original(t_outputs, *args, **kwargs)
+        try:
+            return original(t_outputs, *args, **kwargs)
+        finally:
+            session.optimizers.backward(session.threads.state)  # steps are counted idle or not
     shared = session.threads.state.shared
     builds_graph = bool(args[2]) if len(args) > 2 else False  # grad_tensors, retain_graph, create_graph, inputs
     shared.second_order += builds_graph
@@ -109,7 +113,7 @@ def _checkpoint(session: SessionCore, original: Any, fn: Any, *rest: Any, **kwar
     return follow(session, original, fn, *rest, **kwargs) if session.active else original(fn, *rest, **kwargs)
 
 
-# ---------------------------------------------------------------- activation checkpointing (`engine.replacing`)
+# ---------------------------------------------------------------- activation checkpointing (`engine.checkpointing`)
 def follow_reentrant(session: SessionCore, function: Callable[..., Any]) -> Callable[..., Any]:
     """Wrap a function that PyTorch is about to run, and to run again in the backward."""
     return _followed(session, function, defaultdict(list), ran=False)

@@ -1,7 +1,7 @@
 """Pickles read without running anything in them: every class and function that one names becomes an inert stand-in that keeps
-what it was
-given. Tensors are told by the few names with which ``torch.save``, NumPy and ``paddle.save`` rebuild them. A file that names
-what could
+what it was given.
+
+Tensors are known by the few names with which ``torch.save``, NumPy and ``paddle.save`` rebuild them. A file that names what could
 only do harm (``os.system``, ``builtins.eval``) is refused: no checkpoint has a reason to.
 """
 
@@ -14,6 +14,8 @@ from dataclasses import dataclass
 from typing import IO, Any
 
 import numpy as np
+
+from trueup.foundation.store.segment import numpy_dtype
 
 HARMFUL = frozenset(
     "os posix nt sys subprocess socket shutil runpy importlib pty ctypes webbrowser code codeop pdb timeit signal multiprocessing"
@@ -47,12 +49,15 @@ class HarmfulError(pickle.UnpicklingError):
 
 @dataclass(frozen=True, slots=True)
 class Stored:
-    """A tensor as it lies in a file: which storage, where in it, shape and strides in elements."""
+    """A tensor as it lies in a file: which storage, where in it, shape and strides in elements; whether it has the conjugates, or
+    the negatives, of the elements that lie there (PyTorch's lazy ``conj`` and ``neg``)."""
 
-    storage: Any
+    storage: Storage
     offset: int
     shape: tuple[int, ...]
     strides: tuple[int, ...]
+    conj: bool = False
+    neg: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -115,7 +120,7 @@ class Inert(pickle.Unpickler):
         known = PLAIN.get((module, name)) or REBUILT.get((module, name))
         if known is not None:
             return known
-        if module == "torch" and (name.endswith("Storage") or name in DTYPES):
+        if module in ("torch", "torch.storage") and (name.endswith("Storage") or name in DTYPES):
             return Named(name)
         if module.partition(".")[0] in HARMFUL:
             raise HarmfulError(f"it asks for {module}.{name}, which would run when the file is loaded")
@@ -134,10 +139,22 @@ class Named(str):
         return self
 
 
-def _tensor(storage: Any, offset: int, shape: Any, strides: Any, *_: Any) -> Any:
+def _tensor(storage: Any, offset: int, shape: Any, strides: Any, _grad: Any = None, _hooks: Any = None, marks: Any = None) -> Any:
+    """Stand for ``torch._utils._rebuild_tensor_v2``."""
     if not isinstance(storage, Storage):
         raise pickle.UnpicklingError("a tensor without a storage")
-    return Stored(storage, int(offset), tuple(map(int, shape)), tuple(map(int, strides)))
+    held = marks if isinstance(marks, dict) else {}
+    lazy = held.get("conj") is True, held.get("neg") is True
+    return Stored(storage, int(offset), tuple(map(int, shape)), tuple(map(int, strides)), *lazy)
+
+
+def _typed(storage: Any, offset: int, shape: Any, strides: Any, grad: Any, hooks: Any, dtype: Any, marks: Any = None) -> Any:
+    """Stand for ``_rebuild_tensor_v3``, which says the dtype: there is no kind of storage for float8 and unsigned integers."""
+    if not isinstance(storage, Storage) or dtype not in DTYPES:
+        raise pickle.UnpicklingError("a tensor of a dtype that is not known")
+    size = numpy_dtype(storage.dtype).itemsize * storage.numel
+    storage = Storage(storage.key, str(dtype), size // numpy_dtype(str(dtype)).itemsize)
+    return _tensor(storage, offset, shape, strides, grad, hooks, marks)
 
 
 def _parameter(tensor: Any, *_: Any) -> Any:
@@ -192,7 +209,7 @@ _KIND = object()
 REBUILT: dict[tuple[str, str], Any] = {
     ("torch._utils", "_rebuild_tensor_v2"): _tensor,
     ("torch._utils", "_rebuild_tensor"): _tensor,
-    ("torch._utils", "_rebuild_tensor_v3"): _tensor,
+    ("torch._utils", "_rebuild_tensor_v3"): _typed,
     ("torch._utils", "_rebuild_parameter"): _parameter,
     ("torch._utils", "_rebuild_parameter_with_state"): _parameter,
     ("torch", "Size"): lambda sizes=(): tuple(sizes),

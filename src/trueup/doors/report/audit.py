@@ -1,6 +1,6 @@
-"""What `trueup.check` found: as strict JSON (no number that JSON cannot hold: ``"NaN"``, ``"Infinity"``), and on a terminal.
+"""What an audit found, on a terminal and as strict JSON (a number that JSON cannot hold is a text: ``"NaN"``, ``"Infinity"``).
 
-On a terminal a sentence for each check, then what proves it:
+`trueup.check`: a sentence for each check, then what proves it.
 
     casts      1 dangerous cast (106 looked at): torch.Tensor.half, forward, step 0, rank 0, float32 to float16: 55 of 64 elements
                become infinite: the input reaches 7.70e5, the largest float16 is 65504 [net/train.py:11 in forward]
@@ -9,6 +9,15 @@ On a terminal a sentence for each check, then what proves it:
       phase      bfloat16  float32
       forward          32        1
       backward         64        1
+
+`trueup.preflight`: a sentence, and a row for each setting.
+
+    DIFFERS  AdamW lr: 0.001 in the baseline, 0.0011 in the candidate
+
+    group      setting   baseline  candidate  numbers
+    optimizer  AdamW lr     0.001     0.0011  changes
+
+Its page holds all of it, the rows by group.
 """
 
 from __future__ import annotations
@@ -19,17 +28,21 @@ from typing import TYPE_CHECKING, Any
 from rich.table import Table
 from rich.text import Text
 
-from trueup.doors.report.document import fields
-from trueup.doors.report.terminal import plain_table, print_lines, print_more, section
+from trueup.doors.report.document import fields, headed, json_plain
+from trueup.doors.report.html import ours, page
+from trueup.doors.report.terminal import listing, plain_table, print_lines, print_more, section
+from trueup.foundation.settings import origin
+from trueup.foundation.words.setting_sentence import subject, values
 from trueup.foundation.words.wording import clean, counted, one_line, short_source
 
 if TYPE_CHECKING:
     from rich.console import Console
 
     from trueup.analysis.audit import Census, Check, Similarity
+    from trueup.analysis.audit.preflight import Preflight
 
 
-def document(result: Check) -> dict[str, Any]:
+def check_document(result: Check) -> dict[str, Any]:
     """Return a result as JSON-ready data: the fields of `trueup.analysis.audit`'s facts by their names."""
     return {
         "schema": "trueup-check", "schema_version": 1, "exit_code": result.exit_code, "capture": result.path,
@@ -40,7 +53,7 @@ def document(result: Check) -> dict[str, Any]:
 INDENT = 11
 
 
-def render(result: Check, limit: int, console: Console) -> None:
+def render_check(result: Check, limit: int, console: Console) -> None:
     """Print the conclusions and, of each check, up to ``limit`` lines of what it found."""
     for name, sentence in result.sentences:
         print_lines(console, [f"{name:{INDENT}}{clean(sentence)}"], INDENT, _colour(result, name))
@@ -124,3 +137,60 @@ def _graph(graph: Similarity, limit: int, console: Console) -> None:
 def _show(table: Table, console: Console, more: int = 0) -> None:
     section(console, None, table)
     print_more(console, more, ": raise --limit")
+
+
+HEADS = {"clear": "CLEAR  ", "differs": "DIFFERS  ", "could not tell": "COULD NOT TELL  "}
+
+
+def render_preflight(result: Preflight, limit: int, console: Console) -> None:
+    """Print the conclusion, then up to ``limit`` settings that differ, and what else was found."""
+    head = HEADS[result.verdict]
+    print_lines(console, [head + one_line(result.sentence)], len(head), "bold red" if result.verdict == "differs" else "bold")
+    for name, sentences in (
+        ("required", result.broken), ("odd", result.odd), ("port", (result.came_along,) if result.came_along else ()),
+        ("look", result.looks), ("note", result.unread),
+    ):  # fmt: skip
+        for sentence in sentences:
+            if sentence != result.sentence:
+                print_lines(console, [f"{name:9}{one_line(sentence)}"], 9, "dim" if name == "note" else "")
+    if not result.settings:
+        return
+    rows = [
+        (one.group, subject(one) + ("" if one.step is None else f" (from step {one.step})"), *values(one), one.severity)
+        for one in result.settings
+    ]
+    styles = [{"changes": "red", "may": "", "cannot": "dim"}[one.severity] for one in result.settings]
+    listing(console, ("group", "setting", "baseline", "candidate", "numbers"), rows, limit, styles)
+    shown = result.settings[:limit]
+    whence = {f"{one.severity:9}{one.group}: {said}": None for one in shown if (said := origin(one.group, one.name))}
+    for said in whence:
+        print_lines(console, [said], 9, "dim")
+
+
+def preflight_document(result: Preflight) -> dict[str, Any]:
+    """Return all of it as JSON-ready data."""
+    settings = [json_plain(one) | {"text": subject(one), "origin": origin(one.group, one.name)} for one in result.settings]
+    found = headed("trueup-preflight", result, "candidate broken odd unread came_along looks")
+    return found | {"baseline": result.baseline or None, "settings": settings}
+
+
+TONES = {"clear": "aligned", "differs": "deviates", "could not tell": "inconclusive"}
+SAID = (
+    ("required", "broken", "values that must hold and do not"), ("odd", "odd", "wrong in nearly every training"),
+    ("look", "looks", "right in many trainings, and the cause in some"), ("notes", "unread", "what could not be told"),
+)  # fmt: skip
+"""Sections of the page that are sentences: anchor, field, and what they are."""
+
+
+def preflight_page(result: Preflight) -> str:
+    """Return the text of a page with the conclusion, all settings that differ, and what else was found."""
+    groups: dict[str, list[tuple[str, ...]]] = {}
+    for one in result.settings:
+        since = "" if one.step is None else f" (from step {one.step})"
+        row = subject(one) + since, *values(one), one.severity, origin(one.group, one.name)
+        groups.setdefault(one.group, []).append(row)
+    said = [(anchor, title, found) for anchor, name, title in SAID if (found := getattr(result, name))]
+    return page(
+        "preflight.html.j2", [ours("page.js")], found=result, head=HEADS[result.verdict].strip(), groups=groups, said=said,
+        tone=TONES[result.verdict],
+    )  # fmt: skip

@@ -1,5 +1,4 @@
-"""`open_checkpoint`: what a checkpoint holds, tensor by tensor: none is read before it is asked for, and no more than one at a
-time.
+"""`open_checkpoint`: what a checkpoint holds, tensor by tensor: none is read before it is asked for, one at a time.
 
     .pt .pth .pth.tar .bin .ckpt     torch.save, of today and before PyTorch 1.6      .safetensors, and folders with an index
     .pdparams .pdopt                 paddle.save                                      .npz
@@ -19,15 +18,19 @@ import zipfile
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 import numpy as np
 
+from trueup.foundation.checkpoint.inert import OF_STORAGE, Foreign, Inert, Named, Storage, Stored
 from trueup.foundation.model import TrueupError
 from trueup.foundation.store.segment import numpy_dtype
-from trueup.migration.checkpoint.inert import DTYPES, OF_STORAGE, Foreign, Inert, Named, Storage, Stored
 
 Array = np.ndarray[Any, Any]
+BytesOf = Callable[[Storage, int, int], bytes]
+"""Reads bytes of a storage: from which on, and how many."""
+PLAUSIBLE = 64 << 20  # bytes up to which a tensor may be any number of times larger than its file
+GROWTH = 16  # how many times larger it may be beyond that: expanded views, packed zeros
 LARGEST_PICKLE = 1 << 28  # bytes of the pickle that says what a file holds, tensors apart
 DEEPEST = 12  # containers within containers
 MOST_VALUES = 2_000_000  # that are looked at, so that a list of lists of itself does not take forever
@@ -99,14 +102,14 @@ def open_checkpoint(path: str | Path) -> Checkpoint:
     try:
         reader, kind = _reader(file)
         return reader(file, kind)
-    except OSError as error:
-        raise _refused(file, error.strerror or str(error)) from None
-    except BROKEN as error:
-        said = str(error).splitlines()[0][:200] if str(error) else type(error).__name__
-        raise _refused(file, said) from None
+    except (OSError, *BROKEN) as error:
+        raise refused(file, error) from None
 
 
-def _refused(file: Path, got: str) -> TrueupError:
+def refused(file: Path, error: Exception) -> TrueupError:
+    """Say that a checkpoint cannot be read, and why."""
+    strerror = getattr(error, "strerror", None)
+    got = strerror or (str(error).splitlines()[0][:200] if str(error) else type(error).__name__)
     return TrueupError(
         f"A checkpoint cannot be read.\n  where:    {file}\n"
         "  expected: a whole file of torch.save, safetensors, npz, Paddle or Keras, or a folder of DCP or Megatron\n"
@@ -143,7 +146,7 @@ def _reader(file: Path) -> tuple[Callable[[Path, str], Checkpoint], str]:
 
 
 def _folder(folder: Path) -> tuple[Callable[[Path, str], Checkpoint], str]:
-    from trueup.migration.checkpoint import folders
+    from trueup.foundation.checkpoint import folders
 
     if (folder / ".metadata").is_file():
         return folders.distributed, "DCP"
@@ -159,8 +162,19 @@ def _torch_zip(file: Path, kind: str) -> Checkpoint:
 
 
 def from_stream(file: Path, kind: str, length: int, start: int = 0) -> Checkpoint:
-    """Read what torch.save wrote at a place in a file."""
-    with file.open("rb") as raw, zipfile.ZipFile(_Window(raw, start, length)) as archive:
+    """Read what torch.save wrote at a place in a file; raises one of `BROKEN` where it is damaged."""
+    content, bytes_of, foreign = torch_archive(lambda: file.open("rb"), length, start)
+    return _parted(Checkpoint(str(file), kind, foreign=foreign), content, bytes_of)
+
+
+def torch_archive(opened: Callable[[], BinaryIO], length: int, start: int = 0) -> tuple[Any, BytesOf, tuple[str, ...]]:
+    """Read an archive of torch.save (since PyTorch 1.6): containers with `Stored` tensors and `Foreign` objects, what reads bytes
+    of a storage, and the classes of those objects. ``opened`` opens the file, in which the archive has ``length`` bytes from
+    ``start`` on. Raises one of `BROKEN` where it is damaged, or names what would run."""
+    with opened() as raw, zipfile.ZipFile(_Window(raw, start, length)) as archive:
+        members = archive.infolist()
+        if any(one.compress_type != zipfile.ZIP_STORED for one in members) or sum(one.file_size for one in members) > length:
+            raise ValueError("its members are packed, which torch.save never does")
         names = archive.namelist()
         top = next(name for name in names if name.endswith("data.pkl")).removesuffix("data.pkl")
         info = archive.getinfo(f"{top}data.pkl")
@@ -174,16 +188,15 @@ def from_stream(file: Path, kind: str, length: int, start: int = 0) -> Checkpoin
 
     def bytes_of(storage: Storage, at: int, count: int) -> bytes:
         begin, one = places[f"{top}data/{storage.key}"]
-        if one.compress_type != zipfile.ZIP_STORED or at + count > one.file_size:
-            raise ValueError(f"storage {storage.key} is packed or too short")
-        return _bytes(file, start + begin + at, count)
+        if at + count > one.file_size:
+            raise ValueError(f"storage {storage.key} is too short")
+        return _bytes(opened, start + begin + at, count)
 
     for storage in _storages(content):  # a missing or short storage is said now, and not in the middle of a load
-        bytes_of(storage, 0, 0)
         needed, held = storage.numel * numpy_dtype(storage.dtype).itemsize, places[f"{top}data/{storage.key}"][1].file_size
         if needed > held:
             raise ValueError(f"storage {storage.key} should have {needed:,} bytes and has {held:,}")
-    return _parted(Checkpoint(str(file), kind, foreign=tuple(sorted(unpickler.foreign))), content, bytes_of)
+    return content, bytes_of, tuple(sorted(unpickler.foreign))
 
 
 def _begin(archive: zipfile.ZipFile, info: zipfile.ZipInfo) -> int:
@@ -200,6 +213,8 @@ def _storage(pid: Any) -> Storage:
     kind, key, numel = pid[1], str(pid[2]), int(pid[4])
     if pid[0] != "storage" or not isinstance(kind, Named) or "/" in key or ".." in key or numel < 0:
         raise pickle.UnpicklingError("a reference that is no storage")
+    if kind not in OF_STORAGE:
+        raise pickle.UnpicklingError(f"a tensor in a {kind}, which is not read")
     return Storage(key, OF_STORAGE[str(kind)], numel)
 
 
@@ -234,7 +249,7 @@ def _torch_legacy(file: Path, kind: str) -> Checkpoint:
         raise ValueError("it holds views of storages, which PyTorch stopped writing in 2018")
 
     def bytes_of(one: Storage, at: int, count: int) -> bytes:
-        return _bytes(file, places[one.key] + at, count)
+        return _bytes(lambda: file.open("rb"), places[one.key] + at, count)
 
     return _parted(Checkpoint(str(file), kind, foreign=tuple(sorted(unpickler.foreign))), content, bytes_of)
 
@@ -251,12 +266,24 @@ def _pickled(file: Path, kind: str) -> Checkpoint:
 
 
 def _storages(content: Any) -> Iterator[Storage]:
-    for _, value in _leaves(content, "", 0):
+    """Yield the storage of each tensor. Raises ValueError where one reaches beyond it, or claims far more than it holds."""
+    for _, value in leaves(content):
         if isinstance(value, Stored):
+            itemsize, numel = numpy_dtype(value.storage.dtype).itemsize, math.prod(value.shape)
+            ends = min((value.offset, *value.strides)) >= 0 and value.offset + _last(value) < value.storage.numel
+            if numel and not ends:
+                raise ValueError("a tensor that reaches beyond its storage")
+            if said := overblown(numel * itemsize, value.storage.numel * itemsize):
+                raise ValueError(said)
             yield value.storage
 
 
-def _parted(checkpoint: Checkpoint, content: Any, bytes_of: Callable[[Storage, int, int], bytes] | None) -> Checkpoint:
+def _last(tensor: Stored) -> int:
+    """Return where in its storage the last element lies, from the first on."""
+    return sum((size - 1) * stride for size, stride in zip(tensor.shape, tensor.strides, strict=True))
+
+
+def _parted(checkpoint: Checkpoint, content: Any, bytes_of: BytesOf | None) -> Checkpoint:
     """Sort what a pickle holds into parts; a `Stored` tensor is read when it is asked for."""
     content = {"tensor": content} if isinstance(content, Stored) else content
     if not isinstance(content, Mapping):
@@ -264,7 +291,7 @@ def _parted(checkpoint: Checkpoint, content: Any, bytes_of: Callable[[Storage, i
     flat = any(isinstance(one, (Stored, np.ndarray)) for one in content.values())
     for name, inner in content.items():
         part = checkpoint.parts.setdefault("" if flat else str(name), {})
-        for path, value in _leaves(inner, str(name) if flat else "", 0):
+        for path, value in leaves(inner, str(name) if flat else ""):
             _take(checkpoint, part, path or str(name), "" if flat else str(name), value, bytes_of)
         if not part:
             checkpoint.parts.pop("" if flat else str(name), None)
@@ -275,16 +302,16 @@ def _parted(checkpoint: Checkpoint, content: Any, bytes_of: Callable[[Storage, i
 
 def _take(checkpoint: Checkpoint, part: dict[str, Held], path: str, top: str, value: Any, bytes_of: Any) -> None:
     if isinstance(value, Stored):
-        part[path] = Held(value.shape, value.storage.dtype, lambda: _gathered(value, bytes_of))
+        part[path] = Held(value.shape, value.storage.dtype, lambda: gathered(value, bytes_of))
     elif isinstance(value, np.ndarray):
         part[path] = Held(value.shape, str(value.dtype), lambda: value)
     elif not isinstance(value, Foreign) and len(checkpoint.values) < 200:
         checkpoint.values[f"{top}.{path}" if top and path != top else path] = repr(value)[:80]
 
 
-def _leaves(value: Any, path: str, depth: int) -> Iterator[tuple[str, Any]]:
-    """Yield what is no container, with its path. Raises ValueError where there is too much of it."""
-    waiting, seen = [(value, path, depth)], 0
+def leaves(value: Any, path: str = "") -> Iterator[tuple[str, Any]]:
+    """Yield what is no container, with its path (``layers.0.weight``). Raises ValueError where there is too much of it."""
+    waiting, seen = [(value, path, 0)], 0
     while waiting:
         one, place, level = waiting.pop()
         seen += 1
@@ -297,25 +324,26 @@ def _leaves(value: Any, path: str, depth: int) -> Iterator[tuple[str, Any]]:
             yield place, one
 
 
-def _gathered(tensor: Stored, bytes_of: Callable[[Storage, int, int], bytes]) -> Array:
+def overblown(claimed: int, held: int) -> str:
+    """Say that a tensor of ``claimed`` bytes is far larger than the ``held`` ones that it lies in; empty where it is not."""
+    large = claimed > PLAUSIBLE and claimed > GROWTH * held
+    return f"it claims {claimed:,} bytes in a file of {held:,}" if large else ""
+
+
+def gathered(tensor: Stored, bytes_of: BytesOf) -> Array:
+    """Read a tensor, its elements in C order; raises ValueError where the file is cut short, OSError where it is gone."""
     dtype = numpy_dtype(tensor.storage.dtype)
     if not math.prod(tensor.shape):
         return np.empty(tensor.shape, dtype)
-    last = sum((size - 1) * stride for size, stride in zip(tensor.shape, tensor.strides, strict=True))
-    if (
-        tensor.offset < 0
-        or last < 0
-        or any(stride < 0 for stride in tensor.strides)
-        or tensor.offset + last >= tensor.storage.numel
-    ):
-        raise ValueError("a tensor that reaches beyond its storage")
-    flat = np.frombuffer(bytes_of(tensor.storage, tensor.offset * dtype.itemsize, (last + 1) * dtype.itemsize), dtype)
+    flat = np.frombuffer(bytes_of(tensor.storage, tensor.offset * dtype.itemsize, (_last(tensor) + 1) * dtype.itemsize), dtype)
     strides = tuple(stride * dtype.itemsize for stride in tensor.strides)
-    return np.ascontiguousarray(np.lib.stride_tricks.as_strided(flat, tensor.shape, strides)).reshape(tensor.shape)
+    found = np.ascontiguousarray(np.lib.stride_tricks.as_strided(flat, tensor.shape, strides)).reshape(tensor.shape)
+    found = found.conj() if tensor.conj else found
+    return -found if tensor.neg else found
 
 
-def _bytes(file: Path, at: int, count: int) -> bytes:
-    with file.open("rb") as stream:
+def _bytes(opened: Callable[[], BinaryIO], at: int, count: int) -> bytes:
+    with opened() as stream:
         stream.seek(at)
         read = stream.read(count)
     if len(read) != count:
@@ -436,6 +464,3 @@ def _keras(file: Path, kind: str) -> Checkpoint:
 
     opened.visititems(visit)
     return found
-
-
-__all__ = ["DTYPES", "Checkpoint", "Held", "from_stream", "open_checkpoint"]

@@ -9,9 +9,9 @@ from typing import Any
 
 import numpy as np
 
+from trueup.foundation.checkpoint.inert import Foreign, Inert
+from trueup.foundation.checkpoint.reading import Array, Checkpoint, Held, from_stream, open_checkpoint
 from trueup.foundation.store.segment import numpy_dtype
-from trueup.migration.checkpoint.inert import Foreign, Inert
-from trueup.migration.checkpoint.reading import Array, Checkpoint, Held, from_stream, open_checkpoint
 
 ROWS = ("dense.weight", "linear_proj.weight", "dense_4h_to_h.weight", "linear_fc2.weight", "o_proj.weight", "down_proj.weight")
 """Ends of names of weights that Megatron splits along their second dimension (row-parallel layers); others along their first."""

@@ -1,0 +1,167 @@
+"""A Python that starts in a tenth of a second with PyTorch in it, for commands that a test has started and that start further ones.
+
+    bin/python train.py            an executable: sends its command line, environment, folder and open files, then waits
+      nursery                      has imported PyTorch; forks a process for each that asks
+        train.py                   runs as if it were started by the interpreter
+
+What runs sees an interpreter that has imported nothing: its arguments, paths, environment and ``sitecustomize`` are its own, and
+PyTorch counts as imported once it imports it. Options of the interpreter are taken and left alone.
+"""
+
+from __future__ import annotations
+
+import importlib.machinery
+import importlib.util
+import marshal
+import os
+import runpy
+import select
+import signal
+import socket
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+PROGRAM = """#!{python} -IS
+import marshal, os, signal, socket, sys
+link = socket.socket(socket.AF_UNIX)
+link.connect({path!r})
+order = marshal.dumps((sys.argv, os.getcwd(), dict(os.environ)))
+socket.send_fds(link, [len(order).to_bytes(4, "big")], [0, 1, 2])
+link.sendall(order)
+process = int.from_bytes(link.recv(4), "big")
+for number in (signal.SIGINT, signal.SIGTERM):
+    signal.signal(number, lambda number, _: os.kill(process, number))
+code = int.from_bytes(link.recv(4), "big", signed=True)
+if code < 0:
+    if -code in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(-code, signal.SIG_DFL)
+    os.kill(os.getpid(), -code)
+os._exit(code)
+"""
+HIDDEN = ("torch",)
+"""What counts as imported only when a program imports it."""
+
+Order = tuple[list[str], str, dict[str, str]]
+"""Command line, folder, environment."""
+
+
+def write(folder: Path) -> Path:
+    """Write the executable whose orders arrive at the socket beside it."""
+    path = folder / "python"
+    path.write_text(PROGRAM.format(python=sys.executable, path=str(folder / "socket")))
+    path.chmod(0o755)
+    return path
+
+
+def listen(folder: Path) -> socket.socket:
+    """Open the socket, in place of an earlier one."""
+    path = folder / "socket"
+    path.unlink(missing_ok=True)
+    listening = socket.socket(socket.AF_UNIX)
+    listening.bind(str(path))
+    listening.listen(32)
+    return listening
+
+
+def serve(listening: socket.socket) -> Order:
+    """Fork a process for each order; return it in that process, with its files open."""
+    signal.signal(signal.SIGCHLD, signal.SIG_IGN)
+    while True:
+        link, _ = listening.accept()
+        if os.fork() == 0:
+            listening.close()
+            signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+            return _begun(link)
+        link.close()
+
+
+def _begun(link: socket.socket) -> Order:
+    """Read an order and fork its process; in the parent, wait for it and say how it ended."""
+    head, files, _, _ = socket.recv_fds(link, 4, 3)
+    size, text = int.from_bytes(head, "big"), b""
+    while len(text) < size:
+        text += link.recv(size - len(text))
+    process = os.fork()
+    if process == 0:
+        link.close()
+        for number, file in enumerate(files):
+            os.dup2(file, number)
+            os.close(file)
+        return marshal.loads(text)  # type: ignore[no-any-return]
+    for file in files:
+        os.close(file)
+    link.sendall(process.to_bytes(4, "big"))
+    ended = os.pidfd_open(process)
+    if ended not in select.select([ended, link], [], [])[0]:  # who asked was killed
+        os.kill(process, signal.SIGKILL)
+    code = os.waitstatus_to_exitcode(os.waitpid(process, 0)[1])
+    try:
+        link.sendall(code.to_bytes(4, "big", signed=True))
+    finally:
+        os._exit(0)
+
+
+class _Loaded:
+    """Finds a module that is there, so that what follows its import (`trueup.recording.arming`) does follow it."""
+
+    def __init__(self, module: ModuleType) -> None:
+        self._module, self._spec = module, module.__spec__
+
+    def find_spec(self, name: str, path: Any, target: Any = None) -> importlib.machinery.ModuleSpec | None:
+        if name != self._module.__name__:
+            return None
+        return importlib.machinery.ModuleSpec(name, self, origin=self._module.__file__, is_package=True)  # type: ignore[arg-type]
+
+    def create_module(self, spec: importlib.machinery.ModuleSpec) -> ModuleType:
+        return self._module
+
+    def exec_module(self, module: ModuleType) -> None:
+        assert self._spec is not None
+        module.__spec__, module.__loader__ = self._spec, self._spec.loader
+        sys.meta_path.remove(self)  # type: ignore[arg-type]
+        if module.__name__ == "torch" and module._is_device_backend_autoload_enabled():
+            module._import_device_backends()  # as torch 2.13 does last
+
+
+def run(order: Order, base: Sequence[str]) -> None:
+    """Be the process of an order.
+
+    Args:
+        base: ``sys.path`` of an interpreter without PYTHONPATH.
+    """
+    words, folder, environment = order
+    os.chdir(folder)
+    os.environ.clear()
+    os.environ.update(environment)
+    sys.orig_argv, sys.executable = words, words[0]
+    before = [path for path in environment.get("PYTHONPATH", "").split(os.pathsep) if path]
+    sys.path[:] = [*before, *base]
+    sys.modules.pop("trueup.autoload", None)  # which loads a device once in a process
+    for name in HIDDEN:
+        sys.meta_path.insert(0, _Loaded(sys.modules.pop(name)))  # type: ignore[arg-type]
+    site = importlib.machinery.PathFinder.find_spec("sitecustomize", before)
+    if site is not None and site.loader is not None:
+        site.loader.exec_module(importlib.util.module_from_spec(site))
+    _execute(words[1:])
+
+
+def _execute(words: list[str]) -> None:
+    while words[0][:2] in ("-u", "-B", "-W", "-X"):
+        words = words[2 if words[0] in ("-W", "-X") else 1 :]
+    option, *arguments = words
+    if option == "-m":
+        sys.argv = arguments
+        sys.path.insert(0, str(Path.cwd()))
+        runpy.run_module(arguments[0], run_name="__main__", alter_sys=True)
+    elif option == "-c":
+        sys.argv = ["-c", *arguments[1:]]
+        sys.path.insert(0, "")
+        exec(compile(arguments[0], "<string>", "exec"), {"__name__": "__main__", "__builtins__": __builtins__})
+    else:
+        assert not option.startswith("-"), f"{option} is unknown here"
+        sys.argv = words
+        sys.path.insert(0, str(Path(option).resolve().parent))
+        runpy.run_path(option, run_name="__main__")
