@@ -211,8 +211,8 @@ class Reconvergence:
         return next((n for n in self.entries(pair)[0] if self.tree.verdicts.errors.slots[side][n] == k), None)
 
     def results(self, side: int, call: int, agree: set[int]) -> Iterator[tuple[int, list[int], bool]]:
-        """Yield the results of a call that it made and that do not agree, who reads each, and whether it is lost: unread, or written
-        by both runs into what lasts."""
+        """Yield the results of a call that it made and that do not agree, who reads each, and whether it is lost: unread, or
+        written by both runs into what lasts."""
         stream, alone = self.tree.streams[side], bool(self.tree.pairs[side][call] == NONE)
         made = [k for k in stream.slots_of(call, is_output).tolist() if k not in agree and not self.readers[side].was_there(k)]
         readers = {k: self.read_by[side](k) for k in made}
