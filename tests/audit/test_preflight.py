@@ -8,6 +8,7 @@ import gc
 import json
 import math
 import random
+import shlex
 import subprocess
 import sys
 from collections import Counter
@@ -22,10 +23,11 @@ from torch import Tensor, nn
 from torch.utils.data import DataLoader
 
 import trueup
-from trueup.analysis.audit.first_step import FirstStep, beginnings, first_step
+from trueup.analysis.audit.first_step import Draw, FirstStep, beginnings, first_step
 from trueup.analysis.audit.one_run import odd, worth_a_look
 from trueup.analysis.audit.preflight import came_along
 from trueup.comparison.result.causes import Seen, place, with_causes
+from trueup.doors.cli.app import run as run_command_line
 from trueup.foundation.facts.why import Why
 from trueup.foundation.model import CallKey, Finding, SlotComparison
 from trueup.foundation.settings import differing
@@ -241,6 +243,47 @@ def test_a_command_in_place_of_a_capture(tmp_path: Path) -> None:
     assert "no capture and no command" in mistyped.stderr
 
 
+ACCUMULATES = """
+import sys
+import torch
+torch.manual_seed(0)
+net = torch.nn.Sequential(torch.nn.Linear(4, 2), torch.nn.Dropout(0.1))
+optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
+for _ in range(2):
+    for _ in range(2):
+        x = torch.ones(3, 4) + {noise}
+        loss = net(x).square().mean(){share}
+        loss.backward()
+    optimizer.step()
+    optimizer.zero_grad()
+"""
+
+
+def test_the_first_step_of_a_command_and_its_page(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    """Which loss is divided, and which line draws first what the baseline does not draw; no folder that is gone is named."""
+    script, other = tmp_path / "train.py", tmp_path / "other.py"
+    script.write_text(ACCUMULATES.format(noise=0, share=" / 2"))
+    other.write_text(ACCUMULATES.format(noise="torch.rand(3, 4)", share=""))
+    with trueup.capture(tmp_path / "base", on_error="stop"):
+        exec(compile(script.read_text(), str(script), "exec"), {})
+    words = ["preflight", str(tmp_path / "base"), "--html", str(tmp_path / "page.html"), "--json", str(tmp_path / "found.json")]
+    assert run_command_line([*words, "--", sys.executable, str(other)]) == 1
+    document = json.loads((tmp_path / "found.json").read_text())
+    assert document["candidate"] == shlex.join([sys.executable, str(other)])
+    rows = {one["name"]: (one["baseline"], one["candidate"]) for one in document["settings"] if one["group"] in ("data", "random")}
+    assert rows["loss is scaled"] == ("divided by 2", "not set")
+    first = rows["first draw that differs"]
+    assert first[0].startswith("aten::bernoulli_ (3, 2) in 1")
+    assert first[1] == f"aten::rand (3, 4), {tmp_path.name}/other.py:9 in <module>"
+    assert document["looks"] == [
+        "the model runs forward 2 times in a step, and no loss is divided by 2: gradients are added up, and not averaged"
+    ]
+    page = (tmp_path / "page.html").read_text()
+    assert "DIFFERS" in page
+    assert "first draw that differs" in page
+    assert "trueup-preflight-" not in page + "".join(capfd.readouterr())
+
+
 def test_settings_of_two_frameworks_are_not_compared_by_name(baseline: Path, tmp_path: Path) -> None:
     other = tmp_path / "other"
     subprocess.run(["cp", "-r", baseline, other], check=True)
@@ -358,13 +401,16 @@ def test_first_steps_side_by_side(baseline: Path, tmp_path: Path) -> None:
     assert (begun.samples, begun.passes, len(begun.weights), len(begun.batches[0])) == (6, 1, 10, 1)
     other = dataclasses.replace(
         begun, weights={**begun.weights, "2.bias": "ffffffff00"}, batches={0: ["ff"]}, samples=12, passes=2,
-        draws=begun.draws + Counter({("torch.rand", ""): 1}),
+        draws=(Draw("torch.rand", "", "(4)", "train.py:3 in train"), *begun.draws), factors=(("divided", 2.0),),
     )  # fmt: skip
     names = [(one.name, one.places) for one in beginnings(begun, other)]
     assert names == [
         ("initial weights", ("2.bias",)), ("digest of the first batch", ()), ("samples in a step", ()),
-        ("forward passes in a step", ()), ("torch.rand", ()),
+        ("forward passes in a step", ()), ("loss is scaled", ()), ("first draw that differs", ()), ("torch.rand", ()),
     ]  # fmt: skip
+    first = next(one for one in beginnings(begun, other) if one.name == "first draw that differs")
+    assert first.candidate == "torch.rand (4), train.py:3 in train"
+    assert str(first.baseline).startswith(begun.draws[0].text)
     known = differing(side(), side(seeds={"numpy": 3}))
     assert next(beginnings(begun, other, known)).name == "samples in a step"  # the rest follows from the seed
 

@@ -248,6 +248,10 @@ ALSO = {
     "drop-last": ("train_loader = DataLoader(x, 4, True)", "train_loader = DataLoader(x, 4, True, drop_last=True)"),
     "shuffle-validation": ("val_loader = DataLoader(x, shuffle=False)", "val_loader = DataLoader(x, shuffle=True)"),
     "float32": ("y = x.double().to(torch.float64)", "y = x.float().to(torch.float32)"),
+    "one-device": (
+        "model = torch.nn.DataParallel(model, [0, 1]).eval()\nnet = torch.nn.DataParallel(net)\nnet.module",
+        "model = model.eval()\nnet = torch.nn.DataParallel(net)\nnet.module",
+    ),
     "no-jit": ("@torch.jit.script\ndef f(x): pass\ng = torch.jit.script(f)", "def f(x): pass\ng = f"),
     "int32-labels": (
         "loss = torch.nn.CrossEntropyLoss()\nloss(x, y)",

@@ -16,7 +16,7 @@ from trueup.foundation.model import TrueupError
 PROVE = "Run it in both folders, the original on the CPU, the port on the simulated device, and compare."
 
 
-ALSO = "Edits that change numbers: int32-labels, drop-last, shuffle-validation, float32, no-jit; with commas between."
+ALSO = "Edits that change numbers: int32-labels, drop-last, shuffle-validation, float32, one-device, no-jit; with commas between."
 DISTRIBUTED = "The script that starts it, seen from the folder: one process becomes several, by torchrun."
 
 
@@ -126,7 +126,8 @@ def _prove(place: Path, output: Path, command: str, steps: int, document: dict[s
     with loading():
         from trueup.doors.report.port import render_proof
         from trueup.doors.report.terminal import Terminal
-        from trueup.migration.port.proving import prove, prove_spread
+        from trueup.migration.port.proving import prove
+        from trueup.migration.port.spreading import prove_spread
 
     proof = prove(place, output, command, steps=steps)
     render_proof(proof, Terminal())

@@ -492,6 +492,13 @@ class Writer:
             found = Left(row, shown[:200], reason, look)
             if not self.left or self.left[-1] != found:
                 self.left.append(found)
+        for node in script.scopes if self.project.spread is False else ():  # else they become processes
+            named = script.qualified(node.func) if isinstance(node, ast.Call) else None
+            stays = self.rules.stays.get(named or "")
+            if stays is None or LETTERS.search(named or ""):
+                continue
+            if not any(start <= script.span(node)[0] < stop for start, stop in spans):
+                self.left.append(Left(node.lineno, script.text(node)[:200], stays.reason, stays.unsupported))  # type: ignore[attr-defined]
 
     def _reason(self, token: tokenize.TokenInfo, at: int, row: int, docstrings: set[int]) -> tuple[str, bool]:
         if token.type == tokenize.COMMENT:
