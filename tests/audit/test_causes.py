@@ -111,6 +111,16 @@ def test_a_size_of_batches_explains_what_was_given_its_two_values(before: str, a
     assert kept[0].cause == ("DataLoader batch_size: 4 in the baseline, 3 in the candidate" if named else "")
 
 
+def test_what_a_script_was_told_is_the_setting_that_it_became() -> None:
+    def side(size: int) -> dict[str, Any]:
+        return {"settings": {**loader(size)["settings"], "arguments": {"per_device_batch_size": size, "seed": size}}}
+
+    shape = finding(scope="block", slots=(slot('{"1": 4}', '{"1": 3}'),))
+    given = dataclasses.replace(finding(slots=(slot('{"2": 4}', '{"2": 3}'),)), op="aten::rsub", scope="", phase="optimizer")
+    kept, _ = with_causes([shape, given], side(4), side(3))
+    assert [one.cause for one in kept] == ["DataLoader batch_size: 4 in the baseline, 3 in the candidate"]
+
+
 def test_another_dtype_explains_roundings_to_it_and_no_more() -> None:
     seen = Seen(dtypes=Why.COMPUTES_IN("bfloat16", 1, 2, "products", "float32"))
     other = slot("", "", "output.0", ("float32", "bfloat16"))
@@ -119,6 +129,17 @@ def test_another_dtype_explains_roundings_to_it_and_no_more() -> None:
     assert [one.cause for one in kept] == ["the candidate computes in bfloat16: 1 of 2 products, float32 in the baseline", ""]
     same = dataclasses.replace(near, slots=(slot("", "", "output.0", ("float32", "float32")),))
     assert with_causes([same], {}, {}, seen)[0][0].cause == ""
+
+
+def test_another_dtype_explains_what_is_drawn_and_given_in_it() -> None:
+    seen = Seen(dtypes=Why.COMPUTES_IN("bfloat16", 1, 2, "products", "float32"))
+    drawn = finding("random", error_out=1.2, slots=(slot("", "", "output.0", ("float32", "bfloat16")),))
+    read = slot("", "", "input.0", ("float32", "bfloat16"))
+    near, far = (
+        finding(error_out=1.2, slots=(read, slot('{"1": 0.1}', f'{{"1": {given}}}'))) for given in (0.10009765625, 0.11)
+    )
+    kept, _ = with_causes([drawn, near, far], {}, {}, seen)
+    assert [(one.cause[:34], one.alike) for one in kept] == [("the candidate computes in bfloat16", 1), ("", 0)]
 
 
 def test_an_argument_without_a_name_is_no_cause() -> None:
@@ -211,6 +232,9 @@ def test_no_seed_and_no_loader_changes_an_argument() -> None:
         "seed of torch: 0 in the baseline, 7 in the candidate",
     ]
     assert [one.group for one in unshown] == ["data"]
+    given = [{"settings": {"arguments": {"seed": n}}} for n in (0, 7)]
+    (kept, _), _ = with_causes([told, drew], *given)
+    assert kept.cause == "std of torch.Tensor.normal_: 0.02 in the baseline, 0.5 in the candidate"
 
 
 def test_no_mode_decides_which_tensors_a_call_is_given() -> None:

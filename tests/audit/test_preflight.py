@@ -8,6 +8,7 @@ import gc
 import json
 import math
 import random
+import shlex
 import subprocess
 import sys
 from collections import Counter
@@ -22,14 +23,16 @@ from torch import Tensor, nn
 from torch.utils.data import DataLoader
 
 import trueup
-from trueup.analysis.audit.alone import odd, worth_a_look
-from trueup.analysis.audit.first_step import FirstStep, beginnings, first_step
+from trueup.analysis.audit.first_step import Draw, FirstStep, beginnings, first_step
+from trueup.analysis.audit.one_run import odd, worth_a_look
 from trueup.analysis.audit.preflight import came_along
 from trueup.comparison.result.causes import Seen, place, with_causes
+from trueup.doors.cli.app import run as run_command_line
 from trueup.foundation.facts.why import Why
 from trueup.foundation.model import CallKey, Finding, SlotComparison
 from trueup.foundation.settings import differing
 from trueup.foundation.store import Capture
+from trueup.recording.engine import live_objects
 from trueup.recording.engine.environment import code
 
 SCRIPT = """
@@ -241,6 +244,47 @@ def test_a_command_in_place_of_a_capture(tmp_path: Path) -> None:
     assert "no capture and no command" in mistyped.stderr
 
 
+ACCUMULATES = """
+import sys
+import torch
+torch.manual_seed(0)
+net = torch.nn.Sequential(torch.nn.Linear(4, 2), torch.nn.Dropout(0.1))
+optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
+for _ in range(2):
+    for _ in range(2):
+        x = torch.ones(3, 4) + {noise}
+        loss = net(x).square().mean(){share}
+        loss.backward()
+    optimizer.step()
+    optimizer.zero_grad()
+"""
+
+
+def test_the_first_step_of_a_command_and_its_page(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    """Which loss is divided, and which line draws first what the baseline does not draw; no folder that is gone is named."""
+    script, other = tmp_path / "train.py", tmp_path / "other.py"
+    script.write_text(ACCUMULATES.format(noise=0, share=" / 2"))
+    other.write_text(ACCUMULATES.format(noise="torch.rand(3, 4)", share=""))
+    with trueup.capture(tmp_path / "base", on_error="stop"):
+        exec(compile(script.read_text(), str(script), "exec"), {})
+    words = ["preflight", str(tmp_path / "base"), "--html", str(tmp_path / "page.html"), "--json", str(tmp_path / "found.json")]
+    assert run_command_line([*words, "--", sys.executable, str(other)]) == 1
+    document = json.loads((tmp_path / "found.json").read_text())
+    assert document["candidate"] == shlex.join([sys.executable, str(other)])
+    rows = {one["name"]: (one["baseline"], one["candidate"]) for one in document["settings"] if one["group"] in ("data", "random")}
+    assert rows["loss is scaled"] == ("divided by 2", "not set")
+    first = rows["first draw that differs"]
+    assert first[0].startswith("aten::bernoulli_ (3, 2) in 1")
+    assert first[1] == f"aten::rand (3, 4), {tmp_path.name}/other.py:9 in <module>"
+    assert document["looks"] == [
+        "the model runs forward 2 times in a step, and no loss is divided by 2: gradients are added up, and not averaged"
+    ]
+    page = (tmp_path / "page.html").read_text()
+    assert "DIFFERS" in page
+    assert "first draw that differs" in page
+    assert "trueup-preflight-" not in page + "".join(capfd.readouterr())
+
+
 def test_settings_of_two_frameworks_are_not_compared_by_name(baseline: Path, tmp_path: Path) -> None:
     other = tmp_path / "other"
     subprocess.run(["cp", "-r", baseline, other], check=True)
@@ -330,6 +374,44 @@ def test_arguments_of_two_names_are_one() -> None:
     assert (found.name, found.baseline, found.candidate) == ("learning_rate", 0.1, 0.2)
 
 
+class Node:
+    """A value of a configuration of OmegaConf 2: ``_val`` of a scalar, ``_content`` of a list or mapping."""
+
+    def __init__(self, **held: Any) -> None:
+        vars(self).update(held)
+
+
+def test_configurations_are_read_as_their_libraries_hold_them(monkeypatch: pytest.MonkeyPatch) -> None:
+    """OmegaConf 2.4, pytorch-lightning 2.6 (both run once with the packages) and DeepSpeed's own source, by their shapes."""
+
+    def library(module: str, name: str, **held: Any) -> Any:
+        kind = type(name, (Node,), {"__module__": module})
+        loaded = ModuleType(module)
+        setattr(loaded, name, kind)
+        monkeypatch.setitem(sys.modules, module, loaded)
+        return kind(**held)
+
+    def scalar(value: Any) -> Any:
+        return type("AnyNode", (Node,), {"__module__": "omegaconf.nodes"})(_val=value)
+
+    def several(*inner: Any) -> Any:
+        return type("ListConfig", (Node,), {"__module__": "omegaconf.listconfig"})(_content=list(inner))
+
+    inner = library("omegaconf.dictconfig", "DictConfig", _content={"p": scalar(0.1)}, _parent="the list")
+    betas = several(scalar(0.9), scalar(0.99))
+    whole = type(inner)(_content={"lr": scalar(0.1), "betas": betas, "layers": several(inner)}, _parent=None)
+    kept = library("pytorch_lightning.core.mixins.hparams_mixin", "HyperparametersMixin", _hparams={"conf": {"width": 4}})
+    trainer = library("pytorch_lightning.trainer.trainer", "Trainer", gradient_clip_val=0.5, _loggers=[], fit_loop=object())
+    speed = library(
+        "deepspeed.runtime.config", "DeepSpeedConfig", _param_dict={"optimizer": {"params": {"lr": 0.3}}}, train_batch_size=8
+    )
+    found = live_objects.arguments([whole, inner, kept, trainer, speed])
+    assert found == {
+        "gradient_clip_val": 0.5, "train_batch_size": 8, "conf.width": 4, "lr": 0.1, "betas": [0.9, 0.99], "layers.0.p": 0.1,
+        "optimizer.params.lr": 0.3,
+    }  # fmt: skip
+
+
 def test_what_an_older_capture_does_not_say_is_not_compared() -> None:
     newer = side(seeds={"numpy": 3}, scalers=[{"class": "GradScaler"}])
     assert len(differing(side(), newer)) == 2
@@ -358,13 +440,16 @@ def test_first_steps_side_by_side(baseline: Path, tmp_path: Path) -> None:
     assert (begun.samples, begun.passes, len(begun.weights), len(begun.batches[0])) == (6, 1, 10, 1)
     other = dataclasses.replace(
         begun, weights={**begun.weights, "2.bias": "ffffffff00"}, batches={0: ["ff"]}, samples=12, passes=2,
-        draws=begun.draws + Counter({("torch.rand", ""): 1}),
+        draws=(Draw("torch.rand", "", "(4)", "train.py:3 in train"), *begun.draws), factors=(("divided", 2.0),),
     )  # fmt: skip
     names = [(one.name, one.places) for one in beginnings(begun, other)]
     assert names == [
         ("initial weights", ("2.bias",)), ("digest of the first batch", ()), ("samples in a step", ()),
-        ("forward passes in a step", ()), ("torch.rand", ()),
+        ("forward passes in a step", ()), ("loss is scaled", ()), ("first draw that differs", ()), ("torch.rand", ()),
     ]  # fmt: skip
+    first = next(one for one in beginnings(begun, other) if one.name == "first draw that differs")
+    assert first.candidate == "torch.rand (4), train.py:3 in train"
+    assert str(first.baseline).startswith(begun.draws[0].text)
     known = differing(side(), side(seeds={"numpy": 3}))
     assert next(beginnings(begun, other, known)).name == "samples in a step"  # the rest follows from the seed
 

@@ -21,5 +21,5 @@ def operators(nursery: Nursery, tmp_path_factory: pytest.TempPathFactory) -> Pat
 @pytest.fixture(scope="session")
 def training(nursery: Nursery, tmp_path_factory: pytest.TempPathFactory) -> Path:
     out = tmp_path_factory.mktemp("training")
-    run(nursery, out, "ddp", "fsdp")
+    run(nursery, out, "ddp", "fsdp", "unlike")
     return out

@@ -12,6 +12,7 @@ from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 import torch.distributed as dist
 import torch.distributed._functional_collectives as funcol
@@ -170,6 +171,24 @@ def ddp(out: Path) -> Any:
 
 def fsdp(out: Path) -> Any:
     return _observed(out, _fsdp, {"sharded": LEVELS})
+
+
+def unlike(out: Path) -> Any:
+    """Train under DDP, with another seed, learning rate, environment and version of NumPy on rank 1."""
+    rank = dist.get_rank()
+    version = np.__version__
+    torch.manual_seed(rank)
+    os.environ["NCCL_ALGO"], np.__version__ = ("Ring", "Tree")[rank], (version, "1.0.0")[rank]
+    try:
+        with trueup.capture(out / "run", level=["module"]):
+            model = DistributedDataParallel(nn.Linear(4, 2))
+            optimizer = torch.optim.SGD(model.parameters(), lr=(0.1, 0.2)[rank])
+            model(torch.ones(3, 4) + rank).square().mean().backward()
+            optimizer.step()
+    finally:
+        del os.environ["NCCL_ALGO"]
+        np.__version__ = version
+    return None
 
 
 RULES = {

@@ -6,8 +6,10 @@ import json
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
+import trueup
 from trueup.foundation.store import Capture, open_capture
 
 from .running import said
@@ -127,3 +129,17 @@ def test_placements_of_a_tensor_parallel_layer(operators: Path) -> None:
     reduced = capture.records(["op", "slot", "l2"], phase="collective", scope="3", rank=0)
     assert set(reduced.column("op").to_pylist()) == {"torch.distributed.all_reduce"}
     assert reduced.column("l2").null_count == reduced.num_rows // 3, "all but the arguments were measured"
+
+
+def test_ranks_that_are_set_otherwise_are_named(training: Path) -> None:
+    found = trueup.preflight(None, training / "unlike" / "run")
+    version = np.__version__
+    assert found.odd == (
+        "ranks differ: SGD lr: 0.1 on rank 0, 0.2 on rank 1; NCCL_ALGO: Ring on rank 0, Tree on rank 1; "
+        f"version of numpy: {version} on rank 0, 1.0.0 on rank 1",
+    )
+    assert found.looks == (
+        "ranks have seeds of their own: seed of torch: 0 on rank 0, 1 on rank 1; weights that each rank draws differ, unless they "
+        "are broadcast",
+    )
+    assert found.exit_code == 1

@@ -9,11 +9,10 @@ from typing import Any
 import pytest
 import torch
 from torch import nn
-from typer.testing import CliRunner
 
 import trueup
 from trueup.analysis.remedy.undoing import Kept, by_hand, judge, kept_word, rules_for, undo
-from trueup.doors.cli.app import app
+from trueup.doors.cli.app import run as run_command_line
 from trueup.foundation.model import Finding, Result, TrueupError
 from trueup.foundation.store import open_capture
 from trueup.recording.adapters.torch.policies import apply_policy
@@ -125,19 +124,20 @@ def test_a_word_that_is_broken() -> None:
     assert by_hand(said(order, "clip"), said("clip")).undone == ("DataLoader seed: 0, 7",)
 
 
-def test_the_command(base: Path, tmp_path: Path) -> None:
+def test_the_command(base: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """What docs/policy.md shows: the training is run again, with the cause set back."""
     script = tmp_path / "train.py"
     script.write_text(f"{SCRIPT}\ntrain(eps=1e-3)\n", encoding="utf-8")
     candidate = run(tmp_path / "candidate", eps=1e-3)
-    words = ["heal", str(candidate), "--baseline", str(base), "-o", str(tmp_path / "healed"), "--", sys.executable, str(script)]
-    found = CliRunner().invoke(app, words)
-    assert found.exit_code == 0, found.output
-    assert "HEALED  with 1 cause set back" in found.output
-    assert "set = { eps = 1e-05 }" in found.output
-    found = CliRunner().invoke(app, ["heal", str(candidate), "--baseline", str(base), "--undone", str(base)])
-    assert (found.exit_code, "set back: eps of 2 LayerNorms (1, 5): 1e-05" in found.output) == (0, True)
-    assert CliRunner().invoke(app, ["heal", str(candidate), "--undone", str(base)]).exit_code == 2
+    words = ["heal", str(candidate), "--baseline", str(base)]
+    assert run_command_line([*words, "-o", str(tmp_path / "healed"), "--", sys.executable, str(script)]) == 0
+    out = capsys.readouterr().out
+    assert "HEALED  with 1 cause set back" in out
+    assert "set = { eps = 1e-05 }" in out
+    assert run_command_line([*words, "--undone", str(base)]) == 0
+    assert "set back: eps of 2 LayerNorms (1, 5): 1e-05" in capsys.readouterr().out
+    assert run_command_line(["heal", str(candidate), "--undone", str(base)]) == 2
+    assert "goes with --baseline, and without a command" in capsys.readouterr().err
     assert undo(base, base, ["true"]).verdict == judge(base, base, base).verdict == "nothing to heal"
     with pytest.raises(TrueupError, match="is not empty"):
         undo(base, candidate, ["true"], tmp_path / "healed")

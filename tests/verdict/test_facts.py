@@ -266,6 +266,22 @@ def test_an_operator_is_wrong_in_the_same_way_in_all_layers(op: str, errors: lis
     assert all(why.endswith(" smaller beside its inputs than in the baseline, alike in all 4 calls of its kind") for why in found)
 
 
+@pytest.mark.parametrize(("size", "wrong"), [(30.0, False), (1.0, True)])
+def test_a_bias_that_grew_is_no_product_that_did(size: float, wrong: bool) -> None:
+    """A bias that is most of the result grows in all layers of the candidate; a small one hides no wrong product."""
+    op, runs = "aten::addmm", (Recording(), Recording())
+    for run, errors, grown in zip(runs, ([0.0] * 4, [0.3, 0.35, 0.4, 0.3]), (1.0, 1.0 if wrong else 1.5), strict=True):
+        first(run, max(errors))
+        for layer, error in enumerate(errors):
+            given, other = changed(normal(*WIDE, seed=20 + layer), error, seed=40 + layer), normal(*WIDE, seed=60 + layer)
+            run.call("aten::mul", [given, given], [given])
+            bias = np.full(WIDE[0], grown * size, np.float32)
+            result = KERNELS["aten::bmm"][int(wrong and error > 0)](given.astype(float), other.astype(float)) + bias
+            run.call(op, [bias, given, other.T], [result.astype(np.float32)], scope=f"layer.{layer}")
+    found = [because for name, because in culprits(*runs) if name == "addmm"]
+    assert len(found) == (4 if wrong else 0)
+
+
 def test_one_layer_that_is_called_again_is_no_other() -> None:
     """A weight and what came in before are the same in all its calls."""
     runs = Recording(), Recording()

@@ -55,8 +55,8 @@ def compared(tmp_path: Path, optimizer: str, **candidate: Any) -> Result:
     ("SGD", {"lr": 0.0101}, "0", "all 6 weights were moved 1.01 times as far, the same way: another learning rate, or"),
     ("AdamW", {"lr": 0.02}, "0", "all 6 weights were moved 2.00 times as far, the same way: another learning rate"),
     ("SGD", {"clip": 0.05}, "0", "times as far, the same way: another learning rate, or gradients clipped or scaled"),
-    ("SGD", {"gradient": 1.05}, "2", "1 of 6 weights were moved otherwise, the others were not: their gradients"),
-    ("AdamW", {"weight_decay": 0.5}, "0", "all 6 weights were moved otherwise: the optimizer, its settings, or"),
+    ("SGD", {"gradient": 1.05}, "2", "1 of 6 weights were updated differently, the rest alike: their gradients"),
+    ("AdamW", {"weight_decay": 0.5}, "0", "all 6 weights were updated differently: the optimizer, its settings, or"),
 ])  # fmt: skip
 def test_what_moved_the_weights_otherwise_is_said(
     tmp_path: Path, optimizer: str, options: dict[str, float], scope: str, said: str

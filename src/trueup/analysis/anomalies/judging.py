@@ -20,9 +20,9 @@ import numpy as np
 
 from trueup.analysis.anomalies.across_steps import Memory, scale_findings
 from trueup.analysis.anomalies.classifying import classify_stream
+from trueup.analysis.anomalies.effects import Run, in_order, repetitions, settle
 from trueup.analysis.anomalies.kinds import unmeasured
 from trueup.analysis.anomalies.magnitudes import WIDER, Gradients, Magnitudes, would_overflow
-from trueup.analysis.anomalies.mattering import Run, in_order, repetitions, settle
 from trueup.comparison.graph.streams import Stream
 from trueup.comparison.result.comparing import compare
 from trueup.foundation.facts.anomaly import Anomaly, Crossing, OverflowResult, OverflowWord, ScaleStep, StepAnomalies
@@ -56,7 +56,7 @@ def overflow(
         step: steps to judge; all by default.
         rank: ranks to judge; all by default.
         replay: execute the bad calls and those that read them again, in float64, to tell whether they matter
-            (`trueup.analysis.anomalies.mattering_rerun`); takes a capture of detail ``tensor``, and PyTorch.
+            (`trueup.analysis.anomalies.effects_rerun`); takes a capture of detail ``tensor``, and PyTorch.
         against: a capture of the same training on a trusted device, whole or of the calls in question alone: whether they give
             the same there tells, too.
 
@@ -107,7 +107,7 @@ class _Reading:
         judged = across_ranks(self.judged, max([s for s in sizes if isinstance(s, int)], default=len(self.capture.ranks)))
         found = settle(judged, run)
         if replay:  # loaded where they are asked for: a watch, which judges too, starts without them
-            from trueup.analysis.anomalies.mattering_rerun import settled
+            from trueup.analysis.anomalies.effects_rerun import settled
 
             found, more = settled(found, self.capture)
             self.notes += more

@@ -9,19 +9,37 @@ import re
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
+from itertools import zip_longest
 from typing import Any
 
-from trueup.analysis.audit.reading import Found, calls, outermost
+from trueup.analysis.audit.reading import calls, outermost, stream_of
+from trueup.comparison.result.shown import Times, loss_factors
 from trueup.foundation.facts.criteria import load
 from trueup.foundation.frameworks.trees import path
 from trueup.foundation.settings import ABSENT, Setting
 from trueup.foundation.store import Capture
+from trueup.foundation.words.wording import user_source
 
 MOST_RANKS = 64
 """Ranks whose first step is read."""
 SHORT = 8
 """Characters of a digest that are shown."""
 PARAM, INPUT = "param.", "input."
+
+
+@dataclass(frozen=True, slots=True)
+class Draw:
+    """A call that draws random numbers."""
+
+    op: str
+    scope: str
+    shape: str  # of what it draws
+    line: str = ""  # of the user's code
+
+    @property
+    def text(self) -> str:
+        """Say what is drawn, and where: ``aten::rand (4, 8) in net.noise, train.py:30 in train``."""
+        return f"{self.op} {self.shape}{f' in {self.scope}' if self.scope else ''}{f', {self.line}' if self.line else ''}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,7 +51,8 @@ class FirstStep:
     samples: int = 0  # length of the first axis of what models are given, all micro-batches and ranks of the step
     passes: int = 0  # how often the model runs forward in a step, rank 0
     dtypes: Counter[str] = field(default_factory=Counter)  # what modules return, rank 0
-    draws: Counter[tuple[str, str]] = field(default_factory=Counter)  # calls that draw random numbers, by operator and scope
+    draws: tuple[Draw, ...] = ()  # what draws random numbers, in order, rank 0
+    factors: tuple[Times, ...] = ()  # by which numbers the loss is multiplied or divided before it goes backward, rank 0
     levels: tuple[str, ...] = ()
 
 
@@ -59,13 +78,20 @@ def first_step(capture: Capture) -> FirstStep:
                 for name, row in one.slots.items():
                     if name.startswith(PARAM) and row["digest"] is not None:
                         weights.setdefault(path(one.scope, name.removeprefix(PARAM)), str(row["digest"]))
-    draws = Counter((one.op, one.scope) for one in _drawing(capture, ranks[0])) if ranks else Counter[tuple[str, str]]()
-    return FirstStep(weights, batches, samples, passes, dtypes, draws, tuple(capture.levels))
+    draws = tuple(_drawing(capture, ranks[0])) if ranks else ()
+    factors = tuple(sorted(loss_factors(stream_of(capture, ranks[0], 0)))) if ranks else ()
+    return FirstStep(weights, batches, samples, passes, dtypes, draws, factors, tuple(capture.levels))
 
 
-def _drawing(capture: Capture, rank: int) -> list[Found]:
+def _drawing(capture: Capture, rank: int) -> Iterator[Draw]:
     level, rows = next((one for one in ("aten", "api") if one in capture.levels), ""), load("default")
-    return calls(capture, rank, 0, lambda op, of: rows.row(op, of, "forward").random, levels=(level,)) if level else []
+    if not level:
+        return
+    sites = capture.sites(rank)
+    for one in calls(capture, rank, 0, lambda op, of: rows.row(op, of, "forward").random, ("shape", "site"), (level,)):
+        frames = next((sites[row["site"]][0] for row in one.slots.values() if row["site"] in sites), ())
+        shape = next((str(row["shape"]) for row in one.made), "")
+        yield Draw(one.op, one.scope, f"({shape.strip('[]()')})", user_source(frames[0], frames) if frames else "")
 
 
 def _length(shape: Any) -> int:
@@ -96,13 +122,35 @@ def beginnings(baseline: FirstStep, candidate: FirstStep, known: Sequence[Settin
             yield Setting("data", "", name, first, second, "changes")
     if baseline.dtypes and candidate.dtypes and set(baseline.dtypes) != set(candidate.dtypes):
         yield Setting("module", "", "dtypes that modules return", _counts(baseline), _counts(candidate), "changes")
+    if baseline.factors != candidate.factors and baseline.levels == candidate.levels:
+        yield Setting("data", "", "loss is scaled", _factors(baseline), _factors(candidate), "changes")
     level = [next((one for one in ("aten", "api") if one in side.levels), "") for side in (baseline, candidate)]
     if level[0] == level[1] != "":
-        for op, scope in dict.fromkeys((*baseline.draws, *candidate.draws)):
-            times = baseline.draws[op, scope], candidate.draws[op, scope]
-            if times[0] != times[1]:
-                said = [f"drawn {n} times" if n > 1 else "drawn once" if n else ABSENT for n in times]
-                yield Setting("random", "", f"{op}{f' in {scope}' if scope else ''}", said[0], said[1], "changes")
+        yield from _draws(baseline.draws, candidate.draws, sized=baseline.samples == candidate.samples)
+
+
+def _draws(baseline: Sequence[Draw], candidate: Sequence[Draw], *, sized: bool) -> Iterator[Setting]:
+    """Yield the first draw in which two runs differ, and what is drawn more often; ``sized``: what is drawn has to be as large."""
+    lists = [[(one.op, one.scope, one.shape if sized else "") for one in side] for side in (baseline, candidate)]
+    at = next((n for n, pair in enumerate(zip_longest(*lists)) if pair[0] != pair[1]), None)
+    if at is not None:
+        said = [side[at].text if at < len(side) else ABSENT for side in (baseline, candidate)]
+        yield Setting("random", "", "first draw that differs", said[0], said[1], "changes")
+    counts = [Counter((one.op, one.scope) for one in side) for side in (baseline, candidate)]
+    for op, scope in dict.fromkeys((*counts[0], *counts[1])):
+        times = [side[op, scope] for side in counts]
+        if times[0] != times[1]:
+            said = [f"drawn {n} times" if n > 1 else "drawn once" if n else ABSENT for n in times]
+            yield Setting("random", "", f"{op}{f' in {scope}' if scope else ''}", said[0], said[1], "changes")
+
+
+def _factors(step: FirstStep) -> str:
+    return ", ".join(f"{done} by {number:g}" for done, number in step.factors) or ABSENT
+
+
+def undivided(step: FirstStep) -> bool:
+    """Tell whether gradients of several forward passes are added up whose loss is divided by no number of them."""
+    return step.passes > 1 and not step.factors and not {"api", "aten"}.isdisjoint(step.levels)
 
 
 def _counts(step: FirstStep) -> str:

@@ -12,8 +12,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
-from trueup.analysis.audit.alone import odd, worth_a_look
 from trueup.analysis.audit.first_step import beginnings, first_step
+from trueup.analysis.audit.one_run import odd, worth_a_look
 from trueup.foundation import toml
 from trueup.foundation.model import TrueupError
 from trueup.foundation.settings import (
@@ -81,21 +81,26 @@ class Preflight:
         return f"no setting that changes numbers differs{rest}"
 
 
-def preflight(baseline: str | Path | None, candidate: str | Path, *, require: str | Path | None = None) -> Preflight:
+def preflight(
+    baseline: str | Path | None, candidate: str | Path, *, require: str | Path | None = None, name: str | None = None
+) -> Preflight:  # fmt: skip
     """Compare what two runs are set to, or look at one run alone.
 
     Args:
         baseline: capture of the trusted run; None: look at the candidate by itself.
         candidate: capture of the run that is to be trusted; one step is enough.
         require: a TOML file of values that must hold (docs/preflight.md).
+        name: what the candidate is called, if not by its path.
 
     Raises:
         TrueupError: a capture or the file cannot be read.
     """
     first, second = None if baseline is None else open_capture(Path(baseline)), open_capture(Path(candidate))
     sides = [(capture, _first(capture)) for capture in (first, second) if capture is not None]
+    called = str(second.path) if name is None else name
     unread = [
-        f"{capture.path} does not say what it was set to: no step of its training ended, or an older version recorded it"
+        f"{called if capture is second else capture.path} does not say what it was set to: no step of its training ended, or an "
+        "older version recorded it"
         for capture, manifest in sides if not isinstance(manifest.get("settings"), Mapping)
     ]  # fmt: skip
     if first is not None and _first(first).get("framework") != _first(second).get("framework"):
@@ -109,7 +114,7 @@ def preflight(baseline: str | Path | None, candidate: str | Path, *, require: st
             found.sort(key=lambda one: (SEVERITIES.index(one.severity), GROUPS.index(one.group)))
     broken = [] if require is None else _broken(Path(require), _first(second))
     return Preflight(
-        "" if first is None else str(first.path), str(second.path), tuple(found), tuple(broken),
+        "" if first is None else str(first.path), called, tuple(found), tuple(broken),
         tuple(odd(second, begun)), tuple(unread), "" if first is None else came_along(found, _first(first), _first(second)),
         tuple(worth_a_look(second, begun)),
     )  # fmt: skip

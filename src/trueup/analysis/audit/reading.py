@@ -124,6 +124,11 @@ def outermost(found: Sequence[Found]) -> list[Found]:
     return [one for one in found if one.parent not in seqs]
 
 
+def stream_of(capture: Capture, rank: int, step: int) -> Stream:
+    """Return all calls of a rank and step, as columns."""
+    return Stream(partial(capture.records, rank=rank, step=step), Vocabulary(), Vocabulary(), imported=capture.imported)
+
+
 class Places:
     """Says where calls stand, with their lines of code; reads the records of a step when one of its calls is asked for."""
 
@@ -135,8 +140,7 @@ class Places:
     def of(self, rank: int, step: int, seq: int) -> Place:
         """Return where the call of a seq stands."""
         if self._stream is None or self._at != (rank, step):
-            read = partial(self._capture.records, rank=rank, step=step)
-            self._stream = Stream(read, Vocabulary(), Vocabulary(), imported=self._capture.imported)
+            self._stream = stream_of(self._capture, rank, step)
             self._at = rank, step
         return place_of(self._stream, self._stream.find(seq), self._capture.sites(rank))
 

@@ -24,8 +24,8 @@ from typing import Any
 import jinja2
 
 from trueup.analysis.rerun.chain_process import Trying
-from trueup.analysis.rerun.context import Context, find_context
 from trueup.analysis.rerun.executing import framework_of
+from trueup.analysis.rerun.fewest_calls import Context, find_context
 from trueup.analysis.rerun.minimise import Minimised, Signature
 from trueup.analysis.rerun.minimise import minimise as shrink
 from trueup.analysis.selecting import Selection, find_call

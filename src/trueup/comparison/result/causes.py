@@ -184,7 +184,17 @@ def _reaching(settings: Sequence[Setting], finding: Finding) -> list[Setting]:
     found = [one for one in settings if one.group in ORDER and _explains(one, finding)]
     first = min(found, key=lambda one: (not (_draws(finding) and one.group == "seed"), _rank(one)), default=None)
     found = [one for one in found if first is not None and one.group == first.group]
-    return [] if found and found[0].group == "argument" and len(found) > 1 else found  # which of them it was nobody knows
+    if found and found[0].group == "argument":
+        return _became(settings, found[0]) if len(found) == 1 else []  # which of them it was nobody knows
+    return found
+
+
+def _became(settings: Sequence[Setting], told: Setting) -> list[Setting]:
+    """Return the settings that what a script was told became: of the same two values, and of a name that the argument's ends with;
+    the argument itself where there are none."""
+    values = told.baseline, told.candidate
+    same = [one for one in settings if one.group != "argument" and (one.baseline, one.candidate) == values]
+    return [one for one in same if told.name.endswith(one.name.rpartition(".")[2])] or [told]
 
 
 def _cause(reaching: Sequence[Setting], finding: Finding, own: Reason | None, seen: Seen) -> str:
@@ -236,7 +246,25 @@ def _dtype(finding: Finding, seen: Seen) -> str:
         return ""
     coarsest = max((UNIT_ROUNDOFF.get(name, 0.0) for pair in pairs for name in pair), default=0.0)
     coarsest = max([coarsest, *(UNIT_ROUNDOFF[seen.dtypes.facts[n]] for n in (0, -1))])
-    return in_words(seen.dtypes) if finding.error_out <= ROUNDINGS * coarsest else ""
+    drawn = finding.kind == "random" or _only_casts(seen.shown.get(place(finding)))  # in another dtype other numbers are drawn
+    near = finding.error_out <= ROUNDINGS * coarsest or (finding.kind == "argument" and _rounded(finding, coarsest))
+    return in_words(seen.dtypes) if drawn or near else ""
+
+
+def _only_casts(reason: Reason | None) -> bool:
+    """Tell whether all that one run does beside the other is casting."""
+    ops = reason.facts[1] if reason is not None and reason.why is Why.RUNS_ALONE else ()
+    return bool(ops) and all(normalised(str(op)).rpartition(".")[2] in CASTS for op in ops)
+
+
+def _rounded(finding: Finding, roundoff: float) -> bool:
+    """Tell whether a call was given the same numbers, one of them rounded."""
+    given = [sides for slot in finding.slots if slot.slot == "arguments" for _, *sides in changed_arguments(slot)]
+    try:
+        pairs = [(float(before), float(after)) for before, after in given]
+    except ValueError:
+        return False
+    return bool(pairs) and all(abs(before - after) <= roundoff * abs(before) for before, after in pairs)
 
 
 def _scaled(finding: Finding, seen: Seen) -> str:
@@ -271,7 +299,8 @@ def _explains(setting: Setting, finding: Finding) -> bool:
         close = finding.error_out <= ROUNDINGS * UNIT_ROUNDOFF["bfloat16"]
         return bool(PRECISIONS.fullmatch(setting.name)) and is_product(finding.op, finding.level) and close
     if setting.group == "argument":
-        return _given(setting, finding) or (drawn and not finding.scope and "seed" in setting.name)
+        seeds = drawn and not finding.scope and "seed" in setting.name
+        return _given(setting, finding) or (seeds and not named_argument(finding))
     if setting.group == "optimizer":
         rewritten = finding.op == STEP  # written in other operators, so that no argument of one is another's
         return (finding.phase == "optimizer" and (otherwise or rewritten)) or _holds(setting, finding) or _moved(finding)

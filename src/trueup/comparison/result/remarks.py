@@ -32,7 +32,7 @@ RENAMES = 3
 
 
 class Remarks:
-    """Gathers them, part by part."""
+    """Gathers what there is to say of matched calls, part by part."""
 
     def __init__(self, path: str) -> None:
         self._path = path
@@ -285,7 +285,7 @@ def _note(stream: Stream, slot: int, path: str) -> str:
 
 
 class Uncompared:
-    """Counts it."""
+    """Counts, part by part, what was not compared, or not call by call."""
 
     def __init__(self) -> None:
         self._compared = self._by_statistics = self._untold = self._rewritten = 0

@@ -135,7 +135,7 @@ class Alone:
     def add(self, part: Part, sites: tuple[Frames, Frames], criterion: Criterion) -> None:
         """Look at the calls of a part that stand in no module; ``sites`` are the call stacks of both sides."""
         for times, stream in zip(self._scaled, part.streams, strict=True):
-            times |= _times(stream)
+            times |= loss_factors(stream)
         unmatched = part.alignment.only_baseline, part.alignment.only_candidate
         outside = [_outermost(stream, calls) for stream, calls in zip(part.streams, unmatched, strict=True)]
         draws = [_draw(stream, calls, criterion) for stream, calls in zip(part.streams, outside, strict=True)]
@@ -168,7 +168,7 @@ TIMES = {"mul": "multiplied", "multiply": "multiplied", "scale": "multiplied"}
 TIMES |= {"div": "divided", "divide": "divided", "true_divide": "divided", "truediv": "divided", "real_div": "divided"}
 
 
-def _times(stream: Stream) -> set[Times]:
+def loss_factors(stream: Stream) -> set[Times]:
     """Return by which numbers a step multiplies or divides single elements that its backward starts from."""
     firsts = stream.starts[:-1]
     single = (stream.numel[firsts] == 1) & (stream.parents == NONE) & stream.during("forward") & (stream.arguments != NONE)

@@ -20,7 +20,7 @@ normal numbers of its mean and deviation, all layers of a kind are asked for the
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import numpy as np
 
@@ -163,16 +163,23 @@ class Facts:
             factors = inputs[-2:] if has(op, "factors") else inputs[:2]
             if phase != "forward" or len(factors) < 2:  # the two factors of a weight's gradient may grow alike in all layers
                 return (), 0.0
-            return (level, phase, op, *map(self._numel, factors)), self._grown(out[0]) - sum(map(self._grown, factors))
+            beside = [n for n in inputs if n not in factors]
+            return (level, phase, op, *map(self._numel, factors)), self._grown(out[0], beside) - sum(map(self._grown, factors))
         known = self._slope_of(op, pair, out[0], inputs)
         if known is None or op in SLOPES or not (op.endswith("_backward") or phase == "backward"):
             return (), 0.0
         before, after = (self._slope(known[0], side, known[1]) for side in (0, 1))
         return (level, phase, op), self._grown(out[0]) - self._grown(inputs[0]) - (after - before)
 
-    def _grown(self, n: int) -> float:
-        """Return by how much the logarithm of a norm is larger in the candidate."""
-        return float(np.subtract(*(np.log(self.streams[side].l2[self.errors.slots[side][n]]) for side in (1, 0))))
+    def _grown(self, n: int, beside: Sequence[int] = ()) -> float:
+        """Return by how much the logarithm of a norm is larger in the candidate, without what is added ``beside`` (a bias, row by
+        row); NaN where that is most of it."""
+        logs = []
+        for side in (1, 0):
+            of = {m: float(self.streams[side].l2[self.errors.slots[side][m]]) ** 2 for m in (n, *beside)}
+            rest = of[n] - sum(of[m] * self._numel(n) / max(self._numel(m), 1.0) for m in beside)
+            logs.append(math.log(rest) / 2 if rest > of[n] / 2 else math.nan)
+        return logs[0] - logs[1]
 
     def _slope(self, function: Function, side: int, n: int) -> float:
         """Return the logarithm of the rms of a function's slope at normal numbers with the mean and deviation of a tensor."""

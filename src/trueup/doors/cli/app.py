@@ -45,11 +45,11 @@ COMMANDS = {
     "simdev": "simdev",
     "assess": "port",
     "port": "port",
-    "explain-log": "logs",
-    "env": "logs",
-    "checkpoint": "checkpoint",
+    "explain-log": "migration",
+    "env": "migration",
+    "checkpoint": "migration",
 }
-"""The commands in the order of the help, with the module that has a function of that name, or an ``app`` of several."""
+"""The commands in the order of the help, with the module that has a function of that name, or a `Typer` of several."""
 
 HANDS_ON = ("capture", "watch", "triage", "bisect", "assess")  # commands that end in another command, whose options are not ours
 
@@ -71,12 +71,12 @@ class Commands(TyperGroup):
 
 def _loaded(name: str) -> Any:
     module = import_module(f"trueup.doors.cli.{COMMANDS[name]}")
-    its = getattr(module, "app", None)
-    if its is None:
-        its = typer.Typer(add_completion=False)
-        settings = {"allow_interspersed_args": False} if name in HANDS_ON else None
-        its.command(name, context_settings=settings)(getattr(module, "import_" if name == "import" else name.replace("-", "_")))
-    return get_command(its)
+    its = getattr(module, "import_" if name == "import" else name.replace("-", "_"))
+    if isinstance(its, typer.Typer):
+        return get_command(its)
+    alone = typer.Typer(add_completion=False)
+    alone.command(name, context_settings={"allow_interspersed_args": False} if name in HANDS_ON else None)(its)
+    return get_command(alone)
 
 
 app = typer.Typer(

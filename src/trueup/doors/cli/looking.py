@@ -5,8 +5,10 @@
 
 from __future__ import annotations
 
+import shlex
 import shutil
 import tempfile
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Optional
 
@@ -139,6 +141,7 @@ def preflight(
     ] = None,
     require: Annotated[File, typer.Option(metavar="FILE", help="Values that must hold, as TOML (docs/preflight.md).")] = None,
     limit: Annotated[int, typer.Option(metavar="N", min=1, help="How many settings to list.")] = 20,
+    html: Annotated[File, typer.Option(metavar="FILE", help="Save all of it as a page under this name.")] = None,
     json: Json = None,
 ) -> int:
     """List which settings of two runs differ, and what that does to the numbers; or look at one run by itself.
@@ -147,16 +150,20 @@ def preflight(
     """
     with loading():
         from trueup.analysis.audit.preflight import preflight as judge
-        from trueup.doors.report.audit import preflight_document, render_preflight
-        from trueup.doors.report.terminal import Terminal
+        from trueup.doors.report.audit import preflight_document, preflight_page, render_preflight
+        from trueup.doors.report.saving import write_text
+        from trueup.doors.report.terminal import Terminal, print_written
 
     captures, command = _sorted(given or [])
     with tempfile.TemporaryDirectory(prefix="trueup-preflight-") as folder:
         if command:
-            captures.append(_one_step(command, Path(folder) / "candidate"))
-        result = judge(captures[0] if len(captures) == 2 else None, captures[-1], require=require)
+            captures.append(_one_step(command, Path(folder) / "candidate", captures))
+        name = shlex.join(command) if command else None  # the folder is gone when somebody reads it
+        result = judge(captures[0] if len(captures) == 2 else None, captures[-1], require=require, name=name)
     console = Terminal()
     render_preflight(result, limit, console)
+    if html is not None:
+        print_written(write_text(preflight_page(result), html, "a file that can be written, for the page"), console)
     save_as_json(lambda: preflight_document(result), json, console)
     return result.exit_code
 
@@ -186,10 +193,14 @@ def _refused(got: str) -> TrueupError:
     )
 
 
-def _one_step(command: list[str], into: Path) -> Path:
-    from trueup.doors.cli.running import capture
+def _one_step(command: list[str], into: Path, like: Sequence[Path]) -> Path:
+    """Record the first step of a command, at the levels of a capture beside it."""
+    from trueup.foundation.store import open_capture
+    from trueup.recording.recorder.launch import execute
+    from trueup.recording.recorder.options import CaptureOptions
 
-    capture(command=command, output=into, level=["module", "api"], detail="digest", steps="0", stop=True)
+    levels = sorted(open_capture(like[0]).levels | {"module"}) if like else ["module", "api"]
+    execute(into, CaptureOptions.of(level=levels, detail="digest", steps="0", stop=True), command)
     if not (into / "manifest.json").is_file():
         raise TrueupError(
             "The command recorded nothing.\n  expected: one step of a training\n  got:      none\n"

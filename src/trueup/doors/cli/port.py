@@ -16,7 +16,7 @@ from trueup.foundation.model import TrueupError
 PROVE = "Run it in both folders, the original on the CPU, the port on the simulated device, and compare."
 
 
-ALSO = "Edits that change numbers: int32-labels, drop-last, shuffle-validation, float32, no-jit; with commas between."
+ALSO = "Edits that change numbers: int32-labels, drop-last, shuffle-validation, float32, one-device, no-jit; with commas between."
 DISTRIBUTED = "The script that starts it, seen from the folder: one process becomes several, by torchrun."
 
 
@@ -31,7 +31,7 @@ def port(
     source: Annotated[Words, typer.Argument(metavar="SCRIPT|FOLDER | -- COMMAND...", help="What is ported; or run.")] = None,
     output: Annotated[File, typer.Option("--output", "-o", metavar="OUT", help="A new folder; or the source, in place.")] = None,
     to: Annotated[To, typer.Option(help="agnostic: one script for CUDA, NPU and CPU; npu: with torch_npu.")] = To.agnostic,
-    rules: Annotated[File, typer.Option("--rules", "-r", metavar="FILE", help="Rules of your own, as JSON (docs/port.md).")] = None,
+    rules: Annotated[File, typer.Option("--rules", "-r", metavar="FILE", help="Rules of your own (docs/port.md).")] = None,
     also: Annotated[Word, typer.Option(metavar="NAMES", help=ALSO)] = None,
     distributed: Annotated[Word, typer.Option(metavar="MAIN", help=DISTRIBUTED)] = None,
     model: Annotated[Word, typer.Option(metavar="NAME", help="With --distributed: the model's variable.")] = None,
@@ -126,7 +126,8 @@ def _prove(place: Path, output: Path, command: str, steps: int, document: dict[s
     with loading():
         from trueup.doors.report.port import render_proof
         from trueup.doors.report.terminal import Terminal
-        from trueup.migration.port.proving import prove, prove_spread
+        from trueup.migration.port.proving import prove
+        from trueup.migration.port.spreading import prove_spread
 
     proof = prove(place, output, command, steps=steps)
     render_proof(proof, Terminal())

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
     from trueup.simdev.tables import Row
 
-app = typer.Typer(
+simdev = typer.Typer(
     name="simdev",
     help="The simulated accelerator: a device `npu` on the CPU, with faults and noise to switch on.",
     no_args_is_help=True,
@@ -27,7 +27,7 @@ app = typer.Typer(
 )
 
 
-@app.command("run", context_settings={"allow_interspersed_args": False})
+@simdev.command("run", context_settings={"allow_interspersed_args": False})
 def run_command(
     command: Command = None,
     devices: Annotated[int, typer.Option(metavar="N", min=1, help="How many devices there are.")] = 1,
@@ -43,7 +43,7 @@ def run_command(
     return run_to_the_end([program(words[0]), *words[1:]], {**os.environ, **given}, None, None)
 
 
-@app.command("list")
+@simdev.command("list")
 def list_table() -> None:
     """List the faults and the noise of the simulated accelerator."""
     from trueup.doors.report.terminal import Terminal

@@ -16,6 +16,8 @@
 
     group      setting   baseline  candidate  numbers
     optimizer  AdamW lr     0.001     0.0011  changes
+
+Its page holds all of it, the rows by group.
 """
 
 from __future__ import annotations
@@ -27,6 +29,7 @@ from rich.table import Table
 from rich.text import Text
 
 from trueup.doors.report.document import fields, headed, json_plain
+from trueup.doors.report.html import ours, page
 from trueup.doors.report.terminal import listing, plain_table, print_lines, print_more, section
 from trueup.foundation.settings import origin
 from trueup.foundation.words.setting_sentence import subject, values
@@ -169,3 +172,25 @@ def preflight_document(result: Preflight) -> dict[str, Any]:
     settings = [json_plain(one) | {"text": subject(one), "origin": origin(one.group, one.name)} for one in result.settings]
     found = headed("trueup-preflight", result, "candidate broken odd unread came_along looks")
     return found | {"baseline": result.baseline or None, "settings": settings}
+
+
+TONES = {"clear": "aligned", "differs": "deviates", "could not tell": "inconclusive"}
+SAID = (
+    ("required", "broken", "values that must hold and do not"), ("odd", "odd", "wrong in nearly every training"),
+    ("look", "looks", "right in many trainings, and the cause in some"), ("notes", "unread", "what could not be told"),
+)  # fmt: skip
+"""Sections of the page that are sentences: anchor, field, and what they are."""
+
+
+def preflight_page(result: Preflight) -> str:
+    """Return the text of a page with the conclusion, all settings that differ, and what else was found."""
+    groups: dict[str, list[tuple[str, ...]]] = {}
+    for one in result.settings:
+        since = "" if one.step is None else f" (from step {one.step})"
+        row = subject(one) + since, *values(one), one.severity, origin(one.group, one.name)
+        groups.setdefault(one.group, []).append(row)
+    said = [(anchor, title, found) for anchor, name, title in SAID if (found := getattr(result, name))]
+    return page(
+        "preflight.html.j2", [ours("page.js")], found=result, head=HEADS[result.verdict].strip(), groups=groups, said=said,
+        tone=TONES[result.verdict],
+    )  # fmt: skip

@@ -74,7 +74,7 @@ class Why(Enum):
     TIMES_RUN = auto()  # operator, how often
     ALONE = auto()  # a call that does the same, and is bitwise equal
     READS = auto()  # slot, call that made it in the candidate, in the baseline
-    SOME_MOVED = auto()  # weights moved otherwise, of how many
+    SOME_MOVED = auto()  # weights that were updated differently, of how many
     ALL_MOVED = auto()  # how many weights
     MOVED_TIMES = auto()  # how many weights, how many times as far
     WEIGHTS_UNSEEN = auto()  # what updates the weights was not recorded

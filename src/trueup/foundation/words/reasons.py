@@ -82,9 +82,9 @@ WORDS = {
     Why.TIMES_RUN: "{0} ({1} times)",
     Why.ALONE: "{0}, which does the same, is bitwise equal",
     Why.READS: "{0} is a result of {1:call} in the candidate, and of {2:call} in the baseline; both of these agree",
-    Why.SOME_MOVED: "{0} of {1:,} {1:weight|weights} were moved otherwise, the others were not: their gradients or what was "
+    Why.SOME_MOVED: "{0} of {1:,} {1:weight|weights} were updated differently, the rest alike: their gradients or what was "
     "done to them differ",
-    Why.ALL_MOVED: "all {0} weights were moved otherwise: the optimizer, its settings, or all gradients differ",
+    Why.ALL_MOVED: "all {0} weights were updated differently: the optimizer, its settings, or all gradients differ",
     Why.MOVED_TIMES: "all {0} weights were moved {1:number} times as far, the same way: another learning rate, or gradients "
     "clipped or scaled",
     Why.WEIGHTS_UNSEEN: "the weights were updated since, by what was not recorded: the gradients of weights, their clipping, "

@@ -115,3 +115,11 @@ def short_source(source: str) -> str:
 def call_name(scope: str, op: str, ordinal: int) -> str:
     """Name a call in one line: ``neck.lstm/torch.lstm#0``."""
     return one_line(f"{scope}/{op}#{ordinal}" if scope else f"{op}#{ordinal}")
+
+
+def unified_diff(before: Sequence[str], after: Sequence[str], name: str) -> str:
+    """Write the change of a file's lines, each with its end, as a patch that ``git apply`` takes; a last line may have no end."""
+    import difflib  # few write a patch
+
+    parts = difflib.unified_diff(before, after, f"a/{name}", f"b/{name}")
+    return "".join(part if part.endswith("\n") else part + "\n\\ No newline at end of file\n" for part in parts)

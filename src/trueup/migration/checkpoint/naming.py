@@ -1,6 +1,5 @@
-"""Names of tensors brought back to those of the model: what wrappers put before or between them is taken off, where it stands
-and nowhere
-else.
+"""Names of tensors brought back to those of the model: what wrappers put before or between them is taken off, where it stands and
+nowhere else.
 
     module.conv1.weight                         DataParallel, DistributedDataParallel
     _orig_mod.conv1.weight                      torch.compile
@@ -36,9 +35,8 @@ def _without(name: str) -> str:
 
 
 def matched(saved: Mapping[str, tuple[int, ...]], wanted: Mapping[str, tuple[int, ...]]) -> dict[str, str]:
-    """Return saved names with the names of a model that they are: alike without wrappers, or after one prefix and one suffix
-    that most
-    names share. Shapes must be alike; a name that fits several, or none, is left out."""
+    """Return saved names with the names of a model that they are: alike without wrappers, or after one prefix and one suffix that
+    most names share. Shapes must be alike; a name that fits several, or none, is left out."""
     plain = unwrapped(saved)
     pairs = {name: new for name, new in plain.items() if new in wanted}
     rest = {name: new for name, new in plain.items() if name not in pairs}
@@ -62,8 +60,7 @@ def matched(saved: Mapping[str, tuple[int, ...]], wanted: Mapping[str, tuple[int
 
 def _affix(name: str, want: str) -> tuple[str, str, str, str] | None:
     """Return what to take off the front and to put there, and the same for the end, to make one name of another: whole parts
-    between
-    points at the front, and a last part that begins or ends alike."""
+    between points at the front, and a last part that begins or ends alike."""
     if name.endswith(f".{want}"):
         return name[: -len(want)], "", "", ""
     if want.endswith(f".{name}"):

@@ -1,10 +1,8 @@
-"""`environment`: the variables and options that a training runs with, on one machine or two: what holds, what does not go
-together, what
-changes numbers, and how the host is set up. What is known of each variable is a row of ``foundation/facts/settings.toml``.
+"""`environment`: the variables and options that a training runs with, on one machine or two: what holds, what does not go together,
+what changes numbers, and how the host is set up. What is known of each variable is a row of ``foundation/facts/settings.toml``.
 
-A machine is this process, a capture (its manifest says what the training ran with), a document of ``trueup env --json``, or a
-file of
-``NAME=value`` lines as ``env`` prints them. Only variables that are known are read, and secrets in them are masked.
+A machine is this process, a capture (its manifest says what the training ran with), a document of ``trueup env --json``, or a file
+of ``NAME=value`` lines as ``env`` prints them. Only variables that are known are read, and secrets in them are masked.
 """
 
 from __future__ import annotations

@@ -1,12 +1,9 @@
 """`explain`: which error of some logs came first, across ranks and files, what it means, and which lines only follow from it.
 
-Lines that a row takes are sightings, one for each row, log and rank, with its first line and how often it came. The first error
-is the
-earliest that is a cause. What ranks print because another one ended (echoes), errors whose reason stands elsewhere (generic)
-and what may
-follow from any error (a killed process) count only where no cause is there, in order of time. A sighting without a time of its
-own has
-the last one before it in its log.
+Lines that a row takes are sightings, one for each row, log and rank, with its first line and how often it came. The first error is
+the earliest that is a cause. What ranks print because another one ended (echoes), errors whose reason stands elsewhere (generic)
+and what may follow from any error (a killed process) count only where no cause is there, in order of time. A sighting without a
+time of its own has the last one before it in its log.
 """
 
 from __future__ import annotations
@@ -83,8 +80,8 @@ class Sighting:
 @dataclass(frozen=True)
 class Explanation:
     """What some logs say. ``first`` is the first error; ``before`` are earlier lines that do not count as it, with ``echoes``
-    (ranks
-    that lost their peer), ``others`` (later errors), ``notes`` (lines to ignore) and ``unknown`` (errors that no row knows)."""
+    (ranks that lost their peer), ``others`` (later errors), ``notes`` (lines to ignore) and ``unknown`` (errors that no row
+    knows)."""
 
     first: Sighting | None
     echoes: tuple[Sighting, ...]
@@ -229,9 +226,8 @@ class Collected:
         return "|".join(parts), whole(often) if often - {"?", "!"} else ""
 
     def _row(self, text: bytes) -> Row | None:
-        """Return the row of a line. Of lines that differ in numbers alone, and not in those that rows name, some are asked
-        about; where
-        all have the same row, the rest have it, too."""
+        """Return the row of a line. Of lines that differ in numbers alone, and not in those that rows name, some are asked about;
+        where all have the same row, the rest have it, too."""
         key = (text.translate(None, _DIGITS), tuple(number for number in _NUMBER.findall(text) if number in codes()))
         row, count = self.alike.get(key, (None, 0))
         if count < ALIKE:

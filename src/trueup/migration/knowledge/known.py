@@ -1,10 +1,9 @@
 """The knowledge base: rows of the tables in ``rows/``, each a line of a log that is known, with its cause and what to do about it.
 
-A row says what a line holds (``says``: regular expressions without look-around, which RE2 and Python read alike), and what the
-line is:
-``cause`` (the error itself), ``generic`` (an error whose reason stands in another line), ``echo`` (what a process prints
-because another
-one ended), ``note`` (stops nothing). ``hit`` and ``miss`` are lines that it must and must not take; a test holds each row to them.
+A row says what a line holds (``says``: regular expressions without look-around, which RE2 and Python read alike), and what the line
+is: ``cause`` (the error itself), ``generic`` (an error whose reason stands in another line), ``echo`` (what a process prints
+because another one ended), ``note`` (stops nothing). ``hit`` and ``miss`` are lines that it must and must not take; a test holds
+each row to them.
 """
 
 from __future__ import annotations
@@ -72,9 +71,8 @@ def by_id() -> dict[str, Row]:
 
 @functools.lru_cache(maxsize=8)
 def whole(only: frozenset[str] | None = None) -> str:
-    """Return one expression for a first look: it takes each line that any row takes (or one of ``only`` these), by a piece of
-    text that
-    the row's lines hold. Plain text is what RE2 goes through at the speed of memory."""
+    """Return one expression for a first look: it takes each line that any row takes (or one of ``only`` these), by a piece of text
+    that the row's lines hold. Plain text is what RE2 goes through at the speed of memory."""
     some = [one for one in _patterns() if only is None or one.row.id in only]
     pieces = (re.escape(one.literal).replace("\\ ", " ") if one.literal else _unnamed(one.text) for one in some)
     return "|".join(dict.fromkeys(pieces))

@@ -4,9 +4,8 @@
     [ERROR] RUNTIME(12731,python3.7):2021-02-02-22:23:56.475.679     2 February 2021
     E0000 00:00:1736163964.084812 3415088 cuda_dnn.cc:8310]          seconds since 1970, as absl writes them
 
-Times are the machine's own clock without a zone. What says no year is of the year that the other lines of the same log say;
-where none
-does, all are of the same year.
+Times are the machine's own clock without a zone. What says no year is of the year that the other lines of the same log say; where
+none does, all are of the same year.
 """
 
 from __future__ import annotations

@@ -1,8 +1,6 @@
-"""Logs as they are: files, folders, standard input, packed by gzip or not, of any size, with lines of any length. What is
-looked for is
-found by one pass of RE2 over chunks of 4 MB (Arrow's ``match_substring_regex``), which takes time by the byte however many
-expressions
-there are; only lines that it takes come to Python.
+"""Logs as they are: files, folders, standard input, packed by gzip or not, of any size, with lines of any length. What is looked
+for is found by one pass of RE2 over chunks of 4 MB (Arrow's ``match_substring_regex``), which takes time by the byte however many
+expressions there are; only lines that it takes come to Python.
 """
 
 from __future__ import annotations

@@ -20,11 +20,14 @@ EFFECTS = {
     "shuffle-validation": "validation data come in another order each time: figures over all of them stay, those over a part do "
     f"not; {STAY}",
     "float32": f"float64 becomes float32: 7 digits in the place of 16, for devices that compute no float64; {STAY}",
+    "one-device": "torch.nn.DataParallel is taken off, which no NPU runs: one device computes the whole batch, "
+    f"BatchNorm over all of it; {STAY}",
     "no-jit": f"what torch.jit compiles runs as Python: the same operators, not fused, and slower; {STAY}",
 }
 """The edits, and what each does to the numbers."""
 LOSSES = {"torch.nn.functional.cross_entropy", "torch.nn.functional.nll_loss"}
 LOSS_CLASSES = {"torch.nn.CrossEntropyLoss", "torch.nn.NLLLoss"}
+DATA_PARALLEL = {"torch.nn.DataParallel", "torch.nn.parallel.DataParallel", "torch.nn.parallel.data_parallel.DataParallel"}
 DOUBLE = {"torch.float64": "torch.float32", "torch.double": "torch.float32", "torch.DoubleTensor": "torch.FloatTensor"}
 
 
@@ -52,6 +55,8 @@ def edits(project: Project, script: Script, names: tuple[str, ...]) -> list[Edit
                 found += _keyword(script, node, "shuffle", "shuffle-validation")
         if isinstance(node, ast.Call) and "int32-labels" in names and _is_loss(project, script, node) and len(node.args) > 1:
             found += _labels(script, node.args[1])
+        if "one-device" in names and isinstance(node, ast.Call) and script.qualified(node.func) in DATA_PARALLEL:
+            found += _unwrapped(script, node)
         if "no-jit" in names and script.qualified(node) == "torch.jit.script":
             found += _without_jit(script, node)
         if "float32" in names:
@@ -91,6 +96,21 @@ def _labels(script: Script, labels: ast.AST) -> list[Edit]:
         return [Edit(end, end, f'.int() if {text}.device.type == "npu" else {text}', "int32-labels", why)]
     made = '(lambda labels: labels.int() if labels.device.type == "npu" else labels)('
     return [Edit(start, start, made, "int32-labels", why), Edit(end, end, ")", "int32-labels", why)]
+
+
+def _unwrapped(script: Script, call: ast.Call) -> list[Edit]:
+    """The model itself in the place of DataParallel(model, ...); where ``.module`` is read of it, nothing is done."""
+    statement = script.parents.get(call)
+    while statement is not None and not isinstance(statement, ast.stmt):
+        statement = script.parents.get(statement)
+    targets = {script.text(one) for one in getattr(statement, "targets", ())}
+    asked = [one for one in script.scopes if isinstance(one, ast.Attribute) and one.attr == "module"]
+    if any(script.text(one.value) in targets for one in asked) or not call.args:
+        return []
+    whole = isinstance(call.args[0], (ast.Name, ast.Attribute, ast.Call, ast.Subscript))
+    (start, end), (first, last) = script.span(call), script.span(call.args[0])
+    why = EFFECTS["one-device"]
+    return [Edit(start, first, "" if whole else "(", "one-device", why), Edit(last, end, "" if whole else ")", "one-device", why)]
 
 
 def _without_jit(script: Script, node: ast.AST) -> list[Edit]:

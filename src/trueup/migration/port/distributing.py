@@ -37,8 +37,8 @@ export MASTER_ADDR="${{MASTER_ADDR:-127.0.0.1}}" MASTER_PORT="${{MASTER_PORT:-29
 export HCCL_WHITELIST_DISABLE="${{HCCL_WHITELIST_DISABLE:-1}}"
 if [ -n "$NPUS" ]; then export ASCEND_RT_VISIBLE_DEVICES="$NPUS" CUDA_VISIBLE_DEVICES="$NPUS"; fi
 RANK_SIZE="${{RANK_SIZE:-$(echo "${{NPUS:-0,1,2,3,4,5,6,7}}" | tr ',' '\\n' | wc -l)}}"
-exec torchrun --nnodes="${{NNODES:-1}}" --node_rank="${{NODE_RANK:-0}}" --nproc_per_node="$RANK_SIZE" \\
-  --master_addr="$MASTER_ADDR" --master_port="$MASTER_PORT" {main} "$@"
+exec "${{PYTHON:-python}}" -m torch.distributed.run --nnodes="${{NNODES:-1}}" --node_rank="${{NODE_RANK:-0}}" \\
+  --nproc_per_node="$RANK_SIZE" --master_addr="$MASTER_ADDR" --master_port="$MASTER_PORT" {main} "$@"
 """
 
 

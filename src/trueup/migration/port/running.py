@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 import json
 import os
 import tempfile
@@ -15,7 +14,7 @@ import msgspec
 
 from trueup.foundation import toml
 from trueup.foundation.model import TrueupError
-from trueup.foundation.words.wording import counted
+from trueup.foundation.words.wording import counted, unified_diff
 from trueup.migration.port.porting import port
 from trueup.migration.port.rules import builtin
 from trueup.recording.recorder.launch import program, run_to_the_end
@@ -129,7 +128,7 @@ def patch(ran: Ran, to: Literal["agnostic", "npu"]) -> str:
         return ""
     root = files[0] if len(files) == 1 else Path(os.path.commonpath(files))
     base = root if root.is_dir() else root.parent
-    parts: list[str] = []
+    made = ""
     for changed in port(root, to=to).changed:
         path = base / changed.path
         if path not in files:
@@ -140,6 +139,5 @@ def patch(ran: Ran, to: Literal["agnostic", "npu"]) -> str:
         for first, before, after in reversed(changed.lines):
             last = first - 1 + (before.count("\n") + 1 if before else 0)
             new[first - 1 : last] = [line + end for line in after.split("\n")] if after else []
-        name = Path(os.path.relpath(path)).as_posix()
-        parts += difflib.unified_diff(old, new, f"a/{name}", f"b/{name}")
-    return "".join(part if part.endswith("\n") else part + "\n\\ No newline at end of file\n" for part in parts)
+        made += unified_diff(old, new, Path(os.path.relpath(path)).as_posix())
+    return made

@@ -10,13 +10,13 @@ Successive assignments of which each reads the one before are one expression, if
 from __future__ import annotations
 
 import ast
-import difflib
 import re
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from trueup.foundation.words.wording import unified_diff
 from trueup.migration.rewrites.catalogue import Rewrite, catalogue
 from trueup.migration.rewrites.forms import formed, matches
 
@@ -60,7 +60,7 @@ def find(file: Path, text: str, ran: Collection[int]) -> list[Found]:
 
 def patch(found: Sequence[Found], texts: Mapping[str, str]) -> str:
     """Return a unified diff that makes rewrites, of files whose text stands in ``texts``; what would not be Python is left out."""
-    parts: list[str] = []
+    made = ""
     for file, text in texts.items():
         lines = text.splitlines(keepends=True)
         new = list(lines)
@@ -70,8 +70,8 @@ def patch(found: Sequence[Found], texts: Mapping[str, str]) -> str:
             ast.parse("".join(new))
         except SyntaxError:
             continue
-        parts += difflib.unified_diff(lines, new, f"a/{file}", f"b/{file}")
-    return "".join(part if part.endswith("\n") else part + "\n\\ No newline at end of file\n" for part in parts)
+        made += unified_diff(lines, new, file)
+    return made
 
 
 def _rank(row: Rewrite) -> int:

@@ -11,6 +11,7 @@ import contextlib
 import inspect
 import random
 import sys
+import threading
 import weakref
 from collections.abc import Callable, Iterable, Mapping
 from functools import lru_cache, partial
@@ -59,6 +60,8 @@ class Settings:
         self._now: dict[int, list[dict[str, Any]]] = {}
         self._held: dict[str, Any] | None = None
         self._new = False
+        self._lock = threading.Lock()
+        """Held while what optimizers are set to changes: the writer's thread reads it."""
         self._began = _random()
         self._seeding = [Around(owner, "seed", partial(self._seeded, name)) for name, owner in _generators().items()]
         for one in self._seeding:
@@ -103,7 +106,10 @@ class Settings:
                 weakref.ref(optimizer),
                 [[id(one) for one in group] for group in facts.held],
             )
-            self._optimizers[number] = {"class": facts.classes[0] if facts.classes else "", **more, "groups": groups, "changes": []}
+            with self._lock:
+                self._optimizers[number] = {
+                    "class": facts.classes[0] if facts.classes else "", **more, "groups": groups, "changes": [],
+                }  # fmt: skip
         elif groups != self._now[number] and len(known["changes"]) < MOST_CHANGES:
             for at, (before, after) in enumerate(zip(self._now[number], groups, strict=False)):
                 changed = {name: value for name, value in after.items() if before.get(name) != value}
@@ -142,12 +148,13 @@ class Settings:
             modules.setdefault(loss["class"], loss)
         for number, known in self._alive.items():
             if schedule := live_objects.schedule(found, known()):
-                self._optimizers[number].setdefault("schedule", schedule)
+                with self._lock:
+                    self._optimizers[number].setdefault("schedule", schedule)
         self._name_parameters(modules)
         drawn = {name: state for name, state in _random().items() if self._began.get(name, state) != state}
         return {
             "modules": modules, "data": sorted((plain(self._loader(one)) for one in loaders), key=str),
-            "arguments": live_objects.arguments(found, models), "scalers": live_objects.scalers(found),
+            "arguments": live_objects.arguments(found), "scalers": live_objects.scalers(found),
             "random": drawn, "seeds": dict(self._seeds),
         }  # fmt: skip
 
@@ -159,14 +166,16 @@ class Settings:
                 names.setdefault(held.pop(name), path(scope, name.removesuffix(ADDRESS)))
         for number, groups in self._addresses.items():
             if 0 < sum(map(len, groups)) <= MOST_NAMES and all(names.keys() >= set(group) for group in groups):
-                self._optimizers[number]["parameters"] = [[names[one] for one in group] for group in groups]
+                with self._lock:
+                    self._optimizers[number]["parameters"] = [[names[one] for one in group] for group in groups]
 
     def news(self) -> dict[str, Any] | None:
         """Return all of it, for the manifest, where something came since it was asked last; secrets are masked."""
         if not self._new:
             return None
         self._new = False
-        optimizers = [self._optimizers[number] for number in sorted(self._optimizers)]
+        with self._lock:
+            optimizers = [{**self._optimizers[number]} for number in sorted(self._optimizers)]
         found = {"form": FORM, **(self._held or {}), "optimizers": optimizers}
         return dict(redacted({name: value for name, value in found.items() if value}))
 

@@ -21,8 +21,8 @@ from typing import Any
 from numpy.typing import NDArray
 
 from trueup.foundation.model import TrueupError
-from trueup.recording.execution.cases import Case, Chain, contiguous
-from trueup.recording.execution.decoding import ALIGNMENT, Decoder, extent, natural
+from trueup.recording.execution.cases import Case, Chain
+from trueup.recording.execution.decoding import ALIGNMENT, Decoder, contiguous, extent, natural
 from trueup.recording.execution.judging import Arrays, Judging, Outcome, Result, parallel
 from trueup.recording.execution.local_error import Distance, Operation, criterion, rounding, thresholds
 from trueup.recording.execution.recorded import NotReplayable, RecordedCall, RecordedTensor

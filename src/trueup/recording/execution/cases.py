@@ -32,7 +32,7 @@ from numpy.typing import NDArray
 from trueup.foundation.facts.operators import has
 from trueup.foundation.model import CallKey, TrueupError
 from trueup.foundation.store.segment import numpy_dtype
-from trueup.recording.execution.decoding import extent, nodes_of, sharing
+from trueup.recording.execution.decoding import contiguous, extent, nodes_of, sharing
 from trueup.recording.execution.recorded import RecordedCall, RecordedCalls, RecordedTensor, draw, home_of
 
 
@@ -162,15 +162,6 @@ class Case:
             head = json.loads(file.readline())
             call, forward = (head[name] and _read(head[name], file) for name in ("call", "forward"))
         return Case(call, forward, head["home"], dict(head["ranks"]), tuple(head["drawn"]))
-
-
-def contiguous(shape: tuple[int, ...]) -> tuple[int, ...]:
-    """Return the strides of a plain array, in elements."""
-    strides, step = [], 1
-    for size in reversed(shape):
-        strides.append(step)
-        step *= max(size, 1)
-    return tuple(reversed(strides))
 
 
 def relaid(shape: tuple[int, ...], before: tuple[int, ...], strides: tuple[int, ...] | None) -> tuple[int, ...] | None:

@@ -33,6 +33,15 @@ def extent(shape: Sequence[int], strides: Sequence[int]) -> int:
     return 0 if 0 in shape else 1 + sum((size - 1) * stride for size, stride in zip(shape, strides, strict=True))
 
 
+def contiguous(shape: tuple[int, ...]) -> tuple[int, ...]:
+    """Return the strides of a plain array, in elements."""
+    strides, step = [], 1
+    for size in reversed(shape):
+        strides.append(step)
+        step *= max(size, 1)
+    return tuple(reversed(strides))
+
+
 class Decoder(ABC):
     """Makes arguments of what stands for them: objects, or in a `writing.Writer` their text."""
 
@@ -143,6 +152,16 @@ def span(call: RecordedCall, members: Sequence[Mapping[str, Any]], dtype: str, m
     first = min(start for start, _ in spans)
     size = max(end for _, end in spans) - first
     return None if size > most else (first, size)
+
+
+def placed(recorded: RecordedTensor, node: Mapping[str, Any], itemsize: int) -> tuple[tuple[int, ...], int, int]:
+    """Return how a tensor is to lie in memory, in elements: strides (without gaps where there are too many, which is unlikely, or
+    untrue), from the first to the last, and before the first (where it begins within an `ALIGNMENT`)."""
+    strides = recorded.strides or ()
+    length = extent(recorded.shape, strides)
+    if length > max(SPARSE, 64 * recorded.numel):
+        strides, length = contiguous(recorded.shape), recorded.numel
+    return strides, length, natural(node.get("offset", 0)) % max(ALIGNMENT // itemsize, 1)
 
 
 class Builder(Decoder):

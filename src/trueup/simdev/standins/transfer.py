@@ -5,11 +5,8 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
-import torch
-
 from trueup.migration.port.running import REDIRECT, table
 from trueup.recording.adapters.torch.redirecting import Redirecting
 
 if not os.environ.get(REDIRECT):  # else they are sent already
     Redirecting({**table("npu", Path()), "into": ""}).begin()
-    torch.Tensor.is_cuda = property(lambda tensor: tensor.is_npu)

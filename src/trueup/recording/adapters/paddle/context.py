@@ -19,7 +19,7 @@ from trueup.recording.engine.session import BaseSession, Threads
 from trueup.recording.recorder import Call, Recorder
 
 if TYPE_CHECKING:
-    from trueup.recording.engine.replacing import Run
+    from trueup.recording.engine.checkpointing import Run
 
 WRAPPERS = {"DataParallel": "_layers", "PipelineParallel": "_layers", "TensorParallel": "_layers", "ShardingParallel": "_layers"}
 """Layers that hold the user's, and under which name (Paddle 3.3: paddle.DataParallel and fleet's wrappers)."""

@@ -36,8 +36,7 @@ from trueup.recording.adapters.paddle import modes, tensors
 from trueup.recording.adapters.paddle.operators import MODULES, name_of, special_methods
 from trueup.recording.adapters.paddle.tensors import FACTS, dtype_name, layout_of, named_tensors
 from trueup.recording.execution import decoding
-from trueup.recording.execution.cases import contiguous
-from trueup.recording.execution.decoding import damaged, extent, natural
+from trueup.recording.execution.decoding import contiguous, damaged, natural, placed
 from trueup.recording.execution.recorded import NotReplayable, RecordedCall, RecordedTensor
 from trueup.recording.execution.recorded import Place as BasePlace
 
@@ -172,11 +171,7 @@ class Builder(decoding.Builder):
         """Return a recorded tensor, laid out in memory as it was."""
         where, dtype = self._place.of(recorded.device), numpy_dtype(self._place.dtype(recorded.dtype))
         array = self._filled(recorded).astype(dtype, copy=False)
-        strides = recorded.strides or ()
-        length = extent(recorded.shape, strides)
-        if length > max(decoding.SPARSE, 64 * recorded.numel):  # unlikely, or untrue
-            strides, length = contiguous(recorded.shape), recorded.numel
-        lead = natural(node.get("offset", 0)) % max(decoding.ALIGNMENT // numpy_dtype(recorded.dtype).itemsize, 1)
+        strides, length, lead = placed(recorded, node, numpy_dtype(recorded.dtype).itemsize)
         if self._place.wide or (strides == contiguous(recorded.shape) and not lead):
             return from_numpy(array, where)
         memory = from_numpy(buffer([(array, strides, lead)], lead + length, dtype), where)

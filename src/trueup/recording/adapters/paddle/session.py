@@ -39,9 +39,10 @@ from trueup.recording.adapters.paddle.operators import entrances, programs, reco
 from trueup.recording.adapters.paddle.optimizers import Optimizers
 from trueup.recording.adapters.paddle.tensors import FACTS, NamedTensors, describe_values, holds, layout_of, named_tensors, to_numpy
 from trueup.recording.engine import environment
+from trueup.recording.engine.checkpointing import link
 from trueup.recording.engine.environment import rank_and_world
 from trueup.recording.engine.policies import AppliedPolicy, applied
-from trueup.recording.engine.replacing import Replacement, link
+from trueup.recording.engine.replacing import Replacement
 from trueup.recording.engine.session import Running, Threads, running_of
 from trueup.recording.recorder import CaptureOptions
 from trueup.recording.registry import adapter

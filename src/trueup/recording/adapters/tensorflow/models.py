@@ -149,7 +149,8 @@ def optimizer_facts(optimizer: keras.optimizers.Optimizer) -> OptimizerFacts:
     settings["lr"] = float(str(np.float32(optimizer.learning_rate)))  # 0.001, which float32 has not exactly
     settings["weight_decay"] = settings.get("weight_decay") or 0.0
     excluded = getattr(optimizer, "_exclude_from_weight_decay_pattern", None)
-    settings |= {"exclude_from_weight_decay": excluded.pattern} if excluded is not None else {}
+    if excluded is not None:  # Keras joins names of a set, in an order of each process's own
+        settings["exclude_from_weight_decay"] = "|".join(sorted(excluded.pattern.split("|")))
     clips = {"clipnorm": "of each gradient", "clipvalue": "of each element", "global_clipnorm": "of all gradients"}
     clipping = [f"{name} {said} at {value}" for name, said in clips.items() if (value := getattr(optimizer, name, None))]
     rate = optimizer._learning_rate

@@ -22,7 +22,8 @@ import torch
 
 from trueup.recording.adapters.torch.buffers import Buffers
 from trueup.recording.engine import scopes
-from trueup.recording.engine.replacing import Replacement, Run
+from trueup.recording.engine.checkpointing import Run
+from trueup.recording.engine.replacing import Replacement
 from trueup.recording.engine.session import BaseSession, Threads
 from trueup.recording.recorder import Call, Recorder
 

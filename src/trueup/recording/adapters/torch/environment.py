@@ -32,7 +32,9 @@ def describe_run(devices: list[str]) -> dict[str, Any]:
     rank = rank_and_world()
     return {"parallel": {"groups": _groups}} | shared.described(
         "torch", torch.__version__, devices, rank, seeds={"torch": torch.initial_seed()},
-        libraries=("numpy", "transformers", "accelerate", "deepspeed", "torch_npu", "apex", "lightning", "triton"),
+        libraries=(
+            "numpy", "transformers", "accelerate", "deepspeed", "torch_npu", "apex", "lightning", "pytorch_lightning", "triton",
+        ),
         switches={**switches(), **measured},
     )  # fmt: skip
 

@@ -279,7 +279,7 @@ class WideExecutor(Replayer):
         self._around: RecordedCall | None = None
 
     def execute_wide(self, call: RecordedCall, forward: RecordedCall | None) -> Mapping[str, NDArray[Any]]:
-        """Return what a call gives, by slot (`mattering_rerun.Executor`); raises Untold where it cannot be executed again,
+        """Return what a call gives, by slot (`effects_rerun.Executor`); raises Untold where it cannot be executed again,
         or draws random numbers in float64 that are not the recorded ones."""
         self._around = forward
         try:

@@ -30,7 +30,7 @@ from trueup.recording.adapters.torch.context import (
 )
 from trueup.recording.adapters.torch.gradients import Edges, watch
 from trueup.recording.adapters.torch.tensors import FACTS, NamedTensors, describe_values, named_tensors
-from trueup.recording.engine.replacing import link, repeated_scope
+from trueup.recording.engine.checkpointing import link, repeated_scope
 from trueup.recording.recorder import Call
 
 COMMUNICATION = ("c10d::", "_c10d_functional::", "_c10d_functional_autograd::")

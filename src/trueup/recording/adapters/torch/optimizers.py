@@ -27,8 +27,9 @@ from torch.optim.optimizer import Optimizer, register_optimizer_step_post_hook, 
 from trueup.recording.adapters.torch.buffers import fingerprint
 from trueup.recording.adapters.torch.context import SessionCore, ThreadState, depth_of
 from trueup.recording.engine import steps
+from trueup.recording.engine.checkpointing import drop_stale
 from trueup.recording.engine.live_objects import alive
-from trueup.recording.engine.replacing import Around, Replacement, drop_stale
+from trueup.recording.engine.replacing import Around, Replacement
 from trueup.recording.recorder import Call
 
 STEP = "torch.amp.GradScaler.step"

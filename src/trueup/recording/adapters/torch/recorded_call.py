@@ -38,8 +38,7 @@ from trueup.recording.adapters.torch.functions import BUFFERS_WRITTEN, Operator,
 from trueup.recording.adapters.torch.random_states import set_state
 from trueup.recording.adapters.torch.tensors import FACTS, named_tensors
 from trueup.recording.execution import decoding
-from trueup.recording.execution.cases import contiguous
-from trueup.recording.execution.decoding import damaged, extent, natural
+from trueup.recording.execution.decoding import damaged, extent, natural, placed
 from trueup.recording.execution.recorded import NotReplayable, RecordedCall, RecordedTensor, read_state
 from trueup.recording.execution.recorded import Place as BasePlace
 
@@ -284,10 +283,7 @@ class Builder(decoding.Builder):
         if len(members) > 1 and (found := self._shared(group, members, dtype, where)) is not None:
             offset = natural(node.get("offset", 0)) - found.start
             return _view(found, array, recorded.shape, strides, offset)
-        length = extent(recorded.shape, strides)
-        if length > max(decoding.SPARSE, 64 * recorded.numel):  # unlikely, or untrue
-            strides, length = contiguous(recorded.shape), recorded.numel
-        lead = natural(node.get("offset", 0)) % max(decoding.ALIGNMENT // dtype.itemsize, 1)
+        strides, length, lead = placed(recorded, node, dtype.itemsize)
         buffer = _Buffer(torch.zeros(lead + length, dtype=dtype), where, lead)
         return _view(buffer, array, recorded.shape, strides, lead)
 

@@ -61,6 +61,7 @@ class Redirecting:
             for name in sink["calls"]:
                 if "*" not in name and name not in self._table["names"] and (real := _found(name)) is not None:
                     self._replace(name, real, functools.partial(self._taken, name, sink))
+        torch.Tensor.is_cuda = property(self._is_there)
         _Mode(self).__enter__()
         atexit.register(self.write)
 
@@ -81,6 +82,13 @@ class Redirecting:
         elif isinstance(value, dict):
             return {key: self.translated(one, name, kind) for key, one in value.items()}
         return value
+
+    def _is_there(self, tensor: torch.Tensor) -> bool:
+        """``tensor.is_cuda``: in the user's code, whether it is on the device; PyTorch's own code has what is true."""
+        if self.device == "cuda" or tensor.device.type != self.device or sys._getframe(1).f_code.co_filename.startswith(_QUIET):
+            return bool(tensor.device.type == "cuda")
+        self.note("torch.Tensor.is_cuda", f"is asked of {self.device}")
+        return True
 
     def note(self, name: str, what: str) -> None:
         """Say a place once."""

@@ -13,7 +13,8 @@ from torch.utils import checkpoint
 
 from trueup.recording.adapters.torch.context import SessionCore
 from trueup.recording.adapters.torch.functions import execute
-from trueup.recording.engine.replacing import Around, Key, Replacement, Run, followed
+from trueup.recording.engine.checkpointing import Key, Run, followed
+from trueup.recording.engine.replacing import Around, Replacement
 
 
 def applying(run: Callable[[str, Callable[..., Any], tuple[Any, ...], dict[str, Any]], Any]) -> Replacement:
@@ -112,7 +113,7 @@ def _checkpoint(session: SessionCore, original: Any, fn: Any, *rest: Any, **kwar
     return follow(session, original, fn, *rest, **kwargs) if session.active else original(fn, *rest, **kwargs)
 
 
-# ---------------------------------------------------------------- activation checkpointing (`engine.replacing`)
+# ---------------------------------------------------------------- activation checkpointing (`engine.checkpointing`)
 def follow_reentrant(session: SessionCore, function: Callable[..., Any]) -> Callable[..., Any]:
     """Wrap a function that PyTorch is about to run, and to run again in the backward."""
     return _followed(session, function, defaultdict(list), ran=False)

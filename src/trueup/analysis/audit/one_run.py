@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
-from trueup.analysis.audit.first_step import FirstStep, same_batches
+from trueup.analysis.audit.first_step import FirstStep, same_batches, undivided
 from trueup.foundation.frameworks.trees import path
 from trueup.foundation.settings import Setting, differing, held_by, list_of, modules_of, names_held, odd_switches
 from trueup.foundation.store import Capture
@@ -18,6 +18,8 @@ from trueup.foundation.words.wording import counted
 LIKE_RANK_0 = ("optimizer", "scaler", "module", "switch", "version")  # equal on all ranks
 TWO_MODES = ("Dropout", "BatchNorm", "InstanceNorm")  # class name prefixes: training and evaluation differ
 DTYPE = ".dtype"
+MOST = 3
+"""Settings of two ranks that are named."""
 
 
 def odd(capture: Capture, step: FirstStep) -> Iterator[str]:
@@ -32,7 +34,9 @@ def odd(capture: Capture, step: FirstStep) -> Iterator[str]:
     for rank, other in ranks[1:]:
         alike = [one for one in differing(ranks[0][1], other) if one.group in LIKE_RANK_0 and _matters(one)]
         if alike:
-            yield f"ranks differ: {setting_text(alike[0], (f'on rank {ranks[0][0]}', f'on rank {rank}'))}"
+            sides = f"on rank {ranks[0][0]}", f"on rank {rank}"
+            more = f"; and {counted(len(alike) - MOST, 'more setting')}" if len(alike) > MOST else ""
+            yield f"ranks differ: {'; '.join(setting_text(one, sides) for one in alike[:MOST])}{more}"
             break
     pair, groups = same_batches(step), _groups(manifest)
     if pair is not None and groups <= 1:
@@ -53,6 +57,9 @@ def worth_a_look(capture: Capture, step: FirstStep) -> Iterator[str]:
             text = setting_text(seeds[0], (f"on rank {ranks[0][0]}", f"on rank {rank}"))
             yield f"ranks have seeds of their own: {text}; weights that each rank draws differ, unless they are broadcast"
             break
+    if undivided(step):
+        n = f"{step.passes:,}"
+        yield f"the model runs forward {n} times in a step, and no loss is divided by {n}: gradients are added up, and not averaged"
     pair, groups = same_batches(step), _groups(manifest)
     if pair is not None and groups > 1:
         yield f"ranks {pair[0]} and {pair[1]} are given the same batch in the first step, as ranks of one model are"

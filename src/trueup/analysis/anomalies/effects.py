@@ -1,6 +1,6 @@
 """Does it matter? The capture's own answer, and the command to run for the rest.
 
-- reached nothing (healed before any output, loss or gradient): *harmless*; `mattering_rerun` tells whether the clean numbers are
+- reached nothing (healed before any output, loss or gradient): *harmless*; `effects_rerun` tells whether the clean numbers are
   right, if elements were kept.
 - reached gradients, and a GradScaler skipped that step: *harmless*, transient; skipping often is a finding of its own. If a
   module's forward overflows in several steps, all skipped: *accuracy-relevant*, for no loss scale helps a forward.
@@ -22,7 +22,7 @@ from trueup.analysis.anomalies.describing import policy_row
 from trueup.foundation.facts.anomaly import Anomaly, Matters, ScaleStep, StepAnomalies
 from trueup.foundation.words.wording import one_line
 
-FOLLOWED = ("nan", "overflow", "saturated")  # kinds that `mattering_rerun` can tell more of
+FOLLOWED = ("nan", "overflow", "saturated")  # kinds that `effects_rerun` can tell more of
 
 
 @dataclass(frozen=True, slots=True)

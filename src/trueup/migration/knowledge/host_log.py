@@ -4,9 +4,8 @@ compiled them.
     [INFO] ASCENDCL(3021,python3):2021-07-01-10:00:00.000.001 [op_compile.cpp:300]3021 aclopCompile::aclOp OpType: TransData,
     INPUT...
 
-An operator that is compiled after the first step has a shape or attribute that changes. A host log knows no steps: they are
-counted by
-the lines that the training prints into it (ASCEND_SLOG_PRINT_TO_STDOUT=1).
+An operator that is compiled after the first step has a shape or attribute that changes. A host log knows no steps: they are counted
+by the lines that the training prints into it (ASCEND_SLOG_PRINT_TO_STDOUT=1).
 """
 
 from __future__ import annotations

@@ -24,7 +24,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from trueup.analysis.anomalies import kinds
-from trueup.analysis.anomalies.mattering import FOLLOWED
+from trueup.analysis.anomalies.effects import FOLLOWED
 from trueup.foundation.facts.anomaly import Anomaly, Matters, Severity
 from trueup.foundation.facts.operators import has
 from trueup.foundation.facts.slots import is_input

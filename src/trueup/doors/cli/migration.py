@@ -1,0 +1,138 @@
+"""The commands over what a migration leaves behind: ``trueup explain-log`` (logs), ``trueup env`` (machines), and ``trueup
+checkpoint inspect|compare|repair`` (files of weights: what they hold, how two differ, names brought back to the model's)."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from trueup.doors.cli import loading
+from trueup.doors.cli.options import File, Json, Word, Words, save_as_json
+from trueup.foundation.model import TrueupError
+
+
+def explain_log(
+    logs: Annotated[
+        Words, typer.Argument(metavar="FILE...|-", help="Logs of one run: files, folders, - for standard input.")
+    ] = None,
+    operators: Annotated[bool, typer.Option("--operators", help="List the operators of CANN's host log instead.")] = False,
+    step: Annotated[Word, typer.Option(metavar="REGEX", help="With --operators: the lines that say a step.")] = None,
+    limit: Annotated[int, typer.Option(metavar="N", min=1, help="How many lines of each kind to list.")] = 10,
+    json: Json = None,
+) -> int:
+    """Say which error of a run's logs came first, across ranks, what it means and what to do; and what only follows from it.
+
+    Exit code 0: nothing that stops a training; 1: an error that is known; 2: an error that no row knows, or of a rank whose log is
+    missing. With --operators 1: something was compiled after the first step.
+    """
+    if not logs:
+        raise TrueupError(
+            "There is no log to explain.\n  expected: files, folders, or - for standard input\n  got:      nothing\n"
+            "  next:     trueup explain-log train.log ~/ascend/log"
+        )
+    with loading():
+        from trueup.doors.report.knowledge import render_explanation, render_operators
+        from trueup.doors.report.terminal import Terminal
+        from trueup.migration.knowledge import explain
+        from trueup.migration.knowledge import operators as list_operators
+
+    console = Terminal()
+    if operators:
+        listed = list_operators(logs, step)
+        render_operators(listed, limit, console)
+        document, code = listed.document, listed.exit_code
+    else:
+        found = explain(logs)
+        render_explanation(found, limit, console)
+        document, code = found.document, found.exit_code
+    save_as_json(document, json, console)
+    return code
+
+
+def env(
+    machines: Annotated[Words, typer.Argument(metavar="[A [B]]", help="Captures, JSON of trueup env, files of NAME=value.")] = None,
+    limit: Annotated[int, typer.Option(metavar="N", min=1, help="How many variables to list.")] = 40,
+    json: Json = None,
+) -> int:
+    """Say which variables and options this machine, another one, or two side by side run with: conflicts, and what changes numbers.
+
+    Exit code 0: all goes together, nothing that changes numbers differs; 1: something does not, or does; 2: could not be read.
+    """
+    with loading():
+        from trueup.doors.report.knowledge import render_environments
+        from trueup.doors.report.terminal import Terminal
+        from trueup.migration.knowledge.environment import environments
+
+    console = Terminal()
+    found = environments(machines or ())
+    render_environments(found, limit, console)
+    save_as_json(found.document, json, console)
+    return found.exit_code
+
+
+CHECKPOINTS = "Checkpoints: what they hold, how two differ, names repaired."
+checkpoint = typer.Typer(add_completion=False, no_args_is_help=True, help=CHECKPOINTS)
+
+One = Annotated[Path, typer.Argument(metavar="CHECKPOINT", help="A file, or a folder of DCP, Megatron or shards.")]
+Part = Annotated[Word, typer.Option(metavar="NAME", help="A part, as inspect names it; without: the weights.")]
+Limit = Annotated[int, typer.Option(metavar="N", min=1, help="How many tensors to list.")]
+
+
+@checkpoint.command()
+def inspect(checkpoint: One, limit: Limit = 20, json: Json = None) -> int:
+    """Say what a checkpoint holds, without running anything in it. Exit code 0: it is whole; 2: it cannot be read."""
+    with loading():
+        from trueup.doors.report.checkpoint import inspected, render_inspected
+        from trueup.doors.report.terminal import Terminal
+        from trueup.migration.checkpoint import open_checkpoint
+
+    console = Terminal()
+    found = open_checkpoint(checkpoint)
+    render_inspected(found, limit, console)
+    save_as_json(lambda: inspected(found), json, console)
+    return 0
+
+
+@checkpoint.command()
+def compare(first: One, second: One, part: Part = None, limit: Limit = 20, json: Json = None) -> int:
+    """Compare two checkpoints tensor by tensor, names without wrappers. Exit code 0: all alike; 1: not; 2: cannot be read."""
+    with loading():
+        from trueup.doors.report.checkpoint import render_compared
+        from trueup.doors.report.terminal import Terminal
+        from trueup.migration.checkpoint import compare as run
+
+    console = Terminal()
+    found = run(first, second, part)
+    render_compared(found, limit, console)
+    save_as_json(found.document, json, console)
+    return found.exit_code
+
+
+@checkpoint.command()
+def repair(
+    checkpoint: One,
+    output: Annotated[Path, typer.Option("--output", "-o", metavar="FILE", help="A new file, .safetensors.")],
+    like: Annotated[
+        File, typer.Option(metavar="CHECKPOINT", help="Of the model as it is: torch.save(model.state_dict(), ...).")
+    ] = None,
+    part: Part = None,
+    limit: Limit = 20,
+    json: Json = None,
+) -> int:
+    """Write the weights of a checkpoint, and nothing else of it, under the names of the model, and prove it.
+
+    Exit code 0: read back bitwise, and a strict load passes; 1: a strict load would fail; 2: cannot be read or written, or
+    there is no --like to prove it by.
+    """
+    with loading():
+        from trueup.doors.report.checkpoint import render_repaired
+        from trueup.doors.report.terminal import Terminal
+        from trueup.migration.checkpoint import repair as run
+
+    console = Terminal()
+    found = run(checkpoint, output, like=like, part=part)
+    render_repaired(found, limit, console)
+    save_as_json(found.document, json, console)
+    return found.exit_code
