@@ -32,6 +32,7 @@ from trueup.foundation.facts.why import Why
 from trueup.foundation.model import CallKey, Finding, SlotComparison
 from trueup.foundation.settings import differing
 from trueup.foundation.store import Capture
+from trueup.recording.engine import live_objects
 from trueup.recording.engine.environment import code
 
 SCRIPT = """
@@ -371,6 +372,44 @@ def test_a_parameter_that_another_one_took_the_place_of_is_named() -> None:
 def test_arguments_of_two_names_are_one() -> None:
     (found,) = differing(side(arguments={"learning_rate": 0.1, "wd": 1}), side(arguments={"optim.lr": 0.2, "weight_decay": 1}))
     assert (found.name, found.baseline, found.candidate) == ("learning_rate", 0.1, 0.2)
+
+
+class Node:
+    """A value of a configuration of OmegaConf 2: ``_val`` of a scalar, ``_content`` of a list or mapping."""
+
+    def __init__(self, **held: Any) -> None:
+        vars(self).update(held)
+
+
+def test_configurations_are_read_as_their_libraries_hold_them(monkeypatch: pytest.MonkeyPatch) -> None:
+    """OmegaConf 2.4, pytorch-lightning 2.6 (both run once with the packages) and DeepSpeed's own source, by their shapes."""
+
+    def library(module: str, name: str, **held: Any) -> Any:
+        kind = type(name, (Node,), {"__module__": module})
+        loaded = ModuleType(module)
+        setattr(loaded, name, kind)
+        monkeypatch.setitem(sys.modules, module, loaded)
+        return kind(**held)
+
+    def scalar(value: Any) -> Any:
+        return type("AnyNode", (Node,), {"__module__": "omegaconf.nodes"})(_val=value)
+
+    def several(*inner: Any) -> Any:
+        return type("ListConfig", (Node,), {"__module__": "omegaconf.listconfig"})(_content=list(inner))
+
+    inner = library("omegaconf.dictconfig", "DictConfig", _content={"p": scalar(0.1)}, _parent="the list")
+    betas = several(scalar(0.9), scalar(0.99))
+    whole = type(inner)(_content={"lr": scalar(0.1), "betas": betas, "layers": several(inner)}, _parent=None)
+    kept = library("pytorch_lightning.core.mixins.hparams_mixin", "HyperparametersMixin", _hparams={"conf": {"width": 4}})
+    trainer = library("pytorch_lightning.trainer.trainer", "Trainer", gradient_clip_val=0.5, _loggers=[], fit_loop=object())
+    speed = library(
+        "deepspeed.runtime.config", "DeepSpeedConfig", _param_dict={"optimizer": {"params": {"lr": 0.3}}}, train_batch_size=8
+    )
+    found = live_objects.arguments([whole, inner, kept, trainer, speed])
+    assert found == {
+        "gradient_clip_val": 0.5, "train_batch_size": 8, "conf.width": 4, "lr": 0.1, "betas": [0.9, 0.99], "layers.0.p": 0.1,
+        "optimizer.params.lr": 0.3,
+    }  # fmt: skip
 
 
 def test_what_an_older_capture_does_not_say_is_not_compared() -> None:

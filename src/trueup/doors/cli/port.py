@@ -31,7 +31,7 @@ def port(
     source: Annotated[Words, typer.Argument(metavar="SCRIPT|FOLDER | -- COMMAND...", help="What is ported; or run.")] = None,
     output: Annotated[File, typer.Option("--output", "-o", metavar="OUT", help="A new folder; or the source, in place.")] = None,
     to: Annotated[To, typer.Option(help="agnostic: one script for CUDA, NPU and CPU; npu: with torch_npu.")] = To.agnostic,
-    rules: Annotated[File, typer.Option("--rules", "-r", metavar="FILE", help="Rules of your own, as JSON (docs/port.md).")] = None,
+    rules: Annotated[File, typer.Option("--rules", "-r", metavar="FILE", help="Rules of your own (docs/port.md).")] = None,
     also: Annotated[Word, typer.Option(metavar="NAMES", help=ALSO)] = None,
     distributed: Annotated[Word, typer.Option(metavar="MAIN", help=DISTRIBUTED)] = None,
     model: Annotated[Word, typer.Option(metavar="NAME", help="With --distributed: the model's variable.")] = None,

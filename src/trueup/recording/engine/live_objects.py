@@ -60,11 +60,10 @@ def classes() -> tuple[type, ...]:
     return (Namespace, *_loaded((*known.argument, *known.configuration, *known.loss, *known.schedule, *known.scaler)))
 
 
-def arguments(found: Sequence[Any], models: Sequence[Any] = ()) -> dict[str, Any]:
-    """Return the arguments of a script, those of nested configurations by their paths (``optimizer.lr``), with what Lightning's
-    models keep of them; where two objects give a name two values, a list of both, in an order of their own."""
+def arguments(found: Sequence[Any]) -> dict[str, Any]:
+    """Return the arguments of a script, those of nested configurations by their paths (``optimizer.lr``, ``layers.0.p``); where two
+    objects give a name two values, a list of both, in an order of their own."""
     parsed: list[Mapping[Any, Any]] = [vars(one) for one in found if isinstance(one, (Namespace, *_loaded(_known().argument)))]
-    parsed += [held for model in models if isinstance(held := getattr(model, "_hparams", None), Mapping)]
     for row in _known().configuration:
         of = [one for one in found if isinstance(one, _loaded([row]))]
         parsed += [vars(one)[row.holds] for one in of if vars(one).get("_parent") is None and row.holds in vars(one)]
@@ -83,8 +82,10 @@ def _flat(held: Any, prefix: str = "", depth: int = DEEPEST) -> dict[str, Any]:
         inner = (
             vars(value).get("_content", vars(value).get("_val", value)) if type(value).__module__.startswith("omegaconf") else value
         )
-        if isinstance(inner, list):
+        if isinstance(inner, (list, tuple)):
             inner = [vars(one).get("_val", one) if type(one).__module__.startswith("omegaconf") else one for one in inner]
+            if len(inner) <= LONGEST_LIST and not all(isinstance(one, SCALARS) for one in inner):
+                inner = {str(at): one for at, one in enumerate(inner)}
         if isinstance(inner, Mapping) and depth:
             found |= _flat(inner, f"{prefix}{name}.", depth - 1)
         else:

@@ -154,7 +154,7 @@ class Settings:
         drawn = {name: state for name, state in _random().items() if self._began.get(name, state) != state}
         return {
             "modules": modules, "data": sorted((plain(self._loader(one)) for one in loaders), key=str),
-            "arguments": live_objects.arguments(found, models), "scalers": live_objects.scalers(found),
+            "arguments": live_objects.arguments(found), "scalers": live_objects.scalers(found),
             "random": drawn, "seeds": dict(self._seeds),
         }  # fmt: skip
 
