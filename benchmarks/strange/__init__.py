@@ -4,11 +4,24 @@
 are real (this repository's LICENSE, the pictures of scikit-image) or generated with a fixed seed.
 """
 
-from strange import densities, learners, listeners, mechanisms, pictures, practices, readers, scenes, sequences, solvers, structures
+from strange import (
+    densities,
+    learners,
+    listeners,
+    matchers,
+    mechanisms,
+    pictures,
+    practices,
+    readers,
+    scenes,
+    sequences,
+    solvers,
+    structures,
+)
 from strange.stranger import AGAIN, PLAIN, STRANGERS, Altered, Steps, Stranger
 
 __all__ = [
     "AGAIN", "PLAIN", "STRANGERS", "Altered", "Steps", "Stranger",
-    "densities", "learners", "listeners", "mechanisms", "pictures", "practices", "readers", "scenes",
+    "densities", "learners", "listeners", "matchers", "mechanisms", "pictures", "practices", "readers", "scenes",
     "sequences", "solvers", "structures",
 ]  # fmt: skip
