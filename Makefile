@@ -5,7 +5,8 @@ PYTHON ?= python3
 VENV   ?= .venv
 BIN    := $(VENV)/bin
 MSPROBE := .venv-msprobe
-WORKERS ?= 2
+# One more than cores: a test that waits for a process, or for a second to pass, leaves its core idle.
+WORKERS ?= 3
 MINUTES ?= 10
 # pip compiles its 18,000 files one after the other, compileall on all cores.
 PIP := $(BIN)/python -m pip install --quiet --no-compile
@@ -32,20 +33,28 @@ help:  ## List the targets
 demo: $(VENV)/.runtime  ## Find the operator that makes a detector's loss converge worse (2 minutes)
 	$(BIN)/python examples/centernet/demo.py
 
-# mypy needs one core; the second collects the tests meanwhile, so that each worker finds them compiled.
+# The tests are collected beside the first checks, so that each worker finds them compiled; mypy, a minute on one core, runs beside them.
 test: $(VENV)/.dev  ## Lint, type-check and run all tests
-	$(MAKE) --no-print-directory --jobs 2 lint collected
-	$(PYTEST)
+	$(MAKE) --no-print-directory --jobs 2 rules collected
+	$(MAKE) --no-print-directory --jobs 2 types tests
 
-.PHONY: collected
+.PHONY: collected rules types tests
 collected: $(VENV)/.dev
 	$(BIN)/python -m pytest --collect-only --quiet > /dev/null
 
-lint: $(VENV)/.dev  ## ruff, codespell, import-linter and mypy --strict
+rules: $(VENV)/.dev
 	$(BIN)/ruff check .
 	$(BIN)/codespell
 	$(BIN)/lint-imports --no-cache
+
+types: $(VENV)/.dev
 	$(BIN)/mypy
+
+# Tests call make, too, and this one's jobs are none of theirs.
+tests: $(VENV)/.dev
+	env -u MAKEFLAGS $(PYTEST)
+
+lint: rules types  ## ruff, codespell, import-linter and mypy --strict
 
 check: lint  ## Lint, and the tests that need no training: for daily work (2 minutes)
 	$(PYTEST) $(QUICK)

@@ -17,7 +17,7 @@ import tempfile
 import time
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import asdict, dataclass
-from functools import partial
+from functools import cache, partial
 from pathlib import Path
 from typing import Any
 
@@ -95,6 +95,12 @@ def trained(model: str) -> None:
     training = zoo.build(model, "npu")
     for _ in range(STEPS):
         training.step()
+
+
+@cache
+def operators(model: str) -> frozenset[str]:
+    """Return which of the operators that faults and noise change the training of a zoo model executes."""
+    return frozenset(executed(partial(trained, model)))
 
 
 def fires(model: str, fault: str) -> bool:
@@ -179,9 +185,8 @@ def table(models: Iterable[str], faults: Iterable[str], noise: Iterable[str], wo
                 with simdev.noise(what):
                     run(model, "npu", candidate)
             yield from check_sound(model, what, baseline, candidate)
-        operators = executed(partial(trained, model))
         for fault in faults:
-            if operators.isdisjoint(simdev.FAULTS[fault].ops) or not fires(model, fault):
+            if operators(model).isdisjoint(simdev.FAULTS[fault].ops) or not fires(model, fault):
                 continue  # a capture of it would be one of the healthy device
             candidate = work / f"{model}-broken"
             truth = run_broken(model, fault, candidate)

@@ -4,7 +4,7 @@ import multiprocessing.spawn
 import os
 import sys
 from collections.abc import Iterator
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
@@ -54,9 +54,9 @@ def warm(nursery: Nursery, monkeypatch: pytest.MonkeyPatch) -> str:
 
 LONG = (
     "with_paddle", "with_tensorflow", "with_torch_and_paddle", "with_torch_and_tensorflow", "verdict/test_planted_faults.py",
-    "launch/test_ranks.py", "verdict/test_implementations.py", "verdict/test_goldens.py", "audit/test_causes.py",
-    "adapters/test_compiling.py", "rerun/test_reproduce.py", "verdict/test_cases_noise.py", "verdict/test_other_forms.py",
-    "adapters/test_observer.py", "verdict/test_cases_structure.py",
+    "verdict/test_cases_noise.py", "verdict/test_implementations.py", "verdict/test_goldens.py", "audit/test_causes.py",
+    "adapters/test_compiling.py", "verdict/test_cases_structure.py", "distributed", "verdict/test_other_forms.py",
+    "adapters/test_observer.py",
 )  # fmt: skip
 """Files and folders that take half a minute or more, the longest first."""
 
@@ -64,3 +64,22 @@ LONG = (
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Begin with the longest files, so that no worker is left alone with one at the end."""
     items.sort(key=lambda item: next((k for k, name in enumerate(LONG) if f"tests/{name}" in item.nodeid), len(LONG)))
+
+
+TOGETHER = ("tests/distributed/",)
+"""Folders that one worker takes whole, for their files share captures."""
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
+    """Leave files whole, and some folders."""
+    from xdist.scheduler import LoadFileScheduling
+
+    if config.getoption("dist") != "loadfile":
+        return None
+
+    class Whole(LoadFileScheduling):  # type: ignore[misc]
+        def _split_scope(self, nodeid: str) -> str:
+            return next((folder for folder in TOGETHER if nodeid.startswith(folder)), super()._split_scope(nodeid))
+
+    return Whole(config, log)

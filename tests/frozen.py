@@ -8,8 +8,11 @@ from __future__ import annotations
 
 import gc
 
+gc.disable()  # until then next to nothing is garbage
+
 
 def pytest_collection_finish() -> None:
+    gc.enable()
     gc.collect()
     gc.freeze()
     gc.set_threshold(50_000, 20, 20)

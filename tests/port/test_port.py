@@ -244,6 +244,70 @@ def test_rules_that_cannot_be_used(tmp_path: Path, content: str, message: str, c
     assert message in capsys.readouterr().err
 
 
+PAGE = (Path(__file__).parents[2] / "docs" / "port.md").read_text()
+OWN = PAGE[PAGE.index("```toml\n") + len("```toml\n") :].partition("```")[0]
+"""The rules that the documentation shows."""
+USES = """\
+import torch
+import mine.kernels
+from mine.io import load, place
+place(mine.kernels.fused_norm(x), where="cuda:1")
+load(path="old.pt").restore("a", 3)
+torch.cuda.synchronize()
+"""
+MADE = """\
+import torch
+import torch_npu
+import mine.npu
+import mine.kernels
+from mine.io import load, place
+place(mine.npu.fused_norm(x), where="npu:1")
+load(path='new.pt').restore('new.pt', 3)
+torch.cuda.synchronize()
+"""
+
+
+def test_rules_in_toml(tmp_path: Path) -> None:
+    (tmp_path / "rules.toml").write_text(OWN)
+    assert ported_by(tmp_path, USES) == (MADE, {"our profiler replaces it"})
+    again = port(tmp_path / "out" / "train.py", to="npu", rules=tmp_path / "rules.toml")
+    assert again.changes == 0
+    (tmp_path / "rules.toml").write_text(OWN.replace('until = "9.0"', 'until = "2.0"'))
+    assert "mine.kernels.fused_norm(x)" in ported_by(tmp_path, USES)[0]
+
+
+def ported_by(tmp_path: Path, text: str) -> tuple[str, set[str]]:
+    (tmp_path / "train.py").write_text(text)
+    shutil.rmtree(tmp_path / "out", ignore_errors=True)
+    result = port(tmp_path / "train.py", tmp_path / "out", to="npu", rules=tmp_path / "rules.toml")
+    return (tmp_path / "out" / "train.py").read_text(), {one.reason for one in result.seen}
+
+
+@pytest.mark.parametrize(
+    ("good", "bad", "message"),
+    [
+        ('"mine.npu.{name}"', '"mine.npu.("', "name 1: 'mine.npu.(' is no expression of Python"),
+        ('id = "place"', 'id = "checkpoint"', "there are two rules 'checkpoint'"),
+        ('id = "place"', 'id = "autocast"', "there are two rules 'autocast', one of them Trueup's"),
+        ("becomes = \"'new.pt'\"", 'becomes = "import os"', "argument 1: 'import os' is no expression of Python"),
+        ("y = mine.npu.fused_mlp(x)", "y = 3", "'fused-layers' makes of its example, for npu: 'y = mine.npu.fused_mlp(x)'"),
+        ("y = mine.kernels.fused_mlp(x)", "y = (", "the example 'y = (' is no Python: '(' was never closed"),
+        ("position = 0 ", "#", "'checkpoint' makes of its example"),
+        ("[[left]]", "[[other]]", "'other' is unknown: expected name, argument, sink, left"),
+        ("[[name]]", "[[name]", "Expected "),
+    ],
+)
+def test_rules_in_toml_that_cannot_be_used(tmp_path: Path, good: str, bad: str, message: str) -> None:
+    assert good in OWN
+    (tmp_path / "rules.toml").write_text(OWN.replace(good, bad, 1))
+    (tmp_path / "train.py").write_text("import torch\n")
+    with pytest.raises(TrueupError) as error:
+        port(tmp_path / "train.py", tmp_path / "out", rules=tmp_path / "rules.toml")
+    assert message in str(error.value)
+    assert len(str(error.value).splitlines()) == 4
+    assert not (tmp_path / "out").exists()
+
+
 ALSO = {
     "drop-last": ("train_loader = DataLoader(x, 4, True)", "train_loader = DataLoader(x, 4, True, drop_last=True)"),
     "shuffle-validation": ("val_loader = DataLoader(x, shuffle=False)", "val_loader = DataLoader(x, shuffle=True)"),

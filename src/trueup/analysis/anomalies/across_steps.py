@@ -7,10 +7,8 @@ scale falls about once in ``growth_interval`` (2000) steps.
 
 from __future__ import annotations
 
-import json
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -18,6 +16,7 @@ from numpy.typing import NDArray
 from trueup.analysis.anomalies.describing import step_of
 from trueup.comparison.graph.streams import Array, Numbers, Stream
 from trueup.foundation.facts.anomaly import Anomaly, Place, ScaleStep
+from trueup.foundation.facts.arguments import decoded
 from trueup.foundation.facts.operators import having
 from trueup.foundation.facts.slots import is_input
 from trueup.foundation.kernels.sketch import splitmix64
@@ -123,7 +122,7 @@ def scale_steps(stream: Stream) -> tuple[ScaleStep, ...]:
                 scale = float(stream.l2[k])  # of one element, which is positive
             elif name.startswith("input.found_inf"):
                 overflow = overflow or bool(stream.l2[k] > 0)
-        said = _object(stream.value(int(stream.arguments[call])))
+        said = decoded(stream.value(int(stream.arguments[call])))
         known = said.get("scale", scale)
         skipped = bool(said.get("skipped", overflow))
         if isinstance(known, (int, float)):
@@ -170,11 +169,3 @@ def _finding(
         because="steps that are skipped train nothing, and a scale of 1 or less loses the small gradients of float16",
         again=tuple(one.step for one in skipped[1:]), policy=next((one.policy for one in causes if one.policy), ""),
     )  # fmt: skip
-
-
-def _object(text: str | None) -> dict[str, Any]:
-    try:
-        read = json.loads(text or "{}")
-    except (ValueError, RecursionError):
-        return {}
-    return read if isinstance(read, dict) else {}

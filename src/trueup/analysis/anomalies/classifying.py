@@ -15,7 +15,6 @@ operator is healed if that function's results are clean.
 from __future__ import annotations
 
 import dataclasses
-import json
 from collections import Counter, defaultdict
 from collections.abc import Sequence
 
@@ -28,6 +27,7 @@ from trueup.analysis.anomalies.describing import Sites, led_to, place_of, slot_o
 from trueup.analysis.anomalies.flow import Flow, Source
 from trueup.comparison.graph.streams import NONE, Numbers, Stream
 from trueup.foundation.facts.anomaly import NAN, Anomaly, Crossing, Kind, Reached, Severity, StepAnomalies
+from trueup.foundation.facts.arguments import decoded
 from trueup.foundation.facts.operators import has, having
 from trueup.foundation.store.call_columns import NEEDED
 from trueup.foundation.store.schema import RECORDS
@@ -444,10 +444,7 @@ def _reached(source: Source) -> tuple[Reached, ...]:
 
 def members(arguments: str | None) -> str | None:
     """Return which ranks take part in a collective, as they stand among its arguments: ``0-3``."""
-    try:
-        said = json.loads(arguments or "{}").get("ranks")
-    except (ValueError, RecursionError, AttributeError):
-        return None
+    said = decoded(arguments).get("ranks")
     return said if isinstance(said, str) else None
 
 

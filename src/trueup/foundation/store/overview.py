@@ -3,14 +3,13 @@ went."""
 
 from __future__ import annotations
 
-import json
 from collections import defaultdict
 from collections.abc import Collection
-from typing import Any
 
 import numpy as np
 import pyarrow as pa
 
+from trueup.foundation.facts.arguments import decoded
 from trueup.foundation.facts.operators import named
 from trueup.foundation.store.columns import NONE, Numbers
 from trueup.foundation.store.reader import Capture
@@ -84,7 +83,7 @@ def scales(table: pa.Table) -> list[tuple[int, float, bool]]:
         elif (row["slot"] or "").startswith("input.found_inf"):
             overflow = overflow or bool(row["max"])
         elif row["slot"] == "arguments":
-            said: dict[str, Any] = json.loads(row["value"] or "{}")
+            said = decoded(row["value"])
             known = said.get("scale", scale)  # a capture of digests has the arguments only
             if known is not None:
                 found.append((row["step"], float(known), bool(said.get("skipped", overflow))))

@@ -20,10 +20,10 @@ from trueup.foundation import toml
 from trueup.foundation.model import TrueupError
 from trueup.foundation.store.durable import write_file
 from trueup.foundation.words.wording import counted
-from trueup.migration.port import choosing, reading
+from trueup.migration.port import choosing, reading, trying
 from trueup.migration.port.distributing import EFFECTS, Distributor
 from trueup.migration.port.flow import Project
-from trueup.migration.port.rules import Name, Own, Switch, builtin, own
+from trueup.migration.port.rules import Name, Own, Switch, builtin
 from trueup.migration.port.writing import Edit, Writer
 
 RECORD = "trueup-port.json"
@@ -135,7 +135,7 @@ def port(
         output: where the new ones go: a folder that is not there yet, or the source itself, to change it in place. None: nothing
             is written.
         to: ``agnostic``, one script for CUDA, NPU and CPU; or ``npu``, with torch_npu.
-        rules: rules of your own, as JSON (docs/port.md).
+        rules: rules of your own, as TOML or JSON (docs/port.md).
         also: edits that change numbers, by name (`choosing.EFFECTS`); what each does is in ``effects``.
         distributed: the script that starts the training, as seen from the folder: one process becomes several, a device each.
         model: with ``distributed``: the variable of the model, where no optimizer shows it.
@@ -145,7 +145,8 @@ def port(
     """
     root = Path(source)
     chosen = choosing.checked(also)
-    mine = Own() if rules is None else own(Path(rules))
+    mine = Own() if rules is None else trying.tried(Path(rules))
+    known = mine.beside(builtin())
     files = _scripts(root)
     base = root if root.is_dir() else root.parent
     scripts, unread = [], []
@@ -163,7 +164,7 @@ def port(
             "  next:     name the folder that holds the training"
         )
     unread += [f"{path} is a link: it was not followed, and is not in the output" for path in _links(root)]
-    project = Project(scripts, builtin())
+    project = Project(scripts, known)
     spread = None if distributed is None else Distributor(project, distributed, base, model)
     writers = []
     for script in scripts:
@@ -182,8 +183,8 @@ def port(
         for one in writer.left
     )
     used = {edit.rule for writer in writers for edit in writer.edits}
-    known: list[Name | Switch] = [*builtin().name, *builtin().switch]
-    versions = [rule.since for rule in known if rule.id in used and rule.since]
+    with_versions: list[Name | Switch] = [*known.name, *known.switch]
+    versions = [rule.since for rule in with_versions if rule.id in used and rule.since]
     since = max(versions, key=_version, default=None)
     target = None if output is None else Path(output)
     lines = sum(script.data.count(b"\n") for script in scripts)

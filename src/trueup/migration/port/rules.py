@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import ast
 import functools
+import re
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal
 
@@ -45,6 +47,7 @@ class Name(toml.Table):
     positional: tuple[str, ...] = ()
     keyword: str | None = None
     since: str | None = None
+    imports: str | None = msgspec.field(default=None, name="import")
 
 
 class Switch(toml.Table):
@@ -150,7 +153,7 @@ class Module(toml.Table):
         return f"{self.parent_module}.{self.old_name}" if self.parent_module else self.old_name
 
 
-class Own(toml.Table):
+class Converters(toml.Table):
     """Rules of a user, under the names that MindStudio's converter gave them."""
 
     ArgsModifyRule: tuple[Argument, ...] = ()
@@ -159,25 +162,135 @@ class Own(toml.Table):
 
     def __post_init__(self) -> None:
         for text in (*(one.arg_new for one in self.ArgsModifyRule), *(one.new_name for one in self.FuncNameModifyRule)):
-            try:
-                ast.parse(text, mode="eval")
-            except (SyntaxError, ValueError):
-                raise ValueError(f"{text!r} is no expression of Python") from None
+            _expression(text)
         for module in self.ModuleNameModifyRule:
             if not all(part.isidentifier() for part in module.new_name.split(".")):
                 raise ValueError(f"{module.new_name!r} is no name of a module")
 
 
 class _File(toml.Table):
-    rules: Own
+    rules: Converters
+
+
+class OwnName(Name, kw_only=True):
+    """Names of a user's, from one version of PyTorch on and before another."""
+
+    until: str | None = None
+
+    def __post_init__(self) -> None:
+        for text in (self.npu, self.agnostic):
+            if text is not None:
+                _expression(text.replace("{name}", "name").replace("{module}", "module"))
+
+
+class Given(toml.Table):
+    """An argument of functions, by place or name, becomes another text."""
+
+    id: str
+    calls: tuple[str, ...]
+    becomes: str
+    example: tuple[str, str, str]
+    position: int | None = None
+    keyword: str | None = None
+    since: str | None = None
+    until: str | None = None
+
+    def __post_init__(self) -> None:
+        _expression(self.becomes)
+        if self.position is None and self.keyword is None:
+            raise ValueError("expected a position or a keyword")
+
+    def takes(self, qualified: str | None, method: str | None) -> bool:
+        """Return whether a call is meant: of a function by its whole name, of a method by ``*.name``."""
+        return any(_fits(call, qualified, method) for call in self.calls)
+
+
+class OwnSink(Sink, kw_only=True):
+    """Functions of a user's that take a device."""
+
+    id: str
+    example: tuple[str, str, str]
+    since: str | None = None
+    until: str | None = None
+
+
+class OwnRules(toml.Table):
+    """A user's file in TOML."""
+
+    name: tuple[OwnName, ...] = ()
+    argument: tuple[Given, ...] = ()
+    sink: tuple[OwnSink, ...] = ()
+    left: tuple[Left, ...] = ()
+
+    def __post_init__(self) -> None:
+        names: list[str] = [one.id for one in self.shown]
+        known = {one.id for one in builtin().name} | {one.id for one in builtin().switch}
+        twice = next((name for name in names if names.count(name) > 1 or name in known), None)
+        if twice is not None:
+            raise ValueError(f"there are two rules {twice!r}" + (", one of them Trueup's" if twice in known else ""))
+
+    @property
+    def shown(self) -> list[OwnName | Given | OwnSink]:
+        """Return the rules that have an example."""
+        shown: list[OwnName | Given | OwnSink] = []
+        for some in (self.name, self.argument, self.sink):
+            shown += some
+        return shown
+
+    def holding(self, version: str) -> OwnRules:
+        """Return those that hold for a version of PyTorch."""
+        name, argument, sink = (
+            tuple(one for one in some if _holds(one.since, one.until, version)) for some in (self.name, self.argument, self.sink)
+        )
+        return OwnRules(name, argument, sink, self.left)  # type: ignore[arg-type]
+
+
+@dataclass(frozen=True)
+class Own:
+    """Rules of a user: MindStudio's in JSON, or Trueup's in TOML."""
+
+    converters: Converters = field(default_factory=Converters)
+    rules: OwnRules = field(default_factory=OwnRules)
+
+    def beside(self, known: Rules) -> Rules:
+        """Return the known rules and the user's, who comes first where both say something of a name."""
+        stays = {name for one in self.rules.left for name in one.names}
+        names: list[Name] = []
+        for one in known.name:
+            kept = tuple(name for name in one.names if f"{one.under}.{name}" not in stays)
+            names.append(msgspec.structs.replace(one, names=kept))
+        sinks, left = (*known.sink, *self.rules.sink), (*known.left, *self.rules.left)
+        return Rules(known.target, (*names, *self.rules.name), known.switch, sinks, left)
+
+
+def _expression(text: str) -> None:
+    try:
+        ast.parse(text, mode="eval")
+    except (SyntaxError, ValueError):
+        raise ValueError(f"{text!r} is no expression of Python") from None
+
+
+def _holds(since: str | None, until: str | None, version: str) -> bool:
+    def number(text: str) -> tuple[int, ...]:
+        return tuple(int(part) for part in re.findall(r"\d+", text)[:3])
+
+    return (since is None or number(since) <= number(version)) and (until is None or number(version) < number(until))
 
 
 def own(path: Path) -> Own:
-    """Read a user's rules, a JSON file ``{"rules": {"ArgsModifyRule": [...], ...}}``; raises TrueupError for anything else."""
-    see = "docs/port.md shows one"
-    text = toml.text_of(path, "rules as JSON", see)
+    """Read a user's rules: TOML, or JSON ``{"rules": {"ArgsModifyRule": [...], ...}}``; raises TrueupError for anything else."""
+    see, kind = "docs/port.md shows one", "TOML" if path.suffix == ".toml" else "JSON"
+    text = toml.text_of(path, f"rules as {kind}", see)
     try:
-        return toml.checked(msgspec.json.decode(text.encode()), _File).rules
+        if kind == "TOML":
+            return Own(rules=toml.checked(toml.parsed(text), OwnRules))
+        return Own(toml.checked(msgspec.json.decode(text.encode()), _File).rules)
     except (msgspec.DecodeError, ValueError) as error:
-        said = f"The rules in {path} cannot be used.\n  expected: rules as JSON\n  got:      {error}\n  next:     {see}"
-        raise TrueupError(said) from None
+        raise refused(path, kind, str(error)) from None
+
+
+def refused(path: Path, kind: str, why: str) -> TrueupError:
+    """Return the error of rules that cannot be used."""
+    return TrueupError(
+        f"The rules in {path} cannot be used.\n  expected: rules as {kind}\n  got:      {why}\n  next:     docs/port.md shows one"
+    )

@@ -105,19 +105,28 @@ class Writer:
 
     def _own_call(self, call: ast.Call) -> None:
         """A user's rules for functions and their arguments."""
+        qualified = self.script.qualified(call.func)
+        method = call.func.attr if isinstance(call.func, ast.Attribute) else None
+        for given in self.own.rules.argument:
+            if given.takes(qualified, method):
+                named = [one.value for one in call.keywords if one.arg is not None and one.arg == given.keyword]
+                at = given.position
+                for value in named or (call.args[at : at + 1] if at is not None else []):
+                    if self.script.text(value) != given.becomes:
+                        self._edit(*self.script.span(value), given.becomes, given.id, "your rule")
         written = self.script.text(call.func)
         names = {written, written.rpartition(".")[2], self.script.qualified(call.func)}
-        for function in self.own.FuncNameModifyRule:
+        for function in self.own.converters.FuncNameModifyRule:
             if function.old_name in names:
                 start, end = self.script.span(call.func)
                 whole = function.old_name == written or isinstance(call.func, ast.Name) or "." in function.new_name
                 self._edit(start if whole else end - len(function.old_name.encode()), end, function.new_name, "own", "your rule")
-        for one in self.own.ArgsModifyRule:
+        for one in self.own.converters.ArgsModifyRule:
             if one.func_name in names and one.arg_idx < len(call.args):
                 self._edit(*self.script.span(call.args[one.arg_idx]), one.arg_new, "own", "your rule")
 
     def _own_module(self, node: ast.AST, qualified: str | None) -> bool:
-        for module in self.own.ModuleNameModifyRule:
+        for module in self.own.converters.ModuleNameModifyRule:
             if qualified == module.full and isinstance(node, ast.Attribute):
                 end = self.script.span(node)[1]
                 self._edit(end - len(node.attr.encode()), end, module.new_name, "own", "your rule")
@@ -460,6 +469,9 @@ class Writer:
         needed = [] if "torch" in modules or not self._torch else ["torch"]
         if self.target.imports and self.target.imports not in modules:
             needed.append(self.target.imports)
+        used = {edit.rule for edit in self.edits}
+        asked = dict.fromkeys(one.imports for one in self.rules.name if one.id in used and one.imports)
+        needed += [name for name in asked if name not in modules]
         anchors = [node for node in top if "torch" in _roots(node)]
         if not needed or not (anchors or "torch" in needed):
             return

@@ -28,6 +28,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from trueup.foundation.facts.arguments import decoded
 from trueup.foundation.facts.roundoff import roundoff
 from trueup.foundation.model import CallKey, TrueupError
 from trueup.foundation.store import Capture
@@ -151,11 +152,7 @@ class RecordedCall:
     @property
     def values(self) -> dict[str, Any]:
         """What it was given beside tensors, by position or name; empty where it is not known."""
-        try:
-            found = json.loads(self.value or "{}")
-        except (ValueError, RecursionError):
-            return {}
-        return found if isinstance(found, dict) else {}
+        return decoded(self.value)
 
     @property
     def kind(self) -> str:
