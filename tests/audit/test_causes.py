@@ -232,6 +232,10 @@ def test_no_seed_and_no_loader_changes_an_argument() -> None:
         "seed of torch: 0 in the baseline, 7 in the candidate",
     ]
     assert [one.group for one in unshown] == ["data"]
+    read = finding("input", op="aten::copy_", error_in=1.0)
+    sides = [{"seeds": {"torch": n}} for n in (0, 7)]
+    kept, _ = with_causes([drew, read], *sides, Seen(begun=lambda _: "batches differ from step 0 on"))
+    assert [one.cause for one in kept] == ["seed of torch: 0 in the baseline, 7 in the candidate; batches differ from step 0 on"]
     given = [{"settings": {"arguments": {"seed": n}}} for n in (0, 7)]
     (kept, _), _ = with_causes([told, drew], *given)
     assert kept.cause == "std of torch.Tensor.normal_: 0.02 in the baseline, 0.5 in the candidate"

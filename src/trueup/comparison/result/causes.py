@@ -111,12 +111,15 @@ def with_causes(
         cause = _cause(reaching, finding, own, seen)
         if not cause and finding.kind == "region":  # what is passed to it is made by a call of one run, in the first step alone
             cause = named.get(finding.op, "")
-        same = by_cause.get(cause, _follows(kept, finding, own, cause))
+        seeds = bool(reaching) and reaching[0].group == "seed"  # then what begins otherwise follows from them
+        key = settings_text(reaching) if seeds else cause
+        same = by_cause.get(key, _follows(kept, finding, own, cause))
         if same is None:
-            by_cause |= {cause: len(kept)} if cause else {}
+            by_cause |= {key: len(kept)} if cause else {}
             kept.append(dataclasses.replace(finding, cause=cause))
         else:
-            kept[same] = _alike(kept[same], finding)
+            longer = cause if key != cause and len(cause) > len(kept[same].cause) else kept[same].cause
+            kept[same] = dataclasses.replace(_alike(kept[same], finding), cause=longer)
     asked = any(not one.cause for one in kept)  # then what the scripts were told may say more than the call does
     left = [one for one in settings if one not in shown and (asked or one.severity == "changes")]
     if len(left) != 1:  # else that stands in the first line
