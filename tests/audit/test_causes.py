@@ -151,6 +151,15 @@ def test_an_argument_without_a_name_is_no_cause() -> None:
     assert kept[0].cause == ""
 
 
+def test_an_argument_that_an_operator_inside_has_in_its_own_way_is_the_same() -> None:
+    outside = finding(op="f", slots=(slot('{"reduction": "mean"}', '{"reduction": "sum"}'),))
+    inside = finding(op="aten::f_forward", level="aten", api="f", step=1, slots=(slot('{"reduction": 1}', '{"reduction": 2}'),))
+    kept, _ = with_causes([outside, inside], {}, {})
+    assert [(one.cause, one.alike) for one in kept] == [
+        ('reduction of f: "mean" in the baseline, "sum" in the candidate', 1)
+    ]
+
+
 EMA = "/somewhere/train.py:31 in update"
 
 

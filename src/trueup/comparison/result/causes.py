@@ -230,11 +230,13 @@ def _orders(setting: Setting) -> bool:
 
 def _follows(kept: Sequence[Finding], finding: Finding, own: Reason | None, cause: str) -> int | None:
     """Return the culprit with a cause that a further one only follows. What draws random numbers follows from what drew some in
-    one run alone; another argument of an operator from that of the function around it."""
+    one run alone; another argument of an operator from that of the function around it, and the same one as the operator
+    has it (1 for ``mean``)."""
     drawer = normalised(own.facts[0].op) if own is not None and _is_drawn(own) and _draws(finding) else None
     for at, one in enumerate(kept):
         drawn = drawer == normalised(one.op)
-        if one.cause and (drawn or (not cause and finding.kind == "argument" and finding.api == one.op)):
+        inside = finding.kind == "argument" and finding.api == one.op
+        if one.cause and (drawn or (inside and (not cause or cause.partition(": ")[0] == one.cause.partition(": ")[0]))):
             return at
     return None
 
