@@ -155,7 +155,7 @@ $(VENV)/.runtime: $(VENV)/.torch pyproject.toml
 
 $(VENV)/.dev: $(VENV)/.runtime compat-packages/pyproject.toml
 	$(PIP) -c constraints.txt -e '.[dev]' -e ./compat-packages
-	-$(BIN)/python -m compileall -qq -j 0 -x '/tests?/' $(VENV)/lib
+	-$(BIN)/python -m compileall -qq -j 0 -x '/tests?/|/transformers/models/|/pip/' $(VENV)/lib
 	touch $@
 
 # msprobe, the tool that `make bench` measures beside, has an environment of its own: its dependencies are none of ours.

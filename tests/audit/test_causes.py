@@ -151,6 +151,15 @@ def test_an_argument_without_a_name_is_no_cause() -> None:
     assert kept[0].cause == ""
 
 
+def test_an_argument_that_an_operator_inside_has_in_its_own_way_is_the_same() -> None:
+    outside = finding(op="f", slots=(slot('{"reduction": "mean"}', '{"reduction": "sum"}'),))
+    inside = finding(op="aten::f_forward", level="aten", api="f", step=1, slots=(slot('{"reduction": 1}', '{"reduction": 2}'),))
+    kept, _ = with_causes([outside, inside], {}, {})
+    assert [(one.cause, one.alike) for one in kept] == [
+        ('reduction of f: "mean" in the baseline, "sum" in the candidate', 1)
+    ]
+
+
 EMA = "/somewhere/train.py:31 in update"
 
 
@@ -232,6 +241,10 @@ def test_no_seed_and_no_loader_changes_an_argument() -> None:
         "seed of torch: 0 in the baseline, 7 in the candidate",
     ]
     assert [one.group for one in unshown] == ["data"]
+    read = finding("input", op="aten::copy_", error_in=1.0)
+    sides = [{"seeds": {"torch": n}} for n in (0, 7)]
+    kept, _ = with_causes([drew, read], *sides, Seen(begun=lambda _: "batches differ from step 0 on"))
+    assert [one.cause for one in kept] == ["seed of torch: 0 in the baseline, 7 in the candidate; batches differ from step 0 on"]
     given = [{"settings": {"arguments": {"seed": n}}} for n in (0, 7)]
     (kept, _), _ = with_causes([told, drew], *given)
     assert kept.cause == "std of torch.Tensor.normal_: 0.02 in the baseline, 0.5 in the candidate"

@@ -10,6 +10,7 @@ import pytest
 from trueup.migration.assess.limits import broken, limits
 from trueup.migration.assess.packages import extensions, linked, packages
 from trueup.migration.assess.reading import Row
+from trueup.simdev.shapes import _kind
 
 PLAIN: dict[str, Any] = {
     "operator": "aten::mm", "kind": "kernel", "phase": "forward", "function": "torch.mm", "dtypes": ["float16"],
@@ -61,3 +62,16 @@ def test_kernels_beside_a_script(tmp_path: Path) -> None:
     (tmp_path / "csrc" / "host.cuh").write_text("inline int host();")
     found = extensions([script])
     assert [(Path(one.place).name, one.kernels) for one in found] == [("roi.cu", ("roi_forward",)), ("train.py:3", ())]
+
+
+@pytest.mark.parametrize(
+    ("operator", "kind"),
+    [
+        ("aten::digamma", "kernel"), ("aten::_linalg_eigh", "kernel"), ("aten::lerp.Scalar", "kernel"),
+        ("aten::huber_loss", "kernel"), ("aten::pixel_shuffle", "composite"), ("aten::nan_to_num", "composite"),
+        ("aten::linear", "composite"), ("mine::op", "custom"),
+    ],
+)  # fmt: skip
+def test_what_pytorch_makes_of_others(operator: str, kind: str) -> None:
+    """A function that calls its own form with ``out=`` has a kernel for each device: nothing else computes it."""
+    assert _kind(operator) == kind

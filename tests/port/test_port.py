@@ -415,3 +415,14 @@ def test_the_page_shows_what_is_printed(
 )
 def test_an_original_that_fails_twice_says_both(first: str, second: str, said: str) -> None:
     assert proving._also(first, second) == said
+
+
+@pytest.mark.usefixtures("autoloaded")
+def test_a_port_that_uses_no_device_is_not_proved(tmp_path: Path, warm: str) -> None:
+    """Its device is an option that the command leaves out: both runs are on the CPU, and nothing is shown by it."""
+    text = "import sys, torch\nmodel = torch.nn.Linear(2, 1)\nif '--cuda' in sys.argv:\n    model.cuda()\n"
+    (tmp_path / "train.py").write_text(f"{text}model(torch.ones(1, 2)).sum().backward()\n")
+    port(tmp_path / "train.py", tmp_path / "out", to="npu")
+    proof = proving.prove(tmp_path / "train.py", tmp_path / "out", f"{warm} train.py", steps=1)
+    assert proof.exit_code == 2
+    assert "nothing of the port ran on the device" in proof.sentence

@@ -7,7 +7,10 @@ import re
 from pathlib import Path
 
 import pytest
+import torch
 
+import trueup
+from trueup.doors.cli import main
 from trueup.migration.rewrites import Rewrite, catalogue, find, patch
 from trueup.migration.rewrites.finding import CAPITALS
 from trueup.simdev.equivalence import judged
@@ -88,3 +91,29 @@ def test_another_name_for_torch() -> None:
     (found,) = find(Path("train.py"), text, range(1, 99))
     chosen = "index_select(1, th.arange(g * c, device=x.device).view(g, -1).t().flatten())"
     assert found.after.strip() == f"x = x.view(b, -1, h, w).{chosen}"
+
+
+def test_rewrites_of_a_capture(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    """Of lines that ran; a script that was edited since is left out, and a folder that is none is refused."""
+    monkeypatch.chdir(tmp_path)
+    file = tmp_path / "model.py"
+    file.write_text(
+        "import torch\n\n\ndef shuffle(x):\n    b, n, h, w = x.shape\n    x = x.view(b, 2, n // 2, h, w)\n"
+        "    x = torch.transpose(x, 1, 2).contiguous()\n    return x.view(b, -1, h, w)\n"
+    )
+    scope: dict = {}
+    exec(compile(file.read_text(), str(file), "exec"), scope)
+    with trueup.capture(tmp_path / "run", level="api"):
+        scope["shuffle"](torch.ones(1, 4, 2, 2))
+    assert main(["assess", "--patch", "made.patch", "run"]) == 0
+    said = capsys.readouterr().out
+    assert "1 rewrite in 2 scripts that the capture ran." in said
+    assert "channel shuffle by index_select" in said
+    assert "+    return x.view(b, -1, h, w).index_select(1," in (tmp_path / "made.patch").read_text()
+    file.write_text(file.read_text().replace("x.view(b, 2,", "x.reshape(b, 2,"))
+    assert main(["assess", "run"]) == 2
+    said = " ".join(capsys.readouterr().out.split())
+    assert "0 rewrites in 1 script that the capture ran. Changed since, and not read: model.py." in said
+    (tmp_path / "empty").mkdir()
+    assert main(["assess", "empty"]) == 2
+    assert "is not a capture" in capsys.readouterr().err

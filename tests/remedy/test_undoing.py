@@ -120,6 +120,9 @@ def test_a_word_that_is_broken() -> None:
     assert (kept.new, kept.lost, kept.holds) == (("mask",), ("clip",), False)
     assert by_hand(before, said("eps: 3, 4", "clip", "dropout: 0, 1")).holds
     assert not by_hand(before, before).gone
+    computes = "the candidate computes in bfloat16: {} of 9 products, float32 in the baseline"
+    assert by_hand(said("lr: 1, 2", computes.format(8)), said(computes.format(7))).holds
+    assert by_hand(said("lr: 1, 2", ""), said("")).holds  # a call without a cause
     order = "batches in another order from step 0: DataLoader seed: 0, 7"
     assert by_hand(said(order, "clip"), said("clip")).undone == ("DataLoader seed: 0, 7",)
 

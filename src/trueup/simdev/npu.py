@@ -59,6 +59,13 @@ class _Precision:
     """Whether the device may round inputs to HF32 before it multiplies; the noise ``hf32-matmul`` sets it while on."""
 
 
+@dataclass
+class _Config:
+    allow_internal_format: bool = False
+    """Whether tensors may have a format of the device's own; the numbers of the simulated one are the same in every format."""
+
+
+config = _Config()
 matmul = _Precision()
 conv = _Precision()
 
@@ -129,6 +136,13 @@ def get_device_name(device: Any = None) -> str:
 
 def synchronize(device: Any = None) -> None:
     """Return at once: kernels run synchronously."""
+
+
+def enable_graph_mode() -> None:
+    """Run each operator as before: CANN 5 gathered them until `launch_graph`, which changes no number."""
+
+
+launch_graph = disable_graph_mode = enable_graph_mode
 
 
 def manual_seed(seed: int) -> None:

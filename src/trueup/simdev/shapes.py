@@ -235,5 +235,15 @@ def _kind(operator: str) -> str:
     if not operator.startswith("aten::"):
         return "custom"
     has = torch._C._dispatch_has_kernel_for_dispatch_key
-    kinds = ("CompositeExplicitAutograd", "CompositeExplicitAutogradNonFunctional", "CompositeImplicitAutograd")
-    return "composite" if any(has(operator, kind) for kind in kinds) else "kernel"
+    if any(has(operator, kind) for kind in ("CompositeExplicitAutograd", "CompositeImplicitAutograd")):
+        return "composite"
+    others = has(operator, "CompositeExplicitAutogradNonFunctional")
+    return "composite" if others and not _is_structured(operator) else "kernel"
+
+
+def _is_structured(operator: str) -> bool:
+    """Return whether an operator is made of its own form with ``out=`` alone, for which each device has a kernel (``digamma``)."""
+    packet = getattr(torch.ops.aten, operator.removeprefix("aten::").partition(".")[0])
+    forms = [getattr(packet, name) for name in packet.overloads()]
+    given = [form for form in forms if any(argument.is_out for argument in form._schema.arguments)]
+    return any(torch._C._dispatch_has_kernel_for_dispatch_key(form.name(), "CPU") for form in given)

@@ -7,6 +7,7 @@ holds two comparisons with one baseline to that, of the run as it was and of the
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -47,12 +48,23 @@ class Kept:
 def kept_word(before: Result, after: Result, undone: Sequence[str]) -> Kept:
     """Compare what two verdicts name, of a run and of the run in which ``undone``, parts of the first one's causes, were set
     back."""
-    named, now = _named(before), _named(after)
-    other = [key for key in named if key not in undone]
-    new = [said for key, said in now.items() if key not in named and not _noted(key, before)]
-    lost = [named[key] for key in other if key not in now and not _noted(key, after)]
-    left = [said for key, said in now.items() if key not in undone and said not in new]
-    return Kept(tuple(undone), not any(one in now for one in undone), tuple(left), tuple(new), tuple(lost))
+    named, now, back = _named(before), _named(after), [_key(one) for one in undone]
+    new = [said for keys, said in now.items() if not any(_is_in(keys, side, before) for side in named)]
+    lost = [said for keys, said in named.items() if keys[0] not in back and not any(_is_in(keys, side, after) for side in now)]
+    still = {keys[0] for keys in now}
+    left = [said for keys, said in now.items() if keys[0] not in back and said not in new]
+    new = [said for keys, said in now.items() if said in new and keys[0] not in back]
+    return Kept(tuple(undone), still.isdisjoint(back), tuple(left), tuple(new), tuple(lost))
+
+
+Keys = tuple[str, str]
+"""A cause without its counts, or nothing, and the call where it shows first."""
+
+
+def _is_in(keys: Keys, other: Keys, result: Result) -> bool:
+    """Tell whether a verdict names a cause: as one of its own, as the call without one, or in a note."""
+    call = keys[1] == other[1] and "" in (keys[0], other[0])
+    return call or keys[0] == other[0] != "" or (keys[0] != "" and keys[0] in _uncounted(result.sentence))
 
 
 def parts_of(finding: Finding) -> list[str]:
@@ -63,17 +75,23 @@ def parts_of(finding: Finding) -> list[str]:
 ORDER = "batches in another order from step"
 
 
-def _named(result: Result) -> dict[str, str]:
+def _named(result: Result) -> dict[Keys, str]:
     """Return what a verdict names, in words: each cause once, and calls that have none."""
-    found: dict[str, str] = {}
+    found: dict[Keys, str] = {}
     for one in result.culprits:
-        for key in parts_of(one) or [f"{one.phase} {one.level} {one.scope} {one.op}"]:
-            found.setdefault(key, key if one.cause else f"{one.name} ({one.op})")
+        call = f"{one.phase} {one.level} {one.scope} {one.op}"
+        for part in parts_of(one) or [""]:
+            found.setdefault((_key(part), call), part or f"{one.name} ({one.op})")
     return found
 
 
-def _noted(key: str, result: Result) -> bool:
-    return key in result.sentence
+def _key(part: str) -> str:
+    """Return what tells a cause from others: not how many calls show it, nor which operators do it."""
+    return _uncounted(part if " in the baseline, " in part else part.partition(": ")[0])
+
+
+def _uncounted(text: str) -> str:
+    return re.sub(r"\d[\d,]* of \d[\d,]*", "some", text)
 
 
 @dataclass(frozen=True, slots=True)
@@ -137,9 +155,9 @@ def judge(baseline: str | Path, candidate: str | Path, undone: str | Path) -> Un
 
 def by_hand(before: Result, after: Result) -> Kept:
     """Compare what two verdicts name where somebody set back the cause of the first culprit, or a part of it."""
-    now = _named(after)
-    parts = [] if before.culprit is None else parts_of(before.culprit) or list(_named(before))[:1]
-    return kept_word(before, after, [one for one in parts if one not in now] or parts)
+    now = {keys[0] for keys in _named(after)}
+    parts = [] if before.culprit is None else parts_of(before.culprit)
+    return kept_word(before, after, [one for one in parts if _key(one) not in now] or parts)
 
 
 def _ended(now: Result, policy: Path | None, runs: Sequence[Path], kept: Sequence[Kept]) -> Undone:
@@ -234,10 +252,10 @@ def _plain(value: Any) -> bool:
 
 def _rule(level: str, where: Mapping[str, str], name: str, value: Any) -> str:
     keys = [f"level = {in_toml(level)}", *(f"{key} = {in_toml(held)}" for key, held in where.items())]
-    return "\n".join(["[[rule]]", *keys, f"set = {{ {_key(name)} = {_value(value)} }}"]) + "\n"
+    return "\n".join(["[[rule]]", *keys, f"set = {{ {_toml_key(name)} = {_value(value)} }}"]) + "\n"
 
 
-def _key(name: str) -> str:
+def _toml_key(name: str) -> str:
     return name if name.isidentifier() else in_toml(name)
 
 

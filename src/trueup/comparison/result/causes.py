@@ -111,12 +111,15 @@ def with_causes(
         cause = _cause(reaching, finding, own, seen)
         if not cause and finding.kind == "region":  # what is passed to it is made by a call of one run, in the first step alone
             cause = named.get(finding.op, "")
-        same = by_cause.get(cause, _follows(kept, finding, own, cause))
+        seeds = bool(reaching) and reaching[0].group == "seed"  # then what begins otherwise follows from them
+        key = settings_text(reaching) if seeds else cause
+        same = by_cause.get(key, _follows(kept, finding, own, cause))
         if same is None:
-            by_cause |= {cause: len(kept)} if cause else {}
+            by_cause |= {key: len(kept)} if cause else {}
             kept.append(dataclasses.replace(finding, cause=cause))
         else:
-            kept[same] = _alike(kept[same], finding)
+            longer = cause if key != cause and len(cause) > len(kept[same].cause) else kept[same].cause
+            kept[same] = dataclasses.replace(_alike(kept[same], finding), cause=longer)
     asked = any(not one.cause for one in kept)  # then what the scripts were told may say more than the call does
     left = [one for one in settings if one not in shown and (asked or one.severity == "changes")]
     if len(left) != 1:  # else that stands in the first line
@@ -227,11 +230,13 @@ def _orders(setting: Setting) -> bool:
 
 def _follows(kept: Sequence[Finding], finding: Finding, own: Reason | None, cause: str) -> int | None:
     """Return the culprit with a cause that a further one only follows. What draws random numbers follows from what drew some in
-    one run alone; another argument of an operator from that of the function around it."""
+    one run alone; another argument of an operator from that of the function around it, and the same one as the operator
+    has it (1 for ``mean``)."""
     drawer = normalised(own.facts[0].op) if own is not None and _is_drawn(own) and _draws(finding) else None
     for at, one in enumerate(kept):
         drawn = drawer == normalised(one.op)
-        if one.cause and (drawn or (not cause and finding.kind == "argument" and finding.api == one.op)):
+        inside = finding.kind == "argument" and finding.api == one.op
+        if one.cause and (drawn or (inside and (not cause or cause.partition(": ")[0] == one.cause.partition(": ")[0]))):
             return at
     return None
 

@@ -149,7 +149,7 @@ class Product(str, Enum):
 
 
 def assess(
-    command: Annotated[Words, typer.Argument(metavar="SCRIPT | -- COMMAND...", help="What to run.")] = None,
+    command: Annotated[Words, typer.Argument(metavar="SCRIPT | CAPTURE | -- COMMAND...", help="What to run.")] = None,
     product: Annotated[Product, typer.Option(help="The device's product.")] = Product.a2,
     cann: Annotated[str, typer.Option(metavar="VERSION", help="Of CANN, whose limits are asked.")] = "newest",
     steps: Annotated[int, typer.Option(metavar="K", min=1, help="Steps of the optimizer, after which the run ends.")] = 2,
@@ -161,22 +161,30 @@ def assess(
 ) -> int:
     """Say which operators a training needs and what an Ascend NPU has for them, before it is ported; shapes run, numbers do not.
 
+    Of a capture: the rewrites of the lines that it ran.
+
     Exit code 0: all run on the device; 1: some do not, or go through the CPU; 2: could not tell.
     """
     words = required(command, "run", "assess")
     with loading():
-        from trueup.doors.report.assess import render, save
+        from trueup.doors.report.assess import render, render_rewrites, save
         from trueup.doors.report.saving import write_text
         from trueup.doors.report.terminal import Terminal, print_written
+        from trueup.migration.assess import Assessment, Rewrites, rewrites_of
         from trueup.migration.assess import assess as run
 
     console = Terminal()
-    found = run(words, product=product.value, cann=cann, steps=steps, timeout=timeout or None)
-    render(found, limit, console)
+    found: Assessment | Rewrites
+    if len(words) == 1 and Path(words[0]).is_dir():
+        found = rewrites_of(Path(words[0]))
+        render_rewrites(found, limit, console)
+    else:
+        found = run(words, product=product.value, cann=cann, steps=steps, timeout=timeout or None)
+        render(found, limit, console)
     if patch is not None:
         written = write_text(found.patch, patch, "a file that can be made and written, for the patch")
         print_written(written, console, "patch" if found.patch else "empty patch")
-    if output is not None:
+    if output is not None and isinstance(found, Assessment):
         print_written(save(found, output), console, "report")
     save_as_json(found.document, json, console)
     return found.exit_code

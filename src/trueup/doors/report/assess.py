@@ -23,7 +23,8 @@ from trueup.migration.assess.assessing import percent
 if TYPE_CHECKING:
     from rich.console import Console
 
-    from trueup.migration.assess import Assessment, Operator
+    from trueup.migration.assess import Assessment, Operator, Rewrites
+    from trueup.migration.assess.assessing import Offered
 
 QUIET = ("kernel", "composite")
 """Grades of operators that are counted and not listed."""
@@ -46,10 +47,7 @@ def render(found: Assessment, limit: int, console: Console) -> None:
         entry(console, f"limit: {held.says}", [*where, ("next", held.remedy), ("source", held.source)])
     print_more_by_limit(console, len(found.limits), limit)
     _kernels(found, limit, console)
-    for made in found.rewrites[:limit]:
-        rows = [("where", made.place), ("with", made.after.strip()), ("why", made.why), ("proof", made.proof)]
-        entry(console, f"rewrite: {made.title}", rows)
-    print_more_by_limit(console, len(found.rewrites), limit)
+    _rewrites(found.rewrites, limit, console)
     if found.dynamic:
         listing(console, ("shapes that change", "how"), found.dynamic, limit)
         print_lines(console, [DYNAMIC], 0)
@@ -61,6 +59,19 @@ def render(found: Assessment, limit: int, console: Console) -> None:
         print_lines(console, [f"memory   tensors hold {size(found.memory)} at most, kernels' own buffers aside"], 9, "dim")
     for source in found.sources:
         print_lines(console, [f"table    {source.repository}, commit {source.commit[:12]}{source.commit[40:]}"], 9, "dim")
+
+
+def render_rewrites(found: Rewrites, limit: int, console: Console) -> None:
+    """Print what a capture's lines could be, and up to ``limit`` of the rewrites."""
+    print_lines(console, [found.sentence], 0, "bold")
+    _rewrites(found.rewrites, limit, console)
+
+
+def _rewrites(found: Sequence[Offered], limit: int, console: Console) -> None:
+    for made in found[:limit]:
+        rows = [("where", made.place), ("with", made.after.strip()), ("why", made.why), ("proof", made.proof)]
+        entry(console, f"rewrite: {made.title}", rows)
+    print_more_by_limit(console, len(found), limit)
 
 
 def _rows(one: Operator) -> list[tuple[str, str]]:

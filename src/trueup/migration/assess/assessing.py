@@ -7,7 +7,7 @@ import re
 import sys
 import tempfile
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -15,6 +15,7 @@ from typing import Any
 import msgspec
 
 from trueup.foundation.model import TrueupError
+from trueup.foundation.store import open_capture
 from trueup.foundation.words.wording import counted
 from trueup.migration.assess.limits import NEWEST, Broken, broken
 from trueup.migration.assess.packages import Extension, Package, extensions, packages
@@ -118,6 +119,31 @@ class Assessment:
         return {"schema": "trueup-assess", "schema_version": 1, "sentence": self.sentence, "counts": self.counts, **whole}
 
 
+@dataclass(frozen=True)
+class Rewrites:
+    """The rewrites of the lines that a capture ran. ``other`` are scripts whose lines are not those that were recorded any more."""
+
+    scripts: int
+    rewrites: tuple[Offered, ...]
+    patch: str
+    other: tuple[str, ...]
+
+    @property
+    def exit_code(self) -> int:
+        """Return 0, or 2 where a script could not be looked at."""
+        return 2 if self.other else 0
+
+    @property
+    def sentence(self) -> str:
+        """Return the conclusion in a sentence."""
+        found = f"{counted(len(self.rewrites), 'rewrite')} in {counted(self.scripts, 'script')} that the capture ran."
+        return found + (f" Changed since, and not read: {', '.join(self.other)}." if self.other else "")
+
+    def document(self) -> dict[str, Any]:
+        """Return all of it as JSON-ready data."""
+        return {"schema": "trueup-rewrites", "schema_version": 1, "sentence": self.sentence, **asdict(self)}
+
+
 def percent(share: float) -> str:
     """Write a share; what is not all is not written as 100 %, what is not nothing not as 0 %."""
     if 0 < share < 0.001:
@@ -161,6 +187,39 @@ def assess(
     return _assessed(runs, product, cann, failed)
 
 
+def rewrites_of(directory: Path) -> Rewrites:
+    """Return the rewrites of the catalogue at lines that a capture ran, each executed in both forms.
+
+    Args:
+        directory: of the capture. Its scripts are read where they were; a script in which a recorded line has another text now
+            is left out.
+
+    Raises:
+        TrueupError: it holds no capture.
+    """
+    capture = open_capture(directory)
+    lines: dict[str, dict[int, str | None]] = {}
+    for rank in capture.ranks:
+        for frames, text in capture.sites(rank).values():
+            for at, frame in enumerate(frames):
+                file, _, line = frame.partition(" in ")[0].rpartition(":")
+                if file.endswith(".py") and line.isdecimal() and not any(place in file for place in LIBRARIES):
+                    lines.setdefault(file, {}).setdefault(int(line), text if at == 0 else None)
+    same, other = {}, []
+    for file, its in lines.items():
+        try:
+            now = Path(file).read_text("utf-8").splitlines()
+        except (OSError, UnicodeDecodeError):
+            other.append(file)
+            continue
+        if all(line <= len(now) and (text is None or now[line - 1].strip() == text.strip()) for line, text in its.items()):
+            same[Path(file)] = set(its)
+        else:
+            other.append(file)
+    offered, made = _rewrites(same)
+    return Rewrites(len(same), offered, made, tuple(os.path.relpath(file) for file in other))
+
+
 def _command(command: Sequence[str]) -> Sequence[str]:
     if not command or not command[0].endswith((".py", ".ipynb")) or os.access(command[0], os.X_OK):
         return command
@@ -199,7 +258,8 @@ def _assessed(runs: Sequence[Run], product: str, cann: str, failed: str | None) 
             reads[row.place] += row.calls
     found = dict.fromkeys([run.script for run in runs] + [row.site[0] for row in rows if row.site])
     scripts = [Path(file) for file in found if file.endswith(".py") and not any(place in file for place in LIBRARIES)]
-    offered, made = _rewrites(scripts, rows)
+    where = {script: {row.site[1] for row in rows if row.site and row.site[0] == str(script)} for script in scripts}
+    offered, made = _rewrites(where)
     titles = {one.place: one.title for one in offered}
     operators = [_with_rewrite(one, titles) for one in operators]
     imported = {name: place for run in runs for name, place in run.packages.items()}
@@ -224,12 +284,11 @@ def _with_rewrite(one: Operator, titles: Mapping[str, str]) -> Operator:
     return one if title is None or not one.remedies else replace(one, remedies=(f"rewrite: {title}", *one.remedies[1:]))
 
 
-def _rewrites(scripts: Sequence[Path], rows: Sequence[Row]) -> tuple[tuple[Offered, ...], str]:
+def _rewrites(where: Mapping[Path, Collection[int]]) -> tuple[tuple[Offered, ...], str]:
     """Return the rewrites that were found at lines that ran and proved, and the patch that makes them."""
     texts: dict[str, str] = {}
     found = []
-    for script in scripts:
-        lines = {row.site[1] for row in rows if row.site and row.site[0] == str(script)}
+    for script, lines in where.items():
         try:
             text = script.read_text("utf-8")
         except (OSError, UnicodeDecodeError):

@@ -14,6 +14,7 @@ from typing import Any
 
 from trueup.comparison.result.comparing import compare
 from trueup.foundation.model import Result, TrueupError
+from trueup.foundation.store import open_capture
 from trueup.foundation.words.wording import counted
 from trueup.migration.port.running import REDIRECT, table
 from trueup.recording.recorder.launch import execute
@@ -25,6 +26,7 @@ LIMIT = 600.0
 
 ERROR = re.compile(r"^(\[rank\d+\]: )?\w+(\.\w+)*(Error|Exception|Interrupt)\b(?!.*ChildFailed)")
 NOTHING = "it ended well and nothing was recorded: it trains nothing, or PYTHONPATH is set in the command (set it outside)"
+IDLE = "nothing of the port ran on the device: give the command the option that chooses it (--device npu, --accel, ...)"
 KNOWS_CUDA = " The original knows no device but CUDA, so it ran on the simulated one, too."
 
 
@@ -77,11 +79,19 @@ def prove(source: Path, ported: Path, command: str, *, steps: int = 3) -> Proof:
         failed = record(runs / "port", ported, words, simulated, steps)
         if failed is not None:
             return Proof(steps, None, _unproved(f"the port does not run on the simulated device: {failed}", words))
+        if not _on_device(runs / "port"):
+            return Proof(steps, None, f"Converted, not proved: {IDLE}")
         try:
             result = compare(original, runs / "port")
         except TrueupError as error:
             return Proof(steps, None, f"Converted, not proved: {str(error).splitlines()[0]}")
     return Proof(steps, result, _sentence(result, steps) + (KNOWS_CUDA if original.name == "redirected" else ""))
+
+
+def _on_device(captured: Path) -> bool:
+    """Return whether a tensor of a run was on the simulated device."""
+    names = open_capture(captured).records(["device"]).column("device").unique().to_pylist()
+    return any(str(name).startswith("npu") for name in names)
 
 
 def _unproved(why: str, words: list[str]) -> str:
