@@ -202,6 +202,16 @@ def test_so_it_is_where_no_operator_shows(name: str, precision: str, form: str, 
     assert trueup.compare(tmp_path / PLAIN, tmp_path / wrong, level=LEVELS["api"]).verdict == "deviates"
 
 
+def test_what_is_made_of_a_result_explains_nothing_of_it(tmp_path: Path) -> None:
+    """A recursion of one call without counterpart in each turn, whose turns one pair joins by chance."""
+    for form in (PLAIN, "largest-for-sum"):
+        strangers.run(STRANGERS["tags"], form, "float32", tmp_path / form)
+    for levels in LEVELS.values():
+        first = trueup.compare(tmp_path / PLAIN, tmp_path / "largest-for-sum", level=levels).culprit
+        assert first is not None
+        assert (first.op, first.step) == ("torch.Tensor.amax", 0)
+
+
 @pytest.mark.parametrize(("off", "explained"), [(2e-4, True), (2e-2, False)])
 def test_the_gradient_of_a_sure_guess_is_what_is_left_of_two_near_ones(off: float, explained: bool) -> None:
     """Of p - 1 for p = 0.999 a thousandth is left: a rounding of p is a thousand times as much of it."""

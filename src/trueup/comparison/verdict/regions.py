@@ -44,11 +44,30 @@ class Region:
     sources: dict[str, Distance] = field(default_factory=dict)
     earlier: float = 0.0  # largest relative error of calls of earlier steps whose results go in: weights, states
     known: bool = True  # whether all sources that a recorded call produced were compared
+    given: dict[Call, list[Call | float]] = field(default_factory=dict)
+    """By call, what it reads: others of the region, and the relative errors of what came from outside."""
 
     @property
     def worst(self) -> float:
         """Largest relative error of what goes in."""
         return max([self.earlier, *(source.relative for source in self.sources.values())])
+
+    def worst_of(self, starts: Iterable[Call]) -> float:
+        """Return the largest relative error of what goes into some of its calls, and into those that they are made of: what is made
+        of a result explains nothing of it."""
+        found, seen, pending = 0.0, set(), list(starts)
+        while pending:
+            if (call := pending.pop()) in seen:
+                continue
+            seen.add(call)
+            if call not in self.given:
+                return self.worst  # of a run whose results are moved here
+            for read in self.given[call]:
+                if isinstance(read, tuple):
+                    pending.append(read)
+                else:
+                    found = max(found, read)
+        return found
 
     @property
     def unit(self) -> float:
@@ -67,6 +86,7 @@ class Region:
             mine |= its
         self.exits += other.exits
         self.sources |= other.sources
+        self.given |= other.given
         self.known &= other.known
         self.earlier = max(self.earlier, other.earlier)
 
@@ -213,6 +233,7 @@ class Regions:
         """Add a call and its sources to a region; return the loose calls that it reads."""
         region.calls[side].add(call)
         stream, found = self.tree.streams[side], []
+        given = region.given[side, call] = []
         for number, k in self.given_to(side, call):
             for seq, slot in self._made(side, k) if is_input(stream.names.names[number]) else ():
                 if seq == stream.seq[call]:
@@ -221,7 +242,8 @@ class Regions:
                 if among[side][producer]:
                     found.append((side, producer))
                 else:
-                    self._source(region, side, seq, producer, slot)
+                    given.append(self._source(region, side, seq, producer, slot))
+        given += found
         return found
 
     def _made(self, side: int, k: int) -> list[tuple[int, str | None]]:
@@ -244,7 +266,8 @@ class Regions:
         saved = stream.slots(forward).items()
         return found + [(slot, k) for slot, k in saved if stream.mixed or stream.producers[k] != NONE]
 
-    def _source(self, region: Region, side: int, seq: int, producer: int, slot: str | None) -> None:
+    def _source(self, region: Region, side: int, seq: int, producer: int, slot: str | None) -> float:
+        """Add what a call outside of a region made to its sources; return its relative error, as far as it is known."""
         judged = self.tree.judged(side, producer)
         if judged is not None:
             error = judged.call.slots.get(slot or "")
@@ -253,12 +276,14 @@ class Regions:
         elif seq in self.origins.loose[side]:
             error = None
         else:
-            region.earlier = max(region.earlier, self.origins.error(seq) if side == 1 else 0.0)
-            return
+            before = self.origins.error(seq) if side == 1 else 0.0
+            region.earlier = max(region.earlier, before)
+            return before
         if error is None or math.isnan(error.low):
             region.known = False
-        else:
-            region.sources[f"{side} {seq} {slot}" if judged is None else f"{judged.call.candidate.seq} {slot}"] = error
+            return 0.0
+        region.sources[f"{side} {seq} {slot}" if judged is None else f"{judged.call.candidate.seq} {slot}"] = error
+        return error.relative
 
     def _returned(self, side: int, call: int, slot: str | None) -> Distance | None:
         """Return the error of what a compared call around another one returns, where the inner one made that, bit by bit."""
@@ -437,11 +462,11 @@ def with_inside(stream: Stream, calls: Iterable[int]) -> Array:
 
 def judge_region(region: Region, criterion: Criterion, parts: tuple[Parts, Parts]) -> Judged:
     """Judge a region that somebody reads as one call of its last operator, at the exit that is furthest from what is explained."""
-    worst = region.worst
-    limits = [granted(region, criterion, parts, error, starts, worst) for _, error, starts in region.exits]
+    limits = [granted(region, criterion, parts, error, starts) for _, error, starts in region.exits]
     errors = np.array([error.relative for _, error, _ in region.exits])
     at = int(np.argmax(excess(errors, np.array([expected for _, expected in limits]))))
-    (exit_judged, error, _), (own, expected) = region.exits[at], limits[at]
+    (exit_judged, error, starts), (own, expected) = region.exits[at], limits[at]
+    worst = region.worst_of(starts)
     tree, exit_ = region.tree, exit_judged.call
     calls = [[tree.streams[side].row(call) for call in sorted(region.calls[side])] for side in (0, 1)]
     row = criterion.rows[-1]
@@ -483,10 +508,11 @@ def _unit(region: Region, error: Distance) -> float:
 
 
 def granted(
-    region: Region, criterion: Criterion, parts: tuple[Parts, Parts], error: Distance, starts: list[Call], worst: float
+    region: Region, criterion: Criterion, parts: tuple[Parts, Parts], error: Distance, starts: list[Call]
 ) -> tuple[float, float]:
-    """Return the relative error that rounding makes in a run, and with what the worst of its sources explains. What its parts
-    grant, carried through the run, and no more than the row for what has no name."""
+    """Return the relative error that rounding makes in a run up to an exit, and with what the worst of the exit's sources explains.
+    What its parts grant, carried through the run, and no more than the row for what has no name."""
+    worst = region.worst_of(starts)
     row, count = criterion.rows[-1], max(map(len, region.calls))
     calls = [its | beside for its, beside in zip(region.calls, region.beside, strict=True)]
     unit = max(_unit(region, error), *(parts[side].coarsest(calls[side]) for side in (0, 1)))
