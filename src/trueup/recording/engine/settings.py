@@ -215,8 +215,11 @@ def constructor(kind: type) -> frozenset[str]:
 
 
 @lru_cache(maxsize=1000)
-def inputs_of(function: Callable[..., Any]) -> dict[str, Any]:
-    """Return, as the setting ``inputs``, the names of what a method of a module is given by position, where that is several."""
+def inputs_of(function: Callable[..., Any] | None) -> dict[str, Any]:
+    """Return, as the setting ``inputs``, the names of what a method of a module is given by position, where that is several;
+    nothing where there is no such method (a TorchScript class has none)."""
+    if function is None:
+        return {}
     try:
         known = [one.name for one in inspect.signature(function).parameters.values() if one.kind in POSITIONAL][1:]
     except (TypeError, ValueError):

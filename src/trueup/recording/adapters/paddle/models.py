@@ -34,7 +34,7 @@ def settings(model: paddle.nn.Layer) -> dict[str, dict[str, Any]]:
     return by_scope(
         (
             scope,  # Paddle keeps the arguments of a Layer private
-            {"class": type(layer).__name__, "training": layer.training, **inputs_of(type(layer).forward)}
+            {"class": type(layer).__name__, "training": layer.training, **inputs_of(getattr(type(layer), "forward", None))}
             | {name.lstrip("_"): value for name, value in plain_attributes(layer).items()},
             ((name, one, not one.stop_gradient) for name, one in layer._parameters.items() if one is not None),
         ) for scope, layer in _layers(model)

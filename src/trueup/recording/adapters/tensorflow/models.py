@@ -58,7 +58,7 @@ def settings(model: keras.layers.Layer) -> dict[str, dict[str, Any]]:
     return by_scope(
         (
             scope,
-            {"class": type(layer).__name__, "trainable": bool(layer.trainable), **inputs_of(type(layer).call)}
+            {"class": type(layer).__name__, "trainable": bool(layer.trainable), **inputs_of(getattr(type(layer), "call", None))}
             | {**_private(layer), **_settings(layer)},
             ((name, variable, True) for name, variable in _own(layer).items()),
         ) for scope, layer in layers_of(model)

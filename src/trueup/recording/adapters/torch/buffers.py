@@ -20,7 +20,7 @@ from __future__ import annotations
 
 import threading
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import lru_cache
 from typing import Any
 
@@ -106,11 +106,11 @@ def resolve(batch: list[Statistics]) -> None:
         stats.values = values
 
 
-def fingerprint(tensor: torch.Tensor) -> bytes:
-    """Return what changes with the numbers of a tensor on any device: its digest and its statistics."""
-    found = measure(tensor.detach(), "stats")
-    resolve([found])
-    return f"{found.digest}".encode() + bytes(found.values)
+def fingerprints(tensors: Sequence[torch.Tensor]) -> list[bytes]:
+    """Return what changes with the numbers of each tensor on any device, its digest and its statistics, by one transfer."""
+    found = [measure(tensor.detach(), "stats") for tensor in tensors]
+    resolve(found)
+    return [f"{one.digest}".encode() + bytes(one.values) for one in found]
 
 
 MOST_VIEWS = 256

@@ -36,7 +36,10 @@ def settings(model: torch.nn.Module) -> dict[str, dict[str, Any]]:
     return by_scope(
         (
             scope,
-            {"class": type(module).__name__, "training": module.training, **inputs_of(type(module).forward), **_settings(module)},
+            {
+                "class": type(module).__name__, "training": module.training,
+                **inputs_of(getattr(type(module), "forward", None)), **_settings(module),
+            },
             ((name, one, one.requires_grad) for name, one in module._parameters.items() if one is not None),
         ) for scope, module in paths(model)
     )  # fmt: skip

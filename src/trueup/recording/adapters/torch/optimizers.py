@@ -12,6 +12,7 @@ pre-hook comes after all of it, and after unscaling and clipping.
 
 from __future__ import annotations
 
+import heapq
 import json
 import sys
 import threading
@@ -24,7 +25,7 @@ import torch
 from torch import distributed
 from torch.optim.optimizer import Optimizer, register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 
-from trueup.recording.adapters.torch.buffers import fingerprint
+from trueup.recording.adapters.torch.buffers import fingerprints
 from trueup.recording.adapters.torch.context import SessionCore, ThreadState, depth_of
 from trueup.recording.engine import steps
 from trueup.recording.engine.checkpointing import drop_stale
@@ -32,6 +33,8 @@ from trueup.recording.engine.live_objects import alive
 from trueup.recording.engine.replacing import Around, Replacement
 from trueup.recording.recorder import Call
 
+LOOKED_AT = 4
+"""Weights of which a loop without optimizer is asked whether it has changed them: several, for a gradient may be zero."""
 STEP = "torch.amp.GradScaler.step"
 UPDATE = "torch.amp.GradScaler.update"
 
@@ -108,7 +111,8 @@ class Optimizers(steps.Optimizers):
         self._versions: list[tuple[torch.Tensor, int]] = []
         """What an optimizer that writes silently holds, with the versions before its step."""
         self._weights: list[tuple[weakref.ref[torch.Tensor], bytes]] = []
-        """What a backward gave gradients to, as it was then, where no optimizer has stepped."""
+        """The smallest of what a backward gave gradients to, as they were then, where no optimizer has stepped."""
+        self._held: bool | None = None  # whether a living optimizer holds such weights, though it has not stepped; None: not asked
         self.hooks: list[Any] = []  # handles of the hooks on all optimizers
 
     # ---------------------------------------------------------------- life
@@ -175,8 +179,18 @@ class Optimizers(steps.Optimizers):
             self._backwards += 1
             if self.unowned:
                 with self._session.observing(state, "weights that no optimizer holds"):
-                    weights = {id(one): one for module in self.ran() for one in module.parameters() if _is_plain(one)}
-                    self._weights = [(weakref.ref(one), fingerprint(one)) for one in weights.values()]
+                    self._weights = self._smallest()
+
+    def _smallest(self) -> list[tuple[weakref.ref[torch.Tensor], bytes]]:
+        """Return the smallest weights that have a gradient, as they are now; none where an optimizer that lives holds any. Their
+        numbers tell, for ``weight.data.add_`` leaves no version behind; to look at more would make each step wait for longer."""
+        if self._held:
+            return []
+        weights = {id(one): one for module in self.ran() for one in module.parameters() if _is_plain(one)}
+        if self._held is None and weights:  # asked once
+            self._held = not weights.keys().isdisjoint(self.parameters(alive((Optimizer,))))
+        smallest = [] if self._held else heapq.nsmallest(LOOKED_AT, weights.values(), key=torch.Tensor.numel)
+        return list(zip(map(weakref.ref, smallest), fingerprints(smallest), strict=True))
 
     def _written_by_hand(self, state: ThreadState) -> bool:
         """Tell whether weights have changed since the last backward that no optimizer holds."""
@@ -184,10 +198,10 @@ class Optimizers(steps.Optimizers):
         if not self.unowned:
             return False
         with self._session.observing(state, "weights that no optimizer holds"):
-            living = [(one, was) for weight, was in before if (one := weight()) is not None]
-            if len(living) == len(before) and all(fingerprint(one) == was for one, was in living):
+            living = [one for weight, _ in before if (one := weight()) is not None]
+            if len(living) == len(before) and fingerprints(living) == [was for _, was in before]:
                 return False
-            return not self.parameters(alive((Optimizer,))).intersection(id(one) for one, _ in living)
+            return self.parameters(alive((Optimizer,))).isdisjoint(map(id, living))
         return False
 
     def _before(self, optimizer: Optimizer, *_: Any) -> None:
