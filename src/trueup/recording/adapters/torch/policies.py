@@ -39,31 +39,16 @@ EAGER = "torch.compile was used: its Python code runs while a policy is applied,
 
 
 class _Mode(TorchFunctionMode):
-    """Executes functions under the rules. It stays below every other mode (`modes.put_on`)."""
+    """Hands functions to what a policy does with them. ``lowest``: it stays below every other mode (`modes.put_on`)."""
 
-    lowest = True
-
-    def __init__(self, policy: AppliedPolicy) -> None:
+    def __init__(self, apply: Callable[[Callable[..., Any], Any, Any], Any], *, lowest: bool) -> None:
         super().__init__()
-        self._policy = policy
+        self._apply, self.lowest = apply, lowest
 
     def __torch_function__(
         self, func: Callable[..., Any], types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
-        return self._policy.function(func, args, kwargs or {})
-
-
-class _Values(TorchFunctionMode):
-    """Gives functions the arguments that rules set, above a capture, which records them."""
-
-    def __init__(self, policy: AppliedPolicy) -> None:
-        super().__init__()
-        self._policy = policy
-
-    def __torch_function__(
-        self, func: Callable[..., Any], types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
-    ) -> Any:
-        return self._policy.with_values(func, args, kwargs or {})
+        return self._apply(func, args, kwargs or {})
 
 
 class AppliedPolicy(policies.AppliedPolicy):
@@ -74,8 +59,8 @@ class AppliedPolicy(policies.AppliedPolicy):
 
     def __init__(self, policy: Policy, scopes: Scopes) -> None:
         super().__init__(policy, scopes, ruled.Backward())
-        self._mode = _Mode(self)
-        self._values = _Values(self)
+        self._mode = _Mode(self.function, lowest=True)  # executes functions under the rules
+        self._values = _Mode(self.with_values, lowest=False)  # gives them what rules set, above a capture, which records it
         self._under_way: dict[int, AbstractContextManager[None]] = {}
         self._steps_of: Counter[int] = Counter()
         self._names = Names()
