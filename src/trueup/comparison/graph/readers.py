@@ -33,12 +33,9 @@ class Readers:
         """Tell whether who reads a result is in no row of this level: a gradient of what no recorded call made goes to the backward
         of whatever did, which may be a backward itself."""
         stream = self.stream
-        call, name = int(stream.call[k]), stream.names.names[stream.slot[k]]
-        forward = stream.find(int(stream.forward_seq[call]))
-        if forward == NONE or not is_gradient_of_input(name) or stream.level[call] == stream.names.number("aten"):
-            return False
-        given = stream.slots(forward).get(stream.names.number(name.removeprefix("grad_")))
-        return given is not None and stream.producers[given] == NONE
+        aten = stream.level[stream.call[k]] == stream.names.number("aten")
+        given = self._differentiated(k) if is_gradient_of_input(stream.names.names[stream.slot[k]]) and not aten else None
+        return given is not None and bool(stream.producers[given] == NONE)
 
     def was_there(self, k: int) -> bool:
         """Tell whether the bytes of a result were read before as what no recorded call made: a weight that was moved."""
@@ -121,11 +118,10 @@ class Readers:
         found: dict[int, list[int]] = {}
         gradients = names.table(is_gradient_of_input)[stream.slot] & (stream.forward_seq[stream.call] != NONE)
         for k in np.flatnonzero(gradients).tolist() if waiting else []:
-            forward = stream.find(int(stream.forward_seq[stream.call[k]]))
-            given = names.number(names.names[stream.slot[k]].removeprefix("grad_"))
-            read = stream.slots(forward).get(given) if forward != NONE else None
+            read = self._differentiated(k)
             if read is None or self._named(k):
                 continue
+            forward = stream.call[read]
             direct = int(stream.producer[read]), names.name(int(stream.producer_slot[read])) or ""
             returned = [place for place in self._returned.get(self._tensor(read), []) if place[0] < stream.seq[forward]]
             readers = next((waiting[place] for place in (*reversed(returned), direct) if place in waiting), None)
@@ -155,16 +151,20 @@ class Readers:
                 found |= dict.fromkeys(its, readers) if readers else {}
         return found
 
+    def _differentiated(self, k: int) -> int | None:
+        """Return the slot of the forward call whose gradient a slot of its backward holds."""
+        stream, names = self.stream, self.stream.names
+        forward = stream.find(int(stream.forward_seq[stream.call[k]]))
+        given = names.number(names.names[stream.slot[k]].removeprefix("grad_"))
+        return stream.slots(forward).get(given) if forward != NONE else None
+
     def _terms(self, *, scoped: bool) -> dict[tuple[int, ...], list[int]]:
         """Return the gradients that functions made of one tensor each; of tensors of one scope each, if that is wanted."""
         stream, names = self.stream, self.stream.names
         found: dict[tuple[int, ...], list[int]] = {}
         gradients = names.table(is_gradient_of_input)[stream.slot] & (stream.forward_seq[stream.call] != NONE) & stream.measured
         for k in np.flatnonzero(gradients & ~stream.of_level("module")[stream.call]).tolist():
-            call = int(stream.call[k])
-            forward = stream.find(int(stream.forward_seq[call]))
-            given = names.number(names.names[stream.slot[k]].removeprefix("grad_"))
-            read = stream.slots(forward).get(given) if forward != NONE else None
+            call, read = int(stream.call[k]), self._differentiated(k)
             if read is not None:
                 digest, shape = self._tensor(read)
                 place = int(stream.step[call]), shape, digest, int(stream.scope[call]) if scoped else NONE

@@ -9,8 +9,9 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
+from operator import itemgetter
 
 import numpy as np
 
@@ -46,28 +47,24 @@ class Region:
     known: bool = True  # whether all sources that a recorded call produced were compared
     given: dict[Call, list[Call | float]] = field(default_factory=dict)
     """By call, what it reads: others of the region, and the relative errors of what came from outside."""
+    _worst: dict[Call, float] = field(default_factory=dict)  # by call, the largest of these errors behind it
 
     @property
     def worst(self) -> float:
         """Largest relative error of what goes in."""
         return max([self.earlier, *(source.relative for source in self.sources.values())])
 
-    def worst_of(self, starts: Iterable[Call]) -> float:
+    def worst_of(self, starts: Sequence[Call]) -> float:
         """Return the largest relative error of what goes into some of its calls, and into those that they are made of: what is made
         of a result explains nothing of it."""
-        found, seen, pending = 0.0, set(), list(starts)
-        while pending:
-            if (call := pending.pop()) in seen:
-                continue
-            seen.add(call)
-            if call not in self.given:
-                return self.worst  # of a run whose results are moved here
-            for read in self.given[call]:
-                if isinstance(read, tuple):
-                    pending.append(read)
-                else:
-                    found = max(found, read)
-        return found
+        if len(self._worst) != len(self.given):
+            self._worst = {}
+            for call in sorted(self.given, key=itemgetter(1)):  # what a call reads was made by earlier ones
+                read = [self._worst.get(one, 0.0) if isinstance(one, tuple) else one for one in self.given[call]]
+                self._worst[call] = max(read, default=0.0)
+        if not all(call in self._worst for call in starts):
+            return self.worst  # of a run whose results are moved here
+        return max((self._worst[call] for call in starts), default=0.0)
 
     @property
     def unit(self) -> float:
