@@ -75,6 +75,11 @@ def port(
         from trueup.migration.port import port as run
         from trueup.migration.port.proving import words_of
 
+    if prove is not None and check:
+        raise TrueupError(
+            "A port that is not written cannot be proved.\n  expected: --prove, or --check\n  got:      both\n"
+            f"  next:     trueup port {place} -o ported --prove {prove!r}"
+        )
     if prove is not None:
         words_of(prove)  # refused before anything is written
     console, target = Terminal(), None if check else output
