@@ -93,7 +93,7 @@ def _spreading() -> None:
 
     def empty_strided(keys: Any, size: Any, stride: Any, *, pin_memory: Any = None, **options: Any) -> torch.Tensor:
         made: torch.Tensor = kept[0].call_boxed(keys, size, stride, **options)
-        made._pinned = bool(pin_memory)  # type: ignore[attr-defined]
+        made._pinned = bool(pin_memory)
         return made
 
     def is_pinned(tensor: torch.Tensor, device: Any = None) -> bool:  # noqa: ARG001 - the operator's own parameters
