@@ -15,6 +15,7 @@ CASES: tuple[tuple[str, str, str], ...] = (
     ("x.to(device='cuda:1')", "x.to(device='npu:1')", f"x.to(device={DEVICE} + ':1')"),
     ("torch.zeros(2, device='cuda')", "torch.zeros(2, device='npu')", f"torch.zeros(2, device={DEVICE})"),
     ("x.new_zeros(2, device='cuda')", "x.new_zeros(2, device='npu')", f"x.new_zeros(2, device={DEVICE})"),
+    ("pick = lambda: 'cuda'\nx.to(pick())", "pick = lambda: 'npu'\nx.to(pick())", f"pick = lambda: {DEVICE}\nx.to(pick())"),
     ("kind = 'cuda'\nx.to(kind)", "kind = 'npu'\nx.to(kind)", f"kind = {DEVICE}\nx.to(kind)"),
     (
         "kind = 'cuda' if torch.cuda.is_available() else 'cpu'\nx.to(kind)",

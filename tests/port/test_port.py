@@ -56,7 +56,7 @@ def test_the_example_of_a_rule(tmp_path: Path, rule: object, to: str) -> None:
 
 
 @pytest.mark.parametrize("to", TARGETS)
-@pytest.mark.parametrize("name", ["traps.txt", "traps_of_flow.txt"])
+@pytest.mark.parametrize("name", ["traps.txt", "traps_of_flow.txt", "traps_of_names.txt"])
 def test_letters_alone_change_nothing(tmp_path: Path, name: str, to: str) -> None:
     source = tmp_path / "traps.py"
     shutil.copy(HERE / name, source)
@@ -389,8 +389,12 @@ def test_a_port_that_cannot_be_proved(tmp_path: Path, warm: str, capsys: pytest.
     assert "Converted, not proved: the original does not run on the CPU: " in said
     assert f"(run by {warm})" in said
     assert (tmp_path / "out" / "train.py").is_file()
-    assert arguments(source, "-o", tmp_path / "other", "--prove", "'") == 2
-    assert "There is no command to prove the port with" in capsys.readouterr().err
+    for nothing in ("'", ""):
+        assert arguments(source, "-o", tmp_path / "other", "--prove", nothing) == 2
+        assert "There is no command to prove the port with" in capsys.readouterr().err
+    assert arguments(source, "--check", "--prove", "python train.py") == 2
+    assert "A port that is not written cannot be proved" in capsys.readouterr().err
+    assert not (tmp_path / "other").exists()
 
 
 def test_the_page_shows_what_is_printed(

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import functools
 import importlib.util
+import inspect
 import os
 import sys
 import warnings
@@ -82,19 +83,36 @@ def stand_in() -> None:
 
 
 def _spreading() -> None:
-    """Say what DistributedDataParallel cannot do here: to find unused weights its C++ wants pinned memory, which a Python backend
-    cannot give (PyTorch 2.13)."""
+    """Let DistributedDataParallel find unused weights: its C++ sends the map of used ones through pinned memory of the host, which
+    no Python backend can give (PyTorch 2.13). Plain memory stands in, from the first such module on: the kernels that make memory
+    and are asked about it are Python's from then on."""
     spread = torch.nn.parallel.DistributedDataParallel
     real = spread.__init__
+    library = torch.library.Library("aten", "IMPL")
+    kept: list[Any] = []
+
+    def empty_strided(keys: Any, size: Any, stride: Any, *, pin_memory: Any = None, **options: Any) -> torch.Tensor:
+        made: torch.Tensor = kept[0].call_boxed(keys, size, stride, **options)
+        made._pinned = bool(pin_memory)
+        return made
+
+    def is_pinned(tensor: torch.Tensor, device: Any = None) -> bool:  # noqa: ARG001 - the operator's own parameters
+        return getattr(tensor, "_pinned", False)
 
     @functools.wraps(real)
     def init(self: Any, module: Any, *args: Any, **options: Any) -> None:
-        asked = [name for name in ("find_unused_parameters", "static_graph") if options.get(name)]
-        if asked and any(isinstance(one, NPUTensor) for one in module.parameters()):
-            raise NotImplementedError(f"DistributedDataParallel({asked[0]}=True) does not run on the simulated device")
+        given = inspect.signature(real).bind(self, module, *args, **options).arguments
+        asked = given.get("find_unused_parameters") or given.get("static_graph")
+        if asked and not kept and any(isinstance(one, NPUTensor) for one in module.parameters()):
+            kept.append(torch.library.get_kernel("aten::empty_strided", "CPU"))
+            with warnings.catch_warnings():
+                warnings.simplefilter("ignore")  # PyTorch says of each kernel that it takes the place of another
+                library.impl("empty_strided", empty_strided, "CPU", with_keyset=True)
+                library.impl("is_pinned", is_pinned, "CPU")
         real(self, module, *args, **options)
 
     spread.__init__ = init
+    _libraries.append(library)
 
 
 def _collectives() -> None:

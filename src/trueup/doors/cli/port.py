@@ -73,7 +73,15 @@ def port(
         from trueup.doors.report.saving import write_text
         from trueup.doors.report.terminal import Terminal, print_written
         from trueup.migration.port import port as run
+        from trueup.migration.port.proving import words_of
 
+    if prove is not None and check:
+        raise TrueupError(
+            "A port that is not written cannot be proved.\n  expected: --prove, or --check\n  got:      both\n"
+            f"  next:     trueup port {place} -o ported --prove {prove!r}"
+        )
+    if prove is not None:
+        words_of(prove)  # refused before anything is written
     console, target = Terminal(), None if check else output
     names = also.split(",") if also else ()
     result = run(place, target, to=to.value, rules=rules, also=names, distributed=distributed, model=model)

@@ -44,6 +44,8 @@ class Project:
     functions: dict[str, tuple[Script, Function]] = field(default_factory=dict)
     instances: dict[Place, tuple[Script, ast.ClassDef]] = field(default_factory=dict)
     """Of which class of the project the object is that is kept somewhere."""
+    lambdas: dict[Place, tuple[Script, Function]] = field(default_factory=dict)
+    """Which function without a name is kept somewhere."""
     literals: dict[ast.AST, Kind] = field(default_factory=dict)
     """Texts that reach a place that takes such a value."""
     reached: dict[Place, Kind] = field(default_factory=dict)
@@ -113,6 +115,8 @@ class Project:
         owner = self.class_of(script, callee.value) if isinstance(callee, ast.Attribute) else None
         if owner is not None and (found := self.method(owner, callee.attr)) is not None:  # type: ignore[attr-defined]
             return found
+        if (kept := self.lambdas.get(self.place(script, callee) or ())) is not None:
+            return kept
         name = script.qualified(callee)
         if name is None and isinstance(callee, ast.Name):
             scope = script.scopes[callee].owner(callee.id)
@@ -234,15 +238,18 @@ class Project:
 
     def _note_instance(self, script: Script, node: ast.AST) -> None:
         found: tuple[Script, ast.ClassDef] | None = None
-        if isinstance(node, ast.Assign) and isinstance(node.value, ast.Call):
+        if isinstance(node, ast.Assign) and isinstance(node.value, ast.Lambda):
+            places = [self.place(script, one) for one in node.targets]
+            self.lambdas.update({place: (script, node.value) for place in places if place is not None})
+        elif isinstance(node, ast.Assign) and isinstance(node.value, ast.Call):
             found = self.class_of(script, node.value)
         elif isinstance(node, ast.arg) and node.annotation is not None:
             found = self._class(script, node.annotation)
         if found is not None:
             function = script.parents.get(script.parents.get(node)) if isinstance(node, ast.arg) else None  # type: ignore[arg-type]
             targets = node.targets if isinstance(node, ast.Assign) else []
-            places = [("name", function, node.arg)] if isinstance(node, ast.arg) else [self.place(script, one) for one in targets]
-            self.instances.update({place: found for place in places if place is not None})
+            kept = [("name", function, node.arg)] if isinstance(node, ast.arg) else [self.place(script, one) for one in targets]
+            self.instances.update({place: found for place in kept if place is not None})
 
     def _keep(self, script: Script, target: ast.AST, value: ast.AST) -> None:
         name = target.id if isinstance(target, ast.Name) else target.attr if isinstance(target, ast.Attribute) else None
