@@ -23,6 +23,7 @@ from trueup.foundation.words.wording import counted
 from trueup.migration.port import choosing, reading, trying
 from trueup.migration.port.distributing import EFFECTS, Distributor
 from trueup.migration.port.flow import Project
+from trueup.migration.port.kernels import Kernels
 from trueup.migration.port.rules import Name, Own, Switch, builtin
 from trueup.migration.port.writing import Edit, Writer
 
@@ -166,10 +167,11 @@ def port(
     unread += [f"{path} is a link: it was not followed, and is not in the output" for path in _links(root)]
     project = Project(scripts, known)
     spread = None if distributed is None else Distributor(project, distributed, base, model)
+    kernels = Kernels(project)
     writers = []
     for script in scripts:
         more = [*(() if spread is None else spread.edits[script]), *choosing.edits(project, script, chosen)]
-        writer = Writer(project, script, to, mine, more)
+        writer = Writer(project, script, to, mine, more, kernels)
         writer.left += [] if spread is None else spread.left[script]
         if not writer.edits or _is_python(writer.text):
             writers.append(writer)
