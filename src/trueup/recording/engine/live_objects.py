@@ -1,13 +1,12 @@
 """How a training is set, as living objects hold it: parsed arguments, resolved configurations, losses, schedules, scalers.
 
-Each is known by its class (`live_classes.toml`), looked up where its module is loaded: nothing is imported, and no attribute
-of any other object is read. Values are scalars and short lists of them; what else an attribute holds is left out.
+Each is known by its class (`live_classes.toml`), looked up where its module is loaded: nothing is imported. Which
+objects there are `Built` knows. Values are scalars and short lists of them; what else an attribute holds is left out.
 """
 
 from __future__ import annotations
 
 import enum
-import gc
 import math
 import sys
 from argparse import Namespace
@@ -54,10 +53,11 @@ def _loaded(some: Sequence[LiveClass]) -> tuple[type, ...]:
     return tuple(kind for one in some if isinstance(kind := getattr(sys.modules.get(one.module), one.name, None), type))
 
 
-def classes() -> tuple[type, ...]:
-    """Return the classes whose objects say how a training is set."""
+def names() -> list[tuple[str, str]]:
+    """Return module and name of each class whose objects say how a training is set."""
     known = _known()
-    return (Namespace, *_loaded((*known.argument, *known.configuration, *known.loss, *known.schedule, *known.scaler)))
+    rows = (*known.argument, *known.configuration, *known.loss, *known.schedule, *known.scaler)
+    return [(one.module, one.name) for one in rows]
 
 
 def arguments(found: Sequence[Any]) -> dict[str, Any]:
@@ -148,20 +148,3 @@ def _plain(value: Any) -> Any:
         items = [_plain(one) for one in value]
         return _NOTHING if any(one is _NOTHING for one in items) else items
     return _NOTHING
-
-
-def alive(wanted: tuple[type, ...]) -> list[Any]:
-    """Return the objects of some classes, or of classes that derive from them; no attribute of any is read.
-
-    An object of a class that is written in Python refers to its class, so they are found by that. ``gc.get_objects()`` would hand
-    out all objects, with the tuples that other threads are just filling (``tuple(x for x in y)``): CPython raises SystemError there
-    if anybody holds one.
-    """
-    classes: dict[int, type] = {}
-    todo = list(wanted)
-    while todo:
-        kind = todo.pop()
-        if id(kind) not in classes:
-            classes[id(kind)] = kind
-            todo += type.__subclasses__(kind)
-    return [one for one in gc.get_referrers(*classes.values()) if id(type(one)) in classes]

@@ -22,6 +22,8 @@ from trueup.foundation.model import LEVELS, RunStopped, TrueupError
 from trueup.foundation.store import claim
 from trueup.foundation.version import VERSION
 from trueup.foundation.words.wording import first_line, say
+from trueup.recording.engine import live_objects
+from trueup.recording.engine.built import Built
 from trueup.recording.engine.environment import rank_and_world
 from trueup.recording.engine.settings import Settings
 from trueup.recording.engine.steps import Optimizers
@@ -133,8 +135,8 @@ class BaseSession(ABC):
 
     def __init__(
         self, directory: Path, options: CaptureOptions, root: dict[str, Any], scopes: Any, *, facts: Callable[[Any], Any],
-        modules: Callable[[Any], Any], loaders: tuple[type, ...] = (), loader: Callable[[Any], Mapping[str, Any]] | None = None,
-        internal: tuple[str, ...],
+        modules: Callable[[Any], Any], optimizers: type | None = None, loaders: tuple[type, ...] = (),
+        loader: Callable[[Any], Mapping[str, Any]] | None = None, internal: tuple[str, ...],
         resolve: Callable[[list[Statistics]], None] = lambda _: None,
     ) -> None:  # fmt: skip
         """Begin to record nothing yet (see `Settings` and `Recorder`); raises TrueupError where an option means nothing for the
@@ -143,7 +145,9 @@ class BaseSession(ABC):
         self.options, self.scopes, self._root, self._levels = options, scopes, root, set(options.levels)
         self.recorder = self.recorder_type(directory, options, self.identify, resolve, internal)
         self.failure = Failure(self.recorder, options.on_error)
-        self.settings = Settings(facts, modules, self.recorder.note, loaders, loader)
+        kinds = loaders if optimizers is None else (optimizers, *loaders)
+        self.built = Built(kinds, live_objects.names(), self.recorder.note)
+        self.settings = Settings(facts, modules, self.recorder.note, self.built, loaders, loader)
         self.recorder.settings = self.settings.news
 
     # ------------------------------------------------------------------------------------------------ what an adapter adds
@@ -186,6 +190,7 @@ class BaseSession(ABC):
         self._settle_settings()
         if self.settings is not None:
             self.settings.close()
+        self.built.close()
         self.optimizers.close()
         with self.observing(self.threads.state, "what is under way"):
             self.settle()
@@ -277,6 +282,7 @@ class BaseSession(ABC):
         self.active, self.over = False, True
         if self.settings is not None:
             self.settings.close()
+        self.built.close()
         self.recorder.forked()
 
     def failed(self, error: Exception, what: str) -> bool:

@@ -10,7 +10,6 @@ from __future__ import annotations
 import contextlib
 import inspect
 import random
-import sys
 import threading
 import weakref
 from collections.abc import Callable, Iterable, Mapping
@@ -22,6 +21,7 @@ import xxhash
 from trueup.foundation.frameworks.trees import OptimizerFacts, path
 from trueup.foundation.redaction import redacted
 from trueup.recording.engine import live_objects
+from trueup.recording.engine.built import Built
 from trueup.recording.engine.live_objects import plain
 from trueup.recording.engine.replacing import Around
 
@@ -42,14 +42,15 @@ LOADING = ("batch_size", "drop_last", "num_workers", "prefetch_factor", "pin_mem
 
 class Settings:
     """Gathers what a run is set to: ``facts`` reads an optimizer (None where it cannot be read now, as inside a graph),
-    ``modules`` a model (``{scope: {"class": name, attribute: value}}``), ``note`` says what could not be read, ``loaders``
-    are the framework's classes of data loaders, and ``loader`` reads one of them."""
+    ``modules`` a model (``{scope: {"class": name, attribute: value}}``), ``note`` says what could not be read, ``built`` knows
+    the objects that a training is set by, ``loaders`` are the framework's classes of data loaders, and ``loader`` reads one."""
 
     def __init__(
         self, facts: Callable[[Any], OptimizerFacts | None], modules: Callable[[Any], Mapping[str, Mapping[str, Any]]],
-        note: Callable[[str], None], loaders: tuple[type, ...] = (), loader: Callable[[Any], Mapping[str, Any]] | None = None,
+        note: Callable[[str], None], built: Built, loaders: tuple[type, ...] = (),
+        loader: Callable[[Any], Mapping[str, Any]] | None = None,
     ) -> None:  # fmt: skip
-        self._facts, self._modules, self._note, self._loaders = facts, modules, note, loaders
+        self._facts, self._modules, self._note, self._built, self._loaders = facts, modules, note, built, loaders
         self._loader = _loader if loader is None else loader
         self._models: list[weakref.ref[Any]] = []
         self._optimizers: dict[int, dict[str, Any]] = {}
@@ -62,7 +63,7 @@ class Settings:
         self._new = False
         self._lock = threading.Lock()
         """Held while what optimizers are set to changes: the writer's thread reads it."""
-        self._began = _random()
+        self._began = _states()
         self._seeding = [Around(owner, "seed", partial(self._seeded, name)) for name, owner in _generators().items()]
         for one in self._seeding:
             one.install()
@@ -142,7 +143,7 @@ class Settings:
             for scope, held in read.items():
                 if len(modules) < MOST_MODULES:
                     modules[prefix + scope] = _unnamed(held)
-        found = live_objects.alive((*live_objects.classes(), *self._loaders))
+        found = self._built.of(object)
         loaders = [one for one in found if isinstance(one, self._loaders)]
         for loss in live_objects.losses(found):
             modules.setdefault(loss["class"], loss)
@@ -151,7 +152,7 @@ class Settings:
                 with self._lock:
                     self._optimizers[number].setdefault("schedule", schedule)
         self._name_parameters(modules)
-        drawn = {name: state for name, state in _random().items() if self._began.get(name, state) != state}
+        drawn = {name: _digest(name) for name, state in _states().items() if self._began.get(name, state) != state}
         return {
             "modules": modules, "data": sorted((plain(self._loader(one)) for one in loaders), key=str),
             "arguments": live_objects.arguments(found), "scalers": live_objects.scalers(found),
@@ -256,9 +257,13 @@ def _generators() -> dict[str, Any]:
     return {"python": random, "numpy": numpy.random}
 
 
-def _random() -> dict[str, Any]:
-    """Return digests of the states of Python's and NumPy's generators, which nothing else tells of."""
-    found = {"python": xxhash.xxh3_64_hexdigest(repr(random.getstate()).encode())}
-    if "numpy.random" in sys.modules:
-        found["numpy"] = xxhash.xxh3_64_hexdigest(repr(sys.modules["numpy.random"].get_state()).encode())
-    return found
+def _states() -> dict[str, Any]:
+    """Return the states of Python's and NumPy's generators, to be compared with ``==``."""
+    name, keys, *rest = _generators()["numpy"].get_state()
+    return {"python": random.getstate(), "numpy": (name, keys.tobytes(), *rest)}
+
+
+def _digest(name: str) -> str:
+    """Return a digest of a generator's state, which nothing else tells of."""
+    state = random.getstate() if name == "python" else _generators()[name].get_state()
+    return xxhash.xxh3_64_hexdigest(repr(state).encode())

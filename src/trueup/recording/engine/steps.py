@@ -16,8 +16,6 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable
 from typing import Any
 
-from trueup.recording.engine.live_objects import alive
-
 
 class Steps:
     """Tells from forwards and optimizer steps when a training step ends; optimizers are numbers. Each event returns whether the
@@ -189,4 +187,4 @@ class Optimizers(ABC):
         missing = {id(p) for module in ran for p in module.parameters()} - self.parameters(stepped)
         if not missing or self.kind is None:
             return False
-        return bool(missing & self.parameters(alive((self.kind,))))
+        return bool(missing & self.parameters(self._session.built.of(self.kind)))

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import paddle
@@ -16,6 +16,7 @@ from paddle.optimizer import Optimizer
 
 from trueup.recording.adapters.paddle.context import SessionCore, ThreadState
 from trueup.recording.engine import steps
+from trueup.recording.engine.built import kinds_below
 from trueup.recording.engine.replacing import Around, Replacement
 from trueup.recording.recorder import Call
 
@@ -153,12 +154,4 @@ class Optimizers(steps.Optimizers):
 def steps_of_optimizers(call: Callable[..., Any]) -> list[Replacement]:
     """Return the replacements that wrap every optimizer's own ``step`` and ``minimize``."""
     names = ("step", "minimize")
-    return [Around(kind, name, call) for kind in kinds(Optimizer) for name in names if name in vars(kind)]
-
-
-def kinds(kind: type[Any]) -> Iterator[type[Any]]:
-    """Yield a class and all that derive from it."""
-    yield kind
-    below: type[Any]
-    for below in kind.__subclasses__():
-        yield from kinds(below)
+    return [Around(kind, name, call) for kind in (Optimizer, *kinds_below(Optimizer)) for name in names if name in vars(kind)]

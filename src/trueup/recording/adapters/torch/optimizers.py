@@ -29,7 +29,6 @@ from trueup.recording.adapters.torch.buffers import fingerprints
 from trueup.recording.adapters.torch.context import SessionCore, ThreadState, depth_of
 from trueup.recording.engine import steps
 from trueup.recording.engine.checkpointing import drop_stale
-from trueup.recording.engine.live_objects import alive
 from trueup.recording.engine.replacing import Around, Replacement
 from trueup.recording.recorder import Call
 
@@ -188,7 +187,7 @@ class Optimizers(steps.Optimizers):
             return []
         weights = {id(one): one for module in self.ran() for one in module.parameters() if _is_plain(one)}
         if self._held is None and weights:  # asked once
-            self._held = not weights.keys().isdisjoint(self.parameters(alive((Optimizer,))))
+            self._held = not weights.keys().isdisjoint(self.parameters(self._session.built.of(Optimizer)))
         smallest = [] if self._held else heapq.nsmallest(LOOKED_AT, weights.values(), key=torch.Tensor.numel)
         return list(zip(map(weakref.ref, smallest), fingerprints(smallest), strict=True))
 
@@ -201,7 +200,7 @@ class Optimizers(steps.Optimizers):
             living = [one for weight, _ in before if (one := weight()) is not None]
             if len(living) == len(before) and fingerprints(living) == [was for _, was in before]:
                 return False
-            return self.parameters(alive((Optimizer,))).isdisjoint(map(id, living))
+            return self.parameters(self._session.built.of(Optimizer)).isdisjoint(map(id, living))
         return False
 
     def _before(self, optimizer: Optimizer, *_: Any) -> None:

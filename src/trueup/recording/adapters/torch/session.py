@@ -377,7 +377,8 @@ class Session(SessionCore):
     def __init__(self, directory: Path, options: CaptureOptions, root: dict[str, Any], scopes: Scopes | None = None) -> None:
         super().__init__(
             directory, options, root, scopes or Scopes(), facts=partial(models.optimizer_facts, waits=False),
-            modules=models.settings, loaders=(torch.utils.data.DataLoader,), internal=(TORCH,), resolve=resolve,
+            modules=models.settings, optimizers=torch.optim.Optimizer, loaders=(torch.utils.data.DataLoader,), internal=(TORCH,),
+            resolve=resolve,
         )  # fmt: skip
         self.threads = Threads(partial(ThreadState, Shared()))
         self.buffers = Buffers(self.recorder)
