@@ -14,7 +14,7 @@ from trueup.doors.cli.options import File, Json, Output, Simulated, Timeout, Wor
 from trueup.foundation.model import TrueupError
 
 if TYPE_CHECKING:
-    from trueup.migration.port.porting import Seen
+    from trueup.migration.port import Ported
 
 PROVE = "Run it in both folders, the original on the CPU, the port on the simulated device, and compare."
 
@@ -94,7 +94,7 @@ def port(
             print_written(path, console)
     code, document = 1 if check and result.changes else 0, result.document()
     if prove is not None and target is not None:
-        code = _prove(place, target, prove, steps, document, result.look, spread=distributed is not None)
+        code = _prove(result, place, target, prove, steps, document, spread=distributed is not None)
     if html is not None:
         print_written(write_text(render_page(document), html, "a file that can be written, for the page"), console, "page")
     save_as_json(lambda: document, json, console)
@@ -133,7 +133,7 @@ def _take_back(place: Path) -> int:
 
 
 def _prove(
-    place: Path, output: Path, command: str, steps: int, document: dict[str, Any], look: list[Seen], *, spread: bool
+    ported: Ported, place: Path, output: Path, command: str, steps: int, document: dict[str, Any], *, spread: bool
 ) -> int:
     """Run the command before and after, with ``spread`` as several processes, too; the document gets what was found."""
     with loading():
@@ -142,7 +142,7 @@ def _prove(
         from trueup.migration.port.proving import prove
         from trueup.migration.port.spreading import prove_spread
 
-    proof = prove(place, output, command, steps=steps, look=look)
+    proof = prove(place, output, command, steps=steps, look=ported.look, branches=ported.branches)
     render_proof(proof, Terminal())
     document["proof"] = {"sentence": proof.sentence, "exit_code": proof.exit_code, "steps": proof.steps}
     if not spread:

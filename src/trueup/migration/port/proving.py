@@ -48,11 +48,13 @@ class Proof:
         return 2 if self.result is None else self.result.exit_code
 
 
-def prove(source: Path, ported: Path, command: str, *, steps: int = 3, look: Sequence[Seen] = ()) -> Proof:
+def prove(
+    source: Path, ported: Path, command: str, *, steps: int = 3, look: Sequence[Seen] = (), branches: Sequence[str] = ()
+) -> Proof:
     """Run a command in the original's folder on the CPU and in the port's on the simulated device, and compare the first steps.
 
     An original that does not run on the CPU runs on the simulated device with CUDA's calls sent there: then the changes are proved,
-    and what a device rounds otherwise is not seen.
+    and what a device rounds otherwise is not seen. So does one that trains otherwise on the CPU, for it may take another branch.
 
     Args:
         source: the original: a script or its folder.
@@ -60,6 +62,7 @@ def prove(source: Path, ported: Path, command: str, *, steps: int = 3, look: Seq
         command: how the training is started there, as a shell has it: ``python train.py --epochs 1``. No shell runs it.
         steps: how many.
         look: lines of the original that will not do on the device, with the reason: where a run ends there, it is said.
+        branches: its lines that do something else where an accelerator is there.
 
     Returns:
         What was found. A run that does not start is no error: the port is not proved then.
@@ -74,11 +77,12 @@ def prove(source: Path, ported: Path, command: str, *, steps: int = 3, look: Seq
         simulated: dict[str, str | None] = {"TRUEUP_SIMULATED": "1"}
         base, original = source if source.is_dir() else source.parent, runs / "original"
         failed = record(original, base, words, plain, steps)
+        redirect = runs / "redirect.json"
+        redirect.write_text(json.dumps(table("npu", runs)))
+        redirected = runs / "redirected", base, words, {**simulated, REDIRECT: str(redirect)}, steps
         if failed is not None:  # it may know no other device than CUDA
-            redirect = runs / "redirect.json"
-            redirect.write_text(json.dumps(table("npu", runs)))
             original = runs / "redirected"
-            again = record(original, base, words, {**simulated, REDIRECT: str(redirect)}, steps)
+            again = record(*redirected)
             if again is not None:
                 why = f"{failed}{_also(failed, again)}{_known(original.with_suffix('.log'), base, look)}"
                 return Proof(steps, None, _unproved(f"the original does not run on the CPU: {why}", words))
@@ -88,11 +92,22 @@ def prove(source: Path, ported: Path, command: str, *, steps: int = 3, look: Seq
             return Proof(steps, None, _unproved(f"the port does not run on the simulated device: {why}", words))
         if not _on_device(runs / "port"):
             return Proof(steps, None, f"Converted, not proved: {IDLE}")
+        how = KNOWS_CUDA if original.name == "redirected" else ""
         try:
             result = compare(original, runs / "port")
+            if result.verdict != "aligned" and not how and record(*redirected) is None:
+                there = compare(runs / "redirected", runs / "port")
+                if there.verdict == "aligned":
+                    result, how = there, _branched(branches)
         except TrueupError as error:
             return Proof(steps, None, f"Converted, not proved: {str(error).splitlines()[0]}")
-    return Proof(steps, result, _sentence(result, steps) + (KNOWS_CUDA if original.name == "redirected" else ""))
+    return Proof(steps, result, _sentence(result, steps) + how)
+
+
+def _branched(branches: Sequence[str]) -> str:
+    """Say that an original trains otherwise on the CPU than on a device, and where it decides that."""
+    where = f", for it asks which device is there ({'; '.join(branches[:3])})" if branches else ""
+    return f" On the CPU the original trains otherwise{where}; so it ran on the simulated device, too."
 
 
 def _known(log: Path, folder: Path, look: Sequence[Seen]) -> str:
