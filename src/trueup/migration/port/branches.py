@@ -76,7 +76,8 @@ def _chooses(project: Project, script: Script, statement: ast.stmt) -> bool:
         return all(_chooses(project, script, one) for one in (*statement.body, *statement.orelse))
     if isinstance(statement, ast.Assign):
         moved = isinstance(statement.value, ast.Call) and getattr(statement.value.func, "attr", None) in ("cuda", "npu", "to")
-        return moved or all(project.place(script, to) in project.reached for to in statement.targets)
+        switched = [(script.qualified(to) or "").startswith("torch.backends.") for to in statement.targets]
+        return moved or all(switched) or all(project.place(script, to) in project.reached for to in statement.targets)
     if isinstance(statement, ast.Expr) and isinstance(statement.value, ast.Call):
         called = script.text(statement.value.func)
         return called == "print" or called.endswith((".cuda", ".npu", ".to")) or called.startswith(("torch.cuda.", "torch.npu."))
