@@ -119,7 +119,8 @@ def _ran(captured: Path, folder: Path) -> set[str]:
     frames = [frame for rank in capture.ranks for stack, _ in capture.sites(rank).values() for frame in stack]
     files = {Path(frame.partition(" in ")[0].rpartition(":")[0]) for frame in frames}
     root = folder.resolve()
-    return {str(file.resolve().relative_to(root)) for file in files if file.resolve().is_relative_to(root)}
+    found = {(root / file).resolve() for file in files}
+    return {str(file.relative_to(root)) for file in found if file.is_relative_to(root)}
 
 
 def _known(log: Path, folder: Path, look: Sequence[Seen]) -> str:
