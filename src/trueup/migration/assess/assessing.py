@@ -101,8 +101,8 @@ class Assessment:
     def exit_code(self) -> int:
         """Return 0 where all runs on the device, 1 where something does not or goes through the CPU, 2 where nobody can tell."""
         bad = any(self.counts.get(grade) for grade in ("unsupported", "CPU fallback", "dtype-limited"))
-        untold = self.failed or not self.operators or self.counts.get("unknown") or self.other
-        return 1 if bad or self.limits else 2 if untold else 0
+        untold = self.failed or not self.operators or self.counts.get("unknown") or self.other or self.limits
+        return 1 if bad or any(one.sure for one in self.limits) else 2 if untold else 0
 
     @property
     def sentence(self) -> str:

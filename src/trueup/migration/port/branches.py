@@ -58,16 +58,17 @@ def _is_answer(script: Script, value: ast.AST) -> bool:
 
 
 def _depends(project: Project, script: Script, node: ast.AST, asked: set[Place]) -> bool:
-    for one in ast.walk(node):
-        if one not in script.scopes:
-            continue
-        if isinstance(one, ast.Call) and script.qualified(one.func) in ASKS:
-            return True
-        if isinstance(one, ast.Compare) and any(project.kind(script, part) == "device" for part in (one.left, *one.comparators)):
-            return True
-        if isinstance(one, (ast.Name, ast.Attribute)) and project.place(script, one) in asked:
-            return True
-    return False
+    if isinstance(node, (ast.BoolOp, ast.UnaryOp)):
+        parts = node.values if isinstance(node, ast.BoolOp) else [node.operand]
+        return any(_depends(project, script, one, asked) for one in parts)
+    if isinstance(node, ast.Compare):
+        parts = [node.left, *node.comparators]
+        nothing = any(isinstance(part, ast.Constant) and part.value is None for part in parts)
+        return not nothing and any(project.kind(script, part) == "device" for part in parts)
+    if isinstance(node, ast.Call):
+        inner = node.args[:1] if script.text(node.func) == "bool" else []
+        return script.qualified(node.func) in ASKS or any(_depends(project, script, one, asked) for one in inner)
+    return isinstance(node, (ast.Name, ast.Attribute)) and project.place(script, node) in asked
 
 
 def _chooses(project: Project, script: Script, statement: ast.stmt) -> bool:
@@ -76,7 +77,8 @@ def _chooses(project: Project, script: Script, statement: ast.stmt) -> bool:
         return all(_chooses(project, script, one) for one in (*statement.body, *statement.orelse))
     if isinstance(statement, ast.Assign):
         moved = isinstance(statement.value, ast.Call) and getattr(statement.value.func, "attr", None) in ("cuda", "npu", "to")
-        return moved or all(project.place(script, to) in project.reached for to in statement.targets)
+        switched = [(script.qualified(to) or "").startswith("torch.backends.") for to in statement.targets]
+        return moved or all(switched) or all(project.place(script, to) in project.reached for to in statement.targets)
     if isinstance(statement, ast.Expr) and isinstance(statement.value, ast.Call):
         called = script.text(statement.value.func)
         return called == "print" or called.endswith((".cuda", ".npu", ".to")) or called.startswith(("torch.cuda.", "torch.npu."))

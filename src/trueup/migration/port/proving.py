@@ -98,16 +98,29 @@ def prove(
             if result.verdict != "aligned" and not how and record(*redirected) is None:
                 there = compare(runs / "redirected", runs / "port")
                 if there.verdict == "aligned":
-                    result, how = there, _branched(branches)
+                    ran = [one for one in branches if one.partition(":")[0] in _ran(runs / "port", ported)]
+                    result, how = there, _branched(result, ran)
         except TrueupError as error:
             return Proof(steps, None, f"Converted, not proved: {str(error).splitlines()[0]}")
     return Proof(steps, result, _sentence(result, steps) + how)
 
 
-def _branched(branches: Sequence[str]) -> str:
-    """Say that an original trains otherwise on the CPU than on a device, and where it decides that."""
-    where = f", for it asks which device is there ({'; '.join(branches[:3])})" if branches else ""
-    return f" On the CPU the original trains otherwise{where}; so it ran on the simulated device, too."
+def _branched(on_cpu: Result, branches: Sequence[str]) -> str:
+    """Say that an original is not the same on the CPU, what was seen, and what it decides by the device."""
+    what = "trains otherwise" if on_cpu.verdict == "deviates" else "could not be compared with it"
+    decides = f" What it decides by the device: {'; '.join(branches[:3])}." if branches else ""
+    seen = " ".join(on_cpu.sentence.splitlines()[0].split())
+    return f" It ran on the simulated device, too, for on the CPU it {what} ({seen}).{decides}"
+
+
+def _ran(captured: Path, folder: Path) -> set[str]:
+    """Return the scripts of a folder whose lines made recorded calls, relative to it."""
+    capture = open_capture(captured)
+    frames = [frame for rank in capture.ranks for stack, _ in capture.sites(rank).values() for frame in stack]
+    files = {Path(frame.partition(" in ")[0].rpartition(":")[0]) for frame in frames}
+    root = folder.resolve()
+    found = {(root / file).resolve() for file in files}
+    return {str(file.relative_to(root)) for file in found if file.is_relative_to(root)}
 
 
 def _known(log: Path, folder: Path, look: Sequence[Seen]) -> str:
