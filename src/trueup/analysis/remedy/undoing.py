@@ -91,7 +91,7 @@ def _key(part: str) -> str:
 
 
 def _uncounted(text: str) -> str:
-    return re.sub(r"\d[\d,]* of \d[\d,]*", "some", text)
+    return re.sub(r"\d[\d,]* of \d[\d,]* (parameters differ \([^)]*\))?", "some ", text)  # with some that are named
 
 
 @dataclass(frozen=True, slots=True)
