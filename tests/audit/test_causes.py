@@ -22,7 +22,7 @@ from trueup.foundation.words.sentence import Otherwise, verdict_lines
 from trueup.foundation.words.setting_sentence import setting_text, settings_text
 
 CELLS = {
-    "clip": "gradients are clipped in the candidate only: torch._foreach_norm",
+    "clip": "AdamW clipping: not set in the baseline, norm at 0.1 in the candidate",
     "accumulation": "the candidate goes backward 2 times in a step, the baseline once: gradients of micro-batches are added up",
     "frozen": "set differently: weight of tokens (Embedding) is trained in the baseline, frozen in the candidate",
     "half": "the candidate computes in bfloat16: 136 of 136 products, float32 in the baseline",
@@ -298,6 +298,15 @@ def test_micro_batches_that_a_script_asked_for_are_its_passes() -> None:
     scaled = finding("argument", op="aten::div", phase="backward", step=3, slots=(slot('{"1": 1}', '{"1": 2}'),))
     kept, _ = with_causes([finding("region"), scaled], *sides, Seen(passes=passes, counts=(1, 2)))
     assert [(one.cause.startswith(passes), one.alike) for one in kept] == [(True, 1)]
+
+
+def test_what_a_script_was_told_explains_a_loss_that_is_scaled_by_it() -> None:
+    sides = [{"settings": {"arguments": {"smoothing": n, "steps": 7}}} for n in (0.0, 0.1)]
+    made = finding("region", op="aten::add")
+    (one,), _ = with_causes([made], *sides, Seen(factors=frozenset((0.1, 0.9))))
+    assert one.cause == "smoothing: 0.0 in the baseline, 0.1 in the candidate"
+    (one,), _ = with_causes([dataclasses.replace(made, scope="layers")], *sides, Seen(factors=frozenset((0.1, 0.9))))
+    assert one.cause == ""
 
 
 def test_a_sum_in_place_of_a_mean_is_another_reduction() -> None:

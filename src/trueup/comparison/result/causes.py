@@ -75,6 +75,7 @@ class Seen:
     passes: str = ""  # that one run goes backward more often in a step
     counts: tuple[int, int] | None = None  # how often each does, in the first step in which they differ
     last: int | None = None  # the last step of both
+    factors: frozenset[float] = frozenset()  # these numbers
     scaled: str = ""  # by which numbers the loss is multiplied or divided in one run only
     reduced: str = ""  # that the loss is a mean in one run, a sum in the other
     times: float = 1.0  # how many times as large the candidate's loss is by these
@@ -107,6 +108,11 @@ def with_causes(
             reaching = [one for one in settings if one.group == "data" and not _orders(one)]
         if own is not None and finding.op != STEP:  # gradients, before the optimizer has them
             reaching = [one for one in reaching if one.group != "optimizer"]
+        if own is not None and own.why is Why.CLIPPED_ALONE:  # by a function that is known, or by hand
+            reaching = [one for one in settings if (one.group, one.name) == ("optimizer", "clipping")] or reaching
+        if not reaching and seen.factors and finding.kind == "region" and not finding.scope:
+            scaling = [one for one in told if not seen.factors.isdisjoint(_shares(one))]
+            reaching = scaling if len(scaling) == 1 else []
         if any(one.step is not None for one in reaching):  # a schedule may go by the number of batches
             reaching += [one for one in settings if one.group == "data" and not _orders(one)]
         built = [one for one in settings if _builds(one)] if own is not None and _is_initial(own) else []
@@ -155,6 +161,12 @@ def _of_one_line(kept: Sequence[Finding]) -> list[Finding]:
         first = found.get(key)
         found[key] = one if first is None else dataclasses.replace(_alike(first, one), cause=f"{first.cause}; {one.cause}")
     return list(found.values())
+
+
+def _shares(setting: Setting) -> set[float]:
+    """Return what a loss may be multiplied or divided by for a setting's sake: its numbers, and what they leave of one."""
+    held = [float(one) for one in _values(setting) if isinstance(one, (int, float)) and not isinstance(one, bool)]
+    return {n for one in held for n in (one, 1 - one)} - {0.0, 1.0}
 
 
 def _values(setting: Setting) -> tuple[Any, Any]:

@@ -124,9 +124,10 @@ class Assembly:
         passes = passes_text(counted)
         last = max(found.steps, default=None)
         scaled = "; ".join(map(in_words, self.alone.scaled))
+        reduced = in_words(made) if (made := self.alone.loss) is not None and made.why is Why.REDUCED else ""
         seen = Seen(
-            self.shown, self.beginnings.said, self.beginnings.weights, self.remarks.dtypes, passes, counted, last, scaled,
-            in_words(made) if (made := self.alone.loss) is not None and made.why is Why.REDUCED else "", self.alone.times,
+            self.shown, self.beginnings.said, self.beginnings.weights, self.remarks.dtypes, passes, counted, last,
+            self.alone.factors, scaled, reduced, self.alone.times,
         )  # fmt: skip
         none = not culprits
         culprits, unshown = with_causes(culprits, first, second, seen)

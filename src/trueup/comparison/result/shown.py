@@ -223,12 +223,17 @@ class Alone:
         return [Why.LOSS_SCALED_ALONE(side, *one) for side, alone in sides for one in sorted(alone)]
 
     @property
+    def factors(self) -> frozenset[float]:
+        """Return these numbers."""
+        return frozenset(number for _, number in self._scaled[0] ^ self._scaled[1])
+
+    @property
     def loss(self) -> Reason | None:
         """Return by which operators the loss is made in one run alone; None where they are the same."""
         alone = [tuple(op for op in ops if op not in self._losses[1 - n]) for n, ops in enumerate(self._losses)]
         if all(len(ops) == 1 and REDUCTIONS & set(normalised(ops[0]).rpartition(".")[2].split("_")) for ops in alone):
             return Why.REDUCED(alone[0][0], alone[1][0])
-        if bool(alone[0]) == bool(alone[1]):
+        if bool(alone[0]) == bool(alone[1]) or not all(self._losses):  # else nothing says that the loss was recorded
             return None
         side = 0 if alone[0] else 1
         return Why.RUNS_ALONE(SIDES[side], alone[side])
