@@ -152,6 +152,10 @@ class NPUTensor(torch.Tensor):
             storage_size=raw.untyped_storage().nbytes(), dtype=raw.dtype, device=NPU,
         )  # fmt: skip
         tensor._raw = raw
+        if raw.is_conj():  # what reads the numbers then asks for them resolved, as on any device
+            torch._C._set_conj(tensor, True)
+        if raw.is_neg():
+            torch._C._set_neg(tensor, True)
         if index:
             tensor._index = index
         memory.hold(raw)
