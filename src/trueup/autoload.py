@@ -1,4 +1,4 @@
-"""What PyTorch calls at the end of ``import torch`` (entry point ``torch.backends``): the simulated device, if asked for."""
+"""What PyTorch calls at the end of ``import torch`` (entry point ``torch.backends``): what the environment asks for."""
 
 from __future__ import annotations
 
@@ -10,12 +10,14 @@ VARIABLE = "TRUEUP_SIMULATED"
 for a device that computes shapes and no numbers."""
 REDIRECT = "TRUEUP_REDIRECT"
 """Environment variable that sends calls for CUDA to another device: a file that says how."""
+PROFILE = "TRUEUP_PROFILE"
+"""Environment variable that profiles a few steps: a folder, then ``:`` and how many."""
 
 
 @functools.cache  # a second installation has the entry point, too
 def autoload() -> None:
-    """Install the simulated device ``npu`` and send CUDA's calls elsewhere, if the environment asks for it; else do nothing, at no
-    cost."""
+    """Install the simulated device ``npu``, send CUDA's calls elsewhere, profile, if the environment asks for it; else do nothing,
+    at no cost."""
     wanted = os.environ.get(VARIABLE, "")
     if wanted not in ("", "0"):
         from trueup.simdev import device
@@ -30,3 +32,7 @@ def autoload() -> None:
         from trueup.recording.adapters.torch import redirecting
 
         redirecting.begin(os.environ[REDIRECT])
+    if os.environ.get(PROFILE):
+        from trueup.recording.adapters.torch import profiling
+
+        profiling.begin(os.environ[PROFILE])

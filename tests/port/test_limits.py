@@ -37,11 +37,25 @@ def test_a_limit_is_broken_by_what_breaks_it(name: str) -> None:
 def test_each_limit_has_a_case_and_a_version() -> None:
     assert {one.id for one in limits()} - {"apex-kernels"} == set(BREAKS)
     assert [one.says for one in broken([], ["amp_C"], "5.0")] == [
-        "amp_C is a kernel of apex; mixed precision and fused optimizers alone are there"
+        "amp_C is a kernel of apex for CUDA; mixed precision and fused optimizers alone are there"
     ]
-    old = {one.id for one in limits() if one.until}
-    assert not old & {one.id for one in broken([Row(**PLAIN | bad) for _, bad, _ in BREAKS.values()], ["amp_C"])}
+    rows = [Row(**PLAIN | bad) for _, bad, _ in BREAKS.values()]
+    assert {one.id for one in broken(rows, ["amp_C"])} == {"apex-kernels", "dimensions", "matrix-dtype"}
     assert "dimensions" not in {one.id for one in broken([Row(**PLAIN | BREAKS["dimensions"][1])], [], "5.0")}
+
+
+@pytest.mark.parametrize(
+    ("version", "sure"),
+    [("5.0", True), ("5.1", True), ("5.2", False), ("6.9", False), ("7.0", None), ("8.3", None), ("newest", None)],
+)
+def test_a_limit_has_two_ends(version: str, sure: bool | None) -> None:
+    """Of groups the last document with the limit is of CANN 5.1, the first without it of 7.0: between those nobody knows."""
+    found = [one for one in broken([Row(**PLAIN | SENT | {"groups": [3]})], [], version) if one.id == "group-size"]
+    assert [one.sure for one in found] == ([] if sure is None else [sure])
+    assert all(("nobody says" in one.says) is not one.sure and "not in CANN 7.0 (" in one.source for one in found)
+    (dimensions,) = (one for one in limits() if one.id == "dimensions")
+    assert (dimensions.holds("6.3"), dimensions.holds("7.0"), dimensions.holds("newest")) == (False, True, True)
+    assert dimensions.known.endswith("no source says that it ended")
 
 
 def test_packages_that_link_cuda(tmp_path: Path) -> None:

@@ -75,7 +75,7 @@ def test_a_training_that_knows_cuda_alone_is_proved(bare: str, tmp_path: Path, c
     assert main(["port", bare, "-o", str(tmp_path / "out"), "--to", "npu", "--prove", command, "--steps", "2"]) == 0
     said = " ".join(capsys.readouterr().out.split())
     assert "The port trains the same: 2 steps, " in said
-    assert "The original knows no device but CUDA" in said
+    assert "The original does not run on the CPU" in said
 
 
 def test_what_a_training_asks_of_a_device(bare: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -80,6 +80,51 @@ def test_an_option_is_of_the_script_that_adds_it(tmp_path: Path) -> None:
     assert [one.path for one in port(source, tmp_path / "out", to="npu").changed] == ["train.py"]
 
 
+KERNELS = {
+    "setup.py": "import torch\nfrom torch.utils.cpp_extension import CUDA_HOME, CppExtension, CUDAExtension\n"
+    "kind = CUDAExtension if torch.cuda.is_available() and CUDA_HOME is not None else CppExtension\nNAME = 'scan'\n"
+    "modules = [kind(f'{NAME}_kernels', ['scan.cu'])]\n",
+    "ops.py": "import torch\nimport scan_kernels\n\n\n"
+    "class Scan(torch.autograd.Function):\n    @staticmethod\n    def forward(ctx, x):\n"
+    "        if not x.is_cuda:\n            raise TypeError\n        return scan_kernels.forward(x)\n",
+    "model.py": "import torch\ntry:\n    from ops import Scan\n    fast = True\nexcept ImportError:\n    fast = False\n\n\n"
+    "def scan(x):\n    if fast and x.device.type == 'cuda':\n        return Scan.apply(x)\n    return x.cumsum(0)\n\n\n"
+    "def plain(x):\n    return x if x.is_cuda else x.cuda()\n",
+    "plugin.py": "import torch\nfrom torch.utils.cpp_extension import load\n_plugin = None\n\n\n"
+    "def begin():\n    global _plugin\n    try:\n"
+    "        _plugin = load('act', ['act.cu'])\n    except Exception:\n        pass\n    return _plugin is not None\n\n\n"
+    "def act(x):\n    if x.is_cuda and begin():\n        return _plugin.act(x)\n    return x.relu().cuda()\n",
+}
+"""A folder with kernels of its own: imported behind a try, built at run time, and without any other way."""
+
+
+def test_what_guards_kernels_asks_about_cuda(tmp_path: Path) -> None:
+    """Another device has none of them: there the script's own way without them is taken."""
+    source = tmp_path / "source"
+    source.mkdir()
+    for name, text in KERNELS.items():
+        (source / name).write_text(text)
+    result = port(source, tmp_path / "out", to="npu")
+    changed = {file.path: [line for _, _, after in file.lines for line in after.splitlines()] for file in result.changed}
+    assert changed == {
+        "model.py": ["import torch_npu", "    return x if x.is_npu else x.npu()"],
+        "plugin.py": ["import torch_npu", "    return x.relu().npu()"],
+    }
+    reasons = {(one.path, one.line): (one.reason.partition(":")[0], one.look) for one in result.seen}
+    assert reasons["ops.py", 2] == ("kernels in CUDA, built by setup.py", True)
+    assert reasons["plugin.py", 9] == ("kernels in CUDA, built here", False)
+    assert reasons["model.py", 10][0] == "it guards kernels in CUDA"
+
+
+@pytest.mark.usefixtures("autoloaded")
+def test_a_proof_says_which_line_needs_kernels(tmp_path: Path, warm: str) -> None:
+    for name, text in KERNELS.items():
+        (tmp_path / name).write_text(text)
+    result = port(tmp_path, tmp_path / "out", to="npu")
+    proof = proving.prove(tmp_path, tmp_path / "out", f"{warm} ops.py", look=result.look)
+    assert "At ops.py:2 stands import scan_kernels: kernels in CUDA, built by setup.py:5: write them with" in proof.sentence
+
+
 def test_what_is_of_cuda_in_apex_is_named(tmp_path: Path) -> None:
     (tmp_path / "train.py").write_text("import torch\nfrom apex import amp\nfrom apex.parallel import DistributedDataParallel\n")
     seen = port(tmp_path / "train.py").seen
@@ -356,11 +401,17 @@ def arguments(*words: object) -> int:
 def test_a_port_is_proved(tmp_path: Path, to: str, warm: str, capsys: pytest.CaptureFixture[str]) -> None:
     source = tmp_path / "source"
     source.mkdir()
-    shutil.copy(HERE / "training.txt", source / "train.py")
+    text = (HERE / "training.txt").read_text()
+    if to == "npu":  # another branch than on the CPU
+        text = text.replace("seed_all(0)\n", "seed_all(0)\n        drawn = dict(size=torch.rand(1))\n")
+    (source / "train.py").write_text(text)
     command = f"{warm} train.py --device cuda --epochs 1"  # a command line that somebody kept
     json_file = tmp_path / "all.json"
     assert arguments(source, "-o", tmp_path / "out", "--to", to, "--prove", command, "--steps", 2, "--json", json_file) == 0
-    assert "The port trains the same: 2 steps, " in capsys.readouterr().out
+    said = " ".join(capsys.readouterr().out.split())
+    assert "The port trains the same: 2 steps, " in said
+    assert ("for on the CPU it trains otherwise (" in said) == (to == "npu")
+    assert ("What it decides by the device: train.py:37, if torch.cuda.is_available(): size." in said) == (to == "npu")
     found = json.loads(json_file.read_text())
     assert found["proof"]["exit_code"] == 0
     assert not [one for one in found["seen"] if one["look"]]

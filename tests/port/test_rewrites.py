@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import json
 import re
 from pathlib import Path
 
@@ -93,27 +94,34 @@ def test_another_name_for_torch() -> None:
     assert found.after.strip() == f"x = x.view(b, -1, h, w).{chosen}"
 
 
-def test_rewrites_of_a_capture(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
-    """Of lines that ran; a script that was edited since is left out, and a folder that is none is refused."""
+@pytest.mark.usefixtures("autoloaded")
+def test_a_capture_is_assessed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    """Its operators are graded, with its lines; rewrites are of lines that ran, and not of a script that was edited since."""
     monkeypatch.chdir(tmp_path)
     file = tmp_path / "model.py"
     file.write_text(
         "import torch\n\n\ndef shuffle(x):\n    b, n, h, w = x.shape\n    x = x.view(b, 2, n // 2, h, w)\n"
-        "    x = torch.transpose(x, 1, 2).contiguous()\n    return x.view(b, -1, h, w)\n"
+        "    x = torch.transpose(x, 1, 2).contiguous()\n    return x.view(b, -1, h, w)\n\n\n"
+        "def loss(x):\n    return torch.nn.functional.huber_loss(x, torch.zeros_like(x))\n"
     )
     scope: dict = {}
     exec(compile(file.read_text(), str(file), "exec"), scope)
     with trueup.capture(tmp_path / "run", level="api"):
-        scope["shuffle"](torch.ones(1, 4, 2, 2))
-    assert main(["assess", "--patch", "made.patch", "run"]) == 0
-    said = capsys.readouterr().out
-    assert "1 rewrite in 2 scripts that the capture ran." in said
+        scope["loss"](scope["shuffle"](torch.ones(1, 4, 2, 2, requires_grad=True))).backward()
+    assert main(["assess", "--patch", "made.patch", "--json", "made.json", "run"]) == 1
+    said = " ".join(capsys.readouterr().out.split())
+    assert "on Ascend A2" in said
+    assert "CPU fallback: aten::huber_loss where model.py:12, 1 call" in said
     assert "channel shuffle by index_select" in said
+    rows = {one["name"]: one for one in json.loads((tmp_path / "made.json").read_text())["operators"]}
+    assert rows["aten::huber_loss_backward"]["grade"] == "composite"
+    assert "model.py:7" in rows["aten::clone"]["places"]
     assert "+    return x.view(b, -1, h, w).index_select(1," in (tmp_path / "made.patch").read_text()
     file.write_text(file.read_text().replace("x.view(b, 2,", "x.reshape(b, 2,"))
-    assert main(["assess", "run"]) == 2
+    assert main(["assess", "run"]) == 1
     said = " ".join(capsys.readouterr().out.split())
-    assert "0 rewrites in 1 script that the capture ran. Changed since, and not read: model.py." in said
+    assert "Changed since, and not read: model.py." in said
+    assert "channel shuffle" not in said
     (tmp_path / "empty").mkdir()
     assert main(["assess", "empty"]) == 2
     assert "is not a capture" in capsys.readouterr().err

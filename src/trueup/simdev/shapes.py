@@ -15,7 +15,8 @@ import os
 import sys
 import sysconfig
 import threading
-from collections.abc import Callable, MutableMapping
+from collections.abc import Callable, Iterator, MutableMapping
+from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
 from types import FrameType
@@ -50,6 +51,7 @@ class Shapes:
         self._flops: dict[Any, Callable[..., int]] = {}
         self._views: set[str] = set()
         self._numbers: MutableMapping[torch.Tensor, float] = WeakIdKeyDictionary()
+        self._known: tuple[tuple[str, int, str] | None, str, str, int] | None = None
 
     def begin(self) -> None:
         """Let the device compute shapes from now on."""
@@ -64,6 +66,27 @@ class Shapes:
             torch.distributed.Reducer._rebuild_buckets = lambda _: False
         register_optimizer_step_post_hook(self._stepped)
         atexit.register(self.write)
+
+    def at(self, step: int) -> None:
+        """Say which step is run."""
+        self._step = step
+
+    @contextmanager
+    def noting(self, site: tuple[str, int, str] | None, function: str, phase: str, times: int) -> Iterator[None]:
+        """Note what runs inside under a line, function and phase that are known, as often as it ran there."""
+        self._known, before = (site, function, phase, times), self._known
+        try:
+            yield
+        finally:
+            self._known = before
+
+    def untold(self, function: str, site: tuple[str, int, str] | None, phase: str, times: int, why: str) -> None:
+        """Note a function of which nobody knows the operators."""
+        row = self._rows.setdefault(
+            (function, phase, function, (), site, ""), {"calls": 0, "flops": 0, "shapes": [], "why": None, "groups": []}
+        )
+        row["calls"] += times
+        row["untold"] = why
 
     def run(self, func: Any, plan: Plan, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Run an operator on shapes; ``args`` hold meta tensors, and CPU tensors where the host's take part."""
@@ -113,8 +136,14 @@ class Shapes:
         dtypes = tuple(dict.fromkeys(str(one.dtype).removeprefix("torch.") for one in given or made))
         node = torch._C._current_autograd_node()
         phase = "forward" if node is None else "backward"
-        site, package = _site(sys._getframe(1)) if node is None else (("", 0, node.name()), "")
-        key = plan.name, phase, _function(), dtypes, site, package
+        if self._known is not None:
+            (site, function, phase, times), package = self._known, ""
+            if not times:
+                return
+        else:
+            site, package = _site(sys._getframe(1)) if node is None else (("", 0, node.name()), "")
+            function, times = _function(), 1
+        key = plan.name, phase, function, dtypes, site, package
         shapes = " ".join(str(tuple(one.shape)) for one in given[:4]) or "-"
         count = self._flops.get(func._overloadpacket)
         try:
@@ -125,13 +154,16 @@ class Shapes:
             row = self._rows.setdefault(key, {"calls": 0, "flops": 0, "shapes": [], "why": None, "groups": []})
             if plan.name.startswith("c10d::") and (size := _group(args)) not in row["groups"]:
                 row["groups"].append(size)
-            row["calls"] += 1
-            row["flops"] += flops
+            row["calls"] += times
+            row["flops"] += flops * times
             row["why"] = row["why"] or why
             if plan.view_of is not None:
                 self._views.add(plan.name)
             if [self._step, shapes] not in row["shapes"] and len(row["shapes"]) < MOST_SHAPES:
                 row["shapes"].append([self._step, shapes])
+
+    def _kind(self, operator: str) -> str:
+        return "view" if operator in self._views else _kind(operator)
 
     def _stepped(self, *_: Any) -> None:
         self._step += 1
@@ -147,7 +179,7 @@ class Shapes:
         made = {overload.name() for overload in decomposition_table if hasattr(overload, "name")}
         rows = [
             {**dict(zip(("operator", "phase", "function", "dtypes", "site", "package"), key, strict=True)), **row,
-             "kind": "view" if key[0] in self._views else _kind(key[0]), "decomposes": key[0] in made}
+             "kind": "untold" if "untold" in row else self._kind(key[0]), "decomposes": key[0] in made}
             for key, row in self._rows.items()
         ]  # fmt: skip
         whole = {

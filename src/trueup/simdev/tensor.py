@@ -130,6 +130,10 @@ KERNELS: dict[Any, Callable[..., Any]] = {}
 """Operators that the CPU has no kernel for, or draws other random numbers in; the rest run as they are."""
 
 
+OWN = ("_raw", "_index", "_is_param")
+"""Attributes of a tensor of the device that are no user's."""
+
+
 # ---------------------------------------------------------------- tensors
 Interceptor = Callable[[Plan, Callable[..., Any], tuple[Any, ...], dict[str, Any]], Any]
 interceptors: dict[Any, Interceptor] = {}
@@ -152,6 +156,10 @@ class NPUTensor(torch.Tensor):
             storage_size=raw.untyped_storage().nbytes(), dtype=raw.dtype, device=NPU,
         )  # fmt: skip
         tensor._raw = raw
+        if raw.is_conj():  # what reads the numbers then asks for them resolved, as on any device
+            torch._C._set_conj(tensor, True)
+        if raw.is_neg():
+            torch._C._set_neg(tensor, True)
         if index:
             tensor._index = index
         memory.hold(raw)

@@ -47,6 +47,7 @@ COMMANDS = {
     "port": "port",
     "explain-log": "migration",
     "env": "migration",
+    "profile": "migration",
     "checkpoint": "migration",
 }
 """The commands in the order of the help, with the module that has a function of that name, or a `Typer` of several."""

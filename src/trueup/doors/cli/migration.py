@@ -1,5 +1,6 @@
-"""The commands over what a migration leaves behind: ``trueup explain-log`` (logs), ``trueup env`` (machines), and ``trueup
-checkpoint inspect|compare|repair`` (files of weights: what they hold, how two differ, names brought back to the model's)."""
+"""The commands over what a migration leaves behind: ``trueup explain-log`` (logs), ``trueup env`` (machines), ``trueup profile``
+(where a step's time goes), and ``trueup checkpoint inspect|compare|repair`` (files of weights: what they hold, how two differ,
+names brought back to the model's)."""
 
 from __future__ import annotations
 
@@ -11,6 +12,7 @@ import typer
 from trueup.doors.cli import loading
 from trueup.doors.cli.options import File, Json, Word, Words, save_as_json
 from trueup.foundation.model import TrueupError
+from trueup.foundation.words.wording import clean
 
 
 def explain_log(
@@ -70,6 +72,53 @@ def env(
     render_environments(found, limit, console)
     save_as_json(found.document, json, console)
     return found.exit_code
+
+
+def profile(
+    traces: Annotated[
+        Words, typer.Argument(metavar="TRACE...|-- COMMAND...", help="Traces of a run's ranks, or a training.")
+    ] = None,
+    baseline: Annotated[File, typer.Option(metavar="TRACE", help="Say what became slower since this one.")] = None,
+    steps: Annotated[int, typer.Option(metavar="N", min=1, max=1000, help="Of a command: steps that are timed.")] = 5,
+    limit: Annotated[int, typer.Option(metavar="N", min=1, help="How many lines to list.")] = 20,
+    json: Json = None,
+) -> int:
+    """Say where a training step's time goes (operator, copy and format, framework, compile, host, communication), and what to do.
+
+    TRACE: JSON of torch.profiler or torch_npu, torch_npu's CSV or output folder, the table of key_averages(). Exit code 0: nothing
+    stands out; 1: something slows the steps down, or became slower; 2: could not be read, or could not tell.
+    """
+    if not traces:
+        raise TrueupError(
+            "There is nothing to profile.\n  expected: traces, or a training behind --\n  got:      nothing\n"
+            "  next:     trueup profile trace.json, or trueup profile -- python train.py"
+        )
+    with loading():
+        from trueup.doors.report.profile import render_compared, render_profile
+        from trueup.doors.report.terminal import Terminal
+        from trueup.migration.profile import compare, profiled
+        from trueup.migration.profile import profile as read
+
+    console = Terminal()
+    found = [read(Path(one)) for one in traces] if all(map(is_trace, traces)) else profiled(traces, steps)
+    slowest = max(found, key=lambda one: (one.exit_code == 1, one.window / max(one.steps, 1)))
+    if len(found) > 1:
+        for one in found:
+            console.print(f"{clean(one.where)}: {clean(one.sentence)}", markup=False, soft_wrap=True)
+        console.print()
+    if baseline is not None:
+        compared = compare(read(baseline), slowest)
+        render_compared(compared, limit, console)
+        save_as_json(compared.document, json, console)
+        return compared.exit_code
+    render_profile(slowest, limit, console)
+    save_as_json(lambda: {**slowest.document(), "others": [one.document() for one in found if one is not slowest]}, json, console)
+    return slowest.exit_code
+
+
+def is_trace(word: str) -> bool:
+    """Tell whether a word names a trace, or is part of a command."""
+    return word.removesuffix(".gz").endswith((".json", ".csv", ".txt", ".log", ".out")) or Path(word).is_dir()
 
 
 CHECKPOINTS = "Checkpoints: what they hold, how two differ, names repaired."

@@ -5,13 +5,16 @@ from __future__ import annotations
 from dataclasses import asdict
 from enum import Enum
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from trueup.doors.cli import loading
 from trueup.doors.cli.options import File, Json, Output, Simulated, Timeout, Word, Words, required, save_as_json
 from trueup.foundation.model import TrueupError
+
+if TYPE_CHECKING:
+    from trueup.migration.port import Ported
 
 PROVE = "Run it in both folders, the original on the CPU, the port on the simulated device, and compare."
 
@@ -91,7 +94,7 @@ def port(
             print_written(path, console)
     code, document = 1 if check and result.changes else 0, result.document()
     if prove is not None and target is not None:
-        code = _prove(place, target, prove, steps, document, spread=distributed is not None)
+        code = _prove(result, place, target, prove, steps, document, spread=distributed is not None)
     if html is not None:
         print_written(write_text(render_page(document), html, "a file that can be written, for the page"), console, "page")
     save_as_json(lambda: document, json, console)
@@ -129,7 +132,9 @@ def _take_back(place: Path) -> int:
     return 2 if kept else 0
 
 
-def _prove(place: Path, output: Path, command: str, steps: int, document: dict[str, Any], *, spread: bool) -> int:
+def _prove(
+    ported: Ported, place: Path, output: Path, command: str, steps: int, document: dict[str, Any], *, spread: bool
+) -> int:
     """Run the command before and after, with ``spread`` as several processes, too; the document gets what was found."""
     with loading():
         from trueup.doors.report.port import render_proof
@@ -137,7 +142,7 @@ def _prove(place: Path, output: Path, command: str, steps: int, document: dict[s
         from trueup.migration.port.proving import prove
         from trueup.migration.port.spreading import prove_spread
 
-    proof = prove(place, output, command, steps=steps)
+    proof = prove(place, output, command, steps=steps, look=ported.look, branches=ported.branches)
     render_proof(proof, Terminal())
     document["proof"] = {"sentence": proof.sentence, "exit_code": proof.exit_code, "steps": proof.steps}
     if not spread:
@@ -169,30 +174,28 @@ def assess(
 ) -> int:
     """Say which operators a training needs and what an Ascend NPU has for them, before it is ported; shapes run, numbers do not.
 
-    Of a capture: the rewrites of the lines that it ran.
+    Of a capture: the same of the calls that it holds, without running anything of the training.
 
     Exit code 0: all run on the device; 1: some do not, or go through the CPU; 2: could not tell.
     """
     words = required(command, "run", "assess")
     with loading():
-        from trueup.doors.report.assess import render, render_rewrites, save
+        from trueup.doors.report.assess import render, save
         from trueup.doors.report.saving import write_text
         from trueup.doors.report.terminal import Terminal, print_written
-        from trueup.migration.assess import Assessment, Rewrites, rewrites_of
         from trueup.migration.assess import assess as run
+        from trueup.migration.assess import assess_capture
 
     console = Terminal()
-    found: Assessment | Rewrites
     if len(words) == 1 and Path(words[0]).is_dir():
-        found = rewrites_of(Path(words[0]))
-        render_rewrites(found, limit, console)
+        found = assess_capture(Path(words[0]), product=product.value, cann=cann, timeout=timeout or None)
     else:
         found = run(words, product=product.value, cann=cann, steps=steps, timeout=timeout or None)
-        render(found, limit, console)
+    render(found, limit, console)
     if patch is not None:
         written = write_text(found.patch, patch, "a file that can be made and written, for the patch")
         print_written(written, console, "patch" if found.patch else "empty patch")
-    if output is not None and isinstance(found, Assessment):
+    if output is not None:
         print_written(save(found, output), console, "report")
     save_as_json(found.document, json, console)
     return found.exit_code

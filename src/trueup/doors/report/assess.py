@@ -23,7 +23,7 @@ from trueup.migration.assess.assessing import percent
 if TYPE_CHECKING:
     from rich.console import Console
 
-    from trueup.migration.assess import Assessment, Operator, Rewrites
+    from trueup.migration.assess import Assessment, Operator
     from trueup.migration.assess.assessing import Offered
 
 QUIET = ("kernel", "composite")
@@ -59,12 +59,6 @@ def render(found: Assessment, limit: int, console: Console) -> None:
         print_lines(console, [f"memory   tensors hold {size(found.memory)} at most, kernels' own buffers aside"], 9, "dim")
     for source in found.sources:
         print_lines(console, [f"table    {source.repository}, commit {source.commit[:12]}{source.commit[40:]}"], 9, "dim")
-
-
-def render_rewrites(found: Rewrites, limit: int, console: Console) -> None:
-    """Print what a capture's lines could be, and up to ``limit`` of the rewrites."""
-    print_lines(console, [found.sentence], 0, "bold")
-    _rewrites(found.rewrites, limit, console)
 
 
 def _rewrites(found: Sequence[Offered], limit: int, console: Console) -> None:

@@ -1,6 +1,6 @@
 """What a training asks of a device, before it is ported: it runs on shapes alone, and a table says what the device has."""
 
-from trueup.migration.assess.assessing import Assessment, Operator, Rewrites, assess, rewrites_of
+from trueup.migration.assess.assessing import Assessment, Operator, assess, assess_capture
 from trueup.migration.assess.support import Grade
 
-__all__ = ["Assessment", "Grade", "Operator", "Rewrites", "assess", "rewrites_of"]
+__all__ = ["Assessment", "Grade", "Operator", "assess", "assess_capture"]

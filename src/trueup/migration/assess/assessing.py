@@ -15,7 +15,7 @@ from typing import Any
 import msgspec
 
 from trueup.foundation.model import TrueupError
-from trueup.foundation.store import open_capture
+from trueup.foundation.store import Capture, open_capture
 from trueup.foundation.words.wording import counted
 from trueup.migration.assess.limits import NEWEST, Broken, broken
 from trueup.migration.assess.packages import Extension, Package, extensions, packages
@@ -23,6 +23,7 @@ from trueup.migration.assess.reading import Row, Run
 from trueup.migration.assess.support import GRADES, Grade, Source, graded, numbers, remedies, support
 from trueup.migration.port.running import SIMULATED, redirected
 from trueup.migration.rewrites import find, patch, prove
+from trueup.recording.recorder.launch import run_to_the_end
 
 INTO, STEPS = "TRUEUP_SHAPES_INTO", "TRUEUP_SHAPES_STEPS"
 """Environment variables that `trueup.simdev.shapes` reads."""
@@ -87,6 +88,8 @@ class Assessment:
     scripts: tuple[str, ...]
     failed: str | None
     sources: tuple[Source, ...]
+    other: tuple[str, ...] = ()
+    """Of a capture: scripts whose lines are not those that were recorded any more, in which no rewrite was looked for."""
 
     @property
     def counts(self) -> dict[Grade, int]:
@@ -98,7 +101,8 @@ class Assessment:
     def exit_code(self) -> int:
         """Return 0 where all runs on the device, 1 where something does not or goes through the CPU, 2 where nobody can tell."""
         bad = any(self.counts.get(grade) for grade in ("unsupported", "CPU fallback", "dtype-limited"))
-        return 1 if bad or self.limits else 2 if self.failed or not self.operators or self.counts.get("unknown") else 0
+        untold = self.failed or not self.operators or self.counts.get("unknown") or self.other or self.limits
+        return 1 if bad or any(one.sure for one in self.limits) else 2 if untold else 0
 
     @property
     def sentence(self) -> str:
@@ -111,37 +115,13 @@ class Assessment:
         listed = sum(one.share for one in self.operators if one.grade in ("kernel", "composite"))
         if 0 < listed < 1:
             whole += f" What has a kernel computes {percent(listed)} of the FLOPs."
+        whole += f" Changed since, and not read: {', '.join(self.other)}." if self.other else ""
         return whole + (f" The run ended early: {self.failed}." if self.failed else "")
 
     def document(self) -> dict[str, Any]:
         """Return all of it as JSON-ready data."""
         whole = asdict(self) | {"sources": [msgspec.to_builtins(one) for one in self.sources]}
         return {"schema": "trueup-assess", "schema_version": 1, "sentence": self.sentence, "counts": self.counts, **whole}
-
-
-@dataclass(frozen=True)
-class Rewrites:
-    """The rewrites of the lines that a capture ran. ``other`` are scripts whose lines are not those that were recorded any more."""
-
-    scripts: int
-    rewrites: tuple[Offered, ...]
-    patch: str
-    other: tuple[str, ...]
-
-    @property
-    def exit_code(self) -> int:
-        """Return 0, or 2 where a script could not be looked at."""
-        return 2 if self.other else 0
-
-    @property
-    def sentence(self) -> str:
-        """Return the conclusion in a sentence."""
-        found = f"{counted(len(self.rewrites), 'rewrite')} in {counted(self.scripts, 'script')} that the capture ran."
-        return found + (f" Changed since, and not read: {', '.join(self.other)}." if self.other else "")
-
-    def document(self) -> dict[str, Any]:
-        """Return all of it as JSON-ready data."""
-        return {"schema": "trueup-rewrites", "schema_version": 1, "sentence": self.sentence, **asdict(self)}
 
 
 def percent(share: float) -> str:
@@ -187,17 +167,41 @@ def assess(
     return _assessed(runs, product, cann, failed)
 
 
-def rewrites_of(directory: Path) -> Rewrites:
-    """Return the rewrites of the catalogue at lines that a capture ran, each executed in both forms.
+def assess_capture(directory: Path, *, product: str = "A2", cann: str = NEWEST, timeout: float | None = 600.0) -> Assessment:
+    """Say what a device has for the calls of a capture, of its first steps: each is made once more on shapes alone.
 
     Args:
-        directory: of the capture. Its scripts are read where they were; a script in which a recorded line has another text now
-            is left out.
+        directory: of the capture. Its scripts are read where they were, for rewrites; a script in which a recorded line has another
+            text now is left out.
+        product: of Ascend: A2, A3 or 950DT.
+        cann: a version of CANN, whose limits are asked.
+        timeout: seconds that it may take; None: any.
 
     Raises:
-        TrueupError: it holds no capture.
+        TrueupError: it holds no capture, or none of PyTorch's calls.
     """
     capture = open_capture(directory)
+    offered, made, other = _rewrites_of(capture)
+    with tempfile.TemporaryDirectory(prefix="trueup-assess-") as folder:
+        into, log = Path(folder), Path(folder, "log")
+        command = [sys.executable, "-m", "trueup.simdev.recorded", str(directory.absolute())]
+        environment = {**os.environ, SIMULATED: "shapes", INTO: folder}
+        environment.pop(STEPS, None)
+        code = run_to_the_end(command, environment, log, timeout)
+        runs = [msgspec.json.decode(path.read_bytes(), type=Run) for path in into.glob("*.json")]
+        lines = [line.strip() for line in log.read_text("utf-8", "replace").splitlines() if line.strip()]
+    if not runs or not runs[0].rows:
+        raise TrueupError(
+            f"No operator of {directory} could be looked at.\n  expected: a capture of a training in PyTorch, level api or aten\n"
+            f"  got:      {_last_words(lines, code) if code else 'no call of either'}\n  next:     trueup show {directory}"
+        )
+    runs[0].packages.clear()
+    found = _assessed(runs, product, cann, None if code == 0 else _last_words(lines, code), offered)
+    return replace(found, memory=0, rewrites=offered, patch=made, other=other)
+
+
+def _rewrites_of(capture: Capture) -> tuple[tuple[Offered, ...], str, tuple[str, ...]]:
+    """Return the rewrites of the catalogue at lines that a capture ran, the patch, and scripts that are not as they were."""
     lines: dict[str, dict[int, str | None]] = {}
     for rank in capture.ranks:
         for frames, text in capture.sites(rank).values():
@@ -216,8 +220,7 @@ def rewrites_of(directory: Path) -> Rewrites:
             same[Path(file)] = set(its)
         else:
             other.append(file)
-    offered, made = _rewrites(same)
-    return Rewrites(len(same), offered, made, tuple(os.path.relpath(file) for file in other))
+    return *_rewrites(same), tuple(os.path.relpath(file) for file in other)
 
 
 def _command(command: Sequence[str]) -> Sequence[str]:
@@ -241,7 +244,9 @@ def _last_words(lines: Sequence[str], code: int) -> str:
     return (errors or lines or [f"exit code {code}"])[-1][:300].rstrip(".")
 
 
-def _assessed(runs: Sequence[Run], product: str, cann: str, failed: str | None) -> Assessment:
+def _assessed(
+    runs: Sequence[Run], product: str, cann: str, failed: str | None, known: tuple[Offered, ...] | None = None
+) -> Assessment:
     rows = [row for run in runs for row in run.rows]
     version = runs[0].torch
     steps = max(max(run.steps for run in runs), 1)
@@ -259,7 +264,7 @@ def _assessed(runs: Sequence[Run], product: str, cann: str, failed: str | None) 
     found = dict.fromkeys([run.script for run in runs] + [row.site[0] for row in rows if row.site])
     scripts = [Path(file) for file in found if file.endswith(".py") and not any(place in file for place in LIBRARIES)]
     where = {script: {row.site[1] for row in rows if row.site and row.site[0] == str(script)} for script in scripts}
-    offered, made = _rewrites(where)
+    offered, made = _rewrites(where) if known is None else (known, "")
     titles = {one.place: one.title for one in offered}
     operators = [_with_rewrite(one, titles) for one in operators]
     imported = {name: place for run in runs for name, place in run.packages.items()}

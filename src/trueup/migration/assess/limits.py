@@ -17,7 +17,8 @@ NEWEST = "newest"
 
 
 class Limit(toml.Table):
-    """A row: what is asked of a run, and for which versions of CANN, the first and the last of them."""
+    """A row: what is asked of a run, and of which versions of CANN: the first that has it, the last whose documents say so, and the
+    first whose documents say otherwise (``ended``). Without ``until`` it is open-ended: no source says that it ended."""
 
     id: str
     asks: Literal["group-size", "collective-dtype", "fixed-shapes", "dtype", "package", "dimensions"]
@@ -26,19 +27,30 @@ class Limit(toml.Table):
     source: str
     since: str | None = None
     until: str | None = None
+    ended: str | None = None
+    ended_source: str = ""
     allowed: tuple[int | str, ...] = ()
     forbidden: tuple[str, ...] = ()
     operators: tuple[str, ...] = ()
     names: tuple[str, ...] = ()
     most: int = 0
 
-    def holds(self, version: str) -> bool:
-        """Return whether a version of CANN has it; the newest has what no version is known to have ended."""
+    def holds(self, version: str) -> bool | None:
+        """Return whether a version of CANN has it; None for one between the last that is known to and the first that has not."""
         if version == NEWEST:
-            return self.until is None
-        return (self.since is None or _order(self.since) <= _order(version)) and (
-            self.until is None or _order(version) <= _order(self.until)
-        )
+            return self.ended is None
+        if self.since is not None and _order(version) < _order(self.since):
+            return False
+        if self.until is None or _order(version) <= _order(self.until):
+            return True
+        return None if self.ended is None or _order(version) < _order(self.ended) else False
+
+    @property
+    def known(self) -> str:
+        """Return where it is from, and until when it is known to hold."""
+        if self.ended is not None:
+            return f"{self.source}; not in CANN {self.ended} ({self.ended_source})"
+        return f"{self.source}; no source says that it ended"
 
 
 class _Table(toml.Table):
@@ -47,13 +59,14 @@ class _Table(toml.Table):
 
 @dataclass(frozen=True)
 class Broken:
-    """A limit that a run breaks, at its lines."""
+    """A limit that a run breaks, at its lines; not ``sure`` where nobody says whether this version of CANN has it."""
 
     id: str
     says: str
     remedy: str
     places: tuple[str, ...]
     source: str
+    sure: bool = True
 
 
 @functools.cache
@@ -66,7 +79,8 @@ def broken(rows: Sequence[Row], imported: Iterable[str], version: str = NEWEST) 
     """Return the limits of a version of CANN that a run breaks."""
     found = []
     for limit in limits():
-        if not limit.holds(version):
+        holds = limit.holds(version)
+        if holds is False:
             continue
         if limit.asks == "package":
             hits = {name: [""] for name in imported if name in limit.names}
@@ -77,8 +91,9 @@ def broken(rows: Sequence[Row], imported: Iterable[str], version: str = NEWEST) 
                     hits.setdefault(value, []).append(row.place)
         if hits:
             said = limit.says.format(found=", ".join(sorted(hits)))
+            said += "" if holds else f" (whether in CANN {version}, nobody says)"
             places = dict.fromkeys(place for each in hits.values() for place in each if place)
-            found.append(Broken(limit.id, said, limit.remedy, tuple(places), limit.source))
+            found.append(Broken(limit.id, said, limit.remedy, tuple(places), limit.known, holds is True))
     return tuple(found)
 
 

@@ -15,7 +15,7 @@ class Row(msgspec.Struct):
     """An operator at one line of the user's, as the run wrote it."""
 
     operator: str
-    kind: Literal["kernel", "composite", "view", "custom"]
+    kind: Literal["kernel", "composite", "view", "custom", "untold"]
     phase: Literal["forward", "backward"]
     function: str
     dtypes: list[str]
@@ -27,6 +27,8 @@ class Row(msgspec.Struct):
     decomposes: bool
     package: str = ""
     groups: list[int] = []
+    untold: str = ""
+    """Why nobody knows what a function of a capture is made of."""
 
     @property
     def place(self) -> str:

@@ -96,6 +96,8 @@ def graded(name: str, row: Row, product: str, version: tuple[int, ...]) -> tuple
     """Grade an operator at one line. The vendor's list of kernels says that it runs; its pages of functions say in which dtypes."""
     if row.operator.startswith("c10d::"):
         return "kernel", ""  # the device's library of collectives; what it takes is a limit of the platform
+    if row.kind == "untold":
+        return "unknown", f"the capture does not say how it was called ({row.untold}): record with --detail tensor"
     if row.kind == "custom":
         return "unknown", f"an operator of {name.partition('::')[0]}: no table has it"
     said = support().by_function.get(row.function)

@@ -21,8 +21,10 @@ from trueup.foundation.model import TrueupError
 from trueup.foundation.store.durable import write_file
 from trueup.foundation.words.wording import counted
 from trueup.migration.port import choosing, reading, trying
+from trueup.migration.port.branches import branches
 from trueup.migration.port.distributing import EFFECTS, Distributor
 from trueup.migration.port.flow import Project
+from trueup.migration.port.kernels import Kernels
 from trueup.migration.port.rules import Name, Own, Switch, builtin
 from trueup.migration.port.writing import Edit, Writer
 
@@ -84,6 +86,8 @@ class Ported:
     """What changes in the training itself, beside the device."""
     added: tuple[str, ...] = ()
     """Files that came along, by their path in the output."""
+    branches: tuple[str, ...] = ()
+    """Lines that do something else where an accelerator is there, with their condition."""
 
     @property
     def changes(self) -> int:
@@ -114,7 +118,7 @@ class Ported:
             "schema": "trueup-port", "schema_version": 1, "sentence": self.sentence, "to": self.to, "since": self.since,
             "scripts": self.scripts, "lines": self.lines, "changed": [asdict(one) for one in self.changed],
             "seen": [asdict(one) for one in self.seen], "unread": list(self.unread),
-            "effects": list(self.effects), "added": list(self.added),
+            "effects": list(self.effects), "added": list(self.added), "branches": list(self.branches),
         }  # fmt: skip
 
 
@@ -166,10 +170,11 @@ def port(
     unread += [f"{path} is a link: it was not followed, and is not in the output" for path in _links(root)]
     project = Project(scripts, known)
     spread = None if distributed is None else Distributor(project, distributed, base, model)
+    kernels = Kernels(project)
     writers = []
     for script in scripts:
         more = [*(() if spread is None else spread.edits[script]), *choosing.edits(project, script, chosen)]
-        writer = Writer(project, script, to, mine, more)
+        writer = Writer(project, script, to, mine, more, kernels)
         writer.left += [] if spread is None else spread.left[script]
         if not writer.edits or _is_python(writer.text):
             writers.append(writer)
@@ -190,7 +195,8 @@ def port(
     lines = sum(script.data.count(b"\n") for script in scripts)
     added = {} if distributed is None else Distributor.files(distributed)
     effects = (*(() if distributed is None else EFFECTS), *(choosing.EFFECTS[name] for name in chosen if name in used))
-    result = Ported(to, len(files), lines, changed, seen, tuple(unread), since, target, effects, tuple(added))
+    asking = tuple(f"{script.path.relative_to(base)}:{line}, {text}" for script, line, text in branches(project))
+    result = Ported(to, len(files), lines, changed, seen, tuple(unread), since, target, effects, tuple(added), asking)
     if target is not None:
         _write(root, target, texts, result, added)
     return result

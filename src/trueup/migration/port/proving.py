@@ -8,6 +8,7 @@ import re
 import shlex
 import shutil
 import tempfile
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -16,6 +17,7 @@ from trueup.comparison.result.comparing import compare
 from trueup.foundation.model import Result, TrueupError
 from trueup.foundation.store import open_capture
 from trueup.foundation.words.wording import counted
+from trueup.migration.port.porting import Seen
 from trueup.migration.port.running import REDIRECT, table
 from trueup.recording.recorder.launch import execute
 from trueup.recording.recorder.options import CaptureOptions
@@ -27,7 +29,9 @@ LIMIT = 600.0
 ERROR = re.compile(r"^(\[rank\d+\]: )?\w+(\.\w+)*(Error|Exception|Interrupt)\b(?!.*ChildFailed)")
 NOTHING = "it ended well and nothing was recorded: it trains nothing, or PYTHONPATH is set in the command (set it outside)"
 IDLE = "nothing of the port ran on the device: give the command the option that chooses it (--device npu, --accel, ...)"
-KNOWS_CUDA = " The original knows no device but CUDA, so it ran on the simulated one, too."
+KNOWS_CUDA = " The original does not run on the CPU, so it ran on the simulated device, too, CUDA's calls sent there."
+FRAME = re.compile(r'File "(.+?)", line (\d+)')
+"""A line of a traceback."""
 
 
 @dataclass(frozen=True)
@@ -44,17 +48,21 @@ class Proof:
         return 2 if self.result is None else self.result.exit_code
 
 
-def prove(source: Path, ported: Path, command: str, *, steps: int = 3) -> Proof:
+def prove(
+    source: Path, ported: Path, command: str, *, steps: int = 3, look: Sequence[Seen] = (), branches: Sequence[str] = ()
+) -> Proof:
     """Run a command in the original's folder on the CPU and in the port's on the simulated device, and compare the first steps.
 
     An original that does not run on the CPU runs on the simulated device with CUDA's calls sent there: then the changes are proved,
-    and what a device rounds otherwise is not seen.
+    and what a device rounds otherwise is not seen. So does one that trains otherwise on the CPU, for it may take another branch.
 
     Args:
         source: the original: a script or its folder.
         ported: the port: a folder.
         command: how the training is started there, as a shell has it: ``python train.py --epochs 1``. No shell runs it.
         steps: how many.
+        look: lines of the original that will not do on the device, with the reason: where a run ends there, it is said.
+        branches: its lines that do something else where an accelerator is there.
 
     Returns:
         What was found. A run that does not start is no error: the port is not proved then.
@@ -69,23 +77,70 @@ def prove(source: Path, ported: Path, command: str, *, steps: int = 3) -> Proof:
         simulated: dict[str, str | None] = {"TRUEUP_SIMULATED": "1"}
         base, original = source if source.is_dir() else source.parent, runs / "original"
         failed = record(original, base, words, plain, steps)
+        redirect = runs / "redirect.json"
+        redirect.write_text(json.dumps(table("npu", runs)))
+        redirected = runs / "redirected", base, words, {**simulated, REDIRECT: str(redirect)}, steps
         if failed is not None:  # it may know no other device than CUDA
-            redirect = runs / "redirect.json"
-            redirect.write_text(json.dumps(table("npu", runs)))
             original = runs / "redirected"
-            again = record(original, base, words, {**simulated, REDIRECT: str(redirect)}, steps)
+            again = record(*redirected)
             if again is not None:
-                return Proof(steps, None, _unproved(f"the original does not run on the CPU: {failed}{_also(failed, again)}", words))
+                why = f"{failed}{_also(failed, again)}{_known(original.with_suffix('.log'), base, look)}"
+                return Proof(steps, None, _unproved(f"the original does not run on the CPU: {why}", words))
         failed = record(runs / "port", ported, words, simulated, steps)
         if failed is not None:
-            return Proof(steps, None, _unproved(f"the port does not run on the simulated device: {failed}", words))
+            why = f"{failed}{_known((runs / 'port').with_suffix('.log'), ported, look)}"
+            return Proof(steps, None, _unproved(f"the port does not run on the simulated device: {why}", words))
         if not _on_device(runs / "port"):
             return Proof(steps, None, f"Converted, not proved: {IDLE}")
+        how = KNOWS_CUDA if original.name == "redirected" else ""
         try:
             result = compare(original, runs / "port")
+            if result.verdict != "aligned" and not how and record(*redirected) is None:
+                there = compare(runs / "redirected", runs / "port")
+                if there.verdict == "aligned":
+                    ran = [one for one in branches if one.partition(":")[0] in _ran(runs / "port", ported)]
+                    result, how = there, _branched(result, ran)
         except TrueupError as error:
             return Proof(steps, None, f"Converted, not proved: {str(error).splitlines()[0]}")
-    return Proof(steps, result, _sentence(result, steps) + (KNOWS_CUDA if original.name == "redirected" else ""))
+    return Proof(steps, result, _sentence(result, steps) + how)
+
+
+def _branched(on_cpu: Result, branches: Sequence[str]) -> str:
+    """Say that an original is not the same on the CPU, what was seen, and what it decides by the device."""
+    what = "trains otherwise" if on_cpu.verdict == "deviates" else "could not be compared with it"
+    decides = f" What it decides by the device: {'; '.join(branches[:3])}." if branches else ""
+    seen = " ".join(on_cpu.sentence.splitlines()[0].split())
+    return f" It ran on the simulated device, too, for on the CPU it {what} ({seen}).{decides}"
+
+
+def _ran(captured: Path, folder: Path) -> set[str]:
+    """Return the scripts of a folder whose lines made recorded calls, relative to it."""
+    capture = open_capture(captured)
+    frames = [frame for rank in capture.ranks for stack, _ in capture.sites(rank).values() for frame in stack]
+    files = {Path(frame.partition(" in ")[0].rpartition(":")[0]) for frame in frames}
+    root = folder.resolve()
+    found = {(root / file).resolve() for file in files}
+    return {str(file.relative_to(root)) for file in found if file.is_relative_to(root)}
+
+
+def _known(log: Path, folder: Path, look: Sequence[Seen]) -> str:
+    """Say what is known of the line at which a run ended, the innermost that somebody has to look at."""
+    known = {((folder / one.path).resolve(), one.text): one for one in look}
+    for file, line in reversed(FRAME.findall(log.read_text("utf-8", "replace"))):
+        path = (folder / file).resolve()
+        for (where, text), one in known.items():
+            if where == path and text in _line(path, int(line)):
+                return f". At {one.path}:{one.line} stands {text}: {one.reason}"
+    return ""
+
+
+def _line(path: Path, number: int) -> str:
+    """Return a line of a script and those it begins, as `Seen` has them; the port's own lines may have moved."""
+    try:
+        lines = path.read_text("utf-8").splitlines()
+    except (OSError, UnicodeDecodeError):
+        return ""
+    return "\n".join(lines[number - 1 : number + 3])
 
 
 def _on_device(captured: Path) -> bool:

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from functools import cached_property
 
 from trueup.migration.port.flow import SHAPES, Project, literal, option_of
+from trueup.migration.port.kernels import GUARD, NEXT, Kernels
 from trueup.migration.port.reading import FUNCTIONS, Script
 from trueup.migration.port.rules import Name, Own
 
@@ -47,7 +48,9 @@ class Left:
 class Writer:
     """Finds the changes of a script. ``edits`` and ``left`` are what it found."""
 
-    def __init__(self, project: Project, script: Script, target: str, own: Own, more: Sequence[Edit] = ()) -> None:
+    def __init__(
+        self, project: Project, script: Script, target: str, own: Own, more: Sequence[Edit] = (), kernels: Kernels | None = None
+    ) -> None:
         self.project, self.script, self.rules, self.own = project, script, project.rules, own
         self.name, self.target = target, self.rules.target[target]
         self.edits: list[Edit] = []
@@ -56,8 +59,12 @@ class Writer:
         self._torch = False  # whether a name that was written needs `import torch`
         joined = [node for node in script.scopes if isinstance(node, ast.JoinedStr)]
         self._formatted = [script.span(node) for node in joined if '"' in script.text(node)[:3]]
+        self._kernels = kernels
+        guards = set() if kernels is None else kernels.guards(script)
         for node in script.scopes:
-            if node not in script.misplaced:
+            if node in guards:
+                self._reasons.setdefault(script.span(node)[0], (GUARD, False)) if hasattr(node, "lineno") else None
+            elif node not in script.misplaced:
                 self._visit(node)
         self._imports()
         self.edits += more
@@ -511,6 +518,11 @@ class Writer:
                 continue
             if not any(start <= script.span(node)[0] < stop for start, stop in spans):
                 self.left.append(Left(node.lineno, script.text(node)[:200], stays.reason, stays.unsupported))  # type: ignore[attr-defined]
+
+        for node, place, goes_on in self._kernels.needs(script) if self._kernels is not None else ():
+            why = f"kernels in CUDA, {place}: " + ("the script goes on without them" if goes_on else NEXT)
+            line: int = node.lineno  # type: ignore[attr-defined]
+            self.left.append(Left(line, lines[line - 1].strip()[:200], why, not goes_on))
 
     def _reason(self, token: tokenize.TokenInfo, at: int, row: int, docstrings: set[int]) -> tuple[str, bool]:
         if token.type == tokenize.COMMENT:

@@ -1,0 +1,434 @@
+"""Where a step's time goes: each moment of it has one class, so that the shares add up to the step.
+
+On a device a moment is computing, a copy that nothing else overlaps, communication that nothing else overlaps, or idle; what the
+host does while the device is idle says which class it is idle for. Without a device the host's own operators compute. These are
+the definitions of HolisticTraceAnalysis (busy, idle, computation, communication and its overlap), over its window as well: from
+the first kernel to the end of the last; the shares are of the steps that the profiler marks, where it marks any.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections import Counter, defaultdict
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+from trueup.foundation.words.wording import clean, shorten
+from trueup.migration.profile.classes import (
+    CLASSES,
+    COMMUNICATION,
+    COMPILE,
+    COPY,
+    FRAMEWORK,
+    HOST,
+    OPERATOR,
+    is_made_for,
+    is_sync,
+    named_class,
+    remedy,
+    sign,
+)  # fmt: skip
+from trueup.migration.profile.intervals import NONE, Intervals, both, total, union, without
+from trueup.migration.profile.reading import Trace
+
+TINY = 20.0  # microseconds: of an operator that takes less, launch and Python (5 to 10) are a large part
+GAP = 200.0  # microseconds between two operators that are still Python calling PyTorch; a longer one is other work
+LONG = 1000.0  # microseconds of one operator on the host while the device waits that are no usual launch
+MATTERS = 0.2  # share of a step from which a class that is waste is a finding
+HEAVY = 0.5  # share from which one operator is one
+SLOWER = 0.05  # share of a step by which something is slower that is said to be
+LISTED = 100  # parts of a class in a document
+WAITING = "(Python between operators)"
+WORKING = "(Python alone)"
+HIDDEN = "graphs hide which operator launched a kernel, so that what the device waits for is unknown"
+BETWEEN = {FRAMEWORK: WAITING, HOST: WORKING}
+
+
+@dataclass(frozen=True, slots=True)
+class Part:
+    """A part of the time of one class: name, microseconds in all, calls, the user's lines."""
+
+    kind: str
+    name: str
+    time: float
+    calls: int
+    lines: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class Profile:
+    """Where the time of a trace goes. Times are in microseconds over all steps; ``steps`` is 0 where none are marked, ``window``
+    the time that shares are of, ``device`` the times of a device by HolisticTraceAnalysis' definitions."""
+
+    where: str
+    window: float
+    steps: int
+    parts: tuple[Part, ...]
+    device: dict[str, float] = field(default_factory=dict)
+    unreliable: str = ""
+    remarks: tuple[str, ...] = ()
+
+    @property
+    def shares(self) -> dict[str, float]:
+        """Return the share of each class, the largest first."""
+        times = {kind: sum(part.time for part in self.parts if part.kind == kind) / (self.window or 1.0) for kind in CLASSES}
+        return dict(sorted(times.items(), key=lambda one: -one[1]))
+
+    @property
+    def kind(self) -> str:
+        """Return the class that takes most."""
+        return next(iter(self.shares))
+
+    @property
+    def finding(self) -> Part | None:
+        """Return the largest part of what slows the steps down, None where they only compute."""
+        kind = next((kind for kind, share in self.shares.items() if kind != OPERATOR and share >= MATTERS), None)
+        heavy = next((one for one in self.of(OPERATOR) if one.time >= HEAVY * self.window and not is_made_for(one.name)), None)
+        waste = self.of(kind)[0] if kind else None
+        if heavy is not None and (kind is None or heavy.time > self.shares[kind] * self.window):
+            return heavy
+        return waste
+
+    @property
+    def doubtful(self) -> bool:
+        """Tell whether the conclusion rests on launches that graphs hide."""
+        return bool(self.unreliable) and self.kind in (FRAMEWORK, HOST)
+
+    def of(self, kind: str) -> list[Part]:
+        """Return the parts of a class, the largest first."""
+        return sorted((part for part in self.parts if part.kind == kind), key=lambda part: -part.time)
+
+    def share(self, part: Part) -> float:
+        """Return a part's share of a step."""
+        return part.time / (self.window or 1.0)
+
+    def variant(self, kind: str) -> str:
+        """Return which kind of the host's or the framework's time a class is: the key of its words (`classes.toml`), empty for the
+        usual one."""
+        first = next(iter(self.of(kind)), None)
+        if kind == HOST and (first is None or first.name in BETWEEN.values()):
+            return "host"
+        named = kind == FRAMEWORK and first is not None and first.name not in BETWEEN.values()
+        return "launch" if named and first is not None and first.time >= LONG * max(first.calls, 1) else ""
+
+    @property
+    def sentence(self) -> str:
+        """Return what slows a step down."""
+        if not self.window:
+            return "No time is in this trace."
+        found = self.finding
+        if self.doubtful:
+            return f"Could not tell: {self.unreliable}."
+        if found is None:
+            first = self.of(self.kind)[0]
+            return f"Nothing stands out: {_percent(self.shares[self.kind])} of a step is {self.kind}, most in {_named(first)}."
+        if found.kind == OPERATOR:
+            return f"One operator takes {_percent(self.share(found))} of a step: {_named(found)}."
+        said = _percent(self.shares[found.kind])
+        return f"{said} of a step is {found.kind}: {sign(found.kind, self.variant(found.kind))}; most in {_named(found)}."
+
+    @property
+    def exit_code(self) -> int:
+        """Return 0 where nothing stands out, 1 where something slows a step down, 2 where that cannot be known."""
+        return 2 if self.doubtful or not self.window else 1 if self.finding is not None else 0
+
+    def document(self) -> dict[str, Any]:
+        """Return all of it as JSON-ready data."""
+        kinds = [
+            {
+                "class": kind, "share": round(share, 6), "sign": sign(kind, self.variant(kind)),
+                "remedy": remedy(kind, self.variant(kind)),
+                "parts": [
+                    {"name": part.name, "us": part.time, "calls": part.calls, "lines": list(part.lines)}
+                    for part in self.of(kind)[:LISTED]
+                ],
+            }
+            for kind, share in self.shares.items()
+        ]  # fmt: skip
+        return {
+            "schema": "trueup-profile", "schema_version": 1, "sentence": self.sentence, "trace": self.where, "steps": self.steps,
+            "us": self.window, "classes": kinds, "device": self.device, "unreliable": self.unreliable,
+            "remarks": list(self.remarks),
+        }  # fmt: skip
+
+
+def _percent(share: float) -> str:
+    return f"{share:.0%}"
+
+
+def _named(part: Part) -> str:
+    return shorten(clean(part.name), 70) + (f" ({clean(part.lines[0])})" if part.lines else "")
+
+
+def judge(trace: Trace, lines: Mapping[str, Sequence[str]] | None = None) -> Profile:
+    """Return where the time of a trace goes; ``lines`` are the user's by names of operators, else those of the trace's stacks."""
+    window = _window(trace)
+    of_names = lines_of(trace) if lines is None else lines
+    device = both(union(trace.device.intervals()), window) if len(trace.device) else NONE
+    idle = without(window, device)
+    parts = _device_parts(trace, window) if len(trace.device) else []
+    parts += _host_parts(trace, idle, alone=not len(trace.device))
+    cut = "The trace has more than five million events: the rest is left out."
+    return Profile(
+        trace.where, total(window), len(trace.steps), tuple(_with_lines(parts, of_names)), _device_times(trace),
+        HIDDEN if trace.graphs else "", (cut,) if trace.cut else (),
+    )  # fmt: skip
+
+
+def _window(trace: Trace) -> Intervals:
+    """Return the time that shares are of: the marked steps, else from first to last kernel or operator."""
+    if len(trace.steps):
+        return union(trace.steps.intervals())
+    some = (trace.device if len(trace.device) else trace.host).intervals()
+    return np.array([[some[:, 0].min(), some[:, 1].max()]])
+
+
+def _device_times(trace: Trace) -> dict[str, float]:
+    """Return busy, idle, computing, other and communication of a device in microseconds, and the share of communication that
+    computing overlaps."""
+    if not len(trace.device):
+        return {}
+    every = trace.device.intervals()
+    kinds = np.array([named_class(trace.names[name]) for name in trace.device.name])
+    moves = np.array([trace.names[name].lower().startswith(("memcpy", "memset")) for name in trace.device.name])
+    busy, communication = union(every), union(every[kinds == COMMUNICATION])
+    computing = union(every[(kinds != COMMUNICATION) & ~moves])
+    span = float(every[:, 1].max() - every[:, 0].min())
+    overlapped = total(both(communication, computing))
+    return {
+        "us": span, "busy": total(busy), "idle": span - total(busy), "computing": total(computing),
+        "not computing": total(busy) - total(computing), "communication": total(communication),
+        "communication overlapped": overlapped / total(communication) if len(communication) else 0.0,
+    }  # fmt: skip
+
+
+def _device_parts(trace: Trace, window: Intervals) -> list[Part]:
+    """Return what a device does, each moment once: computing first, then copies and communication that nothing overlaps."""
+    by_name: dict[int, list[int]] = defaultdict(list)
+    for at, name in enumerate(trace.device.name):
+        by_name[name].append(at)
+    every = trace.device.intervals()
+    done, parts = NONE, []
+    for kind in (OPERATOR, COPY, COMMUNICATION):
+        of_kind = NONE
+        for name, places in by_name.items():
+            found = named_class(trace.names[name])
+            if found != kind and not (kind == OPERATOR and found not in (COPY, COMMUNICATION)):
+                continue
+            own = both(union(every[places]), window)
+            free = without(without(own, done), of_kind)
+            of_kind = union(np.concatenate([of_kind, own]))
+            if len(own):
+                parts.append(Part(kind, trace.names[name], total(free), len(places)))
+        done = union(np.concatenate([done, of_kind]))
+    return parts
+
+
+class _Time:
+    """Times and calls of one class's names as they add up."""
+
+    def __init__(self) -> None:
+        self.times: dict[tuple[str, str], float] = defaultdict(float)
+        self.calls: Counter[tuple[str, str]] = Counter()
+
+    def add(self, kind: str, name: str, time: float, calls: int = 1) -> None:
+        """Add to a name of a class."""
+        if time > 0:
+            self.times[kind, name] += time
+            self.calls[kind, name] += calls
+
+
+def _host_parts(trace: Trace, idle: Intervals, *, alone: bool) -> list[Part]:
+    """Return what the host does in the times given: those of the steps, or those in which the device is idle."""
+    units = _units(trace)
+    spans, kinds, names = units
+    before = _usual(np.append(np.maximum(spans[1:, 0] - spans[:-1, 1], 0.0), np.inf), names) if len(spans) else []
+    got = _Time()
+    last = -1
+    at = np.searchsorted(spans[:, 1], idle[:, 0], "right") if len(spans) else np.zeros(len(idle), int)
+    for (start, end), first in zip(idle.tolist(), at.tolist(), strict=True):
+        behind = None if alone else _waited(units, start, first)
+        moment, place = start, first
+        while place < len(spans) and spans[place, 0] < end:
+            begins, ends = max(float(spans[place, 0]), start), min(float(spans[place, 1]), end)
+            _gap(got, begins - moment, behind, before[place - 1] if place else np.inf)
+            if behind is not None and kinds[place] in (FRAMEWORK, OPERATOR, COPY):
+                got.add(COPY, behind, ends - begins, 0)
+            else:
+                kind = kinds[place] if alone or kinds[place] not in (OPERATOR, COMMUNICATION) else FRAMEWORK
+                got.add(kind, names[place], ends - begins, int(place != last))
+            moment, last, place = ends, place, place + 1
+        _gap(got, end - moment, behind, before[place - 1] if place else np.inf)
+    return [Part(kind, name, time, got.calls[kind, name]) for (kind, name), time in got.times.items()]
+
+
+def _waited(units: tuple[Intervals, list[str], list[str]], start: float, first: int) -> str | None:
+    """Return what the host waited in when the device ran dry: the launches that follow came late for that."""
+    spans, _, names = units
+    inside = first < len(spans) and spans[first, 0] <= start
+    return names[first] if inside and is_sync(names[first]) else None
+
+
+def _gap(got: _Time, time: float, behind: str | None, usual: float) -> None:
+    short = min(time, usual) <= GAP
+    if behind is not None and short:
+        got.add(COPY, behind, time, 0)
+    else:
+        got.add(FRAMEWORK if short else HOST, WAITING if short else WORKING, time)
+
+
+def _units(trace: Trace) -> tuple[Intervals, list[str], list[str]]:
+    """Return the host's outermost operators in order and apart, their classes, their names. A large copy inside an operator is a
+    unit of its own."""
+    every = trace.host.intervals()
+    order = np.lexsort((-every[:, 1], every[:, 0])) if len(every) else np.zeros(0, int)
+    spans: list[tuple[float, float]] = []
+    kinds: list[str] = []
+    names: list[str] = []
+    end = copied = float(-np.inf)
+    for place in order.tolist():
+        name = trace.names[trace.host.name[place]]
+        start, stop = every[place].tolist()
+        if stop <= end:
+            large = stop - start >= TINY and start >= copied and kinds[-1] == OPERATOR
+            if large and named_class(name) in (COPY, COMPILE):
+                outer = spans[-1]
+                spans[-1:] = [(outer[0], start), (start, stop), (stop, outer[1])]
+                kinds += [named_class(name), kinds[-1]]
+                names += [name, names[-1]]
+                copied = stop
+            continue
+        spans.append((max(start, end), stop))
+        kinds.append(named_class(name))
+        names.append(name)
+        end, copied = stop, start
+    found = np.array(spans) if spans else NONE
+    usual = _usual(found[:, 1] - found[:, 0], names)
+    for place, name in enumerate(names):
+        if kinds[place] in (OPERATOR, COPY) and usual[place] < TINY and not is_sync(name):
+            kinds[place] = FRAMEWORK
+    return found, kinds, names
+
+
+def _usual(times: np.ndarray[Any, Any], names: Sequence[str]) -> list[float]:
+    """Return for each of some times in order the median of those that follow the same name and have the same one: an operator that
+    the system interrupted once is judged by its like."""
+    keys = list(zip(["", *names], names, strict=False))
+    by_key: dict[tuple[str, str], list[float]] = defaultdict(list)
+    for key, time in zip(keys, times.tolist(), strict=True):
+        by_key[key].append(time)
+    medians = {key: sorted(some)[len(some) // 2] for key, some in by_key.items()}
+    return [medians[key] for key in keys]
+
+
+def lines_of(trace: Trace) -> dict[str, tuple[str, ...]]:
+    """Return the user's lines of each name on the host, those that take most first: the innermost frame of Python that is neither
+    PyTorch's nor Python's own. Empty where the trace has no stacks."""
+    found: dict[str, dict[str, float]] = defaultdict(lambda: defaultdict(float))
+    frames: dict[int, list[tuple[float, float, str]]] = defaultdict(list)
+    own: dict[int, str] = {number: line for number, name in enumerate(trace.names) if (line := _own(name))}
+    every = trace.frames.intervals()
+    for position in np.argsort(every[:, 0], kind="stable").tolist():
+        its = own.get(trace.frames.name[position])
+        if its is not None:
+            frames[trace.frames.thread[position]].append((every[position, 0], every[position, 1], its))
+    of_threads: dict[int, list[int]] = defaultdict(list)
+    host = trace.host.intervals()
+    for place in np.argsort(host[:, 0], kind="stable").tolist():
+        of_threads[trace.host.thread[place]].append(place)
+    for thread, places in of_threads.items():
+        above, stack, at = frames.get(thread, []), [], 0
+        for place in places:
+            start, end = host[place]
+            while at < len(above) and above[at][0] <= start:
+                stack.append(above[at])
+                at += 1
+            while stack and stack[-1][1] < end:
+                stack.pop()
+            if stack:
+                found[trace.names[trace.host.name[place]]][stack[-1][2]] += end - start
+    return {name: tuple(sorted(lines, key=lines.__getitem__, reverse=True)[:3]) for name, lines in found.items()}
+
+
+_INSTALLED = ("torch/", "torch_npu/", "<", "nn.Module", "runpy", "numpy/")
+
+
+def _own(name: str) -> str:
+    """Return ``train.py:12`` of a frame's name, ``/home/me/train.py(12): step``, if it is the user's own."""
+    path, _, rest = name.partition("(")
+    number, mark, _ = rest.partition("): ")
+    if not mark or not number.isdigit() or path.startswith(_INSTALLED) or "-packages/" in path or "/lib/python3" in path:
+        return ""
+    first = path.partition("/")[0].removesuffix(".py")
+    return "" if first in sys.stdlib_module_names else f"{path}:{number}"
+
+
+def _with_lines(parts: Sequence[Part], of_names: Mapping[str, Sequence[str]]) -> list[Part]:
+    return [Part(one.kind, one.name, one.time, one.calls, tuple(of_names.get(one.name, ()))) for one in parts if one.time > 0]
+
+
+@dataclass(frozen=True)
+class Compared:
+    """Two traces of the same training: what takes longer in the second, in microseconds a step."""
+
+    baseline: Profile
+    candidate: Profile
+
+    @property
+    def changes(self) -> list[tuple[str, str, float, float]]:
+        """Return class, name and microseconds a step in both, what became slower most first."""
+        times: dict[tuple[str, str], list[float]] = defaultdict(lambda: [0.0, 0.0])
+        for side, one in enumerate((self.baseline, self.candidate)):
+            for part in one.parts:
+                times[part.kind, part.name][side] += part.time / max(one.steps, 1)
+        changed = [(kind, name, before, after) for (kind, name), (before, after) in times.items()]
+        return sorted(changed, key=lambda one: one[2] - one[3])
+
+    @property
+    def before(self) -> float:
+        """Return microseconds of a baseline's step."""
+        return self.baseline.window / max(self.baseline.steps, 1)
+
+    @property
+    def after(self) -> float:
+        """Return microseconds of a candidate's step."""
+        return self.candidate.window / max(self.candidate.steps, 1)
+
+    @property
+    def comparable(self) -> bool:
+        """Tell whether both are marked steps, or both are whole traces."""
+        return bool(self.before and self.after) and bool(self.baseline.steps) == bool(self.candidate.steps)
+
+    @property
+    def sentence(self) -> str:
+        """Return how much slower a step is, and what became slower most."""
+        if not self.comparable:
+            return "Could not tell: one trace marks steps and the other one does not."
+        ratio, unit = self.after / self.before, "step" if self.baseline.steps else "trace"
+        kind, name, before, after = self.changes[0]
+        if ratio <= 1 + SLOWER:
+            return f"The second trace is not slower: a {unit} takes {ratio:.2f} times as long."
+        most = f"{kind}, most {shorten(clean(name), 70)}, {before / 1e3:.2f} ms before and {after / 1e3:.2f} ms now"
+        return f"A {unit} takes {ratio:.2f} times as long; slower is {most}."
+
+    @property
+    def exit_code(self) -> int:
+        """Return 0 where it is not slower, 1 where it is, 2 where that cannot be known."""
+        return 2 if not self.comparable else int(self.after > self.before * (1 + SLOWER))
+
+    def document(self) -> dict[str, Any]:
+        """Return all of it as JSON-ready data."""
+        rows = [{"class": kind, "name": name, "us": [before, after]} for kind, name, before, after in self.changes[:200]]
+        sides = {"baseline": self.baseline.document(), "candidate": self.candidate.document()}
+        return {"schema": "trueup-profile-compare", "schema_version": 1, "sentence": self.sentence, "changes": rows, **sides}
+
+
+def compare(baseline: Profile, candidate: Profile) -> Compared:
+    """Return what became slower from one profile to another."""
+    return Compared(baseline, candidate)
+
+
+__all__ = ["COMPILE", "Compared", "Part", "Profile", "compare", "judge", "lines_of"]

@@ -1,0 +1,105 @@
+"""A few steps of any training under ``torch.profiler``, then two in which each call of PyTorch's says the user's line: times and
+lines come from different steps, since looking for lines slows the host down. (Kineto's stacks know a function's first line alone.)
+A step ends where the first optimizer has stepped; after the last one the process ends.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+import sysconfig
+from collections import Counter, defaultdict
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch.optim.optimizer import register_optimizer_step_post_hook
+from torch.overrides import TorchFunctionMode
+from torch.profiler import profile, schedule
+from torch.utils.data.dataloader import _BaseDataLoaderIter
+
+VARIABLE = "TRUEUP_PROFILE"
+"""Environment variable: a folder for what is found, then ``:`` and the number of steps to time."""
+WARM_UP = 2  # steps before the first that is timed: kernels are built and memory is taken there
+WITH_LINES = 2  # steps in which lines are looked for
+_PLACES = (sysconfig.get_path("stdlib"), sysconfig.get_path("purelib"), "<")
+_INSTALLED = (str(Path(torch.__file__).parent), str(Path(__file__).parents[3]), *_PLACES)
+
+
+class Lines(TorchFunctionMode):
+    """Counts the user's lines that call PyTorch, by the operator's name as the profiler writes it, and those that load data."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.found: dict[str, Counter[str]] = defaultdict(Counter)
+        self._load = _BaseDataLoaderIter.__next__
+
+    def __enter__(self) -> Any:
+        load, lines = self._load, self
+
+        def next_batch(loader: Any) -> Any:
+            lines.see(f"enumerate(DataLoader)#{type(loader).__name__}.__next__")
+            return load(loader)
+
+        _BaseDataLoaderIter.__next__ = next_batch
+        return super().__enter__()
+
+    def __exit__(self, *error: object) -> None:
+        _BaseDataLoaderIter.__next__ = self._load
+        super().__exit__(*error)
+
+    def __torch_function__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        """Count a call, and make it."""
+        if not torch.compiler.is_compiling():
+            self.see(f"aten::{getattr(function, '__name__', '')}")
+        return function(*args, **(kwargs or {}))
+
+    def see(self, name: str) -> None:
+        """Count the innermost line that is neither PyTorch's, nor Python's, nor ours."""
+        frame = sys._getframe(1)
+        while frame is not None and frame.f_code.co_filename.startswith(_INSTALLED):
+            frame = frame.f_back  # type: ignore[assignment]
+        if frame is not None:
+            self.found[name][f"{os.path.relpath(frame.f_code.co_filename)}:{frame.f_lineno}"] += 1
+
+
+class Profiling:
+    """The profile of one process; ``times-PID.json`` and ``lines-PID.json`` are left in the folder."""
+
+    def __init__(self, folder: Path, steps: int, process: int) -> None:
+        self._times, self._to_lines = folder / f"times-{process}.json", folder / f"lines-{process}.json"
+        plan = schedule(wait=0, warmup=1, active=steps, repeat=1)
+        self._profile = profile(schedule=plan, on_trace_ready=lambda one: one.export_chrome_trace(str(self._times)))
+        self._lines = Lines()
+        self._optimizer: Any = None
+        self._seen = 0
+        self._timed = WARM_UP + steps + 1
+
+    def begin(self) -> None:
+        """Wait for optimizers from now on."""
+        register_optimizer_step_post_hook(self._stepped)
+
+    def _stepped(self, optimizer: Any, *_: Any) -> None:
+        if self._optimizer is None:
+            self._optimizer = optimizer
+        if optimizer is not self._optimizer:
+            return
+        self._seen += 1
+        if self._seen == WARM_UP:
+            self._profile.start()
+        elif WARM_UP < self._seen <= self._timed:
+            self._profile.step()
+        if self._seen == self._timed:
+            self._profile.stop()
+            self._lines.__enter__()
+        if self._seen == self._timed + WITH_LINES:
+            self._lines.__exit__(None, None, None)
+            self._to_lines.write_text(json.dumps(self._lines.found))
+            sys.exit(0)
+
+
+def begin(asked: str) -> None:
+    """Profile this process as the variable says, `VARIABLE`."""
+    folder, _, steps = asked.rpartition(":")
+    Profiling(Path(folder), int(steps), os.getpid()).begin()
