@@ -115,9 +115,11 @@ def cell(script: str, names: Sequence[str], work: Path, *, undo: bool = False) -
 def _undone(script: str, baseline: Options, changes: Sequence[Change], compared: tuple[Path, Path, Result]) -> str:
     """Train without the change that the first line names: is what is left what the verdict called independent?"""
     first, second, before = compared
-    named = next((one for one in changes if re.search(one.says, before.sentence.splitlines()[0])), None)
-    if named is None:
+    line, *rest = before.sentence.splitlines()
+    matching = [one for one in changes if re.search(one.says, line)]
+    if not matching:
         return "none named"
+    named = min(matching, key=lambda one: bool(re.search(one.says, "\n".join(rest))))  # what stands further down, too, is another
     (left,) = (one for one in changes if one is not named)
     third = second.with_name(f"{second.name}-undone")
     record(script, dataclasses.replace(baseline, **left.candidate), third)

@@ -13,15 +13,16 @@ import settings
 from setting_changes.options import CHANGES
 from trueup.comparison.result.causes import Seen, with_causes
 from trueup.comparison.result.findings import with_names
-from trueup.comparison.result.shown import _clips, passes_text
+from trueup.comparison.result.shown import _clips, passes_counts, passes_text
 from trueup.foundation.facts.why import Why
-from trueup.foundation.model import Finding, SlotComparison
+from trueup.foundation.model import Finding, SlotComparison, TensorStats
 from trueup.foundation.settings import differing
+from trueup.foundation.words.reasons import in_words
 from trueup.foundation.words.sentence import Otherwise, verdict_lines
 from trueup.foundation.words.setting_sentence import setting_text, settings_text
 
 CELLS = {
-    "clip": "gradients are clipped in the candidate only: torch._foreach_norm",
+    "clip": "AdamW clipping: not set in the baseline, norm at 0.1 in the candidate",
     "accumulation": "the candidate goes backward 2 times in a step, the baseline once: gradients of micro-batches are added up",
     "frozen": "set differently: weight of tokens (Embedding) is trained in the baseline, frozen in the candidate",
     "half": "the candidate computes in bfloat16: 136 of 136 products, float32 in the baseline",
@@ -259,6 +260,62 @@ def test_no_mode_decides_which_tensors_a_call_is_given() -> None:
     assert given.cause == "training of a (Block): True in the baseline, False in the candidate"
 
 
+def test_a_batch_s_size_decides_neither() -> None:
+    sides = [{"settings": {"data": [{"class": "DataLoader", "batch_size": n}]}} for n in (4, 3)]
+    mask = dataclasses.replace(slot("", "", "input.mask"), baseline="bool (4, 8)", candidate=None)
+    shape = SlotComparison("input.0", "incomparable", 0.0, "tensor", ("float32",) * 2, ("(4, 8)", "(3, 8)"), None, None)
+    (lacking, other), _ = with_causes([finding(slots=(mask, shape)), finding(slots=(shape,))], *sides)
+    assert lacking.cause == "mask of torch.Tensor.view: bool (4, 8) in the baseline, absent in the candidate"
+    assert other.cause == "DataLoader batch_size: 4 in the baseline, 3 in the candidate"
+
+
+def test_what_is_read_before_a_loader_draws_has_no_order_yet() -> None:
+    sides = [{"settings": {"data": [{"class": "DataLoader", "seed": n}]}} for n in (0, 7)]
+    begun = Seen(begun=lambda _: "batches differ from step 0 on")
+    before, after = (finding("input", seq=(n, n)) for n in (1, 9))
+    drew = finding("random", op="aten::randperm", seq=(5, 5))
+    kept, _ = with_causes([before, drew, after], *sides, begun)
+    order = "batches in another order from step 0: DataLoader seed: 0 in the baseline, 7 in the candidate"
+    assert [(one.cause, one.alike) for one in kept] == [("batches differ from step 0 on", 0), (order, 1)]
+
+
+def test_the_number_of_batches_follows_from_what_makes_them() -> None:
+    data = [{"class": "DataLoader", "batch_size": 4, "samples": 14, "drop_last": drops} for drops in (False, True)]
+    sides = [{"settings": {"data": [one]}} for one in data]
+
+    def read(*numbers: int) -> Finding:
+        stats = [TensorStats(1, n, n, n, n, 0, 0, 0, 0, 0, 0) for n in numbers]
+        return finding("input", slots=(SlotComparison("input.0", "deviates", 0.1, "tensor", ("int64",) * 2, ("()",) * 2, *stats),))
+
+    (number, other), _ = with_causes([read(4, 3), read(4, 2)], *sides)
+    assert number.cause == "DataLoader drop_last: False in the baseline, True in the candidate"
+    assert other.cause == ""
+
+
+def test_micro_batches_that_a_script_asked_for_are_its_passes() -> None:
+    sides = [{"settings": {"arguments": {"accumulate": n}}} for n in (1, 2)]
+    passes = "the candidate goes backward 2 times in a step, the baseline once: gradients of micro-batches are added up"
+    scaled = finding("argument", op="aten::div", phase="backward", step=3, slots=(slot('{"1": 1}', '{"1": 2}'),))
+    kept, _ = with_causes([finding("region"), scaled], *sides, Seen(passes=passes, counts=(1, 2)))
+    assert [(one.cause.startswith(passes), one.alike) for one in kept] == [(True, 1)]
+
+
+def test_what_a_script_was_told_explains_a_loss_that_is_scaled_by_it() -> None:
+    sides = [{"settings": {"arguments": {"smoothing": n, "steps": 7}}} for n in (0.0, 0.1)]
+    made = finding("region", op="aten::add")
+    (one,), _ = with_causes([made], *sides, Seen(factors=frozenset((0.1, 0.9))))
+    assert one.cause == "smoothing: 0.0 in the baseline, 0.1 in the candidate"
+    (one,), _ = with_causes([dataclasses.replace(made, scope="layers")], *sides, Seen(factors=frozenset((0.1, 0.9))))
+    assert one.cause == ""
+
+
+def test_a_sum_in_place_of_a_mean_is_another_reduction() -> None:
+    said = in_words(Why.REDUCED("paddle._C_ops.mean_all", "paddle._C_ops.sum"))
+    assert said == "the loss has another reduction: paddle._C_ops.mean_all in the baseline, paddle._C_ops.sum in the candidate"
+    (one,), _ = with_causes([finding("region", op="paddle._C_ops.sum")], {}, {}, Seen(reduced=said))
+    assert one.cause == said
+
+
 def test_what_is_drawn_after_batches_of_another_size_follows_from_them() -> None:
     later = finding("random", scope="block.drop", op="torch.nn.functional.dropout", step=3)
     kept, _ = with_causes([later, dataclasses.replace(later, step=0)], loader(4), loader(3))
@@ -303,9 +360,9 @@ def test_a_schedule_is_not_compared_beyond_the_last_common_step() -> None:
 
 
 def test_passes_of_steps_that_both_have() -> None:
-    assert passes_text(({0: 1, 1: 4}, {0: 1})) == ""
+    assert passes_text(passes_counts(({0: 1, 1: 4}, {0: 1}))) == ""
     said = "the baseline goes backward 4 times in a step, the candidate 2 times: gradients of micro-batches are added up"
-    assert passes_text(({0: 4}, {0: 2})) == said
+    assert passes_text(passes_counts(({0: 4}, {0: 2}))) == said
 
 
 def test_settings_of_modules_of_several_classes_are_one() -> None:

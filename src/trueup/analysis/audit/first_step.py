@@ -38,8 +38,9 @@ class Draw:
 
     @property
     def text(self) -> str:
-        """Say what is drawn, and where: ``aten::rand (4, 8) in net.noise, train.py:30 in train``."""
-        return f"{self.op} {self.shape}{f' in {self.scope}' if self.scope else ''}{f', {self.line}' if self.line else ''}"
+        """Say what is drawn, and where: ``aten::rand (4, 8) in net.noise, train.py:30``."""
+        line = self.line.rpartition(" in ")[0].rpartition("/")[2]
+        return f"{self.op} {self.shape}{f' in {self.scope}' if self.scope else ''}{f', {line}' if line else ''}"
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
@@ -49,8 +49,8 @@ def kept_word(before: Result, after: Result, undone: Sequence[str]) -> Kept:
     """Compare what two verdicts name, of a run and of the run in which ``undone``, parts of the first one's causes, were set
     back."""
     named, now, back = _named(before), _named(after), [_key(one) for one in undone]
-    new = [said for keys, said in now.items() if not any(_is_in(keys, side, before) for side in named)]
-    lost = [said for keys, said in named.items() if keys[0] not in back and not any(_is_in(keys, side, after) for side in now)]
+    new = [said for keys, said in now.items() if not _is_named(keys, named, before)]
+    lost = [said for keys, said in named.items() if keys[0] not in back and not _is_named(keys, now, after)]
     still = {keys[0] for keys in now}
     left = [said for keys, said in now.items() if keys[0] not in back and said not in new]
     new = [said for keys, said in now.items() if said in new and keys[0] not in back]
@@ -61,10 +61,11 @@ Keys = tuple[str, str]
 """A cause without its counts, or nothing, and the call where it shows first."""
 
 
-def _is_in(keys: Keys, other: Keys, result: Result) -> bool:
+def _is_named(keys: Keys, named: Iterable[Keys], result: Result) -> bool:
     """Tell whether a verdict names a cause: as one of its own, as the call without one, or in a note."""
-    call = keys[1] == other[1] and "" in (keys[0], other[0])
-    return call or keys[0] == other[0] != "" or (keys[0] != "" and keys[0] in _uncounted(result.sentence))
+    if keys[0] != "" and keys[0] in _uncounted(result.sentence):
+        return True
+    return any(keys[0] == other[0] != "" or (keys[1] == other[1] and "" in (keys[0], other[0])) for other in named)
 
 
 def parts_of(finding: Finding) -> list[str]:
@@ -91,7 +92,7 @@ def _key(part: str) -> str:
 
 
 def _uncounted(text: str) -> str:
-    return re.sub(r"\d[\d,]* of \d[\d,]*", "some", text)
+    return re.sub(r"\d[\d,]* of \d[\d,]* (parameters differ \([^)]*\))?", "some ", text)  # with some that are named
 
 
 @dataclass(frozen=True, slots=True)

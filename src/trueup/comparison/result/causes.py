@@ -21,7 +21,7 @@ from trueup.foundation.facts.roundoff import UNIT_ROUNDOFF
 from trueup.foundation.facts.slots import is_input, is_output
 from trueup.foundation.facts.why import Reason, Why
 from trueup.foundation.model import Finding, TensorStats
-from trueup.foundation.settings import ABSENT, OF_PARAMETERS, TIED, Setting, differing
+from trueup.foundation.settings import ABSENT, OF_PARAMETERS, TIED, Setting, differing, modules_of
 from trueup.foundation.words.reasons import in_words
 from trueup.foundation.words.sentence import changed_arguments, given_number, named_argument
 from trueup.foundation.words.setting_sentence import settings_text
@@ -73,8 +73,11 @@ class Seen:
     weights: str = ""  # which initial weights differ
     dtypes: Reason | None = None  # dtype in which the candidate computes and the baseline does not
     passes: str = ""  # that one run goes backward more often in a step
+    counts: tuple[int, int] | None = None  # how often each does, in the first step in which they differ
     last: int | None = None  # the last step of both
+    factors: frozenset[float] = frozenset()  # these numbers
     scaled: str = ""  # by which numbers the loss is multiplied or divided in one run only
+    reduced: str = ""  # that the loss is a mean in one run, a sum in the other
     times: float = 1.0  # how many times as large the candidate's loss is by these
 
 
@@ -91,14 +94,25 @@ def with_causes(
     by_cause: dict[str, int] = {}
     shown: list[Setting] = []
     named = {one.op: said for one in culprits if (said := named_argument(one))}
-    varying = _varying(culprits)
+    varying, classes = _varying(culprits), modules_of(candidate)
     drawn = next((reason for one in culprits if _is_drawn(reason := seen.shown.get(place(one)))), None)
+    loading = next((one for one in culprits if _draws(one) and any(map(_shuffles, _reaching(settings, one)))), None)
+    batches = [_batches(manifest) for manifest in (baseline, candidate)]
     for finding in culprits:
         own = seen.shown.get(place(finding)) or (drawn if _draws(finding) else None)
         own = None if own is not None and own.why is Why.RUNS_ALONE else own  # less than all else that may be known
         reaching = _reaching(settings, finding)
+        if _is_before(finding, loading):  # no order of samples matters yet
+            reaching = [one for one in reaching if not _orders(one)]
+        if not reaching and _counts(finding, batches):
+            reaching = [one for one in settings if one.group == "data" and not _orders(one)]
         if own is not None and finding.op != STEP:  # gradients, before the optimizer has them
             reaching = [one for one in reaching if one.group != "optimizer"]
+        if own is not None and own.why is Why.CLIPPED_ALONE:  # by a function that is known, or by hand
+            reaching = [one for one in settings if (one.group, one.name) == ("optimizer", "clipping")] or reaching
+        if not reaching and seen.factors and finding.kind == "region" and not finding.scope:
+            scaling = [one for one in told if not seen.factors.isdisjoint(_shares(one))]
+            reaching = scaling if len(scaling) == 1 else []
         if any(one.step is not None for one in reaching):  # a schedule may go by the number of batches
             reaching += [one for one in settings if one.group == "data" and not _orders(one)]
         built = [one for one in settings if _builds(one)] if own is not None and _is_initial(own) else []
@@ -110,10 +124,15 @@ def with_causes(
         shown += [one for one in reaching if one not in shown]
         cause = _cause(reaching, finding, own, seen)
         if not cause and finding.kind == "region":  # what is passed to it is made by a call of one run, in the first step alone
-            cause = named.get(finding.op, "")
+            alone = seen.shown.get(place(finding)) is not None  # a module around it may lack a tensor, as another of its class does
+            around = named.get(str(classes.get(finding.scope, {}).get("class")), "") if alone else ""
+            cause = named.get(finding.op) or around
         seeds = bool(reaching) and reaching[0].group == "seed"  # then what begins otherwise follows from them
         key = settings_text(reaching) if seeds else cause
         same = by_cause.get(key, _follows(kept, finding, own, cause))
+        if seen.passes and reaching and reaching[0].group == "argument" and _values(reaching[0]) == seen.counts:
+            cause = f"{seen.passes}; {cause}"  # that many micro-batches were asked for
+            same = next((at for at, one in enumerate(kept) if one.cause.startswith(seen.passes)), same)
         if same is None:
             by_cause |= {key: len(kept)} if cause else {}
             kept.append(dataclasses.replace(finding, cause=cause))
@@ -142,6 +161,42 @@ def _of_one_line(kept: Sequence[Finding]) -> list[Finding]:
         first = found.get(key)
         found[key] = one if first is None else dataclasses.replace(_alike(first, one), cause=f"{first.cause}; {one.cause}")
     return list(found.values())
+
+
+def _shares(setting: Setting) -> set[float]:
+    """Return what a loss may be multiplied or divided by for a setting's sake: its numbers, and what they leave of one."""
+    held = [float(one) for one in _values(setting) if isinstance(one, (int, float)) and not isinstance(one, bool)]
+    return {n for one in held for n in (one, 1 - one)} - {0.0, 1.0}
+
+
+def _values(setting: Setting) -> tuple[Any, Any]:
+    return setting.baseline, setting.candidate
+
+
+def _is_before(finding: Finding, loading: Finding | None) -> bool:
+    """Tell whether a call reads numbers of the host's before a data loader has drawn an order of samples (``loading``)."""
+    if loading is None or finding.kind not in ("input", "argument") or (finding.rank, finding.step) != (loading.rank, loading.step):
+        return False
+    return all(0 <= seq < drawn for seq, drawn in zip(finding.seq, loading.seq, strict=True))
+
+
+def _batches(manifest: Mapping[str, Any]) -> set[int]:
+    """Return how many batches the data loaders of a run have."""
+    found = set()
+    held = manifest.get("settings")
+    for loader in held.get("data", ()) if isinstance(held, Mapping) else ():
+        samples, size = loader.get("samples"), loader.get("batch_size")
+        if isinstance(samples, int) and isinstance(size, int) and size > 0:
+            found.add(samples // size if loader.get("drop_last") else -(-samples // size))
+    return found
+
+
+def _counts(finding: Finding, batches: Sequence[set[int]]) -> bool:
+    """Tell whether a call reads, in each run, the number of its batches."""
+    slot = finding.slots[0] if finding.kind == "input" and finding.slots else None
+    sides = () if slot is None else zip((slot.baseline, slot.candidate), batches, strict=True)
+    read = [isinstance(side, TensorStats) and side.numel == 1 and side.mean in counted for side, counted in sides]
+    return bool(read) and all(read)
 
 
 def _given_by(finding: Finding) -> tuple[Any, ...]:
@@ -224,6 +279,10 @@ def _in_another_order(reaching: Sequence[Setting], finding: Finding) -> str:
     return ""
 
 
+def _shuffles(setting: Setting) -> bool:
+    return setting.group == "data" and _orders(setting)
+
+
 def _orders(setting: Setting) -> bool:
     return setting.name.rpartition(".")[2] in ORDERING
 
@@ -276,6 +335,8 @@ def _scaled(finding: Finding, seen: Seen) -> str:
     """Say of a single number that a call outside of modules makes whether it is a multiple of the baseline's."""
     if finding.scope or finding.kind != "region":  # an operator of both runs that doubles a number is at fault itself
         return ""
+    if seen.reduced and one_line(finding.op) in seen.reduced:
+        return seen.reduced
     for slot in finding.slots:
         first, second = slot.baseline, slot.candidate
         if (
@@ -322,6 +383,8 @@ def _explains(setting: Setting, finding: Finding) -> bool:
         return inside and finding.phase != "optimizer" and (otherwise or (setting.name == "training" and drawn))
     if setting.group == "seed":
         return drawn and not named_argument(finding)  # which no seed changes
+    if _lacks_tensor(finding):  # no loader decides that either
+        return False
     if setting.name == "batch_size" and (_given(setting, finding) or _shaped(setting, finding)):
         return True
     if setting.name.endswith(("drop_last", "drop_remainder")) and all(slot.shape[0] == slot.shape[1] for slot in finding.slots):

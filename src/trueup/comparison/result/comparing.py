@@ -15,7 +15,7 @@ from trueup.comparison.result.evidence import with_evidence
 from trueup.comparison.result.findings import by_itself, of_a_kind, suspect_finding, unmatched_finding, victim_findings, with_names
 from trueup.comparison.result.gradients import Norm, norms_of
 from trueup.comparison.result.remarks import Frameworks, Remarks, Uncompared, unseen
-from trueup.comparison.result.shown import Alone, Beginnings, Unmade, passes_text, shown
+from trueup.comparison.result.shown import Alone, Beginnings, Lacking, Unmade, passes_counts, passes_text, shown
 from trueup.comparison.result.summary import call_table, count, finish_table, one_sided_tables, summarise, victims, with_one_sided
 from trueup.comparison.verdict.compare import Comparison, Said
 from trueup.comparison.verdict.exchange import Received
@@ -50,7 +50,7 @@ class Assembly:
         self.sites = tuple({rank: capture.sites(rank) for rank in comparison.ranks} for capture in comparison.captures)
         self.frameworks, self.uncompared = Frameworks(comparison.captures), Uncompared()
         self.remarks = Remarks(str(comparison.captures[1].path))
-        self.beginnings, self.unmade, self.alone = Beginnings(), Unmade(), Alone()
+        self.beginnings, self.unmade, self.alone, self.lacking = Beginnings(), Unmade(), Alone(), Lacking()
         self.findings: dict[int, Finding] = {}
         self.shown: dict[Place, Reason] = {}  # what culprits show of their cause by themselves
         self.tables: list[pa.Table] = []
@@ -68,8 +68,9 @@ class Assembly:
         self.beginnings.add(part)
         self.unmade.add(part)
         self.alone.add(part, sites, self.comparison.criterion)
+        modules = modules_of(self.comparison.captures[1].ranks.get(part.rank, {}))
+        self.lacking.add(part, modules)
         for suspect in part.suspects:
-            modules = modules_of(self.comparison.captures[1].ranks.get(part.rank, {}))
             found = self.findings[id(suspect)] = with_names(suspect_finding(suspect, *part.streams, sites), modules)
             if (reason := shown(suspect, part, sites)) is not None:
                 self.shown[place(found)] = reason
@@ -119,12 +120,15 @@ class Assembly:
         found = self.comparison
         rank = culprits[0].rank if culprits else next(iter(found.ranks), 0)
         first, second = (capture.ranks.get(rank, {}) for capture in found.captures)
-        passes = passes_text((found.overviews[0].passes, found.overviews[1].passes))
+        counted = passes_counts((found.overviews[0].passes, found.overviews[1].passes))
+        passes = passes_text(counted)
         last = max(found.steps, default=None)
         scaled = "; ".join(map(in_words, self.alone.scaled))
+        reduced = in_words(made) if (made := self.alone.loss) is not None and made.why is Why.REDUCED else ""
         seen = Seen(
-            self.shown, self.beginnings.said, self.beginnings.weights, self.remarks.dtypes, passes, last, scaled, self.alone.times
-        )
+            self.shown, self.beginnings.said, self.beginnings.weights, self.remarks.dtypes, passes, counted, last,
+            self.alone.factors, scaled, reduced, self.alone.times,
+        )  # fmt: skip
         none = not culprits
         culprits, unshown = with_causes(culprits, first, second, seen)
         tied = any(one.name.endswith(TIED) for one in unshown)  # no recorded backward adds up the gradients of a tied weight
@@ -135,8 +139,13 @@ class Assembly:
     def _beside(self, culprits: Sequence[Finding], passes: str, settings: str) -> str:
         """Say what one run alone does and neither a culprit shows nor a setting that differs tells."""
         causes = "; ".join(one.cause for one in culprits)
-        facts = [passes, "" if "seed of " in causes else self.beginnings.weights]
+        mixed = self.comparison.overlap.mixed
+        lacking = "" if mixed or self.lacking.found.partition(" of ")[0] in causes else self.lacking.found
+        facts = [passes, lacking, self.beginnings.copied if "seed of " in causes else self.beginnings.weights]
         facts += [] if "the loss is" in causes else map(in_words, self.alone.scaled)
+        made = None if mixed else self.alone.loss
+        known = made is None or any(op in causes for op in map(str, made.facts[-1:] if made.why is Why.REDUCED else made.facts[1]))
+        facts += [] if known else [in_words(made)]
         known = "gradients are" in causes or "clip" in settings
         facts += [] if known else [in_words(self.alone.clipped or (None if passes else self.unmade.found))]
         facts += [] if "seed of " in causes or "random numbers are drawn" in causes else [in_words(self.alone.drawn)]

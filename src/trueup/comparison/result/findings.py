@@ -39,9 +39,7 @@ ROUNDINGS = 8.0
 Frames = dict[int, tuple[tuple[str, ...], str | None]]
 
 
-def suspect_finding(
-    suspect: Suspect, baseline: Stream, candidate: Stream, sites: tuple[Frames, Frames]
-) -> Finding:
+def suspect_finding(suspect: Suspect, baseline: Stream, candidate: Stream, sites: tuple[Frames, Frames]) -> Finding:
     """Describe a suspected call in full; ``sites`` are the call stacks of both sides."""
     judged = suspect.judged
     _name_weight(suspect, (baseline, candidate))
@@ -194,6 +192,11 @@ def _state(error: Distance, judged: Judged) -> SlotState:
     if is_output(error.slot):
         return "agrees" if error.relative <= judged.slot_expected.get(error.slot, 0.0) else "deviates"
     return "agrees" if error.relative <= max(0.1 * judged.error_out, 1e-5) else "deviates"
+
+
+def tensor_text(stream: Stream, k: int) -> str:
+    """Write what a slot holds: ``float32 (4, 1, 1, 8)``."""
+    return f"{stream.dtype_of(k) or ''} {_shape(stream, k)}".strip()
 
 
 def _shape(stream: Stream, k: int) -> str:

@@ -14,14 +14,15 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
 
 import numpy as np
 
 from trueup.comparison.graph.streams import NONE, Numbers, Row, Stream
 from trueup.comparison.measures.measure import Errors
 from trueup.comparison.normalise.updates import STEP
-from trueup.comparison.result.findings import Frames
+from trueup.comparison.result.findings import Frames, tensor_text
 from trueup.comparison.verdict.judged import SIDES, Part, Suspect
 from trueup.foundation.facts.criteria import Criterion
 from trueup.foundation.facts.operators import normalised
@@ -30,10 +31,13 @@ from trueup.foundation.facts.slots import is_input
 from trueup.foundation.facts.why import Reason, Why
 from trueup.foundation.frameworks.trees import path
 from trueup.foundation.model import CallKey, Finding
+from trueup.foundation.words.sentence import argument_name
 from trueup.foundation.words.setting_sentence import some
-from trueup.foundation.words.wording import is_own, user_source
+from trueup.foundation.words.wording import is_own, one_line, user_source
 
 PARAM = "param."
+LONGEST_CHAIN = 50
+"""Calls that make an initial weight which are looked at."""
 ROUNDED = 8 * SINGLE
 """Relative error up to which two devices may draw the same numbers in float32, and nobody would say that weights differ."""
 
@@ -43,6 +47,7 @@ class Beginnings:
 
     def __init__(self) -> None:
         self._weights: dict[str, bool] = {}  # by parameter: whether its first value differs
+        self._copied: list[str] = []  # those that differ and were copied from numbers of the host's
         self.batches: dict[int, int] = {}  # by rank: the first step in which a model is given other inputs
         self._first: dict[int, tuple[int, int]] = {}  # by rank: seqs of each side's first call of a module
         self._resized: set[int] = set()  # ranks whose batches have another shape
@@ -60,7 +65,8 @@ class Beginnings:
             seqs = [int(stream.seq[side[at]]) for stream, side in zip(errors.streams, errors.calls, strict=True)]
             self._first[part.rank] = seqs[0], seqs[1]
         if part.step == 0:
-            self._look_at_weights(errors, np.flatnonzero(forward & candidate.names.table(_is_parameter)[errors.names]))
+            of_weights = np.flatnonzero(forward & candidate.names.table(_is_parameter)[errors.names])
+            self._look_at_weights(errors, of_weights, part.verdicts.criterion)
         outermost = forward & (candidate.parents[calls] == NONE) & candidate.names.table(is_input)[errors.names]
         shapes = np.isin(np.arange(len(errors.pair)), [n for n, why in errors.reasons.items() if why.why is Why.SHAPES])
         differ = outermost & (_apart(errors) | shapes) & ~candidate.names.table(_is_parameter)[errors.names]
@@ -69,17 +75,29 @@ class Beginnings:
         if differ.any():
             self.batches.setdefault(part.rank, int(candidate.step[calls[differ]].min()))
 
-    def _look_at_weights(self, errors: Errors, at: Numbers) -> None:
+    def _look_at_weights(self, errors: Errors, at: Numbers, criterion: Criterion) -> None:
         candidate, apart = errors.streams[1], _apart(errors)
         for n in at.tolist():
             call, names = int(errors.calls[1][errors.pair[n]]), candidate.names.names
             slot = names[int(errors.names[n])].removeprefix(PARAM)
-            self._weights.setdefault(path(names[int(candidate.scope[call])], slot), bool(apart[n]))
+            name = path(names[int(candidate.scope[call])], slot)
+            if name in self._weights:
+                continue
+            self._weights[name] = bool(apart[n])
+            if apart[n] and _is_copied(candidate, int(candidate.producers[errors.slots[1][n]]), criterion):
+                self._copied.append(name)
 
     @property
     def weights(self) -> str:
         """Say which initial weights differ; empty where none does."""
-        other = [name for name, apart in self._weights.items() if apart]
+        return self._differ([name for name, apart in self._weights.items() if apart])
+
+    @property
+    def copied(self) -> str:
+        """Say which initial weights differ that no recorded call drew: loaded, or made by NumPy; empty where none does."""
+        return self._differ(self._copied)
+
+    def _differ(self, other: Sequence[str]) -> str:
         return f"initial weights of {len(other):,} of {len(self._weights):,} parameters differ ({some(other)})" if other else ""
 
     def said(self, finding: Finding) -> str:
@@ -102,6 +120,52 @@ class Beginnings:
         if first is None or finding.scope:
             return False
         return any(NONE < seq < of for seq, of in zip(finding.seq, first, strict=True))
+
+
+class Lacking:
+    """Finds a tensor that one run alone gives a call: its mask. Where the inputs differ anyway, no culprit shows that."""
+
+    def __init__(self) -> None:
+        self.found = ""
+
+    def add(self, part: Part, modules: Mapping[str, Mapping[str, Any]]) -> None:
+        """Look at the forward calls of a part; ``modules`` are what modules are set to, by scope."""
+        errors = part.verdicts.errors
+        if self.found or errors.all_same:
+            return
+        counts = [_tensors(stream)[calls] for stream, calls in zip(part.streams, errors.calls, strict=True)]
+        stream = part.streams[1]
+        named = stream.of_level("module") | stream.of_level("api")
+        pairs = np.flatnonzero((counts[0] != counts[1]) & (stream.during("forward") & named)[errors.calls[1]])
+        around = set(stream.parents[errors.calls[1][pairs]].tolist())
+        for pair in pairs.tolist():  # the innermost: a function of a module has the name that its user gave
+            calls = [int(side[pair]) for side in errors.calls]
+            if calls[1] not in around and not self.found:
+                rows = [one.row(call) for one, call in zip(part.streams, calls, strict=True)]
+                self.found = _lacking(rows, part.streams, modules.get(rows[1].scope, {}).get("inputs"))
+
+
+def _lacking(rows: Sequence[Row], streams: Sequence[Stream], inputs: object) -> str:
+    """Say which tensor of a call one side lacks, by its argument's name; ``inputs`` are those of the module's ``forward``."""
+    held = [{slot: k for slot, k in row.slots.items() if is_input(slot) and not slot.startswith(PARAM)} for row in rows]
+    for slot in sorted(held[0].keys() ^ held[1].keys()):
+        name = argument_name(rows[1].op, slot)
+        if rows[1].level == "module" and name.isdecimal() and isinstance(inputs, list) and int(name) < len(inputs):
+            name = str(inputs[int(name)])
+        sides = [tensor_text(stream, k[slot]) if slot in k else "absent" for stream, k in zip(streams, held, strict=True)]
+        if name.isidentifier():
+            return f"{name} of {one_line(rows[1].op)}: {sides[0]} in the baseline, {sides[1]} in the candidate"
+    return ""
+
+
+def _tensors(stream: Stream) -> Numbers:
+    """Return how many tensors each call is given, its module's parameters left out."""
+    given = stream.names.table(_is_given)[stream.slot]
+    return np.bincount(stream.call[given], minlength=len(stream))
+
+
+def _is_given(slot: str) -> bool:
+    return is_input(slot) and not slot.startswith(PARAM)
 
 
 class Unmade:
@@ -131,11 +195,13 @@ class Alone:
         self.clipped: Reason | None = None
         self.drawn: Reason | None = None
         self._scaled: tuple[set[Times], set[Times]] = set(), set()
+        self._losses: tuple[dict[str, None], dict[str, None]] = {}, {}  # operators outside of modules that make the loss, in order
 
     def add(self, part: Part, sites: tuple[Frames, Frames], criterion: Criterion) -> None:
         """Look at the calls of a part that stand in no module; ``sites`` are the call stacks of both sides."""
-        for times, stream in zip(self._scaled, part.streams, strict=True):
+        for times, losses, stream in zip(self._scaled, self._losses, part.streams, strict=True):
             times |= loss_factors(stream)
+            losses |= dict.fromkeys(_making_loss(stream, criterion))
         unmatched = part.alignment.only_baseline, part.alignment.only_candidate
         outside = [_outermost(stream, calls) for stream, calls in zip(part.streams, unmatched, strict=True)]
         draws = [_draw(stream, calls, criterion) for stream, calls in zip(part.streams, outside, strict=True)]
@@ -157,6 +223,22 @@ class Alone:
         return [Why.LOSS_SCALED_ALONE(side, *one) for side, alone in sides for one in sorted(alone)]
 
     @property
+    def factors(self) -> frozenset[float]:
+        """Return these numbers."""
+        return frozenset(number for _, number in self._scaled[0] ^ self._scaled[1])
+
+    @property
+    def loss(self) -> Reason | None:
+        """Return by which operators the loss is made in one run alone; None where they are the same."""
+        alone = [tuple(op for op in ops if op not in self._losses[1 - n]) for n, ops in enumerate(self._losses)]
+        if all(len(ops) == 1 and REDUCTIONS & set(normalised(ops[0]).rpartition(".")[2].split("_")) for ops in alone):
+            return Why.REDUCED(alone[0][0], alone[1][0])
+        if bool(alone[0]) == bool(alone[1]) or not all(self._losses):  # else nothing says that the loss was recorded
+            return None
+        side = 0 if alone[0] else 1
+        return Why.RUNS_ALONE(SIDES[side], alone[side])
+
+    @property
     def times(self) -> float:
         """How many times as large the candidate's loss is by these numbers."""
         made = [math.prod(n if done == "multiplied" else 1 / n for done, n in times if n) for times in self._scaled]
@@ -165,6 +247,7 @@ class Alone:
 
 Times = tuple[str, float]  # multiplied or divided, by which number
 TIMES = {"mul": "multiplied", "multiply": "multiplied", "scale": "multiplied"}
+CASTS = ("to", "_to_copy", "cast", "detach", "clone", "backward")
 TIMES |= {"div": "divided", "divide": "divided", "true_divide": "divided", "truediv": "divided", "real_div": "divided"}
 
 
@@ -180,6 +263,27 @@ def loss_factors(stream: Stream) -> set[Times]:
         numbers = [one for one in stream.given(call).values() if isinstance(one, (int, float)) and not isinstance(one, bool)]
         if done and len(numbers) == 1 and numbers[0] != 1:
             found.add((done, float(numbers[0])))
+    return found
+
+
+REDUCTIONS = frozenset(("sum", "mean"))
+
+
+def _making_loss(stream: Stream, criterion: Criterion) -> list[str]:
+    """Return the operators between modules, in order, from which a backward goes back, and those that make what they read; what
+    only scales, casts or draws is left out."""
+    outside = _outermost(stream, np.flatnonzero(stream.during("forward") & ~stream.of_level("module")))
+    back = stream.index(stream.forward_seq[stream.during("backward") & (stream.forward_seq != NONE)])
+    known, pending = set[int](), np.intersect1d(outside, back).tolist()
+    while pending:
+        known.add(call := pending.pop())
+        pending += np.intersect1d(_read(stream, call), outside).tolist()
+        pending = [one for one in pending if one not in known]
+    found = []
+    for row in map(stream.row, sorted(known)):
+        name = normalised(row.op)
+        if name not in TIMES and name not in CASTS and not criterion.row(row.op, row.level, row.phase).random:
+            found.append(row.op)
     return found
 
 
@@ -209,6 +313,18 @@ def _draw(stream: Stream, calls: Numbers, criterion: Criterion) -> Row | None:
 def _reach_optimizer(stream: Stream, calls: list[int]) -> bool:
     """Tell whether an optimizer reads what some calls make."""
     return _is_of(stream, np.setdiff1d(stream.call[np.isin(stream.producers, calls)], calls), "optimizer")
+
+
+def _is_copied(stream: Stream, call: int, criterion: Criterion) -> bool:
+    """Tell whether what a call makes comes from numbers that no recorded call made, and none drew what it was made of."""
+    seen, pending = set[int](), [call] if call != NONE else []
+    while pending and len(seen) < LONGEST_CHAIN:
+        row = stream.row(at := pending.pop())
+        seen.add(at)
+        if criterion.row(row.op, row.level, row.phase).random:
+            return False
+        pending += set(_read(stream, at).tolist()) - seen - {NONE}
+    return bool(seen) and not pending and any((_read(stream, at) == NONE).any() for at in seen)
 
 
 def _is_parameter(name: str) -> bool:
@@ -335,13 +451,16 @@ def _op(stream: Stream, call: int) -> str:
     return stream.names.names[int(stream.op[call])]
 
 
-def passes_text(sides: tuple[dict[int, int], dict[int, int]]) -> str:
-    """Say that the runs go backward another number of times in a step that both have; empty where they do not."""
-    for step in sorted(sides[0].keys() & sides[1].keys()):
-        first, second = sides[0][step], sides[1][step]
-        if first != second:
-            more, less = ("candidate", "baseline") if second > first else ("baseline", "candidate")
-            counts = max(first, second), min(first, second)
-            often, rare = (f"{n} times" if n > 1 else "once" for n in counts)
-            return f"the {more} goes backward {often} in a step, the {less} {rare}: gradients of micro-batches are added up"
-    return ""
+def passes_counts(sides: tuple[dict[int, int], dict[int, int]]) -> tuple[int, int] | None:
+    """Return how often each run goes backward in the first step of both in which they differ; None where they do not."""
+    counts = ((sides[0][step], sides[1][step]) for step in sorted(sides[0].keys() & sides[1].keys()))
+    return next(((first, second) for first, second in counts if first != second), None)
+
+
+def passes_text(counted: tuple[int, int] | None) -> str:
+    """Say that the runs go backward another number of times in a step; empty where they do not."""
+    if counted is None:
+        return ""
+    more, less = ("candidate", "baseline") if counted[1] > counted[0] else ("baseline", "candidate")
+    often, rare = (f"{n} times" if n > 1 else "once" for n in (max(counted), min(counted)))
+    return f"the {more} goes backward {often} in a step, the {less} {rare}: gradients of micro-batches are added up"

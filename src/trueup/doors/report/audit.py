@@ -177,7 +177,7 @@ def render_preflight(result: Preflight, limit: int, console: Console) -> None:
         for one in result.settings
     ]
     styles = [{"changes": "red", "may": "", "cannot": "dim"}[one.severity] for one in result.settings]
-    listing(console, ("group", "setting", "baseline", "candidate", "numbers"), rows, limit, styles)
+    listing(console, ("group", "setting", "baseline", "candidate", "numbers"), rows, limit, styles, whole=1)
     shown = result.settings[:limit]
     whence = {f"{one.severity:9}{one.group}: {said}": None for one in shown if (said := origin(one.group, one.name))}
     for said in whence:

@@ -15,6 +15,7 @@ Reads without colour; every foreign string is a ``Text``, never console markup.
 
 from __future__ import annotations
 
+import math
 import os
 import sys
 from collections.abc import Callable, Iterable, Sequence
@@ -22,6 +23,7 @@ from itertools import count, repeat
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from rich.cells import cell_len
 from rich.console import Console
 from rich.padding import Padding
 from rich.table import Table
@@ -127,7 +129,7 @@ def _verdict(result: Result, console: Console) -> None:
 def _particulars(finding: Finding) -> Table:
     """What the sentence leaves out of the first culprit."""
     before, after = (f"{seq:,}" if seq >= 0 else "absent" for seq in finding.seq)
-    expected = f", {sci(finding.expected)} expected" if finding.expected else ""
+    expected = f", {sci(finding.expected)} expected" if finding.expected and math.isfinite(finding.expected) else ""
     said = {
         "source": clean(finding.source_line or "").strip(),
         "call": f"{before} in the baseline, {after} in the candidate, level {one_line(finding.level)}",
@@ -239,18 +241,40 @@ def plain_table(*columns: str) -> Table:
 
 
 def listing(
-    console: Console, columns: Sequence[str], rows: Sequence[Sequence[str]], limit: int, styles: Iterable[str] = ()
-) -> None:
+    console: Console, columns: Sequence[str], rows: Sequence[Sequence[str]], limit: int, styles: Iterable[str] = (),
+    whole: int | None = None,
+) -> None:  # fmt: skip
     """Print up to ``limit`` rows of foreign text under their headings (as for `plain_table`) after an empty line, and how many more
-    ``--limit`` would show; nothing where there are no rows. ``styles``: one for each row."""
+    ``--limit`` would show; nothing where there are no rows. ``styles``: one for each row; ``whole``: the column whose words are not
+    broken as long as others can give way."""
     if not rows:
         return
     table = plain_table(*columns)
     for row, style in zip(rows[:limit], styles or repeat(""), strict=False):
         table.add_row(*(Text(clean(cell)) for cell in row), style=style)
+    if whole is not None:
+        cells = [list(map(clean, column)) for column in zip(columns, *rows[:limit], strict=True)]
+        for column, width in zip(table.columns, _widths(cells, whole, console.width), strict=True):
+            column.width = width
     console.print()
     console.print(table)
     print_more_by_limit(console, len(rows), limit)
+
+
+NARROWEST = 10
+"""Characters that a column keeps whose words may be broken."""
+
+
+def _widths(cells: Sequence[Sequence[str]], whole: int, room: int) -> list[int]:
+    """Return how wide columns may be so that they stand side by side in ``room``: the widest gives way first, that of number
+    ``whole`` no further than to its longest word."""
+    widths = [max(map(cell_len, column)) for column in cells]
+    least = [min(width, NARROWEST) for width in widths]
+    least[whole] = min(room // 3, max(cell_len(word) for cell in cells[whole] for word in cell.split() or [""]))
+    while sum(widths) + 2 * (len(widths) - 1) > room and widths != least:
+        widest = max((n for n, width in enumerate(widths) if width > least[n]), key=widths.__getitem__)
+        widths[widest] -= 1
+    return widths
 
 
 def print_more_by_limit(console: Console, count: int, limit: int) -> None:

@@ -83,6 +83,7 @@ class Why(Enum):
     DRAWN_ALONE = auto()  # call, side, the user's line or None
     CLIPPED_ALONE = auto()  # side, operators
     LOSS_SCALED_ALONE = auto()  # side, multiplied or divided, by which number
+    REDUCED = auto()  # operator of the baseline, of the candidate
     GRADIENTS_CHANGED = auto()  # side or None of both, operator
     NOT_CLEARED = auto()  # gradients
     UNMADE = auto()  # side, first step, whether one was made before

@@ -94,6 +94,7 @@ WORDS = {
     Why.DRAWN_ALONE: "random numbers are drawn in the {1} only: {0:place}, {2:?{2}}{2:!{0.phase}, step {0.step}}",
     Why.CLIPPED_ALONE: "gradients are clipped in the {0} only: {1}",
     Why.LOSS_SCALED_ALONE: "the loss is {1} by {2:g} in the {0} only",
+    Why.REDUCED: "the loss has another reduction: {0} in the baseline, {1} in the candidate",
     Why.GRADIENTS_CHANGED: "gradients are changed {0:?in the {0} only}{0:!in another way}, as by clipping, between backward and "
     "optimizer: {1}",
     Why.NOT_CLEARED: "gradients are added to those of the step before in the candidate only: they are not cleared",

@@ -75,6 +75,7 @@ class ThreadState:
     modules: list[Context] = field(default_factory=list)
     running: list[torch.nn.Module] = field(default_factory=list)  # the modules of `modules`
     stepping: CodeType | None = None  # code of the function around an optimizer's step, while one is under way
+    closure: bool = False  # whether that step was given a closure, which computes the loss within it
     stepping_task: int = -1  # graph task during which it began: not -1 for an optimizer that steps in a backward pass
     observed: bool = False  # whether the modes are on in this thread
     runs: list[Run] = field(default_factory=list)  # runs of checkpointed functions under way, first ones and repetitions
@@ -106,8 +107,9 @@ def phase_of(state: ThreadState) -> str:
 
 
 def in_optimizer(state: ThreadState) -> bool:
-    """Tell whether an optimizer's step is under way; a step that raised left no trace but its absence from the stack."""
-    if state.stepping is None:
+    """Tell whether an optimizer's step is under way; a step that raised left no trace but its absence from the stack. What its
+    closure computes, with gradients, is the loss and no update."""
+    if state.stepping is None or (state.closure and torch.is_grad_enabled()):
         return False
     frame: FrameType | None = sys._getframe(1)
     while frame is not None:

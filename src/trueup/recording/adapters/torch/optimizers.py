@@ -203,11 +203,13 @@ class Optimizers(steps.Optimizers):
             return self.parameters(self._session.built.of(Optimizer)).isdisjoint(map(id, living))
         return False
 
-    def _before(self, optimizer: Optimizer, *_: Any) -> None:
-        self.begin(optimizer, sys._getframe(1).f_code)
+    def _before(self, optimizer: Optimizer, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        closure = any(map(callable, (*args[1:2], kwargs.get("closure"))))  # the first is the optimizer
+        self.begin(optimizer, sys._getframe(1).f_code, closure=closure)
 
-    def begin(self, optimizer: Optimizer, code: CodeType) -> None:
+    def begin(self, optimizer: Optimizer, code: CodeType, *, closure: bool = False) -> None:
         state = self._session.threads.state
+        state.closure = closure
         state.stepping, state.stepping_task = code, torch._C._current_graph_task_id()
         session, outermost = self._session, depth_of(state.stepping) == 1
         if outermost:
