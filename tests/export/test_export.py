@@ -43,6 +43,8 @@ def test_the_page_s_example_and_a_node_that_is_wrong(
     assert found.first is not None
     assert (found.first.op, found.first.source.endswith("net.py:10")) == ("LayerNormalization", True)
     assert found.sentence.startswith(BLOCKS[2][1].partition(" (error")[0])
+    with pytest.raises(TrueupError, match=r"expected: opset 11\n  got:      opset 20, from which"):
+        export("net.py:make", Path("bad.onnx"), opset=11, check=True)
     (tmp_path / "none.onnx").write_bytes(b"no model")
     for words in (["net.py:make", "--check", "none.onnx"], ["net.py:none", "-o", "a.onnx"], ["gone.py:make", "-o", "a.onnx"]):
         assert main(["export", *words]) == 2

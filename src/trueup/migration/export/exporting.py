@@ -122,6 +122,9 @@ def export(model: str, output: Path, *, opset: int | None = None, check: bool = 
         onnx.checker.check_model(proto)
     except Exception as error:  # noqa: BLE001 - of the user's code, torch.onnx or onnxruntime
         raise _refused(str(output), "a sound ONNX file", first_line(error)) from None
+    version = next((one.version for one in proto.opset_import if one.domain in ("", "ai.onnx")), 0)
+    if opset not in (None, version):
+        raise _refused(str(output), f"opset {opset}", f"opset {version}, from which torch.onnx could not convert this model")
     dynamic = any(axis.dim_param for one in proto.graph.input for axis in one.type.tensor_type.shape.dim[:1])
     batches = [1, made.batch + 1] if dynamic and made.batch else [made.batch] if made.batch else []
     variants = made.variants(batches)
@@ -129,7 +132,6 @@ def export(model: str, output: Path, *, opset: int | None = None, check: bool = 
     runs = tuple(Run(_batch(one), _apart(made.outputs(one), _run(session, one))) for one in variants)
     bad = next((one for one, run in zip(variants, runs, strict=True) if run.error > OUTPUT), None)
     first = None if bad is None else _first(onnx, runtime, proto, made, bad)
-    version = next((one.version for one in proto.opset_import if one.domain in ("", "ai.onnx")), 0)
     atc = tuple(_atc(onnx, proto, version, dynamic=dynamic))
     return Exported(output, version, dynamic, chosen, len(proto.graph.node), runs, first, atc)
 
@@ -232,10 +234,11 @@ def _first(onnx: Any, runtime: Any, proto: Any, made: Any, inputs: Sequence[Any]
 
 
 def _source(node: Any) -> str:
-    """Return the model's line of a node, which torch.onnx keeps: the innermost that is not installed, else the innermost."""
+    """Return the model's line of a node, which torch.onnx keeps: the innermost of yours, else of a library, else of PyTorch."""
     frames = LINE.findall(_property(node, "stack_trace"))
     own = [frame for frame in frames if "-packages/" not in frame[0]]
-    return ":".join((own or frames)[-1]) if frames else ""
+    libraries = [frame for frame in frames if "-packages/torch/" not in frame[0]]
+    return ":".join((own or libraries or frames)[-1]) if frames else ""
 
 
 def _property(node: Any, name: str) -> str:
@@ -248,7 +251,7 @@ def _atc(onnx: Any, proto: Any, opset: int, *, dynamic: bool) -> list[str]:
     said = []
     if opset != ATC_OPSET:
         takes = f"the guide's ATC (CANN 5) takes {ATC_OPSET} alone"
-        said.append(f"opset {opset}: {takes}; later ones take more, or give --opset {ATC_OPSET}")
+        said.append(f"opset {opset}: {takes}; later ones take more")
     if dynamic:
         said.append("a free batch: give ATC --dynamic_batch_size or --input_shape")
     kinds = {one.type.tensor_type.elem_type for one in (*proto.graph.input, *proto.graph.output)}
