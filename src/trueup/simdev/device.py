@@ -160,14 +160,20 @@ def _claim() -> None:
 
 
 def _moving(real: Callable[..., Any]) -> Callable[..., Any]:
-    """Move a module whose attributes have a history (``weight_norm`` computes its weight again in each forward): what they were
-    computed from is held by it, and PyTorch swaps no tensor that is held (PyTorch 2.13)."""
+    """Move a module as a device with memory of its own does, where PyTorch 2.13 swaps its tensors for others: attributes that a
+    user gave them stay (``p.no_decay = True``), and one with a history (``weight_norm`` computes its weight again in each forward)
+    lets go of what it was computed from, for no tensor is swapped that is held."""
 
     @functools.wraps(real)
     def apply(self: torch.nn.Module, *args: Any, **kwargs: Any) -> Any:
         for name in [name for name, value in vars(self).items() if isinstance(value, torch.Tensor) and value.grad_fn is not None]:
             self.__dict__[name] = self.__dict__[name].detach()
-        return real(self, *args, **kwargs)
+        named = {name: vars(one) for name, one in (self._parameters | self._buffers).items() if one is not None}
+        given = {name: {key: value for key, value in its.items() if key not in tensor.OWN} for name, its in named.items()}
+        made = real(self, *args, **kwargs)
+        for name, attributes in given.items():
+            vars((self._parameters | self._buffers)[name]).update(attributes)
+        return made
 
     return apply
 

@@ -130,6 +130,10 @@ KERNELS: dict[Any, Callable[..., Any]] = {}
 """Operators that the CPU has no kernel for, or draws other random numbers in; the rest run as they are."""
 
 
+OWN = ("_raw", "_index", "_is_param")
+"""Attributes of a tensor of the device that are no user's."""
+
+
 # ---------------------------------------------------------------- tensors
 Interceptor = Callable[[Plan, Callable[..., Any], tuple[Any, ...], dict[str, Any]], Any]
 interceptors: dict[Any, Interceptor] = {}

@@ -6,6 +6,7 @@ runs/large-healed/run-1           the capture of the first round, of the step fo
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,13 +15,16 @@ from typing import Literal
 from trueup.analysis.anomalies import overflow
 from trueup.analysis.anomalies.describing import NARROW, wider_module
 from trueup.foundation.facts.anomaly import Anomaly, OverflowResult
+from trueup.foundation.facts.operators import named
 from trueup.foundation.store import Capture, open_capture
 from trueup.foundation.store.layout import new_folder
+from trueup.foundation.store.overview import SCALE_COLUMNS, Overview, scales
 from trueup.foundation.store.policy_uses import policy_lines
 from trueup.recording.policy_file import load
 from trueup.recording.recorder import launch
 
 POLICY = "policy.toml"
+LOSS = 0.05  # share of a single step's loss that may differ (Paddle on Ascend alignment guide: forward, single step)
 ROUNDS = 4  # runs at most: each adds the rule for the call that overflows next
 
 HealWord = Literal["healed", "not healed", "nothing to heal", "could not tell"]
@@ -93,6 +97,65 @@ def heal(
     assert result is not None
     uses = tuple(policy_lines(open_capture(runs[-1]).ranks.values()))
     return _ended(first, now, result, target, runs, uses)
+
+
+def verify(
+    capture: str | Path, wide: str | Path, command: Sequence[str], policy: str | Path, output: str | Path | None = None
+) -> Healed:
+    """Run a training of mixed precision with a policy, and judge it against a float32 run of it: no call may overflow in a way that
+    matters, and each loss has to be within `LOSS` of that run's.
+
+    Args:
+        capture: the run of mixed precision, whose steps and levels are recorded again.
+        wide: a capture of the float32 run.
+        command: the training.
+        policy: rules, as those of `trueup check --amp --policy`.
+        output: folder for the policy and the capture, else ``<capture>-healed``.
+
+    Raises:
+        TrueupError: a capture or the policy cannot be read, the command does not start, or ``output`` holds something.
+    """
+    opened, other = open_capture(capture), open_capture(wide)
+    rules = load(policy).text
+    folder = new_folder(Path(f"{opened.path}-healed" if output is None else output))
+    folder.mkdir(parents=True, exist_ok=True)
+    target, run = folder / POLICY, folder / "run-1"
+    target.write_text(rules, encoding="utf-8")
+    steps = f"{min(opened.steps)}:{max(opened.steps) + 1}"
+    code = launch.run(
+        {"directory": str(run), "level": tuple(sorted(opened.levels)), "steps": steps, "policy": str(target)}, command
+    )
+    if code or not run.exists():
+        return Healed("could not tell", f"the command ended with exit code {code} under the policy", target, (run,))
+    result, uses = overflow(run), tuple(policy_lines(open_capture(run).ranks.values()))
+    first = _first(result)
+    if first is not None:
+        return Healed("not healed", f"with the policy: {first.sentence}", target, (run,), uses, result)
+    before, now, right = (_losses(one) for one in (opened, open_capture(run), other))
+    common = sorted(now.keys() & right.keys())
+    if not common:
+        return Healed("could not tell", "the runs have no loss in common", target, (run,), uses, result)
+    apart = max(_apart(now[step], right[step]) for step in common)
+    was = max((_apart(before[step], right[step]) for step in common if step in before), default=math.nan)
+    said = f"the loss is within {apart:.2%} of the float32 run's in {len(common)} steps; it was {was:.2%} off without the policy"
+    if apart <= LOSS:
+        return Healed("healed", said, target, (run,), uses, result)
+    text = f"with the policy no call overflows, and the loss is {apart:.2%} off the float32 run's, more than {LOSS:.0%}"
+    return Healed("not healed", text, target, (run,), uses, result)
+
+
+def _losses(capture: Capture) -> dict[int, float]:
+    """Return the loss of each step, without the scale that it was multiplied by before its backward."""
+    overview = Overview(capture)
+    overview.add_the_rest(())
+    scaled = capture.records(columns=list(SCALE_COLUMNS), step=overview.scaled, op=named("scaler")) if overview.scaled else None
+    by_step = {} if scaled is None else {step: scale for step, scale, _ in scales(scaled)}
+    return {step: loss / (by_step.get(step) or 1.0) for step, loss in overview.losses.items()}
+
+
+def _apart(one: float, other: float) -> float:
+    """Return how far a loss is from another one, by its size; infinite where one is NaN."""
+    return abs(one - other) / max(abs(other), 1e-12) if math.isfinite(one) and math.isfinite(other) else math.inf
 
 
 def _of_the_maker(capture: Capture, found: Anomaly) -> str:

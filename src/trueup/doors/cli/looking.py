@@ -116,13 +116,19 @@ def check(
     ] = None,
     step: Annotated[Numbers, typer.Option(metavar="N", help="Casts and dtypes of this step alone, repeated for several.")] = None,
     rank: Annotated[Numbers, typer.Option(metavar="N", help="Of this rank alone, repeated for several.")] = None,
+    amp: Annotated[bool, typer.Option("--amp", help="Of mixed precision alone: O1 or O2, loss scale, what to set.")] = False,
+    policy: Annotated[File, typer.Option(metavar="FILE", help="With --amp: write its advice, for trueup heal --policy.")] = None,
     limit: Annotated[int, typer.Option(metavar="N", min=1, help="How many lines of each kind to list.")] = 10,
     json: Json = None,
 ) -> int:
     """Check what a run did with dtypes: dangerous casts, is mixed precision on, how does it differ from another run.
 
-    Exit code 0: nothing found; 1: a dangerous cast, other dtypes or other operators; 2: could not tell.
+    Exit code 0: nothing found; 1: a dangerous cast, other dtypes or other operators, a fault of mixed precision; 2: could not tell.
     """
+    if amp:
+        return _amp(path, step or None, rank or None, policy, limit, json)
+    if policy is not None:
+        raise typer.BadParameter("a policy is made of the advice of --amp", param_hint="--policy")
     with loading():
         from trueup.analysis.audit import check as judge
         from trueup.doors.report.audit import check_document, render_check
@@ -133,6 +139,21 @@ def check(
     render_check(result, limit, console)
     save_as_json(lambda: check_document(result), json, console)
     return result.exit_code
+
+
+def _amp(path: Path, step: Numbers, rank: Numbers, policy: File, limit: int, json: File) -> int:
+    with loading():
+        from trueup.analysis.audit.amp import amp as judge
+        from trueup.doors.report.audit import amp_document, render_amp
+        from trueup.doors.report.saving import write_text
+        from trueup.doors.report.terminal import Terminal, print_written
+
+    found, console = judge(path, step=step, rank=rank), Terminal()
+    render_amp(found, limit, console)
+    if policy is not None and found.policy:
+        print_written(write_text(found.policy, policy, "a file that can be written, for the policy"), console, "policy")
+    save_as_json(lambda: amp_document(found), json, console)
+    return found.exit_code
 
 
 def preflight(

@@ -246,7 +246,7 @@ def heal(
     output: Annotated[
         File, typer.Option("--output", "-o", metavar="DIR", help="For policy.toml and runs; else CAPTURE-healed.")
     ] = None,
-    policy: Annotated[File, typer.Option(metavar="FILE", help="Verify this policy; else the suggested rules.")] = None,
+    policy: Annotated[File, typer.Option(metavar="FILE", help="Verify this policy; with --baseline by its losses.")] = None,
     baseline: Annotated[File, typer.Option(metavar="BASE", help="Heal what differs from this run: set causes back.")] = None,
     undone: Annotated[File, typer.Option(metavar="RUN", help="With --baseline: a run with the cause set back by hand.")] = None,
     rounds: Annotated[int, typer.Option(metavar="N", min=1, help="Runs at most; each adds a rule for what is wrong then.")] = 4,
@@ -261,8 +261,6 @@ def heal(
 
     if undone is not None and (baseline is None or command):
         raise typer.BadParameter("a run that was mended by hand goes with --baseline, and without a command", param_hint="--undone")
-    if baseline is not None and policy is not None:
-        raise typer.BadParameter("with --baseline the rules are found", param_hint="--policy")
     if baseline is not None and undone is not None:
         from trueup.analysis.remedy.undoing import judge
 
@@ -270,6 +268,12 @@ def heal(
         render_healing(by_hand, Terminal())
         return by_hand.exit_code
     command = shared.required(command, "run", "heal runs/npu")
+    if baseline is not None and policy is not None:
+        from trueup.analysis.remedy.healing import verify
+
+        verified = verify(path, baseline, command, policy, output)
+        render_healing(verified, Terminal())
+        return verified.exit_code
     if baseline is not None:
         from trueup.analysis.remedy.undoing import undo
 

@@ -30,7 +30,7 @@ from rich.text import Text
 
 from trueup.doors.report.document import fields, headed, json_plain
 from trueup.doors.report.html import ours, page
-from trueup.doors.report.terminal import listing, plain_table, print_lines, print_more, section
+from trueup.doors.report.terminal import entry, listing, plain_table, print_lines, print_more, section
 from trueup.foundation.settings import origin
 from trueup.foundation.words.setting_sentence import subject, values
 from trueup.foundation.words.wording import clean, counted, one_line, short_source
@@ -39,6 +39,7 @@ if TYPE_CHECKING:
     from rich.console import Console
 
     from trueup.analysis.audit import Census, Check, Similarity
+    from trueup.analysis.audit.amp import Amp
     from trueup.analysis.audit.preflight import Preflight
 
 
@@ -48,6 +49,22 @@ def check_document(result: Check) -> dict[str, Any]:
         "schema": "trueup-check", "schema_version": 1, "exit_code": result.exit_code, "capture": result.path,
         "against": result.against, "sentences": dict(result.sentences),
     } | fields(result, "casts census dtypes graph notes")  # fmt: skip
+
+
+def amp_document(result: Amp) -> dict[str, Any]:
+    """Return what was found of mixed precision as JSON-ready data."""
+    names = "sentence state dtype modules scale scale_history first_scale advice"
+    return {"schema": "trueup-amp", "schema_version": 1, "exit_code": result.exit_code} | fields(result, names)
+
+
+def render_amp(result: Amp, limit: int, console: Console) -> None:
+    """Print the conclusion, up to ``limit`` modules of other precision than most, and each advice with its policy."""
+    print_lines(console, [result.sentence], 0, "bold")
+    if result.state not in ("", "off"):
+        rows = [(one.scope or "(the model)", one.kind, one.weights, one.products) for one in result.modules]
+        listing(console, ("module", "kept", "weights", "products"), rows, limit)
+    for one in result.advice:
+        entry(console, one.what, [("why", clean(one.why)), *([("policy", clean(one.policy.strip()))] if one.policy else [])])
 
 
 INDENT = 11

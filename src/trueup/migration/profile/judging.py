@@ -36,6 +36,7 @@ from trueup.migration.profile.reading import Trace
 
 TINY = 20.0  # microseconds: of an operator that takes less, launch and Python (5 to 10) are a large part
 GAP = 200.0  # microseconds between two operators that are still Python calling PyTorch; a longer one is other work
+RARE = 0.05  # share of like calls from which a long one is no accident of the system
 LONG = 1000.0  # microseconds of one operator on the host while the device waits that are no usual launch
 MATTERS = 0.2  # share of a step from which a class that is waste is a finding
 HEAVY = 0.5  # share from which one operator is one
@@ -245,7 +246,8 @@ def _host_parts(trace: Trace, idle: Intervals, *, alone: bool) -> list[Part]:
     """Return what the host does in the times given: those of the steps, or those in which the device is idle."""
     units = _units(trace)
     spans, kinds, names = units
-    before = _usual(np.append(np.maximum(spans[1:, 0] - spans[:-1, 1], 0.0), np.inf), names) if len(spans) else []
+    rest = np.append(np.maximum(spans[1:, 0] - spans[:-1, 1], 0.0), np.inf) if len(spans) else np.zeros(0)
+    long = _long(rest, names, GAP)
     got = _Time()
     last = -1
     at = np.searchsorted(spans[:, 1], idle[:, 0], "right") if len(spans) else np.zeros(len(idle), int)
@@ -254,14 +256,14 @@ def _host_parts(trace: Trace, idle: Intervals, *, alone: bool) -> list[Part]:
         moment, place = start, first
         while place < len(spans) and spans[place, 0] < end:
             begins, ends = max(float(spans[place, 0]), start), min(float(spans[place, 1]), end)
-            _gap(got, begins - moment, behind, before[place - 1] if place else np.inf)
+            _gap(got, begins - moment, behind, long=place == 0 or long[place - 1])
             if behind is not None and kinds[place] in (FRAMEWORK, OPERATOR, COPY):
                 got.add(COPY, behind, ends - begins, 0)
             else:
                 kind = kinds[place] if alone or kinds[place] not in (OPERATOR, COMMUNICATION) else FRAMEWORK
                 got.add(kind, names[place], ends - begins, int(place != last))
             moment, last, place = ends, place, place + 1
-        _gap(got, end - moment, behind, before[place - 1] if place else np.inf)
+        _gap(got, end - moment, behind, long=place == 0 or long[place - 1])
     return [Part(kind, name, time, got.calls[kind, name]) for (kind, name), time in got.times.items()]
 
 
@@ -272,8 +274,8 @@ def _waited(units: tuple[Intervals, list[str], list[str]], start: float, first: 
     return names[first] if inside and is_sync(names[first]) else None
 
 
-def _gap(got: _Time, time: float, behind: str | None, usual: float) -> None:
-    short = min(time, usual) <= GAP
+def _gap(got: _Time, time: float, behind: str | None, *, long: bool) -> None:
+    short = time < GAP or not long
     if behind is not None and short:
         got.add(COPY, behind, time, 0)
     else:
@@ -306,22 +308,23 @@ def _units(trace: Trace) -> tuple[Intervals, list[str], list[str]]:
         names.append(name)
         end, copied = stop, start
     found = np.array(spans) if spans else NONE
-    usual = _usual(found[:, 1] - found[:, 0], names)
+    long = _long(found[:, 1] - found[:, 0], names, TINY)
     for place, name in enumerate(names):
-        if kinds[place] in (OPERATOR, COPY) and usual[place] < TINY and not is_sync(name):
+        if kinds[place] in (OPERATOR, COPY) and not long[place] and not is_sync(name):
             kinds[place] = FRAMEWORK
     return found, kinds, names
 
 
-def _usual(times: np.ndarray[Any, Any], names: Sequence[str]) -> list[float]:
-    """Return for each of some times in order the median of those that follow the same name and have the same one: an operator that
-    the system interrupted once is judged by its like."""
+def _long(times: np.ndarray[Any, Any], names: Sequence[str], limit: float) -> list[bool]:
+    """Tell of each of some times in order whether it is ``limit`` or more, and no accident: of those that follow the same name and
+    have the same one, `RARE` or more are. An operator that the system interrupted once is judged by its like."""
     keys = list(zip(["", *names], names, strict=False))
-    by_key: dict[tuple[str, str], list[float]] = defaultdict(list)
-    for key, time in zip(keys, times.tolist(), strict=True):
-        by_key[key].append(time)
-    medians = {key: sorted(some)[len(some) // 2] for key, some in by_key.items()}
-    return [medians[key] for key in keys]
+    counts: dict[tuple[str, str], list[int]] = defaultdict(lambda: [0, 0])
+    long = (times >= limit).tolist()
+    for key, one in zip(keys, long, strict=True):
+        counts[key][0] += one
+        counts[key][1] += 1
+    return [one and counts[key][0] >= RARE * counts[key][1] for key, one in zip(keys, long, strict=True)]
 
 
 def lines_of(trace: Trace) -> dict[str, tuple[str, ...]]:

@@ -1,0 +1,264 @@
+"""Mixed precision of one run: is it on, O1 or O2 by module, how did the loss scale go, and what should be set differently.
+
+    mixed precision is on: O1 in float16; 1 module has to stay wide: block.norm; the loss scale fell from 65,536 to 1
+
+O1 computes products in a narrow dtype and keeps weights wide (autocast), O2 keeps all but norms narrow (NVIDIA apex, opt_level).
+What has to stay wide is what made Inf or NaN of clean numbers, and norms, powers, exponentials and sums that compute in float16,
+which PyTorch's autocast keeps in float32 (docs.pytorch.org: Autocast Op Reference).
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections import Counter, defaultdict
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from trueup.analysis.anomalies import overflow
+from trueup.analysis.anomalies.describing import wider_module
+from trueup.analysis.audit.census import Census, census
+from trueup.analysis.audit.reading import Found, Steps, calls, parts
+from trueup.foundation.facts.anomaly import OverflowResult
+from trueup.foundation.settings import held_by, list_of, modules_of
+from trueup.foundation.store import Capture, open_capture
+from trueup.foundation.words.wording import clean, counted, number
+
+HALF, WIDE, BRAIN = "float16", ("float32", "float64"), "bfloat16"
+LARGEST = 65504.0  # of float16
+ROOM = 16.0  # a scaled gradient may still grow by this before it overflows
+MOST_SCALE = 2.0**24  # torch.amp.GradScaler doubles to there in 500,000 steps; a first one above is none
+FLUSHED = 2.0**-24  # the smallest float16: half of it becomes zero
+STEADY = 16.0  # times the largest gradient may differ between steps for a static scale
+MANY = 3  # modules that leave float16's range from which another dtype costs less than keeping them wide
+NORM = re.compile(r"(Batch|Layer|Group|Instance|RMS)Norm|Norm$|Norm\d?d$")
+DELICATE = re.compile(
+    r"(layer_norm|group_norm|instance_norm|rms_norm|softmax|logsumexp|cross_entropy|nll_loss|cosine_similarity)$"
+    r"|torch\.(Tensor\.)?(pow|square|exp|expm1|norm|var|std|cumsum|cumprod|prod|rsqrt)(_|$)|linalg\.\w*norm$"
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Advice:
+    """Something that should be set differently: what, why, and the policy that does it, empty where none can."""
+
+    what: str
+    why: str
+    policy: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Module:
+    """A module's precision: ``O1``, ``O2`` or ``wide``, the dtypes of its weights and of its products."""
+
+    scope: str
+    kind: str
+    weights: str
+    products: str
+
+
+@dataclass(frozen=True, slots=True)
+class Amp:
+    """What `amp` found. ``scale``: step, scale, whether the step was skipped. ``first_scale``: by the gradients, 0: not known."""
+
+    sentence: str
+    state: str  # ``off``, ``O1``, ``O2``, ``narrow throughout``; empty: could not tell
+    dtype: str
+    modules: tuple[Module, ...]
+    scale: tuple[tuple[int, float, bool], ...]
+    scale_history: str
+    first_scale: float
+    advice: tuple[Advice, ...]
+    faults: int  # advice that mends something that is wrong
+
+    @property
+    def exit_code(self) -> int:
+        """0: off, or nothing is wrong; 1: something is; 2: could not tell."""
+        return 1 if self.faults else 0 if self.state else 2
+
+    @property
+    def policy(self) -> str:
+        """Return the rules of all advice for `trueup heal --policy`, each once; what is an alternative is left out."""
+        return "\n".join(dict.fromkeys(one.policy for one in self.advice if one.policy and not one.what.startswith(BRAIN)))
+
+
+def amp(capture: str | Path | Capture, *, step: Steps = None, rank: Steps = None) -> Amp:
+    """Judge the mixed precision of a run, at level ``api`` or ``module`` with statistics.
+
+    Raises:
+        TrueupError: there is no such capture, step or rank.
+    """
+    given = open_capture(capture)
+    counts = census(given, step=step, rank=rank)
+    found = overflow(given, step=step, rank=rank)
+    modules = _modules(given, counts)
+    narrow = next((dtype for dtype in counts.counts() if dtype in (HALF, BRAIN)), "")
+    state = _state(counts, modules, narrow)
+    scale = tuple((one.step, one.scale, one.skipped) for one in found.scale)
+    ranges = _Ranges(given, step, rank, {one.step: one.scale for one in found.scale})
+    advice = [*_stay_wide(found, ranges), *_scaling(given, found, ranges, narrow)]
+    faults = len(advice)
+    advice += _other(found, ranges, narrow)
+    sentence = _sentence(counts, state, narrow, advice[:faults], found)
+    return Amp(sentence, state, narrow, modules, scale, found.scale_history or "", ranges.first_scale, tuple(advice), faults)
+
+
+def _modules(capture: Capture, counts: Census) -> tuple[Module, ...]:
+    """Return modules that hold weights or make products, in order of their names."""
+    products: dict[str, Counter[str]] = defaultdict(Counter)
+    for one in counts.products:
+        products[one.scope][one.dtype] += one.calls
+    held = modules_of(next(iter(capture.ranks.values()), {}))
+    found = []
+    for scope in sorted({*products, *held}):
+        weights = sorted({str(value) for name, value in held.get(scope, {}).items() if name.endswith(".dtype")})
+        computes = [dtype for dtype, _ in products[scope].most_common()]
+        if not weights and not computes:
+            continue
+        half = [dtype for dtype in computes if dtype in (HALF, BRAIN)]
+        kind = "O2" if {HALF, BRAIN} & set(weights) else "O1" if half else "wide"
+        found.append(Module(scope, kind, ", ".join(weights), ", ".join(computes)))
+    return tuple(found)
+
+
+def _state(counts: Census, modules: tuple[Module, ...], narrow: str) -> str:
+    if not counts.products:
+        return ""
+    if not narrow:
+        return "off"
+    kinds = {one.kind for one in modules if one.weights}
+    if "O2" not in kinds:
+        return "O1"
+    return "O2" if "wide" in kinds else "narrow throughout"
+
+
+class _Ranges:
+    """Magnitudes of a run: modules that compute delicate functions in float16, and the largest gradient without the scale."""
+
+    def __init__(self, capture: Capture, step: Steps, rank: Steps, scales: dict[int, float]) -> None:
+        self.delicate: dict[str, tuple[str, float]] = {}  # module -> function and largest input
+        self.beyond: dict[str, float] = {}  # module -> largest result in a wide dtype that float16 does not hold
+        self.gradients: dict[int, float] = {}  # step -> largest finite gradient of a call, without the scale
+        held = modules_of(next(iter(capture.ranks.values()), {}))
+        classes = {scope: str(module.get("class", "")) for scope, module in held.items()}
+        for of, at in parts(capture, step, rank):
+            for call in calls(capture, of, at, lambda _, __: True, ("max", "min"), ("api", "module")):
+                if call.phase in ("forward", "recompute"):
+                    self._forward(call, classes)
+                elif call.phase == "backward":
+                    self._backward(call, at, scales.get(at, 1.0))
+
+    def _forward(self, call: Found, classes: dict[str, str]) -> None:
+        made = [row for row in call.made if row["dtype"] in (HALF, *WIDE)]
+        if not made:
+            return
+        in_half = made[0]["dtype"] == HALF
+        wide_weights = any(name.startswith("param.") and row["dtype"] in WIDE for name, row in call.slots.items())
+        if in_half and not wide_weights and call.scope and call.level == "api" and DELICATE.search(call.op):
+            self.delicate.setdefault(call.scope, (call.op, _largest_of(call)))
+        elif in_half and not wide_weights and call.level == "module" and NORM.search(classes.get(call.scope, "")):
+            self.delicate.setdefault(call.scope, (classes[call.scope], _largest_of(call)))
+        elif not in_half and call.level == "module" and call.scope:
+            largest = max(map(_largest, made))
+            if math.isfinite(largest) and largest > LARGEST:
+                self.beyond[call.scope] = max(self.beyond.get(call.scope, 0.0), largest)
+
+    def _backward(self, call: Found, step: int, scale: float) -> None:
+        for row in call.made:
+            largest = _largest(row) / (scale or 1.0)
+            if math.isfinite(largest) and row["dtype"] in (HALF, BRAIN, *WIDE):
+                self.gradients[step] = max(self.gradients.get(step, 0.0), largest)
+
+    @property
+    def first_scale(self) -> float:
+        """Return the largest power of two that leaves room for growth above the largest gradient; 0 where none is known."""
+        largest = max(self.gradients.values(), default=0.0)
+        return min(2.0 ** math.floor(math.log2(LARGEST / ROOM / largest)), MOST_SCALE) if largest > 0 else 0.0
+
+    @property
+    def steady(self) -> bool:
+        """Tell whether gradients are of one size in all steps, of which there are several."""
+        some = [one for one in self.gradients.values() if one > 0]
+        return len(some) > 2 and max(some) <= STEADY * min(some)
+
+
+def _largest_of(call: Found) -> float:
+    return max((_largest(row) for row in call.given), default=math.nan)
+
+
+def _largest(row: dict[str, Any]) -> float:
+    """Return the largest finite magnitude of a slot, NaN where it has no statistics."""
+    known = [abs(float(row[name])) for name in ("min", "max") if row[name] is not None]
+    return max(known, default=math.nan)
+
+
+def _stay_wide(found: OverflowResult, ranges: _Ranges) -> list[Advice]:
+    """Advise on modules that made Inf or NaN in a narrow dtype, and on delicate functions in float16."""
+    advice: dict[str, Advice] = {}
+    for one in found.anomalies:
+        if one.policy and one.matters != "harmless" and one.place.seq >= 0:
+            name = one.place.scope or one.place.op
+            rule = wider_module(one.place.scope) if one.place.scope in ranges.delicate else one.policy
+            advice.setdefault(name, Advice(f"{name} has to stay wide", one.sentence.splitlines()[0], rule))
+    for scope, (op, largest) in ranges.delicate.items():
+        reaches = "" if math.isnan(largest) else f", and its input reaches {number(largest)}"
+        why = f"{op} computes in float16, which autocast keeps in float32{reaches}"
+        advice.setdefault(scope, Advice(f"{scope} has to stay wide", why, wider_module(scope)))
+    return list(advice.values())
+
+
+def _scaling(capture: Capture, found: OverflowResult, ranges: _Ranges, narrow: str) -> list[Advice]:
+    """Advise on a loss scale that is not there, that collapsed, or that no gradient needs."""
+    manifest = next(iter(capture.ranks.values()), {})
+    scalers = [one for one in list_of(held_by(manifest), "scalers") if one.get("enabled") is not False]
+    trains = bool(ranges.gradients)
+    kind = "static will do, for gradients are of one size in all steps" if ranges.steady else "dynamic (torch.amp.GradScaler)"
+    if narrow == HALF and trains and not scalers and not found.scale:
+        first = f"first scale {number(ranges.first_scale)}" if ranges.first_scale else "first scale 65536"
+        return [Advice("a loss scale is missing", f"gradients in float16 below {FLUSHED:.1e} become zero; {first}, {kind}")]
+    collapsed = any(one.kind == "loss_scale" for one in found.anomalies) or _collapsed([one.scale for one in found.scale], found)
+    if collapsed:
+        first = f"after that start at {number(ranges.first_scale)}, {kind}" if ranges.first_scale else "then start anew"
+        why = f"{found.scale_history}: a smaller scale does not help what overflows by itself; {first}"
+        return [Advice("the loss scale collapsed", why)]
+    return []
+
+
+def _collapsed(scales: list[float], found: OverflowResult) -> bool:
+    """Tell whether every step of three or more was skipped, or a scale fell to 1."""
+    skipped = [one.skipped for one in found.scale]
+    return len(scales) > 2 and (all(skipped) or (scales[-1] <= 1.0 < scales[0]))
+
+
+def _other(found: OverflowResult, ranges: _Ranges, narrow: str) -> list[Advice]:
+    """Name what may be better, and is no fault: another dtype, and the scale that the gradients allow."""
+    advice = []
+    origins = {one.place.scope for one in found.anomalies if one.policy and one.place.scope} | set(ranges.beyond)
+    if narrow == HALF and len(origins) >= MANY:
+        rules = "\n".join(wider_module(scope, BRAIN) for scope in sorted(origins))
+        left = f"{counted(len(origins), 'module')} leave float16's range ({LARGEST:,.0f})"
+        why = f"{left}; bfloat16 has float32's, and needs no loss scale"
+        advice.append(Advice("bfloat16 in place of float16", why, rules))
+    if narrow == HALF and ranges.first_scale and found.scale:
+        kind = "static or dynamic" if ranges.steady else "dynamic"
+        why = f"{ROOM:.0f} times below what the largest gradient allows; {kind}"
+        advice.append(Advice(f"a first scale of {number(ranges.first_scale)}", why))
+    return advice
+
+
+def _sentence(counts: Census, state: str, narrow: str, faults: list[Advice], found: OverflowResult) -> str:
+    if not state or state == "off":
+        return counts.sentence
+    wide = [one.what.removesuffix(" has to stay wide") for one in faults if one.what.endswith("stay wide")]
+    said = [f"mixed precision is on: {state} in {narrow}"]
+    if wide:
+        more = f" and {len(wide) - 3} more" if len(wide) > 3 else ""
+        verb = "has" if len(wide) == 1 else "have"
+        said.append(f"{counted(len(wide), 'module')} {verb} to stay wide: {', '.join(wide[:3])}{more}")
+    said += [one.what for one in faults if not one.what.endswith("stay wide")]
+    if found.scale_history:
+        said.append(f"loss scale {found.scale_history}")
+    if not faults:
+        said.append("nothing is wrong with it")
+    return clean("; ".join(said))
