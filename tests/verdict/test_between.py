@@ -148,3 +148,27 @@ def test_after_what_came_in_unseen_a_call_with_other_inputs_is_not_certain(tmp_p
     """Where HF32 leaves the module around it in doubt, whatever amplifies the difference later is not blamed in its place."""
     result = compared(tmp_path, Network, noise=("hf32-matmul",), fault="softmax-backward")
     assert result.culprit is None or result.culprit.error_in < 1e-2, result.sentence
+
+
+class Between(nn.Module):  # type: ignore[misc]
+    """Two layers in bfloat16, before which something is done to the batch that no module does."""
+
+    def __init__(self, change: Callable[[Any], Any]) -> None:
+        super().__init__()
+        self.change, self.layers = change, nn.Sequential(nn.Linear(24, 24), nn.Linear(24, 3)).to(torch.bfloat16)
+
+    def forward(self, x: Any) -> Any:
+        return self.layers(self.change(x))
+
+
+@pytest.mark.parametrize(("change", "verdict"), [(lambda x: x / 3 * 3, "aligned"), (lambda x: x * 1.01, "inconclusive")])
+def test_of_what_rounding_makes_unseen_little_is_alike_in_all_elements(
+    change: Callable[[Any], Any], verdict: str, tmp_path: Path
+) -> None:
+    sides = [tmp_path / "baseline", tmp_path / "candidate"]
+    for side, made in zip(sides, (lambda x: x, change), strict=True):
+        torch.manual_seed(0)
+        model = Between(made)
+        with trueup.capture(side, model=model, level=("module",)):
+            model(torch.randn(32, 24).to(torch.bfloat16)).sum().backward()
+    assert trueup.compare(*sides).verdict == verdict

@@ -271,7 +271,7 @@ def test_the_gradient_of_a_product_is_made_of_two_factors() -> None:
         run.call("torch.addmm", {"grad_output.0": g}, gradients, level="api", phase="backward", forward=seq)
     found = judged(*runs)[1]
     assert found.worst == "grad_input.2"
-    assert 4e-3 < found.expected < 2e-2
+    assert 2e-3 < found.expected < 2e-2
     assert found.slot_expected["grad_input.0"] < 1e-4
 
 
@@ -337,8 +337,7 @@ def test_tf32_is_explained_where_it_is_declared() -> None:
     assert ratio("aten::mm", [a, b], *products, precision=Precision(matmul=TF32)) < 1
     assert ratio("aten::mm", [a, b], *products, precision=Precision(convolution=TF32)) > 10
     assert ratio("aten::add", [a, a], a + a, tf32(a + a), precision=Precision(TF32, TF32)) > 10
-    short = np.asarray(products[0] * F(1.005))
-    found = judge_one("aten::mm", [a, b], products[0], short, precision=Precision(matmul=TF32))
+    found = judge_one("aten::mm", [a, b], products[0], changed(products[0], 5e-3), precision=Precision(matmul=TF32))
     assert found.declared == pytest.approx(2 * TF32, rel=0.2)
     assert found.is_certain(CRITERION), "the products of rounded operands are known, and need no room for devices"
     double = [x.astype(np.float64) for x in (a, b, *products)]

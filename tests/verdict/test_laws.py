@@ -233,23 +233,26 @@ def test_what_a_function_saved_for_its_backward_is_its_own(op: str, named: bool)
     assert len(culprits(*runs)) == 1 + named
 
 
-@pytest.mark.parametrize("named", [False, True])
-def test_a_function_is_asked_though_its_operators_were_recorded(named: bool) -> None:
-    """Its backward's law tells of its forward what none of the operators inside does."""
+@pytest.mark.parametrize(
+    ("forward", "backward", "named"),
+    [(False, False, ""), (True, False, "torch.softmax"), (False, True, "aten::_softmax_backward_data")],
+)
+def test_a_function_is_asked_though_its_operators_were_recorded(forward: bool, backward: bool, named: str) -> None:
+    """Its backward's law tells of its forward what no operator inside does; where one of these breaks it, that one says it."""
     runs = Recording(), Recording()
     for run, error in zip(runs, (0.0, 0.3), strict=True):
         x, w = normal(32, WIDTH, seed=1), normal(WIDTH, WIDTH, seed=2)
         logits = changed((x @ w).astype(np.float32), error, seed=9)
         run.call("aten::mm", [x, w], [logits])
-        output = (softmax(logits) * (1.00005 if error and named else 1)).astype(np.float32)
+        output = (softmax(logits) * (1.00005 if error and forward else 1)).astype(np.float32)
         seq = run.call("torch.softmax", [logits], [output], level="api")
         run.call("aten::_softmax", [logits], [output], parent=seq)
         gradient = np.abs(changed(normal(32, WIDTH, seed=20), error, seed=30))
-        made = softmax_backward(gradient, output)
+        made = softmax_backward(gradient, output, wrong=error > 0 and backward)
         back = {"grad_output.0": gradient}, {"grad_input.0": made}
         around = run.call("torch.softmax", *back, level="api", phase="backward", forward=seq)
         run.call("aten::_softmax_backward_data", [gradient, output], [made], phase="backward", parent=around)
-    assert [kind[0][0] for kind in culprits(*runs)] == ["aten::mm", "torch.softmax"][: 1 + named]
+    assert [kind[0][0] for kind in culprits(*runs)] == ["aten::mm", named][: 2 if named else 1]
 
 
 @pytest.mark.parametrize("wrong", [False, True])

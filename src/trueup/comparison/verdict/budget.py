@@ -51,8 +51,9 @@ def unrecorded(criterion: Criterion, roundoff: float) -> tuple[float, float]:
     """Return what rounding explains of tensors made by calls that nobody recorded, and of what their elements share. The
     criterion's last row is for what has no name; ``roundoff`` is of the coarsest dtype they may have gone through."""
     row, arithmetic, coarse = criterion.rows[-1], min(roundoff, SINGLE), roundoff if roundoff > SINGLE else 0.0
-    coarse *= math.sqrt(max(row.roundings, 2.0))  # two calls at least, each of which may round a factor that all elements share
-    return row.ulps * arithmetic + coarse, BIASED * arithmetic + coarse
+    calls = 2.0  # at least, each of which may round a factor that all elements share
+    own = row.ulps * arithmetic + math.sqrt(max(row.roundings, calls)) * coarse
+    return own, BIASED * arithmetic + math.sqrt(calls) * coarse
 
 
 class Explanation:

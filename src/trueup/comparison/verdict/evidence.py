@@ -49,7 +49,10 @@ def coherent(errors: Errors, at: Numbers) -> Array:
         apart, numel, norm = errors.absolute[at], baseline.numel[k], baseline.l2[k]
         along_itself = np.abs(candidate.l2[j] ** 2 - norm**2 - apart**2) / 2 / norm**2
         along_one = np.abs(candidate.mean[j] - baseline.mean[k]) * np.sqrt(numel) / norm
-        found = np.fmax(along_itself, along_one) - CHANCE * apart / norm / np.sqrt(numel)
+        found = np.fmax(along_itself, along_one)
+        # What is left beside the direction is chance's, and of few elements all of it may lie along one by chance.
+        rest = np.sqrt(np.maximum((apart / norm) ** 2 - np.where(numel > CHANCE**2, found**2, 0.0), 0.0))
+        found -= CHANCE * rest / np.sqrt(numel)
     return np.where(known & (apart < norm) & np.isfinite(found), np.maximum(found, 0.0), 0.0)
 
 

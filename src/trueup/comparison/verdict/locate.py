@@ -382,7 +382,9 @@ def _lawless(
             found.append(suspect)
         if suspect.kind == "operator":
             suspect.certain, suspect.independent, suspect.because = True, True, (why,)
-    return [suspect for suspect in found if suspect.independent]
+    calls = {id(s): tree.streams[1].find(s.judged.call.candidate.seq) for s in (*known, *found) if s.certain}
+    speaking = {around for call in calls.values() for around in tree.around(call)}  # the call inside says it
+    return [suspect for suspect in found if suspect.independent and calls[id(suspect)] not in speaking]
 
 
 def _wrong_by_themselves(part: Part, tree: Tree, own_errors: OwnErrors) -> dict[int, Reason]:
