@@ -48,6 +48,7 @@ COMMANDS = {
     "explain-log": "migration",
     "env": "migration",
     "profile": "migration",
+    "export": "migration",
     "checkpoint": "migration",
 }
 """The commands in the order of the help, with the module that has a function of that name, or a `Typer` of several."""
