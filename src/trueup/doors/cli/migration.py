@@ -1,6 +1,6 @@
 """The commands over what a migration leaves behind: ``trueup explain-log`` (logs), ``trueup env`` (machines), ``trueup profile``
-(where a step's time goes), and ``trueup checkpoint inspect|compare|repair`` (files of weights: what they hold, how two differ,
-names brought back to the model's)."""
+(where a step's time goes), ``trueup export`` (a model as ONNX, proved), and ``trueup checkpoint inspect|compare|repair`` (files of
+weights: what they hold, how two differ, names brought back to the model's)."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import Annotated
 import typer
 
 from trueup.doors.cli import loading
-from trueup.doors.cli.options import File, Json, Word, Words, save_as_json
+from trueup.doors.cli.options import File, Json, Number, Word, Words, save_as_json
 from trueup.foundation.model import TrueupError
 from trueup.foundation.words.wording import clean
 
@@ -114,6 +114,31 @@ def profile(
     render_profile(slowest, limit, console)
     save_as_json(lambda: {**slowest.document(), "others": [one.document() for one in found if one is not slowest]}, json, console)
     return slowest.exit_code
+
+
+def export(
+    model: Annotated[str, typer.Argument(metavar="FILE.py:NAME", help="NAME is, or returns, a model and its inputs.")],
+    output: Annotated[File, typer.Option("--output", "-o", metavar="FILE", help="The ONNX file to write.")] = None,
+    check: Annotated[File, typer.Option(metavar="FILE", help="Check this ONNX file instead; nothing is written.")] = None,
+    opset: Annotated[Number, typer.Option(metavar="N", min=7, max=30, help="Version of ONNX's operators.")] = None,
+    json: Json = None,
+) -> int:
+    """Export a model to ONNX and prove that it computes the same, over several inputs and batch sizes; else name the first node.
+
+    Exit code 0: the same numbers; 1: others; 2: it cannot be exported, read or run.
+    """
+    if (output is None) == (check is None):
+        raise typer.BadParameter("name one file: --output to write it, or --check for one that is there", param_hint="--output")
+    with loading():
+        from trueup.doors.report.export import render_exported
+        from trueup.doors.report.terminal import Terminal
+        from trueup.migration.export import export as run
+
+    console = Terminal()
+    found = run(model, output or check or Path(), opset=opset, check=check is not None)
+    render_exported(found, console)
+    save_as_json(found.document, json, console)
+    return found.exit_code
 
 
 def is_trace(word: str) -> bool:

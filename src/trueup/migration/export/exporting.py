@@ -1,0 +1,263 @@
+"""`trueup export`: a model of a script becomes ONNX, is run by onnxruntime beside the framework, and is judged.
+
+    model.py     def make(): return Net(), (torch.randn(2, 8),)        a model and inputs of its real shape
+    trueup export model.py:make -o net.onnx
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from trueup.foundation.model import TrueupError
+from trueup.foundation.words.wording import clean, counted, first_line, sci
+
+OUTPUT = 1e-4
+"""Relative L2 error of an output up to which it is the same: the porting guide's criterion for whole networks, a mean absolute
+difference of at most 1e-4, by the output's size."""
+NODE = 1e-3  # relative L2 error of a node from which it differs: sums in another order give 1e-6 to 1e-5
+ATC_OPSET = 11  # the porting guide (CANN 5): "ATC supports only 11"; later versions take more
+ATC_TYPES = ("DOUBLE", "COMPLEX64", "COMPLEX128", "STRING")  # the guide's toolkit has no kernels for them
+LINE = re.compile(r'File "([^"]+)", line (\d+)')
+
+
+@dataclass(frozen=True, slots=True)
+class Run:
+    """One comparison: batch size and the largest relative L2 error of the outputs; infinite where shapes or NaN differ."""
+
+    batch: int
+    error: float
+
+
+@dataclass(frozen=True, slots=True)
+class Node:
+    """The first node that differs: its name in the file, operator, line of the model, relative L2 error."""
+
+    name: str
+    op: str
+    source: str
+    error: float
+
+
+@dataclass(frozen=True)
+class Exported:
+    """What came of an export. ``atc``: what the ATC of the porting guide would not take."""
+
+    file: Path
+    opset: int
+    dynamic: bool
+    chosen: str
+    nodes: int
+    runs: tuple[Run, ...]
+    first: Node | None
+    atc: tuple[str, ...]
+
+    @property
+    def same(self) -> bool:
+        """Tell whether all outputs are the framework's."""
+        return all(run.error <= OUTPUT for run in self.runs)
+
+    @property
+    def sentence(self) -> str:
+        """Return whether the file computes what the model does."""
+        worst = max(run.error for run in self.runs)
+        sizes = ", ".join(dict.fromkeys(str(run.batch) for run in self.runs))
+        if self.same:
+            inputs = f"{counted(len(self.runs), 'input')}, batch sizes {sizes}"
+            return f"{self.file.name} computes what the model does: {inputs}, largest error {sci(worst)}."
+        if self.first is None:
+            text = f"{self.file.name} does not compute what the model does (error {sci(worst)})"
+            return f"{text}; no node that both name differs before its outputs."
+        where = f" ({self.first.source})" if self.first.source else ""
+        return clean(
+            f"{self.file.name} does not compute what the model does (error {sci(worst)}): the first node that differs is "
+            f"{self.first.name}, {self.first.op}{where}, error {sci(self.first.error)}."
+        )
+
+    @property
+    def exit_code(self) -> int:
+        """0: the same numbers; 1: others."""
+        return 0 if self.same else 1
+
+    def document(self) -> dict[str, Any]:
+        """Return all of it as JSON-ready data."""
+        first = None if self.first is None else asdict(self.first)
+        return {
+            "schema": "trueup-export", "schema_version": 1, "sentence": self.sentence, "file": str(self.file), "opset": self.opset,
+            "dynamic": self.dynamic, "chosen": self.chosen, "nodes": self.nodes, "first": first, "atc": list(self.atc),
+            "runs": [{"batch": run.batch, "error": run.error} for run in self.runs],
+        }  # fmt: skip
+
+
+def export(model: str, output: Path, *, opset: int | None = None, check: bool = False) -> Exported:
+    """Export a model and prove it.
+
+    Args:
+        model: ``FILE.py:NAME``, where NAME is, or gives, a model and its inputs (tensors on the CPU).
+        output: the file to write.
+        opset: a version of ONNX's operators; None for that of torch.onnx.
+        check: ``output`` is there already; nothing is written.
+
+    Raises:
+        TrueupError: the model cannot be made or exported, the file cannot be read, or onnxruntime is missing.
+    """
+    onnx, runtime = _packages()
+    from trueup.recording.adapters.torch.exporting import Model
+
+    script, _, name = model.rpartition(":")
+    if not Path(script).is_file():
+        raise _refused(model, "FILE.py:NAME, a script and a name in it", "no such file")
+    try:
+        made = Model(Path(script), name)
+    except Exception as error:  # noqa: BLE001 - of the user's code, torch.onnx or onnxruntime
+        raise _refused(model, "a model and a tuple of its inputs, or a function that returns both", first_line(error)) from None
+    chosen = "the file that is there" if check else _written(made, output, opset)
+    try:
+        proto = onnx.load(str(output))
+        onnx.checker.check_model(proto)
+    except Exception as error:  # noqa: BLE001 - of the user's code, torch.onnx or onnxruntime
+        raise _refused(str(output), "a sound ONNX file", first_line(error)) from None
+    dynamic = any(axis.dim_param for one in proto.graph.input for axis in one.type.tensor_type.shape.dim[:1])
+    batches = [1, made.batch + 1] if dynamic and made.batch else [made.batch] if made.batch else []
+    variants = made.variants(batches)
+    session = _session(runtime, proto.SerializeToString())
+    runs = tuple(Run(_batch(one), _apart(made.outputs(one), _run(session, one))) for one in variants)
+    bad = next((one for one, run in zip(variants, runs, strict=True) if run.error > OUTPUT), None)
+    first = None if bad is None else _first(onnx, runtime, proto, made, bad)
+    version = next((one.version for one in proto.opset_import if one.domain in ("", "ai.onnx")), 0)
+    atc = tuple(_atc(onnx, proto, version, dynamic=dynamic))
+    return Exported(output, version, dynamic, chosen, len(proto.graph.node), runs, first, atc)
+
+
+def _packages() -> tuple[Any, Any]:
+    try:
+        import onnx
+        import onnxruntime
+        import onnxscript  # noqa: F401 - torch.onnx needs it
+    except ImportError as error:
+        raise TrueupError(
+            "ONNX cannot be written or run here.\n  expected: the packages onnx, onnxscript and onnxruntime\n"
+            f"  got:      {first_line(error)}\n  next:     pip install 'trueup[onnx]'"
+        ) from None
+    return onnx, onnxruntime
+
+
+def _refused(where: str, expected: str, got: str) -> TrueupError:
+    return TrueupError(
+        f"The model cannot be exported.\n  where:    {where}\n  expected: {expected}\n  got:      {got}\n"
+        "  next:     correct it; docs/export.md"
+    )
+
+
+def _written(made: Any, output: Path, opset: int | None) -> str:
+    """Write the file, with a batch of any size if the model can; return what was chosen, in words."""
+    said = "opset by torch.onnx" if opset is None else f"opset {opset} as asked"
+    why = "" if made.batch else "the inputs have no first axis in common"
+    if not why:
+        try:
+            made.export(output, opset, dynamic=True)
+            return f"{said}; the first axis of each input is free (batch)"
+        except Exception as error:  # noqa: BLE001 - of the user's code, torch.onnx or onnxruntime
+            why = first_line(error)
+    try:
+        made.export(output, opset, dynamic=False)
+    except Exception as error:  # noqa: BLE001 - of the user's code, torch.onnx or onnxruntime
+        raise _refused(str(output), "a model that torch.onnx can export", first_line(error)) from None
+    return f"{said}; all axes are fixed, because a free batch failed: {why}"
+
+
+def _session(runtime: Any, model: bytes) -> Any:
+    options = runtime.SessionOptions()
+    options.graph_optimization_level = runtime.GraphOptimizationLevel.ORT_DISABLE_ALL  # nodes stay as they are named
+    options.log_severity_level = 3
+    try:
+        return runtime.InferenceSession(model, options, providers=["CPUExecutionProvider"])
+    except Exception as error:  # noqa: BLE001 - of the user's code, torch.onnx or onnxruntime
+        raise _refused("onnxruntime", "a model that it can run", first_line(error)) from None
+
+
+def _run(session: Any, inputs: Sequence[Any]) -> list[np.ndarray[Any, Any]]:
+    names = [one.name for one in session.get_inputs()]
+    try:
+        return list(session.run(None, {name: one.numpy() for name, one in zip(names, inputs, strict=True)}))
+    except Exception as error:  # noqa: BLE001 - of the user's code, torch.onnx or onnxruntime
+        raise _refused("onnxruntime", "inputs that the file takes", first_line(error)) from None
+
+
+def _batch(inputs: Sequence[Any]) -> int:
+    return int(inputs[0].shape[0]) if inputs and inputs[0].ndim else 0
+
+
+def _apart(right: Sequence[np.ndarray[Any, Any]], found: Sequence[np.ndarray[Any, Any]]) -> float:
+    if len(right) != len(found):
+        return float("inf")
+    return max((error(one, other) for one, other in zip(right, found, strict=True)), default=0.0)
+
+
+def error(right: np.ndarray[Any, Any], found: np.ndarray[Any, Any]) -> float:
+    """Return ‖found − right‖ / ‖right‖; infinite where shapes or what is not finite differ, or integers do."""
+    if right.shape != found.shape:
+        return float("inf")
+    one, other = right.astype(np.float64), found.astype(np.float64)
+    finite = np.isfinite(one)
+    if not np.array_equal(one[~finite], other[~finite], equal_nan=True) or not np.isfinite(other[finite]).all():
+        return float("inf")
+    apart, size = np.linalg.norm(other[finite] - one[finite]), np.linalg.norm(one[finite])
+    if right.dtype.kind in "iub":
+        return float("inf") if apart else 0.0
+    return float(apart / size) if size else float(apart)
+
+
+def _first(onnx: Any, runtime: Any, proto: Any, made: Any, inputs: Sequence[Any]) -> Node | None:
+    """Return the first node, in the file's order, whose value differs from that of the framework's node of the same name."""
+    texts = {name: _property(node, "fx_node") for node in proto.graph.node for name in node.output if name}
+    dynamic = any(axis.dim_param for one in proto.graph.input for axis in one.type.tensor_type.shape.dim[:1])
+    right: Mapping[str, Any] = made.nodes(inputs, texts, dynamic=dynamic)
+    whole = onnx.ModelProto()
+    whole.CopyFrom(proto)
+    del whole.graph.output[:]
+    asked = [name for name in texts if name in right]
+    whole.graph.output.extend(onnx.helper.make_empty_tensor_value_info(name) for name in asked)
+    found = dict(zip(asked, _run(_session(runtime, whole.SerializeToString()), inputs), strict=True))
+    for node in proto.graph.node:
+        for name in node.output:
+            if name in found and (apart := error(right[name], found[name])) > NODE:
+                return Node(node.name or name, node.op_type, _source(node), apart)
+    return None
+
+
+def _source(node: Any) -> str:
+    """Return the model's line of a node, which torch.onnx keeps: the innermost that is not installed, else the innermost."""
+    frames = LINE.findall(_property(node, "stack_trace"))
+    own = [frame for frame in frames if "-packages/" not in frame[0]]
+    return ":".join((own or frames)[-1]) if frames else ""
+
+
+def _property(node: Any, name: str) -> str:
+    """Return what torch.onnx keeps of a node."""
+    return next((str(one.value) for one in node.metadata_props if one.key == f"pkg.torch.onnx.{name}"), "")
+
+
+def _atc(onnx: Any, proto: Any, opset: int, *, dynamic: bool) -> list[str]:
+    """Return what the porting guide's ATC does not take, or takes with an option."""
+    said = []
+    if opset != ATC_OPSET:
+        takes = f"the guide's ATC (CANN 5) takes {ATC_OPSET} alone"
+        said.append(f"opset {opset}: {takes}; later ones take more, or give --opset {ATC_OPSET}")
+    if dynamic:
+        said.append("a free batch: give ATC --dynamic_batch_size or --input_shape")
+    kinds = {one.type.tensor_type.elem_type for one in (*proto.graph.input, *proto.graph.output)}
+    kinds |= {one.data_type for one in proto.graph.initializer}
+    names = {onnx.TensorProto.DataType.Name(kind) for kind in kinds if kind}
+    wide = sorted(names.intersection(ATC_TYPES))
+    if wide:
+        said.append(f"tensors of {', '.join(wide)}: cast them")
+    domains = sorted({node.domain for node in proto.graph.node} - {"", "ai.onnx"})
+    if domains:
+        said.append(f"operators of {', '.join(domains)}, which need plug-ins")
+    return said

@@ -1,0 +1,82 @@
+"""A model of a script to ONNX by ``torch.onnx`` (dynamo), and the numbers of the model and of each node of the exported graph."""
+
+from __future__ import annotations
+
+import runpy
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+Values = dict[str, np.ndarray[Any, Any]]
+
+
+class Model:
+    """A model, set to evaluate, with the inputs that its maker gives. Raises ValueError where the script gives none."""
+
+    def __init__(self, script: Path, name: str) -> None:
+        made = runpy.run_path(str(script), run_name="trueup_export").get(name)
+        made = made() if callable(made) and not isinstance(made, torch.nn.Module) else made
+        if not isinstance(made, tuple) or len(made) != 2 or not isinstance(made[0], torch.nn.Module):
+            raise ValueError(f"{name} is {type(made).__name__}")
+        model, inputs = made
+        self.inputs: tuple[torch.Tensor, ...] = tuple(inputs) if isinstance(inputs, tuple | list) else (inputs,)
+        if not all(isinstance(one, torch.Tensor) for one in self.inputs):
+            raise ValueError("inputs that are no tensors")
+        self.model = model.cpu().eval()
+
+    @property
+    def batch(self) -> int:
+        """Return the size of the first axis of the inputs, 0 where they do not have one in common."""
+        sizes = {one.shape[0] if one.dim() else 0 for one in self.inputs}
+        return sizes.pop() if len(sizes) == 1 else 0
+
+    def variants(self, batches: Sequence[int]) -> list[tuple[torch.Tensor, ...]]:
+        """Return the inputs, and for each batch size others of the same kind and range."""
+        generator = torch.Generator().manual_seed(0)
+
+        def other(one: torch.Tensor, size: int) -> torch.Tensor:
+            shape = (size, *one.shape[1:])
+            if one.dtype.is_floating_point:
+                return (torch.randn(shape, generator=generator) * one.float().std(correction=0) + one.float().mean()).to(one.dtype)
+            if one.dtype == torch.bool:
+                return torch.randint(0, 2, shape, generator=generator).bool()
+            return torch.randint(int(one.min()), int(one.max()) + 1, shape, generator=generator).to(one.dtype)
+
+        return [self.inputs, *(tuple(other(one, size) for one in self.inputs) for size in batches)]
+
+    def export(self, file: Path, opset: int | None, *, dynamic: bool) -> None:
+        """Write the model as ONNX; raises what torch.onnx raises."""
+        self._program(opset, dynamic=dynamic).save(str(file), external_data=False)
+
+    def _program(self, opset: int | None = None, *, dynamic: bool) -> Any:
+        shapes = tuple({0: torch.export.Dim("batch")} for _ in self.inputs) if dynamic else None
+        return torch.onnx.export(
+            self.model, self.inputs, dynamo=True, opset_version=opset, dynamic_shapes=shapes, verbose=False, external_data=False,
+        )  # fmt: skip
+
+    def outputs(self, inputs: Sequence[torch.Tensor]) -> list[np.ndarray[Any, Any]]:
+        """Return the tensors that the model makes, in order."""
+        with torch.no_grad():
+            leaves = torch.utils._pytree.tree_leaves(self.model(*inputs))
+        return [one.numpy() for one in leaves if isinstance(one, torch.Tensor)]
+
+    def nodes(self, inputs: Sequence[torch.Tensor], wanted: Mapping[str, str], *, dynamic: bool) -> Values:
+        """Return what the nodes make that torch.onnx exports, by name. Names are numbered, so that one is taken only where its node
+        is ``wanted`` with the same text: operator and arguments, as torch.onnx keeps them in a file."""
+        program = self._program(dynamic=dynamic)
+        texts = {node.name: node.format_node() for node in program.exported_program.graph.nodes}
+        values: Values = {}
+
+        class Keeping(torch.fx.Interpreter):
+            def run_node(self, n: Any) -> Any:
+                made = super().run_node(n)
+                if isinstance(made, torch.Tensor) and n.name in wanted and wanted[n.name] == texts.get(n.name):
+                    values[n.name] = made.detach().numpy().copy()
+                return made
+
+        with torch.no_grad():
+            Keeping(program.exported_program.module()).run(*inputs)
+        return values

@@ -1,0 +1,63 @@
+"""`trueup export`: a model as ONNX, proved; a node that was exported wrong is found first; models of transformers."""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from trueup.doors.cli import main
+from trueup.foundation.model import TrueupError
+from trueup.migration.export import export
+from trueup.migration.export.exporting import error
+
+onnx = pytest.importorskip("onnx")
+
+PAGE = (Path(__file__).parents[2] / "docs/export.md").read_text("utf-8")
+BLOCKS = re.findall(r"```(\w+)\n(.*?)```", PAGE, re.DOTALL)
+
+
+def test_the_page_s_example_and_a_node_that_is_wrong(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "net.py").write_text(BLOCKS[0][1], "utf-8")
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("COLUMNS", "100")
+    assert main(["export", "net.py:make", "-o", "net.onnx", "--json", "said.json"]) == 0
+    out = capsys.readouterr().out
+    expected = [re.sub(r"error [\d.e-]+", "error", line).rstrip() for line in BLOCKS[1][1].splitlines()[1:]]
+    assert all(line in re.sub(r"error [\d.e-]+", "error", out) for line in expected)
+    said = json.loads((tmp_path / "said.json").read_text("utf-8"))
+    assert [run["batch"] for run in said["runs"]] == [2, 1, 3]
+    assert said["dynamic"]
+
+    model = onnx.load("net.onnx")
+    norm = next(node for node in model.graph.node if node.op_type == "LayerNormalization")
+    next(one for one in norm.attribute if one.name == "epsilon").f = 0.5
+    onnx.save(model, "bad.onnx")
+    found = export("net.py:make", Path("bad.onnx"), check=True)
+    assert found.exit_code == 1
+    assert found.first is not None
+    assert (found.first.op, found.first.source.endswith("net.py:10")) == ("LayerNormalization", True)
+    assert found.sentence.startswith(BLOCKS[2][1].partition(" (error")[0])
+    (tmp_path / "none.onnx").write_bytes(b"no model")
+    for words in (["net.py:make", "--check", "none.onnx"], ["net.py:none", "-o", "a.onnx"], ["gone.py:make", "-o", "a.onnx"]):
+        assert main(["export", *words]) == 2
+    assert capsys.readouterr().err.count("next:") == 3
+
+
+def test_the_error_of_an_output() -> None:
+    one = np.array([3.0, 4.0], np.float32)
+    assert error(one, one) == 0
+    assert error(one, one * np.float32(1.1)) == pytest.approx(0.1, rel=1e-5)
+    assert error(one, one[:1]) == error(one, np.array([np.nan, 4.0])) == error(np.array([1, 2]), np.array([1, 3])) == np.inf
+    assert error(np.array([np.inf, 1.0]), np.array([np.inf, 1.0])) == 0
+
+
+def test_what_is_missing_is_said(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setitem(__import__("sys").modules, "onnxruntime", None)
+    with pytest.raises(TrueupError, match=r"pip install 'trueup\[onnx\]'"):
+        export("net.py:make", tmp_path / "a.onnx")
