@@ -131,7 +131,7 @@ def test_closure_of_an_optimizer(path: Path, calls) -> None:
 
     def closure() -> torch.Tensor:
         optimizer.zero_grad()
-        loss = (model(x.cos()) - 1).square().sum()
+        loss = (model(x) - 1).square().sum()
         loss.backward()
         return loss
 
@@ -139,7 +139,6 @@ def test_closure_of_an_optimizer(path: Path, calls) -> None:
         optimizer.step(closure)
         model(x)
     assert {row["phase"] for row in calls(op="torch.Tensor.square")} == {"forward", "backward"}
-    assert {row["phase"] for row in calls(op="torch.Tensor.cos")} == {"forward"}
     assert {row["step"] for row in calls(op="torch.nn.functional.linear", phase="forward")} == {0, 1}
     assert {row["phase"] for row in calls(op="torch.Tensor.dot")} == {"optimizer"}
 

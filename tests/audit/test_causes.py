@@ -11,7 +11,7 @@ import pytest
 
 import settings
 from setting_changes.options import CHANGES
-from trueup.comparison.result.causes import Seen, with_causes
+from trueup.comparison.result.causes import Seen, place, with_causes
 from trueup.comparison.result.findings import with_names
 from trueup.comparison.result.shown import _clips, passes_counts, passes_text
 from trueup.foundation.facts.why import Why
@@ -307,6 +307,13 @@ def test_what_a_script_was_told_explains_a_loss_that_is_scaled_by_it() -> None:
     assert one.cause == "smoothing: 0.0 in the baseline, 0.1 in the candidate"
     (one,), _ = with_causes([dataclasses.replace(made, scope="layers")], *sides, Seen(factors=frozenset((0.1, 0.9))))
     assert one.cause == ""
+
+
+def test_what_one_run_alone_executes_is_one_finding_with_its_backward() -> None:
+    runs = Why.RUNS_ALONE("candidate", ("torch.Tensor.mul", "torch.nn.functional.log_softmax"))
+    forward, backward = finding("region", seq=(1, 1)), finding("region", phase="backward", seq=(2, 2))
+    kept, _ = with_causes([forward, backward], {}, {}, Seen({place(one): runs for one in (forward, backward)}))
+    assert [(one.phase, one.alike) for one in kept] == [("forward", 1)]
 
 
 def test_a_sum_in_place_of_a_mean_is_another_reduction() -> None:

@@ -203,6 +203,6 @@ def test_notes_are_counted_and_bounded() -> None:
 
 
 def test_every_reader_has_a_name_that_the_command_lists() -> None:
-    from trueup.doors.cli.looking import FORMATS
+    from trueup.doors.cli.one_run import FORMATS
 
     assert ", ".join(importing.READERS) == FORMATS

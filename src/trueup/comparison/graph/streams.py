@@ -33,7 +33,7 @@ class Stream(CallColumns):
 
     @cached_property
     def stands_for(self) -> dict[int, Counter[str]]:
-        """By step, the operators that one call stands for in place of an optimizer's (`normalise.kernels`)."""
+        """By step, the operators that one call stands for in place of an optimizer's (`normalise.optimizer_steps`)."""
         return {}
 
     @property

@@ -154,12 +154,15 @@ def _alike(first: Finding, finding: Finding) -> Finding:
 
 
 def _of_one_line(kept: Sequence[Finding]) -> list[Finding]:
-    """Join calls of one line of the user's that were given other arguments: ``ema.mul_(decay).add_(new, alpha=1 - decay)``."""
+    """Join calls of one line of the user's that were given other arguments: ``ema.mul_(decay).add_(new, alpha=1 - decay)``. What
+    one run alone executes is one finding with its backward."""
     found: dict[object, Finding] = {}
     for one in kept:
-        key = (one.rank, one.source) if one.kind == "argument" and one.source and given_number(one) else id(one)
+        key: object = (one.rank, one.source) if one.kind == "argument" and one.source and given_number(one) else id(one)
+        key = one.cause if one.kind == "region" and one.cause else key
         first = found.get(key)
-        found[key] = one if first is None else dataclasses.replace(_alike(first, one), cause=f"{first.cause}; {one.cause}")
+        causes = () if first is None else dict.fromkeys((first.cause, one.cause))
+        found[key] = one if first is None else dataclasses.replace(_alike(first, one), cause="; ".join(causes))
     return list(found.values())
 
 

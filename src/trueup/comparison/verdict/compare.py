@@ -12,7 +12,7 @@ import numpy as np
 from trueup.comparison.graph.holes import Recorded
 from trueup.comparison.graph.streams import Row, Stream
 from trueup.comparison.measures.measure import measure
-from trueup.comparison.normalise import kernels
+from trueup.comparison.normalise import optimizer_steps
 from trueup.comparison.normalise.translated import Translated, sides, translated
 from trueup.comparison.verdict import micro_batches
 from trueup.comparison.verdict.align import align
@@ -238,8 +238,8 @@ class Comparison:
 
     def _normalised(self, streams: list[Stream]) -> list[Stream]:
         """Return the streams in one form, where the two runs say the same in other words."""
-        steps = kernels.applies(streams, self.runs)
-        return kernels.rewrite(streams, self.runs, steps) if len(steps) else streams
+        steps = optimizer_steps.applies(streams, self.runs)
+        return optimizer_steps.rewrite(streams, self.runs, steps) if len(steps) else streams
 
     def _meanwhile(self, ahead: Ahead, streams: Sequence[Stream]) -> list[Future[Any]]:
         return [] if self.beside is None else [ahead.meanwhile(self.beside, stream) for stream in streams[:2]]

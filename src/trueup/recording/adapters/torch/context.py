@@ -108,8 +108,8 @@ def phase_of(state: ThreadState) -> str:
 
 def in_optimizer(state: ThreadState) -> bool:
     """Tell whether an optimizer's step is under way; a step that raised left no trace but its absence from the stack. What its
-    closure computes, with gradients, is the loss and no update."""
-    if state.stepping is None or (state.closure and torch.is_grad_enabled()):
+    closure computes between a model and its backward is the loss and no update."""
+    if state.stepping is None or (state.closure and torch.is_grad_enabled() and not state.shared.updating):
         return False
     frame: FrameType | None = sys._getframe(1)
     while frame is not None:
