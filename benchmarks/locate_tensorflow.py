@@ -16,7 +16,6 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "tests" / "with_tensorflow" / "cases"))
 
-import faulty
 import keras
 import kernels_graph
 import numpy as np
@@ -24,6 +23,7 @@ import tensorflow as tf
 
 import models
 import trueup
+from trueup.simdev import tensorflow_faults as faulty
 
 STEPS = 2
 

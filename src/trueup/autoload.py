@@ -1,4 +1,5 @@
-"""What PyTorch calls at the end of ``import torch`` (entry point ``torch.backends``): what the environment asks for."""
+"""What PyTorch calls at the end of ``import torch`` (entry point ``torch.backends``), and a Python that Trueup starts at its
+beginning: what the environment asks for."""
 
 from __future__ import annotations
 
@@ -36,3 +37,11 @@ def autoload() -> None:
         from trueup.recording.adapters.torch import profiling
 
         profiling.begin(os.environ[PROFILE])
+
+
+def stand_in_for_tensorflow() -> None:
+    """Let ``import npu_device`` and ``import npu_bridge`` find the simulated device, if the environment asks for it."""
+    if os.environ.get(VARIABLE, "") not in ("", "0", "shapes"):
+        from trueup.simdev import tensorflow
+
+        tensorflow.install()

@@ -7,10 +7,10 @@ from pathlib import Path
 import keras
 import numpy as np
 import pytest
-from faulty import inject
 
 import models
 import trueup
+from trueup.simdev.tensorflow_faults import inject
 
 
 def capture(into: Path, name: str) -> None:

@@ -10,11 +10,11 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-import faulty
 import numpy as np
 import tensorflow.compat.v1 as tf
 
 import models
+from trueup.simdev import tensorflow_faults as faulty
 
 Array = np.ndarray[Any, Any]
 STEPS = 2

@@ -26,12 +26,18 @@ def begin(actions: tuple[str, ...]) -> None:
     Raises:
         TrueupError: something that is no capture is in the way.
     """
-    if importlib.util.find_spec(DEVICE) is not None or not {"overflow", "dump"} & set(actions):
+    if on_device() or not {"overflow", "dump"} & set(actions):
         return
     if "overflow" in actions:
         _watch()
     else:
         capture(config.candidate())
+
+
+def on_device() -> bool:
+    """Return whether the device's own plug-in is installed; the simulated device has one that dumps nothing."""
+    found = importlib.util.find_spec(DEVICE)
+    return found is not None and type(found.loader).__module__ != "trueup.simdev.standins"
 
 
 def capture(directory: Path) -> None:

@@ -9,7 +9,6 @@ script.
 
 from __future__ import annotations
 
-import importlib.util
 import os
 from dataclasses import dataclass
 from typing import Any
@@ -137,7 +136,7 @@ def estimator_dump_config(action: str | None = None) -> Any:
         raise TrueupError(f"action {action!r} is none for estimators: expected overflow or dump")
     keys = {name: value for name, value in keys_of(actions).items() if name != "op_debug_level"}
     recording.begin(actions)
-    if importlib.util.find_spec(recording.DEVICE) is not None:
+    if recording.on_device():
         from npu_bridge.estimator.npu.npu_config import DumpConfig as OfDevice  # type: ignore[import-not-found]
 
         return OfDevice(**keys)

@@ -203,11 +203,15 @@ def _environment(
     order = {"directory": str(directory), "options": options.to_json(), "root": root, **more}
     if "policy" in more:
         root["policy"] = dict(zip(("path", "text"), more["policy"], strict=True))
+    return {**given, VARIABLE: json.dumps(order), "PYTHONPATH": search_path(given)}
+
+
+def search_path(given: Mapping[str, str]) -> str:
+    """Return the PYTHONPATH with which a Python runs our ``sitecustomize`` first."""
     package = str(Path(__file__).resolve().parents[3])
     # An installed Trueup is found by its own Python; its neighbours must not get before those of another one.
     installed = Path(package).name in ("site-packages", "dist-packages")
-    path = [SITE, *([] if installed else [package]), *filter(None, [given.get("PYTHONPATH")])]
-    return {**given, VARIABLE: json.dumps(order), "PYTHONPATH": os.pathsep.join(path)}
+    return os.pathsep.join([SITE, *([] if installed else [package]), *filter(None, [given.get("PYTHONPATH")])])
 
 
 def run_to_the_end(

@@ -1,7 +1,7 @@
-"""What ``import torch_npu`` and ``import apex`` find beside the simulated device, where the vendor's packages are not installed.
+"""What ``import torch_npu``, ``apex``, ``npu_device`` and ``npu_bridge`` find, where the vendor's packages are not installed.
 
-Each name leads to a module of this folder, which is imported when a script asks for it. The functions are PyTorch's own under the
-vendor's names; what PyTorch has no formula for raises NotImplementedError with the name.
+Each name leads to a module of this folder, which is imported when a script asks for it. The functions are PyTorch's, or
+TensorFlow's, own under the vendor's names; what these have no formula for raises NotImplementedError with the name.
 """
 
 from __future__ import annotations
@@ -22,8 +22,23 @@ NAMES = {
     "torch_npu.testing": "testing", "torch_npu.testing.testcase": "testing",
     "apex": "apex", "apex.amp": "amp", "apex.optimizers": "optimizers", "apex.normalization": "apex", "apex.parallel": "apex",
     "apex.fp16_utils": "fp16_utils", "apex.multi_tensor_apply": "fp16_utils",
+    **{f"npu_device{name}": "npu_device" for name in (
+        "", ".npu_device", ".compat", ".configs", ".ops", ".distribute", ".distribute.hccl", ".distribute.npu_callbacks", ".train",
+        ".train.optimizer", ".train.optimizer.npu_loss_scale_optimizer", ".utils", ".utils.scope",
+    )},
+    "npu_convert_dropout": "npu_device",  # which lets Keras' layers use the device's own dropout
+    **dict.fromkeys(("npu_device.compat.v1", "npu_device.compat.v1.npu_init"), "npu_bridge"),
+    **dict.fromkeys(("hccl", "hccl.manage", "hccl.manage.api"), "npu_bridge"),
+    **{f"npu_bridge{name}": "npu_bridge" for name in (
+        "", ".npu_init", ".hccl", ".hccl.hccl_ops", ".estimator", ".estimator.npu_ops", ".estimator.npu",
+    )},
+    **{f"npu_bridge.estimator.npu.{name}": "npu_bridge" for name in (
+        "npu_config", "npu_estimator", "npu_optimizer", "npu_hook", "npu_loss_scale_optimizer", "npu_loss_scale_manager",
+        "npu_scope", "util",
+    )},
 }  # fmt: skip
 """Names of the vendor's, and the modules of ours that stand there."""
+PYTORCH = ("torch_npu", "apex")
 TESTING = "torch.testing._internal.common_utils"
 """PyTorch's own module for tests, which the porting guide uses and which needs a package that few have."""
 
@@ -71,13 +86,12 @@ class _Module(ModuleType):
         return [name for name in dir(self.real) if not name.startswith("_")]
 
 
-def install() -> None:
-    """Let imports of the vendor's packages find the device, as far as they are not installed."""
+def install(*packages: str) -> None:
+    """Let imports of the vendor's packages find the device, those of PyTorch if none is named, where they are not installed."""
+    missing = {name for name in packages or PYTORCH if importlib.util.find_spec(name) is None}
     names = {
-        name: place.replace("..npu", "trueup.simdev.npu")
-        for name, place in NAMES.items()
-        if importlib.util.find_spec(name.partition(".")[0]) is None
+        name: place.replace("..npu", "trueup.simdev.npu") for name, place in NAMES.items() if name.partition(".")[0] in missing
     }
-    if importlib.util.find_spec("expecttest") is None:
+    if not packages and importlib.util.find_spec("expecttest") is None:
         names[TESTING] = "testing"
     sys.meta_path.insert(0, _Finder(names))

@@ -1,4 +1,5 @@
-"""Found first on PYTHONPATH by every Python of `trueup capture -- COMMAND`; runs the one it hides, then arms."""
+"""Found first on PYTHONPATH by every Python of `trueup capture -- COMMAND`, or `trueup simdev run --tensorflow -- COMMAND`; runs
+the one it hides, then arms."""
 
 import importlib.machinery
 import importlib.util
@@ -21,6 +22,10 @@ def _arm() -> None:
         from trueup.recording.arming import install
 
         install()
+        if os.environ.get("TRUEUP_SIMULATED"):
+            from trueup.autoload import stand_in_for_tensorflow
+
+            stand_in_for_tensorflow()
     except Exception as error:  # noqa: BLE001 - a Python that is not Trueup's runs on
         said = f"trueup: {sys.executable} cannot import trueup, so this process is not captured: {error}"
         print(said, file=sys.stderr)

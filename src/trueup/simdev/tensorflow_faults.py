@@ -3,19 +3,25 @@
 It stands right before the capture hears of an operation, so what is recorded and what the training goes on with is what the broken
 kernel made: a forward is broken where it has executed, a backward in what a gradient function returned. The faults are those of the
 simulated accelerator (`trueup.simdev.tables`), where TensorFlow has the operation. Eager execution only.
+
+`plant` breaks a whole process so, by the environment variable `TRUEUP_SIMDEV_FAULT`.
 """
+
+# ruff: noqa: ARG001 - every effect gets all that its phase knows
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
 import ml_dtypes
 import numpy as np
+from tensorflow.python.eager import context
 from tensorflow.python.framework import tensor as tensor_lib
 
+from trueup.foundation.model import TrueupError
 from trueup.recording.adapters.tensorflow.gradients import Gradients
 from trueup.recording.adapters.tensorflow.operations import PREFIX, Operations
 from trueup.recording.adapters.tensorflow.session import running
@@ -69,7 +75,7 @@ class Injection:
     fault: Fault
     fired: list[Fired] = field(default_factory=list)
     memory: dict[Any, Any] = field(default_factory=dict)
-    given: dict[int, tuple[list[Array], dict[str, Any]]] = field(default_factory=dict)
+    given: dict[int, tuple[list[Array | None], dict[str, Any]]] = field(default_factory=dict)
     """Inputs and attributes of forward calls, by the address of the call: what a broken backward computes with."""
 
     def heard(self, kind: str, inputs: Any, attrs: Any, outputs: Any) -> None:
@@ -87,7 +93,9 @@ class Injection:
         scope = state.modules[-1].scope if state.modules else ""
         self._write(outputs, wrong, Fired(session.recorder.step, phase, scope, f"{PREFIX}{kind}"))
 
-    def differentiated(self, kind: str, forward: Any, inputs: list[Array], attrs: dict[str, Any], made: Any, came: Any) -> None:
+    def differentiated(
+        self, kind: str, forward: Any, inputs: list[Array | None], attrs: dict[str, Any], made: Any, came: Any
+    ) -> None:
         """Break what the gradient function of an operation made."""
         session = running.session
         if session is None or kind not in self.fault.ops or self.fault.phase != "backward" or forward is None:
@@ -103,7 +111,7 @@ class Injection:
             memory = _values(tensors[k])
             new = np.asarray(values).astype(memory.dtype).reshape(memory.shape)
             healthy = memory.astype(np.float64)
-            changed = max(changed, float(np.linalg.norm(new - healthy) / max(np.linalg.norm(healthy), 1e-30)))
+            changed = max(changed, float(np.linalg.norm(new - healthy)) / max(float(np.linalg.norm(healthy)), 1e-30))
             memory[...] = new
         if changed > NOTICED:
             self.fired.append(where)
@@ -122,12 +130,16 @@ def inject(name: str) -> Iterator[Injection]:
         heard(self, op_type, inputs, attrs, outputs, op_name, graph)
 
     def asked(self: Any, op_name: str, attrs: Any, num: int, inputs: Any, outputs: Any, out_grads: Any, *rest: Any) -> Any:
+        if not context.executing_eagerly():  # a graph is built: there are no values to break
+            return of_tape(self, op_name, attrs, num, inputs, outputs, out_grads, *rest)
         known = [_values(t).copy() if _numeric(t) else None for t in inputs or ()]
         results = [_values(t).copy() if _numeric(t) else None for t in outputs or ()]
         injection.given[0] = known, {**dict(zip(attrs[::2], attrs[1::2], strict=False)), "results": results}
         return of_tape(self, op_name, attrs, num, inputs, outputs, out_grads, *rest)
 
     def wrong(self: Any, kind: str, forward: Any, out_grads: Any, run: Callable[[], Any]) -> Any:
+        if not context.executing_eagerly():
+            return differentiated(self, kind, forward, out_grads, run)
         inputs, attrs = injection.given.get(0, ([], {}))
 
         def ran() -> Any:
@@ -137,11 +149,24 @@ def inject(name: str) -> Iterator[Injection]:
 
         return differentiated(self, kind, forward, out_grads, ran)
 
-    Operations.heard, Gradients._differentiated, Gradients._of_tape = broken, wrong, asked  # type: ignore[method-assign]
+    Operations.heard, Gradients._differentiated, Gradients._of_tape = broken, wrong, asked  # type: ignore[method-assign, assignment]
     try:
         yield injection
     finally:
         Operations.heard, Gradients._differentiated, Gradients._of_tape = heard, differentiated, of_tape  # type: ignore[method-assign]
+
+
+planted: list[Injection] = []
+"""Faults of the whole process."""
+_held = ExitStack()
+
+
+def plant(names: str) -> None:
+    """Break TensorFlow until the process ends, by names of `FAULTS` with commas between; raises TrueupError for an unknown one."""
+    for name in filter(None, map(str.strip, names.split(","))):
+        if name not in FAULTS:
+            raise TrueupError(f"TensorFlow's simulated device has no fault {name!r}; it has {', '.join(FAULTS)}")
+        planted.append(_held.enter_context(inject(name)))
 
 
 def _numeric(value: Any) -> bool:
@@ -273,4 +298,5 @@ def _stale(inputs: Any, outputs: Any, attrs: Any, memory: Any) -> dict[int, Arra
 
 @fault("optimizer-root-of-wrong-moment", "Sqrt")
 def _root(inputs: Any, outputs: Any, attrs: Any, memory: Any) -> dict[int, Array] | None:
-    return {0: outputs[0] * np.float32(1.05)} if outputs[0].ndim > 1 and running.session.threads.state.stepping else None
+    stepping = running.session is not None and running.session.threads.state.stepping
+    return {0: outputs[0] * np.float32(1.05)} if outputs[0].ndim > 1 and stepping else None
