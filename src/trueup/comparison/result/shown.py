@@ -274,13 +274,15 @@ def _making_loss(stream: Stream, criterion: Criterion) -> list[str]:
     only scales, casts or draws is left out."""
     outside = _outermost(stream, np.flatnonzero(stream.during("forward") & ~stream.of_level("module")))
     back = stream.index(stream.forward_seq[stream.during("backward") & (stream.forward_seq != NONE)])
-    known, pending = set[int](), np.intersect1d(outside, back).tolist()
+    held, known, pending = set(outside.tolist()), set[int](), np.intersect1d(outside, back).tolist()
     while pending:
-        known.add(call := pending.pop())
-        pending += np.intersect1d(_read(stream, call), outside).tolist()
-        pending = [one for one in pending if one not in known]
+        if (call := pending.pop()) not in known:
+            known.add(call)
+            pending += held.intersection(_read(stream, call))
+    calls = np.array(sorted(known), np.int64)
+    kinds = np.stack([stream.op[calls], stream.level[calls], stream.phase[calls]])
     found = []
-    for row in map(stream.row, sorted(known)):
+    for row in map(stream.row, calls[np.sort(np.unique(kinds, axis=1, return_index=True)[1])]):  # the first of each
         name = normalised(row.op)
         if name not in TIMES and name not in CASTS and not criterion.row(row.op, row.level, row.phase).random:
             found.append(row.op)
