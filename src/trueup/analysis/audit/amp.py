@@ -12,6 +12,7 @@ from __future__ import annotations
 import math
 import re
 from collections import Counter, defaultdict
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -37,6 +38,9 @@ DELICATE = re.compile(
     r"(layer_norm|group_norm|instance_norm|rms_norm|softmax|logsumexp|cross_entropy|nll_loss|cosine_similarity)$"
     r"|torch\.(Tensor\.)?(pow|square|exp|expm1|norm|var|std|cumsum|cumprod|prod|rsqrt)(_|$)|linalg\.\w*norm$"
 )
+
+Held = Mapping[str, Mapping[str, Any]]
+"""What modules are set to, by scope."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,24 +96,25 @@ def amp(capture: str | Path | Capture, *, step: Steps = None, rank: Steps = None
     given = open_capture(capture)
     counts = census(given, step=step, rank=rank)
     found = overflow(given, step=step, rank=rank)
-    modules = _modules(given, counts)
+    manifest = next(iter(given.ranks.values()), {})
+    held = modules_of(manifest)
+    modules = _modules(held, counts)
     narrow = next((dtype for dtype in counts.counts() if dtype in (HALF, BRAIN)), "")
     state = _state(counts, modules, narrow)
     scale = tuple((one.step, one.scale, one.skipped) for one in found.scale)
-    ranges = _Ranges(given, step, rank, {one.step: one.scale for one in found.scale})
-    advice = [*_stay_wide(found, ranges), *_scaling(given, found, ranges, narrow)]
+    ranges = _Ranges(given, step, rank, held, {one.step: one.scale for one in found.scale})
+    advice = [*_stay_wide(found, ranges), *_scaling(manifest, found, ranges, narrow)]
     faults = len(advice)
     advice += _other(found, ranges, narrow)
     sentence = _sentence(counts, state, narrow, advice[:faults], found)
     return Amp(sentence, state, narrow, modules, scale, found.scale_history or "", ranges.first_scale, tuple(advice), faults)
 
 
-def _modules(capture: Capture, counts: Census) -> tuple[Module, ...]:
+def _modules(held: Held, counts: Census) -> tuple[Module, ...]:
     """Return modules that hold weights or make products, in order of their names."""
     products: dict[str, Counter[str]] = defaultdict(Counter)
     for one in counts.products:
         products[one.scope][one.dtype] += one.calls
-    held = modules_of(next(iter(capture.ranks.values()), {}))
     found = []
     for scope in sorted({*products, *held}):
         weights = sorted({str(value) for name, value in held.get(scope, {}).items() if name.endswith(".dtype")})
@@ -136,11 +141,10 @@ def _state(counts: Census, modules: tuple[Module, ...], narrow: str) -> str:
 class _Ranges:
     """Magnitudes of a run: modules that compute delicate functions in float16, and the largest gradient without the scale."""
 
-    def __init__(self, capture: Capture, step: Steps, rank: Steps, scales: dict[int, float]) -> None:
+    def __init__(self, capture: Capture, step: Steps, rank: Steps, held: Held, scales: dict[int, float]) -> None:
         self.delicate: dict[str, tuple[str, float]] = {}  # module -> function and largest input
         self.beyond: dict[str, float] = {}  # module -> largest result in a wide dtype that float16 does not hold
         self.gradients: dict[int, float] = {}  # step -> largest finite gradient of a call, without the scale
-        held = modules_of(next(iter(capture.ranks.values()), {}))
         classes = {scope: str(module.get("class", "")) for scope, module in held.items()}
         for of, at in parts(capture, step, rank):
             for call in calls(capture, of, at, lambda _, __: True, ("max", "min"), ("api", "module")):
@@ -208,9 +212,8 @@ def _stay_wide(found: OverflowResult, ranges: _Ranges) -> list[Advice]:
     return list(advice.values())
 
 
-def _scaling(capture: Capture, found: OverflowResult, ranges: _Ranges, narrow: str) -> list[Advice]:
+def _scaling(manifest: Mapping[str, Any], found: OverflowResult, ranges: _Ranges, narrow: str) -> list[Advice]:
     """Advise on a loss scale that is not there, that collapsed, or that no gradient needs."""
-    manifest = next(iter(capture.ranks.values()), {})
     scalers = [one for one in list_of(held_by(manifest), "scalers") if one.get("enabled") is not False]
     trains = bool(ranges.gradients)
     kind = "static will do, for gradients are of one size in all steps" if ranges.steady else "dynamic (torch.amp.GradScaler)"

@@ -147,7 +147,7 @@ class Lacking:
 
 def _lacking(rows: Sequence[Row], streams: Sequence[Stream], inputs: object) -> str:
     """Say which tensor of a call one side lacks, by its argument's name; ``inputs`` are those of the module's ``forward``."""
-    held = [{slot: k for slot, k in row.slots.items() if is_input(slot) and not slot.startswith(PARAM)} for row in rows]
+    held = [{slot: k for slot, k in row.slots.items() if _is_given(slot)} for row in rows]
     for slot in sorted(held[0].keys() ^ held[1].keys()):
         name = argument_name(rows[1].op, slot)
         if rows[1].level == "module" and name.isdecimal() and isinstance(inputs, list) and int(name) < len(inputs):
@@ -256,9 +256,8 @@ def loss_factors(stream: Stream) -> set[Times]:
     firsts = stream.starts[:-1]
     single = (stream.numel[firsts] == 1) & (stream.parents == NONE) & stream.during("forward") & (stream.arguments != NONE)
     single &= (stream.scope == NONE) | (stream.scope == stream.names.number(""))
-    back = stream.index(stream.forward_seq[stream.during("backward") & (stream.forward_seq != NONE)])
     found = set()
-    for call in np.intersect1d(np.flatnonzero(single), back).tolist():
+    for call in np.intersect1d(np.flatnonzero(single), _differentiated(stream)).tolist():
         done = TIMES.get(normalised(_op(stream, call)))
         numbers = [one for one in stream.given(call).values() if isinstance(one, (int, float)) and not isinstance(one, bool)]
         if done and len(numbers) == 1 and numbers[0] != 1:
@@ -273,8 +272,7 @@ def _making_loss(stream: Stream, criterion: Criterion) -> list[str]:
     """Return the operators between modules, in order, from which a backward goes back, and those that make what they read; what
     only scales, casts or draws is left out."""
     outside = _outermost(stream, np.flatnonzero(stream.during("forward") & ~stream.of_level("module")))
-    back = stream.index(stream.forward_seq[stream.during("backward") & (stream.forward_seq != NONE)])
-    held, known, pending = set(outside.tolist()), set[int](), np.intersect1d(outside, back).tolist()
+    held, known, pending = set(outside.tolist()), set[int](), np.intersect1d(outside, _differentiated(stream)).tolist()
     while pending:
         if (call := pending.pop()) not in known:
             known.add(call)
@@ -287,6 +285,11 @@ def _making_loss(stream: Stream, criterion: Criterion) -> list[str]:
         if name not in TIMES and name not in CASTS and not criterion.row(row.op, row.level, row.phase).random:
             found.append(row.op)
     return found
+
+
+def _differentiated(stream: Stream) -> Numbers:
+    """Return, for each recorded backward, the call that it goes back through; `NONE` where that is not at hand."""
+    return np.asarray(stream.index(stream.forward_seq[stream.during("backward") & (stream.forward_seq != NONE)]))
 
 
 def _outermost(stream: Stream, calls: Numbers) -> Numbers:
