@@ -152,6 +152,11 @@ class Module(toml.Table):
         """Return its full name before."""
         return f"{self.parent_module}.{self.old_name}" if self.parent_module else self.old_name
 
+    @property
+    def new(self) -> str:
+        """Return its full name behind."""
+        return f"{self.parent_module}.{self.new_name}" if self.parent_module else self.new_name
+
 
 class Converters(toml.Table):
     """Rules of a user, under the names that MindStudio's converter gave them."""
@@ -166,6 +171,21 @@ class Converters(toml.Table):
         for module in self.ModuleNameModifyRule:
             if not all(part.isidentifier() for part in module.new_name.split(".")):
                 raise ValueError(f"{module.new_name!r} is no name of a module")
+
+    def new_name(self, qualified: str) -> str | None:
+        """Return what an imported name is called by the rules for modules and functions; None for the name that it has."""
+        for module in self.ModuleNameModifyRule:
+            if _below(qualified, module.full) and not _below(qualified, module.new):
+                return module.new + qualified[len(module.full) :]
+        for function in self.FuncNameModifyRule:
+            of, _, last = qualified.rpartition(".")
+            if function.old_name in (last, qualified) and "." not in function.new_name:
+                return f"{of}.{function.new_name}"
+        return None
+
+
+def _below(name: str, module: str) -> bool:
+    return name == module or name.startswith(f"{module}.")
 
 
 class _File(toml.Table):

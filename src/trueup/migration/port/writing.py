@@ -12,7 +12,7 @@ from functools import cached_property
 
 from trueup.migration.port.flow import SHAPES, Project, literal, option_of
 from trueup.migration.port.kernels import GUARD, NEXT, Kernels
-from trueup.migration.port.reading import FUNCTIONS, Script
+from trueup.migration.port.reading import FUNCTIONS, Script, behind_imports, roots
 from trueup.migration.port.rules import Name, Own
 
 LETTERS = re.compile(r"cuda|nccl|\Aapex\Z|\Aamp_C\Z|\Acpp_extension\Z", re.IGNORECASE)
@@ -87,6 +87,8 @@ class Writer:
             self._literal(node)
         elif isinstance(node, (ast.Name, ast.Attribute)) and not isinstance(self.script.parents.get(node), ast.Attribute):
             self._chain(node)
+        elif isinstance(node, ast.Import):
+            self._import(node)
         elif isinstance(node, ast.ImportFrom):
             self._import_from(node)
         elif isinstance(node, ast.Compare):
@@ -121,32 +123,38 @@ class Writer:
                 for value in named or (call.args[at : at + 1] if at is not None else []):
                     if self.script.text(value) != given.becomes:
                         self._edit(*self.script.span(value), given.becomes, given.id, "your rule")
-        written = self.script.text(call.func)
-        names = {written, written.rpartition(".")[2], self.script.qualified(call.func)}
+        imported = isinstance(call.func, ast.Name) and qualified is not None
+        written = qualified if imported and qualified is not None else self.script.text(call.func)
+        names = {written, written.rpartition(".")[2], qualified}
         for function in self.own.converters.FuncNameModifyRule:
-            if function.old_name in names:
+            if function.old_name in names and not (imported and "." not in function.new_name):  # else it is renamed at its import
                 start, end = self.script.span(call.func)
                 whole = function.old_name == written or isinstance(call.func, ast.Name) or "." in function.new_name
                 self._edit(start if whole else end - len(function.old_name.encode()), end, function.new_name, "own", "your rule")
         for one in self.own.converters.ArgsModifyRule:
-            if one.func_name in names and one.arg_idx < len(call.args):
-                self._edit(*self.script.span(call.args[one.arg_idx]), one.arg_new, "own", "your rule")
+            value = call.args[one.arg_idx] if one.func_name in names and one.arg_idx < len(call.args) else None
+            if value is not None and self.script.text(value) != one.arg_new:
+                self._edit(*self.script.span(value), one.arg_new, "own", "your rule")
 
-    def _own_module(self, node: ast.AST, qualified: str | None) -> bool:
-        for module in self.own.converters.ModuleNameModifyRule:
-            if qualified == module.full and isinstance(node, ast.Attribute):
-                end = self.script.span(node)[1]
-                self._edit(end - len(node.attr.encode()), end, module.new_name, "own", "your rule")
-                return True
+    def _own_module(self, chain: ast.AST | None) -> bool:
+        """Rename the module in a chain of names; what ``from`` or ``as`` imported has its new name from there."""
+        while isinstance(chain, (ast.Name, ast.Attribute)):
+            qualified = self.script.qualified(chain)
+            for module in self.own.converters.ModuleNameModifyRule:
+                if qualified == module.full and (isinstance(chain, ast.Attribute) or chain.id == module.full):
+                    end = self.script.span(chain)[1]
+                    self._edit(end - len(module.old_name.rpartition(".")[2].encode()), end, module.new_name, "own", "your rule")
+                    return True
+            chain = chain.value if isinstance(chain, ast.Attribute) else None
         return False
 
     def _chain(self, node: ast.AST) -> None:
         """A name, or a chain of names, that means something under torch.cuda."""
         chain: ast.AST | None = node
+        if self._own_module(node):
+            return None
         while isinstance(chain, (ast.Name, ast.Attribute)):
             qualified = self.script.qualified(chain)
-            if self._own_module(chain, qualified):
-                return None
             if qualified in self.rules.names:
                 return self._named(chain, *self.rules.names[qualified])
             if qualified in self.rules.stays:
@@ -441,29 +449,53 @@ class Writer:
 
     # ---- imports ----
 
+    def _import(self, node: ast.Import) -> None:
+        for alias in node.names:
+            if (new := self.own.converters.new_name(alias.name)) is not None:
+                start = self.script.span(alias)[0]
+                self._edit(start, start + len(alias.name.encode()), new, "own", "your rule")
+
     def _import_from(self, node: ast.ImportFrom) -> None:
         """``from torch.cuda.amp import autocast``: names that have another module now."""
-        where: dict[str, list[str]] = {}
+        module = "." * node.level + (node.module or "")
+        where: list[tuple[ast.alias, str, str]] = []
         changed: list[str] = []
         for alias in node.names:
             qualified = f"{node.module}.{alias.name}"
             rule = self.rules.names.get(qualified) if not node.level else None
-            new = self._new_name(*rule) if rule is not None else None
-            module, name = node.module or "", alias.name
+            own, new = self.own.converters.new_name(qualified), self._new_name(*rule) if rule is not None else None
+            if own is not None:
+                changed.append("own")
+                of, _, name = own.rpartition(".")
+                kept = alias.asname or alias.name
+                where.append((alias, module if node.level else of, name if name == kept else f"{name} as {kept}"))
+                continue
+            of, name = module, alias.name
             if new is not None and rule is not None:
                 changed.append(rule[0].id)
                 if not _importable(new):
                     continue  # written out where it is used
-                module, _, name = new.rpartition(".")
+                of, _, name = new.rpartition(".")
             elif (stays := self.rules.why_stays(qualified)) is not None and not node.level:
                 self._reasons[self.script.span(node)[0]] = stays.reason, stays.unsupported
-            where.setdefault(module, []).append(name if alias.asname is None else f"{name} as {alias.asname}")
+            where.append((alias, of, name if alias.asname is None else f"{name} as {alias.asname}"))
         if changed:
-            start, end = self.script.span(node)
-            indent = self.script.data[self.script.line_start(node.lineno) : start].decode()
-            lines = [f"from {module} import {', '.join(names)}" for module, names in where.items()]
-            new = f"\n{indent}".join(lines) or "import torch"
-            self._edit(start, end, new, changed[0], "what it imports stands elsewhere")
+            self._moved(node, where, changed[0])
+
+    def _moved(self, node: ast.ImportFrom, where: Sequence[tuple[ast.alias, str, str]], rule: str) -> None:
+        """Write an import anew: its parts where all names have one module, else a line for each module."""
+        (start, end), why = self.script.span(node), "what it imports stands elsewhere"
+        modules = dict.fromkeys(module for _, module, _ in where)
+        if len(modules) == 1 and len(where) == len(node.names):
+            written = re.compile(rb"from\s+([\w.]+)").match(self.script.data, start)
+            if written is not None:
+                for span, text in ((written.span(1), *modules), *((self.script.span(alias), name) for alias, _, name in where)):
+                    if self.script.data[slice(*span)].decode() != text:
+                        self._edit(*span, text, rule, why)
+                return
+        indent = self.script.data[self.script.line_start(node.lineno) : start].decode()
+        lines = [f"from {one} import {', '.join(name for _, of, name in where if of == one)}" for one in modules]
+        self._edit(start, end, f"\n{indent}".join(lines) or "import torch", rule, why)
 
     def _imports(self) -> None:
         """Import what was written: torch where only parts of it were imported, and torch_npu behind it."""
@@ -479,7 +511,7 @@ class Writer:
         used = {edit.rule for edit in self.edits}
         asked = dict.fromkeys(one.imports for one in self.rules.name if one.id in used and one.imports)
         needed += [name for name in asked if name not in modules]
-        anchors = [node for node in top if "torch" in _roots(node)]
+        anchors = [node for node in top if "torch" in roots(node)]
         if not needed or not (anchors or "torch" in needed):
             return
         lines = "".join(f"import {name}\n" for name in needed)
@@ -548,27 +580,8 @@ def _has_docstring(node: ast.AST) -> bool:
     return isinstance(node, (ast.Module, ast.ClassDef, *FUNCTIONS[:2])) and ast.get_docstring(node, clean=False) is not None
 
 
-def behind_imports(script: Script) -> int:
-    """Return the byte where an import more belongs: behind that of torch, else behind the others, else behind the docstring."""
-    body = script.tree.body
-    top = [node for node in body if isinstance(node, (ast.Import, ast.ImportFrom))]
-    whole = [node for node in top if isinstance(node, ast.Import) and any(one.name == "torch" for one in node.names)]
-    parts = [node for node in top if "torch" in _roots(node)]
-    docstring = [node for node in body[:1] if isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant)]
-    behind = next(iter([*whole[-1:], *parts[:1], *top[-1:], *docstring]), None)
-    line = 1 if behind is None else (behind.end_lineno or 0) + 1
-    if behind is not None and any(one.lineno == behind.end_lineno and one is not behind for one in body):
-        return script.line_start(behind.lineno)  # import torch; torch.ones(2)
-    return script.line_start(line) if line <= script.data.count(b"\n") + 1 else len(script.data)
-
-
 def _importable(name: str) -> bool:
     return "(" not in name
-
-
-def _roots(node: ast.Import | ast.ImportFrom) -> set[str]:
-    names = [alias.name for alias in node.names] if isinstance(node, ast.Import) else [node.module or ""]
-    return {name.partition(".")[0] for name in names}
 
 
 def _quoted_as(old: str, new: str) -> str:
