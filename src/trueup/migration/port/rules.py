@@ -86,6 +86,12 @@ class Rules(toml.Table, dict=True):
     switch: tuple[Switch, ...]
     sink: tuple[Sink, ...]
     left: tuple[Left, ...]
+    similar: tuple[Name, ...] = ()
+    """Names that become ones which do nearly the same, where that is asked for."""
+
+    def with_similar(self) -> Rules:
+        """Return the rules with those of `similar` among the names."""
+        return msgspec.structs.replace(self, name=(*self.name, *self.similar), similar=())
 
     @functools.cached_property
     def names(self) -> dict[str, tuple[Name, str]]:
@@ -244,7 +250,7 @@ class OwnRules(toml.Table):
 
     def __post_init__(self) -> None:
         names: list[str] = [one.id for one in self.shown]
-        known = {one.id for one in builtin().name} | {one.id for one in builtin().switch}
+        known = {one.id for one in (*builtin().name, *builtin().similar)} | {one.id for one in builtin().switch}
         twice = next((name for name in names if names.count(name) > 1 or name in known), None)
         if twice is not None:
             raise ValueError(f"there are two rules {twice!r}" + (", one of them Trueup's" if twice in known else ""))
@@ -280,7 +286,7 @@ class Own:
             kept = tuple(name for name in one.names if f"{one.under}.{name}" not in stays)
             names.append(msgspec.structs.replace(one, names=kept))
         sinks, left = (*known.sink, *self.rules.sink), (*known.left, *self.rules.left)
-        return Rules(known.target, (*names, *self.rules.name), known.switch, sinks, left)
+        return Rules(known.target, (*names, *self.rules.name), known.switch, sinks, left, known.similar)
 
 
 def _expression(text: str) -> None:

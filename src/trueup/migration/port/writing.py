@@ -22,6 +22,7 @@ VARIABLES = {
     "PYTORCH_CUDA_ALLOC_CONF": "PYTORCH_NPU_ALLOC_CONF",
 }
 """Variables of the environment that have another name with torch_npu, and the same meaning."""
+NUMBER = "each process, or DEVICE_ID, chooses the device: a number would choose it again"
 
 
 @dataclass(frozen=True)
@@ -66,7 +67,7 @@ class Writer:
                 self._reasons.setdefault(script.span(node)[0], (GUARD, False)) if hasattr(node, "lineno") else None
             elif node not in script.misplaced:
                 self._visit(node)
-        self._imports()
+        self._imports(more)
         self.edits += more
         self.edits.sort(key=lambda edit: (edit.start, edit.end))
         self._rest()
@@ -101,6 +102,7 @@ class Writer:
             self._cases(node)
         if isinstance(node, ast.Call):
             self._method(node)
+            self._number(node)
             self._option(node)
             self._begins(node)
             self._switches(node)
@@ -132,9 +134,10 @@ class Writer:
                 whole = function.old_name == written or isinstance(call.func, ast.Name) or "." in function.new_name
                 self._edit(start if whole else end - len(function.old_name.encode()), end, function.new_name, "own", "your rule")
         for one in self.own.converters.ArgsModifyRule:
-            value = call.args[one.arg_idx] if one.func_name in names and one.arg_idx < len(call.args) else None
-            if value is not None and self.script.text(value) != one.arg_new:
-                self._edit(*self.script.span(value), one.arg_new, "own", "your rule")
+            given_there = call.args[one.arg_idx : one.arg_idx + 1] if one.func_name in names else []
+            for value in given_there:
+                if self.script.text(value) != one.arg_new:
+                    self._edit(*self.script.span(value), one.arg_new, "own", "your rule")
 
     def _own_module(self, chain: ast.AST | None) -> bool:
         """Rename the module in a chain of names; what ``from`` or ``as`` imported has its new name from there."""
@@ -241,6 +244,10 @@ class Writer:
             self._reasons[start] = "a method of a class of the script's own", False
             return
         device = call.args[0] if call.args else next((one.value for one in call.keywords if one.arg == "device"), None)
+        if self._is_number(device) and call.args:
+            last = min([self.script.span(call)[1] - 1, *(self.script.span(one)[0] for one in call.keywords)])
+            self._edit(self.script.span(call.args[0])[0], last, "", "to-device", NUMBER)
+            device = None
         if self.name == "npu":
             self._edit(end - 4, end, "npu", "to-device", "Tensor.cuda, Module.cuda")
             return
@@ -252,6 +259,19 @@ class Writer:
         elif not isinstance(device, (ast.Call, ast.JoinedStr)) and not self._is_some(device):
             first, text = self.script.span(device)[0], self.script.text(device)
             self._edit(first, first, f"{self.target.here} if {text} is None else ", "to-device", "None is the device there is")
+
+    def _is_number(self, node: ast.AST | None) -> bool:
+        """Return whether a device's number is written down, where each process or a variable has its own."""
+        return isinstance(node, ast.Constant) and type(node.value) is int and not self.project.numbered
+
+    def _number(self, call: ast.Call) -> None:
+        qualified = self.script.qualified(call.func)
+        numbers = [one for one in call.args if self._is_number(one)]
+        if qualified == "torch.device" and call.args[1:] == numbers != []:
+            self._edit(self.script.span(call.args[0])[1], self.script.span(numbers[0])[1], "", "to-device", NUMBER)
+        elif qualified in ("torch.cuda.set_device", "torch.cuda.device") and numbers:
+            current, _ = self.rules.names["torch.cuda.current_device"]
+            self._edit(*self.script.span(numbers[0]), f"{self._new_name(current, 'current_device')}()", "to-device", NUMBER)
 
     def _is_some(self, node: ast.AST) -> bool:
         """Return whether an argument is a device for certain, and no None."""
@@ -265,7 +285,10 @@ class Writer:
     def _literal(self, node: ast.AST) -> None:
         kind, script = self.project.literals[node], self.script
         text = script.text(node)
-        if self._ported(node) or self._in_option(node) or isinstance(script.parents.get(node), ast.Compare):
+        if self._ported(node):
+            self._reasons[script.span(node)[0]] = "ported already: a device on any machine", False
+            return
+        if self._in_option(node) or isinstance(script.parents.get(node), ast.Compare):
             return
         start, end = script.span(node)
         inside = literal(text)
@@ -277,7 +300,7 @@ class Writer:
         elif kind == "backend":
             new = self.target.backend if inside == "nccl" or self.name == "agnostic" else text.replace("cuda:nccl", "npu:hccl")
             self._edit(start, end, new, "backend", "the backend of a process group")
-        elif inside == "cuda" or (self.project.spread and re.fullmatch(r"cuda:\d+", inside)):  # each process has its own
+        elif inside == "cuda" or (not self.project.numbered and re.fullmatch(r"cuda:\d+", inside)):
             owner = script.parents.get(node)
             made = isinstance(owner, ast.Call) and script.qualified(owner.func) == "torch.device" and owner.args == [node]
             new = f'{self.target.here} or "cuda"' if made and self.name == "agnostic" else self.target.device
@@ -489,17 +512,18 @@ class Writer:
         if len(modules) == 1 and len(where) == len(node.names):
             written = re.compile(rb"from\s+([\w.]+)").match(self.script.data, start)
             if written is not None:
-                for span, text in ((written.span(1), *modules), *((self.script.span(alias), name) for alias, _, name in where)):
-                    if self.script.data[slice(*span)].decode() != text:
-                        self._edit(*span, text, rule, why)
+                parts = [(written.span(1), where[0][1]), *((self.script.span(alias), name) for alias, _, name in where)]
+                for (first, last), text in parts:
+                    if self.script.data[first:last].decode() != text:
+                        self._edit(first, last, text, rule, why)
                 return
         indent = self.script.data[self.script.line_start(node.lineno) : start].decode()
         lines = [f"from {one} import {', '.join(name for _, of, name in where if of == one)}" for one in modules]
         self._edit(start, end, f"\n{indent}".join(lines) or "import torch", rule, why)
 
-    def _imports(self) -> None:
+    def _imports(self, more: Sequence[Edit]) -> None:
         """Import what was written: torch where only parts of it were imported, and torch_npu behind it."""
-        if not self.edits:
+        if not self.edits and not any(".set_device(" in edit.text for edit in more):
             return
         top = [node for node in self.script.tree.body if isinstance(node, (ast.Import, ast.ImportFrom))]
         guarded = [node for node in self.script.tree.body if isinstance(node, (ast.If, ast.Try))]
