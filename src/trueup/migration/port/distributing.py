@@ -16,7 +16,8 @@ from pathlib import Path
 from trueup.foundation.model import TrueupError
 from trueup.migration.port.flow import Project
 from trueup.migration.port.reading import FUNCTIONS, Script, behind_imports
-from trueup.migration.port.writing import Edit, Left
+from trueup.migration.port.remaining import Left
+from trueup.migration.port.writing import Edit
 
 HELPER = "data_parallel"
 LOADER = ("torch.utils.data.DataLoader", "torch.utils.data.dataloader.DataLoader")

@@ -3,19 +3,17 @@
 from __future__ import annotations
 
 import ast
-import io
 import re
-import tokenize
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
 from trueup.migration.port.flow import SHAPES, Project, literal, option_of
-from trueup.migration.port.kernels import GUARD, NEXT, Kernels
+from trueup.migration.port.kernels import GUARD, Kernels
 from trueup.migration.port.reading import FUNCTIONS, Script, behind_imports, roots
+from trueup.migration.port.remaining import remaining
 from trueup.migration.port.rules import Name, Own
 
-LETTERS = re.compile(r"cuda|nccl|\Aapex\Z|\Aamp_C\Z|\Acpp_extension\Z", re.IGNORECASE)
 VARIABLES = {
     "CUDA_VISIBLE_DEVICES": "ASCEND_RT_VISIBLE_DEVICES",
     "CUDA_LAUNCH_BLOCKING": "ASCEND_LAUNCH_BLOCKING",
@@ -36,16 +34,6 @@ class Edit:
     why: str
 
 
-@dataclass(frozen=True)
-class Left:
-    """A line that has the letters and stays. ``look``: somebody has to look at it, for it will not do on the device."""
-
-    line: int
-    text: str
-    reason: str
-    look: bool = False
-
-
 class Writer:
     """Finds the changes of a script. ``edits`` and ``left`` are what it found."""
 
@@ -55,12 +43,10 @@ class Writer:
         self.project, self.script, self.rules, self.own = project, script, project.rules, own
         self.name, self.target = target, self.rules.target[target]
         self.edits: list[Edit] = []
-        self.left: list[Left] = []
         self._reasons: dict[int, tuple[str, bool]] = {}  # by the byte where it begins
         self._torch = False  # whether a name that was written needs `import torch`
         joined = [node for node in script.scopes if isinstance(node, ast.JoinedStr)]
         self._formatted = [script.span(node) for node in joined if '"' in script.text(node)[:3]]
-        self._kernels = kernels
         guards = set() if kernels is None else kernels.guards(script)
         for node in script.scopes:
             if node in guards:
@@ -70,7 +56,7 @@ class Writer:
         self._imports(more)
         self.edits += more
         self.edits.sort(key=lambda edit: (edit.start, edit.end))
-        self._rest()
+        self.left = remaining(project, script, [(edit.start, edit.end) for edit in self.edits], self._reasons, kernels)
 
     @cached_property
     def text(self) -> bytes:
@@ -544,64 +530,6 @@ class Writer:
             lines = "\n" + lines
         newline = "\r\n" if b"\r\n" in self.script.data else "\n"
         self.edits.append(Edit(at, at, lines.replace("\n", newline), "import", "what the changes need"))
-
-    # ---- what has the letters and stays ----
-
-    def _rest(self) -> None:
-        script = self.script
-        spans = [(edit.start, edit.end) for edit in self.edits if edit.end > edit.start]
-        docstrings = {node.body[0].value.lineno for node in script.scopes if _has_docstring(node)}  # type: ignore[attr-defined]
-        mark = 3 if script.data.startswith(b"\xef\xbb\xbf") else 0
-        text = script.data[mark:].decode()
-        lines = text.splitlines(keepends=True)
-        for token in tokenize.generate_tokens(io.StringIO(text).readline):
-            if token.type not in (tokenize.NAME, tokenize.STRING, tokenize.COMMENT, *FSTRING) or not LETTERS.search(token.string):
-                continue
-            row, column = token.start
-            at = script.line_start(row) + len(lines[row - 1][:column].encode())
-            end = at + len(token.string.encode())
-            if any(start < end and at < stop for start, stop in spans):
-                continue
-            reason, look = self._reason(token, at, row, docstrings)
-            shown = lines[row - 1].strip() if token.type != tokenize.COMMENT else token.string
-            found = Left(row, shown[:200], reason, look)
-            if not self.left or self.left[-1] != found:
-                self.left.append(found)
-        for node in script.scopes if self.project.spread is False else ():  # else they become processes
-            named = script.qualified(node.func) if isinstance(node, ast.Call) else None
-            stays = self.rules.stays.get(named or "")
-            if stays is None or LETTERS.search(named or ""):
-                continue
-            if not any(start <= script.span(node)[0] < stop for start, stop in spans):
-                self.left.append(Left(node.lineno, script.text(node)[:200], stays.reason, stays.unsupported))  # type: ignore[attr-defined]
-
-        for node, place, goes_on in self._kernels.needs(script) if self._kernels is not None else ():
-            why = f"kernels in CUDA, {place}: " + ("the script goes on without them" if goes_on else NEXT)
-            line: int = node.lineno  # type: ignore[attr-defined]
-            self.left.append(Left(line, lines[line - 1].strip()[:200], why, not goes_on))
-
-    def _reason(self, token: tokenize.TokenInfo, at: int, row: int, docstrings: set[int]) -> tuple[str, bool]:
-        if token.type == tokenize.COMMENT:
-            return "a comment", False
-        if at in self._reasons:
-            return self._reasons[at]
-        before = [start for start in self._reasons if self.script.line_start(row) <= start <= at]
-        if token.type == tokenize.NAME:
-            if before and b"\n" not in self.script.data[max(before) : at]:
-                return self._reasons[max(before)]
-            return "a name, and no value of a device", False
-        if row in docstrings:
-            return "a docstring", False
-        if any(shape.fullmatch(literal(token.string)) for shape in SHAPES.values()):
-            return "reads as a device, but nothing shows that it reaches one", True
-        return "a text that reaches nothing which takes a device", False
-
-
-FSTRING = tuple(getattr(tokenize, name) for name in ("FSTRING_START", "FSTRING_MIDDLE") if hasattr(tokenize, name))
-
-
-def _has_docstring(node: ast.AST) -> bool:
-    return isinstance(node, (ast.Module, ast.ClassDef, *FUNCTIONS[:2])) and ast.get_docstring(node, clean=False) is not None
 
 
 def _importable(name: str) -> bool:
