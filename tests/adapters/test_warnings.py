@@ -51,7 +51,8 @@ def test_warnings_are_those_of_a_run_without_a_capture(level: tuple[Level, ...],
     torch.overrides.get_overridable_functions()  # once for a process, it changes the filters
     expected = shown((), tmp_path)
     assert shown(level, tmp_path / "run") == expected
-    assert len(expected) == 6 and sum(one[1] == __file__ for one in expected) == 5
+    assert len(expected) == 6
+    assert sum(one[1] == __file__ for one in expected) == 5
 
 
 def test_a_stack_holds_the_line_that_called_once(tmp_path: Path) -> None:

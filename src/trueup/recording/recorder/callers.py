@@ -4,8 +4,8 @@
 2
 
 Python gives a warning the place of the frame that raised it (C code: the innermost one), or of one some levels above
-(``stacklevel``), and shows it once for each place. So what a mode executes for a program, it executes from a frame that has file, line
-and globals of the one that called: place, text, filters and the number of times are those of a run without a capture.
+(``stacklevel``), and shows it once for each place. So what a mode executes for a program, it executes from a frame that has file,
+line and globals of the one that called: place, text, filters and the number of times are those of a run without a capture.
 """
 
 from __future__ import annotations

@@ -304,8 +304,8 @@ def _is_simple(func: Callable[..., Any], name: str | None) -> bool:
 
 
 full_name: Callable[[Any], str | None] = getattr(resolve_name, "__wrapped__", resolve_name)
-"""The name under which a function can be overridden. PyTorch's wrapper changes the filters of warnings and restores them (PyTorch 2.13),
-after which Python shows each warning of the program again."""
+"""The name under which a function can be overridden. PyTorch's wrapper changes the filters of warnings for a moment
+(PyTorch 2.13), after which Python shows each warning of the program again."""
 
 
 def name_of(func: Callable[..., Any]) -> str | None:
@@ -339,11 +339,11 @@ _HANDLED: CodeType = handle_torch_function.__code__
 
 
 def line_of(func: Callable[..., Any], kwargs: dict[str, Any]) -> Callable[..., Any]:
-    """Return what calls, ``(function, *args, **kwargs)``, from the line that called ``func``, which a mode was given: a warning names
-    that line (`callers`).
+    """Return what calls, ``(function, *args, **kwargs)``, from the line that called ``func``, which a mode was given: a warning
+    names that line (`callers`).
 
-    A function that is written in Python hands itself to the mode, from a frame of its own. `nn.Softmax` says how many frames above the
-    function stands the one to name.
+    A function that is written in Python hands itself to the mode, from a frame of its own. `nn.Softmax` says how many frames above
+    the function stands the one to name.
     """
     frame: FrameType | None = sys._getframe(1)
     while frame is not None and (frame.f_code.co_filename == __file__ or frame.f_code.co_name == CALLED):
