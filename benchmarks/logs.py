@@ -1,7 +1,7 @@
 """What `trueup explain-log` finds in labelled pieces of logs, and how fast it reads: ``python benchmarks/logs.py [--size MB]``.
 
-Precision: of the pieces in which it names a row, those whose row is right. Recall: of the pieces with an error that a row explains, those that
-get it. Innocent: pieces in which nothing stopped, and which it says nothing of.
+Precision: of the pieces in which it names a row, those whose row is right. Recall: of the pieces with an error that a row explains,
+those that get it. Innocent: pieces in which nothing stopped, and which it says nothing of.
 """
 
 from __future__ import annotations
