@@ -73,6 +73,17 @@ def test_letters_alone_change_nothing(tmp_path: Path, name: str, to: str) -> Non
     assert missed == []
 
 
+def test_torch_under_a_name_of_the_scripts_own(tmp_path: Path) -> None:
+    head, text = (
+        "import torch as th\n",
+        "from torch.cuda.amp import autocast\nx = th.ones(2).cuda() if th.cuda.is_available() else f(th.cuda)\n",
+    )
+    new = ported(tmp_path, head + text, "npu")
+    after = "from torch.amp import autocast\nx = th.ones(2).npu() if th.npu.is_available() else f(th.cuda)\n"
+    assert new == f"{head}import torch_npu\n{after}"
+    assert "th.accelerator.is_available()" in ported(tmp_path, head + text, "agnostic")
+
+
 def test_an_option_is_of_the_script_that_adds_it(tmp_path: Path) -> None:
     source = tmp_path / "source"
     source.mkdir()
