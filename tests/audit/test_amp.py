@@ -65,7 +65,14 @@ def test_a_norm_in_float16_and_the_scale_that_it_makes_collapse(tmp_path: Path, 
     assert main(["heal", str(runs["half"]), "--baseline", str(runs["wide"]), "--policy", str(policy), "--", *command]) == 0
     assert "HEALED  the loss is within 0." in capsys.readouterr().out
     healed = amp(tmp_path / "half-healed/run-1")
-    assert (healed.exit_code, [skipped for _, _, skipped in healed.scale]) == (0, [True, False, False, False])  # 65,536 is too much
+    assert (healed.exit_code, [skipped for _, _, skipped in healed.scale]) == (0, [False] * 4)  # 65,536 was too much
+    assert {scale for _, scale, _ in healed.scale} == {said["first_scale"]}
+    for name in ("static", "bfloat16"):
+        assert main(["check", "--amp", str(runs["half"]), "--policy", str(policy), "--instead", name]) == 1
+        proved = verify(runs["half"], runs["wide"], command, policy, tmp_path / name)
+        assert proved.verdict == "healed", name
+    assert main(["check", "--amp", str(runs["half"]), "--instead", "none"]) == 2
+    assert amp(tmp_path / "bfloat16/run-1").dtype == "bfloat16"
     assert PAGE.count(said["sentence"].replace("; ", ";\n", 1)) == 1
 
     assert amp(runs["wide"]).sentence.startswith("mixed precision is off")

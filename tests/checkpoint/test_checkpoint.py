@@ -1,5 +1,5 @@
 # ruff: noqa: E501 - tables
-"""`trueup checkpoint`: twelve broken checkpoints repaired and loaded strictly, every format read, hostile files refused."""
+"""`trueup checkpoint`: broken checkpoints of many kinds repaired and loaded strictly, every format read, hostile files refused."""
 
 from __future__ import annotations
 
@@ -17,8 +17,10 @@ import numpy as np
 import pytest
 
 from trueup.doors.cli import main
+from trueup.foundation.checkpoint.reading import Held
 from trueup.foundation.model import TrueupError
 from trueup.migration.checkpoint import compare, open_checkpoint, repair
+from trueup.migration.checkpoint.flat import unflattened
 from trueup.migration.checkpoint.naming import matched, unwrapped
 
 torch = pytest.importorskip("torch")
@@ -146,6 +148,67 @@ def megatron_ranks(folder: Path) -> Path:
     return folder
 
 
+def ranks(folder: Path, state_of: Callable[[int], dict[str, Any]]) -> Path:
+    """Save what each of two ranks holds, without a second process: the group is one whose collectives do nothing."""
+    import torch.distributed as dist
+    from torch.testing._internal.distributed.fake_pg import FakeStore
+
+    for rank in range(2):
+        dist.init_process_group("fake", rank=rank, world_size=2, store=FakeStore())
+        try:
+            torch.save(state_of(rank), folder / f"model_world_size_2_rank_{rank}.pt")
+        finally:
+            dist.destroy_process_group()
+    return folder
+
+
+def cut(tensor: Any, rank: int) -> Any:
+    from torch.distributed.distributed_c10d import _get_default_group
+    from torch.distributed.fsdp._shard_utils import _create_chunk_sharded_tensor
+
+    return _create_chunk_sharded_tensor(tensor, rank, 2, 1, _get_default_group())
+
+
+def fsdp_flat(rank: int, orig: bool = False) -> dict[str, Any]:
+    """Return what FSDP1's LOCAL_STATE_DICT holds where ``body.3``, ``body`` and ``head`` are wrapped (read off two real ranks)."""
+    state: dict[str, Any] = {name: tensor for name, tensor in STATE.items() if "running" in name or "tracked" in name}
+    for unit in ("body.3.", "body.", "head."):
+        rows = [one for name, one in net().named_parameters() if name.startswith(unit) and (unit != "body." or name[5] != "3")]
+        step = 16 // rows[0].itemsize if orig else 1
+        flat = torch.cat([torch.nn.functional.pad(one.detach().flatten(), (0, -one.numel() % step)) for one in rows])
+        flat = flat[: flat.numel() - -rows[-1].numel() % step]
+        state[f"{unit}_flat_param"] = cut(torch.nn.functional.pad(flat, (0, flat.numel() % 2 if orig else 0)), rank)
+    if orig:  # what each rank holds of a parameter stands beside, in one row
+        state |= {"head.weight": STATE["head.weight"].flatten()[: 10 if rank == 0 else 0], "body.3.weight": torch.ones(4)}
+    return state
+
+
+def sharded(rank: int) -> dict[str, Any]:
+    return {f"_orig_mod.{name}": cut(tensor, rank) if tensor.ndim else tensor for name, tensor in STATE.items()}
+
+
+def distributed_tensors(rank: int) -> dict[str, Any]:
+    from torch.distributed.device_mesh import DeviceMesh
+    from torch.distributed.tensor import DTensor, Replicate, Shard
+
+    mesh, found = DeviceMesh("cpu", [0, 1]), {}
+    for name, tensor in STATE.items():
+        place = Shard(tensor.ndim - 1) if tensor.ndim > 1 else Replicate()
+        local = tensor.chunk(2, tensor.ndim - 1) if tensor.ndim > 1 else (tensor, tensor)
+        piece = local[rank].clone()
+        stride = tensor.stride()
+        found[f"module.{name}"] = DTensor.from_local(piece, mesh, [place], run_check=False, shape=tensor.shape, stride=stride)
+    return found
+
+
+BROKEN |= {
+    "fsdp_flat": lambda folder: ranks(folder, fsdp_flat),
+    "fsdp_flat_with_the_original_parameters": lambda folder: ranks(folder, lambda rank: fsdp_flat(rank, True)),
+    "fsdp_sharded": lambda folder: ranks(folder, sharded),
+    "fsdp_dtensor": lambda folder: ranks(folder, distributed_tensors),
+}
+
+
 @pytest.mark.parametrize("name", BROKEN)
 def test_a_broken_checkpoint_is_repaired_and_loads_strictly(name: str, tmp_path: Path) -> None:
     from safetensors.torch import load_file
@@ -156,7 +219,7 @@ def test_a_broken_checkpoint_is_repaired_and_loads_strictly(name: str, tmp_path:
     source = BROKEN[name](work)
     found = repair(source, tmp_path / "fixed.safetensors", like=tmp_path / "model.pt")
     assert (found.exit_code, found.missing, found.unexpected, found.shapes) == (0, (), (), ())
-    assert len(found.renamed) == (9 if name in ("half_of_the_names", "fsdp_within") else len(STATE))
+    assert len(found.renamed) == (0 if "flat" in name else 9 if name in ("half_of_the_names", "fsdp_within") else len(STATE))
     model = net()
     model.load_state_dict(load_file(tmp_path / "fixed.safetensors"), strict=True)
     assert all(torch.equal(one, STATE[key]) for key, one in model.state_dict().items())
@@ -186,6 +249,67 @@ def test_ranks_of_megatron_are_joined(tmp_path: Path) -> None:
     (tmp_path / "mp_rank_01_001").rmdir()
     with pytest.raises(TrueupError, match="rank 1 of tensor parallelism in stage 1 is missing"):
         open_checkpoint(tmp_path)
+
+
+def expert_ranks(folder: Path, kind: str, whole_: dict[str, Any], arguments: Any) -> None:
+    """Write two ranks of tensor parallelism times two of experts, each with two of four experts."""
+    for rank in range(2):
+        for expert in range(2):
+            state = {}
+            for name, array in whole_.items():
+                number = re.search(r"(?<=experts\.)\d+|(?<=weight)\d$", name)
+                if number and int(number[0]) // 2 != expert:
+                    continue
+                at = str(int(number[0]) % 2) if number else ""
+                new = name[: number.start()] + at + name[number.end() :] if number else name
+                one = array
+                if "linear_fc1" in name:  # gate and up halves, each cut
+                    one = np.concatenate([np.split(half, 2)[rank] for half in np.split(array, 2)])
+                elif "linear_fc2" in name:
+                    one = np.split(array, 2, 1)[rank]
+                state[f"{new}"] = torch.from_numpy(one.copy())
+            place = folder / f"mp_rank_{rank:02d}_{expert:03d}"
+            place.mkdir(parents=True)
+            torch.save({"model": state, "args": arguments}, place / "model_optim_rng.pt")
+
+
+def test_expert_ranks_of_megatron_are_joined(tmp_path: Path) -> None:
+    rng = np.random.default_rng(1)
+    said = Namespace(swiglu=True, pipeline_model_parallel_size=1, expert_tensor_parallel_size=2)
+    for kind, names in (("sequential", "local_experts.{}.linear_fc{}.weight"), ("grouped", "linear_fc{1}.weight{0}")):
+        names = f"decoder.layers.0.mlp.experts.{names}"
+        whole_ = {names.format(at, fc): rng.normal(size=(8, 4) if fc == 1 else (4, 4)) for at in range(4) for fc in (1, 2)}
+        whole_["decoder.layers.0.mlp.router.weight"] = rng.normal(size=(4, 4))
+        expert_ranks(tmp_path / kind, kind, whole_, said)
+        found = open_checkpoint(tmp_path / kind)
+        assert (found.kind, found.notes[1:]) == ("Megatron, tensor parallel 2, pipeline parallel 1, expert parallel 2", [])
+        part = found.part(None)
+        assert set(part) == set(whole_)
+        assert all(np.array_equal(part[name].read(), array) for name, array in whole_.items())
+    torch.save({"model": {"decoder.layers.0.mlp.router.weight": torch.ones(4, 4)}}, tmp_path / "x.pt")
+    file = tmp_path / "grouped" / "mp_rank_00_001" / "model_optim_rng.pt"
+    held = torch.load(file, weights_only=False)
+    held["model"]["decoder.layers.0.mlp.router.weight"] += 1
+    torch.save(held, file)
+    with pytest.raises(ValueError, match="should hold the same decoder"):
+        open_checkpoint(tmp_path / "grouped").part(None)["decoder.layers.0.mlp.router.weight"].read()
+    file.unlink()
+    with pytest.raises(TrueupError, match="mp_rank_00_001 holds no file of weights"):
+        open_checkpoint(tmp_path / "grouped")
+
+
+def test_what_ranks_lack_is_said(tmp_path: Path) -> None:
+    (tmp_path / "a").mkdir()
+    ranks(tmp_path / "a", sharded)
+    file = tmp_path / "a/model_world_size_2_rank_0.pt"
+    with pytest.raises(TrueupError, match="the files of all ranks belong in one folder"):
+        repair(file, tmp_path / "x.safetensors")
+    file.unlink()
+    with pytest.raises(TrueupError, match="the file of rank 0 is missing"):
+        open_checkpoint(tmp_path / "a")
+    flat = {"_flat_param": Held((9,), "float32", lambda: np.zeros(9, np.float32))}
+    with pytest.raises(TrueupError, match="expected: the 8 elements"):
+        unflattened(flat, {"w": Held((2, 4), "float32", lambda: np.zeros((2, 4)))}, "a.pt")
 
 
 def test_an_optimizer_is_a_part_and_what_is_no_tensor_is_left_out(tmp_path: Path) -> None:

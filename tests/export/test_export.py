@@ -38,11 +38,20 @@ def test_the_page_s_example_and_a_node_that_is_wrong(
     norm = next(node for node in model.graph.node if node.op_type == "LayerNormalization")
     next(one for one in norm.attribute if one.name == "epsilon").f = 0.5
     onnx.save(model, "bad.onnx")
-    found = export("net.py:make", Path("bad.onnx"), check=True)
+    found = export("net.py:make", Path("bad.onnx"), check=True, capture=Path("nodes"))
     assert found.exit_code == 1
     assert found.first is not None
     assert (found.first.op, found.first.source.endswith("net.py:10")) == ("LayerNormalization", True)
     assert found.sentence.startswith(BLOCKS[2][1].partition(" (error")[0])
+    capsys.readouterr()
+    assert main(["compare", "nodes/framework", "nodes/onnxruntime"]) == 1
+    assert BLOCKS[3][1].splitlines()[2] in capsys.readouterr().out
+    assert main(["show", "nodes/onnxruntime", "--op", "onnx::LayerNormalization"]) == 0
+    assert "node_layer_norm  onnx::LayerNormalization#0" in capsys.readouterr().out
+    with pytest.raises(TrueupError, match="A capture is there already"):
+        export("net.py:make", Path("net.onnx"), check=True, capture=Path("nodes"))
+    assert export("net.py:make", Path("net.onnx"), check=True, capture=Path("good")).exit_code == 0
+    assert main(["compare", "good/framework", "good/onnxruntime"]) == 0
     with pytest.raises(TrueupError, match=r"expected: opset 11\n  got:      opset 20, from which"):
         export("net.py:make", Path("bad.onnx"), opset=11, check=True)
     (tmp_path / "none.onnx").write_bytes(b"no model")

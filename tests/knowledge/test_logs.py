@@ -25,7 +25,8 @@ PAGE = (HERE.parents[1] / "docs/explain-log.md").read_text("utf-8")
 
 
 def pieces(name: str) -> list[tuple[str, str]]:
-    parts = re.split(r"^== ", (HERE / name).read_text("utf-8"), flags=re.MULTILINE)[1:]
+    file = HERE / name if (HERE / name).exists() else HERE.parents[1] / "benchmarks" / name
+    parts = re.split(r"^== ", file.read_text("utf-8"), flags=re.MULTILINE)[1:]
     return [(label, body) for label, _, body in (part.partition("\n") for part in parts)]
 
 
@@ -49,7 +50,7 @@ def test_rows_have_names_of_their_own_and_the_guide_is_there_whole() -> None:
     assert {row.id for row in guide if row.corrects} >= {"npu-no-operator", "npu-leftover", "state-dict-keys"}
 
 
-@pytest.mark.parametrize(("name", "count", "innocent"), [("pieces.txt", 312, 156), ("later.txt", 39, 10)])
+@pytest.mark.parametrize(("name", "count", "innocent"), [("pieces.txt", 312, 156), ("later.txt", 39, 10), ("log_pieces.txt", 204, 102)])
 def test_labelled_pieces(tmp_path: Path, name: str, count: int, innocent: int) -> None:
     """At first sight, the rows written after the pieces: 154 of 156 errors by their row, 0 of 156 innocent pieces flagged. Of the later
     ones, which the rows were not written for: 24 of 29 errors (3 unknown, 1 as true in another row), 0 of 10 flagged."""
@@ -63,7 +64,7 @@ def test_labelled_pieces(tmp_path: Path, name: str, count: int, innocent: int) -
         got[line.log].take(line, None)
     found = [concluded(one, some) for one in got]
     said = [one.first.row.id if one.first and one.first.row else "?" if one.exit_code else "-" for one in found]
-    wrong = [(label, row, body[:80]) for (label, body), row in zip(held, said, strict=True) if label != row]
+    wrong = [(label, row, body[:80]) for (label, body), row in zip(held, said, strict=True) if row not in label.split()]
     assert wrong == []
 
 

@@ -6,6 +6,7 @@ import ast
 import json
 import shutil
 import zipfile
+from collections.abc import Iterable
 from pathlib import Path
 
 import pytest
@@ -15,17 +16,18 @@ from trueup.doors.cli import main
 from trueup.foundation.model import TrueupError
 from trueup.migration.port import port, proving, undo
 from trueup.migration.port.rules import builtin
+from trueup_compat.ms_fmk_transplt import words_of
 
 HERE = Path(__file__).parent
 TARGETS = ("npu", "agnostic")
 HEAD = "import functools\nimport os\nimport torch\n"
 
 
-def ported(tmp_path: Path, text: str, to: str) -> str:
+def ported(tmp_path: Path, text: str, to: str, also: Iterable[str] = ()) -> str:
     source = tmp_path / "train.py"
     source.write_bytes(text.encode())
     shutil.rmtree(tmp_path / "out", ignore_errors=True)
-    port(source, tmp_path / "out", to=to)  # type: ignore[arg-type]
+    port(source, tmp_path / "out", to=to, also=also)  # type: ignore[arg-type]
     return (tmp_path / "out" / "train.py").read_bytes().decode()
 
 
@@ -46,11 +48,11 @@ def test_what_must_change(tmp_path: Path, case: tuple[str, str, str], to: str) -
 
 
 @pytest.mark.parametrize("to", TARGETS)
-@pytest.mark.parametrize("rule", [*builtin().name, *builtin().switch], ids=lambda rule: rule.id)
+@pytest.mark.parametrize("rule", [*builtin().name, *builtin().switch, *builtin().similar], ids=lambda rule: rule.id)
 def test_the_example_of_a_rule(tmp_path: Path, rule: object, to: str) -> None:
     before, after = rule.example[0], builtin().target[to].fill(rule.example[1 + TARGETS.index(to)])  # type: ignore[attr-defined]
     head = "import torch\nimport apex.normalization\n"
-    new = ported(tmp_path, f"{head}{before}\n", to)
+    new = ported(tmp_path, f"{head}{before}\n", to, ["similar"] if rule in builtin().similar else ())
     assert new.replace("import torch_npu\n", "") == f"{head}{after}\n"
     assert ("import torch_npu" in new) == (to == "npu" and before != after)
 
@@ -272,6 +274,67 @@ def test_rules_and_tables_of_the_old_converter(tmp_path: Path) -> None:
     assert "train.py:3 [MODIFY] own: 'build' -> 'construct'" in log
     assert "train.py:5 [UNSUPPORTED] torch.cuda.nvtx.mark('a'): a tool of CUDA's" in log
     assert zipfile.is_zipfile(tmp_path / "out" / "unsupported_op.xlsx")
+
+
+IMPORTED = """\
+import torch
+import torch.utils.data
+import torch.utils.data as loaders
+from torch.utils.data import DataLoader, TensorDataset
+from torch.utils import data
+from mine import build, kernels
+import apex.amp
+x = torch.utils.data.DataLoader(data.TensorDataset(loaders.y, kernels.z))
+build(apex.amp.initialize(map(build, x)))
+"""
+RENAMED = """\
+import torch
+import torch_npu
+import torch.utils.data2
+import torch.utils.data2 as loaders
+from torch.utils.data2 import DataLoader, TensorDataset
+from torch.utils import data2 as data
+from mine import construct as build
+from mine.functions import fast as kernels
+import apex_npu.amp
+x = torch.utils.data2.DataLoader(data.TensorDataset(loaders.y, kernels.z))
+build(apex_npu.amp.initialize(map(build, x)))
+"""
+
+
+def test_rules_reach_what_is_imported(tmp_path: Path) -> None:
+    modules = [("data", "data2", "torch.utils"), ("kernels", "functions.fast", "mine"), ("apex", "apex_npu", "")]
+    names = ("old_name", "new_name", "parent_module")
+    rules = {
+        "ModuleNameModifyRule": [dict(zip(names, one, strict=True)) for one in modules],
+        "FuncNameModifyRule": [{"old_name": "build", "new_name": "construct"}],
+    }
+    (tmp_path / "rules.json").write_text(json.dumps({"rules": rules}))
+    (tmp_path / "train.py").write_text(IMPORTED)
+    port(tmp_path / "train.py", tmp_path / "out", to="npu", rules=tmp_path / "rules.json")
+    assert (tmp_path / "out" / "train.py").read_text() == RENAMED
+    assert port(tmp_path / "out" / "train.py", to="npu", rules=tmp_path / "rules.json").changes == 0
+
+
+def test_the_guides_converter_by_its_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "proj").mkdir()
+    body = "    torch.cuda.set_device(0)\n    print(torch.ones(2).cuda(0).to('cuda:1'), torch.device('cuda', 0))\n"
+    (tmp_path / "proj" / "main.py").write_text(f"import torch\nimport apex.optimizers\nif __name__ == '__main__':\n{body}")
+    monkeypatch.chdir(tmp_path)
+    words = words_of("-i proj -o out -s -sim".split())
+    assert main(words) == 0
+    new = Path("out/proj_msft/main.py").read_text()
+    assert new.partition("if ")[0] == "import torch\nimport torch_npu\nimport os\nimport apex.optimizers\n"
+    assert new.partition("__main__':\n")[2] == (
+        '    if torch.npu.is_available():\n        torch.npu.set_device(int(os.environ.get("DEVICE_ID", 0)))\n'
+        "    torch.npu.set_device(torch.npu.current_device())\n    print(torch.ones(2).npu().to('npu'), torch.device('npu'))\n"
+    )
+    assert {"change_list.csv", "msFmkTranspltlog.txt"} <= {path.name for path in Path("out/proj_msft").iterdir()}
+    assert main([*words[:2], "-o", "again", *words[4:]]) == 0
+    assert port(Path("again"), to="npu", also=["specify-device", "similar"]).changes == 0
+    assert words_of("-i a/b.py -o out -r r.json distributed -m b.py -t net".split())[4:] == (
+        "--to npu --tables --rules r.json --distributed b.py --model net".split()
+    )
 
 
 @pytest.mark.parametrize(

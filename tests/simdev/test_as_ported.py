@@ -190,3 +190,36 @@ def test_a_number_of_devices_that_is_none() -> None:
     ran = subprocess.run(command, env=asked, capture_output=True, text=True, check=False)
     assert "expected: 1 or more" in ran.stderr
 
+
+class _Tied(torch.nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.a, self.b, self.norm = torch.nn.Linear(4, 4), torch.nn.Linear(4, 4), torch.nn.BatchNorm1d(4)
+        self.b.weight = self.a.weight
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.b(self.norm(self.a(x)))
+
+
+@pytest.mark.parametrize("profiled", [False, True])
+def test_a_module_moves_while_shapes_are_profiled(profiled: bool) -> None:
+    torch.manual_seed(0)
+    with torch.profiler.profile(record_shapes=True) if profiled else torch.enable_grad():
+        model = _Tied()
+        model.a.weight.note = "kept"  # type: ignore[assignment]
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
+        model.to("npu")
+        for place in ("npu", "cpu"):
+            model.to(place)
+            assert model.a.weight is model.b.weight
+            assert model.norm.running_mean.device.type == place  # type: ignore[union-attr]
+            loss = model(torch.eye(4)[:2].to(place)).square().sum()
+            loss.backward()
+            model.to("npu")
+            optimizer.step()
+    assert model.a.weight.note == "kept"  # type: ignore[comparison-overlap]
+    assert model.a.weight.sum().item() == MOVED.setdefault("sum", model.a.weight.sum().item())
+
+
+MOVED: dict[str, float] = {}
+"""The weights that the test found without a profiler."""

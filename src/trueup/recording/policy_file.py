@@ -50,7 +50,7 @@ SCALARS = (bool, int, float, str)
 class Rule(toml.Table, eq=False):
     """A table ``[[rule]]``: which calls, and how they are to be executed."""
 
-    level: Literal["api", "module", "optimizer"] = "api"
+    level: Literal["api", "module", "optimizer", "amp"] = "api"
     scope: str | None = None
     op: Annotated[str, msgspec.Meta(min_length=1)] | None = None
     phase: Literal["forward", "backward", "optimizer"] | None = None
@@ -61,8 +61,8 @@ class Rule(toml.Table, eq=False):
     returns: Literal["float16", "bfloat16", "float32", "float64"] | None = None
     """Dtype of a module's floating results, where the one that they would have had is not known."""
     set: dict[str, Any] | None = None
-    """Values of a module's attributes, a function's arguments or an optimizer's settings; these may be ``[[0, 0.1], [5, 0.05]]``:
-    from which step on."""
+    """Values of a module's attributes, a function's arguments, of GradScaler and autocast (``amp``), or an optimizer's settings;
+    these may be ``[[0, 0.1], [5, 0.05]]``: from which step on."""
 
     def __post_init__(self) -> None:
         for pattern in (self.scope, self.op):
@@ -85,8 +85,8 @@ class Rule(toml.Table, eq=False):
             raise ValueError("a module has no phase 'optimizer': no optimizer calls one; expected forward or backward")
 
     def _check_values(self) -> None:
-        if self.level == "optimizer" and not self.set:
-            raise ValueError('level = "optimizer" is for a rule with set: its functions have phase = "optimizer"')
+        if self.level in ("optimizer", "amp") and not self.set:
+            raise ValueError(f'level = "{self.level}" is for a rule with set: an optimizer\'s functions have phase = "optimizer"')
         if self.set and (self.moves or self.deterministic or self.phase or self.returns):
             raise ValueError("set stands alone: dtype, device, deterministic, phase and returns belong into a rule of their own")
         for name, value in (self.set or {}).items():
@@ -111,8 +111,8 @@ class Rule(toml.Table, eq=False):
         """Say which calls: ``torch.nn.functional.linear in encoder.*``, ``module encoder.*``."""
         if self.level == "module":
             return " ".join(word for word in ("module", self.scope, f"({self.op})" if self.op else "") if word)
-        if self.level == "optimizer":
-            return " ".join(word for word in ("optimizer", self.op, self.scope) if word)
+        if self.level in ("optimizer", "amp"):
+            return " ".join(word for word in (self.level, self.op, self.scope) if word)
         return (self.op or "all functions") + ("" if self.scope is None else f" in {self.scope or 'no module'}")
 
     @property

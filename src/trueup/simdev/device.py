@@ -8,6 +8,7 @@ summed in float32.
 from __future__ import annotations
 
 import functools
+import gc
 import importlib.util
 import inspect
 import os
@@ -157,6 +158,7 @@ def _claim() -> None:
     # Pinning asks a C++ hook that a Python backend cannot give; DataLoader(pin_memory=True) calls it for every batch.
     torch.Tensor.pin_memory = _unpinned
     torch.nn.Module._apply = _moving(torch.nn.Module._apply)
+    torch.utils.swap_tensors = _swapping(torch.utils.swap_tensors)
 
 
 def _moving(real: Callable[..., Any]) -> Callable[..., Any]:
@@ -170,12 +172,59 @@ def _moving(real: Callable[..., Any]) -> Callable[..., Any]:
             self.__dict__[name] = self.__dict__[name].detach()
         named = {name: vars(one) for name, one in (self._parameters | self._buffers).items() if one is not None}
         given = {name: {key: value for key, value in its.items() if key not in tensor.OWN} for name, its in named.items()}
-        made = real(self, *args, **kwargs)
+        swaps = torch.__future__.get_swap_module_params_on_conversion()
+        if any(isinstance(one, NPUTensor) for one in self._parameters.values()):  # to the CPU PyTorch would make new weights
+            torch.__future__.set_swap_module_params_on_conversion(True)
+        try:
+            made = real(self, *args, **kwargs)
+        except RuntimeError as error:
+            if "Couldn't swap" not in str(error):
+                raise
+            _replace(self, args[0])
+            made = self
+        finally:
+            torch.__future__.set_swap_module_params_on_conversion(swaps)
         for name, attributes in given.items():
             vars((self._parameters | self._buffers)[name]).update(attributes)
         return made
 
     return apply
+
+
+def _swapping(real: Callable[..., None]) -> Callable[..., None]:
+    """Let a swap that fails change nothing: PyTorch 2.13 has exchanged classes and attributes by then."""
+
+    @functools.wraps(real)
+    def swap(t1: torch.Tensor, t2: torch.Tensor) -> None:
+        before = [(one, one.__class__, dict(vars(one))) for one in (t1, t2)]
+        try:
+            real(t1, t2)
+        except RuntimeError:
+            for one, kind, attributes in before:
+                one.__class__ = kind
+                one.__dict__ = attributes
+            raise
+
+    return swap
+
+
+def _replace(module: torch.nn.Module, move: Callable[[torch.Tensor], torch.Tensor]) -> None:
+    """Move a module's own tensors where PyTorch cannot swap them (a profiler that records shapes refers to each tensor it saw): new
+    weights take the old ones' place in every module, optimizer and list that holds them."""
+    for weight in [one for one in module._parameters.values() if one is not None]:
+        with torch.no_grad():
+            moved = torch.nn.Parameter(move(weight), weight.requires_grad)
+            moved.grad = None if weight.grad is None else move(weight.grad)
+        for holder in gc.get_referrers(weight):
+            if isinstance(holder, list):
+                holder[:] = [moved if one is weight else one for one in holder]
+            elif isinstance(holder, dict):
+                for key in [key for key, value in holder.items() if value is weight]:
+                    holder[key] = moved
+                if weight in holder:  # the state of an optimizer
+                    holder[moved] = holder.pop(weight)
+    for name, buffer in module._buffers.items():
+        module._buffers[name] = None if buffer is None else move(buffer)
 
 
 FACTORIES = (

@@ -362,7 +362,7 @@ def dispatch(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     if foreign and not plan.cross_device and len(foreign) < len(owners):
         raise RuntimeError(
             "Expected all tensors to be on the same device, but found at least two devices, "
-            f"npu:{current} and {foreign[0].device}! (when running {plan.name})"
+            f"npu:{current} and {foreign[0].device}! (when running {plan.name}). Compare on the CPU: x.cpu(); compute here: x.npu()"
         )
     index = 0 if count == 1 else _index(plan, owners, kwargs.get("device"))
     result = _execute(func, plan, raw_args, raw_kwargs)

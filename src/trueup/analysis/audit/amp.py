@@ -9,10 +9,11 @@ which PyTorch's autocast keeps in float32 (docs.pytorch.org: Autocast Op Referen
 
 from __future__ import annotations
 
+import json
 import math
 import re
 from collections import Counter, defaultdict
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -75,6 +76,8 @@ class Amp:
     first_scale: float
     advice: tuple[Advice, ...]
     faults: int  # advice that mends something that is wrong
+    instead: Mapping[str, str]
+    """Other policies, by what they are for: ``static`` (the first scale, kept), ``bfloat16`` (autocast's dtype, no scale)."""
 
     @property
     def exit_code(self) -> int:
@@ -84,7 +87,17 @@ class Amp:
     @property
     def policy(self) -> str:
         """Return the rules of all advice for `trueup heal --policy`, each once; what is an alternative is left out."""
-        return "\n".join(dict.fromkeys(one.policy for one in self.advice if one.policy and not one.what.startswith(BRAIN)))
+        return _together(self.advice)
+
+
+def _together(advice: Iterable[Advice]) -> str:
+    return "\n".join(dict.fromkeys(one.policy for one in advice if one.policy and not one.what.startswith(BRAIN)))
+
+
+def _set(op: str, **values: object) -> str:
+    """Return the rule that sets values of GradScaler or autocast."""
+    said = ", ".join(f"{name} = {json.dumps(value)}" for name, value in values.items())
+    return f'[[rule]]\nlevel = "amp"\nop = "{op}"\nset = {{ {said} }}\n'
 
 
 def amp(capture: str | Path | Capture, *, step: Steps = None, rank: Steps = None) -> Amp:
@@ -107,7 +120,15 @@ def amp(capture: str | Path | Capture, *, step: Steps = None, rank: Steps = None
     faults = len(advice)
     advice += _other(found, ranges, narrow)
     sentence = _sentence(counts, state, narrow, advice[:faults], found)
-    return Amp(sentence, state, narrow, modules, scale, found.scale_history or "", ranges.first_scale, tuple(advice), faults)
+    instead = {}
+    if narrow == HALF and state == "O1":
+        off = _set("GradScaler", enabled=False) if scale else ""
+        instead[BRAIN] = "\n".join(filter(None, (_set("autocast", dtype=BRAIN), off)))
+    if ranges.first_scale and scale:
+        kept = _set("GradScaler", init_scale=ranges.first_scale, growth_factor=1.0, backoff_factor=1.0)
+        instead["static"] = "\n".join(filter(None, (_together(_stay_wide(found, ranges)), kept)))
+    history = found.scale_history or ""
+    return Amp(sentence, state, narrow, modules, scale, history, ranges.first_scale, tuple(advice), faults, instead)
 
 
 def _modules(held: Held, counts: Census) -> tuple[Module, ...]:
@@ -224,7 +245,8 @@ def _scaling(manifest: Mapping[str, Any], found: OverflowResult, ranges: _Ranges
     if collapsed:
         first = f"after that start at {number(ranges.first_scale)}, {kind}" if ranges.first_scale else "then start anew"
         why = f"{found.scale_history}: a smaller scale does not help what overflows by itself; {first}"
-        return [Advice("the loss scale collapsed", why)]
+        rule = _set("GradScaler", init_scale=ranges.first_scale) if ranges.first_scale and found.scale else ""
+        return [Advice("the loss scale collapsed", why, rule)]
     return []
 
 
@@ -246,7 +268,8 @@ def _other(found: OverflowResult, ranges: _Ranges, narrow: str) -> list[Advice]:
     if narrow == HALF and ranges.first_scale and found.scale:
         kind = "static or dynamic" if ranges.steady else "dynamic"
         why = f"{ROOM:.0f} times below what the largest gradient allows; {kind}"
-        advice.append(Advice(f"a first scale of {number(ranges.first_scale)}", why))
+        rule = _set("GradScaler", init_scale=ranges.first_scale)
+        advice.append(Advice(f"a first scale of {number(ranges.first_scale)}", why, rule))
     return advice
 
 

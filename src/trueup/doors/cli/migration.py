@@ -121,6 +121,9 @@ def export(
     output: Annotated[File, typer.Option("--output", "-o", metavar="FILE", help="The ONNX file to write.")] = None,
     check: Annotated[File, typer.Option(metavar="FILE", help="Check this ONNX file instead; nothing is written.")] = None,
     opset: Annotated[Number, typer.Option(metavar="N", min=7, max=30, help="Version of ONNX's operators.")] = None,
+    capture: Annotated[
+        File, typer.Option(metavar="DIR", help="Keep all values: DIR/framework and DIR/onnxruntime, for show and compare.")
+    ] = None,
     json: Json = None,
 ) -> int:
     """Export a model to ONNX and prove that it computes the same, over several inputs and batch sizes; else name the first node.
@@ -135,7 +138,7 @@ def export(
         from trueup.migration.export import export as run
 
     console = Terminal()
-    found = run(model, output or check or Path(), opset=opset, check=check is not None)
+    found = run(model, output or check or Path(), opset=opset, check=check is not None, capture=capture)
     render_exported(found, console)
     save_as_json(found.document, json, console)
     return found.exit_code

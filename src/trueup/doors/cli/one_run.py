@@ -118,6 +118,7 @@ def check(
     rank: Annotated[Numbers, typer.Option(metavar="N", help="Of this rank alone, repeated for several.")] = None,
     amp: Annotated[bool, typer.Option("--amp", help="Of mixed precision alone: O1 or O2, loss scale, what to set.")] = False,
     policy: Annotated[File, typer.Option(metavar="FILE", help="With --amp: write its advice, for trueup heal --policy.")] = None,
+    instead: Annotated[Word, typer.Option(metavar="static|bfloat16", help="With --policy: write this alternative.")] = None,
     limit: Annotated[int, typer.Option(metavar="N", min=1, help="How many lines of each kind to list.")] = 10,
     json: Json = None,
 ) -> int:
@@ -126,8 +127,8 @@ def check(
     Exit code 0: nothing found; 1: a dangerous cast, other dtypes or other operators, a fault of mixed precision; 2: could not tell.
     """
     if amp:
-        return _amp(path, step or None, rank or None, policy, limit, json)
-    if policy is not None:
+        return _amp(path, step or None, rank or None, (policy, instead), limit, json)
+    if policy is not None or instead is not None:
         raise typer.BadParameter("a policy is made of the advice of --amp", param_hint="--policy")
     with loading():
         from trueup.analysis.audit import check as judge
@@ -141,7 +142,7 @@ def check(
     return result.exit_code
 
 
-def _amp(path: Path, step: Numbers, rank: Numbers, policy: File, limit: int, json: File) -> int:
+def _amp(path: Path, step: Numbers, rank: Numbers, wanted: tuple[File, Word], limit: int, json: File) -> int:
     with loading():
         from trueup.analysis.audit.amp import amp as judge
         from trueup.doors.report.audit import amp_document, render_amp
@@ -150,8 +151,13 @@ def _amp(path: Path, step: Numbers, rank: Numbers, policy: File, limit: int, jso
 
     found, console = judge(path, step=step, rank=rank), Terminal()
     render_amp(found, limit, console)
-    if policy is not None and found.policy:
-        print_written(write_text(found.policy, policy, "a file that can be written, for the policy"), console, "policy")
+    file, instead = wanted
+    if instead is not None and instead not in found.instead:
+        has = ", ".join(found.instead) or "none for this run"
+        raise typer.BadParameter(f"expected an alternative ({has}), got {instead}", param_hint="--instead")
+    policy = found.policy if instead is None else found.instead[instead]
+    if file is not None and policy:
+        print_written(write_text(policy, file, "a file that can be written, for the policy"), console, "policy")
     save_as_json(lambda: amp_document(found), json, console)
     return found.exit_code
 

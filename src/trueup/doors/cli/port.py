@@ -19,7 +19,10 @@ if TYPE_CHECKING:
 PROVE = "Run it in both folders, the original on the CPU, the port on the simulated device, and compare."
 
 
-ALSO = "Edits that change numbers: int32-labels, drop-last, shuffle-validation, float32, one-device, no-jit; with commas between."
+ALSO = (
+    "Edits that change numbers or the device: int32-labels, drop-last, shuffle-validation, float32, one-device, similar, "
+    "specify-device, no-jit; with commas between."
+)
 DISTRIBUTED = "The script that starts it, seen from the folder: one process becomes several, by torchrun."
 
 

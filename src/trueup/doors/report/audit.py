@@ -53,7 +53,7 @@ def check_document(result: Check) -> dict[str, Any]:
 
 def amp_document(result: Amp) -> dict[str, Any]:
     """Return what was found of mixed precision as JSON-ready data."""
-    names = "sentence state dtype modules scale scale_history first_scale advice"
+    names = "sentence state dtype modules scale scale_history first_scale advice instead"
     return {"schema": "trueup-amp", "schema_version": 1, "exit_code": result.exit_code} | fields(result, names)
 
 

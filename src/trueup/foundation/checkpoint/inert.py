@@ -61,6 +61,17 @@ class Stored:
 
 
 @dataclass(frozen=True, slots=True)
+class Sharded:
+    """What one rank holds of a tensor (ShardedTensor, DTensor): shape and dtype of the whole, and the pieces, each with the place
+    of its first element. None is a place that follows from those of the ranks before, along ``dim``."""
+
+    shape: tuple[int, ...]
+    dtype: str
+    pieces: tuple[tuple[tuple[int, ...] | None, Stored], ...]
+    dim: int = 0
+
+
+@dataclass(frozen=True, slots=True)
 class Storage:
     """Elements of one dtype under a key."""
 
@@ -96,8 +107,13 @@ class Foreign:
 
     def field(self, name: str, default: Any = None) -> Any:
         """Return what it holds by a name, as a dataclass or a plain object."""
-        state = self.state[0] if isinstance(self.state, tuple) and self.state else self.state
-        return state.get(name, default) if isinstance(state, dict) else default
+        return attributes(self.state).get(name, default)
+
+
+def attributes(state: Any) -> dict[Any, Any]:
+    """Return what an object holds by name, from its state: a dictionary, or one for its dictionary and one for its slots."""
+    pair = state if isinstance(state, tuple) else (state,)
+    return {name: value for one in pair if isinstance(one, dict) for name, value in one.items()}
 
 
 class Inert(pickle.Unpickler):
@@ -157,6 +173,33 @@ def _typed(storage: Any, offset: int, shape: Any, strides: Any, grad: Any, hooks
     return _tensor(storage, offset, shape, strides, grad, hooks, marks)
 
 
+def _of_class(rebuild: Any, kind: Any, arguments: Any, state: Any) -> Any:
+    """Stand for ``torch._tensor._rebuild_from_type_v2``: a plain tensor of any class, or what one rank holds of one."""
+    if not (isinstance(rebuild, type) and issubclass(rebuild, Foreign)):
+        return rebuild(*arguments)
+    name = getattr(kind, "name", "")
+    shape, dtype = (tuple(map(int, arguments[2])), str(arguments[1])) if len(arguments) > 2 else ((), "")
+    if dtype in DTYPES and name.endswith(".ShardedTensor"):
+        pieces = [(tuple(one.field("metadata").field("shard_offsets")), one.field("tensor")) for one in state[0]]
+        return Sharded(shape, dtype, tuple(pieces))
+    if dtype in DTYPES and name.endswith(".DTensor"):
+        held = attributes(state)
+        places = held["_spec"].field("placements")
+        dims = [one.field("dim") for one in places if one.name.endswith(".Shard")]
+        if len(places) > 1:
+            raise pickle.UnpicklingError("a tensor cut over a mesh of more than one dimension, which is not joined")
+        whole = (0,) * len(shape)
+        return Sharded(shape, dtype, ((None if dims else whole, held["_local_tensor"]),), int(dims[0]) if dims else 0)
+    return kind(state) if isinstance(kind, type) and issubclass(kind, Foreign) else None
+
+
+def _attribute(owner: Any, name: Any) -> Any:
+    """Stand for ``getattr``, with which a pickle names a class within a class."""
+    if not (isinstance(owner, type) and issubclass(owner, Foreign) and isinstance(name, str)):
+        raise HarmfulError("it asks for builtins.getattr, which would run when the file is loaded")
+    return type(name, (Foreign,), {"name": f"{owner.name}.{name}"})
+
+
 def _parameter(tensor: Any, *_: Any) -> Any:
     return tensor
 
@@ -212,6 +255,9 @@ REBUILT: dict[tuple[str, str], Any] = {
     ("torch._utils", "_rebuild_tensor_v3"): _typed,
     ("torch._utils", "_rebuild_parameter"): _parameter,
     ("torch._utils", "_rebuild_parameter_with_state"): _parameter,
+    ("torch._tensor", "_rebuild_from_type_v2"): _of_class,
+    ("builtins", "getattr"): _attribute,
+    ("__builtin__", "getattr"): _attribute,
     ("torch", "Size"): lambda sizes=(): tuple(sizes),
     ("torch", "device"): lambda *parts: ":".join(map(str, parts)),
     ("numpy", "ndarray"): _KIND,

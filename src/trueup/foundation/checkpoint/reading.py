@@ -2,7 +2,7 @@
 
     .pt .pth .pth.tar .bin .ckpt     torch.save, of today and before PyTorch 1.6      .safetensors, and folders with an index
     .pdparams .pdopt                 paddle.save                                      .npz
-    .keras .h5                       Keras (extra hdf5)                               folders of DCP and Megatron
+    .keras .h5                       Keras (extra hdf5)                               folders of DCP, Megatron, FSDP's ranks
 
 Parts are what stands at the top: ``state_dict``, ``model``, ``optimizer``. A file whose top is tensors has one part without a name.
 """
@@ -22,7 +22,7 @@ from typing import Any, BinaryIO
 
 import numpy as np
 
-from trueup.foundation.checkpoint.inert import OF_STORAGE, Foreign, Inert, Named, Storage, Stored
+from trueup.foundation.checkpoint.inert import OF_STORAGE, Foreign, Inert, Named, Sharded, Storage, Stored
 from trueup.foundation.model import TrueupError
 from trueup.foundation.store.segment import numpy_dtype
 
@@ -45,11 +45,14 @@ BROKEN = (
 
 @dataclass(frozen=True)
 class Held:
-    """A tensor of a checkpoint: shape, dtype by PyTorch's name, and how to read it."""
+    """A tensor of a checkpoint: shape, dtype by PyTorch's name, and how to read it. ``pieces`` is what files of ranks hold of it:
+    where each begins (None: after those before it, along ``dim``), and how to read it."""
 
     shape: tuple[int, ...]
     dtype: str
     read: Callable[[], Array]
+    pieces: tuple[tuple[tuple[int, ...] | None, Held], ...] = ()
+    dim: int = 0
 
     @property
     def nbytes(self) -> int:
@@ -68,6 +71,8 @@ class Checkpoint:
     values: dict[str, str] = field(default_factory=dict)
     foreign: tuple[str, ...] = ()
     notes: list[str] = field(default_factory=list)
+    arguments: dict[str, Any] = field(default_factory=dict)
+    """What the training was called with (``args``); never printed, for it may hold secrets."""
 
     @property
     def model(self) -> str:
@@ -112,7 +117,7 @@ def refused(file: Path, error: Exception) -> TrueupError:
     got = strerror or (str(error).splitlines()[0][:200] if str(error) else type(error).__name__)
     return TrueupError(
         f"A checkpoint cannot be read.\n  where:    {file}\n"
-        "  expected: a whole file of torch.save, safetensors, npz, Paddle or Keras, or a folder of DCP or Megatron\n"
+        "  expected: a whole file of torch.save, safetensors, npz, Paddle or Keras, or a folder of DCP, Megatron or FSDP\n"
         f"  got:      {got}\n  next:     fetch or save it again; a file that would run something is not to be loaded at all"
     )
 
@@ -154,7 +159,9 @@ def _folder(folder: Path) -> tuple[Callable[[Path, str], Checkpoint], str]:
         return folders.indexed, "a folder with an index"
     if any(folder.glob("mp_rank_*")):
         return folders.megatron, "Megatron"
-    raise ValueError("a folder without .metadata (DCP), an index, or mp_rank_* (Megatron)")
+    if any(folders.RANK.search(one.name) for one in folder.iterdir()):
+        return folders.ranks, "files of ranks"
+    raise ValueError("a folder without .metadata (DCP), an index, mp_rank_* (Megatron), or files of ranks (*rank0*.pt)")
 
 
 def _torch_zip(file: Path, kind: str) -> Checkpoint:
@@ -267,15 +274,19 @@ def _pickled(file: Path, kind: str) -> Checkpoint:
 
 def _storages(content: Any) -> Iterator[Storage]:
     """Yield the storage of each tensor. Raises ValueError where one reaches beyond it, or claims far more than it holds."""
+    for value in _stored(content):
+        itemsize, numel = numpy_dtype(value.storage.dtype).itemsize, math.prod(value.shape)
+        ends = min((value.offset, *value.strides)) >= 0 and value.offset + _last(value) < value.storage.numel
+        if numel and not ends:
+            raise ValueError("a tensor that reaches beyond its storage")
+        if said := overblown(numel * itemsize, value.storage.numel * itemsize):
+            raise ValueError(said)
+        yield value.storage
+
+
+def _stored(content: Any) -> Iterator[Stored]:
     for _, value in leaves(content):
-        if isinstance(value, Stored):
-            itemsize, numel = numpy_dtype(value.storage.dtype).itemsize, math.prod(value.shape)
-            ends = min((value.offset, *value.strides)) >= 0 and value.offset + _last(value) < value.storage.numel
-            if numel and not ends:
-                raise ValueError("a tensor that reaches beyond its storage")
-            if said := overblown(numel * itemsize, value.storage.numel * itemsize):
-                raise ValueError(said)
-            yield value.storage
+        yield from (one for _, one in value.pieces) if isinstance(value, Sharded) else (value,) if isinstance(value, Stored) else ()
 
 
 def _last(tensor: Stored) -> int:
@@ -288,7 +299,7 @@ def _parted(checkpoint: Checkpoint, content: Any, bytes_of: BytesOf | None) -> C
     content = {"tensor": content} if isinstance(content, Stored) else content
     if not isinstance(content, Mapping):
         raise ValueError("it holds no state_dict")
-    flat = any(isinstance(one, (Stored, np.ndarray)) for one in content.values())
+    flat = any(isinstance(one, (Stored, Sharded, np.ndarray)) for one in content.values())
     for name, inner in content.items():
         part = checkpoint.parts.setdefault("" if flat else str(name), {})
         for path, value in leaves(inner, str(name) if flat else ""):
@@ -303,10 +314,41 @@ def _parted(checkpoint: Checkpoint, content: Any, bytes_of: BytesOf | None) -> C
 def _take(checkpoint: Checkpoint, part: dict[str, Held], path: str, top: str, value: Any, bytes_of: Any) -> None:
     if isinstance(value, Stored):
         part[path] = Held(value.shape, value.storage.dtype, lambda: gathered(value, bytes_of))
+    elif isinstance(value, Sharded):
+        pieces = tuple(
+            (at, Held(one.shape, one.storage.dtype, lambda one=one: gathered(one, bytes_of)))  # type: ignore[misc]
+            for at, one in value.pieces
+        )
+        part[path] = whole(value.shape, value.dtype, pieces, value.dim)
     elif isinstance(value, np.ndarray):
         part[path] = Held(value.shape, str(value.dtype), lambda: value)
+    elif isinstance(value, Foreign) and top == "args" and isinstance(value.state, dict):
+        checkpoint.arguments = value.state
     elif not isinstance(value, Foreign) and len(checkpoint.values) < 200:
         checkpoint.values[f"{top}.{path}" if top and path != top else path] = repr(value)[:80]
+
+
+def whole(shape: tuple[int, ...], dtype: str, pieces: tuple[tuple[tuple[int, ...] | None, Held], ...], dim: int = 0) -> Held:
+    """Return a tensor of which files hold pieces; reading it raises ValueError if one is missing."""
+
+    def read() -> Array:
+        there, begin = sum(math.prod(one.shape) for _, one in pieces), 0
+        if there != math.prod(shape):
+            raise ValueError(f"{there:,} of {math.prod(shape):,} elements are there: the files of all ranks belong in one folder")
+        array, filled = np.empty(shape, numpy_dtype(dtype)), np.zeros(shape, bool)
+        for at, one in pieces:
+            place = at if at is not None else (0,) * dim + (begin,) + (0,) * (len(shape) - dim - 1)
+            begin += one.shape[dim] if at is None else 0
+            inside = tuple(slice(start, start + size) for start, size in zip(place or (0,) * len(shape), one.shape, strict=True))
+            part = one.read()
+            if part.shape != one.shape:
+                raise ValueError(f"a piece of {list(one.shape)} has the shape {list(part.shape)}")
+            array[inside], filled[inside] = part, True
+        if not filled.all():
+            raise ValueError("two of its pieces lie in one place")
+        return array
+
+    return Held(shape, dtype, read, pieces, dim)
 
 
 def leaves(value: Any, path: str = "") -> Iterator[tuple[str, Any]]:
@@ -315,6 +357,8 @@ def leaves(value: Any, path: str = "") -> Iterator[tuple[str, Any]]:
     while waiting:
         one, place, level = waiting.pop()
         seen += 1
+        if isinstance(one, tuple) and len(one) == 2 and isinstance(one[0], str) and isinstance(one[1], np.ndarray):
+            one = one[1]  # a tensor of paddle.save within a container: its name in the program, and the array
         if seen + len(waiting) > MOST_VALUES:
             raise ValueError(f"more than {MOST_VALUES:,} values")
         if level < DEEPEST and isinstance(one, (Mapping, list, tuple)):
@@ -457,10 +501,11 @@ def _keras(file: Path, kind: str) -> Checkpoint:
 
     def visit(name: str, one: Any) -> None:
         if isinstance(one, h5py.Dataset) and one.dtype.kind in "biufc":
-            top, _, rest = name.partition("/")
-            part = "optimizer" if top.startswith("optimizer") else ""
+            path = name.split("/")  # a compiled model within a model has its optimizer, too
+            at = next((place for place, step in enumerate(path) if step.startswith("optimizer")), None)
             held = Held(tuple(one.shape), str(one.dtype), lambda: np.asarray(one[()]))
-            found.parts.setdefault(part, {})[rest.replace("/", ".") if part else name.replace("/", ".")] = held
+            kept = path if at is None else path[:at] + path[at + 1 :]
+            found.parts.setdefault("" if at is None else "optimizer", {})[".".join(kept)] = held
 
     opened.visititems(visit)
     return found

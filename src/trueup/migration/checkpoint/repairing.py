@@ -15,6 +15,7 @@ from typing import Any
 from trueup.foundation.checkpoint.reading import SAFE, Checkpoint, Held, open_checkpoint
 from trueup.foundation.model import TrueupError
 from trueup.foundation.words.wording import counted
+from trueup.migration.checkpoint.flat import unflattened
 from trueup.migration.checkpoint.naming import matched, unwrapped
 
 CODES = {dtype: code for code, dtype in SAFE.items()}
@@ -91,6 +92,7 @@ def repair(source: str | Path, output: str | Path, *, like: str | Path | None = 
     name = checkpoint.model if part is None else part
     held = checkpoint.part(name)
     wanted = None if like is None else open_checkpoint(like).part(None)
+    held = held if wanted is None else unflattened(held, wanted, str(source))
     names = unwrapped(held)
     if wanted is not None:
         fitting = matched(

@@ -7,7 +7,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -16,6 +16,7 @@ import numpy as np
 
 from trueup.foundation.model import TrueupError
 from trueup.foundation.words.wording import clean, counted, first_line, sci
+from trueup.migration.export.capturing import Call, Values, write
 
 OUTPUT = 1e-4
 """Relative L2 error of an output up to which it is the same: the porting guide's criterion for whole networks, a mean absolute
@@ -23,6 +24,7 @@ difference of at most 1e-4, by the output's size."""
 NODE = 1e-3  # relative L2 error of a node from which it differs: sums in another order give 1e-6 to 1e-5
 ATC_OPSET = 11  # the porting guide (CANN 5): "ATC supports only 11"; later versions take more
 ATC_TYPES = ("DOUBLE", "COMPLEX64", "COMPLEX128", "STRING")  # the guide's toolkit has no kernels for them
+FX = re.compile(r".*target=torch\.ops\.(\w+)\.(\w+).*", re.DOTALL)
 LINE = re.compile(r'File "([^"]+)", line (\d+)')
 
 
@@ -94,7 +96,9 @@ class Exported:
         }  # fmt: skip
 
 
-def export(model: str, output: Path, *, opset: int | None = None, check: bool = False) -> Exported:
+def export(
+    model: str, output: Path, *, opset: int | None = None, check: bool = False, capture: Path | None = None
+) -> Exported:
     """Export a model and prove it.
 
     Args:
@@ -102,6 +106,7 @@ def export(model: str, output: Path, *, opset: int | None = None, check: bool = 
         output: the file to write.
         opset: a version of ONNX's operators; None for that of torch.onnx.
         check: ``output`` is there already; nothing is written.
+        capture: a new folder, where the values of all nodes are kept: those of the framework, and those of onnxruntime.
 
     Raises:
         TrueupError: the model cannot be made or exported, the file cannot be read, or onnxruntime is missing.
@@ -131,7 +136,16 @@ def export(model: str, output: Path, *, opset: int | None = None, check: bool = 
     session = _session(runtime, proto.SerializeToString())
     runs = tuple(Run(_batch(one), _apart(made.outputs(one), _run(session, one))) for one in variants)
     bad = next((one for one, run in zip(variants, runs, strict=True) if run.error > OUTPUT), None)
-    first = None if bad is None else _first(onnx, runtime, proto, made, bad)
+    first = None
+    if bad is not None or capture is not None:
+        inputs = variants[0] if bad is None else bad
+        right, found = _values(onnx, runtime, proto, made, inputs, whole=capture is not None)
+        first = None if bad is None else _first(proto, right, found)
+        if capture is not None:
+            given = {one.name: tensor.numpy() for one, tensor in zip(proto.graph.input, inputs, strict=False)}
+            held = {one.name: onnx.numpy_helper.to_array(one) for one in proto.graph.initializer}
+            write(capture / "framework", "cpu", _calls(proto, right, nodes=False), given | right)
+            write(capture / "onnxruntime", "onnxruntime", _calls(proto, right, nodes=True), held | given | found)
     atc = tuple(_atc(onnx, proto, version, dynamic=dynamic))
     return Exported(output, version, dynamic, chosen, len(proto.graph.node), runs, first, atc)
 
@@ -215,22 +229,49 @@ def error(right: np.ndarray[Any, Any], found: np.ndarray[Any, Any]) -> float:
     return float(apart / size) if size else float(apart)
 
 
-def _first(onnx: Any, runtime: Any, proto: Any, made: Any, inputs: Sequence[Any]) -> Node | None:
-    """Return the first node, in the file's order, whose value differs from that of the framework's node of the same name."""
+def _values(onnx: Any, runtime: Any, proto: Any, made: Any, inputs: Sequence[Any], *, whole: bool) -> tuple[Values, Values]:
+    """Return what the framework's nodes make, by the names that both use, and what onnxruntime's do: those, or all (``whole``)."""
     texts = {name: _property(node, "fx_node") for node in proto.graph.node for name in node.output if name}
     dynamic = any(axis.dim_param for one in proto.graph.input for axis in one.type.tensor_type.shape.dim[:1])
-    right: Mapping[str, Any] = made.nodes(inputs, texts, dynamic=dynamic)
-    whole = onnx.ModelProto()
-    whole.CopyFrom(proto)
-    del whole.graph.output[:]
-    asked = [name for name in texts if name in right]
-    whole.graph.output.extend(onnx.helper.make_empty_tensor_value_info(name) for name in asked)
-    found = dict(zip(asked, _run(_session(runtime, whole.SerializeToString()), inputs), strict=True))
+    right: Values = made.nodes(inputs, texts, dynamic=dynamic)
+    more = onnx.ModelProto()
+    more.CopyFrom(proto)
+    del more.graph.output[:]
+    asked = [name for name in texts if whole or name in right]
+    more.graph.output.extend(onnx.helper.make_empty_tensor_value_info(name) for name in asked)
+    return right, dict(zip(asked, _run(_session(runtime, more.SerializeToString()), inputs), strict=True))
+
+
+def _first(proto: Any, right: Values, found: Values) -> Node | None:
+    """Return the first node, in the file's order, whose value differs from that of the framework's node of the same name."""
     for node in proto.graph.node:
         for name in node.output:
-            if name in found and (apart := error(right[name], found[name])) > NODE:
+            if name in right and (apart := error(right[name], found[name])) > NODE:
                 return Node(node.name or name, node.op_type, _source(node), apart)
     return None
+
+
+def _calls(proto: Any, right: Values, *, nodes: bool) -> list[Call]:
+    """Return the framework's nodes: each reads the named values from which ONNX's nodes, taken together, make its own; and with
+    ``nodes`` ONNX's, too."""
+    makers = {name: node for node in proto.graph.node for name in node.output}
+    known = {*right, *(one.name for one in proto.graph.input)}
+
+    def read(node: Any) -> list[str]:
+        names = [[name] if name in known else read(makers[name]) if name in makers else [] for name in node.input]
+        return list(dict.fromkeys(name for one in names for name in one))
+
+    found = []
+    for node in proto.graph.node:
+        for name in node.output:
+            if name in right:
+                modules = re.findall(r"'([^']*)'", _property(node, "name_scopes"))[:-1]
+                op = FX.sub(r"\1::\2", _property(node, "fx_node"))
+                found.append(Call("api", modules[-1] if modules else "", op, _source(node), tuple(read(node)), (name,)))
+        if nodes:
+            given, made = (tuple(filter(None, names)) for names in (node.input, node.output))
+            found.append(Call("aten", node.name, f"onnx::{node.op_type}", _source(node), given, made))
+    return found
 
 
 def _source(node: Any) -> str:

@@ -31,12 +31,18 @@ SHOWN = 300  # characters of a line in a report
 EXCEPTION = (
     r"^(?:\[rank ?\d+\]: ?)?(?:[A-Za-z_]\w*\.)*(?:[A-Z]\w*(?:Error|Exception|Failure)|StopIteration)(?:: |$)"
     r"|^\s*what\(\): |Fatal Python error|Check failed: |core dumped|^Aborted\b"
+    r"|^F\d{4} \d\d:\d\d|: F tensorflow/|Assertion .{1,300} failed"
 )
 """Errors that stop a process, whether a row knows them or not."""
-STOPS = r"(?:Error|Exception|Failure|StopIteration)(?:: |$)|what\(\): |Fatal Python error|Check failed: |core dumped|^Aborted"
+STOPS = (
+    r"(?:Error|Exception|Failure|StopIteration)(?:: |$)|what\(\): |Fatal Python error|Check failed: |core dumped|^Aborted"
+    r"|^F\d{4} \d\d:\d\d|: F tensorflow/|Assertion .*failed"
+)
 """What each of those lines holds."""
 CLAIMED = r"\[ERROR\]|\bERROR\b|\bFATAL\b|\bCRITICAL\b"
 """Lines that call themselves errors; many stop nothing."""
+PROGRESS = re.compile(rb"\d(?:it/s|s/it)\b")
+"""Progress bars, which some services log as errors because they come from stderr."""
 
 Verdict = Literal["FOUND", "COULD NOT TELL", "NOTHING"]
 _DIGITS = bytes(range(48, 58))
@@ -243,7 +249,7 @@ class Collected:
         row = self._row(line.text)
         if row is None and not _STOPS.search(line.text):
             self.counts["!"] += 1
-            self.claimed += _CLAIMED.search(line.text) is not None
+            self.claimed += _CLAIMED.search(line.text) is not None and not PROGRESS.search(line.text)
             return
         rank = moments.rank_in(line.text)
         name = row.id if row else f"?{line.text.translate(None, _DIGITS)[:80]!r}"

@@ -6,9 +6,9 @@ import ast
 from collections.abc import Iterable
 
 from trueup.foundation.model import TrueupError
-from trueup.migration.port.distributing import is_loader, is_trained_on
+from trueup.migration.port.distributing import first_statement, is_loader, is_trained_on
 from trueup.migration.port.flow import Project
-from trueup.migration.port.reading import Script
+from trueup.migration.port.reading import Script, behind_imports
 from trueup.migration.port.writing import Edit
 
 STAY = "batch, steps and learning rate stay"
@@ -22,6 +22,10 @@ EFFECTS = {
     "float32": f"float64 becomes float32: 7 digits in the place of 16, for devices that compute no float64; {STAY}",
     "one-device": "torch.nn.DataParallel is taken off, which no NPU runs: one device computes the whole batch, "
     f"BatchNorm over all of it; {STAY}",
+    "similar": "functions that the device lacks become some that do nearly the same (apex's layers and optimizers are PyTorch's, "
+    f"CUDA graphs the NPU's): rounding and speed differ; {STAY}",
+    "specify-device": "DEVICE_ID=3 python train.py runs on device 3, and numbers of devices in the scripts are left out: a "
+    f"training of several processes would put all on one; {STAY}",
     "no-jit": f"what torch.jit compiles runs as Python: the same operators, not fused, and slower; {STAY}",
 }
 """The edits, and what each does to the numbers."""
@@ -62,6 +66,42 @@ def edits(project: Project, script: Script, names: tuple[str, ...]) -> list[Edit
         if "float32" in names:
             found += _single(project, script, node)
     return found
+
+
+CHOOSE = {
+    "npu": ("torch.npu.is_available()", "torch.npu.set_device"),
+    "agnostic": ("torch.accelerator.is_available()", "torch.accelerator.set_device_index"),
+}
+"""How a target asks for a device and sets it."""
+
+
+def device_of_environment(project: Project, to: str) -> dict[Script, list[Edit]]:
+    """Return the edits that let ``DEVICE_ID`` choose the device, by script: where a training starts, before anything uses a device.
+
+    That is the block of ``__name__ == "__main__"``; where no script has one, each script that runs when it is started and that no
+    other imports.
+    """
+    project.chosen = True
+    starts = {script: guarded for script in project.scripts if (guarded := first_statement(script, guard=True)) is not None}
+    if not starts:
+        imported = {full for script in project.scripts for scope in script.scopes.values() for full in scope.imported.values()}
+        alone = [one for one in project.scripts if not any(f"{full}.".startswith(f"{one.module}.") for full in imported)]
+        starts = {script: first for script in alone if (first := first_statement(script, guard=False)) is not None}
+    made = {}
+    for script, statement in starts.items():
+        top = {name for name, full in script.scopes[statement].imported.items() if name == full}
+        if b'environ.get("DEVICE_ID"' in script.data or b"torch" not in script.data:
+            continue  # it is there, or this starts something else
+        start, newline = script.line_start(statement.lineno), "\r\n" if b"\r\n" in script.data else "\n"
+        indent = script.data[start : script.span(statement)[0]].decode()
+        asked, chosen = CHOOSE[to]
+        lines = (f"{indent}if {asked}:", f'{indent}    {chosen}(int(os.environ.get("DEVICE_ID", 0)))', "")
+        at, needed = behind_imports(script), [name for name in ("os", "torch") if name not in top]
+        why = EFFECTS["specify-device"]
+        made[script] = [Edit(start, start, newline.join(lines), "specify-device", why)]
+        if needed:
+            made[script].append(Edit(at, at, "".join(f"import {name}{newline}" for name in needed), "specify-device", why))
+    return made
 
 
 def _has(call: ast.Call, *names: str) -> bool:

@@ -15,8 +15,9 @@ from pathlib import Path
 
 from trueup.foundation.model import TrueupError
 from trueup.migration.port.flow import Project
-from trueup.migration.port.reading import FUNCTIONS, Script
-from trueup.migration.port.writing import Edit, Left, behind_imports
+from trueup.migration.port.reading import FUNCTIONS, Script, behind_imports
+from trueup.migration.port.remaining import Left
+from trueup.migration.port.writing import Edit
 
 HELPER = "data_parallel"
 LOADER = ("torch.utils.data.DataLoader", "torch.utils.data.dataloader.DataLoader")
@@ -104,11 +105,7 @@ class Distributor:
     # ---- where it begins ----
 
     def _start(self, script: Script) -> None:
-        body = script.tree.body
-        guard = next((one for one in body if isinstance(one, ast.If) and "__name__" in script.text(one.test)), None)
-        aside = (ast.Import, ast.ImportFrom, *FUNCTIONS[:2], ast.ClassDef)
-        flat = next((one for one in body if not isinstance(one, aside) and not _is_text(one)), None)
-        first = guard.body[0] if guard is not None else flat
+        first = first_statement(script, guard=True) or first_statement(script, guard=False)
         if first is None:
             raise _refused(str(script.path), "a script that trains", "one that starts nothing", "name the script that is started")
         self._insert(script, first, f"{HELPER}.start()", "before anything uses the device", behind=False)
@@ -218,6 +215,15 @@ class Distributor:
             elif any(loop is not None and script.is_within(call, loop) for loop in loops):
                 reason = "each process reads this of its own share of the batch: reduce it if it is reported"
                 self.left[script].append(Left(call.lineno, script.text(call), reason, True))
+
+
+def first_statement(script: Script, *, guard: bool) -> ast.stmt | None:
+    """Return the first statement of the block that runs only where a script is started, or of what runs whenever it is imported."""
+    body = script.tree.body
+    if guard:
+        return next((one.body[0] for one in body if isinstance(one, ast.If) and "__name__" in script.text(one.test)), None)
+    aside = (ast.Import, ast.ImportFrom, *FUNCTIONS[:2], ast.ClassDef)
+    return next((one for one in body if not isinstance(one, aside) and not _is_text(one)), None)
 
 
 def is_loader(script: Script, call: ast.Call) -> bool:

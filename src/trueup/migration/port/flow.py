@@ -53,7 +53,9 @@ class Project:
     options: dict[ast.AST, set[str]] = field(default_factory=lambda: defaultdict(set))
     """Names of the options that a script adds to its command line."""
     spread: bool = False
-    """Whether several processes are to share the training: a device then has no number."""
+    """Whether several processes are to share the training."""
+    chosen: bool = False
+    """Whether a variable of the environment is to choose the device."""
 
     def __post_init__(self) -> None:
         self.modules = {script.module: script for script in reversed(self.scripts)}
@@ -77,6 +79,11 @@ class Project:
                 wanted += [(script, expression, kind) for expression, kind in self.sinks(script, node)]
         self._back(wanted)
         self._ahead()
+
+    @property
+    def numbered(self) -> bool:
+        """Return whether the number of a device stays as it is written."""
+        return not (self.spread or self.chosen)
 
     # ---- what a call takes ----
 

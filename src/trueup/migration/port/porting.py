@@ -151,6 +151,7 @@ def port(
     chosen = choosing.checked(also)
     mine = Own() if rules is None else trying.tried(Path(rules))
     known = mine.beside(builtin())
+    known = known.with_similar() if "similar" in chosen else known
     files = _scripts(root)
     base = root if root.is_dir() else root.parent
     scripts, unread = [], []
@@ -170,10 +171,15 @@ def port(
     unread += [f"{path} is a link: it was not followed, and is not in the output" for path in _links(root)]
     project = Project(scripts, known)
     spread = None if distributed is None else Distributor(project, distributed, base, model)
+    devices = choosing.device_of_environment(project, to) if "specify-device" in chosen else {}
     kernels = Kernels(project)
     writers = []
     for script in scripts:
-        more = [*(() if spread is None else spread.edits[script]), *choosing.edits(project, script, chosen)]
+        more = [
+            *(() if spread is None else spread.edits[script]),
+            *choosing.edits(project, script, chosen),
+            *devices.get(script, ()),
+        ]
         writer = Writer(project, script, to, mine, more, kernels)
         writer.left += [] if spread is None else spread.left[script]
         if not writer.edits or _is_python(writer.text):
@@ -194,7 +200,10 @@ def port(
     target = None if output is None else Path(output)
     lines = sum(script.data.count(b"\n") for script in scripts)
     added = {} if distributed is None else Distributor.files(distributed)
-    effects = (*(() if distributed is None else EFFECTS), *(choosing.EFFECTS[name] for name in chosen if name in used))
+    effects = (
+        *(() if distributed is None else EFFECTS),
+        *(choosing.EFFECTS[name] for name in chosen if any(rule.startswith(name) for rule in used)),
+    )
     asking = tuple(f"{script.path.relative_to(base)}:{line}, {text}" for script, line, text in branches(project))
     result = Ported(to, len(files), lines, changed, seen, tuple(unread), since, target, effects, tuple(added), asking)
     if target is not None:

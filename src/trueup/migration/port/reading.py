@@ -209,3 +209,23 @@ def _outside(node: ast.AST) -> set[ast.AST]:
     if isinstance(node, ast.ClassDef):
         return {*node.decorator_list, *node.bases, *node.keywords}
     return set()
+
+
+def behind_imports(script: Script) -> int:
+    """Return the byte where an import more belongs: behind that of torch, else behind the others, else behind the docstring."""
+    body = script.tree.body
+    top = [node for node in body if isinstance(node, (ast.Import, ast.ImportFrom))]
+    whole = [node for node in top if isinstance(node, ast.Import) and any(one.name == "torch" for one in node.names)]
+    parts = [node for node in top if "torch" in roots(node)]
+    docstring = [node for node in body[:1] if isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant)]
+    behind = next(iter([*whole[-1:], *parts[:1], *top[-1:], *docstring]), None)
+    line = 1 if behind is None else (behind.end_lineno or 0) + 1
+    if behind is not None and any(one.lineno == behind.end_lineno and one is not behind for one in body):
+        return script.line_start(behind.lineno)  # import torch; torch.ones(2)
+    return script.line_start(line) if line <= script.data.count(b"\n") + 1 else len(script.data)
+
+
+def roots(node: ast.Import | ast.ImportFrom) -> set[str]:
+    """Return the first names of what a statement imports from."""
+    names = [alias.name for alias in node.names] if isinstance(node, ast.Import) else [node.module or ""]
+    return {name.partition(".")[0] for name in names}

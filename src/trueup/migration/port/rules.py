@@ -86,6 +86,12 @@ class Rules(toml.Table, dict=True):
     switch: tuple[Switch, ...]
     sink: tuple[Sink, ...]
     left: tuple[Left, ...]
+    similar: tuple[Name, ...] = ()
+    """Names that become ones which do nearly the same, where that is asked for."""
+
+    def with_similar(self) -> Rules:
+        """Return the rules with those of `similar` among the names."""
+        return msgspec.structs.replace(self, name=(*self.name, *self.similar), similar=())
 
     @functools.cached_property
     def names(self) -> dict[str, tuple[Name, str]]:
@@ -152,6 +158,11 @@ class Module(toml.Table):
         """Return its full name before."""
         return f"{self.parent_module}.{self.old_name}" if self.parent_module else self.old_name
 
+    @property
+    def new(self) -> str:
+        """Return its full name behind."""
+        return f"{self.parent_module}.{self.new_name}" if self.parent_module else self.new_name
+
 
 class Converters(toml.Table):
     """Rules of a user, under the names that MindStudio's converter gave them."""
@@ -166,6 +177,21 @@ class Converters(toml.Table):
         for module in self.ModuleNameModifyRule:
             if not all(part.isidentifier() for part in module.new_name.split(".")):
                 raise ValueError(f"{module.new_name!r} is no name of a module")
+
+    def new_name(self, qualified: str) -> str | None:
+        """Return what an imported name is called by the rules for modules and functions; None for the name that it has."""
+        for module in self.ModuleNameModifyRule:
+            if _below(qualified, module.full) and not _below(qualified, module.new):
+                return module.new + qualified[len(module.full) :]
+        for function in self.FuncNameModifyRule:
+            of, _, last = qualified.rpartition(".")
+            if function.old_name in (last, qualified) and "." not in function.new_name:
+                return f"{of}.{function.new_name}"
+        return None
+
+
+def _below(name: str, module: str) -> bool:
+    return name == module or name.startswith(f"{module}.")
 
 
 class _File(toml.Table):
@@ -224,7 +250,7 @@ class OwnRules(toml.Table):
 
     def __post_init__(self) -> None:
         names: list[str] = [one.id for one in self.shown]
-        known = {one.id for one in builtin().name} | {one.id for one in builtin().switch}
+        known = {one.id for one in (*builtin().name, *builtin().similar)} | {one.id for one in builtin().switch}
         twice = next((name for name in names if names.count(name) > 1 or name in known), None)
         if twice is not None:
             raise ValueError(f"there are two rules {twice!r}" + (", one of them Trueup's" if twice in known else ""))
@@ -260,7 +286,7 @@ class Own:
             kept = tuple(name for name in one.names if f"{one.under}.{name}" not in stays)
             names.append(msgspec.structs.replace(one, names=kept))
         sinks, left = (*known.sink, *self.rules.sink), (*known.left, *self.rules.left)
-        return Rules(known.target, (*names, *self.rules.name), known.switch, sinks, left)
+        return Rules(known.target, (*names, *self.rules.name), known.switch, sinks, left, known.similar)
 
 
 def _expression(text: str) -> None:

@@ -3,25 +3,24 @@
 from __future__ import annotations
 
 import ast
-import io
 import re
-import tokenize
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
 from trueup.migration.port.flow import SHAPES, Project, literal, option_of
-from trueup.migration.port.kernels import GUARD, NEXT, Kernels
-from trueup.migration.port.reading import FUNCTIONS, Script
+from trueup.migration.port.kernels import GUARD, Kernels
+from trueup.migration.port.reading import FUNCTIONS, Script, behind_imports, roots
+from trueup.migration.port.remaining import remaining
 from trueup.migration.port.rules import Name, Own
 
-LETTERS = re.compile(r"cuda|nccl|\Aapex\Z|\Aamp_C\Z|\Acpp_extension\Z", re.IGNORECASE)
 VARIABLES = {
     "CUDA_VISIBLE_DEVICES": "ASCEND_RT_VISIBLE_DEVICES",
     "CUDA_LAUNCH_BLOCKING": "ASCEND_LAUNCH_BLOCKING",
     "PYTORCH_CUDA_ALLOC_CONF": "PYTORCH_NPU_ALLOC_CONF",
 }
 """Variables of the environment that have another name with torch_npu, and the same meaning."""
+NUMBER = "each process, or DEVICE_ID, chooses the device: a number would choose it again"
 
 
 @dataclass(frozen=True)
@@ -35,16 +34,6 @@ class Edit:
     why: str
 
 
-@dataclass(frozen=True)
-class Left:
-    """A line that has the letters and stays. ``look``: somebody has to look at it, for it will not do on the device."""
-
-    line: int
-    text: str
-    reason: str
-    look: bool = False
-
-
 class Writer:
     """Finds the changes of a script. ``edits`` and ``left`` are what it found."""
 
@@ -54,22 +43,20 @@ class Writer:
         self.project, self.script, self.rules, self.own = project, script, project.rules, own
         self.name, self.target = target, self.rules.target[target]
         self.edits: list[Edit] = []
-        self.left: list[Left] = []
         self._reasons: dict[int, tuple[str, bool]] = {}  # by the byte where it begins
         self._torch = False  # whether a name that was written needs `import torch`
         joined = [node for node in script.scopes if isinstance(node, ast.JoinedStr)]
         self._formatted = [script.span(node) for node in joined if '"' in script.text(node)[:3]]
-        self._kernels = kernels
         guards = set() if kernels is None else kernels.guards(script)
         for node in script.scopes:
             if node in guards:
                 self._reasons.setdefault(script.span(node)[0], (GUARD, False)) if hasattr(node, "lineno") else None
             elif node not in script.misplaced:
                 self._visit(node)
-        self._imports()
+        self._imports(more)
         self.edits += more
         self.edits.sort(key=lambda edit: (edit.start, edit.end))
-        self._rest()
+        self.left = remaining(project, script, [(edit.start, edit.end) for edit in self.edits], self._reasons, kernels)
 
     @cached_property
     def text(self) -> bytes:
@@ -87,6 +74,8 @@ class Writer:
             self._literal(node)
         elif isinstance(node, (ast.Name, ast.Attribute)) and not isinstance(self.script.parents.get(node), ast.Attribute):
             self._chain(node)
+        elif isinstance(node, ast.Import):
+            self._import(node)
         elif isinstance(node, ast.ImportFrom):
             self._import_from(node)
         elif isinstance(node, ast.Compare):
@@ -99,6 +88,7 @@ class Writer:
             self._cases(node)
         if isinstance(node, ast.Call):
             self._method(node)
+            self._number(node)
             self._option(node)
             self._begins(node)
             self._switches(node)
@@ -121,32 +111,39 @@ class Writer:
                 for value in named or (call.args[at : at + 1] if at is not None else []):
                     if self.script.text(value) != given.becomes:
                         self._edit(*self.script.span(value), given.becomes, given.id, "your rule")
-        written = self.script.text(call.func)
-        names = {written, written.rpartition(".")[2], self.script.qualified(call.func)}
+        imported = isinstance(call.func, ast.Name) and qualified is not None
+        written = qualified if imported and qualified is not None else self.script.text(call.func)
+        names = {written, written.rpartition(".")[2], qualified}
         for function in self.own.converters.FuncNameModifyRule:
-            if function.old_name in names:
+            if function.old_name in names and not (imported and "." not in function.new_name):  # else it is renamed at its import
                 start, end = self.script.span(call.func)
                 whole = function.old_name == written or isinstance(call.func, ast.Name) or "." in function.new_name
                 self._edit(start if whole else end - len(function.old_name.encode()), end, function.new_name, "own", "your rule")
         for one in self.own.converters.ArgsModifyRule:
-            if one.func_name in names and one.arg_idx < len(call.args):
-                self._edit(*self.script.span(call.args[one.arg_idx]), one.arg_new, "own", "your rule")
+            given_there = call.args[one.arg_idx : one.arg_idx + 1] if one.func_name in names else []
+            for value in given_there:
+                if self.script.text(value) != one.arg_new:
+                    self._edit(*self.script.span(value), one.arg_new, "own", "your rule")
 
-    def _own_module(self, node: ast.AST, qualified: str | None) -> bool:
-        for module in self.own.converters.ModuleNameModifyRule:
-            if qualified == module.full and isinstance(node, ast.Attribute):
-                end = self.script.span(node)[1]
-                self._edit(end - len(node.attr.encode()), end, module.new_name, "own", "your rule")
-                return True
+    def _own_module(self, chain: ast.AST | None) -> bool:
+        """Rename the module in a chain of names; what ``from`` or ``as`` imported has its new name from there."""
+        while isinstance(chain, (ast.Name, ast.Attribute)):
+            qualified = self.script.qualified(chain)
+            for module in self.own.converters.ModuleNameModifyRule:
+                if qualified == module.full and (isinstance(chain, ast.Attribute) or chain.id == module.full):
+                    end = self.script.span(chain)[1]
+                    self._edit(end - len(module.old_name.rpartition(".")[2].encode()), end, module.new_name, "own", "your rule")
+                    return True
+            chain = chain.value if isinstance(chain, ast.Attribute) else None
         return False
 
     def _chain(self, node: ast.AST) -> None:
         """A name, or a chain of names, that means something under torch.cuda."""
         chain: ast.AST | None = node
+        if self._own_module(node):
+            return None
         while isinstance(chain, (ast.Name, ast.Attribute)):
             qualified = self.script.qualified(chain)
-            if self._own_module(chain, qualified):
-                return None
             if qualified in self.rules.names:
                 return self._named(chain, *self.rules.names[qualified])
             if qualified in self.rules.stays:
@@ -233,6 +230,10 @@ class Writer:
             self._reasons[start] = "a method of a class of the script's own", False
             return
         device = call.args[0] if call.args else next((one.value for one in call.keywords if one.arg == "device"), None)
+        if self._is_number(device) and call.args:
+            last = min([self.script.span(call)[1] - 1, *(self.script.span(one)[0] for one in call.keywords)])
+            self._edit(self.script.span(call.args[0])[0], last, "", "to-device", NUMBER)
+            device = None
         if self.name == "npu":
             self._edit(end - 4, end, "npu", "to-device", "Tensor.cuda, Module.cuda")
             return
@@ -244,6 +245,19 @@ class Writer:
         elif not isinstance(device, (ast.Call, ast.JoinedStr)) and not self._is_some(device):
             first, text = self.script.span(device)[0], self.script.text(device)
             self._edit(first, first, f"{self.target.here} if {text} is None else ", "to-device", "None is the device there is")
+
+    def _is_number(self, node: ast.AST | None) -> bool:
+        """Return whether a device's number is written down, where each process or a variable has its own."""
+        return isinstance(node, ast.Constant) and type(node.value) is int and not self.project.numbered
+
+    def _number(self, call: ast.Call) -> None:
+        qualified = self.script.qualified(call.func)
+        numbers = [one for one in call.args if self._is_number(one)]
+        if qualified == "torch.device" and call.args[1:] == numbers != []:
+            self._edit(self.script.span(call.args[0])[1], self.script.span(numbers[0])[1], "", "to-device", NUMBER)
+        elif qualified in ("torch.cuda.set_device", "torch.cuda.device") and numbers:
+            current, _ = self.rules.names["torch.cuda.current_device"]
+            self._edit(*self.script.span(numbers[0]), f"{self._new_name(current, 'current_device')}()", "to-device", NUMBER)
 
     def _is_some(self, node: ast.AST) -> bool:
         """Return whether an argument is a device for certain, and no None."""
@@ -257,7 +271,10 @@ class Writer:
     def _literal(self, node: ast.AST) -> None:
         kind, script = self.project.literals[node], self.script
         text = script.text(node)
-        if self._ported(node) or self._in_option(node) or isinstance(script.parents.get(node), ast.Compare):
+        if self._ported(node):
+            self._reasons[script.span(node)[0]] = "ported already: a device on any machine", False
+            return
+        if self._in_option(node) or isinstance(script.parents.get(node), ast.Compare):
             return
         start, end = script.span(node)
         inside = literal(text)
@@ -269,7 +286,7 @@ class Writer:
         elif kind == "backend":
             new = self.target.backend if inside == "nccl" or self.name == "agnostic" else text.replace("cuda:nccl", "npu:hccl")
             self._edit(start, end, new, "backend", "the backend of a process group")
-        elif inside == "cuda" or (self.project.spread and re.fullmatch(r"cuda:\d+", inside)):  # each process has its own
+        elif inside == "cuda" or (not self.project.numbered and re.fullmatch(r"cuda:\d+", inside)):
             owner = script.parents.get(node)
             made = isinstance(owner, ast.Call) and script.qualified(owner.func) == "torch.device" and owner.args == [node]
             new = f'{self.target.here} or "cuda"' if made and self.name == "agnostic" else self.target.device
@@ -441,33 +458,58 @@ class Writer:
 
     # ---- imports ----
 
+    def _import(self, node: ast.Import) -> None:
+        for alias in node.names:
+            if (new := self.own.converters.new_name(alias.name)) is not None:
+                start = self.script.span(alias)[0]
+                self._edit(start, start + len(alias.name.encode()), new, "own", "your rule")
+
     def _import_from(self, node: ast.ImportFrom) -> None:
         """``from torch.cuda.amp import autocast``: names that have another module now."""
-        where: dict[str, list[str]] = {}
+        module = "." * node.level + (node.module or "")
+        where: list[tuple[ast.alias, str, str]] = []
         changed: list[str] = []
         for alias in node.names:
             qualified = f"{node.module}.{alias.name}"
             rule = self.rules.names.get(qualified) if not node.level else None
-            new = self._new_name(*rule) if rule is not None else None
-            module, name = node.module or "", alias.name
+            own, new = self.own.converters.new_name(qualified), self._new_name(*rule) if rule is not None else None
+            if own is not None:
+                changed.append("own")
+                of, _, name = own.rpartition(".")
+                kept = alias.asname or alias.name
+                where.append((alias, module if node.level else of, name if name == kept else f"{name} as {kept}"))
+                continue
+            of, name = module, alias.name
             if new is not None and rule is not None:
                 changed.append(rule[0].id)
                 if not _importable(new):
                     continue  # written out where it is used
-                module, _, name = new.rpartition(".")
+                of, _, name = new.rpartition(".")
             elif (stays := self.rules.why_stays(qualified)) is not None and not node.level:
                 self._reasons[self.script.span(node)[0]] = stays.reason, stays.unsupported
-            where.setdefault(module, []).append(name if alias.asname is None else f"{name} as {alias.asname}")
+            where.append((alias, of, name if alias.asname is None else f"{name} as {alias.asname}"))
         if changed:
-            start, end = self.script.span(node)
-            indent = self.script.data[self.script.line_start(node.lineno) : start].decode()
-            lines = [f"from {module} import {', '.join(names)}" for module, names in where.items()]
-            new = f"\n{indent}".join(lines) or "import torch"
-            self._edit(start, end, new, changed[0], "what it imports stands elsewhere")
+            self._moved(node, where, changed[0])
 
-    def _imports(self) -> None:
+    def _moved(self, node: ast.ImportFrom, where: Sequence[tuple[ast.alias, str, str]], rule: str) -> None:
+        """Write an import anew: its parts where all names have one module, else a line for each module."""
+        (start, end), why = self.script.span(node), "what it imports stands elsewhere"
+        modules = dict.fromkeys(module for _, module, _ in where)
+        if len(modules) == 1 and len(where) == len(node.names):
+            written = re.compile(rb"from\s+([\w.]+)").match(self.script.data, start)
+            if written is not None:
+                parts = [(written.span(1), where[0][1]), *((self.script.span(alias), name) for alias, _, name in where)]
+                for (first, last), text in parts:
+                    if self.script.data[first:last].decode() != text:
+                        self._edit(first, last, text, rule, why)
+                return
+        indent = self.script.data[self.script.line_start(node.lineno) : start].decode()
+        lines = [f"from {one} import {', '.join(name for _, of, name in where if of == one)}" for one in modules]
+        self._edit(start, end, f"\n{indent}".join(lines) or "import torch", rule, why)
+
+    def _imports(self, more: Sequence[Edit]) -> None:
         """Import what was written: torch where only parts of it were imported, and torch_npu behind it."""
-        if not self.edits:
+        if not self.edits and not any(".set_device(" in edit.text for edit in more):
             return
         top = [node for node in self.script.tree.body if isinstance(node, (ast.Import, ast.ImportFrom))]
         guarded = [node for node in self.script.tree.body if isinstance(node, (ast.If, ast.Try))]
@@ -479,7 +521,7 @@ class Writer:
         used = {edit.rule for edit in self.edits}
         asked = dict.fromkeys(one.imports for one in self.rules.name if one.id in used and one.imports)
         needed += [name for name in asked if name not in modules]
-        anchors = [node for node in top if "torch" in _roots(node)]
+        anchors = [node for node in top if "torch" in roots(node)]
         if not needed or not (anchors or "torch" in needed):
             return
         lines = "".join(f"import {name}\n" for name in needed)
@@ -489,86 +531,9 @@ class Writer:
         newline = "\r\n" if b"\r\n" in self.script.data else "\n"
         self.edits.append(Edit(at, at, lines.replace("\n", newline), "import", "what the changes need"))
 
-    # ---- what has the letters and stays ----
-
-    def _rest(self) -> None:
-        script = self.script
-        spans = [(edit.start, edit.end) for edit in self.edits if edit.end > edit.start]
-        docstrings = {node.body[0].value.lineno for node in script.scopes if _has_docstring(node)}  # type: ignore[attr-defined]
-        mark = 3 if script.data.startswith(b"\xef\xbb\xbf") else 0
-        text = script.data[mark:].decode()
-        lines = text.splitlines(keepends=True)
-        for token in tokenize.generate_tokens(io.StringIO(text).readline):
-            if token.type not in (tokenize.NAME, tokenize.STRING, tokenize.COMMENT, *FSTRING) or not LETTERS.search(token.string):
-                continue
-            row, column = token.start
-            at = script.line_start(row) + len(lines[row - 1][:column].encode())
-            end = at + len(token.string.encode())
-            if any(start < end and at < stop for start, stop in spans):
-                continue
-            reason, look = self._reason(token, at, row, docstrings)
-            shown = lines[row - 1].strip() if token.type != tokenize.COMMENT else token.string
-            found = Left(row, shown[:200], reason, look)
-            if not self.left or self.left[-1] != found:
-                self.left.append(found)
-        for node in script.scopes if self.project.spread is False else ():  # else they become processes
-            named = script.qualified(node.func) if isinstance(node, ast.Call) else None
-            stays = self.rules.stays.get(named or "")
-            if stays is None or LETTERS.search(named or ""):
-                continue
-            if not any(start <= script.span(node)[0] < stop for start, stop in spans):
-                self.left.append(Left(node.lineno, script.text(node)[:200], stays.reason, stays.unsupported))  # type: ignore[attr-defined]
-
-        for node, place, goes_on in self._kernels.needs(script) if self._kernels is not None else ():
-            why = f"kernels in CUDA, {place}: " + ("the script goes on without them" if goes_on else NEXT)
-            line: int = node.lineno  # type: ignore[attr-defined]
-            self.left.append(Left(line, lines[line - 1].strip()[:200], why, not goes_on))
-
-    def _reason(self, token: tokenize.TokenInfo, at: int, row: int, docstrings: set[int]) -> tuple[str, bool]:
-        if token.type == tokenize.COMMENT:
-            return "a comment", False
-        if at in self._reasons:
-            return self._reasons[at]
-        before = [start for start in self._reasons if self.script.line_start(row) <= start <= at]
-        if token.type == tokenize.NAME:
-            if before and b"\n" not in self.script.data[max(before) : at]:
-                return self._reasons[max(before)]
-            return "a name, and no value of a device", False
-        if row in docstrings:
-            return "a docstring", False
-        if any(shape.fullmatch(literal(token.string)) for shape in SHAPES.values()):
-            return "reads as a device, but nothing shows that it reaches one", True
-        return "a text that reaches nothing which takes a device", False
-
-
-FSTRING = tuple(getattr(tokenize, name) for name in ("FSTRING_START", "FSTRING_MIDDLE") if hasattr(tokenize, name))
-
-
-def _has_docstring(node: ast.AST) -> bool:
-    return isinstance(node, (ast.Module, ast.ClassDef, *FUNCTIONS[:2])) and ast.get_docstring(node, clean=False) is not None
-
-
-def behind_imports(script: Script) -> int:
-    """Return the byte where an import more belongs: behind that of torch, else behind the others, else behind the docstring."""
-    body = script.tree.body
-    top = [node for node in body if isinstance(node, (ast.Import, ast.ImportFrom))]
-    whole = [node for node in top if isinstance(node, ast.Import) and any(one.name == "torch" for one in node.names)]
-    parts = [node for node in top if "torch" in _roots(node)]
-    docstring = [node for node in body[:1] if isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant)]
-    behind = next(iter([*whole[-1:], *parts[:1], *top[-1:], *docstring]), None)
-    line = 1 if behind is None else (behind.end_lineno or 0) + 1
-    if behind is not None and any(one.lineno == behind.end_lineno and one is not behind for one in body):
-        return script.line_start(behind.lineno)  # import torch; torch.ones(2)
-    return script.line_start(line) if line <= script.data.count(b"\n") + 1 else len(script.data)
-
 
 def _importable(name: str) -> bool:
     return "(" not in name
-
-
-def _roots(node: ast.Import | ast.ImportFrom) -> set[str]:
-    names = [alias.name for alias in node.names] if isinstance(node, ast.Import) else [node.module or ""]
-    return {name.partition(".")[0] for name in names}
 
 
 def _quoted_as(old: str, new: str) -> str:

@@ -1,4 +1,5 @@
-"""Values that rules of a policy set (``set = { eps = 1e-5 }``): of modules' attributes, functions' arguments, optimizers' settings.
+"""Values that rules of a policy set (``set = { eps = 1e-5 }``): of modules' attributes, functions' arguments, optimizers' settings,
+a scaler's and autocast's.
 
 A module has its values from its first call on, a function for the call, a group of an optimizer while it steps: a schedule goes on
 from what it has made itself. A capture sees them all as if the script had set them.
@@ -44,7 +45,7 @@ class GivenValues:
         self._before: list[tuple[Any, str, Any]] = []
 
     def are_for(self, level: str) -> bool:
-        """Tell whether a rule sets values of modules (``module``), functions (``api``) or optimizers (``optimizer``)."""
+        """Tell whether a rule sets values of modules, functions (``api``), optimizers, or GradScaler and autocast (``amp``)."""
         return bool(self._rules[level])
 
     def take_back(self) -> None:
@@ -98,12 +99,21 @@ class GivenValues:
             for group, key, held in reversed(before):
                 group[key] = held
 
+    def to_amp(self, held: Mapping[str, Any], name: str) -> dict[str, Any]:
+        """Return what rules set of a scaler or of autocast, by the names of what it holds, as far as that is another value."""
+        new = {}
+        for running, setting, value in self._values("amp", "", name):
+            if not (left := _left(held.get(setting, NotImplemented), value)):
+                new[setting] = value
+            running.count(left)
+        return new
+
     def _values(self, level: str, scope: str, op: str) -> Iterable[tuple[Counting, str, Any]]:
         found = (one for one in self._rules[level] if one.fits(scope, op))
         return [(one, name, value) for one in found for name, value in (one.rule.set or {}).items()]
 
 
-LEVELS = ("api", "module", "optimizer")
+LEVELS = ("api", "module", "optimizer", "amp")
 
 
 def _left(held: Any, value: Any) -> str:

@@ -16,6 +16,7 @@ from types import CodeType, FrameType
 from typing import Any
 
 from trueup.foundation.redaction import redacted_code
+from trueup.recording.recorder.callers import CALLED
 
 MAX_FRAMES = 48
 OURS = [str(Path(__file__).resolve().parents[2])]
@@ -90,6 +91,7 @@ class Sites:
     def _judge(self, code: CodeType) -> tuple[bool, CodeType]:
         name = code.co_filename
         kept = name in ("<stdin>", "<string>") if name.startswith("<") else not name.startswith(self._internal)
+        kept = kept and code.co_name != CALLED
         found = self._codes[id(code)] = kept, code
         return found
 

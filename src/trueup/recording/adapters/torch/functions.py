@@ -8,14 +8,16 @@ Level `aten`: every dispatcher operator, in forward, recompute, backward, optimi
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
+from types import CodeType, FrameType
 from typing import Any
 
 import torch
-from torch.overrides import TorchFunctionMode, resolve_name
+from torch.overrides import TorchFunctionMode, handle_torch_function, resolve_name
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from trueup.foundation.facts.operators import has, says
@@ -32,6 +34,7 @@ from trueup.recording.adapters.torch.gradients import Edges, watch
 from trueup.recording.adapters.torch.tensors import FACTS, NamedTensors, describe_values, named_tensors
 from trueup.recording.engine.checkpointing import link, repeated_scope
 from trueup.recording.recorder import Call
+from trueup.recording.recorder.callers import CALLED, from_line
 
 COMMUNICATION = ("c10d::", "_c10d_functional::", "_c10d_functional_autograd::")
 """Operators that are recorded by `trueup.recording.adapters.torch.collectives`, whichever levels are."""
@@ -251,13 +254,16 @@ class FunctionMode(TorchFunctionMode):
         self, func: Callable[..., Any], types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
         """Execute a function and record it."""
-        return self._call(func, args, kwargs or {})
+        kwargs = kwargs or {}
+        frame: FrameType | None = sys._getframe().f_back
+        line = line_of(func, kwargs) if frame is None or frame.f_code is _HANDLED else from_line(frame)
+        return line(self._call, func, args, kwargs)
 
     def _at_length(self, func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         session = self._session
         state = session.threads.state
         if state.busy or not session.sees():
-            return func(*args, **kwargs)
+            return line_of(func, kwargs)(func, *args, **kwargs)
         try:
             name = self._names[func]
         except (KeyError, TypeError):  # TypeError: a callable that has no hash
@@ -266,15 +272,15 @@ class FunctionMode(TorchFunctionMode):
             if getattr(func, "__name__", "") in EXPOSES:
                 with session.observing(state, "memory handed out"):
                     session.buffers.exposed(args[0], filled="storage" not in func.__name__)
-            return func(*args, **kwargs)
+            return line_of(func, kwargs)(func, *args, **kwargs)
         if state.stepping is not None and session.passes_optimizer and not state.modules and in_optimizer(state):
-            return func(*args, **kwargs)
+            return line_of(func, kwargs)(func, *args, **kwargs)
         if name == "torch.Tensor.backward":
             with session.observing(state, "the loss"):
                 session.slots.loss(args, kwargs)
-            return func(*args, **kwargs)
+            return line_of(func, kwargs)(func, *args, **kwargs)
         if has(name, "allocates"):
-            result = func(*args, **kwargs)
+            result = line_of(func, kwargs)(func, *args, **kwargs)
             with session.observing(state, name):
                 session.buffers.allocated(result)
             return result
@@ -297,9 +303,14 @@ def _is_simple(func: Callable[..., Any], name: str | None) -> bool:
     return not (special or name.startswith(UNVERSIONED))
 
 
+full_name: Callable[[Any], str | None] = getattr(resolve_name, "__wrapped__", resolve_name)
+"""The name under which a function can be overridden. PyTorch's wrapper changes the filters of warnings for a moment
+(PyTorch 2.13), after which Python shows each warning of the program again."""
+
+
 def name_of(func: Callable[..., Any]) -> str | None:
     """Return the public name of a function, or None when it computes nothing."""
-    name = resolve_name(func) or f"{getattr(func, '__module__', '')}.{getattr(func, '__name__', type(func).__name__)}"
+    name = full_name(func) or f"{getattr(func, '__module__', '')}.{getattr(func, '__name__', type(func).__name__)}"
     head, _, last = name.rpartition(".")
     if last in ("__get__", "__set__", "__delete__"):
         attribute = head.rpartition(".")[2]
@@ -324,6 +335,34 @@ class Names(dict[Any, str | None]):
             return name_of(func)
 
 
+_HANDLED: CodeType = handle_torch_function.__code__
+
+
+def line_of(func: Callable[..., Any], kwargs: dict[str, Any]) -> Callable[..., Any]:
+    """Return what calls, ``(function, *args, **kwargs)``, from the line that called ``func``, which a mode was given: a warning
+    names that line (`callers`).
+
+    A function that is written in Python hands itself to the mode, from a frame of its own. `nn.Softmax` says how many frames above
+    the function stands the one to name.
+    """
+    frame: FrameType | None = sys._getframe(1)
+    while frame is not None and (frame.f_code.co_filename == __file__ or frame.f_code.co_name == CALLED):
+        frame = frame.f_back
+    if frame is not None and frame.f_code is _HANDLED and (frame := frame.f_back) is not None:
+        frame = frame.f_back if frame.f_code is getattr(func, "__code__", None) else frame
+    if frame is None:  # a thread of autograd's
+        return _directly
+    line = from_line(frame)
+    for _ in range(kwargs.get("_stacklevel", 0) - 3 if kwargs else 0):
+        if (frame := frame.f_back) is not None:
+            line = partial(from_line(frame), line)
+    return line
+
+
+def _directly(function: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Any:
+    return function(*args, **kwargs)
+
+
 def execute(
     session: SessionCore, state: ThreadState, name: str, func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
 ) -> Any:
@@ -340,10 +379,10 @@ def execute(
             session.collectives.settle()
         versions = _versions(inputs)
     if context is None:  # the capture has just failed
-        return func(*args, **kwargs)
+        return line_of(func, kwargs)(func, *args, **kwargs)
     state.contexts.append(context)
     try:
-        result = func(*args, **kwargs)
+        result = line_of(func, kwargs)(func, *args, **kwargs)
     finally:
         state.contexts.pop()
     if session.active:

@@ -64,6 +64,7 @@ class AppliedPolicy(policies.AppliedPolicy):
         self._under_way: dict[int, AbstractContextManager[None]] = {}
         self._steps_of: Counter[int] = Counter()
         self._names = Names()
+        self._scalers: dict[int, Any] = {}  # kept, so that no later one has the id of one that is gone
         self._eager: Any = None
         self.eager = False  # whether compiled code was met, whose Python code ran instead
         self._hooks: list[Any] = []
@@ -190,6 +191,33 @@ class AppliedPolicy(policies.AppliedPolicy):
             self._under_way[id(optimizer)] = block
 
 
+    def scales(self, scaler: Any) -> None:
+        """Set the values of a scaler that is about to scale for the first time."""
+        if not self.on or id(scaler) in self._scalers or not self.given.are_for("amp"):
+            return
+        self._scalers[id(scaler)] = scaler
+        held = {name: getattr(scaler, f"_{name}", NotImplemented) for name in SCALER}
+        for name, value in self.given.to_amp(held, "GradScaler").items():
+            setattr(scaler, f"_{name}", value)
+            if name == "init_scale" and scaler._scale is not None:  # a checkpoint has set it
+                scaler._scale.fill_(value)
+
+    def enters(self, autocast: Any) -> None:
+        """Set the dtype of a block of autocast that is on."""
+        if self.on and autocast._enabled and self.given.are_for("amp"):
+            dtype = str(autocast.fast_dtype).removeprefix("torch.")
+            for value in self.given.to_amp({"dtype": dtype}, "autocast").values():
+                if value not in ("bfloat16", "float16"):
+                    raise TrueupError(
+                        "The policy cannot be kept.\n  where:    autocast, set.dtype\n  expected: bfloat16 or float16\n"
+                        f"  got:      {value}\n  next:     correct it; docs/policy.md"
+                    )
+                autocast.fast_dtype = getattr(torch, value)
+
+
+SCALER = ("init_scale", "growth_factor", "backoff_factor", "growth_interval", "enabled")
+
+
 def apply_policy(model: torch.nn.Module | Iterable[torch.nn.Module] | None, policy: str | Policy) -> AppliedPolicy:
     """Apply a policy in this process; see `trueup.apply_policy`."""
     session = running_of("torch").session
@@ -228,7 +256,17 @@ def entrances(policy: AppliedPolicy) -> list[Replacement]:
             policy.run_eagerly()
         return original(*args, **kwargs)
 
+    def scales(original: Any, scaler: Any, *args: Any, **kwargs: Any) -> Any:
+        policy.scales(scaler)
+        return original(scaler, *args, **kwargs)
+
+    def enters(original: Any, autocast: Any) -> Any:
+        policy.enters(autocast)
+        return original(autocast)
+
     return [
+        Around(torch.amp.GradScaler, "scale", scales),
+        Around(torch.amp.autocast_mode.autocast, "__enter__", enters),
         Around(torch.nn.Module, "_call_impl", modules),
         applying(policy.apply),
         Around(torch.autograd, "_engine_run_backward", run_backward),

@@ -28,6 +28,8 @@ VARIABLE = "TRUEUP_REDIRECT"
 CUDA = re.compile(r"cuda(:\d+)?")
 _QUIET = (str(Path(torch.__file__).parent), str(Path(__file__).parents[3]), sysconfig.get_path("stdlib"), "<frozen")
 _calling = threading.local()
+_full_name: Callable[[Any], str | None] = getattr(resolve_name, "__wrapped__", resolve_name)
+"""Past a wrapper that changes the filters of warnings, after which Python shows each warning again; see `functions.full_name`."""
 DEVICE = torch.device  # the class itself: a stand-in takes its place
 Arguments = tuple[Any, ...]
 Keywords = dict[str, Any]
@@ -140,7 +142,7 @@ class _Mode(TorchFunctionMode):
         kwargs = kwargs or {}
         name = getattr(func, "__name__", "")
         before = calling()
-        full = resolve_name(func) or name
+        full = _full_name(func) or name
         _calling.name = before or full
         try:
             if func is torch.Tensor.cuda:
