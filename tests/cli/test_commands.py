@@ -12,6 +12,7 @@ import pytest
 
 import trueup as package
 from report.results import culprit, result
+from trueup.doors.cli.app import COMMANDS
 from trueup.foundation.model import LEVELS, Result, TrueupError
 from trueup.simdev.tables import Fault, Noise
 from verdict.captures import Recording
@@ -81,7 +82,7 @@ def test_capture_of_everything(trueup: Trueup, launched: list[Any]) -> None:
 )
 def test_capture_of_nothing(trueup: Trueup, launched: list[Any], arguments: list[str], expected: str) -> None:
     ran = trueup("capture", *arguments)
-    assert ran.code == 2
+    assert ran.code == 64
     assert ran.err.splitlines() == [
         "trueup: There is nothing to capture.",
         f"  expected: {expected}",
@@ -159,10 +160,18 @@ def test_an_interrupt_ends_with_130(trueup: Trueup, monkeypatch: pytest.MonkeyPa
 )  # fmt: skip
 def test_bad_usage_is_one_message(trueup: Trueup, arguments: list[str], said: list[str]) -> None:
     ran = trueup(*arguments)
-    assert (ran.code, ran.out) == (2, "")
+    assert (ran.code, ran.out) == (64, "")
     lines = ran.err.splitlines()
     assert lines[0].startswith(said[0])
     assert lines[1] == said[1]
+
+
+def test_a_document_on_standard_output_stands_there_alone(trueup: Trueup, monkeypatch: pytest.MonkeyPatch) -> None:
+    compared(monkeypatch, result(verdict="deviates"))
+    ran = trueup("compare", "a", "b", "--json", "-")
+    assert (ran.code, json.loads(ran.out)["verdict"]) == (1, "deviates")
+    assert "DEVIATES" in ran.err
+    assert "DEVIATES" in trueup("compare", "a", "b").out  # standard output is what it was
 
 
 def test_version_and_help(trueup: Trueup) -> None:
@@ -170,8 +179,8 @@ def test_version_and_help(trueup: Trueup) -> None:
     assert (ran.code, ran.out) == (0, f"trueup {package.__version__}")
     assert trueup("--help").code == 0
     bare = trueup()
-    assert (bare.code, bare.err) == (2, "")
-    assert all(command in bare.out for command in ("capture", "compare", "show", "simdev"))
+    assert (bare.code, bare.err) == (64, "")
+    assert all(f" {command} " in bare.out for command in COMMANDS)
 
 
 def test_simdev_list(trueup: Trueup, monkeypatch: pytest.MonkeyPatch) -> None:

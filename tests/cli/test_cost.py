@@ -90,7 +90,7 @@ def test_a_command_loads_no_other(name: str) -> None:
 
 def test_a_name_that_is_nearly_a_command_is_put_right() -> None:
     ran = subprocess.run([sys.executable, "-m", "trueup", "compar"], capture_output=True, text=True)
-    assert ran.returncode == 2
+    assert ran.returncode == 64
     assert ran.stderr == "trueup: No such command 'compar'. Did you mean 'compare'?\n  next:     trueup --help\n"
 
 

@@ -12,7 +12,7 @@ import typer
 from typer.core import TyperGroup
 from typer.main import get_command
 
-from trueup.foundation.model import TrueupError
+from trueup.foundation.model import TrueupError, UsageError
 from trueup.foundation.version import VERSION
 
 TRACEBACK = "TRUEUP_TRACEBACK"  # environment variable that lets an unexpected exception through, for whoever debugs Trueup itself
@@ -75,7 +75,9 @@ def _loaded(name: str) -> Any:
     module = import_module(f"trueup.doors.cli.{COMMANDS[name]}")
     its = getattr(module, "import_" if name == "import" else name.replace("-", "_"))
     if isinstance(its, typer.Typer):
-        return get_command(its)
+        several = get_command(its)
+        several.name = name
+        return several
     alone = typer.Typer(add_completion=False)
     alone.command(name, context_settings={"allow_interspersed_args": False} if name in HANDS_ON else None)(its)
     return get_command(alone)
@@ -85,7 +87,7 @@ app = typer.Typer(
     name="trueup",
     cls=Commands,
     help="Find the first operator that makes a migrated training run differ from its baseline.",
-    epilog="Exit codes: 0 aligned, 1 deviates, 2 could not tell or bad usage, 3 a watched run was stopped.",
+    epilog="Exit codes: 0 aligned, 1 deviates, 2 could not tell, 3 a watched run was stopped, 64 bad usage.",
     no_args_is_help=True,
     add_completion=False,
     pretty_exceptions_enable=False,
@@ -112,9 +114,10 @@ def run(arguments: Sequence[str] | None = None) -> int:
         code = get_command(app)(args=None if arguments is None else list(arguments), prog_name="trueup", standalone_mode=False)
         sys.stdout.flush()
     except TrueupError as error:
-        return _fail(str(error))
+        return _fail(str(error), error.exit_code)
     except USAGE_ERRORS as error:
-        return _fail(_usage(error)) if str(error) else 2  # without words: help was asked for and has been printed
+        # Without words: help was asked for and has been printed.
+        return _fail(_usage(error), UsageError.exit_code) if str(error) else UsageError.exit_code
     except (KeyboardInterrupt, typer.Abort):
         return 130
     except BrokenPipeError:  # `trueup show ... | head`
@@ -128,11 +131,11 @@ def run(arguments: Sequence[str] | None = None) -> int:
     return code if isinstance(code, int) else 0
 
 
-def _fail(message: str) -> int:
+def _fail(message: str, code: int = TrueupError.exit_code) -> int:
     from trueup.foundation.words.wording import clean
 
     typer.echo(f"trueup: {clean(message)}", err=True)
-    return 2
+    return code
 
 
 def _usage(error: Exception) -> str:

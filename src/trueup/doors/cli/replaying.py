@@ -12,7 +12,7 @@ import typer
 
 from trueup.doors.cli import loading, options
 from trueup.doors.cli.options import File, Word, Words
-from trueup.foundation.model import LEVELS, PHASES, TrueupError
+from trueup.foundation.model import LEVELS, PHASES, UsageError
 
 Calls = Annotated[Words, typer.Option(metavar="PATTERN", help="Operators or scopes (glob, /expression/), or call numbers.")]
 Level = Annotated[Words, typer.Option(metavar="LEVEL", help="api or aten; else both, as far as recorded.")]
@@ -35,15 +35,17 @@ def replay(
         str, typer.Option(metavar="WHICH", help="device or recorded; else what is no CPU: whose results are judged.")
     ] = "",
     timeout: Annotated[float, typer.Option(metavar="SECONDS", help="After which a call is given up.", min=1)] = 300.0,
+    json: options.Json = None,
 ) -> int:
     """Execute each recorded call again with its recorded inputs, and compare its own error with the baseline's.
 
     Exit code 0: all that was judged is accurate, 1: some calls are wrong, 2: could not tell.
     """
     if reference != "float64":
-        raise TrueupError(f"--reference cannot be read.\n  expected: float64\n  got:      {reference!r}\n  next:     leave it out")
+        raise UsageError(f"--reference cannot be read.\n  expected: float64\n  got:      {reference!r}\n  next:     leave it out")
     which = options.one(judge or None, ("device", "recorded"), "--judge")
 
+    from trueup.analysis.rerun.processes import to_json
     from trueup.analysis.rerun.replay import LEVELS as EXECUTED
     from trueup.analysis.rerun.replay import Settings, run
     from trueup.doors.report.executed import render
@@ -61,6 +63,7 @@ def replay(
     render(found, console)
     if output is not None:
         console.print(f"  saved: {output}/replay.json, outcomes.parquet", style="dim", markup=False)
+    options.save_as_json(lambda: {"schema": "trueup-replay"} | to_json(found), json, console)
     return found.exit_code
 
 
