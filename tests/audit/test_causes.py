@@ -260,6 +260,28 @@ def test_no_mode_decides_which_tensors_a_call_is_given() -> None:
     assert given.cause == "training of a (Block): True in the baseline, False in the candidate"
 
 
+def test_a_module_around_one_that_lacks_a_tensor_follows_in_later_steps() -> None:
+    mask = dataclasses.replace(slot("", "", "input.mask"), baseline="bool (4, 8)", candidate=None)
+    lacking = finding(level="module", op="Attention", scope="net.attention", slots=(mask,))
+    later = finding("operator", level="module", op="Net", scope="net", step=1)
+    assert [one.alike for one in with_causes([lacking, later], {}, {})[0]] == [1]
+    for other in ({"step": 0}, {"scope": "net2"}, {"scope": "net.attention"}, {"level": "api"}, {"rank": 1}):
+        assert len(with_causes([lacking, dataclasses.replace(later, **other)], {}, {})[0]) == 2
+
+
+@pytest.mark.parametrize(
+    ("before", "after", "follows"),
+    [("0.25", "0.5", True), ("0.5", "0.7071067811865475", True), ("2.0", "1.4142135623730951", True), ("0.5", "0.7071", False),
+     ("0.25", "0.7071067811865475", False), ('"a"', '"b"', False)],
+)  # fmt: skip
+def test_a_number_that_is_computed_of_lengths_follows_from_their_setting(before: str, after: str, follows: bool) -> None:
+    view = finding(scope="a", slots=(slot('{"1": 4}', '{"1": 2}'),))
+    scale = finding(scope="a", op="torch.Tensor.mul", slots=(slot(f'{{"1": {before}}}', f'{{"1": {after}}}'),))
+    kept, _ = with_causes([view, scale], loader(4), loader(2))
+    assert kept[0].cause == "DataLoader batch_size: 4 in the baseline, 2 in the candidate"
+    assert len(kept) == (1 if follows else 2)
+
+
 def test_a_batch_s_size_decides_neither() -> None:
     sides = [{"settings": {"data": [{"class": "DataLoader", "batch_size": n}]}} for n in (4, 3)]
     mask = dataclasses.replace(slot("", "", "input.mask"), baseline="bool (4, 8)", candidate=None)

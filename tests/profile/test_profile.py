@@ -182,6 +182,30 @@ def test_a_trace_of_torch_npu_has_no_categories(tmp_path: Path) -> None:
     assert found.device["busy"] == pytest.approx(1000.0)
 
 
+def test_quirks_of_real_tables(tmp_path: Path) -> None:
+    """A tab behind a time, kernels without a type, a step without a number, calls of PyTorch's in rows of their own."""
+    file = tmp_path / "kernel_details.csv"
+    file.write_text(
+        "Device_id,Name,Type,Accelerator Core,Start Time(us),Duration(us),Wait Time(us)\n0,aclnnMul_TransposeAiCore_Transpose,N/A,N/A,100.0\t,30.0,0\n"
+        "0,aclnnMatmul_MatMulCommon_MatMulV2,N/A,N/A,130.5\t,20.0,0\n", "utf-8")  # fmt: skip
+    found = profile(file)
+    assert {(part.kind, part.name, part.time) for part in found.parts if part.time > 1} == {("copy and format", "Transpose", 30.0), ("operator", "MatMulV2", 20.0)}
+    file.write_text("Device_id,Step,Computing,Communication(Not Overlapped),Overlapped,Communication,Free\n0,,900.5,20,0,20,79.5\n", "utf-8")
+    assert profile(file).finding is None  # (computing) stands for all operators
+    head = "Name,Input Shapes,Call Stack,Host Self Duration(us),Host Total Duration(us),Device Self Duration(us),Device Total Duration(us)"
+    file.write_text(f"{head}\naten::mm,,,100.0,120.0,80.0,50.0\naten::mm,,,10.0,15.0,8.0,5.0\naten::relu,,,2.0,2.0,0,0\n", "utf-8")
+    assert [(part.name, part.time, part.calls) for part in profile(file).parts] == [("aten::mm", 88.0, 2)]
+
+
+def test_one_step_as_lanes(tmp_path: Path) -> None:
+    events = [("cpu_op", "aten::mm", 100, 40), ("kernel", "gemm", 200, 5000, 7), ("kernel", "gemm", 5203, 797, 7), ("kernel", "ncclDevKernel_AllReduce", 6000, 2000, 9)]
+    device, host = profile(trace(tmp_path / "a.json", *events)).lanes
+    assert [(bar.kind, bar.start, round(bar.length, 3), bar.calls) for bar in device.bars] == [("operator", 0.02, 0.58, 2), ("communication", 0.6, 0.2, 1)]
+    assert [(bar.name, bar.start) for bar in host.bars] == [("aten::mm", 0.01)]
+    (alone,) = profile(trace(tmp_path / "b.json", ("cpu_op", "aten::mm", 100, 4000))).lanes
+    assert [(bar.kind, bar.name) for bar in alone.bars] == [("framework", "(Python between operators)"), ("operator", "aten::mm"), ("host", "(Python alone)")]
+
+
 def test_names_have_their_classes() -> None:
     assert [named_class(name) for name in ("aten::alltoall", "ncclDevKernel_ReduceScatter", "hcom_allReduce__123", "Cast_12", "MatMulV2", "aten::all")] == [
         "communication", "communication", "communication", "copy and format", "operator", "operator",
@@ -230,3 +254,7 @@ def test_the_page_s_example(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, cap
     assert main(["profile", "trace.json"]) == 1
     out = "\n".join(line.rstrip() for line in capsys.readouterr().out.splitlines())
     assert blocks[1][1].partition("\n")[2].strip() == out.strip()
+    assert main(["profile", "trace.json", "--html", "page.html"]) == 1
+    page = Path("page.html").read_text("utf-8")
+    assert page.count("<title>") == 4  # of the page, of a kernel, of the loader and of an operator
+    assert "60.0 %" in page

@@ -9,9 +9,11 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import math
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 from trueup.comparison.normalise.updates import STEP
@@ -20,7 +22,7 @@ from trueup.foundation.facts.operators import normalised
 from trueup.foundation.facts.roundoff import UNIT_ROUNDOFF
 from trueup.foundation.facts.slots import is_input, is_output
 from trueup.foundation.facts.why import Reason, Why
-from trueup.foundation.model import Finding, TensorStats
+from trueup.foundation.model import Finding, SlotComparison, TensorStats
 from trueup.foundation.settings import ABSENT, OF_PARAMETERS, TIED, Setting, differing, modules_of
 from trueup.foundation.words.reasons import in_words
 from trueup.foundation.words.sentence import changed_arguments, given_number, named_argument
@@ -293,14 +295,58 @@ def _orders(setting: Setting) -> bool:
 def _follows(kept: Sequence[Finding], finding: Finding, own: Reason | None, cause: str) -> int | None:
     """Return the culprit with a cause that a further one only follows. What draws random numbers follows from what drew some in
     one run alone; another argument of an operator from that of the function around it, and the same one as the operator
-    has it (1 for ``mean``)."""
+    has it (1 for ``mean``); a module, in a later step, from one inside that lacks a tensor; a number from the lengths of axes of
+    which it is computed."""
     drawer = normalised(own.facts[0].op) if own is not None and _is_drawn(own) and _draws(finding) else None
     for at, one in enumerate(kept):
         drawn = drawer == normalised(one.op)
         inside = finding.kind == "argument" and finding.api == one.op
-        if one.cause and (drawn or (inside and (not cause or cause.partition(": ")[0] == one.cause.partition(": ")[0]))):
+        inside = inside and (not cause or cause.partition(": ")[0] == one.cause.partition(": ")[0])
+        told = own is not None or cause != ""
+        if one.cause and (drawn or inside or (not told and (_is_around(finding, one) or _is_computed(finding, one)))):
             return at
     return None
+
+
+def _is_around(finding: Finding, inner: Finding) -> bool:
+    """Tell whether a module gives something else in a later step and a module inside it is given a tensor in one run alone."""
+    within = inner.scope != finding.scope and f"{inner.scope}.".startswith(f"{finding.scope}." if finding.scope else "")
+    later = finding.step > inner.step and (finding.rank, finding.phase) == (inner.rank, inner.phase)
+    return finding.kind == "operator" and finding.level == "module" and later and within and _lacks_tensor(inner)
+
+
+FORMS: tuple[Callable[[float], float], ...] = (lambda n: 1 / n, lambda n: n**0.5, lambda n: n**-0.5)
+"""What is computed of the length of an axis: a mean's factor, and what attention divides its scores by."""
+
+
+def _is_computed(finding: Finding, other: Finding) -> bool:
+    """Tell whether the numbers that a call was given are computed, in both runs by one formula, of lengths that another call of the
+    same module was given or made."""
+    if finding.kind != "argument" or (finding.rank, finding.scope, finding.phase) != (other.rank, other.scope, other.phase):
+        return False
+    numbers, lengths = _changed(finding), [pair for pair in _changed(other) + _axes(other.slots) if min(pair) >= 1]
+    made = [[form(n) for n in pair] for form in FORMS for pair in lengths]
+    return bool(numbers) and all(any(map(partial(_agree, pair), made)) for pair in numbers)
+
+
+def _agree(numbers: Sequence[float], others: Sequence[float]) -> bool:
+    return all(math.isclose(one, other, rel_tol=FLOAT32) for one, other in zip(numbers, others, strict=True))
+
+
+def _changed(finding: Finding) -> list[tuple[float, float]]:
+    """Return the numbers that a call was given and that differ; none where something else does, too."""
+    given = [sides for slot in finding.slots if slot.slot == "arguments" for _, *sides in changed_arguments(slot)]
+    try:
+        return [(float(before), float(after)) for before, after in given]
+    except ValueError:
+        return []
+
+
+def _axes(slots: Iterable[SlotComparison]) -> list[tuple[float, float]]:
+    """Return the lengths of axes that differ."""
+    shapes = [[[*map(float, re.findall(r"\d+", side))] for side in slot.shape] for slot in slots]
+    same = [(before, after) for before, after in shapes if len(before) == len(after)]
+    return [pair for sides in same for pair in zip(*sides, strict=True) if pair[0] != pair[1]]
 
 
 def _dtype(finding: Finding, seen: Seen) -> str:
@@ -428,9 +474,8 @@ def _shaped(setting: Setting, finding: Finding) -> bool:
 
 def _sized(setting: Setting, finding: Finding) -> bool:
     """Tell whether what a call makes has an axis that is as long as a setting's own two values."""
-    shapes = [[[*map(int, re.findall(r"\d+", side))] for side in slot.shape] for slot in finding.slots if is_output(slot.slot)]
-    pairs = [pair for before, after in shapes if len(before) == len(after) for pair in zip(before, after, strict=True)]
-    return setting.baseline != setting.candidate and (setting.baseline, setting.candidate) in pairs
+    made = [slot for slot in finding.slots if is_output(slot.slot)]
+    return setting.baseline != setting.candidate and (setting.baseline, setting.candidate) in _axes(made)
 
 
 def _given(setting: Setting, finding: Finding) -> bool:

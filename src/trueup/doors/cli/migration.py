@@ -80,6 +80,7 @@ def profile(
     ] = None,
     baseline: Annotated[File, typer.Option(metavar="TRACE", help="Say what became slower since this one.")] = None,
     steps: Annotated[int, typer.Option(metavar="N", min=1, max=1000, help="Of a command: steps that are timed.")] = 5,
+    html: Annotated[File, typer.Option(metavar="FILE", help="Save a page: one step as lanes, all classes.")] = None,
     limit: Annotated[int, typer.Option(metavar="N", min=1, help="How many lines to list.")] = 20,
     json: Json = None,
 ) -> int:
@@ -94,8 +95,9 @@ def profile(
             "  next:     trueup profile trace.json, or trueup profile -- python train.py"
         )
     with loading():
-        from trueup.doors.report.profile import render_compared, render_profile
-        from trueup.doors.report.terminal import Terminal
+        from trueup.doors.report.profile import profile_page, render_compared, render_profile
+        from trueup.doors.report.saving import write_text
+        from trueup.doors.report.terminal import Terminal, print_written
         from trueup.migration.profile import compare, profiled
         from trueup.migration.profile import profile as read
 
@@ -112,6 +114,8 @@ def profile(
         save_as_json(compared.document, json, console)
         return compared.exit_code
     render_profile(slowest, limit, console)
+    if html is not None:
+        print_written(write_text(profile_page(slowest), html, "a file that can be written, for the page"), console, "page")
     save_as_json(lambda: {**slowest.document(), "others": [one.document() for one in found if one is not slowest]}, json, console)
     return slowest.exit_code
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from trueup.doors.report.html import ours, page
 from trueup.doors.report.terminal import labelled, listing, print_lines
 from trueup.foundation.words.wording import clean, shorten
 from trueup.migration.profile.classes import remedy, sign
@@ -21,6 +22,11 @@ if TYPE_CHECKING:
 
 SHOWN = 0.005  # share of a step from which a part is listed
 LISTED = 3  # parts listed of each class
+COLOURS = {
+    "operator": "#2e8b57", "copy and format": "#d98200", "framework": "#8a6fd1", "compile": "#c2185b", "host": "#c0392b",
+    "communication": "#1976d2",
+}  # fmt: skip
+TONES = {0: "aligned", 1: "deviates", 2: "inconclusive"}
 
 
 def render_profile(found: Profile, limit: int, console: Console) -> None:
@@ -55,3 +61,15 @@ def render_compared(found: Compared, limit: int, console: Console) -> None:
         if abs(after - before) >= least
     ]
     listing(console, ("class", "name", "ms before", "ms now", "change"), rows, limit)
+
+
+def profile_page(found: Profile) -> str:
+    """Return the text of a page with the conclusion, one step as lanes, and the parts of each class."""
+    slow = found.finding
+    classes = [(kind, share, found.of(kind)[:20]) for kind, share in found.shares.items()]
+    return page(
+        "profile.html.j2", [ours("page.js")], found=found, tone=TONES[found.exit_code], colours=COLOURS, lanes=found.lanes,
+        remedy="" if slow is None else remedy(slow.kind, found.variant(slow.kind)), classes=classes,
+        shown={bar.kind for lane in found.lanes for bar in lane.bars}, milliseconds=found.window / max(found.steps, 1) / 1e3,
+        remarks=[*found.remarks, *([f"Unreliable: {found.unreliable}."] if found.unreliable else [])],
+    )  # fmt: skip

@@ -32,18 +32,16 @@ from trueup.migration.profile.classes import (
     sign,
 )  # fmt: skip
 from trueup.migration.profile.intervals import NONE, Intervals, both, total, union, without
+from trueup.migration.profile.lanes import GAP, WAITING, WORKING, Lane, Units, lanes
 from trueup.migration.profile.reading import Trace
 
 TINY = 20.0  # microseconds: of an operator that takes less, launch and Python (5 to 10) are a large part
-GAP = 200.0  # microseconds between two operators that are still Python calling PyTorch; a longer one is other work
 RARE = 0.05  # share of like calls from which a long one is no accident of the system
 LONG = 1000.0  # microseconds of one operator on the host while the device waits that are no usual launch
 MATTERS = 0.2  # share of a step from which a class that is waste is a finding
 HEAVY = 0.5  # share from which one operator is one
 SLOWER = 0.05  # share of a step by which something is slower that is said to be
 LISTED = 100  # parts of a class in a document
-WAITING = "(Python between operators)"
-WORKING = "(Python alone)"
 HIDDEN = "graphs hide which operator launched a kernel, so that what the device waits for is unknown"
 BETWEEN = {FRAMEWORK: WAITING, HOST: WORKING}
 
@@ -71,6 +69,8 @@ class Profile:
     device: dict[str, float] = field(default_factory=dict)
     unreliable: str = ""
     remarks: tuple[str, ...] = ()
+    lanes: tuple[Lane, ...] = ()
+    """One step as a picture; empty where a table says no times of single calls."""
 
     @property
     def shares(self) -> dict[str, float]:
@@ -87,7 +87,7 @@ class Profile:
     def finding(self) -> Part | None:
         """Return the largest part of what slows the steps down, None where they only compute."""
         kind = next((kind for kind, share in self.shares.items() if kind != OPERATOR and share >= MATTERS), None)
-        heavy = next((one for one in self.of(OPERATOR) if one.time >= HEAVY * self.window and not is_made_for(one.name)), None)
+        heavy = next((one for one in self.of(OPERATOR) if one.time >= HEAVY * self.window and not _usual(one.name)), None)
         waste = self.of(kind)[0] if kind else None
         if heavy is not None and (kind is None or heavy.time > self.shares[kind] * self.window):
             return heavy
@@ -156,6 +156,11 @@ class Profile:
         }  # fmt: skip
 
 
+def _usual(name: str) -> bool:
+    """Tell whether much time in an operator is no fault: a device is made for it, or the name stands for all of them."""
+    return is_made_for(name) or name.startswith("(")
+
+
 def _percent(share: float) -> str:
     return f"{share:.0%}"
 
@@ -171,11 +176,12 @@ def judge(trace: Trace, lines: Mapping[str, Sequence[str]] | None = None) -> Pro
     device = both(union(trace.device.intervals()), window) if len(trace.device) else NONE
     idle = without(window, device)
     parts = _device_parts(trace, window) if len(trace.device) else []
-    parts += _host_parts(trace, idle, alone=not len(trace.device))
+    units = _units(trace)
+    parts += _host_parts(units, idle, alone=not len(trace.device))
     cut = "The trace has more than five million events: the rest is left out."
     return Profile(
         trace.where, total(window), len(trace.steps), tuple(_with_lines(parts, of_names)), _device_times(trace),
-        HIDDEN if trace.graphs else "", (cut,) if trace.cut else (),
+        HIDDEN if trace.graphs else "", (cut,) if trace.cut else (), lanes(trace, window, units),
     )  # fmt: skip
 
 
@@ -242,9 +248,8 @@ class _Time:
             self.calls[kind, name] += calls
 
 
-def _host_parts(trace: Trace, idle: Intervals, *, alone: bool) -> list[Part]:
+def _host_parts(units: Units, idle: Intervals, *, alone: bool) -> list[Part]:
     """Return what the host does in the times given: those of the steps, or those in which the device is idle."""
-    units = _units(trace)
     spans, kinds, names = units
     rest = np.append(np.maximum(spans[1:, 0] - spans[:-1, 1], 0.0), np.inf) if len(spans) else np.zeros(0)
     long = _long(rest, names, GAP)
@@ -267,7 +272,7 @@ def _host_parts(trace: Trace, idle: Intervals, *, alone: bool) -> list[Part]:
     return [Part(kind, name, time, got.calls[kind, name]) for (kind, name), time in got.times.items()]
 
 
-def _waited(units: tuple[Intervals, list[str], list[str]], start: float, first: int) -> str | None:
+def _waited(units: Units, start: float, first: int) -> str | None:
     """Return what the host waited in when the device ran dry: the launches that follow came late for that."""
     spans, _, names = units
     inside = first < len(spans) and spans[first, 0] <= start
@@ -282,7 +287,7 @@ def _gap(got: _Time, time: float, behind: str | None, *, long: bool) -> None:
         got.add(FRAMEWORK if short else HOST, WAITING if short else WORKING, time)
 
 
-def _units(trace: Trace) -> tuple[Intervals, list[str], list[str]]:
+def _units(trace: Trace) -> Units:
     """Return the host's outermost operators in order and apart, their classes, their names. A large copy inside an operator is a
     unit of its own."""
     every = trace.host.intervals()

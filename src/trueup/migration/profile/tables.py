@@ -3,6 +3,7 @@
     kernel_details.csv    Name, Type, Accelerator Core, Start Time(us), Duration(us), Wait Time(us)   a row a kernel
     op_summary_*.csv      Op Name, OP Type, Task Type, Task Start Time(us), Task Duration(us)         the same
     op_statistic.csv      OP Type, Count, Total Time(us)                                              a row an operator
+    operator_details.csv  Name, Host Self Duration(us), Device Self Duration(us)                      a row a call of PyTorch's
     step_trace_time.csv   Step, Computing, Communication(Not Overlapped), Overlapped, Free            a row a step
     *.txt                 Name  Self CPU %  Self CPU  ...  Self NPU  ...  # of Calls                  a row an operator
 
@@ -44,11 +45,14 @@ def read_csv(path: Path) -> Trace | Profile:
             return _steps(path, head, rows)
         if {"OP Type", "Count", "Total Time(us)"} <= set(head):
             return _sums(path, head, rows)
+        if {"Name", "Host Self Duration(us)", "Device Self Duration(us)"} <= set(head):
+            return _details(path, head, rows)
         if None not in chosen:
             return _kernels(path, [place for place in chosen if place is not None], rows)
         raise ValueError(f"columns {', '.join(head)[:200] or 'none'}")
     except (OSError, EOFError, csv.Error, ValueError, IndexError) as error:
-        raise _refused(path, "kernel_details, op_summary, op_statistic or step_trace_time of torch_npu", error) from None
+        known = "kernel_details, op_summary, op_statistic, operator_details or step_trace_time"
+        raise _refused(path, f"{known} of torch_npu", error) from None
 
 
 def _refused(path: Path, expected: str, error: Exception) -> TrueupError:
@@ -79,7 +83,7 @@ def _kernels(path: Path, columns: Sequence[int], rows: Iterator[list[str]]) -> T
     trace, names, base = Trace(str(path)), dict[str, int](), None
     for row in rows:
         name, kind, start, length = (row[column].strip() for column in columns)
-        label = kind if kind not in ("", "N/A") else name
+        label = kind if kind not in ("", "N/A") else name.rpartition("_")[2] if name.startswith("aclnn") else name
         whole, _, rest = start.partition(".")
         base = int(whole) if base is None else base
         number = names.setdefault(label[:300], len(names))
@@ -117,6 +121,19 @@ def _sums(path: Path, head: Sequence[str], rows: Iterator[list[str]]) -> Profile
         some[name] += _time(row[head.index("Total Time(us)")])
         calls[name] += int(row[head.index("Count")])
     return _of_operators(path, some, calls, on_device=True)
+
+
+def _details(path: Path, head: Sequence[str], rows: Iterator[list[str]]) -> Profile:
+    """Return what a table of PyTorch's calls says: the time of their kernels, or the host's where there is none."""
+    times: dict[str, dict[str, float]] = {"Device": defaultdict(float), "Host": defaultdict(float)}
+    calls: Counter[str] = Counter()
+    for row in rows:
+        name = row[head.index("Name")].strip()
+        calls[name] += 1
+        for side, some in times.items():
+            some[name] += _time(row[head.index(f"{side} Self Duration(us)")])
+    on_device = any(times["Device"].values())
+    return _of_operators(path, times["Device" if on_device else "Host"], calls, on_device=on_device)
 
 
 def read_text(path: Path) -> Profile:
