@@ -12,7 +12,7 @@ from typing import Annotated, Optional
 import typer
 
 from trueup.doors.cli import loading, options
-from trueup.doors.cli.options import Base, Cand, File, Files, Json, Output, Share, Word, Words, save_as_json
+from trueup.doors.cli.options import Base, Cand, File, Files, Json, Output, Quiet, Share, Word, Words, save_as_json
 from trueup.foundation.model import LEVELS, PHASES, UsageError
 
 LEVEL = "module, api or aten, repeated; else whatever both captures hold."
@@ -39,6 +39,7 @@ def compare(
     ] = None,
     recompute: Annotated[Share, typer.Option(metavar="SECONDS", min=0, show_default="60", help=RECOMPUTE)] = None,
     json: Json = None,
+    quiet: Quiet = False,
 ) -> int:
     """Compare two captures and name the first call that made them differ.
 
@@ -51,6 +52,7 @@ def compare(
     with loading():
         from trueup.doors.comparing import compare as compare_captures
         from trueup.doors.report.document import document
+        from trueup.doors.report.progress import shown
         from trueup.doors.report.terminal import Terminal, print_saved, print_written, render
 
     if xlsx is not None:
@@ -63,10 +65,11 @@ def compare(
         from trueup.comparison.result.cosines import Cosines
 
         cosines = Cosines()
-    result = compare_captures(
-        baseline, candidate, level=chosen, criterion=criterion, mapping=mapping, repeat=repeats, reference=reference,
-        see=None if cosines is None else cosines.see, **({} if recompute is None else {"recompute": recompute}),
-    )  # fmt: skip
+    with shown(quiet=quiet):
+        result = compare_captures(
+            baseline, candidate, level=chosen, criterion=criterion, mapping=mapping, repeat=repeats, reference=reference,
+            see=None if cosines is None else cosines.see, **({} if recompute is None else {"recompute": recompute}),
+        )  # fmt: skip
     console = Terminal()
     render(result, console)
     if cosine is not None and cosines is not None:

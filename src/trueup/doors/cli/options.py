@@ -58,6 +58,7 @@ def _kept_for_json() -> Iterator[None]:
 Json = Annotated[
     File, typer.Option("--json", metavar="FILE", callback=_to_stdout, help="Save all of it as JSON; -: print it, and no more.")
 ]
+Quiet = Annotated[bool, typer.Option("--quiet", "-q", envvar="TRUEUP_QUIET", help="Do not say how far it is.")]
 Simulated = Annotated[bool, typer.Option("--simulated", help="npu is Trueup's simulated device.")]
 
 

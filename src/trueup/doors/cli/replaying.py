@@ -12,7 +12,7 @@ import typer
 
 from trueup.doors.cli import loading, options
 from trueup.doors.cli.options import File, Word, Words
-from trueup.foundation.model import LEVELS, PHASES, UsageError
+from trueup.foundation.model import DETAILS, LEVELS, PHASES, UsageError
 
 Calls = Annotated[Words, typer.Option(metavar="PATTERN", help="Operators or scopes (glob, /expression/), or call numbers.")]
 Level = Annotated[Words, typer.Option(metavar="LEVEL", help="api or aten; else both, as far as recorded.")]
@@ -36,6 +36,7 @@ def replay(
     ] = "",
     timeout: Annotated[float, typer.Option(metavar="SECONDS", help="After which a call is given up.", min=1)] = 300.0,
     json: options.Json = None,
+    quiet: options.Quiet = False,
 ) -> int:
     """Execute each recorded call again with its recorded inputs, and compare its own error with the baseline's.
 
@@ -49,7 +50,10 @@ def replay(
     from trueup.analysis.rerun.replay import LEVELS as EXECUTED
     from trueup.analysis.rerun.replay import Settings, run
     from trueup.doors.report.executed import render
+    from trueup.doors.report.progress import shown
     from trueup.doors.report.terminal import Terminal
+    from trueup.foundation.store import open_capture
+    from trueup.foundation.words.wording import say
 
     levels = options.some(options.levels(level) or EXECUTED, EXECUTED, "--level")
     phases = options.some(options.words(phase), PHASES, "--phase")
@@ -58,7 +62,10 @@ def replay(
         str(base), device, levels, phases or tuple(p for p in PHASES if p != "collective"), tuple(calls or ()), dedup,
         simulated=simulated, recorded=recorded, threads=1 if processes > 1 else 0,
     )  # fmt: skip
-    found = run(settings, output, processes=processes, timeout=timeout)
+    if open_capture(base).root.get("detail") != DETAILS[-1]:
+        say(f"{base} holds no elements: inputs are drawn to match the recorded numbers")
+    with shown(quiet=quiet):
+        found = run(settings, output, processes=processes, timeout=timeout)
     console = Terminal()
     render(found, console)
     if output is not None:
@@ -74,6 +81,7 @@ def verify_capture(
     processes: Processes = 1,
     output: Output = None,
     simulated: options.Simulated = False,
+    quiet: options.Quiet = False,
 ) -> int:
     """Execute each call on the device that recorded it; its results must be the recorded bits, its tensors undamaged.
 
@@ -82,10 +90,14 @@ def verify_capture(
     from trueup.analysis.rerun.replay import LEVELS as EXECUTED
     from trueup.analysis.rerun.replay import verify
     from trueup.doors.report.executed import render_verification
+    from trueup.doors.report.progress import shown
     from trueup.doors.report.terminal import Terminal
 
     levels = options.some(options.levels(level) or EXECUTED, EXECUTED, "--level")
-    found = verify(capture, levels=levels, patterns=tuple(calls or ()), processes=processes, simulated=simulated, output=output)
+    with shown(quiet=quiet):
+        found = verify(
+            capture, levels=levels, patterns=tuple(calls or ()), processes=processes, simulated=simulated, output=output
+        )
     render_verification(found, Terminal())
     return found.exit_code
 
