@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import json
+import shlex
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -9,10 +10,11 @@ from typing import Any
 
 import numpy as np
 import pytest
+from typer.main import get_command
 
 import trueup as package
 from report.results import culprit, result
-from trueup.doors.cli.app import COMMANDS
+from trueup.doors.cli.app import COMMANDS, app
 from trueup.foundation.model import LEVELS, Result, TrueupError
 from trueup.simdev.tables import Fault, Noise
 from verdict.captures import Recording
@@ -164,6 +166,17 @@ def test_bad_usage_is_one_message(trueup: Trueup, arguments: list[str], said: li
     lines = ran.err.splitlines()
     assert lines[0].startswith(said[0])
     assert lines[1] == said[1]
+
+
+@pytest.mark.parametrize("name", COMMANDS)
+def test_the_example_of_a_help_page_is_read(trueup: Trueup, name: str) -> None:
+    example = COMMANDS[name][1]
+    assert f"Example: trueup {name} {example}" in " ".join(trueup(name, "--help").out.split())
+    command = get_command(app).get_command(None, name)  # type: ignore[attr-defined]
+    words = shlex.split(example)
+    with command.make_context(name, words) as context:
+        if hasattr(command, "commands"):
+            command.commands[words[0]].make_context(words[0], words[1:], parent=context).close()
 
 
 def test_a_document_on_standard_output_stands_there_alone(trueup: Trueup, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -22,36 +22,36 @@ USAGE_ERRORS: tuple[type[Exception], ...] = tuple(
 """Typer's own base classes; which module they live in depends on its version."""
 
 COMMANDS = {
-    "capture": "running",
-    "watch": "running",
-    "triage": "running",
-    "compare": "comparing",
-    "align": "comparing",
-    "import": "one_run",
-    "show": "one_run",
-    "diff": "comparing",
-    "shell": "one_run",
-    "map": "comparing",
-    "convert-weights": "comparing",
-    "check": "one_run",
-    "preflight": "one_run",
-    "overflow": "one_run",
-    "heal": "running",
-    "bisect": "running",
-    "replay": "replaying",
-    "reproduce": "replaying",
-    "verify-capture": "replaying",
-    "shadow-report": "replaying",
-    "simdev": "simdev",
-    "assess": "port",
-    "port": "port",
-    "explain-log": "migration",
-    "env": "migration",
-    "profile": "migration",
-    "export": "migration",
-    "checkpoint": "migration",
+    "capture": ("running", "-o runs/cpu --steps 0:3 -- python train.py"),
+    "watch": ("running", "--stop-after 1 -- python train.py"),
+    "triage": ("running", "--baseline runs/gpu -- python train.py"),
+    "compare": ("comparing", "runs/cpu runs/npu -o report"),
+    "align": ("comparing", "runs/cpu runs/npu --recipe paddle"),
+    "import": ("one_run", "dump_npu/ -o runs/dumped"),
+    "show": ("one_run", "runs/npu --scope 'neck*' --phase backward"),
+    "diff": ("comparing", "runs/cpu:neck.lstm/torch.lstm#0:output.0 runs/npu"),
+    "shell": ("one_run", "runs/cpu runs/npu"),
+    "map": ("comparing", "runs/torch runs/paddle -o map.toml"),
+    "convert-weights": ("comparing", "model.pt model.safetensors --map map.toml --to paddle"),
+    "check": ("one_run", "runs/npu --against runs/gpu"),
+    "preflight": ("one_run", "runs/gpu -- python train.py"),
+    "overflow": ("one_run", "runs/npu --replay"),
+    "heal": ("running", "runs/npu -- python train.py"),
+    "bisect": ("running", "--over scopes --check 'python judge.py {run}' -- python train.py"),
+    "replay": ("replaying", "runs/gpu --device npu"),
+    "reproduce": ("replaying", "report culprit --device npu -o repro"),
+    "verify-capture": ("replaying", "runs/gpu"),
+    "shadow-report": ("replaying", "runs/shadow"),
+    "simdev": ("simdev", "run -- python train.py"),
+    "assess": ("port", "-- python train.py"),
+    "port": ("port", "train.py -o ported --prove 'python train.py'"),
+    "explain-log": ("migration", "logs/"),
+    "env": ("migration", "runs/gpu runs/npu"),
+    "profile": ("migration", "-- python train.py"),
+    "export": ("migration", "net.py:make -o net.onnx"),
+    "checkpoint": ("migration", "repair model.pth --like clean.pt -o fixed.safetensors"),
 }
-"""The commands in the order of the help, with the module that has a function of that name, or a `Typer` of several."""
+"""The commands in the order of the help: the module that has a function of that name, or a `Typer` of several, and an example."""
 
 HANDS_ON = ("capture", "watch", "triage", "bisect", "assess")  # commands that end in another command, whose options are not ours
 
@@ -72,14 +72,15 @@ class Commands(TyperGroup):
 
 
 def _loaded(name: str) -> Any:
-    module = import_module(f"trueup.doors.cli.{COMMANDS[name]}")
+    place, words = COMMANDS[name]
+    module, example = import_module(f"trueup.doors.cli.{place}"), f"Example: trueup {name} {words}"
     its = getattr(module, "import_" if name == "import" else name.replace("-", "_"))
     if isinstance(its, typer.Typer):
         several = get_command(its)
-        several.name = name
+        several.name, several.epilog = name, example
         return several
     alone = typer.Typer(add_completion=False)
-    alone.command(name, context_settings={"allow_interspersed_args": False} if name in HANDS_ON else None)(its)
+    alone.command(name, context_settings={"allow_interspersed_args": False} if name in HANDS_ON else None, epilog=example)(its)
     return get_command(alone)
 
 

@@ -16,7 +16,7 @@ from trueup.foundation.model import DETAILS, LEVELS, PHASES, UsageError
 
 Calls = Annotated[Words, typer.Option(metavar="PATTERN", help="Operators or scopes (glob, /expression/), or call numbers.")]
 Level = Annotated[Words, typer.Option(metavar="LEVEL", help="api or aten; else both, as far as recorded.")]
-Processes = Annotated[int, typer.Option("-j", metavar="N", help="Processes.", min=1)]
+Processes = Annotated[int, typer.Option("--jobs", "-j", metavar="N", help="Processes.", min=1)]
 Output = Annotated[File, typer.Option("--output", "-o", metavar="DIR", help="Save results there; go on where it was killed.")]
 
 

@@ -34,7 +34,7 @@ SHADOW_EXIT = "Exit with 1 where a call is wrong, 2 where nobody can tell; else 
 
 def capture(
     command: shared.Command = None,
-    output: Annotated[File, typer.Option("--output", "-o", metavar="DIR", help="Where the capture goes.")] = None,
+    output: Annotated[File, typer.Option("--output", "-o", metavar="DIR", help="Where the capture goes; required.")] = None,
     level: Annotated[Words, typer.Option(metavar="LEVEL", help="module, api or aten, repeated; or all (the default).")] = None,
     detail: Annotated[str, typer.Option(metavar="DETAIL", help=DETAIL)] = "stats",
     steps: Steps = None,
