@@ -14,6 +14,7 @@ from typer.main import get_command
 
 import trueup as package
 from report.results import culprit, result
+from trueup.doors.cli import main
 from trueup.doors.cli.app import COMMANDS, app
 from trueup.foundation.model import LEVELS, Result, TrueupError
 from trueup.simdev.tables import Fault, Noise
@@ -177,6 +178,17 @@ def test_the_example_of_a_help_page_is_read(trueup: Trueup, name: str) -> None:
     with command.make_context(name, words) as context:
         if hasattr(command, "commands"):
             command.commands[words[0]].make_context(words[0], words[1:], parent=context).close()
+
+
+@pytest.mark.parametrize(("line", "said"), [("trueup comp", "compare"), ("trueup compare --rec", "--recompute")])
+def test_a_shell_completes_commands_and_options(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], line: str, said: str
+) -> None:
+    for name, value in (("_TRUEUP_COMPLETE", "complete_bash"), ("COMP_WORDS", line), ("COMP_CWORD", str(line.count(" ")))):
+        monkeypatch.setenv(name, value)
+    with pytest.raises(SystemExit) as ended:
+        main([])
+    assert (ended.value.code, capsys.readouterr().out.split()) == (0, [said])
 
 
 def test_a_document_on_standard_output_stands_there_alone(trueup: Trueup, monkeypatch: pytest.MonkeyPatch) -> None:

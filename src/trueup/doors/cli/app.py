@@ -90,7 +90,6 @@ app = typer.Typer(
     help="Find the first operator that makes a migrated training run differ from its baseline.",
     epilog="Exit codes: 0 aligned, 1 deviates, 2 could not tell, 3 a watched run was stopped, 64 bad usage.",
     no_args_is_help=True,
-    add_completion=False,
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
