@@ -500,6 +500,13 @@ def test_a_port_is_proved(tmp_path: Path, to: str, warm: str, capsys: pytest.Cap
     assert not [one for one in found["seen"] if one["look"]]
 
 
+def test_why_a_run_ended() -> None:
+    assert proving._ended(139, ["a note"]) == "it was ended by SIGSEGV; its last line: a note"
+    assert proving._ended(137, []) == "it was ended by SIGKILL"
+    assert proving._ended(139, ["ValueError: no", "a note"]) == "ValueError: no"
+    assert [proving._ended(1, lines) for lines in (["some text"], [])] == ["some text", "it ended with exit code 1"]
+
+
 UNWRITTEN = """\
 import ctypes
 c = ctypes.CDLL(None)

@@ -7,6 +7,7 @@ import os
 import re
 import shlex
 import shutil
+import signal
 import tempfile
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -200,8 +201,16 @@ def record(
     lines = [line.strip(" \t=") for line in log.read_text("utf-8", "replace").splitlines() if line.strip(" \t=")]
     if code == 0:
         return NOTHING
-    errors = [line for line in lines if ERROR.search(line)] or lines  # torchrun says more, and later
-    return errors[-1][:300] if errors else f"it ended with exit code {code}"
+    return _ended(code, lines)
+
+
+def _ended(code: int, lines: Sequence[str]) -> str:
+    """Return why a run ended, by its exit code and what it printed; a process that was killed prints no reason."""
+    errors = [line for line in lines if ERROR.search(line)]  # torchrun says more, and later
+    if not errors and code > 128 and code - 128 in set(signal.Signals):
+        return f"it was ended by {signal.Signals(code - 128).name}" + (f"; its last line: {lines[-1][:200]}" if lines else "")
+    found = errors or lines
+    return found[-1][:300] if found else f"it ended with exit code {code}"
 
 
 def _sentence(result: Result, steps: int) -> str:
