@@ -20,6 +20,7 @@ from trueup.foundation.settings import differing
 from trueup.foundation.words.reasons import in_words
 from trueup.foundation.words.sentence import Otherwise, verdict_lines
 from trueup.foundation.words.setting_sentence import setting_text, settings_text
+from verdict.captures import Recording, compared, normal
 
 CELLS = {
     "clip": "AdamW clipping: not set in the baseline, norm at 0.1 in the candidate",
@@ -280,6 +281,24 @@ def test_a_number_that_is_computed_of_lengths_follows_from_their_setting(before:
     kept, _ = with_causes([view, scale], loader(4), loader(2))
     assert kept[0].cause == "DataLoader batch_size: 4 in the baseline, 2 in the candidate"
     assert len(kept) == (1 if follows else 2)
+
+
+def test_gradients_that_are_not_cleared_beside_another_optimizer(tmp_path: Path) -> None:
+    def run(op: str, *, cleared: bool) -> Recording:
+        made, weight, total = Recording(), normal(8, 8, seed=9), normal(8, 8) * 0
+        for step in (0, 1):
+            x = normal(8, 8, seed=step)
+            made.call("aten::mm", [x, weight], [x @ weight], step=step)
+            made.call("aten::mm", [x, x], [gradient := x @ x], step=step, phase="backward")
+            total = gradient if cleared or step == 0 else total + gradient
+            made.call(op, {"input.0": weight, "input.1": total}, [weight := weight - total], step=step, phase="optimizer")
+        return made
+
+    result = compared(tmp_path, run("adamw_", cleared=True), run("adam_", cleared=False))
+    said = "the gradients that the optimizer reads in the candidate only, from step 1 on: they are not cleared"
+    assert said in result.sentence
+    assert "no recorded backward" not in compared(tmp_path, run("adamw_", cleared=True), run("adam_", cleared=True)).sentence
+    assert "no recorded backward" not in compared(tmp_path, run("adamw_", cleared=False), run("adam_", cleared=False)).sentence
 
 
 def test_a_batch_s_size_decides_neither() -> None:
