@@ -208,7 +208,7 @@ def test_a_bad_script(tmp_path: Path, name: str, capsys: pytest.CaptureFixture[s
     assert main(["port", str(tmp_path / name), "-o", str(tmp_path / "out")]) == 2
     said = capsys.readouterr().err
     assert message in said
-    assert "Traceback" not in said
+    assert [line.split(":")[0].strip() for line in said.splitlines()[1:]] == ["expected", "got", "next"]
     assert not (tmp_path / "out").exists()
     assert [path.name for path in tmp_path.iterdir()] == [name]
 
@@ -218,8 +218,11 @@ def test_a_folder_with_a_script_that_cannot_be_read(tmp_path: Path, capsys: pyte
     source.mkdir()
     (source / "a.py").write_text("import torch\ntorch.ones(2).cuda()\n")
     (source / "old.py").write_text("import torch\nprint 'cuda'\n")
+    (source / "notes.ipynb").write_text("{}")
     assert main(["port", str(source), "-o", str(tmp_path / "out"), "--to", "npu"]) == 0
-    assert "is Python 2: convert it" in " ".join(capsys.readouterr().out.split())
+    said = " ".join(capsys.readouterr().out.split())
+    assert "old.py is Python 2: convert it" in said
+    assert "notes.ipynb is a notebook: save it as a script first" in said
     assert (tmp_path / "out" / "old.py").read_bytes() == (source / "old.py").read_bytes()
 
 

@@ -237,10 +237,10 @@ FACTORIES = (
 def _several() -> None:
     """Count the devices. PyTorch's C++ writes index 0 for the current one, so with several, functions that are given a device
     make it the current one while they run."""
-    asked = os.environ.get(npu.COUNT) or os.environ.get("LOCAL_WORLD_SIZE") or "1"
+    asked = os.environ.get(tensor.COUNT) or os.environ.get("LOCAL_WORLD_SIZE") or "1"
     if not asked.isdecimal() or int(asked) < 1:
         raise TrueupError(
-            f"The number of simulated devices is none.\n  where:    {npu.COUNT}\n  expected: 1 or more\n  got:      {asked}\n"
+            f"The number of simulated devices is none.\n  where:    {tensor.COUNT}\n  expected: 1 or more\n  got:      {asked}\n"
             "  next:     leave it out for one"
         )
     tensor.count = int(asked)

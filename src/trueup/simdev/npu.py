@@ -1,7 +1,7 @@
 """The module that stands at ``torch.npu``: device queries, random state, memory figures, mixed precision and switches.
 
-There is one device, or as many as `COUNT` says. Memory is the host's, its figures are of the device's tensors (`memory`). The
-generator is the CPU's default generator, so that a seeded run draws the same numbers on both devices.
+There are as many devices as `tensor.COUNT` says, or one. Memory is the host's, its figures are of the device's tensors (`memory`).
+The generator is the CPU's default generator, so that a seeded run draws the same numbers on both devices.
 """
 
 # ruff: noqa: ARG001 - the parameters are those of torch_npu
@@ -48,10 +48,6 @@ __all__ = [
     "is_current_stream_capturing", "iteration_end", "iteration_start", "prof_finalize", "prof_init", "prof_start", "prof_stop",
     "profile", "profileConfig", "set_aoe", "set_compile_mode", "set_dump", "set_option", "set_stream", "stream",
 ]  # fmt: skip
-
-COUNT = "TRUEUP_SIMULATED_DEVICES"
-"""Environment variable: how many devices there are; else as many as processes that a launcher started here, or one."""
-
 
 @dataclass
 class _Precision:
@@ -106,10 +102,8 @@ def current_device() -> int:
 def set_device(device: Any) -> None:
     """Make a device the current one; raises RuntimeError where there is none of that index."""
     index = tensor.index_of(device)
-    if not 0 <= index < tensor.count:
-        raise RuntimeError(
-            f"invalid device ordinal {index}: torch.npu.device_count() is {tensor.count} ({COUNT} sets it on the simulated device)"
-        )
+    if index < 0:
+        raise RuntimeError(f"invalid device ordinal {index}")
     tensor.current = index
 
 

@@ -25,6 +25,8 @@ from trueup.simdev import memory
 NPU = torch.device("privateuseone", 0)  # named npu once the device is installed
 CPU = torch.device("cpu")
 DEVICE = torch.device  # the class itself, whatever stands in its place later
+COUNT = "TRUEUP_SIMULATED_DEVICES"
+"""Environment variable: how many devices there are; else as many as processes that a launcher started here, or one."""
 count = 1
 """How many devices there are. To PyTorch's C++ all are index 0, for the engine of a Python backend has one queue (PyTorch 2.13); a
 tensor keeps its own index, which Python sees, and operators check it."""
@@ -364,7 +366,7 @@ def dispatch(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
             "Expected all tensors to be on the same device, but found at least two devices, "
             f"npu:{current} and {foreign[0].device}! (when running {plan.name}). Compare on the CPU: x.cpu(); compute here: x.npu()"
         )
-    index = 0 if count == 1 else _index(plan, owners, kwargs.get("device"))
+    index = _index(plan, owners, kwargs.get("device")) if count > 1 or "device" in kwargs else 0
     result = _execute(func, plan, raw_args, raw_kwargs)
     if plan.reshapes:
         for place in plan.written:
@@ -380,9 +382,13 @@ def dispatch(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
 
 
 def index_of(device: Any) -> int:
-    """Return the index of a device; of none, or one without an index, that of the current one."""
-    asked = None if device is None else device if isinstance(device, int) else DEVICE(device).index
-    return current if asked is None else int(asked)
+    """Return the index of a device; of none, or one without an index, that of the current one; RuntimeError for one that is not."""
+    given = None if device is None or isinstance(device, int) else DEVICE(device)
+    index = device if given is None else given.index if given.type == "npu" else None
+    if index is not None and index >= count:
+        said = f"torch.npu.device_count() is {count} ({COUNT} sets it on the simulated device)"
+        raise RuntimeError(f"invalid device ordinal {index}: {said}")
+    return current if index is None else int(index)
 
 
 def placed(device: Any) -> int:

@@ -125,8 +125,8 @@ def begin() -> None:
 def _tell_if_idle(name: str) -> None:
     faults = sys.modules.get("trueup.simdev.tensorflow_faults")
     if faults is None or not any(one.fired for one in faults.planted):
-        said = f"trueup: the fault {name} changed nothing: in TensorFlow it breaks calls that run eagerly, under a capture"
-        print(said, file=sys.stderr)
+        where = "calls that a capture records, and none in a session or in what XLA compiles"
+        print(f"trueup: the fault {name} changed nothing: in TensorFlow it breaks {where}", file=sys.stderr)
 
 
 def check(name: str, value: Any, where: str) -> None:

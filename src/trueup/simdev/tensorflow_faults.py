@@ -1,8 +1,10 @@
 """A TensorFlow whose kernels are broken in one way: `inject(fault)` writes wrong numbers into what an operation made.
 
 It stands right before the capture hears of an operation, so what is recorded and what the training goes on with is what the broken
-kernel made: a forward is broken where it has executed, a backward in what a gradient function returned. The faults are those of the
-simulated accelerator (`trueup.simdev.tables`), where TensorFlow has the operation. Eager execution only.
+kernel made: a forward is broken where it has executed, a backward in what a gradient function returned. In a ``tf.function`` an
+operation in Python stands behind the broken one, in the graph that the capture builds (`recording/adapters/tensorflow/functions`),
+and all that follows reads its result. The faults are those of the simulated accelerator (`trueup.simdev.tables`), where TensorFlow
+has the operation. Sessions of TensorFlow 1 and what XLA compiles stay whole.
 
 `plant` breaks a whole process so, by the environment variable `TRUEUP_SIMDEV_FAULT`.
 """
@@ -14,14 +16,18 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, TypeAlias
 
 import ml_dtypes
 import numpy as np
-from tensorflow.python.eager import context
+from tensorflow.core.framework import attr_value_pb2
+from tensorflow.python.eager import context, record
+from tensorflow.python.framework import ops
 from tensorflow.python.framework import tensor as tensor_lib
+from tensorflow.python.ops import script_ops
 
 from trueup.foundation.model import TrueupError
+from trueup.recording.adapters.tensorflow.context import number_of
 from trueup.recording.adapters.tensorflow.gradients import Gradients
 from trueup.recording.adapters.tensorflow.operations import PREFIX, Operations
 from trueup.recording.adapters.tensorflow.session import running
@@ -41,6 +47,8 @@ class Fired:
     op: str
 
 
+Place: TypeAlias = "tuple[str, str, str]"
+"""Phase, scope and operation."""
 Effect = Callable[..., dict[int, Array] | None]
 """Forward: takes inputs, outputs, attributes and memory, returns wrong values by number of the output. Backward: takes inputs,
 gradients made, gradients that came and attributes, returns wrong values by number of the gradient made."""
@@ -75,85 +83,154 @@ class Injection:
     fault: Fault
     fired: list[Fired] = field(default_factory=list)
     memory: dict[Any, Any] = field(default_factory=dict)
-    given: dict[int, tuple[list[Array | None], dict[str, Any]]] = field(default_factory=dict)
-    """Inputs and attributes of forward calls, by the address of the call: what a broken backward computes with."""
+    given: tuple[list[Any], dict[str, Any]] = field(default_factory=lambda: ([], {}))
+    """Inputs and attributes, results among them, of the forward call whose gradient function runs."""
+    kernels: list[Any] = field(default_factory=list)
+    """Functions that stand in graphs; TensorFlow's registry forgets one that nobody holds."""
 
-    def heard(self, kind: str, inputs: Any, attrs: Any, outputs: Any) -> None:
-        """Break what an operation of a forward or an optimizer made."""
+    def heard(self, kind: str, inputs: Any, attrs: Any, outputs: Any, graph: Any) -> list[Any] | None:
+        """Break what an operation of a forward or an optimizer made; return what stands for it in a graph."""
         session = running.session
         if session is None or session.threads.state.busy or session.threads.state.contexts or kind not in self.fault.ops:
-            return
+            return None
         state = session.threads.state
-        told = dict(zip(attrs[::2], attrs[1::2], strict=False))
         if self.fault.phase == "backward" or (state.passes and not state.stepping):
-            return
-        values = [_values(t) if _numeric(t) else None for t in inputs]
-        wrong = self.fault.effect(values, [_values(t) for t in outputs], told, self.memory)
+            return None
+        told = {**_named(attrs), "stepping": state.stepping}
         phase = "optimizer" if state.stepping else "forward"
-        scope = state.modules[-1].scope if state.modules else ""
-        self._write(outputs, wrong, Fired(session.recorder.step, phase, scope, f"{PREFIX}{kind}"))
+        place = phase, state.modules[-1].scope if state.modules else "", f"{PREFIX}{kind}"
 
-    def differentiated(
-        self, kind: str, forward: Any, inputs: list[Array | None], attrs: dict[str, Any], made: Any, came: Any
-    ) -> None:
-        """Break what the gradient function of an operation made."""
+        def effect(inputs: list[Array | None], outputs: list[Array | None]) -> dict[int, Array] | None:
+            return self.fault.effect(inputs, outputs, told, self.memory)
+
+        if graph is None:
+            values = [_values(t) if _numeric(t) else None for t in inputs]
+            self._write(outputs, effect(values, [_values(t) for t in outputs]), place)
+            return None
+        if not session.programs.follows(graph):
+            return None
+        return self._in_graph([inputs, outputs], effect, place)
+
+    def differentiated(self, kind: str, forward: Any, made: Any, came: Any) -> Any:
+        """Break what the gradient function of an operation made; return what the pass goes on with."""
         session = running.session
         if session is None or kind not in self.fault.ops or self.fault.phase != "backward" or forward is None:
-            return
-        made = list(made) if isinstance(made, (list, tuple)) else [made]
-        healthy = [_values(t).copy() if _numeric(t) else None for t in made]
-        wrong = self.fault.effect(inputs, healthy, [_values(t) for t in came if _numeric(t)], attrs)
-        self._write(made, wrong, Fired(session.recorder.step, "backward", forward.scope, forward.op))
+            return made
+        inputs, attrs = self.given
+        results = list(attrs.get("results", ()))
+        place, one = ("backward", forward.scope, forward.op), not isinstance(made, (list, tuple))
+        gradients = [made] if one else list(made)
 
-    def _write(self, tensors: Any, wrong: dict[int, Array] | None, where: Fired) -> None:
+        def effect(
+            inputs: list[Array | None], results: list[Array | None], came: list[Array | None], made: list[Array | None]
+        ) -> dict[int, Array] | None:
+            return self.fault.effect(inputs, made, [one for one in came if one is not None], {**attrs, "results": results})
+
+        if context.executing_eagerly():
+            groups = [[_values(t).copy() if _numeric(t) else None for t in group] for group in (inputs, results, came, gradients)]
+            self._write(gradients, effect(*groups), place)
+            return made
+        if not session.programs.follows(session.graph_here()):
+            return made
+        gradients = self._in_graph([inputs, results, list(came), gradients], effect, place)
+        return gradients[0] if one else gradients
+
+    def _in_graph(self, groups: list[Any], effect: Callable[..., dict[int, Array] | None], place: Place) -> list[Any]:
+        """Put an operation in Python behind the tensors of the last group; return the tensors that stand for these."""
+        session, flat = running.session, [t for group in groups for t in group if _numeric(t)]
+        assert session is not None
+        last = [t for t in groups[-1] if _numeric(t)]
+
+        def kernel(*arrays: Array) -> list[Array]:
+            left = iter(arrays)
+            given = [[np.array(next(left)) if _numeric(t) else None for t in group] for group in groups]
+            self._write(given[-1], effect(*given), place)
+            return [one for one in given[-1] if one is not None]
+
+        state = session.threads.state
+        before, state.busy = state.busy, True
+        graph = last[0].graph
+        try:
+            with record.stop_recording(), graph.gradient_override_map({"PyFunc": PASSES}):
+                made = script_ops.numpy_function(kernel, flat, [t.dtype for t in last], name=PASSES)
+        finally:
+            state.busy = before
+        self.kernels.append(kernel)
+        stands = iter(made if isinstance(made, (list, tuple)) else [made])
+        result = [next(stands) if _numeric(t) else t for t in groups[-1]]
+        for old, new in zip(groups[-1], result, strict=True):
+            if new is not old:
+                new.set_shape(old.shape)
+        return result
+
+    def _write(self, tensors: Any, wrong: dict[int, Array] | None, place: Place) -> None:
         changed = 0.0
         for k, values in (wrong or {}).items():
-            memory = _values(tensors[k])
+            memory = tensors[k] if isinstance(tensors[k], np.ndarray) else _values(tensors[k])
             new = np.asarray(values).astype(memory.dtype).reshape(memory.shape)
             healthy = memory.astype(np.float64)
             changed = max(changed, float(np.linalg.norm(new - healthy)) / max(float(np.linalg.norm(healthy)), 1e-30))
             memory[...] = new
-        if changed > NOTICED:
-            self.fired.append(where)
+        if changed > NOTICED and running.session is not None:
+            self.fired.append(Fired(running.session.recorder.step, *place))
+
+
+PASSES = "TrueupFault"
+"""The gradient of a broken kernel in a graph: what came goes on to the tensors that it stands for."""
+
+
+def _passes(op: Any, *came: Any) -> list[Any]:
+    return [*[None] * (len(op.inputs) - len(came)), *came]
+
+
+ops.RegisterGradient(PASSES)(_passes)
 
 
 @contextmanager
 def inject(name: str) -> Iterator[Injection]:
     """Break TensorFlow in one way, under a capture; give what was changed, in order."""
     injection = Injection(FAULTS[name])
-    heard, differentiated, of_tape = Operations.heard, Gradients._differentiated, Gradients._of_tape
+    heard, differentiated = Operations.heard, Gradients._differentiated
+    of_tape, looked_up = Gradients._of_tape, Gradients._looked_up
 
-    def broken(self: Any, op_type: Any, inputs: Any, attrs: Any, outputs: Any, op_name: Any = None, graph: Any = None) -> None:
-        if graph is None:
-            kind = op_type.decode() if isinstance(op_type, bytes) else op_type
-            injection.heard(kind, inputs, attrs, outputs)
-        heard(self, op_type, inputs, attrs, outputs, op_name, graph)
+    def broken(self: Any, op_type: Any, inputs: Any, attrs: Any, outputs: Any, op_name: Any = None, graph: Any = None) -> Any:
+        kind = op_type.decode() if isinstance(op_type, bytes) else op_type
+        stands = injection.heard(kind, inputs, attrs, outputs, graph)
+        heard(self, op_type, inputs, attrs, outputs if stands is None else stands, op_name, graph)
+        if stands is not None and (node := self._session.gradients.maker(stands[0])) is not None:
+            self._session.gradients._by_output.update({number_of(tensor): node for tensor in outputs})  # a graph asks for these
+        return stands
 
     def asked(self: Any, op_name: str, attrs: Any, num: int, inputs: Any, outputs: Any, out_grads: Any, *rest: Any) -> Any:
-        if not context.executing_eagerly():  # a graph is built: there are no values to break
-            return of_tape(self, op_name, attrs, num, inputs, outputs, out_grads, *rest)
-        known = [_values(t).copy() if _numeric(t) else None for t in inputs or ()]
-        results = [_values(t).copy() if _numeric(t) else None for t in outputs or ()]
-        injection.given[0] = known, {**dict(zip(attrs[::2], attrs[1::2], strict=False)), "results": results}
+        injection.given = _kept(inputs), {**_named(attrs), "results": _kept(outputs)}
         return of_tape(self, op_name, attrs, num, inputs, outputs, out_grads, *rest)
 
+    def looked(self: Any, original: Callable[..., Any], op: Any) -> Any:
+        if op.type == "PyFunc" and op.name.rpartition("/")[2].startswith(PASSES):
+            return original(op)
+        found = looked_up(self, original, op)
+        if found is None or op.type not in injection.fault.ops:
+            return found
+
+        def gradient(op: Any, *out_grads: Any) -> Any:
+            attrs = {name: op.get_attr(name) for name in op.node_def.attr if not name.startswith("_")}
+            injection.given = list(op.inputs), {**attrs, "results": list(op.outputs)}
+            return found(op, *out_grads)
+
+        return gradient
+
     def wrong(self: Any, kind: str, forward: Any, out_grads: Any, run: Callable[[], Any]) -> Any:
-        if not context.executing_eagerly():
-            return differentiated(self, kind, forward, out_grads, run)
-        inputs, attrs = injection.given.get(0, ([], {}))
+        return differentiated(
+            self, kind, forward, out_grads, lambda: injection.differentiated(kind, forward, run(), out_grads)
+        )  # fmt: skip
 
-        def ran() -> Any:
-            result = run()
-            injection.differentiated(kind, forward, inputs, attrs, result, out_grads)
-            return result
-
-        return differentiated(self, kind, forward, out_grads, ran)
-
-    Operations.heard, Gradients._differentiated, Gradients._of_tape = broken, wrong, asked  # type: ignore[method-assign, assignment]
+    Operations.heard, Gradients._differentiated = broken, wrong  # type: ignore[method-assign]
+    Gradients._of_tape, Gradients._looked_up = asked, looked  # type: ignore[method-assign, assignment]
     try:
         yield injection
     finally:
-        Operations.heard, Gradients._differentiated, Gradients._of_tape = heard, differentiated, of_tape  # type: ignore[method-assign]
+        Operations.heard, Gradients._differentiated = heard, differentiated  # type: ignore[method-assign]
+        Gradients._of_tape, Gradients._looked_up = of_tape, looked_up  # type: ignore[method-assign]
 
 
 planted: list[Injection] = []
@@ -170,12 +247,27 @@ def plant(names: str) -> None:
 
 
 def _numeric(value: Any) -> bool:
-    return (isinstance(value, tensor_lib.Tensor) and value.dtype.is_floating) or (
-        isinstance(value, tensor_lib.Tensor) and value.dtype.is_integer
+    return isinstance(value, np.ndarray) or (
+        isinstance(value, tensor_lib.Tensor) and (value.dtype.is_floating or value.dtype.is_integer)
     )
 
 
+def _named(attrs: Any) -> dict[str, Any]:
+    """Return attributes by name; a graph has them as messages."""
+    pairs, message = zip(attrs[::2], attrs[1::2], strict=False), attr_value_pb2.AttrValue
+    return {name: getattr(one, one.WhichOneof("value")) if isinstance(one, message) else one for name, one in pairs}
+
+
+def _kept(tensors: Any) -> list[Any]:
+    """Return tensors with values of their own, for a kernel may write into these; those of a graph as they are."""
+    if not context.executing_eagerly():
+        return list(tensors or ())
+    return [_values(t).copy() if _numeric(t) else None for t in tensors or ()]
+
+
 def _values(tensor: Any) -> Array:
+    if isinstance(tensor, np.ndarray):
+        return tensor
     return np.asarray(tensor._numpy_internal())
 
 
@@ -298,5 +390,4 @@ def _stale(inputs: Any, outputs: Any, attrs: Any, memory: Any) -> dict[int, Arra
 
 @fault("optimizer-root-of-wrong-moment", "Sqrt")
 def _root(inputs: Any, outputs: Any, attrs: Any, memory: Any) -> dict[int, Array] | None:
-    stepping = running.session is not None and running.session.threads.state.stepping
-    return {0: outputs[0] * np.float32(1.05)} if outputs[0].ndim > 1 and stepping else None
+    return {0: outputs[0] * np.float32(1.05)} if outputs[0].ndim > 1 and attrs["stepping"] else None

@@ -63,13 +63,11 @@ def some(given: Sequence[str], allowed: Sequence[str], option: str) -> tuple[str
     return tuple(given)
 
 
-def required(command: Sequence[str] | None, what: str, example: str) -> list[str]:
+def required(command: Sequence[str] | None, what: str, example: str, expected: str = "a command to run") -> list[str]:
     """Return the command behind ``--``; raises TrueupError where there is none to ``what`` (run, watch)."""
     if not command:
-        raise TrueupError(
-            f"There is nothing to {what}.\n  expected: a command to run\n  got:      none\n"
-            f"  next:     trueup {example} -- python train.py"
-        )
+        following = f"{example} -- python train.py" if expected == "a command to run" else example
+        raise TrueupError(f"There is nothing to {what}.\n  expected: {expected}\n  got:      none\n  next:     trueup {following}")
     return list(command)
 
 

@@ -58,7 +58,7 @@ def port(
     Exit code 0: done, and with --prove the same; 1: with --check there is something to change, with --prove it trains otherwise; 2:
     could not be read, written, proved or taken back.
     """
-    words = required(source, "port", "port train.py -o ported")
+    words = required(source, "port", "port train.py -o ported", "a script or a folder; with --run a command")
     if live:
         return _run_live(words, to, simulated=simulated, limit=limit, patch=patch, json=json)
     if len(words) > 1:

@@ -7,6 +7,7 @@ import bisect
 import itertools
 import json
 import shutil
+import sys
 import tempfile
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass
@@ -33,6 +34,8 @@ RECORD = "trueup-port.json"
 SKIPPED = {".git", ".hg", ".svn", "__pycache__", ".venv", "venv", "node_modules", ".mypy_cache", ".ruff_cache", ".pytest_cache"}
 MOST = 20_000
 """Files that a folder may have."""
+READABLE = f"a script in UTF-8 that Python {sys.version_info[0]}.{sys.version_info[1]} reads"
+NOTEBOOK = "a notebook: save it as a script first (jupyter nbconvert --to script)"
 
 
 @dataclass(frozen=True)
@@ -160,7 +163,7 @@ def port(
             scripts.append(reading.read(path, ".".join(path.relative_to(base).with_suffix("").parts)))
         except TrueupError as error:
             if not root.is_dir():
-                raise
+                raise _refused(root, READABLE, str(error), "mend it there, and port it again") from None
             unread.append(str(error))
     if not any(b"torch" in script.data for script in scripts):
         raise TrueupError(
@@ -169,6 +172,7 @@ def port(
             "  next:     name the folder that holds the training"
         )
     unread += [f"{path} is a link: it was not followed, and is not in the output" for path in _links(root)]
+    unread += [f"{path} is {NOTEBOOK}" for path in (_walk(root) if root.is_dir() else ()) if path.suffix == ".ipynb"]
     project = Project(scripts, known)
     spread = None if distributed is None else Distributor(project, distributed, base, model)
     devices = choosing.device_of_environment(project, to) if "specify-device" in chosen else {}
@@ -265,14 +269,18 @@ class _Recorded(toml.Table):
 
 def _scripts(root: Path) -> list[Path]:
     if root.is_dir():
-        found = sorted(path for path in _walk(root) if path.suffix == ".py")
+        files = sorted(_walk(root))
+        found = [path for path in files if path.suffix == ".py"]
         if not found:
-            raise _refused(root, "a folder with scripts of Python", "none")
+            notebook = next((path.name for path in files if path.suffix == ".ipynb"), None)
+            got = "none" if notebook is None else f"{notebook}, {NOTEBOOK}"
+            raise _refused(root, "a folder with scripts of Python", got, "name the folder that holds the training")
         return found
     if not root.is_file():
         raise _refused(root, "a script, or a folder of scripts", "nothing there")
     if root.suffix == ".ipynb":
-        raise _refused(root, "a script", "a notebook: save it as a script first (jupyter nbconvert --to script)")
+        script = root.with_suffix(".py")
+        raise _refused(root, "a script", NOTEBOOK, f"jupyter nbconvert --to script {root}; trueup port {script} -o ported")
     return [root]
 
 
@@ -380,7 +388,10 @@ def _write(root: Path, target: Path, texts: dict[Path, bytes], result: Ported, a
             (new / RECORD).write_bytes(record)
             new.rename(target)
     except OSError as error:
-        raise TrueupError(f"{target} cannot be written: {error.strerror or error}") from None
+        raise TrueupError(
+            f"{target} cannot be written.\n  expected: a folder that can be made there\n  got:      {error.strerror or error}\n"
+            "  next:     name another with -o"
+        ) from None
 
 
 def _is_python(text: bytes) -> bool:
