@@ -357,6 +357,25 @@ def test_what_one_run_alone_executes_is_one_finding_with_its_backward() -> None:
     assert [(one.phase, one.alike) for one in kept] == [("forward", 1)]
 
 
+def test_an_operator_alone_has_the_argument_as_the_function_calls_it() -> None:
+    given = slot('{"reduction": 1}', '{"reduction": 2}')
+    forward = finding(op="aten::f_forward", level="aten", api="f", source="a.py:3", slots=(given,))
+    backward = dataclasses.replace(forward, op="aten::f_backward", phase="backward")
+    kept, _ = with_causes([forward, backward], {}, {})
+    assert [(one.cause, one.alike) for one in kept] == [('reduction of f: "mean" in the baseline, "sum" in the candidate', 1)]
+    assert len(with_causes([forward, dataclasses.replace(backward, source="a.py:4")], {}, {})[0]) == 2
+
+
+def test_a_loss_s_own_setting_says_which_multiple_it_is() -> None:
+    sides = [{"settings": {"modules": {"loss": {"class": "CrossEntropy", "reduction": how}}}} for how in ("mean", "sum")]
+    made = (TensorStats(1, n, n, n, n, 0, 0, 0, 0, 0, 0) for n in (2.0, 8.0))
+    scaled = SlotComparison("output.0", "deviates", 3.0, "statistics", ("float32",) * 2, ("()",) * 2, *made)
+    (one,), _ = with_causes([finding("region", op="div", slots=(scaled,))], *sides)
+    assert one.cause == "reduction of loss (CrossEntropy): mean in the baseline, sum in the candidate"
+    (one,), _ = with_causes([finding("region", op="div", slots=(scaled,))], {}, {})
+    assert one.cause.startswith("the loss is 4 times the baseline's")
+
+
 def test_a_sum_in_place_of_a_mean_is_another_reduction() -> None:
     said = in_words(Why.REDUCED("paddle._C_ops.mean_all", "paddle._C_ops.sum"))
     assert said == "the loss has another reduction: paddle._C_ops.mean_all in the baseline, paddle._C_ops.sum in the candidate"
