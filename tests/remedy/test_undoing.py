@@ -123,6 +123,9 @@ def test_a_word_that_is_broken() -> None:
     computes = "the candidate computes in bfloat16: {} of 9 products, float32 in the baseline"
     assert by_hand(said("lr: 1, 2", computes.format(8)), said(computes.format(7))).holds
     assert by_hand(said("lr: 1, 2", ""), said("")).holds  # a call without a cause
+    kept = by_hand(said("", "clip"), said("clip"))  # the call was mended
+    assert (kept.holds, kept.left, len(kept.undone)) == (True, ("clip",), 1)
+    assert not by_hand(said("", "clip"), said("", "clip")).gone
     order = "batches in another order from step 0: DataLoader seed: 0, 7"
     assert by_hand(said(order, "clip"), said("clip")).undone == ("DataLoader seed: 0, 7",)
 
