@@ -151,10 +151,16 @@ def test_operators_are_extracted_and_added(capsys: pytest.CaptureFixture[str], m
     first, second, *_ = sorted(groups("a.h5"), key=lambda name: name.startswith("cat"), reverse=True)
     assert groups("a.h5")[first][:2] == [f"{first}/input/tensors/tensors_0", f"{first}/input/tensors/tensors_1"]
     assert extract("a.h5", "sub.h5", f"/{first}/") == 1
-    monkeypatch.setattr("sys.argv", ["dumper", "extract", "-i", "a.h5", "-o", "sub.h5", "-s", f"/{second}/"])
+    asked = ["dumper", "extract", "-pv", "-i", "a.h5", "-o", "sub.h5", "-s", f"/{second}/", "-d", second]
+    monkeypatch.setattr("sys.argv", asked)
     with pytest.raises(SystemExit) as ended:
         main()
     assert ended.value.code == 0
+    monkeypatch.setattr("sys.argv", ["dumper", "extract", "-i", "a.h5", "-o", "b.h5", "-s", f"/{second}/", "-d", "/x/1/"])
+    with pytest.raises(SystemExit) as ended:
+        main()
+    assert ended.value.code == 2
+    assert "an operator keeps its name" in capsys.readouterr().err
     assert {name: len(sets) for name, sets in groups("sub.h5").items()} == {n: len(groups("a.h5")[n]) for n in (first, second)}
     for group, message in (("x", "names no operator"), ("/cat/999/", "has no /cat/999/"), (f"/{first}/", "already")):
         with pytest.raises(TrueupError, match=message):

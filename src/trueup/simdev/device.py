@@ -79,8 +79,15 @@ def stand_in() -> None:
     torch.jit._state.disable()
     torch.nn.DataParallel.__init__ = torch.nn.parallel.DataParallel.__init__ = _refused
     _spreading()
+    if not hasattr(torch.utils, "dumper"):
+        torch.utils.dumper = _dumper
     if "torch_npu" not in sys.modules and importlib.util.find_spec("torch_npu") is not None:
         importlib.import_module("torch_npu")
+
+
+def _dumper(*arguments: Any, **named: Any) -> Any:
+    """Stand for ``torch.utils.dumper`` of Ascend's PyTorch 1.5 and 1.8, which the distribution trueup-compat answers."""
+    return importlib.import_module("trueup_compat.dumper").dumper(*arguments, **named)
 
 
 def _spreading() -> None:

@@ -32,8 +32,13 @@ def extract(
     source: Annotated[Path, typer.Option("-i", metavar="H5", help="The file.")],
     target: Annotated[Path, typer.Option("-o", metavar="H5", help="The file that is made, or added to.")],
     group: Annotated[list[str], typer.Option("-s", metavar="/op/seqid/", help="An operator; may be repeated.")],
+    into: Annotated[list[str] | None, typer.Option("-d", metavar="/op/seqid/", help="The same again, as h5copy has it.")] = None,
+    _parents: Annotated[bool, typer.Option("-p", help="As h5copy: without effect, groups are always made.")] = False,
+    _verbose: Annotated[bool, typer.Option("-v", help="As h5copy: without effect.")] = False,
 ) -> None:
     """Take operators out of a file."""
+    if into and [one.strip("/") for one in into] != [one.strip("/") for one in group]:
+        raise TrueupError(f"an operator keeps its name: expected -d {' -d '.join(group)}, got {' -d '.join(into)}")
     from trueup.foundation.words.wording import counted
     from trueup_compat.dumper.extracting import extract as extract_from
 
