@@ -116,6 +116,9 @@ def main() -> int:
         return 2
     print("Exit code 1 of compare is the expected end: it means the runs deviate (0: aligned, 2: could not tell).")
     print(f"The report is {args.into / 'report' / 'index.html'}; open it in a browser, it needs no network.")
+    print("\nNow your own training:")
+    print(f'  export PATH="{Path(sys.executable).parent}:$PATH"')
+    print("  trueup capture -o runs/mine --steps 0:3 -- python train.py")
     return 0
 
 

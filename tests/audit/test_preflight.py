@@ -240,7 +240,7 @@ def test_a_command_in_place_of_a_capture(tmp_path: Path) -> None:
     assert json.loads((tmp_path / "found.json").read_text())["settings"][0]["name"] == "lr"
     assert run("preflight", "base", "--", sys.executable, "train_0.1.py").returncode == 0
     mistyped = run("preflight", "bsae")
-    assert mistyped.returncode == 2
+    assert mistyped.returncode == 64
     assert "no capture and no command" in mistyped.stderr
 
 

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import json
+import shlex
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -9,9 +10,12 @@ from typing import Any
 
 import numpy as np
 import pytest
+from typer.main import get_command
 
 import trueup as package
 from report.results import culprit, result
+from trueup.doors.cli import main
+from trueup.doors.cli.app import COMMANDS, app
 from trueup.foundation.model import LEVELS, Result, TrueupError
 from trueup.simdev.tables import Fault, Noise
 from verdict.captures import Recording
@@ -81,7 +85,7 @@ def test_capture_of_everything(trueup: Trueup, launched: list[Any]) -> None:
 )
 def test_capture_of_nothing(trueup: Trueup, launched: list[Any], arguments: list[str], expected: str) -> None:
     ran = trueup("capture", *arguments)
-    assert ran.code == 2
+    assert ran.code == 64
     assert ran.err.splitlines() == [
         "trueup: There is nothing to capture.",
         f"  expected: {expected}",
@@ -159,10 +163,40 @@ def test_an_interrupt_ends_with_130(trueup: Trueup, monkeypatch: pytest.MonkeyPa
 )  # fmt: skip
 def test_bad_usage_is_one_message(trueup: Trueup, arguments: list[str], said: list[str]) -> None:
     ran = trueup(*arguments)
-    assert (ran.code, ran.out) == (2, "")
+    assert (ran.code, ran.out) == (64, "")
     lines = ran.err.splitlines()
     assert lines[0].startswith(said[0])
     assert lines[1] == said[1]
+
+
+@pytest.mark.parametrize("name", COMMANDS)
+def test_the_example_of_a_help_page_is_read(trueup: Trueup, name: str) -> None:
+    example = COMMANDS[name][1]
+    assert f"Example: trueup {name} {example}" in " ".join(trueup(name, "--help").out.split())
+    command = get_command(app).get_command(None, name)  # type: ignore[attr-defined]
+    words = shlex.split(example)
+    with command.make_context(name, words) as context:
+        if hasattr(command, "commands"):
+            command.commands[words[0]].make_context(words[0], words[1:], parent=context).close()
+
+
+@pytest.mark.parametrize(("line", "said"), [("trueup comp", "compare"), ("trueup compare --rec", "--recompute")])
+def test_a_shell_completes_commands_and_options(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], line: str, said: str
+) -> None:
+    for name, value in (("_TRUEUP_COMPLETE", "complete_bash"), ("COMP_WORDS", line), ("COMP_CWORD", str(line.count(" ")))):
+        monkeypatch.setenv(name, value)
+    with pytest.raises(SystemExit) as ended:
+        main([])
+    assert (ended.value.code, capsys.readouterr().out.split()) == (0, [said])
+
+
+def test_a_document_on_standard_output_stands_there_alone(trueup: Trueup, monkeypatch: pytest.MonkeyPatch) -> None:
+    compared(monkeypatch, result(verdict="deviates"))
+    ran = trueup("compare", "a", "b", "--json", "-")
+    assert (ran.code, json.loads(ran.out)["verdict"]) == (1, "deviates")
+    assert "DEVIATES" in ran.err
+    assert "DEVIATES" in trueup("compare", "a", "b").out  # standard output is what it was
 
 
 def test_version_and_help(trueup: Trueup) -> None:
@@ -170,8 +204,8 @@ def test_version_and_help(trueup: Trueup) -> None:
     assert (ran.code, ran.out) == (0, f"trueup {package.__version__}")
     assert trueup("--help").code == 0
     bare = trueup()
-    assert (bare.code, bare.err) == (2, "")
-    assert all(command in bare.out for command in ("capture", "compare", "show", "simdev"))
+    assert (bare.code, bare.err) == (64, "")
+    assert all(f" {command} " in bare.out for command in COMMANDS)
 
 
 def test_simdev_list(trueup: Trueup, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -85,12 +85,12 @@ def modules(*words: str) -> set[str]:
 
 @pytest.mark.parametrize("name", ["compare", "import", "simdev"])
 def test_a_command_loads_no_other(name: str) -> None:
-    assert modules(name, "--help") & {*COMMANDS.values()} == {COMMANDS[name]}
+    assert modules(name, "--help") & {place for place, _ in COMMANDS.values()} == {COMMANDS[name][0]}
 
 
 def test_a_name_that_is_nearly_a_command_is_put_right() -> None:
     ran = subprocess.run([sys.executable, "-m", "trueup", "compar"], capture_output=True, text=True)
-    assert ran.returncode == 2
+    assert ran.returncode == 64
     assert ran.stderr == "trueup: No such command 'compar'. Did you mean 'compare'?\n  next:     trueup --help\n"
 
 

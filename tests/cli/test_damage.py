@@ -69,7 +69,7 @@ def refusal(damaged: Path) -> list[str]:
 
 
 @pytest.mark.parametrize("side", ["baseline", "candidate"])
-@pytest.mark.parametrize("options", [(), ("--json",)])
+@pytest.mark.parametrize("options", [(), ("--json", "-")])
 def test_diff(trueup: Command, sound: Path, damaged: Path, side: str, options: tuple[str, ...]) -> None:
     seq = output_of_tanh(sound)["seq"]
     first, second = (damaged, sound) if side == "baseline" else (sound, damaged)

@@ -212,7 +212,7 @@ def test_operators_of_a_host_log(tmp_path: Path) -> None:
 
 
 def test_what_cannot_be_read_is_said(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["explain-log"]) == 2
+    assert main(["explain-log"]) == 64
     assert "There is no log to explain." in capsys.readouterr().err
     assert main(["explain-log", str(tmp_path / "none.log")]) == 2
     assert "got:      nothing of that name" in capsys.readouterr().err

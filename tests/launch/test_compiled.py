@@ -44,4 +44,4 @@ def test_off_runs_the_python_code(tmp_path: Path) -> None:
 
 def test_another_word_is_refused(tmp_path: Path) -> None:
     run = trueup_run("capture", "-o", tmp_path / "capture", "--compile", "no", "--", *script("compiled.py"))
-    assert (run.returncode, run.stderr) == (2, "trueup: compile 'no' is unknown: expected off or through\n")
+    assert (run.returncode, run.stderr) == (64, "trueup: compile 'no' is unknown: expected off or through\n")

@@ -75,12 +75,12 @@ def test_all_ranks_stop_and_none_hangs(tmp_path: Path) -> None:
 
 def test_what_cannot_be_read_is_said(capsys: pytest.CaptureFixture[str]) -> None:
     assert cli(capsys, "watch") == (
-        2, "",
+        64, "",
         "trueup: There is nothing to watch.\n  expected: a command to run\n  got:      none\n"
         "  next:     trueup watch --stop-after 1 -- python train.py\n",
     )  # fmt: skip
     code, _, err = cli(capsys, "watch", "--stop-after", "soon", "--", "true")
-    assert (code, err) == (2, "trueup: stop_after 'soon' is unknown: expected a number of hits from 1 on, or never\n")
+    assert (code, err) == (64, "trueup: stop_after 'soon' is unknown: expected a number of hits from 1 on, or never\n")
 
 
 def test_a_command_without_a_framework(tmp_path: Path) -> None:

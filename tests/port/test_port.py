@@ -509,7 +509,7 @@ def test_a_port_that_cannot_be_proved(tmp_path: Path, warm: str, capsys: pytest.
     for nothing in ("'", ""):
         assert arguments(source, "-o", tmp_path / "other", "--prove", nothing) == 2
         assert "There is no command to prove the port with" in capsys.readouterr().err
-    assert arguments(source, "--check", "--prove", "python train.py") == 2
+    assert arguments(source, "--check", "--prove", "python train.py") == 64
     assert "A port that is not written cannot be proved" in capsys.readouterr().err
     assert not (tmp_path / "other").exists()
 

@@ -240,7 +240,7 @@ def test_a_training_is_profiled(tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
 
 
 def test_what_is_no_trace_is_said(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["profile"]) == 2
+    assert main(["profile"]) == 64
     assert main(["profile", str(tmp_path / "none.json")]) == 2
     assert main(["profile", str(tmp_path)]) == 2
     assert capsys.readouterr().err.count("next:") == 3

@@ -161,7 +161,7 @@ def test_the_command_prints_what_was_made(tmp_path: Path, capsys: pytest.Capture
 
 
 def test_the_command_needs_a_place(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["import", str(tmp_path)]) == 2
+    assert main(["import", str(tmp_path)]) == 64
     assert "expected: -o CAPTURE" in capsys.readouterr().err
 
 

@@ -91,7 +91,7 @@ def test_what_does_not_train_is_said(tmp_path: Path, capsys: pytest.CaptureFixtu
 
 def test_bad_usage(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     code, _, err = cli(capsys, "triage")
-    assert (code, err.splitlines()[0]) == (2, "trueup: There is nothing to run.")
+    assert (code, err.splitlines()[0]) == (64, "trueup: There is nothing to run.")
     (tmp_path / "file").write_text("")
     code, _, err = cli(capsys, "triage", "-o", tmp_path, "--", "python", "train.py")
     assert code == 2

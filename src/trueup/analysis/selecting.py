@@ -324,6 +324,10 @@ def _matches(column: pa.ChunkedArray, matches: Callable[[str], bool]) -> pa.Arra
     return pa.array(wanted[np.asarray(plain.indices)] if len(plain) else np.zeros(0, bool))
 
 
+class NothingChosen(TrueupError):
+    """No call of a capture is what was asked for, though it has some."""
+
+
 def nothing(capture: Capture, chosen: Selection) -> TrueupError:
     """Return what to raise where nothing was chosen."""
     options = chosen.options()
@@ -338,7 +342,7 @@ def nothing(capture: Capture, chosen: Selection) -> TrueupError:
     else:
         expected = f"calls that match {' '.join(f'{name} {value}'.strip() for name, value in options.items())}"
         got = _close(there, options)
-    return TrueupError(
+    return (NothingChosen if there["step"] else TrueupError)(
         f"Nothing in {chosen.path} was chosen.\n"
         f"  expected: {one_line(expected)}\n"
         f"  got:      {one_line(got)}\n"

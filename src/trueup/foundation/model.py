@@ -36,8 +36,16 @@ PACKED = len(NUMBERS) + LANES  # length of the float64 vector that a statistics 
 class TrueupError(Exception):
     """A condition the user can act on: what happened, where, expected, got, what to do next.
 
-    The command line prints it as one message and exits with code 2; it never shows a traceback.
+    The command line prints it as one message and exits with `exit_code`; it never shows a traceback.
     """
+
+    exit_code = 2
+
+
+class UsageError(TrueupError):
+    """An option, or what is named on the command line, cannot be used as it was given. The code is ``EX_USAGE`` of sysexits.h."""
+
+    exit_code = 64
 
 
 class RunStopped(TrueupError):

@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import IO, Any, Protocol
 
 from trueup.foundation.model import TrueupError
+from trueup.foundation.progress import advance
 from trueup.foundation.store.durable import write_json
 from trueup.recording.execution.judging import Outcome, Replay, outcome
 from trueup.recording.execution.recorded import RecordedCall
@@ -78,6 +79,7 @@ class Journal:
         """Keep one result."""
         with self._lock:
             self.done[outcome.place] = outcome
+            advance("executing", "calls", len(self.done))
             if self._file is not None:
                 self._file.write(json.dumps(outcome.to_json()) + "\n")
                 self._file.flush()

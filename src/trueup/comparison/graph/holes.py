@@ -93,9 +93,8 @@ def _around(stream: Stream) -> Reason | None:
 
 def _ordinal(stream: Stream) -> Reason | None:
     """Look for an operator whose calls in one scope and phase of a step are not numbered 0, 1, 2, ..."""
-    keys = stream.step, stream.phase, stream.level, stream.scope, stream.op
     number = np.zeros(len(stream), np.int64)
-    for key in keys:
+    for key in (stream.step, stream.phase, stream.level, stream.scope, stream.op):
         number = number * (int(key.max(initial=0)) + 2) + key + 1
     order = np.argsort(number, kind="stable")
     starts = np.r_[True, number[order][1:] != number[order][:-1]]

@@ -99,6 +99,16 @@ class Stream(CallColumns):
         return np.where(self.step[found] == self.step, found, NONE)
 
     @cached_property
+    def kinds(self) -> tuple[Numbers, Numbers]:
+        """First call of each kind (operator, level and phase), and the place of each call's kind among these."""
+        size = len(self.names.names)
+        keys = (self.op * size + self.level) * size + self.phase
+        kind = np.searchsorted(distinct(keys), keys)
+        firsts = np.zeros(int(kind.max(initial=-1)) + 1, np.int64)
+        firsts[kind[::-1]] = np.arange(len(keys))[::-1]
+        return firsts, kind
+
+    @cached_property
     def children(self) -> tuple[Numbers, Numbers]:
         """Calls in the order of their parents, and those parents."""
         order = np.argsort(self.parents, kind="stable")

@@ -19,7 +19,7 @@ from typing import Any
 
 import numpy as np
 
-from trueup.comparison.graph.streams import NONE, Numbers, Row, Stream
+from trueup.comparison.graph.streams import NONE, Array, Numbers, Row, Stream, distinct, spans
 from trueup.comparison.measures.measure import Errors
 from trueup.comparison.normalise.updates import STEP
 from trueup.comparison.result.findings import Frames, tensor_text
@@ -257,7 +257,7 @@ def loss_factors(stream: Stream) -> set[Times]:
     single = (stream.numel[firsts] == 1) & (stream.parents == NONE) & stream.during("forward") & (stream.arguments != NONE)
     single &= (stream.scope == NONE) | (stream.scope == stream.names.number(""))
     found = set()
-    for call in np.intersect1d(np.flatnonzero(single), _differentiated(stream)).tolist():
+    for call in np.flatnonzero(single & _differentiated(stream)).tolist():
         done = TIMES.get(normalised(_op(stream, call)))
         numbers = [one for one in stream.given(call).values() if isinstance(one, (int, float)) and not isinstance(one, bool)]
         if done and len(numbers) == 1 and numbers[0] != 1:
@@ -272,24 +272,29 @@ def _making_loss(stream: Stream, criterion: Criterion) -> list[str]:
     """Return the operators between modules, in order, from which a backward goes back, and those that make what they read; what
     only scales, casts or draws is left out."""
     outside = _outermost(stream, np.flatnonzero(stream.during("forward") & ~stream.of_level("module")))
-    held, known, pending = set(outside.tolist()), set[int](), np.intersect1d(outside, _differentiated(stream)).tolist()
-    while pending:
-        if (call := pending.pop()) not in known:
-            known.add(call)
-            pending += held.intersection(_read(stream, call))
-    calls = np.array(sorted(known), np.int64)
-    kinds = np.stack([stream.op[calls], stream.level[calls], stream.phase[calls]])
+    left, makes = np.zeros((2, len(stream) + 1), bool)  # the last entry is for `NONE`
+    left[outside] = True
+    pending = outside[_differentiated(stream)[outside]]
+    while len(pending):
+        makes[pending], left[pending] = True, False
+        slots = spans(stream.starts[pending], stream.starts[pending + 1] - stream.starts[pending])
+        read = stream.producers[slots[stream.names.table(is_input)[stream.slot[slots]]]]
+        pending = distinct(read[left[read]])
+    calls = np.flatnonzero(makes)
+    firsts = np.unique(stream.kinds[1][calls], return_index=True)[1]
     found = []
-    for row in map(stream.row, calls[np.sort(np.unique(kinds, axis=1, return_index=True)[1])]):  # the first of each
+    for row in map(stream.row, calls[np.sort(firsts)].tolist()):
         name = normalised(row.op)
         if name not in TIMES and name not in CASTS and not criterion.row(row.op, row.level, row.phase).random:
             found.append(row.op)
     return found
 
 
-def _differentiated(stream: Stream) -> Numbers:
-    """Return, for each recorded backward, the call that it goes back through; `NONE` where that is not at hand."""
-    return np.asarray(stream.index(stream.forward_seq[stream.during("backward") & (stream.forward_seq != NONE)]))
+def _differentiated(stream: Stream) -> Array:
+    """Tell which calls a recorded backward goes back through."""
+    found = np.zeros(len(stream) + 1, bool)  # the last entry is for `NONE`
+    found[stream.index(stream.forward_seq[stream.during("backward") & (stream.forward_seq != NONE)])] = True
+    return found[:-1]
 
 
 def _outermost(stream: Stream, calls: Numbers) -> Numbers:

@@ -146,16 +146,10 @@ class _Judge:
         return found
 
     def _rows(self) -> Numbers:
-        stream, size = self.candidate, len(self.names.names)
-        op, level, phase = (code[self.calls] for code in (stream.op, stream.level, stream.phase))
-        distinct, which = np.unique((op * size + level) * size + phase, return_inverse=True)
-        name = self.names.names
+        firsts, kind = self.candidate.kinds
         places = {id(row): n for n, row in enumerate(self.criterion.rows)}
-        found = [
-            places[id(self.criterion.row(name[key // size // size], name[key // size % size], name[key % size]))]
-            for key in distinct.tolist()
-        ]
-        return np.asarray(np.array(found, np.int64)[which.reshape(-1)])
+        asked = [(row.op, row.level, row.phase) for row in map(self.candidate.row, firsts.tolist())]
+        return np.array([places[id(self.criterion.row(*one))] for one in asked], np.int64)[kind[self.calls]]
 
     def _read(self) -> tuple[Numbers, Numbers]:
         """Return ``(call, entry)`` of what the calls read, sorted by call; a backward reads what its `saved` call did, too. And
@@ -380,10 +374,8 @@ class _Judge:
         pair = self.errors.pair[outputs]
         differs = np.zeros(self.count, bool)
         differs[pair[self.errors.absolute[outputs] != 0]] = True
-        rounds = ~self.criterion.exact[self.rows]
-        compared = np.zeros(self.count, bool)
-        compared[pair] = True
-        equal: Numbers = np.cumsum(compared & rounds & ~differs) - (compared & rounds & ~differs)
+        alike = np.bincount(pair, minlength=self.count).astype(bool) & ~self.criterion.exact[self.rows] & ~differs
+        equal: Numbers = np.cumsum(alike) - alike
         inside = self.candidate.has_children[self.calls]  # it shows what a call inside it made
         before: Numbers = np.cumsum(differs & ~inside) - (differs & ~inside)
         return np.asarray((before == 0) & (equal >= QUORUM))
@@ -391,9 +383,8 @@ class _Judge:
     def _outliers(self, ratio: Array) -> Array:
         """Tell which calls are off by more than is explained while hardly any other of their kind (operator and phase) is near
         that. How a device rounds shows in all: where the others have room to spare, what is explained was no underestimate."""
-        stream, size = self.candidate, len(self.names.names)
-        op, level, phase = (code[self.calls] for code in (stream.op, stream.level, stream.phase))
-        _, kind, of = np.unique((op * size + level) * size + phase, return_inverse=True, return_counts=True)
+        kind = self.candidate.kinds[1][self.calls]
+        of = np.bincount(kind)
         loud = np.bincount(kind, ratio > HALF * self.criterion.suspect, len(of))
         alone = (of > QUORUM) & (QUORUM * loud <= of)  # one layer of four
         return np.asarray(alone[kind] & (ratio > self.criterion.suspect))

@@ -1,7 +1,7 @@
 """The command line: a file for the commands of one kind; each parses, calls the library and prints.
 
 No logic lives here, and nothing heavy is imported before a command runs. ``main`` is the only door: it turns every condition into
-one message on stderr and an exit code (0 aligned, 1 deviates, 2 could not tell or bad usage).
+one message on stderr and an exit code (0 aligned, 1 deviates, 2 could not tell, 3 stopped, 64 bad usage).
 """
 
 from __future__ import annotations

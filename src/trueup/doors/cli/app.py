@@ -12,7 +12,7 @@ import typer
 from typer.core import TyperGroup
 from typer.main import get_command
 
-from trueup.foundation.model import TrueupError
+from trueup.foundation.model import TrueupError, UsageError
 from trueup.foundation.version import VERSION
 
 TRACEBACK = "TRUEUP_TRACEBACK"  # environment variable that lets an unexpected exception through, for whoever debugs Trueup itself
@@ -22,36 +22,36 @@ USAGE_ERRORS: tuple[type[Exception], ...] = tuple(
 """Typer's own base classes; which module they live in depends on its version."""
 
 COMMANDS = {
-    "capture": "running",
-    "watch": "running",
-    "triage": "running",
-    "compare": "comparing",
-    "align": "comparing",
-    "import": "one_run",
-    "show": "one_run",
-    "diff": "comparing",
-    "shell": "one_run",
-    "map": "comparing",
-    "convert-weights": "comparing",
-    "check": "one_run",
-    "preflight": "one_run",
-    "overflow": "one_run",
-    "heal": "running",
-    "bisect": "running",
-    "replay": "replaying",
-    "reproduce": "replaying",
-    "verify-capture": "replaying",
-    "shadow-report": "replaying",
-    "simdev": "simdev",
-    "assess": "port",
-    "port": "port",
-    "explain-log": "migration",
-    "env": "migration",
-    "profile": "migration",
-    "export": "migration",
-    "checkpoint": "migration",
+    "capture": ("running", "-o runs/cpu --steps 0:3 -- python train.py"),
+    "watch": ("running", "--stop-after 1 -- python train.py"),
+    "triage": ("running", "--baseline runs/gpu -- python train.py"),
+    "compare": ("comparing", "runs/cpu runs/npu -o report"),
+    "align": ("comparing", "runs/cpu runs/npu --recipe paddle"),
+    "import": ("one_run", "dump_npu/ -o runs/dumped"),
+    "show": ("one_run", "runs/npu --scope 'neck*' --phase backward"),
+    "diff": ("comparing", "runs/cpu:neck.lstm/torch.lstm#0:output.0 runs/npu"),
+    "shell": ("one_run", "runs/cpu runs/npu"),
+    "map": ("comparing", "runs/torch runs/paddle -o map.toml"),
+    "convert-weights": ("comparing", "model.pt model.safetensors --map map.toml --to paddle"),
+    "check": ("one_run", "runs/npu --against runs/gpu"),
+    "preflight": ("one_run", "runs/gpu -- python train.py"),
+    "overflow": ("one_run", "runs/npu --replay"),
+    "heal": ("running", "runs/npu -- python train.py"),
+    "bisect": ("running", "--over scopes --check 'python judge.py {run}' -- python train.py"),
+    "replay": ("replaying", "runs/gpu --device npu"),
+    "reproduce": ("replaying", "report culprit --device npu -o repro"),
+    "verify-capture": ("replaying", "runs/gpu"),
+    "shadow-report": ("replaying", "runs/shadow"),
+    "simdev": ("simdev", "run -- python train.py"),
+    "assess": ("port", "-- python train.py"),
+    "port": ("port", "train.py -o ported --prove 'python train.py'"),
+    "explain-log": ("migration", "logs/"),
+    "env": ("migration", "runs/gpu runs/npu"),
+    "profile": ("migration", "-- python train.py"),
+    "export": ("migration", "net.py:make -o net.onnx"),
+    "checkpoint": ("migration", "repair model.pth --like clean.pt -o fixed.safetensors"),
 }
-"""The commands in the order of the help, with the module that has a function of that name, or a `Typer` of several."""
+"""The commands in the order of the help: the module that has a function of that name, or a `Typer` of several, and an example."""
 
 HANDS_ON = ("capture", "watch", "triage", "bisect", "assess")  # commands that end in another command, whose options are not ours
 
@@ -72,12 +72,15 @@ class Commands(TyperGroup):
 
 
 def _loaded(name: str) -> Any:
-    module = import_module(f"trueup.doors.cli.{COMMANDS[name]}")
+    place, words = COMMANDS[name]
+    module, example = import_module(f"trueup.doors.cli.{place}"), f"Example: trueup {name} {words}"
     its = getattr(module, "import_" if name == "import" else name.replace("-", "_"))
     if isinstance(its, typer.Typer):
-        return get_command(its)
+        several = get_command(its)
+        several.name, several.epilog = name, example
+        return several
     alone = typer.Typer(add_completion=False)
-    alone.command(name, context_settings={"allow_interspersed_args": False} if name in HANDS_ON else None)(its)
+    alone.command(name, context_settings={"allow_interspersed_args": False} if name in HANDS_ON else None, epilog=example)(its)
     return get_command(alone)
 
 
@@ -85,9 +88,8 @@ app = typer.Typer(
     name="trueup",
     cls=Commands,
     help="Find the first operator that makes a migrated training run differ from its baseline.",
-    epilog="Exit codes: 0 aligned, 1 deviates, 2 could not tell or bad usage, 3 a watched run was stopped.",
+    epilog="Exit codes: 0 aligned, 1 deviates, 2 could not tell, 3 a watched run was stopped, 64 bad usage.",
     no_args_is_help=True,
-    add_completion=False,
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
@@ -112,9 +114,10 @@ def run(arguments: Sequence[str] | None = None) -> int:
         code = get_command(app)(args=None if arguments is None else list(arguments), prog_name="trueup", standalone_mode=False)
         sys.stdout.flush()
     except TrueupError as error:
-        return _fail(str(error))
+        return _fail(str(error), error.exit_code)
     except USAGE_ERRORS as error:
-        return _fail(_usage(error)) if str(error) else 2  # without words: help was asked for and has been printed
+        # Without words: help was asked for and has been printed.
+        return _fail(_usage(error), UsageError.exit_code) if str(error) else UsageError.exit_code
     except (KeyboardInterrupt, typer.Abort):
         return 130
     except BrokenPipeError:  # `trueup show ... | head`
@@ -128,11 +131,11 @@ def run(arguments: Sequence[str] | None = None) -> int:
     return code if isinstance(code, int) else 0
 
 
-def _fail(message: str) -> int:
+def _fail(message: str, code: int = TrueupError.exit_code) -> int:
     from trueup.foundation.words.wording import clean
 
     typer.echo(f"trueup: {clean(message)}", err=True)
-    return 2
+    return code
 
 
 def _usage(error: Exception) -> str:

@@ -12,8 +12,8 @@ from typing import Annotated, Optional
 import typer
 
 from trueup.doors.cli import loading, options
-from trueup.doors.cli.options import Base, Cand, File, Files, Output, Share, Word, Words, save_as_json
-from trueup.foundation.model import LEVELS, PHASES, TrueupError
+from trueup.doors.cli.options import Base, Cand, File, Files, Json, Output, Quiet, Share, Word, Words, save_as_json
+from trueup.foundation.model import LEVELS, PHASES, UsageError
 
 LEVEL = "module, api or aten, repeated; else whatever both captures hold."
 REPEAT = "A second baseline run: differences of this size count as noise."
@@ -38,6 +38,8 @@ def compare(
         File, typer.Option("--map", metavar="FILE", help="Which scopes and operators are which; calls to ignore.")
     ] = None,
     recompute: Annotated[Share, typer.Option(metavar="SECONDS", min=0, show_default="60", help=RECOMPUTE)] = None,
+    json: Json = None,
+    quiet: Quiet = False,
 ) -> int:
     """Compare two captures and name the first call that made them differ.
 
@@ -49,6 +51,8 @@ def compare(
 
     with loading():
         from trueup.doors.comparing import compare as compare_captures
+        from trueup.doors.report.document import document
+        from trueup.doors.report.progress import shown
         from trueup.doors.report.terminal import Terminal, print_saved, print_written, render
 
     if xlsx is not None:
@@ -61,10 +65,11 @@ def compare(
         from trueup.comparison.result.cosines import Cosines
 
         cosines = Cosines()
-    result = compare_captures(
-        baseline, candidate, level=chosen, criterion=criterion, mapping=mapping, repeat=repeats, reference=reference,
-        see=None if cosines is None else cosines.see, **({} if recompute is None else {"recompute": recompute}),
-    )  # fmt: skip
+    with shown(quiet=quiet):
+        result = compare_captures(
+            baseline, candidate, level=chosen, criterion=criterion, mapping=mapping, repeat=repeats, reference=reference,
+            see=None if cosines is None else cosines.see, **({} if recompute is None else {"recompute": recompute}),
+        )  # fmt: skip
     console = Terminal()
     render(result, console)
     if cosine is not None and cosines is not None:
@@ -80,6 +85,7 @@ def compare(
         for file, write in ((csv, write_csv), (xlsx, write_xlsx)):
             if file is not None:
                 print_written(write(result, file), console)
+    save_as_json(lambda: document(result), json, console)
     return result.exit_code
 
 
@@ -100,7 +106,7 @@ def align(
     every: Annotated[bool, typer.Option("--all", help="Make all steps, also after one that deviates.")] = False,
     base_command: Annotated[Word, typer.Option(metavar="TEXT", help=BASE_AGAIN)] = None,
     output: Output = None,
-    json: Annotated[File, typer.Option(metavar="FILE", help="Save align.json under this name.")] = None,
+    json: Json = None,
 ) -> int:
     """Follow a recipe: flags and inputs, forward, backward, several steps, the final metric, in the recipe's order and numbers.
 
@@ -140,7 +146,7 @@ def diff(
     step: options.Step = None,
     rank: options.Rank = None,
     level: options.Level = None,
-    as_json: Annotated[bool, typer.Option("--json", help="Print JSON instead.")] = False,
+    json: Json = None,
 ) -> int:
     """Compare two tensors element by element.
 
@@ -149,13 +155,13 @@ def diff(
     phase, level = options.one(phase, PHASES, "--phase"), options.one(level, LEVELS, "--level")
     for option, value in (("--rtol", rtol), ("--atol", atol)):
         if not 0 <= value < float("inf"):
-            raise TrueupError(
+            raise UsageError(
                 f"{option} cannot be used.\n  expected: a number of at least 0\n  got:      {value}\n  next:     correct it"
             )
 
     with loading():
         from trueup.analysis.selecting import Selection
-        from trueup.doors.report.diff import compare_tensors, render_diff, to_json
+        from trueup.doors.report.diff import compare_tensors, document, render_diff
         from trueup.doors.report.tensor_view import operand, read_address
         from trueup.doors.report.terminal import Terminal
         from trueup.foundation.kernels.tolerance import Tolerance
@@ -164,10 +170,9 @@ def diff(
     first = read_address(baseline)
     second = read_address(candidate, like=first)
     found = compare_tensors(operand(first, chosen), operand(second, chosen), Tolerance(rtol, atol), top)
-    if as_json:
-        typer.echo(to_json(found), nl=False)
-    else:
-        render_diff(found, Terminal())
+    console = Terminal()
+    render_diff(found, console)
+    save_as_json(lambda: document(found), json, console)
     return found.exit_code
 
 

@@ -11,7 +11,7 @@ import typer
 
 from trueup.doors.cli import loading
 from trueup.doors.cli.options import File, Json, Number, Word, Words, save_as_json
-from trueup.foundation.model import TrueupError
+from trueup.foundation.model import UsageError
 from trueup.foundation.words.wording import clean
 
 
@@ -30,7 +30,7 @@ def explain_log(
     missing. With --operators 1: something was compiled after the first step.
     """
     if not logs:
-        raise TrueupError(
+        raise UsageError(
             "There is no log to explain.\n  expected: files, folders, or - for standard input\n  got:      nothing\n"
             "  next:     trueup explain-log train.log ~/ascend/log"
         )
@@ -90,7 +90,7 @@ def profile(
     stands out; 1: something slows the steps down, or became slower; 2: could not be read, or could not tell.
     """
     if not traces:
-        raise TrueupError(
+        raise UsageError(
             "There is nothing to profile.\n  expected: traces, or a training behind --\n  got:      nothing\n"
             "  next:     trueup profile trace.json, or trueup profile -- python train.py"
         )

@@ -16,7 +16,7 @@ import typer
 
 from trueup.doors.cli import loading, options
 from trueup.doors.cli.options import Base, File, Json, Numbers, Word, Words, save_as_json
-from trueup.foundation.model import LEVELS, PHASES, TrueupError
+from trueup.foundation.model import LEVELS, PHASES, TrueupError, UsageError
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -54,14 +54,15 @@ def show(
     phase, level = options.one(phase, PHASES, "--phase"), options.one(level, LEVELS, "--level")
 
     with loading():
-        from trueup.analysis.selecting import Selection, chosen_calls, read_conditions
+        from trueup.analysis.selecting import NothingChosen, Selection, chosen_calls, read_conditions
         from trueup.doors.report.capture_view import render_calls, render_header, render_list, render_tree
         from trueup.doors.report.tensor_view import render_tensor
         from trueup.doors.report.terminal import Terminal
         from trueup.foundation.store import open_capture
+        from trueup.foundation.words.wording import say
 
     if npy is not None and tensor is None:
-        raise TrueupError(
+        raise UsageError(
             "--npy needs a tensor.\n  expected: --tensor CALL SLOT --npy FILE\n  got:      --npy alone\n  next:     name the tensor"
         )
     conditions = read_conditions(where, nan=nan, inf=inf, saturated=saturated)
@@ -74,12 +75,15 @@ def show(
         _call(capture, chosen, call, against, console)
         return
     render_header(capture, chosen, console)
-    if tree:
-        render_tree(capture, chosen, console)
-    elif short:
-        render_list(*chosen_calls(capture, chosen, limit), console, several=len(capture.ranks) > 1)
-    else:
-        render_calls(capture, chosen, limit, console)
+    try:
+        if tree:
+            render_tree(capture, chosen, console)
+        elif short:
+            render_list(*chosen_calls(capture, chosen, limit), console, several=len(capture.ranks) > 1)
+        else:
+            render_calls(capture, chosen, limit, console)
+    except NothingChosen as none:  # an answer: no tensor with NaN
+        say(str(none))
 
 
 def _call(capture: Capture, chosen: Selection, name: str, against: Path | None, console: Console) -> None:
@@ -211,8 +215,8 @@ def _sorted(given: list[str]) -> tuple[list[Path], list[str]]:
     return captures, []
 
 
-def _refused(got: str) -> TrueupError:
-    return TrueupError(
+def _refused(got: str) -> UsageError:
+    return UsageError(
         "The captures cannot be told.\n"
         "  expected: one capture, two, or one and a command\n"
         f"  got:      {got}\n"
@@ -249,7 +253,7 @@ def overflow(
     replay: Annotated[bool, typer.Option("--replay", help=REPLAY)] = False,
     against: Annotated[File, typer.Option(metavar="BASE", help=AGAINST)] = None,
     html: Annotated[File, typer.Option(metavar="DIR", help="Save index.html and overflow.json there.")] = None,
-    json: Annotated[File, typer.Option(metavar="FILE", help="Save overflow.json under this name.")] = None,
+    json: Json = None,
 ) -> int:
     """Find the first call of a run that overflowed, and say whether it matters.
 
@@ -279,7 +283,7 @@ def import_(
 ) -> int:
     """Import a dump of msprobe, ptdbg, PaDiff, torch.utils.dumper or tfdbg, or a folder of arrays."""
     if output is None:
-        raise TrueupError(
+        raise UsageError(
             "There is no place for the capture.\n  expected: -o CAPTURE\n  got:      none\n"
             "  next:     trueup import dump/ -o runs/imported"
         )

@@ -3,13 +3,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, redirect_stdout
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Optional
+from typing import TYPE_CHECKING, Annotated, Any, Optional, TextIO
 
 import typer
 
-from trueup.foundation.model import LEVELS, PHASES, TrueupError
+from trueup.foundation.model import LEVELS, PHASES, UsageError
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -31,7 +33,32 @@ Rank = Annotated[Number, typer.Option("--rank", metavar="N", help="One rank.")]
 Phase = Annotated[Word, typer.Option("--phase", metavar="PHASE", help=f"{', '.join(PHASES)}, where CALL means several.")]
 Level = Annotated[Word, typer.Option("--level", metavar="LEVEL", help="module, api or aten.")]
 Timeout = Annotated[float, typer.Option(metavar="SECONDS", min=0, help="Ends a run that takes longer; 0: never.")]
-Json = Annotated[File, typer.Option("--json", metavar="FILE", help="Save all of it as JSON under this name.")]
+STDOUT = Path("-")
+
+_documents: list[TextIO] = []
+"""Standard output, while it is for the document of ``--json -`` and all else goes to standard error."""
+
+
+def _to_stdout(context: typer.Context, file: Path | None) -> Path | None:
+    if file == STDOUT:
+        context.with_resource(_kept_for_json())
+    return file
+
+
+@contextmanager
+def _kept_for_json() -> Iterator[None]:
+    _documents.append(sys.stdout)
+    try:
+        with redirect_stdout(sys.stderr):
+            yield
+    finally:
+        _documents.pop()
+
+
+Json = Annotated[
+    File, typer.Option("--json", metavar="FILE", callback=_to_stdout, help="Save all of it as JSON; -: print it, and no more.")
+]
+Quiet = Annotated[bool, typer.Option("--quiet", "-q", envvar="TRUEUP_QUIET", help="Do not say how far it is.")]
 Simulated = Annotated[bool, typer.Option("--simulated", help="npu is Trueup's simulated device.")]
 
 
@@ -47,27 +74,27 @@ def levels(given: Sequence[str] | None) -> tuple[str, ...] | None:
 
 
 def one(given: str | None, allowed: Sequence[str], option: str) -> str | None:
-    """Read an option that takes one of a few words, or none; raises TrueupError at another word."""
+    """Read an option that takes one of a few words, or none; raises UsageError at another word."""
     if given is None or given in allowed:
         return given
-    raise TrueupError(
+    raise UsageError(
         f"{option} cannot be read.\n  expected: one of {', '.join(allowed)}\n  got:      {given!r}\n"
         "  next:     correct it, or leave it out"
     )
 
 
 def some(given: Sequence[str], allowed: Sequence[str], option: str) -> tuple[str, ...]:
-    """Check each word of an option that takes several of a few; raises TrueupError at another word."""
+    """Check each word of an option that takes several of a few; raises UsageError at another word."""
     for word in given:
         one(word, allowed, option)
     return tuple(given)
 
 
 def required(command: Sequence[str] | None, what: str, example: str, expected: str = "a command to run") -> list[str]:
-    """Return the command behind ``--``; raises TrueupError where there is none to ``what`` (run, watch)."""
+    """Return the command behind ``--``; raises UsageError where there is none to ``what`` (run, watch)."""
     if not command:
         following = f"{example} -- python train.py" if expected == "a command to run" else example
-        raise TrueupError(f"There is nothing to {what}.\n  expected: {expected}\n  got:      none\n  next:     trueup {following}")
+        raise UsageError(f"There is nothing to {what}.\n  expected: {expected}\n  got:      none\n  next:     trueup {following}")
     return list(command)
 
 
@@ -75,7 +102,11 @@ def save_as_json(document: Callable[[], dict[str, Any]], file: Path | None, cons
     """Write a document where ``--json`` asks for it and say where it is; raises TrueupError where the file cannot be written."""
     if file is None:
         return
+    from trueup.doors.report.document import dumps
     from trueup.doors.report.saving import save_json
     from trueup.doors.report.terminal import print_written
 
-    print_written(save_json(document(), file), console)
+    if file == STDOUT:
+        print(dumps(document()), file=_documents[-1])
+    else:
+        print_written(save_json(document(), file), console, "json")

@@ -11,7 +11,7 @@ import typer
 
 from trueup.doors.cli import loading
 from trueup.doors.cli.options import File, Json, Output, Simulated, Timeout, Word, Words, required, save_as_json
-from trueup.foundation.model import TrueupError
+from trueup.foundation.model import UsageError
 
 if TYPE_CHECKING:
     from trueup.migration.port import Ported
@@ -62,7 +62,7 @@ def port(
     if live:
         return _run_live(words, to, simulated=simulated, limit=limit, patch=patch, json=json)
     if len(words) > 1:
-        raise TrueupError(
+        raise UsageError(
             f"One script or folder is ported at a time.\n  expected: {words[0]}\n  got:      {' '.join(words)}\n"
             f"  next:     trueup port {words[0]} -o ported; or with --run, to run a command"
         )
@@ -70,7 +70,7 @@ def port(
     if undo:
         return _take_back(place)
     if output is None and not check:
-        raise TrueupError(
+        raise UsageError(
             "Nothing says where the new scripts go.\n  expected: -o OUT, or --check\n  got:      neither\n"
             f"  next:     trueup port {place} -o ported"
         )
@@ -82,7 +82,7 @@ def port(
         from trueup.migration.port.proving import words_of
 
     if prove is not None and check:
-        raise TrueupError(
+        raise UsageError(
             "A port that is not written cannot be proved.\n  expected: --prove, or --check\n  got:      both\n"
             f"  next:     trueup port {place} -o ported --prove {prove!r}"
         )

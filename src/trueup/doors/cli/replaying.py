@@ -12,11 +12,11 @@ import typer
 
 from trueup.doors.cli import loading, options
 from trueup.doors.cli.options import File, Word, Words
-from trueup.foundation.model import LEVELS, PHASES, TrueupError
+from trueup.foundation.model import DETAILS, LEVELS, PHASES, UsageError
 
 Calls = Annotated[Words, typer.Option(metavar="PATTERN", help="Operators or scopes (glob, /expression/), or call numbers.")]
 Level = Annotated[Words, typer.Option(metavar="LEVEL", help="api or aten; else both, as far as recorded.")]
-Processes = Annotated[int, typer.Option("-j", metavar="N", help="Processes.", min=1)]
+Processes = Annotated[int, typer.Option("--jobs", "-j", metavar="N", help="Processes.", min=1)]
 Output = Annotated[File, typer.Option("--output", "-o", metavar="DIR", help="Save results there; go on where it was killed.")]
 
 
@@ -35,19 +35,25 @@ def replay(
         str, typer.Option(metavar="WHICH", help="device or recorded; else what is no CPU: whose results are judged.")
     ] = "",
     timeout: Annotated[float, typer.Option(metavar="SECONDS", help="After which a call is given up.", min=1)] = 300.0,
+    json: options.Json = None,
+    quiet: options.Quiet = False,
 ) -> int:
     """Execute each recorded call again with its recorded inputs, and compare its own error with the baseline's.
 
     Exit code 0: all that was judged is accurate, 1: some calls are wrong, 2: could not tell.
     """
     if reference != "float64":
-        raise TrueupError(f"--reference cannot be read.\n  expected: float64\n  got:      {reference!r}\n  next:     leave it out")
+        raise UsageError(f"--reference cannot be read.\n  expected: float64\n  got:      {reference!r}\n  next:     leave it out")
     which = options.one(judge or None, ("device", "recorded"), "--judge")
 
+    from trueup.analysis.rerun.processes import to_json
     from trueup.analysis.rerun.replay import LEVELS as EXECUTED
     from trueup.analysis.rerun.replay import Settings, run
     from trueup.doors.report.executed import render
+    from trueup.doors.report.progress import shown
     from trueup.doors.report.terminal import Terminal
+    from trueup.foundation.store import open_capture
+    from trueup.foundation.words.wording import say
 
     levels = options.some(options.levels(level) or EXECUTED, EXECUTED, "--level")
     phases = options.some(options.words(phase), PHASES, "--phase")
@@ -56,11 +62,15 @@ def replay(
         str(base), device, levels, phases or tuple(p for p in PHASES if p != "collective"), tuple(calls or ()), dedup,
         simulated=simulated, recorded=recorded, threads=1 if processes > 1 else 0,
     )  # fmt: skip
-    found = run(settings, output, processes=processes, timeout=timeout)
+    if open_capture(base).root.get("detail") != DETAILS[-1]:
+        say(f"{base} holds no elements: inputs are drawn to match the recorded numbers")
+    with shown(quiet=quiet):
+        found = run(settings, output, processes=processes, timeout=timeout)
     console = Terminal()
     render(found, console)
     if output is not None:
         console.print(f"  saved: {output}/replay.json, outcomes.parquet", style="dim", markup=False)
+    options.save_as_json(lambda: {"schema": "trueup-replay"} | to_json(found), json, console)
     return found.exit_code
 
 
@@ -71,6 +81,7 @@ def verify_capture(
     processes: Processes = 1,
     output: Output = None,
     simulated: options.Simulated = False,
+    quiet: options.Quiet = False,
 ) -> int:
     """Execute each call on the device that recorded it; its results must be the recorded bits, its tensors undamaged.
 
@@ -79,10 +90,14 @@ def verify_capture(
     from trueup.analysis.rerun.replay import LEVELS as EXECUTED
     from trueup.analysis.rerun.replay import verify
     from trueup.doors.report.executed import render_verification
+    from trueup.doors.report.progress import shown
     from trueup.doors.report.terminal import Terminal
 
     levels = options.some(options.levels(level) or EXECUTED, EXECUTED, "--level")
-    found = verify(capture, levels=levels, patterns=tuple(calls or ()), processes=processes, simulated=simulated, output=output)
+    with shown(quiet=quiet):
+        found = verify(
+            capture, levels=levels, patterns=tuple(calls or ()), processes=processes, simulated=simulated, output=output
+        )
     render_verification(found, Terminal())
     return found.exit_code
 

@@ -12,7 +12,7 @@ import typer
 
 from trueup.doors.cli import options as shared
 from trueup.doors.cli.options import File, Number, Word, Words
-from trueup.foundation.model import LEVELS, PHASES, TrueupError
+from trueup.foundation.model import LEVELS, PHASES, TrueupError, UsageError
 from trueup.foundation.words.wording import say
 from trueup.recording.recorder.options import FRAMES
 
@@ -34,7 +34,7 @@ SHADOW_EXIT = "Exit with 1 where a call is wrong, 2 where nobody can tell; else 
 
 def capture(
     command: shared.Command = None,
-    output: Annotated[File, typer.Option("--output", "-o", metavar="DIR", help="Where the capture goes.")] = None,
+    output: Annotated[File, typer.Option("--output", "-o", metavar="DIR", help="Where the capture goes; required.")] = None,
     level: Annotated[Words, typer.Option(metavar="LEVEL", help="module, api or aten, repeated; or all (the default).")] = None,
     detail: Annotated[str, typer.Option(metavar="DETAIL", help=DETAIL)] = "stats",
     steps: Steps = None,
@@ -64,7 +64,7 @@ def capture(
     if output is None or not command:
         missing = "-o DIR, where the capture goes" if output is None else "a command to run"
         example = "trueup capture -o runs/cpu -- python train.py"
-        raise TrueupError(f"There is nothing to capture.\n  expected: {missing}\n  got:      none\n  next:     {example}")
+        raise UsageError(f"There is nothing to capture.\n  expected: {missing}\n  got:      none\n  next:     {example}")
     options: dict[str, Any] = {
         "directory": str(output),
         "level": shared.levels(level) or LEVELS,
@@ -103,7 +103,7 @@ def _forced(inputs_from: Path | None, force: str | None) -> dict[str, Any]:
         return {"inputs_from": str(inputs_from.absolute()), "force": force}
     if force is not None:
         said = "--force needs a baseline.\n  expected: --inputs-from BASE\n  got:      none\n  next:     name one, or leave it out"
-        raise TrueupError(said)
+        raise UsageError(said)
     return {}
 
 
@@ -172,6 +172,7 @@ def triage(
     switches: Annotated[File, typer.Option(metavar="FILE", help="A table of switches of your own (docs/triage.md).")] = None,
     fusion_result: Annotated[File, typer.Option(metavar="FILE", help=FUSION_RESULT)] = None,
     every: Annotated[bool, typer.Option("--all", help="Make all three steps, also after one that explains it.")] = False,
+    json: shared.Json = None,
 ) -> int:
     """Find out whether a training is wrong by a float anomaly, by the compiler or fusion, or by an operator.
 
@@ -183,7 +184,7 @@ def triage(
     from trueup.analysis.triage.table import load
     from trueup.doors.report.overflow import save_page
     from trueup.doors.report.terminal import Terminal, print_saved
-    from trueup.doors.report.triage import render, save, trials_progress
+    from trueup.doors.report.triage import document, render, save, trials_progress
 
     console = Terminal()
     table = load(switches, shared.words(switch), fusion_result)
@@ -194,6 +195,7 @@ def triage(
     )  # fmt: skip
     render(found, console)
     print_saved(save(found), console)
+    shared.save_as_json(lambda: document(found), json, console)
     return found.exit_code
 
 

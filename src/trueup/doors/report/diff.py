@@ -4,7 +4,6 @@ or as strict JSON: numbers that it cannot hold are the strings ``NaN``, ``Infini
 from __future__ import annotations
 
 import dataclasses
-import json
 import math
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Literal
@@ -278,11 +277,12 @@ def _statistics(diff: TensorDiff, console: Console) -> None:
 FORMAT_VERSION = 1
 
 
-def to_json(diff: TensorDiff) -> str:
-    """Write all that is known of two tensors; docs/looking-around.md has the keys."""
+def document(diff: TensorDiff) -> dict[str, Any]:
+    """Return all that is known of two tensors; docs/looking-around.md has the keys."""
     sides = [side.values for side in (diff.baseline, diff.candidate)]
     there = [side for side in sides if side is not None]
-    document: dict[str, Any] = {
+    return {
+        "schema": "trueup-diff",
         "format_version": FORMAT_VERSION,
         "answer": diff.answer,
         "sentence": diff.sentence,
@@ -299,7 +299,6 @@ def to_json(diff: TensorDiff) -> str:
             for low, high, counts in (histograms(there) if diff.metrics is not None and len(there) == 2 else [])
         ],
     }
-    return json.dumps(json_plain(document), indent=2, allow_nan=False, ensure_ascii=False) + "\n"
 
 
 def _side(side: Operand) -> dict[str, Any]:

@@ -332,8 +332,8 @@ def cp(
 
     Returns 0 close, 1 not, 2 could not tell.
     """
-    from trueup.doors.report.diff import compare_tensors, render_diff, render_summary, to_json
-    from trueup.doors.report.saving import replaced
+    from trueup.doors.report.diff import compare_tensors, document, render_diff, render_summary
+    from trueup.doors.report.saving import save_json
     from trueup.foundation.kernels.tolerance import Tolerance
 
     session: Session = context.obj
@@ -345,9 +345,7 @@ def cp(
     render_diff(found, session.console)
     if save or output is not None:
         target = output or (session.results or Path()) / f"cp_{datetime.now():%Y%m%d%H%M%S}.json"
-        with replaced(target, "a file for the numbers") as temporary:
-            temporary.write_text(to_json(found), "utf-8")
-        session.console.print(Text(f"saved  {one_line(str(target))}"), soft_wrap=True)
+        session.console.print(Text(f"saved  {one_line(str(save_json(document(found), target)))}"), soft_wrap=True)
     return found.exit_code
 
 

@@ -13,6 +13,7 @@ from typing import TypeVar
 import numpy as np
 import pyarrow as pa
 
+from trueup.foundation.progress import advance
 from trueup.foundation.store.reader import Capture, Piece
 from trueup.foundation.store.sketches import Parts, SideBySide, Sketches
 
@@ -135,6 +136,8 @@ class Ahead:
         self._pool = ThreadPoolExecutor(len(captures), "trueup-reader")
         self._next: list[Future[pa.Table]] = []
         self._now: list[Records] = []
+        self._kind = "steps" if len({place.rank for place in self.places}) == 1 else "steps over all ranks"
+        self._passed, self._steps = 0, sum(len(place.steps) for place in self.places)
 
     def __enter__(self) -> Ahead:
         self._memory = pa.default_memory_pool()
@@ -152,6 +155,8 @@ class Ahead:
         """Return the records of the ``at``-th place, of each capture; begin with those of the next."""
         sketched = not self._now or any(records.sketched for records in self._now)
         place, following = self.places[at], self.places[at + 1 : at + 2]
+        advance("comparing", self._kind, self._passed, self._steps)
+        self._passed += len(place.steps)
         now = self._next if self._now else self._begin(place, self._needed)
         self._now = [
             Records(table.result(), capture.names, partial(self._read, side, place))

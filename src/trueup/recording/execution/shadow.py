@@ -24,7 +24,7 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 import xxhash
 
-from trueup.foundation.model import TrueupError
+from trueup.foundation.model import TrueupError, UsageError
 from trueup.foundation.store import layout
 from trueup.foundation.store.durable import write_file
 from trueup.foundation.store.parts import BROKEN, ROWS_PER_BYTE
@@ -61,17 +61,17 @@ class ShadowOptions:
     ) -> ShadowOptions:  # fmt: skip
         """Check the options of a shadow run: ``target`` is device and dtype of the reference (``cpu:float64``,
         ``cuda:0:float32``, ``cpu``), ``time`` the most that a step may take longer (``200ms``, ``2s``, ``0.5x`` of its own time,
-        or milliseconds). Raises TrueupError where a value is none of these."""
+        or milliseconds). Raises UsageError where a value is none of these."""
         device, _, dtype = target.rpartition(":") if target.rpartition(":")[2] in DTYPES else (target, ":", "float64")
         if not device or not re.fullmatch(r"[a-z]+(:[0-9]+)?", device):
-            raise TrueupError(
+            raise UsageError(
                 f"shadow {target!r} is no reference: expected DEVICE or DEVICE:DTYPE with a dtype of {' or '.join(DTYPES)}, "
                 "for example cpu:float64"
             )
         if not 0 < sample <= 1:
-            raise TrueupError(f"shadow sample {sample!r} is no share of the calls: expected a number above 0 and up to 1")
+            raise UsageError(f"shadow sample {sample!r} is no share of the calls: expected a number above 0 and up to 1")
         if not largest_mb > 0:
-            raise TrueupError(f"shadow largest {largest_mb!r} is no size: expected megabytes above 0")
+            raise UsageError(f"shadow largest {largest_mb!r} is no size: expected megabytes above 0")
         milliseconds, ratio = _limit(time)
         return cls(device, dtype, float(sample), int(seed), milliseconds, ratio, float(largest_mb))
 
@@ -92,7 +92,7 @@ def _limit(time: str | float | None) -> tuple[float | None, float | None]:
     except ValueError:
         amount = 0.0
     if match is None or amount <= 0:
-        raise TrueupError(f"shadow time {time!r} is no limit: expected e.g. 200ms, 2s or 0.5x (half of the step's own time)")
+        raise UsageError(f"shadow time {time!r} is no limit: expected e.g. 200ms, 2s or 0.5x (half of the step's own time)")
     if match[2] == "x":
         return None, amount
     return amount * (1000.0 if match[2] == "s" else 1.0), None

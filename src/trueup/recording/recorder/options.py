@@ -14,7 +14,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from trueup.foundation.model import DETAILS, LEVELS, PHASES, TrueupError
+from trueup.foundation.model import DETAILS, LEVELS, PHASES, UsageError
 
 
 class Patterns:
@@ -41,7 +41,7 @@ def _compile(pattern: str) -> re.Pattern[str]:
     try:
         return re.compile(pattern[1:-1] if is_regex else rf"\A{fnmatch.translate(pattern)}")
     except re.error as error:
-        raise TrueupError(f"pattern {pattern} is not a regular expression: {error}") from None
+        raise UsageError(f"pattern {pattern} is not a regular expression: {error}") from None
 
 
 Ranges = tuple[tuple[int, int | None], ...]
@@ -52,7 +52,7 @@ NumberSet = str | int | range | Iterable[int] | None
 
 def parse_numbers(value: NumberSet, what: str) -> Ranges | None:
     """Read a set of step or rank numbers: ``range(0, 3)``, ``[0, 2]``, ``7``, ``"0:3"``, ``"0,2,5:"``; None means all. Raises
-    TrueupError where the value is none of these, or selects nothing."""
+    UsageError where the value is none of these, or selects nothing."""
     if value is None:
         return None
     if isinstance(value, str):
@@ -64,10 +64,10 @@ def parse_numbers(value: NumberSet, what: str) -> Ranges | None:
     else:
         numbers = list(value) if isinstance(value, Iterable) else [value]
         if not all(isinstance(n, int) for n in numbers):
-            raise TrueupError(f"{what} {value!r} are no whole numbers: give e.g. 0:3 (0, 1 and 2), 0,2,5 or 10: (from 10 on)")
+            raise UsageError(f"{what} {value!r} are no whole numbers: give e.g. 0:3 (0, 1 and 2), 0,2,5 or 10: (from 10 on)")
         ranges = tuple((n, n + 1) for n in numbers)
     if not any(stop is None or stop > start for start, stop in ranges):
-        raise TrueupError(f"{what} {value!r} selects nothing: give e.g. 0:3 (0, 1 and 2), 0,2,5 or 10: (from 10 on)")
+        raise UsageError(f"{what} {value!r} selects nothing: give e.g. 0:3 (0, 1 and 2), 0,2,5 or 10: (from 10 on)")
     return ranges
 
 
@@ -77,7 +77,7 @@ def _parse_range(part: str, whole: str, what: str) -> tuple[int, int | None]:
         first = int(start or 0)
         return first, (int(stop) if stop else None) if colon else first + 1
     except ValueError:
-        raise TrueupError(f"{what} {whole!r} is not a set of numbers: expected e.g. 0:3, 0,2,5 or 10:, got {part!r}") from None
+        raise UsageError(f"{what} {whole!r} is not a set of numbers: expected e.g. 0:3, 0,2,5 or 10:, got {part!r}") from None
 
 
 def in_ranges(number: int, ranges: Ranges | None) -> bool:
@@ -114,24 +114,24 @@ class CaptureOptions:
         phase: str | Sequence[str] | None = None, on_error: str = "continue", compile: str = "off",
         shadow: dict[str, Any] | None = None, inputs_from: str | None = None, force: str | None = None, stop: bool = False,
     ) -> CaptureOptions:  # fmt: skip
-        """Check the options of `trueup.capture`; raise `TrueupError` where a value is unknown, or a selection selects nothing."""
+        """Check the options of `trueup.capture`; raise `UsageError` where a value is unknown, or a selection selects nothing."""
         levels = _words("level", LEVELS if level == "all" else level, LEVELS) if shadow is None else ("aten",)
         if shadow is not None and compile == "through":
-            raise TrueupError("a shadow run computes operators again, and compiled code has none: leave out --compile=through")
+            raise UsageError("a shadow run computes operators again, and compiled code has none: leave out --compile=through")
         phases = _words("phase", PHASES if phase is None else phase, PHASES)
         if not isinstance(detail, str):
-            raise TrueupError(f"detail is {detail!r}: expected one of {', '.join(DETAILS)}")
+            raise UsageError(f"detail is {detail!r}: expected one of {', '.join(DETAILS)}")
         (detail,) = _words("detail", detail, DETAILS)
         if on_error not in ("continue", "stop"):
-            raise TrueupError(f"on_error {on_error!r} is unknown: expected continue or stop")
+            raise UsageError(f"on_error {on_error!r} is unknown: expected continue or stop")
         if compile not in ("off", "through"):
-            raise TrueupError(f"compile {compile!r} is unknown: expected off or through")
+            raise UsageError(f"compile {compile!r} is unknown: expected off or through")
         chosen = parse_numbers(steps, "steps")
         if stop and (chosen is None or any(end is None for _, end in chosen)):
-            raise TrueupError("a run is stopped after the last step that is recorded: give steps with an end, e.g. --steps 0:3")
+            raise UsageError("a run is stopped after the last step that is recorded: give steps with an end, e.g. --steps 0:3")
         includes, excludes = _patterns(include), _patterns(exclude)
         if force is not None and inputs_from is None:
-            raise TrueupError("force says which calls get a baseline's inputs: name the baseline with inputs_from")
+            raise UsageError("force says which calls get a baseline's inputs: name the baseline with inputs_from")
         if inputs_from is not None:
             force, levels = _forced(inputs_from, force, levels)
         Patterns(includes), Patterns(excludes)  # an unreadable pattern is reported now, not in the training run
@@ -176,7 +176,7 @@ def _forced(baseline: str, force: str | None, levels: tuple[str, ...]) -> tuple[
     kept = tuple(level for level in levels if level in below)
     if not kept:
         rest = f"levels above show the run's own: record {' or '.join(below)}"
-        raise TrueupError(f"inputs are forced at level {found.level}, and {rest}")
+        raise UsageError(f"inputs are forced at level {found.level}, and {rest}")
     return found.level, kept
 
 
@@ -186,13 +186,13 @@ def _patterns(value: str | Sequence[str] | None) -> tuple[str, ...]:
 
 def _words(what: str, value: str | Sequence[str], known: Sequence[str]) -> tuple[str, ...]:
     if not isinstance(value, str | Iterable):
-        raise TrueupError(f"{what} is {value!r}: expected one or more of {', '.join(known)}")
+        raise UsageError(f"{what} is {value!r}: expected one or more of {', '.join(known)}")
     words = (value,) if isinstance(value, str) else tuple(value)
     for word in words:
         if word not in known:
-            raise TrueupError(f"{what} {word!r} is unknown: expected {', '.join(known)}")
+            raise UsageError(f"{what} {word!r} is unknown: expected {', '.join(known)}")
     if not words:
-        raise TrueupError(f"no {what} selected: expected one or more of {', '.join(known)}")
+        raise UsageError(f"no {what} selected: expected one or more of {', '.join(known)}")
     return tuple(word for word in known if word in words)
 
 
@@ -219,12 +219,12 @@ class WatchOptions:
 
     @classmethod
     def of(cls, stop_after: int | str | None = None, frames: int = FRAMES, budget: int | str = BUDGET) -> WatchOptions:
-        """Check the options; raise `TrueupError` where a value means nothing."""
+        """Check the options; raise `UsageError` where a value means nothing."""
         text = str(stop_after)
         if text not in ("None", "never") and not (text.isdigit() and int(text) > 0):
-            raise TrueupError(f"stop_after {stop_after!r} is unknown: expected a number of hits from 1 on, or never")
+            raise UsageError(f"stop_after {stop_after!r} is unknown: expected a number of hits from 1 on, or never")
         if frames < 0:
-            raise TrueupError(f"frames {frames} is too small: expected 0 or more calls before the bad one")
+            raise UsageError(f"frames {frames} is too small: expected 0 or more calls before the bad one")
         return cls(int(text) if text.isdigit() else None, frames, _bytes(budget))
 
     def to_json(self) -> str:
@@ -241,7 +241,7 @@ def _bytes(value: int | str) -> int:
     except (ValueError, OverflowError):
         size = 0
     if size <= 0:
-        raise TrueupError(f"budget {value!r} cannot be read: expected a size such as 500MB or 2GB")
+        raise UsageError(f"budget {value!r} cannot be read: expected a size such as 500MB or 2GB")
     return size
 
 
