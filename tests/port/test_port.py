@@ -4,7 +4,11 @@ from __future__ import annotations
 
 import ast
 import json
+import os
+import platform
 import shutil
+import subprocess
+import sys
 import zipfile
 from collections.abc import Iterable
 from pathlib import Path
@@ -71,6 +75,17 @@ def test_letters_alone_change_nothing(tmp_path: Path, name: str, to: str) -> Non
     inside = set(range(37, 40)) if name == "traps.txt" else set()  # a text of several lines is listed once
     missed = [n for n, line in enumerate(lines, 1) if "cuda" in line.lower() and n not in listed | inside]
     assert missed == []
+
+
+def test_torch_under_a_name_of_the_scripts_own(tmp_path: Path) -> None:
+    head, text = (
+        "import torch as th\n",
+        "from torch.cuda.amp import autocast\nx = th.ones(2).cuda() if th.cuda.is_available() else f(th.cuda)\n",
+    )
+    new = ported(tmp_path, head + text, "npu")
+    after = "from torch.amp import autocast\nx = th.ones(2).npu() if th.npu.is_available() else f(th.cuda)\n"
+    assert new == f"{head}import torch_npu\n{after}"
+    assert "th.accelerator.is_available()" in ported(tmp_path, head + text, "agnostic")
 
 
 def test_an_option_is_of_the_script_that_adds_it(tmp_path: Path) -> None:
@@ -221,8 +236,8 @@ def test_a_folder_with_a_script_that_cannot_be_read(tmp_path: Path, capsys: pyte
     (source / "notes.ipynb").write_text("{}")
     assert main(["port", str(source), "-o", str(tmp_path / "out"), "--to", "npu"]) == 0
     said = " ".join(capsys.readouterr().out.split())
-    assert "old.py is Python 2: convert it" in said
-    assert "notes.ipynb is a notebook: save it as a script first" in said
+    assert "is Python 2: convert it" in said
+    assert "a notebook: save it as a script first" in said
     assert (tmp_path / "out" / "old.py").read_bytes() == (source / "old.py").read_bytes()
 
 
@@ -231,7 +246,9 @@ def test_links_are_named_and_one_line_is_enough(tmp_path: Path) -> None:
     source.mkdir()
     (source / "a.py").write_text("import torch; torch.ones(2).cuda()\n")
     (source / "b.py").symlink_to("a.py")
+    (source / "checkpoints").mkdir()
     result = port(source, tmp_path / "out", to="npu")
+    assert (tmp_path / "out" / "checkpoints").is_dir()
     assert (tmp_path / "out" / "a.py").read_text() == "import torch_npu\nimport torch; torch.ones(2).npu()\n"
     assert [one.partition(" is a link")[0] for one in result.unread] == [str(source / "b.py")]
 
@@ -481,6 +498,28 @@ def test_a_port_is_proved(tmp_path: Path, to: str, warm: str, capsys: pytest.Cap
     found = json.loads(json_file.read_text())
     assert found["proof"]["exit_code"] == 0
     assert not [one for one in found["seen"] if one["look"]]
+
+
+UNWRITTEN = """\
+import ctypes
+c = ctypes.CDLL(None)
+c.malloc.restype, c.free.argtypes = ctypes.c_void_p, [ctypes.c_void_p]
+for size in (24, 600, 5000, 70000):
+    dirty = c.malloc(size)
+    ctypes.memset(dirty, 7, size)
+    c.free(dirty)
+    print(ctypes.string_at(c.malloc(size), size) == bytes(size))
+"""
+
+
+@pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="another allocator")
+def test_memory_that_nobody_wrote_reads_as_zeros_in_a_proof(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("GLIBC_TUNABLES", raising=False)
+    environment = {**os.environ, **proving.zeroed()}
+    ran = subprocess.run([sys.executable, "-c", UNWRITTEN], env=environment, capture_output=True, text=True, check=True)
+    assert ran.stdout.split() == ["True"] * 4
+    monkeypatch.setenv("GLIBC_TUNABLES", "glibc.malloc.arena_max=1")
+    assert proving.zeroed()["GLIBC_TUNABLES"].startswith("glibc.malloc.arena_max=1:glibc.malloc.perturb=255")
 
 
 @pytest.mark.usefixtures("autoloaded")

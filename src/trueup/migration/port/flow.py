@@ -20,7 +20,7 @@ Place: TypeAlias = "tuple[object, ...]"
 """Where a value is kept: a variable of a scope, an attribute of a class, a field of a variable, a key, an option, a return."""
 SHAPES: dict[Kind, re.Pattern[str]] = {
     "device": re.compile(r"cuda(:(\d+|%[ds]|\{.*\})?)?"),
-    "backend": re.compile(r"nccl|cpu:gloo,cuda:nccl"),
+    "backend": re.compile(r"(?i:nccl|cpu:gloo,cuda:nccl)"),  # PyTorch reads a backend in small letters
     "type": re.compile(r"torch\.cuda\.\w+Tensor"),
 }
 """How a text reads that is such a value."""
@@ -497,7 +497,8 @@ def option_of(call: ast.Call) -> str | None:
 def _shape(script: Script, node: ast.AST, kind: Kind) -> bool:
     """Return whether a text reads as such a value."""
     if isinstance(node, ast.JoinedStr):
-        return kind == "device" and literal(script.text(node)).startswith("cuda:")
+        inside = literal(script.text(node))
+        return kind == "device" and (inside == "cuda" or inside.startswith("cuda:"))
     value = _constant(node)
     return isinstance(value, str) and SHAPES[kind].fullmatch(value) is not None
 

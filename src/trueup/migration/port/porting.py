@@ -304,11 +304,15 @@ def _walk(root: Path) -> Iterator[Path]:
                 yield path
 
 
+def _folders(root: Path) -> list[Path]:
+    """Return a folder and those in it, empty ones, too."""
+    folders = [root, *(path for path in root.rglob("*") if path.is_dir() and not path.is_symlink())] if root.is_dir() else []
+    return [one for one in folders if not SKIPPED.intersection(one.relative_to(root).parts)]
+
+
 def _links(root: Path) -> list[Path]:
     """Return the links in a folder, which are left out."""
-    folders = [root, *(path for path in root.rglob("*") if path.is_dir() and not path.is_symlink())] if root.is_dir() else []
-    kept = [one for one in folders if not SKIPPED.intersection(one.relative_to(root).parts)]
-    return sorted(path for folder in kept for path in folder.iterdir() if path.is_symlink())
+    return sorted(path for folder in _folders(root) for path in folder.iterdir() if path.is_symlink())
 
 
 def _changed(writer: Writer, base: Path) -> Changed:
@@ -370,9 +374,12 @@ def _write(root: Path, target: Path, texts: dict[Path, bytes], result: Ported, a
                 "  got:      one with something in it\n  next:     name another with -o, or take the old one away"
             )
         target.parent.mkdir(parents=True, exist_ok=True)
+        inside = _folders(root)  # before there is one more
         with tempfile.TemporaryDirectory(dir=target.parent, prefix=f".{target.name}-") as folder:
             new = Path(folder) / "new"
             new.mkdir()
+            for one in inside:
+                (new / one.relative_to(base)).mkdir(parents=True, exist_ok=True)
             for path in _walk(root) if root.is_dir() else [root]:
                 if path.is_relative_to(Path(folder)):
                     continue
@@ -381,10 +388,10 @@ def _write(root: Path, target: Path, texts: dict[Path, bytes], result: Ported, a
                 shutil.copy2(path, to)
                 if path in texts:
                     to.write_bytes(texts[path])
-            for name, one in added.items():
+            for name, content in added.items():
                 if (new / name).exists():
                     raise _refused(base, f"no {name}, which is to be written", "one that is there", "rename yours first")
-                (new / name).write_text(one)
+                (new / name).write_text(content)
             (new / RECORD).write_bytes(record)
             new.rename(target)
     except OSError as error:

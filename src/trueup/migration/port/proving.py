@@ -177,6 +177,13 @@ def words_of(command: str) -> list[str]:
     return words
 
 
+def zeroed() -> dict[str, str]:
+    """Return the variables by which memory that nobody wrote (``torch.empty``) reads as zeros: GNU's allocator fills what it hands
+    out with the complement of `perturb`, but for what a thread keeps in its cache."""
+    kept = os.environ.get("GLIBC_TUNABLES")
+    return {"GLIBC_TUNABLES": ":".join([*([kept] if kept else []), "glibc.malloc.perturb=255:glibc.malloc.tcache_count=0"])}
+
+
 def record(
     into: Path, folder: Path, words: list[str], environment: dict[str, str | None], steps: int, **chosen: Any
 ) -> str | None:
@@ -185,6 +192,7 @@ def record(
     log = into.with_suffix(".log")
     program = words[0] if os.sep not in words[0] else str((folder / words[0]).absolute())
     command = [program, *words[1:]]
+    environment = {**zeroed(), **environment}
     code = execute(into, options, command, environment=environment, output=log, timeout=LIMIT, folder=folder, seed=SEED)
     recorded = (into / "manifest.json").is_file() and any(into.glob("rank-*/step-*/records-*"))
     if recorded and code == 0:

@@ -90,6 +90,11 @@ class Script:
         first = owner.imported.get(node.id)
         return None if first is None else ".".join([first, *reversed(parts)])
 
+    def called(self, module: str) -> str | None:
+        """Return the name under which the script has a module that it imports as another alone; None if under its own."""
+        aliases = [one for node in self.tree.body if isinstance(node, ast.Import) for one in node.names if one.name == module]
+        return None if any(one.asname is None for one in aliases) else next((one.asname for one in aliases), None)
+
     def within(self, node: ast.AST, kinds: type[ast.AST] | tuple[type[ast.AST], ...]) -> ast.AST | None:
         """Return the innermost node of some kinds around a node."""
         while (node := self.parents.get(node)) is not None:  # type: ignore[assignment]

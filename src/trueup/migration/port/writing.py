@@ -45,6 +45,7 @@ class Writer:
         self.edits: list[Edit] = []
         self._reasons: dict[int, tuple[str, bool]] = {}  # by the byte where it begins
         self._torch = False  # whether a name that was written needs `import torch`
+        self._called = script.called("torch")
         joined = [node for node in script.scopes if isinstance(node, ast.JoinedStr)]
         self._formatted = [script.span(node) for node in joined if '"' in script.text(node)[:3]]
         guards = set() if kernels is None else kernels.guards(script)
@@ -97,7 +98,9 @@ class Writer:
     def _edit(self, start: int, end: int, text: str, rule: str, why: str) -> None:
         if any(first < start < last for first, last in self._formatted):
             text = text.replace('"', "'")  # before Python 3.12 a formatted text holds none of its own quotes
-        self._torch = self._torch or "torch." in text
+        if self._called is not None and rule != "own":
+            text = re.sub(r"(?<![\w.\"'])torch\.", f"{self._called}.", text)
+        self._torch = self._torch or (self._called is None and "torch." in text)
         self.edits.append(Edit(start, end, text, rule, why))
 
     def _own_call(self, call: ast.Call) -> None:
@@ -284,7 +287,8 @@ class Writer:
             else:
                 self._reasons[start] = "the name of a type of CUDA's: say dtype= and device= in its place", True
         elif kind == "backend":
-            new = self.target.backend if inside == "nccl" or self.name == "agnostic" else text.replace("cuda:nccl", "npu:hccl")
+            whole = inside.lower() == "nccl" or self.name == "agnostic"
+            new = self.target.backend if whole else text.lower().replace("cuda:nccl", "npu:hccl")
             self._edit(start, end, new, "backend", "the backend of a process group")
         elif inside == "cuda" or (not self.project.numbered and re.fullmatch(r"cuda:\d+", inside)):
             owner = script.parents.get(node)
@@ -501,11 +505,11 @@ class Writer:
                 parts = [(written.span(1), where[0][1]), *((self.script.span(alias), name) for alias, _, name in where)]
                 for (first, last), text in parts:
                     if self.script.data[first:last].decode() != text:
-                        self._edit(first, last, text, rule, why)
+                        self.edits.append(Edit(first, last, text, rule, why))
                 return
         indent = self.script.data[self.script.line_start(node.lineno) : start].decode()
         lines = [f"from {one} import {', '.join(name for _, of, name in where if of == one)}" for one in modules]
-        self._edit(start, end, f"\n{indent}".join(lines) or "import torch", rule, why)
+        self.edits.append(Edit(start, end, f"\n{indent}".join(lines) or "import torch", rule, why))
 
     def _imports(self, more: Sequence[Edit]) -> None:
         """Import what was written: torch where only parts of it were imported, and torch_npu behind it."""
