@@ -14,6 +14,8 @@ if TYPE_CHECKING:
 pytest_plugins = ["frozen"]
 os.environ["USE_TF"] = "0"
 """transformers 4 is to leave TensorFlow alone: beside Keras 3 it does not import its Trainer otherwise."""
+os.environ["COLUMNS"] = "80"
+"""Lines of a pipe are as long as they are; tests look at what a terminal shows."""
 os.environ["TRUEUP_QUIET"] = "1"
 """On a busy machine anything may take ten seconds, and say so."""
 

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import gc
 import itertools
 import warnings
+import weakref
 from pathlib import Path
 
 import pytest
@@ -65,3 +67,13 @@ def test_a_stack_holds_the_line_that_called_once(tmp_path: Path) -> None:
     for frames in stacks:
         assert not any(one == other for one, other in itertools.pairwise(frames))
         assert not any("<called>" in one for one in frames)
+
+
+def test_nothing_of_a_program_is_held(tmp_path: Path) -> None:
+    held = {"torch": torch, "layer": nn.Linear(2, 2)}
+    layer = weakref.ref(held["layer"])
+    with trueup.capture(tmp_path / "run", level=("api",)):
+        exec("torch.relu(torch.ones(2))", held)
+        del held
+    gc.collect()
+    assert layer() is None

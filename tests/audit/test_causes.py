@@ -20,6 +20,7 @@ from trueup.foundation.settings import differing
 from trueup.foundation.words.reasons import in_words
 from trueup.foundation.words.sentence import Otherwise, verdict_lines
 from trueup.foundation.words.setting_sentence import setting_text, settings_text
+from verdict.captures import Recording, compared, normal
 
 CELLS = {
     "clip": "AdamW clipping: not set in the baseline, norm at 0.1 in the candidate",
@@ -282,6 +283,24 @@ def test_a_number_that_is_computed_of_lengths_follows_from_their_setting(before:
     assert len(kept) == (1 if follows else 2)
 
 
+def test_gradients_that_are_not_cleared_beside_another_optimizer(tmp_path: Path) -> None:
+    def run(op: str, *, cleared: bool) -> Recording:
+        made, weight, total = Recording(), normal(8, 8, seed=9), normal(8, 8) * 0
+        for step in (0, 1):
+            x = normal(8, 8, seed=step)
+            made.call("aten::mm", [x, weight], [x @ weight], step=step)
+            made.call("aten::mm", [x, x], [gradient := x @ x], step=step, phase="backward")
+            total = gradient if cleared or step == 0 else total + gradient
+            made.call(op, {"input.0": weight, "input.1": total}, [weight := weight - total], step=step, phase="optimizer")
+        return made
+
+    result = compared(tmp_path, run("adamw_", cleared=True), run("adam_", cleared=False))
+    said = "the gradients that the optimizer reads in the candidate only, from step 1 on: they are not cleared"
+    assert said in result.sentence
+    assert "no recorded backward" not in compared(tmp_path, run("adamw_", cleared=True), run("adam_", cleared=True)).sentence
+    assert "no recorded backward" not in compared(tmp_path, run("adamw_", cleared=False), run("adam_", cleared=False)).sentence
+
+
 def test_a_batch_s_size_decides_neither() -> None:
     sides = [{"settings": {"data": [{"class": "DataLoader", "batch_size": n}]}} for n in (4, 3)]
     mask = dataclasses.replace(slot("", "", "input.mask"), baseline="bool (4, 8)", candidate=None)
@@ -336,6 +355,25 @@ def test_what_one_run_alone_executes_is_one_finding_with_its_backward() -> None:
     forward, backward = finding("region", seq=(1, 1)), finding("region", phase="backward", seq=(2, 2))
     kept, _ = with_causes([forward, backward], {}, {}, Seen({place(one): runs for one in (forward, backward)}))
     assert [(one.phase, one.alike) for one in kept] == [("forward", 1)]
+
+
+def test_an_operator_alone_has_the_argument_as_the_function_calls_it() -> None:
+    given = slot('{"reduction": 1}', '{"reduction": 2}')
+    forward = finding(op="aten::f_forward", level="aten", api="f", source="a.py:3", slots=(given,))
+    backward = dataclasses.replace(forward, op="aten::f_backward", phase="backward")
+    kept, _ = with_causes([forward, backward], {}, {})
+    assert [(one.cause, one.alike) for one in kept] == [('reduction of f: "mean" in the baseline, "sum" in the candidate', 1)]
+    assert len(with_causes([forward, dataclasses.replace(backward, source="a.py:4")], {}, {})[0]) == 2
+
+
+def test_a_loss_s_own_setting_says_which_multiple_it_is() -> None:
+    sides = [{"settings": {"modules": {"loss": {"class": "CrossEntropy", "reduction": how}}}} for how in ("mean", "sum")]
+    made = (TensorStats(1, n, n, n, n, 0, 0, 0, 0, 0, 0) for n in (2.0, 8.0))
+    scaled = SlotComparison("output.0", "deviates", 3.0, "statistics", ("float32",) * 2, ("()",) * 2, *made)
+    (one,), _ = with_causes([finding("region", op="div", slots=(scaled,))], *sides)
+    assert one.cause == "reduction of loss (CrossEntropy): mean in the baseline, sum in the candidate"
+    (one,), _ = with_causes([finding("region", op="div", slots=(scaled,))], {}, {})
+    assert one.cause.startswith("the loss is 4 times the baseline's")
 
 
 def test_a_sum_in_place_of_a_mean_is_another_reduction() -> None:

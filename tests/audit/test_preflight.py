@@ -24,7 +24,7 @@ from torch.utils.data import DataLoader
 
 import trueup
 from trueup.analysis.audit.first_step import Draw, FirstStep, beginnings, first_step
-from trueup.analysis.audit.one_run import odd, worth_a_look
+from trueup.analysis.audit.one_run import _left_out, odd, worth_a_look
 from trueup.analysis.audit.preflight import came_along
 from trueup.comparison.result.causes import Seen, place, with_causes
 from trueup.doors.cli.app import run as run_command_line
@@ -155,6 +155,17 @@ def test_a_run_by_itself(tmp_path: Path) -> None:
         "1 of 10 parameters with a gradient is in no optimizer: 2.bias",
     )
     assert found.exit_code == 1
+
+
+def test_a_frozen_parameter_in_an_optimizer_hides_none_that_is_left_out() -> None:
+    modules = {
+        "0": {"weight.dtype": "float32", "weight.requires_grad": False}, "1": {"weight.dtype": "float32", "bias.dtype": "float32"},
+    }  # fmt: skip
+    held = {"class": "SGD", "groups": [{"parameters": 2}], "parameters": [["0.weight", "1.weight"]]}
+    said = "1 of 2 parameters with a gradient is in no optimizer: 1.bias"
+    assert list(_left_out({"settings": {"modules": modules, "optimizers": [held]}})) == [said]
+    for names in ([["1.weight", "1.bias"]], [["another", "names"]], []):
+        assert list(_left_out({"settings": {"modules": modules, "optimizers": [held | {"parameters": names}]}})) == []
 
 
 def test_required_values(baseline: Path, tmp_path: Path) -> None:

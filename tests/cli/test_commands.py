@@ -191,6 +191,16 @@ def test_a_shell_completes_commands_and_options(
     assert (ended.value.code, capsys.readouterr().out.split()) == (0, [said])
 
 
+def test_lines_are_broken_for_a_terminal_alone(trueup: Trueup, monkeypatch: pytest.MonkeyPatch) -> None:
+    compared(monkeypatch, result(culprits=[culprit()]))
+    narrow = trueup("compare", "a", "b").out
+    monkeypatch.delenv("COLUMNS")
+    piped = trueup("compare", "a", "b").out
+    assert piped.split() == narrow.split()
+    assert len(piped.splitlines()) < len(narrow.splitlines())
+    assert max(map(len, piped.splitlines())) < 400  # and nothing is filled up with blanks
+
+
 def test_a_document_on_standard_output_stands_there_alone(trueup: Trueup, monkeypatch: pytest.MonkeyPatch) -> None:
     compared(monkeypatch, result(verdict="deviates"))
     ran = trueup("compare", "a", "b", "--json", "-")

@@ -123,6 +123,9 @@ def test_a_word_that_is_broken() -> None:
     computes = "the candidate computes in bfloat16: {} of 9 products, float32 in the baseline"
     assert by_hand(said("lr: 1, 2", computes.format(8)), said(computes.format(7))).holds
     assert by_hand(said("lr: 1, 2", ""), said("")).holds  # a call without a cause
+    kept = by_hand(said("", "clip"), said("clip"))  # the call was mended
+    assert (kept.holds, kept.left, len(kept.undone)) == (True, ("clip",), 1)
+    assert not by_hand(said("", "clip"), said("", "clip")).gone
     order = "batches in another order from step 0: DataLoader seed: 0, 7"
     assert by_hand(said(order, "clip"), said("clip")).undone == ("DataLoader seed: 0, 7",)
 
@@ -139,7 +142,7 @@ def test_the_command(base: Path, tmp_path: Path, capsys: pytest.CaptureFixture[s
     assert "set = { eps = 1e-05 }" in out
     assert run_command_line([*words, "--undone", str(base)]) == 0
     assert "set back: eps of 2 LayerNorms (1, 5): 1e-05" in capsys.readouterr().out
-    assert run_command_line(["heal", str(candidate), "--undone", str(base)]) == 2
+    assert run_command_line(["heal", str(candidate), "--undone", str(base)]) == 64
     assert "goes with --baseline, and without a command" in capsys.readouterr().err
     assert undo(base, base, ["true"]).verdict == judge(base, base, base).verdict == "nothing to heal"
     with pytest.raises(TrueupError, match="is not empty"):

@@ -20,13 +20,15 @@ from typing import Any
 
 from trueup.analysis.anomalies import overflow
 from trueup.analysis.anomalies.describing import wider_module
-from trueup.analysis.audit.census import Census, census
+from trueup.analysis.audit.census import FINEST, Census, Counting, finest
+from trueup.analysis.audit.danger import family
 from trueup.analysis.audit.reading import Found, Steps, calls, parts
 from trueup.foundation.facts.anomaly import OverflowResult
 from trueup.foundation.settings import held_by, list_of, modules_of
 from trueup.foundation.store import Capture, open_capture
 from trueup.foundation.words.wording import clean, counted, number
 
+LEVELS = FINEST[1:]  # those whose calls stand in modules
 HALF, WIDE, BRAIN = "float16", ("float32", "float64"), "bfloat16"
 LARGEST = 65504.0  # of float16
 ROOM = 16.0  # a scaled gradient may still grow by this before it overflows
@@ -107,15 +109,15 @@ def amp(capture: str | Path | Capture, *, step: Steps = None, rank: Steps = None
         TrueupError: there is no such capture, step or rank.
     """
     given = open_capture(capture)
-    counts = census(given, step=step, rank=rank)
     found = overflow(given, step=step, rank=rank)
     manifest = next(iter(given.ranks.values()), {})
     held = modules_of(manifest)
+    ranges = _Ranges(given, step, rank, held, {one.step: one.scale for one in found.scale})
+    counts = ranges.counts
     modules = _modules(held, counts)
     narrow = next((dtype for dtype in counts.counts() if dtype in (HALF, BRAIN)), "")
     state = _state(counts, modules, narrow)
     scale = tuple((one.step, one.scale, one.skipped) for one in found.scale)
-    ranges = _Ranges(given, step, rank, held, {one.step: one.scale for one in found.scale})
     advice = [*_stay_wide(found, ranges), *_scaling(manifest, found, ranges, narrow)]
     faults = len(advice)
     advice += _other(found, ranges, narrow)
@@ -160,19 +162,28 @@ def _state(counts: Census, modules: tuple[Module, ...], narrow: str) -> str:
 
 
 class _Ranges:
-    """Magnitudes of a run: modules that compute delicate functions in float16, and the largest gradient without the scale."""
+    """Magnitudes of a run: modules that compute delicate functions in float16, and the largest gradient without the scale; beside
+    them, ``counts`` of its products."""
 
     def __init__(self, capture: Capture, step: Steps, rank: Steps, held: Held, scales: dict[int, float]) -> None:
         self.delicate: dict[str, tuple[str, float]] = {}  # module -> function and largest input
         self.beyond: dict[str, float] = {}  # module -> largest result in a wide dtype that float16 does not hold
         self.gradients: dict[int, float] = {}  # step -> largest finite gradient of a call, without the scale
         classes = {scope: str(module.get("class", "")) for scope, module in held.items()}
-        for of, at in parts(capture, step, rank):
-            for call in calls(capture, of, at, lambda _, __: True, ("max", "min"), ("api", "module")):
+        asked = list(parts(capture, step, rank))
+        counting, weights = Counting(capture, finest(capture, asked, LEVELS)), Counter[str]()
+        for of, at in asked:
+            every = calls(capture, of, at, lambda _, __: True, ("max", "min"), LEVELS)
+            counting.add(of, at, every)
+            for call in every:
+                if (of, at) == asked[0]:
+                    kinds = [row["dtype"] for name, row in call.slots.items() if name.startswith("param.") and row["dtype"]]
+                    weights.update(dtype for dtype in kinds if family(dtype) == "float")
                 if call.phase in ("forward", "recompute"):
                     self._forward(call, classes)
                 elif call.phase == "backward":
                     self._backward(call, at, scales.get(at, 1.0))
+        self.counts = counting.census(weights)
 
     def _forward(self, call: Found, classes: dict[str, str]) -> None:
         made = [row for row in call.made if row["dtype"] in (HALF, *WIDE)]

@@ -68,35 +68,48 @@ class Census:
 def census(capture: str | Path | Capture, *, step: Steps = None, rank: Steps = None) -> Census:
     """Count a run's matrix products and convolutions by dtype; raises TrueupError if there is no such capture, step or rank."""
     given = open_capture(capture)
-    counted_calls: Counter[tuple[str, str, str, str]] = Counter()
-    first: dict[tuple[str, str, str, str], tuple[int, int, int]] = {}
-    weights: Counter[str] = Counter()
     asked = list(parts(given, step, rank))
-    level = _finest(given, asked)
+    counting = Counting(given, finest(given, asked))
     for of, one in asked:
-        for call in innermost(calls(given, of, one, is_product, levels=(level,)) if level else []):
+        counting.add(of, one, calls(given, of, one, is_product, levels=(counting.level,)) if counting.level else [])
+    return counting.census(_weights(given, *asked[0]) if asked else Counter())
+
+
+class Counting:
+    """The products of one level, counted a rank and step at a time; ``level``: empty where there are none."""
+
+    def __init__(self, capture: Capture, level: str) -> None:
+        self.level = level
+        self._capture = capture
+        self._calls: Counter[tuple[str, str, str, str]] = Counter()
+        self._first: dict[tuple[str, str, str, str], tuple[int, int, int]] = {}
+
+    def add(self, rank: int, step: int, found: Iterable[Found]) -> None:
+        """Count the products among the calls of a rank and step."""
+        for call in innermost([one for one in found if one.level == self.level and is_product(one.op, one.level)]):
             dtype, phase = computes_in(call), PHASES.get(call.phase)
             if dtype is not None and phase is not None:
                 key = call.scope, call.op, phase, dtype
-                counted_calls[key] += 1
-                first.setdefault(key, (of, one, call.seq))
-    for of, one in asked[:1]:
-        weights = _weights(given, of, one)
-    totals: Counter[str] = Counter()
-    for (_, _, _, dtype), n in counted_calls.items():
-        totals[dtype] += n
-    rare = {dtype for dtype, _ in totals.most_common()[1:]}
-    places = Places(given)
-    products, sourced = [], 0
-    for (scope, op, phase, dtype), n in counted_calls.items():
-        source = None
-        if dtype in rare and sourced < NAMED * 2:  # those that a sentence may name
-            source, sourced = places.of(*first[scope, op, phase, dtype]).source, sourced + 1
-        products.append(Product(scope, op, phase, dtype, n, source))
-    manifest = next(iter(given.ranks.values()), {})
-    sentence = _sentence(products, totals, tuple(weights), manifest)
-    framework = str(manifest.get("framework", ""))
-    return Census(sentence, tuple(products), level, tuple(d for d, _ in weights.most_common()), framework)
+                self._calls[key] += 1
+                self._first.setdefault(key, (rank, step, call.seq))
+
+    def census(self, weights: Counter[str]) -> Census:
+        """Return what was counted; ``weights`` are the dtypes of parameters."""
+        totals: Counter[str] = Counter()
+        for (_, _, _, dtype), n in self._calls.items():
+            totals[dtype] += n
+        rare = {dtype for dtype, _ in totals.most_common()[1:]}
+        places = Places(self._capture)
+        products, sourced = [], 0
+        for (scope, op, phase, dtype), n in self._calls.items():
+            source = None
+            if dtype in rare and sourced < NAMED * 2:  # those that a sentence may name
+                source, sourced = places.of(*self._first[scope, op, phase, dtype]).source, sourced + 1
+            products.append(Product(scope, op, phase, dtype, n, source))
+        manifest = next(iter(self._capture.ranks.values()), {})
+        sentence = _sentence(products, totals, tuple(weights), manifest)
+        framework = str(manifest.get("framework", ""))
+        return Census(sentence, tuple(products), self.level, tuple(d for d, _ in weights.most_common()), framework)
 
 
 def computes_in(call: Found) -> str | None:
@@ -161,9 +174,9 @@ def _by_place(products: Iterable[Product]) -> dict[tuple[str, str, str], dict[st
     return found
 
 
-def _finest(capture: Capture, asked: Sequence[tuple[int, int]]) -> str:
-    """Return the finest level that holds a product."""
-    for level in FINEST:
+def finest(capture: Capture, asked: Sequence[tuple[int, int]], levels: Sequence[str] = FINEST) -> str:
+    """Return the finest one of some levels that holds a product, empty where none does."""
+    for level in levels:
         if level not in capture.levels:
             continue
         for rank, step in asked:

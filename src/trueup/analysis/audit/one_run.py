@@ -104,15 +104,18 @@ def _parameters(manifest: Mapping[str, Any]) -> dict[str, bool]:
 
 
 def _left_out(manifest: Mapping[str, Any]) -> Iterable[str]:
-    """Name parameters that are to be trained and that no optimizer holds."""
-    trained = [name for name, is_trained in _parameters(manifest).items() if is_trained]
+    """Name parameters that are to be trained and that no optimizer holds: by their names where all that it holds have one, for it
+    may hold frozen ones; else by their number."""
+    parameters = _parameters(manifest)
+    trained = [name for name, is_trained in parameters.items() if is_trained]
     optimizers = list_of(held_by(manifest), "optimizers")
     counts = [group.get("parameters") for one in optimizers for group in list_of(one, "groups")]
     held = sum(count for count in counts if isinstance(count, int))
-    if counts and None not in counts and len(trained) > held:
-        missing = len(trained) - held
-        known = {name for one in optimizers for group in names_held(one) for name in group}
-        names = [name for name in trained if name not in known] if known else []
+    known = {name for one in optimizers for group in names_held(one) for name in group}
+    told = known <= parameters.keys() and len(known) == held
+    names = [name for name in trained if name not in known] if known else []
+    missing = len(names) if told else len(trained) - held
+    if counts and None not in counts and missing > 0:
         which = f": {some(names)}" if len(names) == missing else ""
         verb = "is" if missing == 1 else "are"
         yield f"{missing:,} of {counted(len(trained), 'parameter')} with a gradient {verb} in no optimizer{which}"

@@ -234,15 +234,20 @@ def _sentence(found: Found, offered: Changes, attempts: Sequence[Attempt]) -> st
     return f"FOUND  {named}: the check passes with {many} {offered.done}"
 
 
+def _rest(count: int, noun: str) -> str:
+    return noun if count == 1 else counted(count, noun)
+
+
 def _remarks(found: Found, offered: Changes, attempts: Sequence[Attempt]) -> list[str]:
     lines = []
     if found.word == "found" and not offered.ordered:
         rest = len(offered.items) - len(found.chosen)
         if found.others:
-            lines.append(f"the other {counted(rest, offered.noun)} {offered.done} heal it as well: more than one change does")
+            heals = "heals" if rest == 1 else "heal"
+            lines.append(f"the other {_rest(rest, offered.noun)} {offered.done} {heals} it as well: more than one change does")
         elif rest:
             these = "it" if len(found.chosen) == 1 else "them"
-            others = f"the other {counted(rest, offered.noun)} {offered.done}"
+            others = f"the other {_rest(rest, offered.noun)} {offered.done}"
             lines.append(f"verified: it passed twice more with {these}, and failed with {others}")
     elif found.word == "found":
         lines.append("verified: it failed again there, and passed again before")

@@ -49,12 +49,14 @@ def kept_word(before: Result, after: Result, undone: Sequence[str]) -> Kept:
     """Compare what two verdicts name, of a run and of the run in which ``undone``, parts of the first one's causes, were set
     back."""
     named, now, back = _named(before), _named(after), [_key(one) for one in undone]
+    def is_back(keys: Keys, said: str) -> bool:
+        return keys[0] in back or said in undone  # a call without a cause is named by itself
+
     new = [said for keys, said in now.items() if not _is_named(keys, named, before)]
-    lost = [said for keys, said in named.items() if keys[0] not in back and not _is_named(keys, now, after)]
-    still = {keys[0] for keys in now}
-    left = [said for keys, said in now.items() if keys[0] not in back and said not in new]
-    new = [said for keys, said in now.items() if said in new and keys[0] not in back]
-    return Kept(tuple(undone), still.isdisjoint(back), tuple(left), tuple(new), tuple(lost))
+    lost = [said for keys, said in named.items() if not (is_back(keys, said) or _is_named(keys, now, after))]
+    left = [said for keys, said in now.items() if not is_back(keys, said) and said not in new]
+    new = [said for keys, said in now.items() if said in new and not is_back(keys, said)]
+    return Kept(tuple(undone), not any(is_back(*one) for one in now.items()), tuple(left), tuple(new), tuple(lost))
 
 
 Keys = tuple[str, str]
@@ -82,8 +84,12 @@ def _named(result: Result) -> dict[Keys, str]:
     for one in result.culprits:
         call = f"{one.phase} {one.level} {one.scope} {one.op}"
         for part in parts_of(one) or [""]:
-            found.setdefault((_key(part), call), part or f"{one.name} ({one.op})")
+            found.setdefault((_key(part), call), part or _call(one))
     return found
+
+
+def _call(finding: Finding) -> str:
+    return f"{finding.name} ({finding.op})"
 
 
 def _key(part: str) -> str:
@@ -155,9 +161,10 @@ def judge(baseline: str | Path, candidate: str | Path, undone: str | Path) -> Un
 
 
 def by_hand(before: Result, after: Result) -> Kept:
-    """Compare what two verdicts name where somebody set back the cause of the first culprit, or a part of it."""
+    """Compare what two verdicts name where somebody set back the cause of the first culprit, or a part of it; or mended its call,
+    where it has no cause."""
     now = {keys[0] for keys in _named(after)}
-    parts = [] if before.culprit is None else parts_of(before.culprit)
+    parts = [] if before.culprit is None else parts_of(before.culprit) or [_call(before.culprit)]
     return kept_word(before, after, [one for one in parts if _key(one) not in now] or parts)
 
 

@@ -44,6 +44,9 @@ WHOLE = 0.25
 NEAR = 0.01
 """How much further it may be where the loss is already off by that much for another reason; a multiple is a whole number still."""
 
+LOSS = "the loss "
+"""How causes begin that say what became of a loss."""
+
 CASTS = ("to", "_to_copy", "cast", "Cast", "convert_element_type")
 ORDERING = ("seed", "shuffle", "sampler")
 """Settings of a data loader that say in which order samples come; the others say how many batches there are, and how large."""
@@ -125,6 +128,10 @@ def with_causes(
             reaching = [one for one in settings if one.group == "data" and not _orders(one)]  # which make another number of batches
         shown += [one for one in reaching if one not in shown]
         cause = _cause(reaching, finding, own, seen)
+        reductions = [one for one in settings if one.name == "reduction"] if cause.startswith(LOSS) and not reaching else []
+        if len(reductions) == 1:  # which sum a loss is, its own setting tells
+            reaching, cause = reductions, settings_text(reductions)
+            shown += reductions
         if not cause and finding.kind == "region":  # what is passed to it is made by a call of one run, in the first step alone
             alone = seen.shown.get(place(finding)) is not None  # a module around it may lack a tensor, as another of its class does
             around = named.get(str(classes.get(finding.scope, {}).get("class")), "") if alone else ""
@@ -294,13 +301,14 @@ def _orders(setting: Setting) -> bool:
 
 def _follows(kept: Sequence[Finding], finding: Finding, own: Reason | None, cause: str) -> int | None:
     """Return the culprit with a cause that a further one only follows. What draws random numbers follows from what drew some in
-    one run alone; another argument of an operator from that of the function around it, and the same one as the operator
-    has it (1 for ``mean``); a module, in a later step, from one inside that lacks a tensor; a number from the lengths of axes of
-    which it is computed."""
+    one run alone; another argument of an operator from that of the function around it, or of another operator inside that, and
+    the same one as the operator has it (1 for ``mean``); a module, in a later step, from one inside that lacks a tensor; a
+    number from the lengths of axes of which it is computed."""
     drawer = normalised(own.facts[0].op) if own is not None and _is_drawn(own) and _draws(finding) else None
     for at, one in enumerate(kept):
         drawn = drawer == normalised(one.op)
-        inside = finding.kind == "argument" and finding.api == one.op
+        beside = finding.api == one.api is not None and finding.source == one.source
+        inside = finding.kind == "argument" and (finding.api == one.op or beside)
         inside = inside and (not cause or cause.partition(": ")[0] == one.cause.partition(": ")[0])
         told = own is not None or cause != ""
         if one.cause and (drawn or inside or (not told and (_is_around(finding, one) or _is_computed(finding, one)))):

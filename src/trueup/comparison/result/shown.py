@@ -174,6 +174,7 @@ class Unmade:
     def __init__(self) -> None:
         self.found: Reason | None = None
         self._made: set[int] = set()  # ranks in which a backward made them in a step before
+        self._read: tuple[dict[int, Given], dict[int, Given]] = {}, {}  # of each side by rank: what a backward made once
 
     def add(self, part: Part) -> None:
         """Look at the optimizers of a part."""
@@ -181,11 +182,31 @@ class Unmade:
         read = ~errors.outputs & part.streams[1].during("optimizer")[errors.calls[1][errors.pair]]
         made = [stream.producers[slots] for stream, slots in zip(part.streams, errors.slots, strict=True)]
         by = [(of != NONE) & stream.during("backward")[of] for stream, of in zip(part.streams, made, strict=True)]
+        lacks = [self._lacks(side, part.rank, stream) for side, stream in enumerate(part.streams)]
         for side in (0, 1):
-            if self.found is None and (read & by[1 - side] & (made[side] == NONE)).any():
-                self.found = Why.UNMADE(SIDES[side], part.step, part.rank in self._made)
+            paired = bool((read & by[1 - side] & (made[side] == NONE)).any())
+            if self.found is None and (paired or (lacks[side] and not lacks[1 - side])):
+                self.found = Why.UNMADE(SIDES[side], part.step, lacks[side] or part.rank in self._made)
         if (read & by[0] & by[1]).any():
             self._made.add(part.rank)
+
+    def _lacks(self, side: int, rank: int, stream: Stream) -> bool:
+        """Tell whether an operator of the optimizer reads nothing that a backward made where it did in a step before: two
+        optimizers have no operator in common."""
+        names, before = stream.names, self._read[side].setdefault(rank, set())
+        at = np.flatnonzero(stream.during("optimizer")[stream.call] & names.table(is_input)[stream.slot])
+        of = stream.producers[at]
+        given, number = np.unique(np.stack([stream.op[stream.call[at]], stream.slot[at]]), axis=1, return_inverse=True)
+        which = (of != NONE) & stream.during("backward")[of], of == NONE
+        counts = [np.bincount(number.reshape(-1)[one], minlength=given.shape[1]) > 0 for one in which]
+        named = [(names.name(int(op)), names.name(int(slot))) for op, slot in given.T]
+        made, unmade = ({one for one, has in zip(named, some, strict=True) if has} for some in counts)
+        lacks = bool(before & (unmade - made))
+        before |= made
+        return lacks
+
+
+Given = set[tuple[str | None, str | None]]  # operators and their slots
 
 
 class Alone:

@@ -71,5 +71,5 @@ def render_catalogue(faults: Collection[Row], noise: Collection[Row], console: C
 def _print(row: Row, console: Console) -> None:
     console.print()
     console.print(Text.assemble((row.name, "bold"), "  ", (f"{row.op}, {row.phase}", "dim")))
-    console.print(Padding(Text(row.what), (0, 0, 0, 4)))
-    console.print(Padding(Text.assemble(("to blame: ", "dim"), row.blame), (0, 0, 0, 4)))
+    console.print(Padding(Text(row.what), (0, 0, 0, 4), expand=False))
+    console.print(Padding(Text.assemble(("to blame: ", "dim"), row.blame), (0, 0, 0, 4), expand=False))

@@ -56,14 +56,15 @@ def render(replay: Replay, console: Console) -> None:
     console.print(line)
     rate = len(replay.outcomes) / replay.seconds if replay.seconds > 0 else math.nan
     counts = ", ".join(f"{number:,} {name}" for name, number in replay.counts.items())
-    console.print(Padding(Text(f"{counts}; {len(replay.outcomes):,} executed, {rate:,.0f} a second", style="dim"), (0, 0, 0, 2)))
+    rated = Text(f"{counts}; {len(replay.outcomes):,} executed, {rate:,.0f} a second", style="dim")
+    console.print(Padding(rated, (0, 0, 0, 2), expand=False))
     groups = [g for g in replay.groups if g.worst.verdict not in ("accurate", "not replayed", "could not tell")]
     if groups:
         console.print()
-        console.print(Padding(_table(groups[:GROUPS_SHOWN], wide=console.width >= WIDE), (0, 0, 0, 2)))
+        console.print(Padding(_table(groups[:GROUPS_SHOWN], wide=console.width >= WIDE), (0, 0, 0, 2), expand=False))
         for group in groups[:GROUPS_SHOWN][:3]:
             said = f"{group.kind}: {group.worst.sentence} (rule: {group.worst.rule}; {group.worst.origin})"
-            console.print(Padding(Text(clean(one_line(said)), style="dim"), (0, 0, 0, 2)))
+            console.print(Padding(Text(clean(one_line(said)), style="dim"), (0, 0, 0, 2), expand=False))
         print_more(console, len(groups) - GROUPS_SHOWN, " of call", "kind")
     _reasons(replay, console)
     for note in replay.notes:
@@ -107,7 +108,7 @@ def _reasons(replay: Replay, console: Console) -> None:
     console.print()
     console.print(Text(f"  not judged ({counted(sum(found.values()), 'call')})", style="bold"))
     for (kind, why), number in sorted(found.items(), key=lambda item: -item[1])[:REASONS_SHOWN]:
-        console.print(Padding(Text(clean(one_line(f"{number:,} x {kind}: {why}"))), (0, 0, 0, 4)))
+        console.print(Padding(Text(clean(one_line(f"{number:,} x {kind}: {why}"))), (0, 0, 0, 4), expand=False))
     print_more(console, len(found) - REASONS_SHOWN, "", "reason")
 
 
@@ -119,7 +120,7 @@ def render_verification(found: Verification, console: Console) -> None:
     damaged = [f"damaged: {said}" for said in found.damaged]
     for lines, noun, rest in ((reasons, "kind", " of call"), (damaged, "damaged tensor", "")):
         for line in lines[:REASONS_SHOWN]:
-            console.print(Padding(Text(clean(one_line(line))), (0, 0, 0, 2)))
+            console.print(Padding(Text(clean(one_line(line))), (0, 0, 0, 2), expand=False))
         print_more(console, len(lines) - REASONS_SHOWN, rest, noun)
     for note in found.replay.notes:
         console.print(Text(f"  note: {clean(one_line(note))}", style="dim"))
@@ -180,11 +181,11 @@ def render_healing(found: Healed | Undone, console: Console) -> None:
     first, *rest = clean(found.sentence).splitlines()
     print_lines(console, [head + first, *(" " * len(head) + line for line in rest)], len(head), HEALED[found.verdict])
     for line in found.uses:
-        console.print(Padding(Text(one_line(line), "dim", overflow="fold"), (0, 0, 0, len(head))))
+        console.print(Padding(Text(one_line(line), "dim", overflow="fold"), (0, 0, 0, len(head)), expand=False))
     if found.policy is not None and found.policy.exists():
         console.print()
         console.print(Text(f"  {found.policy.name}", "bold"))
-        console.print(Padding(Text(clean(found.policy.read_text(encoding="utf-8").rstrip()), "cyan"), (0, 0, 0, 4)))
+        console.print(Padding(Text(clean(found.policy.read_text(encoding="utf-8").rstrip()), "cyan"), (0, 0, 0, 4), expand=False))
     if found.verdict == "healed":
         print_next(console, "keep it in the training", [f'trueup.apply_policy(model, "{found.policy}")'])
 

@@ -178,7 +178,7 @@ def _facts(
     inside = [call_name(**facts) for seq in around.ancestors(node.call.seq)[:1] if (facts := _named(around, seq))]
     if inside:
         rows.append(("inside", inside[0]))
-    console.print(Padding(labelled(rows), (0, 0, 0, 2)))
+    console.print(Padding(labelled(rows), (0, 0, 0, 2), expand=False))
 
 
 def _judged(judged: Mapping[str, Any]) -> str:
@@ -191,14 +191,14 @@ def _judged(judged: Mapping[str, Any]) -> str:
 def _both(before: Node, after: Node, console: Console) -> None:
     found = list(slots_of(before, after))
     rows = [slot_row(slot) for slot, _ in found]
-    console.print(Padding(slot_table(rows), (0, 0, 0, 2)))
+    console.print(Padding(slot_table(rows), (0, 0, 0, 2), expand=False))
     told = [(slot.slot, _cosine(diff)) for slot, diff in found if diff is not None]
     cosines = [f"{one_line(name)} {text}" for name, text in told if text]
     if cosines:
-        console.print(Padding(Text.assemble(("cosine   ", "dim"), "   ".join(cosines)), (0, 0, 0, 2)))
+        console.print(Padding(Text.assemble(("cosine   ", "dim"), "   ".join(cosines)), (0, 0, 0, 2), expand=False))
     if any(row.method == "sketch" for row in rows):
         more = "≈ estimated from sketches, about ±18 %. Recorded with --detail tensor: exact, with the worst elements (`cp`)."
-        console.print(Padding(Text(more, "dim"), (0, 0, 0, 2)))
+        console.print(Padding(Text(more, "dim"), (0, 0, 0, 2), expand=False))
 
 
 def _cosine(diff: TensorDiff) -> str:
@@ -224,7 +224,7 @@ def _neighbours(around: Surroundings, node: Node, console: Console) -> None:
         if at is not None and (facts := _named(around, at)):
             grid.add_row(Text(label, "dim"), "", f"seq {at}", Text(call_name(**facts), overflow="fold"))
     console.print()
-    console.print(Padding(grid, (0, 0, 0, 2)))
+    console.print(Padding(grid, (0, 0, 0, 2), expand=False))
 
 
 def _link(around: Surroundings, link: Link, own: str, other: str) -> Sequence[Text | str]:

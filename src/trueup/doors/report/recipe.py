@@ -63,11 +63,11 @@ def render(found: RecipeResult, console: Console) -> None:
     for outcome in found.outcomes:
         console.print(steps_table([outcome], *widths))
         if outcome.rungs:
-            console.print(Padding(_ladder(outcome.rungs), (1, 0, 1, 2)))
+            console.print(Padding(_ladder(outcome.rungs), (1, 0, 1, 2), expand=False))
         if outcome.status in ("DEVIATES", "could not tell") and outcome.limit:
             said = (("fails where", outcome.limit), ("after", one_line(outcome.origin)))
             dim = ((label, Text(text, "dim", overflow="fold")) for label, text in said)
-            console.print(Padding(labelled(dim), (0, 0, 1, 2)))
+            console.print(Padding(labelled(dim), (0, 0, 1, 2), expand=False))
     console.print()
     console.print(Text.assemble(conclusion(found)))
     if found.advice is not None:

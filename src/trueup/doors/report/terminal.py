@@ -49,12 +49,18 @@ COLOURS = {"deviates": "bold red", "aligned": "bold green", "inconclusive": "bol
 STATES = {"deviates": "red", "incomparable": "yellow"}
 
 
+UNBOUNDED = 4096
+"""Columns of a line that nobody sees on a screen."""
+
+
 class Terminal(Console):
     """Standard output. A reader who leaves (``| head``) ends the printing alone: reports are saved, the exit code is the
-    verdict's."""
+    verdict's. A file or another program gets lines as long as they are, unless ``COLUMNS`` says how long they may be."""
 
     def __init__(self, **options: Any) -> None:
         super().__init__(highlight=False, **options)
+        if not self.is_terminal and "width" not in options and "COLUMNS" not in os.environ:
+            self.width = UNBOUNDED
 
     def on_broken_pipe(self) -> None:
         """Print no more."""
@@ -188,7 +194,7 @@ def _unmatched(result: Result) -> Table:
         table.add_row(Text(finding.side, "dim"), name, Text(operators(finding), overflow="fold"))
         near = ", ".join(f"{word} {name}" for word, name, _ in result_view.neighbour_lines(finding))
         if near:
-            table.add_row("", Padding(Text(near, "dim", overflow="fold"), (0, 0, 0, 2)), "")
+            table.add_row("", Padding(Text(near, "dim", overflow="fold"), (0, 0, 0, 2), expand=False), "")
     return table
 
 
@@ -208,7 +214,7 @@ def _findings(findings: Sequence[Finding]) -> Table:
         if finding.source:
             lines.append(f"your code: {user_source(finding.source, finding.stack)}")
         for line in lines:
-            table.add_row(Padding(Text(line, "dim", overflow="fold"), (0, 0, 0, 4)))
+            table.add_row(Padding(Text(line, "dim", overflow="fold"), (0, 0, 0, 4), expand=False))
     return table
 
 
@@ -294,7 +300,7 @@ def section(console: Console, title: str | None, body: RenderableType) -> None:
     console.print()
     if title:
         console.print(Text(title, "bold"))
-    console.print(Padding(body, (0, 0, 0, 2)))
+    console.print(Padding(body, (0, 0, 0, 2), expand=False))
 
 
 def labelled(rows: Iterable[tuple[str, str | Text]]) -> Table:

@@ -149,12 +149,21 @@ def named_argument(finding: Finding) -> str:
     slot = _worst(finding, "value") if finding.kind == "argument" and finding.phase != "backward" else None
     function = one_line(finding.api or finding.op)
     changes = changed_arguments(slot) if slot is not None else []
+    names = [argument_name(finding.op, given) for given, *_ in changes]
     named = [
-        f"{name} of {function}: {before} in the baseline, {after} in the candidate"
-        for name, before, after in ((argument_name(finding.op, given), *sides) for given, *sides in changes)
+        f"{name} of {function}: {_as_said(name, before)} in the baseline, {_as_said(name, after)} in the candidate"
+        for name, (_, before, after) in zip(names, changes, strict=True)
         if name.isidentifier() and name != "arguments"
     ]
     return "; ".join(named)
+
+
+REDUCTIONS = {"0": '"none"', "1": '"mean"', "2": '"sum"'}
+"""How PyTorch's functions call what its operators count (``torch.nn._reduction.get_enum``)."""
+
+
+def _as_said(name: str, value: str) -> str:
+    return REDUCTIONS.get(value, value) if name == "reduction" else value
 
 
 def given_number(finding: Finding) -> str:

@@ -21,23 +21,20 @@ CALLED = "<called>"
 _CALL = "lambda function, /, *args, **kwargs: function(*args, **kwargs)"
 _MOST = 20_000
 """Lines that are kept: a program that compiles code as it goes on has no end of them."""
-_known: dict[tuple[int, int], FunctionType] = {}
-"""By address of a code, which is held for that, and instruction."""
+_known: dict[tuple[int, int], tuple[CodeType, CodeType]] = {}
+"""What calls, by address of a code, which is held for that, and instruction; no globals, which hold a program's models."""
 
 
 def from_line(frame: FrameType) -> Callable[..., Any]:
     """Return what calls a function, ``(function, *args, **kwargs)``, from the line that a frame is at."""
     code = frame.f_code
-    known = _known.get((id(code), frame.f_lasti))
-    return known if known is not None and known.__globals__ is frame.f_globals else _add(frame, code)
-
-
-def _add(frame: FrameType, code: CodeType) -> FunctionType:
-    if len(_known) >= _MOST:
-        _known.clear()
-    made = _known[id(code), frame.f_lasti] = FunctionType(_at(code.co_filename, frame.f_lineno or 1), frame.f_globals)
-    made.__dict__["code"] = code
-    return made
+    key = id(code), frame.f_lasti
+    made = _known.get(key)
+    if made is None:
+        if len(_known) >= _MOST:
+            _known.clear()
+        made = _known[key] = _at(code.co_filename, frame.f_lineno or 1), code
+    return FunctionType(made[0], frame.f_globals)
 
 
 def _at(file: str, line: int) -> CodeType:
