@@ -129,6 +129,11 @@ def test_the_profiler_has_columns_of_the_device(tmp_path: Path) -> None:
     assert "Self NPU time total" in table
     rows = {one.key: one for one in prof.key_averages() if one.device_type.name == "CPU"}
     assert 0 < rows["aten::addmm"].device_time_total <= rows["aten::addmm"].cpu_time_total
+    with torch.autograd.profiler.profile(use_npu=True, profile_memory=True) as prof:
+        made = model(torch.ones(5, 3, device="npu"))
+    assert "Self NPU Mem" in str(prof.key_averages().table())
+    sizes = {one.key: one.self_device_memory_usage for one in prof.key_averages() if one.device_type.name == "CPU"}
+    assert (sizes["aten::addmm"], sizes["aten::t"]) == (made.nbytes, 0)
     with torch.npu.profile(str(tmp_path / "made")):
         model(torch.ones(1, 3).npu())
     assert "addmm" in (tmp_path / "made" / "trace.json").read_text()

@@ -13,17 +13,29 @@ from typing import Any
 import torch
 from torch.autograd import DeviceType
 from torch.autograd import profiler as autograd_profiler
+from torch.utils._pytree import tree_leaves
 
 from trueup.simdev import tensor
 from trueup.simdev.tensor import Plan
 
 MARK = "npu kernel"
+GREW = "npu kernel's bytes: "
 _PROFILE = autograd_profiler.profile
 
 
 def _timed(func: Any, plan: Plan, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     with autograd_profiler.record_function(f"{MARK}: {plan.name}"):
-        return tensor.run(func, plan, args, kwargs)
+        made = tensor.run(func, plan, args, kwargs)
+        given = _storages((args, kwargs))
+        grew = sum(size for storage, size in _storages(made).items() if storage not in given)
+        with autograd_profiler.record_function(f"{GREW}{grew}"):
+            return made
+
+
+def _storages(tree: Any) -> dict[int, int]:
+    """Return the bytes of the storages of all tensors in a tree, by address."""
+    storages = [leaf.untyped_storage() for leaf in tree_leaves(tree) if isinstance(leaf, torch.Tensor)]
+    return {storage.data_ptr(): storage.nbytes() for storage in storages}
 
 
 class profile(_PROFILE):  # type: ignore[misc, valid-type]
@@ -59,10 +71,12 @@ def _assign(events: Any, simple: bool) -> None:
     for kernel in events:
         if not kernel.name.startswith(MARK) or id(kernel) in inside:
             continue
-        below = list(kernel.cpu_children)
+        below, grew = list(kernel.cpu_children), 0
         while below:
             child = below.pop()
             inside.add(id(child))
+            if child.name.startswith(GREW):
+                grew += int(child.name.removeprefix(GREW))
             below.extend(child.cpu_children)
         kernel.name, kernel.cpu_children = kernel.name.removeprefix(f"{MARK}: "), []
         owner, kernel.cpu_parent = kernel.cpu_parent, None
@@ -70,12 +84,20 @@ def _assign(events: Any, simple: bool) -> None:
             owner.cpu_children = [child for child in owner.cpu_children if child is not kernel]
             owner = owner.cpu_parent
         if owner is not None:
+            _allocate(owner, grew)
             owner.append_kernel(kernel.name, 0, kernel.time_range.elapsed_us())
             owner.cpu_children = [child for child in owner.cpu_children if child is not kernel]
         kernel.device_type, kernel.is_user_annotation = DeviceType.PrivateUse1, False
     events[:] = [
         one for one in events if id(one) not in inside and (not simple or one.device_type is DeviceType.PrivateUse1)
     ]  # fmt: skip
+
+
+def _allocate(owner: Any, size: int) -> None:
+    """Count bytes of the device that an operator took; those around it hold them, too."""
+    while owner is not None:
+        owner.device_memory_usage += size
+        owner = owner.cpu_parent
 
 
 class profileConfig:

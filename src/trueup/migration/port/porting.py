@@ -157,39 +157,10 @@ def port(
     known = known.with_similar() if "similar" in chosen else known
     files = _scripts(root)
     base = root if root.is_dir() else root.parent
-    scripts, unread = [], []
-    for path in files:
-        try:
-            scripts.append(reading.read(path, ".".join(path.relative_to(base).with_suffix("").parts)))
-        except TrueupError as error:
-            if not root.is_dir():
-                raise _refused(root, READABLE, str(error), "mend it there, and port it again") from None
-            unread.append(str(error))
-    if not any(b"torch" in script.data for script in scripts):
-        raise TrueupError(
-            f"{root} does not use PyTorch.\n  expected: a training script that imports torch, or a folder with one\n"
-            f"  got:      {counted(len(scripts), 'script')} without it" + (f"; {unread[0]}" if unread else "") + "\n"
-            "  next:     name the folder that holds the training"
-        )
-    unread += [f"{path} is a link: it was not followed, and is not in the output" for path in _links(root)]
-    unread += [f"{path} is {NOTEBOOK}" for path in (_walk(root) if root.is_dir() else ()) if path.suffix == ".ipynb"]
+    scripts, unread = _read(root, base, files)
     project = Project(scripts, known)
     spread = None if distributed is None else Distributor(project, distributed, base, model)
-    devices = choosing.device_of_environment(project, to) if "specify-device" in chosen else {}
-    kernels = Kernels(project)
-    writers = []
-    for script in scripts:
-        more = [
-            *(() if spread is None else spread.edits[script]),
-            *choosing.edits(project, script, chosen),
-            *devices.get(script, ()),
-        ]
-        writer = Writer(project, script, to, mine, more, kernels)
-        writer.left += [] if spread is None else spread.left[script]
-        if not writer.edits or _is_python(writer.text):
-            writers.append(writer)
-        else:
-            unread.append(f"{script.path}: what was to be written is no Python; it was left as it is: report this")
+    writers = _writers(project, to, mine, chosen, spread, unread)
     texts = {writer.script.path: writer.text for writer in writers if writer.edits}
     changed = tuple(_changed(writer, base) for writer in writers if writer.edits)
     seen = tuple(
@@ -213,6 +184,49 @@ def port(
     if target is not None:
         _write(root, target, texts, result, added)
     return result
+
+
+def _read(root: Path, base: Path, files: Sequence[Path]) -> tuple[list[reading.Script], list[str]]:
+    """Return the scripts, and what there is to say of files that were not read."""
+    scripts, unread = [], []
+    for path in files:
+        try:
+            scripts.append(reading.read(path, ".".join(path.relative_to(base).with_suffix("").parts)))
+        except TrueupError as error:
+            if not root.is_dir():
+                raise _refused(root, READABLE, str(error), "mend it there, and port it again") from None
+            unread.append(str(error))
+    if not any(b"torch" in script.data for script in scripts):
+        raise TrueupError(
+            f"{root} does not use PyTorch.\n  expected: a training script that imports torch, or a folder with one\n"
+            f"  got:      {counted(len(scripts), 'script')} without it" + (f"; {unread[0]}" if unread else "") + "\n"
+            "  next:     name the folder that holds the training"
+        )
+    unread += [f"{path} is a link: it was not followed, and is not in the output" for path in _links(root)]
+    unread += [f"{path} is {NOTEBOOK}" for path in (_walk(root) if root.is_dir() else ()) if path.suffix == ".ipynb"]
+    return scripts, unread
+
+
+def _writers(
+    project: Project, to: str, mine: Own, chosen: tuple[str, ...], spread: Distributor | None, unread: list[str]
+) -> list[Writer]:
+    """Return what writes each script anew; what would be no Python is left as it was, and said in ``unread``."""
+    devices = choosing.device_of_environment(project, to) if "specify-device" in chosen else {}
+    kernels = Kernels(project)
+    writers = []
+    for script in project.scripts:
+        more = [
+            *(() if spread is None else spread.edits[script]),
+            *choosing.edits(project, script, chosen),
+            *devices.get(script, ()),
+        ]
+        writer = Writer(project, script, to, mine, more, kernels)
+        writer.left += [] if spread is None else spread.left[script]
+        if not writer.edits or _is_python(writer.text):
+            writers.append(writer)
+        else:
+            unread.append(f"{script.path}: what was to be written is no Python; it was left as it is: report this")
+    return writers
 
 
 def undo(folder: str | Path) -> tuple[int, tuple[str, ...]]:
