@@ -67,6 +67,11 @@ def test_a_row_is_not_found_in_what_looks_like_it(name: str, line: str) -> None:
     assert name not in names(script(line))
 
 
+@pytest.mark.parametrize("swap", ["transpose(2, 1)", "swapaxes(1, 2)", "permute(0, 2, 1, 3, 4)", "transpose(1, 2).contiguous()"])
+def test_a_shuffle_is_found_however_it_swaps(swap: str) -> None:
+    assert names(script(f"y = x.view(b, g, c // g, h, w).{swap}.reshape(b, c, h, w)")) == ["channel-shuffle"]
+
+
 def test_a_chain_of_assignments_is_one_expression() -> None:
     steps = ["x = x.view(b, g, c, h, w)", "# a remark", "x = torch.transpose(x, 1, 2).contiguous()", "y = x.reshape(b, -1, h, w)"]
     chain = "\n    ".join(steps)

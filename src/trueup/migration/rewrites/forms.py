@@ -1,8 +1,8 @@
 """Expressions of Python in one form, and whether one has the form of another.
 
 In a pattern a name in capitals stands for any expression, the same one wherever it stands again. ``torch.f(x, ...)`` and
-``x.f(...)``, ``reshape`` and ``view``, ``permute(0, 2, 1, ...)`` and ``transpose(1, 2)``, ``x ** 2`` and ``x.pow(2)``, ``dim=`` and
-its place, ``.values`` and ``[0]`` are one form.
+``x.f(...)``, ``reshape``, ``view`` and ``contiguous().view``, ``permute(0, 2, 1, ...)``, ``swapaxes(1, 2)`` and
+``transpose(1, 2)``, ``x ** 2`` and ``x.pow(2)``, ``dim=`` and its place, ``.values`` and ``[0]`` are one form.
 """
 
 from __future__ import annotations
@@ -15,8 +15,8 @@ from typing import Any
 from trueup.migration.rewrites.catalogue import Kind
 
 METHODS = frozenset((
-    "transpose", "permute", "reshape", "view", "contiguous", "max", "sum", "mean", "exp", "rsqrt", "pow", "square", "sqrt",
-    "flatten", "index_select", "std_mean", "var",
+    "transpose", "swapaxes", "swapdims", "permute", "reshape", "view", "contiguous", "max", "sum", "mean", "exp", "rsqrt", "pow",
+    "square", "sqrt", "flatten", "index_select", "std_mean", "var",
 ))  # fmt: skip
 """Functions of torch that are methods of its tensors, too."""
 BY_DIMENSION = frozenset(("max", "sum", "mean", "std_mean", "var", "softmax"))
@@ -48,11 +48,14 @@ class _Form(ast.NodeTransformer):
         numbers = [one.value if isinstance(one, ast.Constant) else None for one in node.args]
         if name == "permute" and numbers[:3] == [0, 2, 1] and numbers[3:] == list(range(3, len(numbers))):
             name, node.args = "transpose", [ast.Constant(1), ast.Constant(2)]
-        elif name == "transpose" and numbers == [2, 1]:
+        elif name in ("transpose", "swapaxes", "swapdims") and numbers == [2, 1]:
             node.args = node.args[::-1]
         elif name == "square" and not node.args:
             name, node.args = "pow", [ast.Constant(2)]
-        node.func = ast.Attribute(of, "view" if name == "reshape" else name, ast.Load())
+        name = {"reshape": "view", "swapaxes": "transpose", "swapdims": "transpose"}.get(name, name)
+        if name == "view" and isinstance(of, ast.Call) and isinstance(of.func, ast.Attribute) and of.func.attr == "contiguous":
+            of = of.func.value  # a view of what is not contiguous does not exist, and reshape copies by itself
+        node.func = ast.Attribute(of, name, ast.Load())
         return node
 
     def visit_BinOp(self, node: ast.BinOp) -> ast.AST:
