@@ -114,6 +114,12 @@ def test_all_in_float16_without_a_loss_scale(tmp_path: Path) -> None:
     assert "computes in float16, which autocast keeps in float32" in throughout.advice[0].why
     assert "scope = \"1\"" in throughout.policy
     assert (o2.state, [one.what for one in o2.advice]) == ("O2", ["a loss scale is missing"])
+    by_hand = O2.replace("WIDE", "True").replace(".mean().backward()", ".mean().mul(128.0).backward()")
+    script.write_text(by_hand.replace("optimizer.step()", "[one.grad.div_(128.0) for one in net.parameters()]; optimizer.step()"))
+    assert launch.run({"directory": str(tmp_path / "scaled")}, [sys.executable, str(script)]) == 0
+    scaled = amp(tmp_path / "scaled")
+    said = "O2 in float16; loss scale 128, by which the training multiplies its loss itself; nothing is wrong with it"
+    assert (scaled.exit_code, scaled.sentence) == (0, f"mixed precision is on: {said}")
 
 
 def test_names_that_autocast_keeps_wide() -> None:

@@ -22,7 +22,8 @@ from trueup.analysis.anomalies import overflow
 from trueup.analysis.anomalies.describing import wider_module
 from trueup.analysis.audit.census import FINEST, Census, Counting, finest
 from trueup.analysis.audit.danger import family
-from trueup.analysis.audit.reading import Found, Steps, calls, parts
+from trueup.analysis.audit.reading import Found, Steps, calls, parts, stream_of
+from trueup.comparison.result.shown import loss_factors
 from trueup.foundation.facts.anomaly import OverflowResult
 from trueup.foundation.settings import held_by, list_of, modules_of
 from trueup.foundation.store import Capture, open_capture
@@ -112,16 +113,19 @@ def amp(capture: str | Path | Capture, *, step: Steps = None, rank: Steps = None
     found = overflow(given, step=step, rank=rank)
     manifest = next(iter(given.ranks.values()), {})
     held = modules_of(manifest)
-    ranges = _Ranges(given, step, rank, held, {one.step: one.scale for one in found.scale})
+    scales = {one.step: one.scale for one in found.scale}
+    by_hand = 1.0 if scales else _by_hand(given, step, rank)
+    ranges = _Ranges(given, step, rank, held, scales, by_hand)
     counts = ranges.counts
     modules = _modules(held, counts)
     narrow = next((dtype for dtype in counts.counts() if dtype in (HALF, BRAIN)), "")
     state = _state(counts, modules, narrow)
     scale = tuple((one.step, one.scale, one.skipped) for one in found.scale)
-    advice = [*_stay_wide(found, ranges), *_scaling(manifest, found, ranges, narrow)]
+    advice = [*_stay_wide(found, ranges), *_scaling(manifest, found, ranges, narrow, scaled=by_hand > 1)]
     faults = len(advice)
     advice += _other(found, ranges, narrow)
-    sentence = _sentence(counts, state, narrow, advice[:faults], found)
+    history = found.scale_history or (f"{by_hand:,g}, by which the training multiplies its loss itself" if by_hand > 1 else "")
+    sentence = _sentence(counts, state, narrow, advice[:faults], history)
     instead = {}
     if narrow == HALF and state == "O1":
         off = _set("GradScaler", enabled=False) if scale else ""
@@ -129,7 +133,6 @@ def amp(capture: str | Path | Capture, *, step: Steps = None, rank: Steps = None
     if ranges.first_scale and scale:
         kept = _set("GradScaler", init_scale=ranges.first_scale, growth_factor=1.0, backoff_factor=1.0)
         instead["static"] = "\n".join(filter(None, (_together(_stay_wide(found, ranges)), kept)))
-    history = found.scale_history or ""
     return Amp(sentence, state, narrow, modules, scale, history, ranges.first_scale, tuple(advice), faults, instead)
 
 
@@ -165,7 +168,9 @@ class _Ranges:
     """Magnitudes of a run: modules that compute delicate functions in float16, and the largest gradient without the scale; beside
     them, ``counts`` of its products."""
 
-    def __init__(self, capture: Capture, step: Steps, rank: Steps, held: Held, scales: dict[int, float]) -> None:
+    def __init__(
+        self, capture: Capture, step: Steps, rank: Steps, held: Held, scales: dict[int, float], by_hand: float
+    ) -> None:  # fmt: skip
         self.delicate: dict[str, tuple[str, float]] = {}  # module -> function and largest input
         self.beyond: dict[str, float] = {}  # module -> largest result in a wide dtype that float16 does not hold
         self.gradients: dict[int, float] = {}  # step -> largest finite gradient of a call, without the scale
@@ -182,7 +187,7 @@ class _Ranges:
                 if call.phase in ("forward", "recompute"):
                     self._forward(call, classes)
                 elif call.phase == "backward":
-                    self._backward(call, at, scales.get(at, 1.0))
+                    self._backward(call, at, scales.get(at, by_hand))
         self.counts = counting.census(weights)
 
     def _forward(self, call: Found, classes: dict[str, str]) -> None:
@@ -244,12 +249,20 @@ def _stay_wide(found: OverflowResult, ranges: _Ranges) -> list[Advice]:
     return list(advice.values())
 
 
-def _scaling(manifest: Mapping[str, Any], found: OverflowResult, ranges: _Ranges, narrow: str) -> list[Advice]:
-    """Advise on a loss scale that is not there, that collapsed, or that no gradient needs."""
+def _by_hand(capture: Capture, step: Steps, rank: Steps) -> float:
+    """Return by which number a run multiplies its loss itself, as apex and scripts of old do; 1 where it does not."""
+    of, at = next(parts(capture, step, rank))
+    return max((times for done, times in loss_factors(stream_of(capture, of, at)) if done == "multiplied"), default=1.0)
+
+
+def _scaling(
+    manifest: Mapping[str, Any], found: OverflowResult, ranges: _Ranges, narrow: str, *, scaled: bool
+) -> list[Advice]:
+    """Advise on a loss scale that is not there (``scaled``: by hand it is), that collapsed, or that no gradient needs."""
     scalers = [one for one in list_of(held_by(manifest), "scalers") if one.get("enabled") is not False]
     trains = bool(ranges.gradients)
     kind = "static will do, for gradients are of one size in all steps" if ranges.steady else "dynamic (torch.amp.GradScaler)"
-    if narrow == HALF and trains and not scalers and not found.scale:
+    if narrow == HALF and trains and not scalers and not found.scale and not scaled:
         first = f"first scale {number(ranges.first_scale)}" if ranges.first_scale else "first scale 65536"
         return [Advice("a loss scale is missing", f"gradients in float16 below {FLUSHED:.1e} become zero; {first}, {kind}")]
     collapsed = any(one.kind == "loss_scale" for one in found.anomalies) or _collapsed([one.scale for one in found.scale], found)
@@ -284,7 +297,7 @@ def _other(found: OverflowResult, ranges: _Ranges, narrow: str) -> list[Advice]:
     return advice
 
 
-def _sentence(counts: Census, state: str, narrow: str, faults: list[Advice], found: OverflowResult) -> str:
+def _sentence(counts: Census, state: str, narrow: str, faults: list[Advice], history: str) -> str:
     if not state or state == "off":
         return counts.sentence
     wide = [one.what.removesuffix(" has to stay wide") for one in faults if one.what.endswith("stay wide")]
@@ -294,8 +307,8 @@ def _sentence(counts: Census, state: str, narrow: str, faults: list[Advice], fou
         verb = "has" if len(wide) == 1 else "have"
         said.append(f"{counted(len(wide), 'module')} {verb} to stay wide: {', '.join(wide[:3])}{more}")
     said += [one.what for one in faults if not one.what.endswith("stay wide")]
-    if found.scale_history:
-        said.append(f"loss scale {found.scale_history}")
+    if history:
+        said.append(f"loss scale {history}")
     if not faults:
         said.append("nothing is wrong with it")
     return clean("; ".join(said))
