@@ -266,6 +266,20 @@ def test_an_operator_is_wrong_in_the_same_way_in_all_layers(op: str, errors: lis
     assert all(why.endswith(" smaller beside its inputs than in the baseline, alike in all 4 calls of its kind") for why in found)
 
 
+@pytest.mark.parametrize(("apart", "named"), [(0.001, 4), (0.4, 0)])
+def test_weights_that_differ_by_as_much_explain_that_all_layers_are_off_alike(apart: float, named: int) -> None:
+    """An optimizer with another rate turns the weights of all layers towards what they are given."""
+    runs = Recording(), Recording()
+    for run, error, moved, kernel in zip(runs, (0.0, 0.3), (0.0, apart), KERNELS["aten::bmm"], strict=True):
+        first(run, error)
+        for layer in range(4):
+            given = changed(normal(*WIDE, seed=20 + layer), error, seed=40 + layer)
+            weight = changed(normal(*WIDE, seed=60 + layer), moved, seed=80 + layer)
+            run.call("aten::mul", [given, given], [given])
+            run.call("aten::bmm", [given, weight.T], [kernel(given, weight).astype(np.float32)], scope=f"layer.{layer}")
+    assert len([name for name, _ in culprits(*runs) if name == "bmm"]) == named
+
+
 @pytest.mark.parametrize(("size", "wrong"), [(30.0, False), (1.0, True)])
 def test_a_bias_that_grew_is_no_product_that_did(size: float, wrong: bool) -> None:
     """A bias that is most of the result grows in all layers of the candidate; a small one hides no wrong product."""

@@ -24,7 +24,7 @@ from collections.abc import Callable, Sequence
 
 import numpy as np
 
-from trueup.comparison.graph.streams import Array, Numbers, numbered
+from trueup.comparison.graph.streams import NONE, Array, Numbers, numbered
 from trueup.comparison.measures.thresholds import CHANCE, GONE, PRECISE, QUORUM, ROOM, SHARED, SMALL
 from trueup.comparison.verdict.judged import CARRIED_ON, Tree
 from trueup.foundation.facts.criteria import Criterion
@@ -163,8 +163,10 @@ class Facts:
             factors = inputs[-2:] if has(op, "factors") else inputs[:2]
             if phase != "forward" or len(factors) < 2:  # the two factors of a weight's gradient may grow alike in all layers
                 return (), 0.0
-            beside = [n for n in inputs if n not in factors]
-            return (level, phase, op, *map(self._numel, factors)), self._grown(out[0], beside) - sum(map(self._grown, factors))
+            shift = self._grown(out[0], [n for n in inputs if n not in factors]) - sum(map(self._grown, factors))
+            weights = [n for n in inputs if self.streams[1].producers[self.errors.slots[1][n]] == NONE]
+            explained = (self.errors.relative[weights] >= abs(shift)).any()  # what an optimizer did is alike in all layers
+            return ((), 0.0) if explained else ((level, phase, op, *map(self._numel, factors)), shift)
         known = self._slope_of(op, pair, out[0], inputs)
         if known is None or op in SLOPES or not (op.endswith("_backward") or phase == "backward"):
             return (), 0.0
@@ -276,15 +278,13 @@ class Facts:
     def _integers(self, pair: int) -> list[int]:
         """Return the entries of the integers that a call reads; none of `NONE`."""
         its = np.array(self.errors.entries(pair) if pair >= 0 else [], np.int64)
-        found: list[int] = its[self.errors.inputs[its] & (self.errors.roundoffs[0][its] == 0)].tolist()
-        return found
+        return list(its[self.errors.inputs[its] & (self.errors.roundoffs[0][its] == 0)].tolist())
 
     def _floats(self, pair: int, *, outputs: bool) -> list[int]:
         errors = self.errors
         its: Numbers = np.array(errors.entries(pair), np.int64)
         its = its[(errors.outputs if outputs else errors.inputs)[its] & ~np.isnan(errors.absolute[its])]
-        found: list[int] = its[errors.roundoffs[0][its] > 0].tolist()
-        return found
+        return list(its[errors.roundoffs[0][its] > 0].tolist())
 
     def _numel(self, n: int) -> float:
         return float(self.streams[0].numel[self.errors.slots[0][n]])
