@@ -121,7 +121,8 @@ def amp(capture: str | Path | Capture, *, step: Steps = None, rank: Steps = None
     narrow = next((dtype for dtype in counts.counts() if dtype in (HALF, BRAIN)), "")
     state = _state(counts, modules, narrow)
     scale = tuple((one.step, one.scale, one.skipped) for one in found.scale)
-    advice = [*_stay_wide(found, ranges), *_scaling(manifest, found, ranges, narrow, scaled=by_hand > 1)]
+    wide = _stay_wide(found, ranges)
+    advice = [*wide, *_scaling(manifest, found, ranges, narrow, scaled=by_hand > 1)]
     faults = len(advice)
     advice += _other(found, ranges, narrow)
     history = found.scale_history or (f"{by_hand:,g}, by which the training multiplies its loss itself" if by_hand > 1 else "")
@@ -132,7 +133,7 @@ def amp(capture: str | Path | Capture, *, step: Steps = None, rank: Steps = None
         instead[BRAIN] = "\n".join(filter(None, (_set("autocast", dtype=BRAIN), off)))
     if ranges.first_scale and scale:
         kept = _set("GradScaler", init_scale=ranges.first_scale, growth_factor=1.0, backoff_factor=1.0)
-        instead["static"] = "\n".join(filter(None, (_together(_stay_wide(found, ranges)), kept)))
+        instead["static"] = "\n".join(filter(None, (_together(wide), kept)))
     return Amp(sentence, state, narrow, modules, scale, history, ranges.first_scale, tuple(advice), faults, instead)
 
 

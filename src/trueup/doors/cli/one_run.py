@@ -59,7 +59,7 @@ def show(
         from trueup.doors.report.tensor_view import render_tensor
         from trueup.doors.report.terminal import Terminal
         from trueup.foundation.store import open_capture
-        from trueup.foundation.words.wording import say
+        from trueup.foundation.words.wording import clean, say
 
     if npy is not None and tensor is None:
         raise UsageError(
@@ -83,7 +83,7 @@ def show(
         else:
             render_calls(capture, chosen, limit, console)
     except NothingChosen as none:  # an answer: no tensor with NaN
-        say(str(none))
+        say(clean(str(none)))
 
 
 def _call(capture: Capture, chosen: Selection, name: str, against: Path | None, console: Console) -> None:
