@@ -50,7 +50,7 @@ def build(one: Stranger, form: str, precision: str, device: str = "cpu") -> Step
     torch.manual_seed(1)
     if precision == "bfloat16":
         for module in training.model.modules():
-            module.forward = torch.autocast("cpu", torch.bfloat16)(module.forward)
+            module.forward = torch.autocast(device, torch.bfloat16)(module.forward)
     return training
 
 
@@ -112,9 +112,13 @@ def check_wrong(one: Stranger, wrong: str, baseline: Path, candidate: Path) -> I
         yield Outcome(one.name, wrong, level, word, str(place), said)
 
 
-def sound(one: Stranger, precision: str, work: Path) -> Iterator[Outcome]:
+def sound(one: Stranger, precision: str, work: Path, gpu: str | None) -> Iterator[Outcome]:
     """Compare with what must be aligned."""
     baseline, candidate = work / "plain", work / "sound"
+    if gpu:
+        run(one, PLAIN, precision, candidate, gpu)
+        yield from locate.check_sound(one.name, f"on {gpu}", baseline, candidate)
+        return
     for form in one.rights:
         run(one, form, precision, candidate)
         yield from locate.check_sound(one.name, form, baseline, candidate)
@@ -125,16 +129,16 @@ def sound(one: Stranger, precision: str, work: Path) -> Iterator[Outcome]:
         yield from locate.check_sound(one.name, f"{REORDERED} on {device}", baseline, candidate)
 
 
-def table(one: Stranger, precision: str, work: Path) -> Iterator[Outcome]:
-    """Yield the cells of a stranger in a precision."""
+def table(one: Stranger, precision: str, work: Path, gpu: str | None = None) -> Iterator[Outcome]:
+    """Yield the cells of a stranger in a precision; with a GPU what is compared with the CPU's run is trained there."""
     simdev.heal()
     baseline, candidate = work / "plain", work / "broken"
     run(one, PLAIN, precision, baseline)
-    yield from sound(one, precision, work)
+    yield from sound(one, precision, work, gpu)
     for wrong in one.wrongs:
-        run(one, wrong, precision, candidate)
+        run(one, wrong, precision, candidate, gpu or "cpu")
         yield from check_wrong(one, wrong, baseline, candidate)
-    for fault in islice(firing(one, precision), FAULTS):
+    for fault in islice(firing(one, precision), 0 if gpu else FAULTS):
         truth = run_broken(one, fault, precision, candidate)
         if truth:
             yield from locate.check(one.name, fault, baseline, candidate, truth)
@@ -148,11 +152,13 @@ def main() -> None:
     which = parser.add_mutually_exclusive_group()
     which.add_argument("--held-out", action="store_true", help="run the held-out models alone, and print counts alone")
     which.add_argument("--open", action="store_true", help="leave the held-out models out")
+    parser.add_argument("--gpu", metavar="DEVICE", help="cuda: train there what is compared with the CPU's run; no planted kernels")
     parser.add_argument("--counts", action="store_true", help="print no cells, only the counts")
     parser.add_argument("--json", type=Path, help="write every cell there")
     options = parser.parse_args()
     torch.set_num_threads(1)
-    simdev.install()
+    if not options.gpu:  # beside it autograd has another accelerator
+        simdev.install()
     started, cells = time.perf_counter(), []
     chosen = [STRANGERS[name] for name in options.only]
     if options.held_out or options.open:
@@ -160,7 +166,7 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as work:
         for one in chosen:
             for precision in options.precisions:
-                for outcome in table(one, precision, Path(work)):
+                for outcome in table(one, precision, Path(work), options.gpu):
                     cells.append((precision, one.held_out, outcome))
                     if options.held_out or options.counts:
                         continue

@@ -70,7 +70,8 @@ def first_step(capture: Capture) -> FirstStep:
         modules = [one for one in modules if one.phase == "forward"]
         models = [one for one in outermost(modules) if any(one.scope == "" or inner.scope for inner in modules)]
         given = [rows for one in models if (rows := [one.slots[name] for name in one.slots if name.startswith(INPUT)])]
-        batches[rank] = [" ".join(str(row["digest"]) for row in rows) for rows in given]
+        known = [rows for rows in given if all(row["digest"] is not None for row in rows)]  # a GPU takes statistics, and no digests
+        batches[rank] = [" ".join(str(row["digest"]) for row in rows) for rows in known]
         samples += sum(_length(rows[0]["shape"]) for rows in given)
         if rank == ranks[0]:
             passes = len(given)

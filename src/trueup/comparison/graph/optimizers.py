@@ -123,8 +123,8 @@ class Optimizer:
             name = read.get(self._producer(k)) if stream.producer[k] != NONE else None
             if name is not None:
                 found[k] = name[0]
-            elif stream.producer[k] == NONE and stream.has_digest[k]:
-                by_digest[int(stream.digest[k])].append(k)
+            elif stream.producer[k] == NONE and stream.is_identified[k]:
+                by_digest[int(stream.identity[k])].append(k)
         for digest, chains in by_digest.items():
             names = read.get((NONE, digest), [])
             names += [f"{names[0]}+{n}" for n in range(1, 1 + len(chains) - len(names))] if names else []
@@ -136,7 +136,7 @@ class Optimizer:
 
     def _place(self, k: int) -> Place:
         """Return who made what a slot holds, or where nobody did its bytes."""
-        return self._producer(k) if self.stream.producer[k] != NONE else (NONE, int(self.stream.digest[k]))
+        return self._producer(k) if self.stream.producer[k] != NONE else (NONE, int(self.stream.identity[k]))
 
     def _read_forward(self, wanted: set[Place]) -> dict[Place, list[str]]:
         """Return the names of parameters that a forward of the step reads, by `_place`. The outermost reader names a parameter:
@@ -144,7 +144,7 @@ class Optimizer:
         stream = self.stream
         forward = stream.during(*FORWARD) & (stream.step == self.step)
         slots = np.flatnonzero(forward[stream.call] & stream.names.table(is_input)[stream.slot])
-        slots = slots[(stream.producer[slots] != NONE) | stream.has_digest[slots]]
+        slots = slots[(stream.producer[slots] != NONE) | stream.is_identified[slots]]
         found: dict[Place, list[str]] = defaultdict(list)
         readers, seen = set[tuple[int, Place]](), defaultdict[str, dict[Place, None]](dict)
         for k in slots.tolist():
@@ -228,7 +228,7 @@ class Optimizer:
         stream = self.stream
         if self._producer(k) == self._producer(other) and stream.producer[k] != NONE:
             return True
-        return bool(stream.has_digest[k] and stream.has_digest[other] and stream.digest[k] == stream.digest[other])
+        return bool(stream.is_identified[k] and stream.is_identified[other] and stream.identity[k] == stream.identity[other])
 
     def _is_gradient(self, k: int) -> bool:
         """Tell whether what is no weight was made in this step, or nobody knows where; states are an earlier step's."""
@@ -243,10 +243,10 @@ class Optimizer:
         stream = self.stream
         ends = [
             e for start, e in self.chain_ends.items()
-            if stream.numel[e] == 1 and start not in self.weights and stream.has_digest[e]
+            if stream.numel[e] == 1 and start not in self.weights and stream.is_identified[e]
             and (self._is_read_later(e) or (self._producer(start) not in self.made and not self._is_gradient(start)))
         ]  # fmt: skip
-        return {int(stream.digest[e]): e for e in sorted(ends, key=lambda e: float(stream.mean[e]))}
+        return {int(stream.identity[e]): e for e in sorted(ends, key=lambda e: float(stream.mean[e]))}
 
     def _all_for(self, kept: Iterable[int]) -> Numbers:
         """Return the calls on the way to some slots, views, what works on single elements alone, and all inside them."""
@@ -276,9 +276,9 @@ class Optimizer:
     def _is_view(self, call: int) -> bool:
         """Tell whether all results of a call are tensors that it read; who reads such a view names what wrote the tensor."""
         stream, name = self.stream, self._name
-        slots = [k for k in stream.slots(call).values() if stream.has_digest[k]]
-        read = {int(stream.digest[k]) for k in slots if is_input(name(k))}
-        made = [int(stream.digest[k]) for k in slots if is_output(name(k))]
+        slots = [k for k in stream.slots(call).values() if stream.is_identified[k]]
+        read = {int(stream.identity[k]) for k in slots if is_input(name(k))}
+        made = [int(stream.identity[k]) for k in slots if is_output(name(k))]
         return bool(made) and read.issuperset(made) and not has(self._op(call), "in-place")
 
 

@@ -40,10 +40,10 @@ class Readers:
     def was_there(self, k: int) -> bool:
         """Tell whether the bytes of a result were read before as what no recorded call made: a weight that was moved."""
         stream = self.stream
-        if not stream.has_digest[k] or stream.numel[k] <= 1:
+        if not stream.is_identified[k] or stream.numel[k] <= 1:
             return False
         order, sorted_digests = self._digests
-        first = int(order[np.searchsorted(sorted_digests, stream.digest[k], "left")])
+        first = int(order[np.searchsorted(sorted_digests, stream.identity[k], "left")])
         return bool(self._reads[first] and stream.producers[first] == NONE)
 
     def parts(self, k: int) -> list[int]:
@@ -72,10 +72,10 @@ class Readers:
     def _shown(self, k: int) -> list[int]:
         """Return who reads the same bytes: a view names what wrote its memory, and one tensor is the result of several levels."""
         stream = self.stream
-        if not stream.has_digest[k] or stream.numel[k] <= 1:
+        if not stream.is_identified[k] or stream.numel[k] <= 1:
             return []
         order, sorted_digests = self._digests
-        span = np.searchsorted(sorted_digests, stream.digest[k], "left"), np.searchsorted(sorted_digests, stream.digest[k], "right")
+        span = [int(np.searchsorted(sorted_digests, stream.identity[k], side)) for side in ("left", "right")]
         found: list[int] = []
         for other in order[slice(*span)].tolist():
             if stream.call[other] == stream.call[k]:
@@ -93,9 +93,9 @@ class Readers:
     @cached_property
     def _digests(self) -> tuple[Numbers, Array]:
         stream = self.stream
-        tensors = np.flatnonzero(stream.has_digest & (stream.numel > 1))
-        order = tensors[np.argsort(stream.digest[tensors], kind="stable")]
-        return order, stream.digest[order]
+        tensors = np.flatnonzero(stream.is_identified & (stream.numel > 1))
+        order = tensors[np.argsort(stream.identity[tensors], kind="stable")]
+        return order, stream.identity[order]
 
     @cached_property
     def _backwards(self) -> dict[int, list[int]]:
@@ -186,12 +186,12 @@ class Readers:
         stream, names = self.stream, self.stream.names
         forward = ~stream.during("backward") & ~stream.of_level("aten")
         found: dict[tuple[int, int], list[tuple[int, str]]] = {}
-        for k in np.flatnonzero(forward[stream.call] & names.table(is_output)[stream.slot] & stream.has_digest).tolist():
+        for k in np.flatnonzero(forward[stream.call] & names.table(is_output)[stream.slot] & stream.is_identified).tolist():
             found.setdefault(self._tensor(k), []).append((int(stream.seq[stream.call[k]]), names.names[stream.slot[k]]))
         return found
 
     def _tensor(self, k: int) -> tuple[int, int]:
-        return int(self.stream.digest[k]) if self.stream.has_digest[k] else NONE, int(self.stream.shapes.exact[k])
+        return int(self.stream.identity[k]) if self.stream.is_identified[k] else NONE, int(self.stream.shapes.exact[k])
 
     @cached_property
     def _sums(self) -> dict[int, list[int]]:

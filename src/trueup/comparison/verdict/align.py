@@ -17,10 +17,12 @@ from difflib import SequenceMatcher
 
 import numpy as np
 
-from trueup.comparison.graph.streams import NONE, WAYS, Alignment, Array, Numbers, Stream, distinct, same_slots, spans
+from trueup.comparison.graph.streams import NONE, WAYS, Alignment, Array, Numbers, Stream, distinct, numbered, same_slots, spans
 from trueup.comparison.measures.thresholds import PRECISE, SINGLE_DIGITS
 from trueup.foundation.facts.arguments import other_numbers
+from trueup.foundation.facts.operators import having
 from trueup.foundation.facts.roundoff import SINGLE
+from trueup.foundation.facts.slots import is_input
 from trueup.foundation.frameworks.mapping import Mapping
 from trueup.foundation.kernels.sketch import splitmix64
 
@@ -179,16 +181,23 @@ def align(baseline: Stream, candidate: Stream, mapping: Mapping | None = None) -
     scopes[1] = np.array([others.get(scope, scope) for scope in scopes[1].tolist()], np.int64) if others else scopes[1]
     kept = [_kept(stream, mapping) for stream in streams]
     calls = [np.flatnonzero(side) for side in kept]
-    found = _by_forward(_by_bucket(streams, (scopes[0], scopes[1]), ops, calls), streams, ops)
-    by_data = _by_data(streams, ops, [np.setdiff1d(c, f, assume_unique=True) for c, f in zip(calls, found[:2], strict=True)])
+    found = _by_bucket(streams, (scopes[0], scopes[1]), ops, calls)
+    if not (baseline.mixed or baseline.imported or candidate.imported):
+        found = _confirmed(found, streams, ops)
+        found = _by_forward(found, streams, ops, _left(calls, found))
+    by_data = _by_data(streams, ops, _left(calls, found))
     ways = np.where(moved[found[1]], WAYS.index("renamed"), np.where(told[found[1]], WAYS.index("map"), found[2]))
     found = np.concatenate([np.stack([found[0], found[1], ways]), by_data], axis=1)
     found = found[:, np.argsort(found[1], kind="stable")]
-    alone = [np.setdiff1d(c, f, assume_unique=True) for c, f in zip(calls, found[:2], strict=True)]
+    alone = _left(calls, found)
     names = candidate.names.names
     ignored = sum(int(np.count_nonzero(~side)) for side in kept)
     renames = {names[c]: names[b] for c, b in others.items()}
     return Alignment(found[0], found[1], alone[0], alone[1], found[2].astype(np.int8), renames, ignored)
+
+
+def _left(calls: list[Numbers], found: Numbers) -> list[Numbers]:
+    return [np.setdiff1d(side, matched, assume_unique=True) for side, matched in zip(calls, found[:2], strict=True)]
 
 
 def _told(stream: Stream, mapping: Mapping) -> tuple[Numbers, Numbers]:
@@ -265,30 +274,21 @@ def _by_bucket(
     return np.concatenate(whole, axis=1)
 
 
-def _by_forward(found: Numbers, streams: tuple[Stream, Stream], ops: tuple[Numbers, Numbers]) -> Numbers:
-    """Match again what goes backward of no counterparts and holds unlike data: the backward of a backward may run before other
-    calls in one run and after them in the other, as devices order it. A call is then one whose forwards are counterparts."""
-    of = [stream.index(stream.forward_seq[calls]) for stream, calls in zip(streams, found[:2], strict=True)]
+def _by_forward(found: Numbers, streams: tuple[Stream, Stream], ops: tuple[Numbers, Numbers], left: list[Numbers]) -> Numbers:
+    """Match what goes backward and is left by its forward: the backward of a backward may run before other calls in one run and
+    after them in the other, as devices order it."""
     partner = np.full(len(streams[0]) + 1, NONE, np.int64)
     partner[found[0]] = found[1]
-    crossed = streams[1].during("backward")[found[1]] & (partner[of[0]] != of[1])
-    crossed = np.flatnonzero(crossed & (of[0] != NONE) & (of[1] != NONE))
-    if not len(crossed):
-        return found
-    first, second = found[:2, crossed].tolist()
-    likeness = Likeness(first, second, *streams, ops)
-    unlike = crossed[~likeness.alike(ALIKE)]
-    forward = [stream.index(stream.forward_seq[calls[unlike]]) for stream, calls in zip(streams, found[:2], strict=True)]
     groups: dict[tuple[int, ...], tuple[list[int], list[int]]] = {}
-    for side, (stream, of_side) in enumerate(zip(streams, (partner[forward[0]], forward[1]), strict=True)):
-        for call, its in zip(found[side, unlike].tolist(), of_side.tolist(), strict=True):
-            if its != NONE:
-                place = its, int(stream.step[call]), int(stream.level[call])
-                groups.setdefault(place, ([], []))[side].append(call)
+    for side, (stream, calls) in enumerate(zip(streams, left, strict=True)):
+        forward = stream.index(stream.forward_seq[calls])
+        its = forward if side else partner[forward]
+        at = np.flatnonzero((its != NONE) & stream.during("backward")[calls])
+        for call, of in zip(calls[at].tolist(), its[at].tolist(), strict=True):
+            groups.setdefault((of, int(stream.step[call]), int(stream.level[call])), ([], []))[side].append(call)
     couples = [pair for one, other in groups.values() if one and other for pair in _sequences(one, other, streams, ops)]
     pairs = np.array(couples, np.int64).reshape(-1, 2).T
-    kept = np.setdiff1d(np.arange(found.shape[1]), unlike)
-    return np.concatenate([found[:, kept], np.stack([*pairs, np.full(pairs.shape[1], WAYS.index("sequence"))])], axis=1)
+    return np.concatenate([found, np.stack([*pairs, np.full(pairs.shape[1], WAYS.index("sequence"))])], axis=1)
 
 
 def _by_data(streams: tuple[Stream, Stream], ops: tuple[Numbers, Numbers], left: list[Numbers]) -> Numbers:
@@ -301,6 +301,36 @@ def _by_data(streams: tuple[Stream, Stream], ops: tuple[Numbers, Numbers], left:
     _, b, c = np.intersect1d(chosen[0][0], chosen[1][0], assume_unique=True, return_indices=True)
     pairs = [left[0][chosen[0][1][b]], left[1][chosen[1][1][c]]]
     return np.stack([*pairs, np.full(len(b), WAYS.index("data"))])
+
+
+def _confirmed(found: Numbers, streams: tuple[Stream, Stream], ops: tuple[Numbers, Numbers]) -> Numbers:
+    """Return the pairs that something beside their place makes counterparts: a wire (who makes what one reads, or reads what it
+    makes, is a counterpart likewise), of a backward its forward, or data. What has none of it only looks like a counterpart: one
+    operator may stand at two places of a formula that is written another way."""
+    partner = np.full(len(streams[0]) + 1, NONE, np.int64)
+    partner[found[0]] = found[1]
+    pair = numbered(found[1], len(streams[1]))
+    k, j, owner, rest = same_slots(found[0], found[1], *streams)
+    made = [stream.producers[slots] for stream, slots in zip(streams, (k, j), strict=True)]
+    read = streams[0].names.table(is_input)[streams[0].slot[k]] & (streams[0].dtype[k] >= 0)
+    wire = read & (made[0] != NONE) & (made[1] != NONE) & (partner[made[0]] == made[1]) & (made[1] != found[1][owner])
+    confirmed = np.ones(found.shape[1], bool)
+    confirmed[owner[read]] = False
+    confirmed[owner[wire]] = confirmed[pair[made[1][wire]]] = confirmed[rest] = True
+    of = [stream.index(stream.forward_seq[calls]) for stream, calls in zip(streams, found[:2], strict=True)]
+    known = (of[0] != NONE) & (of[1] != NONE)
+    confirmed |= streams[1].of_level("module")[found[1]]  # a layer stands at one place
+    wired = np.zeros(found.shape[1], bool)
+    wired[owner[read & ((made[0] != NONE) | (made[1] != NONE))]] = True
+    for stream, calls in zip(streams, found[:2], strict=True):
+        confirmed |= stream.has_children[calls]
+        wired |= np.isin(calls, stream.producers)
+    confirmed |= ~wired | streams[0].names.table(having("view"))[streams[1].op[found[1]]]  # no record says who reads a view
+    confirmed[known] = partner[of[0][known]] == of[1][known]
+    doubtful = np.flatnonzero(~confirmed & ~known)
+    first, second = found[:2, doubtful].tolist()
+    confirmed[doubtful] = Likeness(first, second, *streams, ops).alike(AKIN)
+    return found if confirmed.all() else _confirmed(found[:, confirmed], streams, ops)
 
 
 def _data(stream: Stream, ops: Numbers, calls: Numbers) -> tuple[Array, Array]:

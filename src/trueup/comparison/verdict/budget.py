@@ -384,7 +384,11 @@ class Explanation:
         found.one, found.two = one, two
         found.all = at & (one < 0) & (two < 0)
         found.biased = at & ~backward & ~self._is_known("backward")
-        first_error, second_error = self._of(inputs.relative, one), self._of(inputs.relative, two)
+        # A k x n matrix stretches an error along its largest singular value: 1 + sqrt(k/n) times what one that is like noise grows
+        # by (Marchenko, Pastur), of which a square matrix has two, as the row allows.
+        stretch = [(1 + k / np.sqrt(np.maximum(self._of(inputs.numel, by), 1.0))) / 2 for by in (two, one)]
+        stretch = [np.where(times, np.maximum(by, 1.0), 1.0) for by in stretch]
+        first_error, second_error = self._of(inputs.relative, one) * stretch[0], self._of(inputs.relative, two) * stretch[1]
         relative = first_error + second_error + first_error * second_error
         relative = np.where(summed, relative * k_summed**0.25, relative)  # partly coherent, as in any sum
         found.relative = np.where(found.all, join.sum(inputs.relative[join.inputs]), relative)

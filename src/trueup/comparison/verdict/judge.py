@@ -120,6 +120,12 @@ class _Judge:
         incomparable = self._not_compared()
         asks = Reason(Why.UNRECORDED, (self.criterion.name,))
         incomparable |= dict.fromkeys(errors.pair[open_].tolist(), asks)
+        ties = outputs[self._ties(outputs)]
+        granted.expected[np.isin(outputs, ties)] = np.inf
+        read = set().union(*(_read(stream, optimizer=True) for stream in errors.streams)) if len(ties) else set()
+        made = (self.baseline.seq[errors.calls[0][errors.pair[ties]]], self.candidate.seq[self.calls[errors.pair[ties]]])
+        its = [n for n, *seqs in zip(ties.tolist(), *made, strict=True) if any((seq, errors.names[n]) in read for seq in seqs)]
+        incomparable |= {int(errors.pair[n]): Reason(Why.TIES) for n in its}
         over = excess(relative, granted.expected) > self.criterion.suspect
         explained = (discrete | ~np.isfinite(error_in))[pair]
         unseen = over & ~explained & unmeasured[pair]
@@ -358,6 +364,17 @@ class _Judge:
             if lasting or lost or all(imported):
                 found[n] = Reason(Why.ONE_SIDED, (", ".join(errors.one_sided[n][:3]),))
         return found
+
+    def _ties(self, outputs: Numbers) -> Array:
+        """Tell which indices that differ a call may have chosen among equal values: those are the same."""
+        errors, names, pair = self.errors, self.names, self.errors.pair[outputs]
+        found = names.table(having("ties"))[self.candidate.op[self.calls[pair]]] & (errors.absolute[outputs] != 0)
+        found &= errors.roundoffs[0][outputs] == 0
+        if found.any():
+            same = np.ones(self.count, bool)
+            same[pair[(errors.roundoffs[0][outputs] > 0) & (errors.absolute[outputs] != 0)]] = False
+            found &= same[pair]
+        return np.asarray(found)
 
     def _unsized(self, outputs: Numbers, error_in: Array) -> Array:
         """Tell for which calls all that is known of an output is that it differs, which may be rounding."""

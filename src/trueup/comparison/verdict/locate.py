@@ -21,7 +21,7 @@ from trueup.comparison.verdict.exchange import Use, from_root, receives, use_of
 from trueup.comparison.verdict.facts import Facts
 from trueup.comparison.verdict.final_gradients import settle
 from trueup.comparison.verdict.independent import Laws, are_chosen, denormalised, key_of
-from trueup.comparison.verdict.judged import CARRIED_ON, LASTING, SIDES, Judged, Kind, OwnErrors, Part, Suspect, Tree
+from trueup.comparison.verdict.judged import AGREES, CARRIED_ON, EQUAL, LASTING, SIDES, Judged, Kind, OwnErrors, Part, Suspect, Tree
 from trueup.comparison.verdict.narrowed import narrowed
 from trueup.comparison.verdict.origins import Origins, arising_inside, came_in, comes_from_between, may_have_grown
 from trueup.comparison.verdict.overwritten import overwritten, rewired, stale
@@ -102,8 +102,14 @@ def _at_fault(suspects: Iterable[Suspect], tree: Tree, excused: Reconvergence) -
     stream = tree.streams[1]
     found = [s for s in suspects if s.kind not in OWN or not excused.holds(int(tree.pairs[1][stream.find(s.place)]))]
     given = {s.place for s in found if s.kind in ("input", "overwritten")}  # what a call was given is not its own error
-    told = {s.place for s in found if s.kind == "argument"}  # what a function was given, it hands on to its operators
-    handed_on = {place for place in told if not told.isdisjoint(stream.seq[tree.around(stream.find(place))].tolist())}
+    told = {s.place for s in found if s.kind == "argument"}
+    agree, module = np.isin(tree.verdicts.role, (EQUAL, AGREES)), stream.names.number("module")
+    handed_on = set()
+    for place in told:
+        call = stream.find(place)
+        around = [n for n in tree.covering(call, 1) if stream.level[tree.verdicts.errors.calls[1][n]] != module]
+        if not told.isdisjoint(stream.seq[tree.around(call)].tolist()) or agree[around].any():
+            handed_on.add(place)  # the function returns the same of the same: how it computes is its own choice
     dropped: dict[Kind, set[int]] = {"operator": given, "argument": handed_on}
     return [s for s in found if s.place not in dropped.get(s.kind, set())]
 

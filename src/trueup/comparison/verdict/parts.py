@@ -46,17 +46,21 @@ class Parts:
         self.stream = stream = flow.stream
         self._own = _judged(stream, calls, criterion) if len(calls) else {}
         self._found: dict[int, Grant] = {}
+        self._most = Grant(0.0, 1.0)  # of all of them
 
     def again(self) -> Parts:
         """Return the same calls, of which no run was looked at yet."""
         found = copy(self)
-        found._found = {}
+        found._found, found._most = {}, Grant(0.0, 1.0)
         return found
 
-    def of(self, ends: Iterable[int], calls: set[int]) -> Grant:
-        """Return what a run of calls grants the results of some of them."""
+    def of(self, ends: Iterable[int] | None, calls: set[int]) -> Grant:
+        """Return what a run of calls grants the results of some of them; of None, of any."""
         for call in sorted(calls - self._found.keys()):
-            self._found[call] = self._of(call)
+            self._found[call] = its = self._of(call)
+            self._most = Grant(max(self._most.own, its.own), max(self._most.gain, its.gain))
+        if ends is None:
+            return self._most
         found = [self._found[call] for call in ends]
         return Grant(max((one.own for one in found), default=0.0), max((one.gain for one in found), default=1.0))
 

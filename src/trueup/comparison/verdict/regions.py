@@ -286,12 +286,12 @@ class Regions:
         """Return the error of what a compared call around another one returns, where the inner one made that, bit by bit."""
         stream, errors = self.tree.streams[side], self.tree.verdicts.errors
         k = stream.slots(call).get(stream.names.number(slot)) if slot is not None else None
-        if k is None or not stream.has_digest[k]:
+        if k is None or not stream.is_identified[k]:
             return None
         for pair in self.tree.covering(call, side):
             for n in errors.entries(pair):
                 its = errors.slots[side][n]
-                if errors.outputs[n] and stream.has_digest[its] and stream.digest[its] == stream.digest[k]:
+                if errors.outputs[n] and stream.is_identified[its] and stream.identity[its] == stream.identity[k]:
                     return errors.distance(n)
         return None
 
@@ -327,15 +327,15 @@ class Regions:
             chosen = np.zeros(len(stream), bool)
             chosen[[call for call in calls.tolist() if call not in family]] = True
             rounds = stream.names.table(roundoff)[stream.dtype] > 0
-            slots = np.flatnonzero(chosen[stream.call] & rounds & stream.names.table(is_output)[stream.slot] & stream.has_digest)
-            known = distinct(stream.digest[slots])
+            slots = np.flatnonzero(chosen[stream.call] & rounds & stream.names.table(is_output)[stream.slot] & stream.is_identified)
+            known = distinct(stream.identity[slots])
             shows: dict[int, set[int]] = {digest: set() for digest in known.tolist()}
-            for k in np.flatnonzero(np.isin(stream.digest, known) & stream.has_digest).tolist():
-                shows[int(stream.digest[k])].add(int(stream.call[k]))
+            for k in np.flatnonzero(np.isin(stream.identity, known) & stream.is_identified).tolist():
+                shows[int(stream.identity[k])].add(int(stream.call[k]))
             for call in dict.fromkeys(stream.call[slots].tolist()):
                 around = {n for n in self.tree.around(call, side) if self.loose[side][n]}
                 made = slots[stream.call[slots] == call].tolist()
-                if all(not shows[int(stream.digest[k])] - around - {call} for k in made) and not self.flow[side].is_added(call):
+                if all(not shows[int(stream.identity[k])] - around - {call} for k in made) and not self.flow[side].is_added(call):
                     yield side, call
 
     def untold(self) -> Iterator[tuple[int, int]]:
@@ -399,7 +399,7 @@ def _passes_on(stream: Stream, call: int) -> bool:
 
 
 def _told(stream: Stream, slots: Numbers) -> Array:
-    digests = np.where(stream.has_digest[slots], stream.digest[slots].astype(np.float64), 0)
+    digests = np.where(stream.is_identified[slots], stream.identity[slots].astype(np.float64), 0)
     return np.stack([stream.numel[slots], stream.mean[slots], stream.l2[slots], digests], axis=1)
 
 

@@ -38,7 +38,7 @@ from trueup.foundation.facts.slots import is_input, is_output, is_returned
 
 LOST: Call = (NONE, NONE)
 """Where a difference goes that does not come together again."""
-MOST_CALLS = 20_000
+MOST_CALLS = 100_000
 """Calls of a step that are followed at most; beyond that nothing is excused."""
 
 
@@ -221,7 +221,7 @@ class Reconvergence:
             slot = stream.names.names[stream.slot[k]]
             left = new and any(readers.values()) and is_returned(slot)  # a by-product: the values that `min` has beside places
             lasts = new and not alone and slot.startswith("output.") and not is_returned(slot)
-            unread = not its and not left and (not alone or roundoff(stream.dtype_of(k)) > 0)
+            unread = not its and not left and not alone  # of a call that one side alone has it is said elsewhere
             yield k, its, lasts or (unread and not (self.gradients_agree and self.readers[side].is_unseen(k)))
 
 
@@ -237,6 +237,7 @@ class _Walk:
     def __init__(self, of: Reconvergence, worst: float, wrong: dict[tuple[int, int], float]) -> None:
         self.of, self.tree, self.readers = of, of.tree, of.readers
         self.coarsest = 0.0  # unit roundoff of the coarsest dtype that the calls compute in
+        self.factor = 1.0  # largest by which one of them multiplies an error that goes in
         self.wrong, self.least = wrong, _least(wrong)
         self.errors, self.worst, self.parts = of.tree.verdicts.errors, worst, of.fresh()
         self.calls: tuple[set[int], set[int]] = set(), set()
@@ -279,6 +280,7 @@ class _Walk:
         self.calls[side].add(call)
         self._new[side].add(call)
         self.coarsest = max(self.coarsest, self.parts[side].coarsest([call]))
+        self.factor = max(self.factor, self.parts[side].rows([call])[0].factor)
         self._pending.append((side, call))
         pair = int(self.tree.pairs[side][call])
         if pair != NONE:
@@ -348,10 +350,11 @@ class _Walk:
     def _granted(self, n: int) -> tuple[float, float]:
         """Return the relative error that rounding makes in the calls, and what the worst of what flows in becomes in them: no more
         than chance makes of it where it could become so much that nothing is told."""
-        made = self._makers(n)
-        sides = [parts.of([c for s, c in made if s == side], self._new[side]) for side, parts in enumerate(self.parts)]
+        made = self._makers(n)  # none: a sum that autograd made of whichever
+        ends = [[c for s, c in made if s == side] if made else None for side in (0, 1)]
+        sides = [parts.of(its, new) for parts, its, new in zip(self.parts, ends, self._new, strict=True)]
         self._new = set(), set()
-        factor = max((row.factor for side, call in made for row in self.parts[side].rows([call])), default=1.0)
+        factor = max((row.factor for side, call in made for row in self.parts[side].rows([call])), default=self.factor)
         flat = unrecorded(self.of.criterion, self._unit(n))[0] * math.sqrt(max(map(len, self.calls)))
         carried = factor * max(side.gain for side in sides) * self.worst
         carried = carried if carried < HALF else CHANCE * self.worst

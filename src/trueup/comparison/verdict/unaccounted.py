@@ -40,7 +40,7 @@ def dead_ends(regions: Regions, criterion: Criterion) -> list[Call]:
         stream, other = tree.streams[side], tree.streams[1 - side]
         fine = stream.level[call] == stream.names.number("aten") or stream.phase[call] != stream.names.number("backward")
         made = stream.slots_of(call, is_output)
-        seen = np.isin(stream.digest[made], other.digest[other.has_digest]) & stream.has_digest[made]
+        seen = np.isin(stream.identity[made], other.identity[other.is_identified]) & stream.is_identified[made]
         made_of = regions.walk([(side, call)]).calls[side]
         part = not rewritten[side].isdisjoint(made_of) or not read[1 - side].isdisjoint(_sources(tree, side, call))
         read_back = bool((stream.numel[made] == 1).all()) and bool(regions.flow[side].backwards(call))  # a backward starts there
@@ -61,7 +61,7 @@ def _sources(tree: Tree, side: int, call: int) -> set[Source]:
     slots = stream.slots_of(call, is_input)
     made = tree.pairs[side][stream.producers[slots]]
     named = {(pair, int(stream.producer_slot[k])) for pair, k in zip(made.tolist(), slots.tolist(), strict=True) if pair != NONE}
-    return named | {(NONE, int(stream.digest[k])) for k in slots.tolist() if stream.has_digest[k]}
+    return named | {(NONE, int(stream.identity[k])) for k in slots.tolist() if stream.is_identified[k]}
 
 
 def unaccounted(regions: Regions, criterion: Criterion) -> set[Call]:
@@ -75,7 +75,7 @@ def unaccounted(regions: Regions, criterion: Criterion) -> set[Call]:
 def computes(stream: Stream, call: int, criterion: Criterion) -> bool:
     """Tell whether a call makes numbers that round and that it was not given."""
     made, given = _rounding(stream, call, criterion), stream.slots_of(call, is_input)
-    same = stream.has_digest[made] & np.isin(stream.digest[made], stream.digest[given[stream.has_digest[given]]])
+    same = stream.is_identified[made] & np.isin(stream.identity[made], stream.identity[given[stream.is_identified[given]]])
     return len(made) > 0 and not same.all()
 
 
@@ -139,11 +139,11 @@ def _adds_up(stream: Stream, call: int) -> bool:
     """Tell whether a call reads what a backward made and the function around it was not given: autograd adds gradients up as they
     come, and the function at which it does so is another one where they come in another order."""
     above, backward = int(stream.parents[call]), stream.names.number("backward")
-    given = stream.digest[slice(*stream.starts[above : above + 2])]
+    given = stream.identity[slice(*stream.starts[above : above + 2])]
     read = stream.slots_of(call, is_input)
-    read = read[(stream.phase[stream.producers[read]] == backward) & (stream.producers[read] != NONE) & stream.has_digest[read]]
+    read = read[(stream.phase[stream.producers[read]] == backward) & (stream.producers[read] != NONE) & stream.is_identified[read]]
     made = [k for k in read.tolist() if above not in stream.around(int(stream.producers[k]))]
-    return stream.phase[call] == backward and not set(stream.digest[made].tolist()) <= set(given.tolist())
+    return stream.phase[call] == backward and not set(stream.identity[made].tolist()) <= set(given.tolist())
 
 
 def _operators(tree: Tree, pair: int, side: int) -> list[int]:

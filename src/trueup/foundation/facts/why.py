@@ -37,6 +37,7 @@ class Why(Enum):
     INPUTS = auto()  # the result differs, and an input was not measured
     SOURCES = auto()  # what a run of calls without counterpart reads was not all compared
     ONE_SIDED = auto()  # slots that only one side has
+    TIES = auto()  # indices differ that a call chose, perhaps among equal values
     UNMEASURED = auto()  # nothing said why
     # calls that a capture lacks
     MAKER_GONE = auto()  # slot, its call, number of the call that made it

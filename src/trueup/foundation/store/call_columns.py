@@ -17,6 +17,7 @@ import pyarrow as pa
 from trueup.foundation.facts.arguments import decoded
 from trueup.foundation.facts.why import Reason, Why
 from trueup.foundation.kernels import hexadecimal
+from trueup.foundation.kernels.sketch import splitmix64
 from trueup.foundation.model import NUMBERS, CallKey, TensorStats, TrueupError
 from trueup.foundation.store.columns import NONE, Array, Numbers, Shapes, Vocabulary, counts, digests, distinct, floats, integers
 from trueup.foundation.store.read_ahead import Read
@@ -146,6 +147,22 @@ class CallColumns:
     def is_like(self, other: CallColumns) -> bool:
         """Whether both hold the same calls in the same order, with slots of the same names and shapes."""
         return all(getattr(self, name) is getattr(other, name) for name in _STRUCTURE)
+
+    @cached_property
+    def identity(self) -> Array:
+        """What tells by which slots of this run hold the same numbers, uint64 ``(slots,)``: the digest, or where a device took
+        statistics and no digest, a hash of these. 0 where nothing is known."""
+        found = np.where(self.has_digest, self.digest, np.uint64(0))
+        at = np.flatnonzero(~self.has_digest & self.measured & ~self.imported)
+        numbers = np.ascontiguousarray(np.c_[self.sketch[at], self.l2[at], self.mean[at], self.numel[at]])
+        words: Any = numbers.view(np.uint64) + np.arange(numbers.shape[1], dtype=np.uint64)
+        found[at] = np.bitwise_xor.reduce(splitmix64(words), axis=1) | np.uint64(1)
+        return np.asarray(found)
+
+    @cached_property
+    def is_identified(self) -> Array:
+        """Whether `identity` is known of each slot."""
+        return np.asarray(self.identity != 0)
 
     @cached_property
     def measured(self) -> Array:

@@ -41,6 +41,7 @@ WORDS = {
     Why.INPUTS: "its result differs, and not all of its inputs were measured",
     Why.SOURCES: "not all of its sources were compared",
     Why.ONE_SIDED: "only one side has {0}",
+    Why.TIES: "its indices differ, and where values tie the choice is open",
     Why.UNMEASURED: "not measured",
     # calls that a capture lacks
     Why.MAKER_GONE: "{0} of {1:call} was made by call {2}, which is not there",
