@@ -233,11 +233,17 @@ def test_a_folder_with_a_script_that_cannot_be_read(tmp_path: Path, capsys: pyte
     source.mkdir()
     (source / "a.py").write_text("import torch\ntorch.ones(2).cuda()\n")
     (source / "old.py").write_text("import torch\nprint 'cuda'\n")
-    (source / "notes.ipynb").write_text("{}")
-    assert main(["port", str(source), "-o", str(tmp_path / "out"), "--to", "npu"]) == 0
+    (source / "notes.ipynb").write_text('{"source": ["import torch"]}')
+    (source / "plot.ipynb").write_text("{}")
+    (source / "setup_2.py").write_text("print 'nothing to port'\n")
+    assert main(["port", str(source), "-o", str(tmp_path / "out"), "--to", "npu"]) == 2
+    assert main(["port", str(source), "--check", "--to", "npu"]) == 1
     said = " ".join(capsys.readouterr().out.split())
     assert "is Python 2: convert it" in said
-    assert "a notebook: save it as a script first" in said
+    assert "unread" in said
+    assert "notes.ipynb is a notebook: save it as a script first" in said
+    assert "plot.ipynb" not in said
+    assert "setup_2.py" not in said
     assert (tmp_path / "out" / "old.py").read_bytes() == (source / "old.py").read_bytes()
 
 

@@ -21,11 +21,12 @@ from trueup.migration.assess.limits import NEWEST, Broken, broken
 from trueup.migration.assess.packages import Extension, Package, extensions, packages
 from trueup.migration.assess.reading import Row, Run
 from trueup.migration.assess.support import GRADES, Grade, Source, graded, numbers, remedies, support
+from trueup.migration.port.proving import record
 from trueup.migration.port.running import SIMULATED, redirected
 from trueup.migration.rewrites import find, patch, prove
-from trueup.recording.recorder.launch import run_to_the_end
+from trueup.recording.recorder.launch import program, run_to_the_end
 
-INTO, STEPS = "TRUEUP_SHAPES_INTO", "TRUEUP_SHAPES_STEPS"
+INTO, STEPS, MOVED = "TRUEUP_SHAPES_INTO", "TRUEUP_SHAPES_STEPS", "TRUEUP_SHAPES_MOVED"
 """Environment variables that `trueup.simdev.shapes` reads."""
 LIBRARIES = ("site-packages", "dist-packages")
 ERROR = re.compile(r"[\w.]*(Error|Exception|Interrupt)\b")
@@ -90,6 +91,8 @@ class Assessment:
     sources: tuple[Source, ...]
     other: tuple[str, ...] = ()
     """Of a capture: scripts whose lines are not those that were recorded any more, in which no rewrite was looked for."""
+    moved: bool = False
+    """Whether the training names no device, so that its modules were moved to one; without modules, that its calls on the CPU were made again."""
 
     @property
     def counts(self) -> dict[Grade, int]:
@@ -115,6 +118,7 @@ class Assessment:
         listed = sum(one.share for one in self.operators if one.grade in ("kernel", "composite"))
         if 0 < listed < 1:
             whole += f" What has a kernel computes {percent(listed)} of the FLOPs."
+        whole += " The training names no device: these are its operators as they would run on one." if self.moved else ""
         whole += f" Changed since, and not read: {', '.join(self.other)}." if self.other else ""
         return whole + (f" The run ended early: {self.failed}." if self.failed else "")
 
@@ -148,15 +152,12 @@ def assess(
         TrueupError: the command cannot start.
     """
     command = _command(command)
-    with tempfile.TemporaryDirectory(prefix="trueup-assess-") as folder:
-        into = Path(folder, "shapes")
-        into.mkdir()
-        log = Path(folder, "log")
-        environment = {SIMULATED: "shapes", INTO: str(into), STEPS: str(steps)}
-        ran = redirected(command, Path(folder), environment=environment, output=log, timeout=timeout)
-        runs = [msgspec.json.decode(path.read_bytes(), type=Run) for path in sorted(into.glob("*.json"))]
-        lines = [line.strip() for line in log.read_text("utf-8", "replace").splitlines() if line.strip()]
-    failed = None if ran.exit_code == 0 else _last_words(lines, ran.exit_code)
+    runs, failed = _shapes(command, steps, timeout)
+    moved = bool(runs) and not any(run.rows for run in runs)
+    if moved:
+        runs, failed = _shapes(command, steps, timeout, moved=True)
+        if not any(run.rows for run in runs) and (recorded := _recorded(command, product, cann, steps, timeout)):
+            return recorded
     if not runs:
         raise TrueupError(
             f"Nothing of the command could be looked at.\n  where:    {' '.join(command)}\n"
@@ -164,7 +165,33 @@ def assess(
             f"  got:      {failed or 'no import of torch'}\n"
             "  next:     run the command by itself; then name that Python: trueup assess -- .venv/bin/python train.py"
         )
-    return _assessed(runs, product, cann, failed)
+    return replace(_assessed(runs, product, cann, failed), moved=moved)
+
+
+def _shapes(
+    command: Sequence[str], steps: int, timeout: float | None, *, moved: bool = False
+) -> tuple[list[Run], str | None]:
+    """Run a command on shapes, with ``moved`` its modules on the device in any case; return what ran there, and why it failed."""
+    with tempfile.TemporaryDirectory(prefix="trueup-assess-") as folder:
+        into = Path(folder, "shapes")
+        into.mkdir()
+        log = Path(folder, "log")
+        environment = {SIMULATED: "shapes", INTO: str(into), STEPS: str(steps), MOVED: "1" if moved else ""}
+        ran = redirected(command, Path(folder), environment=environment, output=log, timeout=timeout)
+        runs = [msgspec.json.decode(path.read_bytes(), type=Run) for path in sorted(into.glob("*.json"))]
+        lines = [line.strip() for line in log.read_text("utf-8", "replace").splitlines() if line.strip()]
+    return runs, None if ran.exit_code == 0 else _last_words(lines, ran.exit_code)
+
+
+def _recorded(
+    command: Sequence[str], product: str, cann: str, steps: int, timeout: float | None
+) -> Assessment | None:
+    """Assess what a command without modules does on the CPU, by a capture of it; None where there is nothing to record."""
+    with tempfile.TemporaryDirectory(prefix="trueup-assess-") as folder:
+        into = Path(folder, "run")
+        if record(into, Path(), [program(command[0]), *command[1:]], {}, steps, level=("api",)) is not None:
+            return None
+        return replace(assess_capture(into, product=product, cann=cann, timeout=timeout), moved=True)
 
 
 def assess_capture(directory: Path, *, product: str = "A2", cann: str = NEWEST, timeout: float | None = 600.0) -> Assessment:

@@ -75,7 +75,8 @@ class Changed:
 
 @dataclass(frozen=True)
 class Ported:
-    """What `port` did. ``unread`` are scripts that could not be read and were copied as they are, with the reason."""
+    """What `port` did. ``unread`` are files that name PyTorch or CUDA and could not be read, with the reason: they were copied as
+    they are; and links, which were not."""
 
     to: str
     scripts: int
@@ -195,7 +196,8 @@ def _read(root: Path, base: Path, files: Sequence[Path]) -> tuple[list[reading.S
         except TrueupError as error:
             if not root.is_dir():
                 raise _refused(root, READABLE, str(error), "mend it there, and port it again") from None
-            unread.append(str(error))
+            if _concerns(path):
+                unread.append(str(error))
     if not any(b"torch" in script.data for script in scripts):
         raise TrueupError(
             f"{root} does not use PyTorch.\n  expected: a training script that imports torch, or a folder with one\n"
@@ -203,8 +205,19 @@ def _read(root: Path, base: Path, files: Sequence[Path]) -> tuple[list[reading.S
             "  next:     name the folder that holds the training"
         )
     unread += [f"{path} is a link: it was not followed, and is not in the output" for path in _links(root)]
-    unread += [f"{path} is {NOTEBOOK}" for path in (_walk(root) if root.is_dir() else ()) if path.suffix == ".ipynb"]
+    notebooks = [path for path in (_walk(root) if root.is_dir() else ()) if path.suffix == ".ipynb"]
+    unread += [f"{path} is {NOTEBOOK}" for path in notebooks if _concerns(path)]
     return scripts, unread
+
+
+def _concerns(path: Path) -> bool:
+    """Return whether a file that is no Python may need a port: it has the letters, or nobody can look."""
+    try:
+        with path.open("rb") as opened:
+            data = opened.read(reading.LARGEST + 1)
+    except OSError:
+        return True
+    return len(data) > reading.LARGEST or b"torch" in data or b"cuda" in data
 
 
 def _writers(
