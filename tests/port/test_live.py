@@ -106,6 +106,27 @@ def test_what_a_training_asks_of_a_device(bare: str, tmp_path: Path, capsys: pyt
     assert [place for place, _ in found["reads"]] == ["bare.py:15"]
 
 
+def test_a_training_that_names_no_device_is_assessed_by_its_calls_on_the_cpu(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    script = tmp_path / "none.py"
+    script.write_text("""\
+import torch
+model = torch.nn.Linear(4, 2)
+optimizer = torch.optim.AdamW(model.parameters())
+for step in range(9):
+    optimizer.zero_grad()
+    torch.nn.functional.huber_loss(model(torch.randn(8, 4)), torch.zeros(8, 2)).backward()
+    optimizer.step()
+""")
+    assert main(["assess", "--json", "all.json", "none.py"]) == 1
+    said = " ".join(capsys.readouterr().out.split())
+    assert "puts nothing on a device: these are its calls on the CPU, as the device would get them." in said
+    assert "CPU fallback: aten::huber_loss where none.py:6, 2 calls" in said
+    assert saved(tmp_path / "all.json")["on_cpu"] is True
+
+
 def test_a_training_that_ends_early_is_not_assessed_as_whole(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     script = tmp_path / "broken.py"
     script.write_text("import torch\nx = torch.ones(3, device='cuda') * 2\nraise ValueError('no data')\n")

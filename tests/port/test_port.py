@@ -234,11 +234,17 @@ def test_a_folder_with_a_script_that_cannot_be_read(tmp_path: Path, capsys: pyte
     (source / "a.py").write_text("import torch\ntorch.ones(2).cuda()\n")
     (source / "old.py").write_text("import torch\nprint 'cuda'\n")
     (source / "notes.ipynb").write_text("{}")
-    assert main(["port", str(source), "-o", str(tmp_path / "out"), "--to", "npu"]) == 0
+    assert main(["port", str(source), "-o", str(tmp_path / "out"), "--to", "npu"]) == 2
     said = " ".join(capsys.readouterr().out.split())
+    assert "; 2 files not read (old.py may need changes)." in said
     assert "is Python 2: convert it" in said
     assert "a notebook: save it as a script first" in said
     assert (tmp_path / "out" / "old.py").read_bytes() == (source / "old.py").read_bytes()
+    assert main(["port", str(source), "--check", "--to", "npu"]) == 1
+    (source / "old.py").write_text("import torch\nprint 'gpu'\n")
+    assert main(["port", str(source), "-o", str(tmp_path / "other"), "--to", "npu"]) == 0
+    (source / "more").symlink_to(source)
+    assert main(["port", str(source), "-o", str(tmp_path / "third"), "--to", "npu"]) == 2
 
 
 def test_links_are_named_and_one_line_is_enough(tmp_path: Path) -> None:

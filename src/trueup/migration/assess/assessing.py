@@ -21,6 +21,7 @@ from trueup.migration.assess.limits import NEWEST, Broken, broken
 from trueup.migration.assess.packages import Extension, Package, extensions, packages
 from trueup.migration.assess.reading import Row, Run
 from trueup.migration.assess.support import GRADES, Grade, Source, graded, numbers, remedies, support
+from trueup.migration.port.proving import record
 from trueup.migration.port.running import SIMULATED, redirected
 from trueup.migration.rewrites import find, patch, prove
 from trueup.recording.recorder.launch import run_to_the_end
@@ -36,6 +37,7 @@ TOLD: dict[Grade, tuple[str, str]] = {
     "dtype-limited": ("lacks a dtype", "lack a dtype"), "unknown": ("is in no table", "are in no table"),
 }  # fmt: skip
 """Of one operator, and of several."""
+ON_CPU = "The training puts nothing on a device: these are its calls on the CPU, as the device would get them."
 
 
 @dataclass(frozen=True)
@@ -90,6 +92,8 @@ class Assessment:
     sources: tuple[Source, ...]
     other: tuple[str, ...] = ()
     """Of a capture: scripts whose lines are not those that were recorded any more, in which no rewrite was looked for."""
+    on_cpu: bool = False
+    """Nothing of the training ran on a device: its calls are those of a run on the CPU."""
 
     @property
     def counts(self) -> dict[Grade, int]:
@@ -116,6 +120,7 @@ class Assessment:
         if 0 < listed < 1:
             whole += f" What has a kernel computes {percent(listed)} of the FLOPs."
         whole += f" Changed since, and not read: {', '.join(self.other)}." if self.other else ""
+        whole += f" {ON_CPU}" if self.on_cpu else ""
         return whole + (f" The run ended early: {self.failed}." if self.failed else "")
 
     def document(self) -> dict[str, Any]:
@@ -135,6 +140,8 @@ def assess(
     command: Sequence[str], *, product: str = "A2", cann: str = NEWEST, steps: int = 2, timeout: float | None = 600.0
 ) -> Assessment:
     """Run a training on a device that computes shapes and no numbers, and say what a real one has for it.
+
+    One that puts nothing on a device runs once more on the CPU, recorded, and its calls there are looked up (``on_cpu``).
 
     Args:
         command: the program and its arguments: ``("python", "train.py")``, for CUDA, an NPU, or whatever accelerator is there; or
@@ -164,7 +171,16 @@ def assess(
             f"  got:      {failed or 'no import of torch'}\n"
             "  next:     run the command by itself; then name that Python: trueup assess -- .venv/bin/python train.py"
         )
-    return _assessed(runs, product, cann, failed)
+    found = _assessed(runs, product, cann, failed)
+    if found.operators or failed is not None:
+        return found
+    with tempfile.TemporaryDirectory(prefix="trueup-assess-") as folder:
+        into = Path(folder, "cpu")
+        why = record(into, Path(), list(command), {SIMULATED: None}, steps, timeout=timeout)
+        if why is not None:
+            return replace(found, failed=f"nothing ran on the device; on the CPU {why}")
+        its = assess_capture(into, product=product, cann=cann, timeout=timeout)
+    return replace(its, packages=found.packages, limits=its.limits or found.limits, on_cpu=True)
 
 
 def assess_capture(directory: Path, *, product: str = "A2", cann: str = NEWEST, timeout: float | None = 600.0) -> Assessment:
