@@ -267,6 +267,19 @@ def test_what_is_there_is_not_written_over(tmp_path: Path, capsys: pytest.Captur
     assert list((tmp_path / "out").iterdir()) == []
 
 
+def test_a_version_of_cuda_that_is_read_as_a_text(tmp_path: Path) -> None:
+    lines = [
+        "import torch", "MAJOR = int(torch.version.cuda.split('.')[0])", "print(torch.version.cuda)",
+        "new = torch.version.cuda is not None and torch.version.cuda[0] == '1'",
+        "if torch.cuda.is_available():", "    print(float(torch.version.cuda))",
+    ]  # fmt: skip
+    (tmp_path / "a.py").write_text("\n".join(lines) + "\n")
+    (changed,) = port(tmp_path / "a.py", tmp_path / "out").changed
+    assert changed.lines[0] == (2, lines[1], """MAJOR = int((torch.version.cuda or "0.0").split('.')[0])""")
+    assert [one[0] for one in changed.lines] == [2, 5]
+    assert not port(tmp_path / "out" / "a.py").changed
+
+
 def test_check_writes_nothing(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     source = tmp_path / "train.py"
     source.write_text("import torch\ntorch.ones(2).cuda()\n")

@@ -427,6 +427,7 @@ def _write(root: Path, target: Path, texts: dict[Path, bytes], result: Ported, a
                 if (new / name).exists():
                     raise _refused(base, f"no {name}, which is to be written", "one that is there", "rename yours first")
                 (new / name).write_text(content)
+                (new / name).chmod(0o755 if content.startswith("#!") else 0o644)
             (new / RECORD).write_bytes(record)
             new.rename(target)
     except OSError as error:
