@@ -131,19 +131,9 @@ for x, wanted in data:
     print(made.detach().numpy().shape, made[0].tolist(), total.item())
     optimizer.step()
 """
-BY_HAND = """\
-import torch
-w = torch.randn(4, 3, requires_grad=True)
-for _ in range(3):
-    loss = (torch.randn(5, 4) @ w).square().mean()
-    loss.backward()
-    with torch.no_grad():
-        w -= 0.1 * w.grad
-    w.grad = None
-"""
 
 
-def test_a_training_that_names_no_device(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_training_that_names_no_device(tmp_path: Path) -> None:
     (tmp_path / "bare.py").write_text(NO_DEVICE)
     assert main(["assess", "--json", str(tmp_path / "all.json"), "--", sys.executable, str(tmp_path / "bare.py")]) == 1
     found = saved(tmp_path / "all.json")
@@ -153,10 +143,27 @@ def test_a_training_that_names_no_device(tmp_path: Path, capsys: pytest.CaptureF
     assert grades["aten::huber_loss"] == "CPU fallback"
     assert found["dynamic"] == []
     assert (found["failed"], found["steps"]) == (None, 2)
-    capsys.readouterr()
-    (tmp_path / "bare.py").write_text(BY_HAND)
-    assert main(["assess", "--", sys.executable, str(tmp_path / "bare.py")]) == 0
-    assert "The training names no device" in " ".join(capsys.readouterr().out.split())
+
+
+def test_a_training_that_names_no_device_is_assessed_by_its_calls_on_the_cpu(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    script = tmp_path / "none.py"
+    script.write_text("""\
+import torch
+weight = torch.randn(4, 2, requires_grad=True)
+optimizer = torch.optim.AdamW([weight])
+for step in range(9):
+    optimizer.zero_grad()
+    torch.nn.functional.huber_loss(torch.randn(8, 4) @ weight, torch.zeros(8, 2)).backward()
+    optimizer.step()
+""")
+    assert main(["assess", "--json", "all.json", "none.py"]) == 1
+    said = " ".join(capsys.readouterr().out.split())
+    assert "puts nothing on a device: these are its calls on the CPU, as the device would get them." in said
+    assert "CPU fallback: aten::huber_loss where none.py:6, 2 calls" in said
+    assert saved(tmp_path / "all.json")["on_cpu"] is True
 
 
 def test_a_training_that_ends_early_is_not_assessed_as_whole(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

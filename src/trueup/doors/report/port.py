@@ -50,12 +50,12 @@ def render(result: Ported, limit: int, console: Console) -> None:
     left = len(result.seen) - len(result.look)
     lines_left = f"note     {counted(left, 'line')} with the letters cuda or nccl reach no device and stay: --json lists them"
     notes = [lines_left] if left else []
+    notes += [f"unread   {one}" for one in result.unread]
     notes += [f"effect   {one}" for one in result.effects]
     notes += [f"new      {one}" for one in result.added]
     if result.written is not None and result.changes:
         notes.append(f"undo     trueup port {result.written} --undo")
     console.print()
-    print_lines(console, [f"unread   {one}" for one in result.unread], 9, "red")
     for note in notes:
         print_lines(console, [note], 9, "dim")
 
