@@ -86,6 +86,9 @@ class Redirecting:
             if kind == "device" and CUDA.fullmatch(value):
                 self.note(name, f"{value!r} is {value.replace('cuda', self.device)!r}")
                 return value.replace("cuda", self.device)
+            if kind == "type" and value.startswith("torch.cuda."):
+                self.note(name, f"{value!r} is of {self.device}")
+                return value.replace("cuda", self.device, 1)
         elif isinstance(value, dict):
             return {key: self.translated(one, name, kind) for key, one in value.items()}
         return value
