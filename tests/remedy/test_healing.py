@@ -118,3 +118,29 @@ def test_a_cast_in_the_code_of_a_module(tmp_path: Path) -> None:
     said = "its module runs in a wider dtype, and the code in it casts, which no rule undoes: change the cast, "
     assert healed.sentence.splitlines()[1].startswith(said)
     assert "train.py:8 in forward" in healed.sentence.splitlines()[1]
+
+
+CASTS = """
+import torch
+
+torch.manual_seed(0)
+inner, weight = (torch.nn.Parameter(torch.randn(8, 8) * k) for k in (1, 300))
+with torch.autocast("cpu", torch.float16):
+    h = torch.randn(4, 8) @ inner
+    y = torch.nn.functional.linear(h.float().half(), weight)
+(y.float().sum() * 3000).backward()
+torch.optim.SGD([inner, weight], lr=1e-6).step()
+"""
+
+
+def test_a_cast_on_the_way_of_a_gradient(tmp_path: Path) -> None:
+    script, run = tmp_path / "train.py", tmp_path / "run"
+    script.write_text(CASTS, encoding="utf-8")
+    command = [sys.executable, str(script)]
+    assert launch.run({"directory": str(run)}, command) == 0
+    healed = heal(run, command)
+    assert healed.verdict == "not healed", healed.sentence
+    said = "the code casts the tensor whose gradient it is, which no rule undoes: change the cast, "
+    assert healed.sentence.splitlines()[1].startswith(said), healed.sentence
+    assert "train.py:8" in healed.sentence.splitlines()[1]
+    assert not any("converts a tensor" in use for use in healed.uses)

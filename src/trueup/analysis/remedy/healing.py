@@ -15,7 +15,7 @@ from typing import Literal
 from trueup.analysis.anomalies import overflow
 from trueup.analysis.anomalies.describing import NARROW
 from trueup.analysis.ddmin import fewest
-from trueup.analysis.remedy.widening import wider_on_the_way
+from trueup.analysis.remedy.widening import cast_on_the_way, wider_on_the_way
 from trueup.foundation.facts.anomaly import Anomaly, OverflowResult
 from trueup.foundation.facts.operators import named
 from trueup.foundation.store import Capture, open_capture
@@ -240,7 +240,9 @@ def _ended(first: Anomaly, now: Anomaly | None, tries: _Tries, rules: Sequence[s
         where = now.place.source or now.place.scope
         why = "its module runs in a wider dtype, and the code in it casts, which no rule undoes"
         lines.insert(1, f"{why}: change the cast, {where}")
-    if not now.policy:
+    elif now.place.phase == "backward" and (cast := cast_on_the_way(opened, now)):
+        lines.insert(1, f"the code casts the tensor whose gradient it is, which no rule undoes: change the cast, {cast}")
+    elif not now.policy:
         lines.insert(1, f"no rule is known for it: {_why_none(now)}")
     return _with(more, "not healed", "\n".join(lines))
 

@@ -17,7 +17,7 @@ from trueup.foundation.facts.anomaly import Anomaly
 from trueup.foundation.facts.operators import has
 from trueup.foundation.store import Capture
 
-COLUMNS = ("seq", "parent", "level", "phase", "scope", "op", "slot", "dtype", "forward_seq", "producer_seq")
+COLUMNS = ("seq", "parent", "level", "phase", "scope", "op", "slot", "dtype", "forward_seq", "producer_seq", "site")
 
 Row = Mapping[str, Any]
 
@@ -29,14 +29,31 @@ def wider_on_the_way(capture: Capture, found: Anomaly) -> tuple[str, ...]:
         capture: the run, at any level; of a module alone the modules are known, and no function.
         found: a call of the backward.
     """
-    table = capture.records(columns=list(COLUMNS), rank=found.place.rank, step=found.place.step)
-    calls: dict[int, list[Row]] = defaultdict(list)
-    for row in table.to_pylist():
-        calls[row["seq"]].append(row)
+    calls = _calls(capture, found)
     parts = [row[0]["scope"].split(".") for row in calls.values()]
     held = {"", *(".".join(names[:k]) for names in parts for k in range(1, len(names)))}
     rules = dict.fromkeys(_rule(calls, seq, held) for seq in _back(calls, _forward(calls, found.place.seq)))
     return tuple(rule for rule in rules if rule)
+
+
+def cast_on_the_way(capture: Capture, found: Anomaly) -> str:
+    """Return the line that casts a wide tensor whose gradient overflows, ``train.py:8 in forward``; nothing where none does."""
+    calls = _calls(capture, found)
+    for seq in _back(calls, _forward(calls, found.place.seq)):
+        first, read = calls[seq][0], [row["dtype"] for row in calls[seq] if str(row["slot"]).startswith("input.")]
+        narrows = any(row["dtype"] in NARROW for row in calls[seq]) and not any(dtype in NARROW for dtype in read)
+        if narrows and first["level"] == "api" and has(first["op"], "converts"):
+            frames, _ = capture.sites(found.place.rank).get(first["site"], ((), None))
+            return frames[0] if frames else str(first["op"])
+    return ""
+
+
+def _calls(capture: Capture, found: Anomaly) -> dict[int, list[Row]]:
+    """Return the calls of a step, by place in its order, each as its rows."""
+    calls: dict[int, list[Row]] = defaultdict(list)
+    for row in capture.records(columns=list(COLUMNS), rank=found.place.rank, step=found.place.step).to_pylist():
+        calls[row["seq"]].append(row)
+    return calls
 
 
 def _forward(calls: Mapping[int, list[Row]], seq: int | None) -> int | None:
@@ -51,7 +68,8 @@ def _forward(calls: Mapping[int, list[Row]], seq: int | None) -> int | None:
 
 def _back(calls: Mapping[int, list[Row]], start: int | None) -> Iterator[int]:
     """Go from a call to those that made the tensors it read, and on, in the forward pass; only through what is narrow somewhere."""
-    waiting, seen = deque([start]), {start}
+    inside = [seq for seq, rows in calls.items() if rows[0]["parent"] == start and rows[0]["phase"] in ("forward", "recompute")]
+    waiting, seen = deque([start] if start in calls else inside[::-1]), {start}  # at level aten what the function called
     while waiting:
         seq = waiting.popleft()
         if seq is None or seq not in calls or calls[seq][0]["phase"] not in ("forward", "recompute"):
@@ -78,4 +96,4 @@ def _rule(calls: Mapping[int, list[Row]], seq: int, held: set[str]) -> str:
         outer = calls[outer][0]["parent"]
     if op is None:
         return wider_module(scope) if scope else ""
-    return "" if has(op, "view") or "::" in op else wider_function(scope, op)
+    return "" if has(op, "view") or has(op, "converts") or "::" in op else wider_function(scope, op)
