@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import json
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from trueup.analysis.audit.amp import DELICATE, NORM, amp
-from trueup.analysis.remedy.healing import verify
+from trueup.analysis.remedy.healing import first_beside, verify
 from trueup.doors.cli import main
+from trueup.foundation.facts.anomaly import Anomaly, Place
 from trueup.recording.recorder import launch
 
 PAGE = (Path(__file__).parents[2] / "docs/check.md").read_text("utf-8")
@@ -120,6 +122,65 @@ def test_all_in_float16_without_a_loss_scale(tmp_path: Path) -> None:
     scaled = amp(tmp_path / "scaled")
     said = "O2 in float16; loss scale 128, by which the training multiplies its loss itself; nothing is wrong with it"
     assert (scaled.exit_code, scaled.sentence) == (0, f"mixed precision is on: {said}")
+
+
+GATE = """
+import sys, torch
+from torch import nn
+
+torch.manual_seed(0)
+half = sys.argv[1] == "half"
+score, norm, head = nn.Linear(8, 1), nn.LayerNorm(8), nn.Linear(8, 1)
+
+
+class Gate(nn.Module):
+    def forward(self, x):
+        weight = torch.exp(score(x).half() if torch.is_autocast_enabled("cpu") else score(x))  # without the maximum
+        return head(norm((weight / weight.sum(1, keepdim=True) * x).sum(1).to(score(x).dtype)))
+
+
+gate = Gate()
+gate.score, gate.norm, gate.head = score, norm, head
+if sys.argv[3] == "inside":
+    gate = nn.Sequential(gate)
+with torch.no_grad():
+    score.bias.fill_(float(sys.argv[2]))
+optimizer = torch.optim.SGD(gate.parameters(), lr=1e-3)
+scaler = torch.amp.GradScaler("cpu", enabled=half)
+for _ in range(3):
+    x = torch.randn(16, 3, 8)
+    optimizer.zero_grad()
+    with torch.autocast("cpu", torch.float16, enabled=half):
+        out = gate(x)
+    scaler.scale(out.float().square().mean()).backward()
+    scaler.step(optimizer)
+    scaler.update()
+"""
+
+
+def test_an_exponential_in_float16_beside_a_norm_with_wide_weights(tmp_path: Path) -> None:
+    script, policy = tmp_path / "train.py", tmp_path / "policy.toml"
+    script.write_text(GATE, "utf-8")
+    for name in ("half inside", "wide inside", "half outside"):
+        kind, where = name.split()
+        assert launch.run({"directory": str(tmp_path / name)}, [sys.executable, str(script), kind, "12", where]) == 0
+    found = amp(tmp_path / "half inside")
+    assert [one.what for one in found.advice] == ["0 has to stay wide", "the loss scale collapsed"]
+    policy.write_text(found.policy, "utf-8")
+    command = [sys.executable, str(script), "half", "12", "inside"]
+    proved = verify(tmp_path / "half inside", tmp_path / "wide inside", command, policy, tmp_path / "healed")
+    assert proved.sentence.startswith("the loss is within 0.0")
+    outside = amp(tmp_path / "half outside")  # in the forward of the whole model, which no scope names
+    assert [one.what for one in outside.advice] == ["aten::exp has to stay wide", "the loss scale collapsed"]
+
+
+def test_what_the_float32_run_does_as_well_is_not_held_against_a_policy() -> None:
+    place = Place(0, 1, 7, "backward", "api", "mix", "torch.Tensor.div", 0)
+    vanishes = Anomaly("vanishes", place, "low", "the norm of grad_input.0 is 1.43e-18")
+    made = Anomaly("overflow", replace(place, phase="forward"), "critical", "it made Inf")
+    assert first_beside([vanishes], [replace(vanishes, place=replace(place, step=2, seq=9))]) is None
+    assert first_beside([vanishes, made], [vanishes]) is made
+    assert first_beside([vanishes], [made]) is vanishes
 
 
 def test_names_that_autocast_keeps_wide() -> None:

@@ -7,11 +7,15 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+import torch
 from rich.console import Console
 
+import trueup
+from trueup.analysis.bisection.changes import operators
 from trueup.analysis.bisection.search import Attempt, Chosen, Found, Journal, Outcome, Search
 from trueup.doors.report.executed import attempts_progress
 from trueup.foundation.model import TrueupError
+from trueup.foundation.store import open_capture
 
 ITEMS = tuple("abcdefghij")
 
@@ -155,3 +159,16 @@ def test_what_is_unlike_in_a_journal_is_named(tmp_path: Path) -> None:
 def test_a_run_is_told_with_whole_names(chosen: Chosen, said: str, capsys: pytest.CaptureFixture[str]) -> None:
     attempts_progress(Console(width=120))(Attempt(chosen, "good", 1.5))
     assert capsys.readouterr().out.rstrip() == f"   1  {said:<60}     1.5 s  good"
+
+
+@pytest.mark.parametrize("autocast", [True, False])
+def test_a_function_under_autocast_gives_what_it_computed(autocast: bool, tmp_path: Path) -> None:
+    """Its result in 16 bits would have lost it; where nothing casts, the code after it takes no other dtype."""
+    x = torch.ones(2, 2) if autocast else torch.ones(2, 2, dtype=torch.bfloat16)
+    with trueup.capture(tmp_path / "run"), torch.autocast("cpu", torch.bfloat16, enabled=autocast):
+        torch.matmul(x, x)
+    changes = operators(open_capture(tmp_path / "run"), ["float32"])
+    assert changes.items == ("torch.matmul",)
+    policy = changes.setup(changes.items, tmp_path).policy
+    assert policy is not None
+    assert ('returns = "float32"' in policy) == autocast

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -78,3 +79,13 @@ def test_a_scaler_that_skips_steps_does_what_it_is_there_for(checked: Masked) ->
         scaler.update()
         skipped += scaler.get_scale() < before
     assert skipped == 3
+
+
+def test_what_overflows_is_in_the_file_even_if_it_is_a_single_number(checked: Masked) -> None:
+    with pytest.raises(ValueError, match=r"^\[overflow 1 times\]"):
+        share, _ = checked(torch.ones(2, 4))
+        (share.sum() * 3e38 * 1e5).backward()
+    (file,) = Path("out").glob("**/Overflow_info_*.pkl")
+    rows = [json.loads(line)[0] for line in file.read_text("utf-8").splitlines()]
+    assert rows == [f"Tensor_mul_0_forward_{what}" for what in ("input.0", "output.0", "stack_info")]
+    assert len(list(file.with_suffix("").glob("*.npy"))) == 2

@@ -25,6 +25,7 @@ from trueup import TrueupError, open_capture
 from trueup.exchange.readers.marker import beside, names_beside
 from trueup_compat import ptdbg_ascend as ptdbg
 from trueup_compat.names import tool_slot
+from trueup_compat.ptdbg_ascend import table as ptdbg_table
 from trueup_compat.ptdbg_ascend.layout import VERSION
 from trueup_compat.ptdbg_ascend.switches import SCRIPT
 
@@ -253,6 +254,18 @@ def test_columns_of_version_6_and_stacks(monkeypatch: pytest.MonkeyPatch) -> Non
     assert by_name["Functional.linear.0.forward.input.0"]["Accuracy Reached or Not"] == "No"
     assert "small.py" in by_name["Functional.linear.0.forward.input.0"]["NPU_Stack_Info"]
     assert found[0]["NPU Tensor Dtype"].startswith("torch.")
+
+
+def test_nobody_is_suspected_where_rows_alone_do_not_pass(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    bench, npu = dump("out", tag="bench"), dump("out", tag="npu")
+    monkeypatch.setattr(ptdbg_table, "FAILED", ptdbg_table.pa.array(["Yes"]))
+    assert compared(npu, bench).verdict == "aligned"
+    (file,) = Path("result").glob("advisor_*.txt")
+    advice = file.read_text("utf-8").splitlines()
+    assert (advice[0], " rows did not pass, the first " in advice[-1]) == ("Suspect Nodes: NA", True)
+    assert "their rule looks at one row alone" in capsys.readouterr().out
 
 
 def test_statistics_alone_and_columns_of_2_3() -> None:

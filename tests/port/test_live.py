@@ -106,6 +106,66 @@ def test_what_a_training_asks_of_a_device(bare: str, tmp_path: Path, capsys: pyt
     assert [place for place, _ in found["reads"]] == ["bare.py:15"]
 
 
+NO_DEVICE = """\
+import torch
+
+class Model(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.lstm, self.head = torch.nn.LSTM(4, 8), torch.nn.Linear(8, 3)
+
+    def forward(self, x):
+        state = torch.zeros(1, x.size(1), 8)
+        return self.head(self.lstm(x, (state, state))[0])
+
+model = Model()
+optimizer = torch.optim.Adam(model.parameters())
+data = torch.utils.data.DataLoader(torch.utils.data.TensorDataset(torch.randn(8, 5, 4), torch.zeros(8, 3)), 2, shuffle=True)
+total = torch.zeros(())
+for x, wanted in data:
+    made = model(x)[:, -1]
+    loss = torch.nn.functional.huber_loss(made, wanted)
+    optimizer.zero_grad()
+    loss.backward()
+    total += loss.detach()
+    print(made.detach().numpy().shape, made[0].tolist(), total.item())
+    optimizer.step()
+"""
+
+
+def test_a_training_that_names_no_device(tmp_path: Path) -> None:
+    (tmp_path / "bare.py").write_text(NO_DEVICE)
+    assert main(["assess", "--json", str(tmp_path / "all.json"), "--", sys.executable, str(tmp_path / "bare.py")]) == 1
+    found = saved(tmp_path / "all.json")
+    assert found["sentence"].endswith("The training names no device: these are its operators as they would run on one.")
+    grades = {one["name"]: one["grade"] for one in found["operators"]}
+    assert grades["aten::addmm"] == grades["aten::_thnn_fused_lstm_cell_backward_impl"] == "kernel"
+    assert grades["aten::huber_loss"] == "CPU fallback"
+    assert found["dynamic"] == []
+    assert (found["failed"], found["steps"]) == (None, 2)
+
+
+def test_a_training_that_names_no_device_is_assessed_by_its_calls_on_the_cpu(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    script = tmp_path / "none.py"
+    script.write_text("""\
+import torch
+weight = torch.randn(4, 2, requires_grad=True)
+optimizer = torch.optim.AdamW([weight])
+for step in range(9):
+    optimizer.zero_grad()
+    torch.nn.functional.huber_loss(torch.randn(8, 4) @ weight, torch.zeros(8, 2)).backward()
+    optimizer.step()
+""")
+    assert main(["assess", "--json", "all.json", "none.py"]) == 1
+    said = " ".join(capsys.readouterr().out.split())
+    assert "puts nothing on a device: these are its calls on the CPU, as the device would get them." in said
+    assert "CPU fallback: aten::huber_loss where none.py:6, 2 calls" in said
+    assert saved(tmp_path / "all.json")["on_cpu"] is True
+
+
 def test_a_training_that_ends_early_is_not_assessed_as_whole(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     script = tmp_path / "broken.py"
     script.write_text("import torch\nx = torch.ones(3, device='cuda') * 2\nraise ValueError('no data')\n")

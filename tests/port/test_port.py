@@ -234,11 +234,17 @@ def test_a_folder_with_a_script_that_cannot_be_read(tmp_path: Path, capsys: pyte
     (source / "a.py").write_text("import torch\ntorch.ones(2).cuda()\n")
     (source / "old.py").write_text("import torch\nprint 'cuda'\n")
     (source / "notes.ipynb").write_text("{}")
-    assert main(["port", str(source), "-o", str(tmp_path / "out"), "--to", "npu"]) == 0
+    assert main(["port", str(source), "-o", str(tmp_path / "out"), "--to", "npu"]) == 2
     said = " ".join(capsys.readouterr().out.split())
+    assert "; 2 files not read (old.py may need changes)." in said
     assert "is Python 2: convert it" in said
     assert "a notebook: save it as a script first" in said
     assert (tmp_path / "out" / "old.py").read_bytes() == (source / "old.py").read_bytes()
+    assert main(["port", str(source), "--check", "--to", "npu"]) == 1
+    (source / "old.py").write_text("import torch\nprint 'gpu'\n")
+    assert main(["port", str(source), "-o", str(tmp_path / "other"), "--to", "npu"]) == 0
+    (source / "more").symlink_to(source)
+    assert main(["port", str(source), "-o", str(tmp_path / "third"), "--to", "npu"]) == 2
 
 
 def test_links_are_named_and_one_line_is_enough(tmp_path: Path) -> None:
@@ -259,6 +265,19 @@ def test_what_is_there_is_not_written_over(tmp_path: Path, capsys: pytest.Captur
     assert main(["port", str(tmp_path / "train.py"), "-o", str(tmp_path / "out")]) == 2
     assert "is there already" in capsys.readouterr().err
     assert list((tmp_path / "out").iterdir()) == []
+
+
+def test_a_version_of_cuda_that_is_read_as_a_text(tmp_path: Path) -> None:
+    lines = [
+        "import torch", "MAJOR = int(torch.version.cuda.split('.')[0])", "print(torch.version.cuda)",
+        "new = torch.version.cuda is not None and torch.version.cuda[0] == '1'",
+        "if torch.cuda.is_available():", "    print(float(torch.version.cuda))",
+    ]  # fmt: skip
+    (tmp_path / "a.py").write_text("\n".join(lines) + "\n")
+    (changed,) = port(tmp_path / "a.py", tmp_path / "out").changed
+    assert changed.lines[0] == (2, lines[1], """MAJOR = int((torch.version.cuda or "0.0").split('.')[0])""")
+    assert [one[0] for one in changed.lines] == [2, 5]
+    assert not port(tmp_path / "out" / "a.py").changed
 
 
 def test_check_writes_nothing(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -192,6 +192,8 @@ def test_quirks_of_real_tables(tmp_path: Path) -> None:
     assert {(part.kind, part.name, part.time) for part in found.parts if part.time > 1} == {("copy and format", "Transpose", 30.0), ("operator", "MatMulV2", 20.0)}
     file.write_text("Device_id,Step,Computing,Communication(Not Overlapped),Overlapped,Communication,Free\n0,,900.5,20,0,20,79.5\n", "utf-8")
     assert profile(file).finding is None  # (computing) stands for all operators
+    file.write_text("Device_id,Step,Computing,Communication(Not Overlapped),Overlapped,Communication,Free\n0,,90.5,20,0,20,790.5\n", "utf-8")
+    assert "the device is free, and a table of steps does not say for what it waits" in profile(file).sentence
     head = "Name,Input Shapes,Call Stack,Host Self Duration(us),Host Total Duration(us),Device Self Duration(us),Device Total Duration(us)"
     file.write_text(f"{head}\naten::mm,,,100.0,120.0,80.0,50.0\naten::mm,,,10.0,15.0,8.0,5.0\naten::relu,,,2.0,2.0,0,0\n", "utf-8")
     assert [(part.name, part.time, part.calls) for part in profile(file).parts] == [("aten::mm", 88.0, 2)]

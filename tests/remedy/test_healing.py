@@ -43,8 +43,46 @@ def test_the_backward_of_a_product_under_autocast(tmp_path: Path) -> None:
     healed = heal(run, command)
     assert healed.verdict == "healed"
     assert healed.policy is not None
+    assert "none of them can be left out" in healed.sentence
     policy = healed.policy.read_text(encoding="utf-8")
     assert [line for line in policy.splitlines() if line.startswith("scope")] == [f'scope = "{k}"' for k in (2, 1, 0)]
+
+
+FUNCTIONS = """
+import torch
+from torch import nn
+from torch.nn import functional as F
+
+class Net(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.enc, self.scale = nn.Embedding(9, 8), nn.Parameter(torch.full((4, 8), 300.0))
+
+    def forward(self, x):
+        return F.linear(self.enc(x), self.scale)
+
+torch.manual_seed(0)
+net = Net()
+optimizer = torch.optim.SGD(net.parameters(), lr=1e-6)
+for _ in range(2):
+    optimizer.zero_grad()
+    with torch.autocast("cpu", torch.float16):
+        y = net(torch.arange(4))
+    (y.float().sum() * 3000).backward()
+    optimizer.step()
+"""
+
+
+def test_the_backward_of_a_function_outside_modules(tmp_path: Path) -> None:
+    script, run = tmp_path / "train.py", tmp_path / "run"
+    script.write_text(FUNCTIONS, encoding="utf-8")
+    command = [sys.executable, str(script)]
+    assert launch.run({"directory": str(run)}, command) == 0
+    healed = heal(run, command)
+    assert healed.verdict == "healed", healed.sentence
+    assert healed.policy is not None
+    policy = healed.policy.read_text(encoding="utf-8")
+    assert policy == '[[rule]]\nscope = ""\nop = "torch.nn.functional.linear"\ndtype = "float32"\nreturns = "float32"\n'
 
 
 SKIPS = """
@@ -80,3 +118,29 @@ def test_a_cast_in_the_code_of_a_module(tmp_path: Path) -> None:
     said = "its module runs in a wider dtype, and the code in it casts, which no rule undoes: change the cast, "
     assert healed.sentence.splitlines()[1].startswith(said)
     assert "train.py:8 in forward" in healed.sentence.splitlines()[1]
+
+
+CASTS = """
+import torch
+
+torch.manual_seed(0)
+inner, weight = (torch.nn.Parameter(torch.randn(8, 8) * k) for k in (1, 300))
+with torch.autocast("cpu", torch.float16):
+    h = torch.randn(4, 8) @ inner
+    y = torch.nn.functional.linear(h.float().half(), weight)
+(y.float().sum() * 3000).backward()
+torch.optim.SGD([inner, weight], lr=1e-6).step()
+"""
+
+
+def test_a_cast_on_the_way_of_a_gradient(tmp_path: Path) -> None:
+    script, run = tmp_path / "train.py", tmp_path / "run"
+    script.write_text(CASTS, encoding="utf-8")
+    command = [sys.executable, str(script)]
+    assert launch.run({"directory": str(run)}, command) == 0
+    healed = heal(run, command)
+    assert healed.verdict == "not healed", healed.sentence
+    said = "the code casts the tensor whose gradient it is, which no rule undoes: change the cast, "
+    assert healed.sentence.splitlines()[1].startswith(said), healed.sentence
+    assert "train.py:8" in healed.sentence.splitlines()[1]
+    assert not any("converts a tensor" in use for use in healed.uses)

@@ -57,7 +57,7 @@ WRONG = {
     '[[rule]]\nop = "aten::mm"\ndevice = "cpu"': "rule 1: op 'aten::mm' is an operator of level aten, which no rule reaches",
     '[[rule]]\nop = "a"\nphase = "recompute"\ndevice = "cpu"': "rule 1: phase 'recompute' is unknown: expected backward, forward",
     '[[rule]]\nop = "a"\nlevel = "aten"\ndevice = "cpu"': "rule 1: level 'aten' is unknown: expected amp, api, module, optimizer",
-    '[[rule]]\nop = "a"\nreturns = "float16"\ndevice = "cpu"': 'rule 1: returns is for a rule with level = "module" and a dtype',
+    '[[rule]]\nop = "a"\nreturns = "float16"\ndevice = "cpu"': 'rule 1: returns is for a rule with a dtype',
     '[[rule]]\nop = "A"\nlevel = "module"\nphase = "optimizer"\ndevice = "cpu"': "rule 1: a module has no phase 'optimizer'",
     "[[rule]\nop = 1": "line 1",
     '[[rule]]\nop = "a"\nop = "b"': "Cannot overwrite a value",

@@ -60,6 +60,7 @@ CALLS = {
     "complex": (lambda x: torch.view_as_real(torch.fft.rfft(x) * 2j), [(3, 8)]),
     "linalg": (lambda x: torch.linalg.solve(x @ x.mT + torch.eye(4, device=x.device), x), [(4, 4)]),
     "roll-flip": (lambda x: x.roll(2, 1) + x.flip(0) + x.tril() + x.rot90(), [(4, 4)]),
+    "zeros-without-memory": (lambda x: x.sgn() + x * x, [(4, 5)]),  # what the backward of sgn returns
     "where-clamp": (lambda x, y: torch.where(x > 0, x.clamp(max=0.5), y).masked_fill(y > 1, 3.0), [(4, 5), (4, 5)]),
 }  # fmt: skip
 

@@ -59,7 +59,7 @@ class Rule(toml.Table, eq=False):
     device: Literal["cpu"] | None = None
     deterministic: bool = False
     returns: Literal["float16", "bfloat16", "float32", "float64"] | None = None
-    """Dtype of a module's floating results, where the one that they would have had is not known."""
+    """Dtype of the floating results, where it is not to be the one that they would have had, or that is not known (a module's)."""
     set: dict[str, Any] | None = None
     """Values of a module's attributes, a function's arguments, of GradScaler and autocast (``amp``), or an optimizer's settings;
     these may be ``[[0, 0.1], [5, 0.05]]``: from which step on."""
@@ -79,8 +79,8 @@ class Rule(toml.Table, eq=False):
                 f"op {self.op!r} is an operator of level aten, which no rule reaches: name the function around it, as `trueup "
                 'compare` does (torch.nn.functional.linear), or, with level = "module", a class of modules (Linear)'
             )
-        if self.returns is not None and not (self.level == "module" and self.dtype):
-            raise ValueError('returns is for a rule with level = "module" and a dtype: what a function returns is known')
+        if self.returns is not None and not (self.level in ("api", "module") and self.dtype):
+            raise ValueError("returns is for a rule with a dtype, of functions or modules")
         if self.phase == "optimizer" and self.level == "module":
             raise ValueError("a module has no phase 'optimizer': no optimizer calls one; expected forward or backward")
 

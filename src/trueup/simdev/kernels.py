@@ -203,6 +203,8 @@ def register(aten_library: Any) -> None:
         "_thnn_fused_gru_cell": gru_cell, "_thnn_fused_gru_cell_backward": gru_cell_backward,
     }.items():  # fmt: skip
         KERNELS[getattr(aten, name).default] = kernel
+    # Zeros without memory, for a dispatch key above ours: a kernel reads address 0 (backward of ``sgn``, second one of a norm).
+    KERNELS[aten._efficientzerotensor.default] = aten.zeros.default
     KERNELS[aten.record_stream.default] = lambda *_: None  # memory is not given back before its kernels have run
     for name in ("nll_loss_forward", "nll_loss_backward", "nll_loss2d_forward", "nll_loss2d_backward"):
         operator = getattr(aten, name).default

@@ -29,8 +29,9 @@ from torch.utils.weak import WeakIdKeyDictionary
 from trueup.simdev import memory, tensor
 from trueup.simdev.tensor import KERNELS, Plan
 
-INTO, STEPS = "TRUEUP_SHAPES_INTO", "TRUEUP_SHAPES_STEPS"
-"""Environment variables: the folder that each process writes its operators to, and after how many steps it ends."""
+INTO, STEPS, MOVED = "TRUEUP_SHAPES_INTO", "TRUEUP_SHAPES_STEPS", "TRUEUP_SHAPES_MOVED"
+"""Environment variables: the folder that each process writes its operators to; after how many steps it ends; and, where a script
+names no device, that its modules are moved to one."""
 META = torch.device("meta")
 MOST_SHAPES = 8
 """Different shapes of one operator at one line that are kept."""
@@ -65,6 +66,9 @@ class Shapes:
         if torch.distributed.is_available():
             torch.distributed.Reducer._rebuild_buckets = lambda _: False
         register_optimizer_step_post_hook(self._stepped)
+        if os.environ.get(MOVED):
+            tensor.mixed = True
+            torch.nn.modules.module.register_module_forward_pre_hook(self._move)
         atexit.register(self.write)
 
     def at(self, step: int) -> None:
@@ -165,9 +169,16 @@ class Shapes:
     def _kind(self, operator: str) -> str:
         return "view" if operator in self._views else _kind(operator)
 
+    def _move(self, module: torch.nn.Module, args: Any) -> Any:
+        """Move a module that is called to the device, with what is inside it and what it is given."""
+        with self.noting(None, "", "", 0):
+            if any(one.device.type == "cpu" for one in module.parameters()):
+                module.to("npu")
+            return tree_map_only(torch.Tensor, lambda one: one.to("npu"), args)
+
     def _stepped(self, *_: Any) -> None:
         self._step += 1
-        if self._steps is not None and self._step >= self._steps:
+        if self._steps is not None and (self._step >= self._steps or not self._rows):  # a step that used no device: none will
             raise SystemExit(0)
 
     def write(self) -> None:

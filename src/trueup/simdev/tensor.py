@@ -40,6 +40,8 @@ home = CPU
 """Where the memory behind the device is: on the CPU, or nowhere (`trueup.simdev.shapes`)."""
 runner: Callable[..., Any] | None = None
 """What runs operators in the place of their kernels."""
+mixed = False
+"""Whether the host's tensors are taken beside the device's, and numbers read without a copy: for a script that knows no device."""
 
 
 class NPUStorage(torch.UntypedStorage):
@@ -224,11 +226,11 @@ class NPUTensor(torch.Tensor):
 
     def tolist(self) -> Any:
         """Return the numbers as nested lists; PyTorch's own refuses subclasses."""
-        return self._raw.tolist()
+        return self.detach().cpu().tolist() if self._raw.is_meta else self._raw.tolist()
 
     def numpy(self, *, force: bool = False) -> Any:
         """Refuse as every device does, unless ``force``."""
-        if force:
+        if force or mixed:
             return self.detach().cpu().numpy()
         raise TypeError(
             f"can't convert {self.device} device type tensor to numpy. Use Tensor.cpu() to copy the tensor to host memory first."
@@ -361,7 +363,7 @@ def dispatch(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         to_host = device is not None and DEVICE(device).type == "cpu"
         if raw_kwargs.get("pin_memory"):
             raw_kwargs["pin_memory"] = False
-    if foreign and not plan.cross_device and len(foreign) < len(owners):
+    if foreign and not plan.cross_device and not mixed and len(foreign) < len(owners):
         raise RuntimeError(
             "Expected all tensors to be on the same device, but found at least two devices, "
             f"npu:{current} and {foreign[0].device}! (when running {plan.name}). Compare on the CPU: x.cpu(); compute here: x.npu()"

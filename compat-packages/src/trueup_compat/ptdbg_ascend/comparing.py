@@ -25,6 +25,8 @@ from trueup_compat.ptdbg_ascend.parsing import rows_of
 
 REQUIRED = ("npu_pkl_path", "bench_pkl_path")
 KNOWN = (*REQUIRED, "npu_dump_data_dir", "bench_dump_data_dir", "is_print_compare_log")
+EXPLAINED = "their rule looks at one row alone; the verdict explains these differences by rounding and by what the calls were given"
+"""Of rows that do not pass beside a verdict that says aligned: gradients that are all rounding, as of a bias before a norm."""
 _RANK = re.compile(r"rank(\d+)")
 
 
@@ -88,7 +90,8 @@ def _compare(
         _advise(folder / f"advisor_{now}.txt", overall or result, failed)
     if overall is None:
         _tell(result, folder / f"trueup_report_{now}")
-    print(f"table: {file} ({failed.count} rows did not pass)", flush=True)
+    explained = f"; {EXPLAINED}" if failed.count and result.verdict == "aligned" else ""
+    print(f"table: {file} ({failed.count} rows did not pass{explained})", flush=True)
     return result
 
 
@@ -191,6 +194,8 @@ def _native(pkl: Path, marker: Marker) -> _Side:
     native = pkl.parent / marker.capture
     if native.is_symlink():
         raise TrueupError(f"{native} is a link: give the dump with its own capture")
+    plain = Path(os.path.normpath(native))  # for whoever reads it; not where a link above gives `..` another meaning
+    native = plain if plain.is_dir() and plain.samefile(native) else native
     capture, names = narrowed(native, marker.rank, marker.step), names_beside(pkl)
     separator = "." if any(".forward" in name or ".backward" in name for name in names.values()) else "_"
     return _Side(capture, table.Names(names, marker, separator), marker.rank, None if marker.step is None else (marker.step,), True)
@@ -202,6 +207,10 @@ def _imported(pkl: Path, target: Path) -> _Side:
 
 
 def _advise(path: Path, result: Result, failed: table.Failed) -> None:
-    """Write who is to blame: the verdict's culprit, and the first row that did not pass."""
-    told = [f"Suspect Nodes: {failed.first}", f"Expert Advice: {clean(str(result))}"]
+    """Write who is to blame: the first row of a culprit, else the first that did not pass; nobody where the runs are aligned."""
+    aligned = result.verdict == "aligned"
+    suspect = table.NONE if aligned else failed.first if failed.culprit == table.NONE else failed.culprit
+    told = [f"Suspect Nodes: {suspect}", f"Expert Advice: {clean(str(result))}"]
+    if failed.count and aligned:
+        told.append(f"{failed.count} rows did not pass, the first {failed.first}: {EXPLAINED}")
     path.write_text("\n".join(told) + "\n", encoding="utf-8")

@@ -139,26 +139,38 @@ class OverflowCheck:
         print(f"[overflow {self.found} times]: {said}", flush=True)
 
     def _rows(self, call: Call, name: str, rows: Rows, saved: str | None, folder: Path) -> list[list[Any]]:
-        """Return the rows of a call; their bytes go into ``folder`` as far as the watch saved them."""
+        """Return the rows of a call; their bytes go into ``folder`` as far as the watch saved them.
+
+        What the filter would leave out is there where nothing that the call made is left: of a loss that overflows.
+        """
         kept, rank, separator = {}, 0, self._layout.separator
         if saved is not None:
             capture = open_capture(saved)
             rank = rank_and_world()[0] or 0
             kept = {row["slot"]: row for row in capture.records(rank=rank, seq=call.seq).to_pylist()}
+        slots = [slot for _, other, slot, _, _, _ in each(rows) if other.seq == call.seq and slot.tensor is not None]
+        named = _named(call, slots, filtered=self.filtered)
+        if not any(one.startswith("output.") for one in named):
+            named = _named(call, slots, filtered=False)
         lines = []
-        for _, other, slot, _, _, _ in each(rows):
-            if other.seq != call.seq or slot.tensor is None:
-                continue
-            tensor = slot.tensor
-            described = {"op": call.op, "slot": slot.name, "phase": call.phase, "dtype": tensor.dtype, "numel": tensor.numel,
-                         "shape": list(tensor.shape)}  # fmt: skip
-            if (named := in_tree(described, self.filtered, ("all",))) is None:
-                continue
-            whole = f"{name}{separator}{named}"
-            lines.append([whole, OVERFLOWED, [], f"torch.{tensor.dtype}", list(tensor.shape)])
+        for one, slot in named.items():
+            whole = f"{name}{separator}{one}"
+            lines.append([whole, OVERFLOWED, [], f"torch.{slot.tensor.dtype}", list(slot.tensor.shape)])
             if slot.name in kept and (array := payload_of(capture, rank, kept[slot.name])) is not None:
                 np.save(folder / f"{whole}.npy", savable(array), allow_pickle=False)
         return sorted(lines, key=lambda line: (f"{separator}output." in line[0], line[0]))
+
+
+def _named(call: Call, slots: Sequence[Any], *, filtered: bool) -> dict[str, Any]:
+    """Return slots by the tool's names."""
+    found = {}
+    for slot in slots:
+        tensor = slot.tensor
+        described = {"op": call.op, "slot": slot.name, "phase": call.phase, "dtype": tensor.dtype, "numel": tensor.numel,
+                     "shape": list(tensor.shape)}  # fmt: skip
+        if (name := in_tree(described, filtered, ("all",))) is not None:
+            found[name] = slot
+    return found
 
 
 class _Session(WatchSession):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -30,6 +30,8 @@ COLUMNS: dict[str, dict[Layout, tuple[str, ...]]] = {
 }  # fmt: skip
 """By version and by what the dumps hold. Version 2.3 had no table of its own for statistics alone: it gets that of 6.0."""
 FAILED = pa.array(["No", "Warning", "Different"])
+NONE = "NA"
+"""The tool's word where there is no such row."""
 DESCRIBED = ("seq", "op", "slot", "phase", "dtype", "shape", "numel")
 
 Array = np.ndarray[Any, Any]
@@ -73,18 +75,23 @@ class ForeignNames:
 
 @dataclass(slots=True)
 class Failed:
-    """The rows that did not pass: how many, and the first."""
+    """The rows that did not pass: how many, the first, and the first of a culprit."""
 
     count: int = 0
-    first: str = field(default="NA")
+    first: str = NONE
+    culprit: str = NONE
 
     def add(self, table: pa.Table) -> None:
         """Look at rows."""
         verdict = next(name for name in ("Accuracy Reached or Not", "Result") if name in table.column_names)
         found = table.filter(pc.is_in(table[verdict], FAILED))
-        if not self.count and len(found):
-            self.first = found["NPU Name"][0].as_py()
+        culprits = found.filter(pc.equal(found["Trueup Role"], "culprit"))
+        self.first, self.culprit = (_first(had, rows) for had, rows in ((self.first, found), (self.culprit, culprits)))
         self.count += len(found)
+
+
+def _first(had: str, rows: pa.Table) -> str:
+    return rows["NPU Name"][0].as_py() if had == NONE and len(rows) else had
 
 
 def headings(version: str, layout: Layout, *, stacks: bool) -> list[str]:

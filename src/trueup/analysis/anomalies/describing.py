@@ -104,14 +104,22 @@ def policy_row(one: Anomaly) -> str:
     wide = "float32" if narrow else "float64"
     if place.phase not in ("forward", "recompute", "backward"):
         return ""
-    if place.phase == "backward" and not (place.scope and narrow):
+    if place.phase == "backward" and not narrow:
         return ""  # a gradient has the dtype of its tensor, however it was computed: a smaller loss scale is the remedy
     if place.scope:  # the result itself does not fit
         return wider_module(place.scope, wide)
+    if place.phase == "backward":
+        return wider_function("", op, wide)
     return "\n".join(["[[rule]]", f"op = {in_toml(exactly(op))}", f'dtype = "{wide}"']) + "\n"
 
 
 def wider_module(scope: str, dtype: str = "float32") -> str:
     """Return the row for a module that goes on in a wider dtype and gives it."""
     keys = ['level = "module"', f"scope = {in_toml(exactly(scope))}", f'dtype = "{dtype}"', f'returns = "{dtype}"']
+    return "\n".join(["[[rule]]", *keys]) + "\n"
+
+
+def wider_function(scope: str, op: str, dtype: str = "float32") -> str:
+    """Return the row for the calls of a function in a scope that go on in a wider dtype and give it."""
+    keys = [f"scope = {in_toml(exactly(scope))}", f"op = {in_toml(exactly(op))}", f'dtype = "{dtype}"', f'returns = "{dtype}"']
     return "\n".join(["[[rule]]", *keys]) + "\n"

@@ -3,7 +3,8 @@
 - reached nothing (healed before any output, loss or gradient): *harmless*; `effects_rerun` tells whether the clean numbers are
   right, if elements were kept.
 - reached gradients, and a GradScaler skipped that step: *harmless*, transient; skipping often is a finding of its own. If a
-  module's forward overflows in several steps, all skipped: *accuracy-relevant*, for no loss scale helps a forward.
+  forward overflows in several steps, all skipped: *accuracy-relevant*, for no loss scale helps a forward (outside of modules a
+  single number may be the scaled loss itself).
 - reached weights, an optimizer's state, or the next step's weights: *accuracy-relevant*.
 - reached gradients, and the next recorded step read clean weights: *harmless*, transient: the run left the step out.
 - saturated: *unknown*: the number is finite, and wrong by an unknown amount.
@@ -14,6 +15,7 @@
 from __future__ import annotations
 
 import dataclasses
+import re
 import shlex
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -57,12 +59,17 @@ def settle(judged: Sequence[StepAnomalies], run: Run) -> list[Anomaly]:
 def _with_every_step(one: Anomaly, run: Run) -> Anomaly:
     """Say that no step trained, where a module's forward overflows in each and a GradScaler skipped all of them."""
     skipped = {step.step for step in run.scale if step.skipped}
-    inside = one.transient and one.place.phase == "forward" and one.place.scope
+    scaling = not one.place.scope and all(_is_single(slot.shape) for slot in one.slots if slot.bad)  # a loss times its scale
+    inside = one.transient and one.place.phase == "forward" and not scaling
     if not (inside and len(skipped) > 1 and all(step.skipped for step in run.scale) and skipped <= {one.place.step, *one.again}):
         return one
     why = "a lower loss scale changes no forward, so nothing is learned"
     because = f"a GradScaler skipped all {len(skipped)} steps because of it: {why}"
     return dataclasses.replace(one, matters="accuracy-relevant", because=because, transient=False, severity="critical")
+
+
+def _is_single(shape: str) -> bool:
+    return all(size == "1" for size in re.findall(r"\d+", shape))
 
 
 @dataclass(frozen=True, slots=True)

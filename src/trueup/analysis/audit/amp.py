@@ -124,7 +124,8 @@ def amp(capture: str | Path | Capture, *, step: Steps = None, rank: Steps = None
     wide = _stay_wide(found, ranges)
     advice = [*wide, *_scaling(manifest, found, ranges, narrow, scaled=by_hand > 1)]
     faults = len(advice)
-    advice += _other(found, ranges, narrow)
+    rules = {one.policy for one in advice if one.policy}
+    advice += [one for one in _other(found, ranges, narrow) if one.policy not in rules]
     history = found.scale_history or (f"{by_hand:,g}, by which the training multiplies its loss itself" if by_hand > 1 else "")
     sentence = _sentence(counts, state, narrow, advice[:faults], history)
     instead = {}
@@ -196,7 +197,7 @@ class _Ranges:
         if not made:
             return
         in_half = made[0]["dtype"] == HALF
-        wide_weights = any(name.startswith("param.") and row["dtype"] in WIDE for name, row in call.slots.items())
+        wide_weights = any(name.startswith(("param.", "input.")) and row["dtype"] in WIDE for name, row in call.slots.items())
         if in_half and not wide_weights and call.scope and call.level == "api" and DELICATE.search(call.op):
             self.delicate.setdefault(call.scope, (call.op, _largest_of(call)))
         elif in_half and not wide_weights and call.level == "module" and NORM.search(classes.get(call.scope, "")):

@@ -27,6 +27,7 @@ from trueup.analysis.triage import table
 from trueup.analysis.triage.optimisations import by_hand
 from trueup.analysis.triage.running import switched_off
 from trueup.foundation import toml
+from trueup.foundation.facts.operators import has
 from trueup.foundation.facts.roundoff import UNIT_ROUNDOFF
 from trueup.foundation.model import TrueupError
 from trueup.foundation.redaction import MASK, redacted
@@ -67,6 +68,8 @@ class Changes:
 def _by_policy(kind: str, noun: str, capture: Capture, key: str, change: Sequence[str]) -> Changes:
     words = change or _usual(capture)
     lines = [_line(word) for word in words]
+    if kind == "operators" and _is_autocast(capture):  # a result that is cast back has lost what the function computed
+        lines += [f'returns = "{word}"' for word in words if word in DTYPES and word != "bfloat16"]
     rows = capture.records(columns=[key, "slot", "dtype"], level="api", phase="forward")
     columns = zip(*(rows[name].cast("string").to_pylist() for name in (key, "slot", "dtype")), strict=True)
     kinds = UNIT_ROUNDOFF if set(words) <= set(DTYPES) else None  # what reads no such tensor has no other dtype
@@ -95,6 +98,19 @@ def _by_policy(kind: str, noun: str, capture: Capture, key: str, change: Sequenc
 
     done = " ".join(DONE.get(word, f"in {word}") for word in words)
     return Changes(kind, items, noun, done, setup, write, unless=CASTS if kinds else "")
+
+
+def _is_autocast(capture: Capture) -> bool:
+    """Tell whether some function that is no conversion reads float32 alone and gives a narrower dtype."""
+    rows = capture.records(columns=["rank", "step", "seq", "op", "slot", "dtype"], level="api", phase="forward")
+    read: dict[tuple[int, ...], set[str]] = {}
+    given: dict[tuple[int, ...], set[str]] = {}
+    for row in rows.to_pylist():
+        if row["dtype"] in UNIT_ROUNDOFF and not has(row["op"], "converts"):
+            side = given if str(row["slot"]).startswith("output") else read
+            side.setdefault((row["rank"], row["step"], row["seq"]), set()).add(row["dtype"])
+    wide = UNIT_ROUNDOFF["float32"]
+    return any(read.get(call) == {"float32"} and any(UNIT_ROUNDOFF[one] > wide for one in dtypes) for call, dtypes in given.items())
 
 
 def _usual(capture: Capture) -> tuple[str, ...]:

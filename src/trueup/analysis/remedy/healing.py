@@ -1,6 +1,6 @@
 """From an overflow to a policy that is known to heal it: take the suggested rule, run the step again with it, judge it again.
 
-runs/large-healed/policy.toml     the rules, one more each round
+runs/large-healed/policy.toml     the rules: more each round, then the fewest that heal it
 runs/large-healed/run-1           the capture of the first round, of the step found and the one after it
 """
 
@@ -8,24 +8,28 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal
 
 from trueup.analysis.anomalies import overflow
-from trueup.analysis.anomalies.describing import NARROW, wider_module
+from trueup.analysis.anomalies.describing import NARROW
+from trueup.analysis.ddmin import fewest
+from trueup.analysis.remedy.widening import cast_on_the_way, wider_on_the_way
 from trueup.foundation.facts.anomaly import Anomaly, OverflowResult
 from trueup.foundation.facts.operators import named
 from trueup.foundation.store import Capture, open_capture
 from trueup.foundation.store.layout import new_folder
 from trueup.foundation.store.overview import SCALE_COLUMNS, Overview, scales
 from trueup.foundation.store.policy_uses import policy_lines
+from trueup.foundation.words.wording import counted
 from trueup.recording.policy_file import load
 from trueup.recording.recorder import launch
 
 POLICY = "policy.toml"
 LOSS = 0.05  # share of a single step's loss that may differ (Paddle on Ascend alignment guide: forward, single step)
-ROUNDS = 4  # runs at most: each adds the rule for the call that overflows next
+ROUNDS = 6  # runs at most: each adds rules for the call that overflows next
+LEFT_OUT = 12  # runs at most that try fewer rules, once the run is healed
 
 HealWord = Literal["healed", "not healed", "nothing to heal", "could not tell"]
 
@@ -51,59 +55,107 @@ def heal(
     capture: str | Path, command: Sequence[str], output: str | Path | None = None, *, policy: str | Path | None = None,
     rounds: int = ROUNDS,
 ) -> Healed:  # fmt: skip
-    """Find rules with which the step that overflowed does not, by running its ``command`` again until that step is recorded.
-    ``policy`` is verified, in one run; else the rule that `trueup.overflow` suggests is tried, and those for what overflows then,
-    in at most ``rounds`` runs. policy.toml and captures go to ``output``, else ``<capture>-healed``. Raises TrueupError if the
-    capture or the policy cannot be read, the command does not start, or ``output`` holds something."""
+    """Find the fewest rules with which the step that overflowed does not, by running its ``command`` again until that step is
+    recorded. ``policy`` is verified, in one run; else the rule that `trueup.overflow` suggests is tried, and those for what
+    overflows then, in at most ``rounds`` runs; then fewer of them, in at most `LEFT_OUT` more. policy.toml and captures go to
+    ``output``, else ``<capture>-healed``. Raises TrueupError if the capture or the policy cannot be read, the command does not
+    start, or ``output`` holds something."""
     opened = open_capture(capture)
     before = overflow(opened)
     first = _first(before)
     if first is None:
         return Healed("nothing to heal", f"nothing in {opened.path} matters: {before.sentence.splitlines()[0]}")
-    folder = new_folder(Path(f"{opened.path}-healed" if output is None else output))
-    target = folder / POLICY
-    rules = load(policy).text if policy is not None else first.policy
-    if not rules.strip():
+    tries = _Tries(opened, command, new_folder(Path(f"{opened.path}-healed" if output is None else output)), first)
+    rules: tuple[str, ...] = (load(policy).text,) if policy is not None else _more(opened, first, (), 0)
+    if not rules:
         return Healed("not healed", f"no rule is known for {first.place.name}: {_why_none(first)}")
-    folder.mkdir(parents=True, exist_ok=True)
-    runs: list[Path] = []
-    steps = f"{first.place.step}:{first.place.step + 2}"
-    now: Anomaly | None = first
-    result: OverflowResult | None = None
-    while now is not None and len(runs) < (rounds if policy is None else 1):
-        target.write_text(rules, encoding="utf-8")
-        runs.append(folder / f"run-{len(runs) + 1}")
-        code = launch.run(
-            {
-                "directory": str(runs[-1]),
-                "level": tuple(sorted(opened.levels)),
-                "steps": steps,
-                "stop": True,
-                "policy": str(target),
-            },
-            command,
-        )
-        if code or not runs[-1].exists():
-            said = f"the command ended with exit code {code} under the policy"
-            return Healed("could not tell", said, target, tuple(runs))
-        result = overflow(runs[-1])
+    tries.folder.mkdir(parents=True, exist_ok=True)
+    gradients = 0  # rounds in which a gradient overflowed
+    while True:
+        result = tries.run(rules)
+        if result is None:
+            said = f"the command ended with exit code {tries.code} under the policy"
+            return Healed("could not tell", said, tries.policy, tuple(tries.runs))
         now = _first(result)
-        more = "" if now is None else now.policy
-        if now is not None and more in rules and now.place.phase == "backward":
-            more = _of_the_maker(open_capture(runs[-1]), now)
-        if now is not None and (not more or more in rules):
+        if now is None or policy is not None or len(tries.runs) >= rounds:
+            break
+        gradients += now.place.phase == "backward"
+        more = _more(open_capture(tries.runs[-1]), now, rules, gradients)
+        if not more:
             break
         rules += more
-    assert result is not None
-    uses = tuple(policy_lines(open_capture(runs[-1]).ranks.values()))
-    return _ended(first, now, result, target, runs, uses)
+    fewer = rules
+    if tries.clean(rules) and policy is None:
+        fewer = tries.fewest(rules)
+    return _ended(first, now, tries, fewer)
+
+
+def _more(capture: Capture, now: Anomaly, rules: tuple[str, ...], gradients: int) -> tuple[str, ...]:
+    """Return rules to add for a call that overflows under ``rules``; of a gradient, which has the dtype of its tensor, ever more of
+    the calls on its way: 1, 1, 4, 16 ..."""
+    if now.place.phase == "backward" and now.policy:
+        way = tuple(rule for rule in wider_on_the_way(capture, now) if rule not in rules)
+        if way:
+            return way[: 4 ** max(gradients - 1, 0)]
+    return (now.policy,) if now.policy and now.policy not in rules else ()
+
+
+@dataclass
+class _Tries:
+    """Runs of a training under rules, up to the step after the one that overflowed."""
+
+    opened: Capture
+    command: Sequence[str]
+    folder: Path
+    first: Anomaly
+    runs: list[Path] = field(default_factory=list)
+    results: dict[frozenset[str], tuple[Path, OverflowResult | None]] = field(default_factory=dict)
+    code: int = 0
+    short: bool = False  # whether more rules might have been left out
+
+    @property
+    def policy(self) -> Path:
+        return self.folder / POLICY
+
+    def run(self, rules: Sequence[str]) -> OverflowResult | None:
+        """Run it and judge the run; None if the training failed."""
+        self.policy.write_text("".join(rules), encoding="utf-8")
+        self.runs.append(self.folder / f"run-{len(self.runs) + 1}")
+        step = self.first.place.step
+        options = {"level": tuple(sorted(self.opened.levels)), "steps": f"{step}:{step + 2}", "stop": True}
+        self.code = launch.run({"directory": str(self.runs[-1]), **options, "policy": str(self.policy)}, self.command)
+        result = None if self.code or not self.runs[-1].exists() else overflow(self.runs[-1])
+        self.results[frozenset(rules)] = self.runs[-1], result
+        return result
+
+    def clean(self, rules: Sequence[str]) -> bool:
+        """Tell whether the run under some rules was recorded and is clean."""
+        run, result = self.results[frozenset(rules)]
+        whole = result is not None and result.verdict != "inconclusive" and self.first.place.step in open_capture(run).steps
+        return whole and result is not None and _first(result) is None
+
+    def fewest(self, rules: tuple[str, ...]) -> tuple[str, ...]:
+        """Leave out what can be left out, in at most `LEFT_OUT` more runs."""
+        most = len(self.runs) + LEFT_OUT
+
+        def enough(some: tuple[str, ...]) -> bool:
+            if frozenset(some) not in self.results:
+                if len(self.runs) >= most:
+                    self.short = True
+                    return False
+                self.run(some)
+            return self.clean(some)
+
+        found = fewest(rules, enough)
+        self.policy.write_text("".join(found), encoding="utf-8")
+        return found
 
 
 def verify(
     capture: str | Path, wide: str | Path, command: Sequence[str], policy: str | Path, output: str | Path | None = None
 ) -> Healed:
     """Run a training of mixed precision with a policy, and judge it against a float32 run of it: no call may overflow in a way that
-    matters, and each loss has to be within `LOSS` of that run's.
+    matters, unless it does so in that run, too, and each loss has to be within `LOSS` of that run's.
 
     Args:
         capture: the run of mixed precision, whose steps and levels are recorded again.
@@ -130,6 +182,8 @@ def verify(
     result, uses = overflow(run), tuple(policy_lines(open_capture(run).ranks.values()))
     first = _first(result)
     if first is not None:
+        first = first_beside(result.anomalies, overflow(other).anomalies)
+    if first is not None:
         return Healed("not healed", f"with the policy: {first.sentence}", target, (run,), uses, result)
     before, now, right = (_losses(one) for one in (opened, open_capture(run), other))
     common = sorted(now.keys() & right.keys())
@@ -140,8 +194,15 @@ def verify(
     said = f"the loss is within {apart:.2%} of the float32 run's in {len(common)} steps; it was {was:.2%} off without the policy"
     if apart <= LOSS:
         return Healed("healed", said, target, (run,), uses, result)
-    text = f"with the policy no call overflows, and the loss is {apart:.2%} off the float32 run's, more than {LOSS:.0%}"
+    off = f"the loss is {apart:.2%} off the float32 run's, more than {LOSS:.0%}"
+    text = f"with the policy nothing overflows that does not in float32, too, and {off}"
     return Healed("not healed", text, target, (run,), uses, result)
+
+
+def first_beside(now: Sequence[Anomaly], there: Sequence[Anomaly]) -> Anomaly | None:
+    """Return the first of ``now`` that counts and that no call makes alike in the float32 run (``there``): no policy heals that."""
+    known = {_alike(one) for one in there}
+    return next((one for one in now if _counts(one) and _alike(one) not in known), None)
 
 
 def _losses(capture: Capture) -> dict[int, float]:
@@ -158,37 +219,30 @@ def _apart(one: float, other: float) -> float:
     return abs(one - other) / max(abs(other), 1e-12) if math.isfinite(one) and math.isfinite(other) else math.inf
 
 
-def _of_the_maker(capture: Capture, found: Anomaly) -> str:
-    """Return the rule for the module that made the input whose gradient does not fit; a gradient has its tensor's dtype."""
-    rank, step = found.place.rank, found.place.step
-    columns = ["seq", "scope", "slot", "forward_seq", "producer_seq", "dtype"]
-    rows = capture.records(columns=columns, rank=rank, step=step).to_pylist()
-    forward = next((row["forward_seq"] for row in rows if row["seq"] == found.place.seq), None)
-    read = [row for row in rows if row["seq"] == forward and str(row["slot"]).startswith("input.") and row["dtype"] in NARROW]
-    scopes = {row["seq"]: row["scope"] for row in rows}
-    scope = next((scopes[row["producer_seq"]] for row in read if scopes.get(row["producer_seq"])), None)
-    return "" if scope is None else wider_module(scope)
-
-
-def _ended(
-    first: Anomaly, now: Anomaly | None, result: OverflowResult, policy: Path, runs: Sequence[Path], uses: tuple[str, ...]
-) -> Healed:
-    more = Healed("could not tell", "", policy, tuple(runs), uses, result)
+def _ended(first: Anomaly, now: Anomaly | None, tries: _Tries, rules: Sequence[str]) -> Healed:
+    run, result = tries.results[frozenset(rules)]
+    assert result is not None
+    opened, policy = open_capture(run), tries.policy
+    more = Healed("could not tell", "", policy, (*(one for one in tries.runs if one != run), run),
+                  tuple(policy_lines(opened.ranks.values())), result)  # fmt: skip
     name = f"{first.place.name} ({first.place.op})"
-    if result.verdict == "inconclusive" or first.place.step not in open_capture(runs[-1]).steps:
+    if result.verdict == "inconclusive" or first.place.step not in opened.steps:
         text = f"step {first.place.step} was not recorded again, so what became of {name} is not known"
         return _with(more, "could not tell", text)
     if now is None:
-        rules = len(load(policy).rules)
-        count = "1 rule" if rules == 1 else f"{rules} rules"
-        lines = [f"with {count}, {name} is clean, and the rest of step {first.place.step} too", f"policy: {policy}"]
-        return _with(more, "healed", "\n".join(lines))
+        count = len(load(policy).rules)
+        lines = [f"with {counted(count, 'rule')}, {name} is clean, and the rest of step {first.place.step} too"]
+        if len(rules) > 1:
+            lines.append("more of them might be left out: not all was tried" if tries.short else "none of them can be left out")
+        return _with(more, "healed", "\n".join([*lines, f"policy: {policy}"]))
     lines = [f"with the policy: {now.sentence}", f"policy: {policy}"]
     if _casts_itself(first, now):
         where = now.place.source or now.place.scope
         why = "its module runs in a wider dtype, and the code in it casts, which no rule undoes"
         lines.insert(1, f"{why}: change the cast, {where}")
-    if not now.policy:
+    elif now.place.phase == "backward" and (cast := cast_on_the_way(opened, now)):
+        lines.insert(1, f"the code casts the tensor whose gradient it is, which no rule undoes: change the cast, {cast}")
+    elif not now.policy:
         lines.insert(1, f"no rule is known for it: {_why_none(now)}")
     return _with(more, "not healed", "\n".join(lines))
 
@@ -205,7 +259,15 @@ def _with(found: Healed, verdict: HealWord, sentence: str) -> Healed:
 
 
 def _first(result: OverflowResult) -> Anomaly | None:
-    return next((one for one in result.anomalies if one.matters != "harmless" and one.place.seq >= 0), None)
+    return next((one for one in result.anomalies if _counts(one)), None)
+
+
+def _counts(one: Anomaly) -> bool:
+    return one.matters != "harmless" and one.place.seq >= 0
+
+
+def _alike(one: Anomaly) -> tuple[str, ...]:
+    return one.kind, one.place.phase, one.place.scope, one.place.op
 
 
 def _why_none(one: Anomaly) -> str:

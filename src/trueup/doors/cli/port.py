@@ -56,7 +56,7 @@ def port(
     """Write a training's scripts anew for another device: the smallest change, and a reason for each line that is left.
 
     Exit code 0: done, and with --prove the same; 1: with --check there is something to change, with --prove it trains otherwise; 2:
-    could not be read, written, proved or taken back.
+    could not be written, proved or taken back, or a file of the folder that may need changes could not be read.
     """
     words = required(source, "port", "port train.py -o ported", "a script or a folder; with --run a command")
     if live:
@@ -98,6 +98,7 @@ def port(
     code, document = 1 if check and result.changes else 0, result.document()
     if prove is not None and target is not None:
         code = _prove(result, place, target, prove, steps, document, spread=distributed is not None)
+    code = code or (2 if result.open else 0)
     if html is not None:
         print_written(write_text(render_page(document), html, "a file that can be written, for the page"), console, "page")
     save_as_json(lambda: document, json, console)

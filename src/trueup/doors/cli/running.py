@@ -251,7 +251,7 @@ def heal(
     policy: Annotated[File, typer.Option(metavar="FILE", help="Verify this policy; with --baseline by its losses.")] = None,
     baseline: Annotated[File, typer.Option(metavar="BASE", help="Heal what differs from this run: set causes back.")] = None,
     undone: Annotated[File, typer.Option(metavar="RUN", help="With --baseline: a run with the cause set back by hand.")] = None,
-    rounds: Annotated[int, typer.Option(metavar="N", min=1, help="Runs at most; each adds a rule for what is wrong then.")] = 4,
+    rounds: Annotated[int, typer.Option(metavar="N", min=1, help="Runs at most; each adds a rule for what is wrong then.")] = 6,
 ) -> int:
     """Find a policy with which a run is right, and verify it by running the training again.
 

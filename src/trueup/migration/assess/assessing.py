@@ -21,11 +21,12 @@ from trueup.migration.assess.limits import NEWEST, Broken, broken
 from trueup.migration.assess.packages import Extension, Package, extensions, packages
 from trueup.migration.assess.reading import Row, Run
 from trueup.migration.assess.support import GRADES, Grade, Source, graded, numbers, remedies, support
+from trueup.migration.port.proving import record
 from trueup.migration.port.running import SIMULATED, redirected
 from trueup.migration.rewrites import find, patch, prove
 from trueup.recording.recorder.launch import run_to_the_end
 
-INTO, STEPS = "TRUEUP_SHAPES_INTO", "TRUEUP_SHAPES_STEPS"
+INTO, STEPS, MOVED = "TRUEUP_SHAPES_INTO", "TRUEUP_SHAPES_STEPS", "TRUEUP_SHAPES_MOVED"
 """Environment variables that `trueup.simdev.shapes` reads."""
 LIBRARIES = ("site-packages", "dist-packages")
 ERROR = re.compile(r"[\w.]*(Error|Exception|Interrupt)\b")
@@ -36,6 +37,7 @@ TOLD: dict[Grade, tuple[str, str]] = {
     "dtype-limited": ("lacks a dtype", "lack a dtype"), "unknown": ("is in no table", "are in no table"),
 }  # fmt: skip
 """Of one operator, and of several."""
+ON_CPU = "The training puts nothing on a device: these are its calls on the CPU, as the device would get them."
 
 
 @dataclass(frozen=True)
@@ -90,6 +92,10 @@ class Assessment:
     sources: tuple[Source, ...]
     other: tuple[str, ...] = ()
     """Of a capture: scripts whose lines are not those that were recorded any more, in which no rewrite was looked for."""
+    on_cpu: bool = False
+    """Nothing of the training ran on a device: its calls are those of a run on the CPU."""
+    moved: bool = False
+    """The training names no device: its modules were moved to one when they were called."""
 
     @property
     def counts(self) -> dict[Grade, int]:
@@ -115,7 +121,9 @@ class Assessment:
         listed = sum(one.share for one in self.operators if one.grade in ("kernel", "composite"))
         if 0 < listed < 1:
             whole += f" What has a kernel computes {percent(listed)} of the FLOPs."
+        whole += " The training names no device: these are its operators as they would run on one." if self.moved else ""
         whole += f" Changed since, and not read: {', '.join(self.other)}." if self.other else ""
+        whole += f" {ON_CPU}" if self.on_cpu else ""
         return whole + (f" The run ended early: {self.failed}." if self.failed else "")
 
     def document(self) -> dict[str, Any]:
@@ -136,6 +144,9 @@ def assess(
 ) -> Assessment:
     """Run a training on a device that computes shapes and no numbers, and say what a real one has for it.
 
+    One that puts nothing on a device runs once more, its modules moved to it (``moved``); where it has none, or does not run so, on
+    the CPU, recorded, and its calls there are looked up (``on_cpu``).
+
     Args:
         command: the program and its arguments: ``("python", "train.py")``, for CUDA, an NPU, or whatever accelerator is there; or
             a script and its arguments, which this Python runs.
@@ -148,15 +159,10 @@ def assess(
         TrueupError: the command cannot start.
     """
     command = _command(command)
-    with tempfile.TemporaryDirectory(prefix="trueup-assess-") as folder:
-        into = Path(folder, "shapes")
-        into.mkdir()
-        log = Path(folder, "log")
-        environment = {SIMULATED: "shapes", INTO: str(into), STEPS: str(steps)}
-        ran = redirected(command, Path(folder), environment=environment, output=log, timeout=timeout)
-        runs = [msgspec.json.decode(path.read_bytes(), type=Run) for path in sorted(into.glob("*.json"))]
-        lines = [line.strip() for line in log.read_text("utf-8", "replace").splitlines() if line.strip()]
-    failed = None if ran.exit_code == 0 else _last_words(lines, ran.exit_code)
+    runs, failed = _shapes(command, steps, timeout)
+    moved = bool(runs) and not any(run.rows for run in runs)
+    if moved:
+        runs, failed = _shapes(command, steps, timeout, moved=True)
     if not runs:
         raise TrueupError(
             f"Nothing of the command could be looked at.\n  where:    {' '.join(command)}\n"
@@ -164,7 +170,31 @@ def assess(
             f"  got:      {failed or 'no import of torch'}\n"
             "  next:     run the command by itself; then name that Python: trueup assess -- .venv/bin/python train.py"
         )
-    return _assessed(runs, product, cann, failed)
+    found = _assessed(runs, product, cann, failed)
+    if not moved or (found.operators and failed is None):
+        return replace(found, moved=moved)
+    with tempfile.TemporaryDirectory(prefix="trueup-assess-") as folder:
+        into = Path(folder, "cpu")
+        why = record(into, Path(), list(command), {SIMULATED: None}, steps, timeout=timeout)
+        if why is not None:
+            return replace(found, failed=f"nothing ran on the device; on the CPU {why}")
+        its = assess_capture(into, product=product, cann=cann, timeout=timeout)
+    return replace(its, packages=found.packages, limits=its.limits or found.limits, on_cpu=True)
+
+
+def _shapes(
+    command: Sequence[str], steps: int, timeout: float | None, *, moved: bool = False
+) -> tuple[list[Run], str | None]:
+    """Run a command on shapes, with ``moved`` its modules on the device in any case; return what ran there, and why it failed."""
+    with tempfile.TemporaryDirectory(prefix="trueup-assess-") as folder:
+        into = Path(folder, "shapes")
+        into.mkdir()
+        log = Path(folder, "log")
+        environment = {SIMULATED: "shapes", INTO: str(into), STEPS: str(steps), MOVED: "1" if moved else ""}
+        ran = redirected(command, Path(folder), environment=environment, output=log, timeout=timeout)
+        runs = [msgspec.json.decode(path.read_bytes(), type=Run) for path in sorted(into.glob("*.json"))]
+        lines = [line.strip() for line in log.read_text("utf-8", "replace").splitlines() if line.strip()]
+    return runs, None if ran.exit_code == 0 else _last_words(lines, ran.exit_code)
 
 
 def assess_capture(directory: Path, *, product: str = "A2", cann: str = NEWEST, timeout: float | None = 600.0) -> Assessment:

@@ -6,6 +6,7 @@ import ast
 import bisect
 import itertools
 import json
+import re
 import shutil
 import sys
 import tempfile
@@ -34,6 +35,9 @@ RECORD = "trueup-port.json"
 SKIPPED = {".git", ".hg", ".svn", "__pycache__", ".venv", "venv", "node_modules", ".mypy_cache", ".ruff_cache", ".pytest_cache"}
 MOST = 20_000
 """Files that a folder may have."""
+MOST_BYTES = 64 << 20
+"""Bytes that a file that is no script is looked at with."""
+LETTERS = re.compile(rb"cuda|nccl", re.IGNORECASE)
 READABLE = f"a script in UTF-8 that Python {sys.version_info[0]}.{sys.version_info[1]} reads"
 NOTEBOOK = "a notebook: save it as a script first (jupyter nbconvert --to script)"
 
@@ -91,6 +95,8 @@ class Ported:
     """Files that came along, by their path in the output."""
     branches: tuple[str, ...] = ()
     """Lines that do something else where an accelerator is there, with their condition."""
+    open: tuple[str, ...] = ()
+    """Those of ``unread`` that may name a device: whether they have something to change, nobody could tell."""
 
     @property
     def changes(self) -> int:
@@ -112,7 +118,8 @@ class Ported:
             what += f"{len(self.changed)} of {counted(self.scripts, 'script')}, for {self.to}"
             what += f" (PyTorch {self.since} or later)" if self.since and self.to == "agnostic" else ""
         rest = [counted(len(self.look), "line") + " to look at"] if self.look else []
-        rest += [counted(len(self.unread), "file") + " not read"] if self.unread else []
+        unsure = f" ({', '.join(self.open[:3])}{' ...' if self.open[3:] else ''} may need changes)" if self.open else ""
+        rest += [counted(len(self.unread), "file") + " not read" + unsure] if self.unread else []
         return what + ("; " + " and ".join(rest) if rest else "") + "."
 
     def document(self) -> dict[str, Any]:
@@ -120,7 +127,7 @@ class Ported:
         return {
             "schema": "trueup-port", "schema_version": 1, "sentence": self.sentence, "to": self.to, "since": self.since,
             "scripts": self.scripts, "lines": self.lines, "changed": [asdict(one) for one in self.changed],
-            "seen": [asdict(one) for one in self.seen], "unread": list(self.unread),
+            "seen": [asdict(one) for one in self.seen], "unread": list(self.unread), "open": list(self.open),
             "effects": list(self.effects), "added": list(self.added), "branches": list(self.branches),
         }  # fmt: skip
 
@@ -180,35 +187,49 @@ def port(
         *(choosing.EFFECTS[name] for name in chosen if any(rule.startswith(name) for rule in used)),
     )
     asking = tuple(f"{script.path.relative_to(base)}:{line}, {text}" for script, line, text in branches(project))
-    result = Ported(to, len(files), lines, changed, seen, tuple(unread), since, target, effects, tuple(added), asking)
+    said, unsure = tuple(unread.values()), tuple(str(path.relative_to(base)) for path in unread if _may_name_a_device(path))
+    result = Ported(to, len(files), lines, changed, seen, said, since, target, effects, tuple(added), asking, unsure)
     if target is not None:
         _write(root, target, texts, result, added)
     return result
 
 
-def _read(root: Path, base: Path, files: Sequence[Path]) -> tuple[list[reading.Script], list[str]]:
-    """Return the scripts, and what there is to say of files that were not read."""
-    scripts, unread = [], []
+def _read(root: Path, base: Path, files: Sequence[Path]) -> tuple[list[reading.Script], dict[Path, str]]:
+    """Return the scripts, and what there is to say of each file that was not read."""
+    scripts: list[reading.Script] = []
+    unread: dict[Path, str] = {}
     for path in files:
         try:
             scripts.append(reading.read(path, ".".join(path.relative_to(base).with_suffix("").parts)))
         except TrueupError as error:
             if not root.is_dir():
                 raise _refused(root, READABLE, str(error), "mend it there, and port it again") from None
-            unread.append(str(error))
+            unread[path] = str(error)
     if not any(b"torch" in script.data for script in scripts):
+        first = "".join(f"; {one}" for one in list(unread.values())[:1])
         raise TrueupError(
             f"{root} does not use PyTorch.\n  expected: a training script that imports torch, or a folder with one\n"
-            f"  got:      {counted(len(scripts), 'script')} without it" + (f"; {unread[0]}" if unread else "") + "\n"
+            f"  got:      {counted(len(scripts), 'script')} without it" + f"{first}\n"
             "  next:     name the folder that holds the training"
         )
-    unread += [f"{path} is a link: it was not followed, and is not in the output" for path in _links(root)]
-    unread += [f"{path} is {NOTEBOOK}" for path in (_walk(root) if root.is_dir() else ()) if path.suffix == ".ipynb"]
-    return scripts, unread
+    unread |= {path: f"{path} is a link: it was not followed, and is not in the output" for path in _links(root)}
+    notebooks = [path for path in (_walk(root) if root.is_dir() else ()) if path.suffix == ".ipynb"]
+    return scripts, unread | {path: f"{path} is {NOTEBOOK}" for path in notebooks}
+
+
+def _may_name_a_device(path: Path) -> bool:
+    """Return whether a file that was not read may have something to change: it has the letters, is too large to look at, or is a
+    link to scripts, which is not followed."""
+    try:
+        if path.is_symlink():
+            return path.suffix == ".py" or (path.is_dir() and any(one.suffix == ".py" for one in path.iterdir()))
+        return path.stat().st_size > MOST_BYTES or LETTERS.search(path.read_bytes()) is not None
+    except OSError:
+        return True
 
 
 def _writers(
-    project: Project, to: str, mine: Own, chosen: tuple[str, ...], spread: Distributor | None, unread: list[str]
+    project: Project, to: str, mine: Own, chosen: tuple[str, ...], spread: Distributor | None, unread: dict[Path, str]
 ) -> list[Writer]:
     """Return what writes each script anew; what would be no Python is left as it was, and said in ``unread``."""
     devices = choosing.device_of_environment(project, to) if "specify-device" in chosen else {}
@@ -225,7 +246,7 @@ def _writers(
         if not writer.edits or _is_python(writer.text):
             writers.append(writer)
         else:
-            unread.append(f"{script.path}: what was to be written is no Python; it was left as it is: report this")
+            unread[script.path] = f"{script.path}: what was to be written is no Python; it was left as it is: report this"
     return writers
 
 
@@ -406,6 +427,7 @@ def _write(root: Path, target: Path, texts: dict[Path, bytes], result: Ported, a
                 if (new / name).exists():
                     raise _refused(base, f"no {name}, which is to be written", "one that is there", "rename yours first")
                 (new / name).write_text(content)
+                (new / name).chmod(0o755 if content.startswith("#!") else 0o644)
             (new / RECORD).write_bytes(record)
             new.rename(target)
     except OSError as error:

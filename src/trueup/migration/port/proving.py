@@ -186,15 +186,16 @@ def zeroed() -> dict[str, str]:
 
 
 def record(
-    into: Path, folder: Path, words: list[str], environment: dict[str, str | None], steps: int, **chosen: Any
-) -> str | None:
+    into: Path, folder: Path, words: list[str], environment: dict[str, str | None], steps: int,
+    *, timeout: float | None = LIMIT, **chosen: Any,
+) -> str | None:  # fmt: skip
     """Record a run, its functions and statistics or what is chosen; return why there is nothing, if there is nothing."""
     options = CaptureOptions.of(**{"level": ("module", "api"), "detail": "stats", **chosen}, steps=f"0:{steps}", stop=True)
     log = into.with_suffix(".log")
     program = words[0] if os.sep not in words[0] else str((folder / words[0]).absolute())
     command = [program, *words[1:]]
     environment = {**zeroed(), **environment}
-    code = execute(into, options, command, environment=environment, output=log, timeout=LIMIT, folder=folder, seed=SEED)
+    code = execute(into, options, command, environment=environment, output=log, timeout=timeout, folder=folder, seed=SEED)
     recorded = (into / "manifest.json").is_file() and any(into.glob("rank-*/step-*/records-*"))
     if recorded and code == 0:
         return None

@@ -77,7 +77,8 @@ def prove_spread(ported: Path, command: str, *, steps: int = 3, processes: int =
     with tempfile.TemporaryDirectory(prefix="trueup-prove-") as folder:
         for count in (1, processes):
             launched = [words[0], "-m", "torch.distributed.run", "--standalone", f"--nproc_per_node={count}", *words[1:]]
-            into, chosen = Path(folder) / f"of-{count}", {"level": "module", "detail": "tensor", "phase": ("forward", "optimizer")}
+            into = Path(folder) / f"of-{count}"
+            chosen: dict[str, Any] = {"level": "module", "detail": "tensor", "phase": ("forward", "optimizer")}
             failed = record(into, ported, launched, {"TRUEUP_SIMULATED": "1"}, steps, **chosen)
             if failed is not None:
                 where = f"the port does not run in {counted(count, 'process', 'processes')}: {failed}"

@@ -43,6 +43,7 @@ HEAVY = 0.5  # share from which one operator is one
 SLOWER = 0.05  # share of a step by which something is slower that is said to be
 LISTED = 100  # parts of a class in a document
 HIDDEN = "graphs hide which operator launched a kernel, so that what the device waits for is unknown"
+FREE = "(the device is free)"
 BETWEEN = {FRAMEWORK: WAITING, HOST: WORKING}
 
 
@@ -110,6 +111,8 @@ class Profile:
         """Return which kind of the host's or the framework's time a class is: the key of its words (`classes.toml`), empty for the
         usual one."""
         first = next(iter(self.of(kind)), None)
+        if first is not None and first.name == FREE:
+            return "free"
         if kind == HOST and (first is None or first.name in BETWEEN.values()):
             return "host"
         named = kind == FRAMEWORK and first is not None and first.name not in BETWEEN.values()

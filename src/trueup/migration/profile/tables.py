@@ -20,7 +20,7 @@ from pathlib import Path
 
 from trueup.foundation.model import TrueupError
 from trueup.migration.profile.classes import COMMUNICATION, FRAMEWORK, OPERATOR, is_wrapper, named_class
-from trueup.migration.profile.judging import TINY, Part, Profile
+from trueup.migration.profile.judging import FREE, TINY, Part, Profile
 from trueup.migration.profile.reading import FAR, Trace, opened
 
 MOST_ROWS = 5_000_000
@@ -28,7 +28,6 @@ LONGEST = 1 << 20  # characters of a line
 UNITS = {"ns": 1e-3, "us": 1.0, "μs": 1.0, "ms": 1e3, "s": 1e6}
 TIME = re.compile(r"(-?[\d.]+)(ns|us|μs|ms|s)")
 NO_GAPS = "A table of operators knows no gaps between them: shares are of the time in operators, not of a step."
-FREE = "(the device is free)"
 
 KERNEL = (("Name", "Op Name"), ("Type", "OP Type"), ("Start Time(us)", "Task Start Time(us)", "Task Start Time"),
           ("Duration(us)", "Task Duration(us)"))  # fmt: skip

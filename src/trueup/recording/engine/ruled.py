@@ -382,8 +382,12 @@ def function_call(
             known.append(forms(framework, name, func, args, kwargs) or form_of(framework, framework.tensors_in((args, kwargs))))
         found = known[0]
         if isinstance(found, tuple):
-            return found[number] if number < len(found) else None
-        return None if found is None else _narrowed(rule, framework.dtype_name(result), found(result))
+            form = found[number] if number < len(found) else None
+        else:
+            form = None if found is None else _narrowed(rule, framework.dtype_name(result), found(result))
+        if form is None or rule.returns is None or not result.is_floating_point():
+            return form
+        return rule.returns, form[1]
 
     def run(given: Arguments) -> Any:
         with alone():  # in the backward of a split call the policy would meet it again

@@ -5,7 +5,9 @@
         scaled_loss.backward()
     optimizer.step()                                        # left out where a gradient is not finite
 
-The scale follows apex: 2^16 at first, halved at an overflow, doubled after 2,000 steps without one, at most 2^24.
+The scale follows apex: 2^16 at first, halved at an overflow, doubled after 2,000 steps without one, at most 2^24. With
+``combine_ddp``, of Ascend's apex, ranks begin with rank 0's weights and step with the mean of their gradients, without
+DistributedDataParallel.
 """
 
 from __future__ import annotations
@@ -22,19 +24,19 @@ WINDOW, MOST = 2000, 2.0**24
 
 
 class _Scaler:
-    def __init__(self, scale: Any) -> None:
+    def __init__(self, scale: Any, least: float, most: float) -> None:
         self.dynamic = scale == "dynamic"
-        self.loss_scale = 2.0**16 if self.dynamic else float(scale)
-        self.unskipped = 0
+        self.loss_scale = min(2.0**16, most) if self.dynamic else float(scale)
+        self.unskipped, self.least, self.most = 0, least, most
 
     def update(self, overflow: bool) -> None:
         if not self.dynamic:
             return
         self.unskipped = 0 if overflow else self.unskipped + 1
         if overflow:
-            self.loss_scale = max(self.loss_scale / 2, 1.0)
+            self.loss_scale = max(self.loss_scale / 2, self.least)
         elif self.unskipped == WINDOW:
-            self.loss_scale, self.unskipped = min(self.loss_scale * 2, MOST), 0
+            self.loss_scale, self.unskipped = min(self.loss_scale * 2, self.most), 0
 
 
 _scalers: list[_Scaler] = []
@@ -44,7 +46,8 @@ _skip: set[int] = set()
 
 def initialize(
     models: Any, optimizers: Any = None, enabled: bool = True, opt_level: str = "O1", keep_batchnorm_fp32: Any = None,
-    master_weights: bool | None = None, loss_scale: Any = None, num_losses: int = 1, **_: Any,
+    master_weights: bool | None = None, loss_scale: Any = None, num_losses: int = 1, min_loss_scale: float | None = None,
+    max_loss_scale: float = MOST, combine_ddp: bool = False, **_: Any,
 ) -> Any:  # fmt: skip
     """Return models and optimizers for mixed precision, in the form they were given; raises RuntimeError for an unknown level, or a
     model that DistributedDataParallel wraps already."""
@@ -60,17 +63,35 @@ def initialize(
             )
     plain = optimizers if isinstance(optimizers, (list, tuple)) else [optimizers] if optimizers is not None else []
     scale = loss_scale if loss_scale is not None else "dynamic" if opt_level in ("O1", "O2") else 1.0
-    _scalers[:] = [_Scaler(scale if enabled else 1.0) for _ in range(num_losses)]
-    if enabled and opt_level != "O0":
+    _scalers[:] = [_Scaler(scale if enabled else 1.0, min_loss_scale or 1.0, max_loss_scale) for _ in range(num_losses)]
+    if enabled:
         for model in one_by_one:
+            if combine_ddp:
+                _alike(model)
             if opt_level == "O1":
                 _autocast(model)
-            else:
+            elif opt_level != "O0":
                 _halve(model, opt_level == "O2" and keep_batchnorm_fp32 in (None, True, "True"))
         masters = opt_level == "O2" if master_weights is None else master_weights
         for optimizer in plain:
             _prepare(optimizer, masters)
+            optimizer._trueup_combined = combine_ddp
     return models if optimizers is None else (models, optimizers)
+
+
+def _alike(model: Any) -> None:
+    """Give a model rank 0's weights and buffers, as DistributedDataParallel does."""
+    if torch.distributed.is_initialized():
+        for one in (*model.parameters(), *model.buffers()):
+            torch.distributed.broadcast(one.data, 0)
+
+
+def _mean(grads: list[torch.Tensor]) -> None:
+    """Give gradients the mean of all ranks."""
+    if torch.distributed.is_initialized():
+        for one in grads:
+            torch.distributed.all_reduce(one)
+            one /= torch.distributed.get_world_size()
 
 
 def _autocast(model: Any) -> None:
@@ -156,6 +177,8 @@ def scale_loss(
             if weight.grad is not None:
                 master.grad, weight.grad = weight.grad.float(), None
         grads = [one.grad for group in optimizer.param_groups for one in group["params"] if one.grad is not None]
+        if getattr(optimizer, "_trueup_combined", False):
+            _mean(grads)
         if grads and (scaler.dynamic or scaler.loss_scale != 1.0):
             found, inverse = (torch.full((), value, device=grads[0].device) for value in (0.0, 1 / scaler.loss_scale))
             torch._amp_foreach_non_finite_check_and_unscale_(grads, found, inverse)

@@ -10,6 +10,7 @@ from __future__ import annotations
 import atexit
 import functools
 import json
+import linecache
 import os
 import re
 import sys
@@ -17,6 +18,7 @@ import sysconfig
 import threading
 from collections.abc import Callable, Mapping
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 import torch
@@ -26,6 +28,8 @@ VARIABLE = "TRUEUP_REDIRECT"
 """Environment variable: a JSON file with ``device`` (a type, or empty for the accelerator that is there), ``names``, ``sinks`` and
 ``into``, a folder for what was found."""
 CUDA = re.compile(r"cuda(:\d+)?")
+VERSION = re.compile(r"\bversion\.cuda\s*[.\[]|\b(int|float)\(\s*(torch\.)?version\.cuda\b")
+"""A line that reads the version as a text."""
 _QUIET = (str(Path(torch.__file__).parent), str(Path(__file__).parents[3]), sysconfig.get_path("stdlib"), "<frozen")
 _calling = threading.local()
 _full_name: Callable[[Any], str | None] = getattr(resolve_name, "__wrapped__", resolve_name)
@@ -64,6 +68,7 @@ class Redirecting:
                 if "*" not in name and name not in self._table["names"] and (real := _found(name)) is not None:
                     self._replace(name, real, functools.partial(self._taken, name, sink))
         torch.Tensor.is_cuda = property(self._is_there)
+        torch.version.__class__ = type("version", (ModuleType,), {"cuda": property(self._version)})
         _Mode(self).__enter__()
         atexit.register(self.write)
 
@@ -81,6 +86,9 @@ class Redirecting:
             if kind == "device" and CUDA.fullmatch(value):
                 self.note(name, f"{value!r} is {value.replace('cuda', self.device)!r}")
                 return value.replace("cuda", self.device)
+            if kind == "type" and value.startswith("torch.cuda."):
+                self.note(name, f"{value!r} is of {self.device}")
+                return value.replace("cuda", self.device, 1)
         elif isinstance(value, dict):
             return {key: self.translated(one, name, kind) for key, one in value.items()}
         return value
@@ -91,6 +99,14 @@ class Redirecting:
             return bool(tensor.device.type == "cuda")
         self.note("torch.Tensor.is_cuda", f"is asked of {self.device}")
         return True
+
+    def _version(self, module: ModuleType) -> str | None:
+        """``torch.version.cuda``: a version that is none, where the build has none and a line reads it as a text."""
+        caller, found = sys._getframe(1), vars(module).get("cuda")
+        if found is None and VERSION.search(linecache.getline(caller.f_code.co_filename, caller.f_lineno)):
+            self.note("torch.version.cuda", "is '0.0'")
+            found = "0.0"
+        return found
 
     def note(self, name: str, what: str) -> None:
         """Say a place once."""
