@@ -6,6 +6,8 @@ import gc
 import itertools
 import warnings
 import weakref
+from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 
 import pytest
@@ -14,7 +16,7 @@ from torch import nn
 from torch.nn import functional
 
 import trueup
-from trueup.foundation.model import Level
+from trueup.recording.adapters.torch import profiling
 
 
 class Net(nn.Module):
@@ -37,22 +39,42 @@ def train() -> None:
         functional.softmax(weight)
 
 
-def shown(level: tuple[Level, ...], root: Path) -> list[tuple[str, str, int, str]]:
+def shown(around: AbstractContextManager[object]) -> list[tuple[str, str, int, str]]:
     with warnings.catch_warnings(record=True) as found:
         warnings.simplefilter("default")
-        if level:
-            with trueup.capture(root, level=level):
-                train()
-        else:
+        with around:
             train()
     return [(one.category.__name__, one.filename, one.lineno, str(one.message)) for one in found]
 
 
-@pytest.mark.parametrize("level", [("module",), ("api",), ("module", "api", "aten")])
-def test_warnings_are_those_of_a_run_without_a_capture(level: tuple[Level, ...], tmp_path: Path) -> None:
+RULE = '[[rule]]\nlevel = "api"\nop = "torch.sort"\ndtype = "float64"\n'
+
+
+def under_policy(root: Path) -> AbstractContextManager[object]:
+    """Return what applies a rule to a function that the training does not call."""
+    (root / "policy.toml").write_text(RULE)
+    return trueup.apply_policy(None, root / "policy.toml")
+
+
+AROUND: dict[str, Callable[[Path], AbstractContextManager[object]]] = {
+    "module": lambda root: trueup.capture(root / "run", level="module"),
+    "api": lambda root: trueup.capture(root / "run", level="api"),
+    "all": lambda root: trueup.capture(root / "run"),
+    "policy": under_policy,
+    "profile": lambda _: profiling.Lines(),
+}
+
+
+@pytest.mark.parametrize("around", AROUND)
+def test_warnings_are_those_of_a_run_without(around: str, tmp_path: Path) -> None:
     torch.overrides.get_overridable_functions()  # once for a process, it changes the filters
-    expected = shown((), tmp_path)
-    assert shown(level, tmp_path / "run") == expected
+    expected = shown(nullcontext())
+    found = shown(AROUND[around](tmp_path))
+    if around == "policy":  # a module has a frame of ours around it then, and `nn.Softmax` counts frames
+        expected, found = ([one for one in side if "Implicit dimension" not in one[3]] for side in (expected, found))
+        assert found == expected
+        return
+    assert found == expected
     assert len(expected) == 6
     assert sum(one[1] == __file__ for one in expected) == 5
 

@@ -200,11 +200,15 @@ class AppliedPolicy(ABC):
         scope = self.scope
         running = self.rules.first("api", scope, name, optimizer=bool(state.stepping) and not state.modules)
         if running is None or not self.framework.tensors_in((args, kwargs)):
-            return func(*args, **kwargs)
+            return self.plainly(func, args, kwargs)
         if has(name, "converts") and running.rule.moves:
             running.count(CONVERTS)
-            return func(*args, **kwargs)
+            return self.plainly(func, args, kwargs)
         return self._execute(running, function_call(self.framework, running.rule, scope, name, func, args, kwargs, self.alone))
+
+    def plainly(self, func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """Execute a function that no rule is for."""
+        return func(*args, **kwargs)
 
     def module(self, original: Callable[..., Any], module: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Execute a module, under the first rule that is for it."""

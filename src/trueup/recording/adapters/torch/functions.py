@@ -8,11 +8,13 @@ Level `aten`: every dispatcher operator, in forward, recompute, backward, optimi
 
 from __future__ import annotations
 
+import os
 import sys
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
+from pathlib import Path
 from types import CodeType, FrameType
 from typing import Any
 
@@ -336,6 +338,7 @@ class Names(dict[Any, str | None]):
 
 
 _HANDLED: CodeType = handle_torch_function.__code__
+_OURS = str(Path(__file__).parents[3]) + os.sep
 
 
 def line_of(func: Callable[..., Any], kwargs: dict[str, Any]) -> Callable[..., Any]:
@@ -346,7 +349,7 @@ def line_of(func: Callable[..., Any], kwargs: dict[str, Any]) -> Callable[..., A
     the function stands the one to name.
     """
     frame: FrameType | None = sys._getframe(1)
-    while frame is not None and (frame.f_code.co_filename == __file__ or frame.f_code.co_name == CALLED):
+    while frame is not None and (frame.f_code.co_filename.startswith(_OURS) or frame.f_code.co_name == CALLED):
         frame = frame.f_back
     if frame is not None and frame.f_code is _HANDLED and (frame := frame.f_back) is not None:
         frame = frame.f_back if frame.f_code is getattr(func, "__code__", None) else frame

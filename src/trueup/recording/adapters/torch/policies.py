@@ -26,7 +26,7 @@ from trueup.foundation.model import TrueupError
 from trueup.foundation.words.wording import say
 from trueup.recording.adapters.torch import ruled
 from trueup.recording.adapters.torch.context import WRAPPER_CLASSES, Scopes
-from trueup.recording.adapters.torch.functions import Names
+from trueup.recording.adapters.torch.functions import Names, line_of
 from trueup.recording.adapters.torch.modes import put_on, take_off, without
 from trueup.recording.adapters.torch.replacing import applying, reentrant
 from trueup.recording.engine import policies
@@ -120,15 +120,18 @@ class AppliedPolicy(policies.AppliedPolicy):
     def function(self, func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         name = self._names.of(func)
         if name is None or not self.works():
-            return func(*args, **kwargs)
+            return self.plainly(func, args, kwargs)
         return self.call_named(name, func, args, kwargs)
+
+    def plainly(self, func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        return line_of(func, kwargs)(func, *args, **kwargs)
 
     def with_values(self, func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Call a function with the arguments that rules set of it."""
         name = self._names.of(func)
         if name is not None and self.works():
             args, kwargs = self.given.to_function(name, self.scope, func, args, kwargs)
-        return func(*args, **kwargs)
+        return self.plainly(func, args, kwargs)
 
     def apply(self, name: str, function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Execute a user-defined function of autograd's, under the first rule that is for it."""

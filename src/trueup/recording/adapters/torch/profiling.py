@@ -19,6 +19,8 @@ from torch.overrides import TorchFunctionMode
 from torch.profiler import profile, schedule
 from torch.utils.data.dataloader import _BaseDataLoaderIter
 
+from trueup.recording.adapters.torch.functions import line_of
+
 VARIABLE = "TRUEUP_PROFILE"
 """Environment variable: a folder for what is found, then ``:`` and the number of steps to time."""
 WARM_UP = 2  # steps before the first that is timed: kernels are built and memory is taken there
@@ -53,7 +55,7 @@ class Lines(TorchFunctionMode):
         """Count a call, and make it."""
         if not torch.compiler.is_compiling():
             self.see(f"aten::{getattr(function, '__name__', '')}")
-        return function(*args, **(kwargs or {}))
+        return line_of(function, kwargs or {})(function, *args, **(kwargs or {}))
 
     def see(self, name: str) -> None:
         """Count the innermost line that is neither PyTorch's, nor Python's, nor ours."""

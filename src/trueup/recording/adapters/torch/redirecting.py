@@ -24,6 +24,8 @@ from typing import Any
 import torch
 from torch.overrides import TorchFunctionMode, resolve_name
 
+from trueup.recording.adapters.torch.functions import line_of
+
 VARIABLE = "TRUEUP_REDIRECT"
 """Environment variable: a JSON file with ``device`` (a type, or empty for the accelerator that is there), ``names``, ``sinks`` and
 ``into``, a folder for what was found."""
@@ -172,7 +174,7 @@ class _Mode(TorchFunctionMode):
             new = tuple(self._changed(one, full, words) for one in args)
             named = {key: self._changed(one, full, words or key in ("device", "map_location"))
                      for key, one in kwargs.items()}  # fmt: skip
-            return func(*new, **named)
+            return line_of(func, named)(func, *new, **named)
         finally:
             _calling.name = before
 
