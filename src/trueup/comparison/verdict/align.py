@@ -320,12 +320,11 @@ def _confirmed(found: Numbers, streams: tuple[Stream, Stream], ops: tuple[Number
     of = [stream.index(stream.forward_seq[calls]) for stream, calls in zip(streams, found[:2], strict=True)]
     known = (of[0] != NONE) & (of[1] != NONE)
     confirmed |= streams[1].of_level("module")[found[1]]  # a layer stands at one place
-    wired = np.zeros(found.shape[1], bool)
-    wired[owner[read & ((made[0] != NONE) | (made[1] != NONE))]] = True
+    is_read = np.zeros(found.shape[1], bool)  # where nothing is recorded to read a result, no wire can say more
     for stream, calls in zip(streams, found[:2], strict=True):
         confirmed |= stream.has_children[calls]
-        wired |= np.isin(calls, stream.producers)
-    confirmed |= ~wired | streams[0].names.table(having("view"))[streams[1].op[found[1]]]  # no record says who reads a view
+        is_read |= np.isin(calls, stream.producers)
+    confirmed |= ~is_read | streams[0].names.table(having("view"))[streams[1].op[found[1]]]
     confirmed[known] = partner[of[0][known]] == of[1][known]
     doubtful = np.flatnonzero(~confirmed & ~known)
     first, second = found[:2, doubtful].tolist()
