@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 import trueup
-from trueup.analysis.remedy.healing import heal
+from trueup.analysis.remedy.healing import Healed, heal
 from trueup.recording.recorder import launch
 
 pytestmark = pytest.mark.usefixtures("warm")
@@ -32,15 +32,18 @@ for _ in range(2):
 """
 
 
+def recorded_and_healed(script: str, root: Path) -> Healed:
+    """Record a training and heal it."""
+    (root / "train.py").write_text(script, encoding="utf-8")
+    command = [sys.executable, str(root / "train.py")]
+    assert launch.run({"directory": str(root / "run")}, command) == 0
+    return heal(root / "run", command)
+
+
 def test_the_backward_of_a_product_under_autocast(tmp_path: Path) -> None:
-    script = tmp_path / "train.py"
-    script.write_text(TRAIN, encoding="utf-8")
-    command = [sys.executable, str(script)]
-    run = tmp_path / "run"
-    assert launch.run({"directory": str(run)}, command) == 0
-    first = trueup.overflow(run).anomalies[0]
+    healed = recorded_and_healed(TRAIN, tmp_path)
+    first = trueup.overflow(tmp_path / "run").anomalies[0]
     assert first.place.phase == "backward"
-    healed = heal(run, command)
     assert healed.verdict == "healed"
     assert healed.policy is not None
     assert "none of them can be left out" in healed.sentence
@@ -74,11 +77,7 @@ for _ in range(2):
 
 
 def test_the_backward_of_a_function_outside_modules(tmp_path: Path) -> None:
-    script, run = tmp_path / "train.py", tmp_path / "run"
-    script.write_text(FUNCTIONS, encoding="utf-8")
-    command = [sys.executable, str(script)]
-    assert launch.run({"directory": str(run)}, command) == 0
-    healed = heal(run, command)
+    healed = recorded_and_healed(FUNCTIONS, tmp_path)
     assert healed.verdict == "healed", healed.sentence
     assert healed.policy is not None
     policy = healed.policy.read_text(encoding="utf-8")
@@ -109,11 +108,7 @@ for _ in range(3):
 
 def test_a_cast_in_the_code_of_a_module(tmp_path: Path) -> None:
     """A GradScaler skips every step of it, and no rule undoes the cast: both are said."""
-    script, run = tmp_path / "train.py", tmp_path / "run"
-    script.write_text(SKIPS, encoding="utf-8")
-    command = [sys.executable, str(script)]
-    assert launch.run({"directory": str(run)}, command) == 0
-    healed = heal(run, command)
+    healed = recorded_and_healed(SKIPS, tmp_path)
     assert healed.verdict == "not healed", healed.sentence
     said = "its module runs in a wider dtype, and the code in it casts, which no rule undoes: change the cast, "
     assert healed.sentence.splitlines()[1].startswith(said)
@@ -134,11 +129,7 @@ torch.optim.SGD([inner, weight], lr=1e-6).step()
 
 
 def test_a_cast_on_the_way_of_a_gradient(tmp_path: Path) -> None:
-    script, run = tmp_path / "train.py", tmp_path / "run"
-    script.write_text(CASTS, encoding="utf-8")
-    command = [sys.executable, str(script)]
-    assert launch.run({"directory": str(run)}, command) == 0
-    healed = heal(run, command)
+    healed = recorded_and_healed(CASTS, tmp_path)
     assert healed.verdict == "not healed", healed.sentence
     said = "the code casts the tensor whose gradient it is, which no rule undoes: change the cast, "
     assert healed.sentence.splitlines()[1].startswith(said), healed.sentence

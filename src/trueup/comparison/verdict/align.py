@@ -313,7 +313,7 @@ def _confirmed(found: Numbers, streams: tuple[Stream, Stream], ops: tuple[Number
     k, j, owner, rest = same_slots(found[0], found[1], *streams)
     made = [stream.producers[slots] for stream, slots in zip(streams, (k, j), strict=True)]
     read = streams[0].names.table(is_input)[streams[0].slot[k]] & (streams[0].dtype[k] >= 0)
-    wire = read & (made[0] != NONE) & (made[1] != NONE) & (partner[made[0]] == made[1]) & (made[1] != found[1][owner])
+    wire = read & (made[1] != NONE) & (partner[made[0]] == made[1]) & (made[1] != found[1][owner])
     confirmed = np.ones(found.shape[1], bool)
     confirmed[owner[read]] = False
     confirmed[owner[wire]] = confirmed[pair[made[1][wire]]] = confirmed[rest] = True

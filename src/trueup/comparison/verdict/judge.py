@@ -120,12 +120,9 @@ class _Judge:
         incomparable = self._not_compared()
         asks = Reason(Why.UNRECORDED, (self.criterion.name,))
         incomparable |= dict.fromkeys(errors.pair[open_].tolist(), asks)
-        ties = outputs[self._ties(outputs)]
-        granted.expected[np.isin(outputs, ties)] = np.inf
-        read = set().union(*(_read(stream, optimizer=True) for stream in errors.streams)) if len(ties) else set()
-        made = (self.baseline.seq[errors.calls[0][errors.pair[ties]]], self.candidate.seq[self.calls[errors.pair[ties]]])
-        its = [n for n, *seqs in zip(ties.tolist(), *made, strict=True) if any((seq, errors.names[n]) in read for seq in seqs)]
-        incomparable |= {int(errors.pair[n]): Reason(Why.TIES) for n in its}
+        ties, open_choices = self._ties(outputs)
+        granted.expected[ties] = np.inf
+        incomparable |= open_choices
         over = excess(relative, granted.expected) > self.criterion.suspect
         explained = (discrete | ~np.isfinite(error_in))[pair]
         unseen = over & ~explained & unmeasured[pair]
@@ -365,16 +362,23 @@ class _Judge:
                 found[n] = Reason(Why.ONE_SIDED, (", ".join(errors.one_sided[n][:3]),))
         return found
 
-    def _ties(self, outputs: Numbers) -> Array:
-        """Tell which indices that differ a call may have chosen among equal values: those are the same."""
+    def _ties(self, outputs: Numbers) -> tuple[Array, dict[int, Reason]]:
+        """Tell which indices that differ a call may have chosen among equal values: those are the same. Return the calls of which
+        somebody reads such indices, too: these are not compared."""
         errors, names, pair = self.errors, self.names, self.errors.pair[outputs]
-        found = names.table(having("ties"))[self.candidate.op[self.calls[pair]]] & (errors.absolute[outputs] != 0)
-        found &= errors.roundoffs[0][outputs] == 0
-        if found.any():
-            same = np.ones(self.count, bool)
-            same[pair[(errors.roundoffs[0][outputs] > 0) & (errors.absolute[outputs] != 0)]] = False
-            found &= same[pair]
-        return np.asarray(found)
+        differ, rounds = errors.absolute[outputs] != 0, errors.roundoffs[0][outputs] > 0
+        found = names.table(having("ties"))[self.candidate.op[self.calls[pair]]] & differ & ~rounds
+        if not found.any():
+            return found, {}
+        found &= ~np.isin(pair, pair[rounds & differ])
+        read = [_read(stream, optimizer=True) for stream in errors.streams]
+        asked = {}
+        for n in outputs[found].tolist():
+            call, slot = int(errors.pair[n]), int(errors.names[n])
+            made = [int(stream.seq[calls[call]]) for stream, calls in zip(errors.streams, errors.calls, strict=True)]
+            if any((seq, slot) in known for seq, known in zip(made, read, strict=True)):
+                asked[call] = Reason(Why.TIES)
+        return found, asked
 
     def _unsized(self, outputs: Numbers, error_in: Array) -> Array:
         """Tell for which calls all that is known of an output is that it differs, which may be rounding."""
