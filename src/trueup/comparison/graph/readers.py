@@ -53,6 +53,11 @@ class Readers:
             return []
         return (self._sums if is_incoming_gradient(stream.names.names[stream.slot[k]]) else self._parts).get(k, [])
 
+    def cancels(self, k: int) -> float:
+        """Return how much larger the relative error of a sum that autograd made is than its terms': their norm over its own."""
+        terms, whole = self.stream.l2[self.parts(k)], float(self.stream.l2[k])
+        return max(1.0, float(np.linalg.norm(terms)) / whole) if len(terms) and whole > 0 else 1.0
+
     def backwards(self, call: int) -> list[int]:
         """Return the backward and recomputed calls of a forward call, and of the dispatcher's operator those of its function."""
         stream = self.stream
@@ -149,6 +154,20 @@ class Readers:
                 rounded = len(its) * rounds[its].max() * np.linalg.norm(stream.sketch[its], axis=1).sum()
                 readers = slots[apart <= rounded].tolist()
                 found |= dict.fromkeys(its, readers) if readers else {}
+        return found
+
+    def cast_at_once(self, k: int) -> list[int]:
+        """Return the backward calls whose gradients a gradient holds beside that of its own call. Autocast casts a tensor once for
+        all that read it, and what they make of it goes back through the call that cast it."""
+        stream, names, read = self.stream, self.stream.names, self._differentiated(k)
+        incoming = [stream.dtype_of(n) for n in stream.slots_of(int(stream.call[k]), is_incoming_gradient).tolist()]
+        if read is None or not stream.is_identified[read] or all(roundoff(d) <= roundoff(stream.dtype_of(read)) for d in incoming):
+            return []
+        alike = np.flatnonzero(self._reads & stream.is_identified & (stream.identity == stream.identity[read]))
+        found = []
+        for n in alike[stream.call[alike] != stream.call[read]].tolist():
+            own = names.number(f"grad_{names.names[stream.slot[n]]}")
+            found += [call for call in self.backwards(int(stream.call[n])) if own not in stream.slots(call)]
         return found
 
     def _differentiated(self, k: int) -> int | None:

@@ -132,6 +132,11 @@ class Verdicts:
             self._made[pair] = self._make(pair)
         return self._made[pair]
 
+    def leave_open(self, pairs: Sequence[int], why: Reason) -> None:
+        """Take calls for such as could not be compared."""
+        self.incomparable |= dict.fromkeys(pairs, why)
+        self.role[pairs] = INCOMPARABLE
+
     def _make(self, pair: int) -> Judged:
         errors, worst = self.errors, int(self.worst[pair])
         slots = [(errors.distance(n).slot, float(self.slot_expected[n])) for n in errors.entries(pair)]

@@ -26,7 +26,7 @@ from trueup.comparison.verdict.narrowed import narrowed
 from trueup.comparison.verdict.origins import Origins, arising_inside, came_in, comes_from_between, may_have_grown
 from trueup.comparison.verdict.overwritten import overwritten, rewired, stale
 from trueup.comparison.verdict.parts import Parts, coarsest
-from trueup.comparison.verdict.regions import Region, Regions, added, is_part_of, judge_region, loose_calls
+from trueup.comparison.verdict.regions import Region, Regions, added, chooses, is_part_of, judge_region, loose_calls
 from trueup.comparison.verdict.regions import operators as region_operators
 from trueup.comparison.verdict.rewritten import Reconvergence
 from trueup.comparison.verdict.unaccounted import dead_ends, unaccounted
@@ -65,7 +65,10 @@ def locate(
     found = [pair for pair in asked if not excused.pair(pair) and verdicts.ratio[pair] > criterion.suspect]
     alone = _unmatched(part, regions, criterion, excused)
     found = [pair for pair in found if not excused.holds(pair)]
-    suspects = [*(_suspect(pair, criterion, tree) for pair in _finest(found, alone, criterion, tree)), *alone]
+    found = _finest(found, alone, criterion, tree)
+    shared = [pair for pair in found if _is_shared(pair, tree, regions.flow[1])]
+    verdicts.leave_open(shared, Reason(Why.INPUTS))
+    suspects = [*(_suspect(pair, criterion, tree) for pair in found if pair not in shared), *alone]
     origins.wrong = origins.wrong or any(suspect.certain for suspect in suspects)
     suspects += _lawless(part, tree, criterion, suspects, origins, own_errors)
     came = [(judged, slot) for judged, slot in origins.follow(tree) if not excused.reader(judged, slot)]
@@ -95,6 +98,14 @@ def locate(
     for suspect in suspects:
         _time(suspect, part.streams[1])
     part.suspects = sorted(suspects, key=lambda s: s.place)
+
+
+def _is_shared(pair: int, tree: Tree, readers: Readers) -> bool:
+    """Tell whether what is wrong of a call is a gradient that others have a part in which were given what differs more."""
+    verdicts = tree.verdicts
+    k = int(verdicts.errors.slots[1][verdicts.worst[pair]])
+    others = tree.pairs[1][readers.cast_at_once(k)]
+    return bool((others == NONE).any() or (verdicts.error_in[others] > verdicts.error_in[pair]).any())
 
 
 def _at_fault(suspects: Iterable[Suspect], tree: Tree, excused: Reconvergence) -> list[Suspect]:
@@ -177,7 +188,7 @@ def _unmatched(part: Part, regions: Regions, criterion: Criterion, excused: Reco
     for region, judged in wrong:
         if any(is_part_of(region, other) for other, _ in wrong if other is not region):
             continue
-        if judged.incomparable:
+        if judged.incomparable or chooses(region):
             uncovered |= {(side, call) for side in (0, 1) for call in region.calls[side]}
             continue
         certain = judged.is_certain(criterion)

@@ -18,14 +18,14 @@ import numpy as np
 from trueup.comparison.graph.readers import Readers
 from trueup.comparison.graph.streams import NONE, Array, Numbers, Row, Stream, distinct
 from trueup.comparison.measures.measure import Distance, Measured
-from trueup.comparison.measures.thresholds import FLIPPED
+from trueup.comparison.measures.thresholds import FLIPPED, HALF
 from trueup.comparison.verdict import few
 from trueup.comparison.verdict.judged import FEW, LASTING, SIDES, Judged, Tree, excess
 from trueup.comparison.verdict.origins import Origins
 from trueup.comparison.verdict.parts import BRANCHES, Parts
 from trueup.foundation.facts.criteria import Criterion
 from trueup.foundation.facts.criteria import Row as CriterionRow
-from trueup.foundation.facts.operators import has
+from trueup.foundation.facts.operators import has, having
 from trueup.foundation.facts.roundoff import roundoff
 from trueup.foundation.facts.slots import is_input, is_output
 from trueup.foundation.facts.why import Reason, Why
@@ -53,6 +53,11 @@ class Region:
     def worst(self) -> float:
         """Largest relative error of what goes in."""
         return max([self.earlier, *(source.relative for source in self.sources.values())])
+
+    @property
+    def agreed(self) -> float:
+        """Largest relative error of what goes in and agrees: what does not tells nothing of what is made of the rest."""
+        return max([self.earlier, *(source.relative for source in self.sources.values() if source.relative < HALF)])
 
     def worst_of(self, starts: Sequence[Call]) -> float:
         """Return the largest relative error of what goes into some of its calls, and into those that they are made of: what is made
@@ -232,6 +237,7 @@ class Regions:
         stream, found = self.tree.streams[side], []
         given = region.given[side, call] = []
         for number, k in self.given_to(side, call):
+            grown = self.flow[side].cancels(k)
             for seq, slot in self._made(side, k) if is_input(stream.names.names[number]) else ():
                 if seq == stream.seq[call]:
                     continue
@@ -239,7 +245,7 @@ class Regions:
                 if among[side][producer]:
                     found.append((side, producer))
                 else:
-                    given.append(self._source(region, side, seq, producer, slot))
+                    given.append(grown * self._source(region, side, seq, producer, slot))
         given += found
         return found
 
@@ -449,10 +455,12 @@ def mask(calls: Iterable[int], count: int) -> Array:
 
 
 def with_inside(stream: Stream, calls: Iterable[int]) -> Array:
-    """Return a mask as `mask` of calls and of all that run inside them: an operator there may be named as who made something."""
+    """Return a mask as `mask` of calls and of all that may be named as who made what these did: the operators that run inside them,
+    and the function around one that is no more than it."""
     found = mask(calls, len(stream))
     above = np.r_[stream.parents, NONE]
-    while not np.array_equal(found, more := found | found[above]):
+    single = np.bincount(above[above >= 0], minlength=len(above))[above] == 1
+    while not np.array_equal(found, more := found | found[above] | mask(above[found & single & (above >= 0)], len(stream))):
         found = more
     return found
 
@@ -485,6 +493,15 @@ def judge_region(region: Region, criterion: Criterion, parts: tuple[Parts, Parts
     if not region.known:
         judged.incomparable = Reason(Why.SOURCES)
     return judged
+
+
+def chooses(region: Region) -> bool:
+    """Tell whether gradients go through the backward of a call that selects numbers, which gives them to any of equal ones."""
+    for stream, calls in zip(region.tree.streams, region.calls, strict=True):
+        forward = stream.index(stream.forward_seq[sorted(calls)])
+        if stream.names.table(having("selects"))[stream.op[forward[forward != NONE]]].any():
+            return True
+    return False
 
 
 def is_part_of(region: Region, other: Region) -> bool:

@@ -65,7 +65,7 @@ class Reconvergence:
         limits = [granted(region, self.criterion, parts, error, starts)[1] for _, error, starts in region.exits]
         exits = zip(region.exits, limits, strict=True)
         wrong = {(error.baseline, error.candidate): error.relative for (_, error, _), limit in exits if not error.relative <= limit}
-        return self._follow([(side, call) for side in (0, 1) for call in region.calls[side]], region.worst, wrong)
+        return self._follow([(side, call) for side in (0, 1) for call in region.calls[side]], region.agreed, wrong)
 
     def pair(self, pair: int, slot: str | None = None) -> bool:
         """Tell whether a matched call stands in a formula that is written another way, and what differs there comes together.
@@ -108,10 +108,13 @@ class Reconvergence:
         return not float(relative.max(initial=0.0)) <= self.tree.verdicts.own[pair]
 
     def is_by_chance(self, pair: int, slot: str | None = None) -> bool:
-        """Tell whether a matched call reads, on the two sides, what no two counterparts made."""
-        errors = self.tree.verdicts.errors
+        """Tell whether a matched call reads, on the two sides, what no two counterparts made, or its forward does."""
+        errors, (_, candidate) = self.tree.verdicts.errors, self.tree.streams
         entries = [n for n in errors.entries(pair) if errors.inputs[n] and (slot is None or errors.distance(n).slot == slot)]
-        return any(self._made(0, int(errors.slots[0][n])) != self._made(1, int(errors.slots[1][n])) for n in entries)
+        if any(self._made(0, int(errors.slots[0][n])) != self._made(1, int(errors.slots[1][n])) for n in entries):
+            return True
+        forward = int(self.tree.pairs[1][candidate.find(int(candidate.forward_seq[errors.calls[1][pair]]))])
+        return slot is None and forward not in (NONE, pair) and self.by_chance(forward)
 
     def fresh(self) -> tuple[Parts, Parts]:
         """Return what each call of both sides grants."""
@@ -146,7 +149,7 @@ class Reconvergence:
         walk = _Walk(self, worst, wrong)
         found = walk.run(starts)
         self.left -= sum(map(len, walk.calls))
-        if not found and not strict and (flows_in := walk.sources().worst) > worst:
+        if not found and not strict and (flows_in := walk.sources().agreed) > worst:
             # It came from elsewhere, so that the walk went on to where nothing agrees.
             walk = _Walk(self, flows_in, wrong)
             found = walk.run(starts)
@@ -193,8 +196,13 @@ class Reconvergence:
 
     def _way(self, side: int, call: int, k: int | None, wide: float) -> tuple[float, Call]:
         pair = int(self.tree.pairs[side][call])
-        node = self._node(side, call) if pair == NONE or self.entries(pair)[1] else LOST
+        node = LOST if self.ends(pair) else self._node(side, call)
         return min(wide, self._width(side, pair, k)), node
+
+    def ends(self, pair: int) -> bool:
+        """Tell whether what a matched call reads goes no further: it returns nothing, and holds no calls that read it, too."""
+        call = self.tree.verdicts.errors.calls[1][pair]
+        return pair != NONE and not self.entries(pair)[1] and not self.tree.streams[1].has_children[call]
 
     def _node(self, side: int, call: int) -> Call:
         pair = int(self.tree.pairs[side][call])
@@ -254,7 +262,7 @@ class _Walk:
                 self._absorb(side, one)
         while self._pending:
             self._back(*self._pending.pop())
-        return self.sources().worst
+        return self.sources().agreed
 
     def run(self, starts: Iterable[Call]) -> bool:
         """Follow all that differs; return whether it comes together."""
@@ -322,7 +330,7 @@ class _Walk:
             return True
         if pair in self._met:
             return True
-        if not self.of.entries(pair)[1]:
+        if self.of.ends(pair):
             return False
         self._absorb(side, int(self.errors.calls[side][pair]))
         return True
@@ -368,7 +376,7 @@ class _Walk:
     def _agree(self) -> bool:
         """Tell whether all that leaves the two sets agrees, by what their calls grant."""
         region = self.sources()
-        self.worst, self.parts, self._new = region.worst, self.of.fresh(), (set(self.calls[0]), set(self.calls[1]))
+        self.worst, self.parts, self._new = region.agreed, self.of.fresh(), (set(self.calls[0]), set(self.calls[1]))
         return region.known and all(map(self._is_granted, self.ends))
 
     def sources(self) -> Region:
