@@ -20,6 +20,7 @@ import trueup
 from port.cases import CASES
 from trueup.comparison.result.comparing import compare
 from trueup.doors.cli import main
+from trueup.foundation.frameworks import cuda_version
 from trueup.foundation.model import TrueupError
 from trueup.migration.port import port, proving, undo
 from trueup.migration.port.rules import builtin
@@ -281,6 +282,7 @@ def test_a_version_of_cuda_that_is_read_as_a_text(tmp_path: Path) -> None:
     assert changed.lines[0] == (2, lines[1], """MAJOR = int((torch.version.cuda or "0.0").split('.')[0])""")
     assert [one[0] for one in changed.lines] == [2, 5]
     assert not port(tmp_path / "out" / "a.py").changed
+    assert cuda_version.lines("\n".join(lines)) == {2, 6}  # in the live process the same places
 
 
 def test_check_writes_nothing(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -463,8 +465,10 @@ ALSO = {
     "shuffle-validation": ("val_loader = DataLoader(x, shuffle=False)", "val_loader = DataLoader(x, shuffle=True)"),
     "float32": ("y = x.double().to(torch.float64)", "y = x.float().to(torch.float32)"),
     "one-device": (
-        "model = torch.nn.DataParallel(model, [0, 1]).eval()\nnet = torch.nn.DataParallel(net)\nnet.module",
-        "model = model.eval()\nnet = torch.nn.DataParallel(net)\nnet.module",
+        "model = torch.nn.DataParallel(model, [0, 1]).eval()\nnet = torch.nn.DataParallel(net)\nrun = net\nrun.module.fc(x)\n"
+        "other.module\nboth = torch.nn.DataParallel(a) if one else torch.nn.parallel.DistributedDataParallel(a)\nboth.module",
+        "model = model.eval()\nnet = net\nrun = net\nrun.fc(x)\n"
+        "other.module\nboth = torch.nn.DataParallel(a) if one else torch.nn.parallel.DistributedDataParallel(a)\nboth.module",
     ),
     "no-jit": ("@torch.jit.script\ndef f(x): pass\ng = torch.jit.script(f)", "def f(x): pass\ng = f"),
     "int32-labels": (
