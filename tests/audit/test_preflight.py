@@ -435,6 +435,23 @@ def test_what_an_older_capture_does_not_say_is_not_compared() -> None:
     assert differing(older, newer) == []
 
 
+@pytest.mark.parametrize(
+    ("base", "more", "differ"),
+    [
+        ({}, {"npu.matmul.allow_hf32": "False"}, 0),  # off, on a device that the other run does not have
+        ({}, {"npu.conv.allow_hf32": "True"}, 1),
+        ({"npu.conv.allow_hf32": "False"}, {"npu.conv.allow_hf32": "False", "npu.matmul.allow_hf32": "False"}, 1),
+        ({}, {"TASK_QUEUE_ENABLE": "False"}, 1),
+    ],
+)
+def test_a_switch_of_a_device_that_one_run_has_is_no_difference_where_it_is_off(
+    base: dict[str, str], more: dict[str, str], differ: int
+) -> None:
+    sides = [{**side(), "environment": {"num_threads": "1", **own}} for own in (base, more)]
+    assert len(differing(*sides)) == differ
+    assert len(differing(*reversed(sides))) == differ
+
+
 def test_hyper_parameters_that_came_along_with_a_port_are_named() -> None:
     ported = side(optimizers=[{"class": "SGD", "groups": [{"lr": 0.8, "parameters": 2}], "clipping": "norm at 1"}])
     first, second = side(data=[{"class": "DataLoader", "batch_size": 128}]), ported
