@@ -550,3 +550,9 @@ def test_weights_that_begin_otherwise_do_not_follow_from_micro_batches() -> None
     drawn, data = finding("region", op="tf.raw_ops.StatelessRandomNormalV2"), finding("input", op="split")
     seen = Seen(begun=lambda one: "initial weights differ" if one is drawn else "", weights="initial weights differ", passes=passes)
     assert [one.cause for one in with_causes([drawn, data], {}, {}, seen)[0]] == ["initial weights differ", passes]
+
+
+def test_what_moves_a_weight_against_its_gradient_is_named_as_the_script_was_told_it() -> None:
+    sides = [{"settings": {"arguments": {"lr": lr, "clip": 0.5}}} for lr in (2.0, 1.0)]
+    moved = finding(op="torch.Tensor.add_", slots=(slot('{"alpha": -2.0}', '{"alpha": -1.0}'),))
+    assert [one.cause for one in with_causes([moved], *sides)[0]] == ["lr: 2.0 in the baseline, 1.0 in the candidate"]

@@ -159,8 +159,8 @@ def with_causes(
 
 
 def _of_loss(settings: Sequence[Setting], finding: Finding, cause: str, seen: Seen) -> list[Setting]:
-    """Return the settings that may have made a loss another one: which sum it is of one that was multiplied, and of what makes it in
-    one run alone those of a loss that is no layer, and so known by its class."""
+    """Return the settings that may have made a loss another one: which sum it is of one that was multiplied; where one run alone
+    makes it so, those of a loss that is no layer, and so known by its class."""
     if cause.startswith(LOSS):
         return [one for one in settings if one.name == "reduction"]
     making = finding.kind == "region" and not finding.scope and one_line(finding.op) in seen.losses
@@ -511,9 +511,12 @@ def _sized(setting: Setting, finding: Finding) -> bool:
 
 
 def _given(setting: Setting, finding: Finding) -> bool:
-    """Tell whether a call was given a setting's own two values, alone or among others."""
+    """Tell whether a call was given a setting's own two values, alone or among others, or both less than nothing: what moves a
+    weight against its gradient (``alpha=-lr``)."""
     given = [values for slot in finding.slots if slot.slot == "arguments" for values in changed_arguments(slot)]
-    return any(_same(setting, before, after) for _, before, after in given)
+    if any(_same(setting, before, after) for _, before, after in given):
+        return True
+    return _values(setting) in [(-before, -after) for before, after in _changed(finding)]
 
 
 def _holds(setting: Setting, finding: Finding) -> bool:
