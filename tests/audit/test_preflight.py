@@ -174,6 +174,10 @@ def test_required_values(baseline: Path, tmp_path: Path) -> None:
     found = trueup.preflight(None, baseline, require=file)
     assert found.broken == ("module LayerNorm.eps must be 1e-06, and is 1e-05 in 2 places", "seed torch must be 1, and is 0")
     assert found.exit_code == 1
+    file.write_text('[optimizer]\nAdamW.lr = 0.01\n[module]\nLayerNorm.eps = 1e-5\n"1.norm.bias" = true\n')  # dots not quoted
+    found = trueup.preflight(None, baseline, require=file)
+    assert (found.broken, found.held) == ((), 3)
+    assert found.sentence.startswith("3 required values hold; ")
     file.write_text("[optimiser]\nlr = 1\n")
     with pytest.raises(trueup.TrueupError, match="'optimiser' is unknown"):
         trueup.preflight(None, baseline, require=file)
