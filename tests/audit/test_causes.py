@@ -505,3 +505,54 @@ def test_a_finding_is_shown_in_five_lines() -> None:
         "Finding: argument, high, 0 where 0 is expected", "lr", "torch.Tensor.view in torch.Tensor.view, forward, step 0, rank 0",
         "train.py:3 in train", "2 alike, 0 deviate because of it",
     ]  # fmt: skip
+
+
+@pytest.mark.parametrize("clips", [True, False])
+def test_gradients_that_a_framework_added_up_out_of_sight_and_one_run_clips(tmp_path: Path, clips: bool) -> None:
+    def run(*, measured: bool, clipped: bool) -> Recording:
+        made, weight = Recording(), normal(8, 8, seed=9)
+        passes = [normal(8, 8, seed=n) for n in (1, 2)]
+        for x in passes:
+            forward = made.call("aten::mm", [x, weight], [x @ weight])
+            made.call("aten::mm", [x @ weight], {"grad_input.1": x}, phase="backward", forward=forward)
+        read = passes[0] + passes[1]  # by no recorded call
+        given = read.copy()  # and what is written to it nobody sees
+        if measured:
+            made.call("aten::square", [read], [square := read * read])
+            made.call("aten::sum", [square], [total := square.sum(keepdims=True)])
+        if clipped:
+            made.call("aten::mul", [read, total], [less := read * (0.1 / total)])
+            given = less.copy()
+        made.call("adamw_", {"input.0": weight, "input.1": given}, [weight - given], phase="optimizer")
+        return made
+
+    said = compared(tmp_path, run(measured=False, clipped=False), run(measured=True, clipped=clips)).sentence
+    assert ("gradients are clipped in the candidate only: aten::square, aten::sum, aten::mul" in said) == clips
+
+
+def test_a_weight_of_another_shape_and_what_makes_a_loss_have_their_settings() -> None:
+    resized = dataclasses.replace(slot("", "", "param.kernel"), shape=("(16, 2, 8)", "(16, 4, 4)"))
+    heads = {"class": "Attention", "num_heads": 2}
+    loss = {"class": "CrossEntropy", "label_smoothing": 0.0}
+    sides = [
+        {"settings": {"modules": {"a": heads | {"num_heads": n}, "CrossEntropy": loss | {"label_smoothing": share}}}}
+        for n, share in ((2, 0.0), (4, 0.1))
+    ]
+    culprits = [finding("input", scope="a.query", slots=(resized,)), finding("region", op="tf.raw_ops.AddV2")]
+    kept, left = with_causes(culprits, *sides, Seen(losses=frozenset({"tf.raw_ops.AddV2"})))
+    assert [one.cause.partition(" of ")[0] for one in kept] == ["num_heads", "label_smoothing"]
+    assert not left
+    assert not with_causes(culprits[1:], *sides)[0][0].cause
+
+
+def test_weights_that_begin_otherwise_do_not_follow_from_micro_batches() -> None:
+    passes = "the candidate goes backward 2 times in a step, the baseline once: gradients of micro-batches are added up"
+    drawn, data = finding("region", op="tf.raw_ops.StatelessRandomNormalV2"), finding("input", op="split")
+    seen = Seen(begun=lambda one: "initial weights differ" if one is drawn else "", weights="initial weights differ", passes=passes)
+    assert [one.cause for one in with_causes([drawn, data], {}, {}, seen)[0]] == ["initial weights differ", passes]
+
+
+def test_what_moves_a_weight_against_its_gradient_is_named_as_the_script_was_told_it() -> None:
+    sides = [{"settings": {"arguments": {"lr": lr, "clip": 0.5}}} for lr in (2.0, 1.0)]
+    moved = finding(op="torch.Tensor.add_", slots=(slot('{"alpha": -2.0}', '{"alpha": -1.0}'),))
+    assert [one.cause for one in with_causes([moved], *sides)[0]] == ["lr: 2.0 in the baseline, 1.0 in the candidate"]

@@ -174,6 +174,10 @@ def test_required_values(baseline: Path, tmp_path: Path) -> None:
     found = trueup.preflight(None, baseline, require=file)
     assert found.broken == ("module LayerNorm.eps must be 1e-06, and is 1e-05 in 2 places", "seed torch must be 1, and is 0")
     assert found.exit_code == 1
+    file.write_text('[optimizer]\nAdamW.lr = 0.01\n[module]\nLayerNorm.eps = 1e-5\n"1.norm.bias" = true\n')  # dots not quoted
+    found = trueup.preflight(None, baseline, require=file)
+    assert (found.broken, found.held) == ((), 3)
+    assert found.sentence.startswith("3 required values hold; ")
     file.write_text("[optimiser]\nlr = 1\n")
     with pytest.raises(trueup.TrueupError, match="'optimiser' is unknown"):
         trueup.preflight(None, baseline, require=file)
@@ -429,6 +433,23 @@ def test_what_an_older_capture_does_not_say_is_not_compared() -> None:
     older = side()
     del older["settings"]["form"]
     assert differing(older, newer) == []
+
+
+@pytest.mark.parametrize(
+    ("base", "more", "differ"),
+    [
+        ({}, {"npu.matmul.allow_hf32": "False"}, 0),  # off, on a device that the other run does not have
+        ({}, {"npu.conv.allow_hf32": "True"}, 1),
+        ({"npu.conv.allow_hf32": "False"}, {"npu.conv.allow_hf32": "False", "npu.matmul.allow_hf32": "False"}, 1),
+        ({}, {"TASK_QUEUE_ENABLE": "False"}, 1),
+    ],
+)
+def test_a_switch_of_a_device_that_one_run_has_is_no_difference_where_it_is_off(
+    base: dict[str, str], more: dict[str, str], differ: int
+) -> None:
+    sides = [{**side(), "environment": {"num_threads": "1", **own}} for own in (base, more)]
+    assert len(differing(*sides)) == differ
+    assert len(differing(*reversed(sides))) == differ
 
 
 def test_hyper_parameters_that_came_along_with_a_port_are_named() -> None:

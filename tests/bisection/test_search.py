@@ -11,7 +11,7 @@ import torch
 from rich.console import Console
 
 import trueup
-from trueup.analysis.bisection.changes import operators
+from trueup.analysis.bisection.changes import _is_inside, operators
 from trueup.analysis.bisection.search import Attempt, Chosen, Found, Journal, Outcome, Search
 from trueup.doors.report.executed import attempts_progress
 from trueup.foundation.model import TrueupError
@@ -45,7 +45,7 @@ class Trial:
 @pytest.mark.parametrize("guilty", [{"a"}, {"j"}, {"c", "h"}, {"a", "e", "j"}, set(ITEMS)])
 def test_the_smallest_set_is_found_and_verified(guilty: set[str], tmp_path: Path) -> None:
     trial = Trial(tmp_path, lambda chosen: guilty <= chosen)
-    assert trial.search().smallest() == Found("found", tuple(sorted(guilty)))
+    assert trial.search().smallest() == Found("found", tuple(sorted(guilty)), rest=len(ITEMS) - len(guilty))
     found = tuple(sorted(guilty))
     assert trial.runs.count(found) >= 3 if found != ITEMS else trial.runs.count(found) == 2
     assert found == ITEMS or trial.runs.count(tuple(name for name in ITEMS if name not in guilty)) >= 1
@@ -66,6 +66,14 @@ def test_another_way_to_heal_is_said(tmp_path: Path) -> None:
     assert found.word == "found"
     assert found.chosen in (("b",), ("i",))
     assert found.others
+
+
+def test_what_changes_the_chosen_ones_too_is_no_other_way_to_heal(tmp_path: Path) -> None:
+    items = ("a", "a.up", "b", "b.up", "c")
+    trial = Trial(tmp_path, lambda chosen: bool(chosen & {"a", "a.up"}) and bool(chosen & {"b", "b.up"}))
+    search = Search(items, (), trial, Journal(trial.journal, {}), overlap=_is_inside)
+    assert (found := search.smallest()) == Found("found", found.chosen, rest=1)
+    assert trial.runs[-1] == ("c",)
 
 
 def test_suspects_are_tried_together_first(tmp_path: Path) -> None:

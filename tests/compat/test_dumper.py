@@ -21,6 +21,7 @@ from trueup.foundation.kernels.metrics import Msaccucmp
 from trueup_compat.dumper import compare, dumper, extract, install
 from trueup_compat.dumper.__main__ import main
 from trueup_compat.dumper.comparing import COLUMNS
+from trueup_compat.dumper.converting import convert
 
 FAULT = "layer-norm-backward"
 
@@ -170,6 +171,48 @@ def test_operators_are_extracted_and_added(capsys: pytest.CaptureFixture[str], m
         main()
     assert ended.value.code == 2
     assert "nothing.h5 is no file" in capsys.readouterr().err
+
+
+def _message(*fields: tuple[int, int | bytes]) -> bytes:
+    def varint(value: int) -> bytes:
+        return bytes([value]) if value < 128 else bytes([value & 127 | 128]) + varint(value >> 7)
+
+    return b"".join(
+        varint(n << 3) + varint(v) if isinstance(v, int) else varint(n << 3 | 2) + varint(len(v)) + v for n, v in fields
+    )
+
+
+def test_dumps_of_kernels_become_numpy_files(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    given, made = np.arange(6, dtype=np.float16).reshape(2, 3), np.arange(300, dtype=np.float32).reshape(300, 1)
+    packed, plain = _message((1, b"\x02\x03")), _message((1, 300), (1, 1))
+    output, put = _message((1, 1), (2, 3), (3, plain), (6, made.nbytes + 32)), _message((1, 2), (2, 2), (3, packed), (5, 12))
+    header = _message((1, b"2.0"), (3, output), (4, put))
+    dumps, name = tmp_path / "dump", "Pooling.pool1.1147.1589195081588018"
+    dumps.mkdir()
+    body = given.tobytes() + made.tobytes() + bytes(32)  # a device pads
+    (dumps / name).write_bytes(len(header).to_bytes(8, "little") + header + body)
+    np.save(dumps / "add_.add_1.1.0.5.output.0.npy", given)
+    (dumps / "cut").write_bytes(len(header).to_bytes(8, "little") + header + body[:9])
+    (dumps / "none").write_bytes(b"\xff" * 40)
+    main_of = ["msaccucmp.pyc", "convert", "-d", str(dumps), "-out", str(tmp_path / "numpy"), "-v", "2"]
+    monkeypatch.setattr("sys.argv", main_of)
+    with pytest.raises(SystemExit) as ended:
+        main()
+    assert ended.value.code == 0
+    said = capsys.readouterr().out.splitlines()
+    expected = [f"{name}.output.0 is in a private format", "cut is no dump", "none is no dump"]
+    assert [line.partition(":")[0] for line in said[-4:-1]] == expected
+    assert said[-1].startswith("3 tensors in ")
+    for slot, value in (("input.0", given), ("output.0", made)):
+        assert np.array_equal(np.load(tmp_path / "numpy" / f"{name}.{slot}.npy"), value)
+    old = tmp_path / "old"  # version 1: the bytes are in the message
+    old.write_bytes(_message((4, _message((1, 2), (3, packed), (4, given.tobytes())))))
+    assert convert(old, tmp_path / "numpy", version=1) == (1, [])
+    for wrong in (dumps / "none", old):
+        with pytest.raises(TrueupError, match="nothing to convert"):
+            convert(wrong, tmp_path / "numpy")
 
 
 def test_training_is_bitwise_the_same() -> None:

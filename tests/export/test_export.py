@@ -34,6 +34,15 @@ def test_the_page_s_example_and_a_node_that_is_wrong(
     assert [run["batch"] for run in said["runs"]] == [2, 1, 3]
     assert said["dynamic"]
 
+    from trueup.recording.adapters.torch.exporting import Model
+
+    programs: dict[bool, object] = {}
+    exported = Model._exported
+
+    def once(self: Model, *, dynamic: bool) -> object:  # the net is the same each time
+        return programs.get(dynamic) or programs.setdefault(dynamic, exported(self, dynamic=dynamic))
+
+    monkeypatch.setattr(Model, "_exported", once)
     model = onnx.load("net.onnx")
     norm = next(node for node in model.graph.node if node.op_type == "LayerNormalization")
     next(one for one in norm.attribute if one.name == "epsilon").f = 0.5
@@ -43,11 +52,22 @@ def test_the_page_s_example_and_a_node_that_is_wrong(
     assert found.first is not None
     assert (found.first.op, found.first.source.endswith("net.py:10")) == ("LayerNormalization", True)
     assert found.sentence.startswith(BLOCKS[2][1].partition(" (error")[0])
+    assert "where epsilon is 0.5, a fresh export has 1e-05" in found.sentence
     capsys.readouterr()
     assert main(["compare", "nodes/framework", "nodes/onnxruntime"]) == 1
     assert BLOCKS[3][1].splitlines()[2] in capsys.readouterr().out
     assert main(["show", "nodes/onnxruntime", "--op", "onnx::LayerNormalization"]) == 0
     assert "node_layer_norm  onnx::LayerNormalization#0" in capsys.readouterr().out
+    for epsilon, code, words in ((1.1e-5, 1, "differs is node_layer_norm"), (1e-5 * (1 + 2e-6), 2, "these inputs do not show it")):
+        next(one for one in norm.attribute if one.name == "epsilon").f = epsilon  # outputs within 1e-5, and the same
+        onnx.save(model, "near.onnx")
+        found = export("net.py:make", Path("near.onnx"), check=True)
+        assert (found.exit_code, words in found.sentence) == (code, True), found.sentence
+    next(one for one in norm.attribute if one.name == "epsilon").f = 1e-5
+    for node in model.graph.node:
+        del node.metadata_props[:]
+    onnx.save(model, "unnamed.onnx")
+    assert "output by output" in export("net.py:make", Path("unnamed.onnx"), check=True).sentence
     with pytest.raises(TrueupError, match="A capture is there already"):
         export("net.py:make", Path("net.onnx"), check=True, capture=Path("nodes"))
     assert export("net.py:make", Path("net.onnx"), check=True, capture=Path("good")).exit_code == 0
@@ -72,3 +92,36 @@ def test_what_is_missing_is_said(monkeypatch: pytest.MonkeyPatch, tmp_path: Path
     monkeypatch.setitem(__import__("sys").modules, "onnxruntime", None)
     with pytest.raises(TrueupError, match=r"pip install 'trueup\[onnx\]'"):
         export("net.py:make", tmp_path / "a.onnx")
+
+
+def test_a_graph_judges_what_another_made_of_its_values(tmp_path: Path) -> None:
+    import torch
+
+    from trueup.recording.adapters.torch.exported_graph import Graph
+
+    class Net(torch.nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.conv, self.norm = torch.nn.Conv1d(3, 8, 3), torch.nn.BatchNorm1d(8)
+            self.lstm = torch.nn.LSTM(8, 8, batch_first=True)
+
+        def forward(self, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+            y = self.norm(self.conv(x))
+            top, at = self.lstm(y.transpose(1, 2))[0].topk(2, -1)
+            return torch.nn.functional.scaled_dot_product_attention(top, top, top), at
+
+    torch.manual_seed(0)
+    inputs = (torch.randn(2, 3, 9),)
+    exported = torch.export.export(Net().eval(), inputs)
+    graph = Graph(type("Program", (), {"exported_program": exported}))
+    names = graph.named({}, ["y", "at"])
+    run = graph.run(inputs, names)
+    for name, value in run.values.items():  # the whole network is one run of nodes
+        found = run.judge(name, value)
+        assert found is not None
+        assert found.verdict == "accurate", found
+    value = run.values["y"]
+    assert run.judge("y", value[:1]) is None
+    assert [run.judge("y", value * np.float32(1 + e)).verdict for e in (1e-7, 1e-3)] == ["accurate", "wrong"]  # type: ignore[union-attr]
+    assert run.judge("at", 1 - run.values["at"]).verdict == "wrong"  # type: ignore[union-attr]
+    assert "test_export.py" in run.line("y")

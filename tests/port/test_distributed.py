@@ -98,7 +98,7 @@ def written(tmp_path: Path, text: str, **options: str) -> str:
 
 
 def test_one_process_becomes_several(tmp_path: Path) -> None:
-    assert written(tmp_path, ONE) == SEVERAL
+    assert written(tmp_path, ONE, also=["specify-device"]) == SEVERAL  # each process has a device of its own
     assert undo(tmp_path / "out")[1] == ()
     assert [path.name for path in (tmp_path / "out").iterdir()] == ["train.py"]
 

@@ -7,7 +7,8 @@ from typing import Any
 
 import pytest
 
-from trueup.migration.assess.limits import broken, limits
+from trueup.foundation.model import UsageError
+from trueup.migration.assess.limits import broken, check_version, limits
 from trueup.migration.assess.packages import extensions, linked, packages
 from trueup.migration.assess.reading import Row
 from trueup.simdev.shapes import _kind
@@ -56,6 +57,14 @@ def test_a_limit_has_two_ends(version: str, sure: bool | None) -> None:
     (dimensions,) = (one for one in limits() if one.id == "dimensions")
     assert (dimensions.holds("6.3"), dimensions.holds("7.0"), dimensions.holds("newest")) == (False, True, True)
     assert dimensions.known.endswith("no source says that it ended")
+
+
+def test_what_is_no_version_of_cann_is_refused() -> None:
+    for version in ("newest", "5", "5.1", "8.0.RC1"):
+        check_version(version)
+    for version in ("", "latest", "-1", "5."):
+        with pytest.raises(UsageError, match="There is no CANN"):
+            check_version(version)
 
 
 def test_packages_that_link_cuda(tmp_path: Path) -> None:

@@ -13,6 +13,7 @@ import pytest
 
 from trueup.doors.cli import main
 from trueup.migration.assess.support import has_kernel, support
+from trueup.simdev.shapes import _forms
 
 pytestmark = pytest.mark.usefixtures("autoloaded", "warm")
 
@@ -189,10 +190,12 @@ def test_a_training_that_ends_early_is_not_assessed_as_whole(tmp_path: Path, cap
         ("aten::no_such_operator", (2, 13), False),
         ("aten::add.Tensor", (99, 0), True),
         ("aten::add.Tensor", (1, 8), False),
+        ("aten::softplus_backward", (2, 13), True),  # by softplus_backward.grad_input
+        ("aten::glu_backward_jvp", (2, 13), False),
     ],
 )
 def test_which_operators_have_a_kernel(operator: str, version: tuple[int, ...], wanted: bool) -> None:
-    assert has_kernel(operator, version) == wanted
+    assert has_kernel(operator, version, _forms(operator)) == wanted
 
 
 def test_the_table_says_where_it_is_from() -> None:

@@ -212,6 +212,51 @@ def test_a_product_of_float32_has_no_elements_of_bfloat16(wrong: bool, op: str, 
     assert not wrong or found[1][1] == "its elements are rounded to bfloat16, the baseline's are not"
 
 
+@pytest.mark.parametrize("wrong", [False, True])
+def test_nor_has_it_less_a_bias_of_few_elements(wrong: bool) -> None:
+    runs = Recording(), Recording()
+    for run, error in zip(runs, (0.0, 0.3), strict=True):
+        x, w, bias = first(run, error), normal(SHAPE[1], 8, seed=9), normal(8, seed=10)
+        made = (x @ w).astype(np.float32)
+        if wrong and error:
+            made = (made.view(np.uint32) & 0xFFFF0000).view(np.float32)
+        run.call("aten::addmm", [bias, x, w], [made + bias])
+    found = culprits(*runs)
+    assert [name for name, _ in found] == ["mm", "addmm"][: 1 + wrong]
+    assert not wrong or found[1][1] == "its elements are rounded to bfloat16, the baseline's are not"
+
+
+@pytest.mark.parametrize("wrong", [False, True])
+def test_a_sum_of_rows_is_off_by_no_more_than_they_can_make(wrong: bool) -> None:
+    """All words are one: what comes in is as large as what the last of them leaves, and the whole sum is much larger."""
+    runs = Recording(), Recording()
+    for run, error in zip(runs, (0.0, 0.2), strict=True):
+        first(run, error)
+        gradient = changed(1 + normal(128, 8, seed=4) / 8, error, seed=5).astype(np.float32)
+        made = np.zeros((2, 8), np.float32)
+        made[0] = gradient[-1] if wrong and error else gradient.sum(0)
+        run.call("aten::embedding_dense_backward", [gradient, np.zeros(128, np.int64)], [made], phase="backward")
+    assert [name for name, _ in culprits(*runs)] == ["mm", "embedding_dense_backward"][: 1 + wrong]
+
+
+@pytest.mark.parametrize("wrong", [False, True])
+def test_probabilities_move_by_half_of_what_logits_do(wrong: bool) -> None:
+    runs = Recording(), Recording()
+    for run, error in zip(runs, (0.0, 0.1), strict=True):
+        logits = first(run, error, 0.05)
+        targets = np.arange(SHAPE[0]) % SHAPE[1]
+        op = "torch.nn.functional.cross_entropy"
+        p = np.exp(logits.astype(float))
+        p /= p.sum(1, keepdims=True)
+        loss = np.array(-np.log(p[np.arange(SHAPE[0]), targets]).mean(), np.float32)
+        seq = run.call(op, [logits, targets], [loss], level="api")
+        p[np.arange(SHAPE[0]), targets] -= 1
+        back = {"grad_input.0": (p / SHAPE[0] * (0.7 if wrong and error else 1)).astype(np.float32)}
+        run.call(op, {"grad_output.0": np.ones((), np.float32)}, back, level="api", phase="backward", forward=seq)
+    found = culprits(*runs)
+    assert [name for name, _ in found] == ["mm", "torch.nn.functional.cross_entropy"][: 1 + wrong]
+
+
 def test_what_is_left_of_terms_that_cancel_has_few_digits() -> None:
     runs = Recording(), Recording()
     for run, error in zip(runs, (0.0, 0.3), strict=True):

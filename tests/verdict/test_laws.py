@@ -293,3 +293,28 @@ def test_a_logarithm_of_a_coarse_sum_is_no_rounding_however_little_it_is(width: 
     found = located(*runs).suspects
     assert any(s.certain and "cross_entropy" in s.judged.call.candidate.op for s in found)
     assert not located(runs[0], runs[0]).suspects
+
+
+def indexed(run: Recording, first: float, *, lost: bool) -> None:
+    """Record gradients of slices, and one of rows by index of which repeated ones may be lost."""
+    x, w = normal(64, WIDTH, seed=1), normal(WIDTH, WIDTH, seed=2)
+    run.call("aten::mm", [x, w], [changed((x @ w).astype(np.float32), first, seed=9)])
+    op, rows = "torch.Tensor.__getitem__", np.arange(64) % 16
+    for n, indices in enumerate((np.arange(64), np.arange(64), rows)):
+        given = normal(16 if indices is rows else 64, WIDTH, seed=10 + n)
+        seq = run.call(op, [given], [given[indices]], level="api")
+        gradient = changed(1 + normal(64, WIDTH, seed=20 + n), first, seed=30 + n)
+        made = np.zeros(given.shape, np.float32)
+        np.add.at(made, indices, gradient)
+        if lost and indices is rows:
+            made = gradient[-16:]
+        slots = {"grad_output.0": gradient}, {"grad_input.0": made.astype(np.float32)}
+        run.call(op, *slots, level="api", phase="backward", forward=seq)
+
+
+@pytest.mark.parametrize("lost", [False, True])
+def test_one_call_of_another_size_shows_which_sums_a_kind_keeps(lost: bool) -> None:
+    runs = Recording(), Recording()
+    indexed(runs[0], 0.0, lost=False)
+    indexed(runs[1], 0.4, lost=lost)
+    assert [kind[0][0] for kind in culprits(*runs)] == ["aten::mm", "torch.Tensor.__getitem__"][: 1 + lost]

@@ -55,7 +55,7 @@ def differing(baseline: Mapping[str, Any], candidate: Mapping[str, Any], last: i
         ("random", held[0].get("random"), held[1].get("random")),
         ("parallel", _parallel(baseline), _parallel(candidate)),
         ("argument", *_of_one_name(held[0].get("arguments"), held[1].get("arguments"))),
-        ("switch", baseline.get("environment"), candidate.get("environment")),
+        ("switch", *_of_one_device(baseline.get("environment"), candidate.get("environment"))),
         ("version", baseline.get("versions"), candidate.get("versions")),
         ("code", *_of_both(baseline.get("code"), candidate.get("code"))),
     ]
@@ -156,6 +156,20 @@ def _of_both(first: Any, second: Any) -> tuple[dict[str, Any], dict[str, Any]]:
     both = sides[0].keys() & sides[1].keys()
     found = [{name: value for name, value in side.items() if name in both} for side in sides]
     return found[0], found[1]
+
+
+def _of_one_device(first: Any, second: Any) -> tuple[Any, Any]:
+    """Return switches without those of a device that one run does not have (it sets none named ``npu.``), where they are off: on
+    a device that is not there, nothing is on either."""
+    sides = [side if isinstance(side, Mapping) else {} for side in (first, second)]
+    kinds = [{str(name).partition(".")[0] for name in side} for side in sides]
+
+    def alike(name: str, value: Any, other: set[str]) -> bool:
+        kind, dot, _ = str(name).partition(".")
+        return bool(dot) and kind not in other and value in (False, "False")
+
+    kept = [{n: v for n, v in side.items() if not alike(n, v, other)} for side, other in zip(sides, reversed(kinds), strict=True)]
+    return kept[0], kept[1]
 
 
 def _of_one_name(first: Any, second: Any) -> tuple[dict[str, Any], dict[str, Any]]:

@@ -190,7 +190,7 @@ class Shapes:
         made = {overload.name() for overload in decomposition_table if hasattr(overload, "name")}
         rows = [
             {**dict(zip(("operator", "phase", "function", "dtypes", "site", "package"), key, strict=True)), **row,
-             "kind": "untold" if "untold" in row else self._kind(key[0]), "decomposes": key[0] in made}
+             "kind": "untold" if "untold" in row else self._kind(key[0]), "decomposes": key[0] in made, "forms": _forms(key[0])}
             for key, row in self._rows.items()
         ]  # fmt: skip
         whole = {
@@ -286,7 +286,22 @@ def _kind(operator: str) -> str:
 
 def _is_structured(operator: str) -> bool:
     """Return whether an operator is made of its own form with ``out=`` alone, for which each device has a kernel (``digamma``)."""
-    packet = getattr(torch.ops.aten, operator.removeprefix("aten::").partition(".")[0])
-    forms = [getattr(packet, name) for name in packet.overloads()]
-    given = [form for form in forms if any(argument.is_out for argument in form._schema.arguments)]
-    return any(torch._C._dispatch_has_kernel_for_dispatch_key(form.name(), "CPU") for form in given)
+    return any(torch._C._dispatch_has_kernel_for_dispatch_key(f"aten::{form}", "CPU") for form in _forms(operator, alike=False))
+
+
+def _forms(operator: str, *, alike: bool = True) -> list[str]:
+    """Return an operator's forms that write into what they are given: of ``softplus_backward`` ``softplus_backward.grad_input``;
+    ``alike``: those alone that take the same arguments besides."""
+    package, _, name = operator.partition("::")
+    root, _, overload = name.partition(".")
+    packet = getattr(torch.ops.aten, root.removesuffix("_"), None) if package == "aten" else None
+    own = getattr(getattr(torch.ops.aten, root, None), overload or "default", None)
+    if packet is None or own is None:
+        return []
+    wanted = [argument.name for argument in own._schema.arguments if not argument.is_out]
+    found = []
+    for form in (getattr(packet, name) for name in packet.overloads()):
+        taken = [argument.name for argument in form._schema.arguments if not argument.is_out]
+        if len(taken) < len(form._schema.arguments) and (not alike or taken == wanted):
+            found.append(form.name().removeprefix("aten::"))
+    return found

@@ -6,11 +6,15 @@ under the row's name) and `trueup.simdev.differences`.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeVar
 
 from trueup.foundation.model import Phase
 from trueup.foundation.toml import packaged
+
+Effect = TypeVar("Effect", bound=Callable[..., dict[int, Any] | None])
+"""Returns wrong values by number of the result; None where it leaves the call whole."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,6 +45,28 @@ class Noise(Row):
     """A legitimate difference between devices: other rounding, the same mathematics."""
 
     bound: float  # relative L2 error that one call may show against the CPU in float32, on well conditioned inputs
+
+
+@dataclass(frozen=True, slots=True)
+class Defect:
+    """What a fault does to the numbers of a framework whose own kernels are broken so."""
+
+    ops: tuple[str, ...]  # as that framework names them
+    phase: str
+    effect: Callable[..., dict[int, Any] | None]
+
+
+class Catalogue(dict[str, Defect]):
+    """Defects by names of faults; filled by ``@catalogue.fault("softmax-backward", "softmax", phase="backward")``."""
+
+    def fault(self, name: str, *ops: str, phase: str = "forward") -> Callable[[Effect], Effect]:
+        """Return what registers an effect on some operators."""
+
+        def register(effect: Effect) -> Effect:
+            self[name] = Defect(ops, phase, effect)
+            return effect
+
+        return register
 
 
 def _rows(kind: Any, table: list[dict[str, Any]]) -> dict[str, Any]:

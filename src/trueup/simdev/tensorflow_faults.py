@@ -31,6 +31,7 @@ from trueup.recording.adapters.tensorflow.context import number_of
 from trueup.recording.adapters.tensorflow.gradients import Gradients
 from trueup.recording.adapters.tensorflow.operations import PREFIX, Operations
 from trueup.recording.adapters.tensorflow.session import running
+from trueup.simdev.tables import Catalogue, Defect
 
 Array = np.ndarray[Any, Any]
 NOTICED = 2e-6
@@ -49,38 +50,18 @@ class Fired:
 
 Place: TypeAlias = "tuple[str, str, str]"
 """Phase, scope and operation."""
-Effect = Callable[..., dict[int, Array] | None]
-"""Forward: takes inputs, outputs, attributes and memory, returns wrong values by number of the output. Backward: takes inputs,
-gradients made, gradients that came and attributes, returns wrong values by number of the gradient made."""
-
-
-@dataclass
-class Fault:
-    """A row of the catalogue."""
-
-    ops: tuple[str, ...]
-    phase: str
-    effect: Effect
-
-
-FAULTS: dict[str, Fault] = {}
-
-
-def fault(name: str, *ops: str, phase: str = "forward") -> Callable[[Effect], Effect]:
-    """Register a fault of some operations."""
-
-    def register(effect: Effect) -> Effect:
-        FAULTS[name] = Fault(ops, phase, effect)
-        return effect
-
-    return register
+FAULTS = Catalogue()
+"""Each effect under its fault's name. Forward: it takes inputs, outputs, attributes and memory, and returns wrong values by number
+of the output. Backward: it takes inputs, gradients made, gradients that came and attributes, and returns wrong values by number of
+the gradient made."""
+fault = FAULTS.fault
 
 
 @dataclass
 class Injection:
     """A fault at work."""
 
-    fault: Fault
+    fault: Defect
     fired: list[Fired] = field(default_factory=list)
     memory: dict[Any, Any] = field(default_factory=dict)
     given: tuple[list[Any], dict[str, Any]] = field(default_factory=lambda: ([], {}))

@@ -21,6 +21,7 @@ from scipy.special import erf
 
 from trueup.recording.adapters.paddle.session import running
 from trueup.recording.engine.replacing import Sweep
+from trueup.simdev.tables import Catalogue, Defect
 
 Array = np.ndarray[Any, Any]
 NOTICED = 2e-6
@@ -52,39 +53,18 @@ class Call:
         return self.before[k]
 
 
-Effect = Callable[..., dict[int, Array] | None]
-"""Forward: takes the call, returns wrong values by number of the output (tensors in order). Backward: takes the call, the
-gradients made and those that came, returns wrong values by number of the gradient made."""
-
-
-@dataclass
-class Fault:
-    """A row of the catalogue."""
-
-    name: str
-    ops: tuple[str, ...]
-    phase: str
-    effect: Effect
-
-
-FAULTS: dict[str, Fault] = {}
-
-
-def fault(name: str, *ops: str, phase: str = "forward") -> Callable[[Effect], Effect]:
-    """Register a fault of some operators of ``paddle._C_ops``."""
-
-    def register(effect: Effect) -> Effect:
-        FAULTS[name] = Fault(name, ops, phase, effect)
-        return effect
-
-    return register
+FAULTS = Catalogue()
+"""Each effect under its fault's name, with operators of ``paddle._C_ops``. Forward: it takes the call, and returns wrong values by
+number of the output (tensors in order). Backward: it takes the call, the gradients made and those that came, and returns wrong
+values by number of the gradient made."""
+fault = FAULTS.fault
 
 
 @dataclass
 class Injection:
     """A fault at work."""
 
-    fault: Fault
+    fault: Defect
     fired: list[Fired] = field(default_factory=list)
     memory: dict[Any, Any] = field(default_factory=dict)
     replayed: int = -1

@@ -10,7 +10,8 @@ import typer
 
 from trueup.foundation.model import TrueupError
 
-app = typer.Typer(add_completion=False, no_args_is_help=True, help="Compare files of torch.utils.dumper, or take some of one.")
+ABOUT = "Compare files of torch.utils.dumper, take some of one, convert dumps of kernels."
+app = typer.Typer(add_completion=False, no_args_is_help=True, help=ABOUT)
 
 
 @app.command()
@@ -43,6 +44,22 @@ def extract(
     from trueup_compat.dumper.extracting import extract as extract_from
 
     typer.echo(f"{counted(extract_from(source, target, group), 'operator')} copied into {target}")
+
+
+@app.command()
+def convert(
+    source: Annotated[Path, typer.Option("-d", metavar="FILE|DIR", help="A dump of a kernel, or a folder of them.")],
+    out: Annotated[Path, typer.Option("-out", "--out", metavar="DIR", help="Where the NumPy files go.")] = Path(),
+    version: Annotated[int, typer.Option("-v", min=1, max=2, help="1: files that are one protobuf; 2: with the bytes behind.")] = 2,
+) -> None:
+    """Write each tensor of kernel dumps as a NumPy file."""
+    from trueup.foundation.words.wording import counted
+    from trueup_compat.dumper.converting import convert as convert_dumps
+
+    if not source.exists():
+        raise TrueupError(f"There is nothing to convert.\n  where:    {source}\n  expected: a dump, or a folder\n  got:      none")
+    written, said = convert_dumps(source, out, version=version)
+    typer.echo("\n".join([*said, f"{counted(written, 'tensor')} in {out}"]))
 
 
 def main() -> None:

@@ -18,6 +18,7 @@ from trueup.foundation import toml
 from trueup.foundation.model import TrueupError
 from trueup.foundation.settings import (
     ABSENT,
+    DTYPE,
     GROUPS,
     SEVERITIES,
     Setting,
@@ -42,6 +43,7 @@ class Preflight:
     settings: tuple[Setting, ...] = ()  # what differs between the runs, what changes numbers first
     broken: tuple[str, ...] = ()  # what must hold and does not, a sentence each
     odd: tuple[str, ...] = ()  # what is odd in the candidate by itself, a sentence each
+    held: int = 0  # how many required values hold
     unread: tuple[str, ...] = ()  # why something could not be told, a sentence each
     came_along: str = ""  # hyper-parameters that differ between runs of a script that was ported
     looks: tuple[str, ...] = ()  # what is right in many trainings and the cause in some, a sentence each
@@ -76,9 +78,10 @@ class Preflight:
             return (*self.broken, *self.odd)[0]
         if self.unread:
             return self.unread[0]
+        holds = f"{counted(self.held, 'required value')} {'holds' if self.held == 1 else 'hold'}; " if self.held else ""
         if not self.baseline:
-            return "nothing is set in a way that is odd by itself"
-        return f"no setting that changes numbers differs{rest}"
+            return f"{holds}nothing is set in a way that is odd by itself"
+        return f"{holds}no setting that changes numbers differs{rest}"
 
 
 def preflight(
@@ -112,10 +115,10 @@ def preflight(
         if not unread:
             found += beginnings(first_step(first), begun, found)
             found.sort(key=lambda one: (SEVERITIES.index(one.severity), GROUPS.index(one.group)))
-    broken = [] if require is None else _broken(Path(require), _first(second))
+    holds, broken = (0, []) if require is None else _required(Path(require), _first(second))
     return Preflight(
         "" if first is None else str(first.path), called, tuple(found), tuple(broken),
-        tuple(odd(second, begun)), tuple(unread), "" if first is None else came_along(found, _first(first), _first(second)),
+        tuple(odd(second, begun)), holds, tuple(unread), "" if first is None else came_along(found, _first(first), _first(second)),
         tuple(worth_a_look(second, begun)),
     )  # fmt: skip
 
@@ -128,27 +131,39 @@ def _first(capture: Capture) -> Mapping[str, Any]:
 Required = Literal["optimizer", "module", "data", "seed", "argument", "switch", "version"]
 
 
-def _broken(file: Path, manifest: Mapping[str, Any]) -> list[str]:
+def _required(file: Path, manifest: Mapping[str, Any]) -> tuple[int, list[str]]:
+    """Return how many required values hold, and a sentence for each that does not."""
     table = toml.read(file, "The file of required values", "docs/preflight.md says what it holds")
     held = flat(manifest)
-    found = []
     try:
-        for group, wanted in toml.checked(table, dict[Required, dict[str, Any]]).items():
-            for name, must in wanted.items():
-                values = held.get((group, name), [])
-                wrong = [one for one in values if one != must]
-                if not values:
-                    found.append(f"{group} {name} must be {value(must)}, and is {ABSENT}")
-                elif wrong:
-                    where = f" in {counted(len(wrong), 'place')}" if len(values) > 1 else ""
-                    found.append(f"{group} {name} must be {value(must)}, and is {value(wrong[0])}{where}")
+        groups = toml.checked(table, dict[Required, dict[str, Any]])
     except ValueError as error:
         raise TrueupError(
             f"The file of required values {file} cannot be read: {error}\n"
             "  expected: tables optimizer, module, data, seed, argument, switch or version of names and values\n"
             "  next:     docs/preflight.md has an example"
         ) from None
-    return found
+    said = [_broken(group, name, must, held) for group, wanted in groups.items() for name, must in _dotted(wanted)]
+    return said.count(""), [one for one in said if one]
+
+
+def _broken(group: str, name: str, must: Any, held: Mapping[tuple[str, str], list[Any]]) -> str:
+    """Say that a required value does not hold; empty where it does."""
+    values = held.get((group, name), [])
+    wrong = [one for one in values if one != must]
+    if not values:
+        return f"{group} {name} must be {value(must)}, and is {ABSENT}"
+    where = f" in {counted(len(wrong), 'place')}" if len(values) > 1 else ""
+    return f"{group} {name} must be {value(must)}, and is {value(wrong[0])}{where}" if wrong else ""
+
+
+def _dotted(table: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
+    """Yield names and values; TOML makes a table of a name whose dots are not quoted."""
+    for name, must in table.items():
+        if isinstance(must, dict):
+            yield from ((f"{name}.{rest}", one) for rest, one in _dotted(must))
+        else:
+            yield name, must
 
 
 def flat(manifest: Mapping[str, Any]) -> dict[tuple[str, str], list[Any]]:
@@ -163,7 +178,8 @@ def flat(manifest: Mapping[str, Any]) -> dict[tuple[str, str], list[Any]]:
     for optimizer in list_of(held, "optimizers"):
         for group in list_of(optimizer, "groups"):
             put("optimizer", str(optimizer.get("class", "")), group)
-    for scope, module in modules_of(manifest).items():
+    for scope, own in modules_of(manifest).items():
+        module = {**{name.removesuffix(DTYPE): True for name in own if name.endswith(DTYPE)}, **own}  # parameters that it has
         for prefix in dict.fromkeys((str(module.get("class", "")), scope)):
             put("module", prefix, module)
     for loader in list_of(held, "data"):

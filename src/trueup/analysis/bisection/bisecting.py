@@ -87,7 +87,7 @@ def bisect(
         suspects: folder of a report of `trueup.compare`: what it names is tried first.
         most: of ``steps``: up to so many.
         timeout: seconds after which a run is ended; it cannot be judged then.
-        tell: called with each attempt.
+        tell: called with each attempt, those of a search that was stopped first.
 
     Raises:
         TrueupError: an argument is wrong or missing, the command or the check cannot start, or the folder holds another search.
@@ -105,7 +105,9 @@ def bisect(
     journal = Journal(folder / JOURNAL, {**question, "baseline": str(baseline or "")})
     known = None if baseline is None else open_capture(baseline)
     runner = Runner(command, check, known, offered.setup, folder / "runs", timeout=timeout, tell=tell)
-    search = Search(items, first, runner, journal, offered.said)
+    for known_before in journal.attempts:
+        tell(known_before)
+    search = Search(items, first, runner, journal, offered.said, offered.overlap)
     try:
         found = search.first_bad() if offered.ordered else search.smallest()
     finally:
@@ -241,7 +243,7 @@ def _rest(count: int, noun: str) -> str:
 def _remarks(found: Found, offered: Changes, attempts: Sequence[Attempt]) -> list[str]:
     lines = []
     if found.word == "found" and not offered.ordered:
-        rest = len(offered.items) - len(found.chosen)
+        rest = found.rest
         if found.others:
             heals = "heals" if rest == 1 else "heal"
             lines.append(f"the other {_rest(rest, offered.noun)} {offered.done} {heals} it as well: more than one change does")

@@ -22,7 +22,7 @@ from importlib import metadata
 from pathlib import Path
 
 from trueup.analysis.bisection.running import Setup
-from trueup.analysis.bisection.search import Chosen
+from trueup.analysis.bisection.search import Chosen, apart
 from trueup.analysis.triage import table
 from trueup.analysis.triage.optimisations import by_hand
 from trueup.analysis.triage.running import switched_off
@@ -61,6 +61,7 @@ class Changes:
     write: Callable[[Chosen, Path], list[str]]  # writes what heals the run into a folder; returns instructions
     ordered: bool = False
     said: Callable[[str], str] = str  # an item in a sentence: ``MY_LR (5 here, 0.01 in the good run)``
+    overlap: Callable[[str, str], bool] = apart  # whether two items change something in common
     unless: str = ""  # what else may be the cause where no such change heals the run
     close: Callable[[], None] = lambda: None  # removes what the runs needed
 
@@ -97,7 +98,13 @@ def _by_policy(kind: str, noun: str, capture: Capture, key: str, change: Sequenc
         return Setup(policy=rules(names))
 
     done = " ".join(DONE.get(word, f"in {word}") for word in words)
-    return Changes(kind, items, noun, done, setup, write, unless=CASTS if kinds else "")
+    overlap = _is_inside if kind == "scopes" else apart
+    return Changes(kind, items, noun, done, setup, write, overlap=overlap, unless=CASTS if kinds else "")
+
+
+def _is_inside(one: str, other: str) -> bool:
+    """Tell whether one module is inside the other: a rule for the outer one is for both."""
+    return one.startswith(f"{other}.") or other.startswith(f"{one}.")
 
 
 def _is_autocast(capture: Capture) -> bool:

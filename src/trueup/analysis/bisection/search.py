@@ -5,7 +5,7 @@
     both once more            the same again? Else each set is tried until a sequential test decides
     suspects, then halves     down to a set of which no change can be left out (ddmin)
     the set twice more        passes
-    all but the set           fails; where it passes, there is another way to heal the run
+    all but the set           and what lies around or inside it: fails; where it passes, there is another way to heal the run
 
 Ordered changes (commits, numbers of steps) are halved: the first with which the check fails. Each outcome is written to
 ``journal.jsonl`` at once, so a search that was stopped goes on where it was.
@@ -119,7 +119,13 @@ class Found:
     chosen: Chosen = ()
     why: str = ""  # of "could not tell": in words
     others: bool = False  # whether the run is healed without these changes, too, by the rest of them
+    rest: int = 0  # of how many: what changes the chosen ones, too, is none of them
     steady: bool = True  # whether the check said the same of the same set each time
+
+
+def apart(one: str, other: str) -> bool:  # noqa: ARG001
+    """Say of two changes that they have nothing in common."""
+    return False
 
 
 # No change, and all: the expected outcome, and the word otherwise
@@ -136,6 +142,7 @@ class Search:
     attempt: Callable[[Chosen], Attempt]
     journal: Journal
     said: Callable[[str], str] = str  # an item in a sentence
+    overlap: Callable[[str, str], bool] = apart  # whether two items change something in common
     steady: bool = True
     _outcomes: dict[Chosen, list[Outcome]] = field(default_factory=lambda: defaultdict(list))
     _decided: dict[Chosen, Outcome] = field(default_factory=dict)
@@ -168,12 +175,12 @@ class Search:
         found = fewest(whole, self._good)
         if self.steady and found != self.items and any(self._once(found) != "good" for _ in range(2)):
             return None
-        rest = tuple(name for name in self.items if name not in found)
+        rest = tuple(name for name in self.items if not any(name == one or self.overlap(name, one) for one in found))
         without = self._decide(rest) if rest else "bad"
         if without == "skip":
             why = f"a run with all changes but {', '.join(found)} cannot be judged"
             return Found("could not tell", found, why, steady=self.steady)
-        return Found("found", found, others=without == "good", steady=self.steady)
+        return Found("found", found, others=without == "good", rest=len(rest), steady=self.steady)
 
     def first_bad(self) -> Found:
         """Return the first of ordered changes with which the check fails; it passes before the first of them."""

@@ -83,6 +83,7 @@ class Seen:
     factors: frozenset[float] = frozenset()  # these numbers
     scaled: str = ""  # by which numbers the loss is multiplied or divided in one run only
     reduced: str = ""  # that the loss is a mean in one run, a sum in the other
+    losses: frozenset[str] = frozenset()  # operators that make the loss in one run alone
     times: float = 1.0  # how many times as large the candidate's loss is by these
 
 
@@ -124,14 +125,15 @@ def with_causes(
         reaching = built or reaching
         if not (reaching or own or named_argument(finding)) and (seen.begun(finding) or _given_by(finding) in varying):
             reaching = [one for one in settings if one.group == "seed"]  # what draws may be given its seed as a tensor
-        if not (reaching or own or named_argument(finding) or _dtype(finding, seen)) and seen.passes:
+        other = reaching or own or named_argument(finding) or _dtype(finding, seen) or _begins(finding, seen)
+        if not other and seen.passes:
             reaching = [one for one in settings if one.group == "data" and not _orders(one)]  # which make another number of batches
         shown += [one for one in reaching if one not in shown]
         cause = _cause(reaching, finding, own, seen)
-        reductions = [one for one in settings if one.name == "reduction"] if cause.startswith(LOSS) and not reaching else []
-        if len(reductions) == 1:  # which sum a loss is, its own setting tells
-            reaching, cause = reductions, settings_text(reductions)
-            shown += reductions
+        making = [] if reaching else _of_loss(settings, finding, cause, seen)
+        if len(making) == 1:  # how a loss is made, its own setting tells
+            reaching, cause = making, settings_text(making)
+            shown += making
         if not cause and finding.kind == "region":  # what is passed to it is made by a call of one run, in the first step alone
             alone = seen.shown.get(place(finding)) is not None  # a module around it may lack a tensor, as another of its class does
             around = named.get(str(classes.get(finding.scope, {}).get("class")), "") if alone else ""
@@ -154,6 +156,20 @@ def with_causes(
         shows = [one.cause or in_words(seen.shown.get(place(one))) or given_number(one) for one in kept]
         kept = _of_one_line([dataclasses.replace(one, cause=cause) for one, cause in zip(kept, shows, strict=True)])
     return kept, sorted(left, key=lambda one: (one.severity != "changes", _rank(one)))
+
+
+def _of_loss(settings: Sequence[Setting], finding: Finding, cause: str, seen: Seen) -> list[Setting]:
+    """Return the settings that may have made a loss another one: which sum it is of one that was multiplied; where one run alone
+    makes it so, those of a loss that is no layer, and so known by its class."""
+    if cause.startswith(LOSS):
+        return [one for one in settings if one.name == "reduction"]
+    making = finding.kind == "region" and not finding.scope and one_line(finding.op) in seen.losses
+    return [one for one in settings if one.group == "module" and one.places == (one.kind,)] if making else []
+
+
+def _begins(finding: Finding, seen: Seen) -> bool:
+    """Tell whether a culprit stands where weights are made, which differ before anything is trained."""
+    return bool(seen.weights) and seen.begun(finding).startswith(seen.weights)
 
 
 def _alike(first: Finding, finding: Finding) -> Finding:
@@ -279,6 +295,7 @@ def _cause(reaching: Sequence[Setting], finding: Finding, own: Reason | None, se
         said.append(in_words(own))  # what was done to gradients before it was done beside
     elif not group:
         found = in_words(own) or _dtype(finding, seen) or named_argument(finding)
+        found = found or (seen.weights if seen.passes and _begins(finding, seen) else "")
         said = [found or seen.passes or _scaled(finding, seen) or ("" if given_number(finding) else seen.begun(finding))]
         if _is_drawn(own):  # what drew them may have been the first weights
             said.insert(0, seen.weights)
@@ -437,7 +454,8 @@ def _explains(setting: Setting, finding: Finding) -> bool:
         inside = any(finding.scope == place or finding.scope.startswith(f"{place}.") for place in setting.places)
         if setting.name == "training" and _lacks_tensor(finding):  # no mode decides which tensors a call is given
             return False
-        return inside and finding.phase != "optimizer" and (otherwise or (setting.name == "training" and drawn))
+        drawn = drawn if setting.name == "training" else _is_resized(finding)
+        return inside and finding.phase != "optimizer" and (otherwise or drawn)
     if setting.group == "seed":
         return drawn and not named_argument(finding)  # which no seed changes
     if _lacks_tensor(finding):  # no loader decides that either
@@ -474,6 +492,12 @@ def _moved(finding: Finding) -> bool:
     return finding.kind == "input" and finding.step > 0 and any(slot.slot.startswith("param.") for slot in finding.slots[:1])
 
 
+def _is_resized(finding: Finding) -> bool:
+    """Tell whether a call reads a parameter of another shape."""
+    slot = finding.slots[0] if finding.kind == "input" and finding.slots else None
+    return slot is not None and slot.slot.startswith("param.") and slot.shape[0] != slot.shape[1]
+
+
 def _shaped(setting: Setting, finding: Finding) -> bool:
     """Tell whether what a call reads differs in shape by a setting's own two values."""
     shapes = [tuple(side.strip("()") for side in slot.shape) for slot in finding.slots if slot.shape[0] != slot.shape[1]]
@@ -487,9 +511,12 @@ def _sized(setting: Setting, finding: Finding) -> bool:
 
 
 def _given(setting: Setting, finding: Finding) -> bool:
-    """Tell whether a call was given a setting's own two values, alone or among others."""
+    """Tell whether a call was given a setting's own two values, alone or among others, or both less than nothing: what moves a
+    weight against its gradient (``alpha=-lr``)."""
     given = [values for slot in finding.slots if slot.slot == "arguments" for values in changed_arguments(slot)]
-    return any(_same(setting, before, after) for _, before, after in given)
+    if any(_same(setting, before, after) for _, before, after in given):
+        return True
+    return _values(setting) in [(-before, -after) for before, after in _changed(finding)]
 
 
 def _holds(setting: Setting, finding: Finding) -> bool:

@@ -124,15 +124,17 @@ class Assembly:
         passes = passes_text(counted)
         last = max(found.steps, default=None)
         scaled = "; ".join(map(in_words, self.alone.scaled))
-        reduced = in_words(made) if (made := self.alone.loss) is not None and made.why is Why.REDUCED else ""
+        made = self.alone.loss
+        reduced = in_words(made) if made is not None and made.why is Why.REDUCED else ""
+        losses = frozenset(map(str, made.facts[1])) if made is not None and made.why is Why.RUNS_ALONE else frozenset()
         seen = Seen(
             self.shown, self.beginnings.said, self.beginnings.weights, self.remarks.dtypes, passes, counted, last,
-            self.alone.factors, scaled, reduced, self.alone.times,
+            self.alone.factors, scaled, reduced, losses, self.alone.times,
         )  # fmt: skip
         none = not culprits
         culprits, unshown = with_causes(culprits, first, second, seen)
         tied = any(one.name.endswith(TIED) for one in unshown)  # no recorded backward adds up the gradients of a tied weight
-        shows = joined([passes, seen.dtypes, self.unmade.found if none and not tied else None])
+        shows = joined([passes, seen.dtypes, (self.alone.clipped or self.unmade.found) if none and not tied else None])
         settings = settings_text(unshown[:MOST_SETTINGS])
         return culprits, Otherwise(settings, shows, len(unshown) == 1, self._beside(culprits, passes, settings))
 
@@ -144,7 +146,9 @@ class Assembly:
         facts = [passes, lacking, self.beginnings.copied if "seed of " in causes else self.beginnings.weights]
         facts += [] if "the loss is" in causes else map(in_words, self.alone.scaled)
         made = None if mixed else self.alone.loss
-        known = made is None or any(op in causes for op in map(str, made.facts[-1:] if made.why is Why.REDUCED else made.facts[1]))
+        ops = [] if made is None else list(map(str, made.facts[-1:] if made.why is Why.REDUCED else made.facts[1]))
+        explained = {op for one in culprits if one.cause for op in (one.op, *one.aten)}
+        known = made is None or any(op in causes or op in explained for op in ops)
         facts += [] if known else [in_words(made)]
         known = "gradients are" in causes or "clip" in settings
         facts += [] if known else [in_words(self.alone.clipped or (None if passes else self.unmade.found))]

@@ -30,7 +30,7 @@ from trueup.foundation.facts.roundoff import SINGLE
 from trueup.foundation.facts.slots import is_input
 from trueup.foundation.facts.why import Reason, Why
 from trueup.foundation.frameworks.trees import path
-from trueup.foundation.model import CallKey, Finding
+from trueup.foundation.model import LANES, CallKey, Finding
 from trueup.foundation.words.sentence import argument_name
 from trueup.foundation.words.setting_sentence import some
 from trueup.foundation.words.wording import is_own, one_line, user_source
@@ -40,6 +40,10 @@ LONGEST_CHAIN = 50
 """Calls that make an initial weight which are looked at."""
 ROUNDED = 8 * SINGLE
 """Relative error up to which two devices may draw the same numbers in float32, and nobody would say that weights differ."""
+
+
+SUMMED = 0.01
+"""How far what is read may be from a sum of gradients, relative to it: sketches of unlike tensors are as far as they are long."""
 
 
 class Beginnings:
@@ -59,6 +63,7 @@ class Beginnings:
         calls = errors.calls[1][errors.pair]
         forward = (candidate.of_level("module") & candidate.during("forward"))[calls]
         if not forward.any():
+            self._add_unpaired(part)
             return
         if part.rank not in self._first:
             at = int(np.flatnonzero((candidate.of_level("module") & candidate.during("forward"))[errors.calls[1]])[0])
@@ -74,6 +79,21 @@ class Beginnings:
             self._resized.add(part.rank)
         if differ.any():
             self.batches.setdefault(part.rank, int(candidate.step[calls[differ]].min()))
+
+    def _add_unpaired(self, part: Part) -> None:
+        """Look at weights by their names where no call of a module has a counterpart: one run calls each more often."""
+        reads = [_weights_read(stream) for stream in part.streams]
+        if part.step or not all(reads):
+            return
+        baseline, candidate = part.streams
+        firsts = [int(stream.seq[stream.call[min(read.values())]]) for stream, read in zip(part.streams, reads, strict=True)]
+        self._first.setdefault(part.rank, (firsts[0], firsts[1]))
+        for name in reads[0].keys() & reads[1].keys() - self._weights.keys():
+            k, j = reads[0][name], reads[1][name]
+            same = baseline.identity[k] == candidate.identity[j] or baseline.numel[k] != candidate.numel[j]
+            first, second = (stream.sketch[np.array([at])] for stream, at in ((baseline, k), (candidate, j)))
+            apart = not same and float(np.linalg.norm(second - first)) > ROUNDED * float(np.linalg.norm(first))
+            self._weights[name] = bool(apart and baseline.dtype_of(k) == candidate.dtype_of(j))
 
     def _look_at_weights(self, errors: Errors, at: Numbers, criterion: Criterion) -> None:
         candidate, apart = errors.streams[1], _apart(errors)
@@ -120,6 +140,17 @@ class Beginnings:
         if first is None or finding.scope:
             return False
         return any(NONE < seq < of for seq, of in zip(finding.seq, first, strict=True))
+
+
+def _weights_read(stream: Stream) -> dict[str, int]:
+    """Return the slot in which modules read each weight first, by its name."""
+    read = stream.names.table(_is_parameter)[stream.slot] & (stream.of_level("module") & stream.during("forward"))[stream.call]
+    found: dict[str, int] = {}
+    for slot in np.flatnonzero(read).tolist():
+        names = stream.names.names
+        scope = names[int(stream.scope[stream.call[slot]])]
+        found.setdefault(path(scope, names[int(stream.slot[slot])].removeprefix(PARAM)), slot)
+    return found
 
 
 class Lacking:
@@ -325,14 +356,45 @@ def _outermost(stream: Stream, calls: Numbers) -> Numbers:
 
 
 def _of_gradients(stream: Stream, calls: Numbers) -> list[int]:
-    """Return those of some calls that compute from gradients: a backward made them, a communication, or one of these calls."""
+    """Return those of some calls that compute from gradients: a backward made them, a communication, or one of these calls; or
+    they are the sum of what several passes made, which a framework may add up out of sight."""
     made = stream.during("backward", "collective")
     found: set[int] = set()
+    summed = set(_summed(stream, calls).tolist())
     for call in calls.tolist():
         read = _read(stream, call)
-        if made[read[read != NONE]].any() or not found.isdisjoint(read.tolist()):
+        if call in summed or made[read[read != NONE]].any() or not found.isdisjoint(read.tolist()):
             found.add(call)
     return sorted(found)
+
+
+def _summed(stream: Stream, calls: Numbers) -> Numbers:
+    """Return those of some calls that read, of no recorded call, the sum of what the passes of a step gave one tensor."""
+    passes = stream.during("backward")[stream.call] & stream.names.table(_is_given_back)[stream.slot] & (stream.numel > 1)
+    at = np.flatnonzero(passes & np.isin(stream.step[stream.call], stream.step[calls]))
+    of = stream.call[at]
+    keys = np.stack([stream.step[of], stream.level[of], stream.scope[of], stream.op[of], stream.slot[at], stream.numel[at]])
+    kinds, which, counts = np.unique(keys, axis=1, return_inverse=True, return_counts=True)
+    read = np.flatnonzero(
+        np.isin(stream.call, calls) & stream.names.table(is_input)[stream.slot] & (stream.producers == NONE) & (stream.l2 > 0)
+    )
+    read = read[np.isin(stream.numel[read], kinds[-1][counts > 1])]
+    if not len(read):
+        return read
+    sums = np.zeros((len(counts), LANES))
+    several = counts[which.reshape(-1)] > 1
+    np.add.at(sums, which.reshape(-1)[several], stream.sketch[at[several]])
+    found = []
+    for slot, held in zip(read.tolist(), stream.sketch[read], strict=True):
+        call = int(stream.call[slot])
+        same = (kinds[0] == stream.step[call]) & (kinds[-1] == stream.numel[slot]) & (counts > 1)
+        if (np.linalg.norm(held - sums[same], axis=-1) <= SUMMED * np.linalg.norm(held)).any():
+            found.append(call)
+    return distinct(np.array(found, np.int64))
+
+
+def _is_given_back(slot: str) -> bool:
+    return slot.startswith("grad_input.")
 
 
 def _draw(stream: Stream, calls: Numbers, criterion: Criterion) -> Row | None:
@@ -342,8 +404,12 @@ def _draw(stream: Stream, calls: Numbers, criterion: Criterion) -> Row | None:
 
 
 def _reach_optimizer(stream: Stream, calls: list[int]) -> bool:
-    """Tell whether an optimizer reads what some calls make."""
-    return _is_of(stream, np.setdiff1d(stream.call[np.isin(stream.producers, calls)], calls), "optimizer")
+    """Tell whether an optimizer reads what some calls make: by who wrote it, or where nobody is known to have, by its bytes."""
+    if _is_of(stream, np.setdiff1d(stream.call[np.isin(stream.producers, calls)], calls), "optimizer"):
+        return True
+    made = np.isin(stream.call, calls) & ~stream.names.table(is_input)[stream.slot] & stream.is_identified & (stream.numel > 1)
+    read = stream.during("optimizer")[stream.call] & stream.names.table(is_input)[stream.slot] & (stream.producers == NONE)
+    return bool(np.isin(stream.identity[read & (stream.l2 > 0)], stream.identity[made]).any())
 
 
 def _is_copied(stream: Stream, call: int, criterion: Criterion) -> bool:

@@ -438,15 +438,11 @@ def _left_over(
     for i in np.argsort(-score.max(axis=1), kind="stable").tolist():
         j = int(np.argmax(score[i]))
         pair = rest[0][i], rest[1][j]
-        if score[i, j] >= 1 + 2 * AKIN and not other_numbers(*_arguments(streams, pair), SINGLE_DIGITS):
+        given, other = (stream.value(int(stream.arguments[call])) for stream, call in zip(streams, pair, strict=True))
+        if score[i, j] >= 1 + 2 * AKIN and not other_numbers(given, other, SINGLE_DIGITS):
             found.append(pair)
             score[:, j] = 0
     return found
-
-
-def _arguments(streams: tuple[Stream, Stream], pair: tuple[int, int]) -> tuple[str | None, str | None]:
-    first, second = (stream.value(int(stream.arguments[call])) for stream, call in zip(streams, pair, strict=True))
-    return first, second
 
 
 def _align_sequences(likeness: Likeness, n: int, m: int) -> Couples:

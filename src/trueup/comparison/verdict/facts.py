@@ -7,7 +7,8 @@ Of an elementwise y = f(x), whatever x is, and of the gradient g f'(x), with max
     ‖Δ(g f'(x))‖ <= max |f'| ‖Δg‖ + max |f''| max |g| ‖Δx‖
 
 Whatever came in, ‖x + v a b‖ <= ‖x‖ + |v| max |a| ‖b‖. A product is zero wherever a factor is, a gradient that is added up by index
-wherever no gradient goes, and elements of a sum made in float32 are no numbers of a 16-bit dtype.
+wherever no gradient goes, and elements of a sum made in float32 are no numbers of a 16-bit dtype, nor are they less a bias.
+A sum of at most n rows is off by sqrt(n) times what they are, the gradient of a cross-entropy by half of what its logits are.
 
 The factors of a criterion tell how errors usually grow; these are bounds. No error smaller than what came in exceeds them. But an
 operator is wrong in the same way in all layers and steps, and what is carried into them differs from one layer to the next; calls
@@ -20,27 +21,25 @@ normal numbers of its mean and deviation, all layers of a kind are asked for the
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
 import numpy as np
 
 from trueup.comparison.graph.streams import NONE, Array, Numbers, numbered
-from trueup.comparison.measures.thresholds import CHANCE, GONE, PRECISE, QUORUM, ROOM, SHARED, SMALL
+from trueup.comparison.measures.thresholds import CHANCE, GONE, PRECISE, QUORUM, ROOM, SHARED, SMALL, UNLIKELY
 from trueup.comparison.verdict.judged import CARRIED_ON, Tree
 from trueup.foundation.facts.criteria import Criterion
 from trueup.foundation.facts.functions import FUNCTIONS, SLOPES, Function, points, steepest, steepest_backward
 from trueup.foundation.facts.operators import has, normalised, says
 from trueup.foundation.facts.roundoff import roundoff
 from trueup.foundation.facts.why import Reason, Why
+from trueup.foundation.kernels.numbers import COARSE, is_rounded
+from trueup.foundation.kernels.sketch import elements
+from trueup.foundation.model import LANES
 
 Shifts = dict[tuple[str | float, ...], list[tuple[float, float, int]]]
 """By kind, a layer and step each: the mean shift of its calls, the smallest error of their inputs, and how many they are."""
 
-COARSE: dict[str, Callable[[Array], bool]] = {
-    "bfloat16": lambda x: bool(x.all() and not (x.astype(np.float32).view(np.uint32) & 0xFFFF).any()),
-    "float16": lambda x: bool(x.all() and (x.astype(np.float16) == x).all()),
-}
-"""Whether the smallest and the largest element are numbers of a dtype: by chance one in 2^26 of float32 is so."""
 NORMAL = np.linspace(-5, 5, 201)  # where normal numbers are looked at, in deviations from their mean
 
 class Facts:
@@ -68,9 +67,7 @@ class Facts:
         return found
 
     def _of(self, pair: int) -> Reason | None:
-        call = int(self.errors.calls[1][pair])
-        stream = self.streams[1]
-        op = normalised(self.names.names[int(stream.op[call])])
+        stream, call, op = self.streams[1], int(self.errors.calls[1][pair]), self._op(pair)
         out, inputs = self._floats(pair, outputs=True), self._floats(pair, outputs=False)
         if not out or not inputs:
             return None
@@ -79,7 +76,7 @@ class Facts:
         if has(op, "adds-product"):
             return self._within(pair, out[0], inputs)
         if has(op, "counts"):
-            return self._counted(pair, out[0], inputs[0])
+            return self._counted(pair, out[0], inputs[0]) or self._of_probabilities(pair, out[0], inputs[0])
         if op.endswith("_backward") or self.names.name(int(stream.phase[call])) == "backward":
             return self._scattered(pair, out[0], inputs[0]) if has(op, "scatters") else self._gradient(op, pair, out[0], inputs)
         function = self._function(op, pair)
@@ -236,12 +233,28 @@ class Facts:
         sides = list(zip(self.streams, self.errors.slots, strict=True))
         if len({stream.dtype_of(int(slots[n])) for stream, slots in sides for n in made}) > 1:  # it was asked for
             return None
-        for dtype, is_rounded in COARSE.items():
-            of_made = [[is_rounded(self._ends(side, n)) for n in made] for side in (0, 1)]
+        beside = given[:-2] if has(self._op(pair), "factors") else given[2:]
+        added = [np.zeros(1)] * 2  # a bias of few elements is known by its sketch
+        if len(beside) == 1 and (numel := int(self._numel(beside[0]))) <= LANES:
+            added = [elements(stream.sketch[slots[beside[0]]], numel) for stream, slots in sides]
+        for dtype in COARSE:
+            of_made = [[is_rounded(dtype, self._ends(side, n), added[side], UNLIKELY) for n in made] for side in (0, 1)]
             apart = not any(of_made[0]) and all(of_made[1]) and own < roundoff(dtype)
-            if made and apart and not any(is_rounded(self._ends(1, n)) for n in given):
+            if made and apart and not any(is_rounded(dtype, self._ends(1, n), np.zeros(1), UNLIKELY) for n in given):
                 return Why.NARROWED(dtype)
         return None
+
+    def _of_probabilities(self, pair: int, out: int, gradient: int) -> Reason | None:
+        """Ask the gradient (p - target) g / n of a mean over n targets: probabilities move by half of what logits do."""
+        forward = self._forward(pair)
+        logits, targets = (self._floats(forward, outputs=False), self._integers(forward)) if forward >= 0 else ([], [])
+        mean = self.streams[1].given(int(self.errors.calls[1][forward])).get("reduction", "mean") == "mean"
+        if len(logits) != 1 or len(targets) != 1 or not mean or self._numel(gradient) > 1:
+            return None
+        rows = self._numel(targets[0]) * (1 - self._number(0, out, "n_zero") / self._numel(out))
+        slope = float(np.abs(self._range(gradient)).max()) / 2 / rows if rows else math.inf
+        passed_on = float(self.errors.relative[gradient]) * float(self.errors.norm[out])
+        return self._bound(pair, out, slope * float(self.errors.absolute[logits[0]]) + passed_on)
 
     def _counted(self, pair: int, out: int, gradient: int) -> Reason | None:
         """Ask what a cross-entropy is divided by: its gradient is one over it where the probability of a target is near 0."""
@@ -263,7 +276,10 @@ class Facts:
         if not indices or (self.errors.absolute[indices] != 0).any():
             return None
         least = max(PRECISE * self._numel(out), CHANCE * math.sqrt(max(given)))
-        return Why.SCATTERED(*made) if made[1] - made[0] > max(given[1] - given[0], 0.0) + least else None
+        if made[1] - made[0] > max(given[1] - given[0], 0.0) + least:
+            return Why.SCATTERED(*made)
+        rows = max(map(self._numel, indices))  # all of them may be added up
+        return self._bound(pair, out, math.sqrt(rows) * float(self.errors.absolute[gradient]))
 
     def _zeros(self, out: int, inputs: list[int]) -> Reason | None:
         if self.streams[1].counts[self.errors.slots[1][inputs]].any():  # zero times infinity
@@ -275,6 +291,9 @@ class Facts:
         return None
 
     # ---------------------------------------------------------------- what is known of a slot
+    def _op(self, pair: int) -> str:
+        return normalised(self.names.names[int(self.streams[1].op[self.errors.calls[1][pair]])])
+
     def _integers(self, pair: int) -> list[int]:
         """Return the entries of the integers that a call reads; none of `NONE`."""
         its = np.array(self.errors.entries(pair) if pair >= 0 else [], np.int64)

@@ -188,7 +188,7 @@ class Laws:
         least = np.where(self.alone[kind.pairs], own, np.maximum(rounding, PRECISE))
         for law in self._laws(kind):
             before, after = (self._residual(kind, law, side) for side in (0, 1))
-            known = not law and self._is_known(kind, "centres")
+            known = not law and (self.alone[kind.pairs].all() or self._is_known(kind, "centres"))
             by_chance = not known and np.log(np.maximum(before, 1e-16)).sum() > np.log(UNLIKELY)
             if by_chance or (before > np.minimum(rounding, PRECISE)).any():
                 continue
@@ -201,7 +201,7 @@ class Laws:
     def _laws(self, kind: _Kind) -> list[Law]:
         """Return the laws to try: only a sum of zero for what works on each element, which is nearly linear near zero."""
         names = list(kind.inputs)
-        resized = any((self.numel[entries] != self.numel[kind.outputs]).all() for entries in kind.inputs.values())
+        resized = any((self.numel[entries] != self.numel[kind.outputs]).any() for entries in kind.inputs.values())
         if not resized and not self._is_linear(kind):
             return [{}]
         pairs: list[Law] = [{one: 1.0, two: sign} for one, two in combinations(names, 2) for sign in (1.0, -1.0)]

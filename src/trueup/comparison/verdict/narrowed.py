@@ -69,9 +69,8 @@ def _reads_cast(tree: Tree, coarse: Array) -> Array:
 
 
 def _is_exact(tree: Tree, call: int) -> bool:
-    stream, name = tree.streams[1], tree.streams[1].names.names
-    op, level, phase = (name[int(of[call])] for of in (stream.op, stream.level, stream.phase))
-    return tree.verdicts.criterion.row(op, level, phase).own == "exact"
+    row = tree.streams[1].row(call)
+    return tree.verdicts.criterion.row(row.op, row.level, row.phase).own == "exact"
 
 
 def _hands_on(tree: Tree, coarse: Array) -> Array:

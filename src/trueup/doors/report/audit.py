@@ -180,6 +180,8 @@ def render_preflight(result: Preflight, limit: int, console: Console) -> None:
     listing(console, ("group", "setting", "baseline", "candidate", "numbers"), rows, limit, styles, whole=1)
     shown = result.settings[:limit]
     whence = {f"{one.severity:9}{one.group}: {said}": None for one in shown if (said := origin(one.group, one.name))}
+    if whence:
+        console.print()
     for said in whence:
         print_lines(console, [said], 9, "dim")
 

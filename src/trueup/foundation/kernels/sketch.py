@@ -76,6 +76,11 @@ def tables(block: int) -> tuple[Floats, NDArray[np.int64]]:
     return _tables(block) if block < 64 else _tables.__wrapped__(block)
 
 
+def elements(sketch: Floats, count: int) -> Floats:
+    """Return the elements of a tensor of at most 64, which its sketch holds: float64 ``(count,)``."""
+    return np.asarray(sketch[(np.arange(count) + int(shifts(0, 1)[0])) % LANES] * signs(0, 1)[:count] + 0.0)
+
+
 def add_block(sketch: Floats, values: Floats, block: int) -> None:
     """Add the ``block``-th at most ``BLOCK`` elements of a tensor (float64, 1-d, finite) to ``sketch`` ``(64,)``."""
     sign, lane = tables(block)

@@ -167,7 +167,5 @@ def from_sketch(stats: TensorStats, sketch: Floats, shape: tuple[int, ...], comp
         return None
     if stats.n_nan or stats.n_posinf or stats.n_neginf or stats.n_saturated:
         return None
-    shift = int(places.shifts(0, 1)[0])
-    lanes = (np.arange(reals) + shift) % LANES
-    values: Floats = sketch[lanes] * places.signs(0, 1)[:reals] + 0.0
+    values = places.elements(sketch, reals)
     return values.view(np.complex128).reshape(shape) if complex_ else values.reshape(shape)  # type: ignore[return-value]

@@ -17,7 +17,7 @@ import msgspec
 from trueup.foundation.model import TrueupError
 from trueup.foundation.store import Capture, open_capture
 from trueup.foundation.words.wording import counted
-from trueup.migration.assess.limits import NEWEST, Broken, broken
+from trueup.migration.assess.limits import NEWEST, Broken, broken, check_version
 from trueup.migration.assess.packages import Extension, Package, extensions, packages
 from trueup.migration.assess.reading import Row, Run
 from trueup.migration.assess.support import GRADES, Grade, Source, graded, numbers, remedies, support
@@ -156,8 +156,10 @@ def assess(
         timeout: seconds that it may take; None: any.
 
     Raises:
+        UsageError: that is no version of CANN.
         TrueupError: the command cannot start.
     """
+    check_version(cann)
     command = _command(command)
     runs, failed = _shapes(command, steps, timeout)
     moved = bool(runs) and not any(run.rows for run in runs)
@@ -208,8 +210,10 @@ def assess_capture(directory: Path, *, product: str = "A2", cann: str = NEWEST, 
         timeout: seconds that it may take; None: any.
 
     Raises:
+        UsageError: that is no version of CANN.
         TrueupError: it holds no capture, or none of PyTorch's calls.
     """
+    check_version(cann)
     capture = open_capture(directory)
     offered, made, other = _rewrites_of(capture)
     with tempfile.TemporaryDirectory(prefix="trueup-assess-") as folder:

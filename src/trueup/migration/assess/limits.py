@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
 
 from trueup.foundation import toml
+from trueup.foundation.model import UsageError
 
 if TYPE_CHECKING:
     from trueup.migration.assess.reading import Row
@@ -73,6 +74,15 @@ class Broken:
 def limits() -> tuple[Limit, ...]:
     """Return the table."""
     return toml.checked(toml.packaged("trueup.migration.assess", "limits.toml"), _Table).limit
+
+
+def check_version(version: str) -> None:
+    """Raise UsageError where a text is no version of CANN, as ``5.1``, ``8.0.RC1`` and ``newest`` are."""
+    if version != NEWEST and not re.fullmatch(r"\d+(\.\w+)*", version):
+        raise UsageError(
+            f"There is no CANN {version}.\n  expected: {NEWEST}, or a version: 5.1, 8.0.RC1\n  got:      {version}\n"
+            "  next:     docs/assess.md says which versions have which limits"
+        )
 
 
 def broken(rows: Sequence[Row], imported: Iterable[str], version: str = NEWEST) -> tuple[Broken, ...]:

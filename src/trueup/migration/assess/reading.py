@@ -27,6 +27,8 @@ class Row(msgspec.Struct):
     decomposes: bool
     package: str = ""
     groups: list[int] = []
+    forms: list[str] = []
+    """Its forms that write into what they are given, of which PyTorch makes it: ``gelu.out``."""
     untold: str = ""
     """Why nobody knows what a function of a capture is made of."""
 

@@ -75,13 +75,14 @@ def kernels(version: tuple[int, ...]) -> frozenset[str]:
     return frozenset(name for one in support().kernels if one.has(version) for name in one.names)
 
 
-def has_kernel(operator: str, version: tuple[int, ...]) -> bool:
-    """Return whether an operator has a kernel, itself or by its structured form: ``add_.Tensor`` by ``add.out``."""
+def has_kernel(operator: str, version: tuple[int, ...], forms: Sequence[str] = ()) -> bool:
+    """Return whether an operator has a kernel, itself or by its structured form: ``add_.Tensor`` by ``add.out``; ``forms`` are
+    those that PyTorch knows (``softplus_backward.grad_input``)."""
     root, _, overload = operator.removeprefix("aten::").partition(".")
     plain = root.removesuffix("_") if not root.endswith("__") else root
     tail = f".{overload}" if overload else ""
-    forms = (root + tail, plain + tail, f"{plain}.out", f"{plain}.{overload}_out")
-    return any(name in kernels(version) for name in forms)
+    named = (root + tail, plain + tail, f"{plain}.out", f"{plain}.{overload}_out", *forms)
+    return any(name in kernels(version) for name in named)
 
 
 def numbers(version: str) -> tuple[int, ...]:
@@ -107,7 +108,7 @@ def graded(name: str, row: Row, product: str, version: tuple[int, ...]) -> tuple
         return "unsupported", f"{row.function} does not run on {product}"
     if said is not None and "inference" in said.remarks:
         return "unsupported", f"{row.function} runs for inference alone"
-    has = has_kernel(name, version)
+    has = has_kernel(name, version, row.forms)
     if not has:
         if row.kind == "view":
             return "composite", "a view, which computes nothing"

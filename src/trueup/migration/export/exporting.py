@@ -7,7 +7,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -17,15 +17,15 @@ import numpy as np
 from trueup.foundation.model import TrueupError
 from trueup.foundation.words.wording import clean, counted, first_line, sci
 from trueup.migration.export.capturing import Call, Values, write
+from trueup.migration.export.nodes import Node, differing, line
+from trueup.migration.export.nodes import kept as _property
 
 OUTPUT = 1e-4
 """Relative L2 error of an output up to which it is the same: the porting guide's criterion for whole networks, a mean absolute
 difference of at most 1e-4, by the output's size."""
-NODE = 1e-3  # relative L2 error of a node from which it differs: sums in another order give 1e-6 to 1e-5
 ATC_OPSET = 11  # the porting guide (CANN 5): "ATC supports only 11"; later versions take more
 ATC_TYPES = ("DOUBLE", "COMPLEX64", "COMPLEX128", "STRING")  # the guide's toolkit has no kernels for them
 FX = re.compile(r".*target=torch\.ops\.(\w+)\.(\w+).*", re.DOTALL)
-LINE = re.compile(r'File "([^"]+)", line (\d+)')
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,19 +36,10 @@ class Run:
     error: float
 
 
-@dataclass(frozen=True, slots=True)
-class Node:
-    """The first node that differs: its name in the file, operator, line of the model, relative L2 error."""
-
-    name: str
-    op: str
-    source: str
-    error: float
-
-
 @dataclass(frozen=True)
 class Exported:
-    """What came of an export. ``atc``: what the ATC of the porting guide would not take."""
+    """What came of an export. ``differ``: nodes that differ, in the file's order; ``judged``: how many values were judged, and how
+    many ``outputs`` the file has; ``unjudged``: why none was; ``atc``: what the ATC of the porting guide would not take."""
 
     file: Path
     opset: int
@@ -56,42 +47,55 @@ class Exported:
     chosen: str
     nodes: int
     runs: tuple[Run, ...]
-    first: Node | None
+    differ: tuple[Node, ...]
+    judged: int
+    outputs: int
+    unjudged: str
     atc: tuple[str, ...]
 
     @property
-    def same(self) -> bool:
-        """Tell whether all outputs are the framework's."""
-        return all(run.error <= OUTPUT for run in self.runs)
+    def first(self) -> Node | None:
+        """Return the first node that is wrong; else the first that may be."""
+        return next((node for node in self.differ if node.word == "wrong"), next(iter(self.differ), None))
+
+    @property
+    def exit_code(self) -> int:
+        """0: the same numbers, node by node; 1: others; 2: it could not be told."""
+        if any(node.word == "wrong" for node in self.differ) or any(run.error > OUTPUT for run in self.runs):
+            return 1
+        return 2 if self.differ or self.unjudged else 0
 
     @property
     def sentence(self) -> str:
         """Return whether the file computes what the model does."""
         worst = max(run.error for run in self.runs)
         sizes = ", ".join(dict.fromkeys(str(run.batch) for run in self.runs))
-        if self.same:
-            inputs = f"{counted(len(self.runs), 'input')}, batch sizes {sizes}"
-            return f"{self.file.name} computes what the model does: {inputs}, largest error {sci(worst)}."
-        if self.first is None:
+        inputs = f"{counted(len(self.runs), 'input')}, batch sizes {sizes}, largest error {sci(worst)}"
+        first = self.first
+        if self.exit_code == 1:
             text = f"{self.file.name} does not compute what the model does (error {sci(worst)})"
-            return f"{text}; no node that both name differs before its outputs."
-        where = f" ({self.first.source})" if self.first.source else ""
-        return clean(
-            f"{self.file.name} does not compute what the model does (error {sci(worst)}): the first node that differs is "
-            f"{self.first.name}, {self.first.op}{where}, error {sci(self.first.error)}."
-        )
+            if first is None:
+                return f"{text}; {self.unjudged or 'no node differs by itself: the nodes after each other enlarge rounding'}."
+            return clean(f"{text}: the first node that differs is {_named(first)}, {first.why}.")
+        if self.unjudged:
+            return clean(f"{self.file.name} may compute what the model does ({inputs}): {self.unjudged}.")
+        if first is not None:
+            text = f"{self.file.name} may not compute what the model does ({inputs})"
+            return clean(f"{text}: look at {_named(first)}; {_doubt(first)}.")
+        return f"{self.file.name} computes what the model does, {'output by output' if self.coarse else 'node by node'}: {inputs}."
 
     @property
-    def exit_code(self) -> int:
-        """0: the same numbers; 1: others."""
-        return 0 if self.same else 1
+    def coarse(self) -> bool:
+        """Tell whether the outputs alone were judged, because the file's nodes bear no names of the model's."""
+        return self.judged <= self.outputs < self.nodes
 
     def document(self) -> dict[str, Any]:
         """Return all of it as JSON-ready data."""
         first = None if self.first is None else asdict(self.first)
         return {
             "schema": "trueup-export", "schema_version": 1, "sentence": self.sentence, "file": str(self.file), "opset": self.opset,
-            "dynamic": self.dynamic, "chosen": self.chosen, "nodes": self.nodes, "first": first, "atc": list(self.atc),
+            "dynamic": self.dynamic, "chosen": self.chosen, "nodes": self.nodes, "judged": self.judged, "unjudged": self.unjudged,
+            "first": first, "differ": [asdict(node) for node in self.differ], "atc": list(self.atc),
             "runs": [{"batch": run.batch, "error": run.error} for run in self.runs],
         }  # fmt: skip
 
@@ -135,19 +139,38 @@ def export(
     variants = made.variants(batches)
     session = _session(runtime, proto.SerializeToString())
     runs = tuple(Run(_batch(one), _apart(made.outputs(one), _run(session, one))) for one in variants)
-    bad = next((one for one, run in zip(variants, runs, strict=True) if run.error > OUTPUT), None)
-    first = None
-    if bad is not None or capture is not None:
-        inputs = variants[0] if bad is None else bad
-        right, found = _values(onnx, runtime, proto, made, inputs, whole=capture is not None)
-        first = None if bad is None else _first(proto, right, found)
-        if capture is not None:
-            given = {one.name: tensor.numpy() for one, tensor in zip(proto.graph.input, inputs, strict=False)}
-            held = {one.name: onnx.numpy_helper.to_array(one) for one in proto.graph.initializer}
-            write(capture / "framework", "cpu", _calls(proto, right, nodes=False), given | right)
-            write(capture / "onnxruntime", "onnxruntime", _calls(proto, right, nodes=True), held | given | found)
+    differ, judged, unjudged = _judged(onnx, runtime, proto, made, variants, dynamic=dynamic, capture=capture, fresh=check)
     atc = tuple(_atc(onnx, proto, version, dynamic=dynamic))
-    return Exported(output, version, dynamic, chosen, len(proto.graph.node), runs, first, atc)
+    nodes, outputs = len(proto.graph.node), len(proto.graph.output)
+    return Exported(output, version, dynamic, chosen, nodes, runs, tuple(differ), judged, outputs, unjudged, atc)
+
+
+def _judged(
+    onnx: Any, runtime: Any, proto: Any, made: Any, variants: Sequence[Any], *, dynamic: bool, capture: Path | None, fresh: bool
+) -> tuple[list[Node], int, str]:
+    """Return the nodes that differ, how many values were judged, or why none could be; write both captures."""
+    try:
+        graph = made.graph(dynamic=dynamic)
+    except Exception as error:  # noqa: BLE001 - of the user's code, or torch.onnx
+        return [], 0, f"its nodes cannot be judged, because torch.onnx does not export the model: {first_line(error)}"
+    texts = {name: _property(node, "fx_node") for node in proto.graph.node for name in node.output if name}
+    names = {name: one for name, one in graph.named(texts, [one.name for one in proto.graph.output]).items() if name in texts}
+    executed = graph.run(variants[0], names)
+    found = _found(onnx, runtime, proto, variants[0], texts if capture else executed.values)
+    if capture is not None:
+        given = {one.name: tensor.numpy() for one, tensor in zip(proto.graph.input, variants[0], strict=False)}
+        held = {one.name: onnx.numpy_helper.to_array(one) for one in proto.graph.initializer}
+        write(capture / "framework", "cpu", _calls(proto, executed.values, nodes=False), given | executed.values)
+        write(capture / "onnxruntime", "onnxruntime", _calls(proto, executed.values, nodes=True), held | given | found)
+    names = {name: names[name] for name, one in executed.values.items() if found[name].dtype == one.dtype}
+    runs = [(inputs, graph.run(inputs, names)) for inputs in variants]
+    if not names:
+        return [], 0, "its nodes cannot be judged, because none of its values is one of the model's"
+
+    def run(model: Any, feeds: Any) -> list[np.ndarray[Any, Any]]:
+        return _run(_session(runtime, model.SerializeToString()), feeds)
+
+    return differing(onnx, proto, run, runs, fresh=made.proto(dynamic=dynamic) if fresh else None), len(names), ""
 
 
 def _packages() -> tuple[Any, Any]:
@@ -197,10 +220,12 @@ def _session(runtime: Any, model: bytes) -> Any:
         raise _refused("onnxruntime", "a model that it can run", first_line(error)) from None
 
 
-def _run(session: Any, inputs: Sequence[Any]) -> list[np.ndarray[Any, Any]]:
-    names = [one.name for one in session.get_inputs()]
+def _run(session: Any, inputs: Sequence[Any] | Mapping[str, Any]) -> list[np.ndarray[Any, Any]]:
     try:
-        return list(session.run(None, {name: one.numpy() for name, one in zip(names, inputs, strict=True)}))
+        if not isinstance(inputs, Mapping):
+            names = [one.name for one in session.get_inputs()]
+            inputs = {name: one.numpy() for name, one in zip(names, inputs, strict=True)}
+        return list(session.run(None, inputs))
     except Exception as error:  # noqa: BLE001 - of the user's code, torch.onnx or onnxruntime
         raise _refused("onnxruntime", "inputs that the file takes", first_line(error)) from None
 
@@ -229,26 +254,13 @@ def error(right: np.ndarray[Any, Any], found: np.ndarray[Any, Any]) -> float:
     return float(apart / size) if size else float(apart)
 
 
-def _values(onnx: Any, runtime: Any, proto: Any, made: Any, inputs: Sequence[Any], *, whole: bool) -> tuple[Values, Values]:
-    """Return what the framework's nodes make, by the names that both use, and what onnxruntime's do: those, or all (``whole``)."""
-    texts = {name: _property(node, "fx_node") for node in proto.graph.node for name in node.output if name}
-    dynamic = any(axis.dim_param for one in proto.graph.input for axis in one.type.tensor_type.shape.dim[:1])
-    right: Values = made.nodes(inputs, texts, dynamic=dynamic)
-    more = onnx.ModelProto()
+def _found(onnx: Any, runtime: Any, proto: Any, inputs: Sequence[Any], names: Iterable[str]) -> Values:
+    """Return what onnxruntime makes of the inputs, by name."""
+    more, names = onnx.ModelProto(), list(names)
     more.CopyFrom(proto)
     del more.graph.output[:]
-    asked = [name for name in texts if whole or name in right]
-    more.graph.output.extend(onnx.helper.make_empty_tensor_value_info(name) for name in asked)
-    return right, dict(zip(asked, _run(_session(runtime, more.SerializeToString()), inputs), strict=True))
-
-
-def _first(proto: Any, right: Values, found: Values) -> Node | None:
-    """Return the first node, in the file's order, whose value differs from that of the framework's node of the same name."""
-    for node in proto.graph.node:
-        for name in node.output:
-            if name in right and (apart := error(right[name], found[name])) > NODE:
-                return Node(node.name or name, node.op_type, _source(node), apart)
-    return None
+    more.graph.output.extend(onnx.helper.make_empty_tensor_value_info(name) for name in names)
+    return dict(zip(names, _run(_session(runtime, more.SerializeToString()), inputs), strict=True))
 
 
 def _calls(proto: Any, right: Values, *, nodes: bool) -> list[Call]:
@@ -267,24 +279,22 @@ def _calls(proto: Any, right: Values, *, nodes: bool) -> list[Call]:
             if name in right:
                 modules = re.findall(r"'([^']*)'", _property(node, "name_scopes"))[:-1]
                 op = FX.sub(r"\1::\2", _property(node, "fx_node"))
-                found.append(Call("api", modules[-1] if modules else "", op, _source(node), tuple(read(node)), (name,)))
+                scope, source = modules[-1] if modules else "", line(_property(node, "stack_trace"))
+                found.append(Call("api", scope, op, source, tuple(read(node)), (name,)))
         if nodes:
             given, made = (tuple(filter(None, names)) for names in (node.input, node.output))
-            found.append(Call("aten", node.name, f"onnx::{node.op_type}", _source(node), given, made))
+            found.append(Call("aten", node.name, f"onnx::{node.op_type}", line(_property(node, "stack_trace")), given, made))
     return found
 
 
-def _source(node: Any) -> str:
-    """Return the model's line of a node, which torch.onnx keeps: the innermost of yours, else of a library, else of PyTorch."""
-    frames = LINE.findall(_property(node, "stack_trace"))
-    own = [frame for frame in frames if "-packages/" not in frame[0]]
-    libraries = [frame for frame in frames if "-packages/torch/" not in frame[0]]
-    return ":".join((own or libraries or frames)[-1]) if frames else ""
+def _named(node: Node) -> str:
+    where = f" ({node.source})" if node.source else ""
+    told = f", where {'; '.join(node.settings)}" if node.settings else ""
+    return f"{node.name}, {node.op}{where}{told}"
 
 
-def _property(node: Any, name: str) -> str:
-    """Return what torch.onnx keeps of a node."""
-    return next((str(one.value) for one in node.metadata_props if one.key == f"pkg.torch.onnx.{name}"), "")
+def _doubt(node: Node) -> str:
+    return "these inputs do not show it" if node.word == "setting" else node.why
 
 
 def _atc(onnx: Any, proto: Any, opset: int, *, dynamic: bool) -> list[str]:

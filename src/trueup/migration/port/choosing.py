@@ -5,9 +5,9 @@ from __future__ import annotations
 import ast
 from collections.abc import Iterable
 
-from trueup.foundation.model import TrueupError
+from trueup.foundation.model import UsageError
 from trueup.migration.port.distributing import first_statement, is_loader, is_trained_on
-from trueup.migration.port.flow import Project
+from trueup.migration.port.flow import Place, Project
 from trueup.migration.port.reading import Script, behind_imports
 from trueup.migration.port.writing import Edit
 
@@ -32,15 +32,18 @@ EFFECTS = {
 LOSSES = {"torch.nn.functional.cross_entropy", "torch.nn.functional.nll_loss"}
 LOSS_CLASSES = {"torch.nn.CrossEntropyLoss", "torch.nn.NLLLoss"}
 DATA_PARALLEL = {"torch.nn.DataParallel", "torch.nn.parallel.DataParallel", "torch.nn.parallel.data_parallel.DataParallel"}
+DISTRIBUTED = {"torch.nn.parallel.DistributedDataParallel", "torch.nn.parallel.distributed.DistributedDataParallel"}
+MOVES = {"cuda", "npu", "to", "train", "eval", "float", "half", "double"}
+"""Methods of a module that return the module."""
 DOUBLE = {"torch.float64": "torch.float32", "torch.double": "torch.float32", "torch.DoubleTensor": "torch.FloatTensor"}
 
 
 def checked(names: Iterable[str]) -> tuple[str, ...]:
-    """Return the names of edits, each once; raises TrueupError for one that there is not."""
+    """Return the names of edits, each once; raises UsageError for one that there is not."""
     wanted = tuple(dict.fromkeys(name.strip() for name in names))
     unknown = [name for name in wanted if name not in EFFECTS]
     if unknown:
-        raise TrueupError(
+        raise UsageError(
             f"There is no edit {unknown[0]!r}.\n  expected: {', '.join(EFFECTS)}\n  got:      {', '.join(wanted)}\n"
             "  next:     docs/port.md says what each does; DataParallel becomes several processes with --distributed"
         )
@@ -49,7 +52,8 @@ def checked(names: Iterable[str]) -> tuple[str, ...]:
 
 def edits(project: Project, script: Script, names: tuple[str, ...]) -> list[Edit]:
     """Return the edits of a script that were chosen by name."""
-    found = []
+    wrapped = _Wrapped(project) if "one-device" in names else None
+    found = wrapped.edits(script) if wrapped is not None else []
     for node in script.scopes:
         if isinstance(node, ast.Call) and is_loader(script, node):
             trained = is_trained_on(script, node)
@@ -59,8 +63,8 @@ def edits(project: Project, script: Script, names: tuple[str, ...]) -> list[Edit
                 found += _keyword(script, node, "shuffle", "shuffle-validation")
         if isinstance(node, ast.Call) and "int32-labels" in names and _is_loss(project, script, node) and len(node.args) > 1:
             found += _labels(script, node.args[1])
-        if "one-device" in names and isinstance(node, ast.Call) and script.qualified(node.func) in DATA_PARALLEL:
-            found += _unwrapped(script, node)
+        if wrapped is not None and isinstance(node, ast.Call) and script.qualified(node.func) in DATA_PARALLEL:
+            found += [] if wrapped.keeps(node) else _unwrapped(script, node)
         if "no-jit" in names and script.qualified(node) == "torch.jit.script":
             found += _without_jit(script, node)
         if "float32" in names:
@@ -139,18 +143,56 @@ def _labels(script: Script, labels: ast.AST) -> list[Edit]:
 
 
 def _unwrapped(script: Script, call: ast.Call) -> list[Edit]:
-    """The model itself in the place of DataParallel(model, ...); where ``.module`` is read of it, nothing is done."""
-    statement = script.parents.get(call)
-    while statement is not None and not isinstance(statement, ast.stmt):
-        statement = script.parents.get(statement)
-    targets = {script.text(one) for one in getattr(statement, "targets", ())}
-    asked = [one for one in script.scopes if isinstance(one, ast.Attribute) and one.attr == "module"]
-    if any(script.text(one.value) in targets for one in asked) or not call.args:
+    """The model itself in the place of DataParallel(model, ...)."""
+    if not call.args:
         return []
     whole = isinstance(call.args[0], (ast.Name, ast.Attribute, ast.Call, ast.Subscript))
     (start, end), (first, last) = script.span(call), script.span(call.args[0])
     why = EFFECTS["one-device"]
     return [Edit(start, first, "" if whole else "(", "one-device", why), Edit(last, end, "" if whole else ")", "one-device", why)]
+
+
+class _Wrapped:
+    """What keeps a model inside of DataParallel: there ``.module`` is the model itself. Where it may be DistributedDataParallel,
+    too (``kept``), ``.module`` has to stay, and so has DataParallel."""
+
+    def __init__(self, project: Project) -> None:
+        self._project = project
+        alone, several = self._holding(DATA_PARALLEL), self._holding(DISTRIBUTED)
+        reads = [(script, node) for script in project.scripts for node in script.scopes if isinstance(node, ast.Attribute)]
+        places = {node: project.place(script, node.value) for script, node in reads if node.attr == "module"}
+        self.kept = {place for place in places.values() if place is not None and place in alone & several}
+        whole = {node for node, place in places.items() if place is not None and place in alone - several}
+        self.reads = {node: script for script, node in reads if node in whole}
+
+    def _holding(self, classes: set[str]) -> set[Place]:
+        """Return the places that keep what a class makes, or what is kept in such a place."""
+        found: set[Place] = set()
+        before = -1
+        while before != len(found):
+            before = len(found)
+            for place, values in self._project.values.items():
+                found |= {place} if any(self._is(*one, classes, found) for one in values) else set()
+        return found
+
+    def _is(self, script: Script, value: ast.AST, classes: set[str], found: set[Place]) -> bool:
+        while isinstance(value, ast.Call) and isinstance(value.func, ast.Attribute) and value.func.attr in MOVES:
+            value = value.func.value
+        if isinstance(value, ast.Call):
+            return script.qualified(value.func) in classes
+        if isinstance(value, ast.IfExp):
+            return any(self._is(script, one, classes, found) for one in (value.body, value.orelse))
+        place = self._project.place(script, value) if isinstance(value, (ast.Name, ast.Attribute)) else None
+        return place is not None and place in found
+
+    def keeps(self, call: ast.Call) -> bool:
+        """Return whether a wrapper has to stay, for what it makes is kept where another one's is, whose ``.module`` is read."""
+        return any(one is call for place in self.kept for _, value in self._project.values[place] for one in ast.walk(value))
+
+    def edits(self, script: Script) -> list[Edit]:
+        """Return the edits that read the model in the place of its ``.module``."""
+        own = [node for node, where in self.reads.items() if where is script and isinstance(node.ctx, ast.Load)]
+        return [Edit(script.span(one.value)[1], script.span(one)[1], "", "one-device", EFFECTS["one-device"]) for one in own]
 
 
 def _without_jit(script: Script, node: ast.AST) -> list[Edit]:

@@ -29,6 +29,8 @@ EFFECTS = (
     "data that are not trained on are read whole by each process, so their figures need no reduction",
 )
 """What changes, and what does not, in a training that several processes share."""
+NO_CHOICE = "DEVICE_ID is not asked, for each process has a device of its own: NPUS=2,3 bash run_distributed_npu.sh chooses them"
+"""What is said where both were asked for."""
 LAUNCH = """\
 #!/bin/bash
 # Starts {main} in a process for each device, and ends all if one fails; its exit code is theirs.

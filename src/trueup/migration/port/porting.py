@@ -24,7 +24,7 @@ from trueup.foundation.store.durable import write_file
 from trueup.foundation.words.wording import counted
 from trueup.migration.port import choosing, reading, trying
 from trueup.migration.port.branches import branches
-from trueup.migration.port.distributing import EFFECTS, Distributor
+from trueup.migration.port.distributing import EFFECTS, NO_CHOICE, Distributor
 from trueup.migration.port.flow import Project
 from trueup.migration.port.kernels import Kernels
 from trueup.migration.port.rules import Name, Own, Switch, builtin
@@ -184,6 +184,7 @@ def port(
     added = {} if distributed is None else Distributor.files(distributed)
     effects = (
         *(() if distributed is None else EFFECTS),
+        *([NO_CHOICE] if distributed is not None and "specify-device" in chosen else []),
         *(choosing.EFFECTS[name] for name in chosen if any(rule.startswith(name) for rule in used)),
     )
     asking = tuple(f"{script.path.relative_to(base)}:{line}, {text}" for script, line, text in branches(project))
@@ -232,7 +233,8 @@ def _writers(
     project: Project, to: str, mine: Own, chosen: tuple[str, ...], spread: Distributor | None, unread: dict[Path, str]
 ) -> list[Writer]:
     """Return what writes each script anew; what would be no Python is left as it was, and said in ``unread``."""
-    devices = choosing.device_of_environment(project, to) if "specify-device" in chosen else {}
+    asked = "specify-device" in chosen and spread is None  # several processes would all have the device of DEVICE_ID
+    devices = choosing.device_of_environment(project, to) if asked else {}
     kernels = Kernels(project)
     writers = []
     for script in project.scripts:

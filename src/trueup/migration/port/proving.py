@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import os
 import re
@@ -9,10 +10,14 @@ import shlex
 import shutil
 import signal
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
+
+import pyarrow as pa
+import pyarrow.compute as pc
 
 from trueup.comparison.result.comparing import compare
 from trueup.foundation.model import Result, TrueupError
@@ -31,22 +36,22 @@ ERROR = re.compile(r"^(\[rank\d+\]: )?\w+(\.\w+)*(Error|Exception|Interrupt)\b(?
 NOTHING = "it ended well and nothing was recorded: it trains nothing, or PYTHONPATH is set in the command (set it outside)"
 IDLE = "nothing of the port ran on the device: give the command the option that chooses it (--device npu, --accel, ...)"
 KNOWS_CUDA = " The original does not run on the CPU, so it ran on the simulated device, too, CUDA's calls sent there."
+ON_CPU: dict[str, str | None] = {"CUDA_VISIBLE_DEVICES": "", "TRUEUP_SIMULATED": None}
+SIMULATED: dict[str, str | None] = {"TRUEUP_SIMULATED": "1"}
 FRAME = re.compile(r'File "(.+?)", line (\d+)')
 """A line of a traceback."""
 
 
 @dataclass(frozen=True)
 class Proof:
-    """Whether a port trains as its original does. ``result`` is the comparison; None where one of them did not run."""
+    """Whether a port trains as its original does. ``result`` is the comparison; None where one of them did not run.
+
+    ``exit_code`` is 0 for the same, 1 for another, 2 where nobody can tell."""
 
     steps: int
     result: Result | None
     sentence: str
-
-    @property
-    def exit_code(self) -> int:
-        """Return 0 for the same, 1 for another, 2 where nobody can tell."""
-        return 2 if self.result is None else self.result.exit_code
+    exit_code: int = 2
 
 
 def prove(
@@ -74,36 +79,89 @@ def prove(
     words = words_of(command)
     with tempfile.TemporaryDirectory(prefix="trueup-prove-") as folder:
         runs = Path(folder)
-        plain: dict[str, str | None] = {"CUDA_VISIBLE_DEVICES": "", "TRUEUP_SIMULATED": None}
-        simulated: dict[str, str | None] = {"TRUEUP_SIMULATED": "1"}
-        base, original = source if source.is_dir() else source.parent, runs / "original"
-        failed = record(original, base, words, plain, steps)
+        base = source if source.is_dir() else source.parent
         redirect = runs / "redirect.json"
         redirect.write_text(json.dumps(table("npu", runs)))
-        redirected = runs / "redirected", base, words, {**simulated, REDIRECT: str(redirect)}, steps
+        plain = partial(record, folder=base, words=words, environment=ON_CPU, steps=steps)
+        redirected = partial(record, folder=base, words=words, environment={**SIMULATED, REDIRECT: str(redirect)}, steps=steps)
+        failed = plain(runs / "original")
+        runs_plainly = failed is None
         if failed is not None:  # it may know no other device than CUDA
-            original = runs / "redirected"
-            again = record(*redirected)
+            again = redirected(runs / "redirected")
             if again is not None:
-                why = f"{failed}{_also(failed, again)}{_known(original.with_suffix('.log'), base, look)}"
+                why = f"{failed}{_also(failed, again)}{_known(runs / 'redirected.log', base, look)}"
                 return Proof(steps, None, _unproved(f"the original does not run on the CPU: {why}", words))
-        failed = record(runs / "port", ported, words, simulated, steps)
+        failed = record(runs / "port", ported, words, SIMULATED, steps)
         if failed is not None:
-            why = f"{failed}{_known((runs / 'port').with_suffix('.log'), ported, look)}"
+            why = f"{failed}{_known(runs / 'port.log', ported, look)}"
             return Proof(steps, None, _unproved(f"the port does not run on the simulated device: {why}", words))
         if not _on_device(runs / "port"):
             return Proof(steps, None, f"Converted, not proved: {IDLE}")
-        how = KNOWS_CUDA if original.name == "redirected" else ""
         try:
-            result = compare(original, runs / "port")
-            if result.verdict != "aligned" and not how and record(*redirected) is None:
-                there = compare(runs / "redirected", runs / "port")
-                if there.verdict == "aligned":
-                    ran = [one for one in branches if one.partition(":")[0] in _ran(runs / "port", ported)]
-                    result, how = there, _branched(result, ran)
+            if not runs_plainly:
+                found, _ = _judged(compare(runs / "redirected", runs / "port"), runs / "redirected", redirected, steps)
+                return dataclasses.replace(found, sentence=found.sentence + KNOWS_CUDA)
+            result = compare(runs / "original", runs / "port")
+            there = None if result.verdict == "aligned" else _compared_again(redirected, runs)
+            if there is None or there.verdict != "aligned":
+                found, repeats = _judged(result, runs / "original", plain, steps)
+                if found.exit_code == 0 or there is None or repeats:
+                    return found
+            found, _ = _judged(there, runs / "redirected", redirected, steps)
+            if found.exit_code:
+                return found
+            ran = [one for one in branches if one.partition(":")[0] in _ran(runs / "port", ported)]
+            return dataclasses.replace(found, sentence=found.sentence + _branched(result, ran))
         except TrueupError as error:
             return Proof(steps, None, f"Converted, not proved: {str(error).splitlines()[0]}")
-    return Proof(steps, result, _sentence(result, steps) + how)
+
+
+def _compared_again(redirected: Callable[[Path], str | None], runs: Path) -> Result | None:
+    """Compare the port with its original on the same device; None where that does not run there."""
+    return compare(runs / "redirected", runs / "port") if redirected(runs / "redirected") is None else None
+
+
+def _judged(result: Result, original: Path, run: Callable[[Path], str | None], steps: int) -> tuple[Proof, bool]:
+    """Judge a comparison, and say whether the original is known to repeat itself. Where the two differ it runs once more: what it
+    does not repeat, such as a time of day that it logs, no port is to blame for."""
+    if result.verdict == "aligned":
+        return Proof(steps, result, f"{_same(result, steps)}.", 0), False
+    again = original.with_name(f"{original.name}-again")
+    if run(again) is not None:
+        return Proof(steps, result, result.sentence, result.exit_code), False
+    own = compare(original, again)
+    return unrepeated(result, own, steps), own.counts["equal"] == own.counts["compared"] and not own.unmatched
+
+
+def unrepeated(result: Result, own: Result, steps: int) -> Proof:
+    """Judge a comparison of an original with its port by that of the original with itself, ``own``.
+
+    A call that differs there, too, is not the port's. The port is the same if it differs in no other call, and no gradient and no
+    weight is among them: then they are figures on the side. A training that two runs do not share proves nothing.
+    """
+    loose = _places(own.calls.filter(pc.not_equal(own.calls["state"], "equal")))
+    off = _places(result.calls.filter(pc.is_in(result.calls["state"], pa.array(["deviates", "incomparable"]))))
+    mine = [one for one in result.culprits if (one.rank, one.step, one.seq[0]) not in loose]
+    if not loose or mine or not off or result.unmatched:
+        sentence = result.sentence if mine[:1] == list(result.culprits[:1]) else f"DEVIATES  {mine[0].sentence}"
+        return Proof(steps, result, sentence, result.exit_code)
+    why = " ".join(own.sentence.splitlines()[0].split()).removeprefix("DEVIATES ")
+    apart = own.calls.filter(pc.not_equal(own.calls["state"], "equal"))
+    if trained := sum(phase not in ("forward", "data") for phase in apart["phase"].to_pylist()):
+        what = f"{counted(trained, 'call')} of the backward pass and the optimizer"
+        why = f"two runs of the original do not train alike, either, so give it a seed: {what} differ ({why})"
+        return Proof(steps, result, f"Converted, not proved: {why}")
+    if off - loose:
+        what = f"{counted(len(off - loose), 'call')} behind it cannot be told"
+        return Proof(steps, result, f"Converted, not proved: the original does not repeat itself, and {what} ({why})")
+    beside = f"{len(off):,} of them differ between two runs of the original, too, and reach no gradient"
+    return Proof(steps, result, f"{_same(result, steps, loose)}. {beside}: {why}.", 0)
+
+
+def _places(calls: pa.Table) -> set[tuple[int, int, int]]:
+    """Return where calls stand in the baseline: rank, step and number."""
+    columns = (calls[name].to_pylist() for name in ("rank", "step", "seq_baseline"))
+    return {(rank, step, seq) for rank, step, seq in zip(*columns, strict=True) if seq >= 0}
 
 
 def _branched(on_cpu: Result, branches: Sequence[str]) -> str:
@@ -186,7 +244,7 @@ def zeroed() -> dict[str, str]:
 
 
 def record(
-    into: Path, folder: Path, words: list[str], environment: dict[str, str | None], steps: int,
+    into: Path, folder: Path, words: list[str], environment: Mapping[str, str | None], steps: int,
     *, timeout: float | None = LIMIT, **chosen: Any,
 ) -> str | None:  # fmt: skip
     """Record a run, its functions and statistics or what is chosen; return why there is nothing, if there is nothing."""
@@ -214,9 +272,9 @@ def _ended(code: int, lines: Sequence[str]) -> str:
     return found[-1][:300] if found else f"it ended with exit code {code}"
 
 
-def _sentence(result: Result, steps: int) -> str:
+def _same(result: Result, steps: int, beside: Collection[tuple[int, int, int]] = ()) -> str:
+    """Say that the port is the same, and how nearly; ``beside`` are calls that do not count."""
     calls = counted(result.counts["compared"], "call")
-    if result.verdict != "aligned":
-        return result.sentence
-    how = "bitwise equal" if result.counts["equal"] == result.counts["compared"] else "within rounding"
-    return f"The port trains the same: {counted(steps, 'step')}, {calls}, {how}."
+    near = _places(result.calls.filter(pc.equal(result.calls["state"], "agrees")))
+    how = "within rounding" if near.difference(beside) else "bitwise equal"
+    return f"The port trains the same: {counted(steps, 'step')}, {calls}, {how}"

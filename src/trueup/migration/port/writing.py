@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
+from trueup.foundation.frameworks.cuda_version import read_as_text
 from trueup.migration.port.flow import SHAPES, Project, literal, option_of
 from trueup.migration.port.kernels import GUARD, Kernels
 from trueup.migration.port.reading import FUNCTIONS, Script, behind_imports, roots
@@ -151,7 +152,7 @@ class Writer:
             qualified = self.script.qualified(chain)
             if qualified in self.rules.names:
                 return self._named(chain, *self.rules.names[qualified])
-            if qualified == VERSION and self._read_as_text(chain):
+            if qualified == VERSION and read_as_text(chain, self.script.parents):
                 self._edit(*self.script.span(chain), f'({self.script.text(chain)} or "0.0")', "cuda-version", NO_VERSION)
                 return None
             if qualified in self.rules.stays:
@@ -165,18 +166,6 @@ class Writer:
         if qualified.startswith("torch.cuda."):
             self._reasons[self.script.span(node)[0]] = f"{qualified} is in no table: nobody knows what it is elsewhere", True
         return None
-
-    def _read_as_text(self, node: ast.AST) -> bool:
-        """Return whether an attribute, an item or a number of a text is asked for, where nothing looks first whether it is one."""
-        parent = self.script.parents.get(node)
-        number = isinstance(parent, ast.Call) and node in parent.args and self.script.text(parent.func) in ("int", "float")
-        asked = number or (isinstance(parent, (ast.Attribute, ast.Subscript)) and parent.value is node)
-        while asked and parent is not None:
-            tests = [parent.test] if isinstance(parent, (ast.If, ast.IfExp)) else []
-            tests += parent.values[:1] if isinstance(parent, ast.BoolOp) else []
-            asked = not isinstance(parent, ast.Try) and not any("version.cuda" in self.script.text(one) for one in tests)
-            parent = self.script.parents.get(parent)
-        return asked
 
     def _new_name(self, rule: Name, name: str) -> str | None:
         text = rule.npu if self.name == "npu" else rule.agnostic

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import runpy
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
 
-Values = dict[str, np.ndarray[Any, Any]]
+from trueup.recording.adapters.torch.exported_graph import Graph
 
 
 class Model:
@@ -26,6 +26,7 @@ class Model:
         if not all(isinstance(one, torch.Tensor) for one in self.inputs):
             raise ValueError("inputs that are no tensors")
         self.model = model.cpu().eval()
+        self._made: dict[bool, Any] = {}
 
     @property
     def batch(self) -> int:
@@ -49,7 +50,8 @@ class Model:
 
     def export(self, file: Path, opset: int | None, *, dynamic: bool) -> None:
         """Write the model as ONNX; raises what torch.onnx raises."""
-        self._program(opset, dynamic=dynamic).save(str(file), external_data=False)
+        self._made[dynamic] = self._program(opset, dynamic=dynamic)
+        self._made[dynamic].save(str(file), external_data=False)
 
     def _program(self, opset: int | None = None, *, dynamic: bool) -> Any:
         shapes = tuple({0: torch.export.Dim("batch")} for _ in self.inputs) if dynamic else None
@@ -63,20 +65,15 @@ class Model:
             leaves = torch.utils._pytree.tree_leaves(self.model(*inputs))
         return [one.numpy() for one in leaves if isinstance(one, torch.Tensor)]
 
-    def nodes(self, inputs: Sequence[torch.Tensor], wanted: Mapping[str, str], *, dynamic: bool) -> Values:
-        """Return what the nodes make that torch.onnx exports, by name. Names are numbered, so that one is taken only where its node
-        is ``wanted`` with the same text: operator and arguments, as torch.onnx keeps them in a file."""
-        program = self._program(dynamic=dynamic)
-        texts = {node.name: node.format_node() for node in program.exported_program.graph.nodes}
-        values: Values = {}
+    def graph(self, *, dynamic: bool) -> Graph:
+        """Return the graph that torch.onnx exports, or exported; raises what torch.onnx raises."""
+        return Graph(self._exported(dynamic=dynamic))
 
-        class Keeping(torch.fx.Interpreter):
-            def run_node(self, n: Any) -> Any:
-                made = super().run_node(n)
-                if isinstance(made, torch.Tensor) and n.name in wanted and wanted[n.name] == texts.get(n.name):
-                    values[n.name] = made.detach().numpy().copy()
-                return made
+    def proto(self, *, dynamic: bool) -> Any:
+        """Return the ONNX model of that graph."""
+        return self._exported(dynamic=dynamic).model_proto
 
-        with torch.no_grad():
-            Keeping(program.exported_program.module()).run(*inputs)
-        return values
+    def _exported(self, *, dynamic: bool) -> Any:
+        if dynamic not in self._made:
+            self._made[dynamic] = self._program(dynamic=dynamic)
+        return self._made[dynamic]

@@ -24,14 +24,13 @@ from typing import Any
 import torch
 from torch.overrides import TorchFunctionMode, resolve_name
 
+from trueup.foundation.frameworks import cuda_version
 from trueup.recording.adapters.torch.functions import line_of
 
 VARIABLE = "TRUEUP_REDIRECT"
 """Environment variable: a JSON file with ``device`` (a type, or empty for the accelerator that is there), ``names``, ``sinks`` and
 ``into``, a folder for what was found."""
 CUDA = re.compile(r"cuda(:\d+)?")
-VERSION = re.compile(r"\bversion\.cuda\s*[.\[]|\b(int|float)\(\s*(torch\.)?version\.cuda\b")
-"""A line that reads the version as a text."""
 _QUIET = (str(Path(torch.__file__).parent), str(Path(__file__).parents[3]), sysconfig.get_path("stdlib"), "<frozen")
 _calling = threading.local()
 _full_name: Callable[[Any], str | None] = getattr(resolve_name, "__wrapped__", resolve_name)
@@ -40,6 +39,11 @@ DEVICE = torch.device  # the class itself: a stand-in takes its place
 Arguments = tuple[Any, ...]
 Keywords = dict[str, Any]
 Given = Callable[[Arguments, Keywords], tuple[Arguments, Keywords]]
+
+
+@functools.cache
+def _read_as_text(file: str) -> frozenset[int]:
+    return cuda_version.lines("".join(linecache.getlines(file)))
 
 
 def calling() -> str:
@@ -105,7 +109,7 @@ class Redirecting:
     def _version(self, module: ModuleType) -> str | None:
         """``torch.version.cuda``: a version that is none, where the build has none and a line reads it as a text."""
         caller, found = sys._getframe(1), vars(module).get("cuda")
-        if found is None and VERSION.search(linecache.getline(caller.f_code.co_filename, caller.f_lineno)):
+        if found is None and caller.f_lineno in _read_as_text(caller.f_code.co_filename):
             self.note("torch.version.cuda", "is '0.0'")
             found = "0.0"
         return found

@@ -325,23 +325,24 @@ class Reference:
     def __init__(self, device: torch.device, dtype: torch.dtype, formulas: Mapping[str, Formula] | None = None) -> None:
         self.device, self.dtype = device, dtype
         self._complex = torch.complex128 if dtype == torch.float64 else torch.complex64
-        self._formulas = {**FORMULAS, **(formulas or {})}
+        self.formulas = {**FORMULAS, **(formulas or {})}
 
     def why_not(self, operator: Operator, func: Any) -> str | None:
         """Say why an operator has no reference, whatever its arguments; None where it may have one."""
         if operator.opaque:
             return OPAQUE
-        if operator.name in self._formulas:
+        if operator.name in self.formulas:
             return None
         if has(operator.name, "memory"):
             return HANDED_OUT
         if torch.Tag.nondeterministic_seeded in func.tags:
             return RANDOM
-        return None if operator.name.startswith("aten::") else FOREIGN
+        return None if operator.name.startswith(("aten::", "prims::")) else FOREIGN
 
     def prepare(self, operator: Operator, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Prepared:
         """Copy the inputs of a call that is about to run; raise `NoReference` where it cannot be computed again."""
-        if (reason := self.why_not(operator, func)) is not None:
+        reason = self.why_not(operator, func)
+        if reason is not None and not (reason == RANDOM and _draws_nothing(func, args, kwargs)):
             raise NoReference(reason)
         names = [argument.name for argument in func._schema.arguments]
         seen: list[torch.dtype] = []
@@ -370,7 +371,7 @@ class Reference:
                 raise NoReference(f"the reference refused: {first_line(error, 100)}") from None
 
     def _computed(self, call: Prepared, actual: Tensors) -> Tensors:
-        formula = self._formulas.get(call.operator.name)
+        formula = self.formulas.get(call.operator.name)
         if formula is not None:
             found = formula(call.named(), actual)
             if found is None:
@@ -409,6 +410,13 @@ class Reference:
         if dtype.is_complex:
             return self._complex
         return self.dtype if dtype.is_floating_point and dtype.itemsize <= self.dtype.itemsize else dtype
+
+
+def _draws_nothing(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
+    """Tell whether a call of an operator that may draw random numbers drops nothing: an LSTM or an attention without dropout."""
+    named = dict(zip((argument.name for argument in func._schema.arguments), args, strict=False)) | kwargs
+    shares = [named[name] for name in ("p", "dropout", "dropout_p") if name in named]
+    return named.get("train") is False or (bool(shares) and not any(shares))
 
 
 def alone() -> AbstractContextManager[Any]:

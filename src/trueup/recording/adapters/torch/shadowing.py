@@ -143,7 +143,7 @@ def _at_length(reference: Reference, case: Case, slot: str, truth: Array, distan
 
 
 def _allowed(case: Case, slot: str, distance: Distance, dtype: str, precision: Precision) -> float:
-    inputs = [_operand(name, kind, tensor) for name, kind, tensor in case.inputs if kind.is_floating_point or kind.is_complex]
+    inputs = [operand(name, kind, tensor) for name, kind, tensor in case.inputs if kind.is_floating_point or kind.is_complex]
     shape = tuple(case.outputs[slot].shape)
     norm = distance.truth_rms * math.sqrt(max(distance.counted, 0))
     output = Operand(slot, dtype, shape, norm, distance.truth_largest)
@@ -156,7 +156,8 @@ def _tiny(dtype: str) -> float:
     return float(torch.finfo(getattr(torch, dtype)).tiny)
 
 
-def _operand(slot: str, dtype: torch.dtype, tensor: torch.Tensor) -> Operand:
+def operand(slot: str, dtype: torch.dtype, tensor: torch.Tensor) -> Operand:
+    """Return a tensor of a call by its numbers; elements as large as ``dtype`` can hold are masks and left out."""
     array = to_numpy(_host(tensor)).reshape(-1)
     magnitudes = np.abs(array)
     limit = float(torch.finfo(dtype).max) * (1 - 2.0**-7)
