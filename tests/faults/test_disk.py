@@ -26,7 +26,7 @@ def ended_as_asked(child: Child, on_error: str, why: str, losses: list[str]) -> 
     assert len(spoken) == 1, (code, child.said)
     (loud,) = spoken
     assert loud.startswith(LOUD)
-    assert why in loud
+    assert any(one in loud for one in why.split(" or "))
     steps = steps_trained(child.said)
     assert steps == losses[: len(steps)], "the capture changed the training"
     if on_error == "continue":
@@ -76,7 +76,8 @@ def replaced(out: Path) -> None:
     [
         (removed, "[Errno 2] No such file or directory", "continue"),
         (removed, "[Errno 2] No such file or directory", "stop"),
-        (replaced, "[Errno 20] Not a directory", "continue"),
+        # the capture may write between the two
+        (replaced, "[Errno 20] Not a directory or [Errno 2] No such file or directory", "continue"),
     ],
 )
 def test_a_directory_that_goes_away(

@@ -82,7 +82,7 @@ def first_step(capture: Capture) -> FirstStep:
                         weights.setdefault(path(one.scope, name.removeprefix(PARAM)), str(row["digest"]))
     draws = tuple(_drawing(capture, ranks[0])) if ranks else ()
     factors = tuple(sorted(loss_factors(stream_of(capture, ranks[0], 0)))) if ranks else ()
-    return FirstStep(weights, batches, samples, passes, dtypes, draws, factors, tuple(capture.levels))
+    return FirstStep(weights, batches, samples, passes, dtypes, draws, factors, tuple(sorted(capture.levels)))
 
 
 def _drawing(capture: Capture, rank: int) -> Iterator[Draw]:
