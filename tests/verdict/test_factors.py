@@ -56,6 +56,11 @@ def test_coarse_numbers_are_near_everything() -> None:
     assert found.facts[0] == ""
 
 
+def test_what_rounding_could_make_of_one_is_no_factor_of_one() -> None:
+    one = np.array([1.0])
+    assert factor(one, one * 1.01, 0.08, 1) is None
+
+
 def test_one_number_has_a_factor_only_if_somebody_would_write_it() -> None:
     one = np.array([0.7])
     assert factor(one, one * 1.0173, 8 * UNIT, 1) is None

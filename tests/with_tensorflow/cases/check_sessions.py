@@ -95,3 +95,32 @@ def test_a_branch_is_seen_from_outside(tmp_path: Path) -> None:
         with trueup.capture(tmp_path / "capture"):
             assert session.run(y, {x: [1.0, 2.0]}) == pytest.approx(2 * np.exp([1.0, 2.0]), rel=1e-6)
     assert any(row["op"].endswith("Mul") for row in rows_of(tmp_path / "capture"))
+
+
+def with_plain_variables(folder: Path, factor: float) -> list[float]:
+    """Train two layers whose weights are variables without a resource: a run that updates them may be asked for them meanwhile."""
+    numbers = np.random.default_rng(0)
+    with tf.Graph().as_default(), trueup.capture(folder):
+        inputs, wanted = tf.placeholder(tf.float32, [8, 6]), tf.placeholder(tf.float32, [8, 3])
+        weights = [tf.get_variable(name, shape, initializer=tf.ones_initializer(), use_resource=False) for name, shape in (
+            ("first", [6, 5]), ("second", [5, 3]))]  # fmt: skip
+        hidden = tf.tanh(tf.matmul(inputs, weights[0])) * factor
+        loss = tf.reduce_mean(tf.square(tf.matmul(hidden, weights[1]) - wanted))
+        train = tf.train.GradientDescentOptimizer(0.1).minimize(loss)
+        with tf.Session() as session:
+            session.run(tf.global_variables_initializer())
+            drawn = [{inputs: numbers.normal(size=(8, 6)), wanted: numbers.normal(size=(8, 3))} for _ in range(3)]
+            return [float(session.run([loss, train], feed)[0]) for feed in drawn]
+
+
+def test_a_variable_that_a_run_writes_is_read_before(tmp_path: Path) -> None:
+    with_plain_variables(tmp_path / "right", 1.0)
+    with_plain_variables(tmp_path / "again", 1.0)
+    with_plain_variables(tmp_path / "wrong", 1.01)
+    rows = rows_of(tmp_path / "right")
+    first = [row for row in rows if row["step"] == 0 and row["scope"] == "first" and row["slot"] == "output.0"]
+    assert {round(row["l2"] ** 2, 3) for row in first if row["op"].endswith(("VariableV2", "Identity"))} == {30.0}
+    assert trueup.compare(tmp_path / "right", tmp_path / "again").verdict == "aligned"
+    found = trueup.compare(tmp_path / "right", tmp_path / "wrong")
+    assert "first culprit: tf.raw_ops.Mul" in str(found)
+    assert "further" not in str(found)

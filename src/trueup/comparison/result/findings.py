@@ -234,7 +234,7 @@ def factor(baseline: Array, candidate: Array, rounding: float, elements: int) ->
     size = abs(value) * math.sqrt(square)
     if value == 0 or rest > SHARED * apart or rest > max(rounding, 2.0**-40) * size:
         return None
-    exact = _exact(value, max(rounding, rest / size))
+    exact = _exact(value, min(max(rounding, rest / size), abs(value - 1) / 2))  # it is nearer to that than to no factor
     return Why.FACTOR(exact, value) if exact or elements >= CHANCE else None
 
 

@@ -22,7 +22,7 @@ from typing import Any
 
 from trueup.exchange.readers.dump import Array, Dump, ForeignCall, ForeignTensor, Notes, Part, Tree, UnreadableError, places
 from trueup.exchange.readers.tensorflow_messages import MOST, array_of, dtype_of, parse, require, text
-from trueup.foundation.frameworks.tensorflow_names import APPLIES, PASSED_OVER, READ, UPDATE, device_name, operation, standing
+from trueup.foundation.frameworks.tensorflow_names import APPLIES, PASSED_OVER, READS, UPDATE, device_name, operation, standing
 
 _FILE = re.compile(r"(?P<node>.+)_(?P<slot>\d{1,6})_(?P<debug>Debug[A-Za-z]+)_(?P<time>\d{10,20})")
 _DEVICE = re.compile(r"_tfdbg_device_(?P<name>[^/]*)")
@@ -197,7 +197,7 @@ class _Graphed:
             if known is not None and len(runs) == 1:
                 given = ((n, outputs[source]) for n, source in enumerate(known.inputs) if source in outputs)
                 tensors = [self._tensor(f"input.{n}", one) for n, one in given if not self._is_handle(one)]
-            if op == READ:
+            if op in READS:
                 tensors += [self._tensor(f"input.{one.slot}", one) for one in group]
             tensors += [self._tensor(f"output.{one.slot}", one) for one in group]
             key = f"{self.run.folder}:{node}:{k}"

@@ -38,7 +38,7 @@ from trueup.exchange.readers.dump import (
     places,
 )
 from trueup.exchange.readers.tensorflow_messages import array_of, dtype_of, parse, require, shape_of, text
-from trueup.foundation.frameworks.tensorflow_names import PASSED_OVER, READ, device_name, operation, standing
+from trueup.foundation.frameworks.tensorflow_names import PASSED_OVER, READS, device_name, operation, standing
 
 FULL_TENSOR = 7
 MODES = {
@@ -550,6 +550,6 @@ class _Executed:
 
 def _read(call: Made) -> Made:
     """Say of an operation that reads a variable that it was given what it gives."""
-    if call.kind == READ:
+    if call.kind in READS:
         call.inputs = [(slot.replace("output", "input"), source) for slot, source in call.outputs]
     return call

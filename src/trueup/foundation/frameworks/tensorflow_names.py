@@ -11,7 +11,8 @@ import re
 GRADIENT = re.compile(r"(?:.*/)?gradients(?:_\d+)?/(?:(.+)_grad/)?")
 APPLIES = re.compile(r"(?:Resource)?(?:Sparse)?Apply[A-Z]")
 UPDATE = re.compile(r"(.*?)/update(?:_|/)")
-READ = "ReadVariableOp"  # gives what a variable holds. That counts as given to it: no call says who wrote the variable.
+READS = frozenset({"ReadVariableOp", "VariableV2", "Variable"})
+"""They give what a variable holds. That counts as given to them: no call says who wrote the variable."""
 _MKL = re.compile(r"^_Mkl(?:Native)?(?=[A-Z])")
 TAPE = re.compile(r"(?:.*/)?gradient_tape/")
 PASSED_OVER = frozenset(

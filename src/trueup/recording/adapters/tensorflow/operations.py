@@ -13,7 +13,7 @@ from typing import Any
 from tensorflow.python.framework import op_callbacks, tensor_util
 
 from trueup.foundation.facts.operators import has
-from trueup.foundation.frameworks.tensorflow_names import PASSED_OVER, READ
+from trueup.foundation.frameworks.tensorflow_names import PASSED_OVER, READS
 from trueup.recording.adapters.tensorflow.context import Node, SessionCore, ThreadState, is_backward, number_of, phase_of
 from trueup.recording.adapters.tensorflow.tensors import NamedTensors, attributes, holds_numbers, is_handle
 
@@ -90,7 +90,7 @@ class Operations:
             return
         node = begin(session, state, op, graph, phase="data" if gives_data(kind, graph) else None)
         _remember(session, state, node, given, made, attrs, kind)
-        if kind == READ:
+        if kind in READS:
             given = [("input.0", tensor) for _, tensor in made]
         if made:
             session.slots.unseen(node, unseen(kind, inputs, graph))
@@ -119,7 +119,7 @@ def gives_data(kind: str, graph: Any) -> bool:
 
 def unseen(kind: str, inputs: Any, graph: Any) -> list[str]:
     """Return the slots of what an operation is given and nobody sees: variables, lists of tensors."""
-    if kind == READ or kind.startswith(OUTSIDE) or gives_data(kind, graph):
+    if kind in READS or kind.startswith(OUTSIDE) or gives_data(kind, graph):
         return []
     return [f"input.{k}" for k, one in enumerate(inputs) if is_handle(one)]
 

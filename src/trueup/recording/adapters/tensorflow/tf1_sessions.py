@@ -17,7 +17,7 @@ from tensorflow.python.client import session as client
 from tensorflow.python.framework import errors
 
 from trueup.foundation.frameworks import tensorflow_names
-from trueup.foundation.frameworks.tensorflow_names import APPLIES, PASSED_OVER, READ, UPDATE, device_name
+from trueup.foundation.frameworks.tensorflow_names import APPLIES, PASSED_OVER, READS, UPDATE, device_name
 from trueup.recording.adapters.tensorflow.context import Node, SessionCore, number_of
 from trueup.recording.adapters.tensorflow.operations import PREFIX, unseen
 from trueup.recording.adapters.tensorflow.tensors import HANDLES, attributes, slot_of
@@ -59,6 +59,7 @@ class Plan:
 
     standings: list[Standing] = field(default_factory=list)
     fetches: list[Any] = field(default_factory=list)  # tensors that are fetched besides
+    before: list[Any] = field(default_factory=list)  # variables that the run itself writes, and what shows their memory
     gone: set[str] = field(default_factory=set)  # names of tensors that cannot be fetched
     steps: bool = False  # whether an optimizer steps in it
 
@@ -88,9 +89,10 @@ class Sessions:
             return original(running, handle, targets, fetches, feeds, *rest)
         session.enter_model(None, state)
         if session.active:
+            before = self._before(plan, lambda its: original(running, None, [], its, {}, None, None))
             results = self._executed(plan, fetches, lambda more: original(running, handle, targets, more, feeds, *rest))
             with session.observing(state, RUN):
-                self._record(plan, fetches, feeds, results)
+                self._record(plan, fetches, feeds, results, before)
             results = results[: len(fetches)]
         else:
             results = original(running, handle, targets, fetches, feeds, *rest)
@@ -118,6 +120,9 @@ class Sessions:
         updated = frozenset(found[1] for op in ops if APPLIES.match(op.type) and (found := UPDATE.match(op.name)))
         plan = Plan(steps=bool(updated))
         wanted: dict[str, Any] = {}
+        written = {t.name for op in ops for t, given in zip(op.inputs, op.op_def.input_arg, strict=False) if given.is_ref}
+        shown = (t for op in ops if op.type == "Identity" and op.inputs[0].name in written for t in op.outputs)
+        before = {t.name: t for t in (*(t for op in ops for t in op.inputs if t.name in written), *shown) if t.name not in fed}
         for op in ops:
             if op._get_control_flow_context() is not None or op.type in ("Switch", "Merge"):
                 self._session.recorder.note(INSIDE)
@@ -131,8 +136,17 @@ class Sessions:
                 if not self._session.recorder.selects("api", standing.phase, standing.scope, f"{PREFIX}{op.type}"):
                     continue
                 wanted |= {t.name: t for t in tensors if t.name not in fed and t.op.name in reached}
-        plan.fetches = list(wanted.values())
+        plan.fetches = [t for name, t in wanted.items() if name not in before]
+        plan.before = [t for name, t in wanted.items() if name in before]
         return plan
+
+    def _before(self, plan: Plan, run: Callable[[list[Any]], Any]) -> dict[str, Any]:
+        """Read the variables that a run writes before it starts: in the run, a fetch may come before the write or after. Return
+        values by name; none where a variable has none yet."""
+        try:
+            return {t.name: np.array(value) for t, value in zip(plan.before, run(plan.before), strict=True)} if plan.before else {}
+        except errors.FailedPreconditionError:
+            return {}
 
     def _executed(self, plan: Plan, fetches: Sequence[Any], run: Callable[[list[Any]], Any]) -> Any:
         """Run, without what the graph optimizer takes away although it is fetched; that is refused before anything executes."""
@@ -150,16 +164,19 @@ class Sessions:
                 self._session.recorder.note(GONE)
 
     # -------------------------------------------------------------------------------------------------------- what it gave
-    def _record(self, plan: Plan, fetches: Sequence[Any], feeds: dict[Any, Any], results: Sequence[Any]) -> None:
+    def _record(
+        self, plan: Plan, fetches: Sequence[Any], feeds: dict[Any, Any], results: Sequence[Any], before: dict[str, Any]
+    ) -> None:
         session = self._session
         session.slots.forget()
-        values = {ref.deref().name: np.asarray(value) for ref, value in feeds.items()}
+        values = before | {ref.deref().name: np.asarray(value) for ref, value in feeds.items()}
+        unknown = plan.gone | {t.name for t in plan.before} - before.keys()
         values |= {t.name: np.asarray(value) for t, value in zip(plan.fetches, results[len(fetches) :], strict=True)}
         known: dict[str, Statistics | None] = {}
         nodes: dict[str, Node] = {}
         for standing in plan.standings:
             op = standing.op
-            if any(tensor.name in plan.gone for tensor in op.inputs):
+            if any(tensor.name in unknown for tensor in (op.outputs if op.type in READS else op.inputs)):
                 continue  # what it was given is not known: it would be blamed for it
             site = session.recorder.sites.named([(f.filename, f.lineno, f.name) for f in reversed(op.traceback)])
             forward = None if standing.forward is None else nodes.get(standing.forward)
@@ -170,7 +187,7 @@ class Sessions:
                 session.slots.value(node, standing.value)
             if op.outputs:
                 session.slots.unseen(node, unseen(op.type, op.inputs, op.graph))
-            for prefix, tensors in (("input", op.outputs if op.type == READ else op.inputs), ("output", op.outputs)):
+            for prefix, tensors in (("input", op.outputs if op.type in READS else op.inputs), ("output", op.outputs)):
                 for k, tensor in enumerate(tensors):
                     if tensor.name in values:
                         self._slot(node, f"{prefix}.{k}", tensor, values[tensor.name], known)
