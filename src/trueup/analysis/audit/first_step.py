@@ -60,7 +60,7 @@ class FirstStep:
 def first_step(capture: Capture) -> FirstStep:
     """Read the first step of a capture."""
     if not capture.steps or capture.steps[0] != 0 or "module" not in capture.levels:
-        return FirstStep(levels=tuple(capture.levels))
+        return FirstStep(levels=tuple(sorted(capture.levels)))
     weights: dict[str, str] = {}
     batches: dict[int, list[str]] = {}
     samples, passes, dtypes = 0, 0, Counter[str]()
