@@ -55,8 +55,8 @@ class Readers:
 
     def cancels(self, k: int) -> float:
         """Return how much larger the relative error of a sum that autograd made is than its terms': their norm over its own."""
-        terms, whole = self.stream.l2[self.parts(k)], float(self.stream.l2[k])
-        return max(1.0, float(np.linalg.norm(terms)) / whole) if len(terms) and whole > 0 else 1.0
+        terms, whole = self.parts(k), float(self.stream.l2[k])
+        return max(1.0, float(np.linalg.norm(self.stream.l2[terms])) / whole) if terms and whole > 0 else 1.0
 
     def backwards(self, call: int) -> list[int]:
         """Return the backward and recomputed calls of a forward call, and of the dispatcher's operator those of its function."""

@@ -118,8 +118,7 @@ class _Judge:
         relative = granted.error
         pair = errors.pair[outputs]
         incomparable = self._not_compared()
-        asks = Reason(Why.UNRECORDED, (self.criterion.name,))
-        incomparable |= dict.fromkeys(errors.pair[open_].tolist(), asks)
+        incomparable |= dict.fromkeys(errors.pair[open_].tolist(), Reason(Why.UNRECORDED, (self.criterion.name,)))
         ties, open_choices = self._ties(outputs)
         granted.expected[ties] = np.inf
         incomparable |= open_choices

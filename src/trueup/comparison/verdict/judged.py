@@ -136,6 +136,8 @@ class Verdicts:
         """Take calls for such as could not be compared."""
         self.incomparable |= dict.fromkeys(pairs, why)
         self.role[pairs] = INCOMPARABLE
+        for judged in map(self.at, pairs):  # it may have been handed out before
+            judged.incomparable, judged.role = why, ROLES[INCOMPARABLE]
 
     def _make(self, pair: int) -> Judged:
         errors, worst = self.errors, int(self.worst[pair])

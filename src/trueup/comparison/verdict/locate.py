@@ -66,8 +66,7 @@ def locate(
     found = [pair for pair in asked if not excused.pair(pair) and verdicts.ratio[pair] > criterion.suspect]
     alone = _unmatched(part, regions, criterion, excused)
     found = [pair for pair in found if not excused.holds(pair)]
-    shared = [pair for pair in found if _is_shared(pair, tree, regions.flow[1])]
-    suspects = [*_finest(found, shared, alone, criterion, tree), *alone]
+    suspects = [*_finest(found, alone, criterion, tree, regions.flow[1]), *alone]
     origins.wrong = origins.wrong or any(suspect.certain for suspect in suspects)
     suspects += _lawless(part, tree, criterion, suspects, origins, own_errors)
     came = [(judged, slot) for judged, slot in origins.follow(tree) if not excused.reader(judged, slot)]
@@ -217,9 +216,10 @@ def _parts(flow: tuple[Readers, Readers], loose: tuple[list[int], list[int]], cr
     return first, second
 
 
-def _finest(found: list[int], shared: list[int], alone: Iterable[Suspect], criterion: Criterion, tree: Tree) -> list[Suspect]:
+def _finest(found: list[int], alone: Iterable[Suspect], criterion: Criterion, tree: Tree, readers: Readers) -> list[Suspect]:
     """Suspect calls, but those of which a finer level accounts for the error, or a region inside. A function that is certainly
-    wrong is so by the one suspect inside that it has, though less is known of what that may do."""
+    wrong is so by the one suspect inside that it has, though less is known of what that may do. What shares its gradient with
+    others is left open."""
     calls = tree.verdicts.errors.calls[1]
     certain = [int(calls[pair]) for pair in found if tree.verdicts.at(pair).is_certain(criterion)]
     speaking = {around for call in certain for around in tree.around(call)}
@@ -229,7 +229,8 @@ def _finest(found: list[int], shared: list[int], alone: Iterable[Suspect], crite
             pairs = tree.pairs[side][tree.around(tree.streams[side].find(rows[side].seq), side)] if suspect.sides[side] else ()
             speaking |= {int(calls[pair]) for pair in pairs if pair != NONE}
     finest = [pair for pair in found if calls[pair] not in speaking and not tree.resolved(pair)]
-    tree.verdicts.leave_open([pair for pair in finest if pair in shared], Reason(Why.INPUTS))
+    shared = [pair for pair in finest if _is_shared(pair, tree, readers)]
+    tree.verdicts.leave_open(shared, Reason(Why.INPUTS))
     finest = [pair for pair in finest if pair not in shared]
     functions = {call for call in certain if tree.streams[1].of_level("api")[call]}
     inside = Counter(around for pair in finest for around in tree.around(int(calls[pair])) if around in functions)

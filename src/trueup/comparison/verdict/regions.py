@@ -237,8 +237,10 @@ class Regions:
         stream, found = self.tree.streams[side], []
         given = region.given[side, call] = []
         for number, k in self.given_to(side, call):
+            if not is_input(stream.names.names[number]):
+                continue
             grown = self.flow[side].cancels(k)
-            for seq, slot in self._made(side, k) if is_input(stream.names.names[number]) else ():
+            for seq, slot in self._made(side, k):
                 if seq == stream.seq[call]:
                     continue
                 producer = stream.find(seq)
@@ -460,7 +462,7 @@ def with_inside(stream: Stream, calls: Iterable[int]) -> Array:
     found = mask(calls, len(stream))
     above = np.r_[stream.parents, NONE]
     single = np.bincount(above[above >= 0], minlength=len(above))[above] == 1
-    while not np.array_equal(found, more := found | found[above] | mask(above[found & single & (above >= 0)], len(stream))):
+    while not np.array_equal(found, more := found | found[above] | mask(above[found & single], len(stream))):
         found = more
     return found
 

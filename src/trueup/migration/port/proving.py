@@ -139,14 +139,14 @@ def unrepeated(result: Result, own: Result, steps: int) -> Proof:
     A call that differs there, too, is not the port's. The port is the same if it differs in no other call, and no gradient and no
     weight is among them: then they are figures on the side. A training that two runs do not share proves nothing.
     """
-    loose = _places(own.calls.filter(pc.not_equal(own.calls["state"], "equal")))
+    apart = own.calls.filter(pc.not_equal(own.calls["state"], "equal"))
+    loose = _places(apart)
     off = _places(result.calls.filter(pc.is_in(result.calls["state"], pa.array(["deviates", "incomparable"]))))
     mine = [one for one in result.culprits if (one.rank, one.step, one.seq[0]) not in loose]
     if not loose or mine or not off or result.unmatched:
         sentence = result.sentence if mine[:1] == list(result.culprits[:1]) else f"DEVIATES  {mine[0].sentence}"
         return Proof(steps, result, sentence, result.exit_code)
     why = " ".join(own.sentence.splitlines()[0].split()).removeprefix("DEVIATES ")
-    apart = own.calls.filter(pc.not_equal(own.calls["state"], "equal"))
     if trained := sum(phase not in ("forward", "data") for phase in apart["phase"].to_pylist()):
         what = f"{counted(trained, 'call')} of the backward pass and the optimizer"
         why = f"two runs of the original do not train alike, either, so give it a seed: {what} differ ({why})"

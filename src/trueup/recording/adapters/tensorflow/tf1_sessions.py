@@ -121,8 +121,7 @@ class Sessions:
         plan = Plan(steps=bool(updated))
         wanted: dict[str, Any] = {}
         written = {t.name for op in ops for t, given in zip(op.inputs, op.op_def.input_arg, strict=False) if given.is_ref}
-        shown = (t for op in ops if op.type == "Identity" and op.inputs[0].name in written for t in op.outputs)
-        before = {t.name: t for t in (*(t for op in ops for t in op.inputs if t.name in written), *shown) if t.name not in fed}
+        before = written | {op.outputs[0].name for op in ops if op.type == "Identity" and op.inputs[0].name in written}
         for op in ops:
             if op._get_control_flow_context() is not None or op.type in ("Switch", "Merge"):
                 self._session.recorder.note(INSIDE)
@@ -176,7 +175,8 @@ class Sessions:
         nodes: dict[str, Node] = {}
         for standing in plan.standings:
             op = standing.op
-            if any(tensor.name in unknown for tensor in (op.outputs if op.type in READS else op.inputs)):
+            given = op.outputs if op.type in READS else op.inputs
+            if any(tensor.name in unknown for tensor in given):
                 continue  # what it was given is not known: it would be blamed for it
             site = session.recorder.sites.named([(f.filename, f.lineno, f.name) for f in reversed(op.traceback)])
             forward = None if standing.forward is None else nodes.get(standing.forward)
@@ -187,7 +187,7 @@ class Sessions:
                 session.slots.value(node, standing.value)
             if op.outputs:
                 session.slots.unseen(node, unseen(op.type, op.inputs, op.graph))
-            for prefix, tensors in (("input", op.outputs if op.type in READS else op.inputs), ("output", op.outputs)):
+            for prefix, tensors in (("input", given), ("output", op.outputs)):
                 for k, tensor in enumerate(tensors):
                     if tensor.name in values:
                         self._slot(node, f"{prefix}.{k}", tensor, values[tensor.name], known)

@@ -157,8 +157,7 @@ class GraphRun:
     def _units(self, nodes: Sequence[Any]) -> Grants:
         """Return one unit in the last place for each kept value that the nodes read."""
         read = {given.name for node in nodes for given in node.all_input_nodes}.intersection(self._kept)
-        tensors = {name: self._kept[name] for name in read if isinstance(self._kept[name], torch.Tensor)}
-        return {(name, 0): torch.finfo(one.dtype).eps for name, one in tensors.items() if one.dtype.is_floating_point}
+        return {(name, 0): torch.finfo(self._kept[name].dtype).eps for name in read if _is_floating(self._kept[name])}
 
     def _moved(self, nodes: Sequence[Any], shaken: Grants, truth: np.ndarray[Any, Any], *, draw: int) -> Distance:
         return Distance.of(truth, self._run(nodes, shaken, draw)[0].numpy())
@@ -186,7 +185,7 @@ def _wide(value: Any) -> Any:
     """Return a value, or several, in float64: what a node makes of no tensor (``zeros``) is float32."""
     if isinstance(value, tuple | list):
         return type(value)(_wide(one) for one in value)
-    return value.double() if isinstance(value, torch.Tensor) and value.dtype.is_floating_point else value
+    return value.double() if _is_floating(value) else value
 
 
 def _operator(node: Any) -> str:
@@ -198,7 +197,7 @@ def _shaken(value: Any, name: str, by: Mapping[tuple[str, int], float], signs: t
     if isinstance(value, tuple | list):
         return type(value)(_shaken(one, name, {(name, 0): by.get((name, at), 0.0)}, signs) for at, one in enumerate(value))
     share = by.get((name, 0), 0.0)
-    if not share or not isinstance(value, torch.Tensor) or not value.dtype.is_floating_point:
+    if not share or not _is_floating(value):
         return value
     size = operand("", torch.float32, value).l2 / math.sqrt(max(value.numel(), 1)) or 1.0
     up = torch.randint(0, 2, value.shape, generator=signs).mul_(2).sub_(1)
@@ -215,8 +214,7 @@ def _granted(node: Any, args: Sequence[Any], result: Any) -> Grants:
         for slot, of, value in given
         for at, (one, tensor) in enumerate(zip(of, value, strict=True) if isinstance(of, list | tuple) else [(of, value)])
     ]
-    floats = [(slot, one, tensor) for slot, one, tensor in flat if isinstance(tensor, torch.Tensor) and tensor.is_floating_point()]
-    inputs = [operand(slot, _dtype(one, 0), tensor) for slot, one, tensor in floats]
+    inputs = [operand(slot, _dtype(one, 0), tensor) for slot, one, tensor in flat if _is_floating(tensor)]
     results = list(enumerate(result if isinstance(result, tuple | list) else [result]))
     outputs = {at: operand(f"output.{at}", _dtype(node, at), one) for at, one in results if _is_floating(one)}
     granted = rounding(Operation(_operator(node)), inputs, list(outputs.values())) if outputs else {}
