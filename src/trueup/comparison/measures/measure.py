@@ -240,13 +240,10 @@ def _is_compound(k: Numbers, j: Numbers, baseline: Stream, candidate: Stream) ->
     found: Array = bare[0] & bare[1]
     for n in np.flatnonzero(found):
         alike = baseline.dtype[k[n]] == candidate.dtype[j[n]] and baseline.shapes[k[n]] == candidate.shapes[j[n]]
-        found[n] = alike and all(_has_parts(stream, int(at[n])) for stream, at in sides)
+        whole = f"{baseline.names.names[int(baseline.slot[k[n]])]}."
+        slots = [stream.slots(int(stream.call[at[n]])) for stream, at in sides]
+        found[n] = alike and all(any(baseline.names.names[slot].startswith(whole) for slot in one) for one in slots)
     return found
-
-
-def _has_parts(stream: Stream, k: int) -> bool:
-    name = stream.names.names[int(stream.slot[k])]
-    return any(stream.names.names[slot].startswith(f"{name}.") for slot in stream.slots(int(stream.call[k])))
 
 
 def _distances(errors: Errors, payloads: tuple[Payload, Payload], in_full: bool) -> None:
@@ -378,11 +375,7 @@ def _from_sketches(errors: Errors, at: Numbers, differ: Array) -> None:
 
 def _masked(stream: Stream, k: Numbers) -> Array:
     """Return how many elements of slots are masks, which neither norms nor sketches know of."""
-    return np.where(stream.names.table(_is_masking)[stream.dtype[k]], np.nan_to_num(stream.saturated[k]), 0.0)
-
-
-def _is_masking(dtype: str) -> bool:
-    return dtype in MASKING
+    return np.where(stream.names.table(MASKING.__contains__)[stream.dtype[k]], np.nan_to_num(stream.saturated[k]), 0.0)
 
 
 def _from_payload(errors: Errors, at: Numbers, payloads: tuple[Payload, Payload], in_full: bool) -> Numbers:

@@ -91,7 +91,8 @@ class Likeness:
         b = [k for call in i.tolist() for k in first.slots[call]]
         c = [k for call in j.tolist() for k in second.slots[call]]
         slots = np.array([len(first.slots[call]) for call in i.tolist()], np.int64)
-        equal = _has_equal(first.stream, b, second.stream, c)
+        told = first.stream.has_digest[b] & second.stream.has_digest[c]
+        equal = np.asarray(told & (first.stream.digest[b] == second.stream.digest[c]), bool)
         close = equal.astype(np.float64)
         rest = np.flatnonzero(~equal)
         x, y = first.stream.sketch[np.array(b, np.int64)[rest]], second.stream.sketch[np.array(c, np.int64)[rest]]
@@ -130,12 +131,6 @@ def _closeness(apart: Array, squares: Array) -> Array:
 def _closeness_at(relative: Array | float) -> Array:
     """Return on how much of the digits of float32 two tensors agree that are so far apart, from 0 to 1."""
     return np.clip(np.log(np.maximum(relative, SINGLE)) / math.log(SINGLE), 0, 1)
-
-
-def _has_equal(baseline: Stream, b: list[int], candidate: Stream, c: list[int]) -> Array:
-    """Tell which pairs of slots have the same digest."""
-    both = baseline.has_digest[b] & candidate.has_digest[c]
-    return np.asarray(both & (baseline.digest[b] == candidate.digest[c]), bool)
 
 
 def _side(calls: list[int], stream: Stream, ops: Array, kinds: dict[object, int], *, mixed: bool) -> _Side:

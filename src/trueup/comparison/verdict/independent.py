@@ -84,7 +84,7 @@ class _Kind:
 def denormalised(tree: Tree, criterion: Criterion) -> bool:
     """Tell whether a gradient sums to zero no more whose forward made probabilities, whatever else was found."""
     asked = _keep_their_own(tree)
-    return bool(asked.any()) and Laws(tree, criterion, asked).a_sum_is_broken()
+    return bool(asked.any()) and bool(Laws(tree, criterion, asked).broken(sums_alone=True))
 
 
 def _keep_their_own(tree: Tree) -> Array:
@@ -117,19 +117,16 @@ class Laws:
         self.known[its] = (np.minimum(*(roundoffs[its] for roundoffs in errors.roundoffs)) > 0) & whole[0] & whole[1]
         self.known &= np.isfinite(self.sums).all(axis=0) & (self.norms > 0).all(axis=0) & np.isfinite(self.norms).all(axis=0)
 
-    def broken(self) -> dict[int, Reason]:
+    def broken(self, *, sums_alone: bool = False) -> dict[int, Reason]:
         """Return the calls that break a law by themselves, and which, in words."""
         found: dict[int, Reason] = {}
         for kind in self._kinds():
             asked = self._asked(kind)
             if asked.any():
                 found |= self._by_sums(kind, asked)
-                found |= {pair: why for pair, why in self._by_lanes(kind, asked) if pair not in found}
+                lanes = () if sums_alone else self._by_lanes(kind, asked)
+                found |= {pair: why for pair, why in lanes if pair not in found}
         return found
-
-    def a_sum_is_broken(self) -> bool:
-        """Tell whether a call breaks a law of sums by itself."""
-        return any(self._by_sums(kind, asked) for kind in self._kinds() if (asked := self._asked(kind)).any())
 
     def _kinds(self) -> Iterator[_Kind]:
         """Yield the kinds of which some call may be asked."""

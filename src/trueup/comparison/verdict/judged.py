@@ -15,7 +15,7 @@ import numpy as np
 
 from trueup.comparison.graph.streams import NONE, Alignment, Array, Numbers, Row, Stream, distinct, numbered
 from trueup.comparison.measures.measure import Errors, Measured
-from trueup.comparison.measures.thresholds import NESTED
+from trueup.comparison.measures.thresholds import GONE, NESTED
 from trueup.comparison.verdict.evidence import NOTHING, Yardstick
 from trueup.comparison.verdict.limits import Applied
 from trueup.comparison.verdict.operands import most
@@ -82,7 +82,10 @@ class Judged:
         if self.unsized or math.isinf(self.expected):
             return False
         certain = criterion.certain_carried if self.error_in == 0 or self.decided == COHERENT else criterion.certain
-        carried = max(self.expected - self.own, 0.0) + self.declared
+        carried = max(self.expected - self.own, 0.0)
+        if carried >= GONE:  # nothing is left of a result that cancels, and how coherent its terms' errors are is not known
+            return False
+        carried += self.declared
         return self.error_out > certain * (self.own - self.declared) + criterion.certain_carried * carried
 
 
@@ -286,10 +289,15 @@ class Tree:
 
     @cached_property
     def leaves(self) -> np.ndarray[tuple[int], np.dtype[np.bool_]]:
-        """Tell of each matched call whether no finer call was recorded inside, on either side."""
-        sides = zip(self.streams, self.verdicts.errors.calls, strict=True)
-        first, second = (stream.has_children[calls] for stream, calls in sides)
-        return ~(first | second)
+        """Tell of each matched call whether nothing finer speaks for it: no call was recorded inside, on either side, or the runs
+        compute a function by other calls, so that what it returns is all that can be compared."""
+        whole = np.zeros(len(self.verdicts), bool)
+        finer = np.zeros(len(self.verdicts), bool)
+        for stream, calls, pairs, alone in zip(self.streams, self.verdicts.errors.calls, self.pairs, self.unmatched, strict=True):
+            around = pairs[stream.parents[alone]]
+            whole[around[around != NONE]] = True
+            finer |= stream.has_children[calls]
+        return ~finer | (whole & self.streams[1].of_level("api")[self.verdicts.errors.calls[1]])
 
     def resolved(self, pair: int) -> bool:
         """Tell whether the calls inside a matched call speak for it: each was compared, and the call's error may be one of
@@ -305,7 +313,7 @@ class Tree:
         inner = inner[inner >= 0]
         if any(map(len, alone)) and pair not in self.opened and not self._are_judged(pair, alone, inner):
             return False
-        if self._is_of_modules:  # what arises between the modules inside one is read there, and no call is seen to make it
+        if only_modules(self.streams[1]):  # what arises between those inside one is read there, and no call is seen to make it
             inner = inner[verdicts.error_out[inner] > verdicts.criterion.certain_carried * self._unmade[inner]]
         if verdicts.unsized[inner].any() or any(n in verdicts.incomparable for n in inner.tolist()):
             of, errors = self._weights
@@ -333,10 +341,6 @@ class Tree:
         last = stream.ready[own].max(initial=NONE)
         meanwhile = (stream.began > stream.began[call]) & (stream.began < last) & (stream.step == stream.step[call])
         return np.flatnonzero(meanwhile & (stream.parents == stream.parents[call]))
-
-    @cached_property
-    def _is_of_modules(self) -> bool:
-        return only_modules(self.streams[1])
 
     @cached_property
     def _unmade(self) -> Array:

@@ -62,15 +62,12 @@ def _reads_cast(tree: Tree, coarse: Array) -> Array:
     cast &= stream.level[function] == stream.names.number("api")
     found = np.zeros(len(tree.verdicts), bool)
     for n, call in zip(reads[cast].tolist(), made[cast].tolist(), strict=True):
+        row = stream.row(call)
+        exact = tree.verdicts.criterion.row(row.op, row.level, row.phase).own == "exact"
         given = [k for name, k in stream.slots(call).items() if is_input(stream.names.names[name])]
         alike = [k for k in given if stream.numel[k] == stream.numel[errors.slots[1][n]]]
-        found[errors.pair[n]] |= any(0 < roundoff(stream.dtype_of(k)) <= SINGLE for k in alike) and _is_exact(tree, call)
+        found[errors.pair[n]] |= exact and any(0 < roundoff(stream.dtype_of(k)) <= SINGLE for k in alike)
     return found
-
-
-def _is_exact(tree: Tree, call: int) -> bool:
-    row = tree.streams[1].row(call)
-    return tree.verdicts.criterion.row(row.op, row.level, row.phase).own == "exact"
 
 
 def _hands_on(tree: Tree, coarse: Array) -> Array:

@@ -56,7 +56,8 @@ def explain_updates(errors: Errors, outputs: Numbers, own: Array, expected: Arra
         pair, name = int(errors.pair[n]), names[int(errors.names[n])].removeprefix("output.")
         weight, _, state = name.partition(":")
         unit = roundoff(errors.streams[0].dtype_of(int(errors.slots[0][n]))) or SINGLE
-        r = given.get((pair, weight), worst.get(_step_of(errors, pair), 2 * unit))  # of which nothing is known: rounding
+        step = int(errors.streams[1].step[errors.calls[1][pair]])
+        r = given.get((pair, weight), worst.get(step, 2 * unit))  # of which nothing is known: rounding
         if state.startswith(ADDED):
             own[at] = ROUNDINGS * unit + row.ulps * SINGLE
             expected[at] = own[at] + row.factor * r
@@ -103,10 +104,6 @@ def _given(errors: Errors, entries: dict[tuple[int, str], int]) -> dict[tuple[in
 def _entries(errors: Errors, step: int) -> list[int]:
     calls = errors.streams[1].op[errors.calls[1][errors.pair]] == step
     return list(np.flatnonzero(calls).tolist())
-
-
-def _step_of(errors: Errors, pair: int) -> int:
-    return int(errors.streams[1].step[errors.calls[1][pair]])
 
 
 def _worst_gradients(errors: Errors) -> dict[int, float]:

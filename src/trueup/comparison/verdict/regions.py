@@ -113,8 +113,9 @@ class Regions:
         module around it that was compared as a whole says nothing of them."""
         if loose[0] or loose[1]:
             producers = [stream.producers for stream in tree.streams]
-            for side in (0, 1):
-                self._read_by_unmatched(side, producers[side])
+            for stream, made, pairs, readers in zip(tree.streams, producers, tree.pairs, self.readers, strict=True):
+                reads = stream.names.table(is_input)[stream.slot] & (pairs[stream.call] == NONE)
+                readers.update(made[reads & (made >= 0) & (made != stream.call)].tolist())
             for pair in self._pairs_that_read(producers):
                 self._exits(tree.verdicts.at(pair))
 
@@ -122,11 +123,6 @@ class Regions:
     def found(self) -> list[Region]:
         """The regions, each once; what is wrong in the forward shows there, and apart from that in the backward."""
         return list(self._all.values())
-
-    def _read_by_unmatched(self, side: int, producers: Numbers) -> None:
-        stream = self.tree.streams[side]
-        reads = stream.names.table(is_input)[stream.slot] & (self.tree.pairs[side][stream.call] == NONE)
-        self.readers[side].update(producers[reads & (producers >= 0) & (producers != stream.call)].tolist())
 
     def _pairs_that_read(self, producers: list[Numbers]) -> list[int]:
         """Return the matched calls that read a result of a loose call, in order."""

@@ -72,17 +72,13 @@ class Reconvergence:
         With a slot, only if it is that slot by which it is no counterpart."""
         errors, limits = self.tree.verdicts.errors, self.tree.verdicts.slot_expected
         at = [n for n in errors.entries(pair) if errors.relative[n] > 0 and not errors.relative[n] <= limits[n]]
-        strict = self._is_given_others(pair)
+        arguments = self.tree.verdicts.errors.arguments.get(pair)
+        strict = arguments is not None and not equal_arguments(*arguments)  # of -f(x) and g(-x) one may be where the other has none
         if self.never or not (strict or self.is_by_chance(pair, slot)):
             return False
         wrong = {(int(errors.slots[0][n]), int(errors.slots[1][n])): float(errors.relative[n]) for n in at}
         worst = float(self.tree.verdicts.error_in[pair]) if strict else 0.0
         return self._follow([(side, int(errors.calls[side][pair])) for side in (0, 1)], worst, wrong, strict=strict)
-
-    def _is_given_others(self, pair: int) -> bool:
-        """Tell whether a matched call is given other numbers: of ``-f(x)`` and ``g(-x)`` one may be where the other has none."""
-        arguments = self.tree.verdicts.errors.arguments.get(pair)
-        return arguments is not None and not equal_arguments(*arguments)
 
     def reader(self, judged: Judged, slot: str) -> bool:
         """Tell whether a call that reads what no compared call made different reads it by chance, as `pair`."""
