@@ -21,10 +21,10 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from trueup.analysis.audit.reading import Places
-from trueup.comparison.verdict.overlap import Overlap
 from trueup.foundation.model import TrueupError
 from trueup.foundation.store import Capture, open_capture
 from trueup.foundation.store.declared import framework_of
+from trueup.foundation.store.overlap import Overlap
 from trueup.foundation.words.reasons import in_words
 from trueup.foundation.words.wording import clean, counted, one_line, short_source
 

@@ -115,7 +115,8 @@ def compare_texts(streams: tuple[Stream, Stream], slots: tuple[int, int]) -> OfT
     first, second = (_extremes(*one) for one in zip(streams, slots, texts, strict=True))
     if first is None or second is None:
         return OfText(math.nan, Why.OTHER_STATISTICS)
-    masks = [text is None and _masks(stream, k) for stream, k, text in zip(streams, slots, texts, strict=True)]
+    sides = zip(streams, slots, texts, strict=True)
+    masks = [text is None and s.dtype_of(k) in MASKING and bool(s.number("n_saturated")[k] > 0) for s, k, text in sides]
     if any(masks):  # whether they were the largest or the least is told by the other side alone
         first, second = (_or(first, second), second) if masks[0] else (first, _or(second, first))
     pairs = list(zip(first, second, strict=True))
@@ -155,11 +156,6 @@ def _extremes(stream: Stream, k: int, text: str | None) -> tuple[float, float] |
         return None
     dtype = stream.dtype_of(k) or ""
     return math.inf if is_mask(high, dtype) else high, -math.inf if is_mask(low, dtype) else low
-
-
-def _masks(stream: Stream, k: int) -> bool:
-    """Tell whether a slot held largest finite numbers that were left out of its statistics."""
-    return (stream.dtype_of(k) or "") in MASKING and bool(stream.number("n_saturated")[k] > 0)
 
 
 def _or(mine: tuple[float, float], other: tuple[float, float]) -> tuple[float, float]:

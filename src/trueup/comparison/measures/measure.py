@@ -321,7 +321,9 @@ def _from_statistics(errors: Errors, at: Numbers) -> None:
         _from_text(errors, n)
     errors.method[at[told | ~both]] = np.where(np.isnan(errors.absolute[at[told | ~both]]), 0, STATISTICS)
     lacking = at[(told | ~both) & np.isnan(errors.norm[at])]
-    errors.norm[lacking] = _largest_norm(baseline, errors.slots[0][lacking])
+    at = errors.slots[0][lacking]  # integers have no norm in the dumps of some tools: what it is at most, by their extremes
+    peak = np.fmax(np.abs(baseline.number("min")[at]), np.abs(baseline.number("max")[at]))
+    errors.norm[lacking] = np.nan_to_num(np.sqrt(baseline.numel[at]) * peak, posinf=0.0)
 
 
 def _from_text(errors: Errors, n: int) -> None:
@@ -334,12 +336,6 @@ def _from_text(errors: Errors, n: int) -> None:
         root = float(np.sqrt(np.nan_to_num(errors.streams[0].numel[errors.slots[0][n]], nan=1.0)))
         errors.norm[n], errors.estimates[n] = root * found.peak, root * found.absolute
         errors.absolute[n] = errors.estimates[n] if errors.inputs[n] else found.absolute
-
-
-def _largest_norm(stream: Stream, k: Numbers) -> Array:
-    """Return what the norm of slots is at most, by their extremes; integers have no norm in the dumps of some tools."""
-    peak = np.fmax(np.abs(stream.number("min")[k]), np.abs(stream.number("max")[k]))
-    return np.asarray(np.nan_to_num(np.sqrt(stream.numel[k]) * peak, posinf=0.0))
 
 
 def _from_sketches(errors: Errors, at: Numbers, differ: Array) -> None:

@@ -17,7 +17,7 @@ from trueup.comparison.verdict.compare import Comparison, Said
 from trueup.comparison.verdict.evidence import Yardstick, known_differences
 from trueup.comparison.verdict.judged import Part, Side, Suspect
 from trueup.comparison.verdict.origins import Origins
-from trueup.comparison.verdict.overlap import Mixed
+from trueup.comparison.verdict.two_frameworks import Mixed
 from trueup.foundation.facts.criteria import Criterion, products_at
 from trueup.foundation.facts.roundoff import SINGLE, UNIT_ROUNDOFF
 from trueup.foundation.facts.slots import is_input, is_output

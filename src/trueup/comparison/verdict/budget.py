@@ -320,7 +320,9 @@ class Explanation:
         flipped = np.where(self._is("sign", kinds), self.factor * np.sqrt(worst), flipped)
         inverse = self._is("inverse", kinds)
         if inverse.any():
-            carried = np.where(inverse, self.factor * worst * self._of_inverses(), carried)
+            first = self._of(self.inputs.rms, np.where(self.count > 0, self.first, NONE))
+            spread = np.maximum(1.0, first * self.outputs.rms ** np.where(self._is_known("root"), 2, 1))  # 1: all of one size
+            carried = np.where(inverse, self.factor * worst * spread, carried)
         plain = inverse | np.isin(kinds, [CARRY.index(kind) for kind in ("smooth", "attention", "branch", "pole", "sign")])
         join = self._join(self.deviating & ~plain)
         if len(join.outputs):
@@ -345,12 +347,6 @@ class Explanation:
         carried, flipped = np.where(discrete, self.factor * worst, carried), np.where(discrete, branch, flipped)
         return np.where(self.deviating, carried, 0.0), np.where(self.deviating, flipped, 0.0)
 
-    def _of_inverses(self) -> Array:
-        """Return the root mean square of 1/x times that of x, at least 1: 1 where all elements are of one size."""
-        root = self._is_known("root")
-        first = np.where(self.count > 0, self.first, NONE)
-        return np.asarray(np.maximum(1.0, self._of(self.inputs.rms, first) * self.outputs.rms ** np.where(root, 2, 1)))
-
     # ---------------------------------------------------------------- products
     def _product(self, norm: Array) -> Product:
         """Find the two factors of bilinear outputs and how many of their products are summed into one element."""
@@ -362,7 +358,8 @@ class Explanation:
         its = inputs.slot[join.inputs]
         gradient = join.first(its == slot("grad_output.0"))
         backward = gradient >= 0
-        operand = self.names.table(is_argument)[its] & (its != self._forward_slots()[out.slot][join.outputs])
+        forward = np.array([*(slot(name.removeprefix("grad_")) for name in self.names.names), NONE])  # what a gradient is one of
+        operand = self.names.table(is_argument)[its] & (its != forward[out.slot][join.outputs])
         bias_first = self._is_known("factors")
         operand &= ~(bias_first[join.outputs] & (its == slot("input.0")))
         other = join.first_largest(np.where(operand, inputs.numel[join.inputs], -1.0), operand)
@@ -393,11 +390,6 @@ class Explanation:
         relative = np.where(summed, relative * k_summed**0.25, relative)  # partly coherent, as in any sum
         found.relative = np.where(found.all, join.sum(inputs.relative[join.inputs]), relative)
         return found
-
-    def _forward_slots(self) -> Numbers:
-        """Return, by number of a gradient's slot, that of the slot it is the gradient of."""
-        plain = [name.removeprefix("grad_") for name in self.names.names]
-        return np.array([*map(self.names.number, plain), NONE])
 
     def _forward_factors(self, join: Join, its: Numbers) -> tuple[Numbers, Numbers, Numbers]:
         """Return the operands that are multiplied where no gradient is among them, and how they are found."""

@@ -22,7 +22,7 @@ from trueup.comparison.verdict.judge import judge
 from trueup.comparison.verdict.judged import INCOMPARABLE, SIDES, UNSIZED, Judged, OwnErrors, Part, Passes, Side, Suspect
 from trueup.comparison.verdict.locate import is_quiet, locate, rank_culprits
 from trueup.comparison.verdict.origins import Origins
-from trueup.comparison.verdict.overlap import Mixed, Overlap
+from trueup.comparison.verdict.two_frameworks import Mixed
 from trueup.foundation.facts.criteria import FRAMEWORKS, Criterion
 from trueup.foundation.facts.criteria import load as load_criterion
 from trueup.foundation.facts.slots import is_weight
@@ -33,6 +33,7 @@ from trueup.foundation.store import Capture
 from trueup.foundation.store.call_columns import NEEDED, SHARED, read_payload, twice
 from trueup.foundation.store.columns import Vocabulary
 from trueup.foundation.store.declared import forced, fragments, keeps_all, lender_of, require_common_names, require_records
+from trueup.foundation.store.overlap import Overlap
 from trueup.foundation.store.overview import Overview
 from trueup.foundation.store.read_ahead import Ahead, Place, Read, Records, RecordsOfStep, places
 
@@ -151,7 +152,7 @@ class Comparison:
         """Whatever was not compared, or not seen to arise, keeps two runs from being called aligned."""
         if self.certain:
             return "deviates"
-        uncompared = self.uncompared or self.lent[1] or self.mixed.is_blind
+        uncompared = self.uncompared or self.lent[1] or self.mixed.unread or self.mixed.packed
         is_open = self.uncovered or self.incomparable or uncompared or self.ranked or self.keeping
         return "inconclusive" if is_open or not self.outputs else "aligned"
 
@@ -212,7 +213,9 @@ class Comparison:
         part = self._judged(place, streams)
         locate(part, self.criterion, self.origins[rank], first_step=step == self.steps[0], from_start=step == 0,
                forced=self.forced, own_errors=self.own_errors)  # fmt: skip
-        part.suspects = [suspect for suspect in part.suspects if not (cut_off and _is_cut(suspect))]
+        if cut_off:  # what lacks calls, or its own results, lacks what the kill cut off
+            kept = [s for s in part.suspects if s.kind != "region" and (s.kind != "argument" or s.judged.worst)]
+            part.suspects = kept
         self._keep(part, beside)
 
     def _streams(self, reads: Sequence[Read]) -> list[Stream]:
@@ -306,8 +309,3 @@ class Comparison:
         self.uncovered += len(calls)
         self.covered -= len(calls)
         self.unmatched += calls[: LISTED - len(self.unmatched)]
-
-
-def _is_cut(suspect: Suspect) -> bool:
-    """Tell whether what a suspect lacks may be what a kill cut off: the calls after it, or its own results and arguments."""
-    return suspect.kind == "region" or (suspect.kind == "argument" and suspect.judged.worst is None)

@@ -42,6 +42,7 @@ Shifts = dict[tuple[str | float, ...], list[tuple[float, float, int]]]
 
 NORMAL = np.linspace(-5, 5, 201)  # where normal numbers are looked at, in deviations from their mean
 
+
 class Facts:
     """What is known of the calls of one rank and step; the criterion says what is certain."""
 

@@ -110,13 +110,8 @@ def _reads_results(stream: Stream, calls: set[int]) -> bool:
 
 def _is_made_by_none(stream: Stream, k: int) -> bool:
     """Tell whether no call made what a slot holds, in a capture that shows who made what: one of modules alone does not."""
-    return int(stream.producer[k]) == NONE and _shows_operators(stream)
-
-
-def _shows_operators(stream: Stream) -> bool:
-    if (stream.level == stream.names.number("aten")).any():
-        return True
-    return bool(((stream.producer > stream.seq[0]) & (stream.producers == NONE)).any())  # of a level that was not read
+    shown = (stream.producer > stream.seq[0]) & (stream.producers == NONE)  # calls of a level that was not read
+    return int(stream.producer[k]) == NONE and bool(stream.of_level("aten").any() or shown.any())
 
 
 def _without_operators(tree: Tree, criterion: Criterion) -> Iterator[Call]:

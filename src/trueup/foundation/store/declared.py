@@ -95,7 +95,7 @@ def precision_of(environments: Iterable[dict[str, str]], devices: Iterable[Itera
 
 def filters(captures: Sequence[Capture]) -> tuple[tuple[Reason, ...], ...] | None:
     """Return the filters of two captures where they differ, or None. Levels, ranks and steps show in what was recorded;
-    `trueup.comparison.verdict.overlap` compares those."""
+    `trueup.foundation.store.overlap` compares those."""
     first, second = (filters_of(capture) for capture in captures)
     if first is None or second is None or first == second:
         return None
