@@ -9,6 +9,7 @@ from strange import (
     learners,
     listeners,
     matchers,
+    measures,
     mechanisms,
     pictures,
     practices,
@@ -22,6 +23,6 @@ from strange.stranger import AGAIN, PLAIN, STRANGERS, Altered, Steps, Stranger
 
 __all__ = [
     "AGAIN", "PLAIN", "STRANGERS", "Altered", "Steps", "Stranger",
-    "densities", "learners", "listeners", "matchers", "mechanisms", "pictures", "practices", "readers", "scenes",
+    "densities", "learners", "listeners", "matchers", "measures", "mechanisms", "pictures", "practices", "readers", "scenes",
     "sequences", "solvers", "structures",
 ]  # fmt: skip

@@ -437,3 +437,11 @@ def test_the_backward_of_a_function_sees_what_its_forward_saved() -> None:
     found = judged(*runs)[1]
     assert found.error_in == pytest.approx(1e-3, rel=0.3)
     assert found.ratio < 1
+
+
+def test_a_weights_gradient_is_off_as_its_input_is_beside_a_longer_bias() -> None:
+    x, weight, bias, gradient = normal(2, 8, seed=1), normal(64, 8, seed=2), normal(64, seed=3), normal(2, 64, seed=4)
+    far = changed(x, 0.5)
+    given_ = {"grad_output.0": gradient, "input.0": x, "input.1": weight, "input.2": bias}
+    results = ({"grad_input.1": gradient.T @ side} for side in (x, far))
+    assert ratio("torch.nn.functional.linear", given_, *results, others=given_ | {"input.0": far}, phase="backward") <= 1

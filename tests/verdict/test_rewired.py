@@ -24,8 +24,10 @@ class Halves(nn.Module):
         self.first, self.linear, self.order = nn.Linear(4, 4), nn.Linear(4, 4), order
 
     def forward(self, x: Tensor) -> Tensor:
-        one, other = self.first(x).chunk(2, -1)
+        whole = self.first(x)
+        one, other = whole.chunk(2, -1)
         other = other.exp() + one if self.order == "swapped sum" else one + other.exp()
+        other = whole[:, 2:] if self.order == "unread sum" else other
         return self.linear(torch.cat((one, other) if self.order == "swapped" else (other, one), -1))
 
 
@@ -76,6 +78,13 @@ def test_halves_joined_in_another_order_are_named(tmp_path: Path, level: str) ->
     assert (first.op, first.kind, first.step) == ("torch.cat", "argument", 0)
     assert "input.0.0 is a result of torch.nn.functional.linear" in first.sentence
     assert "in the candidate, and of torch.Tensor.add" in first.sentence
+
+
+@pytest.mark.parametrize("level", LEVELS)
+def test_a_view_read_for_what_was_computed_is_named(tmp_path: Path, level: str) -> None:
+    result = compared(tmp_path, level, PLAIN, ("unread sum", "", focal))
+    assert [(f.op, f.kind) for f in result.culprits] == [("torch.cat", "argument")]
+    assert "input.0.0 is a result of torch.nn.functional.linear" in result.culprits[0].sentence
 
 
 @pytest.mark.parametrize("level", LEVELS)

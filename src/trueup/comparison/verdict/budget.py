@@ -361,7 +361,7 @@ class Explanation:
         forward = np.array([*(slot(name.removeprefix("grad_")) for name in self.names.names), NONE])  # what a gradient is one of
         operand = self.names.table(is_argument)[its] & (its != forward[out.slot][join.outputs])
         bias_first = self._is_known("factors")
-        operand &= ~(bias_first[join.outputs] & (its == slot("input.0")))
+        operand &= ~np.where(bias_first[join.outputs], its == slot("input.0"), np.isin(its, [slot("input.2"), slot("input.bias")]))
         other = join.first_largest(np.where(operand, inputs.numel[join.inputs], -1.0), operand)
         last = np.isin(out.slot, [slot("grad_input.2"), slot("grad_input.bias")])
         bias = np.where(bias_first, out.slot == slot("grad_input.0"), last)

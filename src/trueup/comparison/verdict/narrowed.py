@@ -27,7 +27,9 @@ def narrowed(tree: Tree) -> int | None:
     first, second = errors.roundoffs
     fine = (first > 0) & (first <= SINGLE)
     coarse = fine & (second > SINGLE)
-    made = errors.outputs & _computes(tree)[errors.pair]
+    # What rounds in a forward, and not by calls inside it; a backward has the dtypes of its forward.
+    rounds = ~tree.verdicts.criterion.exact[tree.verdicts.rows] & tree.leaves
+    made = errors.outputs & (rounds & streams[1].during("forward", "recompute")[errors.calls[1]])[errors.pair]
     if not (made & coarse).any() or _enters(tree, coarse):
         return None
     stream, calls = streams[1], errors.calls[1][errors.pair]
@@ -35,13 +37,6 @@ def narrowed(tree: Tree) -> int | None:
     some = np.isin(kind, kind[made & fine & ~coarse]) | _reads_cast(tree, coarse)[errors.pair]
     found = np.flatnonzero(made & coarse & some & ~_hands_on(tree, coarse)[errors.pair])
     return int(found[0]) if len(found) else None
-
-
-def _computes(tree: Tree) -> Array:
-    """Tell which matched calls round in a forward, and not by calls inside them; a backward has the dtypes of its forward."""
-    stream, verdicts = tree.streams[1], tree.verdicts
-    rounds = ~verdicts.criterion.exact[verdicts.rows]
-    return np.asarray(rounds & tree.leaves & stream.during("forward", "recompute")[verdicts.errors.calls[1]])
 
 
 def _enters(tree: Tree, coarse: Array) -> bool:

@@ -11,6 +11,7 @@ import numpy as np
 from trueup.comparison.graph.streams import NONE, Array, Numbers, Stream
 from trueup.comparison.measures.thresholds import ANY_ORDER, CANCELLED
 from trueup.comparison.verdict.judged import Tree
+from trueup.comparison.verdict.unaccounted import computes
 from trueup.foundation.facts.criteria import Criterion
 from trueup.foundation.facts.roundoff import SINGLE
 
@@ -58,10 +59,10 @@ def stale(tree: Tree, made: Callable[[int], float | None]) -> tuple[int, int] | 
 def rewired(tree: Tree) -> list[tuple[int, int]]:
     """Return ``(matched call, entry)`` of forward and optimizer calls that read another call's result than their counterparts do.
     Both of the calls that made these agree with their counterparts, by far more than what is read differs, and what is made of it
-    differs. Only where every call has a counterpart: else the runs may write one formula in two ways."""
+    differs. Only where every call that computes had a counterpart so far: else the runs may write one formula in two ways."""
     errors, verdicts = tree.verdicts.errors, tree.verdicts
     apart = np.flatnonzero(errors.inputs & (errors.absolute > 0))
-    if not len(apart) or any(map(len, tree.unmatched)) or tree.is_foreign:
+    if not len(apart) or tree.is_foreign:
         return []
     sides = zip(tree.pairs, tree.streams, errors.slots, strict=True)
     made = [pairs[stream.producers[slots[apart]]] for pairs, stream, slots in sides]
@@ -69,6 +70,9 @@ def rewired(tree: Tree) -> list[tuple[int, int]]:
     at = (made[0] != NONE) & (made[1] != NONE) & (made[0] != made[1])
     at &= tree.streams[1].during("forward", "optimizer")[errors.calls[1][pair]]
     at &= verdicts.error_out[pair] > verdicts.own[pair]
+    for stream, calls, alone in zip(tree.streams, errors.calls, tree.unmatched, strict=True):
+        first = next((int(stream.seq[call]) for call in alone.tolist() if computes(stream, call, verdicts.criterion)), np.inf)
+        at &= stream.seq[calls[pair]] < first
     before = np.maximum(*(verdicts.error_out[of] for of in made))
     at &= errors.relative[apart] > np.maximum(CANCELLED * before, verdicts.criterion.input_units * SINGLE)
     return list(zip(pair[at].tolist(), apart[at].tolist(), strict=True))
