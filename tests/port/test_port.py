@@ -41,8 +41,8 @@ def ported(tmp_path: Path, text: str, to: str, also: Iterable[str] = ()) -> str:
 
 
 ASKS = (
-    "kind = str(x.device)", "y = x.device.type", "y = 'cuda' in", "y = str(x.device).starts", "os.environ['CUDA", "match x.device.type",
-    "def f(d):\n    return {",
+    "kind = str(x.device)", "y = x.device.type", "y = 'cuda' in", "y = str(x.device).starts", "os.environ['CUDA",
+    "match x.device.type", "def f(d):\n    return {",
 )  # fmt: skip
 """Beginnings of cases that only ask about a device, which import nothing for it."""
 
@@ -621,7 +621,9 @@ def test_a_port_that_cannot_be_proved(tmp_path: Path, warm: str, capsys: pytest.
 
 
 @pytest.mark.usefixtures("autoloaded")
-def test_the_proof_of_the_page(tmp_path: Path, warm: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_proof_of_the_page(
+    tmp_path: Path, warm: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
     monkeypatch.chdir(tmp_path)
     section = PAGE.split("## What is proved", 1)[1]
     Path("train.py").write_text(section.split("```python\n", 1)[1].split("```", 1)[0])
@@ -670,7 +672,8 @@ def test_a_port_that_uses_no_device_is_not_proved(tmp_path: Path, warm: str) -> 
 
 def test_what_chooses_a_device_outside_of_the_scripts(tmp_path: Path) -> None:
     """Nothing of it is rewritten; each line is listed, with what to say there."""
-    (tmp_path / "settings.json").write_text('{"backend": "nccl", "device": "cuda:1", "name": "cuda", "words": ["cuda", "x"],\n "cuda": 3}\n')
+    settings = '{"backend": "nccl", "device": "cuda:1", "name": "cuda", "words": ["cuda", "x"],\n "cuda": 3}\n'
+    (tmp_path / "settings.json").write_text(settings)
     (tmp_path / "run.sh").write_text("# CUDA_VISIBLE_DEVICES=0\nCUDA_VISIBLE_DEVICES=1 python train.py /data/cuda\n")
     (tmp_path / "train.py").write_text(
         "import argparse\nimport json\nimport torch\nfrom torch.distributed import init_process_group\n"
@@ -691,6 +694,7 @@ def test_what_chooses_a_device_outside_of_the_scripts(tmp_path: Path) -> None:
 
 def test_what_only_asks_about_a_device_imports_nothing_for_it(tmp_path: Path) -> None:
     text = "import torch\ny = x.device.type == 'cuda' and float(torch.version.cuda) > 11\n"
-    assert ported(tmp_path, text, "npu") == text.replace("'cuda'", "'npu'").replace("torch.version.cuda", '(torch.version.cuda or "0.0")')
+    asked = text.replace("'cuda'", "'npu'").replace("torch.version.cuda", '(torch.version.cuda or "0.0")')
+    assert ported(tmp_path, text, "npu") == asked
     moved = ported(tmp_path, f"{text}x.cuda()\n", "npu")
     assert moved.startswith("import torch\nimport torch_npu\n")

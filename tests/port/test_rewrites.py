@@ -100,12 +100,22 @@ F = "import math\nimport torch\nimport torch.nn.functional as F\n"
             "y = torch.nn.functional.gelu(x, approximate='tanh')",
         ),
         (
-            "attention-by-hand", "z = torch.matmul(q, p.transpose(-2, -1)) / math.sqrt(h)\n    w = F.softmax(z, dim=-1)\n    y = w @ x",
+            "attention-by-hand",
+            "z = torch.matmul(q, p.transpose(-2, -1)) / math.sqrt(h)\n    w = F.softmax(z, dim=-1)\n    y = w @ x",
             "y = torch.nn.functional.scaled_dot_product_attention(q, p, x, scale=1 / math.sqrt(h))",
         ),
-        ("shuffle-and-halve", "y, z = x.view(b, g, c // g, h, w).transpose(1, 2).reshape(b, -1, h, w).chunk(2, dim=1)", "y, z = tuple("),
-        ("made-on-the-host-arange", "y = F.one_hot(torch.arange(h).to(x.device), c)", "y = F.one_hot(torch.arange(h, device=x.device), c)"),
-        ("made-on-the-host-zeros", "y = torch.zeros(b, *h, dtype=x.dtype).to(e.device)", "y = torch.zeros(b, *h, dtype=x.dtype, device=e.device)"),
+        (
+            "shuffle-and-halve", "y, z = x.view(b, g, c // g, h, w).transpose(1, 2).reshape(b, -1, h, w).chunk(2, dim=1)",
+            "y, z = tuple(",
+        ),
+        (
+            "made-on-the-host-arange", "y = F.one_hot(torch.arange(h).to(x.device), c)",
+            "y = F.one_hot(torch.arange(h, device=x.device), c)",
+        ),
+        (
+            "made-on-the-host-zeros", "y = torch.zeros(b, *h, dtype=x.dtype).to(e.device)",
+            "y = torch.zeros(b, *h, dtype=x.dtype, device=e.device)",
+        ),
     ],
 )  # fmt: skip
 def test_a_row_is_found_as_it_is_written(name: str, line: str, after: str) -> None:

@@ -54,7 +54,7 @@ def _cases(row: Mapping[str, Any]) -> Iterator[tuple[Values, torch.dtype, str]]:
 
 
 def _same(one: torch.Tensor, other: torch.Tensor) -> bool:
-    return one.dtype == other.dtype and one.shape == other.shape and torch.equal(one.nan_to_num(), other.nan_to_num())
+    return bool(one.dtype == other.dtype and torch.equal(one.nan_to_num(), other.nan_to_num()))
 
 
 def _floating(value: Any) -> bool:
@@ -116,11 +116,13 @@ def _wide(row: Mapping[str, Any], inputs: Values, dtype: torch.dtype) -> tuple[l
     """Return what ``before`` gives in float64, and what it gives of inputs that are off by a rounding of their dtype."""
     exact = {name: one.double() if _floating(one) else one for name, one in inputs.items()}
     signs = torch.Generator().manual_seed(1)
-    off = {
-        name: one * (1 + torch.finfo(dtype).eps * (2 * torch.randint(2, one.shape, generator=signs) - 1).double()) if _floating(one) else one
-        for name, one in exact.items()
-    }
-    return _run(row, "before", exact), _run(row, "before", off)
+
+    def off(one: torch.Tensor) -> torch.Tensor:
+        sign = 2 * torch.randint(2, one.shape, generator=signs).double() - 1
+        return one * (1 + torch.finfo(dtype).eps * sign)
+
+    near = {name: off(one) if _floating(one) else one for name, one in exact.items()}
+    return _run(row, "before", exact), _run(row, "before", near)
 
 
 def _within(

@@ -291,9 +291,8 @@ def _assessed(
     operators = [_operator(name, its, product, numbers(version), total) for name, its in by_name.items()]
     operators.sort(key=lambda one: (GRADES.index(one.grade), -one.flops, -one.calls, one.name))
     changing = [row for row in rows if row.site and row.site[0] and row.is_dynamic]
-    dynamic = dict.fromkeys(row.place for row in changing) | {
-        row.place: _dynamic(row) for row in sorted(changing, key=_certainty, reverse=True)
-    }
+    dynamic = dict.fromkeys((row.place for row in changing), "")
+    dynamic.update((row.place, _dynamic(row)) for row in sorted(changing, key=_certainty, reverse=True))
     reads: Counter[str] = Counter()
     for row in rows:
         if row.operator == "aten::_local_scalar_dense" and row.site and row.site[0]:

@@ -24,7 +24,7 @@ class Row(msgspec.Struct):
     flops: int
     shapes: list[tuple[int, str]]
     why: Literal["shape", "mask", "meta"] | None
-    """Whether the shape of its result, or how many elements it writes, depends on numbers; ``meta``: PyTorch has no shapes of it."""
+    """The shape of its result, or how many elements it writes, depends on numbers; ``meta``: PyTorch has no shapes of it."""
     decomposes: bool
     package: str = ""
     groups: list[int] = []

@@ -25,7 +25,7 @@ VARIABLES = {
 VERSION = "torch.version.cuda"
 NO_VERSION = "None in a build for another device, and read as a text here"
 ASKING = {"comparison", "cuda-version", "variable"}
-"""Rules of changes that only ask about a device, or name a variable of the environment: who made the device has imported its module."""
+"""Rules of changes that only ask about a device, or name a variable: who made the device has imported its module."""
 NUMBER = "each process, or DEVICE_ID, chooses the device: a number would choose it again"
 
 

@@ -50,11 +50,15 @@ def _named(row: Rewrite) -> list[Rewrite]:
     """Return a row for each function that stands for ``{name}`` in it."""
     return [
         msgspec.structs.replace(
-            row, id=f"{row.id}-{name}", before=row.before.replace("{name}", name), after=row.after.replace("{name}", name), names=(),
+            row,
+            id=f"{row.id}-{name}",
+            before=row.before.replace("{name}", name),
+            after=row.after.replace("{name}", name),
             inputs=tuple(one for one in row.inputs if one.get("for", name) == name),
+            names=(),
         )
         for name in row.names
-    ]  # fmt: skip
+    ]
 
 
 SECONDS = 300

@@ -238,8 +238,8 @@ class _Swap(ast.NodeTransformer):
 
 
 def _asks_of(bound: Mapping[str, Any]) -> bool:
-    """Return whether a condition asks about each element of the tensor that it selects from: a number, or a part of the tensor, would
-    select otherwise."""
+    """Return whether a condition asks about each element of the tensor that it selects from: a number, or a part of the tensor,
+    would select otherwise."""
     if "M" not in bound or "X" not in bound:
         return True
     return ast.unparse(bound["X"]) in (ast.unparse(bound["M"].left), ast.unparse(bound["M"].comparators[0]))

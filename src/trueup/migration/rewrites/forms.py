@@ -1,10 +1,10 @@
 """Expressions of Python in one form, and whether one has the form of another.
 
-In a pattern a name in capitals stands for any expression, the same one wherever it stands again; ``*S`` for arguments, ``**K`` for
-none or a ``dtype=``. ``torch.f(x, ...)`` and ``x.f(...)``, ``reshape``, ``view`` and ``contiguous().view``, ``permute(0, 2, 1, ...)``,
-``swapaxes(1, 2)`` and ``transpose(1, 2)``, ``x ** 2`` and ``x.pow(2)``, ``x.mul(y)`` and ``x * y``, ``dim=`` and its place,
-``.values`` and ``[0]`` are one form; so are the terms of a sum and the factors of a product in any order, and a number and what is
-computed of numbers.
+In a pattern a name in capitals stands for any expression, the same one wherever it stands again; ``*S`` for arguments, ``**K``
+for none or a ``dtype=``. ``torch.f(x, ...)`` and ``x.f(...)``, ``reshape``, ``view`` and ``contiguous().view``,
+``permute(0, 2, 1, ...)``, ``swapaxes(1, 2)`` and ``transpose(1, 2)``, ``x ** 2`` and ``x.pow(2)``, ``x.mul(y)`` and ``x * y``,
+``dim=`` and its place, ``.values`` and ``[0]`` are one form; so are the terms of a sum and the factors of a product in any order,
+and a number and what is computed of numbers.
 """
 
 from __future__ import annotations
@@ -45,8 +45,9 @@ class _Form(ast.NodeTransformer):
         self._aliases = aliases
 
     def visit(self, node: ast.AST) -> Any:
-        new = super().visit(node)
-        new = new if (value := _number(new)) is None or isinstance(new, ast.Constant) else ast.Constant(value)
+        new: Any = super().visit(node)
+        if not isinstance(new, ast.Constant) and (value := _number(new)) is not None:
+            new = ast.Constant(value)
         if new is not node:
             new.origin = getattr(node, "origin", node)
         return new
@@ -182,7 +183,7 @@ def _signed(node: ast.AST) -> object:
 def _number(node: Any) -> float | None:
     """Return the number that an expression is, where it is computed of numbers alone."""
     if isinstance(node, ast.Constant):
-        return node.value if type(node.value) in (int, float) else None
+        return node.value if isinstance(node.value, (int, float)) and not isinstance(node.value, bool) else None
     if isinstance(node, ast.Attribute) and ".".join(_dotted(node)) in PI:
         return math.pi
     parts = []
