@@ -27,8 +27,9 @@ from trueup.migration.port.branches import branches
 from trueup.migration.port.distributing import EFFECTS, NO_CHOICE, Distributor
 from trueup.migration.port.flow import Project
 from trueup.migration.port.kernels import Kernels
+from trueup.migration.port.outside import in_settings
 from trueup.migration.port.rules import Name, Own, Switch, builtin
-from trueup.migration.port.writing import Edit, Writer
+from trueup.migration.port.writing import VARIABLES, Edit, Writer
 
 RECORD = "trueup-port.json"
 """What a port changed, beside what it wrote: for a report, and to take it back."""
@@ -174,6 +175,10 @@ def port(
         Seen(str(writer.script.path.relative_to(base)), one.line, one.text, one.reason, one.look)
         for writer in writers
         for one in writer.left
+    )
+    seen += tuple(
+        Seen(str(path.relative_to(base)), line, text, why, look=True)
+        for path, line, text, why in in_settings(_walk(root) if root.is_dir() else (), to, VARIABLES)
     )
     used = {edit.rule for writer in writers for edit in writer.edits}
     with_versions: list[Name | Switch] = [*known.name, *known.switch]
