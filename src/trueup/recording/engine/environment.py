@@ -65,7 +65,7 @@ def described(
 MOST_FILES = 200
 LARGEST = 1 << 20
 """Bytes of a file of code that is read."""
-FOREIGN = ("site-packages", "dist-packages", "node_modules")
+FOREIGN = tuple(f"{os.sep}{name}{os.sep}" for name in ("site-packages", "dist-packages", "node_modules"))
 """Folders whose code is a package's, of which versions tell."""
 
 
@@ -89,7 +89,7 @@ def _digests(script: Path, root: Path) -> dict[str, str]:
     below, ours = (os.path.normcase(folder / "_")[:-1] for folder in (root, Path(__file__).resolve().parents[2]))
     loaded = {path: os.path.normcase(path) for one in list(sys.modules.values()) if (path := _file(one))}
     here = [path for path, text in loaded.items() if text.startswith(below) and not text.startswith(ours)]
-    files = sorted(Path(path) for path in here if not set(FOREIGN) & set(loaded[path].split(os.sep)))
+    files = sorted(Path(path) for path in here if not any(folder in loaded[path] for folder in FOREIGN))
     found = {}
     for one in [script, *files][:MOST_FILES]:
         state = one.stat()
@@ -99,7 +99,7 @@ def _digests(script: Path, root: Path) -> dict[str, str]:
 
 
 @lru_cache(maxsize=4 * MOST_FILES)
-def _digest(path: Path, changed: int, size: int) -> str:
+def _digest(path: Path, _changed: int, _size: int) -> str:
     """Return the digest of a file, read once until its time or size changes."""
     return xxhash.xxh3_64_hexdigest(path.read_bytes())
 
