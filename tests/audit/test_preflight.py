@@ -534,6 +534,16 @@ def test_the_commit_and_the_files_that_a_script_imports(tmp_path: Path, monkeypa
     found = code()
     assert found.pop("commit") == "a" * 40
     assert list(found) == ["train.py"]
+    for path in ("part.py", "site-packages/foreign.py"):
+        (tmp_path / path).parent.mkdir(exist_ok=True)
+        (tmp_path / path).write_text("a = 1")
+        module = ModuleType(path)
+        module.__file__ = str(tmp_path / path)
+        monkeypatch.setitem(sys.modules, path, module)
+    before = code()
+    assert sorted(before) == ["commit", "part.py", "train.py"]
+    (tmp_path / "part.py").write_text("a = 22")
+    assert {name for name, digest in code().items() if digest != before[name]} == {"part.py"}
     packed = tmp_path / ".git" / "packed-refs"
     (tmp_path / ".git" / "refs" / "heads" / "main").rename(packed)
     packed.write_text("b" * 40 + " refs/heads/main\n")
